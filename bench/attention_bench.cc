@@ -1,4 +1,4 @@
-// What one decoded token's attention reads, as share of the read bandwidth, measured in one run over one
+// Bytes that one decoded token's attention reads, as a share of the read bandwidth, measured in one run over one
 // cache.
 //
 // Workloads, one token over a context of 8192 positions, layer after layer through the whole cache:

@@ -36,7 +36,7 @@ class ReadBuffers {
   size_t bytes_ = 0;
 };
 
-// How a bare loop reads: `depth` reads in one ring, or `depth` threads with one pread each.
+// Shape of a bare read loop: `depth` reads in one ring, or `depth` threads with one pread each.
 struct BareLoop {
   bool ring = true;
   uint32_t depth = 16;

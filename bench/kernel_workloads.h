@@ -1,4 +1,4 @@
-// What kernel_bench measures: passes over a mapping of weights, and the read bandwidth beside them.
+// Workloads of kernel_bench: passes over a mapping of weights, and the read bandwidth beside them.
 //
 // Thread safety: for one thread, which is worker 0 of the pools inside.
 #pragma once
@@ -92,7 +92,7 @@ class KernelBench {
                   uint64_t* next);
   double CachedSpeed(const EncodingDescriptor& d, uint32_t cols, bool down);
   // One block of at most 64 rows from `place` on, by worker `worker`.
-  // Of quantized rows `fetch` goes on meanwhile.
+  // With quantized rows, `fetch` continues meanwhile.
   void DownBlock(const EncodingDescriptor& d, uint32_t cols, const uint8_t* place, uint32_t worker,
                  host::RowFetch* fetch);
   void RunExperts(const uint64_t* order, uint32_t experts, uint32_t tokens, const EncodingDescriptor& d,

@@ -1,4 +1,4 @@
-// What the disk and a mapping give for a pack's experts: the bound and the comparison of capped_decode.py.
+// Read rates of the disk and of a mapping for a pack's experts: the bound and the comparison of capped_decode.py.
 //
 //   pack_reads direct PACK [LOOP [SEED]]
 //       bytes a second of the best bare O_DIRECT loop over random experts, or of the one that an earlier call
@@ -102,7 +102,7 @@ uint64_t Sum(const std::byte* data, uint64_t bytes) {
 
 absl::Status Mapped(const Pack& pack, int tokens) {
   const UniqueFd fd(open(pack.file_path(PackFile::kExperts).c_str(), O_RDONLY | O_CLOEXEC));
-  // What other processes cached of it would be counted as theirs.
+  // Bytes cached by other processes would count as read from disk.
   if (!fd.valid() || fdatasync(fd.get()) != 0 || posix_fadvise(fd.get(), 0, 0, POSIX_FADV_DONTNEED) != 0) {
     return ErrnoToStatus(errno, "opening the experts and dropping them from the page cache");
   }

@@ -38,7 +38,7 @@ TOUCHING = 160  # tokens, while pages are watched
 PROMPTS = (128, 512, 2048)
 BATCHES = (4, 16)
 PARTS = ("decode", "prompts", "batches", "touched", "capped")
-# Of a capped run, what daemons and client need beside the budget: code, heaps, KV cache, activations, buffers.
+# Memory that daemons and client of a capped run need in addition to the budget: code, heaps, KV cache, activations, buffers.
 BESIDE = 320 << 20
 
 

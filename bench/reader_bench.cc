@@ -49,12 +49,12 @@ constexpr uint64_t kRoundBytes = 384ull << 20;
 constexpr uint64_t kStoreBudget = 256ull << 20;
 constexpr int kRounds = 7;
 constexpr size_t kOutstanding = 192;
-// What bare loops and readers read into, all of it in turn whatever the size of the reads: the store keeps
+// Bytes of the buffers that loops and readers fill in turn, whatever the size of the reads: the store keeps
 // what it reads, and a virtual disk copies faster into a few buffers that stay in the cache.
 constexpr uint64_t kBufferBytes = 192ull << 20;
 constexpr uint64_t kChecksumChunk = 256 * 1024;
 
-// What verifying a chunk costs: the same hash over the same bytes.
+// Cost of verifying a chunk: the same hash over the same bytes.
 absl::Status Hash(std::span<const std::byte> bytes) {
   for (size_t at = 0; at < bytes.size(); at += kChecksumChunk) {
     if (ChunkChecksum(0, at, {bytes.data() + at, std::min<size_t>(kChecksumChunk, bytes.size() - at)}) == 0) {

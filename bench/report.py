@@ -1,7 +1,7 @@
 #!/usr/bin/python3
-"""Writes docs/performance.md from what benchmarks measured on this machine.
+"""Writes lab/docs/performance.md from what benchmarks measured on this machine.
 
-usage: report.py [--out docs/performance.md] FILE.json ...
+usage: report.py [--out lab/docs/performance.md] FILE.json ...
 
 Each file is what `sluice bench -o json` prints, or a benchmark's `--json FILE`. Their figures go into the table of this
 machine, which is known by its CPU (/proc/cpuinfo) and the threads that computed, or into the table that the file names;
@@ -15,7 +15,7 @@ import re
 import sys
 
 MOST_LINES = 150
-DOCUMENT = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "docs/performance.md")
+DOCUMENT = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "lab/docs/performance.md")
 HEADER = """# Performance
 Written by `bench/report.py`; change the text there and the figures by measuring again:
 
@@ -113,7 +113,7 @@ def document(old, machine_of, paths):
 
 
 def main():
-    parser = argparse.ArgumentParser(description="writes docs/performance.md")
+    parser = argparse.ArgumentParser(description="writes lab/docs/performance.md")
     parser.add_argument("--out", default=DOCUMENT)
     parser.add_argument("files", nargs="+")
     o = parser.parse_args()

@@ -1,4 +1,4 @@
-// What a benchmark measured, for docs/performance.md: `--json FILE` of every program that has it, read by
+// Results of a benchmark, for lab/docs/performance.md: `--json FILE` of every program that has it, read by
 // bench/report.py.
 //
 // Thread safety: thread-compatible; filled by the main thread.

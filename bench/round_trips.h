@@ -1,4 +1,4 @@
-// What the benchmarks of round trips share: the raw wake to compare with, and timing.
+// Shared parts of the round-trip benchmarks: the raw wake to compare with, and timing.
 //
 // Thread safety: thread-compatible; RawWake has a thread of its own for the other side.
 #pragma once

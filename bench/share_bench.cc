@@ -1,4 +1,4 @@
-// What a flood of prefetch from one session does to another's demands: a demand's latency alone and beside
+// Effect of one session's prefetch flood on another session's demands: a demand's latency alone and beside
 // the flood, on a real file with O_DIRECT, in turns within one run. Target: p99 beside / p99 alone < 2.
 //
 // Workloads: the demand asks for one expert at random (three parts of 1 MiB) and waits for it, with a pause

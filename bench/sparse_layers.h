@@ -22,13 +22,13 @@ struct LayerShape {
   uint32_t top_k = 0;
 };
 
-// How an expert's parts are stored: three streams, each of its own stride.
+// Storage of an expert's parts: three streams, each of its own stride.
 struct ExpertKind {
   std::string name;
   EncodingDescriptor up, gate, down;
 };
 
-// Which experts of a layer get which tokens.
+// Assignment of tokens to a layer's experts.
 struct Routing {
   std::vector<std::vector<uint32_t>> rows, slots;  // of each expert of the layer; empty: not used
   uint32_t tokens = 0;

@@ -1,8 +1,8 @@
-# CUDA sources. nvcc is not needed for anything else: without it everything but them is built, and ctest says so.
+# CUDA sources. Only they need nvcc: without it everything else is built, and ctest says so.
 #
-# An object holds PTX for every architecture that a device of the tests or of a release may want; -no-compress leaves it
-# readable for the fake of tests/cuda_fake, -lineinfo tells its reports the source's lines. -fmad=false: a fused
-# multiply-add stands only where the source has one (kernels/ARITHMETIC.md).
+# An object holds PTX for every architecture of the tests' devices and of a release; -no-compress keeps it readable
+# for the fake of tests/cuda_fake, -lineinfo gives its reports the source's lines. -fmad=false: a fused multiply-add
+# is used only where the source has one (kernels/ARITHMETIC.md).
 find_program(SLUICE_NVCC nvcc PATHS /usr/local/cuda/bin)
 cmake_path(GET SLUICE_NVCC PARENT_PATH SLUICE_NVCC_FOLDER)
 find_path(SLUICE_CUDA_INCLUDE cuda_runtime_api.h PATHS ${SLUICE_NVCC_FOLDER}/../include /usr/local/cuda/include)
@@ -12,7 +12,7 @@ if(SLUICE_NVCC AND SLUICE_CUDA_INCLUDE)
 else()
   message(STATUS "cuda: not built (no nvcc)")
 endif()
-set(SLUICE_CUDA_RELEASE 75 80 86 89 90 100 120)  # what a release promises to run on
+set(SLUICE_CUDA_RELEASE 75 80 86 89 90 100 120)  # compute capabilities that a release supports
 set(SLUICE_CUDA_PTX 75 80 100 CACHE STRING "Compute capabilities whose PTX goes into CUDA objects")
 
 set(SLUICE_NVCC_FLAGS -std=c++20 -O3 -fmad=false -lineinfo -no-compress
@@ -48,7 +48,7 @@ function(sluice_cuda_objects out)
   set(${out} ${objects} PARENT_SCOPE)
 endfunction()
 
-# What daemons and the module (kernels/cuda/module) must have been compiled from alike to understand each other.
+# Interface between daemons and the module (kernels/cuda/module): both must be compiled from the same headers.
 set(SLUICE_CUDA_INTERFACE_HEADERS
     common/cuda/cuda_module.h common/encoding.h common/ring/memory_handle.h common/ring/unique_fd.h common/transfer/copier.h
     common/transfer/slab.h common/transfer/transfer_plan.h kernels/backend.h kernels/buffer.h kernels/kv_layout.h
@@ -60,7 +60,8 @@ foreach(header ${SLUICE_CUDA_INTERFACE_HEADERS})
   set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/${header})
 endforeach()
 
-# sluice_cuda_module(NAME SRCS ... DEPS ...): a module of the device cuda over these CUDA libraries; it shows its one symbol.
+# sluice_cuda_module(NAME SRCS ... DEPS ...): a module of the device cuda over these CUDA libraries; it exports one
+# symbol.
 function(sluice_cuda_module name)
   cmake_parse_arguments(arg "" "" "SRCS;DEPS" ${ARGN})
   set(entry ${CMAKE_SOURCE_DIR}/kernels/cuda/module/module.cc)

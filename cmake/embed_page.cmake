@@ -5,7 +5,7 @@ foreach(part page.html style.css ask.js chat.js live.js)
     message(FATAL_ERROR "${part} holds )page\", which ends the C++ text that it becomes")
   endif()
 endforeach()
-# A compiler must take 64 KiB of one string, no more: each file is one.
+# A compiler must accept 64 KiB of one string, not more: each file is one.
 file(WRITE ${OUT} "// Made by cmake/embed_page.cmake.
 #include \"inferd/page/page_text.h\"
 

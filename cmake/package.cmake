@@ -1,5 +1,5 @@
-# What is installed where, and the Debian packages of it: deploy/package.sh builds and packs. `sluice` is all but the
-# module of device cuda, which is `sluice-cuda` where it is built.
+# Installed files and their Debian packages: deploy/package.sh builds and packs. `sluice` has everything except the
+# module of device cuda, which is in `sluice-cuda` if it is built.
 set(CMAKE_SKIP_INSTALL_ALL_DEPENDENCY TRUE)  # tests and benchmarks need not be built for a package
 set(CMAKE_INSTALL_DEFAULT_COMPONENT_NAME sluice)
 
@@ -14,7 +14,7 @@ set(CPACK_COMPONENTS_ALL sluice)
 if(TARGET sluice_cuda)
   add_dependencies(package_files sluice_cuda)
   list(APPEND CPACK_COMPONENTS_ALL cuda)
-  # Where weightd and inferd of /usr/bin look (common/cuda/cuda_module.cc).
+  # Module path of weightd and inferd in /usr/bin (common/cuda/cuda_module.cc).
   install(TARGETS sluice_cuda LIBRARY DESTINATION /usr/lib/sluice COMPONENT cuda)
   install(FILES ${CMAKE_SOURCE_DIR}/deploy/package/copyright ${CMAKE_SOURCE_DIR}/THIRD_PARTY_NOTICES.md
           DESTINATION /usr/share/doc/sluice-cuda COMPONENT cuda)
@@ -63,7 +63,7 @@ set(CPACK_DEBIAN_SLUICE_PACKAGE_CONTROL_EXTRA ${CMAKE_SOURCE_DIR}/deploy/package
     ${CMAKE_SOURCE_DIR}/deploy/package/postinst ${CMAKE_SOURCE_DIR}/deploy/package/prerm
     ${CMAKE_SOURCE_DIR}/deploy/package/postrm)
 set(CPACK_DEBIAN_CUDA_PACKAGE_NAME sluice-cuda)
-# The driver's library comes with NVIDIA's own installer as often as by a package, so none is asked for.
+# The driver's library comes with NVIDIA's own installer as often as from a package, so no package is required.
 set(CPACK_DEBIAN_CUDA_PACKAGE_SHLIBDEPS OFF)
 set(CPACK_DEBIAN_CUDA_PACKAGE_DEPENDS "sluice (= ${PROJECT_VERSION}), libc6, libstdc++6, libgcc-s1")
 set(CPACK_DEBIAN_CUDA_PACKAGE_SUGGESTS nvidia-driver)

@@ -6,7 +6,7 @@ set(SLUICE_SANITIZE "" CACHE STRING "Value of -fsanitize= (address,undefined or 
 
 add_library(sluice_options INTERFACE)
 target_include_directories(sluice_options INTERFACE ${CMAKE_SOURCE_DIR})
-# -ffp-contract=off: kernels/ARITHMETIC.md says where a fused multiply-add stands; the compiler adds none.
+# -ffp-contract=off: kernels/ARITHMETIC.md lists the fused multiply-adds; the compiler adds none.
 target_compile_options(sluice_options INTERFACE -Wall -Wextra -Werror -Wno-missing-field-initializers -ffp-contract=off
                                                 -fno-math-errno)
 if(CMAKE_CXX_COMPILER_ID STREQUAL "Clang")
@@ -22,13 +22,13 @@ target_link_libraries(sluice_absl INTERFACE absl::cleanup absl::cord absl::flat_
                       absl::status absl::statusor absl::str_format absl::strings absl::synchronization absl::time)
 
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
-  # -fpch-preprocess lets ccache hit with a precompiled header. g++ 12 warns without reason about copies of strings at
-  # -O3 (its bugs 105651 and 105329), and forgets what is a system header in a precompiled one.
+  # -fpch-preprocess lets ccache hit with a precompiled header. g++ 12 gives false warnings about copies of strings at
+  # -O3 (its bugs 105651 and 105329), and loses the system header flag in a precompiled header.
   set(SLUICE_PCH_OPTIONS -fpch-preprocess -Wno-restrict -Wno-stringop-overflow -Wno-stringop-overread
       -Wno-array-bounds)
 endif()
 
-# One precompiled header for all tests: GoogleTest and what nearly every test includes beside it cost more than the
+# One precompiled header for all tests: GoogleTest and the headers that nearly every test includes cost more than the
 # tests themselves.
 file(WRITE ${CMAKE_BINARY_DIR}/test_pch.cc "// Owner of the tests' precompiled header.\n")
 add_library(sluice_test_pch STATIC ${CMAKE_BINARY_DIR}/test_pch.cc)
@@ -36,16 +36,17 @@ target_link_libraries(sluice_test_pch PRIVATE sluice_options GTest::gtest GTest:
 target_precompile_headers(sluice_test_pch PRIVATE <gmock/gmock.h> <gtest/gtest.h> <cstdint> <memory> <string> <vector>
                           <absl/status/statusor.h> <absl/strings/str_cat.h> <absl/time/time.h>)
 
-# Tests wait for what they test, not for themselves: a third of their compile time is optimisation beyond this.
+# Tests spend their run time in the tested code; optimisation beyond -O1 is a third of their compile time.
 set(SLUICE_TEST_OPTIONS ${SLUICE_PCH_OPTIONS} -O1)
 target_compile_options(sluice_test_pch PRIVATE ${SLUICE_TEST_OPTIONS})
 
-# What the sanitizer presets build: sluice_test(... ASAN TSAN) adds its program to them.
+# Programs of the sanitizer presets: sluice_test(... ASAN TSAN) adds its program to them.
 add_custom_target(sanitized_tests)
 add_custom_target(threaded_tests)
 
-# What nearly every source includes, parsed once; a second one for the rooms that read or write JSON and a third for
-# those that speak gRPC: these headers cost more than most sources. ccache hits with them by -fpch-preprocess.
+# Headers that nearly every source includes, parsed once; a second set for the modules that read or write JSON and a
+# third for those that use gRPC: these headers cost more than most sources. -fpch-preprocess lets ccache hit with
+# them.
 function(sluice_pch name)
   file(WRITE ${CMAKE_BINARY_DIR}/${name}.cc "// Owner of a precompiled header.\n")
   add_library(${name} STATIC ${CMAKE_BINARY_DIR}/${name}.cc)
@@ -62,7 +63,8 @@ sluice_pch(sluice_json_pch ${SLUICE_COMMON_HEADERS} <nlohmann/json.hpp>)
 sluice_pch(sluice_grpc_pch ${SLUICE_COMMON_HEADERS} <google/protobuf/message.h> <grpcpp/grpcpp.h> <nlohmann/json.hpp>)
 target_link_libraries(sluice_grpc_pch PRIVATE gRPC::grpc++)
 
-# The rooms of the tree and what each may include: cmake/rooms.txt is the one list, for CMake and for the rooms' test.
+# Modules of the tree and the modules each may include: cmake/rooms.txt is the only list, for CMake and for the rooms
+# test.
 file(STRINGS ${CMAKE_SOURCE_DIR}/cmake/rooms.txt SLUICE_ROOMS REGEX "^[^#]")
 set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/cmake/rooms.txt)
 foreach(line ${SLUICE_ROOMS})
@@ -75,15 +77,15 @@ foreach(line ${SLUICE_ROOMS})
   set(SLUICE_ROOM_${room} "${uses}")
 endforeach()
 
-# A room's sources are compiled some at a time: what their headers make the compiler instantiate costs more than they do.
-# So names without linkage are one to a room. -DSLUICE_UNITY=OFF: each by itself, as tools that read
-# compile_commands.json want it, and who works on one source.
+# Several sources of a module are compiled together: template instantiations of their headers cost more than the
+# sources. So a name without linkage is used once in a module. -DSLUICE_UNITY=OFF compiles each source by itself, for
+# tools that read compile_commands.json and for work on one source.
 option(SLUICE_UNITY "Compile several sources of a room together" ON)
 set(SLUICE_UNITY_BATCH 6)
 
-# sluice_room(FOLDER [SRCS a.cc ...] [LIBS targets ...] [SEPARATE]): the library of one folder, named as it with _ for /;
-# linked to the rooms that cmake/rooms.txt allows it. LIBS: libraries from outside and generated protos. SEPARATE: its
-# sources are compiled by themselves, as each has the same names.
+# sluice_room(FOLDER [SRCS a.cc ...] [LIBS targets ...] [SEPARATE]): the library of one folder, named after it with _
+# for /; linked to the modules that cmake/rooms.txt allows it. LIBS: external libraries and generated protos.
+# SEPARATE: its sources are compiled one by one, because they define the same names.
 function(sluice_room folder)
   cmake_parse_arguments(arg "SEPARATE" "" "SRCS;LIBS" ${ARGN})
   string(REPLACE "/" "_" name ${folder})
@@ -100,15 +102,15 @@ function(sluice_room folder)
   add_library(${name} STATIC ${arg_SRCS})
   target_link_libraries(${name} PUBLIC ${needs})
   sluice_use_pch(${name} ${arg_LIBS})
-  # Kernels are compiled by themselves: what is inlined where is part of their speed.
+  # Kernels are compiled one by one, because inlining decides their speed.
   if(SLUICE_UNITY AND NOT arg_SEPARATE AND NOT folder MATCHES "^kernels")
     set_target_properties(${name} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE ${SLUICE_UNITY_BATCH})
-    # g++ takes what a batch includes for headers, and with so much to inline sees values of no alternative.
+    # g++ treats the included sources of a batch as headers, and with more inlining it warns about impossible values.
     target_compile_options(${name} PRIVATE $<$<CXX_COMPILER_ID:GNU>:-Wno-subobject-linkage;-Wno-maybe-uninitialized>)
   endif()
 endfunction()
 
-# sluice_use_pch(TARGET LIBS...): the header for gRPC where gRPC or a generated proto is among LIBS, that for JSON where
+# sluice_use_pch(TARGET LIBS...): the header for gRPC if gRPC or a generated proto is among LIBS, that for JSON if
 # JSON is.
 function(sluice_use_pch name)
   target_compile_options(${name} PRIVATE ${SLUICE_PCH_OPTIONS})
@@ -119,13 +121,13 @@ function(sluice_use_pch name)
   else()
     target_precompile_headers(${name} REUSE_FROM sluice_pch)
   endif()
-  # A source with other definitions is compiled without it: no error, only slower. One with options of its own must
-  # say SKIP_PRECOMPILE_HEADERS: g++ 12 crashes where they change how it optimises.
+  # A source with other definitions is compiled without the header: no error, only slower. A source with its own
+  # options must set SKIP_PRECOMPILE_HEADERS: g++ 12 crashes if they change its optimisation.
   set_target_properties(${name} PROPERTIES PCH_WARN_INVALID OFF)
 endfunction()
 
-# sluice_program(NAME SRCS ... [ROOMS folders ...]): lands in build/<preset>/bin, linked to these rooms and to what they may
-# include.
+# sluice_program(NAME SRCS ... [ROOMS folders ...]): built in build/<preset>/bin, linked to these modules and to the
+# modules that they may include.
 function(sluice_program name)
   cmake_parse_arguments(arg "" "" "SRCS;ROOMS" ${ARGN})
   add_executable(${name} ${arg_SRCS})
@@ -140,7 +142,7 @@ function(sluice_program name)
   target_link_libraries(${name} PRIVATE sluice_options sluice_absl ${needs} Threads::Threads)
 endfunction()
 
-# sluice_library(NAME SRCS a.cc ... [DEPS targets ...]): what several tests or benchmarks share.
+# sluice_library(NAME SRCS a.cc ... [DEPS targets ...]): code that several tests or benchmarks share.
 function(sluice_library name)
   cmake_parse_arguments(arg "" "" "SRCS;DEPS" ${ARGN})
   add_library(${name} STATIC ${arg_SRCS})
@@ -148,7 +150,7 @@ function(sluice_library name)
 endfunction()
 
 # sluice_test(NAME SRCS ... [DEPS ...] [LABELS unit|e2e|stress|gpu ...] [TIMEOUT seconds] [ENV K=V ...] [SERIAL] [ASAN] [TSAN])
-# One ctest entry a program; runs in the source tree's root, so data is named tests/.../data.
+# One ctest entry per program; runs in the source tree's root, so data is named tests/.../data.
 # ASAN, TSAN: also run by CI under these sanitizers; TSAN only for programs without gRPC (Debian's is uninstrumented).
 function(sluice_test name)
   cmake_parse_arguments(arg "SERIAL;ASAN;TSAN" "TIMEOUT" "SRCS;DEPS;LABELS;ENV;ARGS" ${ARGN})
@@ -156,7 +158,7 @@ function(sluice_test name)
   target_link_libraries(${name} PRIVATE sluice_options ${arg_DEPS} GTest::gtest GTest::gmock GTest::gtest_main Threads::Threads)
   target_precompile_headers(${name} REUSE_FROM sluice_test_pch)
   target_compile_options(${name} PRIVATE ${SLUICE_TEST_OPTIONS})
-  # A test with definitions of its own (spdlog's, say) is compiled without it: no error, only slower.
+  # A test with its own definitions (such as spdlog's) is compiled without the header: no error, only slower.
   set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests PCH_WARN_INVALID OFF)
   if(NOT arg_LABELS)
     set(arg_LABELS unit)

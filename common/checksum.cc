@@ -14,8 +14,8 @@ namespace {
 
 static_assert(std::endian::native == std::endian::little, "packs are little-endian and read in place");
 
-// The packaged functions leave the upper halves of the vector registers in use, which makes what the thread
-// does next with SSE instructions, such as scalar floating point, many times slower (35 times was seen).
+// The packaged functions leave the upper halves of the vector registers in use. The thread's next SSE
+// instructions, such as scalar floating point, would then be many times slower (35 times was seen).
 class ClearedUppers {
  public:
   ClearedUppers() = default;
@@ -43,8 +43,8 @@ int HexValue(char c) {
 }  // namespace
 
 uint64_t ChunkChecksum(uint8_t file, uint64_t file_offset, absl::Span<const std::byte> chunk) {
-  // The place of a chunk seeds its hash, so bytes that are intact but come from another place fail as well: a
-  // swapped or misdirected block of a disk is not taken for the right one.
+  // A chunk's offset seeds its hash, so intact bytes from another offset fail as well: a swapped or
+  // misdirected block of a disk is not taken for the right one.
   const uint64_t seed = (static_cast<uint64_t>(file) << 56) | file_offset;
   const ClearedUppers after;
   return XXH3_64bits_withSeed(chunk.data(), chunk.size(), seed);
@@ -102,7 +102,7 @@ void Hasher128::Update(std::string_view bytes) { Update(std::as_bytes(std::span(
 void Hasher128::UpdateU64(uint64_t value) { Update(std::as_bytes(std::span(&value, 1))); }
 
 void Hasher128::UpdateSized(std::string_view bytes) {
-  // With its length before it a text cannot be confused with its neighbours: "ab","c" and "a","bc" differ.
+  // The length in front keeps a string apart from its neighbours: "ab","c" and "a","bc" differ.
   UpdateU64(bytes.size());
   Update(bytes);
 }

@@ -16,9 +16,9 @@
 
 namespace sluice {
 
-// Bytes that one payload checksum covers at most; chunks are counted from their extent's start, the last one
-// may be shorter. Frozen: stored packs depend on it. 256 KiB is the read size at which the SSD path is at its
-// best, so that a read of one chunk can be checked alone.
+// Maximum bytes that one payload checksum covers; chunks are counted from their extent's start, and the last
+// one may be shorter. Frozen: stored packs depend on it. 256 KiB is the read size at which the SSD path is
+// fastest, so a read of one chunk can be checked alone.
 inline constexpr uint64_t kChecksumChunkBytes = 256 * 1024;
 
 // Number of checksums of an extent of `length` bytes.
@@ -27,7 +27,7 @@ inline constexpr uint64_t ChecksumChunkCount(uint64_t length) {
 }
 
 // XXH3-64 of one chunk, seeded by the file (PackFile's number) and the chunk's absolute offset in it, so that
-// right bytes in the wrong place fail too. Frozen.
+// right bytes at the wrong offset fail too. Frozen.
 uint64_t ChunkChecksum(uint8_t file, uint64_t file_offset, absl::Span<const std::byte> chunk);
 
 // A 128-bit digest, printed as 32 lower-case hex digits, most significant first.
@@ -53,7 +53,8 @@ class Hasher128 {
 
   void Update(absl::Span<const std::byte> bytes);
   void Update(std::string_view bytes);
-  // Adds the length (u64, little-endian) and then the bytes, so that two strings are not one.
+  // Adds the length (u64, little-endian) and then the bytes, so that two strings differ from their
+  // concatenation.
   void UpdateSized(std::string_view bytes);
   void UpdateU64(uint64_t value);
   Digest128 Finish() const;

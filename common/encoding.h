@@ -1,4 +1,4 @@
-// Row encodings and the parts of an expert: the words every layer of the system shares.
+// Row encodings and the parts of an expert: the terms that every layer of the system shares.
 //
 // A row is one neuron's weights along `hidden` (or any matrix row). Values are frozen: they are stored in
 // packs (pack/FORMAT.md) and in the session ABI (common/ring/session_abi.h).
@@ -10,7 +10,7 @@
 
 namespace sluice {
 
-// How one row's weights are stored. Numbers are frozen.
+// Storage format of one row's weights. Numbers are frozen.
 enum class Encoding : uint8_t {
   kInvalid = 0,
   kBf16 = 1,   // little-endian bfloat16
@@ -23,7 +23,7 @@ enum class Encoding : uint8_t {
   kMxfp4 = 16  // OCP MXFP4 blocks of 32 with a shared exponent
 };
 
-// One of an expert's three matrices. The bit `1 << part` stands for it in a part set.
+// One of an expert's three matrices. A part set holds it as the bit `1 << part`.
 enum class Part : uint8_t { kUp = 0, kGate = 1, kDown = 2 };
 inline constexpr int kPartCount = 3;
 using PartSet = uint8_t;  // bit mask of Part
@@ -32,12 +32,12 @@ inline constexpr PartSet PartBit(Part part) {
   return static_cast<PartSet>(1u << static_cast<unsigned>(part));
 }
 
-// What describes an encoded row completely. `group` values share a scale and a zero; 0 for unquantized
+// Complete description of an encoded row. `group` values share a scale and a zero; 0 for unquantized
 // encodings.
 struct EncodingDescriptor {
   Encoding encoding = Encoding::kInvalid;
   uint8_t meta_bits = 0;     // 16: f16 scale and zero; 8: 8-bit in super-groups; 0 for unquantized
-  uint16_t group = 0;        // 16..128, a divisor or not of the row (the tail group is shorter)
+  uint16_t group = 0;        // 16..128, need not divide the row (the tail group is shorter)
   uint16_t super_group = 0;  // groups per super-group with meta_bits 8, else 0
   bool operator==(const EncodingDescriptor&) const = default;
 };

@@ -9,8 +9,8 @@
 namespace sluice {
 namespace {
 
-// Details travel as payloads of the status, not in its message, so that they survive Annotate() and reach the
-// gRPC conversion unparsed.
+// Details travel as payloads of the status, not in its message, so they survive Annotate() and reach the gRPC
+// conversion without parsing.
 std::string PayloadText(const absl::Status& status, const char* type) {
   const absl::optional<absl::Cord> payload = status.GetPayload(type);
   return payload.has_value() ? std::string(*payload) : std::string();

@@ -1,6 +1,6 @@
-// Facts about an error for programs, carried as payloads of an absl::Status: a stable reason word, the
-// request field at fault, when a retry can help. daemon/grpc/grpc_status.h puts them into gRPC's status
-// details and back.
+// Machine-readable facts about an error, carried as payloads of an absl::Status: a stable reason word, the
+// request field at fault, and the delay after which a retry can succeed. daemon/grpc/grpc_status.h converts
+// them to gRPC's status details and back.
 //
 // Thread safety: pure functions, safe to call from any thread.
 #pragma once
@@ -30,9 +30,9 @@ absl::Status FieldError(absl::StatusCode code, const std::string& field, const s
 // The field at fault, or "".
 std::string FieldOf(const absl::Status& status);
 
-// `status` with the hint that a retry after `delay` can help; OK stays OK. Kept to whole milliseconds.
+// Returns `status` with the hint that a retry after `delay` can succeed, in whole milliseconds; OK stays OK.
 absl::Status WithRetryDelay(absl::Status status, absl::Duration delay);
-// The hint; absent if a retry is no help.
+// The retry hint; absent if a retry cannot succeed.
 std::optional<absl::Duration> RetryDelayOf(const absl::Status& status);
 
 }  // namespace sluice

@@ -13,7 +13,7 @@
 namespace sluice {
 namespace {
 
-// Linux moves at most 2 GiB a call; smaller pieces keep a signal's delay short.
+// Linux moves at most 2 GiB a call; smaller pieces also let a signal interrupt sooner.
 constexpr uint64_t kMaxTransfer = 1ull << 30;
 
 absl::Status CheckRegular(int fd, const std::string& path) {
@@ -100,8 +100,8 @@ absl::Status File::Truncate(uint64_t bytes) const {
 }
 
 absl::Status File::Reserve(uint64_t bytes) const {
-  // The size is set first, so that it is right even where the file system cannot reserve blocks. Only a real
-  // lack of room is an error: reserving is an early answer to "does it fit", not a condition for writing.
+  // The size is set first, so it is right even if the file system cannot reserve blocks. Only a real lack of
+  // space is an error: reservation is an early check of the space, not a condition for writing.
   RETURN_IF_ERROR(Truncate(bytes));
   if (bytes != 0 && fallocate(fd_, 0, 0, static_cast<off_t>(bytes)) != 0 && errno != EOPNOTSUPP &&
       errno != ENOSYS && errno != EINTR) {
@@ -135,7 +135,7 @@ absl::Status WriteFileDurably(const std::string& path, std::string_view content)
   return file.Sync();
 }
 
-// A new name or a rename is durable only once its folder was synced; syncing the file covers its bytes alone.
+// Makes a new name or a rename durable by syncing its folder; syncing the file covers its bytes alone.
 absl::Status SyncFolder(const std::string& path) {
   const int fd = open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (fd < 0) return ErrnoToStatus(errno, absl::StrCat("open folder ", path));

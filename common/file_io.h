@@ -1,9 +1,9 @@
-// Files: bounded reads of whole files, positioned reads and writes that finish, durable writes.
+// Files: bounded reads of whole files, positioned reads and writes that complete, durable writes.
 //
 // Errors name the path and, where there is one, the offset.
 //
 // Thread safety: free functions, safe to call from any thread. A File may be read and written (at different
-// places) from several threads at once; moving it needs exclusive use.
+// offsets) from several threads at once; moving it needs exclusive use.
 #pragma once
 
 #include <cstddef>
@@ -22,7 +22,7 @@ class File {
  public:
   // NotFound and so on by errno; InvalidArgument if it is not a regular file (a fifo would block).
   static absl::StatusOr<File> OpenForRead(const std::string& path);
-  // Creates it if needed, keeps its content, for reading and writing.
+  // Opens for reading and writing; creates the file if needed and keeps its content.
   static absl::StatusOr<File> OpenForWrite(const std::string& path);
 
   File() = default;
@@ -34,11 +34,11 @@ class File {
   const std::string& path() const { return path_; }
   absl::StatusOr<uint64_t> Size() const;
 
-  // Fills `bytes` from `offset`; DataLoss naming both numbers if the file ends before.
+  // Fills `bytes` from `offset`; DataLoss with both numbers if the file ends earlier.
   absl::Status ReadAt(uint64_t offset, absl::Span<std::byte> bytes) const;
   absl::Status WriteAt(uint64_t offset, absl::Span<const std::byte> bytes) const;
   absl::Status Truncate(uint64_t bytes) const;
-  // Gives the file `bytes` of space on disk, where the file system can; else only the size.
+  // Reserves `bytes` of disk space if the file system supports it; otherwise only sets the size.
   absl::Status Reserve(uint64_t bytes) const;
   absl::Status Sync() const;
 

@@ -81,7 +81,7 @@ CgroupPlace FindCgroup(const std::string& root) {
   return place;
 }
 
-// Looks at this process's group and all above it, and keeps the one that leaves least.
+// Checks this process's group and all its ancestors, and keeps the one with the least memory left.
 void ReadCgroup(const std::string& root, MemoryFacts* facts) {
   const CgroupPlace place = FindCgroup(root);
   std::string path = place.path;
@@ -91,7 +91,7 @@ void ReadCgroup(const std::string& root, MemoryFacts* facts) {
     const auto limit = ReadNumber(group + (place.v2 ? "/memory.max" : "/memory.limit_in_bytes"));
     const auto current = ReadNumber(group + (place.v2 ? "/memory.current" : "/memory.usage_in_bytes"));
     if (limit.has_value() && *limit != kNoMemoryLimit && current.has_value()) {
-      // Inactive file pages go before anything of ours does.
+      // Inactive file pages are reclaimed before any of our memory.
       const uint64_t cache =
           ReadKeyed(group + "/memory.stat", place.v2 ? "inactive_file" : "total_inactive_file", 1)
               .value_or(0);

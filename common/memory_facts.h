@@ -1,4 +1,4 @@
-// What memory the kernel has for this process: the machine's, and what its control groups leave of it.
+// Memory that the kernel has for this process: the machine's, and the rest within its control groups.
 //
 // Thread safety: free functions, safe to call from any thread.
 #pragma once
@@ -13,10 +13,10 @@ namespace sluice {
 
 inline constexpr uint64_t kNoMemoryLimit = std::numeric_limits<uint64_t>::max();
 
-// In bytes.
+// All values in bytes.
 struct MemoryFacts {
   uint64_t available = 0;                  // MemAvailable
-  uint64_t cgroup_limit = kNoMemoryLimit;  // of the group from this process's up that leaves least
+  uint64_t cgroup_limit = kNoMemoryLimit;  // of the tightest group among this process's and its ancestors
   uint64_t cgroup_used = 0;                // memory.current minus reclaimable file pages, of that group
   uint64_t total = 0;                      // MemTotal
 };
@@ -25,7 +25,7 @@ struct MemoryFacts {
 // INTERNAL without MemAvailable.
 absl::StatusOr<MemoryFacts> ReadMemoryFacts(const std::string& root = "");
 
-// What may still be taken: the smaller of MemAvailable and what the cgroup leaves.
+// Bytes that can still be allocated: the smaller of MemAvailable and the rest of the cgroup's limit.
 uint64_t UsableMemory(const MemoryFacts& facts);
 
 }  // namespace sluice

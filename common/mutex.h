@@ -1,9 +1,9 @@
 // Mutex, scoped lock and condition variable with the names of Abseil's and Clang's thread-safety annotations.
 //
-// Over std::mutex and not absl::Mutex: Debian's Abseil is built without TSan's hooks, so every absl::Mutex
-// makes the gRPC-free libraries report false races there. TSan follows pthread's.
+// The base is std::mutex and not absl::Mutex: Debian's Abseil is built without TSan's hooks, so every
+// absl::Mutex makes the gRPC-free libraries report false races. TSan follows pthread's mutex.
 //
-// Thread safety: thread-safe, being what makes others so.
+// Thread safety: thread-safe by design.
 #pragma once
 
 #include <chrono>

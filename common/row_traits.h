@@ -1,5 +1,5 @@
-// What the encodings of quantized rows are made of: bits of codes, and the numbers that groups of them share.
-// pack/row_layout.h says where these lie, pack/FORMAT.md specifies them.
+// Building blocks of quantized row encodings: the bits of codes, and the numbers that groups of codes share.
+// pack/row_layout.h defines their places, pack/FORMAT.md specifies them.
 //
 // Thread safety: pure constexpr functions.
 #pragma once
@@ -12,8 +12,8 @@
 
 namespace sluice {
 
-// Encodings that hold the values of GGUF's blocks exactly, beside those that common/encoding.h names: 64 and
-// the number that GGUF gives the type. Frozen.
+// Encodings that hold the values of GGUF's blocks exactly, beside those of common/encoding.h: 64 plus GGUF's
+// number of the type. Frozen.
 namespace blocks {
 inline constexpr Encoding kQ4_0 = Encoding{66};
 inline constexpr Encoding kQ4_1 = Encoding{67};
@@ -29,7 +29,7 @@ inline constexpr Encoding kIq4Nl = Encoding{84};
 inline constexpr Encoding kIq4Xs = Encoding{87};
 }  // namespace blocks
 
-// What a group's numbers are, and how a weight is made of them and its code.
+// The numbers of a group, and the formula of a weight from them and its code.
 enum class RowMeta : uint8_t {
   kNone,          // unquantized
   kScaleZero,     // (code - zero) * scale, both f16 or both 8-bit in super-groups
@@ -40,10 +40,10 @@ enum class RowMeta : uint8_t {
   kSuperScaleMin  // scale * code - min, scale = d * u8, min = dmin * u8 with f16 d and dmin
 };
 
-// What an encoding is made of. Every product d * i8 is exact in float32.
+// Components of an encoding. Every product d * i8 is exact in float32.
 struct RowTraits {
-  uint8_t low_bits = 0;   // of a code in the row's first plane; of an unquantized value
-  uint8_t high_bits = 0;  // in its second one
+  uint8_t low_bits = 0;   // bits of a code in the row's first plane; of an unquantized value
+  uint8_t high_bits = 0;  // bits in the second plane
   RowMeta meta = RowMeta::kNone;
   uint8_t zero = 0;  // kScale, kSuperScale
   // Fixed by the encoding, else 0.
@@ -51,7 +51,7 @@ struct RowTraits {
   uint8_t super_group = 0;
 };
 
-inline constexpr size_t kEncodingNumbers = 88;  // those of encodings are below
+inline constexpr size_t kEncodingNumbers = 88;  // encodings are numbered below this
 
 namespace internal {
 
@@ -87,7 +87,7 @@ inline constexpr std::array<RowTraits, kEncodingNumbers> kTraits = MakeTraits();
 
 }  // namespace internal
 
-// Those of a number that is no encoding have no bits.
+// A number that is not an encoding has no bits.
 inline constexpr RowTraits TraitsOf(Encoding encoding) {
   const auto number = static_cast<size_t>(encoding);
   return number < kEncodingNumbers ? internal::kTraits[number] : RowTraits{};
@@ -99,23 +99,23 @@ inline constexpr Encoding kBlockEncodings[] = {blocks::kQ4_0, blocks::kQ4_1, blo
                                                blocks::kQ8_0, blocks::kQ2_K, blocks::kQ3_K,  blocks::kQ4_K,
                                                blocks::kQ5_K, blocks::kQ6_K, blocks::kIq4Nl, blocks::kIq4Xs};
 
-// Whether rows hold the values of GGUF's blocks: they are taken over, never rounded to, and their weighted
+// True if rows hold the values of GGUF's blocks: such rows are copied, never rounded to, and their weighted
 // sums (down) are not defined.
 inline constexpr bool IsBlockEncoding(Encoding encoding) {
   return TraitsOf(encoding).meta >= RowMeta::kScale;
 }
 
-// Whether each group has a second number beside its scale.
+// True if each group has a second number beside its scale.
 inline constexpr bool HasSecondMeta(RowMeta meta) {
   return meta == RowMeta::kScaleZero || meta == RowMeta::kScaleMin || meta == RowMeta::kSuperScaleMin;
 }
 
-// Whether that is a min.
+// True if that second number is a min.
 inline constexpr bool HasMins(RowMeta meta) {
   return meta == RowMeta::kScaleMin || meta == RowMeta::kSuperScaleMin;
 }
 
-// Whether codes of four bits are numbers of these values plus 128 (IQ4's table).
+// True if four-bit codes index the table of these values plus 128 (IQ4's table).
 inline constexpr bool IsIq4(Encoding encoding) {
   return encoding == blocks::kIq4Nl || encoding == blocks::kIq4Xs;
 }

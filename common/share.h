@@ -8,7 +8,7 @@
 
 namespace sluice {
 
-// Of a text that ends in %: the number before it, above 0 and at most 100; none for all else.
+// Parses the number before a final %, above 0 and at most 100; none for any other text.
 std::optional<double> ParsePercent(std::string_view text);
 
 }  // namespace sluice

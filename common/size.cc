@@ -36,7 +36,7 @@ absl::Status Bad(const char* kind, std::string_view text, const char* why) {
   return absl::InvalidArgumentError(absl::StrCat("bad ", kind, " '", std::string(text), "': ", why));
 }
 
-// Takes digits with at most one point from the front of *text; empty if there is none.
+// Cuts digits with at most one point from the front of *text; empty if there are none.
 std::string TakeNumber(std::string_view* text) {
   size_t n = 0;
   bool point = false;
@@ -49,7 +49,7 @@ std::string TakeNumber(std::string_view* text) {
   return number == "." ? "" : number;
 }
 
-// The factor of a unit, 0 if it is none.
+// The factor of a unit, 0 if the unit is unknown.
 uint64_t UnitFactor(const std::string& unit) {
   static constexpr char kPrefixes[] = "kmgtp";
   if (unit.empty() || unit == "b") {
@@ -159,7 +159,7 @@ absl::StatusOr<absl::Duration> ParseTimeSpan(std::string_view text) {
   return total;
 }
 
-// Two units at most: what a person reads at a glance, not what ParseTimeSpan() would give back exactly.
+// Shows two units at most: readable at a glance, though ParseTimeSpan() does not return the exact value.
 std::string FormatTimeSpan(absl::Duration duration) {
   const int64_t ms = std::max<int64_t>(0, absl::ToInt64Milliseconds(duration));
   if (ms < 1000) {

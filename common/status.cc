@@ -34,7 +34,7 @@ absl::StatusCode CodeOf(int error_number) {
     case EPIPE:
     case EAGAIN:
       return absl::StatusCode::kUnavailable;
-    // A disk that cannot give back what it holds has lost it.
+    // A disk that cannot return its data has lost it.
     case EIO:
       return absl::StatusCode::kDataLoss;
     case ENOSYS:

@@ -12,8 +12,8 @@ namespace {
 
 using nlohmann::json;
 
-// Builds the value from the parser's events. The library's own builder would take all the memory a hostile
-// text asks for before anyone could look, and would keep the last of two equal keys without a word.
+// Builds the value from the parser's events. The library's own builder would allocate without a limit for
+// hostile input, and would silently keep the last of two equal keys.
 class StrictBuilder final : public nlohmann::json_sax<json> {
  public:
   explicit StrictBuilder(const JsonLimits& limits) : limits_(limits) {}
@@ -56,8 +56,8 @@ class StrictBuilder final : public nlohmann::json_sax<json> {
     return false;
   }
 
-  // Puts a value where the parser stands: at the root, at the end of the innermost array, or under the last
-  // key. Null once a limit is exceeded, which ends the parsing.
+  // Stores a value at the parser's position: at the root, at the end of the innermost array, or under the
+  // last key. Null once a limit is exceeded, which ends the parsing.
   template <typename T>
   json* Add(T&& value) {
     if (++values_ > limits_.max_values) {
@@ -146,7 +146,7 @@ absl::StatusOr<const json*> JsonObject::Require(std::string_view key) const {
 
 absl::StatusOr<uint64_t> JsonObject::Uint(std::string_view key, uint64_t low, uint64_t high) const {
   ASSIGN_OR_RETURN(const json* value, Require(key));
-  // A number with a point or an exponent is none: 1e3 for a count is a mistake somewhere.
+  // A number with a point or an exponent is not an integer: 1e3 for a count is a mistake.
   const bool whole = value->is_number_unsigned();
   if (!whole || value->get<uint64_t>() < low || value->get<uint64_t>() > high) {
     return Error(key, absl::StrCat("is ", JsonExcerpt(*value), "; a whole number from ", low, " to ", high,

@@ -1,6 +1,6 @@
 // JSON from untrusted files: no exceptions, no duplicate keys, bounded depth and number of values.
 //
-// Included by the few .cc files that read or write JSON; no public header shows it.
+// Only the few .cc files that read or write JSON include this; no public header does.
 //
 // Thread safety: free functions, safe to call from any thread.
 #pragma once
@@ -19,7 +19,7 @@ struct JsonLimits {
   uint64_t max_values = 4'000'000;  // about 64 bytes each once parsed
 };
 
-// The value that `text` spells, nothing after it. `subject` (a file name) opens every error message.
+// Parses `text` as one value with nothing after it. `subject` (a file name) begins every error message.
 // InvalidArgument: a syntax error with its byte offset, a duplicate key by name, a limit with its number.
 absl::StatusOr<nlohmann::json> ParseStrictJson(std::string_view text, const std::string& subject,
                                                const JsonLimits& limits = {});
@@ -44,7 +44,7 @@ class JsonObject {
   absl::StatusOr<JsonObject> Object(std::string_view key) const;
   absl::StatusOr<const nlohmann::json*> Array(std::string_view key) const;
 
-  // The same with a value for an absent or null member.
+  // The same with a default for an absent or null member.
   absl::StatusOr<uint64_t> UintOr(std::string_view key, uint64_t low, uint64_t high, uint64_t fallback) const;
   absl::StatusOr<bool> BoolOr(std::string_view key, bool fallback) const;
   absl::StatusOr<std::string> StringOr(std::string_view key, const std::string& fallback) const;

@@ -1,5 +1,5 @@
-// Functions compiled for each vector width and chosen at run time. Whatever the width, the same operations in
-// the same order give the same bits: sums go over fixed lanes, and the build contracts nothing.
+// Functions compiled for each vector width and chosen at run time. For any width, the same operations in the
+// same order give the same bits: sums go over fixed lanes, and the build contracts nothing.
 #pragma once
 
 #if defined(__GNUC__) && !defined(__clang__) && !defined(__SANITIZE_ADDRESS__) && \
@@ -8,5 +8,5 @@
 #else
 #define SLUICE_VECTOR_CLONES
 #endif
-// What such a function calls has to become part of each clone.
+// Functions called from such a function must be inlined into each clone.
 #define SLUICE_ALWAYS_INLINE inline __attribute__((always_inline))

@@ -1,4 +1,4 @@
-// The release that this build is, as `--version`, logs and metrics name it.
+// The release of this build, as shown by `--version`, logs and metrics.
 //
 // Thread safety: thread-safe.
 #pragma once

@@ -43,8 +43,8 @@ class JournalFormatter : public spdlog::formatter {
 
 }  // namespace
 
-// The journal splits a message into lines and takes the level from the number in front of each, so every line
-// bears it.
+// The journal splits a message into lines and reads the level from the number in front of each line, so every
+// line carries it.
 std::string JournalLine(spdlog::level::level_enum level, const std::string& text) {
   const std::string prefix = absl::StrCat("<", PriorityOf(level), ">");
   std::string line = prefix;
@@ -57,7 +57,7 @@ std::string JournalLine(spdlog::level::level_enum level, const std::string& text
   return line;
 }
 
-// systemd names in JOURNAL_STREAM the device and inode of the stream that it gave. A redirected stderr is
+// systemd's JOURNAL_STREAM holds the device and inode of the stream that it gave. A redirected stderr is
 // another file, and a person reads it.
 bool IsJournalStream(int fd, const char* journal_stream) {
   struct stat status;

@@ -21,8 +21,8 @@ void DaemonLoop::Ready() {
   notifier_.Ready();
 }
 
-// Rounded up, so that a beat is never awaited in a loop of waits of 0 ms, and at most an hour, so that an
-// infinite deadline fits poll's milliseconds.
+// Rounds up, so that a watchdog beat is never awaited in a loop of waits of 0 ms, and limits to an hour, so
+// that an infinite deadline fits poll's milliseconds.
 int DaemonLoop::PollMs() const {
   const absl::Duration left = std::min(next_beat_, end_at_) - absl::Now();
   return left > absl::Hours(1)
@@ -41,8 +41,8 @@ DaemonLoop::Turn DaemonLoop::End(const char* why) {
 }
 
 DaemonLoop::Turn DaemonLoop::Next(int event) {
-  // Deadlines come before events: a flood of events must not keep the watchdog from its beat, nor a daemon
-  // whose parent has gone from its end.
+  // Deadlines come before events: a flood of events must not delay the watchdog's beat, nor the end of a
+  // daemon whose parent has gone.
   while (true) {
     if (absl::Now() >= end_at_) {
       return End("the parent has gone");
@@ -86,7 +86,8 @@ void DaemonLoop::Reload() {
   } else {
     log_->error("the options that were read anew are wrong; those in effect stay");
   }
-  // systemd waits for READY after RELOADING; before the first READY it would take the start for finished.
+  // systemd waits for READY after RELOADING; before the first READY it would read RELOADING as a finished
+  // start.
   if (ready_) {
     notifier_.Ready();
   }

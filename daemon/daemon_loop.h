@@ -1,5 +1,5 @@
-// DaemonLoop: what a daemon's main thread waits for between its start and its end: signals, the end of its
-// parent, the next beat for the service manager; and the ceremony of reading the options anew.
+// DaemonLoop: the wait of a daemon's main thread between start and end: signals, the end of its parent, the
+// next watchdog beat for the service manager; also the sequence of reloading the options.
 //
 // Thread safety: thread-compatible; main's thread owns it.
 #pragma once
@@ -20,30 +20,30 @@ namespace sluice {
 class DaemonLoop {
  public:
   struct Options {
-    UniqueFd lifeline;  // at whose end the daemon ends; invalid: none
+    UniqueFd lifeline;  // the daemon ends when this descriptor closes; invalid: none
     absl::Duration most_between_beats = absl::InfiniteDuration();
-    std::function<absl::Duration()> keep;  // it stays so long after the lifeline's end
-    // Parses the options again and applies what can change; what it did. An error: they are wrong, and
-    // nothing was changed.
+    std::function<absl::Duration()> keep;  // time that the daemon stays after the lifeline closed
+    // Parses the options again, applies the reloadable ones and describes the changes. An error: the options
+    // are wrong, and nothing was changed.
     std::function<absl::StatusOr<ReloadPlan>()> reload;
   };
   enum class Turn {
-    kBeat,   // it is time to tell the service manager that the daemon lives
+    kBeat,   // a watchdog beat is due
     kEvent,  // the caller's event is readable
-    kEnd     // why_end() says why
+    kEnd     // why_end() has the reason
   };
 
   // `signals` and `log` are borrowed.
   DaemonLoop(Options options, ProcessSignals* signals, spdlog::logger* log);
 
-  // Waits for the next of these. Reloads meanwhile, as signals ask. `event`: a descriptor, -1: none.
+  // Waits for the next of these. Handles reload signals meanwhile. `event`: a descriptor, -1: none.
   Turn Next(int event = -1);
   const std::string& why_end() const { return why_end_; }
 
   const ServiceNotifier& notifier() const { return notifier_; }
-  // Whether the service manager wants beats.
+  // True if the service manager wants watchdog beats.
   bool watched() const { return notifier_.watchdog() != absl::InfiniteDuration(); }
-  // The start has ended well: the manager is told, now and after each reload.
+  // Reports to the service manager that the start succeeded, now and after each reload.
   void Ready();
 
  private:

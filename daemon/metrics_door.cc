@@ -15,7 +15,7 @@ namespace sluice {
 namespace {
 
 constexpr size_t kThreads = 2;
-constexpr time_t kSocketTimeoutSeconds = 5;  // a scraper that stalls frees its thread after this
+constexpr time_t kSocketTimeoutSeconds = 5;  // timeout that frees the thread of a stalled scraper
 constexpr size_t kMaxRequestBytes = 4096;
 constexpr size_t kRequestsPerConnection = 1;  // an idle connection would keep a thread
 constexpr char kContentType[] = "text/plain; version=0.0.4; charset=utf-8";
@@ -71,7 +71,7 @@ absl::StatusOr<std::unique_ptr<MetricsDoor>> MetricsDoor::Open(const std::string
              [metrics = std::move(metrics)](const httplib::Request&, httplib::Response& response) {
                response.set_content(metrics(), kContentType);
              });
-  // Port 0 asks for any free port; the address then tells which it is.
+  // Port 0 asks for any free port; the address then has the real one.
   int port = address.port;
   const bool bound = port != 0 ? server.bind_to_port(address.host, port)
                                : (port = server.bind_to_any_port(address.host)) > 0;
@@ -85,7 +85,7 @@ absl::StatusOr<std::unique_ptr<MetricsDoor>> MetricsDoor::Open(const std::string
     raw->ended = true;
   });
   while (!server.is_running() && !impl->ended) {
-    std::this_thread::yield();  // stop() is lost on a server that does not run yet
+    std::this_thread::yield();  // stop() has no effect on a server that does not run yet
   }
   return std::unique_ptr<MetricsDoor>(new MetricsDoor(std::move(impl)));
 }

@@ -1,5 +1,5 @@
 // OptionDeclarer: adds a daemon's table of options to a CLI11 parser. CLI11's header is slow to compile:
-// include this in the one source of each daemon that parses.
+// include this only in the one source of each daemon that parses.
 //
 // CLI11 reports errors by exceptions of its own, which the caller of parse() catches.
 //
@@ -18,7 +18,7 @@ namespace sluice {
 
 class OptionDeclarer {
  public:
-  // `set` collects the names that a flag or the file gave. Both borrowed; they outlive parsing.
+  // `set` collects the names that a flag or the file set. Both borrowed; they outlive parsing.
   OptionDeclarer(CLI::App* app, std::set<std::string>* set) : app_(app), set_(set) {}
 
   template <typename T>
@@ -49,7 +49,7 @@ class OptionDeclarer {
   }
 
  private:
-  // Zero stands for a default that is computed; the help names it.
+  // Zero stands for a computed default, which the help names.
   static bool HasPlainDefault(const std::string& value) { return !value.empty(); }
   static bool HasPlainDefault(ByteSize value) { return value.bytes != 0; }
   static bool HasPlainDefault(SizeOrShare value) { return value.bytes != 0 || value.percent > 0; }

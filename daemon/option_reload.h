@@ -1,5 +1,4 @@
-// Functions over all options of a daemon, which is whatever its ForEachOption visits
-// (daemon/option_values.h).
+// Functions over all options of a daemon, as visited by its ForEachOption (daemon/option_values.h).
 //
 // Thread safety: pure functions, safe to use from any thread.
 #pragma once
@@ -13,7 +12,7 @@
 
 namespace sluice {
 
-// Each as a flag takes it.
+// Each value in the form of a flag.
 template <typename Options>
 std::vector<OptionText> TextsOfAll(Options options) {
   std::vector<OptionText> texts;
@@ -23,7 +22,7 @@ std::vector<OptionText> TextsOfAll(Options options) {
   return texts;
 }
 
-// `running` with the values that `read` has for `names`.
+// Returns `running` with the values of `read` for `names`.
 template <typename Options>
 Options TakeNamed(Options running, Options read, const std::set<std::string>& names) {
   std::map<std::string, const void*> values;

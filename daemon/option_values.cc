@@ -26,8 +26,8 @@ absl::Status ParseNumber(const std::string& text, Number* value) {
   return absl::OkStatus();
 }
 
-// Room for one entry of the system's user or group table. A group with more members than fit is not found by
-// name; its number can still be given.
+// Buffer for one entry of the system's user or group table. A group with more members than fit is not found
+// by name; its number can still be given.
 constexpr size_t kEntryBytes = 1 << 16;
 
 }  // namespace
@@ -85,7 +85,7 @@ absl::Status ParseOptionValue(const std::string& text, FileMode* value) {
   return absl::OkStatus();
 }
 
-// A number is taken as it is, also if no user has it: a container's users need not be in this system's table.
+// A number is accepted even if no user has it: a container's users need not be in this system's table.
 absl::Status ParseOptionValue(const std::string& text, UserId* value) {
   if (absl::SimpleAtoi(text, &value->id)) {
     return absl::OkStatus();
@@ -147,7 +147,7 @@ std::string ReloadPlan::Describe() const {
   return parts.empty() ? "nothing has changed" : absl::StrJoin(parts, "; ");
 }
 
-// Both lists come from the same declarations, so places correspond.
+// Both lists come from the same declarations, so indices correspond.
 ReloadPlan PlanReload(const std::vector<OptionText>& running, const std::vector<OptionText>& read,
                       const std::set<std::string>& reloadable) {
   ReloadPlan plan;

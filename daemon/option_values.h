@@ -1,8 +1,8 @@
-// Values of the daemons' options: texts to values and back, for every type that an option may have, and what
-// changed between two readings of the same options.
+// Values of the daemons' options: conversion to and from text for every option type, and the changes between
+// two readings of the same options.
 //
 // A daemon's options are one struct and one function that visits (name, pointer to member, help) of each;
-// flags (daemon/option_declarer.h), the TOML file, GetServerInfo and reloading follow it.
+// flags (daemon/option_declarer.h), the TOML file, GetServerInfo and reloading use it.
 //
 // Thread safety: plain values and pure functions, safe to use from any thread.
 #pragma once
@@ -27,7 +27,7 @@ struct ByteSize {
   uint64_t bytes = 0;
 };
 
-// A number of bytes, or a share given and shown as 50%; what is shared the option says. Neither: not given.
+// A number of bytes, or a share given and shown as 50%; the option defines the total. Neither: not given.
 struct SizeOrShare {
   SizeOrShare() = default;
   SizeOrShare(uint64_t value) : bytes(value) {}
@@ -48,7 +48,7 @@ struct GroupId {
   gid_t id = 0;
 };
 
-// INVALID_ARGUMENT quoting the text: no value of the type. NOT_FOUND: no such user or group.
+// INVALID_ARGUMENT quoting the text: not a value of the type. NOT_FOUND: no such user or group.
 absl::Status ParseOptionValue(const std::string& text, std::string* value);
 absl::Status ParseOptionValue(const std::string& text, uint32_t* value);
 absl::Status ParseOptionValue(const std::string& text, int* value);
@@ -61,7 +61,7 @@ absl::Status ParseOptionValue(const std::string& text, FileMode* value);
 absl::Status ParseOptionValue(const std::string& text, UserId* value);
 absl::Status ParseOptionValue(const std::string& text, GroupId* value);
 
-// The text that gives the value back. A negative double stands for "not given": "".
+// The text that parses back to the value. A negative double stands for "not given": "".
 std::string ShowOptionValue(const std::string& value);
 std::string ShowOptionValue(uint32_t value);
 std::string ShowOptionValue(int value);
@@ -78,7 +78,7 @@ std::string ShowOptionValue(const std::vector<T>& values) {
   return absl::StrJoin(values, ",", [](std::string* out, const T& value) { *out += ShowOptionValue(value); });
 }
 
-// INVALID_ARGUMENT naming option, value and what is allowed.
+// INVALID_ARGUMENT naming option, value and allowed values.
 absl::Status CheckOneOf(const char* name, const std::string& value, const std::vector<std::string>& allowed);
 
 struct OptionText {
@@ -86,7 +86,7 @@ struct OptionText {
   std::string value;
 };
 
-// What a second reading of the options changed.
+// Changes that a second reading of the options made.
 struct ReloadPlan {
   std::vector<OptionText> applied;        // with the new value; these can change while the daemon runs
   std::vector<OptionText> needs_restart;  // with the value that was read and is not in effect
@@ -94,7 +94,8 @@ struct ReloadPlan {
   std::string Describe() const;
 };
 
-// `running` and `read` name the same options in the same order; `reloadable` are those that can change.
+// `running` and `read` name the same options in the same order; `reloadable` lists the options that can
+// change.
 ReloadPlan PlanReload(const std::vector<OptionText>& running, const std::vector<OptionText>& read,
                       const std::set<std::string>& reloadable);
 

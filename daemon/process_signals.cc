@@ -19,8 +19,8 @@ absl::StatusOr<ProcessSignals> ProcessSignals::Block() {
   for (const int number : {SIGTERM, SIGINT, SIGHUP}) {
     sigaddset(&signals, number);
   }
-  // Blocked before any thread starts, so that every thread inherits it and signals come through the
-  // descriptor alone. SIGPIPE is ignored: a peer that left is an error of write(), not the daemon's end.
+  // Blocked before any thread starts, so that every thread inherits the mask and signals arrive only by the
+  // descriptor. SIGPIPE is ignored: a disconnected peer is an error of write(), not the daemon's end.
   if (sigprocmask(SIG_BLOCK, &signals, nullptr) != 0 || signal(SIGPIPE, SIG_IGN) == SIG_ERR) {
     return ErrnoToStatus(errno, "signals");
   }
@@ -42,7 +42,7 @@ SignalKind ProcessSignals::Take() {
 bool ProcessSignals::AwaitEnd(absl::Duration timeout) {
   const absl::Time deadline = absl::Now() + timeout;
   while (true) {
-    // A request to read the options anew has nothing to do here: what is running is ending.
+    // A reload request is ignored here: the process is ending.
     for (SignalKind kind = Take(); kind != SignalKind::kNone; kind = Take()) {
       if (kind == SignalKind::kEnd) {
         return true;
@@ -53,7 +53,7 @@ bool ProcessSignals::AwaitEnd(absl::Duration timeout) {
       return false;
     }
     pollfd polled{fd_.get(), POLLIN, 0};
-    // Long waits come in pieces, so that none overflows poll's milliseconds.
+    // Long waits are split, so that none overflows poll's milliseconds.
     poll(&polled, 1, static_cast<int>(absl::ToInt64Milliseconds(std::min(left, absl::Hours(1)))) + 1);
   }
 }

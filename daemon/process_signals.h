@@ -1,8 +1,8 @@
-// ProcessSignals: a daemon's signals as a readable descriptor: SIGTERM and SIGINT end it, SIGHUP has it read
-// its options anew. SIGPIPE is ignored.
+// ProcessSignals: a daemon's signals as a readable descriptor: SIGTERM and SIGINT end it, SIGHUP makes it
+// reload its options. SIGPIPE is ignored.
 //
-// Thread safety: thread-compatible; main's thread owns it, and makes it before it starts any other, which all
-// inherit the mask.
+// Thread safety: thread-compatible; main's thread owns it, and creates it before any other thread, because
+// all of them inherit the mask.
 #pragma once
 
 #include <cstdint>
@@ -21,9 +21,9 @@ class ProcessSignals {
   static absl::StatusOr<ProcessSignals> Block();
 
   int fd() const { return fd_.get(); }
-  // The next signal that came, without waiting.
+  // The next pending signal, without waiting.
   SignalKind Take();
-  // Whether a signal to end came within `timeout`; signals to reload are passed over.
+  // True if a signal to end came within `timeout`; reload signals are skipped.
   bool AwaitEnd(absl::Duration timeout);
 
  private:

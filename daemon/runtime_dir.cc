@@ -22,7 +22,7 @@ const char* Environment(const char* name) {
   return value != nullptr && value[0] != '\0' ? value : nullptr;
 }
 
-// Creates missing parents too: $XDG_RUNTIME_DIR exists where it is set, a custom path may not.
+// Creates missing parents too: $XDG_RUNTIME_DIR exists if it is set, a custom path may not exist.
 absl::Status MakeDirs(const std::string& path) {
   for (size_t slash = path.find('/', 1);; slash = path.find('/', slash + 1)) {
     const std::string prefix = path.substr(0, slash);
@@ -35,8 +35,8 @@ absl::Status MakeDirs(const std::string& path) {
   }
 }
 
-// Checks that the longest socket name fits a unix address here, where the error can say what to do about it,
-// rather than when a daemon binds.
+// Checks here that the longest socket name fits a unix address, because this error can explain the fix,
+// unlike a daemon's later bind error.
 absl::Status CheckSocketPath(const std::string& path) {
   constexpr size_t kLimit = sizeof(sockaddr_un::sun_path) - 1;
   if (path.size() > kLimit) {
@@ -64,7 +64,7 @@ absl::StatusOr<std::string> EnsureRuntimeDir() {
   RETURN_IF_ERROR(CheckSocketPath(absl::StrCat(path, "/", kLongestName)));
   RETURN_IF_ERROR(MakeDirs(path));
   struct stat info {};
-  // In /tmp anyone may have made the folder first. lstat, so that a link to a folder of ours does not pass.
+  // In /tmp anyone may have made the folder first. lstat, so that a link to one of our folders does not pass.
   if (lstat(path.c_str(), &info) != 0) {
     return ErrnoToStatus(errno, absl::StrCat("cannot look at the runtime directory ", path));
   }

@@ -11,7 +11,7 @@
 namespace sluice {
 namespace {
 
-// Whether the message arrives is the service manager's affair: a daemon serves its clients either way.
+// Errors are ignored: a daemon serves its clients even if the service manager misses the message.
 void Tell(const std::string& message) { sd_notify(/*unset_environment=*/0, message.c_str()); }
 
 }  // namespace
@@ -31,7 +31,7 @@ void ServiceNotifier::Status(const std::string& text) const {
   Tell(absl::StrCat("STATUS=", line));
 }
 
-// systemd 253 and later insist on the time of the reload beside it; earlier versions ignore it.
+// systemd 253 and later require the time of the reload in the message; earlier versions ignore it.
 void ServiceNotifier::Reloading() const {
   Tell(absl::StrCat("RELOADING=1\nMONOTONIC_USEC=", MonotonicClock().NowNanos() / 1000));
 }

@@ -1,5 +1,5 @@
-// ServiceNotifier: what a daemon tells the service manager that started it (systemd's notify protocol), and
-// how often that wants to hear that it lives. Without NOTIFY_SOCKET nothing is sent.
+// ServiceNotifier: messages of a daemon to the service manager that started it (systemd's notify protocol),
+// and the interval of its watchdog. Without NOTIFY_SOCKET nothing is sent.
 //
 // Thread safety: thread-safe; messages are single datagrams.
 #pragma once
@@ -14,20 +14,19 @@ class ServiceNotifier {
  public:
   ServiceNotifier();
 
-  // The service works: a fetch, a token was made.
+  // Reports that the service works, proven by a first fetch or token.
   void Ready() const;
-  // The line that `systemctl status` shows.
+  // Sets the line that `systemctl status` shows.
   void Status(const std::string& text) const;
-  // The options are read anew; Ready() follows.
+  // Announces that the options are reloaded; Ready() follows.
   void Reloading() const;
   void Stopping() const;
-  // While starting: goes on, do not give up for this long.
+  // Extends the start timeout by this time while the start makes progress.
   void ExtendStart(absl::Duration more) const;
-  // Progress was made since the last call.
+  // Reports progress since the last call.
   void Watchdog() const;
 
-  // The manager restarts a daemon from which it hears no Watchdog() for this long; InfiniteDuration: it does
-  // not watch.
+  // The manager restarts a daemon without a Watchdog() call within this time; InfiniteDuration: no watchdog.
   absl::Duration watchdog() const { return watchdog_; }
 
  private:

@@ -19,7 +19,7 @@ std::string ShortestText(double number) {
   return std::string(buffer, end);
 }
 
-// A text, number or flag as a command line would spell it; false for anything else.
+// Converts a string, number or flag to its command line form; false for anything else.
 bool TextOf(const toml::node& node, std::string* text) {
   if (const auto* value = node.as_string()) {
     *text = value->get();

@@ -1,6 +1,6 @@
-// TomlConfig: how a daemon's CLI11 parser reads its config file: as TOML, whole or not at all. What is no
-// TOML, no option or no value of one is a CLI::ConfigError naming file, line and key. CLI11's own reader
-// takes lines that are neither for nothing, and names no file.
+// TomlConfig: reads a daemon's config file as TOML for its CLI11 parser, whole or not at all. Invalid TOML,
+// an unknown option and an invalid value are CLI::ConfigErrors naming file, line and key. CLI11's own reader
+// skips invalid lines and names no file.
 //
 // Thread safety: as OptionDeclarer.
 #pragma once

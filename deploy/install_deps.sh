@@ -4,7 +4,7 @@
 #
 #   install_deps.sh           the packages; xgrammar's sources, into $XGRAMMAR_PREFIX [/usr/local/src/xgrammar-0.2.8],
 #                             from its source archive in the Python registry ($PIP_INDEX_URL [https://pypi.org/simple]),
-#                             whose digest is checked. What is unpacked stays: later builds need no network.
+#                             whose digest is checked. The sources stay: later builds need no network.
 #   install_deps.sh --cuda    nvcc and the CUDA runtime, into $CUDA_PREFIX [/usr/local/cuda], from the Python registry,
 #                             which is where NVIDIA publishes them for every distribution; digests are checked. Only
 #                             the CUDA device needs this; what is built without it says so.
@@ -76,7 +76,7 @@ case "${1:-}" in
 esac
 
 PACKAGES=(
-  build-essential cmake ninja-build ccache pkg-config git ca-certificates file
+  build-essential cmake ninja-build ccache lld pkg-config git ca-certificates file
   clang clang-format
   libgrpc++-dev protobuf-compiler-grpc protobuf-compiler libprotobuf-dev
   libabsl-dev libspdlog-dev nlohmann-json3-dev libcli11-dev libtomlplusplus-dev

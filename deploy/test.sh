@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Passes the tests on a fresh Debian 12 machine: installs what is missing, builds, runs every test, then the gRPC-free
-# tests again under the sanitizers. SLUICE_STRESS=ci|full scales the long tests. The last line counts tests.
+# Passes the tests on a fresh Debian 12 machine: installs missing packages, builds, runs every test, then some tests
+# again under the sanitizers. SLUICE_STRESS=ci|full scales the long tests. Prints the seconds of each stage and the ten
+# slowest tests; the last line counts tests.
 set -uo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/lib/build.sh"
 export SLUICE_STRESS=${SLUICE_STRESS:-ci}
@@ -12,6 +13,15 @@ mkdir -p "$SLUICE_ROOT/build"
 
 passed=0
 failed=0
+reports=()
+stages=()
+stage_began=$SECONDS
+
+# end_stage NAME: notes the seconds since the stage before ended.
+end_stage() {
+  stages+=("$(printf '%6d s  %s' $((SECONDS - stage_began)) "$1")")
+  stage_began=$SECONDS
+}
 
 # run_tests PRESET [ctest options]: adds the run's counts to passed and failed.
 run_tests() {
@@ -26,22 +36,34 @@ run_tests() {
   counts=$(/usr/bin/python3 "$SLUICE_ROOT/deploy/lib/count_tests.py" "$report") || die "unreadable report $report"
   passed=$((passed + ${counts% *}))
   failed=$((failed + ${counts#* }))
+  reports+=("$report")
+  end_stage "tests of preset $preset"
 }
 
 say "checking the format of the tree"
 "$SLUICE_ROOT/deploy/lib/check_format.sh" || failed=$((failed + 1))
+end_stage "packages and format"
 
 build_preset release
+end_stage "build of preset release"
 run_tests release -j "$SLUICE_JOBS"
 
 build_preset asan sanitized_tests
+end_stage "build of preset asan"
 run_tests asan -j "$SLUICE_JOBS" -L asan
 
 build_preset tsan threaded_tests
+end_stage "build of preset tsan"
 run_tests tsan -j "$SLUICE_JOBS" -L tsan
 
 say "checking lock annotations with Clang"
 "$SLUICE_ROOT/deploy/lib/check_thread_safety.sh" "$SLUICE_JOBS" || failed=$((failed + 1))
+end_stage "lock annotations"
+
+say "the ten slowest tests"
+/usr/bin/python3 "$SLUICE_ROOT/deploy/lib/count_tests.py" --slowest "${reports[@]}"
+say "stages"
+printf '%s\n' "${stages[@]}"
 
 echo
 echo "$passed passed, $failed failed"

@@ -1,5 +1,5 @@
-// The inferd program: reads its options, starts an InferdDaemon, tells the service manager how it goes, and
-// ends it when told to.
+// The inferd program: parses its options, starts an InferdDaemon, reports progress to the service manager,
+// and stops on a signal.
 #include <cstdlib>
 #include <memory>
 #include <string>
@@ -23,17 +23,17 @@ namespace sluice {
 namespace {
 
 constexpr int kFailed = 1;
-// While the start takes long, the service manager is told this often that it goes on.
+// Interval of progress reports to the service manager during a long start.
 constexpr absl::Duration kBeat = absl::Seconds(5);
 constexpr absl::Duration kStartExtension = absl::Seconds(30);
-// While answers end, a second signal is looked for this often.
+// Interval at which a second signal is checked while answers finish.
 constexpr absl::Duration kSignalCheck = absl::Milliseconds(50);
 
 std::string Explain(const absl::Status& status) {
   return absl::StrCat(absl::StatusCodeToString(status.code()), ": ", status.message());
 }
 
-// inferd between its start and its end.
+// State of inferd between its start and its end.
 struct Process {
   int argc;
   const char* const* argv;
@@ -59,7 +59,7 @@ absl::StatusOr<ReloadPlan> Reload(Process* process) {
   return plan;
 }
 
-// Waits until the start has ended; how it did. CANCELLED: it was interrupted.
+// Waits for the end of the start and returns its result. CANCELLED: interrupted by a signal.
 absl::Status AwaitStart(DaemonLoop* loop, InferdDaemon* daemon) {
   while (true) {
     switch (loop->Next(daemon->start_event())) {
@@ -76,7 +76,7 @@ absl::Status AwaitStart(DaemonLoop* loop, InferdDaemon* daemon) {
 
 void AwaitEnd(DaemonLoop* loop, const InferdDaemon& daemon) {
   while (loop->Next() != DaemonLoop::Turn::kEnd) {
-    // Only progress is reported: a step that hangs must end in a restart.
+    // Reports only real progress: a hanging step must end in a restart.
     if (loop->watched() && !daemon.IsStuck()) {
       loop->notifier().Watchdog();
     }
@@ -89,7 +89,7 @@ void NotifyPhase(const ServiceNotifier& notifier, spdlog::logger* log, const Ser
   notifier.Status(line);
 }
 
-// Lets answers end; a second signal cuts them.
+// Lets answers finish; a second signal cancels them.
 void DrainAnswers(InferdDaemon* daemon, absl::Duration patience, ProcessSignals* signals,
                   spdlog::logger* log) {
   const absl::Time end = absl::Now() + patience;
@@ -139,7 +139,7 @@ int Run(const InferdCommand& command, int argc, const char* const* argv, spdlog:
     process.daemon->Shutdown(absl::ZeroDuration());
     log->flush();
     if (interrupted) {
-      // The start goes on in its thread and cannot be called off; nothing of it outlives the process.
+      // The start continues in its thread and cannot be cancelled; the process exit ends it.
       std::_Exit(0);
     }
     return kFailed;

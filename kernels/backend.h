@@ -3,7 +3,7 @@
 // in ops.h, the arithmetic in ARITHMETIC.md.
 //
 // Enqueued work runs in order. On `reference` and `host` it has run when the call returns (RunsAtCall); on
-// other devices spans are copied at the call and results are there once an Event recorded behind it is known
+// other devices spans are copied at the call, and results are valid once an Event recorded after it is known
 // to be done. A call that returns an error has computed nothing; errors of work already enqueued are returned
 // by Wait().
 //
@@ -26,42 +26,42 @@
 
 namespace sluice {
 
-// What names a device's memory to another process: the best that device and driver have, a descriptor of
-// CUDA's virtual memory management, or a handle of legacy IPC.
+// The kind of handle by which another process maps a device's memory: the best that device and driver
+// support, a descriptor of CUDA's virtual memory management, or a handle of legacy IPC.
 enum class SharedHandle : uint8_t { kBest = 0, kVmm = 1, kIpc = 2 };
 
-// The largest shapes that will come; scratch memory is sized by them once, so that no operation allocates.
-// A call beyond them is INVALID_ARGUMENT naming the limit. 0 where a model has no such thing.
+// Maximum shapes; scratch memory is sized by them once, so that no operation allocates. A call beyond them is
+// INVALID_ARGUMENT naming the limit. 0 where a model lacks the feature.
 struct BackendLimits {
   uint32_t max_tokens = 0;     // T of one call
   uint32_t max_sequences = 0;  // SequenceRows of one call
   uint32_t max_cols = 0;       // the longest row of MatMul: max(hidden, heads * head_dim)
   uint32_t hidden = 0;
-  uint32_t heads = 0;        // of q, and the delta rule's value heads
+  uint32_t heads = 0;        // query heads, and the delta rule's value heads
   uint32_t head_dim = 0;     // the longest K row of a head, and the delta rule's key_dim and value_dim
   uint32_t max_context = 0;  // positions of one sequence
   uint32_t experts = 0;
   uint32_t top_k = 0;
   uint32_t expert_width = 0;  // the widest expert (shared and dense ones too)
   uint32_t vocab = 0;
-  uint32_t layers = 0;  // whose operations may come between BeginGraph() and EndGraph()
+  uint32_t layers = 0;  // layers that may come between BeginGraph() and EndGraph()
 
-  // What names memory of AllocateShared() to another process, on a device with a choice.
+  // The kind of handle for memory of AllocateShared(), on a device with a choice.
   SharedHandle shared_handle = SharedHandle::kBest;
 };
 
 // Device memory that another process can map and write. Lives until Free(buffer).
 struct SharedBuffer {
   BufferId buffer = kNoBuffer;
-  uint64_t bytes = 0;  // at least what was asked for: whole granules of the device
+  uint64_t bytes = 0;  // the requested bytes, rounded up to whole granules of the device
   HandleKind kind = HandleKind::kMemoryFile;
-  int fd = -1;           // of kinds with a descriptor: the backend's, open until Free()
-  HandleBytes ipc = {};  // of kCudaIpc
-  uint64_t own = 0;      // the device's address of it in this process; 0: the host's memory
+  int fd = -1;           // for kinds with a descriptor: owned by the backend, open until Free()
+  HandleBytes ipc = {};  // for kCudaIpc
+  uint64_t own = 0;      // the device's address in this process; 0: host memory
   DeviceUuid device = {};
 };
 
-// A point in the queue; points are ordered by value. 0: before everything.
+// A point in the queue; points are ordered by value. Point 0 is before everything.
 struct Event {
   uint64_t value = 0;
 };
@@ -77,8 +77,8 @@ class Queue {
   virtual absl::Status Upload(const void* source, uint64_t bytes, BufferRef destination) = 0;
   virtual absl::Status Download(BufferRef source, uint64_t bytes, void* destination) = 0;
 
-  // Enqueues any operation; its arguments are not needed after the call. The one function that a device, or
-  // what stands before one, implements for all of them.
+  // Enqueues any operation; its arguments are not needed after the call. The one function that a device, or a
+  // decorator of one, implements for all operations.
   virtual absl::Status Enqueue(const Operation& operation) = 0;
 
   // The operations by their names: Embed(const EmbedArgs&) and so on, in the order of ops.h.
@@ -87,26 +87,26 @@ class Queue {
   SLUICE_OPERATIONS(SLUICE_QUEUE_METHOD)
 #undef SLUICE_QUEUE_METHOD
 
-  // Whether operations have run when their call returns, so that there is never anything to wait for.
+  // True if operations have run when their call returns, so that no wait is ever needed.
   virtual bool RunsAtCall() const = 0;
 
-  // Between the two, operations may be kept by a device for which handing over many at once is cheaper. They
-  // go to it by EndGraph() at the latest, and before by whatever asks for a result of theirs: Wait() and
-  // IsDone() of a point behind them, Upload(), Download(), Free(). Points among them are done when all is
-  // that went with them. For operations whose results the host does not wait for, and that come in the same
-  // order again and again; either may be called twice.
+  // Between the two calls a device may keep operations, where handing over many at once is cheaper. They are
+  // submitted by EndGraph() at the latest, and earlier by any call that needs a result: Wait() and IsDone()
+  // of a later point, Upload(), Download(), Free(). A point among them is done when the whole batch is done.
+  // For operations that come in the same order again and again and whose results the host does not wait for.
+  // Either may be called twice.
   virtual absl::Status BeginGraph() { return absl::OkStatus(); }
   virtual absl::Status EndGraph() { return absl::OkStatus(); }
 
-  // A point behind everything enqueued so far.
+  // Returns a point after everything enqueued so far.
   virtual Event Record() = 0;
-  // Whether all work enqueued before it has run, without waiting: how memory is found that may be used again.
-  // Never true again false, and true for every earlier point too.
+  // True if all work enqueued before the event has run. Does not wait; used to find memory that may be
+  // reused. Once true it stays true, and holds for every earlier point too.
   virtual bool IsDone(Event event) = 0;
-  // Blocks until done, which the caller knows then; the first error of work enqueued before it, which sticks.
+  // Blocks until the event is done. Returns the first error of work enqueued before it; the error sticks.
   virtual absl::Status Wait(Event event) = 0;
-  // What the device took from one point to a later one, by its own clock. Of the last kTimedEvents points
-  // only: OUT_OF_RANGE for others, FAILED_PRECONDITION while the later one is not done.
+  // Seconds from one point to a later one, by the device's clock. Only for the last kTimedEvents points:
+  // OUT_OF_RANGE for others, FAILED_PRECONDITION while the later one is not done.
   static constexpr uint64_t kTimedEvents = 256;
   virtual absl::StatusOr<double> Seconds(Event from, Event to) = 0;
 };
@@ -114,14 +114,14 @@ class Queue {
 // Monotonic since creation.
 struct BackendCounters {
   uint64_t fork_joins = 0;       // parallel regions run on more than one thread
-  double region_seconds = 0;     // from fork to join, as the calling thread sees it
-  double join_wait_seconds = 0;  // of these: the calling thread was out of tiles and waited for others
+  double region_seconds = 0;     // seconds from fork to join, measured on the calling thread
+  double join_wait_seconds = 0;  // part of it: the calling thread had no tiles and waited
   double kernel_seconds = 0;     // in operations, parallel or not; checking their arguments is not counted
   uint64_t serial_ops = 0;       // operations small enough to run on the calling thread alone
-  // Wait() for what was not known to be done; 0 for a device that runs at the call.
+  // Number of Wait() calls for points not known to be done; 0 for a device that runs at the call.
   uint64_t waits = 0;
-  // Of a device with launches, else 0: kernels, in a graph or by themselves; graphs that kernels went to the
-  // device in; graphs that were made for it, or changed in place.
+  // For a device with launches, else 0: kernels, in a graph or alone; graph launches; graphs that were made,
+  // or changed in place.
   uint64_t kernels = 0;
   uint64_t graph_launches = 0;
   uint64_t graphs_made = 0;
@@ -135,21 +135,21 @@ class Backend {
   // New memory, zeroed, aligned to 64 bytes at least. RESOURCE_EXHAUSTED naming the bytes.
   virtual absl::StatusOr<BufferId> Allocate(uint64_t bytes, BufferKind kind) = 0;
 
-  // The same, to be written by another process that is given its handle; read-only for operations and
-  // uploads. Its pages are there. UNIMPLEMENTED for a device without.
+  // Allocates memory that another process writes through its handle; read-only for operations and uploads.
+  // Its pages are populated. UNIMPLEMENTED if the device does not support it.
   virtual absl::StatusOr<SharedBuffer> AllocateShared(uint64_t bytes) = 0;
 
   // Registers host memory, mapped in this process until Free(), for reading. UNIMPLEMENTED if the device
   // cannot reach it.
   virtual absl::StatusOr<BufferId> Import(absl::Span<const std::byte> memory) = 0;
 
-  // Gives memory back, or forgets an import. NOT_FOUND if `buffer` does not live. No enqueued work may use
-  // it that is not known to be done.
+  // Frees memory, or forgets an import. NOT_FOUND if `buffer` does not live. All enqueued work that uses it
+  // must be known to be done.
   virtual absl::Status Free(BufferId buffer) = 0;
 
   // Direct access where the host can see the buffer (always on host and reference; kStaging on every device);
-  // nullptr if not, or if [ref, ref + bytes) is outside. Asked for, and read, once an Event behind the last
-  // writer is known to be done; written once one behind the last reader is.
+  // nullptr if not, or if [ref, ref + bytes) is outside. Call it, and read, once an Event after the last
+  // writer is known to be done; write once an Event after the last reader is.
   virtual const std::byte* HostRead(BufferRef ref, uint64_t bytes) = 0;
   // The same for writing; nullptr for imported memory too.
   virtual std::byte* HostWrite(BufferRef ref, uint64_t bytes) = 0;
@@ -157,14 +157,14 @@ class Backend {
   // The backend's only queue.
   virtual Queue& queue() = 0;
 
-  // Brackets a step: workers spin between the two and sleep outside. Also EndStep/BeginStep around a wait for
-  // bytes. Work outside of a step is correct but wakes the workers for every region.
+  // Brackets a step: workers spin between the two and sleep outside. Call EndStep/BeginStep around a wait for
+  // bytes too. Work outside of a step is correct but wakes the workers for every region.
   virtual void BeginStep() = 0;
   virtual void EndStep() = 0;
 
-  // When masked experts are computed densely (sparse_switch.h); replaces what was set before. Experts of no
-  // entry's kind go by SparseSwitch's defaults. INVALID_ARGUMENT above kMaxSparseSwitches. A device without
-  // such a choice ignores it.
+  // Sets when masked experts are computed densely (sparse_switch.h); replaces earlier entries. Experts
+  // without an entry of their kind use SparseSwitch's defaults. INVALID_ARGUMENT above kMaxSparseSwitches. A
+  // device without such a choice ignores it.
   virtual absl::Status SetSparseSwitches(absl::Span<const SparseSwitchEntry> /*entries*/) {
     return absl::OkStatus();
   }
@@ -177,15 +177,16 @@ class Backend {
 // Instruction set of the host backend. kBest is the best that the CPU and the system support.
 enum class HostIsa : uint8_t { kBest = 0, kAvx2 = 1, kAvx512 = 2, kAvx2Vnni = 3 };
 
-// The scalar oracle: one thread, slow, this page's words in code.
+// Creates the scalar oracle: one thread, slow, ARITHMETIC.md in code.
 absl::StatusOr<std::unique_ptr<Backend>> CreateReferenceBackend(const BackendLimits& limits);
 
-// The CPU. `threads` >= 1 counts the calling thread; 0: the CPUs in the affinity mask. FAILED_PRECONDITION
-// naming the missing instructions when the CPU lacks AVX2, FMA and F16C, or what `isa` asks for.
+// Creates the CPU backend. `threads` >= 1 counts the calling thread; 0: the CPUs in the affinity mask.
+// FAILED_PRECONDITION naming the missing instructions when the CPU lacks AVX2, FMA and F16C, or what `isa`
+// asks for.
 absl::StatusOr<std::unique_ptr<Backend>> CreateHostBackend(const BackendLimits& limits, uint32_t threads,
                                                            HostIsa isa = HostIsa::kBest);
 
-// Whether this CPU runs `isa` (kBest: whether it runs any).
+// True if this CPU runs `isa` (kBest: any instruction set).
 bool HostIsaSupported(HostIsa isa);
 
 }  // namespace sluice

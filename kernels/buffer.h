@@ -1,7 +1,7 @@
-// Handles of device memory, and how a backend sees activations and weights in it. Never raw pointers: a
-// buffer may be in a GPU, or in a segment that another process owns.
+// Handles of device memory, and views of activations and weights in it. Never raw pointers: a buffer may be
+// in a GPU, or in a segment that another process owns.
 //
-// Units: offsets in bytes, strides as said at each. Source of the encodings: pack/FORMAT.md.
+// Units: offsets in bytes; strides as each field says. Source of the encodings: pack/FORMAT.md.
 //
 // Thread safety: plain values.
 #pragma once
@@ -18,7 +18,7 @@ namespace sluice {
 using BufferId = uint32_t;
 inline constexpr BufferId kNoBuffer = 0;
 
-// A place in a buffer. `offset` is in bytes.
+// An address in a buffer. `offset` is in bytes.
 struct BufferRef {
   BufferId buffer = kNoBuffer;
   uint64_t offset = 0;
@@ -27,7 +27,7 @@ struct BufferRef {
   bool operator==(const BufferRef&) const = default;
 };
 
-// What a buffer is for; a backend may place kinds differently (huge pages, device memory).
+// The use of a buffer; a backend may place kinds differently (huge pages, device memory).
 enum class BufferKind : uint8_t {
   kActivations = 0,  // written and read each step
   kKvCache = 1,      // large, lives as long as the engine
@@ -52,8 +52,7 @@ struct WeightView {
   uint32_t rows = 0;
   uint32_t cols = 0;
   // [rows], or empty: where row i lies, -1: absent (its neuron counts as coefficient 0). Host data, copied by
-  // the call that takes it, so that the list may change while work that began with it runs. Only MoeExperts
-  // takes it.
+  // the call, so that the list may change while earlier work runs. Only MoeExperts accepts it.
   absl::Span<const int32_t> positions;
 };
 

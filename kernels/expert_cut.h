@@ -1,4 +1,4 @@
-// How many of a row's experts are enough (AdapMoE eq. 8), as every device and the host decide it.
+// The number of experts that a row needs (AdapMoE eq. 8). Every device and the host use this rule.
 //
 // Thread safety: pure functions.
 #pragma once
@@ -11,9 +11,9 @@
 
 namespace sluice {
 
-// How many are kept: the smallest j with (1 - share of the first j)^2 sensitivity <= limit, at least one.
-// `weights`: of the top K, best first; shares are of their sum. For K = 2 and j = 1 the share is the paper's
-// alpha.
+// Number of experts kept: the smallest j with (1 - share of the first j)^2 sensitivity <= limit, at least
+// one. `weights`: the top K, best first; shares are of their sum. For K = 2 and j = 1 the share is the
+// paper's alpha.
 inline uint32_t ExpertsKept(absl::Span<const float> weights, double sensitivity, double limit) {
   const double sum = std::accumulate(weights.begin(), weights.end(), 0.0);
   double first = 0;
@@ -25,7 +25,7 @@ inline uint32_t ExpertsKept(absl::Span<const float> weights, double sensitivity,
   return static_cast<uint32_t>(weights.size());
 }
 
-// Leaves the first `kept` weights the sum of all, in their old proportions, and sets the others to 0.
+// Scales the first `kept` weights to the sum of all, in their old proportions, and sets the others to 0.
 // Where weights sum to 1 a single expert gets 1 (AdapMoE 4.2).
 inline void KeepExperts(absl::Span<float> weights, uint32_t kept) {
   if (kept >= weights.size()) return;

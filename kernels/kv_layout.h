@@ -1,6 +1,6 @@
-// How a page of the KV cache lies in memory, for engines that size caches and for kernels.
-// One page of one layer, of K or of V: values [kv head][32 tokens][head_dim] in the cache's type; q8 has
-// codes (int8) there and behind them float32 scales [kv head][32 tokens].
+// Layout of a page of the KV cache, for engines that size caches and for kernels. One page of one layer, of K
+// or of V: values [kv head][32 tokens][head_dim] in the cache's type; q8 has codes (int8) there, followed by
+// float32 scales [kv head][32 tokens].
 //
 // Thread safety: pure functions.
 #pragma once
@@ -31,7 +31,7 @@ inline constexpr uint64_t KvScaleOffset(uint32_t kv_heads, uint32_t head_dim, ui
   return uint64_t{kv_heads} * kPageTokens * head_dim + (uint64_t{kv_head} * kPageTokens + token) * 4;
 }
 
-// Bytes of one page of K (V takes as many, if there is V).
+// Bytes of one page of K (and of V, if there is V).
 inline constexpr uint64_t KvPageBytes(KvType type, uint32_t kv_heads, uint32_t head_dim) {
   return uint64_t{kv_heads} * kPageTokens * (KvRowBytes(type, head_dim) + (type == KvType::kQ8 ? 4 : 0));
 }

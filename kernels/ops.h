@@ -1,12 +1,12 @@
 // Arguments of the operations of a Queue (backend.h): shapes, types and requirements. Notation: T token rows,
-// K ranks of the router, [a, b] row-major. All activations are float32; what is computed, to the bit, is
-// ARITHMETIC.md.
+// K ranks of the router, [a, b] row-major. All activations are float32; ARITHMETIC.md defines the results to
+// the bit.
 //
-// Tensors are device places (BufferRef, Rows). Spans are host data that the call copies before it returns.
-// A requirement that does not hold is INVALID_ARGUMENT with the numbers; a combination that a backend lacks
-// is UNIMPLEMENTED naming both sides; nothing is computed then.
+// Tensors are device addresses (BufferRef, Rows). Spans are host data that the call copies before it returns.
+// A violated requirement is INVALID_ARGUMENT with the numbers; a combination that a backend lacks is
+// UNIMPLEMENTED naming both sides. Then nothing is computed.
 //
-// The list of all operations stands at the end; README.md says what else a new one needs.
+// The list of all operations is at the end; README.md lists the other places for a new one.
 //
 // Thread safety: plain values.
 #pragma once
@@ -50,7 +50,7 @@ struct MatMulPart {
   WeightView weights;  // [rows, cols]
   Rows y;              // [T, weights.rows]; must not overlap x
   BufferRef bias;      // float32 [weights.rows], or none
-  float scale = 1.0f;  // of the dot product with its bias
+  float scale = 1.0f;  // factor of the dot product with its bias
 };
 
 // y[t, r] = residual[t, r] + scale * (norm(x)[t, :] . weights[r, :] + bias[r]) for every part; all parts
@@ -83,8 +83,8 @@ struct KvView {
   uint32_t pages = 0;
   uint32_t kv_heads = 0;
   uint32_t head_dim = 0;  // a multiple of 2
-  // Values per head; 0: head_dim. Less than head_dim only where v == k: a value is then the K row's beginning
-  // (latent attention) and nothing is stored twice.
+  // Values per head; 0: head_dim. Less than head_dim only where v == k: a value is then the beginning of the
+  // K row (latent attention), and nothing is stored twice.
   uint32_t value_dim = 0;
 };
 
@@ -94,7 +94,7 @@ struct SequenceRows {
   uint32_t first_row = 0;
   uint32_t rows = 0;
   uint32_t first_position = 0;
-  // pages[i] holds positions [32 i, 32 i + 32). kNoPage where a sliding window left it behind.
+  // pages[i] holds positions [32 i, 32 i + 32). kNoPage if it lies before the sliding window.
   absl::Span<const uint32_t> pages;
 };
 
@@ -137,7 +137,7 @@ struct ScaleRowsArgs {
   Rows y;  // [T * ranks, cols]
 };
 
-// Norms q and k (if asked), clips q, k and v, rotates q and k, writes k and v to the cache, leaves rotated q
+// Norms q and k (if requested), clips q, k and v, rotates q and k, writes k and v to the cache; q is rotated
 // in place. Order: norm before rope, clip, rope, norm after rope, temperature; v: norm, clip. v may be k.
 struct RopeKvWriteArgs {
   Rows q;  // [T, heads * head_dim], in and out
@@ -166,8 +166,8 @@ struct RopeKvWriteArgs {
 
 // Latent attention: norms the compressed kv, rotates its rope part and writes both to the cache as one K row
 // of kv_rank + rope_dims values (kv: one head of that length, and no V: values are the row's first kv_rank);
-// rotates the rope part of each q head and puts it behind the absorbed part of q. With a temperature both
-// parts are multiplied by it.
+// rotates the rope part of each q head and puts it after the absorbed part of q. A temperature multiplies
+// both parts.
 struct LatentKvWriteArgs {
   Rows q;  // [T, heads, nope_dim + rope_dims]; the rope part is read
   uint32_t nope_dim = 0;
@@ -190,15 +190,15 @@ struct LatentKvWriteArgs {
 };
 
 // out[t, h, :] = softmax over the visible positions of (q . k * scale) . v. Reads K and V of all positions up
-// to the row's own from the cache: RopeKvWrite of these rows comes before.
+// to the row's own from the cache. REQUIRES: RopeKvWrite of these rows before.
 struct AttentionArgs {
   Rows q;  // [T, heads * head_dim], rotated
   uint32_t tokens = 0;
   uint32_t heads = 0;  // a multiple of kv.kv_heads
   float scale = 0;
-  uint32_t sliding_window = 0;  // positions visible, the own one included; 0: all
+  uint32_t sliding_window = 0;  // number of visible positions, its own included; 0: all
   uint32_t chunk = 0;           // position p sees from p / chunk * chunk on; 0: all
-  BufferRef sinks;  // float32 [heads]: scores that take part in the softmax without a value; or none
+  BufferRef sinks;  // float32 [heads]: scores in the softmax that have no value; or none
   absl::Span<const SequenceRows> sequences;
   KvView kv;
   Rows out;  // [T, heads * value_dim]; must not overlap q
@@ -213,11 +213,10 @@ struct DeltaStateView {
 };
 
 // Gated DeltaNet of a layer (Qwen3.5): causal convolution with SiLU over qkv, L2 norms of q and k, the gated
-// delta rule token by token, RMS norm of each head's output times silu(z).
-// conv_cols = 2 * key_heads * key_dim + value_heads * value_dim. A sequence whose first_position is 0 starts
-// from a zero state and no slot is read. The state before a sequence's first row is in its slot of `from` and
-// is left as it is; the state after its last row goes to its slot of `to`: so a step that is run again
-// computes the same.
+// delta rule token by token, RMS norm of each head's output times silu(z). conv_cols = 2 * key_heads *
+// key_dim + value_heads * value_dim. A sequence whose first_position is 0 starts from a zero state and no
+// slot is read. The state before a sequence's first row is in its slot of `from`, which is not changed; the
+// state after its last row is written to its slot of `to`. So a repeated step computes the same.
 struct GatedDeltaArgs {
   Rows qkv;    // [T, conv_cols]: q heads, k heads, v heads
   Rows z;      // [T, value_heads * value_dim]
@@ -289,11 +288,11 @@ struct RouterArgs {
   BufferRef correction;     // float32 [experts]: added to the scores for the choice only; or none
   float jitter = 0;         // kSparseMixer
   uint32_t groups = 0;      // 0: no groups; else a divisor of experts
-  uint32_t top_groups = 0;  // groups that take part
+  uint32_t top_groups = 0;  // number of groups to choose from
   GroupScore group_score = GroupScore::kMax;
   bool shared = false;
   Rows shared_logits;  // [T, 1], or none: weight 1
-  // Each row keeps as many of its top_k experts as are enough (expert_cut.h): these take over the weight of
+  // Each row keeps the number of its top_k experts that it needs (expert_cut.h): these share the weight of
   // all, the others get 0.
   bool cut = false;
   double cut_sensitivity = 0;
@@ -302,26 +301,24 @@ struct RouterArgs {
   BufferRef weights;  // float32 [T, ranks]
 };
 
-// What makes a neuron's coefficient from its two dot products: c = up_factor(u) * gate_factor(g).
-// kSilu, kGelu*: u and act(g). kClampedSwiglu (GPT-OSS): 1 + clamp(u, -limit, limit), and
-// min(g, limit) * sigmoid(alpha * min(g, limit)). kRelu2: u and max(g, 0); where an expert has no gate g is
-// u.
+// The function of a neuron's coefficient of its two dot products: c = up_factor(u) * gate_factor(g). kSilu,
+// kGelu*: u and act(g). kClampedSwiglu (GPT-OSS): 1 + clamp(u, -limit, limit), and min(g, limit) *
+// sigmoid(alpha * min(g, limit)). kRelu2: u and max(g, 0); without a gate, g is u.
 struct ActivationSpec {
   Activation kind = Activation::kSilu;
   float alpha = 1.702f;
   float limit = 7.0f;
 };
 
-// Which neurons of an expert count, decided per token from its `lead` value a: those with |a| >= threshold.
-// kUp: a = up factor (FloE Algorithm 1: gate and down rows of the others are not read). kGate: a = gate
-// factor (CORM, intra-expert: up and down rows of the others are not read). kProduct: a = c (down rows are
-// not read).
+// The rule for the neurons of an expert that count, decided per token by the neuron's `lead` value a: |a| >=
+// threshold. kUp: a = up factor (FloE Algorithm 1: gate and down rows of the others are not read). kGate: a =
+// gate factor (CORM, intra-expert: up and down rows of the others are not read). kProduct: a = c (down rows
+// are not read).
 enum class SparsityOrder : uint8_t { kNone = 0, kUp = 1, kGate = 2, kProduct = 3 };
 
 // One expert's share of a MoeExperts call: for i in [0, size(rows)), y[slots[i], :] = expert(x[rows[i], :]).
 // Neurons [neuron_begin, neuron_end) only; neuron_begin is a multiple of 64, neuron_end too or the width.
-// With neuron_begin > 0 the sums continue from what y holds: an expert may be computed tile by tile, in
-// order.
+// With neuron_begin > 0 the sums continue from y: an expert may be computed tile by tile, in order.
 struct ExpertWork {
   WeightView up;                     // [width, hidden]
   WeightView gate;                   // [width, hidden]; base none: g is u
@@ -335,14 +332,14 @@ struct ExpertWork {
   BufferRef down_bias;      // float32 [hidden], or none; added once, before the first neuron
   SparsityOrder sparsity = SparsityOrder::kNone;
   float threshold = 0;  // >= 0
-  // [size(rows), width] that ExpertLeads made for these rows, kUp and kGate only: the lead part is not read
-  // then. None: made anew.
+  // [size(rows), width], made by ExpertLeads for these rows, kUp and kGate only: the lead part is then not
+  // read. None: computed.
   Rows lead_values;
 };
 
 // One expert's share of an ExpertLeads call.
 struct LeadWork {
-  WeightView lead;                  // [width, hidden], every row there
+  WeightView lead;                  // [width, hidden], every row present
   absl::Span<const uint32_t> rows;  // rows of x
   BufferRef bias;                   // float32 [width], or none
   float threshold = 0;              // >= 0
@@ -352,8 +349,8 @@ struct LeadWork {
   BufferRef active;
 };
 
-// The lead values of experts alone, factors of the coefficients, and which neurons count by them: before it
-// is known where the other parts' rows of these neurons are. No value is written twice in a call.
+// The lead values of experts, which are factors of the coefficients, and the neurons that count by them,
+// before the other parts' rows of these neurons are fetched. No value is written twice in a call.
 struct ExpertLeadsArgs {
   Rows x;  // [tokens, hidden]
   uint32_t tokens = 0;
@@ -363,7 +360,7 @@ struct ExpertLeadsArgs {
   absl::Span<const LeadWork> experts;
 };
 
-// All routed experts that are ready, in one region: gate-up-down fused.
+// Computes all routed experts that are ready, in one region: gate-up-down fused.
 struct MoeExpertsArgs {
   Rows x;  // [tokens, hidden], already normed
   uint32_t tokens = 0;
@@ -377,24 +374,24 @@ struct MoeExpertsArgs {
   BufferRef active;
 };
 
-// MoeExperts for what a router chose, without the host hearing of it first: for row t and rank r,
-// y[t * ranks + r, :] = expert ids[t, r] of x[t, :]. All experts are there.
+// MoeExperts for a router's choice that stays on the device: for row t and rank r, y[t * ranks + r, :] =
+// expert ids[t, r] of x[t, :]. All experts must be resident.
 struct RoutedExpertsArgs {
   Rows x;  // [tokens, hidden], already normed; by_slot: [tokens * ranks, hidden]
   uint32_t tokens = 0;
   uint32_t hidden = 0;
   bool by_slot = false;
   ActivationSpec activation;
-  BufferRef ids;      // int32 [tokens, ranks], below size(experts): others are left out
-  BufferRef weights;  // float32 [tokens, ranks]: a rank of weight 0 is left out; none: none is
+  BufferRef ids;      // int32 [tokens, ranks]; ids not below size(experts) are left out
+  BufferRef weights;  // float32 [tokens, ranks]: a rank of weight 0 is left out; none: no rank is
   uint32_t ranks = 0;
-  absl::Span<const ExpertWork> experts;  // by id, whole ones; their rows and slots are not looked at
+  absl::Span<const ExpertWork> experts;  // by id, whole experts; their rows and slots are ignored
   Rows y;                                // [tokens * ranks, hidden]
   BufferRef active;                      // uint32 [tokens * ranks], host-visible, or none: as in MoeExperts
 };
 
-// ExpertLeads in the same way, for the first `top_k` of the ranks: row t * ranks + r of values and of active
-// is of the expert ids[t, r] and the row x[t, :].
+// ExpertLeads for a router's choice, for the first `top_k` of the ranks: row t * ranks + r of values and of
+// active belongs to the expert ids[t, r] and the row x[t, :].
 struct RoutedLeadsArgs {
   Rows x;  // [tokens, hidden], already normed
   uint32_t tokens = 0;
@@ -424,8 +421,8 @@ struct CombineArgs {
   BufferRef gain;  // float32 [1]; none: 1
 };
 
-// What a sampler needs of each row: the best k logits (larger first, ties to the lower id) and the log of
-// the sum of exp over the whole row.
+// Returns the sampler's input for each row: the best k logits (larger first, ties to the lower id) and the
+// log of the sum of exp over the whole row.
 struct TopLogitsArgs {
   Rows logits;  // [T, vocab]
   uint32_t tokens = 0;
@@ -436,8 +433,8 @@ struct TopLogitsArgs {
   BufferRef log_sum_exp;  // float32 [T], or none
 };
 
-// Every operation once: OP(Name) takes NameArgs and is the method Name of a Queue. What is the same for all
-// of them is generated from this list: a queue's methods, and the functions that a device must have.
+// The list of operations: OP(Name) has the arguments NameArgs and is the method Name of a Queue. Code common
+// to all is generated from it: a queue's methods, and the functions that a device must have.
 #define SLUICE_OPERATIONS(OP) \
   OP(Embed)                   \
   OP(Norm)                    \
@@ -463,11 +460,11 @@ struct TopLogitsArgs {
 template <class, class... Args>
 using OperationOf = std::variant<const Args*...>;
 #define SLUICE_OPERATION_ARGS(Name) , Name##Args
-// Some operation, by its arguments: valid during the call that is given it.
+// Any operation, as a pointer to its arguments; valid during the call that receives it.
 using Operation = OperationOf<void SLUICE_OPERATIONS(SLUICE_OPERATION_ARGS)>;
 #undef SLUICE_OPERATION_ARGS
 
-// An operation's name, as errors say it.
+// Returns an operation's name for error messages.
 #define SLUICE_OPERATION_NAME(Name) \
   inline constexpr const char* NameOf(const Name##Args&) { return #Name; }
 SLUICE_OPERATIONS(SLUICE_OPERATION_NAME)

@@ -12,8 +12,8 @@
 
 namespace sluice {
 
-// CreateHostBackend() with as many threads as `cpus`, the i-th of which runs on cpus[i] alone: the calling
-// thread, which is the first, from its first step on. Results are the same to the bit. Errors of
+// CreateHostBackend() with as many threads as `cpus`; thread i runs on cpus[i] alone. The calling thread is
+// thread 0 and is pinned from its first step on. Results are the same to the bit. Errors of
 // CreateHostBackend(); INVALID_ARGUMENT naming a CPU that this process may not use.
 absl::StatusOr<std::unique_ptr<Backend>> CreatePinnedHostBackend(const BackendLimits& limits,
                                                                  absl::Span<const uint32_t> cpus,

@@ -17,13 +17,13 @@ absl::Status CheckPositive(double value, const char* name) {
   return absl::OkStatus();
 }
 
-// The pairs that turn `turns` times over the original context, as a (fractional) index of a pair.
+// The (fractional) index of the pair that turns `turns` times over the original context.
 double PairOfTurns(const RopeConfig& rope, double turns) {
   return rope.dimensions * std::log(rope.original_max_position / (turns * 2 * kPi)) /
          (2 * std::log(rope.theta));
 }
 
-// Fast pairs keep their frequency, slow ones are slowed down by the factor, with a ramp between.
+// Keeps the frequency of fast pairs and divides that of slow pairs by the factor, with a ramp between.
 absl::Status ScaleYarn(const RopeConfig& rope, std::vector<double>& frequencies) {
   RETURN_IF_ERROR(CheckPositive(rope.factor, "factor"));
   RETURN_IF_ERROR(CheckPositive(rope.original_max_position, "original_max_position"));
@@ -50,7 +50,7 @@ absl::Status ScaleYarn(const RopeConfig& rope, std::vector<double>& frequencies)
   return absl::OkStatus();
 }
 
-// Long waves are slowed down by the factor, short ones not, those between in part.
+// Divides the frequency of long waves by the factor, keeps that of short ones, and interpolates between.
 absl::Status ScaleLlama3(const RopeConfig& rope, std::vector<double>& frequencies) {
   RETURN_IF_ERROR(CheckPositive(rope.factor, "factor"));
   RETURN_IF_ERROR(CheckPositive(rope.original_max_position, "original_max_position"));

@@ -1,5 +1,5 @@
-// Tables of cos and sin for rotary positions, computed once in double on the CPU and uploaded: every backend
-// then rotates by the same numbers.
+// Tables of cos and sin for rotary positions, computed once in double on the CPU and uploaded, so that every
+// backend rotates by the same numbers.
 //
 // Source of the kinds: Hugging Face transformers, modeling_rope_utils.
 //
@@ -15,18 +15,18 @@
 
 namespace sluice {
 
-// `long_text`, here and below: kLongRope's values for texts beyond original_max_position; no other kind has
-// values of its own for them.
+// `long_text`, here and below: kLongRope's values for sequences beyond original_max_position; no other kind
+// has separate values for them.
 //
-// The frequency of each pair, rope.dimensions / 2 of them; empty for kNone. UNIMPLEMENTED by name: kDynamic,
-// whose frequencies change with the text's length. INVALID_ARGUMENT naming the field and its value: what the
-// kind needs and cannot be (odd or zero dimensions, theta <= 0, factors <= 0, counts that do not match).
+// Returns the frequency of each pair, rope.dimensions / 2 of them; empty for kNone. UNIMPLEMENTED by name:
+// kDynamic, whose frequencies change with the sequence's length. INVALID_ARGUMENT naming an invalid field and
+// its value (odd or zero dimensions, theta <= 0, factors <= 0, counts that do not match).
 absl::StatusOr<std::vector<double>> RopeFrequencies(const RopeConfig& rope, bool long_text = false);
 
-// What the kind scales cos and sin by. INVALID_ARGUMENT unless it is positive.
+// Returns the kind's factor of cos and sin. INVALID_ARGUMENT unless it is positive.
 absl::StatusOr<double> RopeFactor(const RopeConfig& rope, bool long_text = false);
 
-// The rows of a table from position `first` on, as many as `rows` holds: float32 [2][size(frequencies)] each.
+// Fills the rows of a table from position `first` on, as many as `rows` holds: float32 [2][size(frequencies)] each.
 void FillRopeRows(absl::Span<const double> frequencies, double factor, uint32_t first,
                   absl::Span<float> rows);
 

@@ -1,10 +1,10 @@
-// When a masked expert is computed densely. Leaving rows out saves memory traffic and multiplications, but
-// what is left is read by lists, row by row, token by token: with many tokens, or with few neurons left out,
-// reading everything once is faster. Where that turns depends on the machine, the shapes and the encodings,
-// so it is measured (sparse_profile.h) and given to a backend.
+// The rule for computing a masked expert densely. Leaving rows out saves memory traffic and multiplications,
+// but the kept rows are read by lists, row by row, token by token: with many tokens, or with few neurons left
+// out, reading everything once is faster. The break-even point depends on the machine, the shapes and the
+// encodings, so it is measured (sparse_profile.h) and set in a backend.
 //
-// Only the time depends on it: what a mask leaves out has coefficient 0 either way, so the result has the
-// same bits and no token depends on the batch that it is in.
+// Only the time depends on it: a masked neuron has coefficient 0 either way, so the result has the same bits
+// and no token depends on its batch.
 //
 // Thread safety: plain values.
 #pragma once
@@ -18,7 +18,7 @@
 namespace sluice {
 
 struct SparseSwitch {
-  // Entry i is of experts with up to 2^i tokens in the call; the last one of all above, too.
+  // Entry i is for experts with up to 2^i tokens in the call; the last one also for all above.
   static constexpr uint32_t kBatches = 8;
   // The share of coefficients kept from which on all rows are read, 0..1. 0: always; 1: only if all are kept.
   float dense_above[kBatches] = {0.75f, 0.75f, 0.75f, 0.7f, 0.6f, 0.5f, 0.4f, 0.2f};
@@ -37,7 +37,7 @@ struct SparseSwitchEntry {
   SparseSwitch at;
 };
 
-// Entries that a backend keeps at most.
+// Maximum number of entries in a backend.
 inline constexpr uint32_t kMaxSparseSwitches = 32;
 
 }  // namespace sluice

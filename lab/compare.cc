@@ -128,7 +128,7 @@ absl::StatusOr<SweepResults> RunSweep(const CommandContext& context, const Prese
   return results;
 }
 
-// What is printed, and the same as files in --out.
+// Output on stdout, and the same as files in --out.
 class Output {
  public:
   Output(const CompareOptions& options, bool json, const PresetPlan& plan)

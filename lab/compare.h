@@ -1,4 +1,4 @@
-// What `sluice-lab` does: runs presets (`--preset all`) or the rows of a file one after the other, sweeps an
+// Command of `sluice-lab`: runs presets (`--preset all`) or the rows of a file one after the other, sweeps an
 // option over them, and prints tables, ratios and curves.
 //
 // Thread safety: thread-compatible; used by the main thread.

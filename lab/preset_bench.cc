@@ -23,7 +23,7 @@ namespace {
 // Prompts of the repetitions begin this many tokens apart in the text.
 constexpr uint64_t kPromptStride = 509;
 constexpr uint64_t kMostPromptTokens = 1 << 16;
-// Of the steps of a batch over those of its longest answer, and how often it is tried.
+// Maximum ratio of a batch's steps to those of its longest answer, and the number of tries.
 constexpr double kMostStagger = 1.05;
 constexpr int kMostAttempts = 12;
 
@@ -51,7 +51,7 @@ absl::StatusOr<CommonOptions> OptionsOf(const PresetBenchOptions& o, const Prese
   return options;
 }
 
-// Of the link in use; 0 where it is as fast as it can.
+// Rate of the simulated link; 0 where it is not limited.
 double LinkRate(const Launcher& launcher) {
   double gbps = 0;
   if (!absl::SimpleAtod(launcher.server_option("link-gbps"), &gbps)) {
@@ -188,7 +188,7 @@ absl::StatusOr<PresetQuality> MeasureQuality(const CommandContext& context, cons
   return PresetQuality{run.result.ppl, run.result.ppl_stderr, run.result.kld_mean, run.result.same_top};
 }
 
-// Whether the row cannot run at all, rather than that something broke.
+// Returns true if the row is unsupported rather than failed.
 bool IsRefusal(const absl::Status& status) {
   return absl::IsUnimplemented(status) || absl::IsInvalidArgument(status) ||
          absl::IsFailedPrecondition(status) || absl::IsNotFound(status);

@@ -1,5 +1,5 @@
-// What a comparison of presets measured, and how it is printed: a table, ratios beside their marks, plots,
-// words about what bounds a run.
+// Results of a comparison of presets, and their printing: a table, ratios beside their targets, plots,
+// explanations of the bound of each run.
 //
 // Thread safety: plain values and pure functions.
 #pragma once
@@ -38,7 +38,7 @@ struct PresetResult {
   std::optional<PresetQuality> quality;
   double link_bytes_per_second = 0;  // the link's rate; 0: not known
   bool real_time = false;            // times are this machine's, not a table's
-  // Of a cache of single neurons: whether all leads stay in device memory, and the share of an expert's
+  // For a cache of single neurons: true if all lead rows stay in device memory; and the share of an expert's
   // neurons above which all of them travel in one copy.
   std::optional<bool> leads_stay;
   std::optional<double> copy_all_share;
@@ -51,7 +51,7 @@ std::vector<std::pair<std::string, double>> MetricsOf(const PresetResult& result
 std::optional<double> MetricOf(const PresetResult& result, uint64_t batch, const std::string& name,
                                const PresetResult& base);
 
-// What bounds the run and which option would help, in one paragraph.
+// One paragraph: the bound of the run and the option that would help.
 std::string ExplainRun(const PresetResult& result, size_t measure);
 
 // Results by row.

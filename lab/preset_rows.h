@@ -1,4 +1,4 @@
-// What `sluice-lab` compares: packs, runs of presets on them, and ratios between runs beside the marks they
+// Plan of `sluice-lab`: packs, runs of presets on them, and ratios between runs beside the marks they
 // are held against. `--preset all` makes such a plan; `--rows` reads one:
 //
 //   [[pack]]                                   # as in quality_rows.h; needs --model and --work
@@ -69,7 +69,7 @@ struct PresetSweep {
   std::string name;
   std::vector<std::string> values;  // "25%", "0.1"
 };
-// Of "device-budget=25%,50%"; INVALID_ARGUMENT: nothing to sweep, or a value that is no number.
+// The sweep in "device-budget=25%,50%"; INVALID_ARGUMENT: nothing to sweep, or a value that is no number.
 absl::StatusOr<PresetSweep> ParseSweep(const std::string& text);
 // The number on the curve's axis.
 double SweepNumber(const std::string& value);

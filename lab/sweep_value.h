@@ -1,4 +1,4 @@
-// What a sweep changes in the options of a command.
+// Options of a command that a sweep changes.
 //
 // Thread safety: a free function without state.
 #pragma once

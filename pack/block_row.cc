@@ -10,7 +10,7 @@
 namespace sluice {
 namespace {
 
-// Where the tables of a row begin.
+// Offsets of a row's tables.
 struct RowPlaces {
   RowPlaces(const EncodingDescriptor& d, uint64_t columns)
       : scales(ScaleOffset(d, columns)), mins(ZeroOffset(d, columns)), supers(SuperGroupOffset(d, columns)) {}

@@ -1,4 +1,4 @@
-// Verifying payload bytes of a pack before anybody sees them.
+// Verification of a pack's payload bytes before any reader uses them.
 //
 // Thread safety: free functions on immutable data, safe to call from any thread.
 #pragma once
@@ -19,7 +19,7 @@ namespace sluice {
 absl::Status VerifyChunks(const Pack& pack, uint32_t extent, uint64_t offset,
                           absl::Span<const std::byte> bytes);
 
-// The whole extent: bytes.size() is its length.
+// Checks the whole extent: bytes.size() is its length.
 inline absl::Status VerifyExtent(const Pack& pack, uint32_t extent, absl::Span<const std::byte> bytes) {
   return VerifyChunks(pack, extent, 0, bytes);
 }

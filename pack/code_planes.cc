@@ -9,7 +9,7 @@
 namespace sluice {
 namespace {
 
-// Puts bits of up to sixteen codes into their words. A whole unit's loop has a length that compilers know,
+// Packs bits of up to sixteen codes into their words. The loop over a whole unit has a compile-time length
 // and becomes vector code.
 SLUICE_ALWAYS_INLINE void AddUnit(const uint8_t* codes, size_t lanes, uint32_t code_shift, uint32_t mask,
                                   uint32_t shift, uint16_t* words) {
@@ -24,8 +24,8 @@ SLUICE_ALWAYS_INLINE void AddUnit(const uint8_t* codes, size_t lanes, uint32_t c
 }
 
 // Stores `bits` bits of each code, taken from `code_shift` up, in a plane. A plane is laid out in blocks of
-// 16-bit lanes: successive codes go to successive lanes, and once round to the next bits of each, so that a
-// vector load, a shift and a mask give the kernels as many codes as there are lanes.
+// 16-bit lanes: successive codes go to successive lanes, and after the last lane to the next bits of each, so
+// that a vector load, a shift and a mask give the kernels as many codes as there are lanes.
 SLUICE_VECTOR_CLONES
 void StorePlane(absl::Span<const uint8_t> codes, uint32_t bits, uint32_t code_shift, std::byte* plane) {
   const uint32_t mask = (1u << bits) - 1;
@@ -41,7 +41,7 @@ void StorePlane(absl::Span<const uint8_t> codes, uint32_t bits, uint32_t code_sh
   }
 }
 
-// The same of bits that go to where PlaceOfHighCode says.
+// The same for bits at the positions of PlaceOfHighCode.
 SLUICE_VECTOR_CLONES
 void StoreHighPlane(absl::Span<const uint8_t> codes, uint32_t bits, uint32_t code_shift, std::byte* plane) {
   for (size_t begin = 0; begin < codes.size(); begin += kPlaneLanes) {
@@ -54,7 +54,7 @@ void StoreHighPlane(absl::Span<const uint8_t> codes, uint32_t bits, uint32_t cod
   }
 }
 
-// Adds a plane's codes, shifted left by `code_shift`, to `codes`; place(column) says where each is.
+// Adds a plane's codes, shifted left by `code_shift`, to `codes`; place(column) returns each one's position.
 template <typename Place>
 void LoadPlane(const std::byte* plane, uint32_t bits, uint32_t code_shift, absl::Span<uint8_t> codes,
                const Place& place) {

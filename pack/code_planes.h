@@ -12,11 +12,11 @@
 
 namespace sluice {
 
-// Stores the codes in the planes at the beginning of `row`, which are zero so far. REQUIRES: a quantized
+// Stores the codes in the planes at the beginning of `row`, which must be zero. REQUIRES: a quantized
 // encoding.
 void StoreCodes(Encoding encoding, absl::Span<const uint8_t> codes, std::byte* row);
 
-// The codes of a row of as many columns.
+// Reads the codes of a row with this number of columns.
 void LoadCodes(Encoding encoding, const std::byte* row, absl::Span<uint8_t> codes);
 
 }  // namespace sluice

@@ -10,7 +10,7 @@ namespace {
 
 constexpr uint32_t kExtentTableVersion = 1;
 
-// Reads little-endian integers at fixed places; packs are refused on big-endian machines at compile time
+// Reads little-endian integers at fixed offsets; big-endian machines are refused at compile time
 // (common/checksum.cc).
 template <typename T>
 T Load(absl::Span<const std::byte> bytes, size_t at) {
@@ -45,8 +45,8 @@ absl::Status CheckHeader(absl::Span<const std::byte> bytes) {
   }
   const uint64_t entries = Load<uint64_t>(bytes, 24);
   const uint64_t checksums = Load<uint64_t>(bytes, 32);
-  // Counts are checked against the bytes that are there before anything is allocated by them, and by
-  // division, so that no product can overflow.
+  // Counts are checked against the available bytes before they size any allocation, and by division, so that
+  // no product can overflow.
   const uint64_t rest = bytes.size() - kExtentTableHeaderBytes;
   if (entries >= ExtentEntry::kNone || entries > rest / kExtentEntryBytes ||
       checksums != (rest - entries * kExtentEntryBytes) / 8 ||
@@ -83,8 +83,8 @@ absl::StatusOr<ExtentTable> ParseExtentTable(absl::Span<const std::byte> bytes) 
   const uint64_t checksums = Load<uint64_t>(bytes, 32);
   ExtentTable table;
   table.entries.reserve(entries);
-  // Extents fill their files without a gap, in the table's order: what a reader may take for granted, and
-  // what leaves no byte of a file without a checksum.
+  // Extents fill their files without a gap, in the table's order. Readers rely on it, and it leaves no byte
+  // of a file without a checksum.
   std::array<uint64_t, kPackFileCount> file_end = {};
   uint64_t next_checksum = 0;
   for (uint64_t i = 0; i < entries; ++i) {

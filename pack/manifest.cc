@@ -185,7 +185,7 @@ absl::Status ReadProvenance(const JsonObject& body, Manifest* m) {
   return absl::OkStatus();
 }
 
-// The version and features, before anything whose meaning they could change.
+// Checks version and features first: they could change the meaning of every other field.
 absl::Status ReadVersion(const JsonObject& body, Manifest* m) {
   ASSIGN_OR_RETURN(const uint64_t version, body.Uint("format_version", 0, kMaxU32));
   if (version != kPackFormatVersion) {
@@ -216,7 +216,7 @@ absl::Status ReadBody(const JsonObject& body, Manifest* m) {
   RETURN_IF_ERROR(ReadTensors(body, m));
   RETURN_IF_ERROR(ReadFiles(body, m));
   RETURN_IF_ERROR(ReadProvenance(body, m));
-  // Older readers refuse by these bits; a pack that leaves one out would be misread by them.
+  // Older readers refuse by these bits; they would misread a pack that leaves one out.
   if (m->incompatible_features != FeaturesOf(*m)) {
     return body.Error("features", absl::StrCat("incompatible bits are ", m->incompatible_features,
                                                ", but the formats need ", FeaturesOf(*m)));
@@ -244,8 +244,8 @@ absl::StatusOr<Manifest> ParseManifest(std::string_view text) {
   if (!root.ok()) return absl::DataLossError(root.status().message());
   absl::StatusOr<JsonObject> object = JsonObject::Of(*root, kManifestName);
   const absl::Status status = object.ok() ? ReadBody(*object, &manifest) : object.status();
-  // The digest was right, so what does not parse was written wrong: the pack is damaged, whoever asked for it
-  // gave no bad argument.
+  // The digest was right, so an unparsable body was written wrong: the pack is damaged, and the caller's
+  // argument is not at fault.
   if (status.code() == absl::StatusCode::kInvalidArgument) return absl::DataLossError(status.message());
   RETURN_IF_ERROR(status);
   return manifest;
@@ -253,7 +253,7 @@ absl::StatusOr<Manifest> ParseManifest(std::string_view text) {
 
 std::string SerializeManifest(Manifest* manifest) {
   manifest->incompatible_features = FeaturesOf(*manifest);
-  // The dump sorts its keys and has one spelling for each value: the same manifest is the same bytes, and the
+  // The dump sorts its keys and has one spelling for each value: equal manifests have equal bytes and the
   // same model_id.
   const std::string body =
       BodyJson(*manifest).dump(1, ' ', /*ensure_ascii=*/true, json::error_handler_t::replace);

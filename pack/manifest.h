@@ -12,7 +12,7 @@
 namespace sluice {
 
 // Checks the closing digest, the version and features first, then every field. DataLoss: not a manifest or
-// damaged. Unimplemented: a version or incompatible feature that this build does not know.
+// damaged. Unimplemented: a version or incompatible feature that this build does not support.
 absl::StatusOr<Manifest> ParseManifest(std::string_view text);
 
 // The file's exact bytes; equal manifests give equal bytes. Sets `manifest->model_id`.

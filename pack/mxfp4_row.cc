@@ -16,7 +16,7 @@ constexpr uint32_t kSignBit = 8;
 constexpr int kScaleBias = 127;
 constexpr int kLargestPower = 2;  // the largest code's binade: 4 and 6
 
-// The scale byte under which the largest of `values` lies in the largest code's binade.
+// The scale byte that puts the largest of `values` into the largest code's binade.
 int ScaleOf(absl::Span<const float> values) {
   float largest = 0;
   for (const float value : values) largest = std::max(largest, std::fabs(value));
@@ -41,7 +41,7 @@ float Mxfp4Value(uint32_t code, int scale) {
   return (code & kSignBit) != 0 ? -magnitude : magnitude;
 }
 
-// The OCP MX format: 32 values share a power of two. Only values that are in the format already are encoded,
+// The OCP MX format: 32 values share a power of two. Only values that the format holds exactly are encoded,
 // so nothing is rounded here.
 int64_t EncodeMxfp4Row(absl::Span<const float> values, std::byte* out) {
   std::memset(out, 0, RowBytes(kDescriptor, values.size()));

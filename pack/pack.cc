@@ -28,7 +28,7 @@ absl::Status CheckFile(const std::string& path, const StoredFile& expected) {
   return absl::OkStatus();
 }
 
-// A whole small file whose digest the manifest holds.
+// Reads a whole small file whose digest the manifest holds.
 absl::StatusOr<std::string> ReadStored(const std::string& path, const StoredFile& expected,
                                        uint64_t max_bytes) {
   RETURN_IF_ERROR(CheckFile(path, expected));
@@ -41,7 +41,7 @@ absl::StatusOr<std::string> ReadStored(const std::string& path, const StoredFile
   return content;
 }
 
-// Tensors are found by their place in the list, so each must be the one that the architecture puts there. A
+// Tensors are found by their index in the list, so each must be the one that the architecture puts there. A
 // list of another length is refused by the planner.
 absl::Status CheckDenseTensors(const std::vector<DenseSpec>& specs, const std::vector<DenseTensor>& tensors) {
   for (size_t i = 0; i < specs.size() && i < tensors.size(); ++i) {
@@ -99,7 +99,8 @@ absl::StatusOr<std::unique_ptr<Pack>> Pack::FromTables(const std::string& dir, M
 absl::Status Pack::IndexExperts(ExtentPlanner* planner) {
   const ModelConfig& config = manifest_.config;
   expert_total_ = ExpertTotal(config);
-  // Every expert has at least two extents: a bound before anything is allocated by the manifest's numbers.
+  // Every expert has at least two extents, which bounds the manifest's numbers before they size any
+  // allocation.
   if (expert_total_ > table_.entries.size() / 2 || (expert_total_ > 0 && manifest_.expert_formats.empty())) {
     return absl::DataLossError(absl::StrCat(kExtentTableName, ": ", table_.entries.size(), " entries and ",
                                             manifest_.expert_formats.size(), " formats are too few for ",
@@ -132,8 +133,8 @@ absl::Status Pack::IndexExperts(ExtentPlanner* planner) {
   return absl::OkStatus();
 }
 
-// The whole table is computed anew from the architecture and the formats, and what is stored must be just
-// that. So nothing that is read from the file afterwards, offset or length, can point anywhere else.
+// Recomputes the whole table from the architecture and the formats, and compares it with the stored one. So
+// no offset or length that is read from the file can point anywhere else.
 absl::Status Pack::Index() {
   const std::vector<DenseSpec> specs = DenseSpecs(manifest_.config);
   RETURN_IF_ERROR(CheckDenseTensors(specs, manifest_.dense_tensors));

@@ -1,5 +1,5 @@
-// An open pack: what is in it and where, without any payload. weightd reads extents by it, inferd finds
-// tensors and experts by it. pack/FORMAT.md specifies the files.
+// An open pack: its contents and their locations, without any payload. weightd reads extents by it, inferd
+// finds tensors and experts by it. pack/FORMAT.md specifies the files.
 //
 // Extent ids are indices into extents(): dense extents first (0 .. dense_extent_count() - 1), then those of
 // the experts ordered by (layer, expert, stream); an expert's extents are consecutive ids and one contiguous
@@ -26,8 +26,8 @@ namespace sluice {
 
 class ExtentPlanner;
 
-// One part of one expert: row r is RowBytes(encoding, cols) bytes at `base + r * stride` of the extent.
-// up and gate: rows = neurons, cols = hidden. down is stored transposed, so it has the same shape.
+// One part of one expert: row r is RowBytes(encoding, cols) bytes at `base + r * stride` of the extent. up
+// and gate: rows = neurons, cols = hidden. down is stored transposed, so it has the same shape.
 struct PartView {
   uint32_t extent = 0;
   uint32_t base = 0;
@@ -45,11 +45,11 @@ struct ExtentRange {
 class Pack {
  public:
   // Reads manifest.json and extents.bin of `dir` and checks them against each other and against the payload
-  // files' sizes; reads no payload. NotFound: no pack there. DataLoss: damaged (which file, what).
+  // files' sizes; reads no payload. NotFound: no pack there. DataLoss: damaged (names file and fault).
   // Unimplemented: an unknown format version or incompatible feature.
   static absl::StatusOr<std::unique_ptr<Pack>> Open(const std::string& dir);
 
-  // The same from parsed tables, for tests and for the fuzzer: `dir` is only remembered.
+  // Opens from parsed tables, for tests and the fuzzer: `dir` is only stored.
   static absl::StatusOr<std::unique_ptr<Pack>> FromTables(const std::string& dir, Manifest manifest,
                                                           ExtentTable table);
 
@@ -70,14 +70,14 @@ class Pack {
 
   // Experts of a layer (0 for a layer with a dense FFN). REQUIRES: layer < config().layers.size().
   uint32_t expert_count(uint32_t layer) const { return config().layers[layer].moe.experts; }
-  // REQUIRES below: layer < layers, expert < expert_count(layer).
+  // REQUIRES for the following: layer < layers, expert < expert_count(layer).
   ExtentRange expert_extents(uint32_t layer, uint32_t expert) const;
   PartView part(uint32_t layer, uint32_t expert, Part part) const;
   const ExpertFormat& expert_format(uint32_t layer, uint32_t expert) const;
   uint64_t expert_bytes(uint32_t layer, uint32_t expert) const;  // stored bytes of its extents
 
-  // By canonical name (common/model/dense_names.h); null if there is none. With tied embeddings there is no
-  // "head": use "embed".
+  // Finds a tensor by canonical name (common/model/dense_names.h); null if there is none. With tied
+  // embeddings there is no "head": use "embed".
   const DenseTensor* FindDense(std::string_view name) const;
   absl::Span<const DenseTensor> dense_tensors() const { return manifest_.dense_tensors; }
 
@@ -90,8 +90,8 @@ class Pack {
   uint64_t largest_expert_bytes() const { return largest_expert_bytes_; }
   uint64_t expert_total() const { return expert_total_; }  // experts of all layers
 
-  // The tokenizer's files by base name, checked against their digests. DataLoss naming the file. Empty if the
-  // model has none.
+  // Reads the tokenizer's files by base name, checked against their digests. DataLoss naming the file. Empty
+  // if the model has none.
   absl::StatusOr<std::map<std::string, std::string>> ReadTokenizerFiles() const;
 
   Pack(const Pack&) = delete;

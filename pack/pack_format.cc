@@ -23,7 +23,7 @@ constexpr EncodingRow kEncodings[] = {
 constexpr const char* kLayoutNames[kExpertLayoutCount] = {"up|gate|down", "up|gate+down", "gate|up+down"};
 constexpr const char* kPartNames[kPartCount] = {"up", "gate", "down"};
 
-// Parts by stream, in their order within a record. Frozen with the layouts' numbers.
+// Parts by stream, in their order within a record. Frozen, as are the layouts' numbers.
 constexpr int kNoPart = -1;
 constexpr int kLayoutParts[kExpertLayoutCount][kPartCount][2] = {
     {{0, kNoPart}, {1, kNoPart}, {2, kNoPart}},
@@ -74,7 +74,7 @@ absl::StatusOr<Encoding> EncodingFromName(const std::string& name) {
 const char* ExpertLayoutName(ExpertLayout layout) { return kLayoutNames[static_cast<size_t>(layout)]; }
 
 absl::StatusOr<ExpertLayout> ExpertLayoutFromName(const std::string& name) {
-  // "up | gate+down" is how people write it.
+  // Accepts "up | gate+down" with spaces, as people write it.
   const std::string word = absl::StrReplaceAll(name, {{" ", ""}});
   for (int i = 0; i < kExpertLayoutCount; ++i) {
     if (word == kLayoutNames[i]) return static_cast<ExpertLayout>(i);
@@ -95,7 +95,7 @@ std::string DescribeEncoding(const EncodingDescriptor& descriptor) {
 }
 
 // A stream holds one record for each neuron, with the rows of its parts one after the other. Each row begins
-// at a rounded place; behind the last one the record is rounded to the stride.
+// at a rounded offset; behind the last one the record is rounded up to the stride.
 ExpertPlan PlanExpert(const ExpertFormat& format, uint32_t columns) {
   ExpertPlan plan;
   const auto& layout = format.gates ? kLayoutParts[static_cast<size_t>(format.layout)] : kGatelessParts;

@@ -1,5 +1,5 @@
-// The stored words of a pack: numbers, limits, and the plain structs that the parsers return.
-// pack/FORMAT.md is the specification; every value here is frozen by it.
+// Stored constants of a pack: numbers, limits, and the plain structs that the parsers return. pack/FORMAT.md
+// is the specification; it freezes every value here.
 //
 // Thread safety: plain values and pure functions.
 #pragma once
@@ -18,16 +18,15 @@
 namespace sluice {
 
 inline constexpr uint32_t kPackFormatVersion = 1;
-inline constexpr uint64_t kExtentAlignment = 4096;  // of an extent's offset and length: O_DIRECT's needs
+inline constexpr uint64_t kExtentAlignment = 4096;  // of an extent's offset and length, as O_DIRECT requires
 inline constexpr uint64_t kDenseTensorAlignment = 64;
 
 inline constexpr char kManifestName[] = "manifest.json";
 inline constexpr char kExtentTableName[] = "extents.bin";
 inline constexpr char kTokenizerFolder[] = "tokenizer";
-inline constexpr char kProfileFolder[] = "profile";  // outside identity and digests
+inline constexpr char kProfileFolder[] = "profile";  // not part of identity and digests
 
-// Feature bits. A reader refuses a pack with an incompatible bit that it does not know, and ignores unknown
-// compatible bits.
+// Feature bits. A reader refuses a pack with an unknown incompatible bit and ignores unknown compatible bits.
 enum IncompatibleFeature : uint64_t {
   kFeatureInterleaved = 1u << 0,   // a stream holds more than one part
   kFeatureMixedFormats = 1u << 1,  // experts differ in encoding or layout
@@ -57,21 +56,21 @@ struct ExtentEntry {
   uint32_t expert = kNone;  // kNone for dense extents
   uint32_t format = 0;      // index into Manifest::expert_formats; 0 for dense extents
   uint64_t offset = 0;      // in the file, a multiple of kExtentAlignment
-  uint64_t length = 0;      // stored bytes, padding counted: a multiple of kExtentAlignment
+  uint64_t length = 0;      // stored bytes with padding: a multiple of kExtentAlignment
   uint64_t first_checksum = 0;
   bool operator==(const ExtentEntry&) const = default;
 };
 
-// How an expert's parts form streams. Numbers are frozen.
+// Grouping of an expert's parts into streams. Numbers are frozen.
 enum class ExpertLayout : uint8_t {
   kUpGateDown = 0,  // "up|gate|down": three streams
-  kUpGatedown = 1,  // "up|gate+down": a neuron's gate and down rows travel together
+  kUpGatedown = 1,  // "up|gate+down": gate and down rows of a neuron are adjacent
   kGateUpdown = 2,  // "gate|up+down"
 };
 inline constexpr int kExpertLayoutCount = 3;
 
-// What experts look like: the encoding of each part, and how parts form streams. Experts without gates have
-// two streams, up and down, whatever the layout, and their gate part is the up part again.
+// Storage format of experts: the encoding of each part, and the grouping of parts into streams. Experts
+// without gates have two streams, up and down, in every layout, and their gate part repeats the up part.
 struct ExpertFormat {
   ExpertLayout layout = ExpertLayout::kUpGateDown;
   std::array<EncodingDescriptor, kPartCount> parts;  // by Part
@@ -79,14 +78,14 @@ struct ExpertFormat {
   bool operator==(const ExpertFormat&) const = default;
 };
 
-// One part's place in its stream.
+// Position of one part in its stream.
 struct PartPlace {
   uint32_t stream = 0;
   uint32_t base = 0;    // byte offset of the part's row within a neuron's record
   uint32_t stride = 0;  // bytes from one neuron's record to the next
 };
 
-// Where the parts of an expert with `columns`-long rows lie.
+// Positions of the parts of an expert with rows of `columns` values.
 struct ExpertPlan {
   uint32_t streams = 0;
   std::array<uint32_t, kPartCount> stream_stride = {};  // by stream
@@ -94,7 +93,7 @@ struct ExpertPlan {
 };
 ExpertPlan PlanExpert(const ExpertFormat& format, uint32_t columns);
 
-// The parts that are stored.
+// Set of the stored parts.
 PartSet StoredParts(const ExpertFormat& format);
 
 // One dense tensor: rows [rows][stride] from `offset` of dense extent `extent`.
@@ -115,15 +114,15 @@ struct StoredFile {
   bool operator==(const StoredFile&) const = default;
 };
 
-// Where the pack came from; part of its identity.
+// Origin of the pack; part of its identity.
 struct Provenance {
   std::string source_digest;  // 32 hex digits: of the source's tensors, names and config; see FORMAT.md
   std::string options;        // canonical text of the options that shaped the bytes
-  std::string generator;      // "sluice pack 2" or "sluice synth 1": changes with the bytes it makes
+  std::string generator;      // "sluice pack 2" or "sluice synth 1": changes with the writer's output
   bool operator==(const Provenance&) const = default;
 };
 
-// Names as manifests, flags and messages spell them.
+// Names in manifests, flags and messages.
 const char* EncodingName(Encoding encoding);
 absl::StatusOr<Encoding> EncodingFromName(const std::string& name);  // InvalidArgument naming the known ones
 const char* ExpertLayoutName(ExpertLayout layout);                   // "up|gate|down"
@@ -149,7 +148,7 @@ struct Manifest {
   std::string model_id;
 };
 
-// The incompatible feature bits that `manifest` needs by its formats.
+// The incompatible feature bits that `manifest` needs for its formats.
 uint64_t FeaturesOf(const Manifest& manifest);
 
 // extents.bin, parsed and checked in itself (not against a manifest).

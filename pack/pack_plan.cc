@@ -9,7 +9,7 @@
 namespace sluice {
 namespace {
 
-// Files stay far below what off_t and our sums can hold.
+// Maximum file size, far below the limits of off_t and of our sums.
 constexpr uint64_t kMaxFileBytes = 1ull << 60;
 
 class SpecList {
@@ -195,8 +195,8 @@ void AddLayerSpecs(const LayerConfig& layer, NormKind norm, uint32_t hidden, Spe
 
 }  // namespace
 
-// In the order of the forward pass: a session that reads dense.bin from its beginning has what it needs
-// first, first.
+// Stores tensors in the order of the forward pass: a session that reads dense.bin from its beginning gets the
+// tensors that it needs first.
 std::vector<DenseSpec> DenseSpecs(const ModelConfig& config) {
   const uint32_t hidden = config.hidden;
   std::vector<DenseSpec> specs;
@@ -237,8 +237,8 @@ std::vector<DenseTensor> PlaceDense(const std::vector<DenseSpec>& specs,
     tensor.stride = static_cast<uint32_t>(RoundStride(RowBytes(encodings[i], tensor.cols)));
     const uint64_t bytes = static_cast<uint64_t>(tensor.rows) * tensor.stride;
     const uint64_t offset = AlignUp(end, kDenseTensorAlignment);
-    // An extent holds one layer's tensors at most, so that a layer can be leased by itself; tensors that
-    // would pass the size begin another.
+    // An extent holds tensors of one layer at most, so that a layer can be leased by itself; a tensor that
+    // would exceed the size begins another extent.
     const bool new_group = i > 0 && specs[i].group != specs[i - 1].group;
     if (new_group || (end > 0 && offset + bytes > extent_bytes)) {
       ++extent;
@@ -254,8 +254,8 @@ std::vector<DenseTensor> PlaceDense(const std::vector<DenseSpec>& specs,
 }
 
 absl::Status ExtentPlanner::Add(ExtentEntry entry, uint64_t used_bytes) {
-  // Extents follow each other without gaps, and each has its checksums behind those of the one before: the
-  // table's reader checks just that.
+  // Extents follow each other without gaps, and each one's checksums follow those of the one before: the
+  // table's reader checks exactly that.
   uint64_t& end = file_bytes_[entry.file];
   entry.offset = end;
   entry.length = AlignUp(used_bytes, kExtentAlignment);

@@ -1,4 +1,4 @@
-// Where everything goes: from a model description to dense tensors, extents and file sizes. The writers build
+// Placement of all data: from a model description to dense tensors, extents and file sizes. The writers build
 // packs by it, and Pack::Open checks a pack's tables against it: one source of truth for both.
 //
 // Thread safety: free functions on plain values; an ExtentPlanner is used by one thread.
@@ -16,13 +16,13 @@
 namespace sluice {
 
 enum class DenseKind : uint8_t {
-  kMatrix,  // takes the dense encoding
+  kMatrix,  // stored in the dense encoding
   kSummed,  // the same, but its rows are summed with weights (down): no block encoding
   kVector,  // f32: one row, or a small table of them
-  kRouter,  // bf16 or f32: matrices of few rows whose values decide much
+  kRouter,  // bf16 or f32: matrices with few rows and a large effect
 };
 
-// A dense tensor that a model has, before it has a place.
+// A dense tensor of a model, before its placement.
 struct DenseSpec {
   std::string name;
   uint32_t layer = ExtentEntry::kNone;  // kNone: the embedding and head groups
@@ -35,21 +35,21 @@ struct DenseSpec {
 // Every dense tensor of a model in storage order. REQUIRES: ValidateModelConfig accepts `config`.
 std::vector<DenseSpec> DenseSpecs(const ModelConfig& config);
 
-// Whether `encoding` may store a tensor of `kind`.
+// True if `encoding` may store a tensor of `kind`.
 bool DenseEncodingAllowed(DenseKind kind, const EncodingDescriptor& encoding);
 
-// Gives tensors their places: `encodings[i]` stores `specs[i]`; a group's extent is closed where the next
-// tensor would make it longer than `extent_bytes`.
+// Places tensors: `encodings[i]` stores `specs[i]`; a group's extent is closed where the next tensor would
+// make it longer than `extent_bytes`.
 std::vector<DenseTensor> PlaceDense(const std::vector<DenseSpec>& specs,
                                     const std::vector<EncodingDescriptor>& encodings, uint64_t extent_bytes);
 
 // Appends extents in id order and keeps files and checksum indices contiguous.
 class ExtentPlanner {
  public:
-  // Dense extents of `tensors` (as PlaceDense makes them). DataLoss if they are not in the order of `specs`,
-  // overlap, or mix groups in an extent.
+  // Appends dense extents of `tensors` (as PlaceDense makes them). DataLoss if they are not in the order of
+  // `specs`, overlap, or mix groups in an extent.
   absl::Status AddDense(const std::vector<DenseSpec>& specs, const std::vector<DenseTensor>& tensors);
-  // One expert of `rows` neurons. ResourceExhausted if the pack passes what the format can address.
+  // Appends one expert of `rows` neurons. ResourceExhausted if the pack exceeds the format's address range.
   absl::Status AddExpert(uint32_t layer, uint32_t expert, uint32_t format, const ExpertPlan& plan,
                          uint32_t rows);
 

@@ -26,7 +26,7 @@ float LoadF16(const std::byte* from) {
   return F16ToFloat(bits);
 }
 
-// A row cut into its groups, with what is known of each so far.
+// A row cut into its groups, with the results for each so far.
 class RowGroups {
  public:
   RowGroups(const EncodingDescriptor& d, absl::Span<const float> values)
@@ -43,9 +43,9 @@ class RowGroups {
   absl::Span<const uint8_t> all_codes() const { return codes_; }
   uint32_t bits() const { return bits_; }
 
-  // The index of the largest value of the first group whose range no f16 scale spans, or -1.
+  // Index of the largest value of the first group whose range no f16 scale spans, or -1.
   int64_t FirstTooWide() const {
-    // A row that fits as a whole, as nearly all do, fits in parts.
+    // A row that fits as a whole, as nearly all do, also fits in parts.
     if (GroupFits(values_, bits_)) return -1;
     for (size_t g = 0; g < count(); ++g) {
       const absl::Span<const float> group = members(g);
@@ -72,7 +72,7 @@ void EncodeWithHalves(const EncodingDescriptor& d, RowGroups* groups, size_t col
   }
 }
 
-// Replaces a super-group's `values` by what 8-bit codes with one f16 scale and zero give, and stores both.
+// Replaces a super-group's `values` by their 8-bit codes with one f16 scale and zero, and stores both.
 void StoreSuperGroup(absl::Span<float> values, std::byte* codes_out, std::byte* pair_out) {
   uint8_t codes[kMaxQuantGroup];
   const absl::Span<uint8_t> used = absl::MakeSpan(codes, values.size());
@@ -85,7 +85,7 @@ void StoreSuperGroup(absl::Span<float> values, std::byte* codes_out, std::byte* 
   }
 }
 
-// Whether each of the groups holds one value. Their steps may then be the values themselves, which are exact;
+// True if each of the groups holds one value. Their steps may then be the values themselves, which is exact;
 // beside other groups, such large steps would leave the small ones no codes.
 bool AllConstant(const RowGroups& groups, size_t first, size_t count) {
   for (size_t g = first; g < first + count; ++g) {
@@ -97,8 +97,8 @@ bool AllConstant(const RowGroups& groups, size_t first, size_t count) {
   return true;
 }
 
-// Scales first; then every zero is solved for the scale that the reader will see, and codes are chosen for
-// the scale and the zero that the reader will see.
+// Computes scales first; then solves every zero for the stored scale, and chooses codes for the stored scale
+// and zero, which the reader will use.
 void EncodeWithSuperGroups(const EncodingDescriptor& d, RowGroups* groups, size_t columns, std::byte* out) {
   std::byte* const quadruples = out + SuperGroupOffset(d, columns);
   float numbers[kMaxQuantGroup];
@@ -139,7 +139,7 @@ int64_t EncodeQuantizedRow(const EncodingDescriptor& descriptor, absl::Span<cons
                            std::byte* out) {
   const size_t columns = values.size();
   RowGroups groups(descriptor, values);
-  // A range that f16 cannot span would give an infinite scale, and NaN at every reader.
+  // A range that f16 cannot span would give an infinite scale, and NaN in every reader.
   const int64_t bad = groups.FirstTooWide();
   if (bad >= 0) return bad;
   std::memset(out, 0, RowBytes(descriptor, columns));

@@ -15,13 +15,13 @@ namespace {
 
 constexpr uint16_t kF16Infinity = 0x7c00;
 
-// Both give the place of the first value that the encoding cannot hold, or -1.
+// Both return the index of the first value that the encoding cannot hold, or -1.
 int64_t EncodeBf16(absl::Span<const float> values, std::byte* out) {
   for (size_t i = 0; i < values.size(); ++i) {
     const uint16_t bits = FloatToBf16(values[i]);
     std::memcpy(out + 2 * i, &bits, 2);
   }
-  // Only values within half a step of 2^128 round to infinity: rare enough to look for afterwards.
+  // Only values within half a step of 2^128 round to infinity: rare enough to check afterwards.
   for (size_t i = 0; i < values.size(); ++i) {
     if (std::fabs(values[i]) > 0x1.fep127f && (FloatToBf16(values[i]) & 0x7fff) == 0x7f80) {
       return static_cast<int64_t>(i);
@@ -33,7 +33,7 @@ int64_t EncodeBf16(absl::Span<const float> values, std::byte* out) {
 int64_t EncodeF16(absl::Span<const float> values, std::byte* out) {
   for (size_t i = 0; i < values.size(); ++i) {
     const uint16_t bits = FloatToF16(values[i]);
-    // bf16 checkpoints may hold values beyond the range of f16; silently they would become infinite.
+    // bf16 checkpoints may hold values beyond f16's range, which would silently become infinite.
     if ((bits & 0x7fff) >= kF16Infinity) return static_cast<int64_t>(i);
     std::memcpy(out + 2 * i, &bits, 2);
   }

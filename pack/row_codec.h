@@ -1,5 +1,5 @@
-// Encoding and decoding one row: float32 <-> the bytes that row_layout.h lays out. The scalar reference for
-// every kernel that reads packs.
+// Encoding and decoding of one row: float32 <-> the bytes that row_layout.h lays out. The scalar reference
+// for every kernel that reads packs.
 //
 // Thread safety: pure functions on the caller's memory.
 #pragma once
@@ -13,13 +13,13 @@
 
 namespace sluice {
 
-// Whether any values can be written as `encoding`: all but mxfp4, whose rows are only taken over from models
-// that store them.
+// True if any values can be written as `encoding`: all but mxfp4, whose rows are only copied from models that
+// store them.
 bool CanEncode(Encoding encoding);
 
 // Encodes `values` (finite) into the RowBytes(descriptor, values.size()) bytes at `out`. Returns -1, or the
 // index of the first value that does not fit the encoding (f16: above 65504; quantized: the largest of the
-// first group whose scale would pass f16; mxfp4: whatever it does not hold exactly). REQUIRES:
+// first group whose scale would exceed f16; mxfp4: any value that it does not hold exactly). REQUIRES:
 // IsValidDescriptor(descriptor).
 int64_t EncodeRow(const EncodingDescriptor& descriptor, absl::Span<const float> values, std::byte* out);
 

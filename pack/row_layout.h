@@ -1,9 +1,9 @@
-// How one encoded row lies in memory: the byte arithmetic of pack/FORMAT.md "Rows", for the writer,
-// for kernels and for tests. One source of truth; nothing here reads or writes bytes.
+// Memory layout of one encoded row: the byte arithmetic of pack/FORMAT.md "Rows", for the writer, for kernels
+// and for tests. One source of truth; nothing here reads or writes bytes.
 //
 // A quantized row is: codes (whole 32-byte blocks of sixteen 16-bit little-endian words), then per group a
 // scale, then per group a zero or a min if the encoding has them (f16 each with meta_bits 16), then the
-// numbers of super-groups. common/row_traits.h says what a weight is made of.
+// numbers of super-groups. common/row_traits.h defines the value of a weight.
 //
 // Codes are planar: with B bits a word holds 16/B codes, and code c of a row lies in block c / (256/B), in
 // word c % 16 of the block, at bit B * ((c % (256/B)) / 16). So a 32-byte load, a shift and a mask give 16
@@ -25,7 +25,7 @@ namespace sluice {
 inline constexpr uint32_t kPlaneBlockBytes = 32;  // one AVX2 register; half an AVX-512 one
 inline constexpr uint32_t kPlaneLanes = 16;       // 16-bit words in a block
 
-// Feature bit of packs (pack_format.h), incompatible: there are rows of block encodings.
+// Feature bit of packs (pack_format.h), incompatible: the pack has rows of block encodings.
 inline constexpr uint64_t kFeatureBlocks = 1u << 6;
 
 inline constexpr uint64_t AlignUp(uint64_t value, uint64_t alignment) {
@@ -58,29 +58,29 @@ inline constexpr uint64_t CodeBytes(const EncodingDescriptor& d, uint64_t column
          (traits.high_bits == 0 ? 0 : PlaneBytes(traits.high_bits, columns));
 }
 
-// Where the second plane begins.
+// Offset of the second plane.
 inline constexpr uint64_t HighPlaneOffset(const EncodingDescriptor& d, uint64_t columns) {
   return PlaneBytes(TraitsOf(d.encoding).low_bits, columns);
 }
 
-// Where the row's scales begin: f16 [groups] with meta_bits 16, u8 [groups] with 8 (mxfp4: E8M0 [groups]).
+// Offset of the row's scales: f16 [groups] with meta_bits 16, u8 [groups] with 8 (mxfp4: E8M0 [groups]).
 inline constexpr uint64_t ScaleOffset(const EncodingDescriptor& d, uint64_t columns) {
   return CodeBytes(d, columns);
 }
 
-// Bytes of the scales; the zeros or mins, if there are any, take as many. Even, so that what follows is
-// aligned.
+// Bytes of the scales; the zeros or mins, if there are any, have the same size. Even, so that the data behind
+// them is aligned.
 inline constexpr uint64_t ScaleBytes(const EncodingDescriptor& d, uint64_t columns) {
   return d.meta_bits == 16 ? 2 * GroupsPerRow(d, columns) : AlignUp(GroupsPerRow(d, columns), 2);
 }
 
-// Where the row's zeros or mins begin, in the same type as the scales.
+// Offset of the row's zeros or mins, in the same type as the scales.
 inline constexpr uint64_t ZeroOffset(const EncodingDescriptor& d, uint64_t columns) {
   return ScaleOffset(d, columns) + ScaleBytes(d, columns);
 }
 
-// meta_bits 8: where the super-groups' f16 numbers begin: kScaleZero {scale of scales, zero of scales, scale
-// of zeros, zero of zeros}, where a group's scale is (code - zero) * scale of its super-group, and so is its
+// meta_bits 8: offset of the super-groups' f16 numbers: kScaleZero {scale of scales, zero of scales, scale of
+// zeros, zero of zeros}, where a group's scale is (code - zero) * scale of its super-group, and so is its
 // zero; kSuperScale {d}; kSuperScaleMin {d, dmin}.
 inline constexpr uint64_t SuperGroupOffset(const EncodingDescriptor& d, uint64_t columns) {
   return ZeroOffset(d, columns) + (HasSecondMeta(TraitsOf(d.encoding).meta) ? ScaleBytes(d, columns) : 0);
@@ -100,11 +100,11 @@ inline constexpr uint64_t RowBytes(const EncodingDescriptor& d, uint64_t columns
   return SuperGroupOffset(d, columns) + SuperGroupBytes(d.encoding) * SuperGroupsPerRow(d, columns);
 }
 
-// A row's or record's size rounded up to where the next one may begin: 64 bytes above 512 (a cache line is a
-// small share then), else 16 (one SSE register).
+// Size of a row or record rounded up to the start of the next: 64 bytes above 512 (a cache line is a small
+// share then), else 16 (one SSE register).
 inline constexpr uint64_t RoundStride(uint64_t bytes) { return AlignUp(bytes, bytes > 512 ? 64 : 16); }
 
-// A code's place in a plane of `bits` bits: the word is at byte_offset (little-endian u16), the code at
+// Position of a code in a plane of `bits` bits: the word is at byte_offset (little-endian u16), the code at
 // `shift`.
 struct CodePlace {
   uint64_t byte_offset = 0;
@@ -118,18 +118,18 @@ inline constexpr CodePlace PlaceOfCode(uint32_t bits, uint64_t column) {
 }
 
 // The same in the second plane of a row whose first plane has 4 bits a code: a block of 32 bytes holds the
-// upper bits of the codes in four (1 bit) or two (2 bits) blocks of the first plane, those of a byte's two
-// codes in the same byte, the block's index in them first.
+// upper bits of the codes in four (1 bit) or two (2 bits) blocks of the first plane. The upper bits of a
+// byte's two codes are in the same byte, ordered by the block's index.
 inline constexpr CodePlace PlaceOfHighCode(uint32_t bits, uint64_t column) {
   const uint64_t block = column / 64;
-  const uint64_t blocks = 4 / bits;  // that share one of this plane
+  const uint64_t blocks = 4 / bits;  // blocks of the first plane that share one of this plane
   const uint64_t nibble = column % 64 / kPlaneLanes;
   return {block / blocks * kPlaneBlockBytes + column % kPlaneLanes * 2,
           static_cast<uint32_t>(8 * (nibble / 2) + bits * (2 * (block % blocks) + nibble % 2))};
 }
 
 // The descriptor of `encoding` with groups of `group` and f16 scales and zeros; `group` is ignored for
-// encodings that have one of their own, or none.
+// encodings with a fixed group, or none.
 inline constexpr EncodingDescriptor MakeDescriptor(Encoding encoding, uint16_t group = 64) {
   const RowTraits traits = TraitsOf(encoding);
   switch (traits.meta) {
@@ -145,7 +145,7 @@ inline constexpr EncodingDescriptor MakeDescriptor(Encoding encoding, uint16_t g
   }
 }
 
-// Whether a descriptor is one that this format defines: known encoding, group and meta_bits in range.
+// True if this format defines the descriptor: known encoding, group and meta_bits in range.
 inline constexpr bool IsValidDescriptor(const EncodingDescriptor& d) {
   if (d.encoding == Encoding::kInvalid || TraitsOf(d.encoding).low_bits == 0) {
     return false;

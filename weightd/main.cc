@@ -1,4 +1,4 @@
-// The weightd program: reads its options, starts a WeightdServer, and ends it when told to.
+// The weightd program: reads its options, starts a WeightdServer, and ends it on a signal.
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -27,9 +27,9 @@ namespace {
 
 constexpr int kFailed = 1;
 constexpr absl::Duration kSessionCheck = absl::Milliseconds(20);
-// However short the drain time: what ends in order takes a moment.
+// Lower bound of the stop time, however short the drain time: an orderly end needs a moment.
 constexpr absl::Duration kLeastStop = absl::Seconds(1);
-// One phase of the start takes less: opening a pack, waiting for memory, a first fetch from a slow disk.
+// Upper bound of one phase of the start: opening a pack, waiting for memory, a first fetch from a slow disk.
 constexpr absl::Duration kPhaseLimit = absl::Seconds(90);
 
 LogFn LogTo(std::shared_ptr<spdlog::logger> logger) {
@@ -41,8 +41,8 @@ LogFn LogTo(std::shared_ptr<spdlog::logger> logger) {
   };
 }
 
-// A segment of 256 MiB is a descriptor, and so is a session's every region: the usual soft limit of 1024
-// would end a large store. Best effort: the hard limit is the administrator's.
+// Each segment of 256 MiB and each region of a session is a descriptor: the usual soft limit of 1024 would
+// end a large store. Best effort: the hard limit is the administrator's.
 void RaiseFileLimit() {
   rlimit limit{};
   if (getrlimit(RLIMIT_NOFILE, &limit) == 0 && limit.rlim_cur < limit.rlim_max) {
@@ -83,7 +83,7 @@ void AwaitEnd(DaemonLoop* loop, Process* process) {
     if (!loop->watched()) {
       continue;
     }
-    // Only progress is reported: a pump or a disk that hangs must end in a restart.
+    // Only progress counts as alive: a pump or a disk that hangs must end in a restart.
     WeightStore& store = process->server->store();
     const std::string stuck = process->watch.Look(store.Progress(), MonotonicClock().NowNanos());
     store.Nudge();
@@ -95,7 +95,7 @@ void AwaitEnd(DaemonLoop* loop, Process* process) {
   }
 }
 
-// Lets sessions end; a second signal cuts the wait.
+// Lets sessions end; a second signal cuts the wait short.
 void DrainSessions(WeightdServer* server, absl::Duration patience, ProcessSignals* signals,
                    spdlog::logger* logger) {
   server->Drain();

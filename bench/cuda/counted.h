@@ -24,7 +24,7 @@ struct Model {
   uint32_t positions;
 };
 
-// What an operation cannot do without, and what its launches ask for.
+// The minimum that an operation needs, and the counts of its launches.
 struct Counted {
   double bytes = 0;
   std::vector<cuda_fake::KernelCounts> launches;

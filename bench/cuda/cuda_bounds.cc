@@ -1,4 +1,4 @@
-// How fast the kernels of device cuda could be at most: their launches run on the interpreter of
+// Upper bounds of the speed of device cuda's kernels: their launches run on the interpreter of
 // tests/cuda_fake, which counts bytes, instructions and turns of shared memory; published limits of GPUs make
 // times of the counts. Nothing here is measured on a GPU: latency, caches' limits, launches and what ptxas
 // makes of the PTX are left out, so that a GPU can only be slower.
@@ -15,7 +15,7 @@
 // A launch's bound is the longest of: the sectors of 32 bytes that it touches by the memory's bandwidth; its
 // warp-instructions by four a clock and multiprocessor; its turns of shared memory by one; a grid of fewer
 // blocks than multiprocessors uses as many as it has blocks. The share printed is the time that the bytes
-// which the operation cannot do without would take of that. Marks (CUDA.md): 80 % for products, 75 % for
+// which the operation cannot do without would take of that. Targets: 80 % for products, 75 % for
 // attention, 71 % for sparse experts (1.4 times their bytes).
 #include <algorithm>
 #include <cmath>
@@ -58,7 +58,7 @@ constexpr Model kModels[] = {{"Mixtral", 4096, 14336, 8, 2, 32, 8, 4096, 4096},
 constexpr Model kSmallModels[] = {{"Mixtral", 4096, 128, 8, 1, 4, 1, 64, 512},
                                   {"Qwen3-30B", 2048, 128, 128, 1, 8, 1, 64, 512}};
 
-// What a launch takes at least of each of a GPU's resources, in seconds.
+// Lower bound of a launch's time by GPU resource, in seconds.
 struct Bound {
   double memory = 0;
   double instructions = 0;
@@ -209,7 +209,7 @@ std::map<std::string, double> SmallCounts() {
   return counts;
 }
 
-// Whether the counts are those of the file, as far as 2 % and both ways round.
+// True if the counts equal those of the file within 2 %, in both directions.
 bool Compare(const char* path) {
   constexpr double kAllowed = 0.02;
   std::ifstream file(path);

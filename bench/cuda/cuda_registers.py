@@ -30,9 +30,9 @@ ENTRY = re.compile(
     r"Used (?P<registers>\d+) registers(?P<rest>[^\n]*)", re.S)
 ACCESS = re.compile(r"\b(ld|st)\.global(?:\.nc)?(?:\.\w+)*?(?:\.v(?P<vector>[24]))?\.[busf](?P<bits>\d+)\b|cp\.async\.\w+\.shared\.global "
                     r"\[[^\]]*\], \[[^\]]*\], (?P<bytes>\d+)")
-# What a kernel's mangled name has of its source's path: another tree's names are others.
+# The part of a mangled name that depends on the source path, which differs between trees.
 PLACE = re.compile(r"\d+_GLOBAL__N__[0-9a-f]{8}_\d+_\w+?_cu_[0-9a-f]{8}")
-# Of a multiprocessor, by compute capability (the programming guide's table): warps, KiB of shared memory.
+# Limits of a multiprocessor by compute capability (programming guide's table): warps, KiB of shared memory.
 WARPS = {75: 32, 80: 64, 86: 48, 89: 48, 90: 64, 100: 64, 120: 48}
 REGISTERS = 65536
 ALLOWED = 0.02

@@ -1,4 +1,4 @@
-// What a decode step of a tiny model costs on the fake of tests/cuda_fake: CPU time a step, and which kernels
+// Cost of a decode step of a tiny model on the fake of tests/cuda_fake: CPU time a step, and which kernels
 // run how many warp-instructions in it. It says how long tests of whole engines take, nothing of a GPU.
 //
 // usage: cuda_step PACK [TOKENS]      PACK: a pack folder of a model that needs no tokenizer

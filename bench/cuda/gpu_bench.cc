@@ -1,4 +1,4 @@
-// What device cuda does on the GPU of this machine, for docs/gpu.md (deploy/gpu_check.sh): bandwidth of
+// Measures device cuda on this machine's GPU, for docs/gpu.md: bandwidth of
 // copies by chunk size, whether one process' copies run beside another's kernels, products by encoding, one
 // expert and layers of experts by the share of neurons left out, and what contexts take.
 //
@@ -7,7 +7,7 @@
 // The module is found as daemons find it (common/cuda/cuda_module.h), so the same program runs on the fake of
 // tests/cuda_fake, whose times mean nothing: --tiny makes shapes small enough for it, to try the program.
 //
-// Marks: copies beside kernels at least 90 % of both alone, or `pull` is the better transport; chunks at
+// Targets: copies beside kernels at least 90 % of both alone, or `pull` is the better transport; chunks at
 // least 95 % of the pinned peak (FloE: 88 %).
 #include <algorithm>
 #include <cmath>

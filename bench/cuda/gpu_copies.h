@@ -1,6 +1,6 @@
 // The copies of gpu_bench: a loop as weightd has it, and another process that runs one when told to.
 //
-// Thread safety: thread-compatible. What goes wrong ends the program with a message.
+// Thread safety: thread-compatible. An error ends the program with a message.
 #pragma once
 
 #include <sys/types.h>

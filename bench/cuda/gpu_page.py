@@ -12,7 +12,7 @@ import os
 import sys
 
 DOCUMENT = os.path.join(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))), "docs/gpu.md")
-# Of both alone, in percent: below it copies of one process wait for kernels of the other.
+# Share of both run alone, in percent; below it, copies of one process wait for kernels of the other.
 OVERLAP_MARK = 90
 PEAK_MARK = 95
 

@@ -41,7 +41,7 @@ def main():
                 token_seconds.append(round(timings["prompt_ms"] / 1000 / computed, 7))
     # A beginning that was found: the most common length of what caches gave, of whole pages.
     shared = statistics.mode(r["cached"] for r in affine if r.get("cached"))
-    # What the KV cache keeps: its positions (8 MiB at 1.5 KiB), less what the texts that run have for themselves.
+    # The positions that the KV cache keeps (8 MiB at 1.5 KiB), less those of the running sequences.
     done = [r for r in affine if r.get("prompt")]
     span = max(r["began"] for r in affine) - min(r["began"] for r in affine)
     running = min(PARALLEL, sum(r["ended"] - r["began"] for r in done) / span / HOSTS)

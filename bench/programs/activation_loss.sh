@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What the int8 activations of quantized rows cost: perplexity of packs of each encoding beside that of their float
+# Cost of the int8 activations of quantized rows: perplexity of packs of each encoding beside their dequantized
 # twins, which hold the same weights as float32 and compute with float activations. Prints a Markdown table.
 # usage: activation_loss.sh MODEL_DIR TEXT [TOKENS]   (built programs: build/release; about 30 s an encoding)
 set -euo pipefail
@@ -20,7 +20,7 @@ echo "|---|---|---|---|"
 for bits in q8 q4 q3 q2; do
   "$bin/sluice" pack "$model" --out "$work/$bits" --bits "$bits" --dense-bits bf16 --json > "$work/log"
   "$root/build/release/bench/float_twin" "$model" "$work/$bits" "$work/twin"
-  "$bin/sluice" pack "$work/twin" --out "$work/float" --recipe "$root/docs/quality/f32.toml" --json > "$work/log"
+  "$bin/sluice" pack "$work/twin" --out "$work/float" --recipe "$root/lab/docs/quality/f32.toml" --json > "$work/log"
   python3 - "$bits" "$(ppl "$work/$bits")" "$(ppl "$work/float")" << 'PRINT'
 import sys
 bits, ours, reference = sys.argv[1], float(sys.argv[2]), float(sys.argv[3])

@@ -43,7 +43,7 @@ class Call {
   void SetDeadline(absl::Duration patience) {
     context_.set_deadline(absl::ToChronoTime(absl::Now() + patience));
   }
-  // What the call ended with, as the user should hear it.
+  // The call's final status, worded for the user.
   absl::Status Result(const grpc::Status& status) const {
     RETURN_IF_ERROR(interrupt_->Check());
     return FromGrpcStatus(status);

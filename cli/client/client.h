@@ -27,7 +27,7 @@ namespace api = ::sluice::inference::v1;
 // Ends a call from another thread. Thread-safe.
 class CallStopper {
  public:
-  // Whether a call was running that had not been stopped yet.
+  // Returns true if a call was running and not yet stopped.
   bool Stop() LOCKS_EXCLUDED(mutex_);
 
  private:

@@ -22,9 +22,9 @@ class Conversation {
   void Ask(const std::string& question);
   // REQUIRES: the last turn is a question without an answer.
   void Answer(const std::string& text);
-  // Takes the last question back, with its answer. Whether there was one.
+  // Removes the last question and its answer; returns false if there is none.
   bool TakeBack();
-  // Forgets the oldest question and its answer. Whether there was one.
+  // Removes the oldest question and its answer; returns false if there is none.
   bool ForgetOldest();
 
   size_t turns() const { return turns_.size(); }

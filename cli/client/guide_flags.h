@@ -1,4 +1,4 @@
-// What the user wants an answer to conform to: from flags to the request.
+// Flags of structured output, turned into the request's grammar.
 //
 // Thread safety: plain values; used by the main thread.
 #pragma once

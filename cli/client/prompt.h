@@ -1,4 +1,4 @@
-// What run takes as its prompt, and what the user asked of the sampler: from flags to the request.
+// Flags of the prompt and the sampler, turned into fields of the request.
 //
 // Thread safety: plain values; used by the main thread.
 #pragma once
@@ -14,7 +14,7 @@
 
 namespace sluice::cli {
 
-// What the user asked of the sampler.
+// Sampling options given by the user.
 struct SamplingFlags {
   std::optional<uint64_t> max_tokens;
   std::optional<double> temperature;

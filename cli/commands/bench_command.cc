@@ -25,7 +25,7 @@ namespace {
 constexpr int64_t kMostTokens = 1 << 24;
 constexpr int64_t kMostSequences = 1024;
 constexpr uint64_t kMostSeed = 1'000'000'000;
-// What inferd has if nobody says otherwise: the launcher asks for more only where a test needs more.
+// inferd's default; the launcher asks for more only where a test needs more.
 constexpr uint64_t kDefaultParallel = 4;
 constexpr uint64_t kDefaultContext = 8192;
 
@@ -125,7 +125,7 @@ BenchSetting SettingOf(const Launcher& launcher) {
   return setting;
 }
 
-// What every result is explained by, measured now that the daemons are gone.
+// Measures the rates that explain every result, after the daemons have ended.
 class Explainer {
  public:
   // `read`: bytes a second, 0: not known.

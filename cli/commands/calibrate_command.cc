@@ -36,7 +36,7 @@ struct Options {
   bool json = false;
 };
 
-// What the profile's files say, as far as this process can read them.
+// Contents of the profile's files, as far as this process can read them.
 struct Measured {
   std::optional<SensitivityProfile> sensitivity;
   std::optional<CutoffProfile> cutoffs;

@@ -153,7 +153,7 @@ void AddSpeeds(const Options& o, Report* report) {
   }
 }
 
-// How much context and how many sequences fit beside the weights of the choice.
+// Adds the context length and the number of sequences that fit beside the chosen weights.
 absl::Status AddContexts(Report* report) {
   const auto chosen = std::find_if(report->rows.begin(), report->rows.end(), [report](const PlanRow& row) {
     return row.bits == report->choice.bits && row.preset == report->choice.preset;
@@ -184,7 +184,7 @@ absl::Status ReadFacts(const Options& o, Report* report) {
       report->facts = *std::move(facts);
       return absl::OkStatus();
     }
-    // Of a head alone the rest is known all the same.
+    // With only a file's header, everything else is still known.
     report->not_counted = std::string(facts.status().message());
   }
   ASSIGN_OR_RETURN(report->facts, ReadModelFacts(model, kBits));

@@ -32,7 +32,7 @@ Json Names(const Policies& policies, bool kept) {
   return names;
 }
 
-// What keeps this build from running it, "" if nothing does.
+// The reason why this build cannot run the policies, "" if it can.
 std::string Hindrance(const Policies& policies, DeviceKind device) {
   return std::string(CheckPolicies(policies, device).message());
 }
@@ -95,7 +95,7 @@ std::string ListText() {
   return text;
 }
 
-// What `auto` would choose for a pack on this machine.
+// The choice of `auto` for a pack on this machine.
 absl::StatusOr<AutoChoice> ChooseFor(const std::string& pack_dir, DeviceKind device, uint64_t budget,
                                      double link_gbps, double quality_bound) {
   ASSIGN_OR_RETURN(const std::unique_ptr<Pack> pack, Pack::Open(pack_dir));

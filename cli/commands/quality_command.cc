@@ -38,7 +38,7 @@ absl::Status Write(const std::string& path, const std::string& text) {
   return file.Commit();
 }
 
-// What all rows of a call are measured on and compared with.
+// Text and baseline shared by all rows of a call.
 struct Yardstick {
   std::string text;  // TextIdentity() of the text
   std::string base;  // file of the first row's distributions; empty: none are compared

@@ -78,7 +78,7 @@ std::optional<uint64_t> Budget(const Launcher& launcher, const std::string& name
   return known ? std::optional(bytes) : std::nullopt;
 }
 
-// What the daemons hold, by part: budgets are what they may take, not what they have taken so far.
+// Memory of the daemons by part: budgets are upper limits, not current use.
 std::string MemoryLine(const Launcher& launcher) {
   const api::Model& model = launcher.model();
   std::vector<std::string> parts;

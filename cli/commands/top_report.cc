@@ -12,7 +12,7 @@ namespace {
 
 constexpr int kBarWidth = 30;
 
-// What happened a second between two looks.
+// Rates per second between two samples.
 class Rates {
  public:
   // Not `comparable`: every rate is 0.

@@ -1,4 +1,4 @@
-// What `sluice top` shows: two looks at the daemons' counters, as rates, text and JSON. Pure.
+// Output of `sluice top`: two samples of the daemons' counters, as rates, text and JSON.
 //
 // Thread safety: plain values and pure functions, safe to use from any thread.
 #pragma once

@@ -19,7 +19,7 @@ constexpr uint64_t kUsefulMemlock = 64ull << 20;
 constexpr uint64_t kUsefulOpenFiles = 1024;
 // weightd's alignment of extents: a disk that needs more cannot be read directly.
 constexpr uint32_t kExtentAlignment = 4096;
-// What device cuda's kernels are compiled for: compute capability 7.5 and up, by a CUDA whose PTX older
+// Oldest target of device cuda's kernels: compute capability 7.5 and up, by a CUDA whose PTX older
 // drivers refuse.
 constexpr int kOldestGpu = 75;
 constexpr int kOldestCuda = 13000;

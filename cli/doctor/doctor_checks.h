@@ -28,7 +28,7 @@ struct Finding {
 };
 
 Finding CheckCpu(const CpuFacts& cpu);
-// Of the CPUs that this process may use; or why they are not known.
+// Checks the CPUs that this process may use; `topology` may be the reason why they are unknown.
 Finding CheckNodes(const absl::StatusOr<CpuTopology>& topology);
 // `budget`: what --dram-budget asks for; absent: the default. `pack_bytes` 0: no pack was named.
 Finding CheckMemory(const MemoryFacts& memory, std::optional<uint64_t> budget, uint64_t pack_bytes);
@@ -46,7 +46,7 @@ Finding CheckPackSample(const std::string& pack, const absl::Status& status, uin
                         uint64_t bytes);
 Finding CheckRuntimeDir(const absl::Status& status, const std::string& dir);
 Finding CheckProgram(const std::string& path, bool executable);
-// What answers on inferd's socket: OK, NotFound (nobody, which is fine), or what is wrong.
+// Checks inferd's socket: `status` is OK, NotFound (no server, which is fine), or an error.
 Finding CheckServer(const std::string& socket, const absl::Status& status);
 
 bool AnyFailure(const std::vector<Finding>& findings);

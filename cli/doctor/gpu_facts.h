@@ -1,4 +1,4 @@
-// What `sluice doctor` knows of NVIDIA GPUs, read from this host once: by the driver's library where it is
+// Facts about NVIDIA GPUs for `sluice doctor`, read from this host once: by the driver's library where it is
 // there, and by the PCI bus where it is not. Judged by doctor_checks.h.
 //
 // Thread safety: free functions, safe to call from any thread.

@@ -1,4 +1,4 @@
-// What `sluice doctor` looks at, read from this host once. Judged by doctor_checks.h.
+// Facts about this host for `sluice doctor`, read once. Judged by doctor_checks.h.
 //
 // Thread safety: free functions, safe to call from any thread.
 #pragma once

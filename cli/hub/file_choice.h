@@ -1,4 +1,4 @@
-// Which of a repository's files make a model that `--model` takes.
+// Selects the files of a repository that make a model for `--model`.
 //
 // Thread safety: pure functions.
 #pragma once
@@ -14,7 +14,7 @@ namespace sluice::cli {
 struct FileChoice {
   // To be fetched in this order: the last makes what lies there a model.
   std::vector<HubFile> files;
-  // What `--model` takes, below the folder: empty for the folder itself.
+  // Argument of `--model`, relative to the folder; empty for the folder itself.
   std::string model;
   // False for a single file that is no model.
   bool is_model = true;

@@ -118,7 +118,7 @@ class Fetcher {
                                                " of ", fetch_.file.bytes, " bytes"));
   }
 
-  // What the head of an answer says of its bytes.
+  // Checks the byte range in a response's header.
   absl::Status Begin(const HttpHead& head) {
     if (head.status == 206) {
       const std::string text = head.Header("content-range");

@@ -23,7 +23,7 @@ struct FileFetch {
   std::string target;  // its folder exists
   const std::atomic<bool>* cancel = nullptr;
   RetryNote note;
-  // How many bytes of the file are here; falls when they turn out to be wrong.
+  // Number of bytes fetched; falls when they turn out to be wrong.
   std::function<void(uint64_t done)> progress;
 };
 
@@ -31,7 +31,7 @@ struct FileFetch {
 // never taken for its beginning.
 std::string PartialPath(const std::string& target, const HubFile& file);
 
-// Whether the file at `path` is this one. CANCELLED; errors of reading.
+// Returns true if the file at `path` has the digest of `file`. Errors: CANCELLED, read errors.
 absl::StatusOr<bool> IsFile(const std::string& path, const HubFile& file, const std::atomic<bool>* cancel,
                             const std::function<void(uint64_t done)>& progress);
 

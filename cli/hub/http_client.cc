@@ -20,7 +20,7 @@ constexpr long kStillSeconds = 60;
 constexpr long kMaxRedirects = 10;
 constexpr long kBufferBytes = 256 * 1024;
 
-// What one request hands to libcurl's callbacks.
+// State of one request for libcurl's callbacks.
 struct Transfer {
   HttpHead head;
   const HttpClient::Sink* sink = nullptr;
@@ -60,7 +60,7 @@ int OnProgress(void* user, curl_off_t, curl_off_t, curl_off_t, curl_off_t) {
   return cancel != nullptr && cancel->load() ? 1 : 0;
 }
 
-// Whether another attempt may end otherwise.
+// Returns true if another attempt may succeed.
 bool IsTransient(CURLcode code) {
   switch (code) {
     case CURLE_COULDNT_RESOLVE_PROXY:
@@ -130,7 +130,7 @@ absl::StatusOr<HttpHead> HttpClient::Get(const HttpRequest& request, const Sink&
   curl_easy_setopt(curl, CURLOPT_FOLLOWLOCATION, 1L);
   curl_easy_setopt(curl, CURLOPT_MAXREDIRS, kMaxRedirects);
   curl_easy_setopt(curl, CURLOPT_PROTOCOLS_STR, "http,https");
-  // Who began encrypted goes on so.
+  // A request that starts encrypted is never redirected to plain text.
   curl_easy_setopt(curl, CURLOPT_REDIR_PROTOCOLS_STR,
                    absl::StartsWith(request.url, "https:") ? "https" : "http,https");
   curl_easy_setopt(curl, CURLOPT_CONNECTTIMEOUT, kConnectSeconds);

@@ -26,7 +26,7 @@ struct HttpRequest {
   uint64_t from = 0;  // asks for the bytes from here on
 };
 
-// Of the answer behind the last redirect.
+// Header of the response behind the last redirect.
 struct HttpHead {
   int status = 0;
   std::map<std::string, std::string> headers;  // names in lower case

@@ -1,4 +1,4 @@
-// What a hub says of a repository: its commit and its files.
+// A hub's listing of a repository: its commit and its files.
 //
 // Thread safety: thread-compatible.
 #pragma once

@@ -1,4 +1,4 @@
-// Which failures of a hub are worth another attempt, and when.
+// Decides which failures of a hub are retried, and when.
 //
 // Thread safety: free functions; a Retries is thread-compatible.
 #pragma once
@@ -14,7 +14,7 @@
 
 namespace sluice::cli {
 
-// What an answer's status means for `subject`: OK for 200 and 206. UNAVAILABLE for 408, 429 and 5xx;
+// Status of a response for `subject`: OK for 200 and 206. UNAVAILABLE for 408, 429 and 5xx;
 // UNAUTHENTICATED or PERMISSION_DENIED, saying what a token would change, for 401 and 403; NOT_FOUND for 404
 // and 410; OUT_OF_RANGE for 416; FAILED_PRECONDITION otherwise.
 absl::Status StatusOfAnswer(const HttpHead& head, const std::string& subject, bool with_token);

@@ -45,7 +45,7 @@ constexpr int kReadyPatienceMs = 25000;
 constexpr int kJoinAttempts = 3;
 constexpr int kLogLines = 10;
 
-// Who keeps daemons with other options from being replaced, and what can be done.
+// Message: users of the running daemons prevent a restart with other options; names the remedies.
 constexpr char kInUse[] =
     "Others use it: wait until they have ended, or take another SLUICE_RUNTIME_DIR for daemons of your own";
 constexpr char kOfSomebodyElse[] =
@@ -131,7 +131,7 @@ absl::Status Launcher::UseAddress(const std::string& address) {
   if (options_.admin.has_value()) {
     RETURN_IF_ERROR(reached);
   }
-  // Whoever may use inferd need not be one of its operators: then options are not compared.
+  // A user of inferd may lack operator rights; then options are not compared.
   if (absl::IsPermissionDenied(reached)) {
     admin.clear();
   }
@@ -388,7 +388,7 @@ std::string Launcher::server_option(const std::string& name) const {
   return value.empty() ? ValueOf(weightd_options_, name) : value;
 }
 
-// What every command takes (options.h), in its order; of the simulated link only where there is one.
+// Prints the common options in their order; the simulated link's only where there is one.
 void Launcher::ShowOptions() const {
   if (json_ || options_.quiet) {
     return;

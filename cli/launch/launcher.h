@@ -60,7 +60,7 @@ class Launcher {
   absl::Status LearnServerOptions();
   // `who`: what keeps the daemons from being replaced.
   absl::Status Mismatch(const std::vector<std::string>& differences, const std::string& who) const;
-  // Whether a client of its own, without a command, waits for an answer of inferd.
+  // Returns true if a client other than this command waits for a response of inferd.
   bool HasCalls();
   void ShowOptions() const;
 

@@ -26,7 +26,7 @@ struct CommonOptions {
   std::string model;
   std::optional<std::string> bits;
 
-  // Of inferd.
+  // Options of inferd.
   std::optional<std::string> device;
   std::optional<std::string> device_budget;  // bytes, or "50%" of the experts
   std::optional<uint64_t> context;
@@ -53,7 +53,7 @@ struct CommonOptions {
   std::optional<std::string> virtual_costs;
   std::optional<std::string> measure_costs;
 
-  // Of inferd's HTTP door.
+  // Options of inferd's HTTP server.
   std::vector<std::string> http;
   std::optional<std::string> http_keys;
   std::optional<std::string> http_tls_certificate;
@@ -61,12 +61,12 @@ struct CommonOptions {
   std::vector<std::string> http_cors;
   std::optional<std::string> prefix_file;
 
-  // Of weightd.
+  // Options of weightd.
   std::optional<uint64_t> dram_budget;
   std::optional<std::string> io;
   std::optional<bool> direct;
 
-  // Of the launcher.
+  // Options of the launcher.
   std::optional<std::string> address;
   std::optional<std::string> admin;  // of the operators of the inferd at `address`
   std::optional<absl::Duration> keep;
@@ -81,7 +81,7 @@ struct CommonOptions {
   // Adds those of the HTTP door and of the file of past texts: of the command that serves.
   void DeclareServe(ArgParser* parser);
 
-  // What was given, for either daemon; sizes in bytes.
+  // The given options, for either daemon; sizes in bytes.
   std::vector<OptionSetting> InferdSettings() const;
   std::vector<OptionSetting> WeightdSettings() const;
 };
@@ -89,14 +89,14 @@ struct CommonOptions {
 // {"--context", "8192", ...} for a command line.
 std::vector<std::string> AsFlags(const std::vector<OptionSetting>& settings);
 
-// Whether two values of an option mean the same: numbers by value ("16" and "16.0"), sizes by bytes ("1KiB"
+// Returns true if two values of an option are equal: numbers by value ("16" and "16.0"), sizes by bytes ("1KiB"
 // and "1024"), everything else by letters.
 bool SameOptionValue(const std::string& a, const std::string& b);
 
 // Options that are given one by one and reported together, as "A,B".
 bool IsListOption(const std::string& name);
 
-// Whether all of `asked` ("KEY=VALUE,.." or plain words) is so in `in_effect`.
+// Returns true if `in_effect` contains all of `asked` ("KEY=VALUE,.." or plain words).
 bool HoldsPolicies(const std::string& in_effect, const std::string& asked);
 
 }  // namespace sluice::cli

@@ -27,7 +27,7 @@ struct RuntimePaths {
   std::string inferd_log;
 };
 
-// What the supervisor is asked to run: weightd and inferd of `binary_dir` for `options` in `paths`.
+// Command lines for the supervisor: weightd and inferd of `binary_dir` for `options` in `paths`.
 // `pack_dir` is absolute.
 SupervisorOptions DaemonsOf(const RuntimePaths& paths, const std::string& binary_dir,
                             const std::string& pack_dir, const CommonOptions& options);
@@ -43,7 +43,7 @@ absl::StatusOr<std::string> AdminAddressFrom(const std::string& text);
 // The last `lines` lines of the file, indented; "" if it cannot be read.
 std::string LogTail(const std::string& path, int lines);
 
-// What a log says in the end: the last line's text if it is an error, else the last `lines` lines, with the
+// End of a log: the last line's text if it is an error, else the last `lines` lines, with the
 // file's name before either.
 std::string LastWords(const std::string& path, int lines);
 

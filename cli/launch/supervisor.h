@@ -36,9 +36,9 @@ struct SupervisorOptions {
   std::string lock_path;
   bool restart = true;
   std::vector<DaemonCommand> daemons;  // started in this order, ended in reverse
-  // How long a daemon may take to end by itself after SIGTERM before it is killed.
+  // Time that a daemon has to end after SIGTERM before it is killed.
   absl::Duration stop_patience = absl::Seconds(5);
-  // How long to wait for a predecessor that is still ending.
+  // Time to wait for a predecessor that is still ending.
   absl::Duration lock_patience = absl::Seconds(20);
 };
 

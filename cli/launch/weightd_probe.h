@@ -1,4 +1,4 @@
-// What options a running weightd has.
+// Reads the options of a running weightd.
 //
 // Thread safety: free functions, safe to call from any thread.
 #pragma once

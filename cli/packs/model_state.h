@@ -1,4 +1,4 @@
-// What a model's files are like now, told apart without reading them.
+// State of a model's files, compared without reading their contents.
 //
 // Thread safety: free functions, safe to call from any thread.
 #pragma once

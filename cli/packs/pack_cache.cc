@@ -49,7 +49,7 @@ std::string NameOf(const fs::path& model) {
   return name.empty() || name[0] == '.' ? "model" : name.substr(0, 80);
 }
 
-// Of one model's packs: "NAME-q4-0123456789abcdef" for "q4".
+// Names of one model's packs: "NAME-q4-0123456789abcdef" for "q4".
 class Names {
  public:
   explicit Names(const std::string& model) : name_(NameOf(model)), model_(model), state_(ModelState(model)) {}
@@ -164,7 +164,7 @@ absl::StatusOr<std::string> PackOf(const CommandContext& context, const ModelReq
           absl::StrCat("--bits ", choice.bits, ": ", request.model, " is no GGUF file"));
     }
   } else {
-    // What was made once is taken, though memory may be another now: nobody waits for a second packing
+    // An existing pack is reused even if memory has changed since: nobody waits for a second packing
     // unasked.
     for (const std::string& bits : ChosenBits(IsGgufFile(model))) {
       if (choice.bits.empty() && IsPack(absl::StrCat(folder, "/", names.With(bits), kPackEnd)))

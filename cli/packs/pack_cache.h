@@ -34,7 +34,7 @@ struct ModelRequest {
 };
 
 // The folder of the model's pack: `model` itself if it is one, else the cached one, made if it is not there.
-// What is decided is said in a line on stderr. Waits while another process makes the same pack.
+// Prints the decision to stderr. Waits while another process makes the same pack.
 // INVALID_ARGUMENT for bits beside a pack; RESOURCE_EXHAUSTED with the numbers where the disk is too small;
 // CANCELLED (what was packed stays, to be resumed); errors of PackModel().
 absl::StatusOr<std::string> PackOf(const CommandContext& context, const ModelRequest& request);

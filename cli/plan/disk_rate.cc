@@ -1,4 +1,4 @@
-// What the disk gives to weightd: its own reader, asked as it asks.
+// Measures the disk's rate with weightd's own reader and request pattern.
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>

@@ -7,7 +7,7 @@
 namespace sluice::cli {
 namespace {
 
-// Of all experts, requests of each per token.
+// Requests per token of each expert.
 std::vector<double> Rates(const ModelConfig& config, const std::vector<std::vector<uint64_t>>& usage) {
   std::vector<double> rates;
   for (size_t layer = 0; layer < config.layers.size(); ++layer) {

@@ -1,4 +1,4 @@
-// How often an expert is at hand when a token asks for it, by how often each is asked for.
+// Estimated cache hit rate of experts from their request frequencies.
 //
 // Thread safety: a pure function.
 #pragma once

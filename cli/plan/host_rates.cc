@@ -27,14 +27,14 @@ constexpr uint64_t kLeastRegion = 32ull << 20;
 // Weights that stay in the caches of one CPU.
 constexpr uint64_t kCachedBytes = 256ull << 10;
 constexpr uint64_t kCachedRegion = 8ull << 20;
-// Of a product over them: the same weights so many times, that every thread has its share and waking them
+// Repetitions of the same weights in a measured product, so that every thread has its share and waking them
 // does not count. Experts that are computed together share theirs likewise.
 constexpr uint64_t kCachedParts = 8;
 constexpr uint64_t kResults = 4ull << 20;  // floats
 constexpr double kCachedSeconds = 0.12;
 constexpr int kRounds = 3;
 constexpr double kStepsSeconds = 0.5;
-// Of a measured step; its other layers would be the same again.
+// Layers of a measured step; further layers would be the same again.
 constexpr size_t kStepLayers = 4;
 // Weights of a layer's attention come as about so many products.
 constexpr uint64_t kDenseCalls = 4;
@@ -140,7 +140,7 @@ class Kernels {
     return best;
   }
 
-  // What some calls of a step read, and took.
+  // Bytes and time of some calls of a step.
   struct Spent {
     uint64_t bytes = 0;
     double seconds = 0;
@@ -216,7 +216,7 @@ class Kernels {
     return count * rows * stride;
   }
 
-  // Of an expert, all of its parts together.
+  // Bytes of one neuron of an expert, all parts together.
   uint64_t NeuronBytes() const {
     const ExpertPlan plan = PlanExpert(sizes_.expert_format, config_.hidden);
     return std::accumulate(plan.stream_stride.begin(), plan.stream_stride.end(), uint64_t{0});

@@ -1,4 +1,4 @@
-// What this host does: kernels over weights in memory, and reads from its disk, measured in seconds.
+// Rates of this host: kernels over weights in memory, and reads from its disk, measured in seconds.
 //
 // Thread safety: free functions; nothing else should work meanwhile.
 #pragma once

@@ -1,4 +1,4 @@
-// What of a model lies in which memory, counted by the daemons' own functions.
+// Memory plan: bytes of a model by memory tier, counted by the daemons' own functions.
 //
 // Thread safety: pure functions.
 #pragma once

@@ -23,7 +23,7 @@ namespace fs = std::filesystem;
 // Smaller files are read from caches of the disk itself.
 constexpr uint64_t kLargeFile = 256ull << 20;
 
-// What a token reads of the dense tensors.
+// Adds the bytes of dense tensors that a token reads.
 void PutDenseReads(const std::vector<DenseTensor>& tensors, StoredSizes* sizes) {
   const bool tied = std::none_of(tensors.begin(), tensors.end(),
                                  [](const DenseTensor& tensor) { return tensor.name == dense::kHead; });
@@ -34,7 +34,7 @@ void PutDenseReads(const std::vector<DenseTensor>& tensors, StoredSizes* sizes) 
   }
 }
 
-// Of the largest of them.
+// Encoding of the largest tensor.
 EncodingDescriptor DenseEncoding(const std::vector<DenseTensor>& tensors) {
   const auto largest = std::max_element(tensors.begin(), tensors.end(), [](const auto& a, const auto& b) {
     return uint64_t{a.rows} * a.stride < uint64_t{b.rows} * b.stride;
@@ -117,7 +117,7 @@ absl::StatusOr<ModelFacts> FactsOfPack(const std::string& path) {
   return facts;
 }
 
-// Of a GGUF file's rows as it has them, which its tensors alone tell.
+// Sizes of a GGUF file's rows in their own encodings, read from its tensor list.
 absl::StatusOr<StoredSizes> SizesOfFile(const std::string& model, const ModelConfig& config,
                                         const std::string& bits) {
   PackOptions options;

@@ -34,15 +34,15 @@ struct ModelFacts {
   std::string name;
   ModelConfig config;
   bool is_pack = false;
-  // Of a pack one, else of each of `bits`.
+  // One entry for a pack, else one for each of `bits`.
   std::vector<StoredSizes> stored;
-  // How often each routed expert is chosen, [layer][expert]; empty: not known, taken as even.
+  // Frequency of each routed expert, [layer][expert]; empty: unknown, assumed uniform.
   std::vector<std::vector<uint64_t>> usage;
   // A file on the model's disk to be read for a measurement; empty: none is large enough.
   std::string large_file;
 };
 
-// Of a GGUF file: its rows as they are, down rows anew as q8, and the same with q4 for smaller memories.
+// Bits of a GGUF file: its rows unchanged, down rows as q8; and the same with q4 for smaller memories.
 inline constexpr char kAsInFile[] = "file";
 inline constexpr char kAsInFileSmaller[] = "file-q4";
 
@@ -51,14 +51,14 @@ bool IsGgufFile(const std::string& model);
 
 bool IsAsInFile(const std::string& bits);
 
-// What `bits` means to a packer: a word of --bits, or one of the two above. INVALID_ARGUMENT.
+// Recipe for `bits`: a word of --bits, or one of the two above. INVALID_ARGUMENT.
 absl::StatusOr<Recipe> RecipeOfBits(const std::string& bits);
 
 // `path`: a pack, a model's folder, a config.json, or a GGUF file of which the head is enough unless `bits`
 // has the two words above. Errors of Pack::Open, ReadModelConfig and EstimatePack; NOT_FOUND.
 absl::StatusOr<ModelFacts> ReadModelFacts(const std::string& path, const std::vector<std::string>& bits);
 
-// Of a model that is packed with these bits.
+// Sizes of a model packed with these bits.
 absl::StatusOr<StoredSizes> SizesOf(const ModelConfig& config, const std::string& bits);
 
 }  // namespace sluice::cli

@@ -37,7 +37,7 @@ KnownQuality QualityOf(const std::string& bits, const std::string& preset) {
                                        {"mxfp4", 0.006},
                                        {"q3", 0.029},
                                        {"q2", 0.206},
-                                       // Of the file's own values, the most of docs/measured.md's types.
+                                       // The largest loss of the file types in lab/docs/measured.md.
                                        {kAsInFile, 0.0006},
                                        {kAsInFileSmaller, 0.006}};
   static constexpr Loss kPresetLoss[] = {{"exact", 0}, {"intra", 0.006}, {"floe", 0.10}};
@@ -56,8 +56,8 @@ KnownQuality QualityOf(const std::string& bits, const std::string& preset) {
 }
 
 double ComputedShare(const std::string& preset) {
-  // Of three parts the leading one is read whole, of the others the neurons that count; rows that lie apart
-  // reach about this share of the rate of whole experts (docs/measured.md, "Masked experts").
+  // The lead part is read whole, the other two by needed neurons; scattered rows
+  // reach about this share of the rate of whole experts (lab/docs/measured.md, "Masked experts").
   constexpr double kMaskedRate = 0.78;
   const auto masked = [](double kept) { return std::min(1.0, (1 + 2 * kept) / 3 / kMaskedRate); };
   if (preset == "intra") return masked(0.5);

@@ -14,7 +14,7 @@
 
 namespace sluice::cli {
 
-// What the documents know of a loss, on the sample model.
+// Documented quality loss, measured on the sample model.
 struct KnownQuality {
   double perplexity_rise = 0;  // 0.006: 0.6 %
   bool is_known = true;
@@ -40,12 +40,12 @@ struct PlanChoice {
 // are asked for by name.
 const std::vector<std::string>& ChosenBits(bool is_gguf);
 
-// Of the rows with preset `exact` and bits of ChosenBits(), a GGUF file's where it has them: the widest whose
+// Chooses among rows with preset `exact` and bits of ChosenBits() (a GGUF file's own where it has them) the widest whose
 // weights are all in memory, else the narrowest. Where none runs, the narrowest, with the reason. A row of
 // other bits where there is no other. REQUIRES: a row.
 PlanChoice Choose(const std::vector<PlanRow>& rows);
 
-// How much of its experts' bytes a token's kernels still read under a preset's masks on `host`, the masked
+// Share of the experts' bytes that a token's kernels read under a preset's masks on `host`, the masked
 // kernels' own loss counted; 1 for presets without one.
 double ComputedShare(const std::string& preset);
 

@@ -7,8 +7,8 @@
 namespace sluice::cli {
 namespace {
 
-// Of the shorter of a layer's computing and reading, what does not hide behind the other: an expert is known
-// to be missing once its layer's router has run (docs/measured.md: 1.02 to 1.10 of the longer one's time).
+// Share of the shorter of a layer's computing and reading that is not hidden behind the longer: an expert is known
+// to be missing once its layer's router has run (lab/docs/measured.md: 1.02 to 1.10 of the longer one's time).
 constexpr double kNotHidden = 0.1;
 
 // Whole experts, one of which is on its way.
@@ -32,7 +32,7 @@ SpeedPlan PlanSpeed(const ModelFacts& facts, const StoredSizes& sizes, const Mem
   if (memory.slab > 0) {
     const double at_hand = HitRate(facts.config, facts.usage, ShareHeld(memory.slab, sizes));
     plan.link_bytes = static_cast<uint64_t>(routed * (1 - at_hand));
-    // What the slab has is asked of nobody.
+    // Experts in the slab are never requested.
     missed = std::min(missed, static_cast<double>(plan.link_bytes));
     if (input.link > 0) plan.link_seconds = static_cast<double>(plan.link_bytes) / input.link;
   }

@@ -15,7 +15,7 @@ struct SpeedInput {
   KernelRates kernels;
   double disk = 0;  // bytes a second
   double link = 0;  // bytes a second between slab and host; 0: unthrottled
-  // Of the experts' bytes: read by a token's kernels, over those that it is routed to (masks leave some out).
+  // Bytes of experts read by a token's kernels, over the bytes of its routed experts (masks skip some).
   double computed_share = 1;
 };
 

@@ -53,7 +53,7 @@ class Formatter : public CLI::Formatter {
   throw CLI::ValidationError(absl::StrCat(names, ": ", why));
 }
 
-// What the user types: the last of "-n,--tokens".
+// The name that the user types: the last of "-n,--tokens".
 std::string LongName(const std::string& names) { return names.substr(names.rfind(',') + 1); }
 
 }  // namespace

@@ -73,7 +73,7 @@ class ArgParser {
 
   // As Parse for arguments that no person has typed: prints nothing. InvalidArgument: what is wrong.
   absl::Status Fill(const std::vector<std::string>& args);
-  // Whether an option of this name, with its dashes, was declared.
+  // Returns true if an option of this name, with its dashes, was declared.
   bool Knows(const std::string& name) const;
 
   // Prints `message` as this command's usage error to stderr and returns kExitUsage.

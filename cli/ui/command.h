@@ -1,4 +1,4 @@
-// What every sub-command of `sluice` has: its entry in the table, its context and its way to report.
+// Shared parts of all sub-commands of `sluice`: their entry in the table, its context and its way to report.
 //
 // Each sub-command lives in a file of its own and is one function of type CommandFunction; main.cc has the
 // table.

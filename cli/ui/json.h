@@ -64,7 +64,7 @@ class Json {
   std::unique_ptr<Value> value_;
 };
 
-// Whether `text` is one JSON value.
+// Returns true if `text` is one JSON value.
 bool IsJson(std::string_view text);
 
 // A JSON array of whole numbers in [0, 2^31): the file of `--token-ids-file`. InvalidArgument otherwise,

@@ -23,7 +23,7 @@ class PartialFile {
   // Removes the file unless it was committed.
   ~PartialFile();
 
-  // What is not written of these bytes is zero.
+  // Unwritten bytes are zero.
   absl::Status SetSize(uint64_t bytes) const { return file_.Truncate(bytes); }
   absl::Status WriteAt(uint64_t offset, absl::Span<const float> values) const;
   absl::Status WriteAt(uint64_t offset, const std::string& bytes) const;

@@ -1,4 +1,4 @@
-// What the terminal is for this process, and the progress line of long work.
+// Properties of this process's terminal, and the progress line of long work.
 //
 // Progress lines go to stderr, only when it is a terminal; styles only then, too, and never with NO_COLOR
 // set.

@@ -25,7 +25,7 @@
 namespace sluice {
 namespace {
 
-// No machine has more; a list that names more is no list of CPUs.
+// Upper bound on CPU ids: a list that names more is not a list of CPUs.
 constexpr uint32_t kMostCpus = 1u << 16;
 
 // The file's text without space around it; empty if there is none.
@@ -83,9 +83,9 @@ std::vector<uint32_t> NodeIds(const std::string& system) {
   return ids;
 }
 
-// A node's CPUs, one of each core before the second of any.
+// Orders a node's CPUs: one CPU of each core before the second CPU of any core.
 std::vector<uint32_t> CoresFirst(const CpuNode& node) {
-  std::vector<std::pair<uint32_t, uint32_t>> order;  // how many of the core come before, and the CPU
+  std::vector<std::pair<uint32_t, uint32_t>> order;  // CPUs of the same core before this one, and the CPU
   std::map<uint32_t, uint32_t> seen;
   for (const CpuPlace& place : node.cpus) {
     order.emplace_back(seen[place.core]++, place.cpu);
@@ -129,7 +129,7 @@ std::vector<uint32_t> AllowedCpus() {
     CPU_ZERO_S(bytes, set);
     std::vector<uint32_t> cpus;
     const bool known = sched_getaffinity(0, bytes, set) == 0;
-    const bool larger = !known && errno == EINVAL;  // the kernel's mask is
+    const bool larger = !known && errno == EINVAL;  // the kernel's mask is larger
     for (uint32_t cpu = 0; known && cpu < most; ++cpu) {
       if (CPU_ISSET_S(cpu, bytes, set)) cpus.push_back(cpu);
     }
@@ -174,7 +174,7 @@ absl::StatusOr<CpuTopology> ReadCpuTopology(absl::Span<const uint32_t> allowed, 
     });
     if (!node.cpus.empty() || node.memory_bytes > 0) topology.nodes.push_back(std::move(node));
   }
-  if (topology.cpus() < places.size()) {  // no tree, or not of this machine
+  if (topology.cpus() < places.size()) {  // no tree, or that of another machine
     topology.nodes = {CpuNode{0, std::move(places), 0}};
   }
   return topology;
@@ -189,7 +189,7 @@ absl::StatusOr<std::vector<uint32_t>> CpusOfThreads(const CpuTopology& topology,
   std::vector<uint32_t> chosen;
   uint64_t before = 0;
   for (const CpuNode& node : topology.nodes) {
-    // Thread i is of the node in which its share of all CPUs begins.
+    // Thread i runs on the node in which its share of all CPUs begins.
     const uint64_t begin = before * threads / std::max(1u, cpus);
     before += node.cpus.size();
     const uint64_t end = before * threads / std::max(1u, cpus);

@@ -1,6 +1,6 @@
-// The CPUs that this process may use, and the memory nodes they belong to, as the kernel tells it below
-// /sys/devices/system. On a machine with several nodes a CPU reads its own node's memory faster than the
-// others', and all nodes together give more than one does.
+// The CPUs that this process may use and their memory nodes, read below /sys/devices/system. On a machine
+// with several nodes a CPU reads its own node's memory faster than the others', and all nodes together give
+// more bandwidth than one.
 //
 // Thread safety: free functions, safe to call from any thread.
 #pragma once
@@ -14,7 +14,7 @@
 
 namespace sluice {
 
-// A CPU that may be used.
+// A CPU that this process may use.
 struct CpuPlace {
   uint32_t cpu = 0;
   uint32_t core = 0;  // the lowest CPU of those that share its core
@@ -35,19 +35,20 @@ struct CpuTopology {
   std::vector<uint32_t> MemoryNodes() const;
 };
 
-// Of the affinity mask, ascending, however many the machine has.
+// CPUs of the affinity mask, ascending, for any number of CPUs in the machine.
 std::vector<uint32_t> AllowedCpus();
 
-// Reads the node tree below `root` ("" for the real one). Without one, as of a kernel without NUMA, all CPUs
-// are of node 0. `allowed`: as AllowedCpus(). INVALID_ARGUMENT naming a file that makes no sense.
+// Reads the node tree below `root` ("" for the real one). Without a tree, as with a kernel without NUMA, all
+// CPUs belong to node 0. `allowed`: as AllowedCpus(). INVALID_ARGUMENT naming a malformed file.
 absl::StatusOr<CpuTopology> ReadCpuTopology(absl::Span<const uint32_t> allowed, const std::string& root = "");
 
-// "0-3,8,10-11", as the kernel writes lists of CPUs and nodes, ascending. INVALID_ARGUMENT for anything else.
+// Parses "0-3,8,10-11", the kernel's form of CPU and node lists, ascending. INVALID_ARGUMENT for anything
+// else.
 absl::StatusOr<std::vector<uint32_t>> ParseCpuList(const std::string& text);
 
-// A CPU for each of `threads` threads: nodes get threads in proportion to their CPUs, neighbouring threads
-// the same node, and no core gets a second thread before all have one. INVALID_ARGUMENT for more threads than
-// CPUs.
+// Assigns a CPU to each of `threads` threads: nodes get threads in proportion to their CPUs, neighbouring
+// threads share a node, and no core gets a second thread before all cores have one. INVALID_ARGUMENT for more
+// threads than CPUs.
 absl::StatusOr<std::vector<uint32_t>> CpusOfThreads(const CpuTopology& topology, uint32_t threads);
 
 // "2 nodes: 0 with 16 CPUs of 8 cores and 64 GiB, ..."

@@ -24,7 +24,7 @@ absl::Status Missing(const std::string& what) {
   return absl::FailedPreconditionError(absl::StrCat("device cuda: ", what));
 }
 
-// The dynamic linker says in words alone what is not there: the module itself, or the driver's library.
+// The dynamic linker reports only by text what is missing: the module itself, or the driver's library.
 absl::Status WhyNotLoaded(const std::string& path, const std::string& words) {
   if (absl::StrContains(words, "libcuda.so")) {
     return Missing(

@@ -1,5 +1,5 @@
-// The module of the device cuda: one shared object that holds everything which includes a CUDA header. A
-// daemon loads it when it is told to use that device, so one build serves machines with and without a GPU.
+// The module of the device cuda: one shared object that holds all code that includes a CUDA header. A daemon
+// loads it when its options select that device, so one build serves machines with and without a GPU.
 //
 // Thread safety: the functions here are thread-safe; the table is constant.
 #pragma once
@@ -17,40 +17,40 @@ namespace sluice {
 class Backend;
 struct BackendLimits;
 
-// The GPU that the device cuda is, asked for with our context in place.
+// Facts about the GPU of the device cuda, read with our context in place.
 struct CudaDeviceFacts {
   std::string name;
   DeviceUuid uuid = {};
   uint32_t capability = 0;  // 80 for 8.0
   uint64_t total_bytes = 0;
   uint64_t free_bytes = 0;     // not used by any process
-  uint64_t granule_bytes = 0;  // shared memory takes whole ones
+  uint64_t granule_bytes = 0;  // shared memory comes in whole granules
 };
 
-// What the module does for its daemon. It is found by one C symbol; what it returns are objects of the
-// interfaces below, which live no longer than the process.
+// The module's functions for its daemon, found by one C symbol. They return objects of the interfaces below,
+// which live no longer than the process.
 struct CudaModuleApi {
-  // Of the headers that both sides were compiled from; nothing else is looked at where it differs.
+  // Interface version: identifies the headers that both sides were compiled from. If it differs, no other
+  // member is read.
   const char* interface_digest;
-  // FAILED_PRECONDITION naming what is missing: a driver (or a newer one), or a device.
+  // FAILED_PRECONDITION naming the missing part: a driver (or a newer one), or a device.
   absl::Status (*check)();
-  // Makes our context first, which takes device memory and some tenths of a second.
+  // Creates our context first, which takes device memory and some tenths of a second.
   absl::StatusOr<CudaDeviceFacts> (*facts)();
   // kernels/cuda/cuda_backend.h. The caller owns it; null with the reason in `error`.
   Backend* (*new_backend)(const BackendLimits& limits, absl::Status* error);
-  // kernels/cuda/copy/cuda_copier.h. Makes no context before its first Open().
+  // kernels/cuda/copy/cuda_copier.h. Creates no context before its first Open().
   Copier* (*new_copier)(absl::Status* error);
 };
 
 inline constexpr char kCudaModuleSymbol[] = "sluice_cuda_module";
 using CudaModuleFn = const CudaModuleApi*();
 
-// Where the module is looked for: what SLUICE_CUDA_MODULE names, or else beside the program and where a
-// package puts it.
+// Path of the module: SLUICE_CUDA_MODULE if it is set, else beside the program, else the package's folder.
 std::vector<std::string> CudaModulePaths();
 
-// Loads it, once for the process, and checks driver and device. FAILED_PRECONDITION naming the one of module,
-// driver and device that is missing and how to get it.
+// Loads the module once for the process, and checks driver and device. FAILED_PRECONDITION says which of
+// module, driver and device is missing and how to get it.
 absl::StatusOr<const CudaModuleApi*> LoadCudaModule();
 
 }  // namespace sluice

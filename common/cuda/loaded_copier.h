@@ -1,5 +1,5 @@
-// LoadedCopier: the module's copier into CUDA memory, which is there from the first slab on. A weightd
-// whose clients have none never loads the module.
+// LoadedCopier: the module's copier into CUDA memory, loaded with the first slab. A weightd whose clients
+// have no CUDA slab never loads the module.
 //
 // Thread safety: as Copier's; sources may be added and removed on any thread.
 #pragma once
@@ -20,7 +20,7 @@ class LoadedCopier final : public Copier {
  public:
   bool Takes(HandleKind kind) const override { return IsOfCuda(kind); }
   bool CopiesAtCall() const override { return false; }
-  // LoadCudaModule()'s errors too.
+  // Also returns LoadCudaModule()'s errors.
   absl::StatusOr<std::shared_ptr<Slab>> Open(UniqueFd fd, const SlabHandle& handle) override;
   absl::Status Begin(uint64_t tag, const TransferPlan& plan, const PlanChunk& chunk, Slab* slab) override;
   std::vector<CopyDone> Completed(int64_t most_nanos) override;
@@ -40,7 +40,7 @@ class LoadedCopier final : public Copier {
   absl::StatusOr<Copier*> Load();
 
   mutable Mutex mutex_;
-  std::unique_ptr<Copier> behind_ ABSL_GUARDED_BY(mutex_);  // once there, it stays
+  std::unique_ptr<Copier> behind_ ABSL_GUARDED_BY(mutex_);  // once set, never reset
   std::map<const std::byte*, Source> sources_ ABSL_GUARDED_BY(mutex_);
 };
 

@@ -9,8 +9,8 @@ namespace {
 constexpr double kMaxBytesPerSecond = 1e15;
 constexpr double kMaxLatencyNanos = 10e9;
 
-// Limits keep products and sums of nanoseconds within 64 bits, whatever a user types; NaN counts as "no
-// limit", which 0 means.
+// Limits keep products and sums of nanoseconds within 64 bits for any input; NaN counts as "no limit",
+// written as 0.
 double Within(double value, double high) { return std::isnan(value) ? 0 : std::clamp(value, 0.0, high); }
 
 }  // namespace
@@ -31,15 +31,14 @@ double LinkModel::Nanos(uint64_t bytes) const {
 int64_t LinkModel::Book(uint64_t bytes, int64_t ready_nanos, int64_t now_nanos) {
   const int64_t submitted = std::clamp(ready_nanos, now_nanos - kMaxBackdateNanos, now_nanos);
   const int64_t first = submitted + rate_.latency_nanos;
-  // The link has been idle: it begins anew, and what was left of a nanosecond belongs to the transfers
-  // before.
+  // The link was idle, so its state restarts; the fraction of a nanosecond belongs to earlier transfers.
   if (first > free_nanos_) {
     free_nanos_ = first;
     fraction_ = 0;
   }
   const double taken = Nanos(bytes) + fraction_;
-  // The fraction is carried on, else many small transfers would each gain up to a nanosecond and the modelled
-  // rate would be too high.
+  // Carries the fraction to the next transfer, else many small transfers would each gain up to a nanosecond
+  // and the modelled rate would be too high.
   const double whole = std::floor(taken);
   free_nanos_ += static_cast<int64_t>(whole);
   fraction_ = taken - whole;

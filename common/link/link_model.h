@@ -1,9 +1,9 @@
-// LinkModel: when the bytes that are sent over a link of a stated rate and latency arrive, on whatever clock
-// the caller has: weightd's throttled device `sim` asks it with real time, a modelled link with virtual time.
+// LinkModel: arrival times of bytes over a link of a given rate and latency, on the caller's clock: weightd's
+// throttled device `sim` uses real time, a modelled link uses virtual time.
 //
-// It is a token bucket: copies leave one after another at the rate, each no earlier than its latency after it
-// was submitted (so that copies in a queue hide each other's latency, as on several streams), and a submitter
-// that overslept may have its copy counted from the moment it should have woken.
+// The model is a token bucket. Copies leave one after another at the rate, each no earlier than its latency
+// after its submission, so queued copies hide each other's latency, as on several streams. A submitter that
+// overslept may have its copy counted from the moment at which it should have woken.
 //
 // Thread safety: thread-compatible.
 #pragma once
@@ -20,14 +20,13 @@ struct LinkRate {
   bool operator==(const LinkRate&) const = default;
 };
 
-// `gbps`: 1e9 bytes a second, 0 for no limit. Negative and absurd values are held at the nearest sensible
-// one.
+// `gbps`: 1e9 bytes a second, 0 for no limit. Negative and out-of-range values are clamped.
 LinkRate MakeLinkRate(double gbps, double latency_us);
 
 class LinkModel {
  public:
-  // How far back Book() reaches for a submitter that overslept: the bucket's depth. Within any second it can
-  // add so much to the rate and no more (0.2 %).
+  // Depth of the bucket: Book() reaches back this far for a submitter that overslept. Within any second this
+  // adds at most 0.2 % to the rate.
   static constexpr int64_t kMaxBackdateNanos = 2'000'000;
 
   explicit LinkModel(const LinkRate& rate) : rate_(rate) {}
@@ -43,7 +42,7 @@ class LinkModel {
  private:
   const LinkRate rate_;
   int64_t free_nanos_ = 0;  // the last booked byte's arrival
-  double fraction_ = 0;     // of a nanosecond, that free_nanos_ is short of it
+  double fraction_ = 0;     // of a nanosecond, to be added to free_nanos_
 };
 
 }  // namespace sluice

@@ -13,7 +13,7 @@ size_t Index(LinkClass link_class) { return static_cast<size_t>(link_class); }
 void TransferSchedule::Add(LinkTransfer transfer) {
   Session& session = sessions_[transfer.session];
   if (session.transfers++ == 0) {
-    // Idle time earns no credit: it begins level with the least served of those at work.
+    // Idle time earns no credit: a session starts level with the least served active session.
     std::optional<uint64_t> least;
     for (const auto& [id, other] : sessions_) {
       if (&other != &session && other.transfers != 0) {
@@ -27,8 +27,8 @@ void TransferSchedule::Add(LinkTransfer transfer) {
   transfers_[number].transfer = std::move(transfer);
 }
 
-// A prefetch may never stand in front of a demand for longer than the chunks already in flight take.
-// min_chunks keeps the link busy where one chunk is larger than the window.
+// A prefetch never delays a demand by more than the chunks already in flight. min_chunks keeps the link busy
+// if one chunk is larger than the window.
 bool TransferSchedule::HasRoom(const Link& link, LinkClass link_class, uint32_t bytes) const {
   if (link_class == LinkClass::kPrefetch &&
       (link.prefetches >= options_.prefetch_chunks || !link.waiting[Index(LinkClass::kDemand)].empty())) {
@@ -37,8 +37,8 @@ bool TransferSchedule::HasRoom(const Link& link, LinkClass link_class, uint32_t 
   return link.in_flight < options_.min_chunks || link.in_flight_bytes + bytes <= options_.window_bytes;
 }
 
-// Fair queueing: of the links that may send, the one whose oldest transfer belongs to the session that has
-// sent the fewest bytes.
+// Fair queueing: among the links that may send, picks the link whose oldest transfer belongs to the session
+// with the fewest bytes sent.
 TransferSchedule::Link* TransferSchedule::Choose(LinkClass link_class) {
   Link* chosen = nullptr;
   uint64_t least = 0;
@@ -82,7 +82,7 @@ LinkChunk TransferSchedule::Submit(Link* link, LinkClass link_class) {
 }
 
 std::optional<LinkChunk> TransferSchedule::Next() {
-  // Demands first: somebody waits for them.
+  // Demands first: a caller waits for them.
   for (LinkClass link_class : {LinkClass::kDemand, LinkClass::kPrefetch}) {
     if (Link* link = Choose(link_class)) {
       return Submit(link, link_class);
@@ -106,8 +106,8 @@ bool TransferSchedule::Deliver(const LinkChunk& chunk) {
     --entry.prefetches_in_flight;
     --link.prefetches;
   }
-  // A cancelled transfer ends only here, when its last chunk in flight has arrived: until then its
-  // destination is still written to.
+  // A cancelled transfer ends only here, when its last chunk in flight has arrived: until then the copier
+  // still writes to its destination.
   const bool ended = entry.in_flight == 0 && (entry.cancelled || entry.next == entry.transfer.chunks.size());
   if (ended) {
     Forget(chunk.number);
@@ -147,7 +147,7 @@ void TransferSchedule::Promote(uint64_t number) {
   if (!entry.cancelled && entry.next != entry.transfer.chunks.size()) {
     link.waiting[Index(LinkClass::kDemand)].push_back(number);
   }
-  // What it has in flight is a demand's from now on.
+  // Its chunks in flight count as a demand's from now on.
   link.prefetches -= std::exchange(entry.prefetches_in_flight, 0);
 }
 

@@ -1,10 +1,10 @@
-// TransferSchedule: which chunk of which transfer travels next. Pure decisions, no time, no bytes: weightd's
-// transfer engine asks it for what its threads copy, a modelled link (virtual_link.h) for what it moves.
+// TransferSchedule: picks the next chunk to send. Pure decisions, without time or bytes: weightd's transfer
+// engine uses it for its copy threads, a modelled link (virtual_link.h) for its simulated transfers.
 //
-// A transfer is a sequence of chunks that go in order. Demand goes before prefetch; sessions with work in a
-// class take turns by bytes; a link has a bounded number of bytes in flight, and one chunk of prefetches,
-// which is submitted only while no demand waits for that link. So a demand never waits for more than what is
-// in flight already.
+// A transfer is a sequence of chunks sent in order. Demand precedes prefetch; sessions with work in a class
+// take turns by bytes. A link has a bounded number of bytes in flight and at most one prefetch chunk, which
+// is submitted only while no demand waits for that link. So a demand never waits for more than the chunks
+// already in flight.
 //
 // Thread safety: thread-compatible.
 #pragma once
@@ -22,8 +22,8 @@ enum class LinkClass : uint8_t { kDemand = 0, kPrefetch = 1 };
 
 struct LinkTransfer {
   uint64_t number = 0;   // the caller's, used once
-  uint64_t session = 0;  // whose share its bytes count against
-  uint32_t link = 0;     // links come into being with their first transfer; each is one session's
+  uint64_t session = 0;  // session to which its bytes are charged
+  uint32_t link = 0;     // links are created by their first transfer; each belongs to one session
   LinkClass link_class = LinkClass::kDemand;
   std::vector<uint32_t> chunks;  // bytes of each, at least one
 };
@@ -38,33 +38,34 @@ struct LinkChunk {
 class TransferSchedule {
  public:
   struct Options {
-    // Bytes of a link in flight at most, but always at least `min_chunks` chunks.
+    // Maximum bytes in flight on a link, but always at least `min_chunks` chunks.
     uint64_t window_bytes = 4ull << 20;
     uint32_t min_chunks = 2;
     uint32_t prefetch_chunks = 1;
   };
   enum class CancelResult {
     kUnknown,
-    kEnded,    // nothing of it is in flight: it is forgotten
-    kDraining  // what is in flight goes on; the Deliver() that ends it says so
+    kEnded,    // none of its chunks is in flight: the transfer is removed
+    kDraining  // chunks in flight continue; the Deliver() that ends the transfer returns true
   };
 
   explicit TransferSchedule(const Options& options) : options_(options) {}
 
   // REQUIRES: a fresh number, at least one chunk.
   void Add(LinkTransfer transfer);
-  // The next chunk to submit, now in flight; none when nothing may go.
+  // The next chunk to submit, now in flight; none if nothing may be sent.
   std::optional<LinkChunk> Next();
-  // The chunk has arrived. True: with it the transfer ended (delivered or cancelled), it is forgotten.
+  // Marks the chunk as arrived. Returns true if the transfer ended with it (delivered or cancelled) and is
+  // removed.
   bool Deliver(const LinkChunk& chunk);
   CancelResult Cancel(uint64_t number);
-  // Makes a prefetch a demand. Unknown numbers are ignored.
+  // Turns a prefetch into a demand. Unknown numbers are ignored.
   void Promote(uint64_t number);
 
-  // The session is gone: its account is closed. REQUIRES: no transfer of it is left.
+  // Closes the account of a session that ended. REQUIRES: the session has no transfer left.
   void DropSession(uint64_t session) { sessions_.erase(session); }
 
-  // Whether a chunk of it has been submitted. False for unknown numbers.
+  // True if a chunk of it has been submitted. False for unknown numbers.
   bool Started(uint64_t number) const;
   bool empty() const { return transfers_.empty(); }
   uint64_t in_flight_bytes() const { return in_flight_bytes_; }
@@ -74,7 +75,7 @@ class TransferSchedule {
     LinkTransfer transfer;
     uint32_t next = 0;  // chunk
     uint32_t in_flight = 0;
-    uint32_t prefetches_in_flight = 0;  // of these, submitted as prefetch
+    uint32_t prefetches_in_flight = 0;  // those of in_flight submitted as prefetch
     bool cancelled = false;
   };
   struct Link {
@@ -84,12 +85,12 @@ class TransferSchedule {
     uint32_t prefetches = 0;  // chunks in flight of the class
   };
   struct Session {
-    uint64_t turn = 0;  // bytes served, lifted to the others' when it had nothing to do
+    uint64_t turn = 0;  // bytes served, raised to the others' level after an idle time
     uint32_t transfers = 0;
   };
 
   bool HasRoom(const Link& link, LinkClass link_class, uint32_t bytes) const;
-  // The link whose head of this class goes next.
+  // The next link to serve in this class, by the head of its queue.
   Link* Choose(LinkClass link_class);
   LinkChunk Submit(Link* link, LinkClass link_class);
   void Unqueue(const Entry& entry);

@@ -61,8 +61,8 @@ void VirtualLink::AdvanceTo(int64_t nanos) {
     delivered_bytes_ += arrived.chunk.bytes;
     arrived_[arrived.chunk.number] += arrived.chunk.bytes;
     const bool ended = schedule_.Deliver(arrived.chunk);
-    // What the delivery made room for leaves at the time of the delivery, before on_end_ can submit more: the
-    // order on the link depends on virtual times alone.
+    // Chunks that fit after the delivery leave at the delivery's time, before on_end_ can submit more: the
+    // order on the link then depends on virtual times alone.
     Send(arrived.arrives);
     if (ended) {
       const uint64_t number = arrived.chunk.number;

@@ -1,6 +1,6 @@
-// VirtualLink: a link that exists only as arithmetic. Transfers of a number of bytes go through the same
-// schedule and the same model as weightd's throttled device `sim`, on a clock that the caller moves, so equal
-// calls give equal times to the bit.
+// VirtualLink: a link that exists only as arithmetic. Transfers of a number of bytes use the same schedule
+// and the same model as weightd's throttled device `sim`, on a clock that the caller advances, so equal calls
+// give equal times to the bit.
 //
 // Thread safety: thread-compatible.
 #pragma once
@@ -21,22 +21,22 @@ class VirtualLink {
     uint64_t chunk_bytes = 1ull << 20;
     TransferSchedule::Options schedule;
   };
-  // A transfer ended: its last byte arrived at `nanos`, or it was cancelled then, when `bytes` had arrived.
+  // A transfer ended: its last byte arrived at `nanos`, or it was cancelled then with `bytes` delivered.
   using OnEnd = std::function<void(uint64_t number, int64_t nanos, uint64_t bytes, bool cancelled)>;
 
   VirtualLink(const Options& options, OnEnd on_end);
 
-  // Asks for `bytes` at time `nanos`. REQUIRES: a fresh number; times of all calls never run backwards.
+  // Requests `bytes` at time `nanos`. REQUIRES: a fresh number; times of all calls never decrease.
   void Submit(uint64_t number, LinkClass link_class, uint64_t bytes, int64_t nanos);
-  // Chunks that are on their way arrive, the others never leave. `on_end` may run before this returns.
+  // Chunks in flight still arrive, the others are dropped. `on_end` may run before this returns.
   void Cancel(uint64_t number, int64_t nanos);
   void Promote(uint64_t number, int64_t nanos);
-  // Whether a byte of it has been sent.
+  // True if a byte of it has been sent.
   bool Started(uint64_t number) const { return schedule_.Started(number); }
 
-  // Lets everything that happens up to `nanos` happen.
+  // Processes all events up to `nanos`.
   void AdvanceTo(int64_t nanos);
-  // When the next chunk arrives; -1: nothing is on its way.
+  // Arrival time of the next chunk; -1: nothing is in flight.
   int64_t NextEvent() const { return flying_.empty() ? -1 : flying_.front().arrives; }
   // Bytes that have arrived.
   uint64_t delivered_bytes() const { return delivered_bytes_; }
@@ -55,7 +55,7 @@ class VirtualLink {
   TransferSchedule schedule_;
   std::deque<Flying> flying_;  // in the order of their arrival
   std::unordered_map<uint64_t, bool> cancelled_;
-  std::unordered_map<uint64_t, uint64_t> arrived_;  // bytes, of transfers of which some are outstanding
+  std::unordered_map<uint64_t, uint64_t> arrived_;  // bytes, of transfers with chunks outstanding
   uint64_t delivered_bytes_ = 0;
 };
 

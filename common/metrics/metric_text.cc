@@ -9,7 +9,7 @@
 namespace sluice {
 namespace {
 
-// In HELP lines quotes stay as they are, in label values they do not.
+// HELP lines keep quotes as they are; label values escape them.
 std::string Escape(const std::string& text, bool quotes) {
   std::string escaped;
   for (const char c : text) {
@@ -55,7 +55,7 @@ const char* TypeName(MetricType type) {
 uint64_t HistogramData::count() const { return std::accumulate(counts.begin(), counts.end(), uint64_t{0}); }
 
 // The upper bound of the bucket that holds the quantile. Values above the last bound count as that bound,
-// since nothing says how far above they lie.
+// since their real size is unknown.
 double HistogramData::Quantile(double q) const {
   const double wanted = q * static_cast<double>(count());
   if (count() == 0 || bounds.empty()) {
@@ -82,8 +82,8 @@ void MetricText::Sample(const MetricLabels& labels, double value) { Line("", lab
 void MetricText::Buckets(const MetricLabels& labels, const HistogramData& data) {
   MetricLabels bucket = labels;
   bucket.emplace_back("le", "");
-  // Prometheus wants cumulative buckets, and _count equal to the last of them. It is taken from the same
-  // reading, because a histogram goes on counting while it is read.
+  // Prometheus wants cumulative buckets and a _count equal to the last of them. All come from the same
+  // snapshot, because the histogram keeps counting during the scrape.
   uint64_t below = 0;
   for (size_t i = 0; i < data.counts.size(); ++i) {
     below += data.counts[i];

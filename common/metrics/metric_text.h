@@ -15,7 +15,7 @@ enum class MetricType : uint8_t { kCounter, kGauge, kHistogram };
 
 using MetricLabels = std::vector<std::pair<std::string, std::string>>;
 
-// What a histogram held at one moment.
+// Snapshot of a histogram.
 struct HistogramData {
   std::vector<double> bounds;    // upper bounds, ascending, without +Inf
   std::vector<uint64_t> counts;  // of each bucket alone, +Inf's last: bounds.size() + 1
@@ -29,7 +29,7 @@ struct HistogramData {
 
 class MetricText {
  public:
-  // Begins a family: [a-zA-Z_:][a-zA-Z0-9_:]* and a line about it. Its samples follow.
+  // Begins a family: a name of [a-zA-Z_:][a-zA-Z0-9_:]* and its help line. Its samples follow.
   void Family(const std::string& name, MetricType type, const std::string& help);
 
   void Sample(const MetricLabels& labels, double value);

@@ -15,7 +15,7 @@ Histogram::Histogram(std::span<const double> bounds) : bounds_count_(std::min(bo
 
 void Histogram::Observe(double value) {
   size_t bucket = 0;
-  // NaN is below no bound and is counted in the last bucket, not lost.
+  // NaN is below no bound; it is counted in the last bucket and so not lost.
   while (bucket < bounds_count_ && !(value <= bounds_[bucket])) {
     ++bucket;
   }
@@ -88,7 +88,7 @@ std::string MetricRegistry::Text() const {
         series.write(&text, series.labels);
       }
     }
-    // Collectors run without the lock: they take locks of their own, and may add metrics.
+    // Collectors run without the lock: they take locks of their own and may add metrics.
     collectors = collectors_;
   }
   for (const auto& collector : collectors) {

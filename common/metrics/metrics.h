@@ -1,9 +1,8 @@
-// Counters, gauges and histograms that a hot path writes and a scrape reads, and the registry that names
-// them.
+// Counters, gauges and histograms that a hot path writes and a scrape reads, and the registry of their names.
 //
 // Writing an instrument is a few relaxed atomic operations: no lock, no allocation. A histogram that is read
-// while it is written may show an observation in its buckets and not yet in its sum; the number of
-// observations is always that of the buckets.
+// during a write may have an observation in its buckets but not yet in its sum; its count is always the sum
+// of the buckets.
 //
 // Thread safety: thread-safe; instruments may be written and read from any thread. Registration and Text()
 // take the registry's lock, which no writer touches.
@@ -48,8 +47,7 @@ class Histogram {
  public:
   static constexpr size_t kMaxBounds = 31;
 
-  // Upper bounds of the buckets, ascending; beyond the last there is +Inf. More than kMaxBounds: the rest is
-  // ignored.
+  // Upper bounds of the buckets, ascending, followed by +Inf. Bounds beyond kMaxBounds are ignored.
   explicit Histogram(std::span<const double> bounds);
   Histogram(std::initializer_list<double> bounds)
       : Histogram(std::span<const double>(bounds.begin(), bounds.size())) {}
@@ -64,10 +62,10 @@ class Histogram {
   std::atomic<double> sum_{0};
 };
 
-// 50 us to 10 s: of reads, queues and copies, in seconds.
+// 50 us to 10 s, in seconds: for reads, queues and copies.
 extern const std::array<double, 17> kLatencyBounds;
 
-// Families of instruments, written out in the order of their first registration.
+// Families of instruments, written in the order of their first registration.
 class MetricRegistry {
  public:
   // Registering a further instrument of a family adds a series to it; `labels` tell them apart. The pointers
@@ -76,10 +74,10 @@ class MetricRegistry {
   Gauge* AddGauge(const std::string& name, const std::string& help, MetricLabels labels = {});
   Histogram* AddHistogram(const std::string& name, const std::string& help, std::span<const double> bounds,
                           MetricLabels labels = {});
-  // Runs at every Text(), after the instruments: for what is counted elsewhere.
+  // Runs at every Text(), after the instruments: for values that are counted elsewhere.
   void AddCollector(std::function<void(MetricText*)> collector);
 
-  // Everything in Prometheus' text format, version 0.0.4.
+  // All metrics in Prometheus' text format, version 0.0.4.
   std::string Text() const ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:

@@ -10,7 +10,7 @@ namespace sluice {
 
 namespace {
 
-// The values of a group, which are its codes by one rule.
+// Decodes the values of one group; its codes all follow the same rule.
 SLUICE_ALWAYS_INLINE void DecodeGroup(const RowTraits& traits, bool is_iq4, float scale, float min,
                                       const uint8_t* codes, float* out) {
   const auto zero = static_cast<float>(traits.zero);

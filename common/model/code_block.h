@@ -1,5 +1,5 @@
-// A block of a row as files with block formats keep it (GGUF's Q4_K and so on): codes, and the numbers that
-// its groups share. What common/row_traits.h says of the block's encoding makes values of it.
+// CodeBlock: one block of a row as block formats store it (GGUF's Q4_K and so on): codes and the numbers that
+// its groups share. The traits of the block's encoding (common/row_traits.h) turn it into values.
 //
 // Thread safety: plain values and a pure function.
 #pragma once
@@ -13,20 +13,19 @@ namespace sluice {
 inline constexpr uint32_t kMostBlockValues = 256;
 
 struct CodeBlock {
-  // Not set from the start: blocks are made by the million.
-  uint8_t codes[kMostBlockValues];  // of each value, as stored in rows: IQ4's index, Q8_0's number plus 128
-  // Of each group: d times scales[g] is its scale, dmin times mins[g] its min. Blocks of one group have d and
-  // dmin alone.
+  // Left uninitialized on purpose: blocks are made by the million.
+  uint8_t codes[kMostBlockValues];  // per value, as stored in rows: IQ4's index, Q8_0's number plus 128
+  // Group g has scale d * scales[g] and minimum dmin * mins[g]. Blocks of a single group use only d and dmin.
   uint8_t scales[kMostBlockValues / 16];  // RowMeta::kSuperScale: signed
   uint8_t mins[kMostBlockValues / 16];
   uint16_t d = 0;  // f16
   uint16_t dmin = 0;
 };
 
-// Values of a block of this encoding: those of a super-group, or of a group if there are none.
+// Returns the number of values in a block of this encoding: a super-group, or a group if there are none.
 uint32_t BlockValuesOf(Encoding encoding);
 
-// The block's values in float32. REQUIRES: IsBlockEncoding(encoding).
+// Decodes the block's values to float32. REQUIRES: IsBlockEncoding(encoding).
 void DecodeCodeBlock(Encoding encoding, const CodeBlock& block, float* out);
 
 }  // namespace sluice

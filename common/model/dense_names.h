@@ -1,8 +1,8 @@
 // Canonical names of dense tensors in a pack, the same for every model family. Frozen: packs store them.
 //
 // Shapes are [rows, cols]; a matrix maps a `cols`-long activation to `rows` values (y = W x), so every row is
-// one output. Vectors are [1, n], f32. Names without a condition are there whenever the layer's kind is;
-// others say which field of model_config.h asks for them.
+// one output. Vectors are [1, n], f32. Names without a condition exist whenever the layer's kind does; the
+// comments of the others name the field of model_config.h that requires them.
 //
 // Thread safety: constants and pure functions.
 #pragma once
@@ -13,20 +13,20 @@
 
 namespace sluice::dense {
 
-// Of the model.
+// Model-wide tensors.
 inline constexpr std::string_view kEmbed = "embed";                    // [vocab, hidden]
 inline constexpr std::string_view kFinalNorm = "final_norm";           // [1, hidden]
 inline constexpr std::string_view kFinalNormBias = "final_norm_bias";  // [1, hidden]; layer norm only
 inline constexpr std::string_view kHead = "head";           // [vocab, hidden]; absent with tied embeddings
 inline constexpr std::string_view kHeadBias = "head_bias";  // [1, vocab]; head_bias only
 
-// Of a layer: LayerName(3, kQ) is "layers.3.q". Norms before attention and before the mixture.
+// Tensors of a layer: LayerName(3, kQ) is "layers.3.q". Norms before attention and before the MoE block.
 inline constexpr std::string_view kAttnNorm = "attn_norm";           // [1, hidden]
 inline constexpr std::string_view kAttnNormBias = "attn_norm_bias";  // [1, hidden]; layer norm only
 inline constexpr std::string_view kFfnNorm = "ffn_norm";             // [1, hidden]
 inline constexpr std::string_view kFfnNormBias = "ffn_norm_bias";    // [1, hidden]; layer norm only
 
-// post_norms only: of what attention and what the mixture give.
+// post_norms only: norms on the outputs of attention and of the MoE block.
 inline constexpr std::string_view kAttnPostNorm = "attn_post_norm";  // [1, hidden]
 inline constexpr std::string_view kFfnPostNorm = "ffn_post_norm";    // [1, hidden]
 inline constexpr std::string_view kLayerScale = "layer_scale";       // [1, 1]; layer_scale only
@@ -47,9 +47,9 @@ inline constexpr std::string_view kQNorm = "q_norm";
 inline constexpr std::string_view kKNorm = "k_norm";
 inline constexpr std::string_view kSinks = "sinks";  // [1, heads]; sinks only
 
-// Latent attention. q is [heads * (nope_dim + rope dimensions), q_rank or hidden], o is
-// [hidden, heads * value_dim]. The last two are the halves of the matrix that expands a cached row, per head:
-// k_up_t takes q's nope part to the cached row's space, v_up the attended cached row to a head's values.
+// Latent attention. q is [heads * (nope_dim + rope dimensions), q_rank or hidden], o is [hidden, heads *
+// value_dim]. The last two are the per-head halves of the matrix that expands a cached row: k_up_t projects
+// q's nope part into the space of the cached row, v_up projects the attended cached row to a head's values.
 inline constexpr std::string_view kQDown = "q_down";             // [q_rank, hidden]; q_rank > 0 only
 inline constexpr std::string_view kQDownNorm = "q_down_norm";    // [1, q_rank]; q_rank > 0 only
 inline constexpr std::string_view kKvDown = "kv_down";           // [kv_rank + rope dimensions, hidden]
@@ -83,7 +83,7 @@ inline constexpr std::string_view kMambaNorm = "mamba_norm";           // [1, he
 inline constexpr std::string_view kConvIn = "conv_in";          // [3 * width, hidden]: B, C, x
 inline constexpr std::string_view kConvKernel = "conv_kernel";  // [kernel, width], f32
 
-// The mixture. Biases of routed experts are dense: they are 1 / hidden of an expert's bytes.
+// MoE block. Biases of routed experts are dense tensors: they are 1 / hidden of an expert's bytes.
 inline constexpr std::string_view kRouter = "router";                       // [experts, hidden]
 inline constexpr std::string_view kRouterBias = "router_bias";              // [1, experts]
 inline constexpr std::string_view kRouterCorrection = "router_correction";  // [1, experts], selection only
@@ -97,7 +97,7 @@ inline constexpr std::string_view kSharedRouter = "shared_router";  // [1, hidde
 
 inline constexpr std::string_view kExpertScale = "expert_scale";  // [1, experts]; expert_scale only
 
-// Beside the experts; beside_width only. the post norms are of what comes out.
+// Parallel dense FFN; beside_width only. The post norms apply to the outputs.
 inline constexpr std::string_view kBesideUp = "beside_up";               // [beside_width, hidden]
 inline constexpr std::string_view kBesideGate = "beside_gate";           // [beside_width, hidden]
 inline constexpr std::string_view kBesideDown = "beside_down";           // [beside_width, hidden], transposed
@@ -106,7 +106,7 @@ inline constexpr std::string_view kRouterNorm = "router_norm";           // [1, 
 inline constexpr std::string_view kExpertsNorm = "experts_norm";         // [1, hidden]
 inline constexpr std::string_view kExpertsPostNorm = "experts_post_norm";  // [1, hidden]
 
-// A layer without experts; without gates (HasGates) there are none here and above.
+// Layer without experts. Gate tensors, here and above, are absent without gates (HasGates).
 inline constexpr std::string_view kDenseUp = "dense_up";      // [dense_width, hidden]
 inline constexpr std::string_view kDenseGate = "dense_gate";  // [dense_width, hidden]
 inline constexpr std::string_view kDenseDown = "dense_down";  // [dense_width, hidden], transposed

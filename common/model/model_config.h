@@ -1,9 +1,9 @@
-// What a model is: one description of a layer, independent of the family it came from.
+// ModelConfig: one description of a model and its layers, independent of the model family.
 //
-// A family's config reader (hf_config.h) turns a config.json into this; everything behind it (pack, forward
-// pass, planner) sees only these fields and no model name. A field that a family needs and that is not here
-// is added here, with the default that leaves the other families unchanged. The forward pass refuses, by
-// name, a value that it does not implement.
+// A family's config reader (hf_config.h) turns a config.json into this; the code behind it (pack, forward
+// pass, planner) sees only these fields and no model name. A new family adds its missing fields here, with
+// defaults that leave the other families unchanged. The forward pass refuses, by name, a value that it does
+// not implement.
 //
 // Thread safety: plain values.
 #pragma once
@@ -21,9 +21,9 @@ enum class AttentionKind : uint8_t {
   kGatedDelta = 2,
   kMamba = 3,      // Mamba-2
   kShortConv = 4,  // a gated short convolution (LFM2)
-  kNone = 5        // the layer is its FFN alone
+  kNone = 5        // the layer is only its FFN
 };
-// Whether it looks back on a state of its own, which each token replaces, and keeps nothing in the KV cache.
+// True if the layer has a recurrent state, which each token replaces, and no entries in the KV cache.
 inline bool IsRecurrent(AttentionKind kind) {
   return kind == AttentionKind::kGatedDelta || kind == AttentionKind::kMamba ||
          kind == AttentionKind::kShortConv;
@@ -45,10 +45,10 @@ enum class RopeKind : uint8_t {
   kYarn = 4,
   kLongRope = 5,
   kLlama3 = 6,
-  kProportional = 7  // of the pairs only the first ones turn (Gemma-4)
+  kProportional = 7  // only the first pairs rotate (Gemma-4)
 };
 
-// How router logits become experts and weights.
+// Rule that turns router logits into experts and weights.
 enum class RouterKind : uint8_t {
   kSoftmaxTopK =
       0,  // softmax over all routed experts, best K, renormalised if norm_topk_prob (Mixtral, Qwen, OLMoE)
@@ -58,13 +58,13 @@ enum class RouterKind : uint8_t {
   kSigmoidInput = 4,  // top-1, the score scales the expert's input (Llama-4)
 };
 
-// How the router's groups of experts are scored before the best groups are chosen.
+// Score of a router's group of experts; the best groups are chosen by it.
 enum class GroupScore : uint8_t {
   kMax = 0,       // the group's best score (DeepSeek-V2)
   kTopTwoSum = 1  // the sum of its two best corrected scores (DeepSeek-V3)
 };
 
-// Norms on q and k before scores are taken.
+// Norms on q and k before attention scores.
 enum class QkNorm : uint8_t {
   kNone = 0,
   kPerHead = 1,           // RMS norm with weights on each head, before rope (Qwen3, GLM-4)
@@ -81,23 +81,23 @@ struct RopeConfig {
   uint32_t original_max_position = 0;  // dynamic, yarn, long, llama3
   uint32_t dimensions = 0;             // rotated values per head; head_dim unless partial
   bool interleaved = false;            // pairs (2i, 2i+1) instead of (i, i + dimensions/2)
-  double attention_factor = 1.0;       // multiplies cos and sin (yarn, long: of short texts)
+  double attention_factor = 1.0;       // multiplies cos and sin (yarn, long: of short sequences)
   double beta_fast = 32.0;             // yarn
   double beta_slow = 1.0;              // yarn
   bool truncate = true;                // yarn: correction range rounded to whole pairs
   double low_freq_factor = 1.0;        // llama3
   double high_freq_factor = 4.0;       // llama3
-  uint32_t turned = 0;                 // proportional: values of `dimensions` that turn, even
-  // long: divisors of the dimensions/2 frequencies, for texts up to original_max_position and for longer
+  uint32_t turned = 0;                 // proportional: number of rotated values of `dimensions`, even
+  // long: divisors of the dimensions/2 frequencies, for sequences up to original_max_position and for longer
   // ones.
   std::vector<double> short_factors;
   std::vector<double> long_factors;
-  double long_attention_factor = 1.0;  // long: attention_factor of longer texts
+  double long_attention_factor = 1.0;  // long: attention_factor of longer sequences
   bool operator==(const RopeConfig&) const = default;
 };
 
-// Latent attention (DeepSeek-V2): q and k heads of nope_dim + rope.dimensions values, the cache holds
-// kv_rank + rope.dimensions values a token, shared by all heads.
+// Latent attention (DeepSeek-V2): q and k heads of nope_dim + rope.dimensions values; the cache holds kv_rank
+// + rope.dimensions values per token, shared by all heads.
 struct LatentConfig {
   uint32_t q_rank = 0;  // 0: q is projected directly
   uint32_t kv_rank = 0;
@@ -144,29 +144,29 @@ struct AttentionConfig {
   uint32_t kv_heads = 0;        // heads % kv_heads == 0
   uint32_t head_dim = 0;        // per head, of q, k and v
   uint32_t sliding_window = 0;  // positions visible including the own one; 0: all
-  float scale = 0;              // of q.k; 1/sqrt(head_dim) unless the family says otherwise
+  float scale = 0;              // of q.k; 1/sqrt(head_dim) unless the family overrides it
   bool qkv_bias = false;
   bool output_bias = false;
   QkNorm qk_norm = QkNorm::kNone;
-  uint32_t chunk = 0;         // position p sees from the start of its chunk of this many positions on; 0: all
+  uint32_t chunk = 0;         // p attends from the start of its chunk of this many positions; 0: from 0
   bool sinks = false;         // a learned score per head that takes part in the softmax and has no value
-  float clip_qkv = 0;         // q, k and v are clamped to +- this after norms; 0: not
+  float clip_qkv = 0;         // q, k and v are clamped to +- this after norms; 0: no clamp
   bool output_gate = false;   // the output is multiplied by sigmoid of a second half of q's projection
   bool value_norm = false;    // RMS norm without weights on each head of v
-  bool value_is_key = false;  // v is what k's projection gives, before norm and rope
+  bool value_is_key = false;  // v is the output of k's projection, before norm and rope
   // > 0: q is scaled by 1 + this * log(floor((p + temperature_offset) / temperature_floor) + 1)
   float temperature_scale = 0;
   uint32_t temperature_floor = 0;
   uint32_t temperature_offset = 1;
   RopeConfig rope;
   LatentConfig latent;   // kLatent; head_dim is then nope_dim + rope.dimensions and kv_heads == heads
-  DeltaConfig delta;     // kGatedDelta; of this and the next two heads, kv_heads and head_dim are 0 then
+  DeltaConfig delta;     // kGatedDelta; for this and the next two, heads, kv_heads and head_dim are 0
   MambaConfig mamba;     // kMamba
   ShortConvConfig conv;  // kShortConv
   bool operator==(const AttentionConfig&) const = default;
 };
 
-// The mixture of a layer; experts == 0 means a dense FFN of `dense_width` neurons, or none if that is 0 too.
+// MoE block of a layer; experts == 0 means a dense FFN of `dense_width` neurons, or none if that is 0 too.
 struct MoeConfig {
   uint32_t experts = 0;       // routed, N
   uint32_t top_k = 0;         // K, 1..experts
@@ -181,13 +181,13 @@ struct MoeConfig {
   bool router_bias = false;        // added to the router's logits
   bool router_correction = false;  // added to scores for the choice only
   float router_jitter = 0;         // kSparseMixer: the mask's relative threshold is twice this
-  uint32_t groups = 0;             // routed experts in groups of equal size of which only the best take part
+  uint32_t groups = 0;             // routed experts in groups of equal size; only the best groups are used
   uint32_t top_groups = 0;         // 1..groups; 0 with groups == 0
   GroupScore group_score = GroupScore::kMax;
   bool expert_scale = false;  // a learned factor of each routed expert's weight
-  // > 0: a dense FFN of so many neurons beside the experts. It takes the layer's norm; the experts have a
-  // norm of their own and the router one more, all of the same residual, and what FFN and experts give is
-  // normed each before the two are added (Gemma-4).
+  // > 0: width of a dense FFN parallel to the experts. It uses the layer's norm; the experts have a norm of
+  // their own and the router another, all on the same residual. The outputs of FFN and experts are each
+  // normalized before they are added (Gemma-4).
   uint32_t beside_width = 0;
   bool expert_bias = false;                   // routed experts have biases on up, gate and down
   Activation activation = Activation::kSilu;  // of dense and shared experts too
@@ -199,8 +199,8 @@ struct MoeConfig {
 struct LayerConfig {
   AttentionConfig attention;
   MoeConfig moe;
-  bool post_norms = false;   // what attention and what the mixture give is normed before it is added
-  bool layer_scale = false;  // a learned factor of the residual stream that leaves the layer
+  bool post_norms = false;   // outputs of attention and of the MoE block are normalized before they are added
+  bool layer_scale = false;  // a learned factor of the residual stream at the end of the layer
   bool operator==(const LayerConfig&) const = default;
 };
 
@@ -217,9 +217,9 @@ struct ModelConfig {
   bool tied_embeddings = false;  // the head is the embedding matrix
   bool head_bias = false;
   float embedding_scale = 1.0f;  // multiplies embeddings
-  float residual_scale = 1.0f;   // multiplies what attention and mixture add to the residual stream
+  float residual_scale = 1.0f;   // multiplies attention and MoE outputs before the residual add
   float logit_scale = 1.0f;      // multiplies the head's output
-  float logit_cap = 0;           // > 0: logits are cap * tanh(logit / cap) then
+  float logit_cap = 0;           // > 0: logits become cap * tanh(logit / cap)
   std::vector<LayerConfig> layers;
   // Token ids by config.json / generation_config.json; absent when empty.
   std::vector<int32_t> bos_ids;  // at most one entry
@@ -227,9 +227,9 @@ struct ModelConfig {
   bool operator==(const ModelConfig&) const = default;
 };
 
-// What generation_config.json asks for; absent fields were not there.
+// Defaults from generation_config.json; absent fields are unset.
 struct GenerationDefaults {
-  std::optional<bool> do_sample;  // false: greedy, whatever the rest says
+  std::optional<bool> do_sample;  // false: greedy, regardless of the other fields
   std::optional<double> temperature;
   std::optional<double> top_p;
   std::optional<uint32_t> top_k;  // 0: off

@@ -21,7 +21,7 @@ namespace {
 
 using nlohmann::json;
 
-// The names of enum values, by number. They are frozen, since manifests hold them.
+// Names of enum values, by number. Frozen: manifests hold them.
 constexpr const char* kAttentionKinds[] = {"grouped", "latent", "gated_delta", "mamba", "short_conv", "none"};
 constexpr const char* kNormKinds[] = {"rms", "layer"};
 constexpr const char* kActivations[] = {"silu", "gelu_tanh", "gelu", "clamped_swiglu", "relu2"};
@@ -41,9 +41,9 @@ absl::Span<const char* const> NamesOf(QkNorm) { return kQkNorms; }
 absl::Span<const char* const> NamesOf(RouterKind) { return kRouterKinds; }
 absl::Span<const char* const> NamesOf(GroupScore) { return kGroupScores; }
 
-// The members of each struct under their names, once for writing and reading. Now(): always written, and
-// required. Later(): came after the first version; left out where it has its default, so that packs of then
-// and now are the same where they can be.
+// Members of each struct under their names, shared by writing and reading. Now(): always written, and
+// required. Later(): added after the first version; omitted if it has its default, so that old and new packs
+// are equal wherever possible.
 template <typename On>
 void Members(const RopeConfig&, On* on) {
   on->Now("kind", &RopeConfig::kind);
@@ -204,8 +204,8 @@ class Writer {
   json object_ = json::object();
 };
 
-// The double whose shortest decimal is that of the float: 1e-05 instead of 9.999999747378752e-06. Narrowing
-// it gives `value` back.
+// Returns the double whose shortest decimal is that of the float: 1e-05 instead of 9.999999747378752e-06.
+// Narrowing it returns `value`.
 json FloatJson(float value) {
   char text[32];
   const auto end = std::to_chars(text, text + sizeof(text) - 1, value);
@@ -302,7 +302,7 @@ requires std::is_enum_v<Enum> absl::Status FromJson(const JsonObject& object, co
   return object.Error(key, absl::StrCat("is ", JsonExcerpt(json(name)), ", which is not known"));
 }
 
-// The first version of the format knew norms per head only, and said whether there are any by a truth value.
+// The first version of the format had only norms per head, stored as a boolean.
 absl::Status FromJson(const JsonObject& object, const char* key, QkNorm* out) {
   const json* value = object.Find(key);
   if (value == nullptr || !value->is_boolean()) return FromJson<QkNorm>(object, key, out);
@@ -333,7 +333,7 @@ absl::Status FromJson(const JsonObject& object, const char* key, std::vector<Lay
   return absl::OkStatus();
 }
 
-// Reads the members of one struct, up to the first that is wrong.
+// Reads the members of one struct, up to the first error.
 template <typename Struct>
 class Reader {
  public:
@@ -349,7 +349,7 @@ class Reader {
     if (object_.Has(key)) Now(key, member);
   }
 
-  // A member that nobody knows may change what the model computes, so it is refused.
+  // An unknown member may change the computation, so it is refused.
   absl::Status Finish() const {
     RETURN_IF_ERROR(status_);
     for (const auto& [key, value] : object_.value().items()) {

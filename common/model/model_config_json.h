@@ -1,8 +1,8 @@
 // ModelConfig and GenerationDefaults as JSON: the `config` and `generation` members of a pack's manifest.
 //
-// Every field is written under its name, enums by name; equal values give equal JSON. Fields that the first
-// version did not have are written only where they differ from their default. A config with a member that is
-// not known is refused; the result is checked with ValidateModelConfig.
+// Every field is written under its name, enums by name; equal values give equal JSON. Fields added after the
+// first version are written only if they differ from their default. A config with an unknown member is
+// refused; the result is checked with ValidateModelConfig.
 //
 // Thread safety: free functions, safe to call from any thread.
 #pragma once

@@ -116,7 +116,7 @@ absl::Status CheckMamba(const AttentionConfig& attention, const std::string& sub
   return absl::OkStatus();
 }
 
-// Attention that looks back on a state, or on nothing.
+// Checks attention kinds with a recurrent state or no attention at all.
 absl::Status CheckHeadless(const AttentionConfig& attention, const std::string& subject) {
   if (attention.heads != 0 || attention.kv_heads != 0 || attention.head_dim != 0) {
     return Bad(subject, "a layer that keeps nothing in the cache has no attention heads");
@@ -134,8 +134,8 @@ absl::Status CheckHeadless(const AttentionConfig& attention, const std::string& 
   }
 }
 
-// Limits apply to every source of a configuration alike, config.json or manifest: sizes that pass here may be
-// multiplied and allocated without further checks.
+// Limits apply equally to every source of a configuration, config.json or manifest: sizes that pass here may
+// be multiplied and allocated without further checks.
 absl::Status CheckAttention(const AttentionConfig& attention, const std::string& subject) {
   if (IsRecurrent(attention.kind) || attention.kind == AttentionKind::kNone) {
     return CheckHeadless(attention, subject);

@@ -1,7 +1,7 @@
-// The largest numbers that a model description may hold, and the check of a description against itself.
+// Maximum values of a model description, and its consistency check.
 //
-// The limits are far above any model known and low enough that products of two of them fit 64 bits; they
-// bound what a hostile config.json or manifest.json can make this code allocate.
+// The limits are far above any known model and low enough that products of two of them fit 64 bits; they
+// bound the memory that a hostile config.json or manifest.json can make this code allocate.
 //
 // Thread safety: constants and a pure function.
 #pragma once
@@ -27,9 +27,9 @@ inline constexpr uint32_t kMaxWidth = 1u << 24;           // neurons of an FFN
 inline constexpr uint32_t kMaxPosition = 1u << 30;
 inline constexpr uint32_t kMaxEndIds = 64;
 
-// Whether the numbers of `config` are in range and agree with each other: kv_heads divide heads, top_k is at
-// most the experts of the groups that take part, ids are below the vocabulary. InvalidArgument naming
-// `subject`, layer, field and numbers.
+// Checks that the numbers of `config` are in range and consistent: kv_heads divide heads, top_k is at most
+// the number of experts in the groups used, ids are below the vocabulary. InvalidArgument naming `subject`,
+// layer, field and numbers.
 absl::Status ValidateModelConfig(const ModelConfig& config, const std::string& subject);
 
 }  // namespace sluice

@@ -36,14 +36,15 @@ const TypeRow* FindType(std::string_view name) {
   return nullptr;
 }
 
-// Names come from the file, so what an error shows of them is bounded.
+// Bounds a name from the file for error messages.
 std::string Shown(std::string_view name) { return JsonExcerpt(json(std::string(name.substr(0, 200)))); }
 
 absl::Status BadTensor(const std::string& subject, std::string_view name, const std::string& what) {
   return absl::InvalidArgumentError(absl::StrCat(subject, ": tensor ", Shown(name), ": ", what));
 }
 
-// The shape's product times `element_bytes`; nullopt if it passes 64 bits or the shape is not whole numbers.
+// Returns the shape's product times `element_bytes`; nullopt if it exceeds 64 bits or the shape is not whole
+// numbers.
 std::optional<uint64_t> ShapeBytes(const json& shape, uint32_t element_bytes, std::vector<uint64_t>* out) {
   uint64_t bytes = element_bytes;
   bool overflow = false;
@@ -102,8 +103,8 @@ absl::StatusOr<TensorInfo> ParseTensor(const std::string& name, const json& valu
   return info;
 }
 
-// The format demands that tensors fill the data without gaps or overlaps; bytes that belong to none could
-// hide anything, and tensors that overlap are a damaged or forged file.
+// The format requires that tensors fill the data without gaps or overlaps: unowned bytes could hide anything,
+// and overlapping tensors mean a damaged or forged file.
 absl::Status CheckContiguous(const std::vector<TensorInfo>& tensors, uint64_t data_start, uint64_t file_bytes,
                              const std::string& subject) {
   uint64_t position = data_start;

@@ -1,4 +1,4 @@
-// safetensors: a hostile-input parser of headers, and a folder of them (one file, or shards with an index).
+// Safetensors: a parser of untrusted headers, and a folder of files (one, or shards with an index).
 //
 // A file is: u64 little-endian header length, the header (a JSON object: name -> {dtype, shape,
 // data_offsets}), then the tensors' bytes, row-major, without gaps.
@@ -22,8 +22,8 @@
 
 namespace sluice {
 
-// Element types that safetensors names. Only the first three are weights to us; the others are parts of
-// quantized layers (common/model/formats), or appear in test data.
+// Element types of safetensors. Only the first three are used as weights; the others are parts of quantized
+// layers (common/model/formats), or appear in test data.
 enum class ElementType : uint8_t {
   kBf16,
   kF16,
@@ -41,7 +41,7 @@ enum class ElementType : uint8_t {
   kU64,
   kBool
 };
-// As the header spells it ("BF16").
+// Returns the header's spelling ("BF16").
 const char* ElementTypeName(ElementType type);
 uint32_t ElementBytes(ElementType type);
 
@@ -61,8 +61,8 @@ inline constexpr size_t kMaxTensorRank = 8;
 absl::StatusOr<uint64_t> SafetensorsHeaderBytes(absl::Span<const std::byte> first8, uint64_t file_bytes,
                                                 const std::string& subject);
 
-// Parses the header text of a file of `file_bytes`. Tensors come in the order of their bytes, which must
-// follow each other without gap or overlap from the header's end to the file's. InvalidArgument naming
+// Parses the header text of a file of `file_bytes`. Tensors are returned in the order of their bytes, which
+// must follow each other without gap or overlap from the header's end to the file's. InvalidArgument naming
 // `subject` (the file) and the tensor: JSON errors, duplicate names, unknown dtypes, overflowing shapes, byte
 // ranges that do not match shape and dtype.
 absl::StatusOr<std::vector<TensorInfo>> ParseSafetensorsHeader(std::string_view header, uint64_t file_bytes,
@@ -76,21 +76,22 @@ struct ShardIndex {
 };
 absl::StatusOr<ShardIndex> ParseShardIndex(std::string_view text, const std::string& subject);
 
-// All tensors of a model folder. Opening reads headers only.
+// TensorFolder: all tensors of a model folder. Opening reads headers only.
 class TensorFolder {
  public:
-  // model.safetensors, else the shards of model.safetensors.index.json. NotFound if there is neither.
+  // Opens model.safetensors, else the shards of model.safetensors.index.json. NotFound if there is neither.
   static absl::StatusOr<std::unique_ptr<TensorFolder>> Open(const std::string& dir);
 
-  // Tensors by name order.
+  // Sorted by name.
   absl::Span<const TensorInfo> tensors() const { return tensors_; }
   const TensorInfo* Find(std::string_view name) const;
 
-  // Bytes [offset, offset + bytes.size()) of a tensor. REQUIRES: within the tensor.
+  // Reads bytes [offset, offset + bytes.size()) of a tensor. REQUIRES: within the tensor.
   absl::Status Read(const TensorInfo& tensor, uint64_t offset, absl::Span<std::byte> bytes) const;
 
   absl::Span<const File> files() const { return files_; }
-  // Changes when a file's size, time of change or header does: what a resumed conversion compares.
+  // Fingerprint that changes when a file's size, modification time or header does; a resumed conversion
+  // compares it.
   const std::string& fingerprint() const { return fingerprint_; }
 
  private:

@@ -65,8 +65,8 @@ absl::Status TensorFolder::AddFile(const std::string& path) {
     tensor.file = static_cast<uint32_t>(files_.size());
     tensors_.push_back(std::move(tensor));
   }
-  // The fingerprint tells whether the folder is still the one that an interrupted conversion began with,
-  // without reading the weights again: names, sizes, times and the headers' digests.
+  // The fingerprint detects a folder changed since an interrupted conversion began, without reading the
+  // weights again: names, sizes, times and the headers' digests.
   struct stat info;
   if (fstat(file.fd(), &info) != 0) return ErrnoToStatus(errno, absl::StrCat("stat ", path));
   absl::StrAppend(&fingerprint_, path.substr(path.rfind('/') + 1), " ", size, " ", info.st_mtim.tv_sec, ".",
@@ -109,7 +109,7 @@ absl::StatusOr<std::unique_ptr<TensorFolder>> TensorFolder::Open(const std::stri
       }
     }
   }
-  // The shards agree with the index so far; what the index names beyond them is missing.
+  // The shards agree with the index so far; remaining names of the index are missing tensors.
   for (const auto& [tensor, file] : index.file_of) {
     if (!folder->by_name_.contains(tensor)) {
       return absl::InvalidArgumentError(absl::StrCat(folder->files_[file].path(), ": has no tensor ", tensor,

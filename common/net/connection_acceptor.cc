@@ -22,7 +22,7 @@ absl::StatusOr<PeerCredentials> PeerOf(int socket) {
   }
   PeerCredentials peer{credentials.pid, credentials.uid, credentials.gid, {}};
   socklen_t bytes = 0;
-  // A first call with no room says how much is needed; without any group it succeeds with nothing.
+  // A first call with an empty buffer returns the needed size; without any group it succeeds with nothing.
   if (getsockopt(socket, SOL_SOCKET, SO_PEERGROUPS, nullptr, &bytes) != 0 && errno == ERANGE) {
     peer.groups.resize(bytes / sizeof(gid_t));
     if (getsockopt(socket, SOL_SOCKET, SO_PEERGROUPS, peer.groups.data(), &bytes) != 0) {
@@ -33,8 +33,8 @@ absl::StatusOr<PeerCredentials> PeerOf(int socket) {
   return peer;
 }
 
-// Our own user and root always may: root could read the memory anyway, and refusing the own user would lock
-// out the operator who started the daemon.
+// Our own user and root are always allowed: root could read the memory anyway, and refusing our own user
+// would lock out the operator who started the daemon.
 bool PeerPolicy::Allows(const PeerCredentials& peer) const {
   const auto is_listed = [this](gid_t gid) {
     return std::find(allowed_gids.begin(), allowed_gids.end(), gid) != allowed_gids.end();
@@ -48,7 +48,8 @@ PeerAccepter::PeerAccepter(int listener, PeerPolicy policy, OnRefused on_refused
     : listener_(listener),
       policy_(std::make_shared<GuardedPolicy>(std::move(policy))),
       on_refused_(std::move(on_refused)),
-      // The spare descriptor is given up to accept, and close, a connection when none is left (RefuseOne()).
+      // The spare descriptor is closed to accept and close a connection when no descriptor is left
+      // (RefuseOne()).
       spare_(open("/dev/null", O_RDONLY | O_CLOEXEC)) {}
 
 void PeerAccepter::SetPolicy(PeerPolicy policy) {
@@ -67,7 +68,7 @@ std::optional<AcceptedPeer> PeerAccepter::Accept() {
     if (errno == EMFILE || errno == ENFILE) {
       RefuseOne();
     }
-    return std::nullopt;  // of other errors: the peer has gone already
+    return std::nullopt;  // for all other errors the peer has already gone
   }
   const auto peer = PeerOf(socket.get());
   if (!peer.ok()) {
@@ -82,8 +83,8 @@ std::optional<AcceptedPeer> PeerAccepter::Accept() {
 }
 
 // A connection that cannot be accepted for lack of descriptors stays in the queue, keeps the listener
-// readable and its thread spinning. So the spare descriptor is lent for the moment of accepting and closing
-// it.
+// readable and its thread spinning. So the spare descriptor is released while that connection is accepted and
+// closed.
 void PeerAccepter::RefuseOne() {
   on_refused_("a connection was refused: out of file descriptors");
   spare_.reset();

@@ -1,5 +1,5 @@
-// ConnectionAcceptor: the accept loop of a unix socket. It checks each peer's credentials and hands the
-// connection on; gRPC itself would neither check them nor tell who connected.
+// ConnectionAcceptor: the accept loop of a unix socket. It checks each peer's credentials and passes the
+// connection on; gRPC itself would neither check them nor report the peer.
 //
 // Thread safety: thread-safe; the callback runs on the acceptor's own thread, one call at a time.
 #pragma once
@@ -21,17 +21,18 @@
 
 namespace sluice {
 
-// The process at the other end of a unix socket when it connected. pid 0: in another PID namespace.
+// Credentials of the process that connected to a unix socket. pid 0: in another PID namespace.
 struct PeerCredentials {
   pid_t pid = 0;
   uid_t uid = 0;
   gid_t gid = 0;
-  std::vector<gid_t> groups;  // the supplementary ones
+  std::vector<gid_t> groups;  // supplementary groups
 };
 
 absl::StatusOr<PeerCredentials> PeerOf(int socket);
 
-// Who may connect, beyond what the socket file's mode says: our own user, root, these, and members of these.
+// Peers that may connect, within the socket file's mode: our own user, root, these users, and members of
+// these groups.
 struct PeerPolicy {
   std::vector<uid_t> allowed_uids;
   std::vector<gid_t> allowed_gids;
@@ -43,19 +44,19 @@ struct AcceptedPeer {
   PeerCredentials credentials;
 };
 
-// Told why a connection was refused.
+// Called with the reason when a connection is refused.
 using OnRefused = std::function<void(const std::string& why)>;
 
-// Takes connections of a listener one by one, for loops that poll more than it. Thread-compatible.
+// Accepts connections of a listener one by one, for loops that poll several descriptors. Thread-compatible.
 class PeerAccepter {
  public:
   // `listener` is borrowed: listening, non-blocking.
   PeerAccepter(int listener, PeerPolicy policy, OnRefused on_refused);
 
-  // The next connection that the policy allows; none if there is none or it was refused.
+  // The next connection that the policy allows; none if the queue is empty or the connection was refused.
   std::optional<AcceptedPeer> Accept();
 
-  // `policy` holds from the next connection on. Thread-safe, beside everything else.
+  // `policy` applies from the next connection on. Thread-safe, also during Accept().
   void SetPolicy(PeerPolicy policy);
 
   int listener() const { return listener_; }
@@ -70,33 +71,33 @@ class PeerAccepter {
     Mutex mutex;
     PeerPolicy policy ABSL_GUARDED_BY(mutex);
   };
-  const std::shared_ptr<GuardedPolicy> policy_;  // apart, as mutexes do not move
+  const std::shared_ptr<GuardedPolicy> policy_;  // shared, because mutexes cannot move
   const OnRefused on_refused_;
-  UniqueFd spare_;  // given up for a moment to refuse a connection when descriptors run out
+  UniqueFd spare_;  // closed for a moment to refuse a connection when descriptors run out
 };
 
 class ConnectionAcceptor {
  public:
   using OnConnection = std::function<void(AcceptedPeer)>;
 
-  // Accepts from `listener` (borrowed, listening, non-blocking; outlives this object) on a thread of its own.
+  // Accepts from `listener` (borrowed, listening, non-blocking; outlives this object) on its own thread.
   static absl::StatusOr<std::unique_ptr<ConnectionAcceptor>> Start(int listener, PeerPolicy policy,
                                                                    OnConnection on_connection,
                                                                    OnRefused on_refused);
-  // Does what Stop() does.
+  // Calls Stop().
   ~ConnectionAcceptor();
 
   // Ends the thread; no callback runs afterwards. Idempotent; not from a callback.
   void Stop();
 
-  // `policy` holds from the next connection on.
+  // `policy` applies from the next connection on.
   void SetPolicy(PeerPolicy policy) { accepter_.SetPolicy(std::move(policy)); }
 
  private:
   ConnectionAcceptor(PeerAccepter accepter, OnConnection on_connection, UniqueFd stop_event);
   void Run();
 
-  PeerAccepter accepter_;  // the thread's
+  PeerAccepter accepter_;  // used by the thread alone
   const OnConnection on_connection_;
   const UniqueFd stop_event_;
   std::thread thread_;

@@ -19,9 +19,9 @@ namespace {
 
 // The protocol of sd_listen_fds(3): descriptors from 3 on, their number in LISTEN_FDS.
 constexpr int kFirst = 3;
-constexpr int kMost = 256;  // a larger number is a mistake: no unit of ours has more than a few sockets
+constexpr int kMost = 256;  // a larger number is a mistake: our units have a few sockets each
 
-// The path that a unix socket is bound to; "" for any other descriptor, and for a socket without a path.
+// Path that a unix socket is bound to; "" for any other descriptor and for a socket without a path.
 std::string PathOf(int fd) {
   sockaddr_un address{};
   socklen_t length = sizeof(address);
@@ -43,8 +43,8 @@ absl::StatusOr<InheritedSockets> InheritedSockets::Take() {
   }
   const std::string meant_for = pid;
   const std::string how_many = fds;
-  // The variables are removed even if they are not meant for this process: a child must not take descriptors
-  // that it does not have for sockets.
+  // The variables are removed even if they are meant for another process: a child must not treat its own
+  // descriptors as these sockets.
   unsetenv("LISTEN_PID");
   unsetenv("LISTEN_FDS");
   unsetenv("LISTEN_FDNAMES");

@@ -1,9 +1,9 @@
-// Sockets that a service manager opened before it started this process (systemd's LISTEN_FDS protocol), taken
-// up by the path that they listen on.
+// Sockets that a service manager opened before it started this process (systemd's LISTEN_FDS protocol),
+// claimed by their path.
 //
 // Unix sockets only: gRPC 1.51 cannot be given a listening TCP socket.
 //
-// Thread safety: thread-compatible; main's thread takes them before it starts others.
+// Thread safety: thread-compatible; main's thread reads them before it starts other threads.
 #pragma once
 
 #include <optional>
@@ -17,18 +17,18 @@ namespace sluice {
 
 class InheritedSockets {
  public:
-  // Reads LISTEN_PID, LISTEN_FDS and takes the descriptors from 3 on, setting close-on-exec; the variables
-  // are removed, so that children do not take them for theirs. None when they are not set or meant for
-  // another process. INVALID_ARGUMENT: LISTEN_FDS is no number, or a descriptor is no listening unix socket.
+  // Reads LISTEN_PID and LISTEN_FDS, takes the descriptors from 3 on and sets close-on-exec; the variables
+  // are removed, so that children do not use them. Empty if they are not set or meant for another process.
+  // INVALID_ARGUMENT: LISTEN_FDS is not a number, or a descriptor is not a listening unix socket.
   static absl::StatusOr<InheritedSockets> Take();
 
   InheritedSockets() = default;
 
-  // The socket that listens at `path`, once; none if there is none. Its type is the caller's to know:
+  // Returns the socket that listens at `path`, once; none if there is none. The caller states its type:
   // INVALID_ARGUMENT if it is another.
   absl::StatusOr<std::optional<UnixListener>> Claim(const std::string& path, UnixSocketType type);
 
-  // INVALID_ARGUMENT naming the paths that nobody claimed: the units and the options disagree.
+  // INVALID_ARGUMENT naming the paths that were not claimed: the units and the options disagree.
   absl::Status CheckAllClaimed() const;
 
  private:

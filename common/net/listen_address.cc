@@ -66,8 +66,8 @@ bool ListenAddress::IsLocal() const {
   return kind == Kind::kUnix || host == "::1" || absl::StartsWith(host, "127.");
 }
 
-// Names are not resolved, but for localhost: a listener's address must not depend on a name server, nor
-// change between two starts.
+// Names are not resolved, except localhost: a listener's address must not depend on a name server, nor change
+// between two starts.
 absl::StatusOr<ListenAddress> ParseListenAddress(const std::string& text) {
   if (absl::StartsWith(text, "unix:")) {
     return ParseUnix(text, text.substr(5));

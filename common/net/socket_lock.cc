@@ -13,7 +13,7 @@
 namespace sluice {
 namespace {
 
-// The process that wrote itself into the lock file, for the message only.
+// The process id in the lock file, for the message only.
 std::string Holder(int fd) {
   char text[32];
   const ssize_t got = pread(fd, text, sizeof(text), 0);
@@ -40,8 +40,7 @@ absl::StatusOr<SocketLock> SocketLock::Acquire(const std::string& socket_path) {
     return absl::AlreadyExistsError(
         absl::StrCat("socket ", socket_path, " is served by ", Holder(fd.get()), " (lock file ", path, ")"));
   }
-  // The kernel drops the lock when the process ends, however it ends; the number is for people and for
-  // Holder().
+  // The kernel drops the lock when the process ends for any reason; the number serves people and Holder().
   const std::string pid = absl::StrCat(getpid(), "\n");
   if (ftruncate(fd.get(), 0) != 0 || pwrite(fd.get(), pid.data(), pid.size(), 0) < 0) {
     return ErrnoToStatus(errno, absl::StrCat("lock file ", path));

@@ -1,7 +1,7 @@
 // SocketLock: the right to serve a unix socket's path, held by a lock file beside it.
 //
-// The lock is what makes it safe to remove a socket file that a killed process left behind: whoever holds it
-// knows that no other server is just starting on the same path.
+// The lock makes it safe to remove the socket file of a killed process: its holder knows that no other server
+// is starting on the same path.
 //
 // Thread safety: thread-compatible, like std::unique_ptr.
 #pragma once

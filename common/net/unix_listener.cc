@@ -38,9 +38,8 @@ UniqueFd NewSocket(UnixSocketType type) {
   return UniqueFd(socket(AF_UNIX, kind | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
 }
 
-// Removes the socket that a dead server left at `path`. Whether the server is dead is found out by
-// connecting: nobody listens on a dead one's socket, which is "unavailable"; every other answer means
-// somebody does.
+// Removes the socket that a dead server left at `path`. A connection attempt finds out if the server is dead:
+// then nobody listens on its socket, which is "unavailable"; every other result means a live server.
 absl::Status ClearPath(const std::string& path, UnixSocketType type) {
   struct stat info;
   if (lstat(path.c_str(), &info) != 0) {
@@ -71,8 +70,7 @@ absl::StatusOr<UniqueFd> ConnectUnix(const std::string& path, UnixSocketType typ
   do {
     result = connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address));
   } while (result != 0 && errno == EINTR);
-  // A full queue means a server that is there but busy, not one that is gone: ClearPath() must not remove its
-  // socket.
+  // A full queue means a live, busy server: ClearPath() must not remove its socket.
   if (result != 0 && errno == EAGAIN) {
     return absl::ResourceExhaustedError(absl::StrCat("connecting to socket ", path, ": its queue is full"));
   }
@@ -89,7 +87,7 @@ absl::StatusOr<UnixListener> UnixListener::Bind(const std::string& path, UnixSoc
   }
   RETURN_IF_ERROR(ClearPath(path, type));
   UniqueFd fd = NewSocket(type);
-  // On an unbound socket fchmod sets the mode of the file that bind makes: no moment with a wider one.
+  // fchmod on an unbound socket sets the mode of the file that bind creates: the mode is never wider.
   if (!fd.valid() || fchmod(fd.get(), mode) != 0) {
     return ErrnoToStatus(errno, "unix socket");
   }
@@ -97,7 +95,7 @@ absl::StatusOr<UnixListener> UnixListener::Bind(const std::string& path, UnixSoc
     return ErrnoToStatus(errno, absl::StrCat("binding socket ", path));
   }
   UnixListener listener(std::move(fd), path, /*owns_file=*/true);
-  // The umask may have taken bits that were asked for: chmod puts them back before anyone can connect.
+  // The umask may have removed requested bits: chmod restores them before anyone can connect.
   if (chmod(path.c_str(), mode) != 0 || listen(listener.fd(), kBacklog) != 0) {
     return ErrnoToStatus(errno, absl::StrCat("listening on socket ", path));
   }
@@ -125,7 +123,7 @@ absl::StatusOr<UnixListener> UnixListener::Adopt(UniqueFd fd, UnixSocketType typ
       fcntl(fd.get(), F_SETFD, FD_CLOEXEC) != 0) {
     return ErrnoToStatus(errno, absl::StrCat("inherited descriptor ", fd.get()));
   }
-  // The kernel need not end the path with a NUL if it fills the whole field.
+  // The kernel may leave out the terminating NUL if the path fills the whole field.
   const size_t room = address_length - offsetof(sockaddr_un, sun_path);
   const std::string path(address.sun_path, strnlen(address.sun_path, room));
   return UnixListener(std::move(fd), path, /*owns_file=*/false);

@@ -1,4 +1,4 @@
-// UnixListener: a listening unix socket at a path; a file that it made is removed when it goes.
+// UnixListener: a listening unix socket at a path; removes the file that it created on destruction.
 //
 // Thread safety: thread-compatible, like std::unique_ptr.
 #pragma once
@@ -13,21 +13,21 @@
 
 namespace sluice {
 
-// The longest path that a unix socket address holds.
+// Longest path that fits in a unix socket address.
 inline constexpr size_t kMaxUnixPath = 107;
 
 enum class UnixSocketType { kStream, kSeqPacket };
 
 class UnixListener {
  public:
-  // Binds and listens, non-blocking. The file has `mode` from its first moment. A socket file that nobody
-  // answers on is replaced. REQUIRES: the caller holds the SocketLock of the server that `path` belongs to.
-  // INVALID_ARGUMENT: the path is empty, relative or too long. ALREADY_EXISTS: somebody answers there, or it
-  // is no socket.
+  // Binds and listens, non-blocking. The file has `mode` from its first moment. A socket file without a live
+  // server is replaced. REQUIRES: the caller holds the SocketLock of the server that `path` belongs to.
+  // INVALID_ARGUMENT: the path is empty, relative or too long. ALREADY_EXISTS: a server answers there, or the
+  // file is not a socket.
   static absl::StatusOr<UnixListener> Bind(const std::string& path, UnixSocketType type, mode_t mode);
 
-  // Takes a listening socket that a service manager made: its file stays when this goes. INVALID_ARGUMENT: it
-  // is no listening unix socket of this type with a path.
+  // Adopts a listening socket that a service manager made: its file stays on destruction. INVALID_ARGUMENT:
+  // it is not a listening unix socket of this type with a path.
   static absl::StatusOr<UnixListener> Adopt(UniqueFd fd, UnixSocketType type);
 
   UnixListener(UnixListener&&) = default;

@@ -32,7 +32,7 @@ absl::Status TakeDistances(const JsonObject& object, uint32_t experts, LayerCach
   return sum <= layer->accesses ? absl::OkStatus() : object.Error("distances", "are more than accesses");
 }
 
-// Reads `count` numbers of 0..1, in ascending order if asked for.
+// Reads `count` numbers in 0..1, in ascending order if `ascending` is set.
 absl::StatusOr<std::vector<double>> Shares(const JsonObject& object, const char* name, size_t count,
                                            bool ascending) {
   ASSIGN_OR_RETURN(const json* entries, object.Array(name));
@@ -91,8 +91,8 @@ double LayerCacheProfile::SingleShare(double limit) const {
   return (static_cast<double>(left) + part) / (kPoints - 1);
 }
 
-// LRU holds what was used among the last `slots` distinct experts, so the accesses with a stack distance of
-// up to that many are its hits: one pass over a text gives the misses of every size.
+// LRU holds the last `slots` distinct experts, so accesses with a stack distance up to that number are its
+// hits: one pass over a sequence gives the misses of every cache size.
 std::vector<double> LayerCacheProfile::MissCurve(uint64_t tokens) const {
   std::vector<double> curve;
   uint64_t missed = accesses;

@@ -77,8 +77,8 @@ double GatingSensitivity(const LayerSensitivity& layer, GatingKind kind) {
   return 1;
 }
 
-// The quantile of the calibration text's values at `share`, linear between its points. For no single experts
-// at all the threshold lies below every value, equal ones included.
+// Returns the quantile of the calibration values at `share`, interpolated linearly. For a share of 0 the
+// threshold lies below every value, equal ones included.
 double GatingTable::Threshold(double share) const {
   if (!(share > 0)) return -std::numeric_limits<double>::infinity();
   const double place = std::min(share, 1.0) * (kPoints - 1);
@@ -88,9 +88,9 @@ double GatingTable::Threshold(double share) const {
 }
 
 double GatingTable::ShareWithin(double bound) const {
-  // Goes from point to point as long as the rise is within the bound; where it leaves the bound the share is
-  // where the line to that point crosses it. A measured rise may fall again later: the largest share within
-  // the bound is not sought beyond that crossing.
+  // Walks from point to point as long as the rise is within the bound; the result is the share at which the
+  // line to the first point outside crosses it. A measured rise may fall again later; larger shares beyond
+  // that crossing are not searched.
   double share = 0;
   Rise before;
   for (const Rise& rise : rises) {

@@ -1,6 +1,6 @@
-// Thresholds of AdapMoE's gating as `sluice calibrate` found them: PACK/profile/gating.json (FORMAT.md). A
-// token makes do with fewer experts where (1 - alpha)^2 S_l <= T; T is one value for all layers, and how much
-// T saves and loses depends on what S_l is.
+// GatingProfile: thresholds of AdapMoE's adaptive gating from `sluice calibrate`: PACK/profile/gating.json
+// (FORMAT.md). A token uses fewer experts if (1 - alpha)^2 S_l <= T; T is one value for all layers, and its
+// savings and losses depend on the definition of S_l.
 //
 // Thread safety: plain values and free functions, safe to call from any thread.
 #pragma once
@@ -18,7 +18,7 @@ namespace sluice {
 
 inline constexpr char kGatingName[] = "gating.json";
 
-// What S_l is: one of the three of LayerSensitivity, or 1 for all layers (the score alone).
+// Definition of S_l: one of the three of LayerSensitivity, or 1 for all layers (the score alone).
 enum class GatingKind : uint8_t { kFisher = 0, kQuadratic = 1, kMeasured = 2, kScore = 3 };
 inline constexpr int kGatingKinds = 4;
 
@@ -31,25 +31,25 @@ struct GatingTable {
     double share = 0;  // of (token, layer) pairs that used one expert
     double rise = 0;   // relative, of perplexity on held-out text
   };
-  // Entry i: the value of (1 - alpha)^2 S_l that i % of the (token, layer) pairs do not exceed. Ascends.
+  // Entry i: quantile of (1 - alpha)^2 S_l over the (token, layer) pairs at i %. Ascends.
   std::vector<double> thresholds;  // [kPoints]
   std::vector<Rise> rises;         // by ascending share
 
-  // T at which `share` of the pairs use one expert; below every value for a share of 0.
+  // Returns T at which `share` of the pairs use one expert; below every value for a share of 0.
   double Threshold(double share) const;
-  // The largest share whose rise is within `bound`, on lines between what was measured; at most the largest
-  // measured.
+  // Returns the largest share whose rise is within `bound`, interpolated between measured points; at most the
+  // largest measured share.
   double ShareWithin(double bound) const;
 };
 
 struct GatingProfile {
   std::string source_digest;
-  uint64_t tokens = 0;    // that the thresholds come from
-  uint64_t held_out = 0;  // that the rises were measured on
+  uint64_t tokens = 0;    // number of tokens behind the thresholds
+  uint64_t held_out = 0;  // number of tokens behind the rises
   std::array<GatingTable, kGatingKinds> tables;
 };
 
-// Parsing, writing and reading, with the errors of their like in profile.h.
+// Parsing, writing and reading, with the errors of the corresponding functions in profile.h.
 absl::StatusOr<GatingProfile> ParseGating(std::string_view text, const std::string& subject,
                                           const std::string& source_digest);
 std::string SerializeGating(const GatingProfile& gating);

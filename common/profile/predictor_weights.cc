@@ -15,8 +15,8 @@ constexpr size_t kIdDigits = 32;
 constexpr uint32_t kMaxUnits = 1u << 16;
 constexpr uint64_t kMaxBytes = 16ull << 30;
 
-// out = matrix x + bias, with the matrix [rows, cols] row-major. A plain loop in a fixed order: predictors
-// are small, and must name the same experts on every machine.
+// Computes out = matrix x + bias, with the matrix [rows, cols] row-major. A plain loop in a fixed order:
+// predictors are small, and must choose the same experts on every machine.
 void Affine(const std::vector<float>& matrix, const std::vector<float>& bias, uint32_t cols, const float* x,
             float* out) {
   for (size_t row = 0; row < bias.size(); ++row) {
@@ -44,7 +44,7 @@ absl::StatusOr<PredictorNet> TakeNet(uint32_t inputs, uint32_t outputs, ByteRead
   RETURN_IF_ERROR(reader->Take(&net.outputs));
   RETURN_IF_ERROR(reader->Take(&zero));
   RETURN_IF_ERROR(reader->Take(&net.precision));
-  // Sizes are checked against the model before anything is allocated by them.
+  // Sizes are checked against the model before they are used for allocation.
   if (net.inputs != inputs || net.outputs != outputs || net.units > kMaxUnits || zero != 0) {
     return reader->Damaged(absl::StrCat("a network of ", net.inputs, " -> ", net.units, " -> ", net.outputs,
                                         " where the model needs ", inputs, " -> ", outputs));

@@ -1,5 +1,5 @@
-// Trained expert predictors as stored in PACK/profile/predictors.bin: FloE's per-layer networks (`learned`)
-// and AdapMoE's first-layer gate (`first_layer`).
+// PredictorProfile: trained expert predictors as stored in PACK/profile/predictors.bin: FloE's per-layer
+// networks (`learned`) and AdapMoE's first-layer gate (`first_layer`).
 //
 // Thread safety: plain values and free functions, safe to call from any thread.
 #pragma once
@@ -30,25 +30,25 @@ struct PredictorNet {
   std::vector<float> w2;  // [outputs, units or inputs]
   std::vector<float> b2;  // [outputs]
 
-  // out[0 .. outputs); `scratch` has room for `units` values. REQUIRES: x has `inputs` values.
+  // Computes out[0 .. outputs); `scratch` has room for `units` values. REQUIRES: x has `inputs` values.
   void Run(const float* x, float* scratch, float* out) const;
   bool operator==(const PredictorNet&) const = default;
 };
 
-// The experts of `layer` + 1 from what is known at `layer`'s router. The input is x_l, the router's input,
-// [hidden], then the multi-hot experts of layer `layer`, then those of the routed layer before it (zeros if
-// there is none), [experts] each.
+// Predicts the experts of `layer` + 1 from the data available at `layer`'s router. The input is x_l, the
+// router's input, [hidden], then the multi-hot experts of layer `layer`, then those of the routed layer
+// before it (zeros if there is none), [experts] each.
 struct LearnedPredictor {
   uint32_t layer = 0;
   PredictorNet net;
   bool operator==(const LearnedPredictor&) const = default;
 };
 
-// Experts of the first routed layer for the next token, from the last layer's output (after the residual add)
-// at this token: softmax(W a + b).
+// Predicts the experts of the first routed layer for the next token, from the last layer's output (after the
+// residual add) at this token: softmax(W a + b).
 struct FirstLayerGate {
   bool final_norm = false;  // a is the output after the model's final norm
-  double divergence = 0;    // held out: mean KL(true || predicted), nats
+  double divergence = 0;    // on held-out text: mean KL(true || predicted), nats
   PredictorNet net;         // linear: hidden -> experts
   bool operator==(const FirstLayerGate&) const = default;
 };
@@ -60,12 +60,12 @@ struct PredictorProfile {
   std::optional<FirstLayerGate> first_layer;
   bool operator==(const PredictorProfile&) const = default;
 
-  // The network that predicts layer `layer` + 1, or null.
+  // Returns the network that predicts layer `layer` + 1, or null.
   const PredictorNet* Learned(uint32_t layer) const;
 };
 
-// Pure parser over untrusted bytes, errors as in profile.h: shapes must be those of `config`. An empty
-// `model_id` accepts any.
+// Parses untrusted bytes, errors as in profile.h: shapes must be those of `config`. An empty `model_id`
+// accepts any. Pure function.
 absl::StatusOr<PredictorProfile> ParsePredictors(std::string_view bytes, const std::string& subject,
                                                  const ModelConfig& config, const std::string& model_id);
 std::string SerializePredictors(const PredictorProfile& profile);
@@ -73,9 +73,9 @@ std::string SerializePredictors(const PredictorProfile& profile);
 absl::StatusOr<PredictorProfile> ReadPredictors(const std::string& folder, const ModelConfig& config,
                                                 const std::string& model_id);
 
-// Values of the learned predictor's input at `layer`. REQUIRES: layer < config.layers.size().
+// Returns the number of inputs of the learned predictor at `layer`. REQUIRES: layer < config.layers.size().
 uint32_t LearnedInputs(const ModelConfig& config, uint32_t layer);
-// The routed layer before `layer`, or -1.
+// Returns the routed layer before `layer`, or -1.
 int RoutedLayerBefore(const ModelConfig& config, uint32_t layer);
 
 }  // namespace sluice

@@ -49,7 +49,7 @@ absl::StatusOr<std::vector<uint64_t>> ParseCounts(const json& list, const std::s
   return counts;
 }
 
-// Whether the lists are as many and as long as the model's; what they hold is not looked at.
+// True if the lists match the model in number and length; their content is not checked.
 bool HasShapeOf(const json& layers, const ModelConfig& config) {
   if (layers.size() != config.layers.size()) return false;
   for (size_t layer = 0; layer < layers.size(); ++layer) {
@@ -66,8 +66,8 @@ absl::StatusOr<UsageProfile> UsageOf(const json& root, const std::string& subjec
   ASSIGN_OR_RETURN(usage.tokens, object.Uint("tokens", 1, kMaxProfileCount));
   ASSIGN_OR_RETURN(const json* any_layers, object.Array("layers"));
   if (source_digest.empty() && !HasShapeOf(*any_layers, config)) {
-    // The caller does not know the source's digest yet, and would find out by it that the profile is another
-    // model's: the same error, earlier.
+    // The caller does not know the source's digest yet, and would later find by it that the profile belongs
+    // to another model: the same error, earlier.
     return absl::FailedPreconditionError(absl::StrCat(
         subject, ": made for another model, with other layers or experts; `sluice calibrate` of a pack of ",
         "this one makes one for it"));
@@ -94,7 +94,7 @@ absl::StatusOr<SensitivityProfile> SensitivityOf(const json& root, const std::st
     ASSIGN_OR_RETURN(const JsonObject values,
                      JsonObject::Of((*layers)[layer], absl::StrCat(subject, ": layer ", layer)));
     LayerSensitivity s;
-    // On a small sample taking single experts may happen to lower the loss, so signs are kept.
+    // A single expert may happen to lower the loss on a small sample, so signs are kept.
     ASSIGN_OR_RETURN(s.measured, values.Double("measured", -kMaxValue, kMaxValue));
     ASSIGN_OR_RETURN(s.fisher, values.Double("fisher", 0, kMaxValue));
     ASSIGN_OR_RETURN(s.quadratic, values.Double("quadratic", 0, kMaxValue));
@@ -154,7 +154,7 @@ absl::StatusOr<Lead> LeadFromName(std::string_view name) {
       absl::StrCat("\"", std::string(name.substr(0, 60)), "\" is no lead (up, gate or product)"));
 }
 
-// A user may name the pack or the profile folder itself.
+// The user may name the pack or the profile folder itself.
 std::string ProfileFolder(const std::string& path) {
   if (FileExists(path + "/" + kUsageName)) return path;
   return path + "/profile";

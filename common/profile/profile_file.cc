@@ -48,7 +48,7 @@ absl::Status WriteProfileFile(const std::string& folder, const std::string& name
     return ErrnoToStatus(errno, absl::StrCat("create folder ", folder));
   }
   const std::string path = absl::StrCat(folder, "/", name);
-  // Written beside and renamed, so that a reader sees the old file or the new one, whole.
+  // Written to a temporary name and renamed, so that a reader sees the old file or the new one, whole.
   const std::string fresh = path + ".new";
   RETURN_IF_ERROR(WriteFileDurably(fresh, content));
   if (rename(fresh.c_str(), path.c_str()) != 0) {
@@ -57,8 +57,8 @@ absl::Status WriteProfileFile(const std::string& folder, const std::string& name
   return SyncFolder(folder);
 }
 
-// Binary tables end with a digest of all that comes before, so that a file cut short or damaged is not taken
-// for smaller or other tables.
+// Binary tables end with a digest of all preceding bytes, so that a truncated or damaged file is not read as
+// smaller or other tables.
 void Seal(std::string* out) {
   const Digest128 digest = DigestOf(std::string_view(*out));
   AppendValue(digest.high, out);

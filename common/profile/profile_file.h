@@ -1,5 +1,5 @@
-// What all files of a profile share: reading with the right complaint, replacing atomically, and the sealed
-// binary form {body, XXH3-128 of the body} with bounded, checked reading.
+// File access of all profile files: reading with precise errors, atomic replacement, and the sealed binary
+// form {body, XXH3-128 of the body} with bounded, checked reading.
 //
 // Thread safety: free functions, safe to call from any thread. A ByteReader belongs to one thread.
 #pragma once
@@ -15,19 +15,19 @@
 
 namespace sluice {
 
-// FAILED_PRECONDITION naming both ids if `found` is not `wanted`; an empty `wanted` accepts any.
+// Returns FAILED_PRECONDITION naming both ids if `found` is not `wanted` (an empty `wanted` accepts any),
 // DATA_LOSS if `found` is not 32 hex digits.
 absl::Status CheckProfileKey(const std::string& subject, const char* key_name, const std::string& found,
                              const std::string& wanted);
 
-// The file's bytes. NOT_FOUND says that `sluice calibrate` makes it; DATA_LOSS above `max_bytes`.
+// Returns the file's bytes. NOT_FOUND names `sluice calibrate` as its source; DATA_LOSS above `max_bytes`.
 absl::StatusOr<std::string> ReadProfileFile(const std::string& path, uint64_t max_bytes);
 
-// Creates `folder` if need be and replaces `folder`/`name` in one durable step: readers see the old bytes or
-// the new ones.
+// Creates `folder` if necessary and replaces `folder`/`name` in one durable step: readers see the old bytes
+// or the new ones.
 absl::Status WriteProfileFile(const std::string& folder, const std::string& name, std::string_view content);
 
-// Appends little-endian values (the machine's own order; others are refused at compile time, checksum.cc).
+// Appends little-endian values (the machine's own order; big-endian is refused at compile time, checksum.cc).
 template <typename T>
 void AppendValue(T value, std::string* out) {
   out->append(reinterpret_cast<const char*>(&value), sizeof(value));
@@ -37,15 +37,15 @@ void AppendValues(const std::vector<T>& values, std::string* out) {
   out->append(reinterpret_cast<const char*>(values.data()), values.size() * sizeof(T));
 }
 
-// Appends the digest of what `out` holds.
+// Appends the digest of the bytes in `out`.
 void Seal(std::string* out);
-// The body of sealed bytes that begins with `magic` (8 characters). DATA_LOSS if cut short, damaged or of
-// another kind.
+// Returns the body of sealed bytes that begins with `magic` (8 characters). DATA_LOSS if truncated, damaged
+// or of another kind.
 absl::StatusOr<std::string_view> Unseal(std::string_view bytes, std::string_view magic,
                                         const std::string& subject);
 
-// Takes values from the front of a body; every taking is checked against what is left before memory is
-// allocated.
+// ByteReader: reads values from the front of a body; every read is checked against the remaining bytes before
+// memory is allocated.
 class ByteReader {
  public:
   ByteReader(std::string_view bytes, std::string subject) : rest_(bytes), subject_(std::move(subject)) {}
@@ -66,9 +66,9 @@ class ByteReader {
     return absl::OkStatus();
   }
   absl::Status TakeText(size_t length, std::string* text);
-  // Float32 values, all of them finite; DATA_LOSS naming `what` otherwise.
+  // Reads float32 values, all of them finite; DATA_LOSS naming `what` otherwise.
   absl::Status TakeFinite(uint64_t count, const std::string& what, std::vector<float>* values);
-  // DATA_LOSS if bytes are left.
+  // Returns DATA_LOSS if bytes are left.
   absl::Status Finish() const;
   absl::Status Damaged(const std::string& what) const;
 

@@ -1,5 +1,5 @@
-// What the profile's JSON files have in common: reading with limits, a root that says format and key, damage
-// that is called damage, and one spelling.
+// JSON form of the profile's files: reading with limits, a root with format and key, DATA_LOSS for damage,
+// and one canonical spelling.
 //
 // Thread safety: pure functions.
 #pragma once
@@ -16,15 +16,15 @@ namespace sluice {
 
 inline constexpr uint64_t kMaxProfileCount = 1ull << 53;  // exact in every JSON reader
 
-// What is wrong with a stored file is damage: INVALID_ARGUMENT of a parser becomes DATA_LOSS.
+// Turns a parser's INVALID_ARGUMENT into DATA_LOSS: a malformed stored file is damaged.
 absl::Status AsDamage(const absl::Status& status);
 
-// The root object of a profile's text, its format (1) and its key checked: UNIMPLEMENTED for another format,
-// CheckProfileKey()'s errors for another key. `*found` is the key that the file holds.
+// Returns the root object of a profile's text after checking its format (1) and its key: UNIMPLEMENTED for
+// another format, CheckProfileKey()'s errors for another key. `*found` is the key in the file.
 absl::StatusOr<JsonObject> CheckProfileRoot(const nlohmann::json& root, const std::string& subject,
                                             const char* key_name, const std::string& key, std::string* found);
 
-// Text to value by `convert`(json), with damage called damage.
+// Parses text to a value by `convert`(json); damage becomes DATA_LOSS.
 template <typename Value, typename Convert>
 absl::StatusOr<Value> ParseProfileText(std::string_view text, const std::string& subject, uint64_t max_values,
                                        const Convert& convert) {
@@ -35,7 +35,7 @@ absl::StatusOr<Value> ParseProfileText(std::string_view text, const std::string&
   return value;
 }
 
-// A profile's text: the format's number beside the members of `body`, with sorted keys, a line each.
+// Writes a profile's text: the format's number and the members of `body`, with sorted keys, one per line.
 std::string SpellProfile(nlohmann::json body);
 
 }  // namespace sluice

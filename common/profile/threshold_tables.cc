@@ -15,11 +15,11 @@ constexpr uint32_t kEvenVersion = 1;  // without shares: i / (points - 1)
 constexpr size_t kThresholdIdDigits = 32;
 constexpr uint32_t kMaxPoints = 1u << 16;
 constexpr uint64_t kMaxThresholdBytes = 8ull << 30;
-// A target this close to a stored point is that point: 28 / 20 * 0.5 is not 0.7 in binary.
+// A target this close to a stored point counts as that point: 28 / 20 * 0.5 is not 0.7 in binary.
 constexpr double kPointSlack = 5e-9;
 
-// Distances from either end: below the first one points stand closer than the half percents, each this ratio
-// of the one before, down to the least.
+// Distances from either end: below the first one the points are denser than the half percents, each at this
+// ratio of the previous distance, down to the minimum.
 constexpr double kEndShare = 0.02;
 constexpr double kEndRatio = 0.8;
 constexpr double kEndLeast = 1e-6;
@@ -39,8 +39,8 @@ std::vector<double> EvenShares(uint32_t points) {
   return shares;
 }
 
-// Half percents in the middle and a geometric series towards both ends: at 99.9 % left out a step of half a
-// percent would be several times the neurons that are kept.
+// Half percents in the middle and a geometric series towards both ends: at a sparsity of 99.9 % a step of
+// half a percent would be several times the neurons that are kept.
 std::vector<double> FineShares() {
   std::vector<double> shares = EvenShares(kThresholdPoints);
   for (double distance = kEndShare; distance > kEndLeast; distance *= kEndRatio) {
@@ -72,7 +72,7 @@ ThresholdTables::ThresholdTables(std::string model_id, uint64_t tokens, std::vec
 
 size_t ThresholdTables::Offset(Lead lead, uint32_t layer, uint32_t expert) const {
   const uint64_t row = static_cast<uint64_t>(lead) * first_expert_.back() + first_expert_[layer] + expert;
-  // The pooled tables of the leads come first, then each lead's by layer and expert.
+  // Pooled tables of the leads come first, then each lead's by layer and expert.
   return (kLeadCount + row) * points();
 }
 

@@ -1,7 +1,7 @@
-// Quantiles of the activations |a| that sparsity masks are decided by: a = up factor, gate factor or their
-// product (Lead), of every layer and expert and pooled over the model. For a target share k of neurons to
-// leave out, the threshold is the ceil(k * n)-th smallest |a| of calibration; a neuron is kept where
-// |a| >= threshold. Shapes: a quantile for each k of `shares`, which ascend from 0 to 1.
+// ThresholdTables: quantiles of the activations |a| that decide sparsity masks: a = up factor, gate factor or
+// their product (Lead), of every layer and expert and pooled over the model. For a target share k of neurons
+// to leave out, the threshold is the ceil(k * n)-th smallest |a| of calibration; a neuron is kept if |a| >=
+// threshold. Shapes: a quantile for each k of `shares`, which ascend from 0 to 1.
 //
 // Thread safety: thread-compatible; a const object may be read from any thread.
 #pragma once
@@ -18,35 +18,34 @@
 namespace sluice {
 
 inline constexpr char kThresholdsName[] = "thresholds.bin";
-// The same of values that a layer's leads have with the layer before's input (inferd/policy/
-// neuron_thresholds.h): its router input, and its residual under the layer's own norm. Product tables are 0.
+// Tables of the leads computed from the previous layer's input (inferd/policy/neuron_thresholds.h): its
+// router input, and its residual under the layer's own norm. Product tables are 0.
 inline constexpr char kNeuronHiddenName[] = "neuron_hidden.bin";
 inline constexpr char kNeuronNormedName[] = "neuron_normed.bin";
-// Points of evenly spaced tables: every half percent. Between two points thresholds are interpolated.
+// Points of evenly spaced tables: every half percent. Thresholds between two points are interpolated.
 inline constexpr uint32_t kThresholdPoints = 201;
 
-// i / (points - 1).
+// Returns i / (points - 1).
 std::vector<double> EvenShares(uint32_t points);
-// What `calibrate` stores: every half percent, and within 2 % of either end steps that shrink with the
-// distance from it, down to 1e-6. A target of 0.9999 keeps a tenth of what 0.999 keeps, and thresholds there
-// lie far apart: steps of a constant ratio are told apart to within a percent of what is kept.
+// Shares that `calibrate` stores: every half percent, and within 2 % of either end steps that shrink with the
+// distance from it, down to 1e-6. A target of 0.9999 keeps a tenth of the neurons of 0.999, and thresholds
+// there lie far apart: steps of a constant ratio resolve them to within a percent of the kept neurons.
 std::vector<double> FineShares();
 
 class ThresholdTables {
  public:
-  // All zero. `experts`: RoutedExperts() of the model.
-  // REQUIRES: `shares` ascend from 0 to 1.
+  // Sets all values to zero. `experts`: RoutedExperts() of the model. REQUIRES: `shares` ascend from 0 to 1.
   ThresholdTables(std::string model_id, uint64_t tokens, std::vector<uint32_t> experts,
                   std::vector<double> shares = EvenShares(kThresholdPoints));
 
-  // The threshold for leaving out a share `target` of an expert's neurons; 0 for target 0.
-  // REQUIRES: layer has the expert, 0 <= target <= 1.
+  // Returns the threshold for leaving out a share `target` of an expert's neurons; 0 for target 0. REQUIRES:
+  // layer has the expert, 0 <= target <= 1.
   float Threshold(Lead lead, uint32_t layer, uint32_t expert, double target) const;
-  // The one threshold for all layers and experts.
+  // Returns the single threshold for all layers and experts.
   float PooledThreshold(Lead lead, double target) const;
 
-  // Whether `target` is no more than the last point before 1, or 1: beyond it only the largest value of
-  // calibration is known, and a threshold between the two would keep something else than what is asked for.
+  // True if `target` is 1 or at most the last point before 1. Above that point only the largest value of
+  // calibration is known, and an interpolated threshold would keep another share than requested.
   bool Resolves(double target) const;
 
   const std::string& model_id() const { return model_id_; }
@@ -55,7 +54,7 @@ class ThresholdTables {
   size_t points() const { return shares_.size(); }
   const std::vector<uint32_t>& experts() const { return experts_; }
 
-  // The stored points of one table, ascending.
+  // Returns the stored points of one table, ascending.
   absl::Span<float> table(Lead lead, uint32_t layer, uint32_t expert);
   absl::Span<const float> table(Lead lead, uint32_t layer, uint32_t expert) const;
   absl::Span<float> pooled(Lead lead);
@@ -78,7 +77,7 @@ class ThresholdTables {
   std::vector<float> values_;           // pooled [lead][points], then [lead][expert of all layers][points]
 };
 
-// Pure parser over untrusted bytes, errors as in profile.h. An empty `model_id` accepts any.
+// Parses untrusted bytes, errors as in profile.h. An empty `model_id` accepts any. Pure function.
 absl::StatusOr<ThresholdTables> ParseThresholds(std::string_view bytes, const std::string& subject,
                                                 const std::vector<uint32_t>& experts,
                                                 const std::string& model_id);

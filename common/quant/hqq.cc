@@ -25,7 +25,8 @@ constexpr float kNormMinusOne = -0.3f;  // p - 1 with p = 0.7
 // Errors of at most this shrink to 0 in every iteration: x <= x^-0.3 / beta up to x = beta^(-1 / 1.3), 0.147
 // for the last beta of 12.1. Weights of language models hardly ever leave larger ones.
 constexpr float kShrinksToZero = 0.14f;
-// A sum of squared errors below this has no larger one in it: neither squares nor sums round across it.
+// A sum of squared errors below this bound contains no larger error: neither squares nor sums round across
+// it.
 constexpr float kSumShrinksToZero = kShrinksToZero * kShrinksToZero;
 
 // Weights padded to whole lanes with zeros, and the same over the scale; `mask` is 1 for the last lanes' real
@@ -113,8 +114,8 @@ struct Step {
   float inverse_beta;
 };
 
-// Adds the values of one run of lanes. Without shrinkage the kept error is 0, and so it is with it where
-// |w - w'| is below kShrinksToZero: then both give the same bits.
+// Adds the values of one run of lanes. Without shrinkage the kept error is 0; with shrinkage it is also 0 if
+// |w - w'| is below kShrinksToZero, and both give the same bits.
 template <bool kShrink, bool kMasked>
 SLUICE_ALWAYS_INLINE void Accumulate(const Block& block, int base, const Step& step, LaneSums* sums) {
   for (int i = 0; i < kLanes; ++i) {
@@ -157,9 +158,9 @@ SLUICE_ALWAYS_INLINE float LargestError(const Block& block, const Step& step) {
   return LargestLane(LoadLanes(largest));
 }
 
-// Half-quadratic quantization: seeks the zero that minimises the sum of |w - w'|^0.7 for a fixed scale, by
-// alternately shrinking the errors and solving for the zero, beginning at `zero`. The zero of the least
-// squared error on the way is the answer; the search ends with the first iteration that does not improve it.
+// Half-quadratic quantization: finds the zero that minimises the sum of |w - w'|^0.7 for a fixed scale, by
+// alternately shrinking the errors and solving for the zero, starting at `zero`. Returns the zero with the
+// least squared error; the search ends with the first iteration that does not improve it.
 SLUICE_VECTOR_CLONES
 float BestZero(const Block& block, float scale, float zero, float max_code) {
   Step step = {1.0f / scale, scale, zero, max_code, 0};
@@ -196,7 +197,7 @@ Range RangeOf(const float* weights, size_t count) {
     RaiseLanes(lanes, &high);
   }
   Range range = {LeastLane(low), LargestLane(high)};
-  // The sign of a zero becomes a bit of the row: it is that of the first lane that has one.
+  // The sign of a zero becomes a bit of the row: it is the sign of the first lane with that value.
   if (range.low == 0) {
     float lanes[kLanes];
     std::memcpy(lanes, &low, sizeof(low));
@@ -209,8 +210,8 @@ Range RangeOf(const float* weights, size_t count) {
   return range;
 }
 
-// The nearest codes for the final scale and zero, as f16 stores them: what is encoded is what the reader will
-// see.
+// The nearest codes for the final scale and zero as f16 stores them, so the encoder uses the reader's
+// numbers.
 SLUICE_VECTOR_CLONES
 void NearestCodes(const float* weights, size_t count, GroupQuantizer quantizer, float max_code,
                   uint8_t* codes) {
@@ -230,15 +231,15 @@ double SquaredError(absl::Span<const float> weights, const GroupQuantizer& quant
   return error;
 }
 
-// The width of a code for `range`, as f16. Where that is subnormal it is rounded up, since rounding down
-// could halve the range that codes reach.
+// The width of a code for `range`, as f16. A subnormal width is rounded up, since rounding down could halve
+// the range that the codes reach.
 float ScaleOf(float range, float max_code) {
   const float step = range / max_code;
   if (step >= kF16SmallestNormal) return RoundToF16(step);
   return std::ceil(step / kF16Step) * kF16Step;
 }
 
-// Scale and zero over a range before any solving.
+// Scale and zero over a range, before any solving.
 GroupQuantizer StartOf(Range range, float max_code) {
   const float scale = ScaleOf(range.high - range.low, max_code);
   return {scale, -range.low / scale};
@@ -261,7 +262,7 @@ float Solve(absl::Span<const float> weights, GroupQuantizer start, float max_cod
   return BestZero(block, start.scale, start.zero, max_code);
 }
 
-// A group of equal values: one step of the value itself. Where f16 has too few bits or too little range for
+// A group of equal values: one step of the value itself. If f16 has too few bits or too little range for
 // that, code 0 below a zero of that many powers of two.
 GroupQuantizer ConstantGroup(float value, absl::Span<uint8_t> codes) {
   const float magnitude = std::fabs(value);
@@ -289,7 +290,7 @@ GroupQuantizer Quantize(absl::Span<const float> weights, uint32_t bits, bool sol
   if (range.low == range.high) return ConstantGroup(range.low, codes);
   const GroupQuantizer quantizer = QuantizeOver(range, weights, max_code, solve, codes);
   if (range.low <= 0 && range.high >= 0) return quantizer;
-  // Far from 0 the zero is large and f16 rounds it coarsely; a range that reaches 0 may then do better.
+  // Far from 0 the zero is large and f16 rounds it coarsely; a range that includes 0 may then be better.
   uint8_t other_codes[kMaxQuantGroup];
   const absl::Span<uint8_t> used = absl::MakeSpan(other_codes, weights.size());
   const Range wide = {std::min(range.low, 0.0f), std::max(range.high, 0.0f)};

@@ -2,10 +2,10 @@
 // Learning Models"), the zero-point solver of FloE 3.2 and CORM 4.1: per group minimise ||w - (code - zero) *
 // scale||_p^p, p = 0.7, over the zero, with the scale fixed by the group's range.
 //
-// One group at a time, so that any row can be encoded alone, in any order, on any thread, to the same bits:
-// sums run over 16 fixed lanes and no multiply-add is contracted. Different from the reference package, which
-// stops all groups of a matrix together: here every group stops when its own error no longer falls, and keeps
-// its best zero.
+// Groups are encoded one at a time, so any row can be encoded alone, in any order, on any thread, to the same
+// bits: sums run over 16 fixed lanes and no multiply-add is contracted. The reference package stops all
+// groups of a matrix together; here every group stops when its own error no longer falls, and keeps its best
+// zero.
 //
 // Thread safety: a pure function.
 #pragma once
@@ -22,29 +22,29 @@ struct GroupQuantizer {
   float zero = 0;
 };
 
-// Weights of a group, or groups of a super-group.
+// Maximum weights of a group, or groups of a super-group.
 inline constexpr uint32_t kMaxQuantGroup = 256;
 
 // Chooses scale and zero for `weights` (1..kMaxQuantGroup finite values that fit, see below) and codes of
 // `bits` (2, 3, 4 or 8) bits, each 0 .. 2^bits - 1, chosen after scale and zero were rounded to f16. A group
-// of equal values is exact where the value has at most 11 significant bits (as bf16 and f16 have) and is 0 or
-// at least 2^-38. REQUIRES: codes.size() == weights.size().
+// of equal values is exact if the value has at most 11 significant bits (as bf16 and f16 have) and is 0 or at
+// least 2^-38. REQUIRES: codes.size() == weights.size().
 GroupQuantizer QuantizeGroupHqq(absl::Span<const float> weights, uint32_t bits, absl::Span<uint8_t> codes);
 
-// Round to nearest over the group's range without the solver: for scales and zeros in super-groups, and for
-// comparison.
+// Rounds to nearest over the group's range without the solver: for scales and zeros in super-groups, and as a
+// baseline.
 GroupQuantizer QuantizeGroupNearest(absl::Span<const float> weights, uint32_t bits,
                                     absl::Span<uint8_t> codes);
 
-// Whether an f16 scale can span the weights and 0: a range of at most 65504 * (2^bits - 1).
+// True if an f16 scale can span the weights and 0: a range of at most 65504 * (2^bits - 1).
 bool GroupFits(absl::Span<const float> weights, uint32_t bits);
 
-// The same in steps, where scale and zero are themselves stored in few bits.
+// The single steps of the above, for scales and zeros that are themselves stored in few bits.
 // The scale that spans the weights and 0 in 2^bits - 1 steps; 0 if all are 0.
 float ScaleOverZero(absl::Span<const float> weights, uint32_t bits);
-// The zero for a scale that is given, between 0 and 2^bits - 1, not rounded; 0 if the scale is not above 0.
+// The zero for a given scale, between 0 and 2^bits - 1, not rounded; 0 if the scale is not above 0.
 float SolveZero(absl::Span<const float> weights, uint32_t bits, float scale);
-// The nearest codes for a scale and a zero that are given.
+// The nearest codes for a given scale and zero.
 void AssignCodes(absl::Span<const float> weights, uint32_t bits, const GroupQuantizer& quantizer,
                  absl::Span<uint8_t> codes);
 

@@ -1,5 +1,5 @@
-// Sums and extremes of values in 16 lanes, which the solver adds up in whatever the vector width: the same
-// pairs in the same order on every CPU, so the same bits.
+// Sums and extremes of values in 16 lanes, which the solver adds up for any vector width: the same pairs in
+// the same order on every CPU, so the same bits.
 //
 // Thread safety: pure functions.
 #pragma once
@@ -12,7 +12,7 @@ namespace sluice {
 
 inline constexpr int kQuantLanes = 16;
 
-// Four of the lanes: what every x86-64 CPU has a register for.
+// Four of the lanes: every x86-64 CPU has a register of this width.
 using LaneVector = float __attribute__((vector_size(16)));
 struct LaneVectors {
   LaneVector quarters[4];
@@ -25,8 +25,7 @@ SLUICE_ALWAYS_INLINE LaneVectors LoadLanes(const float* values) {
   return lanes;
 }
 
-// What std::min and std::max give of each lane of `lanes` and the one of `others`: the former if they are
-// equal.
+// Lane by lane std::min and std::max of `lanes` and `others`: the former if they are equal.
 SLUICE_ALWAYS_INLINE void LowerLanes(const LaneVectors& others, LaneVectors* lanes) {
   for (int i = 0; i < 4; ++i) {
     const LaneVector other = others.quarters[i];
@@ -40,7 +39,7 @@ SLUICE_ALWAYS_INLINE void RaiseLanes(const LaneVectors& others, LaneVectors* lan
   }
 }
 
-// Lane i with lane i + 8, then with i + 4 of what that gave, and so on, by `fold`, which takes vectors and
+// Folds lane i with lane i + 8, then the result with i + 4, and so on, by `fold`, which accepts vectors and
 // floats.
 template <typename Fold>
 SLUICE_ALWAYS_INLINE float FoldLanes(const LaneVectors& lanes, const Fold& fold) {
@@ -54,7 +53,7 @@ SLUICE_ALWAYS_INLINE float SumOfLanes(const LaneVectors& lanes) {
   return FoldLanes(lanes, [](auto a, auto b) { return a + b; });
 }
 
-// Of two zeros of different signs either.
+// For two zeros of different signs, either one.
 SLUICE_ALWAYS_INLINE float LeastLane(const LaneVectors& lanes) {
   return FoldLanes(lanes, [](auto a, auto b) { return b < a ? b : a; });
 }

@@ -1,15 +1,15 @@
-// The lease protocol: how a client reads an extent in place while weightd may want to evict it, with no
+// The lease protocol: a client reads an extent in place while weightd may want to evict it, without a
 // message.
 //
-// Lease: seq_cst increment of pins, then seq_cst load of the state; RESIDENT, or the increment is undone.
-// Evict: seq_cst store of EVICTING, then seq_cst loads of every session's pins; one above zero, and the mark
-// is taken back. In the single order of these four operations either the lease sees EVICTING or the eviction
-// sees the pin, so an extent is never overwritten under a lease. Operations, not fences: TSan does not know
-// fences.
+// Lease: seq_cst increment of pins, then seq_cst load of the state; unless it is RESIDENT, the increment is
+// undone. Evict: seq_cst store of EVICTING, then seq_cst loads of every session's pins; if one is above zero,
+// the mark is removed. In the single order of these four operations either the lease sees EVICTING or the
+// eviction sees the pin, so an extent is never overwritten under a lease. The protocol uses operations, not
+// fences: TSan does not support fences.
 //
 // Thread safety: every function is safe from any thread of any process that maps the words; for one (session,
-// extent) the stamps of releases by several threads at a time may lose a use. Functions take the words, not
-// mappings, so that tests can run both sides on one mapping, which is what TSan can follow.
+// extent) concurrent releases by several threads may lose a use in the stamps. Functions take the words, not
+// mappings, so that tests can run both sides on one mapping, which TSan can follow.
 #pragma once
 
 #include "common/ring/protocol_step.h"
@@ -17,8 +17,8 @@
 
 namespace sluice {
 
-// Client. Takes a lease. True: the extent stays where `*place` says until ReleaseLease; `*generation` is its
-// fill. False: not resident, nothing is held.
+// Client. Takes a lease. True: the extent stays at `*place` until ReleaseLease; `*generation` is its fill.
+// False: not resident, no lease is held.
 inline bool TryLease(const ResidencyEntry& entry, PinEntry& pin, uint64_t* place, uint64_t* generation) {
   // Both lines usually miss the cache; fetched together they cost one latency instead of two.
   __builtin_prefetch(&entry, 0);
@@ -36,9 +36,9 @@ inline bool TryLease(const ResidencyEntry& entry, PinEntry& pin, uint64_t* place
   return true;
 }
 
-// Client. Gives a lease back; `stamp` is StepStamp(step, order) of the use, never smaller than the one
-// before, and `last_stamp` the session's word in its control region. Both are written before the pin falls,
-// so weightd never sees an unpinned extent without its last use. `counts`: the use is no scan's.
+// Client. Releases a lease; `stamp` is StepStamp(step, order) of the use, never smaller than the one before,
+// and `last_stamp` the session's word in its control region. Both are written before the pin is decremented,
+// so weightd never sees an unpinned extent without its last use. `counts`: false for a use in a scan.
 inline void ReleaseLease(PinEntry& pin, std::atomic<uint64_t>& last_stamp, uint64_t stamp,
                          bool counts = true) {
   ProtocolStep(ProtocolPoint::kReleaseStamp, &pin);
@@ -55,13 +55,13 @@ inline void UndoLease(PinEntry& pin) {
   pin.pins.fetch_sub(1, std::memory_order_seq_cst);
 }
 
-// Either side. Whether a lease would probably succeed now; takes nothing.
+// Either side. True if a lease would probably succeed now; takes nothing.
 inline bool IsResident(const ResidencyEntry& entry) {
   return StateOf(entry.state.load(std::memory_order_relaxed)) == ExtentState::kResident;
 }
 
-// weightd. The extent's bytes are in place and verified: from here on it may be leased. REQUIRES: not
-// resident.
+// weightd. Publishes the extent: its bytes are in place and verified, and it may be leased from here on.
+// REQUIRES: not resident.
 inline void PublishResident(ResidencyEntry& entry, uint32_t segment, uint64_t offset, uint64_t generation) {
   ProtocolStep(ProtocolPoint::kPublishPlace, &entry);
   entry.place.store(PackPlace(segment, offset), std::memory_order_relaxed);
@@ -69,15 +69,15 @@ inline void PublishResident(ResidencyEntry& entry, uint32_t segment, uint64_t of
   entry.state.store(PackState(ExtentState::kResident, generation), std::memory_order_seq_cst);
 }
 
-// weightd. Any state but RESIDENT.
+// weightd. Sets any state but RESIDENT.
 inline void PublishState(ResidencyEntry& entry, ExtentState state, uint64_t generation) {
   ProtocolStep(ProtocolPoint::kPublishState, &entry);
   entry.state.store(PackState(state, generation), std::memory_order_seq_cst);
 }
 
-// weightd. Takes a resident extent away from the clients unless one of them holds it. `any_pin()` says
-// whether any session's pins of the extent are above zero, reading each with PinsHeld(). True: the extent is
-// ABSENT and its bytes may be overwritten. False: it is RESIDENT again.
+// weightd. Withdraws a resident extent unless a client holds a lease on it. `any_pin()` returns true if any
+// session's pins of the extent are above zero, reading each with PinsHeld(). True: the extent is ABSENT and
+// its bytes may be overwritten. False: it is RESIDENT again.
 template <typename AnyPin>
 bool TryEvict(ResidencyEntry& entry, const AnyPin& any_pin) {
   const uint64_t generation = GenerationOf(entry.state.load(std::memory_order_relaxed));

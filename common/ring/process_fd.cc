@@ -32,8 +32,8 @@ UniqueFd ProcessFdOfClient(int socket) {
   if (getsockopt(socket, SOL_SOCKET, SO_PEERPIDFD, &fd, &length) == 0) {
     return UniqueFd(fd);
   }
-  // Before Linux 6.5 the process is found by its number. It may have ended and its number be another's by
-  // now, but a client that connected a moment ago is nearly always still there.
+  // Before Linux 6.5 the process is found by its number. It may have ended and its number been reused by now,
+  // but a client that connected a moment ago is nearly always still alive.
   ucred peer{};
   length = sizeof(peer);
   if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &length) == 0 && peer.pid > 0) {

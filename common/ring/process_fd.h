@@ -1,4 +1,4 @@
-// Descriptors of processes (pidfds): readable once the process has exited, whatever becomes of its number.
+// Descriptors of processes (pidfds): readable once the process has exited, even if its number is reused.
 //
 // Thread safety: free functions, safe from any thread.
 #pragma once
@@ -10,11 +10,11 @@
 
 namespace sluice {
 
-// A descriptor of this process, to be handed to others.
+// A descriptor of this process, to be passed to others.
 absl::StatusOr<UniqueFd> ProcessFdOfSelf();
 
-// A descriptor of the process that connected `socket`, an accepted unix socket; invalid where the kernel
-// cannot tell. Of no use at the connecting end: there it names whoever opened the listening socket, which may
+// A descriptor of the process that connected `socket`, an accepted unix socket; invalid if the kernel cannot
+// tell. Useless at the connecting end: there it names the process that opened the listening socket, which may
 // be a service manager.
 UniqueFd ProcessFdOfClient(int socket);
 

@@ -1,9 +1,8 @@
-// Where the protocols on shared memory may be interleaved, and where a client sleeps.
+// Interleaving points of the shared-memory protocols, and the points where a client sleeps.
 //
-// In the product ProtocolStep() is nothing and the other two are poll(2) and epoll_wait(2). The simulation
-// (tests/simulation) compiles the same sources with SLUICE_SIMULATION: there every step may hand the thread
-// to another simulated process, so that each order of single operations can happen, and a sleep takes virtual
-// time.
+// In the product ProtocolStep() is empty and the other two are poll(2) and epoll_wait(2). The simulation
+// (tests/simulation) compiles the same sources with SLUICE_SIMULATION: there every step may switch to another
+// simulated process, so that each order of single operations can happen, and a sleep takes virtual time.
 //
 // Thread safety: free functions, safe from any thread; in the simulation there is one thread.
 #pragma once
@@ -13,7 +12,7 @@
 
 namespace sluice {
 
-// Named after the operation that comes next.
+// Each step is named after the operation that follows it.
 enum class ProtocolPoint {
   kLeasePin,       // client: pins + 1
   kLeaseLook,      // client: load of the state
@@ -27,15 +26,15 @@ enum class ProtocolPoint {
   kEvictDecide,    // weightd: state ABSENT, or RESIDENT again
   kRingCopy,       // either: an entry
   kRingPublish,    // either: a cursor
-  kRingLook,       // either: the other's cursor
+  kRingLook,       // either: the other side's cursor
   kSleepAnnounce,  // either: "I am about to sleep"
   kSleepLook,      // either: the last look before sleeping
-  kSleepTake,      // either: takes the other's announcement back, to wake it
+  kSleepTake,      // either: resets the other side's announcement, to wake it
   kWake            // either: writes the bell
 };
 
 #ifdef SLUICE_SIMULATION
-// `word` is the shared word that the operation is on.
+// `word` is the shared word that the operation acts on.
 void ProtocolStep(ProtocolPoint point, const volatile void* word);
 int ProtocolPoll(pollfd* fds, nfds_t count, int timeout_ms);
 int ProtocolEpollWait(int epoll, epoll_event* events, int max_events, int timeout_ms);

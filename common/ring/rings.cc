@@ -10,8 +10,8 @@ namespace sluice {
 namespace {
 
 // Entries are copied in words of relaxed atomics: the peer is another process and may be hostile, so it may
-// write while we read. That must not be a data race in the language's sense; whether the bytes make sense is
-// checked on the copy.
+// write while we read. That must not be a data race in the language's sense; the copy is validated
+// afterwards.
 template <typename Entry>
 void CopyIn(Entry* shared, const Entry& entry) {
   static_assert(std::is_trivially_copyable_v<Entry> && sizeof(Entry) % 8 == 0);
@@ -47,7 +47,7 @@ ControlView ViewOf(std::byte* base, const ControlLayout& layout) {
   return view;
 }
 
-// Looks at the entry at `head`, the first that this reader has not taken, of a ring whose writer moves
+// Reads the entry at `head`, the first that this reader has not consumed, of a ring whose writer moves
 // `tail`. Acquire pairs with the writer's publishing store.
 template <typename Entry>
 RingResult PeekEntry(const ControlWord& tail, const Entry* ring, uint64_t capacity, uint64_t head,
@@ -64,7 +64,7 @@ RingResult PeekEntry(const ControlWord& tail, const Entry* ring, uint64_t capaci
   return entry->sequence == head ? RingResult::kOk : RingResult::kCorrupt;
 }
 
-// Gives the places before `head` back to the writer. Release: they have been copied out.
+// Returns the entries before `head` to the writer. Release: they have been copied out.
 void PublishHead(uint64_t head, ControlWord* word) {
   ProtocolStep(ProtocolPoint::kRingPublish, word);
   word->value.store(head, std::memory_order_release);
@@ -75,9 +75,9 @@ void TakeBack(ControlWord* announcement) {
   announcement->value.store(0, std::memory_order_relaxed);
 }
 
-// Announces a sleep, then looks once more: false, with the announcement taken back, if there is an entry.
-// Writers publish and then look at the announcement; with all four steps sequentially consistent one side
-// sees the other in any interleaving, so no entry is left behind with its reader asleep.
+// Announces a sleep, then looks once more: returns false and withdraws the announcement if there is an entry.
+// Writers publish and then read the announcement; with all four steps sequentially consistent one side sees
+// the other in any interleaving, so no entry is left behind with its reader asleep.
 bool Announce(const ControlWord& tail, uint64_t head, ControlWord* announcement) {
   ProtocolStep(ProtocolPoint::kSleepAnnounce, announcement);
   announcement->value.store(1, std::memory_order_seq_cst);
@@ -89,8 +89,8 @@ bool Announce(const ControlWord& tail, uint64_t head, ControlWord* announcement)
   return true;
 }
 
-// Whether the reader must be woken: true for exactly one of several callers, so that it takes one system
-// call. The load first keeps the common case, a reader that is awake, free of a locked instruction.
+// Returns true if the reader must be woken: true for exactly one of several callers, so that it takes one
+// system call. The load first keeps the common case, a reader that is awake, free of a locked instruction.
 bool TakeAnnouncement(ControlWord* announcement) {
   ProtocolStep(ProtocolPoint::kSleepTake, announcement);
   if (announcement->value.load(std::memory_order_seq_cst) == 0) {
@@ -169,8 +169,8 @@ absl::StatusOr<ControlView> OpenControl(std::byte* base, uint64_t bytes) {
 RingResult SubmissionWriter::Push(SubmissionEntry entry) {
   const uint64_t capacity = view_.layout.ring_entries;
   if (tail_ - head_ >= capacity) {
-    // The other side's cursor is read only when the ring looks full: its cache line stays with its writer
-    // meanwhile. Acquire pairs with the release in Advance(): the place was copied out before it is written
+    // The other side's cursor is read only if the ring looks full: its cache line stays with its writer
+    // meanwhile. Acquire pairs with the release in Advance(): the entry was copied out before it is written
     // again.
     const uint64_t head = view_.cursors->submission_head.value.load(std::memory_order_acquire);
     if (head < head_ || head > tail_) {
@@ -181,12 +181,12 @@ RingResult SubmissionWriter::Push(SubmissionEntry entry) {
       return RingResult::kNone;
     }
   }
-  // The reader compares the sequence number with its own count: a tail that moved without an entry behind it
-  // (a broken or hostile writer) is found out.
+  // The reader compares the sequence number with its own count, which detects a tail that moved without an
+  // entry behind it (a broken or hostile writer).
   entry.sequence = tail_;
   CopyIn(&view_.submissions[tail_ & (capacity - 1)], entry);
   ++tail_;
-  // The caller looks at the announcement next (TakeServerSleep()); Announce() says why that is enough.
+  // The caller reads the announcement next (TakeServerSleep()); Announce() explains why that is enough.
   ProtocolStep(ProtocolPoint::kRingPublish, &view_.cursors->submission_tail);
   view_.cursors->submission_tail.value.store(tail_, std::memory_order_seq_cst);
   return RingResult::kOk;
@@ -228,8 +228,8 @@ bool SubmissionReader::BeginSleep() {
 
 void SubmissionReader::EndSleep() { TakeBack(&view_.cursors->server_sleeping); }
 
-// There is always room: a session may have no more requests outstanding than the ring has places, which is
-// checked when they are taken.
+// There is always room: a session's outstanding requests are limited to the ring's entries, which is checked
+// when they are accepted.
 uint64_t CompletionWriter::Push(CompletionEntry entry) {
   const uint64_t sequence = tail_;
   entry.sequence = sequence;

@@ -1,8 +1,8 @@
 // The four ends of a session's two rings, over a mapped control region (session_abi.h).
 //
 // Every end keeps its own cursor in private memory and only publishes it; the other side's cursor is checked
-// against what it can be. Entries are copied word by word with atomic loads and stores: the copy is made
-// once, and what the peer does to the shared entry afterwards no longer matters.
+// for plausibility. Entries are copied word by word with atomic loads and stores: the copy is made once, and
+// later writes of the peer to the shared entry have no effect.
 //
 // Thread safety: each object belongs to one thread at a time; the two ends of one ring may be on any two
 // threads or processes.
@@ -26,7 +26,8 @@ struct ControlView {
   ControlLayout layout;
 };
 
-// weightd: the view of a zeroed region of layout.region_bytes() at `base`; writes its header.
+// weightd: formats a zeroed region of layout.region_bytes() at `base` and returns its view; writes its
+// header.
 ControlView FormatControl(std::byte* base, const ControlLayout& layout, uint64_t boot_epoch, uint64_t session,
                           uint32_t pack_count);
 
@@ -36,8 +37,8 @@ absl::StatusOr<ControlView> OpenControl(std::byte* base, uint64_t bytes);
 
 enum class RingResult {
   kOk,
-  kNone,    // nothing to take, or no room to put
-  kCorrupt  // the peer's cursor or sequence is impossible: the session is over
+  kNone,    // no entry to take, or no room to put one
+  kCorrupt  // the peer's cursor or sequence is impossible: the session has failed
 };
 
 // Client's end of the submission ring.
@@ -45,16 +46,16 @@ class SubmissionWriter {
  public:
   explicit SubmissionWriter(const ControlView& view) : view_(view) {}
 
-  // Copies `entry` in (its sequence is set) and publishes it. kNone: the ring is full. The caller also keeps
-  // its outstanding requests at or below ring_entries, then this never happens.
+  // Copies `entry` in (its sequence is set) and publishes it. kNone: the ring is full, which never happens if
+  // the caller keeps its outstanding requests at or below ring_entries.
   RingResult Push(SubmissionEntry entry);
 
-  // After one or more Push: whether weightd sleeps and the server bell must be rung. At most one caller per
-  // sleep is told so.
+  // Call after one or more Push: true if weightd sleeps and the server bell must be rung. At most one caller
+  // per sleep gets true.
   bool TakeServerSleep();
 
   uint64_t tail() const { return tail_; }
-  // How many entries weightd has consumed, with their lists.
+  // Number of entries that weightd has consumed, with their lists.
   uint64_t Consumed() const { return view_.cursors->submission_head.value.load(std::memory_order_acquire); }
 
  private:
@@ -68,13 +69,13 @@ class CompletionReader {
  public:
   explicit CompletionReader(const ControlView& view) : view_(view) {}
 
-  // Copies the oldest unread completion out. What it filled stays resident until Advance().
+  // Copies the oldest unread completion out. The extents it filled stay resident until Advance().
   RingResult Peek(CompletionEntry* entry);
-  // Gives the entry's place back. REQUIRES: the last Peek was kOk.
+  // Returns the entry to weightd. REQUIRES: the last Peek was kOk.
   void Advance();
 
-  // Announces that the client is about to sleep. False: a completion is there, do not sleep. After waking or
-  // deciding otherwise call EndWait(). The client bell's pipe is drained before the next BeginWait().
+  // Announces that the client is about to sleep. False: a completion is there, do not sleep. After waking, or
+  // if the client does not sleep, call EndWait(). Drain the client bell's pipe before the next BeginWait().
   bool BeginWait();
   void EndWait();
 
@@ -88,10 +89,10 @@ class SubmissionReader {
  public:
   explicit SubmissionReader(const ControlView& view) : view_(view) {}
 
-  // Copies the next entry out and gives its place back. kCorrupt: tail behind head or more than a ring ahead,
-  // or the entry's sequence is not its number.
+  // Copies the next entry out and returns its place. kCorrupt: tail behind head or more than a ring ahead, or
+  // the entry's sequence is not its number.
   RingResult Pop(SubmissionEntry* entry);
-  // The same in two steps: what the entry names in the index arena stays as it is until Advance().
+  // The same in two steps: the entry's list in the index arena stays valid until Advance().
   RingResult Peek(SubmissionEntry* entry);
   void Advance();
 
@@ -115,10 +116,11 @@ class CompletionWriter {
   // checked with reaped() when it accepted the submission.
   uint64_t Push(CompletionEntry entry);
 
-  // How far the client has reaped. kCorrupt: it ran backwards, or past what was completed.
+  // Number of completions that the client has reaped. kCorrupt: it ran backwards, or past the completed
+  // entries.
   RingResult Reaped(uint64_t* head);
 
-  // After one or more Push: whether the client sleeps and the client bell must be rung.
+  // Call after one or more Push: true if the client sleeps and the client bell must be rung.
   bool TakeClientWait();
 
   uint64_t tail() const { return tail_; }

@@ -2,7 +2,7 @@
 
 namespace sluice {
 
-// The first difference is enough to name: both sides must come from one build of the protocol.
+// Returns the first difference only: both sides must come from one build of the protocol.
 const char* AbiMismatch(const AbiSignature& other) {
   const AbiSignature own;
   if (other.version != own.version) return "version";

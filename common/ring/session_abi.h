@@ -3,11 +3,12 @@
 //
 // Regions: per pack a residency table (weightd writes, clients map read-only), per session and pack a pin
 // array (the client alone writes), per session a control region with the two rings. common/ring/README.md has
-// the protocol, lease.h and rings.h the only code that should touch these structs, side_channel.h the
-// messages that carry the file descriptors. All numbers, sizes and offsets here are frozen by kAbiVersion.
+// the protocol, lease.h and rings.h the only code that may touch these structs, side_channel.h the messages
+// that carry the file descriptors. All numbers, sizes and offsets here are frozen by kAbiVersion.
 //
-// Thread safety: layouts only. Which thread or process may write a field stands beside it; everything that
-// two sides touch at a time is a lock-free atomic, so a torn or repeated read harms nobody.
+// Thread safety: layouts only. A comment beside each field names the thread or process that may write it;
+// every word that two sides access concurrently is a lock-free atomic, so a torn or repeated read is
+// harmless.
 #pragma once
 
 #include <atomic>
@@ -20,7 +21,7 @@ namespace sluice {
 
 inline constexpr uint32_t kAbiVersion = 6;
 
-// A message of the side channel, which names this version too (side_channel.h).
+// Size of a side channel message, which carries this version too (side_channel.h).
 inline constexpr uint32_t kSideMessageBytes = 160;
 
 // First eight bytes of each region ("SLCERESI", "SLCEPINS", "SLCECTRL" as little-endian text).
@@ -28,7 +29,7 @@ inline constexpr uint64_t kResidencyMagic = 0x4953455245434c53ull;
 inline constexpr uint64_t kPinsMagic = 0x534e495045434c53ull;
 inline constexpr uint64_t kControlMagic = 0x4c52544345434c53ull;
 
-// Every size and offset in a segment is a multiple of this; so is an extent's place in its file.
+// Every size and offset in a segment is a multiple of this, and so is an extent's offset in its file.
 inline constexpr uint64_t kSegmentAlignment = 4096;
 
 inline constexpr uint32_t kNoExtent = 0xffffffffu;
@@ -48,11 +49,11 @@ enum class ExtentState : uint8_t {
   kAbsent = 0,
   kFilling = 1,   // a read is under way
   kResident = 2,  // may be leased
-  kEvicting = 3,  // weightd is looking at the pins: not leasable, may become resident again
+  kEvicting = 3,  // weightd is checking the pins: not leasable, may become resident again
   kBad = 4        // its bytes on disk fail their checksum; requests end DATA_LOSS
 };
 
-// One word: the state in the low 8 bits, above it a generation that grows with every fill.
+// One word: the state in the low 8 bits, above it a generation that increases with every fill.
 inline constexpr uint64_t PackState(ExtentState state, uint64_t generation) {
   return generation << 8 | static_cast<uint64_t>(state);
 }
@@ -77,7 +78,7 @@ struct ResidencyHeader {
   uint64_t magic;          // kResidencyMagic
   uint32_t abi_version;    // kAbiVersion
   uint32_t entry_bytes;    // sizeof(ResidencyEntry)
-  uint64_t boot_epoch;     // this life of weightd, never 0
+  uint64_t boot_epoch;     // this weightd process, never 0
   uint32_t pack;           // weightd's number of the pack
   uint32_t extent_count;   // entries that follow
   uint64_t model_id_hash;  // first 8 bytes of the pack's model_id, for a cross-check
@@ -110,9 +111,9 @@ inline constexpr uint64_t PinsBytes(uint32_t extent_count) {
   return sizeof(PinsHeader) + uint64_t{extent_count} * sizeof(PinEntry);
 }
 
-// A use's place in the session's own time: the engine step, and within it the running number of the release
-// (held at the largest value when a step has more). Steps of two sessions cannot be compared; weightd places
-// them on one axis by noting `last_stamp` whenever it decides something (weightd/dram/step_timeline.h).
+// Time of a use in the session's own order: the engine step, and within it the running number of the release
+// (the largest value if a step has more). Steps of two sessions cannot be compared; weightd maps them to one
+// axis by reading `last_stamp` whenever it decides something (weightd/dram/step_timeline.h).
 inline constexpr int kStampOrderBits = 16;
 inline constexpr uint64_t StepStamp(uint64_t step, uint64_t order) {
   constexpr uint64_t kLast = (uint64_t{1} << kStampOrderBits) - 1;
@@ -135,15 +136,15 @@ enum class Opcode : uint16_t {
 
 enum class RequestClass : uint8_t { kDemand = 0, kPrefetch = 1 };
 
-// The engine step is a scan: it uses nearly every expert of every layer once, and says nothing of what is
-// used again. Releases in such a step leave the pin's `uses` alone.
+// The engine step is a scan: it uses nearly every expert of every layer once, and does not predict later
+// uses. Releases in such a step leave the pin's `uses` unchanged.
 inline constexpr uint32_t kScanFlag = 1;
 
-// One request. A field that its opcode does not use must hold its stated neutral value: weightd tests it, and
-// ends the request INVALID_ARGUMENT or UNIMPLEMENTED naming the field (EntryField).
+// One request. A field that its opcode does not use must hold its stated neutral value: weightd checks it,
+// and ends the request INVALID_ARGUMENT or UNIMPLEMENTED naming the field (EntryField).
 struct SubmissionEntry {
   uint64_t id;        // the client's, unique among its outstanding requests
-  uint64_t sequence;  // this entry's number in the ring, from 0; anything else loses the session
+  uint64_t sequence;  // this entry's number in the ring, from 0; any other value ends the session
   Opcode opcode;
   RequestClass request_class;  // fills and both transfers; else kDemand
   PartSet parts;               // fill expert and transfer: not empty; else 0
@@ -154,19 +155,19 @@ struct SubmissionEntry {
   uint32_t expert;  // fill expert, transfer; else 0
   uint32_t extent;  // fill extent, transfer extent; else kNoExtent
   // transfer: first neuron index in the index arena; else 0. Copied with the entry: once submission_head has
-  // passed the entry, the list's place is the client's again.
+  // passed the entry, the client may reuse the list's place.
   uint32_t list_offset;
   uint32_t list_count;        // how many, ascending and distinct; 0: all neurons
   uint32_t slab;              // both transfers; else kNoSlab
-  uint32_t progress;          // word of the progress array that counts what has landed, or kNoProgress
+  uint32_t progress;          // word of the progress array that counts arrivals, or kNoProgress
   uint64_t base[kPartCount];  // transfer: per part the first byte in the slab; an extent's in base[0]; else 0
   uint64_t stride[kPartCount];  // transfer: per part the bytes from row to row; else 0
   uint64_t target;              // cancel: the id to end; else 0
-  uint32_t tile_neurons;        // transfer: its rows land in tiles of so many, 0: in one; else 0
+  uint32_t tile_neurons;        // transfer: rows land in tiles of so many neurons, 0: in one; else 0
   uint32_t reserved;            // 0
 };
 
-// What a completion's `field` names when code is INVALID_ARGUMENT or UNIMPLEMENTED.
+// The field that a completion's `field` names when code is INVALID_ARGUMENT or UNIMPLEMENTED.
 enum class EntryField : uint16_t {
   kNone = 0,
   kId = 1,  // already outstanding
@@ -200,7 +201,7 @@ struct CompletionEntry {
   uint32_t queue_us;    // from the submission's consumption to the first read's start
   uint32_t io_us;       // from there to the last byte verified
   uint32_t copy_us;     // transfers: from the copy's first byte to its last one's arrival
-  uint32_t extents;     // extents this request made or found resident
+  uint32_t extents;     // extents that this request filled or found resident
   uint64_t link_bytes;  // transfers: copied into the slab, also when the code is CANCELLED
   uint64_t reserved[9];
 };
@@ -213,7 +214,7 @@ struct ControlHeader {
   uint32_t abi_version;
   uint32_t header_bytes;      // sizeof(ControlHeader)
   uint64_t region_bytes;      // of the whole region
-  uint64_t boot_epoch;        // this life of weightd
+  uint64_t boot_epoch;        // this weightd process
   uint64_t session;           // number of the session
   uint32_t ring_entries;      // of both rings, a power of two
   uint32_t submission_bytes;  // sizeof(SubmissionEntry)
@@ -234,12 +235,12 @@ struct alignas(64) ControlWord {
 };
 
 // At kCursorsOffset. Cursors count entries since the session's start and never wrap. Each side keeps its own
-// cursors privately and checks the other's: one that runs backwards or too far ends the session.
+// cursors privately and checks the other's: a cursor that runs backwards or too far ends the session.
 struct ControlCursors {
   ControlWord submission_tail;  // client: entries submitted
   ControlWord submission_head;  // weightd: entries consumed
   ControlWord completion_tail;  // weightd: entries completed
-  ControlWord completion_head;  // client: entries reaped; what they filled is held until then
+  ControlWord completion_head;  // client: entries reaped; their extents are held until then
   ControlWord server_sleeping;  // weightd sets 1 before it sleeps; a client that sees 1 rings the server bell
   ControlWord
       client_waiting;      // client sets 1 before it sleeps; weightd takes it back and rings the client bell
@@ -248,7 +249,7 @@ struct ControlCursors {
 };
 inline constexpr uint64_t kCursorsOffset = 1024;
 
-// Where everything lies in a control region of these sizes; both sides compute it, the client compares.
+// Layout of a control region of these sizes; both sides compute it, the client compares.
 struct ControlLayout {
   uint32_t ring_entries = 1024;
   uint32_t list_entries = 1u << 16;
@@ -274,13 +275,14 @@ struct ControlLayout {
   }
 };
 
-// A progress word: the low 32 bits of the request's id above, the count of what has landed below (extents for
-// fills, tiles for transfers). Stored with release order after the bytes it counts.
+// A progress word: the low 32 bits of the request's id in the upper half, the number of arrivals in the lower
+// (extents for fills, tiles for transfers). Stored with release order after the bytes it counts.
 inline constexpr uint64_t PackProgress(uint64_t id, uint32_t count) { return id << 32 | count; }
 
 // ---------------------------------------------------------------- handshake
 
-// Sent with OpenSession and compared there: a client built against other headers is refused by name.
+// Sent with OpenSession and compared there: a client built against other headers is refused, and the error
+// names the difference.
 struct AbiSignature {
   uint32_t version = kAbiVersion;
   uint32_t residency_header = sizeof(ResidencyHeader);
@@ -295,7 +297,7 @@ struct AbiSignature {
   bool operator==(const AbiSignature&) const = default;
 };
 
-// The name of the first field in which `other` differs from this build's signature, null when it is equal.
+// The name of the first field in which `other` differs from this build's signature, null if it is equal.
 const char* AbiMismatch(const AbiSignature& other);
 
 static_assert(std::atomic<uint64_t>::is_always_lock_free && sizeof(std::atomic<uint64_t>) == 8);

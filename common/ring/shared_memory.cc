@@ -21,14 +21,14 @@ namespace {
 constexpr uint64_t kPage = 4096;
 constexpr uint64_t kHugePage = 2ull * 1024 * 1024;
 
-// Maps all of a memory file. Files of a huge page or more begin on a huge page's border: only then can the
+// Maps all of a memory file. Files of a huge page or more start on a huge page boundary: only then can the
 // kernel map their pages as huge ones (else MADV_COLLAPSE is EINVAL).
 absl::StatusOr<Mapping> MapFile(int fd, uint64_t bytes, int protection, int flags) {
   void* wanted = nullptr;
   void* reserved = MAP_FAILED;
   if (bytes >= kHugePage) {
-    // Reserving a huge page more than needed finds a place with an aligned range inside; what lies before and
-    // after it is given back at once.
+    // Reserves one huge page more than needed, which contains an aligned range; the rest before and behind it
+    // is unmapped at once.
     reserved =
         mmap(nullptr, bytes + kHugePage, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   }
@@ -84,8 +84,8 @@ absl::StatusOr<SharedMemory> CreateSharedMemory(const std::string& name, uint64_
   }
   ASSIGN_OR_RETURN(Mapping map, MapFile(fd.get(), bytes, PROT_READ | PROT_WRITE, 0));
   madvise(map.data(), bytes, MADV_DONTDUMP);  // a core file must not hold the model; best effort
-  // FUTURE_WRITE leaves our own mapping, which exists already, writable and refuses any that a peer makes for
-  // writing. SEAL, so that nobody adds or has added others.
+  // FUTURE_WRITE keeps our own mapping, which exists already, writable and rejects any writable mapping by a
+  // peer. SEAL, so that nobody can add seals.
   const int seals =
       F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL | (access == PeerAccess::kReadOnly ? F_SEAL_FUTURE_WRITE : 0);
   if (fcntl(fd.get(), F_ADD_SEALS, seals) != 0) {
@@ -103,7 +103,7 @@ absl::StatusOr<Mapping> MapSharedMemory(int fd, uint64_t bytes, bool writable, b
     return absl::InvalidArgumentError(
         absl::StrCat("peer's memory file has ", info.st_size, " bytes, ", bytes, " needed"));
   }
-  // A file that its owner could shrink under us would kill this process with SIGBUS at the next access.
+  // A file that its owner could shrink would kill this process with SIGBUS at the next access.
   const int seals = fcntl(fd, F_GET_SEALS);
   if (seals < 0 || (seals & F_SEAL_SHRINK) == 0) {
     return absl::InvalidArgumentError("peer's memory file is not sealed against shrinking");

@@ -1,8 +1,8 @@
-// Sealed memory files and their mappings: what every shared region is made of.
+// Sealed memory files and their mappings, the base of every shared region.
 //
-// The maker maps read-write first and seals afterwards. kReadOnly seals give the peers a file that they can
-// only read (FUTURE_WRITE: no writable mapping, no write, no reopening through /proc), kReadWrite one that
-// they can write; neither can be shrunk or grown, so a mapping never faults.
+// The creator maps read-write first and seals afterwards. kReadOnly seals give the peers a file that they can
+// only read (FUTURE_WRITE: no writable mapping, no write, no reopening through /proc), kReadWrite a file that
+// they can also write; neither can be shrunk or grown, so a mapping never faults.
 //
 // Thread safety: thread-compatible values.
 #pragma once
@@ -41,12 +41,12 @@ struct SharedMemory {
 
 enum class PeerAccess { kReadOnly, kReadWrite };
 
-// Makes a zeroed memory file of `bytes` (rounded up to pages), maps it read-write here and seals it for its
+// Creates a zeroed memory file of `bytes` (rounded up to pages), maps it read-write here and seals it for its
 // peers. `name` is shown in /proc and in errors. RESOURCE_EXHAUSTED names the size.
 absl::StatusOr<SharedMemory> CreateSharedMemory(const std::string& name, uint64_t bytes, PeerAccess access);
 
-// Maps a peer's memory file of at least `bytes`. INVALID_ARGUMENT when the file is smaller than that or may
-// still be shrunk (its reader could be killed by SIGBUS). `populate` maps every page at once.
+// Maps a peer's memory file of at least `bytes`. INVALID_ARGUMENT if the file is smaller or may still be
+// shrunk (its reader could be killed by SIGBUS). `populate` maps every page at once.
 absl::StatusOr<Mapping> MapSharedMemory(int fd, uint64_t bytes, bool writable, bool populate);
 
 }  // namespace sluice

@@ -13,8 +13,8 @@ namespace {
 
 constexpr size_t kControlBytes = CMSG_SPACE(kMaxSideFds * sizeof(int));
 
-// Running out of room is UNAVAILABLE, to be tried again; a peer that left is FAILED_PRECONDITION, the end of
-// the session. Callers tell the two apart.
+// A full buffer is UNAVAILABLE, to be tried again; a peer that left is FAILED_PRECONDITION, the end of the
+// session. Callers distinguish the two.
 absl::Status SocketError(int error_number, const char* what) {
   if (error_number == EAGAIN || error_number == EWOULDBLOCK || error_number == ENOBUFS ||
       error_number == ETOOMANYREFS) {
@@ -26,8 +26,8 @@ absl::Status SocketError(int error_number, const char* what) {
   return ErrnoToStatus(error_number, what);
 }
 
-// Takes over every descriptor in the message's control data, whatever else is wrong with it: what is not
-// owned here would leak.
+// Takes ownership of every descriptor in the message's control data, even of a malformed message: a
+// descriptor without an owner here would leak.
 void TakeFds(msghdr& header, std::vector<UniqueFd>* fds) {
   for (cmsghdr* c = CMSG_FIRSTHDR(&header); c != nullptr; c = CMSG_NXTHDR(&header, c)) {
     if (c->cmsg_level != SOL_SOCKET || c->cmsg_type != SCM_RIGHTS || c->cmsg_len < CMSG_LEN(0)) {
@@ -90,8 +90,8 @@ absl::StatusOr<SidePacket> ReceiveSideMessage(int socket) {
   if (got < 0) {
     return SocketError(errno, "side channel receive");
   }
-  // Before any check: descriptors that came belong to this process now, and every way out below must close
-  // them.
+  // Runs before any check: the received descriptors belong to this process now, and every return below must
+  // close them.
   TakeFds(header, &packet.fds);
   if (got == 0) {
     return absl::FailedPreconditionError("side channel receive: peer is gone");

@@ -1,18 +1,18 @@
-// The side channel: a unix SOCK_SEQPACKET socket beside gRPC that carries the session's file descriptors,
-// joined to the session by a one-time nonce and kept open for its life. Its end is how each side learns of
-// the other's.
+// The side channel: a unix SOCK_SEQPACKET socket beside gRPC that carries the session's file descriptors. A
+// one-time nonce links it to the session, and it stays open for the session's life. Its end tells each side
+// that the other has gone.
 //
 // Every message is one SideMessage; the descriptors it announces come with it. The order of a session:
-//   client  HELLO{nonce}            within the time that OpenSession's answer states
+//   client  HELLO{nonce}            within the time that OpenSession's response states
 //   weightd WELCOME{fd_count}       descriptors in the order of WelcomeFds, or REJECT{code} and the end
 //   weightd SEGMENT_ADDED...        the segments there are now, then READY, once
 //   weightd SEGMENT_ADDED{segment, bytes} + fd      any time, before an extent in it is published
-//   weightd SEGMENT_RETIRED{segment}                nothing in it is resident; the client unmaps it
+//   weightd SEGMENT_RETIRED{segment}                no extent in it is resident; the client unmaps it
 //   client  SEGMENT_UNMAPPED{segment}               until then its memory counts as used
 //   client  SLAB_OFFERED{slab, bytes, handle_kind, device, link_*} + fd
 //                                                   memory of its device; of a kind without
 //                                                   descriptor: {.., ipc}, and no fd
-//   weightd SLAB_MAPPED{slab, code}                 0: transfers may name it; else why it was refused
+//   weightd SLAB_MAPPED{slab, code}                 0: transfers may name it; else the reason of the refusal
 //
 // Thread safety: free functions; calls on one descriptor must not overlap in the same direction.
 #pragma once
@@ -52,7 +52,7 @@ struct SideMessage {
   uint32_t magic = kSideMagic;
   uint16_t version = kAbiVersion;
   SideType type = SideType::kHello;
-  uint64_t session = 0;                      // all but HELLO, where the nonce says it
+  uint64_t session = 0;                      // all but HELLO, which has the nonce
   uint64_t boot_epoch = 0;                   // weightd's messages
   uint64_t bytes = 0;                        // SEGMENT_ADDED, SLAB_OFFERED: of the whole memory
   uint32_t segment = 0;                      // SEGMENT_*
@@ -64,7 +64,7 @@ struct SideMessage {
   std::array<uint8_t, 3> reserved{};
   uint64_t link_bytes_per_second = 0;  // SLAB_OFFERED: the modelled link's rate, 0: none
   uint64_t link_latency_nanos = 0;     // and a copy's time before its first byte
-  DeviceUuid device = {};              // SLAB_OFFERED: where the memory lies; zeros: the host
+  DeviceUuid device = {};              // SLAB_OFFERED: device of the memory; zeros: the host
   HandleBytes ipc = {};                // SLAB_OFFERED of a kind without a descriptor: the handle
 };
 static_assert(sizeof(SideMessage) == kSideMessageBytes);

@@ -13,8 +13,8 @@ absl::Status WrongType(const char* key, const char* expected) {
 }  // namespace
 
 absl::StatusOr<Json> ParseJsonObject(const std::string& bytes, const std::string& file) {
-  // These files come with models from anywhere. Parsing without exceptions, and reading values by
-  // type-checked pointers, keeps whatever stands in them an error.
+  // These files come with untrusted models. Parsing without exceptions and reading values by type-checked
+  // pointers turns any malformed content into an error.
   Json document = Json::parse(bytes, nullptr, /*allow_exceptions=*/false);
   if (document.is_discarded() || !document.is_object()) {
     return absl::InvalidArgumentError(

@@ -10,8 +10,8 @@ namespace sluice {
 
 float ProtoField::AsFloat() const { return std::bit_cast<float>(static_cast<uint32_t>(value)); }
 
-// Seven bits a byte, the lowest first; the top bit says that more follow. Ten bytes hold 64 bits, so a longer
-// one is damage.
+// Seven bits per byte, the lowest first; the top bit means that more follow. Ten bytes hold 64 bits, so a
+// longer varint is damage.
 absl::StatusOr<uint64_t> ProtoReader::Varint() {
   uint64_t value = 0;
   for (int shift = 0; shift < 64; shift += 7) {
@@ -44,8 +44,8 @@ absl::StatusOr<ProtoField> ProtoReader::Next() {
     return absl::InvalidArgumentError(absl::StrCat("field number ", tag >> 3, " at byte ", position_));
   }
   field.number = static_cast<uint32_t>(tag >> 3);
-  // The wire types: 0 varint, 1 and 5 fixed of 8 and 4 bytes, 2 bytes with their length. 3 and 4, groups, are
-  // of a proto that nobody writes any more.
+  // Wire types: 0 varint, 1 and 5 fixed of 8 and 4 bytes, 2 length-delimited. Types 3 and 4, groups, are
+  // obsolete and refused.
   switch (tag & 7) {
     case 0: {
       ASSIGN_OR_RETURN(field.value, Varint());

@@ -1,4 +1,4 @@
-// ProtoReader: walks the fields of one protobuf message in its wire form, without generated code.
+// ProtoReader: iterates over the fields of one protobuf message in its wire form, without generated code.
 //
 // Thread safety: thread-compatible; a reader is used by one thread at a time.
 #pragma once
@@ -13,7 +13,7 @@ namespace sluice {
 struct ProtoField {
   uint32_t number = 0;
   uint64_t value = 0;      // varint, or the bits of a fixed32 or fixed64
-  std::string_view bytes;  // of a length-delimited field; a view into the message
+  std::string_view bytes;  // length-delimited field; a view into the message
   enum class Kind { kVarint, kFixed, kBytes } kind = Kind::kVarint;
 
   float AsFloat() const;
@@ -21,12 +21,12 @@ struct ProtoField {
 
 class ProtoReader {
  public:
-  // `message` must outlive the reader and the fields.
+  // REQUIRES: `message` outlives the reader and the fields.
   explicit ProtoReader(std::string_view message) : message_(message) {}
 
   bool AtEnd() const { return position_ == message_.size(); }
 
-  // The next field. InvalidArgument, naming the offset, if the message is cut off or ill-formed.
+  // Returns the next field. InvalidArgument, naming the offset, if the message is truncated or ill-formed.
   absl::StatusOr<ProtoField> Next();
 
  private:

@@ -15,10 +15,11 @@ namespace sluice {
 namespace {
 
 constexpr const char* kMetaspace = "\xE2\x96\x81";
-// Trained pieces have at most 16 characters by default; all ways to cut a piece are looked up.
+// Bound of a piece: trained pieces have at most 16 characters by default, and all splits of a piece are
+// looked up.
 constexpr size_t kMaxPieceBytes = 256;
 
-// ModelProto.SentencePiece.Type
+// Values of ModelProto.SentencePiece.Type.
 enum PieceType : uint64_t {
   kNormal = 1,
   kUnknown = 2,
@@ -34,7 +35,7 @@ struct Piece {
   uint64_t type = kNormal;
 };
 
-// The parts of ModelProto that decide how a text is encoded, with the defaults of sentencepiece_model.proto.
+// The parts of ModelProto that determine the encoding, with the defaults of sentencepiece_model.proto.
 struct Model {
   std::vector<Piece> pieces;
   uint64_t model_type = 1;  // TrainerSpec 3: 1 unigram, 2 BPE
@@ -137,8 +138,8 @@ absl::StatusOr<Model> ParseModel(std::string_view bytes) {
   return model;
 }
 
-// Options that would change the text before it is cut are refused rather than ignored: tokens that differ
-// from the training's make a model worse without any sign of it.
+// Refuses options that would change the text before it is split instead of ignoring them: tokens that differ
+// from the training's degrade a model without any error.
 absl::Status CheckIsSupported(const Model& model) {
   if (model.pieces.empty()) {
     return absl::InvalidArgumentError("no pieces");
@@ -185,7 +186,7 @@ absl::Status AddPieces(const Model& model, TokenizerSpec* spec) {
 }
 
 // SentencePiece merges the neighbours whose concatenation has the best score, the leftmost of equal ones. So
-// every way to put a piece together is a merge, ranked by the piece's score, equal scores alike.
+// every split of a piece into two is a merge, ranked by the piece's score; equal scores have equal rank.
 void AddMerges(const Model& model, TokenizerSpec* spec) {
   std::vector<int32_t> by_score;
   for (size_t i = 0; i < model.pieces.size(); ++i) {
@@ -216,8 +217,8 @@ void AddMerges(const Model& model, TokenizerSpec* spec) {
   }
 }
 
-// transformers' conversion: the legacy way prepends the space to every stretch of text between special
-// tokens, the newer one to the first only.
+// Follows transformers' conversion: the legacy form prepends the space to every part of the text between
+// special tokens, the newer form only to the first.
 void AddPipeline(const Model& model, const TokenizerConfig& config, TokenizerSpec* spec) {
   if (!model.add_dummy_prefix) {
     spec->normalizers.emplace_back(ReplaceNormalizer{{" ", false}, kMetaspace});

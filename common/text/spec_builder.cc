@@ -33,8 +33,8 @@ absl::Status AddAddedToken(AddedToken token, TokenizerSpec* spec) {
   if (token.content.empty()) {
     return absl::InvalidArgumentError(absl::StrCat("added token ", token.id, " is empty"));
   }
-  // A token that BPE cannot make is known to the matcher only. One that is in the vocabulary too may be
-  // listed twice; the later entry has the last word on its flags.
+  // A token that BPE cannot make is known only to the matcher. A token that is also in the vocabulary may be
+  // listed twice; the later entry determines its flags.
   if (spec->vocabulary.Find(token.content) != token.id) {
     RETURN_IF_ERROR(spec->vocabulary.Add(token.content, token.id));
     spec->bpe.added_only.insert(token.id);

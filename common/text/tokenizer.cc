@@ -99,8 +99,8 @@ absl::Status Tokenizer::Impl::AddMatchers() {
       special_ids.insert(token.id);
     }
     if (!token.normalized) {
-      // Most added tokens are looked for in the text as it came, those marked `normalized` in the normalized
-      // text, where they stand in their normalized form.
+      // Most added tokens are matched in the raw text, those marked `normalized` in the normalized text, by
+      // their normalized form.
       RETURN_IF_ERROR(raw_tokens.Add(token.content, token));
       continue;
     }
@@ -197,7 +197,7 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> Tokenizer::LoadFromFiles(const Tokeni
 absl::StatusOr<std::vector<int32_t>> Tokenizer::Encode(std::string_view text,
                                                        const EncodeOptions& options) const {
   RETURN_IF_ERROR(CheckTextSize(text));
-  // What clients send need not be UTF-8; each bad sequence becomes U+FFFD, as everywhere else.
+  // Clients may send ill-formed UTF-8; each bad sequence becomes U+FFFD, as everywhere else.
   std::string repaired;
   if (!IsWellFormedUtf8(text)) {
     repaired = ReplaceIllFormedUtf8(text);
@@ -215,8 +215,8 @@ absl::StatusOr<std::vector<int32_t>> Tokenizer::Encode(std::string_view text,
   return ids;
 }
 
-// What a chat template writes itself may be control tokens even if they are not marked special; a text of a
-// user that happens to spell one must not become one. Blank tokens are text wherever they come from.
+// Tokens in the template's own text may be control tokens even if they are not marked special; the same text
+// from a user must not become one. Blank tokens are text regardless of origin.
 absl::flat_hash_set<int32_t> Tokenizer::ControlTokens(std::string_view template_source) const {
   absl::flat_hash_set<int32_t> control = impl_->special_ids;
   for (const AddedToken& token : impl_->spec.added_tokens) {

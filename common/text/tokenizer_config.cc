@@ -17,7 +17,7 @@ constexpr const char* kQwen2Regex =
     "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|"
     "\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+";
 
-// A token is named by its text or by {"content": text, ..}.
+// Reads a token given by its text or by {"content": text, ..}.
 absl::StatusOr<std::optional<std::string>> TokenMember(const Json& object, const char* key) {
   const Json* member = FindMember(object, key);
   if (member == nullptr) {
@@ -41,7 +41,7 @@ absl::StatusOr<std::optional<bool>> OptionalBool(const Json& object, const char*
   return value;
 }
 
-// Reads names of special tokens, which stand in tokenizer_config.json and in special_tokens_map.json; the
+// Reads names of special tokens, which occur in tokenizer_config.json and in special_tokens_map.json; the
 // first file that names one counts.
 absl::Status ParseNamedTokens(const Json& json, TokenizerConfig* config) {
   for (const char* key :
@@ -103,7 +103,7 @@ absl::Status ParseAddedTokensDecoder(const Json& json, TokenizerConfig* config) 
   return absl::OkStatus();
 }
 
-// The form {"token": id} of older tools; such tokens are not special, unless a name says so.
+// Reads the form {"token": id} of older tools; such tokens are not special, unless a name makes them so.
 absl::Status ParseOldAddedTokens(const Json& json, TokenizerConfig* config) {
   Vocabulary tokens;
   RETURN_IF_ERROR(ParseVocabulary(json, &tokens));
@@ -201,7 +201,7 @@ absl::Status ApplySpecialTokenRules(const TokenizerConfig& config, TokenizerSpec
   } else if (!spec->eos.has_value() && !spec->suffix.empty()) {
     spec->eos = spec->suffix.back();
   }
-  // add_bos_token and add_eos_token have the last word over what the tokenizer file's template adds.
+  // add_bos_token and add_eos_token override the tokens that the tokenizer file's template adds.
   const bool has_bos = !spec->prefix.empty() && spec->prefix.front() == spec->bos;
   const bool has_eos = !spec->suffix.empty() && spec->suffix.back() == spec->eos;
   if (config.add_bos.has_value() && *config.add_bos != has_bos) {

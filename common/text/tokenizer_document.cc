@@ -8,9 +8,9 @@ namespace {
 
 constexpr size_t kMaxDepth = 64;
 
-// Receives the parser's events; each handler returns whether to go on. Vocabulary and merges, hundreds of
-// thousands of entries, go straight into vectors: a JSON tree of them would take many times the memory and
-// time. The mode says which of the two, if any, is being read.
+// DocumentReader: receives the parser's events; each handler returns false to stop. Vocabulary and merges,
+// hundreds of thousands of entries, go straight into vectors: a JSON tree of them would need many times the
+// memory and time. The mode tells which of the two, if any, is being read.
 class DocumentReader {
  public:
   explicit DocumentReader(TokenizerDocument* document) : document_(*document) {}
@@ -116,12 +116,12 @@ class DocumentReader {
     return Fail(absl::StrCat("merge ", document_.merges.size(), " is not a pair of strings"));
   }
 
-  // Directly in the member "model" of the document.
+  // True directly in the member "model" of the document.
   bool InModel() const {
     return mode_ == Mode::kTree && open_.size() == 2 && open_[1]->is_object() && top_key_ == "model";
   }
 
-  // Where the next value of the tree belongs; null if it cannot be there.
+  // Returns the position of the next value in the tree; null if there can be none.
   Json* Slot() {
     if (mode_ != Mode::kTree) {
       Fail(mode_ == Mode::kVocab ? absl::StrCat("id of token \"", key_, "\" is not a whole number from 0")

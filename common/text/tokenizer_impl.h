@@ -27,7 +27,7 @@ namespace sluice {
 struct EncodeScratch {
   explicit EncodeScratch(const EncodeOptions& options)
       : parse_special(options.parse_special), bpe(/*may_give_special=*/options.parse_special) {}
-  // Of EncodeMarked.
+  // Buffers of EncodeMarked.
   explicit EncodeScratch(const absl::flat_hash_set<int32_t>& control)
       : parse_special(false), control(&control), bpe(/*may_give_special=*/false) {}
   const bool parse_special;
@@ -42,27 +42,27 @@ struct Tokenizer::Impl {
   std::unique_ptr<const PreTokenizer> pre_tokenizer;
   std::unique_ptr<const BpeModel> bpe;  // refers to spec.vocabulary
   std::unique_ptr<const Decoder> decoder;
-  AddedTokenMatcher raw_tokens;         // found in the text as it is
-  AddedTokenMatcher normalized_tokens;  // found in the normalized text between those
+  AddedTokenMatcher raw_tokens;         // matched in the raw text
+  AddedTokenMatcher normalized_tokens;  // matched in the normalized text between those
   absl::flat_hash_set<int32_t> special_ids;
   std::map<std::string, std::string> special_token_names;
   absl::flat_hash_map<int32_t, std::string> decoded_as;  // added tokens that normalizing changes
 
-  // Fills the matchers and what goes with them. REQUIRES: spec and normalizer are set.
+  // Fills the matchers and decoded_as. REQUIRES: spec and normalizer are set.
   absl::Status AddMatchers();
 
-  // Appends the ids of `text`, well-formed UTF-8; `marks` is empty or has a byte for each of it.
+  // Appends the ids of `text`, well-formed UTF-8; `marks` is empty or has a byte per byte of it.
   absl::Status EncodeAll(std::string_view text, std::string_view marks, EncodeScratch* scratch,
                          std::vector<int32_t>* ids) const;
 
-  // Appends the ids of `text`, which holds none of raw_tokens.
+  // Appends the ids of `text`, which contains none of raw_tokens.
   absl::Status EncodeText(std::string_view text, std::string_view marks, bool starts_input,
                           EncodeScratch* scratch, std::vector<int32_t>* ids) const;
 
   static void SplitBy(const AddedTokenMatcher& matcher, std::string_view text, std::string_view marks,
                       const EncodeScratch& scratch, std::vector<TextSegment>* segments);
 
-  // What the decoder gets for `id`; nullopt for nothing.
+  // Returns the decoder's input for `id`; nullopt for none.
   std::optional<std::string_view> TextOf(int32_t id, bool skip_special) const;
 };
 

@@ -116,7 +116,7 @@ absl::StatusOr<SplitBehavior> ParseBehavior(const Json& json) {
   return Unsupported("behavior", name);
 }
 
-// "first", "always", "never", or the older add_prefix_space.
+// Values are "first", "always", "never", or the older add_prefix_space.
 absl::StatusOr<PrependScheme> ParsePrependScheme(const Json& json) {
   ASSIGN_OR_RETURN(const bool add_prefix_space, BoolMember(json, "add_prefix_space", true));
   ASSIGN_OR_RETURN(const std::string name,
@@ -208,7 +208,7 @@ absl::StatusOr<DecoderSpec> ParseDecoder(const Json& json, const std::string& ty
   return Unsupported("decoder", type);
 }
 
-// Whatever would change the tokens and is not built is refused: a model that gets other tokens than in
+// Refuses every unsupported option that would change the tokens: a model whose tokens differ from its
 // training answers worse, without any error.
 absl::Status CheckModelIsPlainBpe(const Json& model) {
   ASSIGN_OR_RETURN(const std::string type, StringMemberOr(model, "type", "BPE"));
@@ -291,7 +291,8 @@ absl::Status AppendTemplateToken(const Json& processor, const Json& piece, const
   return absl::OkStatus();
 }
 
-// {"single": [{"SpecialToken": {"id": ..}}, {"Sequence": {"id": "A"}}, ..]}; pairs of texts have no use here.
+// Form: {"single": [{"SpecialToken": {"id": ..}}, {"Sequence": {"id": "A"}}, ..]}; pairs of texts have no use
+// here.
 absl::Status ParseTemplate(const Json& processor, TokenizerSpec* spec) {
   const Json* single = FindMember(processor, "single");
   if (single == nullptr || !single->is_array() || single->size() > kMaxSteps) {
@@ -312,13 +313,13 @@ absl::Status ParseTemplate(const Json& processor, TokenizerSpec* spec) {
     }
     ++texts;
   }
-  // Tokens before the text are the prefix, those behind it the suffix; a template that repeats the text has
-  // no such form.
+  // Tokens before the text are the prefix, those after it the suffix; a template that repeats the text has no
+  // such form.
   return texts == 1 ? absl::OkStatus()
                     : absl::UnimplementedError(absl::StrCat("template with the text ", texts, " times"));
 }
 
-// {"cls": ["<s>", 0], "sep": ["</s>", 2]} around the text.
+// Form: {"cls": ["<s>", 0], "sep": ["</s>", 2]} around the text.
 absl::Status ParsePairedProcessor(const Json& processor, TokenizerSpec* spec) {
   for (const bool is_prefix : {true, false}) {
     const char* key = is_prefix ? "cls" : "sep";
@@ -338,7 +339,7 @@ absl::Status ParsePostProcessor(const Json& json, TokenizerSpec* spec) {
   int templates = 0;
   return ForEachStep(json, "processors", 0, [&](const Json& step, const std::string& type) -> absl::Status {
     if (type == "ByteLevel") {
-      return absl::OkStatus();  // trims offsets, which nothing here asks for
+      return absl::OkStatus();  // trims offsets, which are not used here
     }
     if (++templates > 1) {
       return absl::UnimplementedError("more than one template is not supported");

@@ -10,9 +10,9 @@
 
 namespace sluice {
 
-// `bytes` is untrusted. InvalidArgument naming the field for what is malformed or inconsistent, Unimplemented
-// naming the component for what is not supported. `truncation` and `padding` are not applied: they are
-// settings of the last caller of the library that wrote the file. `bos` and `eos` stay unset.
+// `bytes` is untrusted. InvalidArgument naming the field for malformed or inconsistent content, Unimplemented
+// naming an unsupported component. `truncation` and `padding` are not applied: they are settings of the last
+// user of the library that wrote the file. `bos` and `eos` stay unset.
 absl::StatusOr<TokenizerSpec> ParseTokenizerJson(const std::string& bytes);
 
 }  // namespace sluice

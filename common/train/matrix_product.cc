@@ -44,7 +44,7 @@ void Tile(uint32_t cols, uint32_t depth, const float* a, uint64_t a_row, uint64_
   }
 }
 
-// What the tiles leave over at the right and at the bottom, with the sums over k in the same order.
+// Computes the remainder at the right and at the bottom of the tiles, with the sums over k in the same order.
 void Plain(uint32_t rows, uint32_t width, uint32_t cols, uint32_t depth, const float* a, uint64_t a_row,
            uint64_t a_col, const float* b, float* c) {
   for (uint32_t i = 0; i < rows; ++i) {

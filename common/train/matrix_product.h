@@ -1,4 +1,4 @@
-// The one matrix product that training needs.
+// The only matrix product that training needs.
 //
 // Thread safety: a pure function, safe to call from any thread.
 #pragma once

@@ -13,7 +13,7 @@ namespace {
 constexpr float kFirstDecay = 0.9f;
 constexpr float kSecondDecay = 0.999f;
 constexpr float kGuard = 1e-8f;
-constexpr float kLastRate = 0.1f;  // share of the step that is left at the end
+constexpr float kLastRate = 0.1f;  // share of the initial step size that is left at the end
 
 class Random {
  public:
@@ -216,7 +216,7 @@ absl::StatusOr<TrainedNet> TrainNet(const RowSource& source, uint32_t inputs, ui
       }
       Backward(net, options.loss, count, batch.x.data(), batch.target.data(), &batch, &gradient);
       const double done = (static_cast<double>(rows) * epoch + static_cast<double>(begin)) / total;
-      // The rate falls in a line to kLastRate of itself, which lets the last steps settle.
+      // The rate falls linearly to kLastRate of itself, so that the last steps settle.
       const float rate = options.rate * static_cast<float>(1.0 - (1.0 - kLastRate) * done);
       adam.Step(gradient, rate, &net);
     }

@@ -1,8 +1,8 @@
-// Trains small networks with Adam: one layer or two (ReLU between) of float32, on batches in memory of the
-// caller's. Made for expert predictors: a few hundred thousand weights, tens of thousands of rows.
+// Trains small networks with Adam: one layer or two (ReLU between) of float32, on batches in the caller's
+// memory. Meant for expert predictors: a few hundred thousand weights, tens of thousands of rows.
 //
-// The result depends on data, shape, options and seed alone: one network is trained by one thread, sums have
-// a fixed order. Train several networks on several threads.
+// The result depends on data, shape, options and seed alone: one thread trains one network, and sums have a
+// fixed order. Train several networks on several threads.
 //
 // Thread safety: TrainNet and Loss may be called from any thread; a RowSource is used by one thread at a
 // time.
@@ -46,7 +46,7 @@ struct TrainOptions {
   TrainingLoss loss = TrainingLoss::kBinary;
   uint32_t epochs = 6;
   uint32_t batch = 128;
-  // Adam's step; falls linearly to a tenth over the training.
+  // Adam's step size; falls linearly to a tenth over the training.
   float rate = 2e-3f;
   uint64_t seed = 1;
 };
@@ -58,7 +58,7 @@ absl::StatusOr<TrainedNet> TrainNet(const RowSource& source, uint32_t inputs, ui
 // Outputs of `rows` rows x [rows, inputs]; `hidden` has room for [rows, units].
 void RunNet(const TrainedNet& net, uint32_t rows, const float* x, float* hidden, float* out);
 
-// One batch's mean loss over rows, and its gradient by every weight; exposed for the numeric check of it.
+// Mean loss of one batch over its rows, and its gradient by every weight; public for the numeric check.
 struct NetGradient {
   std::vector<float> w1, b1, w2, b2;  // shapes as in TrainedNet
 };

@@ -1,12 +1,12 @@
-// Copier: moves chunks of transfers into slabs of one device's memory. The transfer engine says which chunk
-// is next and when the modelled link has delivered it; how bytes get there, and when they are there, is the
-// copier's.
+// Copier: moves chunks of transfers into slabs of one device's memory. The transfer engine chooses the next
+// chunk and models when the link has delivered it; the copier decides how bytes are copied and reports their
+// completion.
 //
-// A copier may take its time: a chunk that was begun is somewhere between the arena and the slab until
-// Completed() names it. Sources, plan and slab stay as they are until then.
+// A copier may be asynchronous: a chunk that was begun is between the arena and the slab until Completed()
+// returns it. Sources, plan and slab must not change until then.
 //
-// Thread safety: Open(), Begin() and those of sources may be called from any thread at a time, Completed()
-// from one at a time.
+// Thread safety: Open(), Begin() and the source functions may be called from any thread concurrently,
+// Completed() from one at a time.
 #pragma once
 
 #include <cstddef>
@@ -23,10 +23,10 @@
 
 namespace sluice {
 
-// A chunk whose copy has ended. Its bytes are in the slab if `error` is OK, and visible to whoever sees a
-// release store made afterwards.
+// A chunk whose copy has ended. If `error` is OK its bytes are in the slab, and visible to every thread that
+// sees a release store made afterwards.
 struct CopyDone {
-  uint64_t tag = 0;  // Begin()'s
+  uint64_t tag = 0;  // the tag given to Begin()
   absl::Status error;
 };
 
@@ -34,33 +34,33 @@ class Copier {
  public:
   virtual ~Copier() = default;
 
-  // Whether it writes memory that is named so.
+  // True if this copier writes memory of handles of this kind.
   virtual bool Takes(HandleKind kind) const = 0;
 
-  // Takes over memory that a client offered, of a kind that it takes; may take long. `fd`: of kinds with a
-  // descriptor. INVALID_ARGUMENT naming what does not fit together, NOT_FOUND: there is no such device.
+  // Opens memory that a client offered, of a kind that this copier handles; may take long. `fd`: for kinds
+  // with a descriptor. INVALID_ARGUMENT naming the mismatch, NOT_FOUND: there is no such device.
   virtual absl::StatusOr<std::shared_ptr<Slab>> Open(UniqueFd fd, const SlabHandle& handle) = 0;
 
-  // Whether a copy has ended when its Begin() returns; Completed() names none then.
+  // True if a copy has ended when its Begin() returns; Completed() then returns none.
   virtual bool CopiesAtCall() const = 0;
 
-  // Begins to copy one chunk. `slab` is one of Open()'s, the chunk's rows lie within it. After an error
-  // nothing is on its way, and Completed() does not name the tag.
+  // Begins to copy one chunk. `slab` came from Open(), and the chunk's rows lie within it. After an error
+  // nothing is in flight, and Completed() does not return the tag.
   virtual absl::Status Begin(uint64_t tag, const TransferPlan& plan, const PlanChunk& chunk, Slab* slab) = 0;
 
-  // What has ended since the last call. If nothing has and something is on its way, waits up to `most_nanos`
-  // for it; whatever was begun is named within a time that does not depend on further calls.
+  // Copies that ended since the last call. If none has and some are in flight, waits up to `most_nanos` for
+  // one; every copy that was begun is returned within a time that does not depend on further calls.
   virtual std::vector<CopyDone> Completed(int64_t most_nanos) = 0;
 
-  // Memory that chunks will be read from, for copiers that are faster from memory they have been told of; a
-  // chunk may come from elsewhere all the same. Returns at once.
+  // Announces memory that chunks will be read from, for copiers that are faster from registered memory; a
+  // chunk may still come from elsewhere. Returns at once.
   virtual void AddSource(absl::Span<const std::byte> /*memory*/, std::shared_ptr<const void> /*owner*/) {}
-  // It will be gone: REQUIRES that no chunk of it is on its way. Returns when the copier has let go of it; at
-  // once if it was given an `owner`, which keeps it there until then.
+  // Unregisters memory before it is freed. REQUIRES: no chunk from it is in flight. Returns when the copier
+  // has released it; at once if AddSource() got an `owner`, which keeps the memory alive until then.
   virtual void RemoveSource(const std::byte* /*base*/) {}
 };
 
-// Into memory files, by the calling thread's stores.
+// Copies into memory files by stores of the calling thread.
 class HostCopier final : public Copier {
  public:
   bool Takes(HandleKind kind) const override { return kind == HandleKind::kMemoryFile; }

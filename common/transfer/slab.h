@@ -1,7 +1,7 @@
-// Slab: device memory that a client lent, as weightd can write it. What it is made of, and so who can write
-// it, is its kind: the copier of that kind (common/transfer/copier.h) opens it and alone knows more of it.
+// Slab: device memory that a client lent, as weightd can write it. Its kind says what memory it is and who
+// can write it: only the copier of that kind (common/transfer/copier.h) opens it and knows its details.
 //
-// Thread safety: immutable; the bytes belong to whoever the protocol says (common/ring/README.md).
+// Thread safety: immutable; the protocol defines the owner of the bytes (common/ring/README.md).
 #pragma once
 
 #include <cstddef>
@@ -16,25 +16,25 @@
 
 namespace sluice {
 
-// What a client says of the memory that it offers, beside the descriptor.
+// A client's description of the memory that it offers, beside the descriptor.
 struct SlabHandle {
   HandleKind kind = HandleKind::kMemoryFile;
   DeviceUuid device = {};  // zeros: the host
-  uint64_t bytes = 0;      // all of it
-  HandleBytes ipc = {};    // of kCudaIpc
-  // The device's address of memory that this very process has: nothing is opened then, for a process may
-  // not open its own. 0: another process' memory.
+  uint64_t bytes = 0;      // total size
+  HandleBytes ipc = {};    // kCudaIpc only
+  // Device address if the memory belongs to this very process: nothing is opened then, because a process may
+  // not open its own handle. 0: another process' memory.
   uint64_t own = 0;
 };
 
-// Which memory it is: of none that lives two are equal.
+// Identity of a piece of memory: unique among the live ones.
 struct MemoryIdentity {
-  uint64_t device = 0;  // of a file; 0: of no file
-  uint64_t number = 0;  // the file's inode, or the one address where this process has the memory
+  uint64_t device = 0;  // of the file; 0: not a file
+  uint64_t number = 0;  // the file's inode, or the only address where this process has the memory
   bool operator==(const MemoryIdentity&) const = default;
 };
 
-// None for what is no file.
+// None if the descriptor is not a file.
 std::optional<MemoryIdentity> IdentityOf(int fd);
 
 class Slab {
@@ -45,7 +45,7 @@ class Slab {
 
   HandleKind kind() const { return kind_; }
   uint64_t bytes() const { return bytes_; }
-  // The memory behind it, where that can be told from other memory.
+  // Identity of the memory behind it, if it can be told from other memory.
   const std::optional<MemoryIdentity>& identity() const { return identity_; }
 
  protected:
@@ -58,12 +58,12 @@ class Slab {
   const std::optional<MemoryIdentity> identity_;
 };
 
-// A memory file of the client's that can neither shrink nor be sparse, mapped (device `sim`).
+// A client's memory file that can neither shrink nor be sparse, mapped (device `sim`).
 class HostSlab final : public Slab {
  public:
-  // Maps the whole file and all of its pages; takes as long as that takes. INVALID_ARGUMENT: it could shrink,
-  // has another size, is sealed against writing, or has pages that its owner has not taken (they would be
-  // charged to weightd).
+  // Maps the whole file and all of its pages; takes time in proportion. INVALID_ARGUMENT: the file could
+  // shrink, has another size, is sealed against writing, or has pages that its owner has not allocated (they
+  // would be charged to weightd).
   static absl::StatusOr<std::shared_ptr<HostSlab>> Map(int fd, uint64_t bytes);
 
   std::byte* data() const { return map_.data(); }

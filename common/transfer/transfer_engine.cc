@@ -12,8 +12,8 @@
 namespace sluice {
 namespace {
 
-// How long a copy thread looks for the end of copies before it looks for new work. A copy takes some 40
-// microseconds (1 MiB at 25 GB/s), and a demand that comes meanwhile should not wait for longer than that.
+// Time that a copy thread waits for the end of copies before it looks for new work. A copy takes some 40
+// microseconds (1 MiB at 25 GB/s), and a demand that arrives meanwhile should not wait longer than that.
 constexpr int64_t kLookNanos = 50'000;
 
 std::vector<std::shared_ptr<Copier>> WithHost(std::vector<std::shared_ptr<Copier>> devices) {
@@ -21,7 +21,7 @@ std::vector<std::shared_ptr<Copier>> WithHost(std::vector<std::shared_ptr<Copier
   return devices;
 }
 
-// The slab, which lets go of `held` behind its end.
+// Deleter that releases `held` after the slab.
 std::shared_ptr<Slab> UntilUnmapped(std::shared_ptr<Slab> slab, std::shared_ptr<const void> held) {
   Slab* const raw = slab.get();
   return {raw, [slab = std::move(slab), held = std::move(held)](Slab*) mutable {
@@ -62,7 +62,7 @@ TransferEngine::~TransferEngine() {
   for (std::thread& thread : threads_) {
     thread.join();
   }
-  // Copiers write from sources and into slabs that go next.
+  // Copiers write from sources and into slabs that are destroyed next.
   while (TakeCompleted(kLookNanos) || [this] {
     MutexLock lock(&mutex_);
     return !begun_.empty();
@@ -226,7 +226,7 @@ void TransferEngine::CopyLoop() {
       looking_ = false;
       continue;
     }
-    work_.Signal();  // there may be more than one thread's work
+    work_.Signal();  // there may be work for more than one thread
     Do(std::move(task));
   }
 }
@@ -348,7 +348,7 @@ bool TransferEngine::TakeCompleted(int64_t most_nanos) {
 void TransferEngine::OnCopied(const LinkChunk& chunk, absl::Status copied) {
   if (!copied.ok()) {
     running_.at(chunk.number)->error.Update(copied);
-    schedule_.Cancel(chunk.number);  // what of it is on its way goes on, nothing more is begun
+    schedule_.Cancel(chunk.number);  // chunks in flight continue, no more are begun
     if (schedule_.Deliver(chunk)) {
       End(chunk.number);
     }
@@ -360,7 +360,7 @@ void TransferEngine::OnCopied(const LinkChunk& chunk, absl::Status copied) {
     Arrive(chunk, now);
     return;
   }
-  // The copying itself is part of the modelled way: it began when there was room.
+  // The copy itself is part of the modelled time: it began when there was room.
   const int64_t ready = std::max(running_.at(chunk.number)->added_nanos, link.room_nanos);
   const int64_t arrives = link.model.Book(chunk.bytes, ready, now);
   if (arrives <= now && flying_.empty()) {

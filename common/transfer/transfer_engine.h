@@ -1,12 +1,12 @@
-// TransferEngine: copies from the arena into slabs. Its schedule (common/link/transfer_schedule.h) says which
-// chunk is next, copy threads have the slab's copier (copier.h) copy it, and on a throttled slab the modelled
-// link (common/link/link_model.h) says when it has arrived. What has arrived is published: tile by tile in
-// the request's progress word, and an event when the transfer has ended.
+// TransferEngine: copies from the arena into slabs. Its schedule (common/link/transfer_schedule.h) picks the
+// next chunk, copy threads pass it to the slab's copier (copier.h), and on a throttled slab the modelled link
+// (common/link/link_model.h) computes its arrival. Arrivals are published: tile by tile in the request's
+// progress word, and by an event when the transfer has ended.
 //
-// Nobody spins: copy threads sleep until there is a chunk, one more thread until the next arrival. A thread
-// that overslept has its chunks counted from when it should have woken.
+// No thread spins: copy threads sleep until there is a chunk, one more thread until the next arrival. A
+// thread that overslept has its chunks counted from when it should have woken.
 //
-// Thread safety: thread-safe. Without threads (Options::threads 0) nothing happens but in Step(), on the
+// Thread safety: thread-safe. Without threads (Options::threads 0) work is done only in Step(), on the
 // caller's clock: for tests and simulations.
 #pragma once
 
@@ -39,26 +39,26 @@ namespace sluice {
 // One transfer whose sources are in memory and stay there until its event.
 struct TransferJob {
   uint64_t number = 0;   // the caller's, used once
-  uint64_t session = 0;  // whose share it counts against
-  uint32_t link = 0;     // of AddLink()
+  uint64_t session = 0;  // session to which it is charged
+  uint32_t link = 0;     // returned by AddLink()
   LinkClass link_class = LinkClass::kDemand;
   TransferPlan plan;           // at least one chunk
   std::shared_ptr<Slab> slab;  // kept until the last byte is written
-  // Gets PackProgress(request, tiles landed); may be null.
+  // Set to PackProgress(request, tiles landed); may be null.
   std::shared_ptr<std::atomic<uint64_t>> progress;
   uint64_t request = 0;
 };
 
-// Exactly one a job. Nothing is written into the slab or the progress word afterwards.
+// Exactly one per job. Nothing is written into the slab or the progress word afterwards.
 struct TransferEnd {
   uint64_t number = 0;
   bool cancelled = false;  // false: every byte has arrived
-  absl::Status error;      // of a copier; `cancelled` too then
+  absl::Status error;      // the copier's error; `cancelled` is then set too
   uint64_t link_bytes = 0;
   int64_t copy_nanos = 0;  // from the first chunk's submission to the last one's arrival
 };
 
-// The answer to MapSlab().
+// Result of MapSlab().
 struct SlabMapped {
   uint64_t session = 0;
   uint32_t slab = 0;
@@ -75,34 +75,34 @@ class TransferEngine {
     TransferSchedule::Options schedule;
   };
 
-  // `wake` is called, on any thread and without a lock of the engine's, when TakeEvents() has something new.
-  // `devices` copy into memory of their kinds; the host's copier is there anyway.
+  // `wake` is called, on any thread and without a lock of the engine's, when TakeEvents() has a new event.
+  // `devices` copy into memory of their kinds; the host's copier is always present.
   TransferEngine(const Options& options, const Clock* clock, std::function<void()> wake,
                  std::vector<std::shared_ptr<Copier>> devices = {});
-  // What was begun is waited for.
+  // Waits for the copies that were begun.
   ~TransferEngine();
 
-  // A slab's link; its number.
+  // Creates a slab's link; returns its number.
   uint32_t AddLink(const LinkRate& rate);
-  // REQUIRES: no more jobs on it are submitted; those there are end as they would.
+  // REQUIRES: no more jobs on it are submitted; the existing ones end as usual.
   void RemoveLink(uint32_t link);
 
   void Submit(TransferJob job);
-  // The job ends soon, cancelled or not. Unknown numbers are ignored.
+  // Makes the job end soon, cancelled or not. Unknown numbers are ignored.
   void Cancel(uint64_t number);
-  // False: a chunk of it has been submitted (it goes on), or it is unknown.
+  // Cancels only a job of which no chunk was submitted. False: one was (the job continues), or it is unknown.
   bool CancelIfNotStarted(uint64_t number);
   void Promote(uint64_t number);
-  // REQUIRES: all the session's jobs have ended.
+  // Forgets the session. REQUIRES: all its jobs have ended.
   void DropSession(uint64_t session);
 
-  // Has a client's memory opened on an engine's thread: it takes long. UNIMPLEMENTED: there is no copier for
-  // memory of this kind. `until_unmapped` is let go of when nothing of the memory is mapped here any more:
-  // the slab has gone, with the last copy into it, or it was not to be opened.
+  // Opens a client's memory on an engine's thread, because it takes long. UNIMPLEMENTED: there is no copier
+  // for memory of this kind. `until_unmapped` is released when no mapping of the memory is left here: the
+  // slab is destroyed, after the last copy into it, or could not be opened.
   void MapSlab(uint64_t session, uint32_t slab, UniqueFd fd, const SlabHandle& handle, const LinkRate& rate,
                std::shared_ptr<const void> until_unmapped);
 
-  // For all copiers: Copier::AddSource() and RemoveSource().
+  // Calls Copier::AddSource() and RemoveSource() of all copiers.
   void AddSource(absl::Span<const std::byte> memory, const std::shared_ptr<const void>& owner);
   void RemoveSource(const std::byte* base);
 
@@ -112,7 +112,7 @@ class TransferEngine {
 
   // Without threads: does one thing that can be done now; false if there is none.
   bool Step();
-  // When the next chunk arrives; 0: none is on its way.
+  // Arrival time of the next chunk; 0: none is in flight.
   int64_t NextArrival() const;
 
   TransferEngine(const TransferEngine&) = delete;
@@ -121,17 +121,17 @@ class TransferEngine {
  private:
   struct Running {
     TransferJob job;
-    std::vector<uint32_t> left;  // chunks by tile that have not arrived
+    std::vector<uint32_t> left;  // chunks that have not arrived, by tile
     uint32_t landed = 0;         // leading tiles
     uint64_t link_bytes = 0;
     int64_t added_nanos = 0;
     int64_t first_nanos = 0;
     int64_t last_nanos = 0;
-    absl::Status error;  // of the first chunk that could not be copied
+    absl::Status error;  // first error of a chunk's copy
   };
   struct Link {
     LinkModel model;
-    int64_t room_nanos = 0;  // when the last arrival made room
+    int64_t room_nanos = 0;  // time at which the last arrival made room
     uint32_t jobs = 0;
     bool removed = false;
   };
@@ -144,24 +144,24 @@ class TransferEngine {
     std::shared_ptr<const void> until_unmapped;
   };
 
-  // What a thread does without the lock: open a slab, or copy a chunk of `plan`.
+  // Work of a thread without the lock: open a slab, or copy a chunk of `plan`.
   struct Task {
     std::optional<MapJob> map;
     LinkChunk chunk;
-    const TransferPlan* plan = nullptr;  // stays until its last chunk has arrived, as do the next two
+    const TransferPlan* plan = nullptr;  // valid until its last chunk has arrived, as are the next two
     Slab* slab = nullptr;
     Copier* copier = nullptr;
-    uint64_t tag = 0;  // 0: it copies at the call
+    uint64_t tag = 0;  // 0: the copy ends at the call
   };
 
   void CopyLoop();
   void ArrivalLoop();
-  // False: there is nothing to do.
+  // False: there is no work.
   bool Take(Task* task) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Do(Task task) ABSL_LOCKS_EXCLUDED(mutex_);
-  // Null: none of them takes memory of this kind.
+  // Null: no copier handles memory of this kind.
   Copier* CopierOf(HandleKind kind) const;
-  // Takes what copiers have completed, waiting for it up to `most_nanos`; false: nothing was.
+  // Collects completed copies, waiting for them up to `most_nanos`; false: there were none.
   bool TakeCompleted(int64_t most_nanos) ABSL_LOCKS_EXCLUDED(mutex_);
   void OnCopied(const LinkChunk& chunk, absl::Status copied) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Arrive(const LinkChunk& chunk, int64_t nanos) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -174,7 +174,7 @@ class TransferEngine {
   const Clock* const clock_;
   const std::function<void()> wake_;
   const std::vector<std::shared_ptr<Copier>> copiers_;
-  std::vector<Copier*> later_;  // those of them that do not copy at the call; const once constructed
+  std::vector<Copier*> later_;  // the asynchronous ones; const once constructed
 
   mutable Mutex mutex_;
   CondVar work_;     // for copy threads
@@ -190,7 +190,7 @@ class TransferEngine {
   bool looking_ ABSL_GUARDED_BY(mutex_) = false;  // a thread is in TakeCompleted()
   std::deque<MapJob> map_jobs_ ABSL_GUARDED_BY(mutex_);
   std::vector<TransferEvent> events_ ABSL_GUARDED_BY(mutex_);
-  bool announced_ ABSL_GUARDED_BY(mutex_) = true;  // whether `wake` was called for every event
+  bool announced_ ABSL_GUARDED_BY(mutex_) = true;  // true if `wake` was called for every event
   TransferStats stats_ ABSL_GUARDED_BY(mutex_);
   std::vector<std::thread> threads_;  // const once constructed
 };

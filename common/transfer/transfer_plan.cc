@@ -8,10 +8,10 @@
 namespace sluice {
 namespace {
 
-// Whether `gap` is what rounding up leaves between two rows of `stride`, and nothing anybody else owns.
+// True if `gap` is just the rounding between two rows of `stride`, and belongs to nobody else.
 bool IsPadding(uint64_t gap, uint64_t stride) { return gap < (stride > 512 ? 64 : 16); }
 
-// Whether `next` lies right behind `lane` in every row, on both sides.
+// True if `next` lies right behind `lane` in every row, on both sides.
 bool SideBySide(const CopyLane& lane, const PartCopy& next) {
   if (next.source < lane.source || next.dest < lane.dest) {
     return false;
@@ -41,7 +41,7 @@ std::vector<CopyLane> MakeLanes(std::vector<PartCopy> parts, bool merge) {
   return lanes;
 }
 
-// The piece's last row has no gap behind it.
+// The last row of the piece has no gap behind it.
 void CopyRun(const CopyLane& lane, uint64_t neuron, uint64_t place, uint64_t rows, const std::byte* next,
              std::byte* slab) {
   StreamCopy(slab + lane.dest + place * lane.dest_stride, lane.source + neuron * lane.source_stride,
@@ -102,7 +102,7 @@ TransferPlan MakeTransferPlan(const std::vector<PartCopy>& parts, uint32_t rows,
   return plan;
 }
 
-// The bytes are rows of one byte: chunks and runs are cut as those of any part whose rows have no gaps.
+// The bytes are rows of one byte: chunks and runs are cut as for any part whose rows have no gaps.
 TransferPlan MakeRangePlan(const std::byte* source, uint64_t dest, uint32_t bytes,
                            const PlanOptions& options) {
   PlanOptions whole = options;

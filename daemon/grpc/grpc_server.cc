@@ -36,15 +36,15 @@ constexpr const char* kClasses[] = {"owner", "root", "listed"};
 constexpr size_t kClassCount = 3;
 
 constexpr int kMaxStreamsPerConnection = 256;
-// The shortest pause between a client's pings that is allowed. Clients ping while a long prompt is silent,
-// and gRPC's default of five minutes would take that for an attack and close the connection.
+// The shortest allowed pause between a client's pings. Clients ping during a long prompt without output, and
+// gRPC's default of five minutes would treat that as an attack and close the connection.
 constexpr int kMinClientPingMs = 10'000;
 constexpr int kTcpKeepaliveMs = 60'000;
 constexpr int kTcpKeepaliveTimeoutMs = 20'000;
 
 size_t ClassOf(const PeerCredentials& peer) { return peer.uid == geteuid() ? 0 : peer.uid == 0 ? 1 : 2; }
 
-// Marks a connection with its class, once: the context is the connection's, the calls are many.
+// Marks a connection with its class, once: the context belongs to the connection, which has many calls.
 class ClassProcessor : public grpc::AuthMetadataProcessor {
  public:
   explicit ClassProcessor(std::string name) : name_(std::move(name)) {}
@@ -60,13 +60,13 @@ class ClassProcessor : public grpc::AuthMetadataProcessor {
 
  private:
   const std::string name_;
-  absl::Mutex mutex_;  // over the contexts' property lists
+  absl::Mutex mutex_;  // guards the contexts' property lists
 };
 
 // One unix socket: its lock, its listener, a gRPC acceptor for each class of peers, and the accept loop.
-// Members are destroyed in reverse, so the socket's file goes before the lock that guards it.
+// Members are destroyed in reverse, so the socket file is removed before the lock that guards it.
 struct UnixEndpoint {
-  std::optional<SocketLock> lock;  // none: the socket was inherited
+  std::optional<SocketLock> lock;  // none for an inherited socket
   UnixListener listener;
   std::unique_ptr<Acceptor> by_class[kClassCount];
   std::unique_ptr<ConnectionAcceptor> loop;
@@ -74,7 +74,7 @@ struct UnixEndpoint {
 
 void AddAcceptors(UnixEndpoint* endpoint, grpc::ServerBuilder* builder) {
   for (size_t i = 0; i < kClassCount; ++i) {
-    // gRPC does not tell a call who its peer is. So each class has an acceptor of its own, whose processor
+    // gRPC does not report the peer to a call. So each class has an acceptor of its own, whose processor
     // writes the class into the connection's context.
     auto credentials = grpc::experimental::LocalServerCredentials(UDS);
     credentials->SetAuthMetadataProcessor(std::make_shared<ClassProcessor>(kClasses[i]));
@@ -87,7 +87,7 @@ absl::Status StartLoop(UnixEndpoint* endpoint, const GrpcServerOptions& options)
   auto hand_over = [endpoint](AcceptedPeer peer) {
     Acceptor::NewConnectionParameters parameters;
     parameters.listener_fd = endpoint->listener.fd();
-    parameters.fd = peer.socket.release();  // gRPC's from here on
+    parameters.fd = peer.socket.release();  // owned by gRPC from here on
     endpoint->by_class[ClassOf(peer.credentials)]->HandleNewConnection(&parameters);
   };
   auto refused = [report = options.on_refused](const std::string& why) {
@@ -115,7 +115,7 @@ void Configure(const GrpcServerOptions& options, bool has_tcp, grpc::ServerBuild
   }
 }
 
-// Whether `fd` is an accepted connection of one of `addresses`: such a socket bears the listener's address.
+// True if `fd` is an accepted connection of one of `addresses`: such a socket has the listener's address.
 bool IsConnectionOf(int fd, const std::vector<ListenAddress>& addresses) {
   sockaddr_storage storage{};
   socklen_t length = sizeof(storage);
@@ -149,11 +149,11 @@ struct GrpcServer::Impl {
   GrpcServerOptions options;
   std::vector<std::string> service_names;
   std::vector<std::unique_ptr<UnixEndpoint>> endpoints;
-  std::vector<std::unique_ptr<int>> tcp_ports;  // gRPC writes the port in use; -1 or 0: it failed
+  std::vector<std::unique_ptr<int>> tcp_ports;  // gRPC stores the port in use; -1 or 0: it failed
   std::unique_ptr<grpc::Server> server;
   std::atomic<bool> stopped{false};
   absl::Mutex serving_mutex;
-  std::optional<bool> serving ABSL_GUARDED_BY(serving_mutex);  // what the health service was last told
+  std::optional<bool> serving ABSL_GUARDED_BY(serving_mutex);  // the health service's last reported state
 
   absl::StatusOr<UnixEndpoint> Listen(const std::string& path) const;
   absl::Status Bind(grpc::ServerBuilder* builder);
@@ -202,7 +202,7 @@ absl::Status GrpcServer::Impl::Bind(grpc::ServerBuilder* builder) {
 }
 
 absl::Status GrpcServer::Impl::Launch(grpc::ServerBuilder* builder) {
-  // BuildAndStart() gives null for any failure; a port that could not be had is told apart by the ports,
+  // BuildAndStart() returns null for any failure; a port that could not be bound is recognised by the ports,
   // which it still fills in.
   server = builder->BuildAndStart();
   size_t tcp = 0;
@@ -236,8 +236,8 @@ absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(GrpcServerOptions 
   }
   RETURN_IF_ERROR(impl.Bind(&builder));
   RETURN_IF_ERROR(impl.Launch(&builder));
-  // Connections are accepted only now that the health service answers: nobody sees "serving" before the
-  // daemon says so.
+  // Connections are accepted only after the health service answers: no client sees "serving" before the
+  // daemon reports it.
   result->SetServing(false);
   for (const std::unique_ptr<UnixEndpoint>& endpoint : impl.endpoints) {
     RETURN_IF_ERROR(StartLoop(endpoint.get(), impl.options));
@@ -252,7 +252,7 @@ void GrpcServer::SetServing(bool serving) {
   if (health == nullptr || impl_->stopped.load()) {
     return;
   }
-  // gRPC tells every watcher at each call here, changed or not, so only changes are passed on.
+  // gRPC notifies every watcher at each call here, changed or not, so only changes are passed on.
   const absl::MutexLock lock(&impl_->serving_mutex);
   if (impl_->serving == serving) {
     return;
@@ -280,7 +280,7 @@ void GrpcServer::Shutdown(absl::Duration patience) {
   impl_->stopped.store(true);
   for (const std::unique_ptr<UnixEndpoint>& endpoint : impl_->endpoints) {
     if (endpoint->loop != nullptr) {
-      endpoint->loop->Stop();  // before the server's shutdown: gRPC would not close what it is handed later
+      endpoint->loop->Stop();  // before the server: gRPC would not close a socket that it gets later
     }
   }
   impl_->server->Shutdown(absl::ToChronoTime(absl::Now() + patience));
@@ -289,7 +289,7 @@ void GrpcServer::Shutdown(absl::Duration patience) {
 
 const std::vector<ListenAddress>& GrpcServer::addresses() const { return impl_->options.addresses; }
 
-// gRPC does not say how many connections it has; the process's own descriptors do.
+// Counts the process's own descriptors, because gRPC does not report its number of connections.
 size_t GrpcServer::CountConnections() const {
   DIR* directory = opendir("/proc/self/fd");
   if (directory == nullptr) {
@@ -304,7 +304,7 @@ size_t GrpcServer::CountConnections() const {
   return count;
 }
 
-// gRPC shuts itself down when its last user leaves, and a new user may come while it does. This user never
+// gRPC shuts down when its last user leaves, and a new user may arrive during that shutdown. This user never
 // leaves.
 void LeaveGrpcToTheProcess() { grpc_init(); }
 

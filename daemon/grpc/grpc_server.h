@@ -1,7 +1,7 @@
-// GrpcServer: a gRPC server on sockets whose connections we accept ourselves, with health and reflection.
+// GrpcServer: a gRPC server on sockets with our own accept loop, with health and reflection.
 //
-// On unix sockets every peer's credentials are checked before HTTP/2 begins and the peer's class is known to
-// the services (ClientClassOf). TCP is served beyond loopback only by TLS with client certificates. Both
+// On unix sockets every peer's credentials are checked before HTTP/2 begins, and the services can read the
+// peer's class (ClientClassOf). TCP beyond loopback is served only by TLS with client certificates. Both
 // daemons use it.
 //
 // Thread safety: thread-safe after Start(), but Shutdown() and destruction belong to one thread.
@@ -29,18 +29,18 @@ namespace sluice {
 
 struct GrpcServerOptions {
   std::vector<ListenAddress> addresses;  // at least one
-  PeerPolicy peers;                      // who may connect to the unix sockets
+  PeerPolicy peers;                      // peers that may connect to the unix sockets
   mode_t socket_mode = 0600;
   GrpcTls tls;                               // of the TCP addresses
   int max_receive_bytes = 16 << 20;          // of one request
-  size_t memory_quota_bytes = 256ull << 20;  // gRPC's buffers in all; beyond it new calls are refused
-  std::function<void(const std::string&)> on_refused;  // told of refused connections; may be empty
-  // Unix addresses found here are not bound but taken over, without a lock file: whoever opened them sees to
-  // it that one process serves them. Borrowed during Start; may be null.
+  size_t memory_quota_bytes = 256ull << 20;  // gRPC's buffers in total; beyond it new calls are refused
+  std::function<void(const std::string&)> on_refused;  // called for each refused connection; may be empty
+  // Unix addresses found here are adopted, not bound, without a lock file: the opener of these sockets
+  // ensures that only one process serves them. Borrowed during Start; may be null.
   InheritedSockets* inherited = nullptr;
 };
 
-// A service and its full name ("sluice.inference.v1.InferenceService"), by which its health is asked for.
+// A service and the full name under which its health is queried ("sluice.inference.v1.InferenceService").
 struct NamedService {
   grpc::Service* service = nullptr;  // borrowed, outlives the server
   std::string name;
@@ -49,17 +49,17 @@ struct NamedService {
 class GrpcServer {
  public:
   // Binds and serves. Health reports NOT_SERVING until SetServing(true). INVALID_ARGUMENT: an address beyond
-  // loopback without TLS, or files of TLS that are wrong. ALREADY_EXISTS: another process serves an address.
+  // loopback without TLS, or invalid TLS files. ALREADY_EXISTS: another process serves an address.
   static absl::StatusOr<std::unique_ptr<GrpcServer>> Start(GrpcServerOptions options,
                                                            const std::vector<NamedService>& services);
-  // As Shutdown(0).
+  // Equivalent to Shutdown(0).
   ~GrpcServer();
 
-  // What the standard health service answers, for "" and for each service; watchers hear of changes only.
-  // Without effect after Shutdown. Any thread.
+  // Sets the status that the standard health service reports, for "" and for each service; watchers are
+  // notified of changes only. No effect after Shutdown. Any thread.
   void SetServing(bool serving);
 
-  // Who may connect to the unix sockets from now on.
+  // Replaces the policy for new connections to the unix sockets.
   void SetPeers(const PeerPolicy& peers);
 
   // Reports NOT_SERVING, accepts no more connections, lets running calls end for up to `patience`, cancels
@@ -69,7 +69,7 @@ class GrpcServer {
   // The addresses with the ports in use.
   const std::vector<ListenAddress>& addresses() const;
 
-  // Connections of clients that are open now, by looking at this process's descriptors.
+  // Number of open client connections, counted by this process's descriptors.
   size_t CountConnections() const;
 
  private:
@@ -78,13 +78,13 @@ class GrpcServer {
   const std::unique_ptr<Impl> impl_;
 };
 
-// For programs, before their first server and after they have blocked their signals (gRPC's threads begin
-// here, and take over the mask): they end without gRPC's own end. That waits for a thread which
-// flushes what a client was slow to read, and which, once it was needed, polls for up to 10 s on.
+// Skips gRPC's own shutdown at process exit. Programs call it before their first server and after they have
+// blocked their signals (gRPC's threads start here and inherit the mask). That shutdown waits for a thread
+// that flushes data to slow readers and that, once it was needed, polls for up to 10 s more.
 void LeaveGrpcToTheProcess();
 
-// Who calls: "owner" (the server's own user), "root", "listed" (PeerPolicy::allowed_uids), "tcp", or by TLS
-// "cert:" and the certificate's common name.
+// Class of a caller: "owner" (the server's own user), "root", "listed" (PeerPolicy::allowed_uids), "tcp", or
+// with TLS "cert:" and the certificate's common name.
 std::string ClientClassOf(const grpc::ServerContextBase& context);
 
 }  // namespace sluice

@@ -12,8 +12,8 @@
 namespace sluice {
 namespace {
 
-// The limit of a message. gRPC puts the details, which repeat it, into a header as base64, and clients limit
-// all headers of a response to 8 KiB.
+// Maximum length of a message. gRPC puts the details, which repeat it, into a header as base64, and clients
+// limit all headers of a response to 8 KiB.
 constexpr size_t kMaxMessageBytes = 2048;
 
 // At most `limit` bytes of `text`, never cut within a UTF-8 character.
@@ -60,7 +60,7 @@ void UnpackDetail(const google::protobuf::Any& detail, absl::Status* status) {
   google::rpc::BadRequest bad;
   google::rpc::RetryInfo retry;
   if (detail.Is<google::rpc::ErrorInfo>()) {
-    // Reasons of other domains are a proxy's or gRPC's own and mean nothing here.
+    // Reasons of other domains come from a proxy or gRPC itself and mean nothing here.
     if (detail.UnpackTo(&info) && info.domain() == kErrorDomain && !info.reason().empty()) {
       status->SetPayload(kReasonPayload, absl::Cord(info.reason()));
     }
@@ -82,7 +82,7 @@ grpc::Status ToGrpcStatus(const absl::Status& status) {
   if (status.ok()) {
     return grpc::Status::OK;
   }
-  // absl's codes have gRPC's numbers. UNKNOWN says nothing, so it is reported as what it is, a bug.
+  // absl's codes have gRPC's numbers. UNKNOWN carries no information, so it is reported as INTERNAL, a bug.
   auto code = static_cast<grpc::StatusCode>(status.code());
   if (code < grpc::StatusCode::CANCELLED || code > grpc::StatusCode::UNAUTHENTICATED ||
       code == grpc::StatusCode::UNKNOWN) {

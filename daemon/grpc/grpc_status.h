@@ -1,8 +1,8 @@
-// The one place where an absl::Status becomes a grpc::Status and back.
+// The only conversion of an absl::Status to a grpc::Status and back.
 //
-// Codes map by number; UNKNOWN becomes INTERNAL, as no failure of ours is unknown. Reason, field and retry
-// hint (common/error_detail.h) travel as google.rpc ErrorInfo (domain "sluice"), BadRequest and RetryInfo in
-// the status details ("grpc-status-details-bin").
+// Codes map by number; UNKNOWN becomes INTERNAL, because none of our failures is unknown. Reason, field and
+// retry hint (common/error_detail.h) travel as google.rpc ErrorInfo (domain "sluice"), BadRequest and
+// RetryInfo in the status details ("grpc-status-details-bin").
 //
 // Thread safety: pure functions, safe to call from any thread.
 #pragma once

@@ -11,7 +11,7 @@
 namespace sluice {
 namespace {
 
-// A file that was renewed counts after this long at most.
+// Time after which a renewed file is in use at the latest.
 constexpr unsigned kRefreshSeconds = 5;
 
 absl::Status Failed(const std::string& what) {
@@ -20,7 +20,7 @@ absl::Status Failed(const std::string& what) {
   return absl::InvalidArgumentError(absl::StrCat(what, ": ", reason == nullptr ? "it is broken" : reason));
 }
 
-// gRPC would serve with broken files and refuse every handshake; so they are tried first.
+// gRPC would serve with broken files and refuse every handshake, so the files are checked first.
 absl::Status TryFiles(const GrpcTls& tls) {
   const std::unique_ptr<SSL_CTX, void (*)(SSL_CTX*)> context(SSL_CTX_new(TLS_server_method()), SSL_CTX_free);
   if (context == nullptr) {

@@ -1,7 +1,7 @@
-// TLS of a gRPC server, with client certificates: who has none that the authority signed is not let in.
+// TLS of a gRPC server, with client certificates: a client without one that the authority signed is refused.
 //
-// The files are read again when they change, so a certificate is renewed by writing it; connections that are
-// open go on with what they have.
+// The files are read again when they change, so writing the file renews a certificate; open connections keep
+// the old one.
 //
 // Thread safety: pure functions and plain values, safe to use from any thread.
 #pragma once
@@ -24,10 +24,10 @@ struct GrpcTls {
   bool enabled() const { return !certificate.empty(); }
 };
 
-// INVALID_ARGUMENT if some are named and others not. Opens nothing.
+// INVALID_ARGUMENT if only some of the files are named. Opens nothing.
 absl::Status CheckGrpcTls(const GrpcTls& tls);
 
-// INVALID_ARGUMENT naming a file that cannot be read, or a key that is another certificate's.
+// INVALID_ARGUMENT naming an unreadable file, or a key that does not match its certificate.
 absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> LoadGrpcTls(const GrpcTls& tls);
 
 }  // namespace sluice

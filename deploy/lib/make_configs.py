@@ -14,7 +14,7 @@ import textwrap
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 # Not for files.
 SKIPPED = {"help", "config", "version", "check-config"}
-# What the units in deploy/systemd rely on.
+# Settings that the units in deploy/systemd rely on.
 SET = {
     "weightd": {
         "socket": '"/run/weightd/weightd.sock"',
@@ -29,7 +29,7 @@ SET = {
         "allow-group": '["sluice"]',
     },
 }
-# How a value looks where --help shows no default.
+# Example values where --help shows no default.
 EXAMPLES = {
     "allow-uid": '["alice", 1000]',
     "context": "8192",

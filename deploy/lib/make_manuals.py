@@ -11,7 +11,7 @@ import sys
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 DAEMONS = ("weightd", "inferd")
-# What follows these is a file or folder; commands take others by their help's first word.
+# Arguments after these words are files or folders; others are recognized by the first word of their help.
 FILES = re.compile(r"(FILE|DIR|PACK|FOLDER|PATH|[Ff]older|TOML file|[Ff]ile )")
 
 
@@ -42,6 +42,28 @@ class Help:
                 for option in re.findall(r"(?<![\w-])--?[a-z][\w-]*", typed):
                     found[option] = meaning
         return found
+
+
+def sluice_version(programs):
+    sluice = os.path.join(programs, "sluice")
+    return subprocess.run([sluice, "--version"], check=True, capture_output=True, text=True).stdout.split()[1]
+
+
+def sluice_helps(programs):
+    """The commands of sluice as [(name, summary)], and {name: its Help} with every option."""
+    sluice = os.path.join(programs, "sluice")
+    text = subprocess.run([sluice, "--help"], check=True, capture_output=True, text=True).stdout
+    commands = re.findall(r"^  ([a-z]+)\s+(\S.*)$", text, re.M)
+    helps = {}
+    for name, summary in commands:
+        short = Help([sluice, name, "--help"])
+        helps[name] = Help([sluice, name, "--help-all"]) if "--help-all" in short.options() else short
+        helps[name].summary = summary
+    return commands, helps
+
+
+def daemon_help(programs, name):
+    return Help([os.path.join(programs, name), "--help"])
 
 
 def roff(text):
@@ -128,20 +150,14 @@ def main():
         sys.exit(__doc__)
     out = sys.argv[1]
     programs = sys.argv[2] if len(sys.argv) > 2 else os.path.join(ROOT, "build/release/bin")
-    sluice = os.path.join(programs, "sluice")
-    version = subprocess.run([sluice, "--version"], check=True, capture_output=True, text=True).stdout.split()[1]
-    text = subprocess.run([sluice, "--help"], check=True, capture_output=True, text=True).stdout
-    commands = re.findall(r"^  ([a-z]+)\s+(\S.*)$", text, re.M)
-    helps = {}
-    for name, summary in commands:
-        short = Help([sluice, name, "--help"])
-        helps[name] = Help([sluice, name, "--help-all"]) if "--help-all" in short.options() else short
-        helps[name].summary = summary
+    version = sluice_version(programs)
+    commands, helps = sluice_helps(programs)
+    for name, _ in commands:
         see = ".SH SEE ALSO\n.BR sluice (1)\n"
         write(os.path.join(out, "man", "sluice-%s.1" % name), manual("sluice-" + name, 1, helps[name], version, see))
     write(os.path.join(out, "man", "sluice.1"), overview(commands, version))
     for name in DAEMONS:
-        page = manual(name, 8, Help([os.path.join(programs, name), "--help"]), version, ".SH SEE ALSO\n.BR sluice (1)\n")
+        page = manual(name, 8, daemon_help(programs, name), version, ".SH SEE ALSO\n.BR sluice (1)\n")
         write(os.path.join(out, "man", name + ".8"), page)
     write(os.path.join(out, "sluice.bash"), bash_completion(commands, helps))
     write(os.path.join(out, "_sluice"), zsh_completion(commands, helps))

@@ -1,4 +1,6 @@
-// What an answer must conform to, as a client says it. inferd/guide makes masks of it.
+// API between the engine and its clients: constraints, queue limits, requests, sinks, statistics.
+//
+// GuideSpec: a client's guide on an answer (structured output). The engine compiles it to token masks.
 //
 // Thread safety: plain values.
 #pragma once
@@ -10,7 +12,7 @@
 
 namespace sluice {
 
-// A text whose middle is a JSON document, such as the call of a tool.
+// A text with a JSON document in the middle, such as a tool call.
 struct GuideCall {
   std::string begin;
   std::string json_schema;
@@ -20,8 +22,8 @@ struct GuideCall {
 struct GuideSpec {
   enum class Kind : uint8_t {
     kJsonObject,  // any JSON object
-    kJsonSchema,  // a JSON document that `text`, a JSON schema, allows
-    kRegex,       // the whole answer matches `text`
+    kJsonSchema,  // a JSON document valid under `text`, a JSON schema
+    kRegex,       // the whole answer matches `text`, a regular expression
     kGrammar,     // `text` is a grammar (GBNF) whose rule "root" derives the answer
     kChoice,      // one of `choices`
     kCall,        // one of `calls`
@@ -30,8 +32,8 @@ struct GuideSpec {
   std::string text;
   std::vector<std::string> choices;
   std::vector<GuideCall> calls;
-  // Up to and with this token the answer is free, and does not end: the thoughts of a model that thinks
-  // first.
+  // Token that ends the unconstrained part of the answer (included): the thoughts of a reasoning model. The
+  // answer cannot end before it.
   std::optional<int32_t> after_token;
 };
 

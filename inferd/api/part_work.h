@@ -1,4 +1,4 @@
-// What the parts of a model's steps took: the numbers behind `sluice bench --explain`.
+// PartWork: time, bytes and multiply-adds of each part of a model's steps, shown by `sluice bench --explain`.
 //
 // Thread safety: plain values.
 #pragma once
@@ -17,10 +17,10 @@ inline constexpr const char* NameOf(StepPart part) {
   return kNames[static_cast<size_t>(part)];
 }
 
-// Since the start; they only grow.
+// Counters since the start; they only grow.
 struct PartWork {
-  double seconds = 0;     // in operations of this part
-  uint64_t bytes = 0;     // of weights and of the KV cache that they read, each once an operation
+  double seconds = 0;     // time in operations of this part
+  uint64_t bytes = 0;     // bytes of weights and KV cache read, each counted once an operation
   uint64_t products = 0;  // multiply-adds
 };
 

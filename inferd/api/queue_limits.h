@@ -1,4 +1,4 @@
-// How much may wait for its turn in the engine.
+// QueueLimits: maximum size of the engine's request queue.
 //
 // Thread safety: plain data.
 #pragma once
@@ -7,7 +7,7 @@
 
 namespace sluice {
 
-// What may wait at once. A request that waits alone is always taken, whatever its size.
+// Limits of the queue. A request that waits alone is always accepted, whatever its size.
 struct QueueLimits {
   uint32_t count = 256;
   uint64_t tokens = 1ull << 20;

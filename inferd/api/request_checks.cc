@@ -25,8 +25,8 @@ absl::Status CheckIds(const std::string& field, absl::Span<const int32_t> ids, u
   return absl::OkStatus();
 }
 
-// `ok` must come from comparisons that hold, not from negated ones: those are false for NaN, and NaN is
-// refused.
+// REQUIRES: `ok` comes from comparisons that hold, not from negated ones: those are false for NaN, and NaN
+// must be refused.
 absl::Status CheckNumber(bool ok, const char* field, float value, const char* range) {
   return ok ? absl::OkStatus() : Invalid(field, absl::StrCat(value, " is not ", range));
 }
@@ -85,7 +85,7 @@ absl::Status CheckStopping(const StoppingParams& p, const RequestBounds& bounds)
   return CheckIds("stopping.stop_token_ids", p.stop_token_ids, bounds.vocab);
 }
 
-// A guide says itself where an answer may end, and it says so of text.
+// A constraint itself decides where an answer may end, and needs a tokenizer.
 absl::Status CheckGuide(const StoppingParams& stopping, const RequestBounds& bounds) {
   if (!bounds.has_text) {
     return Invalid("guided", "the model has no tokenizer, so there is no text to guide");
@@ -119,8 +119,8 @@ absl::Status CheckGenerate(const GenerateSpec& spec, const RequestBounds& bounds
   }
   RETURN_IF_ERROR(CheckStopping(spec.stopping, bounds));
   RETURN_IF_ERROR(spec.guide.has_value() ? CheckGuide(spec.stopping, bounds) : absl::OkStatus());
-  // The whole answer must fit from the start: an answer that runs into the end of the context would be cut
-  // off without having been told so.
+  // The whole answer must fit from the start: otherwise it would be cut off at the end of the context without
+  // notice.
   if (spec.prompt.size() + spec.stopping.max_tokens > bounds.context) {
     return TooLong("stopping.max_tokens",
                    absl::StrCat(spec.prompt.size(), " prompt tokens and ", spec.stopping.max_tokens,

@@ -15,7 +15,7 @@ struct RequestBounds {
   uint32_t vocab = 0;
   uint32_t context = 0;
   uint32_t max_logprobs = 0;
-  bool has_text = false;  // a tokenizer is there, so stop strings work
+  bool has_text = false;  // true with a tokenizer: stop strings work
 };
 
 inline constexpr size_t kMaxStopStrings = 16;

@@ -1,4 +1,4 @@
-// Memory that is given another size while requests run.
+// TuningApi: changes memory budgets while requests run.
 //
 // Thread safety: a TuningApi is thread-safe.
 #pragma once
@@ -11,21 +11,21 @@
 
 namespace sluice {
 
-// What is not set stays as it is.
+// Requested changes; an absent field stays unchanged.
 struct EngineTuning {
   std::optional<uint64_t> dram_budget;  // weightd's, bytes
   std::optional<uint64_t> kv_budget;    // bytes
-  std::optional<uint32_t> context;      // tokens of a request from now on, at most what the start laid out
+  std::optional<uint32_t> context;      // maximum tokens of new requests; the start sets the upper bound
 };
 
-// What is in effect.
+// Values in effect.
 struct EngineTuned {
-  uint64_t dram_budget = 0;    // bytes; 0: was not asked for
-  uint64_t segment_bytes = 0;  // that weightd has taken of it, or not yet given back
+  uint64_t dram_budget = 0;    // bytes; 0: not requested
+  uint64_t segment_bytes = 0;  // segment bytes that weightd holds, or has not yet released
   uint64_t kv_bytes = 0;       // pages and recurrent states
   uint32_t kv_pages = 0;
   uint32_t context = 0;
-  uint32_t restarted = 0;  // sequences whose past is computed again
+  uint32_t restarted = 0;  // sequences whose KV cache is computed again
 };
 
 class TuningApi {
@@ -33,10 +33,11 @@ class TuningApi {
   using Done = std::function<void(const absl::StatusOr<EngineTuned>& result)>;
   virtual ~TuningApi() = default;
 
-  // Done between two steps; `done` is called once, from any thread, also from this call. No request ends by
-  // it: what runs is computed again where the KV cache changes. Errors leave everything as it was:
-  // INVALID_ARGUMENT for a context beyond the one laid out; FAILED_PRECONDITION and RESOURCE_EXHAUSTED with
-  // the numbers for what does not hold what it must, or does not fit into memory; UNAVAILABLE.
+  // Applies the changes between two steps; calls `done` once, from any thread, possibly within this call. No
+  // request ends because of it: running sequences are computed again if the KV cache changes. Errors leave
+  // everything unchanged: INVALID_ARGUMENT for a context beyond the one laid out; FAILED_PRECONDITION and
+  // RESOURCE_EXHAUSTED with the numbers for a budget that is too small or does not fit into memory;
+  // UNAVAILABLE.
   virtual void Tune(const EngineTuning& tuning, Done done) = 0;
 };
 

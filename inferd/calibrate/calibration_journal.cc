@@ -48,7 +48,7 @@ absl::StatusOr<uint64_t> CalibrationJournal::Restore(uint32_t number, Calibratio
   uint64_t units = 0;
   RETURN_IF_ERROR(reader.Take(&fingerprint.high));
   RETURN_IF_ERROR(reader.Take(&fingerprint.low));
-  // State of another text or other options is of no use here and is overwritten.
+  // State of another text or other options is ignored and overwritten.
   if (fingerprint != fingerprint_) return 0;
   RETURN_IF_ERROR(reader.Take(&units));
   if (units > stage->units()) return reader.Damaged(absl::StrCat(units, " units of ", stage->units()));
@@ -58,7 +58,7 @@ absl::StatusOr<uint64_t> CalibrationJournal::Restore(uint32_t number, Calibratio
 }
 
 absl::Status CalibrationJournal::Save(uint32_t number, uint64_t units, const CalibrationStage& stage) const {
-  // What the stage keeps in files of its own must be on the disk before a state that counts on it is.
+  // The stage's own files must be on the disk before a state that refers to them.
   RETURN_IF_ERROR(stage.Sync());
   std::string bytes(kMagic);
   AppendValue(fingerprint_.high, &bytes);

@@ -1,6 +1,6 @@
-// What an interrupted calibration has finished: one file a stage in a work folder beside the profile, each
-// replaced in one step, all of them gone once the profile is written. A run with other arguments or another
-// pack starts anew.
+// Journal of an interrupted calibration's finished work: one file per stage in a work folder beside the
+// profile, each replaced atomically, all removed once the profile is written. A run with other arguments or
+// another pack starts anew.
 //
 // Thread safety: thread-compatible; the work folder is locked against other calibrations, in this process and
 // in others.
@@ -19,14 +19,14 @@ namespace sluice {
 
 class CalibrationJournal {
  public:
-  // Creates `folder` if need be. UNAVAILABLE if another calibration holds it. States of another fingerprint
+  // Creates `folder` if missing. UNAVAILABLE if another calibration holds it. States of another fingerprint
   // are dropped.
   static absl::StatusOr<std::unique_ptr<CalibrationJournal>> Open(const std::string& folder,
                                                                   const Digest128& fingerprint);
 
   const std::string& folder() const { return folder_; }
 
-  // Brings a new stage to where the journal left it; the units finished then, 0 if it knows nothing.
+  // Restores a new stage from the journal; returns the number of finished units, 0 if none is recorded.
   // DATA_LOSS if the state is damaged.
   absl::StatusOr<uint64_t> Restore(uint32_t number, CalibrationStage* stage) const;
   absl::Status Save(uint32_t number, uint64_t units, const CalibrationStage& stage) const;

@@ -5,8 +5,7 @@
 namespace sluice {
 namespace {
 
-// The caller's sink with the engine's own wish to stop added to it: a calibration must not keep an engine
-// from ending.
+// The caller's sink with the engine's stop request added: a calibration must not delay the end of an engine.
 class StoppableSink final : public CalibrationSink {
  public:
   StoppableSink(std::shared_ptr<CalibrationSink> sink, const std::atomic<bool>* stop)
@@ -30,7 +29,7 @@ CalibrationTask::CalibrationTask(CalibrationSpec spec, const CalibratorOptions& 
         StoppableSink stoppable(sink, &stop_);
         const absl::StatusOr<CalibrationSummary> summary =
             Calibrate(spec, options, pack, on_engine, &stoppable);
-        done_ = true;  // before the sink hears of it: its caller may ask for the next one at once
+        done_ = true;  // before the sink is told: its caller may start the next one at once
         if (summary.ok()) {
           stoppable.OnFinished(*summary);
         } else {

@@ -1,4 +1,4 @@
-// A calibration on a thread of its own, as the engine holds it.
+// A calibration on its own thread, owned by the engine.
 //
 // Thread safety: thread-safe; destroyed by one thread.
 #pragma once
@@ -15,10 +15,10 @@ namespace sluice {
 
 class CalibrationTask {
  public:
-  // Starts. `pack` outlives the task.
+  // Starts the calibration. `pack` outlives the task.
   CalibrationTask(CalibrationSpec spec, const CalibratorOptions& options, const Pack& pack,
                   OnEngine on_engine, std::shared_ptr<CalibrationSink> sink);
-  // Cancels what runs and waits for it; the sink has heard the end then.
+  // Cancels the calibration and waits for it; the sink has been told the end then.
   ~CalibrationTask();
 
   bool done() const { return done_.load(); }

@@ -25,14 +25,14 @@ namespace sluice {
 namespace {
 
 constexpr char kWorkFolder[] = ".calibrate";
-// To be raised when a stage computes something else from the same text and options, since state saved by an
-// older build must not be gone on with.
+// Version of the computation. Raise it when a stage computes a different result from the same text and
+// options, since state saved by an older build must not be continued.
 constexpr uint64_t kComputation = 5;
-// The fewest positions that predictors are trained on. A tenth, two of these, are held out to choose between
+// Minimum number of positions to train predictors on. A tenth, here two, are held out to choose between
 // networks.
 constexpr uint64_t kFewestTrainingPositions = 20;
-// The positions that the use of experts is measured on: enough for some thousand uses of each of a layer's
-// experts.
+// Number of positions on which the use of experts is measured: enough for about a thousand uses of each of a
+// layer's experts.
 constexpr uint64_t kCacheTokens = 16384;
 
 Digest128 FingerprintOf(const CalibrationSpec& spec, const ProfileKeys& keys) {
@@ -54,12 +54,11 @@ Digest128 FingerprintOf(const CalibrationSpec& spec, const ProfileKeys& keys) {
   return hasher.Finish();
 }
 
-// Runs stages one after the other with progress and journal: a stage goes on from the unit that was saved
-// last.
+// Runs stages one after the other with progress and journal: a stage continues from the last saved unit.
 class StageDriver {
  public:
-  // `work`: what each stage costs, in any common unit; from it and the time taken so far the time left is
-  // estimated.
+  // `work`: cost of each stage, in any common unit; the remaining time is estimated from it and the time used
+  // so far.
   StageDriver(const CalibratorOptions& options, const CalibrationJournal& journal, std::vector<double> work,
               CalibrationSink* sink)
       : options_(options),
@@ -90,7 +89,7 @@ class StageDriver {
         const absl::Time start = absl::Now();
         RETURN_IF_ERROR(journal_.Save(number_, unit, *stage));
         saved = unit;
-        // Saving takes at most a twentieth of the time, however large the state is.
+        // Saving uses at most a twentieth of the time, whatever the size of the state.
         next_save = absl::Now() + std::max(options_.save_interval, 20 * (absl::Now() - start));
       }
     }
@@ -137,7 +136,7 @@ absl::Status CheckSpec(const CalibrationSpec& spec, const ModelConfig& config) {
   return absl::OkStatus();
 }
 
-// Everything that a calibration computes with; the stages in the order in which they run.
+// Everything that a calibration computes with; stages in the order in which they run.
 struct StageSet {
   std::vector<CalibrationWindow> windows;
   std::unique_ptr<FeatureRecorder> features;
@@ -165,16 +164,16 @@ absl::Status OpenFeatures(const CalibratorOptions& options, const ModelConfig& c
   return absl::OkStatus();
 }
 
-// The predictors' stage comes last because it does not run the model: what it trains on was recorded by the
-// first stage.
+// Creates the stages. The predictors' stage comes last because it does not run the model: the first stage
+// recorded its training data.
 void MakeStages(const CalibrationSpec& spec, const CalibratorOptions& options, const Pack& pack,
                 const ProfileKeys& keys, const std::string& folder, WindowHost* host, CalibrationSink* sink,
                 StageSet* set) {
   const ModelConfig& config = pack.config();
   const std::vector<CalibrationWindow>& windows = set->windows;
   const PositionWork work(config);
-  // The work of running the first `count` windows. Stages that run the last ones instead, which are held out,
-  // cost the same, as windows are equally long.
+  // Work of running the first `count` windows. Stages that run the last, held-out windows cost the same, as
+  // windows have equal length.
   const auto passes = [&windows](uint64_t count, double position_work) {
     return static_cast<double>(PositionsOf(windows, count)) * position_work;
   };

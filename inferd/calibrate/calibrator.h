@@ -17,16 +17,15 @@ namespace sluice {
 using OnEngine = std::function<absl::Status(EngineWork work)>;
 
 struct CalibratorOptions {
-  // A stage's state is written at most this often, and never for more than a twentieth of the time.
+  // Minimum interval between writes of a stage's state; writes use at most a twentieth of the time.
   absl::Duration save_interval = absl::Seconds(10);
-  // Disk space of what predictors are trained on.
+  // Maximum disk space of the predictors' training data.
   uint64_t feature_bytes = 4ull << 30;
-  uint32_t threads = 1;  // of training
+  uint32_t threads = 1;  // threads of training
 };
 
-// Errors: INVALID_ARGUMENT (a text too short, a window too long), CANCELLED (the sink wants no more; what is
-// finished is kept), those of the engine, of the file system, and UNAVAILABLE when another calibration of the
-// pack runs.
+// Errors: INVALID_ARGUMENT (a text too short, a window too long), CANCELLED (by the sink; finished work is
+// kept), those of the engine, of the file system, and UNAVAILABLE if another calibration of the pack runs.
 absl::StatusOr<CalibrationSummary> Calibrate(const CalibrationSpec& spec, const CalibratorOptions& options,
                                              const Pack& pack, const OnEngine& on_engine,
                                              CalibrationSink* sink);

@@ -13,8 +13,8 @@ EngineWindows::~EngineWindows() {
     return absl::OkStatus();
   });
   if (!status.ok() && backend_ != nullptr) {
-    // The engine's thread has ended, or weightd is lost: buffers cannot be given back from this thread, so
-    // they go with the engine's backend.
+    // The engine's thread has ended, or weightd is lost: buffers cannot be freed from this thread, so they
+    // are freed with the engine's backend.
     backend_->Forget();
   }
 }
@@ -32,7 +32,7 @@ absl::Status EngineWindows::UseSparsity(const SparsityConfig& config, const std:
   ASSIGN_OR_RETURN(std::unique_ptr<SparsityPolicy> sparsity,
                    SparsityPolicy::Create(config, pack_.config(), profile_folder, pack_.model_id()));
   return on_engine_([&](const ModelParts& parts, uint64_t) -> absl::Status {
-    // The old runner goes first, since both together may not fit the backend's memory.
+    // The old runner is destroyed first, since both together may not fit the backend's memory.
     runner_.reset();
     backend_ = std::make_unique<ScopedBackend>(parts.backend);
     ModelParts scoped = parts;

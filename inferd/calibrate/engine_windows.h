@@ -1,4 +1,4 @@
-// WindowHost on a running engine: what it allocates is made, used and given back on the engine thread.
+// WindowHost on a running engine: allocates, uses and frees everything on the engine thread.
 //
 // Thread safety: thread-compatible; belongs to the calibration's thread.
 #pragma once
@@ -15,7 +15,7 @@ namespace sluice {
 
 class EngineWindows final : public WindowHost {
  public:
-  // Windows of up to `positions`; no window runs before UseSparsity(). Both arguments outlive this.
+  // Runs windows of up to `positions`, after UseSparsity(). Both arguments outlive this object.
   EngineWindows(const OnEngine& on_engine, const Pack& pack, uint32_t positions)
       : on_engine_(on_engine), pack_(pack), positions_(positions) {}
   ~EngineWindows() override;

@@ -15,11 +15,11 @@
 namespace sluice {
 namespace {
 
-// Of the trial's two requests; the engine's begin behind them.
+// Lease of the trial's two requests; the engine's leases begin behind it.
 constexpr uint64_t kLease = 1;
 constexpr uint64_t kTransfer = 2;
 
-// Waits for the completion of `id`; `at_end` is called while what it brought is still there.
+// Waits for the completion of `id`; calls `at_end` while its bytes are still mapped.
 absl::Status Await(WeightClient* client, uint64_t id, absl::Time deadline,
                    absl::FunctionRef<absl::Status()> at_end) {
   std::optional<absl::Status> outcome;
@@ -39,7 +39,7 @@ absl::Status Await(WeightClient* client, uint64_t id, absl::Time deadline,
   return *outcome;
 }
 
-// The smallest extent of dense weights: every pack has some.
+// Returns the smallest extent of dense weights; every pack has some.
 uint32_t SmallestDense(const Pack& pack) {
   uint32_t best = 0;
   for (uint32_t extent = 1; extent < pack.dense_extent_count(); ++extent) {
@@ -48,9 +48,9 @@ uint32_t SmallestDense(const Pack& pack) {
   return best;
 }
 
-// weightd copies an extent into a slab of the device, which is read back and compared with what weightd has.
-// `kind`: what names the slab, once there is one. `lost`: weightd was gone behind it; with the slab the
-// session ends in any case.
+// Lets weightd copy an extent into a device slab, reads it back and compares it with weightd's bytes. `kind`:
+// handle type of the slab, once there is one. `lost`: the connection to weightd broke during the trial; with
+// the slab the session ends in any case.
 absl::Status TryPush(Backend* backend, WeightClient* client, absl::Time deadline, HandleKind* kind,
                      bool* lost) {
   const uint32_t extent = SmallestDense(client->pack());
@@ -93,20 +93,20 @@ absl::Status TryPush(Backend* backend, WeightClient* client, absl::Time deadline
 }
 
 absl::Status StartBackend(const CudaModuleApi& cuda, const BackendLimits& limits, CudaStart* start) {
-  start->backend.reset();  // there may not be room for two
+  start->backend.reset();  // memory may not hold two backends
   absl::Status error;
   start->backend.reset(cuda.new_backend(limits, &error));
   return error;
 }
 
 struct Trial {
-  absl::Status outcome;  // of the last one
-  std::string words;     // of them all
-  bool lost = false;     // weightd was gone behind it
+  absl::Status outcome;  // outcome of the last trial
+  std::string words;     // messages of all trials
+  bool lost = false;     // the connection to weightd broke during the trial
 };
 
-// Tries `push` by the kind of handle that is asked for or is the device's best; and by legacy IPC where
-// nothing was asked for and descriptors are supported in name only. Leaves the backend of the last trial.
+// Tries `push` with the requested handle type or else the device's best one; also with legacy IPC if nothing
+// was requested and descriptors are supported in name only. Leaves the backend of the last trial.
 absl::StatusOr<Trial> TryHandles(const CudaModuleApi& cuda, BackendLimits limits, absl::Duration patience,
                                  WeightClient* client, CudaStart* start) {
   Trial trial;
@@ -154,7 +154,8 @@ absl::StatusOr<CudaStart> StartCuda(const CudaModuleApi& cuda, const EnginePlan&
   DeviceRoom room;
   room.total = after.total_bytes;
   room.free = after.free_bytes;
-  // weightd's context came with the trial. Ours is older than any figure, and at least as large.
+  // weightd's CUDA context was created by the trial. Our context is older than every measurement, and at
+  // least as large.
   room.contexts = 2 * (before.free_bytes - std::min(before.free_bytes, after.free_bytes)) + bare.free_bytes -
                   std::min(bare.free_bytes, before.free_bytes);
   room.granule = after.granule_bytes;

@@ -1,4 +1,5 @@
-// The start of device cuda: its backend, whether weightd can write there, and what of its memory experts get.
+// Start of device cuda: creates its backend, tests whether weightd can write there, and sizes the expert
+// cache.
 //
 // Thread safety: a free function; `client` belongs to the caller's thread during the call.
 #pragma once
@@ -21,13 +22,13 @@ struct CudaStart {
   std::unique_ptr<Backend> backend;
   DeviceMemory memory;
   Transport transport = Transport::kPush;
-  std::string why;  // of the transport, for the log
+  std::string why;  // reason for the transport, for the log
 };
 
-// Makes the backend, has weightd copy a piece of the pack into its memory and compares it (the trial, for
-// `push`, which ends the client's session), and divides what the device has free then: by that time both
-// processes have their contexts there. `transport` none: push if the trial succeeds, else pull. Errors: the
-// backend's; of a trial whose transport was asked for; DivideDeviceMemory()'s.
+// Creates the backend, lets weightd copy an extent into its memory and compares it (the trial, for `push`,
+// which ends the client's session), and then divides the device's free memory: both processes have their
+// contexts by then. `transport` none: push if the trial succeeds, else pull. Errors: those of the backend; of
+// a trial whose transport was requested; of DivideDeviceMemory().
 absl::StatusOr<CudaStart> StartCuda(const CudaModuleApi& cuda, const EnginePlan& plan,
                                     const DeviceBudget& budget, const Policies& policies,
                                     std::optional<Transport> transport, absl::Duration patience,

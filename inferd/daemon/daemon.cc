@@ -37,12 +37,12 @@
 namespace sluice {
 namespace {
 
-// The limit of the self-test. A first token needs experts of every layer from SSD, and slow disks and large
-// models take their time.
+// Timeout of the self-test. A first token needs experts of every layer from SSD; slow disks and large models
+// need time.
 constexpr absl::Duration kSelfTestLimit = absl::Minutes(5);
-// Of a trial copy, which fetches and brings a piece of the dense weights.
+// Timeout of a trial copy, which fetches and copies one extent of the dense weights.
 constexpr absl::Duration kTrialLimit = absl::Seconds(30);
-// Before a start that lost weightd is made anew.
+// Delay before a start that lost weightd is repeated.
 constexpr absl::Duration kStartPause = absl::Milliseconds(100);
 
 uint32_t UsableCpus() { return static_cast<uint32_t>(std::max<size_t>(1, AllowedCpus().size())); }
@@ -97,8 +97,8 @@ absl::StatusOr<std::unique_ptr<InferdDaemon>> InferdDaemon::Prepare(
   if (!daemon->start_event_.valid()) {
     return ErrnoToStatus(errno, "eventfd");
   }
-  // Whatever can be wrong with pack, options or addresses is found out here, before clients and weightd are
-  // asked for anything; the engine starts later (Begin()), while health and stats answer already.
+  // All errors of pack, options or addresses are found here, before clients and weightd are involved; the
+  // engine starts later (Begin()), while health and stats already answer.
   RETURN_IF_ERROR(daemon->Open(set));
   RETURN_IF_ERROR(daemon->Serve(std::move(on_phase), inherited));
   RETURN_IF_ERROR(daemon->OpenHttp(inherited));
@@ -121,7 +121,7 @@ absl::Status InferdDaemon::Open(const SetOptions& set) {
     const DeviceBudget budget{options_.device_budget.bytes, options_.device_budget.percent};
     ASSIGN_OR_RETURN(const DeviceMemory memory, DivideDeviceMemory(budget, plan_, policies, *pack_));
     slot_budget_ = memory.experts;
-    if (cuda_ == nullptr) {  // what it has free is not known yet
+    if (cuda_ == nullptr) {  // free device memory is not known yet
       log_->info("device memory {}", memory.Describe(*pack_));
     }
     if (const std::string warning = AllocationWarning(policies, *pack_); !warning.empty()) {
@@ -148,8 +148,7 @@ void InferdDaemon::OpenChat() {
     return;
   }
   auto chat = ChatFormatter::Create(pack_->chat_template(), *tokenizer_);
-  // A template that cannot be run is no reason not to serve: Generate needs none, and a request may bring its
-  // own.
+  // An unsupported template does not prevent serving: Generate needs none, and a request may bring its own.
   if (chat.ok()) {
     chat_ = *std::move(chat);
     return;
@@ -217,7 +216,7 @@ absl::Status InferdDaemon::OpenHttp(InheritedSockets* inherited) {
   return absl::OkStatus();
 }
 
-// Where weights and caches lie, as far as this process can tell: weightd has its own figures.
+// Memory of weights and caches, as far as this process knows; weightd reports its own.
 void InferdDaemon::WriteMemory(MetricText* text) const {
   const ResidentParts resident = ReadResidentParts();
   const EngineOptions& engine = plan_.options;
@@ -244,7 +243,7 @@ std::string InferdDaemon::MetricsText() {
   return metrics_.Text(gate_.Stats(), state_->info(), state_->Look().phase, server_->pump()) + text.Take();
 }
 
-// An empty address closes the metrics door.
+// An empty address closes the metrics endpoint.
 absl::Status InferdDaemon::OpenMetrics(const std::string& address) {
   if (address.empty()) {
     door_.reset();
@@ -270,7 +269,7 @@ absl::Status InferdDaemon::Reload(const InferdOptions& options) {
 
 void InferdDaemon::Begin() {
   starter_ = std::thread([this] {
-    // weightd may die while this starts, as at any other time: the next one is asked, from the beginning.
+    // weightd may die during this start, as at any other time: reconnect and start again.
     const absl::Time until = absl::Now() + options_.weightd_wait;
     absl::Status status = StartEngine(until);
     while (absl::IsUnavailable(status) && engine_ == nullptr && absl::Now() + kStartPause < until) {
@@ -286,8 +285,8 @@ void InferdDaemon::Begin() {
   });
 }
 
-// Runs on the engine's thread before it computes anything. Without a measurement the default switch points
-// hold: results are the same, only slower.
+// Runs on the engine's thread before the first computation. Without a measurement the default switch points
+// are used: same results, only slower.
 absl::Status InferdDaemon::SetUpSparsity(const BackendLimits& limits, Backend& backend) {
   const EngineOptions options = EngineOptionsOf(options_);
   ASSIGN_OR_RETURN(const Policies policies, PoliciesOf(options.preset, options.policies, options.device));
@@ -302,7 +301,7 @@ absl::Status InferdDaemon::SetUpSparsity(const BackendLimits& limits, Backend& b
   return absl::OkStatus();
 }
 
-// The backend of device cuda, and what only it can tell of the options.
+// Creates the backend of device cuda and applies the options that depend on it.
 absl::StatusOr<std::unique_ptr<Backend>> InferdDaemon::StartDevice(WeightClient* client,
                                                                    EngineOptions* options) {
   gate_.SetProgress("trying the device");
@@ -319,7 +318,7 @@ absl::StatusOr<std::unique_ptr<Backend>> InferdDaemon::StartDevice(WeightClient*
   return std::move(start.backend);
 }
 
-// What this process copies with, where it pulls.
+// Copiers of this process, for the pull transport.
 absl::StatusOr<std::vector<std::shared_ptr<Copier>>> InferdDaemon::MakeCopiers() const {
   std::vector<std::shared_ptr<Copier>> copiers;
   if (cuda_ != nullptr) {
@@ -342,7 +341,7 @@ absl::Status InferdDaemon::StartEngine(absl::Time until) {
   std::unique_ptr<Backend> device;
   if (cuda_ != nullptr) {
     ASSIGN_OR_RETURN(device, StartDevice(client.get(), &options));
-    // What the trial lent is weightd's for as long as that session lasts.
+    // weightd keeps the trial's lease as long as that session lasts.
     client.reset();
     ASSIGN_OR_RETURN(client, SessionWeightClient::Connect(session, until));
   }
@@ -380,7 +379,7 @@ absl::Status InferdDaemon::StartEngine(absl::Time until) {
   gate_.SetProgress("making a first token");
   const std::vector<int32_t>& bos = pack_->config().bos_ids;
   RETURN_IF_ERROR(SelfTest(engine_.get(), bos.empty() ? 0 : bos.front(), kSelfTestLimit));
-  // Clients are let in only after a whole step has worked, kernels, weights and tokenizer included.
+  // Clients are admitted only after a whole step has worked, including kernels, weights and tokenizer.
   log_->info("{}", engine_->description());
   tuner_->Open(engine_.get());
   gate_.Open(engine_.get());
@@ -402,18 +401,18 @@ void InferdDaemon::Shutdown(absl::Duration patience) {
   if (server_ != nullptr) {
     server_->StartDrain();
     server_->AwaitCalls(patience);
-    door_.reset();  // it asks the servers
+    door_.reset();  // it reads from the servers
     http_view_ = nullptr;
     engine_view_ = nullptr;
     http_.reset();  // its answers are in the server's pump
     server_->Shutdown(absl::ZeroDuration());
-    server_.reset();  // removes the socket files; the engine may still hold sinks, which outlive the server
+    server_.reset();  // removes the socket files; sinks held by the engine may outlive the server
   }
 }
 
 InferdDaemon::~InferdDaemon() {
-  // The starting thread writes engine_ and uses the gate, so it ends first; then the calls, which hold sinks
-  // of the engine; then the engine.
+  // Order of destruction: first the starting thread, which writes engine_ and uses the gate; then the calls,
+  // which hold sinks of the engine; then the engine.
   if (starter_.joinable()) {
     starter_.join();
   }
@@ -431,7 +430,7 @@ std::string InferdDaemon::DescribeStart() const {
     absl::StrAppend(&line, " ", option.name, "=", option.value);
   }
   absl::StrAppend(&line, " isa=", IsaName(), " model=", pack_->model_id(), "; clients connect to");
-  for (const ListenAddress& address : server_->addresses()) {  // with the port in use where 0 was asked for
+  for (const ListenAddress& address : server_->addresses()) {  // with the actual port where 0 was requested
     absl::StrAppend(&line, " ", address.ToString());
   }
   if (http_ != nullptr) {

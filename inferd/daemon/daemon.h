@@ -1,7 +1,7 @@
-// InferdDaemon: the parts of one inferd process in the order of their lives.
+// InferdDaemon: the components of one inferd process in the order of their lifetimes.
 //
-// Prepare() opens what is quick and the sockets; Begin() does the long part (weightd's session, dense
-// weights, a first token) on a thread of its own, while clients can already ask how the start goes.
+// Prepare() does the quick part and opens the sockets; Begin() does the long part (weightd's session, dense
+// weights, a first token) on its own thread, while clients can already query its progress.
 //
 // Thread safety: thread-compatible; main's thread owns it.
 #pragma once
@@ -40,9 +40,9 @@ namespace sluice {
 
 class InferdDaemon {
  public:
-  // Errors: of the pack, of options against the model, of the sockets. `log` is borrowed; `on_phase` is
-  // called as InferdServerOptions::on_phase; sockets of the options' paths in `inherited` (borrowed during
-  // the call; may be null) are taken over.
+  // Errors: those of the pack, of options against the model, of the sockets. `log` is borrowed; `on_phase` is
+  // called as InferdServerOptions::on_phase; sockets in `inherited` whose path an option names are adopted
+  // (`inherited` is borrowed during the call and may be null).
   static absl::StatusOr<std::unique_ptr<InferdDaemon>> Prepare(
       const InferdOptions& options, const SetOptions& set, spdlog::logger* log,
       std::function<void(const ServerState::View&)> on_phase, InheritedSockets* inherited = nullptr);
@@ -54,23 +54,23 @@ class InferdDaemon {
   void Begin();
   // Readable once the start has ended.
   int start_event() const { return start_event_.get(); }
-  // How it ended. REQUIRES: it has.
+  // Result of the start. REQUIRES: the start has ended.
   absl::Status StartStatus() ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // Refuses new requests from now on, and waits until the running ones have ended, up to `patience`; whether
-  // they have. May be called again.
+  // Refuses new requests from now on, and waits up to `patience` for the running ones; true if they have
+  // ended. May be called again.
   bool Drain(absl::Duration patience);
-  // Lets answers end for up to `patience`, cuts the rest, closes the sockets. Idempotent.
+  // Lets answers finish for up to `patience`, cancels the rest, closes the sockets. Idempotent.
   void Shutdown(absl::Duration patience);
 
-  // Takes over what WithReloaded() changed: who may connect, limits of calls and of the queue, the metrics'
-  // port. A port that cannot be opened: its error, and the metrics stay where they were; all else has
-  // changed.
+  // Applies the changes of WithReloaded(): allowed peers, limits of calls and of the queue, the metrics port.
+  // If the port cannot be opened, returns that error and keeps the old metrics endpoint; all other changes
+  // apply.
   absl::Status Reload(const InferdOptions& options);
 
   // One line with every option and the addresses. REQUIRES: not shut down.
   std::string DescribeStart() const;
-  // Whether a step is stuck, for the watchdog.
+  // True if a step is stuck; for the watchdog.
   bool IsStuck() const;
 
  private:
@@ -83,20 +83,20 @@ class InferdDaemon {
   absl::Status OpenHttp(InheritedSockets* inherited);
   void WriteMemory(MetricText* text) const;
   std::string MetricsText();
-  // One attempt; UNAVAILABLE, without an engine: weightd is not there by `until`, or was lost.
+  // One attempt; UNAVAILABLE, without an engine, if weightd is absent until `until` or was lost.
   absl::Status StartEngine(absl::Time until);
   absl::StatusOr<std::unique_ptr<Backend>> StartDevice(WeightClient* client, EngineOptions* options);
   absl::StatusOr<std::vector<std::shared_ptr<Copier>>> MakeCopiers() const;
   absl::Status SetUpSparsity(const BackendLimits& limits, Backend& backend);
 
-  const InferdOptions options_;  // of the start
+  const InferdOptions options_;  // as given at the start
   spdlog::logger* const log_;
   // Constant after Prepare.
   std::unique_ptr<Pack> pack_;
   std::unique_ptr<Tokenizer> tokenizer_;
   std::unique_ptr<ChatFormatter> chat_;  // null without a chat template that can be run
-  absl::Status chat_error_;              // why it cannot
-  const CudaModuleApi* cuda_ = nullptr;  // null but for device cuda
+  absl::Status chat_error_;              // reason for chat_ == nullptr
+  const CudaModuleApi* cuda_ = nullptr;  // null except for device cuda
   bool transport_set_ = false;
   EnginePlan plan_;
   uint32_t threads_ = 0;
@@ -104,19 +104,19 @@ class InferdDaemon {
   std::unique_ptr<ServerState> state_;
   UniqueFd start_event_;
 
-  std::atomic<uint64_t> slot_budget_{0};  // bytes of experts on the device; 0: all of them
+  std::atomic<uint64_t> slot_budget_{0};  // bytes of experts on the device; 0: all experts
   EngineGate gate_;                       // self-synchronised
   ServingMetrics metrics_;                // self-synchronised
-  std::unique_ptr<MemoryTuner> tuner_;    // self-synchronised; before the engine it is closed
-  std::optional<PrefixFile> prefixes_;    // none: past texts are not kept over restarts
-  std::unique_ptr<Engine> engine_;        // the starter's, main's once the start has ended
-  std::unique_ptr<OpenAiDoor> openai_;    // null: no HTTP; the server's pump may be in it until that has gone
+  std::unique_ptr<MemoryTuner> tuner_;    // self-synchronised; closed before the engine
+  std::optional<PrefixFile> prefixes_;    // absent: the prefix cache is not kept over restarts
+  std::unique_ptr<Engine> engine_;        // owned by the starter thread, by main once the start has ended
+  std::unique_ptr<OpenAiDoor> openai_;    // null: no HTTP; outlives the server's pump
   std::unique_ptr<InferdServer> server_;
-  std::unique_ptr<HttpServer> http_;                   // null: no HTTP; before the server it goes
-  std::atomic<const HttpServer*> http_view_{nullptr};  // of whoever asks for metrics, also while it starts
+  std::unique_ptr<HttpServer> http_;                   // null: no HTTP; destroyed before the server
+  std::atomic<const HttpServer*> http_view_{nullptr};  // for metrics readers, also during the start
   std::atomic<const Engine*> engine_view_{nullptr};    // likewise
-  std::string metrics_address_;                        // as the options have it; empty: off
-  std::unique_ptr<MetricsDoor> door_;                  // null: off; before the server it goes
+  std::string metrics_address_;                        // as in the options; empty: off
+  std::unique_ptr<MetricsDoor> door_;                  // null: off; destroyed before the server
   std::thread starter_;
   absl::Mutex mutex_;
   absl::Status start_status_ ABSL_GUARDED_BY(mutex_);

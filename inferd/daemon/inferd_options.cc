@@ -33,7 +33,7 @@ void FillDefaults(InferdOptions* options) {
   if (options->admin.empty()) {
     options->admin = {absl::StrCat("unix:", dir, "/", kInferdAdminSocketName)};
   }
-  // Shown and compared as they are bound, wherever the daemon was started.
+  // Shown and compared as absolute paths, whatever the daemon's working directory.
   for (std::vector<std::string>* list : {&options->listen, &options->admin, &options->http}) {
     for (std::string& text : *list) {
       if (const absl::StatusOr<ListenAddress> address = ParseListenAddress(text); address.ok()) {
@@ -86,8 +86,8 @@ InferdCommand ParseInferdCommand(int argc, const char* const* argv) {
   try {
     app.parse(argc, argv);
     if (const absl::Status status = CheckInferdOptions(command.options, command.set);
-        // What is wrong is a usage error. What is not safe is left for the daemon's start to report, but
-        // --check-config wants to know all.
+        // An invalid value is a usage error. An unsafe value is reported by the daemon's start, except that
+        // --check-config reports both.
         absl::IsInvalidArgument(status) || (check_only && !status.ok())) {
       throw CLI::ValidationError(std::string(status.message()));
     }
@@ -229,7 +229,7 @@ std::vector<ReportedOption> ReportOptionsOf(const InferdOptions& options, const 
   shown.threads = threads;
   if (const auto policies = PoliciesOf(options.preset, plan.options.policies, plan.options.device);
       policies.ok()) {
-    // What is in effect is shown, every policy with its value, not what was typed.
+    // Shows the values in effect, every policy resolved, not the text typed.
     shown.policy.clear();
     for (const PolicyKey& key : PolicyKeys()) {
       shown.policy.push_back(absl::StrCat(key.name, "=", key.show(*policies)));

@@ -1,4 +1,4 @@
-// Options of the inferd program. One table (ForEachOption) names each of them, with its help; flags, the TOML
+// Options of the inferd program. One table (ForEachOption) names each option with its help; flags, the TOML
 // file and GetServerInfo all follow it.
 //
 // Thread safety: plain values; parsing belongs to main's thread.
@@ -85,10 +85,10 @@ struct InferdOptions {
   std::string log_level = "info";
 };
 
-// The names that a flag or the file set.
+// Names of the options set by a flag or the file.
 using SetOptions = std::set<std::string>;
 
-// What the command line asks for.
+// Parsed command line.
 struct InferdCommand {
   InferdOptions options;
   SetOptions set;
@@ -97,33 +97,33 @@ struct InferdCommand {
 
 InferdCommand ParseInferdCommand(int argc, const char* const* argv);
 
-// INVALID_ARGUMENT naming the option: values that no build takes, and options of another device.
+// INVALID_ARGUMENT naming the option: values unsupported in every build, and options of another device.
 absl::Status CheckInferdOptions(const InferdOptions& options, const SetOptions& set);
 
-// FAILED_PRECONDITION where `device` computes on a CPU that does not run the host's kernels (`has_isa`).
-// Device cuda computes nothing there, unless it is asked to take misses, which says so itself.
+// FAILED_PRECONDITION if `device` computes on a CPU that cannot run the host kernels (`has_isa`). Device cuda
+// computes nothing there, unless misses go to the CPU; that check reports itself.
 absl::Status CheckCpuOf(const std::string& device, bool has_isa);
 
 EngineOptions EngineOptionsOf(const InferdOptions& options);
 QueueLimits QueueLimitsOf(const InferdOptions& options);
 ServingLimits ServingLimitsOf(const InferdOptions& options);
-// All of the HTTP server's options but who may connect. INVALID_ARGUMENT: an address that is none.
+// Options of the HTTP server except for its allowed peers. INVALID_ARGUMENT: an invalid address.
 absl::StatusOr<HttpServerOptions> HttpOptionsOf(const InferdOptions& options);
 
-// Every option with its value in effect: as it was set, or else what the default became in `plan` and with
-// `threads` compute threads.
+// Every option with its value in effect: as set, or as the default was resolved in `plan` and with `threads`
+// compute threads.
 std::vector<ReportedOption> ReportOptionsOf(const InferdOptions& options, const SetOptions& set,
                                             const EnginePlan& plan, uint32_t threads);
 
-// Every option as a flag takes it.
+// Every option in flag syntax.
 std::vector<OptionText> OptionTextsOf(const InferdOptions& options);
-// What SIGHUP can change while inferd runs.
+// Options that SIGHUP can change while inferd runs.
 const std::set<std::string>& ReloadableInferdOptions();
-// `running` with those of `read`.
+// Returns `running` with the reloadable options of `read`.
 InferdOptions WithReloaded(const InferdOptions& running, const InferdOptions& read);
 
-// Calls visit(name, pointer to the member, help) for each option, in the order of --help. Help says what a
-// default that is computed is; other defaults are shown from the member.
+// Calls visit(name, pointer to the member, help) for each option, in the order of --help. Help describes
+// computed defaults; other defaults are shown from the member.
 template <typename Visit>
 void ForEachOption(InferdOptions* o, Visit visit) {
   visit("pack", &o->pack, "Folder of the pack to serve");

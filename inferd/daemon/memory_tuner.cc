@@ -14,7 +14,7 @@ namespace sluice {
 namespace {
 
 constexpr absl::Duration kWeightdPatience = absl::Seconds(5);
-// For clients of weightd to unmap what it gives back; what then is still mapped is reported.
+// Timeout for clients of weightd to unmap released memory; memory still mapped afterwards is reported.
 constexpr absl::Duration kUnmapPatience = absl::Seconds(3);
 constexpr absl::Duration kLook = absl::Milliseconds(2);
 
@@ -22,7 +22,7 @@ absl::Status Closed() {
   return ReasonError(absl::StatusCode::kUnavailable, "SHUTTING_DOWN", "inferd is shutting down");
 }
 
-// Sets the budget and waits until weightd is within it.
+// Sets the budget and waits until weightd's usage is within it.
 absl::StatusOr<WeightsRpcClient::DramBudget> SetBudget(WeightsRpcClient* weightd, uint64_t bytes) {
   ASSIGN_OR_RETURN(WeightsRpcClient::DramBudget budget,
                    weightd->SetDramBudget(bytes, absl::Now() + kWeightdPatience));

@@ -1,9 +1,9 @@
-// MemoryTuner: TuningApi over an engine and its weightd, which each own a part of the memory.
+// MemoryTuner: implements TuningApi over an engine and its weightd; each owns a part of the memory.
 //
-// What takes less goes first, so that the other finds what it gave back; if the second refuses, the first is
-// undone.
+// The shrinking budget is applied first, so that the other can use the memory released; if growing fails, the
+// first change is rolled back.
 //
-// Thread safety: thread-safe; one tuning runs at a time, on a thread of its own.
+// Thread safety: thread-safe; one tuning runs at a time, on its own thread.
 #pragma once
 
 #include <deque>
@@ -23,12 +23,12 @@ class MemoryTuner final : public TuningApi {
  public:
   // `weightd_socket`: a path. `log` is borrowed.
   MemoryTuner(std::string weightd_socket, spdlog::logger* log);
-  // As Close().
+  // Same as Close().
   ~MemoryTuner() override;
 
-  // There is an engine, which outlives Close().
+  // Sets the engine, which must outlive Close().
   void Open(Engine* engine) ABSL_LOCKS_EXCLUDED(mutex_);
-  // Ends once what runs has ended; what waits is UNAVAILABLE, as is all that comes. Idempotent.
+  // Waits for the running change; queued and later changes are UNAVAILABLE. Idempotent.
   void Close() ABSL_LOCKS_EXCLUDED(mutex_);
 
   void Tune(const EngineTuning& tuning, Done done) override ABSL_LOCKS_EXCLUDED(mutex_);

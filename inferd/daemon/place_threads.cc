@@ -8,7 +8,7 @@ PlaceThreads ShareThreads(DeviceKind device, bool cpu_beside, uint32_t threads, 
   if (!cpu_beside) {
     return {threads, 0};
   }
-  if (device == DeviceKind::kCuda) {  // the engine's own thread is busy with the device
+  if (device == DeviceKind::kCuda) {  // the engine's own thread drives the device
     return {1, cpu_threads > 0 ? cpu_threads : std::max(1u, threads - 1)};
   }
   const uint32_t cpu = cpu_threads > 0 ? cpu_threads : std::max(1u, threads / 2);

@@ -1,4 +1,4 @@
-// How compute threads are shared out where the CPU computes beside a device.
+// PlaceThreads: split of the compute threads between a device and the CPU beside it.
 //
 // Thread safety: a free function, safe to call from any thread.
 #pragma once
@@ -9,13 +9,13 @@
 
 namespace sluice {
 
-// Threads by place. Where the device computes with the CPU itself (`sim`), the CPU beside it takes its
-// threads from the device's, half of them unless they are said, as long as each has one.
+// Threads by device. Where the device computes with the CPU itself (`sim`), the CPU beside it gets a part of
+// the device's threads, half of them unless specified, as long as each has one.
 struct PlaceThreads {
   uint32_t device = 1;
-  uint32_t cpu = 0;  // 0: none is beside it
+  uint32_t cpu = 0;  // 0: the CPU does not compute beside the device
 };
-// `threads`: of both, at least 1. `cpu_threads` 0: not said.
+// `threads`: of both together, at least 1. `cpu_threads` 0: not specified.
 PlaceThreads ShareThreads(DeviceKind device, bool cpu_beside, uint32_t threads, uint32_t cpu_threads);
 
 }  // namespace sluice

@@ -1,7 +1,9 @@
-// PrefixFile: the file in which past texts (inferd/prefix) outlive the process.
+// InferdDaemon, the components of one inferd process, and PrefixFile, its saved prefix cache.
 //
-// A file that cannot be used costs time, not answers: what it would have saved is computed again. So nothing
-// here is an error; the log says what happened.
+// PrefixFile: the file that keeps cached prefixes over restarts.
+//
+// An unusable file costs time, not answers: its prefixes are computed again. So nothing here is an error; the
+// log says what happened.
 //
 // Thread safety: thread-compatible.
 #pragma once
@@ -19,9 +21,9 @@ class PrefixFile {
   // At most `limit` bytes are saved. `log` is borrowed.
   PrefixFile(std::string path, uint64_t limit, spdlog::logger* log);
 
-  // What the file has is the engine's. REQUIRES: nobody else uses the engine yet.
+  // Loads the file into the engine's prefix cache. REQUIRES: nobody else uses the engine yet.
   void Load(Engine* engine);
-  // The other way round.
+  // Saves the engine's prefix cache to the file.
   void Save(Engine* engine);
 
  private:

@@ -1,5 +1,5 @@
-// How a family writes the call of a tool, in pieces between which a grammar puts a name and a JSON object;
-// and where what it writes is the answer's text.
+// CallForm: the syntax of a tool call in a model family, as literal parts around a name and a JSON object,
+// for grammars; and the prefix of the answer's text.
 //
 // Thread safety: pure functions and plain values, safe to use from any thread.
 #pragma once
@@ -12,17 +12,17 @@ namespace sluice {
 
 // before_name NAME before_arguments OBJECT end
 struct CallForm {
-  ToolStyle style = ToolStyle::kHermes;  // whose parser reads it
+  ToolStyle style = ToolStyle::kHermes;  // style of the parser for this form
   std::string before_name;
   std::string before_arguments;
   std::string end;      // may be empty
-  bool quoted = false;  // the name stands in a JSON string
+  bool quoted = false;  // true if the name is inside a JSON string
 };
 
-// Families whose arguments are not JSON, and models that know no tools, are given Hermes' form.
+// Form for `style`. Families without JSON arguments, and models without tool support, use the Hermes form.
 CallForm CallFormOf(ToolStyle style);
 
-// What stands before an answer's text; "" for all but families of channels.
+// Prefix before an answer's text; "" except for families with channels.
 std::string TextOpening(ToolStyle style);
 
 }  // namespace sluice

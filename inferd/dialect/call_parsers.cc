@@ -15,7 +15,7 @@ using Json = nlohmann::ordered_json;
 using Kind = MessageEvent::Kind;
 using Outcome = CallParser::Outcome;
 
-// Calls whose parameters are plain text between marks.
+// Parser of calls whose parameters are plain text between marks.
 class TextArgumentsParser : public CallParser {
  protected:
   explicit TextArgumentsParser(const ToolTypes& types) : types_(types) {}
@@ -88,7 +88,7 @@ class XmlCallParser final : public TextArgumentsParser {
           if (!TakeTo(in, "</parameter>", &text)) {
             return Outcome::kMore;
           }
-          // One line break on each side is the writing's, not the value's.
+          // One line break on each side belongs to the syntax, not to the value.
           text.erase(0, StartsWith(text, "\n") ? 1 : 0);
           text.resize(text.size() - (!text.empty() && text.back() == '\n' ? 1 : 0));
           AddParameter(key_, text, out);
@@ -175,7 +175,7 @@ class GlmCallParser final : public TextArgumentsParser {
   std::string key_;
 };
 
-// Calls of Python: short, and clear only once the bracket is closed.
+// Parser of Python calls: short, and unambiguous only after the closing bracket.
 class PythonCallParser final : public CallParser {
  public:
   Outcome Step(std::string* in, bool ended, std::vector<MessageEvent>* out) override {
@@ -265,7 +265,7 @@ std::string JsonOfText(const std::string& text, const std::vector<std::string>& 
     return dump(json);
   }
   if (Allows(types, "boolean") && (text == "True" || text == "False")) {
-    return text == "True" ? "true" : "false";  // as Python has it
+    return text == "True" ? "true" : "false";  // Python spelling
   }
   return dump(Json(text));
 }

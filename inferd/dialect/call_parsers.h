@@ -1,4 +1,5 @@
-// CallParser: one section of calls, from behind its opening mark to its end, in one family's writing.
+// CallParser: parses one section of tool calls, from behind its opening mark to its end, in one family's
+// syntax.
 //
 // Thread safety: thread-compatible; a parser belongs to one section.
 #pragma once
@@ -16,22 +17,22 @@ namespace sluice {
 class CallParser {
  public:
   enum class Outcome : uint8_t {
-    kMore,    // the rest of *in may become clear with what follows
-    kDone,    // the section has ended; the rest of *in is behind it
-    kNoCall,  // this is no call; nothing was taken from *in, and no event appended
+    kMore,    // the rest of *in needs more input
+    kDone,    // the section has ended; the rest of *in follows it
+    kNoCall,  // this is no call; *in is unchanged, and no event was appended
   };
   virtual ~CallParser() = default;
-  // Takes from the front of *in what is clear. `ended`: nothing follows.
+  // Consumes the unambiguous front of *in. `ended`: no more input follows.
   virtual Outcome Step(std::string* in, bool ended, std::vector<MessageEvent>* out) = 0;
 };
 
-// What opens a section in `style`, the longest first; kHarmony has none, as it has channels instead.
+// Opening marks of a section in `style`, the longest first; kHarmony has none, since it uses channels.
 std::vector<std::string> CallMarks(ToolStyle style);
 
 // REQUIRES: CallMarks(style) is not empty. `types` outlives the parser.
 std::unique_ptr<CallParser> MakeCallParser(ToolStyle style, const ToolTypes& types);
 
-// What a parameter that is written as plain text means by its schema's types: JSON.
+// JSON value of a parameter written as plain text, by the types of its schema.
 std::string JsonOfText(const std::string& text, const std::vector<std::string>& types);
 
 }  // namespace sluice

@@ -5,7 +5,7 @@ namespace {
 
 bool Holds(std::string_view text, std::string_view part) { return text.find(part) != std::string_view::npos; }
 
-// The more particular marks are looked for first: several families share <tool_call>.
+// Checks the more specific marks first: several families share <tool_call>.
 ToolStyle ToolsOf(std::string_view source) {
   if (Holds(source, "<|channel|>")) {
     return ToolStyle::kHarmony;

@@ -1,5 +1,5 @@
-// How a family of models writes what is not the answer's text: its thoughts and its calls of tools. Known by
-// the chat template, which is where a model's maker says it.
+// Dialect: a model family's syntax for thoughts and tool calls, detected from the chat template, which the
+// model's author wrote.
 //
 // Thread safety: pure functions and plain values, safe to use from any thread.
 #pragma once
@@ -12,11 +12,11 @@
 namespace sluice {
 
 enum class ToolStyle : uint8_t {
-  kNone,    // the template takes no tools
+  kNone,    // the template has no tools
   kHermes,  // <tool_call>{"name": .., "arguments": {..}}</tool_call>: Qwen2, Qwen3
   kXml,     // <tool_call><function=f><parameter=k>..</parameter></function></tool_call>: Qwen3-Coder, Qwen3.5
   kMistral,   // [TOOL_CALLS][{"name": .., "arguments": {..}}], or f{..}, or f[ARGS]{..}
-  kDeepSeek,  // between its own full-width marks, with or without a fenced block
+  kDeepSeek,  // its own full-width marks, with or without a fenced block
   kHarmony,   // channels: GPT-OSS
   kPythonic,  // [f(a="x", b=1)]: Llama 4
   kGranite,   // <|tool_call|> or <tool_call>, then [{"name": .., "arguments": {..}}]
@@ -25,15 +25,16 @@ enum class ToolStyle : uint8_t {
 
 struct Dialect {
   ToolStyle tools = ToolStyle::kNone;
-  std::string think_open;  // "<think>"; empty: thoughts are not told apart
+  std::string think_open;  // "<think>"; empty: thoughts are not recognized
   std::string think_close;
-  // Marks that may be special tokens, whose spelling must be part of the text that is parsed.
+  // Marks that may be special tokens, whose spelling must be part of the parsed text.
   std::vector<std::string> marks;
 };
 
 Dialect DialectOf(std::string_view chat_template);
 
-// For a model whose template knows no tools, and that is told how to call them. REQUIRES: it has none.
+// Sets a call syntax for a model whose template has no tools; the prompt then describes it. REQUIRES: it has
+// none.
 void GiveTools(ToolStyle style, Dialect* dialect);
 
 }  // namespace sluice

@@ -5,7 +5,7 @@
 namespace sluice {
 namespace {
 
-// Matches the words of a call's head one by one; what is missing at the text's end may still come.
+// Matches the parts of a call's head one by one; a part missing at the end of the text may still arrive.
 class Matcher {
  public:
   explicit Matcher(std::string_view text) : text_(text) {}
@@ -22,7 +22,7 @@ class Matcher {
     partial_ = rest == word.substr(0, rest.size());
     return false;
   }
-  // A string without escapes: the names of tools have none.
+  // A string without escapes: tool names contain none.
   bool Name(std::string* name) {
     if (!Word("\"")) {
       return false;

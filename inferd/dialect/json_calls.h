@@ -1,4 +1,4 @@
-// Pieces of JSON found in running text: where a value ends, and how a call that is an object begins.
+// JSON in running text: finds the end of a value and the head of a call object.
 //
 // Thread safety: pure functions and plain values, safe to use from any thread.
 #pragma once
@@ -9,10 +9,10 @@
 
 namespace sluice {
 
-// Follows brackets and strings, byte by byte.
+// Tracks brackets and strings, byte by byte.
 class JsonSpan {
  public:
-  // True with the bracket that closes the first one.
+  // True at the bracket that closes the first one.
   bool Feed(char c) {
     if (in_string_) {
       in_string_ = escaped_ || c != '"';
@@ -30,16 +30,15 @@ class JsonSpan {
   bool escaped_ = false;
 };
 
-// The number of bytes up to the end of the object or list that `text` begins with; npos: it does not end
-// there.
+// Number of bytes up to the end of the object or list at the front of `text`; npos: the end is not there yet.
 size_t JsonEnd(std::string_view text);
 
-// `{"name": "f", "arguments": ` at the front of `text`, white space as it likes.
+// The head `{"name": "f", "arguments": ` at the front of `text`, with any white space.
 struct CallHead {
   enum class Match { kNo, kPartial, kYes };
   Match match = Match::kNo;
   std::string name;
-  size_t bytes = 0;  // of it, up to the arguments' first byte
+  size_t bytes = 0;  // length of the head, up to the first byte of the arguments
 };
 CallHead MatchCallHead(std::string_view text);
 
@@ -48,7 +47,7 @@ inline size_t SkipBlank(std::string_view text, size_t from = 0) {
   return at == std::string_view::npos ? text.size() : at;
 }
 
-// The longest end of `text` that is a beginning of `mark`, short of all of it.
+// Length of the longest suffix of `text` that is a proper prefix of `mark`.
 size_t PartialMark(std::string_view text, std::string_view mark);
 
 }  // namespace sluice

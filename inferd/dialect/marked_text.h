@@ -1,4 +1,4 @@
-// What parsers of calls do with a text that grows at its end and is taken from at its front.
+// Helpers of call parsers for a buffer that grows at its end and is consumed at its front.
 //
 // Thread safety: pure functions over their arguments, safe to call from any thread.
 #pragma once
@@ -23,12 +23,12 @@ inline void Emit(MessageEvent::Kind kind, std::string text, std::vector<MessageE
 inline bool StartsWith(std::string_view text, std::string_view part) {
   return text.substr(0, part.size()) == part;
 }
-// Whether `text` may become `part` or begins with it.
+// True if `text` is a prefix of `part` or begins with it.
 inline bool MayStartWith(std::string_view text, std::string_view part) {
   return StartsWith(text, part) || StartsWith(part, text);
 }
 
-// Moves what stands before `mark` to *before, and both out of *in. False: the mark is not there yet.
+// Moves the text before `mark` to *before, and removes both from *in. False: the mark is not there yet.
 inline bool TakeTo(std::string* in, std::string_view mark, std::string* before) {
   const size_t at = in->find(mark);
   if (at == std::string::npos) {

@@ -15,7 +15,7 @@ constexpr std::string_view kChannel = "<|channel|>";
 constexpr std::string_view kMessage = "<|message|>";
 constexpr std::string_view kRecipient = "to=functions.";
 
-// The first of `marks` in `text`, of several at one place the longest; npos: none.
+// Finds the first of `marks` in `text`, the longest of several at one position; npos: none.
 size_t FindFirst(std::string_view text, const std::vector<std::string>& marks, std::string_view* found) {
   size_t best = std::string_view::npos;
   for (const std::string& mark : marks) {
@@ -64,7 +64,7 @@ class MessageParser::State {
  private:
   enum class Mode : uint8_t { kText, kThought, kCall, kHeader, kBody };
 
-  // False once nothing more is clear.
+  // False if the rest needs more input.
   bool Step(bool ended, std::vector<MessageEvent>* out) {
     switch (mode_) {
       case Mode::kText:
@@ -88,7 +88,7 @@ class MessageParser::State {
     }
   }
 
-  // Every event goes through here: calls are counted, those beyond the limit left out, neighbours joined.
+  // All events go through here: counts calls, drops calls beyond the limit, merges adjacent events.
   void Pass(MessageEvent event, std::vector<MessageEvent>* out) {
     if (event.kind == Kind::kCall) {
       dropping_ = calls_ == options_.max_calls;
@@ -101,7 +101,7 @@ class MessageParser::State {
       blank_.clear();
     }
     if (event.kind == Kind::kText) {
-      if (calls_ > 0) {  // line breaks between calls, and behind the last, are nobody's
+      if (calls_ > 0) {  // line breaks between calls, and behind the last, are dropped
         event.text.insert(0, std::exchange(blank_, {}));
         const size_t end = event.text.find_last_not_of(" \t\r\n") + 1;
         blank_ = event.text.substr(end);
@@ -125,11 +125,11 @@ class MessageParser::State {
     if (may_think) {
       marks.push_back(dialect_.think_open);
     }
-    if (behind_thought_) {  // the line breaks behind a thought are nobody's
+    if (behind_thought_) {  // line breaks behind a thought are dropped
       in_.erase(0, SkipBlank(in_));
       behind_thought_ = in_.empty();
     }
-    // A Python call has no mark but its bracket, and is the whole message.
+    // A Python call has no mark except its bracket, and is the whole message.
     if (options_.tools && dialect_.tools == ToolStyle::kPythonic && !text_begun_ && !tried_bare_ &&
         SkipBlank(in_) < in_.size()) {
       tried_bare_ = true;
@@ -150,7 +150,7 @@ class MessageParser::State {
       const size_t solid = at == 0 ? std::string::npos : in_.find_last_not_of(" \t\r\n", at - 1);
       const size_t kept = call && solid != std::string::npos ? solid + 1 : 0;
       Give(Kind::kText, kept, out);
-      // The white space before a mark goes with it, and comes back with it where it opens no call.
+      // White space before a mark is removed with it, and restored if the mark opens no call.
       std::string opening = in_.substr(0, at - kept + mark.size());
       in_.erase(0, opening.size());
       if (thought) {
@@ -161,7 +161,7 @@ class MessageParser::State {
       return true;
     }
     size_t held = ended ? 0 : LongestPartial(in_, marks);
-    // White space may stand before a mark that is still to come, and would be no text then.
+    // White space before a mark that is still to arrive is held back, since it would be no text then.
     while (!ended && !marks.empty() && held < in_.size() &&
            SkipBlank(std::string_view(in_).substr(in_.size() - held - 1, 1)) == 1) {
       ++held;
@@ -171,14 +171,14 @@ class MessageParser::State {
   }
 
   bool StepThought(bool ended, std::vector<MessageEvent>* out) {
-    if (thought_empty_) {  // the line break behind the opening mark
+    if (thought_empty_) {  // line break behind the opening mark
       in_.erase(0, SkipBlank(in_));
       thought_empty_ = in_.empty();
     }
     const size_t end = in_.find(dialect_.think_close);
     const size_t limit =
         end == std::string::npos ? in_.size() - (ended ? 0 : PartialMark(in_, dialect_.think_close)) : end;
-    // White space before the closing mark is nobody's; until it is clear, it waits.
+    // White space before the closing mark is dropped; it is held back until this is decided.
     const size_t solid = in_.find_last_not_of(" \t\r\n", limit == 0 ? 0 : limit - 1);
     const size_t kept = limit == 0 || solid == std::string::npos ? 0 : std::min(solid + 1, limit);
     Give(Kind::kReasoning, ended && end == std::string::npos ? limit : kept, out);
@@ -214,9 +214,9 @@ class MessageParser::State {
     return true;
   }
 
-  // Of a harmony message: "assistant<|channel|>analysis<|message|>".
+  // Parses a harmony header: "assistant<|channel|>analysis<|message|>".
   bool StepHeader(bool ended, std::vector<MessageEvent>* out) {
-    // A model that writes text where the first header should be means it.
+    // Text in place of the first header is accepted as the answer.
     const std::string_view rest = std::string_view(in_).substr(SkipBlank(in_));
     const std::string_view to_whom = kRecipient.substr(0, rest.size());
     if (first_header_ && !rest.empty() && rest[0] != '<' && rest.substr(0, kRecipient.size()) != to_whom) {
@@ -266,16 +266,16 @@ class MessageParser::State {
   MessageParserOptions options_;
   std::vector<std::string> call_marks_;
   Mode mode_ = Mode::kText;
-  std::string in_;  // not clear yet
+  std::string in_;  // input not parsed yet
   bool text_begun_ = false;
-  std::string blank_;  // behind a call: white space that may stand before text
+  std::string blank_;  // white space behind a call, kept in case text follows
   bool thought_empty_ = true;
   bool behind_thought_ = false;
   bool tried_bare_ = false;
   bool dropping_ = false;
   bool first_header_ = true;
   uint32_t calls_ = 0;
-  std::string call_mark_;  // of the section
+  std::string call_mark_;  // opening mark of the current section
   std::unique_ptr<CallParser> parser_;
   Kind channel_ = Kind::kText;
 };

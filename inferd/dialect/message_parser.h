@@ -1,7 +1,7 @@
-// MessageParser: splits what a model writes, as it comes, into thoughts, text and calls of tools.
+// MessageParser: splits a model's output, while it arrives, into thoughts, text and tool calls.
 //
-// What may be the beginning of a mark is held back until it is clear, and given back when it is none. What
-// does not parse as a call is text.
+// A possible beginning of a mark is held back until it is decided, and emitted as text if it is no mark. A
+// malformed call is emitted as text.
 //
 // Thread safety: thread-compatible; a parser belongs to one answer.
 #pragma once
@@ -20,25 +20,25 @@ namespace sluice {
 struct MessageEvent {
   enum class Kind : uint8_t {
     kReasoning,  // `text`: a part of the thoughts
-    kText,       // of the answer
-    kCall,       // a call begins; `text`: the tool's whole name
-    kArguments,  // a part of the call's arguments, which joined are a JSON object
+    kText,       // a part of the answer
+    kCall,       // start of a call; `text`: the tool's whole name
+    kArguments,  // a part of the call's arguments; all parts joined are a JSON object
   };
   Kind kind = Kind::kText;
   std::string text;
   bool operator==(const MessageEvent&) const = default;
 };
 
-// By tool and parameter: the JSON types that its schema allows ("string", "integer", ..; empty: not said).
-// Families that write arguments as plain text need it to tell the number 5 from the text "5".
+// JSON types by tool and parameter, from the schema ("string", "integer", ..; empty: unspecified). Families
+// with plain text arguments need it to distinguish the number 5 from the text "5".
 using ToolTypes = std::map<std::string, std::map<std::string, std::vector<std::string>>>;
 
 struct MessageParserOptions {
-  bool tools = false;               // calls are looked for
-  bool split_thoughts = true;       // else they stay in the text, marks and all
+  bool tools = false;               // parse calls
+  bool split_thoughts = true;       // false: thoughts stay in the text, with their marks
   bool begins_in_thought = false;   // the prompt ended with the opening mark
-  std::string opening;              // of the message, which the prompt ended with
-  uint32_t max_calls = UINT32_MAX;  // further ones are dropped
+  std::string opening;              // beginning of the message, already in the prompt
+  uint32_t max_calls = UINT32_MAX;  // further calls are dropped
   ToolTypes types;
 };
 
@@ -48,11 +48,11 @@ class MessageParser {
   ~MessageParser();
   MessageParser(MessageParser&&) noexcept;
 
-  // Takes the next part and appends what has become clear.
+  // Consumes the next part and appends the events decided so far.
   void Push(std::string_view text, std::vector<MessageEvent>* out);
-  // The message has ended.
+  // Ends the message and appends the remaining events.
   void Finish(std::vector<MessageEvent>* out);
-  // So far.
+  // Number of calls so far.
   uint32_t calls() const;
 
  private:

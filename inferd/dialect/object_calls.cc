@@ -17,7 +17,7 @@ using Json = nlohmann::ordered_json;
 using Kind = MessageEvent::Kind;
 using Outcome = CallParser::Outcome;
 
-// The value of an object that a model wrote in another order than usual, or with its arguments as text.
+// Parses a call object whose members are in another order than usual, or whose arguments are a string.
 std::optional<std::pair<std::string, std::string>> CallOfObject(std::string_view text) {
   const Json json = Json::parse(text, nullptr, /*allow_exceptions=*/false);
   if (!json.is_object() || !json.contains("name") || !json["name"].is_string()) {
@@ -33,7 +33,7 @@ std::optional<std::pair<std::string, std::string>> CallOfObject(std::string_view
   return std::pair(json["name"].get<std::string>(), std::move(text_of));
 }
 
-// Passes a JSON object on, piece by piece, as it stands.
+// Forwards a JSON object unchanged, piece by piece.
 class ObjectStream {
  public:
   // True once the object has ended.
@@ -52,7 +52,7 @@ class ObjectStream {
   JsonSpan span_;
 };
 
-// {"name", "arguments"} objects: one, or a list of them in brackets; then `close`, if it is there.
+// Parser of {"name", "arguments"} objects: one, or a list in brackets; then an optional `close`.
 class JsonCallParser final : public CallParser {
  public:
   explicit JsonCallParser(std::string close) : close_(std::move(close)) {}
@@ -95,7 +95,7 @@ class JsonCallParser final : public CallParser {
           rest_ = JsonSpan();
           rest_.Feed('{');
           break;
-        case State::kClosing:  // up to the object's own end, past members that mean nothing here
+        case State::kClosing:  // up to the object's own end; other members are ignored
           if (!SkipRest(in)) {
             return Outcome::kMore;
           }
@@ -115,7 +115,7 @@ class JsonCallParser final : public CallParser {
  private:
   enum class State : uint8_t { kOpening, kNext, kArguments, kClosing, kBehind };
 
-  // A call's head from `from` on: the bytes up to its arguments, or to its end where it came whole.
+  // Parses a call's head at `from`: returns the bytes up to its arguments, or to its end if it arrived whole.
   std::optional<size_t> Head(const std::string& in, size_t from, bool ended, std::vector<MessageEvent>* out) {
     const std::string_view text = std::string_view(in).substr(from);
     const CallHead head = MatchCallHead(text);
@@ -185,7 +185,8 @@ class JsonCallParser final : public CallParser {
   JsonSpan rest_;
 };
 
-// Mistral's: the list above, or f{..}, or f[ARGS]{..}; with [CALL_ID]id between in some versions.
+// Parser of Mistral calls: the list above, or f{..}, or f[ARGS]{..}; with [CALL_ID]id between in some
+// versions.
 class MistralCallParser final : public CallParser {
  public:
   Outcome Step(std::string* in, bool ended, std::vector<MessageEvent>* out) override {
@@ -237,7 +238,7 @@ class DeepSeekCallParser final : public CallParser {
             const bool may = MayTakeMark(*in, kCallBegin) || MayTakeMark(*in, "<｜tool▁calls▁end｜>");
             return may && !ended ? Outcome::kMore : any_ ? Outcome::kDone : Outcome::kNoCall;
           }
-          // Nothing is taken before the whole head is there: without it there is no call.
+          // Consumes nothing before the whole head has arrived: without it there is no call.
           const size_t separator = in->find(kSeparator);
           const size_t brace = separator == std::string::npos ? separator : in->find('{', separator);
           if (brace == std::string::npos) {
@@ -245,7 +246,7 @@ class DeepSeekCallParser final : public CallParser {
           }
           const size_t begin = SkipBlank(*in) + kCallBegin.size();
           std::string name = Trimmed(in->substr(begin, separator - begin));
-          if (name == "function") {  // V3 and R1: the name stands behind, then a fenced block
+          if (name == "function") {  // V3 and R1: the name follows, then a fenced block
             const size_t behind = separator + kSeparator.size();
             name = Trimmed(in->substr(behind, in->find_first_of("\n{", behind) - behind));
           }

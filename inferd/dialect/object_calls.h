@@ -1,4 +1,4 @@
-// Parsers of calls whose arguments are written as a JSON object.
+// Parsers of calls with JSON object arguments.
 //
 // Thread safety: thread-compatible; see call_parsers.h.
 #pragma once
@@ -10,11 +10,11 @@
 
 namespace sluice {
 
-// {"name", "arguments"} objects: one, or a list of them in brackets; then `close`, if it is there.
+// {"name", "arguments"} objects: one, or a list in brackets; then an optional `close`.
 std::unique_ptr<CallParser> MakeObjectCalls(const std::string& close);
-// The list above, or f{..}, or f[ARGS]{..}; with [CALL_ID]id between in some versions.
+// Mistral: the list above, or f{..}, or f[ARGS]{..}; with [CALL_ID]id between in some versions.
 std::unique_ptr<CallParser> MakeMistralCalls();
-// Between DeepSeek's marks, with or without a fenced block.
+// DeepSeek: its own marks, with or without a fenced block.
 std::unique_ptr<CallParser> MakeDeepSeekCalls();
 
 }  // namespace sluice

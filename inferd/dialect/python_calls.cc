@@ -16,7 +16,7 @@ bool IsNameByte(char c) {
          c == '-';
 }
 
-// A recursive descent over literals. Every method skips blanks before and returns whether it found its thing.
+// Recursive descent parser of literals. Every method skips blanks first and returns true on a match.
 class Reader {
  public:
   explicit Reader(std::string_view text) : text_(text) {}
@@ -85,7 +85,7 @@ class Reader {
         return false;
       }
       if (Word(close)) {
-        return true;  // a comma before the end
+        return true;  // trailing comma
       }
       if (!Value(&item, depth + 1)) {
         return false;

@@ -1,4 +1,4 @@
-// Calls that are written as Python: [f(a="x", b=1), g()]. Only literals are understood.
+// Parser of calls in Python syntax: [f(a="x", b=1), g()]. Only literals are supported.
 //
 // Thread safety: pure functions, safe to call from any thread.
 #pragma once
@@ -11,10 +11,10 @@
 
 namespace sluice {
 
-// The number of bytes up to the end of the list that `text` begins with, npos: it does not end there.
+// Number of bytes up to the end of the list at the front of `text`; npos: the end is not there yet.
 size_t PythonListEnd(std::string_view text);
 
-// The calls' names, and their arguments as a JSON object. None unless all of `text` is a list of calls with
+// Names of the calls, and their arguments as JSON objects. None unless all of `text` is a list of calls with
 // keyword arguments.
 std::optional<std::vector<std::pair<std::string, std::string>>> ParsePythonCalls(std::string_view text);
 

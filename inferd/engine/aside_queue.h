@@ -1,7 +1,7 @@
-// Work of other threads that the engine thread does between two steps while they wait for it: steps of their
-// own, which need the weights, and calls, which do not.
+// Control tasks that other threads queue for the engine thread, run between two steps while the callers wait:
+// steps, which need the weights, and calls, which do not.
 //
-// Thread safety: thread-safe; RunNext(), FailSteps() and Close() are the engine thread's.
+// Thread safety: thread-safe; RunNext(), FailSteps() and Close() belong to the engine thread.
 #pragma once
 
 #include <deque>
@@ -17,22 +17,22 @@ namespace sluice {
 
 class AsideQueue {
  public:
-  // `wake` is called once something has been queued: the engine thread should look.
+  // `wake` is called after each queued aside, to wake the engine thread.
   explicit AsideQueue(std::function<void()> wake) : wake_(std::move(wake)) {}
 
-  // Block until the engine thread has done it. UNAVAILABLE once closed.
+  // Both block until the engine thread has run the aside. UNAVAILABLE once closed.
   absl::Status RunStep(EngineWork work);
   absl::Status RunCall(std::function<absl::Status()> call);
 
-  // Does what has waited longest, a step by `run_step`; false: nothing waits.
+  // Runs the oldest aside, a step by `run_step`; false: no aside waits.
   bool RunNext(const std::function<absl::Status(const EngineWork&)>& run_step);
-  // Ends the steps that wait.
+  // Fails the waiting steps.
   void FailSteps(const absl::Status& status);
-  // Ends all that waits or will come.
+  // Fails all waiting and future tasks.
   void Close(const absl::Status& status);
 
  private:
-  // Its fields are guarded by mutex_ until it is taken and once it is done.
+  // A aside's fields are guarded by mutex_ before it is taken and after it is done.
   struct Aside {
     EngineWork work;                     // a step, or
     std::function<absl::Status()> call;  // a call

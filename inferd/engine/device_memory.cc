@@ -24,7 +24,7 @@ uint64_t ExpertBytes(const Pack& pack) {
 
 uint64_t Up(uint64_t bytes, uint64_t granule) { return (bytes + granule - 1) / granule * granule; }
 
-// Of what is free on a real device: others allocate there too, and so does a driver.
+// Share of a real device's free memory that is used: other processes and the driver allocate there too.
 constexpr double kShareOfFree = 0.95;
 
 std::string Beside(const DeviceMemory& memory) {
@@ -55,12 +55,12 @@ absl::StatusOr<DeviceMemory> DivideDeviceMemory(const DeviceBudget& budget, cons
   memory.dense = Up(DenseWeights::DeviceBytes(pack), granule);
   memory.kv = plan.kv_bytes;
   memory.activations = plan.activation_bytes;
-  const bool resident = policies.cache == CacheKind::kResident;  // that is what the preset says
+  const bool resident = policies.cache == CacheKind::kResident;  // required by the preset
   uint64_t bytes = budget.bytes;
   if (room.has_value() && bytes == 0 && budget.expert_percent == 0) {
     bytes = memory.contexts + static_cast<uint64_t>(kShareOfFree * static_cast<double>(room->free));
     if (memory.beside() + all <= bytes) {
-      bytes = 0;  // all of them
+      bytes = 0;  // 0: all experts
     }
   }
   if (!resident && budget.expert_percent > 0) {

@@ -1,4 +1,5 @@
-// What lies on a device with memory of its own, and what of its budget that leaves for experts.
+// Setup of an engine's devices, and the division of a device's memory: the parts on a device with its own
+// memory, and the bytes left for experts.
 //
 // Thread safety: plain values and pure functions.
 #pragma once
@@ -14,36 +15,36 @@
 
 namespace sluice {
 
-// What was asked for: bytes for everything of ours there, or a share of the routed experts beside all else.
-// Neither: all experts, or on a real device as many as 95 % of what is free hold.
+// The requested budget: bytes for everything on the device, or a share of the routed experts besides
+// everything else. Neither: all experts, or on a real device as many as fit 95 % of the free memory.
 struct DeviceBudget {
   uint64_t bytes = 0;
   double expert_percent = 0;
 };
 
-// What a real device has, asked for once both processes have what they need to use it at all.
+// Memory of a real device, measured once both processes have created their contexts.
 struct DeviceRoom {
   uint64_t total = 0;
   uint64_t free = 0;
-  uint64_t contexts = 0;  // of both processes, and the backend's workspace: taken already
-  uint64_t granule = 1;   // slabs take whole ones
+  uint64_t contexts = 0;  // of both processes, with the backend's workspace: already allocated
+  uint64_t granule = 1;   // slabs are a multiple of it
 };
 
-// Bytes by what they are for.
+// Bytes by purpose.
 struct DeviceMemory {
-  uint64_t contexts = 0;  // and workspace; 0 on a modelled device
+  uint64_t contexts = 0;  // with workspace; 0 on a modelled device
   uint64_t dense = 0;
-  uint64_t kv = 0;           // recurrent states included
-  uint64_t activations = 0;  // tables and staging memory included
-  uint64_t experts = 0;      // the slots' at most; 0: as many as all experts take
+  uint64_t kv = 0;           // includes recurrent states
+  uint64_t activations = 0;  // includes tables and staging memory
+  uint64_t experts = 0;      // maximum for the slots; 0: enough for all experts
   uint64_t beside() const { return contexts + dense + kv + activations; }
-  // One line for the log.
+  // Returns one line for the log.
   std::string Describe(const Pack& pack) const;
 };
 
-// The plan is the model's, the policies are those in effect. INVALID_ARGUMENT with the parts: the budget
-// cannot hold what lies beside the experts and the least that these policies need of them. RESOURCE_EXHAUSTED
-// with the parts: it is more than what is free in `room`.
+// Divides the budget by the model's plan and the effective policies. INVALID_ARGUMENT with the parts: the
+// budget cannot hold everything else plus the minimum of experts for these policies. RESOURCE_EXHAUSTED with
+// the parts: it exceeds the free memory in `room`.
 absl::StatusOr<DeviceMemory> DivideDeviceMemory(const DeviceBudget& budget, const EnginePlan& plan,
                                                 const Policies& policies, const Pack& pack,
                                                 const std::optional<DeviceRoom>& room = std::nullopt);

@@ -21,14 +21,14 @@
 namespace sluice {
 namespace {
 
-// One attempt to reach weightd may take this long; between attempts the engine hears cancels.
+// Timeout of one attempt to reach weightd; cancels are processed between attempts.
 constexpr absl::Duration kAttempt = absl::Seconds(1);
 constexpr absl::Duration kAttemptPause = absl::Milliseconds(50);
-// Pause between attempts once requests have been given up.
+// Pause between attempts after the requests have failed.
 constexpr absl::Duration kBackgroundPause = absl::Milliseconds(500);
-// A congested sink cannot wake the engine, so it is asked again at this pace.
+// A congested sink cannot wake the engine, so it is polled at this pace.
 constexpr absl::Duration kCongestedPause = absl::Milliseconds(1);
-// With live requests the engine never sleeps longer, whatever it believes to be waiting for.
+// Maximum sleep of the engine thread with live requests, whatever it waits for.
 constexpr absl::Duration kLongestNap = absl::Milliseconds(100);
 
 uint64_t RandomSeed() {
@@ -40,7 +40,7 @@ absl::Status Lost(const std::string& why) {
   return WithRetryDelay(ReasonError(absl::StatusCode::kUnavailable, "WEIGHTD_LOST", why), absl::Seconds(1));
 }
 
-// Memory that a waiting request holds besides its tokens: its objects, buffers and names, generously.
+// Upper estimate of a waiting request's memory besides its tokens: objects, buffers and names.
 constexpr uint64_t kRequestBytes = 4096;
 
 uint64_t BytesOf(const GuideSpec& guide) {
@@ -89,7 +89,7 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(const EngineOptions& opti
 
 Engine::~Engine() {
   {
-    MutexLock lock(&mutex_);  // so that a pause between attempts to reconnect sees it at once
+    MutexLock lock(&mutex_);  // so that a pause between reconnect attempts ends at once
     stopping_ = true;
   }
   WakeLoop();
@@ -149,7 +149,7 @@ void Engine::Loop() {
     core_->EndExpired(absl::Now());
     if (!core_->has_weights()) {
       asides_.FailSteps(Lost("the connection to weightd is lost"));
-      RunNextAside();  // what is left needs no weights
+      RunNextAside();  // the remaining tasks need no weights
       HandleLoss();
       continue;
     }
@@ -171,13 +171,12 @@ void Engine::Loop() {
   asides_.Close(end);
 }
 
-// Whether there was one. Requests get a step between two of them.
+// Runs one control task; false: none waits. Requests get a step between two tasks.
 bool Engine::RunNextAside() {
   return asides_.RunNext([this](const EngineWork& work) { return core_->RunAside(work); });
 }
 
-// The engine thread should look at what came: it may be waiting for weightd, or pause between two attempts to
-// reach it.
+// Wakes the engine thread, which may be waiting for weightd, or pausing between two attempts to reach it.
 void Engine::WakeLoop() {
   {
     MutexLock lock(&mutex_);
@@ -218,14 +217,14 @@ absl::StatusOr<PrefixCache::Saved> Engine::LoadPrefixes(const std::string& path)
   absl::StatusOr<PrefixCache::Saved> loaded;
   RETURN_IF_ERROR(asides_.RunCall([&] {
     loaded = core_->LoadPrefixes(path);
-    Publish();  // before the caller looks
+    Publish();  // before the caller reads statistics
     return loaded.status();
   }));
   return loaded;
 }
 
-// On the engine's thread. The limit changes before it is known whether anybody lives: who enters later looks
-// at it again.
+// Runs on the engine's thread. The limit changes before live requests are checked: a request that enters
+// later checks it again.
 absl::Status Engine::TuneKvNow(std::optional<uint64_t> kv_budget, uint32_t context, uint64_t coming,
                                KvTuned* tuned) {
   const uint32_t before = core_->kv_pages();
@@ -290,7 +289,7 @@ void Engine::Idle(EngineCore::Outcome outcome) {
   Publish();
 }
 
-// One attempt to get the weights back; a pause if it fails.
+// Makes one attempt to recover the weights; pauses if it fails.
 void Engine::HandleLoss() {
   const absl::Duration grace = plan_.options.weightd_grace;
   if (lost_since_ == absl::InfiniteFuture()) {
@@ -352,7 +351,7 @@ std::vector<LayerStats> Engine::Layers() const {
 EngineStats Engine::Stats() const {
   MutexLock lock(&mutex_);
   EngineStats stats = stats_;
-  const uint64_t live = registry_.live();  // requests entered since the last step count too
+  const uint64_t live = registry_.live();  // includes requests entered since the last step
   stats.sequences_waiting = live - std::min(live, stats.sequences_running);
   stats.requests_rejected = rejected_;
   return stats;
@@ -365,7 +364,7 @@ absl::Status Engine::Health() const {
   const int64_t heartbeat = core_->heartbeat_nanos();
   const absl::Duration silence = absl::Nanoseconds(MonotonicClock().NowNanos() - heartbeat);
   if (heartbeat != 0 && silence > plan_.options.watchdog) {
-    // In whole limits: who logs each change of health should not log the time.
+    // Counted in whole limits, so that a log of each health change does not repeat for every second.
     const absl::Duration limits = absl::Floor(silence, plan_.options.watchdog);
     return ReasonError(absl::StatusCode::kUnavailable, "STEP_STUCK",
                        absl::StrCat("the running step has not moved for ", absl::FormatDuration(limits)));
@@ -401,8 +400,8 @@ absl::StatusOr<SequenceId> Engine::Enter(const std::string& request_id, const st
   return registry_.Enter(request_id, tokens, bytes, client);
 }
 
-// The limit of context may have changed since it was looked at: TuneKv() counts on what lives, and this one
-// lives only now.
+// Checks the context limit again, as it may have changed: TuneKv() considers only live requests, and this one
+// is live only now.
 absl::Status Engine::StillWithin(const std::string& request_id, absl::Status check) {
   if (!check.ok()) {
     registry_.End(request_id);
@@ -418,8 +417,8 @@ void Engine::Hand(std::unique_ptr<Sequence> sequence) {
   WakeLoop();
 }
 
-// Null where the request has none. What ends an answer besides the model's end tokens are stop ids that no
-// text spells.
+// Compiles the request's grammar; null if it has none. Besides the model's end tokens, an answer may end by
+// stop ids that have no visible text.
 absl::StatusOr<std::unique_ptr<Guide>> Engine::StartGuide(const GenerateSpec& spec) {
   if (!spec.guide.has_value()) {
     return nullptr;

@@ -1,9 +1,9 @@
 // The engine: EngineApi on its own thread.
 //
-// Callers validate and queue; the engine thread takes what is queued between steps, runs steps, and is the
-// only one that touches the model, the caches and weightd's session. When weightd is lost it tries to get it
-// back for EngineOptions::weightd_grace, during which requests wait; then they end UNAVAILABLE, and it goes
-// on trying in the background.
+// Callers validate and queue; the engine thread takes queued requests between steps, runs steps, and is the
+// only thread that touches the model, the caches and weightd's session. When weightd is lost it tries to
+// reconnect for EngineOptions::weightd_grace, during which requests wait; then they end UNAVAILABLE, and it
+// keeps trying in the background.
 //
 // Thread safety: thread-safe.
 #pragma once
@@ -37,10 +37,9 @@ namespace sluice {
 
 class Engine final : public EngineApi {
  public:
-  // Everything is made on the engine thread, and Create returns when a token can be made or an error is
-  // known. `tokenizer` (may be null: token ids only) outlives the engine. `copiers`: what this process copies
-  // into the device's memory with, where it pulls. Errors: those of PlanEngine, of the places, of leasing
-  // the dense weights.
+  // Creates everything on the engine thread, and returns when a token can be computed or an error is known.
+  // `tokenizer` (may be null: token ids only) outlives the engine. `copiers` copy into the device's memory if
+  // this process pulls. Errors: those of PlanEngine, of the places, of leasing the dense weights.
   static absl::StatusOr<std::unique_ptr<Engine>> Create(const EngineOptions& options,
                                                         std::unique_ptr<WeightClient> client,
                                                         PlacesFactory make_places, const Tokenizer* tokenizer,
@@ -63,27 +62,27 @@ class Engine final : public EngineApi {
   }
   void SetQueueLimits(const QueueLimits& limits) override { registry_.SetLimits(limits); }
 
-  // The KV cache as it is, and what requests may take of it.
+  // Size of the KV cache, and the context limit of requests.
   struct KvTuned {
     uint32_t pages = 0;
-    uint64_t bytes = 0;      // with recurrent states
-    uint32_t context = 0;    // tokens of a request
-    uint32_t restarted = 0;  // sequences that are computed again
+    uint64_t bytes = 0;      // includes recurrent states
+    uint32_t context = 0;    // maximum tokens of a request
+    uint32_t restarted = 0;  // number of sequences to be recomputed
   };
   KvTuned Kv() const;
-  // Gives the KV cache another budget, requests another limit, between two steps; blocks until then.
-  // `coming`: bytes that are about to become free. While requests live the cache must hold one text of the
-  // context of the start, since one of them may be as long. Errors leave all as it was: see TuningApi.
+  // Changes the budget of the KV cache and the context limit between two steps; blocks until then. `coming`:
+  // bytes that are about to become free. While requests are live the cache must hold one sequence of the
+  // initial context, since one of them may be that long. Errors change nothing: see TuningApi.
   absl::StatusOr<KvTuned> TuneKv(std::optional<uint64_t> kv_budget, std::optional<uint32_t> context,
                                  uint64_t coming = 0);
 
-  // What past texts have left (PrefixCache::Save, Load), between two steps; blocks until then.
+  // Saves and loads the prefix cache (PrefixCache::Save, Load) between two steps; both block until then.
   absl::StatusOr<PrefixCache::Saved> SavePrefixes(const std::string& path, uint64_t limit);
   absl::StatusOr<PrefixCache::Saved> LoadPrefixes(const std::string& path);
 
-  // The options with every default resolved.
+  // Options with every default resolved.
   const EnginePlan& plan() const { return plan_; }
-  // For the start-up log: backend, session, sizes.
+  // Text for the start-up log: backend, session, sizes.
   const std::string& description() const { return description_; }
   GuideStats guide_stats() const { return guides_ == nullptr ? GuideStats() : guides_->Stats(); }
 
@@ -117,7 +116,7 @@ class Engine final : public EngineApi {
   const std::unique_ptr<VirtualClock> clock_;  // null: real time
   const std::unique_ptr<WeightClient> client_;
   const Tokenizer* const tokenizer_;
-  const ModelConfig& config_;  // of the client's pack
+  const ModelConfig& config_;  // from the client's pack
   const uint64_t seed_base_;
   const std::unique_ptr<Guides> guides_;  // null without a tokenizer
   RequestRegistry registry_;
@@ -125,26 +124,26 @@ class Engine final : public EngineApi {
   std::atomic<bool> stopping_{false};
   std::atomic<uint64_t> seeds_drawn_{0};
   std::atomic<uint64_t> rejected_{0};
-  std::atomic<uint32_t> context_;  // tokens of a request, at most those of the plan
+  std::atomic<uint32_t> context_;  // maximum tokens of a request, at most the plan's
 
   AsideQueue asides_;
 
   mutable Mutex mutex_;
-  CondVar changed_;  // started_, stopping_, incoming_, cancelled_ or what asides_ holds has
+  CondVar changed_;  // started_, stopping_, incoming_, cancelled_ or asides_ changed
   bool started_ ABSL_GUARDED_BY(mutex_) = false;
   absl::Status start_status_ ABSL_GUARDED_BY(mutex_);
   std::vector<std::unique_ptr<Sequence>> incoming_ ABSL_GUARDED_BY(mutex_);
   std::vector<SequenceId> cancelled_ ABSL_GUARDED_BY(mutex_);
   EngineStats stats_ ABSL_GUARDED_BY(mutex_);
   std::vector<LayerStats> layers_ ABSL_GUARDED_BY(mutex_);
-  absl::Status health_ ABSL_GUARDED_BY(mutex_);   // can a token be made now?
-  absl::Status refusal_ ABSL_GUARDED_BY(mutex_);  // what new requests are told
+  absl::Status health_ ABSL_GUARDED_BY(mutex_);   // OK: a token can be computed now
+  absl::Status refusal_ ABSL_GUARDED_BY(mutex_);  // error for new requests
 
   // Written by the engine thread before Create returns, then const.
-  std::unique_ptr<EngineCore> core_;  // used by the engine thread alone but for heartbeat_nanos()
+  std::unique_ptr<EngineCore> core_;  // used by the engine thread only, except heartbeat_nanos()
   std::string description_;
 
-  // Of the engine thread.
+  // Used by the engine thread only.
   std::vector<std::unique_ptr<Sequence>> taken_;
   std::vector<SequenceId> taken_cancels_;
   absl::Time lost_since_ = absl::InfiniteFuture();  // InfiniteFuture: not lost

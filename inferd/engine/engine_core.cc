@@ -39,7 +39,7 @@ EngineCore::~EngineCore() {
   if (weights_ != nullptr) {
     weights_->Release();
   }
-  client_->SetSegmentObserver(nullptr).IgnoreError();  // taking an observer away cannot fail
+  client_->SetSegmentObserver(nullptr).IgnoreError();  // removing an observer cannot fail
 }
 
 absl::StatusOr<std::unique_ptr<EngineCore>> EngineCore::Create(const EnginePlan& plan, PolicyChoice choice,
@@ -122,7 +122,7 @@ void EngineCore::MakeScheduler(const Policies& policies) {
                                            &kv_->pages(), prefixes_.get());
 }
 
-// What a session must give before a step can run.
+// Acquires everything that a step needs from a session.
 absl::Status EngineCore::AcquireWeights() {
   RETURN_IF_ERROR(weights_->Acquire(plan_.options.stall_limit));
   return residency_->Attach();
@@ -218,7 +218,7 @@ absl::StatusOr<PrefixCache::Saved> EngineCore::LoadPrefixes(const std::string& p
   return prefixes_ != nullptr ? prefixes_->Load(path) : NoPrefixes(prefix_rule_);
 }
 
-// True if any sequence is held up by its consumer.
+// True if any sequence is blocked by its consumer.
 bool EngineCore::BlockCongested() {
   bool any = false;
   for (const auto& [id, sequence] : sequences_) {
@@ -274,7 +274,7 @@ EngineCore::Outcome EngineCore::Step(absl::Time now) {
   return RunStep(plan);
 }
 
-// Of the clock by which answers are timed. A virtual one begins at the epoch.
+// Returns the time of the clock that times answers. A virtual clock begins at the epoch.
 absl::Time EngineCore::Now() const {
   return virtual_clock_ == nullptr ? absl::Now() : absl::FromUnixNanos(virtual_clock_->NowNanos());
 }
@@ -317,7 +317,7 @@ EngineCore::Outcome EngineCore::RunStep(const StepPlan& plan) {
     status = prefetcher_->Continue();
   }
   if (!status.ok()) {
-    forward_->Abandon();  // what was queued may still read what is given back next
+    forward_->Abandon();  // queued work may still read the memory that is released next
   }
   backend_->EndStep();
   heartbeat_.store(0, std::memory_order_relaxed);
@@ -340,7 +340,7 @@ absl::Status EngineCore::RunAside(const EngineWork& work) {
     LoseWeights();
     return ReasonError(absl::StatusCode::kUnavailable, "WEIGHTD_LOST", "the connection to weightd is lost");
   }
-  client_->SetScan(false);  // what it uses it uses again and again
+  client_->SetScan(false);  // its experts are used again and again
   const ModelParts parts{&client_->pack().config(), &plan_,          backend_.get(), weights_.get(),
                          residency_.get(),          residency_.get()};
   backend_->BeginStep();
@@ -359,8 +359,8 @@ absl::Status EngineCore::RunAside(const EngineWork& work) {
   return status;
 }
 
-// Leased memory is what it was read as only while the session lasts: weightd closes a session that has
-// stopped before it gives its places to others.
+// Checks the session: leased memory is valid only while the session lasts, as weightd closes a stalled
+// session before it reuses its memory.
 absl::Status EngineCore::CheckSession() const {
   return client_->connected() ? absl::OkStatus()
                               : absl::UnavailableError("the connection to weightd was lost during the step");
@@ -371,7 +371,7 @@ absl::Status EngineCore::EndWithoutLogits() {
   return CheckSession();
 }
 
-// Makes the step count: rows are in the cache, tokens are known, what ended leaves.
+// Commits the step: marks rows as cached, appends tokens, removes finished sequences.
 void EngineCore::CommitStep() {
   for (uint32_t i = 0; i < rows_.running().size(); ++i) {
     Sequence* sequence = rows_.running()[i].sequence;
@@ -414,8 +414,8 @@ void EngineCore::CommitStep() {
   }
 }
 
-// A text that becomes long with its new token is computed anew: its rows so far were rotated as a short
-// one's.
+// Appends the new token. A sequence that becomes long with it is recomputed: its rows so far were rotated by
+// the short rope table.
 void EngineCore::CountToken(SequenceId id, const Sequence& sequence) {
   scheduler_->Append(id);
   if (rows_.short_text_limit() > 0 && sequence.tokens().size() == rows_.short_text_limit() + 1) {
@@ -424,7 +424,7 @@ void EngineCore::CountToken(SequenceId id, const Sequence& sequence) {
 }
 
 void EngineCore::FailStep(const absl::Status& status) {
-  // What passes by itself: others may get their room and their bytes.
+  // These errors may pass: other sessions may release memory, or the bytes may arrive later.
   if (!absl::IsResourceExhausted(status) && !absl::IsDeadlineExceeded(status)) {
     broken_ = status;
   }
@@ -437,7 +437,7 @@ void EngineCore::LoseWeights() {
   residency_->Abandon();
   weights_->Release();
   if (!client_->connected()) {
-    fetches_.Forget();  // their completions never come
+    fetches_.Forget();  // their completions never arrive
   }
 }
 

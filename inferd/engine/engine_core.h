@@ -1,8 +1,8 @@
-// The engine without its thread: takes sequences, runs steps, survives the loss of weightd.
+// The engine without its thread: accepts sequences, runs steps, survives the loss of weightd.
 //
-// A step: plan the rows, run the forward pass, hand each sequence its logits, end those that are done. When
-// weightd is lost in a step nothing of it counts: leases go back, and once Recover() has succeeded the next
-// step computes the same rows again, to the same bits.
+// A step plans the rows, runs the forward pass, gives each sequence its logits, and ends finished sequences.
+// If weightd is lost in a step the step is discarded: leases are dropped, and after Recover() the next step
+// computes the same rows again, to the same bits.
 //
 // Thread safety: thread-compatible; one thread at a time, the engine's. Stats go out through FillStats(),
 // which that thread calls too.
@@ -50,8 +50,8 @@ namespace sluice {
 
 class EngineCore final {
  public:
-  // Leases the dense weights, so the engine can make a token when this returns. `client`, `registry` and
-  // `clock` (null: real time), by which steps and answers are timed, outlive the core.
+  // Leases the dense weights, so the engine can compute a token when this returns. `client`, `registry` and
+  // `clock` (null: real time), which times steps and answers, outlive the core.
   static absl::StatusOr<std::unique_ptr<EngineCore>> Create(const EnginePlan& plan, PolicyChoice choice,
                                                             WeightClient* client, ComputePlaces places,
                                                             RequestRegistry* registry,
@@ -60,61 +60,62 @@ class EngineCore final {
 
   enum class Outcome : uint8_t {
     kIdle,       // nothing to compute
-    kCongested,  // nothing to compute until some consumer takes what it has
+    kCongested,  // nothing to compute until a consumer reads its output
     kRan,
-    kLost,  // weightd is gone; Recover()
+    kLost,  // weightd is gone; call Recover()
   };
 
   void Add(std::unique_ptr<Sequence> sequence);
-  // Ends one sequence; an unknown id is ignored. CANCELLED counts as cancelled, all else as failed.
+  // Ends one sequence; an unknown id is ignored. CANCELLED counts as cancelled, any other status as failed.
   void End(SequenceId id, const absl::Status& status);
   void EndAll(const absl::Status& status);
 
-  // Called whenever a sequence has left, before its sink hears of it: counters are right by then.
+  // Sets the hook called after the removal of a sequence and before its sink is told; counters are up to date
+  // then.
   void SetRemovalHook(std::function<void()> hook) { removal_hook_ = std::move(hook); }
 
-  // Ends what is past its deadline, or has waited too long to start.
+  // Ends sequences past their deadline, or past their latest start.
   void EndExpired(absl::Time now);
-  // The same, then runs one step.
+  // Calls EndExpired(), then runs one step.
   Outcome Step(absl::Time now);
 
-  // Another number of pages for the KV cache, between two steps. What runs gives its pages back and is
-  // computed again; past texts are forgotten. Errors of KvCache::Resize().
+  // Changes the number of pages of the KV cache, between two steps. Running sequences release their pages and
+  // are recomputed; cached prefixes are dropped. Errors of KvCache::Resize().
   absl::Status ResizeKv(uint32_t pages);
   uint32_t kv_pages() const { return kv_->pages().total(); }
   uint32_t running() const { return scheduler_->running(); }
 
-  // Of PrefixCache. FAILED_PRECONDITION if no prefixes are reused.
+  // Both forward to PrefixCache. FAILED_PRECONDITION if no prefixes are reused.
   absl::StatusOr<PrefixCache::Saved> SavePrefixes(const std::string& path, uint64_t limit) const;
   absl::StatusOr<PrefixCache::Saved> LoadPrefixes(const std::string& path);
 
-  // Runs `work` as a step of its own. An error of weightd's loses the weights, as in a step.
+  // Runs `work` as a step of its own. An error of weightd loses the weights, as in a step.
   absl::Status RunAside(const EngineWork& work);
 
-  // Takes completions that arrived outside of a step.
+  // Processes completions that arrived outside of a step.
   void Poll() { residency_->Poll(); }
 
-  // Nothing of weightd's is held any more; steps fail until Recover() succeeds.
+  // Drops everything held from weightd; steps fail until Recover() succeeds.
   void LoseWeights();
-  // One attempt to get a session and the dense weights back. An error while the client is not connected is
-  // about the session and may pass, whatever its code.
+  // Makes one attempt to recover a session and the dense weights. An error while the client is not connected
+  // concerns the session and may pass, whatever its code.
   absl::Status Recover(absl::Time deadline);
 
   bool has_weights() const { return weights_->acquired(); }
   size_t live() const { return sequences_.size(); }
   absl::Time NextDeadline() const { return scheduler_->NextDeadline(); }
   const Backend& backend() const { return *backend_; }
-  const Backend* cpu() const { return cpu_.get(); }  // null: none computes beside the device
+  const Backend* cpu() const { return cpu_.get(); }  // null: the CPU does not compute beside the device
   std::string DescribeCache() const { return residency_->Describe(); }
 
-  // An error that every later step would meet again; OK if there is none.
+  // A permanent error that every later step would meet again; OK if there is none.
   const absl::Status& broken() const { return broken_; }
-  // When the running step last moved on, as nanoseconds of MonotonicClock; 0 between steps. Any thread.
+  // Time of the running step's last progress, in nanoseconds of MonotonicClock; 0 between steps. Any thread.
   int64_t heartbeat_nanos() const { return heartbeat_.load(std::memory_order_relaxed); }
 
-  // Why not every prefix is reused; empty if every one is.
+  // Reason why not every prefix is reused; empty if every one is.
   const std::string& prefix_rule() const { return prefix_rule_; }
-  // Why the preset `auto` chose what it did; empty for others.
+  // Reasons for the choice of the preset `auto`; empty for other presets.
   const std::vector<std::string>& reasons() const { return choice_.reasons; }
 
   void FillStats(EngineStats* stats) const;
@@ -143,7 +144,7 @@ class EngineCore final {
   absl::Status EndWithoutLogits();
   void CommitStep();
   void FailStep(const absl::Status& status);
-  // What steps are measured by: the clocks, what was waited for, what came.
+  // Start values of a step's measurement: clocks, wait times, bytes.
   struct StepMarks {
     int64_t nanos = 0;
     int64_t real_nanos = 0;
@@ -155,7 +156,8 @@ class EngineCore final {
   };
   StepMarks MarksNow() const;
   double LoadSeconds() const;
-  // Whether the step passes over the model's experts as a long prompt does, and goes on doing so after it.
+  // Tells weightd if the step scans the model's experts like a long prompt, and if the next step continues
+  // the scan.
   void TellScan(const StepPlan& plan);
   void CountStep(const StepPlan& plan, const StepMarks& before);
   void CountTimes(const StepMarks& before, const StepMarks& now);
@@ -163,8 +165,8 @@ class EngineCore final {
 
   const EnginePlan plan_;
   const PolicyChoice choice_;
-  const std::unique_ptr<Backend> backend_;  // the device
-  const std::unique_ptr<Backend> cpu_;      // beside it; null: the device computes everything
+  const std::unique_ptr<Backend> backend_;  // the device's backend
+  const std::unique_ptr<Backend> cpu_;      // CPU beside the device; null: the device computes everything
   SegmentBuffers segments_;
   WeightClient* const client_;
   RequestRegistry* const registry_;
@@ -178,23 +180,23 @@ class EngineCore final {
   std::unique_ptr<RoutingPolicy> routing_;
   std::unique_ptr<SparsityPolicy> sparsity_;
   std::unique_ptr<Prefetcher> prefetcher_;  // null: no prefetch
-  std::unique_ptr<TraceRecorder> trace_;    // null: none is recorded
+  std::unique_ptr<TraceRecorder> trace_;    // null: no trace is recorded
   std::unique_ptr<StepTaps> taps_;
   std::unique_ptr<Forward> forward_;
-  std::unique_ptr<PrefixCache> prefixes_;  // null: none are reused
+  std::unique_ptr<PrefixCache> prefixes_;  // null: no prefix reuse
   std::unique_ptr<Scheduler> scheduler_;
   StepRows rows_;
 
   absl::flat_hash_map<SequenceId, std::unique_ptr<Sequence>> sequences_;
-  double link_gbps_ = 0;  // of a throttled or modelled link; 0: none
+  double link_gbps_ = 0;  // rate of a throttled or modelled link; 0: none
   uint64_t step_number_ = 0;
-  const uint32_t scan_rows_;  // rows of prompts that make a step a scan; 0: nothing does
+  const uint32_t scan_rows_;  // minimum prompt rows of a scan; 0: no step is a scan
   ChunkPace chunk_;
   std::string prefix_rule_;
   absl::Status broken_;
   std::function<void()> removal_hook_;
   std::atomic<int64_t> heartbeat_{0};
-  EngineStats counted_;  // what the core counts itself
+  EngineStats counted_;  // counters of the core itself
 };
 
 }  // namespace sluice

@@ -1,5 +1,5 @@
-// The places that compute and the client of weightd as an engine's options want them: what models, measures
-// or confines a device stands before it, and experts come by the device's transport.
+// Creates the places and the weightd client for an engine's options: wraps a device by the model, the cost
+// measurement or the own-memory simulation, and selects the device's transport for experts.
 //
 // Thread safety: free functions.
 #pragma once
@@ -16,11 +16,11 @@
 
 namespace sluice {
 
-// `clock` null: real time.
+// Creates the places. `clock` null: real time.
 absl::StatusOr<ComputePlaces> MakePlaces(const EnginePlan& plan, bool cpu_beside, const ModelConfig& config,
                                          VirtualClock* clock, const PlacesFactory& factory);
 
-// The client as the device's transport needs it. `copiers`: what this process copies with, where it pulls.
+// Wraps the client for the device's transport. `copiers` are used if this process pulls.
 std::unique_ptr<WeightClient> Transported(std::unique_ptr<WeightClient> client, const EngineOptions& options,
                                           VirtualClock* clock, std::vector<std::shared_ptr<Copier>> copiers);
 

@@ -1,4 +1,4 @@
-// What the engine counts: steps, times, and what others counted for it.
+// The engine's statistics: steps, times, and counters of its parts.
 #include <cstdint>
 #include <optional>
 #include <tuple>
@@ -64,7 +64,8 @@ StepCost EngineCore::CostSince(const StepCost& before) const {
           now.bytes_link - before.bytes_link};
 }
 
-// Time that the link has been busy: what a throttled one takes for the bytes, else what copies took.
+// Busy time of the link: the modelled time of the bytes on a throttled link, else the measured time of
+// copies.
 double EngineCore::LoadSeconds() const {
   return link_gbps_ > 0 ? static_cast<double>(fetches_.bytes_link()) / (link_gbps_ * 1e9)
                         : fetches_.copy_seconds();

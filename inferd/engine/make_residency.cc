@@ -21,7 +21,7 @@ double BytesOf(const DenseExpert& expert) {
   return bytes;
 }
 
-// Of the modelled device and link; in real time nothing.
+// Returns the times of the modelled device and link; zeros in real time.
 DeviceTimes ModelledTimes(const EngineOptions& options, const ModelConfig& config) {
   if (!options.virtual_clock) {
     return {};

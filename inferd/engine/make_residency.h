@@ -1,4 +1,4 @@
-// Makes the cache of experts that a device wants: leases on the host, slots of a slab elsewhere.
+// Creates a device's expert cache: leases on the host, slots of a slab elsewhere.
 //
 // Thread safety: free functions.
 #pragma once
@@ -17,7 +17,7 @@
 
 namespace sluice {
 
-struct ResidencyParts {  // all but plan and policies outlive what is made; `cpu` and `clock` may be null
+struct ResidencyParts {  // all except plan and policies outlive the result; `cpu` and `clock` may be null
   const EnginePlan* plan = nullptr;
   const Policies* policies = nullptr;
   WeightClient* client = nullptr;
@@ -26,12 +26,12 @@ struct ResidencyParts {  // all but plan and policies outlive what is made; `cpu
   Backend* device = nullptr;
   Backend* cpu = nullptr;  // computes beside the device
   VirtualClock* clock = nullptr;
-  const DenseWeights* weights = nullptr;  // what they weigh only: they need not be there
+  const DenseWeights* weights = nullptr;  // used for sizes only, may be not loaded
 };
 
 absl::StatusOr<std::unique_ptr<Residency>> MakeResidency(const ResidencyParts& parts);
 
-// Of a throttled or modelled link to the device; 0: none.
+// Returns the rate of a throttled or modelled link to the device; 0: none.
 double LinkGbps(const EngineOptions& options, const ModelConfig& config);
 
 }  // namespace sluice

@@ -20,7 +20,7 @@ absl::StatusOr<PolicyChoice> ChoosePoliciesFor(const EngineOptions& options, con
   const double link = options.virtual_clock ? VirtualLinkGbps(options.costs, options.slab.link_gbps, config)
                                             : options.slab.link_gbps;
   setup.link_seconds = link > 0 ? 1 / (link * 1e9) : 0;
-  // On `sim` in real time the CPU's threads are the device's.
+  // On `sim` in real time the CPU's threads compute for the device.
   setup.cpu_beside = options.virtual_clock || options.device == DeviceKind::kCuda;
   MachineRates machine;
   if (options.virtual_clock) {

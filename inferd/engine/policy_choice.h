@@ -1,4 +1,4 @@
-// Which policies an engine runs with.
+// Choice of an engine's policies.
 //
 // Thread safety: a free function, safe to call from any thread.
 #pragma once
@@ -15,11 +15,11 @@ namespace sluice {
 
 struct PolicyChoice {
   Policies policies;
-  std::vector<std::string> reasons;  // why the preset `auto` chose them; empty for others
+  std::vector<std::string> reasons;  // reasons of the preset `auto`; empty for other presets
 };
 
-// The preset's; `auto` decides by what the options, the machine (which is measured for some tenths of a
-// second) and the pack's profile say. Errors of PoliciesOf.
+// Returns the preset's policies; `auto` decides by the options, the machine (measured for a few tenths of a
+// second) and the pack's profile. Errors of PoliciesOf.
 absl::StatusOr<PolicyChoice> ChoosePoliciesFor(const EngineOptions& options, const Pack& pack);
 
 }  // namespace sluice

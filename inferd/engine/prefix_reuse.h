@@ -1,4 +1,4 @@
-// What sequences may take over of what others computed, by the engine's options and policies.
+// Rules of prefix reuse between sequences, by the engine's options and policies.
 //
 // Thread safety: pure functions.
 #pragma once
@@ -13,15 +13,15 @@ namespace sluice {
 
 struct PrefixRule {
   PrefixReuse reuse = PrefixReuse::kNone;
-  std::string why;  // for the start-up log; empty where everything is reused
+  std::string why;  // reason for the start-up log; empty if everything is reused
 };
 
-// Logits must be what they would be without reuse. Where policies treat generated tokens in a way of their
-// own, or compute them with what happens to be resident, only what was computed as a prompt may serve
-// prompts: prompts are computed without a loss by every policy.
+// Returns the rule that keeps logits equal to those without reuse. If policies treat generated tokens
+// differently, or compute them with the resident experts only, just prompts may be reused, and only for
+// prompts: every policy computes prompts exactly.
 PrefixRule PrefixRuleOf(const EngineOptions& options, const Policies& policies);
 
-// Everything that K and V of a text depend on beside its tokens.
+// Returns everything that K and V of a sequence depend on besides its tokens.
 std::string PrefixIdentity(const std::string& model_id, const EngineOptions& options,
                            const Policies& policies);
 

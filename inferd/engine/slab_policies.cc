@@ -19,8 +19,8 @@ Part LeadOf(const Policies& policies) {
   return policies.sparsity.order == SparsityOrder::kUp ? Part::kUp : Part::kGate;
 }
 
-// Whether anything of the next layer's experts comes while a layer is computed: the leads of those predicted,
-// unless all are there, and the neurons predicted of them.
+// True if parts of the next layer's experts are fetched while a layer is computed: the leads of predicted
+// experts, unless all leads are resident, and their predicted neurons.
 bool FetchesAhead(const Policies& policies, bool leads_stay) {
   return policies.predictor != ExpertPredictorKind::kNone &&
          (policies.neuron_predictor != NeuronPredictorKind::kNone || !leads_stay);
@@ -30,7 +30,7 @@ std::vector<uint32_t> KeepNothing(absl::Span<const uint32_t> experts, uint64_t) 
   return std::vector<uint32_t>(experts.size(), 0);
 }
 
-// Slots of the experts used most, whatever their layer.
+// Allocates slots to the most used experts, whatever their layer.
 SlotAllocation ByUsage(const UsageProfile& usage) {
   return [usage](absl::Span<const uint32_t> experts, uint64_t total) {
     std::vector<std::pair<uint64_t, uint32_t>> ranking;  // uses, layer
@@ -51,7 +51,7 @@ SlotAllocation ByUsage(const UsageProfile& usage) {
   };
 }
 
-// Where the cost tells no layer from another, its minimum is anything: slots are shared out evenly then.
+// Allocates by AdapMoE's cost; if the cost is equal for all layers, slots are divided evenly.
 SlotAllocation Dp(std::vector<LayerDemand> model) {
   const LayerDemand* first = nullptr;
   bool alike = true;
@@ -74,8 +74,8 @@ SlotAllocation Dp(std::vector<LayerDemand> model) {
   };
 }
 
-// By each layer's curve of costs. Of a layer with slots of several sizes, whose experts are asked about
-// apart, it is stretched.
+// Allocates by each layer's cost curve. The curve is stretched for a layer with slots of several sizes, whose
+// experts are allocated separately.
 SlotAllocation ByCurves(std::vector<std::vector<double>> curves) {
   return [curves = std::move(curves)](absl::Span<const uint32_t> experts, uint64_t total) {
     std::vector<std::vector<double>> costs(experts.size());
@@ -97,7 +97,7 @@ SlotAllocation DpMeasured(const CacheProfile& profile) {
   return ByCurves(std::move(curves));
 }
 
-// By the time that each layer makes the step wait. Without a load time the unit is a load.
+// Allocates by the time that each layer makes the step wait. Without a load time the unit is one load.
 SlotAllocation DpTimed(const CacheProfile& profile, const std::vector<LayerDemand>& model,
                        const LayerTimes& times) {
   std::vector<std::vector<double>> waits;
@@ -119,7 +119,7 @@ LayerTimes LayerTimesOf(const DeviceTimes& times, const Pack& pack) {
   return {times.load_per_byte * bytes, compute, times.attention + LargestTopK(pack.config()) * compute};
 }
 
-// The gating's a and the gate's b, or nothing where no profile is.
+// Allocates by the gating's a and the gate's b; without a profile both are empty.
 absl::StatusOr<SlotAllocation> AllocationByProfile(const Policies& policies, const Pack& pack,
                                                    const DeviceTimes& times) {
   const std::string& source = pack.manifest().provenance.source_digest;
@@ -198,7 +198,7 @@ absl::StatusOr<SlabResidencyOptions> SlabOptionsOf(const Policies& policies, con
   options.whole_layers = policies.cache == CacheKind::kLayer;
   options.fixed = policies.cache == CacheKind::kStatic;
   options.cancel_begun = policies.prefetch_cancel == PrefetchCancel::kDisproved;
-  // What is skipped or replaced never comes this far.
+  // Skipped or replaced experts do not reach the cache.
   const bool routed = policies.miss == ExpertMiss::kSkip || policies.miss == ExpertMiss::kProceed;
   options.miss = routed ? ExpertMiss::kLoad : policies.miss;
   options.lead = LeadOf(policies);

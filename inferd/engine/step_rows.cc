@@ -71,7 +71,7 @@ absl::Status StepRows::Deliver(Forward* forward, absl::FunctionRef<absl::Status(
   return absl::OkStatus();
 }
 
-// The logits of wants_[begin, end), each sequence's together.
+// Gives the logits of wants_[begin, end) to their sequences, each sequence's rows together.
 void StepRows::Hand(const LogitRows& logits, size_t begin, size_t end, absl::Time now) {
   for (size_t i = begin; i < end;) {
     size_t next = i;

@@ -1,5 +1,4 @@
-// The rows of an engine's step: which sequences have which rows of the batch, and which logits each of them
-// gets.
+// The rows of an engine's step: each sequence's rows of the batch, and its rows of logits.
 //
 // Thread safety: thread-compatible; belongs to the engine thread. Nothing allocates after construction.
 #pragma once
@@ -28,17 +27,17 @@ class StepRows {
     ScheduledRows rows;
   };
 
-  // `short_text_limit`: positions of the longest text that the model's short rope table is for; 0: it has one
-  // table for all texts.
+  // `short_text_limit`: maximum positions for the model's short rope table; 0: the model has one table for
+  // all lengths.
   StepRows(const ForwardOptions& limits, uint32_t vocab, uint32_t short_text_limit);
 
-  // The rows of a plan. `find` names the sequence of an id.
+  // Fills the batch with the rows of a plan. `find` returns the sequence of an id.
   void Begin(uint64_t step, const StepPlan& plan, KvCache* kv, const DeltaStates& states,
              absl::FunctionRef<Sequence*(SequenceId)> find);
 
   bool WantLogits() const { return !wants_.empty(); }
-  // Computes the logits that the forward pass's rows give and hands them to their sequences, at the time
-  // `now`. `check` is asked before the first is handed over: until then the step can be done again.
+  // Computes the logits of the forward pass's rows and gives them to their sequences, at time `now`. `check`
+  // is called before the first sequence: until then the step can be repeated.
   absl::Status Deliver(Forward* forward, absl::FunctionRef<absl::Status()> check,
                        absl::FunctionRef<absl::Time()> now);
 
@@ -60,14 +59,14 @@ class StepRows {
 
   const uint32_t vocab_;
   const uint32_t short_text_limit_;
-  const uint32_t logit_rows_;  // that are computed at once
+  const uint32_t logit_rows_;  // rows computed at once
   Sampler sampler_;
   StepBatch batch_;
   std::vector<Running> running_;
   std::vector<LogitWant> wants_;
   std::vector<uint32_t> want_rows_;
   uint32_t candidates_ = 1;
-  bool whole_logits_ = false;  // some sequence wants them
+  bool whole_logits_ = false;  // some sequence needs whole rows
 };
 
 }  // namespace sluice

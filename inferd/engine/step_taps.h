@@ -1,5 +1,5 @@
-// Who listens to the forward pass of an engine's steps: the trace recorder, then the prefetcher, whose
-// requests of one layer ring weightd's bell once.
+// Hooks of the forward pass in an engine's steps: calls the trace recorder, then the prefetcher, whose
+// requests of one layer are submitted to weightd as one batch.
 //
 // Thread safety: thread-compatible; belongs to the engine thread.
 #pragma once
@@ -16,7 +16,7 @@ namespace sluice {
 
 class StepTaps final : public LayerTap {
  public:
-  // `prefetcher` and `trace` may be null; all outlive the taps. `moved_on` is told of every layer.
+  // `prefetcher` and `trace` may be null; all outlive the hooks. `moved_on` is called at every layer.
   StepTaps(WeightClient* client, Prefetcher* prefetcher, TraceRecorder* trace, std::function<void()> moved_on)
       : client_(client), prefetcher_(prefetcher), trace_(trace), moved_on_(std::move(moved_on)) {}
 

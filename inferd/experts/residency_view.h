@@ -1,4 +1,5 @@
-// Which experts are there: what routing policies and predictors may ask of whoever holds the experts.
+// The contract between users and holders of experts: which experts are resident, in transfer or to be
+// fetched. ResidencyView tells routing policies and predictors which experts are resident.
 //
 // Thread safety: thread-compatible; belongs to the engine thread.
 #pragma once
@@ -10,7 +11,7 @@ namespace sluice {
 // One routed expert of the current layer.
 struct ExpertDemand {
   uint32_t expert = 0;
-  uint32_t tokens = 0;  // rows routed to it
+  uint32_t tokens = 0;  // number of rows routed to it
 };
 
 // Answers are hints: an expert may leave at any time.
@@ -18,13 +19,13 @@ class ResidencyView {
  public:
   virtual ~ResidencyView() = default;
   virtual bool IsResident(uint32_t layer, uint32_t expert) const = 0;
-  // Being fetched, or resident.
+  // True if the expert is resident or being fetched.
   virtual bool IsComing(uint32_t layer, uint32_t expert) const { return IsResident(layer, expert); }
-  // Of the expert's neurons, those that are there or on their way: 0..1.
+  // Share of the expert's neurons that are resident or in transfer: 0..1.
   virtual double NeuronShare(uint32_t layer, uint32_t expert) const {
     return IsResident(layer, expert) ? 1 : 0;
   }
-  // Cheap and on the safe side: false may only mean not known to be.
+  // True if all experts of the layer are resident. Cheap and conservative: false may mean unknown.
   virtual bool AllResident(uint32_t layer) const = 0;
 };
 

@@ -62,7 +62,7 @@ absl::Status CpuWork::Ask(uint32_t layer, const Rows& normed, uint32_t tokens) {
   return device_->queue().Download(normed.base, uint64_t{tokens} * config_.hidden * sizeof(float), x_host_);
 }
 
-// They lie where the device keeps dense weights, and never change.
+// The biases are dense weights on the device and never change, so they are copied once.
 absl::Status CpuWork::AskBiases(uint32_t layer) {
   if (!config_.layers[layer].moe.expert_bias || biases_[layer].down) {
     return absl::OkStatus();
@@ -115,7 +115,7 @@ absl::Status CpuWork::Begin(const MoeExpertsArgs& args, const float* weights) {
   return cpu_->queue().MoeExperts(own);
 }
 
-// As the device does it, by the same products.
+// Scales the inputs by the same products as the device does.
 absl::Status CpuWork::Scale(const MoeExpertsArgs& args, const float* weights) {
   if (scaled_ready_) {
     return absl::OkStatus();
@@ -126,7 +126,7 @@ absl::Status CpuWork::Scale(const MoeExpertsArgs& args, const float* weights) {
   return cpu_->queue().ScaleRows({x_, ranks_, args.tokens / ranks, ranks, config_.hidden, scaled_});
 }
 
-// The sums so far of a work's slots, which nobody else of the CPU's works on.
+// Copies the partial sums of a work's slots from the device; no other CPU work uses these slots.
 absl::Status CpuWork::GoOn(const MoeExpertsArgs& args, const ExpertWork& work) {
   Queue& queue = device_->queue();
   const uint64_t hidden = config_.hidden;
@@ -150,7 +150,7 @@ absl::Status CpuWork::Finish(const Rows& y, BufferRef active) {
       ++end;
     } while (end < slots_.size() && slots_[end] == slots_[end - 1] + 1);
     const uint64_t first = slots_[begin];
-    const uint64_t count = end - begin;  // of slots side by side, which one copy takes
+    const uint64_t count = end - begin;  // adjacent slots, moved by one copy
     RETURN_IF_ERROR(queue.Upload(y_host_ + first * hidden, count * hidden * sizeof(float),
                                  y.base + first * hidden * sizeof(float)));
     if (active_) {

@@ -1,8 +1,9 @@
-// What the CPU computes of a layer's experts beside the device: brings it the rows, keeps it busy, and puts
-// its results where the device's are, so that the sum over the ranks knows no difference.
+// The part of a layer's experts that the CPU computes beside the device: copies the input rows to the CPU,
+// keeps it busy, and writes its results next to the device's, so that the sum over the ranks treats both
+// alike.
 //
-// Rows come with what the layer waits for anyhow. The results go back in the order of the device's queue,
-// once the CPU has them all.
+// The copy of the rows is covered by the wait that the layer needs anyhow. The results go back through the
+// device's queue once the CPU has finished all of them.
 //
 // Thread safety: thread-compatible; belongs to the engine thread.
 #pragma once
@@ -26,24 +27,25 @@ class CpuWork {
     Backend* cpu = nullptr;
     const std::vector<LayerWeights>* weights = nullptr;  // on the device
   };
-  // `tokens`: rows of a step. `counts`: neurons that counted are wanted. RESOURCE_EXHAUSTED: its memory.
+  // `tokens`: rows of a step. `counts`: also count the active neurons. RESOURCE_EXHAUSTED: not enough memory.
   static absl::StatusOr<std::unique_ptr<CpuWork>> Create(const ModelConfig& config, uint32_t tokens,
                                                          bool counts, const Places& places);
 
-  // Queues on the device what brings the rows of a layer to the CPU: `normed` [tokens, hidden], and the first
-  // time the experts' biases. They are there once that is known to have run. 0 tokens: nothing is the CPU's.
+  // Queues on the device the copy of a layer's rows to the CPU: `normed` [tokens, hidden], and the first time
+  // the experts' biases. The CPU may read them once the copy is known to have run. 0 tokens: the CPU computes
+  // nothing.
   absl::Status Ask(uint32_t layer, const Rows& normed, uint32_t tokens);
 
-  // Begins with experts of the layer whose rows were asked for: `args` as it would be for the device. Their
-  // weights are in the CPU's memory; biases, y, active and inputs that the router scaled by `weights`
-  // [tokens, ranks] (null: it scaled none) are replaced by the CPU's own. A work that does not begin with the
-  // first neuron goes on from what the device has in y, for which it is waited.
+  // Starts experts of the layer whose rows were copied; `args` as for the device. The weights are in the
+  // CPU's memory; biases, y, active and inputs scaled by the router's `weights` [tokens, ranks] (null: not
+  // scaled) are replaced by the CPU's own. A work that does not begin with the first neuron continues from
+  // the device's y, after a wait for it.
   absl::Status Begin(const MoeExpertsArgs& args, const float* weights);
   bool busy() const { return !slots_.empty(); }
 
-  // Waits for all that was begun, and queues on the device what brings it to y and active.
+  // Waits for all started work, and queues on the device the copy of the results to y and active.
   absl::Status Finish(const Rows& y, BufferRef active);
-  // After an error: waits, and forgets what was begun.
+  // Waits after an error, and drops the started work.
   void Abandon();
 
  private:
@@ -54,7 +56,7 @@ class CpuWork {
   absl::Status GoOn(const MoeExpertsArgs& args, const ExpertWork& work);
   absl::StatusOr<BufferRef> Memory(uint64_t values, float** host);
 
-  // A layer's biases in the CPU's memory; none before it was asked for the first time, or without.
+  // A layer's biases in the CPU's memory; empty before the first copy, or if the layer has none.
   struct Biases {
     BufferRef up;
     BufferRef gate;
@@ -67,15 +69,15 @@ class CpuWork {
   Backend* const cpu_;
   const std::vector<LayerWeights>& weights_;
   uint32_t layer_ = 0;
-  uint32_t rows_ = 0;              // asked for
-  bool scaled_ready_ = false;      // of the layer
+  uint32_t rows_ = 0;              // copied for the running layer
+  bool scaled_ready_ = false;      // scaled_ holds the layer's inputs
   std::vector<Biases> biases_;     // by layer
-  std::vector<ExpertWork> works_;  // of one call
-  std::vector<uint32_t> slots_;    // begun and not finished
-  // The CPU's memory, which the host reads and writes while the CPU rests; T = tokens, K = most ranks.
+  std::vector<ExpertWork> works_;  // scratch of one call
+  std::vector<uint32_t> slots_;    // started and not finished
+  // The CPU's memory, read and written by the host while the CPU is idle; T = tokens, K = maximum ranks.
   Rows x_;            // [T, hidden]
-  Rows scaled_;       // [T * K, hidden], where a router scales
-  BufferRef ranks_;   // float32 [T, K], where a router scales
+  Rows scaled_;       // [T * K, hidden], if a router scales
+  BufferRef ranks_;   // float32 [T, K], if a router scales
   Rows y_;            // [T * K, hidden]
   BufferRef active_;  // uint32 [T * K], if counts are wanted
   float* x_host_ = nullptr;

@@ -27,7 +27,7 @@ absl::Status Forward::RunFrom(uint32_t first_layer, StepBatch* batch) {
   return RunLayers(first_layer, /*attended=*/false, batch);
 }
 
-// What a step that ended with an error has left is forgotten.
+// Drops the state left by a step that ended with an error.
 void Forward::BeginBatch(StepBatch* batch) {
   uncounted_.reset();
   unheard_.clear();
@@ -46,11 +46,11 @@ void Forward::Abandon() {
   if (cpu_ != nullptr) {
     cpu_->Abandon();
   }
-  queue_->EndGraph().IgnoreError();  // its own error is no news
+  queue_->EndGraph().IgnoreError();  // the step's own error is reported
   queue_->Wait(queue_->Record()).IgnoreError();
 }
 
-// `attended`: x_ is what comes out of the first layer's attention.
+// `attended`: x_ already holds the output of the first layer's attention.
 absl::Status Forward::RunLayers(uint32_t first_layer, bool attended, StepBatch* batch) {
   RETURN_IF_ERROR(ReachPositions(*batch));
   for (uint32_t layer = first_layer; layer < config_.layers.size() && !batch->all_lost(); ++layer) {
@@ -67,9 +67,9 @@ absl::Status Forward::RunLayers(uint32_t first_layer, bool attended, StepBatch* 
   return absl::OkStatus();
 }
 
-// x += sum over ranks of weight * expert(norm(x)): the routed experts and the one that every token goes
-// through. Resident experts first, the others as they arrive; the sum goes by rank, so arrival decides
-// nothing.
+// x += sum over ranks of weight * expert(norm(x)): the routed experts and the common expert. Resident experts
+// are computed first, the others as they arrive; the sum goes by rank, so the order of arrival does not
+// change the result.
 absl::Status Forward::Mix(uint32_t layer, StepBatch* batch) {
   const LayerConfig& config = config_.layers[layer];
   const MoeConfig& moe = config.moe;
@@ -87,12 +87,13 @@ absl::Status Forward::Mix(uint32_t layer, StepBatch* batch) {
   RETURN_IF_ERROR(PlanMixture(layer, batch));
   RETURN_IF_ERROR(ComputeExperts(layer, *batch));
   RETURN_IF_ERROR(DropLostRows(layer, batch));
-  // A router that scaled the inputs has weighted already; a dense layer has nothing to weight.
+  // A router that scales the inputs has applied the weights already; a dense layer has no weights.
   const BufferRef weights = moe.experts == 0 || ScalesInputs(moe) ? BufferRef{} : expert_weights_;
   return AddOutputs(layer, tokens, weights, x_);
 }
 
-// The dense FFN beside the experts, normed; the experts' own norm of the same rows follows.
+// Computes the dense FFN parallel to the experts, with its norm; the experts' own norm of the same rows
+// follows.
 absl::Status Forward::ComputeBeside(uint32_t layer, uint32_t tokens) {
   const MoeConfig& moe = config_.layers[layer].moe;
   const LayerWeights& w = weights_.layer(layer);
@@ -114,8 +115,8 @@ absl::Status Forward::ComputeBeside(uint32_t layer, uint32_t tokens) {
   return queue_->Norm({x_, tokens, config_.hidden, w.experts_norm, normed_});
 }
 
-// to = x and what the mixture gives: the weighted outputs, with the norms and the factor of the layers that
-// have them. `to` may be x.
+// to = x + the MoE output: the weighted outputs, with the layer's norms and factor if it has any. `to` may be
+// x.
 absl::Status Forward::AddOutputs(uint32_t layer, uint32_t tokens, BufferRef weights, const Rows& to) {
   const LayerConfig& config = config_.layers[layer];
   const LayerWeights& w = weights_.layer(layer);
@@ -136,7 +137,7 @@ absl::Status Forward::AddOutputs(uint32_t layer, uint32_t tokens, BufferRef weig
   return queue_->Combine({sums_, {}, tokens, 1, hidden, x_, to, scale, w.layer_scale});
 }
 
-// Finds which experts the rows go to, and asks for them.
+// Routes the rows to experts, and requests these experts.
 absl::Status Forward::PlanMixture(uint32_t layer, StepBatch* batch) {
   const MoeConfig& moe = config_.layers[layer].moe;
   const uint32_t tokens = batch->tokens();
@@ -156,7 +157,7 @@ absl::Status Forward::PlanMixture(uint32_t layer, StepBatch* batch) {
              : tap_->AfterRouter({layer, x_, normed_, routing, batch, scores_, routing_->Wanted(routing)});
 }
 
-// The batch's scores, for an eviction policy that goes by them.
+// Copies the batch's router scores to the host, for an eviction policy that ranks by them.
 absl::Status Forward::AskScores(uint32_t experts, const StepBatch& batch) {
   score_rows_.clear();
   for (uint32_t row = 0; row < batch.tokens(); ++row) {
@@ -167,8 +168,8 @@ absl::Status Forward::AskScores(uint32_t experts, const StepBatch& batch) {
   return router_scores_->Ask(scores_, experts, score_rows_, queue_);
 }
 
-// The layer's one wait: for the router's choice, and for all that is predicted or decided by what the router
-// sees.
+// The only host sync of a layer: waits for the chosen experts and for every predictor input queued before
+// them.
 absl::StatusOr<Routing> Forward::Route(uint32_t layer, const StepBatch& batch) {
   const MoeConfig& moe = config_.layers[layer].moe;
   const uint32_t tokens = batch.tokens();
@@ -190,7 +191,7 @@ absl::StatusOr<Routing> Forward::Route(uint32_t layer, const StepBatch& batch) {
     const RouterTap tap{layer, x_, normed_, unknown, &batch, scores_, {}};
     RETURN_IF_ERROR(tap_ == nullptr ? absl::OkStatus() : tap_->BeforeChoice(tap));
   }
-  RETURN_IF_ERROR(Await());  // what is counted and heard is of the layers before
+  RETURN_IF_ERROR(Await());  // also collects the counters of earlier layers
   const uint64_t bytes = uint64_t{tokens} * ranks * sizeof(float);
   const std::byte* ids = backend_->HostRead(expert_ids_, bytes);
   const std::byte* weights = backend_->HostRead(expert_weights_, bytes);
@@ -199,7 +200,7 @@ absl::StatusOr<Routing> Forward::Route(uint32_t layer, const StepBatch& batch) {
   }
   const auto* chosen = reinterpret_cast<const int32_t*>(ids);
   if (!led_.empty()) {
-    led_.assign(chosen, chosen + moe.top_k);  // before they are decided about
+    led_.assign(chosen, chosen + moe.top_k);  // before the routing policy changes them
   }
   RETURN_IF_ERROR(routing_->Decide(input, queue_));
   RETURN_IF_ERROR(ScaleInputs(moe, tokens));
@@ -210,7 +211,7 @@ absl::StatusOr<Routing> Forward::Route(uint32_t layer, const StepBatch& batch) {
   return Routing{tokens, moe.top_k, ranks, chosen, reinterpret_cast<const float*>(weights)};
 }
 
-// The router's scores, and the arguments of who chooses by them.
+// Queues the router's scores, and fills the arguments for the choice of experts.
 absl::Status Forward::QueueRouter(uint32_t layer, uint32_t tokens, BufferRef ids, BufferRef weights,
                                   RouterArgs* args) {
   const MoeConfig& moe = config_.layers[layer].moe;
@@ -240,8 +241,8 @@ absl::Status Forward::ScaleInputs(const MoeConfig& moe, uint32_t tokens) {
   return queue_->ScaleRows({normed_, expert_weights_, tokens, RanksOf(moe), config_.hidden, scaled_});
 }
 
-// What is there is computed first, the rest as it arrives; while it travels, what is queued already keeps the
-// device busy, and the first wait is used to look ahead.
+// Computes resident experts first, the others as they arrive. Queued work keeps the device busy during the
+// transfers, and the first wait is used to look ahead.
 absl::Status Forward::ComputeExperts(uint32_t layer, const StepBatch& batch) {
   work_.Begin(layer);
   const Wait wait = WaitOf(layer);
@@ -269,8 +270,8 @@ absl::Status Forward::ComputeExperts(uint32_t layer, const StepBatch& batch) {
   }
 }
 
-// The CPU begins first, since a device that runs at the call is done with its own when it returns. Leads go
-// alone and at once: what they say is missing travels while the experts that are ready are computed.
+// Starts the CPU first, since a synchronous device has finished its own work when the call returns. Leads are
+// queued alone and at once: the neurons they find missing travel while the ready experts are computed.
 absl::Status Forward::QueueTiles(uint32_t layer, uint32_t tokens, absl::Span<const ReadyTile> tiles) {
   if (!tiles.empty() && tiles.front().lead_only) {
     return QueueLeads(layer, tokens, tiles);
@@ -295,7 +296,7 @@ MoeExpertsArgs Forward::ExpertsArgs(uint32_t layer, uint32_t tokens,
           .active = active_};
 }
 
-// Computes everything that is ready and was not queued yet.
+// Queues every ready work that is not queued yet.
 absl::Status Forward::QueueExperts(uint32_t layer, uint32_t tokens) {
   if (work_.ready().empty()) {
     return absl::OkStatus();
@@ -309,7 +310,7 @@ absl::Status Forward::QueueExperts(uint32_t layer, uint32_t tokens) {
   return absl::OkStatus();
 }
 
-// The router's choice is known, and with it what scales inputs.
+// Starts the CPU's tiles; the router's choice, and with it the input scales, is known here.
 absl::Status Forward::BeginOnCpu(uint32_t layer, uint32_t tokens, absl::Span<const ReadyTile> tiles) {
   const absl::Span<const ExpertWork> works = work_.OnCpu(tiles);
   if (works.empty()) {
@@ -329,7 +330,7 @@ absl::Status Forward::BeginOnCpu(uint32_t layer, uint32_t tokens, absl::Span<con
   return cpu_->Begin(ExpertsArgs(layer, tokens, works), weights);
 }
 
-// Computes leads alone: their values say which neurons the experts need.
+// Computes leads alone: their values tell which neurons the experts need.
 absl::Status Forward::QueueLeads(uint32_t layer, uint32_t tokens, absl::Span<const ReadyTile> tiles) {
   const MoeConfig& moe = config_.layers[layer].moe;
   const bool scaled = ScalesInputs(moe);
@@ -343,7 +344,7 @@ absl::Status Forward::QueueLeads(uint32_t layer, uint32_t tokens, absl::Span<con
   return experts_->LeadsQueued();
 }
 
-// Of the layer that plan_ is of, which is known to have run.
+// Counts the active neurons of plan_'s layer, which is known to have run.
 absl::Status Forward::CountActive() {
   if (!uncounted_.has_value()) {
     return absl::OkStatus();
@@ -372,7 +373,7 @@ absl::Status Forward::CountSlots(uint32_t layer, const WorkPlan& plan, BufferRef
   return absl::OkStatus();
 }
 
-// Rows of sequences that met damaged weights count as nothing from here on: their results were never made.
+// Excludes rows of sequences that met damaged weights from here on: their results were never computed.
 absl::Status Forward::DropLostRows(uint32_t layer, StepBatch* batch) {
   const uint32_t tokens = batch->tokens();
   const uint32_t ranks = RanksOf(config_.layers[layer].moe);
@@ -381,7 +382,7 @@ absl::Status Forward::DropLostRows(uint32_t layer, StepBatch* batch) {
       batch->Fail(batch->sequence_of(row), failed.extent);
     }
   }
-  const bool weighs = !ScalesInputs(config_.layers[layer].moe);  // else nothing reads the weights any more
+  const bool weighs = !ScalesInputs(config_.layers[layer].moe);  // else nothing reads the weights after this
   if (!batch->any_lost() || !weighs) {
     return absl::OkStatus();
   }
@@ -398,7 +399,7 @@ absl::Status Forward::DropLostRows(uint32_t layer, StepBatch* batch) {
   return absl::OkStatus();
 }
 
-// Logits of some rows of `x`; their best `k` and log-sum-exps into the staging memory.
+// Queues the logits of some rows of `x`, and their best `k` and log-sum-exps into staging memory.
 absl::Status Forward::QueueHead(const Rows& x, absl::Span<const uint32_t> rows, uint32_t k) {
   const uint32_t count = static_cast<uint32_t>(rows.size());
   const MatMulPart head[] = {{weights_.head(), logits_, weights_.head_bias(), config_.logit_scale}};
@@ -412,7 +413,7 @@ absl::Status Forward::QueueHead(const Rows& x, absl::Span<const uint32_t> rows, 
   return queue_->TopLogits({logits_, count, config_.vocab, k, top_ids_, top_values_, log_sums_});
 }
 
-// Where the host finds them, once what was queued has run.
+// Returns the host address of the logits, valid once the queued work has run.
 absl::StatusOr<const float*> Forward::AskLogits(uint32_t rows) {
   const uint64_t bytes = uint64_t{rows} * config_.vocab * sizeof(float);
   if (const std::byte* there = backend_->HostRead(logits_.base, bytes); there != nullptr) {
@@ -422,7 +423,7 @@ absl::StatusOr<const float*> Forward::AskLogits(uint32_t rows) {
   return whole_logits_.data();
 }
 
-// The step's one read at its end.
+// Reads the step's results: the only read at its end.
 absl::StatusOr<LogitRows> Forward::Logits(absl::Span<const uint32_t> rows, uint32_t k, bool whole) {
   const uint32_t count = static_cast<uint32_t>(rows.size());
   if (count > options_.logit_rows || k > options_.max_candidates) {

@@ -1,12 +1,11 @@
 // The forward pass: embed, then for each layer route -> plan -> compute what is ready -> combine, then
 // logits.
 //
-// It knows no device, no encoding and no model family: operations are the backend's, weights are views, and a
-// layer is what its descriptor says. While experts of the last layer travel it may guess the tokens that
-// follow and compute their first layer's attention; a step that begins with these tokens goes on from there.
-// Everything it writes is a function of the rows' tokens and positions and
-// of state that the step leaves as it is (delta_states.h), so running a step again after an error writes the
-// same values.
+// It depends on no device, no encoding and no model family: operations belong to the backend, weights are
+// views, and a descriptor defines each layer. While experts of the last layer travel it may draft the
+// following tokens and compute their first layer's attention; a step that begins with these tokens continues
+// from there. Every value it writes is a function of the rows' tokens and positions and of state that the
+// step does not change (delta_states.h), so repeating a step after an error writes the same values.
 //
 // Thread safety: thread-compatible; belongs to the engine thread. Nothing allocates after Create.
 #pragma once
@@ -37,15 +36,15 @@
 
 namespace sluice {
 
-// OK if the forward pass implements everything that `config` asks for; UNIMPLEMENTED naming layer and field
+// Returns OK if the forward pass implements everything in `config`; UNIMPLEMENTED naming layer and field
 // otherwise, INVALID_ARGUMENT for values that contradict each other.
 absl::Status CheckSupported(const ModelConfig& config);
 
-// What the head says of some rows. Pointers live until the next call.
+// Output of the head for some rows. Pointers live until the next call.
 struct LogitRows {
   uint32_t rows = 0;
   uint32_t k = 0;
-  const float* logits = nullptr;       // [rows, vocab], if they were asked for
+  const float* logits = nullptr;       // [rows, vocab], if requested
   const int32_t* ids = nullptr;        // [rows, k], best first
   const float* values = nullptr;       // [rows, k], their logits
   const float* log_sum_exp = nullptr;  // [rows]
@@ -53,19 +52,19 @@ struct LogitRows {
 
 struct ForwardOptions {
   uint32_t max_tokens = 0;      // rows of a step
-  uint32_t max_sequences = 0;   // of a step
-  uint32_t context = 0;         // positions of a sequence
-  uint32_t logit_rows = 0;      // rows of one Logits() call at most
+  uint32_t max_sequences = 0;   // sequences of a step
+  uint32_t context = 0;         // maximum positions of a sequence
+  uint32_t logit_rows = 0;      // maximum rows of one Logits() call
   uint32_t max_candidates = 1;  // largest k of Logits()
-  bool look_ahead = false;      // whether the tap may ask for it
-  bool guess_tokens = false;    // the same, of the tokens that follow; REQUIRES: CanGuessTokens(config)
+  bool look_ahead = false;      // true if the hook may request it
+  bool guess_tokens = false;    // draft the following tokens; REQUIRES: CanGuessTokens(config)
 };
 
-// Rows of logits that are computed at once: as many as fit 32 MiB, so that a wide vocabulary does not need
+// Number of logit rows computed at once: as many as fit 32 MiB, so that a wide vocabulary does not need
 // memory for a whole prefill chunk; at least one, at most `max_tokens`.
 uint32_t LogitRowsFor(uint32_t vocab, uint32_t max_tokens);
 
-// Device bytes that Forward::Create allocates, KV cache not counted.
+// Device bytes allocated by Forward::Create, without the KV cache.
 uint64_t ActivationBytes(const ModelConfig& config, const ForwardOptions& options);
 
 class Forward {
@@ -76,46 +75,46 @@ class Forward {
     KvCache* kv = nullptr;
     DeltaStates* states = nullptr;
     ExpertSource* experts = nullptr;
-    const ResidencyView* residency = nullptr;  // of the same experts, for the routing policy
+    const ResidencyView* residency = nullptr;  // residency of the same experts, for the routing policy
     RoutingPolicy* routing = nullptr;
     SparsityPolicy* sparsity = nullptr;
     LayerTap* tap = nullptr;
-    Backend* cpu = nullptr;  // computes what `experts` gives to the CPU, beside `backend`
+    Backend* cpu = nullptr;  // computes the CPU's share of `experts` beside `backend`
   };
   static absl::StatusOr<std::unique_ptr<Forward>> Create(const ModelConfig& config,
                                                          const ForwardOptions& options, const Parts& parts);
 
-  // Queues every layer over the batch's rows, which stores their K and V: once Await() or Logits() has
-  // returned it is done. Sequences that meet damaged weights are marked in the batch; the others go on. An
-  // error (UNAVAILABLE: weightd is gone) leaves no lease held once they were given back (Residency::Abandon).
+  // Queues every layer over the batch's rows, which stores their K and V; done once Await() or Logits() has
+  // returned. Sequences that meet damaged weights are marked in the batch; the others continue. After an
+  // error (UNAVAILABLE: weightd is gone) the caller returns the leases with Residency::Abandon.
   absl::Status Run(StepBatch* batch);
-  // Waits for what was queued.
+  // Waits for the queued work.
   absl::Status Await();
-  // After an error of Run(): waits until nothing that it queued anywhere reads or writes any more.
+  // Waits after an error of Run() until none of its queued work reads or writes any more.
   void Abandon();
 
-  // The same from `first_layer` on: residual() holds the rows that come into it, and the layers below have
-  // stored K and V of these rows before.
+  // Runs the layers from `first_layer` on: residual() holds the input rows of that layer, and the layers
+  // below have stored K and V of these rows before.
   absl::Status RunFrom(uint32_t first_layer, StepBatch* batch);
   Rows residual() const { return x_; }  // [max_tokens, hidden]
 
   const TokenGuess::Counts& guesses() const { return guess_.counts(); }
-  // What the parts of all steps took; zeros on a device that runs later.
+  // Cost of each part of the model over all steps; zeros on an asynchronous device.
   const PartWorks& part_works() const { return parts_.works(); }
 
-  // Of some rows of the batch that ran last the best `k` ids and the log-sum-exp; with `whole` all logits
-  // too, which else stay on the device. At most logit_rows rows.
+  // Returns the best `k` ids and the log-sum-exp for some rows of the last batch; with `whole` also all
+  // logits, which otherwise stay on the device. At most logit_rows rows.
   absl::StatusOr<LogitRows> Logits(absl::Span<const uint32_t> rows, uint32_t k, bool whole);
 
  private:
   struct Rope {
     RopeConfig config;
     RopeRows short_texts;                // no table: no rotation
-    std::optional<RopeRows> long_texts;  // if the kind has a table of its own for them
+    std::optional<RopeRows> long_texts;  // set if long sequences have their own table
   };
-  // What the time is used for in which experts of a layer travel and nothing else is ready.
+  // Use of the time in which experts of a layer travel and nothing else is ready.
   enum class Wait : uint8_t { kIdle, kLookAhead, kGuessTokens };
-  // The texts of a batch that one rope table is for.
+  // The sequences of a batch that share one rope table.
   struct RopeGroup {
     BufferRef table;
     absl::Span<const SequenceRows> sequences;
@@ -175,8 +174,8 @@ class Forward {
   const ModelConfig& config_;
   const ForwardOptions options_;
   Backend* const backend_;
-  PartQueue parts_;     // before the device's queue, where that runs at the call
-  Queue* const queue_;  // either of the two
+  PartQueue parts_;     // wraps the device's queue if that is synchronous
+  Queue* const queue_;  // parts_ or the device's queue
   const DenseWeights& weights_;
   const KvCache& kv_;
   const DeltaStates& states_;
@@ -186,23 +185,23 @@ class Forward {
   SparsityPolicy* const sparsity_;
   LayerTap* const tap_;
 
-  std::vector<Rope> ropes_;        // the different ones
+  std::vector<Rope> ropes_;        // distinct tables
   std::vector<uint32_t> rope_of_;  // by layer
   WorkPlan plan_;
   LayerWork work_;
   std::unique_ptr<CpuWork> cpu_;                 // null: the device computes everything
-  std::unique_ptr<RouterScores> router_scores_;  // if the cache goes by them
+  std::unique_ptr<RouterScores> router_scores_;  // set if the cache ranks by them
   std::vector<uint32_t> score_rows_;
-  std::optional<uint32_t> uncounted_;  // the layer of plan_, if its active neurons are still to be counted
-  std::vector<float> whole_logits_;    // [R, vocab], where the device's memory is not the host's
-  // Layers of the step that were queued without the host; none on a device that runs at the call.
+  std::optional<uint32_t> uncounted_;  // plan_'s layer, if its active neurons are not counted yet
+  std::vector<float> whole_logits_;    // [R, vocab], used if the host cannot read device memory
+  // Deferred layers of the step: queued before the host knows their routing; empty on a synchronous device.
   std::vector<uint32_t> unheard_;
-  StepBatch* batch_ = nullptr;  // that they are of
+  StepBatch* batch_ = nullptr;  // the deferred layers' batch
   WorkPlan heard_plan_;
-  std::vector<int32_t> led_;        // [K], ids whose leads were queued before the host knew them; empty: none
-  std::vector<uint32_t> led_rows_;  // [most experts], by demand
+  std::vector<int32_t> led_;        // [K], ids whose leads were queued before the host read them; empty: none
+  std::vector<uint32_t> led_rows_;  // [maximum experts], by demand
 
-  // Device memory; T = max_tokens, R = logit_rows, K = most ranks. What no layer of the model has is none.
+  // Device memory; T = max_tokens, R = logit_rows, K = maximum ranks. A buffer that no layer needs is empty.
   Rows x_;       // [T, hidden] residual stream
   Rows normed_;  // [T, hidden]
   // Attention; widths: AttentionWidths.
@@ -216,27 +215,26 @@ class Forward {
   Rows attended_;
   Rows beta_;
   Rows decay_;
-  // Mixture.
+  // MoE layer.
   Rows scores_;               // [T, experts]
   Rows shared_scores_;        // [T, 1]
   Rows scaled_;               // [T * K, hidden], by (token, rank): inputs that the router scales
   Rows outputs_;              // [T * K, hidden], by (token, rank)
-  Rows beside_;               // [T, hidden]: what an FFN beside the experts gives
-  Rows sums_;                 // [T, hidden]: what attention or the mixture gives, before it is added
+  Rows beside_;               // [T, hidden]: output of the parallel dense FFN
+  Rows sums_;                 // [T, hidden]: output of attention or MoE layer before the add
   Rows logits_;               // [R, vocab]
   BufferRef expert_ids_;      // int32 [T, K], host-visible
   BufferRef expert_weights_;  // float32 [T, K], host-visible
   BufferRef active_;          // uint32 [T * ranks], host-visible; none without sparsity
-  // The same three by layer, of layers that were queued without the host; none on a device that runs at the
-  // call.
+  // The same three buffers by layer, for deferred layers; empty on a synchronous device.
   BufferRef unheard_ids_;
   BufferRef unheard_weights_;
   BufferRef unheard_active_;
   BufferRef top_ids_;     // int32 [R, max_candidates], host-visible
   BufferRef top_values_;  // float32 [R, max_candidates], host-visible
   BufferRef log_sums_;    // float32 [R], host-visible
-  // Looking ahead and guessing tokens; none without.
-  Rows ahead_;  // [T, hidden]: the residual as far as it is known, or the guessed tokens' after attention
+  // Buffers for look-ahead and draft tokens; empty if both are off.
+  Rows ahead_;  // [T, hidden]: partial residual, or the draft tokens' residual after attention
   BufferRef ahead_weights_;  // float32 [T, K], host-visible: 0 where the expert is missing
   TokenGuess guess_;
 };

@@ -4,7 +4,7 @@
 
 namespace sluice {
 
-// x += o(attention(norm(x))), x the rows' residual.
+// Computes x += o(attention(norm(x))), x the rows' residual.
 absl::Status Forward::Attend(uint32_t layer, const Rows& x, const StepBatch& batch) {
   switch (config_.layers[layer].attention.kind) {
     case AttentionKind::kGrouped:
@@ -44,7 +44,7 @@ std::array<Forward::RopeGroup, 2> Forward::RopeGroups(uint32_t layer, const Step
   return {{{rope.short_texts.table(), batch.short_texts()}, {long_texts.table(), batch.long_texts()}}};
 }
 
-// attention(rope(q), rope(k), v), with q, k, v = W norm(x).
+// Computes attention(rope(q), rope(k), v), with q, k, v = W norm(x).
 absl::Status Forward::AttendGrouped(uint32_t layer, const Rows& x, const StepBatch& batch) {
   const LayerWeights& w = weights_.layer(layer);
   const AttentionConfig& a = config_.layers[layer].attention;
@@ -101,7 +101,7 @@ absl::Status Forward::AttendGrouped(uint32_t layer, const Rows& x, const StepBat
   return ProjectOut(layer, tokens, attended_, cols, x);
 }
 
-// Each head's q and the compressed kv, as projected: q_ and latent_.
+// Projects each head's q and the compressed kv into q_ and latent_.
 absl::Status Forward::ProjectLatent(uint32_t layer, const Rows& x, uint32_t tokens) {
   const LayerWeights& w = weights_.layer(layer);
   const uint32_t q_rank = config_.layers[layer].attention.latent.q_rank;
@@ -117,7 +117,8 @@ absl::Status Forward::ProjectLatent(uint32_t layer, const Rows& x, uint32_t toke
 }
 
 // The cache holds the compressed kv and the rotated key part that all heads share. A head's scores and values
-// are taken in that space: its expansion to keys is absorbed into q, that to values follows the attention.
+// are computed in that space: the key expansion is absorbed into q, the value expansion follows the
+// attention.
 absl::Status Forward::AttendLatent(uint32_t layer, const Rows& x, const StepBatch& batch) {
   const LayerWeights& w = weights_.layer(layer);
   const AttentionConfig& a = config_.layers[layer].attention;

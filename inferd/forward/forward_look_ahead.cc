@@ -1,5 +1,5 @@
-// What the next layer will probably want (importance-driven 5.2), or after the last layer the next token's
-// first, found while experts of this one travel.
+// Look-ahead while experts of a layer travel: predicts the next layer's experts (importance-driven 5.2), or
+// after the last layer the first layer's experts of the next token.
 #include <cstring>
 
 #include "common/status.h"
@@ -7,7 +7,7 @@
 
 namespace sluice {
 
-// What the tap would do with the layer's first wait; asked before anything of the layer is computed.
+// Chooses the use of the layer's first wait; called before any work of the layer.
 Forward::Wait Forward::WaitOf(uint32_t layer) const {
   if (tap_ == nullptr) {
     return Wait::kIdle;
@@ -18,7 +18,7 @@ Forward::Wait Forward::WaitOf(uint32_t layer) const {
   return options_.guess_tokens ? Wait::kGuessTokens : Wait::kIdle;
 }
 
-// What is there of the layer has been queued, and nothing else is ready.
+// Uses the wait; all ready work of the layer is queued.
 absl::Status Forward::UseWait(Wait wait, uint32_t layer, const StepBatch& batch) {
   if (wait == Wait::kIdle || work_.missing() == 0) {
     return absl::OkStatus();
@@ -26,8 +26,8 @@ absl::Status Forward::UseWait(Wait wait, uint32_t layer, const StepBatch& batch)
   return wait == Wait::kLookAhead ? LookAhead(layer, batch) : WaitOrGuess(layer, batch);
 }
 
-// A guess is made in the last layer, if it is worth its time. How long experts are waited for is seen in the
-// layers in which nothing is guessed.
+// Drafts tokens in the last layer if that is worth its time. Layers without a draft measure the wait for
+// experts.
 absl::Status Forward::WaitOrGuess(uint32_t layer, const StepBatch& batch) {
   const absl::Span<const uint32_t> followed = guess_.FindFollowed(batch);
   if (followed.empty()) {
@@ -44,7 +44,7 @@ absl::Status Forward::WaitOrGuess(uint32_t layer, const StepBatch& batch) {
   return absl::OkStatus();
 }
 
-// ahead_ = the residual after `layer` without the experts that are still missing.
+// Computes ahead_ = the residual after `layer` without the experts that are still missing.
 absl::Status Forward::CombineComputed(uint32_t layer, const StepBatch& batch) {
   const uint32_t tokens = batch.tokens();
   const uint32_t ranks = RanksOf(config_.layers[layer].moe);
@@ -64,9 +64,9 @@ absl::Status Forward::CombineComputed(uint32_t layer, const StepBatch& batch) {
   return AddOutputs(layer, tokens, ahead_weights_, ahead_);
 }
 
-// That residual goes through the next layer's attention. K and V that the rows have there by this guess stand
-// where that attention writes the rows' own in the same step, before anybody reads them, and a recurrent
-// state is replaced the same way: nothing of the guess is kept.
+// Runs that residual through the next layer's attention. The predicted K and V are written to the positions
+// where the same step later writes the exact ones, before any reader, and a recurrent state is replaced the
+// same way: nothing of the prediction stays.
 absl::Status Forward::LookAhead(uint32_t layer, const StepBatch& batch) {
   RETURN_IF_ERROR(CombineComputed(layer, batch));
   RETURN_IF_ERROR(Attend(layer + 1, ahead_, batch));
@@ -78,9 +78,10 @@ absl::Status Forward::LookAhead(uint32_t layer, const StepBatch& batch) {
   return tap_->LookAhead(tap);
 }
 
-// The head's choice by that residual is the guess. K and V of the guessed tokens in the first layer stand
-// where the next step writes those of the real ones, before anybody reads them. If it begins with just these
-// tokens they are the same to the bit, as is what attention made of them, so that is not computed again.
+// The draft tokens are the head's choice from that residual. Their first-layer K and V are written to the
+// positions where the next step writes those of the real tokens, before any reader. If the next step begins
+// with exactly these tokens, K, V and the attention output are the same to the bit and are not computed
+// again.
 absl::Status Forward::GuessTokens(uint32_t layer, const StepBatch& batch,
                                   absl::Span<const uint32_t> followed) {
   RETURN_IF_ERROR(CombineComputed(layer, batch));

@@ -1,4 +1,4 @@
-// What happens once: the refusal of what the forward pass lacks, and its memory.
+// Setup of the forward pass: the check for unsupported features, and its memory.
 #include <algorithm>
 #include <utility>
 
@@ -52,7 +52,7 @@ absl::Status CheckDelta(uint32_t layer, const DeltaConfig& d) {
                                              d.key_dim, ", ", d.value_heads, " value heads of ", d.value_dim,
                                              ", convolution over ", d.conv_kernel));
   }
-  // Its rows of conv_kernel floats must follow each other as they lie in a pack: strides are multiples of 16.
+  // Rows of conv_kernel floats must be adjacent in the pack, whose strides are multiples of 16 bytes.
   return d.conv_kernel % 4 == 0 ? absl::OkStatus()
                                 : Refuse(layer, absl::StrCat("a convolution over ", d.conv_kernel, " rows"));
 }
@@ -154,14 +154,14 @@ bool AnyBeside(const ModelConfig& config) {
                      [](const LayerConfig& layer) { return layer.moe.beside_width > 0; });
 }
 
-// The rope that a layer asks for; none where there is nothing to rotate.
+// Returns the layer's rope; empty if the layer rotates nothing.
 RopeConfig RopeOf(const LayerConfig& layer) {
   const bool none = IsRecurrent(layer.attention.kind) || !HasAttention(layer) ||
                     layer.attention.rope.kind == RopeKind::kNone;
   return none ? RopeConfig{.kind = RopeKind::kNone} : layer.attention.rope;
 }
 
-// Values of one position in all different tables together.
+// Number of values of one position over all distinct tables.
 uint64_t RopeValuesPerPosition(const ModelConfig& config) {
   std::vector<RopeConfig> known;
   uint64_t values = 0;
@@ -307,7 +307,7 @@ absl::Status Forward::AllocateRows() {
   return staging(logit_rows, &log_sums_);
 }
 
-// Tables of the next layer; equal ones are made once.
+// Adds the next layer's tables; equal tables are made once.
 absl::Status Forward::AddRope(const RopeConfig& rope) {
   const auto known =
       std::find_if(ropes_.begin(), ropes_.end(), [&rope](const Rope& other) { return other.config == rope; });
@@ -326,7 +326,7 @@ absl::Status Forward::AddRope(const RopeConfig& rope) {
   return absl::OkStatus();
 }
 
-// Of the batch, and of the tokens that may follow its texts in a guess.
+// Extends the tables to the positions of the batch and of its draft tokens.
 absl::Status Forward::ReachPositions(const StepBatch& batch) {
   uint32_t end = 0;
   for (const SequenceRows& text : batch.sequences()) {

@@ -1,5 +1,6 @@
-// What a device that runs later is given before the host knows what its router chose: whole layers, where all
-// experts are there, and leads, where a cache of neurons would look at them. The host hears afterwards.
+// Deferred layers of an asynchronous device: work queued before the host knows the router's choice. Whole
+// layers if all experts are resident, and leads if the neuron cache needs them. The host collects the routing
+// later.
 #include <algorithm>
 
 #include "common/status.h"
@@ -7,22 +8,23 @@
 
 namespace sluice {
 
-// Whether nobody needs the layer's routing before the step's end.
+// True if nothing needs the layer's routing before the end of the step.
 bool Forward::MayPass(uint32_t layer, const StepBatch& batch) const {
   return !queue_->RunsAtCall() && config_.layers[layer].moe.experts > 0 && !batch.any_lost() &&
          experts_->AllThere(layer) && routing_->KeepsResident(layer, batch) &&
          (tap_ == nullptr || tap_->MayPass(layer));
 }
 
-// Layers of a decode step that the host does not listen to go to the device together, with what comes before
-// the first and behind the last; a layer that it listens to ends that. Of a prompt every step is another.
+// Gathers consecutive deferred layers of a decode step into one device graph, with the work before the first
+// and after the last; a layer that needs the host ends the graph. Prefill steps differ from each other and
+// get none.
 absl::Status Forward::Gather(uint32_t layer, const StepBatch& batch) {
   const bool decodes = batch.decode_rows() == batch.tokens();
   const bool unheard = config_.layers[layer].moe.experts == 0 || MayPass(layer, batch);
   return decodes && unheard ? queue_->BeginGraph() : queue_->EndGraph();
 }
 
-// The mixture of a layer whose experts are all there: router, experts and sum without a word to the host.
+// Computes an MoE layer whose experts are all resident: router, experts and sum without a host sync.
 absl::Status Forward::MixUnheard(uint32_t layer, const StepBatch& batch) {
   const MoeConfig& moe = config_.layers[layer].moe;
   const uint32_t tokens = batch.tokens();
@@ -54,7 +56,7 @@ absl::Status Forward::MixUnheard(uint32_t layer, const StepBatch& batch) {
   return absl::OkStatus();
 }
 
-// They are known to have run: who was chosen is counted as if the host had seen it then.
+// Counts the chosen experts of the deferred layers, which are known to have run.
 absl::Status Forward::Hear() {
   for (const uint32_t layer : unheard_) {
     const MoeConfig& moe = config_.layers[layer].moe;
@@ -79,7 +81,8 @@ absl::Status Forward::Hear() {
   return absl::OkStatus();
 }
 
-// The leads of whatever the router chooses for a single row, where all leads are on the device.
+// Queues the leads of a single row's chosen experts before the host knows them, if all leads are on the
+// device.
 absl::Status Forward::AskLeads(uint32_t layer, uint32_t tokens) {
   const MoeConfig& moe = config_.layers[layer].moe;
   led_.clear();
@@ -104,7 +107,7 @@ absl::Status Forward::AskLeads(uint32_t layer, uint32_t tokens) {
                               .active = leads->active});
 }
 
-// In which row the values of each demand are; a policy may have put another expert in its place.
+// Tells the cache which row holds each demand's lead values; a policy may have replaced an expert since.
 void Forward::TellLeads() {
   if (led_.empty()) {
     return;

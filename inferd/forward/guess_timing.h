@@ -1,5 +1,6 @@
-// Whether guessing the tokens that follow (forward.h) is worth its time: most of it must pass while experts
-// are waited for. With a wide vocabulary or few missing experts the layer would wait for the guess instead.
+// Draft tokens (forward.h): tokens that probably follow a step. GuessTiming decides if a draft is worth its
+// time: most of it must overlap the wait for experts. With a wide vocabulary or few missing experts the layer
+// would wait for the draft instead.
 //
 // Thread safety: thread-compatible; belongs to the engine thread.
 #pragma once
@@ -10,18 +11,18 @@ namespace sluice {
 
 class GuessTiming {
  public:
-  // By what both took lately: a guess may take kWorth times the wait, since a right one saves computing an
-  // attention later and lets the disk read in a time when it would rest. True until both were seen. A no
-  // makes the next yes likelier, so that a guess which was held up once is tried again.
+  // True if a draft pays, by recent times of both: a draft may take kWorth times the wait, since a right one
+  // saves an attention later and lets the disk read while it would be idle. True until both were measured. A
+  // false makes the next true likelier, so that a draft delayed once is tried again.
   bool Pays(uint32_t missing) {
     const bool pays = cost_nanos_ <= kWorth * wait_nanos_ * missing || wait_nanos_ == 0;
     cost_nanos_ -= pays ? 0 : cost_nanos_ / kForget;
     return pays;
   }
 
-  // A guess took so long.
+  // Adds the time of a draft.
   void AddGuess(int64_t nanos) { Add(static_cast<double>(nanos), &cost_nanos_); }
-  // So long was waited for `missing` (> 0) experts of a layer, with nothing guessed meanwhile.
+  // Adds the wait for `missing` (> 0) experts of a layer without a draft.
   void AddWait(uint32_t missing, int64_t nanos) { Add(static_cast<double>(nanos) / missing, &wait_nanos_); }
 
  private:
@@ -31,8 +32,8 @@ class GuessTiming {
 
   static void Add(double value, double* mean) { *mean += *mean == 0 ? value : (value - *mean) / kWindow; }
 
-  double cost_nanos_ = 0;  // of a guess; 0: none was seen
-  double wait_nanos_ = 0;  // for one expert; 0: none was seen
+  double cost_nanos_ = 0;  // mean time of a draft; 0: none measured
+  double wait_nanos_ = 0;  // mean wait for one expert; 0: none measured
 };
 
 }  // namespace sluice

@@ -108,7 +108,7 @@ ExpertWork LayerWork::RoutedWork(const ReadyTile& tile) const {
   return work;
 }
 
-// Without rows.
+// Returns a work without rows.
 ExpertWork LayerWork::WorkOf(uint32_t layer, uint32_t expert, const ReadyTile& tile) const {
   const MoeConfig& moe = config_.layers[layer].moe;
   const LayerWeights& w = weights_[layer];

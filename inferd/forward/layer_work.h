@@ -1,5 +1,5 @@
-// What a layer's experts have to compute, as it becomes ready: collects the work that is queued next, and
-// knows which demands the queue has had whole.
+// The work of a layer's experts as it becomes ready: collects the next work to queue, and tracks the demands
+// that were queued whole.
 //
 // Thread safety: thread-compatible; belongs to the engine thread. Nothing allocates after construction.
 #pragma once
@@ -19,34 +19,34 @@ namespace sluice {
 
 class LayerWork {
  public:
-  // All outlive this object; `plan` says what the layer that runs demands.
+  // All arguments outlive this object; `plan` holds the demands of the running layer.
   LayerWork(const ModelConfig& config, const std::vector<LayerWeights>& weights,
             const SparsityPolicy& sparsity, const WorkPlan& plan);
 
-  // The layer's plan is made. The expert that every token goes through, if there is one, is ready from the
-  // start.
+  // Begins a layer whose plan is made. The common expert, if there is one, is ready from the start.
   void Begin(uint32_t layer);
 
-  // These have become ready: whole experts or parts of them, not leads. The device's are to be queued.
+  // Adds tiles that became ready: whole experts or parts of them, not leads. The device's tiles join ready().
   void Add(absl::Span<const ReadyTile> tiles);
-  // Those of some tiles that are the CPU's. Lives until the next call.
+  // Returns the CPU's work among some tiles. Valid until the next call.
   absl::Span<const ExpertWork> OnCpu(absl::Span<const ReadyTile> tiles);
-  // What is to be queued next, in the order in which it became ready.
+  // The work to queue next, in the order in which it became ready.
   absl::Span<const ExpertWork> ready() const { return ready_; }
-  // The queue has it.
+  // Clears ready() after it was queued.
   void Queued() { ready_.clear(); }
 
-  // What makes the lead values of some tiles, which are leads. Lives until the next call.
+  // Returns the work that computes the lead values of some tiles, all of them leads. Valid until the next
+  // call.
   absl::Span<const LeadWork> LeadsOf(absl::Span<const ReadyTile> tiles);
 
-  // All experts of a layer by the router's ids, that of every token behind them, without rows: each is there
-  // whole. The same of their leads. Live until the next call.
+  // Returns all experts of a layer by router id, the common expert last, without rows. All must be resident
+  // whole. The second function returns their leads. Valid until the next call.
   absl::Span<const ExpertWork> ByExpert(uint32_t layer, const ExpertSource& experts);
   absl::Span<const LeadWork> LeadsByExpert(uint32_t layer, absl::Span<const WeightView> leads);
 
-  // Whether all of a demand became ready, for the device.
+  // True if the whole demand became ready for the device.
   bool IsWhole(uint32_t demand) const { return whole_[demand] != 0; }
-  // Demands of the layer of which that cannot be said.
+  // Number of the layer's demands that are not whole.
   uint32_t missing() const;
 
  private:
@@ -59,11 +59,11 @@ class LayerWork {
   const SparsityPolicy& sparsity_;
   const WorkPlan& plan_;
   uint32_t layer_ = 0;
-  std::vector<ExpertWork> ready_;        // [most experts + 1], of one MoeExperts call
-  std::vector<ExpertWork> on_cpu_;       // [most experts], of another one beside it
-  std::vector<LeadWork> leads_;          // [most experts], of one ExpertLeads call
-  std::vector<ExpertWork> whole_layer_;  // [most experts + 1], of one RoutedExperts call
-  std::vector<uint8_t> whole_;           // [most experts], by demand
+  std::vector<ExpertWork> ready_;        // [maximum experts + 1], of one MoeExperts call
+  std::vector<ExpertWork> on_cpu_;       // [maximum experts], of the CPU's call
+  std::vector<LeadWork> leads_;          // [maximum experts], of one ExpertLeads call
+  std::vector<ExpertWork> whole_layer_;  // [maximum experts + 1], of one RoutedExperts call
+  std::vector<uint8_t> whole_;           // [maximum experts], by demand
 };
 
 }  // namespace sluice

@@ -39,8 +39,8 @@ struct Counter {
       AddRows(lead.lead, lead.lead.rows, lead.rows.size(), &work);
     }
   }
-  // K and V that the rows of each text see; every row multiplies with all that it sees, a text's K and V are
-  // read once.
+  // Counts the K and V visible to each sequence's rows; every row multiplies with all it sees, but a
+  // sequence's K and V are read once.
   void operator()(const AttentionArgs* args) {
     const uint64_t page = args->kv.page_stride * (args->kv.v && args->kv.value_dim == 0 ? 2 : 1);
     const uint64_t value_dim = args->kv.value_dim == 0 ? args->kv.head_dim : args->kv.value_dim;
@@ -48,13 +48,13 @@ struct Counter {
       const uint64_t end = uint64_t{text.first_position} + text.rows;
       const uint64_t window = args->sliding_window == 0 ? end : args->sliding_window;
       work.bytes += std::min<uint64_t>(end, window + text.rows) * page / kPageTokens;
-      // Half of the triangle over the text's own rows is not seen.
+      // Half of the square over the sequence's own rows is masked.
       const uint64_t each =
           std::min<uint64_t>(window, uint64_t{text.first_position} + (uint64_t{text.rows} + 1) / 2);
       work.products += text.rows * each * args->heads * (args->kv.head_dim + value_dim);
     }
   }
-  // The rest reads no weights to speak of.
+  // Other operations read almost no weights.
   template <class Args>
   void operator()(const Args* /*args*/) {}
 };

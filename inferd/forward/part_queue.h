@@ -1,9 +1,8 @@
-// A queue before the device's that counts, for each part of the model, how long its operations took, what
-// they read and what they multiplied. For a device that runs at the call, whose operations a clock beside the
-// calls can time; what they read is reckoned from their arguments (with neurons left out by masks: as if all
-// were read).
+// A wrapper of the device's queue that counts, for each part of the model, the time, bytes read and
+// multiplications of its operations. It is for a synchronous device, whose operations can be timed around the
+// call; bytes are estimated from the arguments (neurons skipped by masks count as read).
 //
-// Thread safety: as Queue; the engine thread's.
+// Thread safety: as Queue; belongs to the engine thread.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +19,7 @@ class PartQueue final : public Queue {
   // `device` outlives this.
   explicit PartQueue(Queue* device) : device_(device) {}
 
-  // The part that the matrix products which follow are of: only their caller knows.
+  // Sets the part of the following matrix products; only the caller knows it.
   void SetProducts(StepPart part) { products_ = part; }
   const PartWorks& works() const { return works_; }
 
@@ -46,7 +45,7 @@ class PartQueue final : public Queue {
   PartWorks works_ = {};
 };
 
-// What an operation reads and multiplies, without its time.
+// Returns the bytes read and the multiplications of an operation, without its time.
 PartWork WorkOf(const Operation& operation);
 
 }  // namespace sluice

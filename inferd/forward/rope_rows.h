@@ -1,5 +1,5 @@
-// A table of rotary positions on the device, made as far as texts have come: a start with a long context
-// takes no longer than one with a short one.
+// A table of rotary positions on the device, filled as far as the sequences have come, so that a long context
+// does not slow the start.
 //
 // Thread safety: thread-compatible; belongs to the engine thread.
 #pragma once
@@ -15,20 +15,19 @@ namespace sluice {
 
 class RopeRows {
  public:
-  // Rows that are made at a time.
+  // Number of rows computed at a time.
   static constexpr uint32_t kStep = 512;
 
   RopeRows() = default;
-  // Room for `positions` rows of ComputeRopeTable(), whose errors these are; none for a rope that turns
-  // nothing. RESOURCE_EXHAUSTED naming the bytes.
+  // Allocates `positions` rows; no table for a rope that rotates nothing. Errors of ComputeRopeTable();
+  // RESOURCE_EXHAUSTED naming the bytes.
   static absl::StatusOr<RopeRows> Create(const RopeConfig& rope, bool long_texts, uint32_t positions,
                                          Backend* backend);
 
-  // Queues the rows of positions below `end` that are not there yet. Nothing allocates. REQUIRES: end <=
-  // positions.
+  // Queues the missing rows of positions below `end`. Does not allocate. REQUIRES: end <= positions.
   absl::Status Reach(uint32_t end, Queue* queue);
 
-  // The table; none: nothing turns.
+  // The table; empty: no rotation.
   BufferRef table() const { return table_; }
   uint32_t made() const { return made_; }
 

@@ -20,7 +20,7 @@ bool TokenGuess::Take(const StepBatch& batch) {
 
 void TokenGuess::Forget() {
   guessed_.Clear(0);
-  wait_begin_ = 0;  // a step that ended with an error may have left one
+  wait_begin_ = 0;  // left by a step that ended with an error
 }
 
 bool TokenGuess::IsGuessed(const StepBatch& batch) const {
@@ -40,8 +40,8 @@ bool TokenGuess::IsGuessed(const StepBatch& batch) const {
   return true;
 }
 
-// Only texts that generate go on for certain, and only within a page that they have is there a place for what
-// they go on with.
+// Only generating sequences continue for certain, and a draft token needs a position in a page that its
+// sequence holds.
 absl::Span<const uint32_t> TokenGuess::FindFollowed(const StepBatch& batch) {
   followed_.clear();
   if (batch.decode_rows() != batch.sequences().size() || batch.decode_rows() != batch.tokens() ||

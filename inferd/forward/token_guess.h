@@ -1,5 +1,5 @@
-// The tokens that probably follow a step, guessed while experts of its last layer travel: whom a guess may
-// follow, when it is worth its time, and whether the next step begins with what was guessed.
+// Draft tokens that probably follow a step, computed while experts of its last layer travel: which rows get a
+// draft, when it is worth its time, and if the next step begins with it.
 //
 // Thread safety: thread-compatible; belongs to the engine thread. Nothing allocates after construction.
 #pragma once
@@ -18,45 +18,45 @@ namespace sluice {
 class TokenGuess {
  public:
   struct Limits {
-    uint32_t max_sequences = 0;  // of a step
+    uint32_t max_sequences = 0;  // sequences of a step
     uint32_t context = 0;        // positions of a sequence
-    uint32_t rows = 0;           // of a guess
+    uint32_t rows = 0;           // rows of a draft
   };
-  // Steps at whose end the tokens that follow were guessed, and those of them that the next step began with.
+  // Number of steps that ended with a draft, and of guesses that the next step began with.
   struct Counts {
     uint64_t made = 0;
     uint64_t right = 0;
   };
-  // `queue`: makes guesses; outlives this object.
+  // `queue` computes the guesses; outlives this object.
   TokenGuess(const Limits& limits, Queue* queue);
 
-  // A step begins: whether it is what was guessed at the end of the one before, the same tokens of the same
-  // texts. The guess is used up.
+  // True if the beginning step equals the draft of the previous step: the same tokens of the same sequences.
+  // Consumes the draft.
   bool Take(const StepBatch& batch);
   void Forget();
 
-  // Rows of the running batch whose next token has a place in the KV cache already; none unless that is so
-  // for generated rows only, one of each text.
+  // Returns the rows of the running batch whose next token already has a position in the KV cache; empty
+  // unless all rows are generated ones, one per sequence.
   absl::Span<const uint32_t> FindFollowed(const StepBatch& batch);
 
-  // These tokens, by place in what FindFollowed() gave, follow `batch`.
+  // Stores the draft: `tokens` follow `batch`, in the order of FindFollowed().
   void Make(const StepBatch& batch, absl::Span<const int32_t> tokens);
-  // What was made, as the next step's batch; no tokens: nothing.
+  // The draft as the next step's batch; no tokens: no draft.
   const StepBatch& guessed() const { return guessed_; }
 
-  // Whether a guess pays while so many experts are waited for.
+  // True if a draft pays while `missing` experts are awaited.
   bool Pays(uint32_t missing) {
     TakeTiming();
     return timing_.Pays(missing);
   }
-  // A wait for so many experts (> 0) begins in which nothing is guessed, so that it tells how long one takes.
+  // Begins a wait for `missing` experts (> 0) without a draft, which measures the wait per expert.
   void BeginWait(uint32_t missing) {
     wait_begin_ = clock_.NowNanos();
     wait_missing_ = missing;
   }
   void EndWait();
-  // What was queued between the two points makes a guess: the device's clock says what that took, once it is
-  // known to be done.
+  // Notes that the work between the two events computes a draft; the device's clock gives its time once it is
+  // done.
   void Making(Event from, Event to) { making_ = {from, to}; }
 
   const Counts& counts() const { return counts_; }
@@ -64,7 +64,7 @@ class TokenGuess {
  private:
   struct Span {
     Event from;
-    Event to;  // 0: nobody asks
+    Event to;  // 0: nothing to measure
   };
   void TakeTiming();
   bool IsGuessed(const StepBatch& batch) const;
@@ -75,7 +75,7 @@ class TokenGuess {
   StepBatch guessed_;
   std::vector<uint32_t> followed_;
   GuessTiming timing_;
-  Span making_;  // of the last guess, until its time is known
+  Span making_;  // the last draft, until its time is known
   Counts counts_;
   int64_t wait_begin_ = 0;     // 0: no wait is timed
   uint32_t wait_missing_ = 0;  // experts that were missing then

@@ -1,4 +1,4 @@
-// A compiled guide, for the files that call xgrammar: no other header shows it.
+// CompiledGrammar: a compiled grammar, for the files that use xgrammar; no other header exposes it.
 //
 // Thread safety: immutable.
 #pragma once
@@ -11,8 +11,8 @@ namespace sluice {
 
 struct CompiledGuide {
   xgrammar::CompiledGrammar grammar;
-  uint64_t bytes = 0;  // of memory
-  uint32_t vocab = 0;  // bits of a mask
+  uint64_t bytes = 0;  // memory
+  uint32_t vocab = 0;  // number of bits of a mask
 };
 
 }  // namespace sluice

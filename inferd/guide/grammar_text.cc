@@ -48,7 +48,7 @@ absl::Status CheckCounts(std::string_view text, uint64_t most) {
                                                        " times at byte ", at, "; at most ", most,
                                                        " are supported"));
       }
-      // Spaces are allowed within; of {n,m} the second number comes next.
+      // Spaces are allowed within; the second number of {n,m} follows.
       while (end < text.size() && (text[end] == ' ' || text[end] == ',')) {
         ++end;
       }

@@ -1,4 +1,4 @@
-// Text of the grammar language that xgrammar reads (GBNF with macros).
+// Text of xgrammar's grammar language (GBNF with macros).
 //
 // Thread safety: pure functions, safe to call from any thread.
 #pragma once
@@ -11,11 +11,11 @@
 
 namespace sluice {
 
-// A grammar of just these texts. REQUIRES: at least one; UTF-8 without NUL.
+// Returns a grammar of exactly these texts. REQUIRES: at least one; UTF-8 without NUL.
 std::string ChoiceGrammar(const std::vector<std::string>& choices);
 
-// INVALID_ARGUMENT if repetition counts {n} or {n,m} in `text`, a grammar, are above `most`: each asks for
-// states of its own. Quoted and escaped braces count, too; that refuses only what is very large.
+// INVALID_ARGUMENT if a repetition count {n} or {n,m} in `text`, a grammar, exceeds `most`: each count
+// multiplies the states. Quoted and escaped braces count, too; that refuses only very large numbers.
 absl::Status CheckCounts(std::string_view text, uint64_t most);
 
 }  // namespace sluice

@@ -90,7 +90,7 @@ absl::StatusOr<GuideSource> CallSource(const std::vector<GuideCall>& calls,
   return source;
 }
 
-// The language has options of rules ("value[temperature=0.7] ::= ..."), which ask for more than masks.
+// Rejects rule options ("value[temperature=0.7] ::= ..."), which ask for more than masks.
 absl::Status CheckNoOptions(std::string_view grammar) {
   for (size_t at = grammar.find("::="); at != std::string_view::npos; at = grammar.find("::=", at + 3)) {
     if (absl::EndsWith(absl::StripTrailingAsciiWhitespace(absl::string_view(grammar.data(), at)), "]")) {
@@ -118,7 +118,7 @@ absl::StatusOr<GuideSource> SchemaSource(const std::string& text) {
 }
 
 xgrammar::Grammar GrammarOfSchema(const std::string& schema) {
-  // On one line, as Python's json writes it. With white space as it likes, a model that is unsure spends its
+  // Output on one line, in the format of Python's json. With free white space, an uncertain model wastes its
   // tokens there.
   return xgrammar::Grammar::FromJSONSchema(schema, /*any_whitespace=*/false, std::nullopt, std::nullopt,
                                            /*strict_mode=*/true);
@@ -160,8 +160,8 @@ xgrammar::TokenizerInfo InfoOf(const GuideVocabulary& vocabulary, std::vector<st
                                  vocabulary.end_ids);
 }
 
-// JSON needs no control character but the line feed, and the converter's grammar of a string whose length is
-// bounded would let some in.
+// JSON needs no control character except the line feed, and the converter's grammar of a length-bounded
+// string would allow some.
 std::vector<std::string> TokensForJson(std::vector<std::string> tokens) {
   for (std::string& token : tokens) {
     if (std::any_of(token.begin(), token.end(),
@@ -214,11 +214,11 @@ std::string GuideSource::Key() const {
 
 struct GuideCompiler::Impl {
   const GuideVocabulary* vocabulary;
-  // Made when first needed: sorting a vocabulary takes a moment, and most servers never see a guide.
+  // Created on first use: sorting a vocabulary takes time, and most servers never see a constraint.
   std::optional<xgrammar::TokenizerInfo> for_text;
   std::optional<xgrammar::TokenizerInfo> for_json;
   std::optional<xgrammar::TokenizerInfo> for_calls;
-  std::vector<int32_t> spelled;  // in for_calls: a server has one such set
+  std::vector<int32_t> spelled;  // special tokens in for_calls: a server has only one such set
 
   const xgrammar::TokenizerInfo& Info(const GuideSource& source) {
     if (!source.spelled.empty()) {
@@ -258,7 +258,7 @@ absl::StatusOr<std::shared_ptr<const CompiledGuide>> GuideCompiler::Compile(cons
   std::shared_ptr<CompiledGuide> compiled;
   try {
     const xgrammar::Grammar grammar = GrammarOf(source);
-    if (!warnings.first().empty()) {  // before the long part
+    if (!warnings.first().empty()) {  // before the expensive part
       return absl::InvalidArgumentError(warnings.first());
     }
     xgrammar::GrammarCompiler compiler(impl_->Info(source), /*max_threads=*/1, /*cache_enabled=*/false);

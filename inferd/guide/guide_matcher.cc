@@ -21,7 +21,7 @@ GuideMatcher::~GuideMatcher() = default;
 absl::StatusOr<std::unique_ptr<GuideMatcher>> GuideMatcher::Create(std::shared_ptr<const CompiledGuide> guide,
                                                                    absl::Span<const int32_t> end_ids) {
   try {
-    std::optional<std::vector<int>> ends;  // without any, the answer ends where nothing more may come
+    std::optional<std::vector<int>> ends;  // without any, the answer ends where no token is allowed
     if (!end_ids.empty()) {
       ends.emplace(end_ids.begin(), end_ids.end());
     }

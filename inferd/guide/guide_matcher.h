@@ -1,4 +1,4 @@
-// One answer on its way through a compiled guide: which tokens may come next.
+// GuideMatcher: state of one answer in a compiled grammar; computes the tokens allowed next.
 //
 // Thread safety: thread-compatible.
 #pragma once
@@ -16,19 +16,18 @@ namespace sluice {
 
 class GuideMatcher {
  public:
-  // `end_ids`: tokens that end an answer; they are allowed where the answer may end, and nowhere else.
+  // `end_ids`: tokens that end an answer; they are allowed only where the answer is complete.
   static absl::StatusOr<std::unique_ptr<GuideMatcher>> Create(std::shared_ptr<const CompiledGuide> guide,
                                                               absl::Span<const int32_t> end_ids);
   ~GuideMatcher();
 
-  // Sets the bits of the tokens that may come next: bit id % 32 of word id / 32. INTERNAL: the matcher
-  // failed.
+  // Sets the bits of the allowed tokens: bit id % 32 of word id / 32. INTERNAL: the matcher failed.
   absl::Status FillMask(std::vector<uint32_t>* mask);
 
-  // Goes on behind `token`. INTERNAL if the mask had not allowed it.
+  // Advances by `token`. INTERNAL if the mask had not allowed it.
   absl::Status Accept(int32_t token);
 
-  // The answer so far is a whole one.
+  // True if the answer so far is complete.
   bool complete() const;
 
  private:

@@ -1,4 +1,4 @@
-// What Guides counts, in Prometheus' text.
+// Writes the counters of Guides in Prometheus' text format.
 //
 // Thread safety: a pure function over its arguments, safe to call from any thread.
 #pragma once

@@ -8,7 +8,7 @@ GuideVocabulary VocabularyOf(const Tokenizer& tokenizer, uint32_t vocab, absl::S
   GuideVocabulary vocabulary;
   vocabulary.size = vocab;
   vocabulary.end_ids.assign(end_ids.begin(), end_ids.end());
-  // A tokenizer can know more tokens than the model has rows for; those are never drawn.
+  // A tokenizer can have more tokens than the model has rows; those are never sampled.
   vocabulary.tokens.resize(std::min<uint32_t>(vocab, static_cast<uint32_t>(tokenizer.vocab_size())));
   for (size_t id = 0; id < vocabulary.tokens.size(); ++id) {
     const auto token = static_cast<int32_t>(id);

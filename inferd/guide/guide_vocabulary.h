@@ -1,4 +1,6 @@
-// A model's tokens as guides see them.
+// Grammar compilation: a model's vocabulary, the compiler, and the matcher of one answer.
+//
+// GuideVocabulary: a model's tokens as needed by guides.
 //
 // Thread safety: plain values.
 #pragma once
@@ -15,13 +17,13 @@ namespace sluice {
 
 struct GuideVocabulary {
   uint32_t size = 0;                // rows of logits; at least tokens.size()
-  std::vector<std::string> tokens;  // by id: its bytes; empty: no text, so never part of an answer
+  std::vector<std::string> tokens;  // bytes by id; empty: no text, so never part of an answer
   std::vector<int32_t> end_ids;     // the model's end tokens
-  // Of special tokens, which have no bytes: what stands for them where they are part of an answer.
+  // Spellings of special tokens, which have no bytes, for answers in which they are visible.
   std::map<int32_t, std::string> spellings;
 };
 
-// Tokens that the model has no row for are left out. REQUIRES: `end_ids` below `vocab`.
+// Drops tokens that have no row in the model. REQUIRES: `end_ids` below `vocab`.
 GuideVocabulary VocabularyOf(const Tokenizer& tokenizer, uint32_t vocab, absl::Span<const int32_t> end_ids);
 
 }  // namespace sluice

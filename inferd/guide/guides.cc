@@ -17,7 +17,7 @@
 namespace sluice {
 namespace {
 
-// Behind everything else that wants a processor: compiling competes with steps.
+// Lowest priority: compiling competes with steps.
 constexpr int kCompileNice = 10;
 
 absl::Duration ThreadTime() {
@@ -32,24 +32,24 @@ absl::Status InvalidGuide(const std::string& what) {
 
 }  // namespace
 
-// `phase` says whose the rest is: the threads' while kWorking, the answer's otherwise.
+// `phase` decides who owns the other members: the threads while kWorking, the answer otherwise.
 struct GuideRun {
   enum class Phase : uint8_t { kPreparing, kWorking, kReady, kFailed };
 
   std::atomic<Phase> phase{Phase::kPreparing};
-  std::atomic<bool> abandoned{false};  // nobody wants masks any more
+  std::atomic<bool> abandoned{false};  // masks are no longer needed
   std::vector<int32_t> end_ids;
   std::shared_ptr<const CompiledGuide> guide;
   std::unique_ptr<GuideMatcher> matcher;  // null before the first mask
-  int32_t token = 0;                      // to be accepted
+  int32_t token = 0;                      // to accept next
   std::vector<uint32_t> mask;
   bool any = false;
   bool complete = false;
-  absl::Status status;  // of kFailed
+  absl::Status status;  // error, if kFailed
 
   std::weak_ptr<GuideMaskQueue> masks;
   Mutex mutex;
-  CondVar changed;  // phase has
+  CondVar changed;  // signals a change of phase
 
   void Set(Phase next) {
     MutexLock lock(&mutex);
@@ -70,7 +70,7 @@ struct GuideMaskQueue {
   bool stopping ABSL_GUARDED_BY(mutex) = false;
   bool idle ABSL_GUARDED_BY(mutex) = false;
   std::deque<std::shared_ptr<GuideRun>> runs ABSL_GUARDED_BY(mutex);
-  // Written by the masks' thread alone.
+  // Written by the masks' thread only.
   std::atomic<uint64_t> made{0};
   std::atomic<int64_t> nanos{0};
 
@@ -267,7 +267,7 @@ void Guides::Finish(const std::string& key,
   }
 }
 
-// Makes room by the guides used longest ago; those in use live on with their answers.
+// Evicts the least recently used grammars; grammars in use live on with their answers.
 void Guides::Keep(const std::string& key, std::shared_ptr<const CompiledGuide> guide) {
   const uint64_t bytes = guide->bytes;
   if (bytes > limits_.cache_bytes) {

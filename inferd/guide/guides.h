@@ -1,18 +1,18 @@
-// Guides of running answers: compiled once for each text, and each answer's next mask made beside the running
-// step.
+// Guides: guides of running answers. Each text is compiled once, and each answer's next mask is computed in
+// parallel to the running step.
 //
-// A thread compiles what clients send, in order and at a low priority; a second one makes masks. An answer's
-// guide goes
-//   kPreparing -> kReady <-> (Accept: the mask behind that token is being made)
+// One thread compiles clients' constraints, in order and at a low priority; a second thread computes masks.
+// States of an answer's constraint:
+//   kPreparing -> kReady <-> (Accept: the mask behind that token is being computed)
 //              -> kFailed
-// so the engine never compiles, and waits for a mask only if its step was shorter than making it.
+// The engine never compiles, and waits for a mask only if its step was shorter than computing it.
 //
-// Bounds: guides that wait to be compiled; memory of compiled guides that nobody uses; processor time of one
-// mask. A grammar that exceeds the last fails alone. One compilation cannot be interrupted: the limits of
-// guide_compiler.h keep it within seconds, during which running answers go on and only new guides wait.
+// Bounds: number of queued constraints; memory of unused compiled guides; processor time of one mask. A
+// grammar that exceeds the last one fails alone. A compilation cannot be interrupted: the limits of
+// guide_compiler.h keep it within seconds; meanwhile running answers continue and only new constraints wait.
 //
-// Thread safety: Guides is thread-safe. A Guide belongs to one thread at a time, and may outlive its Guides,
-// where it fails.
+// Thread safety: Guides is thread-safe. A Guide belongs to one thread at a time, and may outlive its Guides;
+// then it fails.
 #pragma once
 
 #include <cstdint>
@@ -35,26 +35,26 @@
 namespace sluice {
 
 struct GuideLimits {
-  uint32_t max_waiting = 64;           // guides to be compiled
+  uint32_t max_waiting = 64;           // maximum number of queued constraints
   uint64_t cache_bytes = 64ull << 20;  // compiled guides kept for later
   absl::Duration mask_cpu_time =
-      absl::Milliseconds(250);  // of one mask; thread time, so a busy machine does not count
+      absl::Milliseconds(250);  // per mask; thread time, so a busy machine does not count
 };
 
 struct GuideStats {
   uint64_t compiled = 0;
   uint64_t refused = 0;     // by the compiler
-  uint64_t cache_hits = 0;  // begun without compiling
+  uint64_t cache_hits = 0;  // started without compiling
   uint64_t cache_bytes = 0;
-  uint64_t waiting = 0;  // to be compiled, the one being compiled included
+  uint64_t waiting = 0;  // queued, including the one being compiled
   uint64_t masks = 0;
-  double mask_seconds = 0;  // processor time of making them
+  double mask_seconds = 0;  // processor time of computing masks
 };
 
-struct GuideRun;        // what an answer and the threads share
-struct GuideMaskQueue;  // runs whose next mask is to be made
+struct GuideRun;        // state shared by an answer and the threads
+struct GuideMaskQueue;  // runs whose next mask is due
 
-// The guide of one answer.
+// The constraint of one answer.
 class Guide {
  public:
   enum class State : uint8_t { kPreparing, kReady, kFailed };
@@ -64,20 +64,20 @@ class Guide {
   Guide(const Guide&) = delete;
   Guide& operator=(const Guide&) = delete;
 
-  // kPreparing until the first mask is there or an error is known.
+  // kPreparing until the first mask or an error is there.
   State state() const;
 
-  // What may come next. Waits for the mask behind the last accepted token. INVALID_ARGUMENT (reason
-  // INVALID_GUIDE): the guide cannot be compiled or allows no answer; RESOURCE_EXHAUSTED: it exceeds a limit;
-  // INTERNAL. REQUIRES: state() is not kPreparing. The mask lives until Accept.
+  // Returns the allowed tokens. Waits for the mask behind the last accepted token. INVALID_ARGUMENT (reason
+  // INVALID_GUIDE): the constraint cannot be compiled or allows no answer; RESOURCE_EXHAUSTED: it exceeds a
+  // limit; INTERNAL. REQUIRES: state() is not kPreparing. The mask is valid until Accept.
   struct Next {
     absl::Span<const uint32_t> allowed;  // bit id % 32 of word id / 32
-    bool any = false;                    // some token may come
-    bool complete = false;               // the answer so far is a whole one
+    bool any = false;                    // at least one token is allowed
+    bool complete = false;               // the answer so far is complete
   };
   absl::StatusOr<Next> Wait();
 
-  // The answer goes on with `token`, which the mask allows; the next mask is begun.
+  // Advances by `token`, which the mask allows; starts the computation of the next mask.
   void Accept(int32_t token);
 
  private:
@@ -87,13 +87,12 @@ class Guide {
 class Guides {
  public:
   explicit Guides(GuideVocabulary vocabulary, const GuideLimits& limits = {});
-  // Waits for a compilation that runs.
+  // Waits for a running compilation.
   ~Guides();
 
-  // Begins the guide of an answer, which ends with one of `end_ids` (of the vocabulary; none: where nothing
-  // more may come). `spelled`: as SourceOf has it. Reads the guide's text, compiles elsewhere.
-  // INVALID_ARGUMENT naming the field: what SourceOf refuses; RESOURCE_EXHAUSTED with a retry delay: too many
-  // guides wait.
+  // Starts the constraint of an answer, which ends with one of `end_ids` (of the vocabulary; none: where no
+  // token is allowed). `spelled`: as in SourceOf. Parses the text here, compiles elsewhere. INVALID_ARGUMENT
+  // naming the field: refused by SourceOf; RESOURCE_EXHAUSTED with a retry delay: the queue is full.
   absl::StatusOr<std::unique_ptr<Guide>> Start(const GuideSpec& spec, std::vector<int32_t> end_ids,
                                                absl::Span<const int32_t> spelled = {});
 
@@ -102,11 +101,11 @@ class Guides {
  private:
   struct Compilation {
     GuideSource source;
-    std::vector<std::shared_ptr<GuideRun>> runs;  // they wait for it
+    std::vector<std::shared_ptr<GuideRun>> runs;  // waiting for this compilation
   };
   struct Cached {
     std::shared_ptr<const CompiledGuide> guide;
-    uint64_t used = 0;  // larger is later
+    uint64_t used = 0;  // time of last use; larger is later
   };
 
   void CompileLoop();
@@ -121,9 +120,9 @@ class Guides {
   const std::shared_ptr<GuideMaskQueue> masks_;  // shared with the runs, which may outlive this
 
   mutable Mutex mutex_;
-  CondVar changed_;  // queue_ or stopping_
+  CondVar changed_;  // signals queue_ or stopping_
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
-  std::deque<std::string> queue_ ABSL_GUARDED_BY(mutex_);  // keys of pending_, in the order they came
+  std::deque<std::string> queue_ ABSL_GUARDED_BY(mutex_);  // keys of pending_, in order of arrival
   absl::flat_hash_map<std::string, std::shared_ptr<Compilation>> pending_ ABSL_GUARDED_BY(mutex_);
   absl::flat_hash_map<std::string, Cached> cache_ ABSL_GUARDED_BY(mutex_);
   uint64_t uses_ ABSL_GUARDED_BY(mutex_) = 0;

@@ -15,14 +15,14 @@ namespace {
 
 constexpr uint32_t kLastCharacter = 0x10ffff;
 
-// Disjoint ranges in order.
+// Disjoint ranges in ascending order.
 using Ranges = std::vector<std::pair<uint32_t, uint32_t>>;
 
 const Ranges kDigits = {{'0', '9'}};
 const Ranges kWords = {{'0', '9'}, {'A', 'Z'}, {'_', '_'}, {'a', 'z'}};
 const Ranges kSpaces = {{0x09, 0x0d}, {' ', ' '}};
-const Ranges kSurrogates = {{0xd800, 0xdfff}};  // no text has them
-// What a JSON string cannot hold as it is.
+const Ranges kSurrogates = {{0xd800, 0xdfff}};  // not in any text
+// Characters that need an escape in a JSON string.
 const Ranges kEscaped = {{0, 0x1f}, {'"', '"'}, {'\\', '\\'}};
 
 Ranges Normal(Ranges ranges) {
@@ -60,7 +60,7 @@ Ranges Without(const Ranges& all, const Ranges& taken) {
   return left;
 }
 
-// Without NUL, which no text has.
+// Excludes NUL, which no text contains.
 Ranges Complement(const Ranges& ranges) { return Without({{1, kLastCharacter}}, ranges); }
 
 class Rewriter {
@@ -219,7 +219,7 @@ absl::Status Rewriter::Quantifier() {
     return absl::OkStatus();
   }
   if (Peek() == '?') {
-    ++at_;  // as many or as few as possible: the texts are the same
+    ++at_;  // lazy or greedy: the matched texts are the same
   }
   const bool again = !AtEnd() && std::string_view("*+?{").find(Peek()) != std::string_view::npos;
   return again ? Error("a repetition of a repetition") : absl::OkStatus();
@@ -357,7 +357,7 @@ absl::Status Rewriter::Write(const Ranges& ranges) {
     WriteCharacter(left[0].first);
     return absl::OkStatus();
   }
-  // The reader takes ^ for a negation if it comes first, escaped or not.
+  // xgrammar treats a leading ^ as negation, escaped or not.
   if (left[0].first == '^') {
     std::rotate(left.begin(), left.begin() + 1, left.end());
     if (left.back().second > '^') {

@@ -23,10 +23,10 @@ namespace {
 using Json = SchemaJson;
 
 constexpr uint64_t kMaxValues = 20'000;
-// Counts of items and characters; what is larger is beyond every context.
+// Maximum count of items and characters; a larger one exceeds every context.
 constexpr int64_t kMaxCount = 1'000'000;
 
-// Integers above 2^63 - 1 would be spelt as floating point numbers.
+// Integers above 2^63 - 1 would be printed as floating point numbers.
 bool IsExact(const Json& value) {
   if (value.is_number_unsigned()) {
     return value.get<uint64_t>() <= static_cast<uint64_t>(std::numeric_limits<int64_t>::max());
@@ -48,7 +48,7 @@ class Checker {
     if (const std::string place = references_.PlaceOfCycle(); !place.empty()) {
       return Refuse(place, "the schema refers to itself without a property or an item between");
     }
-    // Only now: a new member moves its neighbours in memory.
+    // Done last: a new member moves its neighbours in memory.
     for (const auto& [place, member] : open_) {
       root_.at(Json::json_pointer(place.substr(1)))[member] = Json::object();
     }
@@ -84,7 +84,7 @@ class Checker {
   static absl::Status Unsupported(const std::string& place, std::string_view keyword) {
     return Refuse(place, absl::StrCat("the keyword \"", std::string(keyword), "\" is not supported"));
   }
-  // The first keyword of `schema` that says something and is not among `taken`; nothing: "".
+  // Returns the first keyword of `schema` that constrains values and is not in `taken`; "": none.
   static std::string Other(const Json& schema, std::initializer_list<const char*> taken) {
     for (const auto& [key, value] : schema.items()) {
       const std::string& name = key;
@@ -100,7 +100,7 @@ class Checker {
   absl::flat_hash_set<std::string> visited_;
   SchemaReferences references_;
   std::vector<std::pair<std::string, std::string>> open_;  // places that get an empty schema as this member
-  std::vector<std::pair<std::string, std::string>> renamed_;  // places whose one member gets this name
+  std::vector<std::pair<std::string, std::string>> renamed_;  // places whose only member gets this name
 };
 
 absl::Status Checker::Walk(Json* schema, const std::string& place, uint32_t default_type) {
@@ -111,14 +111,14 @@ absl::Status Checker::Walk(Json* schema, const std::string& place, uint32_t defa
     if (!schema->get<bool>()) {
       return Refuse(place, "false allows no value");
     }
-    *schema = Json::object();  // the same, and known to the converter everywhere
+    *schema = Json::object();  // equivalent, and supported by the converter everywhere
     return absl::OkStatus();
   }
   if (!schema->is_object()) {
     return Refuse(place, "a schema must be an object or a boolean");
   }
   if (place == "#") {
-    schema->erase("$id");  // references are to this document alone
+    schema->erase("$id");  // references are to this document only
   }
   if (schema->contains("$ref")) {
     return WalkRef(*schema, place);
@@ -212,7 +212,8 @@ absl::Status Checker::WalkChoice(Json* schema, const std::string& place, const c
   return absl::OkStatus();
 }
 
-// The types that values of the schema may have, as the converter sees them; 0: any, and nothing else is said.
+// Returns the types allowed for values of the schema, as the converter sees them; 0: any type, no other
+// constraint.
 absl::StatusOr<uint32_t> Checker::TypesOf(const Json& schema, const std::string& place,
                                           uint32_t default_type) {
   const auto type = schema.find("type");
@@ -304,8 +305,8 @@ absl::Status Checker::WalkString(Json* schema, const std::string& place) {
   return absl::OkStatus();
 }
 
-// A pattern that the converter takes the right way with (regex_text.h): the other one is for ASCII alone, so
-// one character that never comes decides it.
+// Forces the converter's correct path for a pattern (regex_text.h): the other path is for ASCII only, so one
+// character that never occurs decides it.
 absl::StatusOr<std::string> Checker::Pattern(const Json& pattern, const std::string& place) {
   if (!pattern.is_string()) {
     return Refuse(place, "a pattern must be a string");
@@ -375,7 +376,7 @@ absl::Status Checker::WalkObject(Json* schema, const std::string& place) {
                                                              : WalkOpenObject(schema, place);
 }
 
-// Further keys could spell a named one by escapes, so an object that names some is closed.
+// Further keys could spell a named one by escapes, so an object with named properties is closed.
 absl::Status Checker::WalkNamedProperties(Json* schema, const std::string& place) {
   for (const char* keyword : {"patternProperties", "propertyNames"}) {
     if (schema->contains(keyword)) {
@@ -397,14 +398,14 @@ absl::Status Checker::WalkNamedProperties(Json* schema, const std::string& place
   return absl::OkStatus();
 }
 
-// A map: keys that the schema does not list.
+// A map: keys are not listed in the schema.
 absl::Status Checker::WalkOpenObject(Json* schema, const std::string& place) {
   const auto others = schema->find("additionalProperties");
   const auto patterns = schema->find("patternProperties");
   const auto names = schema->find("propertyNames");
   const bool closed =
       (others != schema->end() && *others == false) || schema->contains("unevaluatedProperties");
-  // A grammar does not see that two keys are equal, and of equal keys readers see one.
+  // A grammar cannot detect equal keys, and readers keep only one of two equal keys.
   if (const auto least = schema->find("minProperties"); least != schema->end() && *least > 1) {
     return Refuse(place, "the keyword \"minProperties\" above 1 is supported beside \"properties\" only");
   }

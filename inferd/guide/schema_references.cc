@@ -9,13 +9,13 @@ namespace {
 
 struct Visit {
   std::string place;
-  size_t next = 0;  // of its references
+  size_t next = 0;  // index of its next reference
 };
 
 }  // namespace
 
-// Depth first without recursion, since schemas come from clients and chains may be long. A place that is
-// entered but not finished is on the way to the present one.
+// Depth first search without recursion, since schemas come from clients and chains may be long. A place that
+// is entered but not finished is on the path to the present one.
 std::string SchemaReferences::PlaceOfCycle() const {
   absl::flat_hash_map<std::string, bool> finished;
   for (const auto& [start, references] : next_) {

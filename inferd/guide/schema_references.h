@@ -1,4 +1,4 @@
-// Which places of a JSON schema apply to the same value, and whether one leads back to itself.
+// SchemaReferences: finds cycles among places of a JSON schema that apply to the same value.
 //
 // Thread safety: thread-compatible.
 #pragma once
@@ -11,10 +11,10 @@ namespace sluice {
 
 class SchemaReferences {
  public:
-  // What is said at `to` holds for the same value as what is said at `from`: a $ref, or a member of a choice.
+  // Records that `to` applies to the same value as `from`: a $ref, or a member of a choice.
   void Add(const std::string& from, const std::string& to) { next_[from].push_back(to); }
 
-  // A place that leads back to itself without a key or an item between, and so describes nothing; "": none.
+  // A place that refers to itself without a key or an item between, and so describes nothing; "": none.
   std::string PlaceOfCycle() const;
 
  private:

@@ -35,9 +35,8 @@ constexpr const char* kAnnotations[] = {"title",    "description", "default",   
                                         "$comment", "deprecated",  "readOnly",   "writeOnly", "$schema",
                                         "$anchor",  "$defs",       "definitions"};
 
-// Formats whose grammar is that of the format, as far as a grammar goes (it knows no calendar). Of the others
-// that the converter knows, `email`, `json-pointer` and `relative-json-pointer` let characters through that
-// JSON strings cannot hold.
+// Formats whose grammar is exact, as far as a grammar can be (it has no calendar). The converter's other
+// formats `email`, `json-pointer` and `relative-json-pointer` allow characters that JSON strings cannot hold.
 constexpr const char* kFormats[] = {"date", "time",     "date-time", "duration", "ipv4",
                                     "ipv6", "hostname", "uuid",      "uri"};
 

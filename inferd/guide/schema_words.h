@@ -1,4 +1,4 @@
-// The words of JSON schemas that are known here: types, keywords and what they speak of, formats.
+// JSON schema vocabulary: types, keywords with the types they apply to, formats.
 //
 // Thread safety: constants and pure functions.
 #pragma once
@@ -9,7 +9,7 @@
 
 namespace sluice {
 
-using SchemaJson = nlohmann::ordered_json;  // properties are answered in the schema's order
+using SchemaJson = nlohmann::ordered_json;  // answers follow the schema's order of properties
 
 // Types as bits.
 enum SchemaType : uint32_t {
@@ -22,20 +22,20 @@ enum SchemaType : uint32_t {
   kObject = 64,
 };
 
-// The bit of the type of this name; 0: there is none.
+// Returns the bit of the named type; 0: unknown.
 uint32_t SchemaTypeNamed(std::string_view name);
 
-// The types that a value has: an integer is a number, too.
+// Returns the types of a value: an integer is a number, too.
 uint32_t SchemaTypesOfValue(const SchemaJson& value);
 
-// Whether the keyword says something about values of some type ("minimum"), and is none that stands for
-// values or for other schemas ("enum", "anyOf").
+// True if the keyword constrains values of some type ("minimum"), and does not stand for values or for other
+// schemas ("enum", "anyOf").
 bool IsTypedKeyword(std::string_view name);
 
-// Whether the keyword says nothing about which values are valid ("title", "x-...").
+// True if the keyword does not constrain values ("title", "x-...").
 bool IsAnnotation(std::string_view name);
 
-// Whether the format's grammar is that of the format, as far as a grammar goes.
+// True if the grammar of the format is exact, as far as a grammar can be.
 bool IsKnownFormat(std::string_view name);
 
 }  // namespace sluice

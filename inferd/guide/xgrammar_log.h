@@ -1,14 +1,13 @@
-// What xgrammar says while it works. Its errors are exceptions, its warnings name what it is about to leave
-// out.
+// Collects messages of xgrammar. Its errors are exceptions; its warnings name the parts that it ignores.
 //
-// Thread safety: what a WarningScope collects is what its own thread's calls say.
+// Thread safety: a WarningScope collects the messages of its own thread only.
 #pragma once
 
 #include <string>
 
 namespace sluice {
 
-// Collects the warnings of this thread while it lives; without one they are dropped.
+// Collects the warnings of this thread during its lifetime; without a scope they are dropped.
 class WarningScope {
  public:
   WarningScope();

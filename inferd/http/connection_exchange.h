@@ -14,7 +14,7 @@
 
 namespace sluice {
 
-// One request's answer: calls go to the connection on its thread, which may be gone by then.
+// One request's answer. Calls are posted to the connection's thread; the connection may be gone by then.
 class ConnectionExchange final : public HttpExchange {
  public:
   ConnectionExchange(std::shared_ptr<HttpCore> core, std::weak_ptr<HttpConnection> connection,

@@ -10,7 +10,7 @@ namespace sluice {
 namespace {
 
 constexpr size_t kReadBytes = 16 << 10;
-// What a client may send ahead while it is being answered.
+// Maximum bytes of pipelined requests kept while an answer is under way.
 constexpr size_t kMaxAheadBytes = 64 << 10;
 constexpr absl::Duration kLingerPatience = absl::Seconds(2);
 constexpr size_t kBodyBytesPerSecond = 8 << 10;
@@ -72,7 +72,7 @@ void HttpConnection::Drop() {
   if (state_ == State::kClosed) {
     return;
   }
-  const std::shared_ptr<HttpConnection> self = shared_from_this();  // the core may hold the last one
+  const std::shared_ptr<HttpConnection> self = shared_from_this();  // the core may hold the last reference
   const bool answering = state_ == State::kAnswering;
   state_ = State::kClosed;
   transport_->Close();
@@ -112,7 +112,7 @@ void HttpConnection::OnRead(boost::system::error_code error, size_t size) {
     return;
   }
   if (error) {
-    Drop();  // a client that has stopped sending is taken for gone: there is no telling them apart
+    Drop();  // no more input means disconnected: a half-closed client cannot be told from a closed one
     return;
   }
   if (state_ != State::kLingering) {
@@ -147,7 +147,7 @@ void HttpConnection::Advance() {
   }
 }
 
-// Before a byte of the body is read: who asks, and how much is to come.
+// Checks key, limits and body size before a byte of the body is read.
 void HttpConnection::AdmitHead() {
   if (reader_.head().request.method == "OPTIONS") {
     AnswerOptions();
@@ -163,7 +163,7 @@ void HttpConnection::AdmitHead() {
     Refuse({413, "", absl::StrCat("the body has ", *length, " bytes, at most ", limits.max_body_bytes)});
     return;
   }
-  // A chunked body does not say how long it will be, so the most is set aside for it.
+  // A chunked body has no known length, so the maximum is reserved for it.
   reserved_bytes_ = reader_.chunked() ? limits.max_body_bytes : static_cast<size_t>(length.value_or(0));
   if (core_->bodies_bytes + reserved_bytes_ > std::max(limits.max_bodies_bytes, limits.max_body_bytes)) {
     reserved_bytes_ = 0;
@@ -207,7 +207,7 @@ std::optional<HttpProblem> HttpConnection::CheckKey() {
 void HttpConnection::Dispatch() {
   HttpRequest request = reader_.head().request;
   if (request.method == "HEAD") {
-    request.method = "GET";  // the same, and the body stays away
+    request.method = "GET";  // same as GET, but without the body
   }
   request.body = reader_.TakeBody();
   const size_t reserved = std::exchange(reserved_bytes_, 0);
@@ -224,7 +224,7 @@ void HttpConnection::Dispatch() {
 }
 
 void HttpConnection::Refuse(const HttpProblem& problem) {
-  // What is left of the request's body would be taken for the next request.
+  // The unread rest of the request's body would be parsed as the next request.
   const bool whole = reader_.head().keep_alive && reader_.is_head_alone();
   HttpAnswer answer = core_->handler->Refusal(reader_.head().request.path, problem);
   if (problem.retry_seconds > 0) {
@@ -239,7 +239,7 @@ void HttpConnection::Refuse(const HttpProblem& problem) {
   Answer(number_, std::move(answer));
 }
 
-// What may be asked says nothing of what there is, so nobody needs a key for it: a browser asks without.
+// CORS answers reveal nothing about the server, so they need no key: a browser sends none here.
 void HttpConnection::AnswerOptions() {
   HttpAnswer answer;
   answer.status = 204;
@@ -259,7 +259,7 @@ void HttpConnection::AnswerOptions() {
         reader_.head().request.path,
         {403, "foreign_origin", "this origin is not among those that may ask (--http-cors)"});
   }
-  // A body would be taken for the next request.
+  // A body would be parsed as the next request.
   const bool whole = reader_.is_head_alone();
   reader_.End();
   state_ = State::kAnswering;
@@ -366,7 +366,7 @@ void HttpConnection::OnWrite(boost::system::error_code error, size_t size) {
   writing_.clear();
   written_ = 0;
   if (state_ != State::kAnswering) {
-    return;  // "100 Continue" is out
+    return;  // "100 Continue" was written
   }
   if (ending_) {
     AnswerIsOver();
@@ -386,7 +386,7 @@ void HttpConnection::AnswerIsOver() {
   }
   state_ = State::kReading;
   since_ = absl::Now();
-  Advance();  // the next request may be here already
+  Advance();  // the next request may have arrived already
 }
 
 void HttpConnection::ForgetRequest() {

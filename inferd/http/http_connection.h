@@ -1,7 +1,8 @@
-// HttpConnection: one client's connection: reads a request, has it answered, writes the answer, and again.
+// HttpConnection: one client's connection: reads a request, hands it to the handler, writes the answer, and
+// repeats.
 //
-// A read is always under way, so a client that leaves is noticed at once, also while it waits for an answer.
-// What it sends meanwhile (the next request) is kept, up to a limit. A reader that takes nothing is cut.
+// A read is always under way, so a disconnect is noticed at once, also while the client waits for an answer.
+// Bytes received meanwhile (the next request) are kept, up to a limit. A stalled reader is cut.
 //
 // Thread safety: all of it belongs to the io_context's thread.
 #pragma once
@@ -22,10 +23,10 @@
 
 namespace sluice {
 
-// What a connection is by the listener that it came through.
+// Properties of a connection that its listener determines.
 struct HttpOrigin {
   std::string client;     // "tcp", or the class of a unix socket's peer
-  bool needs_key = true;  // where there are keys; a unix socket's peers are known without
+  bool needs_key = true;  // if keys are configured; a unix socket's peers are known without
   HeadPolicy policy;
 };
 
@@ -35,16 +36,16 @@ class HttpConnection final : public std::enable_shared_from_this<HttpConnection>
                  std::shared_ptr<const HttpOrigin> origin);
 
   void Start();
-  // Ends what takes too long.
+  // Enforces the timeouts.
   void Tick(absl::Time now);
-  // Closes at once; the answer under way is over.
+  // Closes at once and aborts the answer under way.
   void Drop();
-  // The server ends: closes if nothing is being answered, else after the answer.
+  // Closes when the current answer is finished, or at once if there is none.
   void Drain();
-  // Since when it waits for a request; none if it does not.
+  // Start of waiting for a request; none while a request is active.
   std::optional<absl::Time> idle_since() const;
 
-  // By exchanges, for the request of that number; without effect once it is over.
+  // Sets the watcher of the request of that number, for exchanges; no effect once the request is over.
   void Watch(uint64_t request, std::shared_ptr<HttpWatcher> watcher);
   void Answer(uint64_t request, HttpAnswer answer);
   void Begin(uint64_t request, HttpAnswer head);
@@ -53,10 +54,10 @@ class HttpConnection final : public std::enable_shared_from_this<HttpConnection>
 
  private:
   enum class State : uint8_t {
-    kHandshake,  // of TLS
-    kReading,    // a request, or waiting for one
+    kHandshake,  // TLS handshake
+    kReading,    // reads a request, or waits for one
     kAnswering,
-    kLingering,  // sent all; what still comes is dropped, so that the client reads the answer
+    kLingering,  // everything was sent; further input is dropped, so that the client can read the answer
     kClosed,
   };
 
@@ -83,24 +84,24 @@ class HttpConnection final : public std::enable_shared_from_this<HttpConnection>
   const std::shared_ptr<const HttpOrigin> origin_;
 
   State state_ = State::kHandshake;
-  absl::Time since_;  // of the state, or the current request's first byte
+  absl::Time since_;  // start of the state, or of the current request's first byte
   RequestReader reader_;
   std::vector<char> read_buffer_;
   bool reading_ = false;
 
-  std::shared_ptr<HttpKeyUse> use_;  // counted in while the request lives
+  std::shared_ptr<HttpKeyUse> use_;  // counted while the request is live
   size_t reserved_bytes_ = 0;        // of core_->bodies_bytes
 
-  uint64_t number_ = 0;  // of the request
+  uint64_t number_ = 0;  // sequence number of the request
   std::shared_ptr<HttpWatcher> watcher_;
   bool begun_ = false;       // a stream's head was sent
   bool ending_ = false;      // the answer's last byte is in out_ or sent
-  bool keep_alive_ = false;  // after this answer
+  bool keep_alive_ = false;  // keep the connection after this answer
 
   std::string out_;      // to be written next
   std::string writing_;  // being written
-  size_t written_ = 0;   // of writing_
-  absl::Time progress_;  // when the socket last took something
+  size_t written_ = 0;   // bytes of writing_ written so far
+  absl::Time progress_;  // last time the socket accepted bytes
 };
 
 }  // namespace sluice

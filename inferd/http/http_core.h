@@ -1,7 +1,7 @@
-// HttpCore: what the connections of one server share: its thread, its workers, keys, limits, counts.
+// HttpCore: state shared by the connections of one server: its thread, workers, keys, limits, counters.
 //
-// Thread safety: Post and the metrics may be used from any thread; all else belongs to the io_context's
-// thread.
+// Thread safety: Post and the metrics may be used from any thread; everything else belongs to the
+// io_context's thread.
 #pragma once
 
 #include <boost/asio/io_context.hpp>
@@ -26,31 +26,31 @@ namespace sluice {
 class HttpConnection;
 
 struct HttpLimits {
-  size_t max_body_bytes = 16 << 20;     // of one request
-  size_t max_bodies_bytes = 256 << 20;  // of all requests that are being read or made out
+  size_t max_body_bytes = 16 << 20;     // per request
+  size_t max_bodies_bytes = 256 << 20;  // all requests that are being read or handled
   uint32_t max_connections = 2048;
-  absl::Duration idle_patience = absl::Seconds(120);  // between two requests
+  absl::Duration idle_patience = absl::Seconds(120);  // idle timeout between two requests
   absl::Duration head_patience = absl::Seconds(10);   // from a request's first byte to the end of its head
-  absl::Duration body_patience = absl::Seconds(20);   // for a body, and a second more for each 8 KiB of it
+  absl::Duration body_patience = absl::Seconds(20);   // base timeout of a body, plus 1 s for each 8 KiB of it
 };
 
-// Requests are made out on two threads, so that a long prompt's text does not hold up a short one's.
+// Requests are parsed on two threads, so that tokenizing a long prompt does not delay a short one.
 inline constexpr unsigned kHttpWorkers = 2;
 
 struct HttpCore : std::enable_shared_from_this<HttpCore> {
   HttpHandler* handler = nullptr;
   HttpLimits limits;
-  std::function<absl::Duration()> stall_timeout;  // a reader that takes nothing for so long is cut
+  std::function<absl::Duration()> stall_timeout;  // a reader that accepts nothing for so long is cut
 
   boost::asio::io_context io{1};
   boost::asio::thread_pool workers{kHttpWorkers};
   std::unordered_set<std::shared_ptr<HttpConnection>> connections;
-  std::unique_ptr<HttpKeys> keys;  // null: everybody may ask
+  std::unique_ptr<HttpKeys> keys;  // null: no key required
   size_t bodies_bytes = 0;
-  bool draining = false;  // connections end with the answer that they are giving
+  bool draining = false;  // connections end after their current answer
   HttpMetrics metrics;
 
-  // Runs `work` on the server's thread; false: the server has ended, and nobody will.
+  // Runs `work` on the server's thread; false if the server has ended and `work` will not run.
   template <typename Work>
   bool Post(Work work) ABSL_LOCKS_EXCLUDED(mutex) {
     const MutexLock lock(&mutex);

@@ -53,7 +53,8 @@ const char* ReasonPhrase(int status) {
   }
 }
 
-// A path of printable characters without escapes; none if an escape is broken or hides a control character.
+// Returns a path of printable characters without escapes; none if an escape is broken or hides a control
+// character.
 std::optional<std::string> DecodePath(absl::string_view path) {
   std::string out;
   for (size_t i = 0; i < path.size(); ++i) {
@@ -77,7 +78,7 @@ std::optional<std::string> DecodePath(absl::string_view path) {
   return out;
 }
 
-// "http://host/path" is what a proxy is sent; the path is what counts.
+// Returns the path of a target in absolute form ("http://host/path", as sent to proxies).
 absl::string_view PathOf(absl::string_view target) {
   if (absl::StartsWithIgnoreCase(target, "http://") || absl::StartsWithIgnoreCase(target, "https://")) {
     const size_t slash = target.find('/', target.find("//") + 2);
@@ -99,7 +100,7 @@ bool IsLocalName(absl::string_view host) {
          (absl::StartsWith(name, "127.") && name.find_first_not_of("0123456789.") == std::string::npos);
 }
 
-// What is left of an origin that is a URL: "http://localhost:3000" gives "localhost:3000".
+// Returns the host of an origin URL: "http://localhost:3000" gives "localhost:3000".
 absl::string_view OriginHost(absl::string_view origin) {
   const size_t slashes = origin.find("://");
   return slashes == absl::string_view::npos ? absl::string_view() : origin.substr(slashes + 3);
@@ -117,7 +118,7 @@ std::string OfferedKey(const BeastHead& head) {
 HttpProblem Bad(const std::string& message) { return {400, "bad_request", message}; }
 
 std::optional<HttpProblem> CheckFraming(const BeastHead& head, std::string_view raw) {
-  // Lines that are continued by white space: read differently by different servers.
+  // Refuses header lines continued by white space: servers parse them differently.
   if (raw.find("\r\n ") != std::string_view::npos || raw.find("\r\n\t") != std::string_view::npos) {
     return Bad("a field of the head goes on in a second line");
   }
@@ -130,7 +131,7 @@ std::optional<HttpProblem> CheckFraming(const BeastHead& head, std::string_view 
   if (head.count(http::field::content_length) > 1 || head.count(http::field::transfer_encoding) > 1) {
     return Bad("the head has two lengths");
   }
-  // The parser takes "4, 4" for one length, which it may; others on the way take it for none.
+  // The parser accepts "4, 4" as one length, which is allowed; intermediaries may treat it as none.
   if (const absl::string_view length = View(head[http::field::content_length]);
       !std::all_of(length.begin(), length.end(), absl::ascii_isdigit)) {
     return Bad("Content-Length is not one whole number");
@@ -188,7 +189,7 @@ std::optional<HttpProblem> ParseHead(const BeastHead& head, std::string_view raw
                        absl::StrCat("Host is ", host.substr(0, 200),
                                     ", and without keys only names of this machine are answered")};
   }
-  // A page of another site can send a form without asking; JSON by name it cannot.
+  // A page of another site can send a form without CORS permission, but not JSON with its content type.
   const std::string type = Field(head, http::field::content_type);
   out->request.foreign_form = policy.local_names_only && !out->origin.empty() && !out->origin_allowed &&
                               !IsLocalName(OriginHost(out->origin)) &&

@@ -1,5 +1,5 @@
-// What a request's head says and whether it is sound: everything that makes two parsers disagree on where a
-// request ends is refused, and so is what a browser may be tricked into sending.
+// ParseHead: parses and validates a request's head. Refuses everything that parsers interpret differently
+// (request smuggling), and everything that a browser may be tricked into sending.
 //
 // Thread safety: pure functions, safe to call from any thread.
 #pragma once
@@ -19,29 +19,30 @@ namespace sluice {
 using BeastHead = boost::beast::http::request_header<boost::beast::http::fields>;
 
 struct HeadPolicy {
-  // Only names of this machine are taken as Host: on a loopback port without keys, a page whose name is made
-  // to point here must not be let in.
+  // Accepts only names of this machine as Host (DNS rebinding): on a loopback port without keys, a web page
+  // whose name resolves to this machine must not get access.
   bool local_names_only = false;
-  std::vector<std::string> cors_origins;  // that may ask from a browser; "*": all
+  std::vector<std::string> cors_origins;  // origins allowed for browsers; "*": all
 };
 
 struct ParsedHead {
-  HttpRequest request;  // all but the body and the client
-  std::string key;      // what Authorization or x-api-key offers
+  HttpRequest request;  // without body and client
+  std::string key;      // credential of Authorization or x-api-key
   std::string origin;   // empty: none
   bool origin_allowed = false;
-  bool preflight = false;  // OPTIONS that asks for permission
+  bool preflight = false;  // OPTIONS request of CORS
   bool keep_alive = true;
-  bool chunks = true;  // the client understands a chunked body (HTTP/1.1)
+  bool chunks = true;  // the client supports chunked bodies (HTTP/1.1)
   bool expects_continue = false;
 };
 
-// `raw`: the head's bytes, up to and with the empty line. The problem with it otherwise; after one the
-// connection must not be used for further requests.
+// `raw`: the head's bytes, including the empty line. Returns the problem, if any; then the connection must
+// not be used for further requests.
 std::optional<HttpProblem> ParseHead(const BeastHead& head, std::string_view raw, const HeadPolicy& policy,
                                      ParsedHead* out);
 
-// The head of an answer, as it goes out. `length`: of a body that is known, else chunked or until the end.
+// Returns the head of an answer as sent. `length`: of a known body; otherwise chunked or until the connection
+// closes.
 std::string AnswerHead(const HttpAnswer& answer, const ParsedHead& request, bool keep_alive,
                        std::optional<size_t> length);
 

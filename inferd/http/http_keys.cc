@@ -22,7 +22,7 @@ namespace {
 constexpr size_t kMaxNameBytes = 64;
 constexpr size_t kMaxKeys = 10'000;
 
-// Names are labels of metrics and words of the log.
+// True for valid names; they become metric labels and log words.
 bool IsName(const std::string& text) {
   return !text.empty() && text.size() <= kMaxNameBytes && std::all_of(text.begin(), text.end(), [](char c) {
     return absl::ascii_isalnum(static_cast<unsigned char>(c)) || c == '-' || c == '_' || c == '.';
@@ -97,7 +97,7 @@ absl::Status HttpKeys::AddLine(const std::string& line, const HttpKeys* before) 
   }
   for (const Entry& other : entries_) {
     if (other.use->name == words[0]) {
-      entry.use = other.use;  // two keys of one name, while one replaces the other
+      entry.use = other.use;  // two keys of one name, during a key rotation
     }
   }
   entry.use->name = words[0];

@@ -1,4 +1,4 @@
-// HttpMetrics: what the HTTP door counts, by who asked and how it was answered.
+// HttpMetrics: HTTP responses by client and status.
 //
 // Thread safety: thread-safe.
 #pragma once
@@ -17,7 +17,7 @@ namespace sluice {
 
 class HttpMetrics {
  public:
-  // An answer began. Clients are the server's users or keys by name, so they are few.
+  // Counts a response at its start. Clients are user classes or key names, so there are few.
   void Answered(const std::string& client, int status) ABSL_LOCKS_EXCLUDED(mutex_);
   void ConnectionsAre(uint64_t count) { connections_.store(count, std::memory_order_relaxed); }
   void Refused() { refused_.fetch_add(1, std::memory_order_relaxed); }
@@ -25,7 +25,7 @@ class HttpMetrics {
 
   uint64_t connections() const { return connections_.load(std::memory_order_relaxed); }
 
-  // Appends all of it in Prometheus' text format.
+  // Appends all counters in Prometheus' text format.
   void Write(MetricText* text) const ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:

@@ -31,7 +31,7 @@ namespace asio = boost::asio;
 using asio::ip::tcp;
 
 constexpr std::chrono::milliseconds kTick(250);
-// When the process has no descriptor left, accepting waits for one.
+// Delay of accepting while the process has no free descriptor.
 constexpr std::chrono::milliseconds kAcceptPause(100);
 
 struct TcpEndpoint {
@@ -41,7 +41,7 @@ struct TcpEndpoint {
   std::shared_ptr<HttpOrigin> origin;
 };
 
-// Members are destroyed in reverse: the loop first, the socket's file before the lock that guards it.
+// Members are destroyed in reverse order: the loop first, the socket's file before the lock that guards it.
 struct UnixEndpoint {
   std::optional<SocketLock> lock;  // none: the socket was inherited
   UnixListener listener;
@@ -52,7 +52,7 @@ std::string ClassOf(const PeerCredentials& peer) {
   return peer.uid == geteuid() ? "owner" : peer.uid == 0 ? "root" : "listed";
 }
 
-// A thousand idle clients are more than most shells' soft limit.
+// Raises the file limit: a thousand idle clients exceed most shells' soft limit.
 void RaiseFileLimit() {
   rlimit limit{};
   if (getrlimit(RLIMIT_NOFILE, &limit) == 0 && limit.rlim_cur < limit.rlim_max) {
@@ -77,7 +77,7 @@ struct HttpServer::Impl {
 
   HttpServerOptions options;
   const std::shared_ptr<HttpCore> core;
-  std::shared_ptr<TlsContext> tls;  // null: plain. The io_context's thread's once it runs
+  std::shared_ptr<TlsContext> tls;  // null: plain. Belongs to the io_context's thread once it runs
   std::vector<std::unique_ptr<TcpEndpoint>> tcp_endpoints;
   std::vector<std::unique_ptr<UnixEndpoint>> unix_endpoints;
   std::optional<asio::executor_work_guard<asio::io_context::executor_type>> guard;
@@ -122,7 +122,7 @@ absl::Status HttpServer::Impl::ListenTcp(ListenAddress* address) {
   const tcp::endpoint at(host, address->port);
   tcp::acceptor& acceptor = endpoint->acceptor;
   if (!error) acceptor.open(at.protocol(), error);
-  // Not SO_REUSEPORT: a second instance fails instead of sharing the port.
+  // Not SO_REUSEPORT: a second instance must fail instead of sharing the port.
   if (!error) acceptor.set_option(tcp::acceptor::reuse_address(true), error);
   if (!error && host.is_v6()) acceptor.set_option(asio::ip::v6_only(true), error);
   if (!error) acceptor.bind(at, error);
@@ -208,7 +208,7 @@ void HttpServer::Impl::Accept(TcpEndpoint* endpoint) {
   });
 }
 
-// Takes a connection in. One too many takes the place of the one that has been idle longest.
+// Adds a connection. Beyond the maximum it replaces the one that has been idle longest.
 void HttpServer::Impl::Add(StreamSocket socket, std::shared_ptr<TlsContext> with,
                            std::shared_ptr<const HttpOrigin> origin) {
   if (core->draining) {
@@ -238,7 +238,7 @@ void HttpServer::Impl::Add(StreamSocket socket, std::shared_ptr<TlsContext> with
   connection->Start();
 }
 
-// Runs while there are connections.
+// Runs while connections exist.
 void HttpServer::Impl::Tick() {
   timer->expires_after(kTick);
   timer->async_wait([this](boost::system::error_code error) {
@@ -308,7 +308,7 @@ void HttpServer::SetPeers(const PeerPolicy& peers) {
 }
 
 absl::Status HttpServer::Reload() {
-  // Read here, put in place on the server's thread, which alone uses them.
+  // Read on this thread, installed on the server's thread, which alone uses them.
   std::shared_ptr<TlsContext> fresh;
   if (!impl_->options.tls_certificate.empty()) {
     ASSIGN_OR_RETURN(fresh, LoadTls(impl_->options.tls_certificate, impl_->options.tls_key));
@@ -341,7 +341,7 @@ void HttpServer::Shutdown() {
     return;
   }
   StartDrain();
-  impl_->core->workers.join();  // requests that are being made out get their exchange's end below
+  impl_->core->workers.join();  // requests still in the workers get their exchange's end below
   HttpCore& core = *impl_->core;
   core.Post([impl = impl_.get()] {
     const std::vector<std::shared_ptr<HttpConnection>> all(impl->core->connections.begin(),
@@ -360,7 +360,7 @@ void HttpServer::Shutdown() {
     core.ended = true;
   }
   core.io.restart();
-  core.io.poll();  // what was posted last: answers of connections that are gone
+  core.io.poll();  // runs the last posted work: answers of connections that are gone
 }
 
 const std::vector<ListenAddress>& HttpServer::addresses() const { return impl_->options.addresses; }

@@ -13,8 +13,9 @@ namespace http = boost::beast::http;
 
 constexpr size_t kMaxHeadBytes = 32 << 10;
 
-// Why the beginning of a head cannot become one, for which the rest need not be waited for: another protocol
-// (TLS on a plain port), or lines that end otherwise. Null if it can. What stands before `from` was seen.
+// Returns the reason for which the bytes cannot become a head, so that there is no need to wait for the rest:
+// another protocol (TLS on a plain port), or wrong line ends. Null if they can. Bytes before `from` were
+// checked before.
 const char* WhyNoHead(const std::string& in, size_t from) {
   if (const char first = in[0]; !absl::ascii_isalpha(static_cast<unsigned char>(first))) {
     return first == 0x16 ? "this port speaks plain HTTP, and TLS came" : "it begins with no method";
@@ -24,7 +25,7 @@ const char* WhyNoHead(const std::string& in, size_t from) {
       return "a line ends without CR";
     }
     if (at >= 3 && in[at - 2] == '\n') {
-      break;  // the head's end: the body is not looked at
+      break;  // the head's end: the body is not examined
     }
   }
   return nullptr;
@@ -40,14 +41,14 @@ RequestReader::Step RequestReader::Refuse(HttpProblem problem) {
 RequestReader::Step RequestReader::ReadHead(const HeadPolicy& policy, bool* fresh) {
   *fresh = false;
   if (!parser_.has_value()) {
-    const size_t first = in_.find_first_not_of("\r\n");  // empty lines before a request are nothing
+    const size_t first = in_.find_first_not_of("\r\n");  // empty lines before a request are ignored
     in_.erase(0, first == std::string::npos ? in_.size() : first);
     if (in_.empty()) {
       return Step::kMore;
     }
     parser_.emplace();
     parser_->header_limit(kMaxHeadBytes);
-    parser_->body_limit(std::numeric_limits<uint64_t>::max());  // AllowBody() sets the one that holds
+    parser_->body_limit(std::numeric_limits<uint64_t>::max());  // AllowBody() sets the actual limit
     scanned_ = 0;
     head_ = {};
     *fresh = true;

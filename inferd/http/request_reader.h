@@ -1,7 +1,6 @@
-// RequestReader: the bytes that a client sends, cut into requests: a head that ParseHead() finds sound, and
-// its body.
+// RequestReader: splits a client's bytes into requests: a head validated by ParseHead(), and its body.
 //
-// Nothing of who may ask or how much: the connection decides between head and body.
+// It knows no keys and limits: the connection checks those between head and body.
 //
 // Thread safety: thread-compatible.
 #pragma once
@@ -21,40 +20,40 @@ namespace sluice {
 class RequestReader {
  public:
   enum class Step : uint8_t {
-    kMore,     // bytes are missing
-    kDone,     // the head, or the body, is there
-    kRefused,  // problem() says why
+    kMore,     // more bytes are needed
+    kDone,     // the head, or the body, is complete
+    kRefused,  // problem() has the reason
   };
 
   void Append(const char* data, size_t size) { in_.append(data, size); }
-  // What came and is no part of a request yet.
+  // Number of received bytes that belong to no request yet.
   size_t waiting_bytes() const { return in_.size(); }
   void DropWaiting() { in_.clear(); }
 
-  // Whether a request has begun, be it with an empty line.
+  // True if a request has begun, even with an empty line only.
   bool begun() const { return parser_.has_value() || !in_.empty(); }
   bool head_done() const { return head_done_; }
 
-  // REQUIRES: not head_done(). `fresh`: this call saw the request's first bytes. After kDone the body is to
-  // be allowed, or the request ended.
+  // REQUIRES: not head_done(). `fresh`: this call received the request's first bytes. After kDone call
+  // AllowBody(), or End().
   Step ReadHead(const HeadPolicy& policy, bool* fresh);
-  // Of the body at most so many bytes are taken. REQUIRES: ReadHead() was done.
+  // Sets the maximum size of the body. REQUIRES: ReadHead() returned kDone.
   void AllowBody(uint64_t limit);
   // REQUIRES: AllowBody().
   Step ReadBody();
   const HttpProblem& problem() const { return problem_; }
 
-  // Of the last head that was done or begun; stays after End().
+  // The current or last head; valid after End().
   ParsedHead& head() { return head_; }
   const ParsedHead& head() const { return head_; }
-  // REQUIRES of these: ReadHead() was done and the request not ended.
+  // REQUIRES for both: ReadHead() returned kDone and the request has not ended.
   bool chunked() { return parser_->chunked(); }
   std::optional<uint64_t> content_length();
   size_t body_bytes() { return parser_->get().body().size(); }
   std::string TakeBody() { return std::move(parser_->get().body()); }
-  // Whether the request's last byte was its head's: what comes then is the next one.
+  // True if the request has no body: the next byte begins the next request.
   bool is_head_alone();
-  // The next bytes begin a request.
+  // Ends the request; the next bytes begin another one.
   void End();
 
  private:
@@ -62,9 +61,9 @@ class RequestReader {
 
   Step Refuse(HttpProblem problem);
 
-  std::string in_;                // came and is not parsed
-  size_t scanned_ = 0;            // of in_, for the end of the head
-  std::optional<Parser> parser_;  // while a request is read
+  std::string in_;                // received, not parsed
+  size_t scanned_ = 0;            // bytes of in_ already searched for the end of the head
+  std::optional<Parser> parser_;  // set while a request is read
   bool head_done_ = false;
   uint64_t body_limit_ = 0;
   ParsedHead head_;

@@ -52,7 +52,7 @@ class TlsTransport final : public Transport, public std::enable_shared_from_this
   void Write(const char* data, size_t size, Done done) override {
     stream_.async_write_some(asio::buffer(data, size), std::move(done));
   }
-  // The client answers by ending its side, or the connection's patience ends.
+  // The client answers by closing its side, or the connection's timeout expires.
   void ShutDownSending() override {
     stream_.async_shutdown([self = shared_from_this()](boost::system::error_code) {});
   }
@@ -62,7 +62,7 @@ class TlsTransport final : public Transport, public std::enable_shared_from_this
   }
 
  private:
-  const std::shared_ptr<TlsContext> tls_;  // connections keep the one that they began with
+  const std::shared_ptr<TlsContext> tls_;  // connections keep their first context
   asio::ssl::stream<StreamSocket> stream_;
 };
 

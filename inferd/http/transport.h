@@ -1,6 +1,7 @@
-// Transport: bytes to and from one client, plain or by TLS, over TCP or a unix socket; and what TLS needs.
+// Transport: byte stream to and from one client, plain or TLS, over TCP or a unix socket; and its TLS
+// context.
 //
-// Included by the few sources that know of Asio.
+// Include it only in sources that use Asio.
 //
 // Thread safety: thread-compatible; the io_context's one thread uses it.
 #pragma once
@@ -27,22 +28,22 @@ class Transport {
   using Done = std::function<void(boost::system::error_code, size_t)>;
 
   virtual ~Transport() = default;
-  // Before all else; done at once without TLS.
+  // Runs the TLS handshake, first of all; completes at once without TLS.
   virtual void Handshake(Done done) = 0;
-  // Some bytes, at least one. One read and one write may be under way; the memory stays until they are done.
+  // Reads at least one byte. One read and one write may be pending; their memory must stay valid until done.
   virtual void Read(char* data, size_t size, Done done) = 0;
   virtual void Write(const char* data, size_t size, Done done) = 0;
-  // Tells the client that nothing follows. It may still send.
+  // Closes the sending side; the client may still send.
   virtual void ShutDownSending() = 0;
-  // Ends reads and writes under way with an error.
+  // Aborts pending reads and writes with an error.
   virtual void Close() = 0;
 };
 
 // `tls` null: plain.
 std::shared_ptr<Transport> MakeTransport(StreamSocket socket, std::shared_ptr<TlsContext> tls);
 
-// TLS 1.2 and up with the certificate chain and the key of these PEM files. INVALID_ARGUMENT naming the file,
-// also where the key does not belong to the certificate.
+// Creates a context for TLS 1.2 and up with the certificate chain and the key of these PEM files.
+// INVALID_ARGUMENT naming the file, also if the key does not match the certificate.
 absl::StatusOr<std::shared_ptr<TlsContext>> LoadTls(const std::string& certificate_file,
                                                     const std::string& key_file);
 

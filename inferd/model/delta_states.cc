@@ -8,7 +8,7 @@ namespace {
 
 constexpr uint64_t kSlotAlignment = 64;
 
-// The convolution's last inputs and the state matrix of each head, if there are any.
+// Floats of a slot: the convolution's last inputs and each head's state matrix, if any.
 uint64_t SlotFloats(const AttentionConfig& attention) {
   switch (attention.kind) {
     case AttentionKind::kGatedDelta: {
@@ -29,8 +29,8 @@ uint64_t SlotFloats(const AttentionConfig& attention) {
   return 0;
 }
 
-// Bytes of one slot of one layer, in float32, because the recurrence adds up rounding errors over the whole
-// text.
+// Bytes of one slot of one layer, in float32, because the recurrence accumulates rounding errors over the
+// whole sequence.
 uint64_t SlotBytes(const AttentionConfig& attention) {
   return (SlotFloats(attention) * sizeof(float) + kSlotAlignment - 1) / kSlotAlignment * kSlotAlignment;
 }
@@ -79,7 +79,8 @@ DeltaStates::DeltaStates(uint32_t sequences, uint32_t kept)
   }
 }
 
-// There is always one: a sequence holds two at most, kept or not, and gives one back before it takes one.
+// A free slot always exists: a sequence holds at most two, kept or not, and releases one before it takes
+// another.
 uint32_t DeltaStates::Take() {
   const uint32_t slot = free_.back();
   free_.pop_back();

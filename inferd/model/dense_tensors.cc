@@ -9,9 +9,9 @@
 namespace sluice {
 namespace {
 
-// Looks up every tensor that the architecture says there is, checks its shape and notes where its place is to
-// be written once the extents are leased. A pack was checked when it was opened; this ties names to the
-// fields that the forward pass reads.
+// Looks up every tensor of the architecture, checks its shape and records the field that gets its address
+// once the extents are leased. A pack was checked when it was opened; this ties names to the fields that the
+// forward pass reads.
 class Finder {
  public:
   Finder(const Pack& pack, DenseTensors* tensors)
@@ -43,7 +43,7 @@ class Finder {
   const ModelConfig& config_;
   const uint32_t hidden_;
   DenseTensors* const tensors_;
-  std::string prefix_;  // of the names of the current layer
+  std::string prefix_;  // name prefix of the current layer
 };
 
 absl::StatusOr<const DenseTensor*> Finder::Find(std::string_view name, uint32_t rows, uint32_t cols) {
@@ -56,7 +56,8 @@ absl::StatusOr<const DenseTensor*> Finder::Find(std::string_view name, uint32_t 
     return absl::DataLossError(absl::StrCat("tensor ", full, " is [", tensor->rows, ", ", tensor->cols,
                                             "], the configuration says [", rows, ", ", cols, "]"));
   }
-  // Decoding reads each dense tensor once a step; the bench compares the time with what reading takes.
+  // Decoding reads each dense tensor once a step; the bench compares the step time with the time of this
+  // read.
   tensors_->bytes_per_step += uint64_t{rows} * tensor->stride;
   return tensor;
 }
@@ -102,7 +103,7 @@ absl::Status Finder::FindAll() {
   RETURN_IF_ERROR(Matrix(dense::kEmbed, config_.vocab, hidden_, &tensors_->embed));
   RETURN_IF_ERROR(Matrix(config_.tied_embeddings ? dense::kEmbed : dense::kHead, config_.vocab, hidden_,
                          &tensors_->head));
-  tensors_->bytes_per_step -= uint64_t{config_.vocab} * tensors_->embed.stride;  // only the tokens' rows
+  tensors_->bytes_per_step -= uint64_t{config_.vocab} * tensors_->embed.stride;  // only the tokens' rows are read
   if (config_.head_bias) {
     RETURN_IF_ERROR(Vector(dense::kHeadBias, config_.vocab, &tensors_->head_bias));
   }

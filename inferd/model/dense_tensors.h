@@ -1,5 +1,5 @@
-// The dense tensors of a pack by what they are for: which of them a configuration calls for, and the views
-// that the forward pass reads. Shapes are in common/model/dense_names.h.
+// The dense tensors of a pack by purpose: the tensors that a configuration needs, and the views that the
+// forward pass reads. Shapes are in common/model/dense_names.h.
 //
 // Thread safety: plain values; the function is pure.
 #pragma once
@@ -13,18 +13,18 @@
 
 namespace sluice {
 
-// An expert that lies in dense tensors: a shared one, or the FFN of a layer without routed experts.
+// An expert in dense tensors: a shared one, or the FFN of a layer without routed experts.
 struct DenseExpert {
   WeightView up;    // [width, hidden], all three
-  WeightView gate;  // none without gates
-  WeightView down;  // transposed
+  WeightView gate;  // empty without gates
+  WeightView down;  // stored transposed
 };
 
-// The dense tensors of one layer; a view or place is none where the layer has no such thing (dense_names.h
-// has the shapes).
+// The dense tensors of one layer; a view or reference is empty if the layer has no such tensor (shapes:
+// dense_names.h).
 struct LayerWeights {
   NormSpec attn_norm;
-  WeightView q;  // latent: from the compressed q, if there is one
+  WeightView q;  // latent attention: from the compressed q, if there is one
   WeightView q_gate;
   WeightView k;
   WeightView v;
@@ -66,12 +66,12 @@ struct LayerWeights {
   WeightView conv_in;      // short convolution
   WeightView conv_kernel;  // f32 [kernel, width]
 
-  NormSpec attn_post_norm;  // of what attention gives
+  NormSpec attn_post_norm;  // norm of attention's output
   NormSpec ffn_norm;
-  NormSpec ffn_post_norm;  // of what the mixture gives
+  NormSpec ffn_post_norm;  // norm of the FFN or MoE output
   BufferRef layer_scale;   // f32 [1]
 
-  NormSpec router_norm;  // of an FFN beside the experts
+  NormSpec router_norm;  // with a parallel dense FFN
   NormSpec experts_norm;
   NormSpec experts_post_norm;
   NormSpec beside_post_norm;
@@ -85,18 +85,18 @@ struct LayerWeights {
   WeightView up_biases;    // f32 [experts, expert_width]
   WeightView gate_biases;  // f32 [experts, expert_width]
   WeightView down_biases;  // f32 [experts, hidden]
-  DenseExpert common;      // what every token goes through: the shared expert or the dense FFN
+  DenseExpert common;      // the common expert: the shared expert or the dense FFN
 
-  // What the router and the experts take of the residual.
+  // Norm of the residual for the router and the experts.
   const NormSpec& RouterNorm() const { return router_norm.weight ? router_norm : ffn_norm; }
   const NormSpec& ExpertsNorm() const { return experts_norm.weight ? experts_norm : ffn_norm; }
 };
 
 struct DenseTensors {
-  // A place that is known only once its tensor's extent is leased.
+  // A reference that is set once its tensor's extent is leased.
   struct Placed {
     const DenseTensor* tensor = nullptr;
-    BufferRef* place = nullptr;  // in this object
+    BufferRef* place = nullptr;  // points into this object
   };
 
   WeightView embed;
@@ -105,12 +105,12 @@ struct DenseTensors {
   NormSpec final_norm;
   std::vector<LayerWeights> layers;
   std::vector<Placed> placed;
-  // Bytes that a step reads whatever its tokens are: everything but the embedding rows.
+  // Bytes that every step reads: all tensors except the embedding rows.
   uint64_t bytes_per_step = 0;
 };
 
-// Finds the tensors that the pack's configuration calls for, checks their shapes and fills `tensors`, which
-// must not move afterwards. DATA_LOSS naming the tensor that is missing or has another shape.
+// Finds the tensors that the pack's configuration needs, checks their shapes and fills `tensors`, which must
+// not move afterwards. DATA_LOSS naming the tensor that is missing or has another shape.
 absl::Status FindDenseTensors(const Pack& pack, DenseTensors* tensors);
 
 }  // namespace sluice

@@ -10,7 +10,7 @@
 namespace sluice {
 namespace {
 
-// The pause before weightd is asked again after it had no room: other sessions give some back meanwhile.
+// Pause before a retry after weightd had no room: other sessions release some meanwhile.
 constexpr absl::Duration kRetryPace = absl::Milliseconds(10);
 
 }  // namespace
@@ -38,7 +38,7 @@ absl::StatusOr<std::unique_ptr<DenseWeights>> DenseWeights::Create(WeightClient*
   RETURN_IF_ERROR(Annotate(FindDenseTensors(client->pack(), &weights->tensors_),
                            absl::StrCat("pack ", client->pack().dir())));
   if (device != nullptr) {
-    // One behind the other: their lengths are multiples of what any view is aligned to.
+    // Extents are placed back to back: their lengths are multiples of every view's alignment.
     uint64_t bytes = 0;
     for (uint32_t extent = 0; extent < weights->extents_.size(); ++extent) {
       weights->offsets_.push_back(bytes);
@@ -95,7 +95,7 @@ absl::Status DenseWeights::Fetch(uint32_t extent) {
 
 absl::Status DenseWeights::HoldAll(absl::Duration stall_limit) {
   if (slab_ != nullptr && held_ < extents_.size()) {
-    // No modelled link: it is there to show what experts cost that come while tokens wait.
+    // No modelled link: it models only the cost of experts that are fetched while tokens wait.
     RETURN_IF_ERROR(slab_->Offer(/*link_gbps=*/0, /*link_latency_us=*/0, client_));
   }
   StallLimit stall(stall_limit);
@@ -103,8 +103,8 @@ absl::Status DenseWeights::HoldAll(absl::Duration stall_limit) {
   absl::Time retry_at = absl::InfinitePast();
   uint64_t refusals = 0;
   absl::Status trouble;
-  // A completion is a hint that the extent is resident; only a lease says that it stays. One that was evicted
-  // in between is asked for again.
+  // A completion is a hint that the extent is resident; only a lease guarantees that it stays. An extent
+  // evicted in between is requested again.
   const auto handle = [&](const FetchKey& key, const FetchCompletion& completion) {
     if (key.kind != FetchKind::kDense || extents_[key.extent] != Extent::kRequested) {
       return;
@@ -127,7 +127,7 @@ absl::Status DenseWeights::HoldAll(absl::Duration stall_limit) {
       }
       const absl::Status status = Fetch(extent);
       if (absl::IsResourceExhausted(status)) {
-        break;  // the ring is full: completions will make room
+        break;  // the ring is full: completions make room
       }
       RETURN_IF_ERROR(status);
       extents_[extent] = Extent::kRequested;
@@ -136,7 +136,8 @@ absl::Status DenseWeights::HoldAll(absl::Duration stall_limit) {
       return absl::OkStatus();
     }
     if (stall.Exceeded(absl::Now())) {
-      // Two causes, two remedies: a budget that is too small, and a disk or weightd that does not answer.
+      // The two causes have different remedies: a budget that is too small, or a disk or weightd that does
+      // not respond.
       return refusals > 0 ? NoRoomError() : StallError(stall_limit);
     }
     RETURN_IF_ERROR(client_->Wait(

@@ -68,8 +68,8 @@ void KvPages::Adopt(uint32_t slot, absl::Span<const uint32_t> pages) {
 }
 
 void KvPages::Trim(uint32_t slot, uint32_t next_position) {
-  // A page goes back once its last position is behind every later position's window. Pages keep their places
-  // in the table, so that a position's page is always found by division.
+  // A page is released once its last position is outside every later position's window. Pages keep their
+  // index in the table, so that a position's page is always found by division.
   std::vector<uint32_t>& table = tables_[slot];
   const uint32_t end =
       std::min(FirstVisiblePage(next_position, window_), static_cast<uint32_t>(table.size()));
@@ -81,7 +81,7 @@ void KvPages::Trim(uint32_t slot, uint32_t next_position) {
 }
 
 void KvPages::Release(uint32_t slot) {
-  // The end of a text is worth less than its beginning, which more texts share, so it goes first.
+  // The end of a sequence is released first: its beginning is worth more, as more sequences share it.
   std::vector<uint32_t>& table = tables_[slot];
   for (uint32_t i = static_cast<uint32_t>(table.size()); i > trimmed_[slot]; --i) {
     Drop(table[i - 1]);
@@ -92,7 +92,7 @@ void KvPages::Release(uint32_t slot) {
 
 // REQUIRES: free_pages() > 0.
 uint32_t KvPages::TakeFree() {
-  uint32_t page = next_[total_];  // the longest idle
+  uint32_t page = next_[total_];  // the longest idle page
   if (!free_.empty()) {
     page = free_.back();
     free_.pop_back();
@@ -156,13 +156,13 @@ uint32_t KvPages::PeakPages(uint32_t positions, uint32_t window, uint32_t chunk)
   return std::min(all, PagesFor(window) + PagesFor(chunk) + 2);
 }
 
-// A page is shared by all layers, so it may go only when the layer that looks back farthest is done with it;
-// one layer without a window keeps everything.
+// A page is shared by all layers, so it may be released only when the layer with the widest window no longer
+// sees it; one layer without a window keeps everything.
 uint32_t WidestWindow(const ModelConfig& config) {
   uint32_t widest = 0;
   for (const LayerConfig& layer : config.layers) {
     if (IsRecurrent(layer.attention.kind) || !HasAttention(layer)) {
-      continue;  // looks back on nothing
+      continue;  // recurrent: reads no earlier positions
     }
     if (layer.attention.sliding_window == 0) {
       return 0;
@@ -174,7 +174,8 @@ uint32_t WidestWindow(const ModelConfig& config) {
 
 namespace {
 
-// What a layer keeps of a token: latent attention one row that holds K and V, recurrent attention nothing.
+// Shape of a layer's cached token: latent attention keeps one row that holds K and V, recurrent attention
+// nothing.
 KvView ShapeOf(const AttentionConfig& attention, KvType type) {
   KvView view;
   view.type = type;
@@ -198,7 +199,7 @@ KvView ShapeOf(const AttentionConfig& attention, KvType type) {
   return view;
 }
 
-// Bytes of a page of K and of V; where V is part of K's row (value_dim) there is one of them.
+// Bytes of a page of K and of V; if V is part of K's row (value_dim) only one is stored.
 uint64_t PageBytes(const KvView& view) { return (view.value_dim > 0 ? 1 : 2) * view.page_stride; }
 
 }  // namespace
@@ -221,7 +222,7 @@ absl::StatusOr<std::unique_ptr<KvCache>> KvCache::Create(const ModelConfig& conf
   return cache;
 }
 
-// Memory for the pages, and each layer's place in it. REQUIRES: there is none.
+// Allocates the pages, and sets each layer's view. REQUIRES: nothing is allocated.
 absl::Status KvCache::Place(uint32_t pages) {
   if (!copy_.empty()) {
     ASSIGN_OR_RETURN(buffer_, backend_->Allocate(pages * copy_.size(), BufferKind::kKvCache));

@@ -81,9 +81,9 @@ bool AnyScalesInputs(const ModelConfig& config) {
   return Largest(config, [](const MoeConfig& moe) { return ScalesInputs(moe) ? 1 : 0; }) > 0;
 }
 
-// A guess needs experts to wait for in the last layer and experts to ask for in the first. A recurrent layer
-// would change its state by the guess, and where the router scales inputs there is no sum of outputs without
-// them.
+// A draft needs experts to wait for in the last layer and experts to request in the first. A recurrent layer
+// would change its state by the draft, and if the router scales inputs the outputs cannot be summed without
+// the missing experts.
 bool CanGuessTokens(const ModelConfig& config) {
   return config.layers.front().moe.experts > 0 && config.layers.back().moe.experts > 0 &&
          !IsRecurrent(config.layers.front().attention.kind) && !AnyScalesInputs(config);
@@ -101,8 +101,8 @@ uint32_t ConvCols(const DeltaConfig& delta) {
   return 2 * delta.key_heads * delta.key_dim + delta.value_heads * delta.value_dim;
 }
 
-// The smallest of the layers' limits: up to it every layer uses its short factors, beyond it some use the
-// long ones.
+// Returns the smallest of the layers' limits: up to it every layer uses its short factors, beyond it some use
+// the long ones.
 uint32_t ShortTextLimit(const ModelConfig& config) {
   uint32_t limit = 0;
   for (const LayerConfig& layer : config.layers) {

@@ -100,7 +100,7 @@ PrefixIndex::Part PrefixIndex::FindPart(const Digest128& before, absl::Span<cons
   uint32_t looks = 0;
   for (uint32_t page = behind_.First(before); page != kNoPage && looks < kLooks; page = behind_.Next(page)) {
     if (pages_[page].before != before) {
-      continue;  // another digest's, in the same list
+      continue;  // another digest in the same list
     }
     ++looks;
     const absl::Span<const int32_t> there = TokensOf(pages_[page]);

@@ -1,9 +1,9 @@
-// Which page of the KV cache holds what, found by content: the tokens of a page and, as a digest chained from
-// page to page, all the text in front of it. K and V of a position are a function of just that.
+// Index of KV cache pages by content: the tokens of a page and, as a digest chained from page to page, all
+// tokens before it. K and V of a position depend only on these.
 //
-// A chain begins with a digest of whatever else K and V or the right to see them depend on, and of a secret,
-// so that nobody who chooses tokens can look for two texts of one digest. The tokens of a page are compared,
-// not only their digest.
+// A chain begins with a digest of everything else that K and V or access to them depend on, and of a secret,
+// so that a client that chooses tokens cannot search for two prefixes with one digest. The tokens of a page
+// are compared, not only their digest.
 //
 // Thread safety: thread-compatible; belongs to the engine thread. Nothing allocates after construction.
 #pragma once
@@ -22,28 +22,30 @@ class PrefixIndex {
  public:
   explicit PrefixIndex(uint32_t pages);
 
-  // The digest of a text that goes on with a whole page of tokens. REQUIRES: kPageTokens of them.
+  // Returns the digest after a whole page of tokens. REQUIRES: kPageTokens tokens.
   static Digest128 After(const Digest128& before, absl::Span<const int32_t> tokens);
 
-  // `page` comes behind a text of whole pages with this digest; it holds nothing yet and is not found.
+  // Begins an empty `page` after whole pages with this digest; it is not found yet.
   void Begin(uint32_t page, const Digest128& before);
-  // The page's next positions hold these tokens. True if it is found by them from now on; false, and it is
-  // forgotten, if another page holds the same whole content. REQUIRES: Begin() of the page, and room in it.
+  // Adds tokens at the page's next positions. True if the page is found by them from now on; false, and the
+  // page is forgotten, if another page holds the same whole content. REQUIRES: Begin() of the page, and room
+  // in it.
   bool Extend(uint32_t page, absl::Span<const int32_t> tokens);
-  // It is found no more. No effect on a page that is not.
+  // Removes a page from the index. No effect on an unknown page.
   void Forget(uint32_t page);
 
-  // Positions of the page that are known; 0 if it is not found.
+  // Number of indexed positions of the page; 0 if it is not found.
   uint32_t known(uint32_t page) const { return pages_[page].known; }
-  // Of a page that is found: the digest in front of it, and what it holds.
+  // Digest before an indexed page, and its tokens.
   const Digest128& before(uint32_t page) const { return pages_[page].before; }
   absl::Span<const int32_t> tokens(uint32_t page) const { return TokensOf(pages_[page]); }
 
-  // The page that holds just these tokens behind `before`, or kNoPage. REQUIRES: kPageTokens of them.
+  // Returns the page that holds exactly these tokens after `before`, or kNoPage. REQUIRES: kPageTokens
+  // tokens.
   uint32_t FindWhole(const Digest128& before, absl::Span<const int32_t> tokens) const;
 
-  // Of the pages behind `before`, the one that begins with the most of these tokens, and how many; looks at
-  // the newest kLooks of them. kNoPage and 0 if none begins with the first.
+  // Returns the page after `before` with the longest common prefix with these tokens, and that length; checks
+  // the newest kLooks pages. kNoPage and 0 if none begins with the first token.
   struct Part {
     uint32_t page = kNoPage;
     uint32_t tokens = 0;
@@ -77,8 +79,8 @@ class PrefixIndex {
   }
 
   std::vector<Page> pages_;
-  Lists behind_;  // by the digest in front of a page
-  Lists whole_;   // whole pages, by the digest behind them
+  Lists behind_;  // by the digest before a page
+  Lists whole_;   // whole pages, by the digest after them
 };
 
 }  // namespace sluice

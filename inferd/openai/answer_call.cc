@@ -11,12 +11,12 @@
 namespace sluice {
 namespace {
 
-// A stream that has nothing to say says so, which keeps proxies from closing it.
+// Interval of keep-alive comments on a silent stream; they keep proxies from closing it.
 constexpr absl::Duration kPingInterval = absl::Seconds(5);
 constexpr char kPing[] = ": ping\n\n";
 constexpr size_t kLogprobBytes = 12;
 
-// One choice's end of a request.
+// Sink of one choice.
 class ChoiceSink final : public RequestSink {
  public:
   ChoiceSink(std::shared_ptr<AnswerCall> call, size_t choice) : call_(std::move(call)), choice_(choice) {}
@@ -58,10 +58,10 @@ void AnswerCall::Start(const ServingContext& context, AnswerPlan plan, std::uniq
                        std::shared_ptr<HttpExchange> exchange) {
   const auto call =
       std::make_shared<AnswerCall>(context, std::move(plan), std::move(writer), std::move(exchange));
-  // In the pump before the engine knows it, since its first token may come at once; and the connection's end
-  // always takes it out.
+  // The call is added to the pump before the engine gets it, since its first token may arrive at once; the
+  // connection's end always removes it.
   context.pump->Add(call);
-  call->exchange_->Watch(call);  // before there can be an answer
+  call->exchange_->Watch(call);  // before any answer
   call->Submit();
 }
 
@@ -131,7 +131,7 @@ void AnswerCall::Tokens(size_t choice, absl::Span<const TokenOut> tokens, std::s
     context_.pump->CountSlowConsumer();
     Fail(ReasonError(absl::StatusCode::kResourceExhausted, "SLOW_CONSUMER",
                      absl::StrCat("the reader of this stream is too slow: ", pending_bytes_, " bytes wait")));
-    writing_ = false;  // the connection is cut, whatever it still writes
+    writing_ = false;  // the connection is cut; pending writes do not matter
     return;
   }
   if (!writing_) {

@@ -1,11 +1,10 @@
-// AnswerCall: one HTTP request's generation: several choices in the engine, one answer to the client.
+// AnswerCall: generation for one HTTP request: several choices in the engine, one answer to the client.
 //
-// Each choice is a request of the engine. What the engine says is kept until the pump's thread gives it to
-// the AnswerWriter, which makes events of a stream or the whole answer of it. While the client has not taken
-// what was written, what comes merges into the next event. A client that leaves takes its requests with it at
-// once.
+// Each choice is one engine request. Engine output is buffered until the pump's thread passes it to the
+// AnswerWriter, which formats stream events or the whole answer. While the client has not accepted the last
+// write, further output is merged into the next event. A disconnect cancels the requests at once.
 //
-// Thread safety: thread-safe; the writer is used by the pump's thread alone.
+// Thread safety: thread-safe; only the pump's thread uses the writer.
 #pragma once
 
 #include <atomic>
@@ -30,52 +29,51 @@
 
 namespace sluice {
 
-// What one choice has newly produced. `tokens` only if the plan wants them.
+// New output of one choice. `tokens` only if the plan needs them.
 struct AnswerPiece {
   std::string text;
   std::vector<TokenOut> tokens;
 };
 
-// The whole request's numbers: prompts once each, however many choices they have.
+// Totals of the whole request: each prompt counts once, for any number of choices.
 struct AnswerTotals {
   Usage usage;
-  Timings timings;  // of the choice that took longest
+  Timings timings;  // of the slowest choice
 };
 
-// Makes a format's events or whole answer of what the choices produce. Of one answer; one thread at a time.
+// Formats the events or the whole answer in one API's format. Belongs to one answer; one thread at a time.
 class AnswerWriter {
  public:
   virtual ~AnswerWriter() = default;
-  // Appends events to *out, which stays unused where the answer is given whole.
+  // Appends events to *out, which stays unused for a whole answer.
   virtual void Add(size_t choice, AnswerPiece piece, const Usage& running, std::string* out) = 0;
   virtual void Finish(size_t choice, const FinishInfo& info, std::string* out) = 0;
-  // All choices have ended: a stream's last events, or the whole answer's body.
+  // All choices have ended: appends a stream's last events, or the whole answer's body.
   virtual void End(const AnswerTotals& totals, std::string* out) = 0;
-  // A stream that ends by an error.
+  // Returns the event for an error within a stream.
   virtual std::string ErrorEvent(const absl::Status& status) const = 0;
 };
 
 struct AnswerPlan {
-  std::vector<GenerateSpec> specs;  // of the choices, by index
+  std::vector<GenerateSpec> specs;  // by choice
   std::vector<GenerateSpec>
-      unmade;  // instead of them: choices without a token of their own, ended from the start
-  std::vector<uint32_t> first_of;  // by choice: 1 where it is the first of its prompt, whose tokens it counts
+      unmade;  // replacement without generation: choices that end at once
+  std::vector<uint32_t> first_of;  // by choice: 1 for its prompt's first choice, which counts the prompt
   bool stream = false;
   bool wants_tokens = false;
   std::string kind;        // for the log: "http_chat"
-  std::string request_id;  // for the log and the answer's head
+  std::string request_id;  // for the log and the response head
   std::string client;
   ErrorStyle errors = ErrorStyle::kOpenAi;
   std::vector<std::string> guide_fields;                     // for InClientsTerms
-  std::vector<std::pair<std::string, std::string>> headers;  // of the answer
+  std::vector<std::pair<std::string, std::string>> headers;  // response headers
 };
 
 class AnswerCall final : public PumpedCall,
                          public HttpWatcher,
                          public std::enable_shared_from_this<AnswerCall> {
  public:
-  // Hands the plan to the engine; the answer goes to `exchange`. `context` outlives the call's life in its
-  // pump.
+  // Submits the plan to the engine; the answer goes to `exchange`. `context` must outlive the call.
   static void Start(const ServingContext& context, AnswerPlan plan, std::unique_ptr<AnswerWriter> writer,
                     std::shared_ptr<HttpExchange> exchange);
 
@@ -89,7 +87,7 @@ class AnswerCall final : public PumpedCall,
   void OnWritten() override ABSL_LOCKS_EXCLUDED(mutex_);
   void OnOver(bool gone) override ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // Of the choices' sinks.
+  // Called by the choices' sinks.
   void Tokens(size_t choice, absl::Span<const TokenOut> tokens, std::string_view text)
       ABSL_LOCKS_EXCLUDED(mutex_);
   void Started(size_t choice, const Usage& usage) ABSL_LOCKS_EXCLUDED(mutex_);
@@ -100,10 +98,10 @@ class AnswerCall final : public PumpedCall,
   struct Choice {
     AnswerPiece pending;
     Usage running;                  // so far
-    std::optional<FinishInfo> end;  // until the writer has it
-    bool told = false;              // the writer has the end
+    std::optional<FinishInfo> end;  // set until the writer gets it
+    bool told = false;              // the writer got the end
   };
-  // What one round of the pump takes out.
+  // Output collected by one round of the pump.
   struct Round {
     struct Part {
       size_t choice = 0;
@@ -130,7 +128,7 @@ class AnswerCall final : public PumpedCall,
   const AnswerPlan plan_;
   const std::shared_ptr<HttpExchange> exchange_;
   std::vector<std::unique_ptr<EngineRequest>> requests_;  // constant once made; self-synchronised
-  // Of the pump's thread.
+  // Used by the pump's thread only.
   const std::unique_ptr<AnswerWriter> writer_;
   bool begun_ = false;
 
@@ -139,9 +137,9 @@ class AnswerCall final : public PumpedCall,
   std::vector<Choice> choices_ ABSL_GUARDED_BY(mutex_);
   std::optional<absl::Status> error_ ABSL_GUARDED_BY(mutex_);
   absl::Status end_status_ ABSL_GUARDED_BY(mutex_);
-  bool writing_ ABSL_GUARDED_BY(mutex_) = false;  // the client has yet to take what was written
-  bool ended_ ABSL_GUARDED_BY(mutex_) = false;    // the last of it was written
-  bool over_ ABSL_GUARDED_BY(mutex_) = false;     // and taken, or there is nobody to take it
+  bool writing_ ABSL_GUARDED_BY(mutex_) = false;  // the client has not accepted the last write yet
+  bool ended_ ABSL_GUARDED_BY(mutex_) = false;    // the last write was issued
+  bool over_ ABSL_GUARDED_BY(mutex_) = false;     // the last write was accepted, or the client gone
   absl::Time wrote_ ABSL_GUARDED_BY(mutex_);
   uint64_t pending_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
 };

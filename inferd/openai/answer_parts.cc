@@ -58,7 +58,7 @@ std::string BytesOfToken(const Tokenizer* tokenizer, int32_t id) {
 }
 
 std::string TextOfToken(const Tokenizer* tokenizer, int32_t id) {
-  // The library's own dump replaces ill-formed parts; a string that is whole passes as it is.
+  // The library's own dump replaces ill-formed parts; a well-formed string is unchanged.
   const std::string bytes = BytesOfToken(tokenizer, id);
   const std::string quoted = Dump(Json(bytes));
   return Json::parse(quoted, nullptr, /*allow_exceptions=*/false).get<std::string>();

@@ -1,4 +1,4 @@
-// Parts of answers that several formats share: usage, timings, logprobs, events of a stream.
+// Parts of answers shared by several formats: usage, timings, logprobs, stream events.
 //
 // Thread safety: pure functions and plain values, safe to use from any thread.
 #pragma once
@@ -13,7 +13,7 @@
 
 namespace sluice {
 
-// What every event of an answer, or the whole of it, says alike.
+// Fields repeated in every event of an answer, or once in a whole answer.
 struct AnswerFacts {
   std::string id;
   std::string model;
@@ -23,18 +23,18 @@ struct AnswerFacts {
 };
 
 Json UsageJson(const Usage& usage, uint32_t reasoning_tokens);
-// llama.cpp's names.
+// Timings with llama.cpp's names.
 Json TimingsJson(const Timings& timings, const Usage& usage);
 
 // "stop" or "length".
 const char* FinishWord(FinishReason reason);
 
-// The bytes that a token stands for; a special one's spelling.
+// Returns the bytes of a token; for a special token its spelling.
 std::string BytesOfToken(const Tokenizer* tokenizer, int32_t id);
-// Those as UTF-8, what is no whole character as U+FFFD.
+// Returns these bytes as UTF-8, with U+FFFD for incomplete characters.
 std::string TextOfToken(const Tokenizer* tokenizer, int32_t id);
 
-// JSON has no infinity: what has no probability is given this.
+// Stands for minus infinity, which JSON cannot represent.
 inline constexpr double kLogprobFloor = -9999.0;
 double LogprobNumber(float logprob);
 

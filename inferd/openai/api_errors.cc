@@ -12,7 +12,7 @@
 namespace sluice {
 namespace {
 
-// Nobody's status of its own; the client that cancelled does not read it, a log may.
+// Status after a disconnect (nginx's 499); the client does not read it, a log may.
 constexpr int kClientClosed = 499;
 
 int HttpStatusOf(const absl::Status& status, const std::string& reason) {
@@ -20,7 +20,7 @@ int HttpStatusOf(const absl::Status& status, const std::string& reason) {
     case absl::StatusCode::kInvalidArgument:
     case absl::StatusCode::kOutOfRange:
     case absl::StatusCode::kFailedPrecondition:
-    case absl::StatusCode::kUnimplemented:  // not 501: clients send anything above 499 again, prompt and all
+    case absl::StatusCode::kUnimplemented:  // not 501: clients retry every status above 499
       return 400;
     case absl::StatusCode::kUnauthenticated:
       return 401;
@@ -76,7 +76,7 @@ const char* AnthropicTypeOf(int http) {
   }
 }
 
-// The codes that clients act on have OpenAI's spelling.
+// Returns the error code; codes that clients act on have OpenAI's spelling.
 std::string CodeOf(const std::string& reason) {
   if (reason == "CONTEXT_TOO_LONG") {
     return "context_length_exceeded";
@@ -131,7 +131,7 @@ HttpAnswer ErrorAnswer(const absl::Status& status, ErrorStyle style) {
         absl::StrCat(std::max<int64_t>(1, absl::ToInt64Seconds(absl::Ceil(wait, absl::Seconds(1))))));
     answer.headers.emplace_back("retry-after-ms", absl::StrCat(absl::ToInt64Milliseconds(wait)));
   } else if (explained.http >= 500) {
-    answer.headers.emplace_back("x-should-retry", "false");  // it would end the same way
+    answer.headers.emplace_back("x-should-retry", "false");  // a retry would fail the same way
   }
   return answer;
 }

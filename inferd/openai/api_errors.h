@@ -1,4 +1,4 @@
-// How errors look to clients of the HTTP APIs: a status, an object, and when to try again.
+// Error responses of the HTTP APIs: a status, an object, and a retry delay.
 //
 // Thread safety: pure functions, safe to call from any thread.
 #pragma once
@@ -10,17 +10,17 @@
 
 namespace sluice {
 
-// Whose objects: OpenAI's {"error":{..}} or Anthropic's {"type":"error","error":{..}}.
+// Format of error objects: OpenAI's {"error":{..}} or Anthropic's {"type":"error","error":{..}}.
 enum class ErrorStyle { kOpenAi, kAnthropic };
 
-// By the path: Anthropic's are those below /v1/messages.
+// Style by path: Anthropic's below /v1/messages.
 ErrorStyle ErrorStyleOf(const std::string& path);
 
-// `status` as an answer of its own. REQUIRES: it is no OK.
+// Formats `status` as a response. REQUIRES: it is not OK.
 HttpAnswer ErrorAnswer(const absl::Status& status, ErrorStyle style);
 HttpAnswer ErrorAnswer(const HttpProblem& problem, ErrorStyle style);
 
-// The object alone, for a stream that has begun.
+// Returns the object alone, for a stream that has begun.
 std::string ErrorObject(const absl::Status& status, ErrorStyle style);
 
 }  // namespace sluice

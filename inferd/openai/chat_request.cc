@@ -21,7 +21,7 @@ constexpr char kPlainTemplate[] =
 constexpr const char* kRoles[] = {"system", "developer", "user", "assistant", "tool"};
 constexpr const char* kReserved[] = {"messages", "tools", "add_generation_prompt"};
 
-// A message's content: a string, or parts that are joined.
+// Reads a message's content: a string, or parts that are concatenated.
 absl::StatusOr<std::string> ReadContent(const JsonFields& message) {
   const Json* content = message.Find("content");
   if (content == nullptr) {
@@ -56,7 +56,7 @@ absl::StatusOr<std::string> ReadContent(const JsonFields& message) {
   return text;
 }
 
-// Arguments come as the text of an object; most templates want the object.
+// Reads a call's arguments, which clients send as the text of an object; most templates need the object.
 absl::StatusOr<Json> ReadArguments(const JsonFields& function) {
   const Json* arguments = function.Find("arguments");
   if (arguments == nullptr) {
@@ -108,7 +108,7 @@ absl::StatusOr<Json> ReadCalls(const JsonFields& message) {
   return out;
 }
 
-// Clients say by the call's id alone which tool a result is of; some templates want its name.
+// Maps a result to its tool: clients send only the call's id, but some templates need the name.
 class ResultNames {
  public:
   void Look(Json* message) {
@@ -125,7 +125,7 @@ class ResultNames {
   }
 
  private:
-  std::map<std::string, std::string> names_;  // by id
+  std::map<std::string, std::string> names_;  // names by id
 };
 
 absl::Status ReadMessages(const JsonFields& body, ChatRequest* chat) {
@@ -174,7 +174,7 @@ absl::Status ReadLogprobs(const JsonFields& body, ChatRequest* chat) {
   return absl::OkStatus();
 }
 
-// What a model would have written itself before what is guided stands behind its prompt.
+// Appends the text that the model itself would write before the constrained part, such as a channel header.
 absl::Status Open(const ServingContext& context, const std::string& text, ChatPrompt* prompt) {
   EncodeOptions options;
   options.add_special_tokens = false;
@@ -198,7 +198,8 @@ absl::StatusOr<GuideCall> CallOf(const Json& tool, const CallForm& form, const s
                    Dump(tool["function"]["parameters"]), form.end};
 }
 
-// An answer that is a call; or, where tools are offered and the answer is to be JSON, either.
+// Constraint for an answer that is a call; or, if tools are offered and the answer must be JSON, either of
+// both.
 absl::StatusOr<GuideSpec> GuideOfCalls(const ChatRequest& chat, const CallForm& form, ChatPlan* plan) {
   GuideSpec guide;
   guide.kind = GuideSpec::Kind::kCall;
@@ -224,8 +225,8 @@ absl::StatusOr<GuideSpec> GuideOfCalls(const ChatRequest& chat, const CallForm& 
   return guide;
 }
 
-// Sets spec->guide, and what reading the answer needs to know of it. A thought that the template has opened
-// stays free; a model that would open one itself answers at once.
+// Sets spec's guide, and the parsing options that follow from it. A thought opened by the template stays
+// unconstrained; a model that opens thoughts itself answers at once.
 absl::Status PlanGuide(const ServingContext& context, const ChatRequest& chat, ChatPrompt* prompt,
                        GenerateSpec* spec, ChatPlan* plan) {
   const CallForm form = CallFormOf(plan->dialect.tools);
@@ -239,7 +240,7 @@ absl::Status PlanGuide(const ServingContext& context, const ChatRequest& chat, C
   }
   if (plan->parsing.begins_in_thought) {
     spec->guide->after_token = context.tokenizer->TokenToId(plan->dialect.think_close);
-    if (!spec->guide->after_token.has_value()) {  // nothing would say where the thought ends
+    if (!spec->guide->after_token.has_value()) {  // no token marks the end of the thought
       plan->parsing.begins_in_thought = false;
       RETURN_IF_ERROR(Open(context, plan->dialect.think_close + "\n\n", prompt));
     }
@@ -370,7 +371,7 @@ absl::StatusOr<ChatPlan> PlanChatAnswer(const ServingContext& context, const Cal
   }
   plan.parsing.max_calls = chat.tools.max_calls;
   plan.parsing.types = chat.tools.types;
-  // A template that opens the thought itself leaves only its end to the model.
+  // If the template itself opens the thought, the model writes only its end.
   const absl::string_view text = absl::StripTrailingAsciiWhitespace(prompt.text);
   const std::string& think_open = plan.dialect.think_open;
   plan.parsing.begins_in_thought = !think_open.empty() && absl::EndsWith(text, think_open);

@@ -1,5 +1,4 @@
-// A chat request of OpenAI's API, and of those that are turned into one, to what the engine and the answer's
-// writer need.
+// Parses chat requests in OpenAI's format, also those converted from other APIs, and plans their generation.
 //
 // Thread safety: pure functions and plain values, safe to use from any thread.
 #pragma once
@@ -26,39 +25,39 @@ struct ChatRequest {
   AnswerStyle style;
   bool logprobs = false;
   uint32_t top_logprobs = 0;
-  Json messages = Json::array();  // as templates take them, arguments of calls as objects
+  Json messages = Json::array();  // in the form of templates: arguments of calls as objects
   ChatTools tools;
-  std::string guide_field;          // what the client calls fields.guide
-  Json variables = Json::object();  // of the template
+  std::string guide_field;          // the client's name of the guide
+  Json variables = Json::object();  // variables of the template
   bool continue_last = false;
   bool has_tool_calls = false;
 };
 
-// One message as templates take it. INVALID_ARGUMENT naming the field below `path`.
+// Reads one message in the form of templates. INVALID_ARGUMENT naming the field below `path`.
 absl::StatusOr<Json> ReadChatMessage(const Json& message, const std::string& path);
 
 // INVALID_ARGUMENT naming the field.
 absl::StatusOr<ChatRequest> ReadChat(const Json& body, const ServingContext& context);
 
-// The conversation for RenderConversation; `chat` outlives it. A model without a template is given the
-// messages' text to go on with, one under the other.
+// Returns the conversation for RenderConversation; `chat` must outlive it. For a model without a template,
+// the prompt is the messages' text, one below the other, to be continued.
 Conversation ConversationOf(const ServingContext& context, const ChatRequest& chat);
 
 struct ChatPlan {
-  std::vector<GenerateSpec> specs;  // of the choices
-  Dialect dialect;  // that reads them: a guide may have them written in another than the model's
+  std::vector<GenerateSpec> specs;  // by choice
+  Dialect dialect;  // of the answer; a guide may impose another dialect than the model's
   MessageParserOptions parsing;
   std::vector<std::string> guide_fields;  // for InClientsTerms
 };
 
-// Renders and checks. Errors of PlanRequest, RenderConversation and FitToPrompt.
+// Renders and checks the prompt. Errors of PlanRequest, RenderConversation and FitToPrompt.
 absl::StatusOr<ChatPlan> PlanChatAnswer(const ServingContext& context, const CallFacts& call,
                                         const ChatRequest& chat);
 
-// The tokens of `marks` that are special and so would be left out of the text. Ascending.
+// Returns those tokens of `marks` that are special, and would otherwise be omitted from the text. Ascending.
 std::vector<int32_t> SpelledTokens(const Tokenizer& tokenizer, const std::vector<std::string>& marks);
 
-// `spec` as `n` requests of their own: ids with their index, seeds counted on.
+// Splits `spec` into `n` requests: index appended to the id, seed incremented.
 std::vector<GenerateSpec> Choices(const GenerateSpec& spec, uint32_t n, uint32_t first);
 
 }  // namespace sluice

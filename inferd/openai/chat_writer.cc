@@ -11,7 +11,7 @@ namespace {
 
 using Kind = MessageEvent::Kind;
 
-// Nine letters and digits behind a prefix: some templates take no longer ones back.
+// Returns a prefix with nine letters and digits: some templates accept no longer ids.
 std::string NewCallId() {
   constexpr char kLetters[] = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ";
   thread_local std::mt19937_64 random{std::random_device{}()};
@@ -89,7 +89,7 @@ Json ChatWriter::TakeLogprobs(Choice* choice) {
   return {{"content", ChatLogprobs(options_.facts.tokenizer, tokens, options_.top_logprobs)}};
 }
 
-// One event with a choice's delta; the first one says the role, too.
+// Appends one event with a choice's delta; the first event also has the role.
 void ChatWriter::Say(size_t index, Json delta, std::string* out) {
   Choice& choice = choices_[index];
   if (!std::exchange(choice.begun, true)) {
@@ -121,7 +121,7 @@ void ChatWriter::Say(size_t index, Json delta, std::string* out) {
 
 void ChatWriter::Events(size_t index, const std::vector<MessageEvent>& events, std::string* out) {
   const std::vector<ToolCallText>& calls = choices_[index].text.calls();
-  size_t begun = 0;  // of the calls: those before these events
+  size_t begun = 0;  // number of calls before these events
   for (const MessageEvent& event : events) {
     begun += event.kind == Kind::kCall ? 1 : 0;
   }

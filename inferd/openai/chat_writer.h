@@ -1,5 +1,5 @@
-// ChatWriter: /v1/chat/completions' answers, streamed and whole. ChoiceText: what a choice has said so far,
-// thoughts and calls told apart; the writers of the other chat APIs use it too.
+// ChatWriter: answers of /v1/chat/completions, streamed and whole. ChoiceText: a choice's output so far,
+// split into thoughts, text and calls; also used by the writers of the other chat APIs.
 //
 // Thread safety: thread-compatible; see AnswerWriter.
 #pragma once
@@ -23,19 +23,20 @@ struct ToolCallText {
   std::string arguments;
 };
 
-// A choice's message, as it grows.
+// A choice's message while it grows.
 class ChoiceText {
  public:
   ChoiceText(const Dialect& dialect, const MessageParserOptions& options) : parser_(dialect, options) {}
 
-  // What `text` and `tokens` more tokens make clear. Empty arguments of a call that ended so become "{}".
+  // Returns the events decided by `text` and `tokens` more tokens. Empty arguments of a finished call become
+  // "{}".
   std::vector<MessageEvent> Push(const std::string& text, uint32_t tokens);
   std::vector<MessageEvent> Finish();
 
   const std::string& content() const { return content_; }
   const std::string& reasoning() const { return reasoning_; }
   const std::vector<ToolCallText>& calls() const { return calls_; }
-  // Tokens that came while nothing but thoughts was said.
+  // Number of tokens before any output other than thoughts.
   uint32_t reasoning_tokens() const { return reasoning_tokens_; }
 
  private:
@@ -69,7 +70,7 @@ class ChatWriter final : public AnswerWriter {
  private:
   struct Choice {
     ChoiceText text;
-    std::vector<TokenOut> held;  // streamed: tokens whose text has yet to come
+    std::vector<TokenOut> held;  // streamed: tokens whose text is still pending
     Json logprobs = Json::array();
     bool begun = false;
     Usage running;

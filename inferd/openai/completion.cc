@@ -13,7 +13,7 @@ namespace sluice {
 namespace {
 
 constexpr uint32_t kDefaultMaxTokens = 16;
-constexpr uint32_t kMaxLogprobs = 20;  // OpenAI's 5, and what evaluation tools ask for
+constexpr uint32_t kMaxLogprobs = 20;  // OpenAI's 5, and the larger counts of evaluation tools
 constexpr size_t kMaxChoices = 1024;
 
 absl::StatusOr<CompletionPrompt> TextPrompt(const ServingContext& context, const std::string& text,
@@ -89,7 +89,7 @@ absl::Status ReadRest(const JsonFields& body, CompletionPlan* plan) {
   return absl::OkStatus();
 }
 
-// Characters as clients count them.
+// Counts characters as clients do.
 size_t Characters(const std::string& bytes) {
   size_t count = 0;
   for (const char c : bytes) {
@@ -98,7 +98,7 @@ size_t Characters(const std::string& bytes) {
   return count;
 }
 
-// What stands for a token in old logprobs: tokens that are no whole characters must still be told apart.
+// Name of a token in old logprobs: tokens that are no whole characters must stay distinguishable.
 std::string TokenName(const Tokenizer* tokenizer, int32_t id) {
   const std::string bytes = BytesOfToken(tokenizer, id);
   if (TextOfToken(tokenizer, id) == bytes) {
@@ -128,7 +128,7 @@ absl::StatusOr<CompletionPlan> PlanCompletion(const Json& body, const ServingCon
   request.max_tokens = request.max_tokens.value_or(kDefaultMaxTokens);
   plan.generates = *request.max_tokens > 0 || !plan.echo;
   if (!plan.generates) {
-    request.max_tokens = 1;  // only checked: none is made
+    request.max_tokens = 1;  // needed by the checks; no token is generated
     request.min_tokens = 0;
   }
   request.logprobs = plan.logprobs.value_or(0);

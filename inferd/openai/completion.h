@@ -1,6 +1,6 @@
-// /v1/completions: prompts as they stand, without a template.
+// API of /v1/completions: plain prompts, without a template.
 //
-// Thread safety: pure functions and plain values; a writer as AnswerWriter says.
+// Thread safety: pure functions and plain values; for the writer see AnswerWriter.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +21,7 @@ namespace sluice {
 struct CompletionPrompt {
   std::vector<int32_t> ids;
   std::string text;              // for echo
-  std::vector<TokenOut> scores;  // of echo with logprobs: each token's; the first one has none
+  std::vector<TokenOut> scores;  // for echo with logprobs, by token; the first one has no score
 };
 
 struct CompletionPlan {
@@ -29,18 +29,18 @@ struct CompletionPlan {
   std::vector<CompletionPrompt> prompts;
   bool echo = false;
   std::optional<uint32_t> logprobs;
-  std::string guide_field;          // what the client calls the guide of `specs`
-  bool generates = true;            // false: max_tokens 0 with echo, the prompt is only scored
-  std::vector<GenerateSpec> specs;  // of the choices, prompt by prompt; also where nothing is generated
+  std::string guide_field;          // the client's name of the guide in `specs`
+  bool generates = true;            // false (max_tokens 0 with echo): the prompt is only scored
+  std::vector<GenerateSpec> specs;  // by choice, prompt by prompt; also where nothing is generated
 };
 
-// Reads and checks all. INVALID_ARGUMENT naming the field; errors of PlanRequest and FitToPrompt.
+// Reads and checks everything. INVALID_ARGUMENT naming the field; errors of PlanRequest and FitToPrompt.
 absl::StatusOr<CompletionPlan> PlanCompletion(const Json& body, const ServingContext& context,
                                               const CallFacts& call);
 
 class CompletionWriter final : public AnswerWriter {
  public:
-  // `plan`: with the scores that echo with logprobs needs.
+  // `plan`: with the scores for echo with logprobs.
   CompletionWriter(AnswerFacts facts, const CompletionPlan& plan);
 
   void Add(size_t choice, AnswerPiece piece, const Usage& running, std::string* out) override;
@@ -52,7 +52,7 @@ class CompletionWriter final : public AnswerWriter {
   struct Choice {
     std::string text;
     std::vector<TokenOut> tokens;
-    size_t unscored = 0;  // the first of `tokens` that has no probability: 1 with a prompt's scores
+    size_t unscored = 0;  // index of the first token without a probability: 1 with a prompt's scores
     size_t offset = 0;    // of the next token, in characters
     std::string finish;
     Json stop_reason;

@@ -10,7 +10,7 @@
 namespace sluice {
 namespace {
 
-// The text of a string or of blocks of text.
+// Returns the text of a string or of text blocks.
 absl::StatusOr<std::string> TextOfBlocks(const Json& content, const std::string& path) {
   if (content.is_string()) {
     return content.get<std::string>();
@@ -38,7 +38,7 @@ absl::StatusOr<std::string> TextOfBlocks(const Json& content, const std::string&
   return text;
 }
 
-// One message's blocks as messages of a chat: results of tools stand alone there.
+// Converts one message's blocks to chat messages: tool results are separate messages there.
 class MessageBlocks {
  public:
   explicit MessageBlocks(const std::string& role) : message_({{"role", role}, {"content", ""}}) {}
@@ -75,7 +75,7 @@ class MessageBlocks {
                                  "\": this model understands text, tool_use and tool_result"));
   }
 
-  // Results come before what the user says with them.
+  // Results precede the user's text of the same message.
   void MoveTo(Json* messages) {
     for (Json& result : results_) {
       messages->push_back(std::move(result));

@@ -1,6 +1,6 @@
-// Anthropic's /v1/messages: its requests turned into chat requests, its answers and streams.
+// Anthropic's /v1/messages: converts its requests to chat requests; writes its answers and streams.
 //
-// Thread safety: pure functions; a writer as AnswerWriter says.
+// Thread safety: pure functions; for the writer see AnswerWriter.
 #pragma once
 
 #include <string>
@@ -15,11 +15,11 @@
 
 namespace sluice {
 
-// The chat request that asks for the same. INVALID_ARGUMENT naming what is missing or not served; the rest is
-// checked when that request is read. `counts`: of count_tokens, which needs no max_tokens.
+// Returns the equivalent chat request. INVALID_ARGUMENT naming a missing or unsupported field; the rest is
+// checked when that request is read. `counts`: for count_tokens, which needs no max_tokens.
 absl::StatusOr<Json> ChatOfMessages(const Json& body, bool counts);
 
-// What errors about the chat request's fields are called by it.
+// Names for errors about the chat request's fields.
 const FieldAliases& MessageAliases();
 
 class MessagesWriter final : public AnswerWriter {
@@ -49,10 +49,10 @@ class MessagesWriter final : public AnswerWriter {
   ChoiceText text_;
   Usage running_;
   bool begun_ = false;
-  bool open_ = false;  // a block of a stream
+  bool open_ = false;  // a block of the stream is open
   Kind kind_ = Kind::kText;
   int block_ = -1;
-  size_t calls_ = 0;  // told of
+  size_t calls_ = 0;  // number of calls started
   std::string stop_reason_;
   Json stop_sequence_;
 };

@@ -22,7 +22,7 @@ namespace {
 constexpr char kModelPrefix[] = "/v1/models/";
 constexpr char kMetricsType[] = "text/plain; version=0.0.4; charset=utf-8";
 
-// The plan of an answer but for its choices.
+// Plan of an answer without its choices.
 AnswerPlan PlanOf(const HttpRequest& request, const AnswerStyle& style, const char* kind,
                   const std::string& id) {
   AnswerPlan plan;
@@ -96,7 +96,7 @@ void OpenAiDoor::Handle(HttpRequest request, std::shared_ptr<HttpExchange> excha
   std::string allowed;
   absl::Status status;
   if (const Route* route = Find(asked.request, &allowed); route != nullptr) {
-    // Under overload nothing is made out of what could only be refused: a refusal takes no longer than this.
+    // Admission before parsing: under overload a refusal must not cost the parsing of its request.
     status = route->waits ? context_.engine->CheckPlace(asked.facts.client) : absl::OkStatus();
     if (status.ok()) {
       status = (this->*route->handle)(asked);
@@ -119,7 +119,7 @@ void OpenAiDoor::Handle(HttpRequest request, std::shared_ptr<HttpExchange> excha
   }
 }
 
-// `allowed`: the method that the path has; empty if there is no such path.
+// `allowed`: the method of the path; empty if the path is unknown.
 void OpenAiDoor::AnswerUnknown(const Asked& asked, const std::string& allowed) {
   const std::string path = asked.request.path.substr(0, 200);
   HttpAnswer answer =
@@ -338,7 +338,7 @@ absl::Status OpenAiDoor::Tokenize(const Asked& asked) {
     if (!fields.Has(name)) {
       return BadField("content", "is missing; prompt and messages do as well");
     }
-    // llama.cpp's field and its default; vLLM's, which adds them to a prompt.
+    // llama.cpp's field and its default; vLLM's field, which adds special tokens to a prompt.
     options.add_special_tokens = fields.Has("prompt");
     RETURN_IF_ERROR(fields.Take("add_special", &options.add_special_tokens));
     RETURN_IF_ERROR(fields.Take("add_special_tokens", &options.add_special_tokens));

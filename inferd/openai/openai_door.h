@@ -1,4 +1,5 @@
-// OpenAiDoor: the HTTP APIs that clients of language models speak: which path does what.
+// OpenAiDoor: server of the OpenAI, Anthropic and llama.cpp compatible HTTP APIs: routes each path to its
+// handler.
 //
 // Thread safety: thread-safe.
 #pragma once
@@ -31,7 +32,7 @@ class OpenAiDoor final : public HttpHandler {
   bool IsCounted(const std::string& path) const override { return path != "/metrics"; }
 
  private:
-  // One request being made out.
+  // A request being handled.
   struct Asked {
     HttpRequest request;
     std::shared_ptr<HttpExchange> exchange;
@@ -42,8 +43,8 @@ class OpenAiDoor final : public HttpHandler {
     const char* method;
     const char* path;
     Method handle;
-    bool waits = false;                     // its answer takes a place in the engine's queue
-    const FieldAliases* aliases = nullptr;  // null: fields are called as in chat
+    bool waits = false;                     // its answer needs a place in the engine's queue
+    const FieldAliases* aliases = nullptr;  // null: fields have their chat names
   };
   static const Route* Find(const HttpRequest& request, std::string* allowed);
 
@@ -70,7 +71,7 @@ class OpenAiDoor final : public HttpHandler {
   const ServingContext& context_;
   ServerState* const state_;
   const std::function<std::string()> metrics_;
-  const int64_t created_;  // seconds since 1970: when the model began to be served
+  const int64_t created_;  // seconds since 1970: start of serving the model
 };
 
 }  // namespace sluice

@@ -11,7 +11,7 @@
 namespace sluice {
 namespace {
 
-// One item of the input, as messages of a chat.
+// Appends one input item as chat messages.
 absl::Status AddItem(const Json& item, const std::string& path, Json* messages) {
   if (!item.is_object()) {
     return BadField(path, absl::StrCat("is ", KindOf(item), ", must be an object"));
@@ -27,7 +27,7 @@ absl::Status AddItem(const Json& item, const std::string& path, Json* messages) 
       }
     }
     RETURN_IF_ERROR(
-        ReadChatMessage(message, path).status());  // here its errors have the client's name for it
+        ReadChatMessage(message, path).status());  // checked here, where errors have the client's field name
     messages->push_back(std::move(message));
     return absl::OkStatus();
   }
@@ -39,7 +39,7 @@ absl::Status AddItem(const Json& item, const std::string& path, Json* messages) 
     RETURN_IF_ERROR(fields.Take("name", &name));
     RETURN_IF_ERROR(fields.Take("arguments", &arguments));
     Json call = {{"id", id}, {"type", "function"}, {"function", {{"name", name}, {"arguments", arguments}}}};
-    // Calls that were made together are one message of a chat.
+    // Parallel calls are one message of a chat.
     if (messages->empty() || messages->back()["role"] != "assistant") {
       messages->push_back({{"role", "assistant"}, {"content", ""}});
     }

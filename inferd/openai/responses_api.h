@@ -1,6 +1,6 @@
-// OpenAI's /v1/responses, without state: its requests turned into chat requests, its answers and streams.
+// OpenAI's /v1/responses, stateless: converts its requests to chat requests; writes its answers and streams.
 //
-// Thread safety: pure functions; a writer as AnswerWriter says.
+// Thread safety: pure functions; for the writer see AnswerWriter.
 #pragma once
 
 #include <cstdint>
@@ -16,11 +16,11 @@
 
 namespace sluice {
 
-// The chat request that asks for the same. INVALID_ARGUMENT naming what is wrong or not served
-// (previous_response_id: nothing is kept); the rest is checked when that request is read.
+// Returns the equivalent chat request. INVALID_ARGUMENT naming a wrong or unsupported field
+// (previous_response_id: nothing is stored); the rest is checked when that request is read.
 absl::StatusOr<Json> ChatOfResponse(const Json& body);
 
-// What errors about the chat request's fields are called by it.
+// Names for errors about the chat request's fields.
 const FieldAliases& ResponseAliases();
 
 class ResponsesWriter final : public AnswerWriter {
@@ -53,9 +53,9 @@ class ResponsesWriter final : public AnswerWriter {
   ChoiceText text_;
   Usage running_;
   bool begun_ = false;
-  uint64_t sequence_ = 0;  // of events
+  uint64_t sequence_ = 0;  // sequence number of the next event
   Json items_ = Json::array();
-  bool open_ = false;  // the last of them
+  bool open_ = false;  // the last item is open
   Kind kind_ = Kind::kText;
   size_t calls_ = 0;
   bool cut_ = false;

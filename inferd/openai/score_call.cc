@@ -25,7 +25,7 @@ class PromptSink final : public ScoreSink {
   const size_t prompt_;
 };
 
-// The token's probability in a row of logits, and the best `count` of the row.
+// Returns the token's log probability in a row of logits, and the best `count` of the row.
 TokenOut ScoreOf(absl::Span<const float> row, int32_t token, uint32_t count) {
   const float best = *std::max_element(row.begin(), row.end());
   double sum = 0;
@@ -64,7 +64,7 @@ ScoreCall::ScoreCall(const ServingContext& context, ScoreWork work, Then then)
   for (size_t i = 0; i < work_.prompts.size(); ++i) {
     requests_.push_back(
         std::make_unique<EngineRequest>(context.engine, absl::StrCat(work_.request_id, "-prompt-", i)));
-    // The first token follows nothing and has no probability.
+    // The first token has no predecessor and so no probability.
     std::vector<TokenOut>& scores = scores_.emplace_back(work_.prompts[i].size());
     scores[0].token_id = work_.prompts[i][0];
   }
@@ -103,7 +103,7 @@ void ScoreCall::Rows(size_t prompt, uint32_t first, absl::Span<const float> logi
   const std::vector<int32_t>& ids = work_.prompts[prompt];
   const size_t vocab = context_.model.vocab;
   for (size_t row = 0; (row + 1) * vocab <= logits.size(); ++row) {
-    const size_t next = first + row + 1;  // a row says what comes behind its token
+    const size_t next = first + row + 1;  // a row predicts the token behind its own
     if (next < ids.size()) {
       TokenOut score = ScoreOf(logits.subspan(row * vocab, vocab), ids[next], work_.candidates);
       const MutexLock lock(&mutex_);

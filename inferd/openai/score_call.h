@@ -1,4 +1,4 @@
-// ScoreCall: the probabilities of prompts' own tokens, for echo with logprobs; then what follows with them.
+// ScoreCall: scores prompts' own tokens, for echo with logprobs; then calls a continuation.
 //
 // Thread safety: thread-safe; `then` runs on the pump's thread.
 #pragma once
@@ -25,15 +25,15 @@ struct ScoreWork {
   std::string client;
   absl::Time deadline;
   std::vector<std::vector<int32_t>> prompts;
-  uint32_t candidates = 0;  // best ones of each token
+  uint32_t candidates = 0;  // number of candidates per token
 };
 
 class ScoreCall final : public PumpedCall,
                         public HttpWatcher,
                         public std::enable_shared_from_this<ScoreCall> {
  public:
-  // By prompt the tokens with their probabilities (the first one's is none), or what went wrong. Not called
-  // if the client leaves.
+  // Receives the tokens of each prompt with log probabilities (none for the first token), or an error. Not
+  // called after a disconnect.
   using Then = std::function<void(absl::Status, std::vector<std::vector<TokenOut>>)>;
 
   static void Start(const ServingContext& context, ScoreWork work,
@@ -46,7 +46,7 @@ class ScoreCall final : public PumpedCall,
   void OnWritten() override {}
   void OnOver(bool gone) override ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // Of the sinks.
+  // Called by the sinks.
   void Rows(size_t prompt, uint32_t first, absl::Span<const float> logits) ABSL_LOCKS_EXCLUDED(mutex_);
   void Ended(size_t prompt, const absl::Status& status) ABSL_LOCKS_EXCLUDED(mutex_);
 

@@ -12,7 +12,7 @@
 namespace sluice {
 namespace {
 
-// How a Content-Security-Policy names an inline script or style: by its digest, so that no other one runs.
+// Content-Security-Policy source of an inline script or style: its digest, so that no other script runs.
 std::string DigestSource(std::string_view text) {
   unsigned char digest[SHA256_DIGEST_LENGTH];
   SHA256(reinterpret_cast<const unsigned char*>(text.data()), text.size(), digest);

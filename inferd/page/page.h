@@ -1,5 +1,5 @@
-// The page at `/`: a chat and a live view for a browser, in one HTML file without any other asset. Its
-// sources are the files beside this one, put together when inferd is built.
+// The page at `/`: a chat and a live view for browsers, in one HTML file without other assets. The build
+// assembles it from the files in this folder.
 //
 // Thread safety: a pure function, safe to call from any thread.
 #pragma once
@@ -8,8 +8,8 @@
 
 namespace sluice {
 
-// The page, with headers that let a browser run and show only what is in it, and ask only the server that it
-// came from.
+// Returns the page, with headers that restrict the browser to its own content and to requests to its own
+// server.
 HttpAnswer PageAnswer();
 
 }  // namespace sluice

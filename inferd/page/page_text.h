@@ -1,4 +1,4 @@
-// The sources of the page as the build found them (cmake/embed_page.cmake writes the .cc).
+// Sources of the page, embedded by the build (cmake/embed_page.cmake writes the .cc).
 //
 // Thread safety: a pure function.
 #pragma once
@@ -8,7 +8,7 @@
 namespace sluice {
 
 struct PageText {
-  std::string_view html;  // with @STYLE@ and @SCRIPT@ where the others belong
+  std::string_view html;  // with placeholders @STYLE@ and @SCRIPT@
   std::string_view style;
   std::string_view script;
 };

@@ -1,8 +1,7 @@
-// How many demands of a layer travel at once, and when a fill that found no room in weightd's DRAM is
-// repeated.
+// Window of a layer's demands in flight, and the retry time of a fill that found no room in weightd's DRAM.
 //
-// The window grows by one with each that comes and shrinks to what is still in flight when one found no room;
-// then nothing more is asked for until these have ended and a pause has passed.
+// The window grows by one with each demand that completes. A refusal shrinks it to the number still in
+// flight; then nothing more is requested until these have ended and a pause has passed.
 //
 // Thread safety: thread-compatible; belongs to the engine thread.
 #pragma once
@@ -16,32 +15,33 @@ namespace sluice {
 
 class FetchWindow {
  public:
-  // Pause before a fill that found no room is repeated.
+  // Pause before a fill that found no room is retried.
   static constexpr absl::Duration kRetryPace = absl::Milliseconds(1);
 
-  // `most`: demands in flight. So many refusals in a row are repeated without a pause.
+  // `most`: maximum demands in flight. The first `quick_retries` refusals in a row are retried without a
+  // pause.
   explicit FetchWindow(uint32_t most, uint32_t quick_retries = 0)
       : most_(most), quick_retries_(quick_retries), window_(most) {}
 
-  // Whether anything may be asked for now, and whether one more may.
+  // True if a request may be sent now, with `in_flight` demands outstanding.
   bool MayAsk(uint32_t in_flight, absl::Time now) const {
     return !no_room_ || (in_flight == 0 && now >= retry_at_);
   }
   bool IsFull(uint32_t in_flight) const { return in_flight >= window_; }
 
-  // A demand came.
+  // A demand completed.
   void Came() {
     window_ = std::min(most_, window_ + 1);
     refusals_ = 0;
   }
-  // A demand found no room; so many others are still in flight.
+  // A demand found no room; `in_flight` others are outstanding.
   void Refused(uint32_t in_flight, absl::Time now) {
     no_room_ = true;
     window_ = std::max(1u, in_flight);
     ++refusals_;
     retry_at_ = refusals_ > quick_retries_ ? now + kRetryPace : absl::InfinitePast();
   }
-  // There may be room again: something came or was given back, or another layer begins.
+  // There may be room again: a demand completed, memory was released, or another layer begins.
   void RoomMade() {
     no_room_ = false;
     refusals_ = 0;
@@ -55,8 +55,8 @@ class FetchWindow {
   const uint32_t quick_retries_;
   uint32_t window_;
   bool no_room_ = false;   // since room was made
-  uint32_t refusals_ = 0;  // since something came or room was made
-  absl::Time retry_at_;    // not earlier while no_room_
+  uint32_t refusals_ = 0;  // since the last completion or release
+  absl::Time retry_at_;    // earliest retry while no_room_
 };
 
 }  // namespace sluice

@@ -1,5 +1,5 @@
-// What landed in a slab rings no bell: who has nothing else to do looks for it without sleeping, for as long
-// as a tile on a fast link may take, and sleeps after that.
+// Polls for tiles that landed in a slab, which send no signal. An otherwise idle thread polls without
+// sleeping for as long as a tile on a fast link may take, and sleeps after that.
 //
 // Thread safety: thread-compatible; belongs to the engine thread.
 #pragma once
@@ -11,17 +11,17 @@ namespace sluice {
 
 class LandingWatch {
  public:
-  // Without news for so long the thread sleeps: twice what a megabyte takes at 10 GB/s. A sleep and its end
-  // take some 50 us.
+  // Maximum polling time without news: twice the time of a megabyte at 10 GB/s. A sleep and its wake-up take
+  // some 50 us.
   static constexpr int64_t kMostNanos = 200'000;
 
-  // `on`: whether it looks at all.
+  // `on`: false disables polling.
   explicit LandingWatch(bool on) : on_(on) {}
 
-  // Something came, or began to be waited for.
+  // Restarts the polling time: something arrived, or a wait began.
   void News(int64_t now) { until_ = now + kMostNanos; }
 
-  // Whether to look again at once, after others had a chance to run.
+  // True if the caller shall poll again at once, after other threads had a chance to run.
   bool Look(int64_t now) {
     if (!on_ || now >= until_) {
       return false;
@@ -31,7 +31,7 @@ class LandingWatch {
     return true;
   }
 
-  // Nanoseconds since it began to look, which nobody counted yet.
+  // Nanoseconds of polling since the last Take().
   int64_t Take(int64_t now) {
     const int64_t began = began_;
     began_ = 0;
@@ -41,7 +41,7 @@ class LandingWatch {
  private:
   const bool on_;
   int64_t until_ = 0;
-  int64_t began_ = 0;  // 0: it does not look
+  int64_t began_ = 0;  // 0: not polling
 };
 
 }  // namespace sluice

@@ -72,15 +72,14 @@ void LayerResidency::CountRefusal() {
   counters_.Add(layer_, &ResidencyCounters::no_room);
 }
 
-// Leads that were handed out are decided about first: what they lack is asked for before anything is waited
-// for.
+// Leads that were handed out are processed first, so that missing neurons are requested before any wait.
 absl::StatusOr<absl::Span<const ReadyTile>> LayerResidency::Next() {
   RETURN_IF_ERROR(LeadsQueued());
   if (!ready_.empty()) {
     RETURN_IF_ERROR(TakeBack(queue_->Record()));
     ready_.clear();
   }
-  stall_.Restart(absl::Now());  // computing is no waiting
+  stall_.Restart(absl::Now());  // computing is not waiting
   watch_.News(clock_.NowNanos());
   const auto tiles = AwaitTiles();
   fetches_->CountWatched(watch_.Take(clock_.NowNanos()));

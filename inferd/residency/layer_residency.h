@@ -1,7 +1,7 @@
-// What every cache of experts does with a layer, wherever it holds them: knows which demand an expert is,
-// hands out what is ready and takes it back once it has been computed, asks for what is missing as far as the
-// window goes, waits, and gives up when nothing comes for too long. What a demand's states are, and where its
-// bytes lie, is the cache's.
+// The part of a layer that every expert cache shares, independent of the memory that holds the experts: maps
+// experts to demands, hands out ready tiles and takes them back after computing, requests missing experts as
+// far as the window allows, waits, and fails when nothing arrives for too long. Each cache defines a demand's
+// states and the location of its bytes.
 //
 // Thread safety: thread-compatible; belongs to the engine thread. Nothing allocates after construction.
 #pragma once
@@ -38,56 +38,56 @@ class LayerResidency : public Residency {
  protected:
   static constexpr uint32_t kNoDemand = 0xffffffffu;
 
-  // All pointers outlive this object. `watch`: what travels is looked for without sleeping (landing_watch.h).
+  // All pointers outlive this object. `watch`: tiles in flight are polled without sleeping (landing_watch.h).
   LayerResidency(WeightClient* client, FetchQueue* fetches, Queue* queue, FetchWindow window,
                  absl::Duration stall_limit, bool watch = false);
 
-  // A completion, also of what was asked for in an earlier layer or ahead.
+  // Handles a completion, also of earlier layers' requests and prefetches.
   virtual void Handle(const FetchKey& key, const FetchCompletion& completion) = 0;
-  // A device's events ring no bell: while somebody waits for one, it is looked at this often.
+  // Poll interval for a device's events, which send no signal.
   static constexpr absl::Duration kDevicePace = absl::Microseconds(100);
 
-  // Gives back what the device has read for the last time.
+  // Releases memory that the device has read for the last time.
   virtual void GiveBackRead() {}
-  // What completions led to is to be looked at, before anything is asked for.
+  // Called after completions were handled, before anything is requested.
   virtual absl::Status Arrived() { return absl::OkStatus(); }
-  // Sends requests for what is missing, as far as the window and weightd's ring go.
+  // Sends requests for missing experts, as far as the window and weightd's ring allow.
   virtual absl::Status AskForWaiting() = 0;
-  // Appends everything to ready_ that is there and was not handed out.
+  // Appends everything to ready_ that is ready and was not handed out.
   virtual absl::Status HandOut() = 0;
-  // Everything that reads what is in ready_ has been queued, before `used`.
+  // Takes ready_ back: all work that reads it was queued before `used`.
   virtual absl::Status TakeBack(Event used) = 0;
   // Waits for a completion, or until HandOut() may have more for another reason.
   virtual absl::Status WaitForMore();
-  // When that is; forever if only a completion changes anything.
+  // End of the wait in WaitForMore(); infinite if only a completion changes anything.
   virtual absl::Time WaitUntil() const = 0;
-  // Demands without a completion.
+  // Number of demands without a completion.
   virtual uint32_t in_flight() const = 0;
 
-  // The layer begins and demands this; INTERNAL if it is more than a layer has experts.
+  // Begins the layer with these demands; INTERNAL if there are more than a layer has experts.
   absl::Status OpenLayer(uint32_t layer, absl::Span<const ExpertDemand> demands);
-  // The demand at the end of the list is this expert.
+  // Appends a demand for this expert.
   void OpenDemand(uint32_t expert);
-  // It is done, or was given up; failed: its bytes are damaged.
+  // A demand is done or was abandoned; failed: its bytes are damaged.
   void CloseDemand() { --open_; }
   void FailDemand(uint32_t demand, uint32_t extent) {
     --open_;
     failed_.push_back({demand, extent});
   }
-  // Fills found no room.
+  // Counts a fill that found no room.
   void CountRefusal();
-  // No demand is open any more, nothing is handed out.
+  // Ends the layer: no demand is open any more, nothing is handed out.
   void CloseLayer();
 
-  // The demand that an expert of a layer is, or kNoDemand.
+  // Demand index of an expert of a layer, or kNoDemand.
   uint32_t FindDemand(uint32_t layer, uint32_t expert) const {
     return layer == layer_ ? demand_of_[expert] - 1 : kNoDemand;
   }
-  // Of the running layer.
+  // True if the running layer demands the expert.
   bool IsDemanded(uint32_t expert) const { return demand_of_[expert] != 0; }
   uint32_t demands() const { return static_cast<uint32_t>(experts_.size()); }
   absl::Span<const uint32_t> experts() const { return experts_; }  // by demand
-  // Most experts of a layer.
+  // Maximum number of experts of a layer.
   uint32_t most_experts() const { return static_cast<uint32_t>(demand_of_.size()); }
 
   const Pack& pack_;
@@ -100,9 +100,9 @@ class LayerResidency : public Residency {
   std::vector<ReadyTile> ready_;  // handed out by the last Next()
   FetchWindow window_;
   StallLimit stall_;
-  absl::Status trouble_;  // a completion that no rule covers
+  absl::Status trouble_;  // completion that no rule covers
   LayerCounters counters_;
-  LeadListener* listener_ = nullptr;  // null: nobody
+  LeadListener* listener_ = nullptr;  // null: no listener
 
  private:
   absl::StatusOr<absl::Span<const ReadyTile>> AwaitTiles();

@@ -8,8 +8,8 @@
 namespace sluice {
 namespace {
 
-// How many of the prompt's last tokens the decoder is given before the answer's: what a text depends on is
-// the start of a word, or the other bytes of a character.
+// Number of the prompt's last tokens decoded before the answer: the text of a token depends on the start of a
+// word, or on the other bytes of a character.
 constexpr size_t kDecoderContext = 16;
 
 Sequence::Header HeaderOf(SequenceId id, const GenerateSpec& spec, absl::Time now) {
@@ -71,7 +71,8 @@ bool GenerateSequence::Congested() {
   return true;
 }
 
-// Gets the mask of the next token. False if there is no next token: the answer is whole, or the guide failed.
+// Gets the grammar mask of the next token. False if there is no next token: the answer is complete, or the
+// grammar failed.
 bool GenerateSequence::AskGuide() {
   const absl::StatusOr<Guide::Next> next = guide_->Wait();
   if (!next.ok()) {
@@ -134,8 +135,8 @@ void GenerateSequence::Take(const LogitSlice& slice, absl::Time now, Sampler* sa
   Report(slice, token);
 }
 
-// The answer is over: bytes of an unfinished character become text, and what was held back as the beginning
-// of a stop string is none.
+// Ends the answer's text: bytes of an unfinished character become text, and held-back text is released, as no
+// stop string follows.
 void GenerateSequence::FinishText(bool stops) {
   if (decoder_.has_value() && matcher_.Push(decoder_->Flush(), &text_) && !stops) {
     info_.reason = FinishReason::kStopSequence;  // the last bytes, made whole, completed a stop string
@@ -144,8 +145,8 @@ void GenerateSequence::FinishText(bool stops) {
   matcher_.Flush(&text_);
 }
 
-// The backend has found the largest logit already, with ties to the lower id as the sampler has them; what
-// changes logits, and a guide's mask, needs the whole row.
+// True if the whole row is needed: for changed logits or a grammar mask. Otherwise the backend has found the
+// largest logit, with ties to the lower id as in the sampler.
 bool GenerateSequence::WantsLogits() const {
   const bool may_stop = generated() >= stopping_.min_tokens && guided_ == (guide_ != nullptr);
   const bool greedy = sampling_.temperature < kGreedyTemperature || sampling_.top_k == 1;
@@ -174,8 +175,8 @@ bool GenerateSequence::Stops(int32_t token) const {
          std::find(stop_ids_.begin(), stop_ids_.end(), token) != stop_ids_.end();
 }
 
-// The text that becomes whole with `token`. A special token that is spelled stands between two texts: what
-// was incomplete before it stays so.
+// Returns the text completed by `token`. A visible special token separates two texts: incomplete bytes before
+// it stay incomplete.
 std::string GenerateSequence::Decode(int32_t token) {
   if (!std::binary_search(spelled_.begin(), spelled_.end(), token)) {
     return decoder_->Push(token);
@@ -183,12 +184,12 @@ std::string GenerateSequence::Decode(int32_t token) {
   return decoder_->Flush().append(tokenizer_->IdToToken(token).value_or(""));
 }
 
-// Appends to text_ what can be given out with `token`.
+// Appends to text_ the text that can be sent with `token`.
 void GenerateSequence::AddText(int32_t token, bool stops) {
   if (!decoder_.has_value() || (stops && !stopping_.include_stop_in_output)) {
     return;
   }
-  // Stop strings count from min_tokens on, and none that began before.
+  // Stop strings count from min_tokens on, and only if they begin there.
   if (generated() <= stopping_.min_tokens) {
     text_ += Decode(token);
   } else {

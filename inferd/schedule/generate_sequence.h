@@ -1,14 +1,13 @@
-// A request that generates: samples one token a step, turns it into text, watches for its end.
+// A generate request: samples one token a step, decodes it to text, detects the end.
 //
-// Special tokens are left out of the text but for those that the request wants spelled.
+// Special tokens are left out of the text, except the request's visible special tokens.
 //
 // The token that ends an answer (an end token or a stop id) is reported as a token and counted; its text only
 // with include_stop_in_output. Text is held back while it may become a stop string. The first min_tokens
 // tokens are never end tokens or stop ids, and their text takes no part in stop strings.
 //
-// With a guide each token is one that its mask allows (behind the token at which it begins, if it has one);
-// an answer to which nothing may be added ends without an end token. Until the guide is ready the sequence
-// counts as congested.
+// With a grammar the mask constrains each token (after its start token, if it has one); an answer that allows
+// no further token ends without an end token. Until the grammar is compiled the sequence counts as congested.
 //
 // Thread safety: thread-compatible; see sequence.h.
 #pragma once
@@ -28,8 +27,8 @@ namespace sluice {
 
 class GenerateSequence final : public Sequence {
  public:
-  // `spec`: validated; `seed`: what is drawn if it names none; `eos_ids`: the model's end tokens;
-  // `tokenizer`: null: no text is made. Both outlive the sequence. `guide`: null: any token may come.
+  // `spec`: validated; `seed`: used if `spec` names none; `eos_ids`: the model's end tokens; `tokenizer`:
+  // null: no text is made. Both outlive the sequence. `guide`: null: no grammar.
   GenerateSequence(SequenceId id, GenerateSpec spec, std::shared_ptr<RequestSink> sink, absl::Time now,
                    uint64_t seed, absl::Span<const int32_t> eos_ids, const Tokenizer* tokenizer,
                    std::unique_ptr<Guide> guide = nullptr);
@@ -67,15 +66,15 @@ class GenerateSequence final : public Sequence {
   const std::optional<std::string> prefix_salt_;
   const std::shared_ptr<RequestSink> sink_;
   const std::optional<int32_t>
-      guided_after_;                    // the guide holds from behind this token; nothing: from the start
-  bool guided_ = false;                 // it holds now
-  const std::unique_ptr<Guide> guide_;  // null: none
-  absl::Span<const uint32_t> allowed_;  // the guide's mask of the current token; empty: none
+      guided_after_;                    // the grammar starts after this token; empty: at once
+  bool guided_ = false;                 // the grammar is active
+  const std::unique_ptr<Guide> guide_;  // null: no grammar
+  absl::Span<const uint32_t> allowed_;  // the grammar's mask of the current token; empty: none
   std::vector<int32_t> stop_ids_;       // end tokens (unless ignored) and stop ids
   TokenCounts counts_;                  // empty without penalties
   std::optional<StreamDecoder> decoder_;
   StopMatcher matcher_;
-  std::string text_;  // made by the current token
+  std::string text_;  // text of the current token
   TokenOut out_;      // the current token
   FinishInfo info_;
 };

@@ -9,7 +9,7 @@
 namespace sluice {
 namespace {
 
-// What every chain of digests begins with: what the cached values depend on, and what nobody outside knows.
+// Start of every digest chain: everything that cached values depend on, and a secret.
 Digest128 SecretOf(const std::string& identity) {
   std::random_device random;
   Hasher128 hasher;
@@ -33,7 +33,7 @@ PrefixCache::PrefixCache(const PrefixCacheOptions& options, const Parts& parts)
   pages_of_->SetForget([this](uint32_t page) { index_.Forget(page); });
 }
 
-// Texts of another salt, or rotated for another length, never meet.
+// Sequences with another salt, or with RoPE for another length, never share.
 Digest128 PrefixCache::RootOf(const Sequence& sequence) const {
   const Digest128 salt = DigestOf(*sequence.prefix_salt());
   const bool is_long = options_.short_text_limit > 0 && sequence.tokens().size() > options_.short_text_limit;
@@ -42,7 +42,7 @@ Digest128 PrefixCache::RootOf(const Sequence& sequence) const {
 }
 
 PrefixCache::Match PrefixCache::Find(const Sequence& sequence) {
-  // The last token is always computed: its logits are what the sequence is there for.
+  // The last token is always computed: the sequence needs its logits.
   const uint32_t usable = StoredEnd(sequence, static_cast<uint32_t>(sequence.tokens().size()) - 1);
   const absl::Span<const int32_t> text = sequence.tokens().first(usable);
   FindPages(sequence, text);
@@ -79,7 +79,8 @@ void PrefixCache::FindPages(const Sequence& sequence, absl::Span<const int32_t> 
   }
 }
 
-// The most whole pages behind which a text can go on: those that a window has left behind may be missing.
+// Returns the largest number of whole pages after which the sequence can continue; pages left behind by a
+// window may be missing.
 uint32_t PrefixCache::WholePages() const {
   uint32_t whole = 0;
   uint32_t there_from = 0;
@@ -94,7 +95,7 @@ uint32_t PrefixCache::WholePages() const {
   return whole;
 }
 
-// Whether the pages are there that a row at `position` sees.
+// True if all pages visible to a row at `position` are cached.
 bool PrefixCache::IsCovered(uint32_t position, const PrefixIndex::Part& part) const {
   const uint32_t whole = position / kPageTokens;
   const uint32_t tail = position % kPageTokens;
@@ -107,7 +108,7 @@ bool PrefixCache::IsCovered(uint32_t position, const PrefixIndex::Part& part) co
          (whole == WholePages() && part.tokens >= tail);
 }
 
-// The last position whose state was kept.
+// Finds the last position with a kept state.
 void PrefixCache::FindState(absl::Span<const int32_t> text, const PrefixIndex::Part& part,
                             Match* match) const {
   for (uint32_t i = 0; i < kept_.size(); ++i) {
@@ -173,11 +174,11 @@ void PrefixCache::TakePages(const Match& match, uint32_t slot) {
   pages_of_->Adopt(slot, absl::MakeConstSpan(pages_).first(whole));
 }
 
-// The beginning of a page in a page of the slot's own. False if there is none, or the device fails.
+// Copies the beginning of a page into a new page of the slot. False if there is none, or the device fails.
 bool PrefixCache::TakeTail(const Match& match, absl::Span<const int32_t> text, uint32_t slot) {
   const uint32_t count = match.positions % kPageTokens;
   if (pages_of_->holders(match.tail) == 0 && index_.known(match.tail) == count) {
-    pages_of_->Adopt(slot, {match.tail});  // all that is known of it is wanted, so it may be gone on with
+    pages_of_->Adopt(slot, {match.tail});  // all of its known content matches, so it may be continued
     return true;
   }
   pages_of_->Hold(match.tail);
@@ -208,7 +209,7 @@ void PrefixCache::Computed(const Sequence& sequence, uint32_t slot, uint32_t com
   }
 }
 
-// Lets the pages be found as far as they are computed.
+// Indexes the pages as far as they are computed.
 void PrefixCache::Store(const Sequence& sequence, uint32_t slot, uint32_t end) {
   Chain& chain = chains_[slot];
   const absl::Span<const uint32_t> table = pages_of_->table(slot);
@@ -235,11 +236,11 @@ void PrefixCache::Leave(SequenceId id, uint32_t slot, uint32_t computed) {
   }
 }
 
-// Keeps what the sequence's next step would begin with.
+// Keeps the state from which the sequence's next step would begin.
 void PrefixCache::KeepState(const Sequence& sequence, uint32_t slot, uint32_t computed) {
   const Chain& chain = chains_[slot];
   if (!options_.recurrent || options_.states == 0 || chain.stored != computed) {
-    return;  // there is none, or it is of tokens that are not stored
+    return;  // there is no state, or its tokens are not stored
   }
   KeptState state;
   state.before = chain.digest;
@@ -274,7 +275,7 @@ absl::StatusOr<PrefixFileHead> PrefixCache::FileHead() const {
   return head;
 }
 
-// Those with content, least used first; what somebody still holds is in use.
+// Returns the pages with content, least recently used first; pages still held by a slot come last.
 std::vector<uint32_t> PrefixCache::PagesByUse() const {
   std::vector<uint32_t> pages = pages_of_->IdleKept();
   for (uint32_t page = 0; page < pages_of_->total(); ++page) {
@@ -291,7 +292,7 @@ absl::StatusOr<PrefixCache::Saved> PrefixCache::Save(const std::string& path, ui
   std::sort(states.begin(), states.end(),
             [](const KeptState& a, const KeptState& b) { return a.used < b.used; });
   const std::vector<uint32_t> pages = PagesByUse();
-  // A state is of no use without the pages in front of it, so these get most of the room.
+  // A state is useless without the pages before it, so pages get most of the space.
   const uint64_t state_record = PrefixRecordBytes(head.state_bytes);
   head.states = std::min<uint64_t>(states.size(), limit / 4 / state_record);
   head.pages = std::min<uint64_t>(pages.size(),
@@ -360,7 +361,8 @@ absl::Status PrefixCache::ReadRecords(PrefixFileReader* reader, Saved* saved) {
 
 absl::Status PrefixCache::TakePage(const PrefixRecord& record, absl::Span<const std::byte> content,
                                    Saved* saved) {
-  // Of a file that holds more than this cache the least used pages come first, and make room for the others.
+  // If the file holds more than this cache, its least recently used pages come first and make room for the
+  // later ones.
   const uint32_t page = pages_of_->Take();
   if (page == kNoPage) {
     return absl::OkStatus();

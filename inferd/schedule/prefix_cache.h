@@ -1,16 +1,17 @@
-// What running and past sequences computed of their texts, for others that begin alike: pages of the KV cache
-// found by content (prefix_index.h), and recurrent states at some positions (delta_states.h).
+// The prefix cache: results of running and past sequences, shared with sequences that begin alike. It holds
+// pages of the KV cache found by content (prefix_index.h), and recurrent states at some positions
+// (delta_states.h).
 //
-// Whole pages are held together with whoever else has them. Of a page that goes on differently, or whose
-// writer still runs, the common beginning is copied; one that nobody holds and that is used to its end is
-// taken over. So a text that continues another computes its own tokens and no others.
+// Whole pages are shared between their holders. If a page continues differently, or its writer still runs,
+// the common beginning is copied; a page without holders whose whole content matches is taken over. So a
+// sequence that continues a cached prefix computes only its own tokens.
 //
-// A model with recurrent layers can go on only from a position whose state was kept: the end of a prompt, the
-// end of a sequence (an answer's, or where it was cancelled or preempted), and where two texts were seen to
-// part, at which a later prompt stops for a step. The least used state makes room for another.
+// A model with recurrent layers can continue only from a position with a kept state: the end of a prompt, the
+// end of a sequence (finished, cancelled or preempted), and the position where two sequences diverged, at
+// which a later prompt stops for a step. The least recently used state is evicted for another.
 //
-// Which positions count is PrefixReuse's: what a policy computes of a generated token may depend on more than
-// the text, and then only prompts are stored, and only for prompts.
+// PrefixReuse selects the positions: if a policy computes generated tokens from more than their tokens, only
+// prompts are stored, and only for prompts.
 //
 // Thread safety: thread-compatible; belongs to the engine thread.
 #pragma once
@@ -34,15 +35,15 @@
 
 namespace sluice {
 
-// What of a sequence may serve others.
+// The part of a sequence that others may reuse.
 enum class PrefixReuse : uint8_t { kNone, kPrompts, kAll };
 
 struct PrefixCacheOptions {
   PrefixReuse reuse = PrefixReuse::kAll;  // not kNone
-  std::string identity;                   // of all that K and V depend on beside the text
+  std::string identity;                   // everything that K and V depend on besides the tokens
   bool recurrent = false;                 // the model has recurrent layers
-  uint32_t states = 0;                    // states kept at most
-  uint32_t slots = 0;                     // of the scheduler
+  uint32_t states = 0;                    // maximum number of kept states
+  uint32_t slots = 0;                     // the scheduler's
   uint32_t short_text_limit = 0;          // ShortTextLimit() (model_shapes.h)
 };
 
@@ -52,7 +53,7 @@ class PrefixCache final : public PrefixSource {
     KvCache* kv = nullptr;
     DeltaStates* states = nullptr;
     Queue* queue = nullptr;
-    std::function<Sequence*(SequenceId)> find;  // of live sequences
+    std::function<Sequence*(SequenceId)> find;  // finds a live sequence; null if none
   };
   PrefixCache(const PrefixCacheOptions& options, const Parts& parts);
 
@@ -60,54 +61,55 @@ class PrefixCache final : public PrefixSource {
   Start Begin(SequenceId id, uint32_t slot) override;
   void Leave(SequenceId id, uint32_t slot, uint32_t computed) override;
 
-  // A step that counts computed `sequence`, which runs in `slot`, up to this position.
+  // Notes that a committed step computed `sequence`, running in `slot`, up to this position.
   void Computed(const Sequence& sequence, uint32_t slot, uint32_t computed);
 
-  // The KV cache has other pages now, and nothing in them: texts are found no more until they are computed
+  // Forgets all pages after the KV cache was replaced by empty ones: prefixes are found again once computed
   // again.
   void PagesChanged() { index_ = PrefixIndex(pages_of_->total()); }
 
-  // What a file was given, or gave.
+  // Number of entries written to a file, or read from it.
   struct Saved {
     uint64_t pages = 0;
     uint64_t states = 0;
-    uint64_t damaged = 0;  // records that were not what had been written, and are left out
+    uint64_t damaged = 0;  // corrupt records, which are skipped
   };
-  // Puts what is known into a file of at most `limit` bytes (prefix_file.h), what was used last before the
-  // rest. An error leaves an older file as it was.
+  // Writes the cache to a file of at most `limit` bytes (prefix_file.h), the most recently used entries have
+  // priority. An error leaves an older file unchanged.
   absl::StatusOr<Saved> Save(const std::string& path, uint64_t limit) const;
-  // Takes what a file has, as far as there is room, as if it had just been computed. Errors of
+  // Loads the entries of a file, as far as there is room, as if just computed. Errors of
   // PrefixFileReader::Open. REQUIRES: nothing was computed yet.
   absl::StatusOr<Saved> Load(const std::string& path);
 
-  // The first error of the device that copying met; it sticks.
+  // The first device error of a copy; it sticks.
   const absl::Status& status() const { return status_; }
 
  private:
   static constexpr uint32_t kNoState = 0xffffffffu;
-  // Positions between where a text could go on and where a state is, above which it pays to keep another
-  // there: a step of its own costs about as much as a few dozen rows.
+  // Minimum distance, in positions, between the last kept state and the point where pages would allow a
+  // sequence to continue, for which another state is kept there: the extra step costs about as much as a few
+  // dozen rows.
   static constexpr uint32_t kStateDistance = 64;
 
-  // What there is of a text. `pages_` and `digests_` belong to it.
+  // The cached part of a sequence; pages_ and digests_ belong to it.
   struct Match {
-    uint32_t positions = 0;     // that need no computing
-    uint32_t tail = kNoPage;    // where the last positions % kPageTokens of them are
+    uint32_t positions = 0;     // positions that need no computing
+    uint32_t tail = kNoPage;    // page of the last positions % kPageTokens of them
     uint32_t state = kNoState;  // index in kept_
-    uint32_t reach = 0;         // what the pages alone would allow
+    uint32_t reach = 0;         // positions that the pages alone would allow
   };
-  // A page table's end, as far as it is stored.
+  // The stored end of a page table.
   struct Chain {
-    Digest128 digest;     // of the whole pages
+    Digest128 digest;     // digest of the whole pages
     uint32_t stored = 0;  // positions
     uint32_t stop = 0;    // Start::stop
   };
   struct KeptState {
-    Digest128 before;  // of the whole pages in front
+    Digest128 before;  // digest of the whole pages before it
     std::array<int32_t, kPageTokens> tail{};
     uint32_t position = 0;
-    uint32_t state = 0;  // of DeltaStates
-    uint64_t used = 0;   // when
+    uint32_t state = 0;  // number in DeltaStates
+    uint64_t used = 0;   // time of last use
   };
 
   Digest128 RootOf(const Sequence& sequence) const;
@@ -138,8 +140,8 @@ class PrefixCache final : public PrefixSource {
   std::vector<KeptState> kept_;
   uint64_t uses_ = 0;
   absl::Status status_;
-  // Of the text that was looked at last: its whole pages, kNoPage where there is none, and the digests in
-  // front of each of them and behind the last.
+  // For the sequence of the last lookup: its whole pages, kNoPage if missing, and the digests before each of
+  // them and after the last.
   std::vector<uint32_t> pages_;
   std::vector<Digest128> digests_;
 };

@@ -52,7 +52,7 @@ absl::Span<const std::byte> BytesOf(const RawHead& head, size_t size) {
 
 Digest128 DigestOfHead(const RawHead& head) { return DigestOf(BytesOf(head, offsetof(RawHead, digest))); }
 
-// A record that another file or place holds is not this one.
+// Binds the digest to file and position, so that a record from another file or position does not match.
 Digest128 DigestOfRecord(absl::Span<const std::byte> bytes, const Digest128& secret, uint64_t number) {
   Hasher128 hasher;
   hasher.UpdateU64(secret.high);
@@ -62,7 +62,7 @@ Digest128 DigestOfRecord(absl::Span<const std::byte> bytes, const Digest128& sec
   return hasher.Finish();
 }
 
-// Reads of the file by others would show what was said; writes, decide what is.
+// Other users must not read the file, which shows conversations, nor write it, which would decide tokens.
 absl::Status CheckOwner(const File& file) {
   struct stat facts {};
   if (fstat(file.fd(), &facts) != 0) {
@@ -104,7 +104,7 @@ uint64_t PrefixRecordBytes(uint64_t content_bytes) {
 absl::StatusOr<PrefixFileWriter> PrefixFileWriter::Create(const std::string& path,
                                                           const PrefixFileHead& head) {
   const std::string fresh = path + ".new";
-  unlink(fresh.c_str());  // what a process that died has left
+  unlink(fresh.c_str());  // left by a process that died
   const int fd = open(fresh.c_str(), O_CREAT | O_EXCL | O_WRONLY | O_CLOEXEC, 0600);
   if (fd < 0) {
     return ErrnoToStatus(errno, absl::StrCat("create ", fresh));
@@ -188,7 +188,7 @@ absl::StatusOr<PrefixFileReader> PrefixFileReader::Open(const std::string& path,
     return absl::FailedPreconditionError(
         absl::StrCat(path, ": made with another model, other options, another device or program"));
   }
-  // Before the numbers are multiplied.
+  // Checked before the numbers are multiplied, against overflow.
   const bool absurd = head.pages > size || head.states > size;
   if (absurd || FileBytes(head) != size) {
     return absl::DataLossError(absl::StrCat(path, ": has ", size, " bytes, not those of ", head.pages,

@@ -1,15 +1,15 @@
-// A file of what a prefix cache holds, so that it outlives the process: pages of the KV cache and recurrent
-// states, each with the text that it stands for.
+// The file of a prefix cache, which lets it outlive the process: pages of the KV cache and recurrent states,
+// each with its tokens.
 //
-// What is in it decides tokens, so every record has a digest, bound to its place in this file, and a file
-// counts only for the identity (model, options, device, program) that wrote it. It also holds the secret by
-// which texts are found (prefix_index.h), and what people said, as numbers: it is its owner's alone (0600).
+// Its content decides tokens, so every record has a digest bound to its position in this file, and a file is
+// valid only for the identity (model, options, device, program) that wrote it. It also holds the secret of
+// the prefix index (prefix_index.h) and conversations as token ids, so only its owner may access it (0600).
 //
 //   head    "SLPREFIX", u32 version, u32 0, then identity, secret (16 bytes each), u64 bytes of a page, u64
 //           bytes of a state, u64 pages, u64 states, and the digest of all that
 //   record  digest in front (16), u32 position, u32 tokens, i32 tokens[kPageTokens], the content; then the
 //           digest of these, of the secret and of the record's number
-// Pages stand first, least used first, then states. Numbers are little-endian, digests XXH3-128.
+// Pages come first, least recently used first, then states. Numbers are little-endian, digests XXH3-128.
 //
 // Thread safety: thread-compatible.
 #pragma once
@@ -38,29 +38,30 @@ struct PrefixFileHead {
   uint64_t states = 0;
 };
 
-// A page's or a state's place among texts.
+// The position of a page or state in a sequence.
 struct PrefixRecord {
-  Digest128 before;       // of the whole pages in front
-  uint32_t position = 0;  // of a state; 0 for pages
-  uint32_t known = 0;     // tokens behind those
+  Digest128 before;       // digest of the whole pages before it
+  uint32_t position = 0;  // a state's position; 0 for pages
+  uint32_t known = 0;     // tokens after those pages
   std::array<int32_t, kPageTokens> tokens{};
 };
 
-// Of a cache's identity and of the running program: another build may compute other bits.
+// Digest of a cache's identity and of the running program: another build may compute other bits.
 absl::StatusOr<Digest128> PrefixFileIdentity(const std::string& cache);
 
-// Bytes that a record of so much content takes.
+// Bytes of a record with `content_bytes` of content.
 uint64_t PrefixRecordBytes(uint64_t content_bytes);
 
-// Writes beside `path` and puts it in its place at the end, so that a process that dies leaves the old file.
+// Writes a temporary file beside `path` and renames it at the end, so that a process that dies leaves the old
+// file.
 class PrefixFileWriter {
  public:
   static absl::StatusOr<PrefixFileWriter> Create(const std::string& path, const PrefixFileHead& head);
 
   absl::Status Add(const PrefixRecord& record, absl::Span<const std::byte> content);
-  // REQUIRES: as many records as the head says.
+  // REQUIRES: as many records were written as the head counts.
   absl::Status Finish();
-  // Removes what was written, instead.
+  // Removes the temporary file instead.
   void Discard();
 
  private:
@@ -77,12 +78,12 @@ class PrefixFileWriter {
 
 class PrefixFileReader {
  public:
-  // NOT_FOUND: there is none. FAILED_PRECONDITION: it is of another identity. DATA_LOSS: its head is damaged
-  // or it is cut short. PERMISSION_DENIED: others may read or write it, or it is not this user's.
+  // NOT_FOUND: no file. FAILED_PRECONDITION: another identity. DATA_LOSS: the head is damaged or the file
+  // truncated. PERMISSION_DENIED: others may read or write it, or another user owns it.
   static absl::StatusOr<PrefixFileReader> Open(const std::string& path, const PrefixFileHead& wanted);
 
   const PrefixFileHead& head() const { return head_; }
-  // The next record; DATA_LOSS if it is not what was written, and the one behind it may be read.
+  // Reads the next record; DATA_LOSS if it is corrupt, after which the following record may still be read.
   absl::Status Next(PrefixRecord* record, std::vector<std::byte>* content);
 
  private:

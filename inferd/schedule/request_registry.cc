@@ -9,11 +9,11 @@
 namespace sluice {
 namespace {
 
-// What a refused client is told before any place in the queue has come free.
+// Retry delay of a refused client before any queue place has come free.
 constexpr absl::Duration kFirstRetry = absl::Seconds(1);
-// One in so many places of the queue is kept from a client that has as many already.
+// A client that holds all but this share (1/8) of the queue's places gets no more.
 constexpr uint32_t kShareOfOthers = 8;
-// Weight of the latest time between two places that came free.
+// Weight of the latest interval between two freed places.
 constexpr double kLatest = 0.2;
 
 }  // namespace
@@ -70,8 +70,7 @@ absl::StatusOr<SequenceId> RequestRegistry::Enter(const std::string& request_id,
                        absl::StrCat("a request with the id \"", request_id, "\" is live"));
   }
   RETURN_IF_ERROR(CheckPlaceLocked(client));
-  // One request may always wait, however large it is: limits of tokens and bytes bound the queue, not a
-  // prompt.
+  // One request may always wait, whatever its size: limits of tokens and bytes bound the queue, not a prompt.
   if (waiting_ > 0 && waiting_tokens_ + tokens > limits_.tokens) {
     return QueueFull(
         absl::StrCat(waiting_tokens_, " of ", limits_.tokens, " tokens wait, this has ", tokens));
@@ -91,7 +90,7 @@ void RequestRegistry::StopWaiting(Request* request) {
   if (request->waiting) {
     request->waiting = false;
     const int64_t now = clock_->NowNanos();
-    if (waiting_ > 1 && freed_nanos_ != 0) {  // alone it says when a request came, not how fast they go
+    if (waiting_ > 1 && freed_nanos_ != 0) {  // a single one tells when a request came, not the pace
       const double pace = static_cast<double>(now - freed_nanos_);
       pace_nanos_ = pace_nanos_ == 0 ? pace : kLatest * pace + (1 - kLatest) * pace_nanos_;
     }

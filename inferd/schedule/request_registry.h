@@ -1,5 +1,5 @@
-// Which requests live, and how many wait: unique ids, the bounded queue, and when one that is refused may
-// find a place in it.
+// Registry of live and waiting requests: unique ids, the bounded queue, and the retry delay of a refused
+// request.
 //
 // Thread safety: thread-safe; handlers enter requests, the engine thread moves and ends them.
 #pragma once
@@ -21,30 +21,30 @@ namespace sluice {
 
 class RequestRegistry {
  public:
-  // `clock` (null: the machine's) outlives the registry.
+  // `clock` (null: the system clock) outlives the registry.
   explicit RequestRegistry(const QueueLimits& limits, const Clock* clock = nullptr)
       : clock_(clock == nullptr ? &real_clock_ : clock), limits_(limits) {}
 
-  // For requests from now on; those that wait go on waiting.
+  // Sets the limits of future requests; waiting requests keep waiting.
   void SetLimits(const QueueLimits& limits);
 
-  // A new request waits. ALREADY_EXISTS: the id lives; RESOURCE_EXHAUSTED, reason QUEUE_FULL, naming the
-  // limit that is reached, with RetryDelay().
-  // A client that floods the queue leaves an eighth of its places to others.
+  // Enters a new request into the queue. ALREADY_EXISTS: the id is live; RESOURCE_EXHAUSTED, reason
+  // QUEUE_FULL, naming the reached limit, with RetryDelay(). A client that floods the queue leaves an eighth
+  // of its places to others.
   absl::StatusOr<SequenceId> Enter(const std::string& request_id, uint64_t tokens, uint64_t bytes,
                                    const std::string& client = "");
 
-  // The errors of Enter() that do not depend on what the request is.
+  // Returns the errors of Enter() that do not depend on the request.
   absl::Status CheckPlace(const std::string& client);
 
-  // It waits no longer. Later calls for the same request do nothing.
+  // Takes a request out of the queue. Later calls for the same request do nothing.
   void LeaveQueue(const std::string& request_id);
 
-  // It ended; its id may be used again.
+  // Ends a request; its id may be used again.
   void End(const std::string& request_id);
 
-  // How long until a place in the queue is likely, by the pace at which places came free lately; those that
-  // were refused since the last did each have one before. Within kShortestRetry..kLongestRetry.
+  // Estimates the time until a queue place is free, from the recent pace of freed places; each request
+  // refused since the last one counts as one place ahead. Within kShortestRetry..kLongestRetry.
   absl::Duration RetryDelay() const;
   static constexpr absl::Duration kShortestRetry = absl::Milliseconds(50);
   static constexpr absl::Duration kLongestRetry = absl::Seconds(60);
@@ -73,11 +73,11 @@ class RequestRegistry {
   absl::flat_hash_map<std::string, Request> requests_ ABSL_GUARDED_BY(mutex_);
   SequenceId last_id_ ABSL_GUARDED_BY(mutex_) = 0;
   uint32_t waiting_ ABSL_GUARDED_BY(mutex_) = 0;
-  absl::flat_hash_map<std::string, uint32_t> waiting_of_ ABSL_GUARDED_BY(mutex_);  // by client; none is 0
+  absl::flat_hash_map<std::string, uint32_t> waiting_of_ ABSL_GUARDED_BY(mutex_);  // by client; absent: 0
   uint64_t waiting_tokens_ ABSL_GUARDED_BY(mutex_) = 0;
   uint64_t waiting_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
-  // Of places in the queue: when one last came free, the mean time between two while others waited (0: not
-  // known), and requests refused since.
+  // Queue places: time at which one last came free, mean interval between two while others waited (0: not
+  // known), and number of requests refused since.
   int64_t freed_nanos_ ABSL_GUARDED_BY(mutex_) = 0;
   double pace_nanos_ ABSL_GUARDED_BY(mutex_) = 0;
   uint32_t refused_ ABSL_GUARDED_BY(mutex_) = 0;

@@ -87,7 +87,7 @@ void TokenCounts::Reserve(uint32_t tokens) {
 }
 
 // Open addressing in a table at most half full, so that a search ends; 0 marks a free slot, other values are
-// places in items_ plus one.
+// indices in items_ plus one.
 TokenCounts::Item* TokenCounts::Find(int32_t token) {
   const size_t mask = slots_.size() - 1;
   size_t at = Mix(static_cast<uint32_t>(token)) & mask;
@@ -108,8 +108,8 @@ Sampler::Sampler(uint32_t vocab)
   candidates_.reserve(vocab);
 }
 
-// The logits with mask, penalties, biases and bans applied; where there are none the input's own, which saves
-// copying a row of the vocabulary.
+// Returns the logits with mask, penalties, biases and bans applied; without any, the input's own logits,
+// which saves copying a row of the vocabulary.
 absl::Span<const float> Sampler::Adjust(const SampleInput& input) {
   const SamplingParams& params = *input.params;
   const bool penalties = input.counts != nullptr && HasPenalties(params);
@@ -154,8 +154,8 @@ int32_t Sampler::Sample(const SampleInput& input) {
   if (params.top_p >= 1.0f && params.min_p <= 0.0f) {
     return DrawFromAll(logits, best, inverse_temperature, u);
   }
-  // How far below the best a logit may lie, in units of the temperature. Below ln(min_p) a candidate is
-  // dropped anyway, and below e^-87 it weighs nothing; the bound is a little lower, so that its rounding
+  // Maximum distance of a logit below the best, in units of the temperature. Below ln(min_p) a candidate is
+  // dropped anyway, and below e^-87 its weight is 0; the bound is slightly lower, so that its rounding
   // decides nothing.
   const float deepest = params.min_p > 0.0f ? std::log(params.min_p) - 0.01f : -88.0f;
   if (params.top_p >= 1.0f) {
@@ -164,7 +164,7 @@ int32_t Sampler::Sample(const SampleInput& input) {
   }
   const double mass = MassOf(logits, best, inverse_temperature);
   // Top-p needs only candidates down to an unknown depth. Most rows reach the share within a few e-folds of
-  // the best, and sorting what lies that high is cheap; otherwise the search goes twice as deep.
+  // the best, and sorting these candidates is cheap; otherwise the search doubles the depth.
   for (float depth = -3.0f;; depth *= 2) {
     depth = std::max(depth, deepest);
     const double reached = SelectAbove(logits, best + depth * params.temperature);
@@ -201,8 +201,8 @@ void Sampler::SelectBest(absl::Span<const float> logits, uint32_t k) {
   std::sort_heap(candidates_.begin(), candidates_.end(), Better);
 }
 
-// Puts all candidates that are not below `lowest` into candidates_, in the order of their ids, and returns
-// the sum of their weights_, which is meaningful only after MassOf().
+// Puts all candidates not below `lowest` into candidates_, in id order, and returns the sum of their
+// weights_, which is meaningful only after MassOf().
 double Sampler::SelectAbove(absl::Span<const float> logits, float lowest) {
   candidates_.clear();
   double mass = 0;
@@ -226,7 +226,7 @@ double Sampler::MassOf(absl::Span<const float> logits, float best, float inverse
   double mass = 0;
   for (size_t begin = 0; begin < logits.size(); begin += kBlock) {
     const size_t end = std::min(begin + kBlock, logits.size());
-    float lanes[kLanes] = {};  // at most 32 weights of at most 1 each: no bits to speak of are lost
+    float lanes[kLanes] = {};  // at most 32 weights of at most 1 each: almost no bits are lost
     size_t i = begin;
     for (; i + kLanes <= end; i += kLanes) {
       for (uint32_t lane = 0; lane < kLanes; ++lane) {
@@ -254,8 +254,8 @@ int32_t Sampler::DrawFromAll(absl::Span<const float> logits, float best, float i
   while (block + 1 < blocks && block_mass_[block] <= left) {
     left -= block_mass_[block++];
   }
-  // `left` was rounded at each subtraction: it may outlast the block by a little, or lead into a last block
-  // that weighs nothing. The last token that can be drawn at all is the answer then.
+  // `left` was rounded at each subtraction: it may exceed the block slightly, or lead into a last block of
+  // weight 0. Then the last token of non-zero weight is drawn.
   int32_t last = -1;
   for (size_t i = block * kBlock; i < std::min((block + 1) * kBlock, logits.size()); ++i) {
     if (weights_[i] > 0.0f) {
@@ -272,8 +272,8 @@ int32_t Sampler::DrawFromAll(absl::Span<const float> logits, float best, float i
   return last;
 }
 
-// Cuts candidates_ by top-p and min-p and draws one. They may be in any order, but then `mass` must be that
-// of the whole row.
+// Cuts candidates_ by top-p and min-p and draws one. candidates_ may be in any order, but then `mass` must be
+// the whole row's.
 int32_t Sampler::DrawFromBest(const SamplingParams& params, float best, float inverse_temperature,
                               double mass, double u) {
   const double enough = params.top_p < 1.0f ? params.top_p * mass : std::numeric_limits<double>::infinity();
@@ -281,7 +281,7 @@ int32_t Sampler::DrawFromBest(const SamplingParams& params, float best, float in
   size_t count = 0;
   size_t sorted = 0;
   while (count < candidates_.size() && kept < enough) {
-    if (count == sorted) {  // sort a little further; most draws need few
+    if (count == sorted) {  // sort a few more; most draws need few
       const size_t further = std::min(candidates_.size(), std::max<size_t>(64, sorted * 4));
       if (further < candidates_.size()) {
         std::nth_element(candidates_.begin() + sorted, candidates_.begin() + further, candidates_.end(),

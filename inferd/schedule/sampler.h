@@ -1,13 +1,13 @@
-// From a row of logits to a token: a guide's mask, penalties, temperature, top-k, top-p, min-p, a keyed draw.
+// Sampler from a row of logits to a token: grammar mask, penalties, temperature, top-k, top-p, min-p, a keyed
+// draw.
 //
-// Order: what a mask does not allow is not there at all; penalties, biases and bans change the logits;
-// temperature divides them; top-k keeps the k largest (ties to the lower index); top-p keeps the shortest
-// prefix, best first, of what is left that holds a share >= p of its probability; min-p drops what is less
-// likely than min_p times the most likely; at least one token stays. The draw uses one uniform number keyed
-// by (seed, position), so it depends on nothing but the row and the request.
+// Order: the mask removes tokens; penalties, biases and bans change the logits; temperature divides them;
+// top-k keeps the k largest (ties to the lower index); top-p keeps the shortest prefix, best first, that
+// holds a share >= p of the remaining probability; min-p drops tokens less likely than min_p times the most
+// likely; at least one token stays. The draw uses one uniform number keyed by (seed, position), so it depends
+// only on the row and the request.
 //
-// Greedy without penalties and biases needs no Sampler: the best id of the row (Queue::TopLogits) is the
-// answer.
+// Greedy decoding without penalties and biases needs no Sampler: Queue::TopLogits gives the best id.
 //
 // Thread safety: thread-compatible; a Sampler has scratch memory and belongs to the engine thread. Nothing
 // allocates after construction.
@@ -30,7 +30,7 @@ double UniformAt(uint64_t seed, uint64_t position);
 // exp(x) for x <= 0: relative error below 2^-21, 0 below -87. The same bits on every CPU (no fma, no libm).
 float SamplerExp(float x);
 
-// How often a sequence holds each token, for penalties. Sized once; adding does not allocate.
+// Number of occurrences of each token in a sequence, for penalties. Sized once; adding does not allocate.
 class TokenCounts {
  public:
   struct Item {
@@ -39,7 +39,7 @@ class TokenCounts {
     uint32_t generated = 0;
   };
 
-  // Room for `tokens` different tokens; 0: counts nothing.
+  // Reserves room for `tokens` distinct tokens; 0: counts nothing.
   void Reserve(uint32_t tokens);
   void AddPrompt(int32_t token) { Find(token)->in_prompt++; }
   void AddGenerated(int32_t token) { Find(token)->generated++; }
@@ -62,7 +62,7 @@ struct SampleInput {
   absl::Span<const float> logits;          // [vocab], finite
   const SamplingParams* params = nullptr;  // validated
   uint64_t seed = 0;
-  uint64_t position = 0;                // of the token to be drawn, in its sequence
+  uint64_t position = 0;                // position of the token to draw, in its sequence
   const TokenCounts* counts = nullptr;  // null: no penalties
   absl::Span<const int32_t> banned;     // never drawn; fewer than vocab
   // Tokens that may be drawn, bit id % 32 of word id / 32, at least one of them not banned; empty: all.

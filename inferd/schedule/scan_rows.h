@@ -1,5 +1,5 @@
-// When a step is a scan: so many rows of prompts that they use nearly every expert of every layer, so that
-// what was used says nothing of what will be used again, and the order of the layers everything.
+// Definition of a scan: a step with so many prompt rows that they use nearly every expert of every layer.
+// Past use then predicts nothing, and the order of the layers predicts everything.
 //
 // Thread safety: pure.
 #pragma once
@@ -12,10 +12,10 @@
 
 namespace sluice {
 
-// From this share of a layer's experts on a step that uses as many is a scan.
+// A step that uses at least this share of a layer's experts is a scan.
 inline constexpr double kScannedShare = 0.75;
 
-// So many rows of prompts make a step a scan, were experts chosen evenly: n rows of k experts each use a
+// Minimum number of prompt rows of a scan, assuming evenly chosen experts: n rows of k experts each use a
 // share of 1 - (1 - k / E)^n of E. 0: the model has no routed experts.
 inline uint32_t ScanRows(const ModelConfig& config) {
   double rows = 0;

@@ -7,7 +7,7 @@
 namespace sluice {
 namespace {
 
-// Below every request's.
+// A priority below every request's.
 constexpr int64_t kAnyPriority = std::numeric_limits<int64_t>::min();
 
 }  // namespace
@@ -143,8 +143,8 @@ const StepPlan& Scheduler::Plan() {
     entry->blocked_plans = entry->blocked ? entry->blocked_plans + 1 : 0;
   }
   chunk_left_ = prefill_rows_;
-  // Decoding comes first, so that prompts never keep a running answer from its next token; what is left of
-  // the step goes to prompts, and only then to newcomers.
+  // Decoding comes first, so that prompts never delay a running answer's next token; the rest of the step
+  // goes to running prompts, and only then to waiting requests.
   MakeWayForPriority();
   PlanDecode();
   PlanPrefill();
@@ -154,8 +154,8 @@ const StepPlan& Scheduler::Plan() {
 }
 
 void Scheduler::PlanDecode() {
-  // Older entries come first, and MakeRoom() takes pages from the youngest that has no rows yet, so what is
-  // planned already stays.
+  // Older entries come first, and MakeRoom() takes pages from the youngest entry without rows, so planned
+  // rows stay.
   for (size_t i = 0; i < running_.size();) {
     Entry* entry = running_[i];
     if (entry->blocked || entry->missing() != 1) {
@@ -166,7 +166,7 @@ void Scheduler::PlanDecode() {
       PlanRows(entry, 1);
       ++i;
     } else {
-      Preempt(entry);  // the next one moved to place i
+      Preempt(entry);  // the next entry moved to index i
     }
   }
 }
@@ -229,8 +229,8 @@ void Scheduler::AdmitWaiting() {
   }
 }
 
-// A newcomer must fit beside what the others will still take, else it would be preempted before it has an
-// answer. One alone is always let in: it was checked to fit when it was accepted.
+// A new sequence must fit beside the future needs of the running ones, else it would be preempted before its
+// answer. A single one is always admitted: its fit was checked when it was accepted.
 bool Scheduler::Fits(const Entry& entry) const {
   if (free_slots_.empty() || running_.empty()) {
     return !free_slots_.empty();
@@ -238,7 +238,7 @@ bool Scheduler::Fits(const Entry& entry) const {
   return PagesToStart(entry) + PagesPromised(kAnyPriority) <= pages_->free_pages();
 }
 
-// Pages that nobody holds and that a waiting entry will take for its known tokens and one more.
+// Number of free pages that a waiting entry needs for its known tokens and one more.
 uint32_t Scheduler::PagesToStart(const Entry& entry) const {
   const uint32_t peak = PeakPages(entry.request.length + 1);
   const uint32_t shared = prefixes_ == nullptr ? 0 : prefixes_->SharedPages(entry.request.id);
@@ -266,8 +266,8 @@ Scheduler::Entry* Scheduler::NextWaiting() {
   return best;
 }
 
-// While others wait, puts back a sequence whose reader has been slow for long. One a plan: the slot may be
-// all that was missing.
+// While others wait, preempts a sequence whose reader has been slow for long. One per plan: a single slot may
+// be enough.
 void Scheduler::MakeWay() {
   if (NextWaiting() == nullptr) {
     return;
@@ -280,8 +280,8 @@ void Scheduler::MakeWay() {
   }
 }
 
-// What runs at a lower priority than the first that waits gives its place back, if that is enough: what is
-// computed of it is found again, or computed again, to the same bits.
+// Preempts running sequences of lower priority than the first waiting one, if that makes enough room: their
+// results are found in the prefix cache or recomputed, to the same bits.
 void Scheduler::MakeWayForPriority() {
   const Entry* first = NextWaiting();
   if (first == nullptr || Fits(*first) || !WouldFit(*first)) {
@@ -292,7 +292,7 @@ void Scheduler::MakeWayForPriority() {
   }
 }
 
-// Whether it fits once everything of lower priority is preempted.
+// True if `entry` fits after every sequence of lower priority is preempted.
 bool Scheduler::WouldFit(const Entry& entry) {
   const int32_t priority = entry.request.priority;
   if (running_.empty() || running_.back()->request.priority >= priority) {
@@ -307,8 +307,8 @@ uint32_t Scheduler::PeakPages(uint32_t positions) const {
   return KvPages::PeakPages(positions, pages_->window(), options_.prefill_chunk);
 }
 
-// The pages that the running sequences of this priority and above will still take for the tokens that are
-// known. What answers will grow to is not known and not reserved: preemption makes up for it.
+// Number of pages that running sequences of this priority and above still need for their known tokens. Future
+// answer tokens are unknown and not reserved: preemption makes up for that.
 uint32_t Scheduler::PagesPromised(int64_t priority) const {
   uint32_t pages = 0;
   for (const Entry* entry : running_) {
@@ -320,8 +320,8 @@ uint32_t Scheduler::PagesPromised(int64_t priority) const {
   return pages;
 }
 
-// Grows `entry` to `end` positions, preempting younger sequences that have no rows in this plan. Whether that
-// is enough is counted first, so that nobody is preempted in vain.
+// Grows `entry` to `end` positions, preempting younger sequences that have no rows in this plan. The gain is
+// counted first, so that no sequence is preempted in vain.
 bool Scheduler::MakeRoom(Entry* entry, uint32_t end) {
   pages_->Trim(entry->slot, entry->computed);
   const uint32_t missing = pages_->Missing(entry->slot, end);
@@ -339,7 +339,7 @@ bool Scheduler::MakeRoom(Entry* entry, uint32_t end) {
   return true;
 }
 
-// Pages that would be free without those sequences. A page comes free when all who hold it let go.
+// Number of pages free without those sequences. A shared page becomes free when all its holders leave.
 uint32_t Scheduler::FreePagesWithout(absl::FunctionRef<bool(const Entry&)> leaves) {
   uint32_t free = pages_->free_pages();
   const auto for_each_page = [&](auto action) {
@@ -360,8 +360,8 @@ void Scheduler::Preempt(Entry* entry) {
   StopRunning(entry);
   entry->computed = 0;
   waiting_.push_back(entry);
-  // A sequence that was admitted for this very plan has computed nothing, so it only goes back to the queue
-  // and does not count as preempted.
+  // A sequence admitted in this plan has computed nothing, so it only returns to the queue and does not count
+  // as preempted.
   const auto admitted = std::find(plan_.admitted.begin(), plan_.admitted.end(), entry->request.id);
   if (admitted != plan_.admitted.end()) {
     plan_.admitted.erase(admitted);

@@ -1,5 +1,5 @@
-// Which rows the next step computes: continuous batching, chunked prefill, fairness, preemption. Pure: no
-// clock, no I/O, no device; time comes in as an argument.
+// The scheduler selects the rows of the next step: continuous batching, chunked prefill, fairness,
+// preemption. Pure: no clock, no I/O, no device; time is an argument.
 //
 // Rules, in this order:
 //  - Every running sequence that lacks only its last row (decode) gets it in every step, so prefill never
@@ -8,16 +8,16 @@
 //  - A waiting request starts when a slot is free and the pages of its known tokens, and those still to come
 //    of the running ones' known tokens, are free. Larger priority first; then the client with the fewest
 //    running sequences, then the one served least, then the oldest. The first in that order is never
-//    overtaken because it is large. If it does not fit, running sequences of lower priority make way, the
-//    youngest of the lowest first.
-//  - A sequence that starts holds the pages of its beginning that a PrefixSource has for it, and only the
-//  rest
-//    is computed.
-//  - Pages of generated tokens are taken as they are needed, not reserved for max_tokens: most answers end
-//    early, and reserving would halve the batch. When pages run out the sequence of the lowest priority, the
-//    youngest of these, gives all its pages back and waits again, its known tokens to be recomputed or found
-//    again. Exact arithmetic makes the recomputed state the same. The oldest of the highest priority is never
-//    chosen while another runs, and the cache holds at least one whole context, so there is always progress.
+//    overtaken because it is large. If it does not fit, running sequences of lower priority are preempted,
+//    the youngest of the lowest first.
+//  - A starting sequence gets the pages of its prefix that a PrefixSource has cached; only the rest is
+//    computed.
+//  - Pages of generated tokens are allocated when needed, not reserved for max_tokens: most answers end
+//    early, and reserving would halve the batch. When pages run out the youngest sequence of the lowest
+//    priority is preempted: it releases all its pages and waits again, its known tokens to be recomputed or
+//    found in the prefix cache. Exact arithmetic makes the recomputed state the same. The oldest of the highest
+//    priority is never chosen while another runs, and the cache holds at least one whole context, so there is
+//    always progress.
 //
 // Thread safety: thread-compatible; belongs to the engine thread.
 #pragma once
@@ -38,24 +38,24 @@ using SequenceId = uint64_t;
 inline constexpr uint32_t kNoSlot = 0xffffffffu;
 
 struct SchedulerOptions {
-  uint32_t parallel = 4;         // running sequences at most; KvPages has as many slots
-  uint32_t prefill_chunk = 512;  // prefill rows a step at most, >= 1
+  uint32_t parallel = 4;         // maximum running sequences; KvPages has as many slots
+  uint32_t prefill_chunk = 512;  // maximum prefill rows per step, >= 1
 };
 
-// What is computed of a text before it runs. Implemented by PrefixCache (prefix_cache.h).
+// Source of cached prefixes for starting sequences. Implemented by PrefixCache (prefix_cache.h).
 class PrefixSource {
  public:
   struct Start {
-    uint32_t computed = 0;  // positions that its slot holds
-    // A prefill step ends here at the latest, for others to start from; 0: anywhere.
+    uint32_t computed = 0;  // positions that the slot holds
+    // A prefill step ends at or before this position, so that other sequences can start there; 0: anywhere.
     uint32_t stop = 0;
   };
   virtual ~PrefixSource() = default;
-  // Pages of the sequence that others hold now; it would hold them with these.
+  // Number of the sequence's pages that others hold now and it would share.
   virtual uint32_t SharedPages(SequenceId id) = 0;
-  // The sequence starts in a slot that holds nothing; it may be given pages.
+  // Starts the sequence in an empty slot; may give it pages.
   virtual Start Begin(SequenceId id, uint32_t slot) = 0;
-  // It leaves the slot, whose pages are given back next; so many of its positions are computed.
+  // Called before the slot's pages are released; `computed` of the sequence's positions are computed.
   virtual void Leave(SequenceId id, uint32_t slot, uint32_t computed) = 0;
 };
 
@@ -64,10 +64,10 @@ struct ScheduleRequest {
   SequenceId id = 0;
   std::string client;
   int32_t priority = 0;                          // larger runs earlier
-  absl::Time deadline = absl::InfiniteFuture();  // waiting and running
-  absl::Time start_by = absl::InfiniteFuture();  // until it has run once
+  absl::Time deadline = absl::InfiniteFuture();  // applies while waiting and running
+  absl::Time start_by = absl::InfiniteFuture();  // applies until it has run once
   uint32_t length = 0;                           // tokens known, >= 1
-  uint32_t row_limit = 0;                        // rows a step at most; 0: prefill_chunk
+  uint32_t row_limit = 0;                        // maximum rows per step; 0: prefill_chunk
 };
 
 // Rows of one sequence in a step: positions [first_position, first_position + rows).
@@ -83,51 +83,50 @@ struct StepPlan {
   std::vector<ScheduledRows> sequences;
   uint32_t rows = 0;
   uint32_t prefill_rows = 0;
-  std::vector<SequenceId> admitted;   // left the queue for this step
-  std::vector<SequenceId> preempted;  // went back to it
+  std::vector<SequenceId> admitted;   // sequences that left the queue for this step
+  std::vector<SequenceId> preempted;  // sequences that returned to it
 };
 
 class Scheduler {
  public:
-  // `pages` and `prefixes` (null: every text is computed from its beginning) outlive the scheduler. `pages`
-  // belongs to it: but for `prefixes`, when it is asked, nobody else grows or releases slots.
+  // `pages` and `prefixes` (null: no prefix reuse) outlive the scheduler. Only the scheduler, and `prefixes`
+  // when called by it, may grow or release slots of `pages`.
   Scheduler(const SchedulerOptions& options, KvPages* pages, PrefixSource* prefixes = nullptr);
   ~Scheduler();
 
-  // Prefill rows of the steps that follow, 1..prefill_chunk, which they are at the start.
+  // Sets the maximum prefill rows of the following steps, 1..prefill_chunk; initially prefill_chunk.
   void SetPrefillRows(uint32_t rows) { prefill_rows_ = rows; }
 
   // Puts a request into the queue. REQUIRES: an id not in use.
   void Add(const ScheduleRequest& request);
 
-  // Forgets a sequence, waiting or running; its slot and pages are free at once. Unknown ids are ignored.
+  // Removes a sequence, waiting or running; its slot and pages are free at once. Unknown ids are ignored.
   void Remove(SequenceId id);
 
-  // The sequences whose deadline is not after `now`; they stay until Remove().
+  // Returns the sequences whose deadline is not after `now`; they stay until Remove().
   const std::vector<SequenceId>& Expired(absl::Time now);
-  // Those that have not run once and should have by now; they stay too.
+  // Returns the sequences past `start_by` that have never run; they stay until Remove().
   const std::vector<SequenceId>& Overdue(absl::Time now);
-  // The earliest time at which either names another; InfiniteFuture if there is none.
+  // The earliest time at which either list grows; InfiniteFuture if none.
   absl::Time NextDeadline() const;
 
-  // A blocked sequence gets no rows. It keeps its pages, but one that stays blocked over kPatience plans
-  // makes way for what waits: a consumer that reads nothing must not hold up others.
+  // A blocked sequence gets no rows. It keeps its pages, but after kPatience blocked plans it is preempted
+  // for waiting requests: a consumer that reads nothing must not delay others.
   void SetBlocked(SequenceId id, bool blocked);
   static constexpr uint32_t kPatience = 256;
 
-  // The next step. Valid until the next call. A plan that was not committed is simply made again.
+  // Plans the next step. Valid until the next call. A plan that was not committed is made again.
   const StepPlan& Plan();
 
-  // The planned rows of `id` are in the cache now.
+  // Notes that the planned rows of `id` are in the cache.
   void Commit(SequenceId id, uint32_t rows);
-  // `id` has one more known token.
+  // Notes that `id` has one more known token.
   void Append(SequenceId id);
-  // What the cache holds of `id`, which runs, is worth nothing to it any more: its pages are given back, and
-  // it starts anew in its slot.
+  // Discards the cached positions of `id`, which runs: releases its pages, and computes it anew in its slot.
   void Restart(SequenceId id);
 
-  // Has everything that runs give its pages back and wait again, to be recomputed, and calls `change`, in
-  // which the pages may become more or fewer.
+  // Preempts every running sequence, to be recomputed, and calls `change`, which may change the number of
+  // pages.
   void WithoutPages(absl::FunctionRef<void()> change);
 
   uint32_t running() const { return static_cast<uint32_t>(running_.size()); }
@@ -136,9 +135,9 @@ class Scheduler {
  private:
   struct Client {
     std::string name;
-    uint64_t served = 0;  // rows
+    uint64_t served = 0;  // number of rows
     uint32_t running = 0;
-    uint32_t live = 0;  // waiting and running
+    uint32_t live = 0;  // number of waiting and running sequences
   };
   struct Entry {
     ScheduleRequest request;
@@ -147,9 +146,9 @@ class Scheduler {
     uint32_t slot = kNoSlot;
     uint32_t computed = 0;  // positions in the cache
     uint32_t stop = 0;      // PrefixSource::Start::stop
-    bool has_run = false;   // was admitted once
+    bool has_run = false;   // true after the first admission
     bool blocked = false;
-    uint32_t blocked_plans = 0;  // since it was last not blocked
+    uint32_t blocked_plans = 0;  // number of consecutive blocked plans
     bool planned = false;        // has rows in the plan being made
     uint32_t missing() const { return request.length - computed; }
   };
@@ -181,12 +180,12 @@ class Scheduler {
   PrefixSource* const prefixes_;
   absl::flat_hash_map<SequenceId, std::unique_ptr<Entry>> entries_;
   std::vector<Entry*> running_;  // older and more important first
-  std::vector<Entry*> waiting_;  // in no order
+  std::vector<Entry*> waiting_;  // unordered
   std::vector<std::unique_ptr<Client>> clients_;
   std::vector<uint32_t> free_slots_;
   std::vector<SequenceId> expired_;
   std::vector<SequenceId> overdue_;
-  std::vector<uint32_t> let_go_;  // by page: holders that could be preempted; all 0 between calls
+  std::vector<uint32_t> let_go_;  // by page: number of holders that could be preempted; all 0 between calls
   StepPlan plan_;
   uint32_t chunk_left_ = 0;
   uint64_t arrivals_ = 0;

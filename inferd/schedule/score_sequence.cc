@@ -5,7 +5,7 @@
 namespace sluice {
 namespace {
 
-// A sink that takes full rows buffers them until its consumer has room; this is what one step may add.
+// Bytes of full rows that one step may add to a sink, which buffers them until its consumer has room.
 constexpr uint64_t kLogitBytesPerStep = 8ull << 20;
 
 Sequence::Header HeaderOf(SequenceId id, const ScoreSpec& spec, absl::Time now) {
@@ -34,7 +34,7 @@ ScoreSequence::ScoreSequence(SequenceId id, ScoreSpec spec, std::shared_ptr<Scor
 
 uint32_t ScoreSequence::LogitRowsOf(const ScheduledRows& rows) const {
   const uint32_t end = rows.first_position + rows.rows;
-  return end - std::clamp(reported_, rows.first_position, end);  // a preempted sequence repeats nothing
+  return end - std::clamp(reported_, rows.first_position, end);  // a preempted sequence reports no row twice
 }
 
 void ScoreSequence::Take(const LogitSlice& slice, absl::Time now, Sampler*) {
@@ -48,7 +48,7 @@ void ScoreSequence::Take(const LogitSlice& slice, absl::Time now, Sampler*) {
     const uint64_t row = slice.first + i;
     argmax_.push_back(logits.ids[row * logits.k]);
     if (!targets_.empty()) {
-      // In double: the difference of two large floats would lose the digits that a perplexity sums up.
+      // In double: the difference of two large floats would lose digits that add up in a perplexity.
       const float logit = logits.logits[row * slice.vocab + targets_[slice.position + i]];
       target_logprobs_.push_back(static_cast<float>(double{logit} - double{logits.log_sum_exp[row]}));
     }

@@ -1,4 +1,4 @@
-// A request that scores: its tokens are given, and every row's logits are reported.
+// A score request: its tokens are given, and every row's logits are reported.
 //
 // Thread safety: thread-compatible; see sequence.h.
 #pragma once
@@ -34,7 +34,7 @@ class ScoreSequence final : public Sequence {
   const bool want_logits_;
   const uint32_t row_limit_;
   const std::shared_ptr<ScoreSink> sink_;
-  uint32_t reported_ = 0;               // rows the sink has heard of
+  uint32_t reported_ = 0;               // number of rows reported to the sink
   std::vector<int32_t> argmax_;         // of one slice
   std::vector<float> target_logprobs_;  // of one slice
 };

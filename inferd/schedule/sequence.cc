@@ -15,20 +15,20 @@ void Sequence::FoundPrefix(uint32_t positions) {
 
 void Sequence::Admit(absl::Time now) {
   if (admitted_ != absl::InfinitePast()) {
-    return;  // preempted before, and back again
+    return;  // admitted again after a preemption
   }
   admitted_ = now;
   OnStarted(QueueSeconds());
 }
 
-// `created` is real time. Under a virtual clock, which stands still while a request waits, the difference
-// says nothing and may be negative.
+// `created` is real time. A virtual clock stands still while a request waits, so the difference is
+// meaningless and may be negative.
 double Sequence::QueueSeconds() const {
   return std::max(0.0, absl::ToDoubleSeconds(admitted_ - header_.created));
 }
 
 void Sequence::AddCost(const StepCost& cost, double share) {
-  cost_.stall_seconds += cost.stall_seconds;  // everybody in the step waits, not a share of it
+  cost_.stall_seconds += cost.stall_seconds;  // every sequence of the step waits in full, not for a share
   cost_.expert_requests += cost.expert_requests * share;
   cost_.expert_hits += cost.expert_hits * share;
   cost_.bytes_ssd += cost.bytes_ssd * share;

@@ -1,4 +1,4 @@
-// A live request inside the engine: its tokens, what it wants of the logits, its accounting, its sink.
+// A live request inside the engine: its tokens, the logits it needs, its accounting, its sink.
 // GenerateSequence and ScoreSequence are the two kinds.
 //
 // Thread safety: thread-compatible. Made on the caller's thread, then handed to the engine thread.
@@ -24,11 +24,11 @@ struct LogitSlice {
   const LogitRows* logits = nullptr;
   uint32_t first = 0;  // row in `logits`
   uint32_t rows = 0;
-  uint32_t position = 0;  // of the first row, in the sequence
+  uint32_t position = 0;  // position of the first row, in the sequence
   uint32_t vocab = 0;
 };
 
-// What a step cost; sequences get their share by rows.
+// Cost of a step; sequences get their share by rows.
 struct StepCost {
   double stall_seconds = 0;
   double expert_requests = 0;
@@ -56,35 +56,35 @@ class Sequence {
   absl::Span<const int32_t> tokens() const { return tokens_; }
   State state() const { return state_; }
 
-  // Most rows that one step may hold of it; 0: no limit of its own.
+  // Maximum rows of this sequence in one step; 0: no own limit.
   virtual uint32_t row_limit() const { return 0; }
-  // How many of the planned rows, counted from the last, need logits.
+  // Number of planned rows, counted from the last, that need logits.
   virtual uint32_t LogitRowsOf(const ScheduledRows& rows) const = 0;
   // Position of the first row that counts as decoded (step_batch.h).
   virtual uint32_t decode_from() const { return prompt_tokens_; }
-  // Candidates wanted of each of these rows, 1 at least.
+  // Number of candidates needed for each of these rows, at least 1.
   virtual uint32_t candidates() const { return 1; }
-  // Whether it looks at whole rows of logits in the next step, not at the candidates alone.
+  // True if it needs whole rows of logits in the next step, not only the candidates.
   virtual bool WantsLogits() const { return true; }
-  // The consumer wants no more for now.
+  // True if the consumer accepts no more for now.
   virtual bool Congested() { return false; }
-  // What the sequences have in common that share what they compute (prefix_cache.h); null: it takes no part.
+  // Sequences of equal salt share cached prefixes (prefix_cache.h); null: no sharing.
   virtual const std::string* prefix_salt() const { return nullptr; }
 
-  // It starts behind so many positions that were computed before. Only the first start counts.
+  // Notes that the sequence starts after `positions` cached ones. Only the first start counts.
   void FoundPrefix(uint32_t positions);
-  // Tokens of the prompt that it found so.
+  // Number of prompt tokens found in the prefix cache.
   uint32_t cached_tokens() const { return cached_tokens_; }
 
-  // Left the queue; tells the sink the first time.
+  // Notes that the sequence left the queue; tells the sink the first time.
   void Admit(absl::Time now);
   void AddCost(const StepCost& cost, double share);
 
-  // Takes rows of logits in position order and changes state() when they end the sequence.
+  // Processes rows of logits in position order and changes state() when they end the sequence.
   virtual void Take(const LogitSlice& slice, absl::Time now, Sampler* sampler) = 0;
 
-  // Tells the sink the end: once state() is kFinished; with the stored error once it is kFailed; with
-  // `status` at any time. Exactly one of them is called, once.
+  // The following functions report the end to the sink: once state() is kFinished; with the stored error once
+  // it is kFailed; with `status` at any time. Exactly one of them is called, once.
   virtual void Finish() = 0;
   void FinishFailed() { Fail(error_); }
   virtual void Fail(const absl::Status& status) = 0;
@@ -99,7 +99,7 @@ class Sequence {
         prompt_tokens_(static_cast<uint32_t>(tokens_.size())) {}
 
   virtual void OnStarted(double queue_seconds) = 0;
-  // Logits that are not finite: the sequence ends with INTERNAL. True if they are fine.
+  // True if the logits are finite; otherwise ends the sequence with INTERNAL.
   bool CheckFinite(const LogitSlice& slice);
   Timings MakeTimings() const;
   double QueueSeconds() const;

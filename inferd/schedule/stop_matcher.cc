@@ -7,7 +7,7 @@ namespace sluice {
 namespace {
 
 // The failure function of Knuth, Morris and Pratt: border[n] is the length of the longest proper prefix of
-// the first n bytes that is also their end. By it a byte is looked at once, however texts repeat.
+// the first n bytes that is also their end. With it every byte is processed once, also in repetitive texts.
 std::vector<uint32_t> Borders(const std::string& text) {
   std::vector<uint32_t> border(text.size() + 1, 0);
   for (size_t length = 2; length <= text.size(); ++length) {
@@ -44,8 +44,7 @@ bool StopMatcher::Push(std::string_view piece, std::string* out) {
       }
       pattern.state += pattern.text[pattern.state] == byte ? 1 : 0;
       longest = std::max(longest, pattern.state);
-      // Of several stop strings that end at this byte the longest counts, so that none of its bytes are given
-      // out.
+      // If several stop strings end at this byte the longest counts, so that none of its bytes are sent.
       const bool complete = pattern.state == pattern.text.size();
       if (complete && (matched_ < 0 || pattern.text.size() > patterns_[matched_].text.size())) {
         matched_ = static_cast<int>(i);
@@ -58,7 +57,7 @@ bool StopMatcher::Push(std::string_view piece, std::string* out) {
       held_.clear();
       return true;
     }
-    // Only the bytes that may still be the beginning of a stop string are held back.
+    // Only bytes that may still begin a stop string are held back.
     out->append(held_, 0, held_.size() - longest);
     held_.erase(0, held_.size() - longest);
   }

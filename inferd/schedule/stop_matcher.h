@@ -1,5 +1,5 @@
-// Stop strings in a running text: holds back whatever may still become one, so that no part of a stop string
-// is ever given out.
+// Stop strings in a text stream: holds back text that may still become a stop string, so that no part of one
+// is ever sent.
 //
 // The text is seen as a stream of bytes: the stop string that is complete first ends it (of several complete
 // at the same byte the longest), however the text is cut into pieces.
@@ -16,14 +16,14 @@ namespace sluice {
 
 class StopMatcher {
  public:
-  // `stops`: non-empty strings. `include_stop`: the stop string itself is given out.
+  // `stops`: non-empty strings. `include_stop`: the stop string itself is sent.
   StopMatcher(std::vector<std::string> stops, bool include_stop);
 
-  // Takes the next piece and appends to `*out` what can be given out now. True: a stop string is complete;
+  // Adds the next piece and appends to `*out` the text that can be sent now. True: a stop string is complete;
   // nothing more may be pushed.
   bool Push(std::string_view piece, std::string* out);
 
-  // The stream ended without a stop: appends what was held back.
+  // Ends a stream without a stop: appends the held-back text.
   void Flush(std::string* out);
 
   // Index of the stop string that ended the stream, -1 before.

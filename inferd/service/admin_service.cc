@@ -28,7 +28,7 @@ v1::ServerState PhaseToProto(ServerState::Phase phase) {
   return v1::SERVER_STATE_UNSPECIFIED;
 }
 
-// The log level in spdlog's words; `off`, which clients cannot ask for, stands for a number that is no level.
+// Returns spdlog's log level; `off`, which clients cannot request, marks an unknown number.
 spdlog::level::level_enum LevelFromProto(v1::LogLevel level) {
   switch (level) {
     case v1::LOG_LEVEL_DEBUG:
@@ -96,8 +96,7 @@ grpc::ServerUnaryReactor* AdminServiceImpl::GetStats(grpc::CallbackServerContext
                                                      const v1::GetStatsRequest* request,
                                                      v1::GetStatsResponse* response) {
   absl::Status status = CheckNoUnknownFields(*request);
-  // The parts are read one after the other while the engine runs, so counters of different parts need not add
-  // up.
+  // Parts are read one after the other while the engine runs, so counters of different parts need not add up.
   FillStats(context_.engine->Stats(), response);
   FillSparsity(context_.engine->Sparsity(), response);
   FillLayers(context_.engine->Layers(), response);

@@ -1,4 +1,4 @@
-// AdminService: server info, statistics, drain, log level, abort, calibration. Served on a socket of its own.
+// AdminService: server info, statistics, drain, log level, abort, calibration, on its own socket.
 //
 // Thread safety: thread-safe; gRPC calls the handlers from its threads.
 #pragma once
@@ -15,7 +15,7 @@ namespace sluice {
 
 class AdminServiceImpl final : public inference::v1::AdminService::CallbackService {
  public:
-  // `context`, `state` and `tuning` (null: UNIMPLEMENTED) are borrowed and outlive the server;
+  // `context`, `state` and `tuning` (null: UNIMPLEMENTED) are borrowed and must outlive the server;
   // `count_connections` is called from any thread.
   AdminServiceImpl(const ServingContext& context, ServerState* state, TuningApi* tuning,
                    std::function<size_t()> count_connections)

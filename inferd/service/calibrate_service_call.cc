@@ -1,5 +1,5 @@
-// AdminService.Calibrate: a call that stands between the calibration's thread, which reports, and a client
-// that may read slowly. Only the latest progress waits, so a slow reader costs no memory.
+// AdminService.Calibrate: a call between the calibration's thread, which reports progress, and a client that
+// may read slowly. Only the latest progress is kept, so a slow reader costs no memory.
 #include <atomic>
 #include <memory>
 #include <optional>
@@ -37,7 +37,7 @@ class CalibrateCall final : public ServiceStream<v1::CalibrateResponse>, public 
   void CancelWork() override { cancelled_ = true; }
 
   std::atomic<bool> cancelled_{false};
-  std::optional<v1::CalibrateProgress> progress_ ABSL_GUARDED_BY(mutex_);  // only the latest is sent
+  std::optional<v1::CalibrateProgress> progress_ ABSL_GUARDED_BY(mutex_);  // latest progress only
   std::optional<v1::CalibrateFinished> finished_ ABSL_GUARDED_BY(mutex_);
 };
 
@@ -81,7 +81,7 @@ std::optional<size_t> CalibrateCall::Take(bool, v1::CalibrateResponse* out) {
   } else {
     return std::nullopt;
   }
-  return 0;  // one message of each kind waits at most
+  return 0;  // at most one message of each kind is pending
 }
 
 absl::StatusOr<CalibrationSpec> PlanCalibration(const v1::CalibrateRequest& request) {

@@ -122,8 +122,8 @@ absl::Status AddVariables(const v1::ChatOptions& options, Json* conversation) {
   return absl::OkStatus();
 }
 
-// The conversation in the form that ChatTemplate::Render() takes. Members keep their order, since templates
-// print objects as they stand.
+// Returns the conversation in the form of ChatTemplate::Render(). Members keep their order, since templates
+// print objects in that order.
 absl::StatusOr<std::string> ConversationJson(const ConversationView& conversation, ArgumentsAs arguments_as) {
   Json json = {{"messages", Json::array()}};
   for (int i = 0; i < conversation.messages.size(); ++i) {
@@ -150,7 +150,7 @@ absl::StatusOr<ChatRenderOptions> RenderOptions(const v1::ChatOptions& options) 
   }
   render.now = absl::Now();
   if (options.has_now()) {
-    constexpr int64_t kYear10000 = 253402300800;  // protobuf's own limit
+    constexpr int64_t kYear10000 = 253402300800;  // maximum of protobuf timestamps
     const int64_t seconds = options.now().seconds();
     if (seconds < -62135596800 || seconds >= kYear10000) {
       return InvalidPrompt("options.now", absl::StrCat("is ", seconds, " s, outside of the years 1 to 9999"));

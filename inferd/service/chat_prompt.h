@@ -1,4 +1,7 @@
-// From a client's conversation to the prompt's token ids, by the model's chat template or the request's own.
+// Conversion of gRPC requests, including conversations, to engine requests.
+//
+// Renders a client's conversation to the prompt's token ids, by the model's chat template or the request's
+// own.
 //
 // Thread safety: pure functions over their arguments, safe to call from any thread.
 #pragma once
@@ -10,13 +13,13 @@
 
 namespace sluice {
 
-// What Chat, ChatStream and Tokenize have in common. Both pointees outlive it.
+// Fields common to Chat, ChatStream and Tokenize. Both pointees must outlive it.
 struct ConversationView {
   const google::protobuf::RepeatedPtrField<inference::v1::ChatMessage>& messages;
   const inference::v1::ChatOptions& options;
 };
 
-// INVALID_ARGUMENT (INVALID_FIELD) for a field; errors of RenderConversation.
+// INVALID_ARGUMENT (INVALID_FIELD) for a wrong field; errors of RenderConversation.
 absl::StatusOr<ChatPrompt> MakeChatPrompt(const ServingContext& context,
                                           const ConversationView& conversation);
 

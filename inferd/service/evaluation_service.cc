@@ -19,10 +19,10 @@ namespace v1 = inference::v1;
 
 static_assert(std::endian::native == std::endian::little, "logits travel as little-endian float32");
 
-// Bytes of rows in one message: far below a client's default limit of 4 MiB.
+// Maximum bytes of rows in one message: far below a client's default limit of 4 MiB.
 constexpr size_t kMessageBytes = 1 << 20;
-// Once more than this waits for the reader the engine leaves the request out of its steps: full logits are
-// made far faster than a client takes them.
+// Congestion limit: above this many unread bytes the engine leaves the request out of its steps, since full
+// logits are produced far faster than a client reads them.
 constexpr size_t kCongestedBytes = 4 << 20;
 
 class ScoreCall final : public ServiceStream<v1::ScoreResponse>, public ScoreSink {
@@ -65,8 +65,8 @@ void ScoreCall::OnRows(uint32_t first, absl::Span<const int32_t> argmax,
   const size_t rows = argmax.size();
   const size_t row_floats = rows == 0 ? 0 : logits.size() / rows;
   const size_t row_bytes = row_floats * sizeof(float) + (target_logprobs.empty() ? 4 : 8);
-  // Rows are cut into messages that a client takes by default; one row may be larger than that by itself, and
-  // then is a message.
+  // Splits rows into messages below the default limit of clients; a single row may exceed it, and then is one
+  // message.
   const size_t message_rows = std::max<size_t>(1, kMessageBytes / row_bytes);
   const absl::MutexLock lock(&mutex_);
   for (size_t row = 0; row < rows && Open(); row += message_rows) {
@@ -82,7 +82,7 @@ void ScoreCall::OnRows(uint32_t first, absl::Span<const int32_t> argmax,
     out->mutable_logits()->assign(reinterpret_cast<const char*>(values.data()),
                                   values.size() * sizeof(float));
     pending.bytes = count * row_bytes;
-    Appended(pending.bytes, /*may_cut=*/false);  // Congested() holds the engine back instead
+    Appended(pending.bytes, /*may_cut=*/false);  // Congested() throttles the engine instead
   }
   Wake();
 }

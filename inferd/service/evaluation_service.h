@@ -10,7 +10,7 @@ namespace sluice {
 
 class EvaluationServiceImpl final : public inference::v1::EvaluationService::CallbackService {
  public:
-  // `context` is borrowed and outlives the server.
+  // `context` is borrowed and must outlive the server.
   explicit EvaluationServiceImpl(const ServingContext& context) : context_(context) {}
 
   grpc::ServerWriteReactor<inference::v1::ScoreResponse>* Score(

@@ -11,7 +11,7 @@ namespace {
 
 namespace v1 = inference::v1;
 
-// The name of a call in the log.
+// Name of a call in the log.
 template <typename Response>
 constexpr const char* kStreamName =
     std::is_same_v<Response, v1::ChatStreamResponse> ? "chat_stream" : "generate_stream";
@@ -88,7 +88,7 @@ std::optional<size_t> StreamedAnswerCall<Response>::Take(bool ending, Response* 
     started_.reset();
     return 0;
   }
-  // Tokens that came while a message was being written merge into the next one.
+  // Tokens that arrived during a write are merged into the next message.
   if (delta_tokens_ >= report_.interval_tokens || (ending && (delta_tokens_ > 0 || delta_bytes_ > 0))) {
     out->mutable_delta()->Swap(&delta_);
     delta_.Clear();
@@ -131,7 +131,7 @@ void AnswerCall<Response>::End(absl::Status status) {
   if (!end_.has_value()) {
     end_ = std::move(status);
   }
-  // A call that is finished already was cancelled, and the server and its pump may be gone by now.
+  // A finished call was cancelled already, and the server and its pump may be gone.
   if (!finished_) {
     serving_.pump->Schedule(this->shared_from_this());
   }

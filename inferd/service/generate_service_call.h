@@ -1,7 +1,7 @@
-// The generating calls, each a sink of the engine: Generate and Chat collect, GenerateStream and ChatStream
-// pass on.
+// Generating calls, each a sink of the engine: Generate and Chat collect, GenerateStream and ChatStream
+// stream.
 //
-// Thread safety: thread-safe; see service_stream.h for who calls what.
+// Thread safety: thread-safe; service_stream.h documents the calling threads.
 #pragma once
 
 #include <memory>
@@ -63,7 +63,7 @@ class AnswerCall final : public grpc::ServerUnaryReactor,
                          public RequestSink,
                          public std::enable_shared_from_this<AnswerCall<Response>> {
  public:
-  // `response` is gRPC's, until OnDone.
+  // `response` is owned by gRPC until OnDone.
   AnswerCall(const ServingContext& context, const GenerateSpec& spec, const ReportOptions& report,
              Response* response);
   EngineRequest& request() { return request_; }

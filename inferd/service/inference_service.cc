@@ -22,16 +22,15 @@ ConversationView ConversationOf(const Request& request) {
   return {request.messages(), request.options()};
 }
 
-// What is refused before anything is made out of the request: a full queue's refusals take no longer for a
-// long text.
+// Admission before parsing: refusals of a full queue must not cost more for a long text.
 absl::Status Admit(const ServingContext& context, const grpc::CallbackServerContext& call,
                    const google::protobuf::Message& request) {
   RETURN_IF_ERROR(CheckNoUnknownFields(request));
   return context.engine->CheckPlace(FactsOf(call).client);
 }
 
-// Hands the request to the engine; a refusal ends the call. The call is in the pump before the engine knows
-// it, since its first token may come at once.
+// Submits the request to the engine; a refusal ends the call. The call is added to the pump before the engine
+// gets it, since its first token may arrive at once.
 template <typename Call>
 void Submit(const ServingContext& context, GenerateSpec spec, const std::shared_ptr<Call>& call) {
   context.pump->Add(call);

@@ -10,7 +10,7 @@ namespace sluice {
 
 class InferenceServiceImpl final : public inference::v1::InferenceService::CallbackService {
  public:
-  // `context` is borrowed and outlives the server.
+  // `context` is borrowed and must outlive the server.
   explicit InferenceServiceImpl(const ServingContext& context) : context_(context) {}
 
   grpc::ServerUnaryReactor* Generate(grpc::CallbackServerContext* call,

@@ -1,4 +1,4 @@
-// ModelService: describes the one model that is served.
+// ModelService: describes the served model.
 //
 // Thread safety: thread-safe; gRPC calls the handlers from its threads.
 #pragma once
@@ -10,7 +10,7 @@ namespace sluice {
 
 class ModelServiceImpl final : public inference::v1::ModelService::CallbackService {
  public:
-  // `context` is borrowed and outlives the server.
+  // `context` is borrowed and must outlive the server.
   explicit ModelServiceImpl(const ServingContext& context) : context_(context) {}
 
   grpc::ServerUnaryReactor* ListModels(grpc::CallbackServerContext* call,

@@ -16,21 +16,21 @@
 namespace sluice {
 namespace {
 
-// The pause between the last call's end and the end of its connection. A client that is just writing (an
-// acknowledgement of HTTP/2) when the connection closes gives it up without reading the rest of the answer.
+// Delay between the end of the last call and the close of its connection. A client that is writing (an HTTP/2
+// acknowledgement) at the time of the close would discard the unread rest of the answer.
 constexpr absl::Duration kLinger = absl::Milliseconds(100);
 
-// The limit of an admin request. The largest is a text to calibrate on: five million tokens of at most three
+// Maximum size of an admin request. The largest is a calibration text: five million tokens of at most three
 // bytes.
 constexpr int kAdminRequestBytes = 16 << 20;
 
-// Only users may be operators; allowed groups are for clients.
+// Only users may be operators; allowed groups apply to clients.
 PeerPolicy AdminPeers(std::vector<uid_t> allowed_uids) { return {std::move(allowed_uids), {}}; }
 
 }  // namespace
 
-// Members are destroyed in reverse: servers before the services that they call, these before the pump that
-// their calls use.
+// Members are destroyed in reverse order: servers before the services that they call, services before the
+// pump that their calls use.
 struct InferdServer::Parts {
   Parts(ServingContext serving, ServerState* state, TuningApi* tuning)
       : context(std::move(serving)),
@@ -55,8 +55,8 @@ struct InferdServer::Parts {
   AdminServiceImpl admin;
   std::unique_ptr<GrpcServer> admin_server;
   std::unique_ptr<GrpcServer> client_server;
-  // GetStats counts connections, and may be called before Listen() has returned: the pointers are set once
-  // the server stands.
+  // GetStats counts connections, and may run before Listen() has returned: the pointers are set once the
+  // servers are up.
   std::atomic<const GrpcServer*> admin_server_view{nullptr};
   std::atomic<const GrpcServer*> client_server_view{nullptr};
   std::thread health;
@@ -138,7 +138,7 @@ void InferdServer::Shutdown(absl::Duration patience) {
   }
   StartDrain();
   AwaitCalls(patience);
-  // The admin service ends last, so that an operator can watch the drain.
+  // The admin service ends last, so that an operator can observe the drain.
   parts_->client_server->Shutdown(absl::ZeroDuration());
   {
     const absl::MutexLock lock(&mutex_);

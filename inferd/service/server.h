@@ -1,4 +1,4 @@
-// InferdServer: the services on their sockets, and health that follows the engine.
+// InferdServer: the gRPC services on their sockets, and health that follows the engine.
 //
 // Thread safety: thread-safe after Start(), but Shutdown() and destruction belong to one thread.
 #pragma once
@@ -22,48 +22,48 @@
 namespace sluice {
 
 struct InferdServerOptions {
-  std::vector<ListenAddress> addresses;  // of clients; at least one
-  std::vector<ListenAddress> admin;      // of AdminService; unix sockets only
-  std::vector<uid_t> allowed_uids;       // besides our own and root
-  std::vector<gid_t> allowed_gids;       // whose members may use the clients' services
-  mode_t socket_mode = 0600;             // of the clients' sockets; the admin's is 0600
-  GrpcTls tls;                           // of the clients' TCP addresses
-  // Sockets of these addresses in here are taken over. Borrowed during Start; may be null.
+  std::vector<ListenAddress> addresses;  // client addresses; at least one
+  std::vector<ListenAddress> admin;      // addresses of AdminService; unix sockets only
+  std::vector<uid_t> allowed_uids;       // besides the own user and root
+  std::vector<gid_t> allowed_gids;       // groups whose members may use the client services
+  mode_t socket_mode = 0600;             // of the client sockets; the admin socket is 0600
+  GrpcTls tls;                           // of the client TCP addresses
+  // Inherited sockets; those with matching addresses are adopted. Borrowed during Start; may be null.
   InheritedSockets* inherited = nullptr;
-  // What AdminService.Tune does. Borrowed, and outlives the server; null: UNIMPLEMENTED.
+  // Implementation of AdminService.Tune. Borrowed, must outlive the server; null: UNIMPLEMENTED.
   TuningApi* tuning = nullptr;
-  // Health is looked at this often.
+  // Interval of health updates.
   absl::Duration health_interval = absl::Milliseconds(100);
-  // Told when the phase changes, from the server's own thread, first soon after Start; may be empty.
+  // Called on each change of phase, on the server's own thread, first soon after Start; may be empty.
   std::function<void(const ServerState::View&)> on_phase;
 };
 
 class InferdServer {
  public:
-  // `context.pump` is set by the server; the rest of what `context` and `state` lead to is borrowed and
-  // outlives the server.
+  // The server sets `context.pump`; everything else in `context` and `state` is borrowed and must outlive the
+  // server.
   static absl::StatusOr<std::unique_ptr<InferdServer>> Start(InferdServerOptions options,
                                                              ServingContext context, ServerState* state);
-  // As Shutdown(0).
+  // Same as Shutdown(0).
   ~InferdServer();
 
-  // Reports NOT_SERVING and refuses new requests from now on; running ones go on.
+  // Reports NOT_SERVING and refuses new requests from now on; running requests continue.
   void StartDrain();
-  // Waits until every call has ended, up to `patience`; whether they have.
+  // Waits up to `patience` until every call has ended; true if they have.
   bool AwaitCalls(absl::Duration patience);
 
-  // StartDrain(), AwaitCalls(patience), then cancels the rest and closes the sockets, the admin's last.
-  // Idempotent.
+  // Calls StartDrain() and AwaitCalls(patience), then cancels the rest and closes the sockets, the admin
+  // socket last. Idempotent.
   void Shutdown(absl::Duration patience) ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // Who may connect from now on, and the limits that calls go by. Beside running calls.
+  // Sets allowed peers and call limits for new connections and calls, while others run.
   void Tune(std::vector<uid_t> allowed_uids, std::vector<gid_t> allowed_gids, const ServingLimits& limits);
 
   const StreamPump& pump() const;
-  // What the services work with; other doors share it, pump and limits and all.
+  // Context of the services, including pump and limits; the HTTP server shares it.
   const ServingContext& context() const;
 
-  // The clients' addresses with the ports in use.
+  // Client addresses with their actual ports.
   const std::vector<ListenAddress>& addresses() const;
 
  private:

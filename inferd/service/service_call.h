@@ -1,4 +1,4 @@
-// Small helpers that every handler uses: facts of a call, and calls that end at once.
+// Helpers of all handlers: facts of a call, and calls that end at once.
 //
 // Thread safety: pure functions over their arguments, safe to call from any thread.
 #pragma once
@@ -12,7 +12,7 @@
 
 namespace sluice {
 
-// Who calls, under which id, until when.
+// Returns the client, the request id and the deadline of a call.
 CallFacts FactsOf(const grpc::CallbackServerContext& call);
 
 // Ends a unary call with `status`.

@@ -61,7 +61,7 @@ absl::StatusOr<RequestFields> FieldsOf(const ServingContext& context, const v1::
   set(sampling.has_presence_penalty(), sampling.presence_penalty(), &fields.presence_penalty);
   set(sampling.has_seed(), sampling.seed(), &fields.seed);
   fields.logit_bias.assign(sampling.logit_bias().begin(), sampling.logit_bias().end());
-  std::sort(fields.logit_bias.begin(), fields.logit_bias.end());  // a map has no order of its own
+  std::sort(fields.logit_bias.begin(), fields.logit_bias.end());  // map order is unspecified
   set(stopping.has_max_tokens(), stopping.max_tokens(), &fields.max_tokens);
   fields.min_tokens = stopping.min_tokens();
   fields.stop.assign(stopping.stop().begin(), stopping.stop().end());
@@ -110,7 +110,7 @@ ReportOptions Report(const v1::OutputOptions& output) {
   return report;
 }
 
-// Not set: forever.
+// Unset: infinite.
 absl::StatusOr<absl::Duration> MaxQueueWait(const v1::SchedulingParams& scheduling) {
   if (!scheduling.has_max_queue_wait()) {
     return absl::InfiniteDuration();
@@ -147,7 +147,7 @@ absl::StatusOr<std::optional<GuideSpec>> Guided(const v1::GenerationSpec& spec) 
   return Invalid("spec.guided.guide", "must be set");
 }
 
-// A request with all but its prompt, and what depends on that.
+// A request without its prompt and everything that depends on it.
 struct Draft {
   RequestFields fields;
   GenerationPlan plan;
@@ -169,8 +169,7 @@ absl::StatusOr<Draft> PlanWithoutPrompt(const ServingContext& context, const Cal
 }  // namespace
 
 absl::Status CheckNoUnknownFields(const google::protobuf::Message& message) {
-  // A field of a newer client may matter to it; answering as if it were not there would be wrong without a
-  // word.
+  // An unknown field of a newer client may be essential; ignoring it silently would be wrong.
   const google::protobuf::Reflection& reflection = *message.GetReflection();
   const google::protobuf::UnknownFieldSet& unknown = reflection.GetUnknownFields(message);
   if (!unknown.empty()) {

@@ -1,5 +1,5 @@
-// From the messages of clients to the engine's terms: what is gRPC's own of it; the rest, which every door
-// shares, is inferd/serving/generation_plan.h.
+// Converts gRPC requests to the engine's types. The part common to all servers is
+// inferd/serving/generation_plan.h.
 //
 // Thread safety: pure functions over their arguments, safe to call from any thread.
 #pragma once
@@ -18,7 +18,7 @@
 
 namespace sluice {
 
-// How an answer is reported.
+// Reporting options of an answer.
 struct ReportOptions {
   bool text = true;
   bool token_ids = true;
@@ -32,12 +32,12 @@ struct GenerationPlan {
 };
 
 // INVALID_ARGUMENT (INVALID_FIELD, CONTEXT_TOO_LONG), UNIMPLEMENTED (UNSUPPORTED_FIELD), NOT_FOUND
-// (UNKNOWN_MODEL), FAILED_PRECONDITION (NO_TOKENIZER). Field paths begin at the request: "spec...".
-// REQUIRES of both: CheckNoUnknownFields(the request).ok().
+// (UNKNOWN_MODEL), FAILED_PRECONDITION (NO_TOKENIZER). Field paths begin at the request: "spec...". REQUIRES
+// for both: CheckNoUnknownFields(the request).ok().
 absl::StatusOr<GenerationPlan> PlanGeneration(const ServingContext& context, const CallFacts& call,
                                               const inference::v1::GenerationSpec& spec);
 
-// The same for a conversation; also the errors of MakeChatPrompt. `spec` must have no prompt.
+// Same for a conversation; also the errors of MakeChatPrompt. `spec` must have no prompt.
 absl::StatusOr<GenerationPlan> PlanChat(const ServingContext& context, const CallFacts& call,
                                         const inference::v1::GenerationSpec& spec,
                                         const ConversationView& conversation);
@@ -45,11 +45,11 @@ absl::StatusOr<GenerationPlan> PlanChat(const ServingContext& context, const Cal
 absl::StatusOr<ScoreSpec> PlanScore(const ServingContext& context, const CallFacts& call,
                                     const inference::v1::ScoreRequest& request);
 
-// INVALID_ARGUMENT (UNKNOWN_FIELD) naming the message and the number if `message` or anything in it has a
-// field that this build does not know: nothing a client asks for is ignored.
+// INVALID_ARGUMENT (UNKNOWN_FIELD) naming the message and the number if `message` or any part of it has a
+// field unknown to this build: no field is silently ignored.
 absl::Status CheckNoUnknownFields(const google::protobuf::Message& message);
 
-// `ids`, each checked to be below `limit`.
+// Returns `ids`, each checked to be below `limit`.
 absl::StatusOr<std::vector<int32_t>> TokenIdsOf(const google::protobuf::RepeatedField<uint32_t>& ids,
                                                 uint32_t limit, const std::string& field);
 

@@ -86,7 +86,7 @@ void FillTimings(const Timings& timings, uint32_t completion_tokens, v1::Timings
   out->set_prompt_seconds(timings.prompt_seconds);
   out->set_decode_seconds(timings.decode_seconds);
   out->set_stall_seconds(timings.stall_seconds);
-  // The first token belongs to the prompt's time, so n tokens took n - 1 steps of decoding.
+  // The first token counts as prompt time, so n tokens took n - 1 decode steps.
   if (completion_tokens > 1 && timings.decode_seconds > 0) {
     out->set_tokens_per_second((completion_tokens - 1) / timings.decode_seconds);
   }

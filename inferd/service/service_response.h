@@ -1,4 +1,4 @@
-// From the engine's terms to the messages of clients.
+// Converts the engine's types to gRPC messages.
 //
 // Thread safety: pure functions over their arguments, safe to call from any thread.
 #pragma once
@@ -25,8 +25,8 @@ void FillStats(const EngineStats& stats, inference::v1::GetStatsResponse* out);
 void FillSparsity(const std::vector<LayerSparsity>& layers, inference::v1::GetStatsResponse* out);
 void FillLayers(const std::vector<LayerStats>& layers, inference::v1::GetStatsResponse* out);
 
-// Appends tokens and text, as far as `report` wants them, to a Delta, a GenerateResponse or a ChatResponse.
-// Returns about how many bytes that adds to the message.
+// Appends tokens and text, as selected by `report`, to a Delta, a GenerateResponse or a ChatResponse. Returns
+// the approximate number of bytes added to the message.
 template <typename Message>
 size_t AppendTokens(absl::Span<const TokenOut> tokens, std::string_view text, const ReportOptions& report,
                     Message* out);
@@ -36,7 +36,7 @@ inline void FillLogprob(int32_t token, float logprob, inference::v1::TokenLogpro
   out->set_logprob(logprob);
 }
 
-// Where a message has the answer's text.
+// Returns the text field of a message.
 template <typename Message>
 std::string* AnswerText(Message* message) {
   return message->mutable_text();
@@ -48,7 +48,7 @@ inline std::string* AnswerText(inference::v1::ChatResponse* response) {
 template <typename Message>
 size_t AppendTokens(absl::Span<const TokenOut> tokens, std::string_view text, const ReportOptions& report,
                     Message* out) {
-  constexpr size_t kIdBytes = 3;  // a varint of a usual vocabulary
+  constexpr size_t kIdBytes = 3;  // varint of a usual vocabulary
   constexpr size_t kLogprobBytes = 12;
   size_t bytes = 0;
   if (report.text) {

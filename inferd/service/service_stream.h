@@ -1,15 +1,15 @@
 // ServiceStream: one server-streaming call between the engine, which appends, and a reader of any speed.
 //
-// One write is in flight at a time; what the engine appends meanwhile waits in the subclass, which merges or
-// queues it. A reader that takes nothing for `stall_timeout`, or lets more than `max_unsent_bytes` pile up,
-// is cut: RESOURCE_EXHAUSTED (SLOW_CONSUMER). Cancellation reaches the engine at once and ends the call.
+// One write is in flight at a time; output appended meanwhile waits in the subclass, which merges or queues
+// it. A reader that accepts nothing for `stall_timeout`, or has more than `max_unsent_bytes` unread, is cut:
+// RESOURCE_EXHAUSTED (SLOW_CONSUMER). Cancellation reaches the engine at once and ends the call.
 //
-// The registry of StreamPump keeps the call alive until OnDone; the engine holds it as its sink and may keep
-// it longer. After the end everything the engine still says is dropped.
+// The registry of StreamPump keeps the call alive until OnDone; the engine holds it as its sink, possibly
+// longer. Engine output after the end is dropped.
 //
-// Thread safety: thread-safe. The engine's thread only appends and calls Wake(); gRPC is entered by the
-// pump's thread and by gRPC's own. gRPC runs no reaction inside of StartWrite, Finish or TryCancel, so these
-// are called with the mutex held.
+// Thread safety: thread-safe. The engine's thread only appends and calls Wake(); the pump's thread and gRPC's
+// own threads call gRPC. gRPC runs no reaction inside of StartWrite, Finish or TryCancel, so these are called
+// with the mutex held.
 #pragma once
 
 #include <atomic>
@@ -41,7 +41,7 @@ class ServiceStream : public grpc::ServerWriteReactor<Response>,
   ServiceStream(const ServingContext& context, grpc::CallbackServerContext* call)
       : serving_(context), call_(call) {}
 
-  // Ends the call with `status` once everything appended before has been written; the first end counts.
+  // Ends the call with `status` after all appended output was written; only the first call has an effect.
   void End(absl::Status status) ABSL_LOCKS_EXCLUDED(mutex_) {
     const absl::MutexLock lock(&mutex_);
     EndLocked(std::move(status));
@@ -68,7 +68,7 @@ class ServiceStream : public grpc::ServerWriteReactor<Response>,
         return;
       }
       if (finished_) {
-        // The reader was told why, but does not read that either.
+        // The reader has not read the error either.
         if (now >= write_began_ + 2 * patience) {
           call_->TryCancel();
         }
@@ -110,31 +110,31 @@ class ServiceStream : public grpc::ServerWriteReactor<Response>,
   }
 
  protected:
-  // Moves what is pending into *out and returns its bytes as counted by Appended; nullopt if there is nothing
-  // to write yet. `ending`: no more will be appended.
+  // Moves pending output into *out and returns its bytes as counted by Appended; nullopt if there is nothing
+  // to write yet. `ending`: nothing more will be appended.
   virtual std::optional<size_t> Take(bool ending, Response* out) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) = 0;
-  // Drops what is pending.
+  // Drops pending output.
   virtual void DropPending() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) = 0;
-  // The call ends with `status`: for the log.
+  // Logs that the call ends with `status`.
   virtual void Ending(const absl::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) = 0;
-  // Tells the engine that nobody waits for this request any more.
+  // Tells the engine that the result is no longer needed.
   virtual void CancelWork() ABSL_LOCKS_EXCLUDED(mutex_) = 0;
 
-  // The subclass has appended about `bytes`; beyond the limit the stream is cut if `may_cut`.
+  // Counts about `bytes` of appended output; above the limit the stream is cut if `may_cut`.
   void Appended(size_t bytes, bool may_cut) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     const size_t most = serving_.limits.max_unsent_bytes.Get();
     if (unsent_.fetch_add(bytes) + bytes > most && may_cut) {
       CutLocked(absl::StrCat("more than ", most, " bytes wait to be read"));
     }
   }
-  // Whether appended output still has a reader.
+  // True if appended output still has a reader.
   bool Open() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return !end_.has_value() && !finished_; }
   void EndLocked(absl::Status status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     if (!end_.has_value()) {
       end_ = std::move(status);
     }
   }
-  // Has the pump look at the call. Nothing once the call has ended: then the server may be gone.
+  // Schedules the call in the pump. No effect once the call has ended: then the server may be gone.
   void Wake() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     if (!finished_) {
       serving_.pump->Schedule(this->shared_from_this());
@@ -147,7 +147,7 @@ class ServiceStream : public grpc::ServerWriteReactor<Response>,
  private:
   void CutLocked(const std::string& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     if (end_.has_value() && discard_) {
-      return;  // ended already
+      return;  // already ended
     }
     end_ = ReasonError(absl::StatusCode::kResourceExhausted, "SLOW_CONSUMER",
                        absl::StrCat("the reader of this stream is too slow: ", why));
@@ -178,17 +178,17 @@ class ServiceStream : public grpc::ServerWriteReactor<Response>,
   }
 
   const ServingContext& serving_;
-  grpc::CallbackServerContext* const call_;  // lives until OnDone
+  grpc::CallbackServerContext* const call_;  // valid until OnDone
   std::atomic<uint64_t> unsent_{0};
-  Response message_ ABSL_GUARDED_BY(mutex_);  // gRPC reads it while writing_
+  Response message_ ABSL_GUARDED_BY(mutex_);  // read by gRPC while writing_
   size_t in_flight_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
   absl::Time write_began_ ABSL_GUARDED_BY(mutex_);
   std::optional<absl::Status> end_ ABSL_GUARDED_BY(mutex_);
   bool writing_ ABSL_GUARDED_BY(mutex_) = false;
   bool discard_ ABSL_GUARDED_BY(mutex_) = false;      // pending output has no reader
-  bool cut_pending_ ABSL_GUARDED_BY(mutex_) = false;  // the engine has yet to hear of the cut
+  bool cut_pending_ ABSL_GUARDED_BY(mutex_) = false;  // the cut must still be passed to the engine
   bool finished_ ABSL_GUARDED_BY(mutex_) = false;     // Finish was called
-  bool done_ ABSL_GUARDED_BY(mutex_) = false;         // call_ is gone
+  bool done_ ABSL_GUARDED_BY(mutex_) = false;         // call_ is invalid
 };
 
 }  // namespace sluice

@@ -32,8 +32,8 @@ absl::Status WithReason(absl::Status status) {
 absl::StatusOr<FormattedChat> Format(const ChatFormatter& formatter, const Conversation& conversation) {
   ASSIGN_OR_RETURN(const std::string json, conversation.json(ArgumentsAs::kObject));
   absl::StatusOr<FormattedChat> chat = formatter.Format(json, conversation.render);
-  // Templates disagree on whether arguments of tool calls are an object or its text, and do not say which.
-  // One that refuses the object is given the text; if it refuses both, the first error is the one to report.
+  // Templates differ in whether they need tool call arguments as an object or as its text, and do not declare
+  // it. A template that refuses the object gets the text; if it refuses both, the first error is reported.
   if (absl::IsInvalidArgument(chat.status()) && conversation.has_tool_calls) {
     ASSIGN_OR_RETURN(const std::string with_text, conversation.json(ArgumentsAs::kText));
     if (auto second = formatter.Format(with_text, conversation.render); second.ok()) {

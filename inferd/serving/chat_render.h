@@ -1,4 +1,4 @@
-// A conversation becomes the prompt's token ids, by the model's chat template or the request's own.
+// Renders a conversation to the prompt's token ids, by the model's chat template or the request's own.
 //
 // Thread safety: pure functions over their arguments, safe to call from any thread.
 #pragma once
@@ -15,16 +15,16 @@
 
 namespace sluice {
 
-// In which form a template is given the arguments of tool calls.
+// Form of tool call arguments for a template.
 enum class ArgumentsAs { kObject, kText };
 
-// A conversation as a door has read it.
+// A conversation as read by a server.
 struct Conversation {
-  // The object that ChatTemplate::Render() takes.
+  // Returns the object for ChatTemplate::Render().
   std::function<absl::StatusOr<std::string>(ArgumentsAs)> json;
   bool has_tool_calls = false;
   std::string chat_template;                             // empty: the model's
-  std::string template_field = "options.chat_template";  // what the client calls it
+  std::string template_field = "options.chat_template";  // the client's name of it
   ChatRenderOptions render;
 };
 

@@ -14,8 +14,8 @@ void EngineGate::SetProgress(const std::string& what) {
 }
 
 void EngineGate::Open(EngineApi* engine) {
-  // What was asked of the server while there was no engine is passed on, under the lock, so that nothing
-  // asked meanwhile is lost or done twice.
+  // Applies the calls made while there was no engine, under the lock, so that no concurrent call is lost or
+  // repeated.
   const MutexLock lock(&mutex_);
   engine_ = engine;
   if (queue_limits_.has_value()) {
@@ -28,7 +28,7 @@ void EngineGate::Open(EngineApi* engine) {
 
 absl::StatusOr<EngineApi*> EngineGate::Engine() const {
   const MutexLock lock(&mutex_);
-  // Draining goes before starting: a server that is told to end while it starts will never serve.
+  // Draining precedes starting: a server that is drained during its start will never serve.
   if (draining_) {
     return ReasonError(absl::StatusCode::kUnavailable, "DRAINING", "the server is ending");
   }
@@ -54,7 +54,7 @@ absl::Status EngineGate::Calibrate(CalibrationSpec spec, std::shared_ptr<Calibra
   return engine->Calibrate(std::move(spec), std::move(sink));
 }
 
-// Not by Engine(): a request that was accepted before the drain began can still be cancelled.
+// Not by Engine(): a request accepted before the drain can still be cancelled.
 absl::Status EngineGate::Cancel(const std::string& request_id) {
   EngineApi* engine = nullptr;
   {

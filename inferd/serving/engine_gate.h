@@ -1,7 +1,7 @@
-// EngineGate: the engine as clients reach it: closed while the server starts, then the engine itself.
+// EngineGate: EngineApi for clients: closed while the server starts, then forwards to the engine.
 //
-// The sockets are open before the engine is, so that a launcher hears how the start goes; what needs an
-// engine is refused with UNAVAILABLE (STARTING) until Open(). gRPC-free.
+// The sockets open before the engine is ready, so that a launcher can follow the start; calls that need an
+// engine are refused with UNAVAILABLE (STARTING) until Open(). gRPC-free.
 //
 // Thread safety: thread-safe.
 #pragma once
@@ -19,9 +19,9 @@ namespace sluice {
 
 class EngineGate final : public EngineApi {
  public:
-  // What the start is doing now, for Health() and for those who are refused.
+  // Sets the current stage of the start, for Health() and for refusals.
   void SetProgress(const std::string& what) ABSL_LOCKS_EXCLUDED(mutex_);
-  // Lets calls through to `engine`, which is borrowed and outlives the gate's use.
+  // Forwards calls to `engine`, which is borrowed and must outlive the gate's use.
   void Open(EngineApi* engine) ABSL_LOCKS_EXCLUDED(mutex_);
 
   absl::Status Generate(GenerateSpec spec, std::shared_ptr<RequestSink> sink) override;
@@ -43,7 +43,7 @@ class EngineGate final : public EngineApi {
   EngineApi* engine_ ABSL_GUARDED_BY(mutex_) = nullptr;
   std::string progress_ ABSL_GUARDED_BY(mutex_) = "starting";
   bool draining_ ABSL_GUARDED_BY(mutex_) = false;
-  std::optional<QueueLimits> queue_limits_ ABSL_GUARDED_BY(mutex_);  // set while there was no engine
+  std::optional<QueueLimits> queue_limits_ ABSL_GUARDED_BY(mutex_);  // set before the engine was there
 };
 
 }  // namespace sluice

@@ -6,10 +6,10 @@
 namespace sluice {
 namespace {
 
-// How long a refused client is told to wait: a place in the queue is likely to be free by then.
+// Retry hint for refused clients: a place in the queue is likely to be free by then.
 constexpr absl::Duration kQueueRetryDelay = absl::Seconds(1);
 
-// Every error carries a reason that a program can act on; this is the one for errors whose maker gave none.
+// Default reason of an error: every error has a machine-readable reason, also if its origin set none.
 const char* DefaultReason(absl::StatusCode code) {
   switch (code) {
     case absl::StatusCode::kInvalidArgument:

@@ -1,5 +1,5 @@
-// EngineRequest: what a call must know to take its request back from the engine; and the line that the log
-// gets when a call ends. Every door uses both.
+// EngineRequest: cancellation handle of a call's engine request; and the log line at the end of a call. Used
+// by all servers.
 //
 // Thread safety: thread-safe.
 #pragma once
@@ -15,8 +15,8 @@
 
 namespace sluice {
 
-// Only a request that the engine accepted and that has not ended is cancelled: its id may be another call's
-// otherwise.
+// Cancels only a request that the engine accepted and that has not ended: afterwards its id may belong to
+// another call.
 class EngineRequest {
  public:
   EngineRequest(EngineApi* engine, std::string id) : engine_(engine), id_(std::move(id)) {}
@@ -32,7 +32,7 @@ class EngineRequest {
   void Cancel() {
     State expected = State::kNew;
     if (state_.compare_exchange_strong(expected, State::kCancelled)) {
-      return;  // Accepted() passes it on
+      return;  // Accepted() cancels it
     }
     if (expected == State::kLive && state_.compare_exchange_strong(expected, State::kEnded)) {
       engine_->Cancel(id_).IgnoreError();  // NOT_FOUND: it has just ended by itself
@@ -46,11 +46,11 @@ class EngineRequest {
   std::atomic<State> state_{State::kNew};
 };
 
-// One line for the log; no text of prompt or answer is in it. `info` is null unless the call ended well.
+// Writes one log line, without text of prompt or answer. `info` is null unless the call succeeded.
 void LogRequestEnd(const ServingContext& context, const std::string& kind, const std::string& request_id,
                    const std::string& client, const FinishInfo* info, const absl::Status& status);
 
-// `status` with what a client can rely on: a reason on every failure, a retry hint where a retry can help.
+// Adds to `status` what clients rely on: a reason on every failure, a retry hint if a retry can help.
 absl::Status Explain(absl::Status status);
 
 }  // namespace sluice

@@ -31,11 +31,11 @@ absl::Status TooLong(const std::string& field, const std::string& message) {
 struct Interval {
   double low;
   double high;
-  bool open_low = false;  // leaves out the bound itself
+  bool open_low = false;  // excludes the bound itself
   bool open_high = false;
 };
 
-// Takes a value over where it is set and in its interval, which the error spells.
+// Copies a value if it is set and within its interval, which the error prints.
 absl::Status TakeNumber(const std::optional<double>& value, const Interval& in, const std::string& field,
                         float* out) {
   if (!value.has_value()) {
@@ -90,7 +90,7 @@ absl::StatusOr<SamplingParams> Sampling(const ServingContext& context, const Req
   return sampling;
 }
 
-// What ends the answer. By default it may go on until the context is full.
+// Returns the stop conditions. By default an answer may continue until the context is full.
 absl::StatusOr<StoppingParams> Stopping(const ServingContext& context, uint32_t prompt_tokens,
                                         const RequestFields& fields, const FieldNames& names) {
   const std::string& path = names.stopping;
@@ -203,7 +203,7 @@ std::string NewRequestId() {
                          0x8000 | (word[2] >> 16 & 0x3fff), word[2] & 0xffff, word[3]);
 }
 
-// Ids are echoed in metadata and heads, which take only printable ASCII.
+// Ids are echoed in metadata and heads, which allow only printable ASCII.
 absl::StatusOr<std::string> RequestIdOf(const CallFacts& call, const std::string& own,
                                         const std::string& field) {
   const std::string& id = own.empty() ? call.request_id : own;
@@ -223,7 +223,7 @@ absl::Time DeadlineOf(const ServingContext& context, const CallFacts& call) {
 
 SamplingParams DefaultSampling(const GenerationDefaults& defaults) {
   SamplingParams sampling;
-  // Hugging Face's rule: a temperature counts only where do_sample says so.
+  // Hugging Face's rule: a temperature applies only with do_sample.
   if (defaults.do_sample.value_or(false)) {
     sampling.temperature = static_cast<float>(defaults.temperature.value_or(1.0));
   }

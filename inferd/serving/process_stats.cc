@@ -17,7 +17,7 @@ uint64_t CountOpenDescriptors() {
     count += entry->d_name[0] != '.' ? 1 : 0;
   }
   closedir(directory);
-  // Reading the folder takes a descriptor itself.
+  // Reading the folder itself uses one descriptor.
   return count - 1;
 }
 

@@ -1,4 +1,4 @@
-// What this process holds of the system.
+// System resources of this process.
 //
 // Thread safety: free functions, safe to call from any thread.
 #pragma once
@@ -7,16 +7,16 @@
 
 namespace sluice {
 
-// Open file descriptors; 0 if /proc cannot be read.
+// Number of open file descriptors; 0 if /proc cannot be read.
 uint64_t CountOpenDescriptors();
 
-// Resident memory; 0 if /proc cannot be read. Mapped segments of weightd count as far as they were touched.
+// Resident memory, bytes; 0 if /proc cannot be read. Only touched pages of weightd's mapped segments count.
 uint64_t ResidentBytes();
 
-// Of the resident memory. Zeros if /proc cannot be read.
+// Parts of the resident memory. Zeros if /proc cannot be read.
 struct ResidentParts {
-  uint64_t own = 0;     // anonymous: of this process alone
-  uint64_t shared = 0;  // of mapped memory files: weightd's segments, as far as they were touched
+  uint64_t own = 0;     // anonymous: private to this process
+  uint64_t shared = 0;  // mapped memory files: touched pages of weightd's segments
 };
 ResidentParts ReadResidentParts();
 

@@ -10,7 +10,7 @@
 namespace sluice {
 namespace {
 
-// The sink is shared with the engine, which may end the request after the test has given up waiting.
+// The sink is shared with the engine, which may end the request after the test's timeout.
 class TestSink final : public RequestSink {
  public:
   void OnStarted(const Usage&, double) override {}
@@ -46,7 +46,7 @@ absl::Status SelfTest(EngineApi* engine, int32_t token, absl::Duration limit) {
   spec.deadline = absl::Now() + limit;
   auto sink = std::make_shared<TestSink>();
   RETURN_IF_ERROR(Annotate(engine->Generate(std::move(spec), sink), "self-test"));
-  // The engine keeps the deadline itself; the margin is for an engine that does not.
+  // The engine itself enforces the deadline; the margin is for an engine that does not.
   if (!sink->Wait(limit + absl::Seconds(5))) {
     engine->Cancel("self-test").IgnoreError();
     return absl::DeadlineExceededError("self-test: the engine does not answer");

@@ -1,4 +1,4 @@
-// SelfTest: makes one token, the proof behind "ready". gRPC-free.
+// SelfTest: generates one token, the condition for "ready". gRPC-free.
 //
 // Thread safety: safe to call from any thread; it blocks.
 #pragma once
@@ -9,7 +9,7 @@
 
 namespace sluice {
 
-// Has `engine` answer the one-token prompt `token` with one token. The engine's error, or DEADLINE_EXCEEDED
+// Generates one token for the one-token prompt `token`. Returns the engine's error, or DEADLINE_EXCEEDED
 // after `limit`.
 absl::Status SelfTest(EngineApi* engine, int32_t token, absl::Duration limit);
 

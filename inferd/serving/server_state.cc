@@ -16,7 +16,7 @@ ServerInfo ServerState::info() const {
 }
 
 ServerState::View ServerState::Look() {
-  // Asked without the lock: the engine takes locks of its own.
+  // Called without the lock: the engine takes locks of its own.
   const absl::Status health = engine_->Health();
   const MutexLock lock(&mutex_);
   if (draining_) {
@@ -26,7 +26,7 @@ ServerState::View ServerState::Look() {
     has_served_ = true;
     return {Phase::kServing, ""};
   }
-  // An engine that served once and does not now has lost weightd; before that it is still starting.
+  // An engine that served before and does not now has lost weightd; before that it is still starting.
   return {has_served_ ? Phase::kUnavailable : Phase::kStarting, std::string(health.message())};
 }
 

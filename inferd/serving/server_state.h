@@ -1,5 +1,4 @@
-// ServerState: what GetServerInfo reports: constants of this process, and whether tokens can be made.
-// gRPC-free.
+// ServerState: data of GetServerInfo: constants of this process, and its phase. gRPC-free.
 //
 // Thread safety: thread-safe.
 #pragma once
@@ -40,17 +39,17 @@ class ServerState {
   enum class Phase : uint8_t { kStarting, kServing, kUnavailable, kDraining };
   struct View {
     Phase phase = Phase::kStarting;
-    std::string detail;  // why tokens cannot be made; empty in kServing
+    std::string detail;  // reason why no token can be made; empty in kServing
   };
 
-  // `engine` is borrowed. `info` may lack what only the engine's creation tells.
+  // `engine` is borrowed. `info` may lack the fields that are known only after the engine's creation.
   ServerState(EngineApi* engine, ServerInfo info) : engine_(engine), info_(std::move(info)) {}
 
   void SetBackend(const std::string& isa, const std::string& backend, const std::string& weight_transport)
       ABSL_LOCKS_EXCLUDED(mutex_);
   ServerInfo info() const ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // Asks the engine.
+  // Queries the engine.
   View Look() ABSL_LOCKS_EXCLUDED(mutex_);
 
   // Refuses new requests from now on.

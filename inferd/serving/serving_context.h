@@ -1,7 +1,6 @@
-// What inferd's services work with: the engine, the model's description, limits. gRPC-free.
+// ServingContext: the engine, the served model's description and limits, for all servers. gRPC-free.
 //
-// Thread safety: constant once the server has started, but for the limits; what the pointers lead to is
-// thread-safe.
+// Thread safety: constant once the server has started, except for the limits; the pointees are thread-safe.
 #pragma once
 
 #include <cstddef>
@@ -24,7 +23,7 @@
 
 namespace sluice {
 
-// The model that is served, as clients hear of it.
+// The served model, as described to clients.
 struct ServedModel {
   std::string id;    // the pack's identity
   std::string name;  // the pack folder's name
@@ -34,7 +33,7 @@ struct ServedModel {
   uint32_t layers = 0;
   uint32_t experts_per_layer = 0;
   uint32_t experts_per_token = 0;
-  uint32_t context = 0;  // tokens of prompt and answer together
+  uint32_t context = 0;  // maximum tokens of prompt and answer together
   uint32_t max_position = 0;
   std::optional<int32_t> bos;
   std::vector<int32_t> eos;
@@ -44,28 +43,28 @@ struct ServedModel {
   uint64_t dense_bytes = 0;
 };
 
-// May be changed while calls run; each call goes by what is in effect when it looks.
+// Limits may change while calls run; each call uses the current value when it reads it.
 struct ServingLimits {
-  // What one stream may hold back for its reader. Below gRPC's default limit of a client's message, 4 MiB, as
-  // all of it may travel in one.
+  // Maximum unread bytes of one stream. Below gRPC's default message limit of clients, 4 MiB, as all of it
+  // may be sent in one message.
   Tunable<size_t> max_unsent_bytes{1 << 20};
-  // How long a reader may take for one message.
+  // Timeout of a reader for one message.
   Tunable<absl::Duration> stall_timeout{absl::Seconds(30)};
-  // The time limit of a call whose client set none.
+  // Time limit of a call whose client set none.
   Tunable<absl::Duration> max_request_time{absl::Hours(24)};
 };
 
 struct ServingContext {
   EngineApi* engine = nullptr;
   const Tokenizer* tokenizer = nullptr;  // null: the pack has none
-  const ChatFormatter* chat = nullptr;   // null: no chat template, or one that cannot be run:
-  absl::Status chat_error;               // why
-  Dialect dialect;                       // of the chat template: how thoughts and calls of tools are written
+  const ChatFormatter* chat = nullptr;   // null: no chat template, or an unsupported one
+  absl::Status chat_error;               // reason for the latter
+  Dialect dialect;                       // syntax of thoughts and tool calls in the chat template
   ServedModel model;
   ServingLimits limits;
   StreamPump* pump = nullptr;
   spdlog::logger* log = nullptr;
-  ServingMetrics* metrics = nullptr;  // null: nobody counts
+  ServingMetrics* metrics = nullptr;  // null: no metrics
 };
 
 }  // namespace sluice

@@ -8,7 +8,8 @@ namespace {
 constexpr MetricType kCounter = MetricType::kCounter;
 constexpr MetricType kGauge = MetricType::kGauge;
 
-// Bounds in seconds. To a first token: from a short prompt on a fast machine to a long one in a full queue.
+// Histogram bounds in seconds. First token: from a short prompt on a fast machine to a long one in a full
+// queue.
 constexpr std::array<double, 20> kFirstTokenBounds = {
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160};
 constexpr std::array<double, 19> kNextTokenBounds = {0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5,
@@ -96,7 +97,7 @@ void Experts(const EngineStats& stats, MetricText* text) {
             stats.weightd_reconnects);
 }
 
-// The value in effect; empty: it was not reported.
+// Returns the option's value in effect; empty: not reported.
 std::string OptionOf(const ServerInfo& info, const std::string& name) {
   for (const ReportedOption& option : info.options) {
     if (option.name == name) {
@@ -125,8 +126,7 @@ ServingMetrics::ServingMetrics()
 }
 
 void ServingMetrics::Ended(const FinishInfo* info, const absl::Status& status) {
-  // Every answer counts by its code; only those that ended well have timings that say anything about the
-  // server.
+  // Every response counts by its code; only successful ones have meaningful timings.
   const auto code = static_cast<size_t>(status.code());
   by_code_[code < by_code_.size() ? code : static_cast<size_t>(absl::StatusCode::kUnknown)]->Add();
   if (info == nullptr) {
@@ -137,7 +137,7 @@ void ServingMetrics::Ended(const FinishInfo* info, const absl::Status& status) {
   ttft_->Observe(timings.queue_seconds + timings.prompt_seconds);
   seconds_->Observe(timings.queue_seconds + timings.prompt_seconds + timings.decode_seconds);
   if (info->usage.completion_tokens > 1) {
-    // The first token belongs to the prompt's time.
+    // The first token counts as prompt time.
     tpot_->Observe(timings.decode_seconds / (info->usage.completion_tokens - 1));
   }
 }

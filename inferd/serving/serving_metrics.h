@@ -1,6 +1,6 @@
-// ServingMetrics: what inferd counts of answers as they end, and the text of all its metrics.
+// ServingMetrics: counters of finished responses, and the text of all metrics of inferd.
 //
-// Thread safety: thread-safe; any thread records and reads, without locks of its own.
+// Thread safety: thread-safe and lock-free; any thread records and reads.
 #pragma once
 
 #include <array>
@@ -18,10 +18,10 @@ class ServingMetrics {
  public:
   ServingMetrics();
 
-  // An answer has ended; `info` is null unless it ended OK.
+  // Counts a finished response; `info` is null unless it ended OK.
   void Ended(const FinishInfo* info, const absl::Status& status);
 
-  // Everything in Prometheus' text format.
+  // Returns all metrics in Prometheus' text format.
   std::string Text(const EngineStats& stats, const ServerInfo& info, ServerState::Phase phase,
                    const StreamPump& pump) const;
 

@@ -25,7 +25,7 @@ void StreamPump::Add(std::shared_ptr<PumpedCall> call) {
   PumpedCall* key = call.get();
   live_.emplace(key, std::move(call));
   if (live_.size() == 1 && waiting_) {
-    wake_.Signal();  // the pump waits without a tick while nothing lives
+    wake_.Signal();  // the pump waits without a tick while there are no calls
   }
 }
 
@@ -43,8 +43,8 @@ void StreamPump::Remove(PumpedCall* call) {
 }
 
 void StreamPump::Schedule(std::shared_ptr<PumpedCall> call) {
-  // A call is in the list once at most. The pump clears the mark before it looks at the call, so a change
-  // that comes while it looks schedules it again.
+  // A call is in the list at most once. The pump clears the mark before it processes the call, so a
+  // concurrent change schedules it again.
   if (call->scheduled_.exchange(true)) {
     return;
   }
@@ -83,8 +83,8 @@ bool StreamPump::AwaitIdle(absl::Duration patience) const {
   return true;
 }
 
-// Ticks are for readers that stall, and happen only while there are calls: an idle server's thread does not
-// wake.
+// Ticks serve to detect stalled readers, and happen only while there are calls: an idle server's thread does
+// not wake up.
 bool StreamPump::Await(absl::Time next_tick, std::vector<std::shared_ptr<PumpedCall>>* ready) {
   const MutexLock lock(&mutex_);
   while (ready_.empty() && !stop_) {
@@ -104,8 +104,8 @@ bool StreamPump::Await(absl::Time next_tick, std::vector<std::shared_ptr<PumpedC
   return !stop_;
 }
 
-// Calls take the pump's lock when they end, so they are looked at outside of it; the references keep them
-// alive meanwhile.
+// Calls take the pump's lock when they end, so they are checked outside of it; the references keep them alive
+// meanwhile.
 void StreamPump::CheckStalls(absl::Time now) {
   std::vector<std::shared_ptr<PumpedCall>> calls;
   {

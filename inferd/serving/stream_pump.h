@@ -1,8 +1,7 @@
-// StreamPump: the thread that writes what the engine appended to calls, and the registry of the calls that
-// live.
+// StreamPump: the thread that writes output appended by the engine, and the registry of live calls.
 //
 // The engine's thread must never run gRPC's code: it appends to a call and schedules it here, which costs at
-// most one wake for a whole step. The pump also cuts streams whose reader has stalled. gRPC-free.
+// most one wake-up for a whole step. The pump also cuts streams of stalled readers. gRPC-free.
 //
 // Thread safety: thread-safe.
 #pragma once
@@ -20,16 +19,16 @@
 
 namespace sluice {
 
-// A call as the pump sees it. Its methods are called by the pump's thread, one at a time, except
-// unsent_bytes, which any thread may call.
+// Interface of a call for the pump. The pump's thread calls its methods, one at a time, except unsent_bytes,
+// which any thread may call.
 class PumpedCall {
  public:
   virtual ~PumpedCall() = default;
-  // Writes what is pending, unless a write is under way.
+  // Writes pending output, unless a write is under way.
   virtual void Pump() = 0;
-  // Cuts the call off if its reader has taken nothing for too long.
+  // Cuts the call if its reader has stalled for too long.
   virtual void CheckStall(absl::Time now) = 0;
-  // Bytes appended or being written that the reader has not taken. Takes no lock.
+  // Number of bytes appended or being written that the reader has not accepted. Lock-free.
   virtual uint64_t unsent_bytes() const = 0;
 
  private:
@@ -39,9 +38,9 @@ class PumpedCall {
 
 class StreamPump {
  public:
-  // Stalls are looked for every `tick` while calls live.
+  // Stalls are checked every `tick` while there are calls.
   explicit StreamPump(absl::Duration tick = absl::Milliseconds(250));
-  // REQUIRES: no call lives.
+  // REQUIRES: there is no call.
   ~StreamPump();
 
   // Keeps `call` alive until Remove.
@@ -49,17 +48,17 @@ class StreamPump {
   // May destroy the call.
   void Remove(PumpedCall* call) ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // Has Pump() run soon; calls between two runs are one. Does not block on I/O.
+  // Schedules Pump() to run soon; several requests before it runs are coalesced. Does not block on I/O.
   void Schedule(std::shared_ptr<PumpedCall> call) ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // Calls that live, and their unsent bytes together.
+  // Number of live calls, and their unsent bytes together.
   uint64_t calls() const ABSL_LOCKS_EXCLUDED(mutex_);
   uint64_t unsent_bytes() const ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // Waits until no call lives, up to `patience`; whether none does.
+  // Waits up to `patience` until there is no call; true if there is none.
   bool AwaitIdle(absl::Duration patience) const ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // Streams cut because of their reader, since the start.
+  // Number of streams cut because of a slow reader, since the start.
   void CountSlowConsumer() { slow_consumers_.fetch_add(1); }
   uint64_t slow_consumers() const { return slow_consumers_.load(); }
 
@@ -78,8 +77,8 @@ class StreamPump {
   bool waiting_ ABSL_GUARDED_BY(mutex_) = false;
   bool stop_ ABSL_GUARDED_BY(mutex_) = false;
   CondVar wake_;          // self-synchronised: work, or the end
-  mutable CondVar idle_;  // self-synchronised: no call lives
-  std::thread thread_;    // the constructor's and the destructor's
+  mutable CondVar idle_;  // self-synchronised: no call is live
+  std::thread thread_;    // started by the constructor, joined by the destructor
 };
 
 }  // namespace sluice

@@ -1,4 +1,4 @@
-// Requests of WeightClient as entries of the rings, and completions back.
+// Conversion of WeightClient requests to ring entries, and of completions back.
 //
 // Thread safety: pure functions, safe to call from any thread.
 #pragma once
@@ -13,10 +13,10 @@ namespace sluice {
 // An entry that names no extent, no slab and no progress word.
 SubmissionEntry EmptyEntry(Opcode opcode, RequestClass request_class);
 
-// All but the ids and places that the session gives: the list of neurons, the progress word.
+// Sets all but the fields that the session fills: ids, the list of neurons, the progress word.
 SubmissionEntry EntryOf(const FetchRequest& request);
 
-// `caller_id`: of the request that has ended. A code that is no status' is INTERNAL.
+// `caller_id`: id of the completed request. A code that is no status code becomes INTERNAL.
 FetchCompletion CompletionOf(const CompletionEntry& entry, uint64_t caller_id);
 
 }  // namespace sluice

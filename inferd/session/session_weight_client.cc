@@ -21,22 +21,21 @@ namespace sluice {
 namespace {
 
 constexpr absl::Duration kConnectPause = absl::Milliseconds(20);
-// How long the exit of a weightd that closed its sockets is awaited. One that dies is gone well within it;
-// one that is still there has only closed the session.
+// Timeout for the exit of a weightd that closed its sockets. A dying process is gone well within it; one that
+// is still there has only closed the session.
 constexpr absl::Duration kPeerExitPatience = absl::Seconds(1);
-// How long weightd may take to map a slab: populating its pages takes about a second for 8 GiB.
+// Timeout for weightd to map a slab: populating its pages takes about a second for 8 GiB.
 constexpr absl::Duration kSlabPatience = absl::Minutes(2);
 constexpr absl::Duration kClosePatience = absl::Seconds(1);
-// How often Poll() looks at the side socket, which costs a system call. Memory of retired segments goes back
-// to weightd within this time.
+// Interval of Poll()'s checks of the side socket, each of which costs a system call. Memory of retired
+// segments returns to weightd within this time.
 constexpr int64_t kDrainNanos = 200'000;
-// How long a look at the connection, which costs a system call, is taken as still true. A request sent to a
-// weightd that went away in between is lost with it, as one sent just before it went would be.
+// Validity of a connection check, which costs a system call. A request sent to a weightd that went away in
+// between is lost with it, like one sent just before.
 constexpr int64_t kLookNanos = 200'000;
-// Requests that wait for others to ring the bell with wait for this long at most.
+// Maximum time that queued requests of a batch wait for the doorbell.
 constexpr int64_t kMostHeldNanos = 200'000;
-// Places in the ring that requests may not take: with a full ring a cancel, which makes room, must still be
-// possible.
+// Reserved ring entries: with a full ring a cancel, which makes room, must still be possible.
 constexpr size_t kCancelPlaces = 4;
 
 std::vector<uint64_t> ExtentBytes(const Pack& pack) {
@@ -69,7 +68,7 @@ absl::StatusOr<std::unique_ptr<SessionWeightClient>> SessionWeightClient::Connec
   std::unique_ptr<SessionWeightClient> client(
       new SessionWeightClient(std::move(options), std::move(pack), std::move(wake)));
   absl::Status status = client->OpenSession(deadline);
-  // UNAVAILABLE is a weightd that is not there yet; everything else would fail the same way the next time.
+  // UNAVAILABLE means that weightd is not up yet; every other error would repeat.
   while (absl::IsUnavailable(status) && absl::Now() + kConnectPause < deadline) {
     absl::SleepFor(kConnectPause);
     status = client->OpenSession(deadline);
@@ -161,7 +160,7 @@ bool SessionWeightClient::IsResident(uint32_t extent) const {
 // ---------------------------------------------------------------- requests
 
 absl::Status SessionWeightClient::Submit(const FetchRequest& request) {
-  if (!WasConnected()) {  // before the table is asked: nothing of a dead weightd's makes room in it
+  if (!WasConnected()) {  // checked before the table: completions of a dead weightd make no room in it
     return lost();
   }
   if (requests_.size() + kCancelPlaces >= requests_.capacity()) {
@@ -220,7 +219,7 @@ absl::StatusOr<uint32_t> SessionWeightClient::OfferSlab(const SlabOffer& offer) 
   return number;
 }
 
-// The second slab of a session has nothing to wait for, nor has one behind a wait that was in vain.
+// A second slab of the session needs no wait, nor one behind a failed wait.
 absl::Status SessionWeightClient::TakeSlabsBack(absl::Time deadline) {
   if (session_ == nullptr) {
     return absl::OkStatus();  // DropSession() has waited
@@ -237,8 +236,8 @@ absl::Status SessionWeightClient::Close(const OpenedSession& opened, int side, i
   const absl::Status closed =
       WeightsRpcClient(options_.socket)
           .CloseSession(opened.session, opened.boot_epoch, std::min(deadline, absl::Now() + kClosePatience));
-  // Its sockets are closed in the middle of a process' death: who closes one and does not answer is dying,
-  // and what else it had is gone at its end.
+  // weightd's sockets are closed in the middle of a process' death: a peer that closes one and does not
+  // answer is dying, and its other resources are gone at its end.
   const bool answers = closed.ok() || absl::IsNotFound(closed);
   while (true) {
     pollfd polled[2] = {{side, 0, 0}, {process, POLLIN, 0}};
@@ -253,7 +252,7 @@ absl::Status SessionWeightClient::Close(const OpenedSession& opened, int side, i
                                                       opened.session,
                                                       " in time (closing it: ", closed.ToString(), ")"));
     }
-    // A socket that has hung up wakes poll(2) whatever is asked of it.
+    // A socket that has hung up wakes poll(2) whatever events are requested.
     poll(unmapped ? polled + 1 : polled, unmapped ? 1 : 2, MillisLeft(deadline));
   }
 }
@@ -265,8 +264,8 @@ uint32_t SessionWeightClient::LandedTiles(uint64_t id) const {
     return 0;
   }
   const uint64_t progress = session_->Progress(word);
-  // The word belongs to whatever request has the slot. Its upper half says which that is: weightd may not
-  // have begun with this one, while the word still holds the count of the one before.
+  // The word belongs to the request in its slot; its upper half identifies that request. weightd may not have
+  // begun with this one, while the word still holds the previous one's count.
   return progress >> 32 == (ring_id & 0xffffffff) ? static_cast<uint32_t>(progress) : 0;
 }
 
@@ -300,7 +299,7 @@ void SessionWeightClient::SendCancel(const CancelPoint& point) {
   if (requests_.size() < requests_.capacity() && Push(entry, {0, RequestKind::kCancel}).ok()) {
     unsent_cancel_.reset();
   } else {
-    unsent_cancel_ = point;  // the latest covers what the ones before it meant; Poll sends it
+    unsent_cancel_ = point;  // the latest covers the earlier ones; Poll sends it
   }
 }
 
@@ -317,8 +316,8 @@ size_t SessionWeightClient::Poll(absl::FunctionRef<void(const FetchCompletion&)>
   CompletionEntry entry;
   while (session_->Peek(&entry)) {
     handled += Handle(entry, handle) ? 1 : 0;
-    // The place is given back after the completion has been handled: until then weightd keeps a filled extent
-    // from being evicted, and the handler may lease it.
+    // The entry is released after the completion has been handled: until then weightd does not evict a filled
+    // extent, and the handler may lease it.
     session_->Advance();
   }
   if (unsent_cancel_.has_value()) {
@@ -330,7 +329,7 @@ size_t SessionWeightClient::Poll(absl::FunctionRef<void(const FetchCompletion&)>
   return handled;
 }
 
-// Returns true if the completion was of a request of the caller's; those of cancels are ours.
+// Returns true if the completion was of a caller's request; cancels are internal.
 bool SessionWeightClient::Handle(const CompletionEntry& entry,
                                  absl::FunctionRef<void(const FetchCompletion&)> handle) {
   const std::optional<PendingRequest> request = requests_.Take(entry.id);
@@ -374,7 +373,7 @@ absl::Status SessionWeightClient::Wait(absl::Time deadline) {
       return absl::OkStatus();
     }
     const bool woken = session_->Sleep(deadline);
-    // Anything else that ended the sleep, as a segment that came, is not what the caller waits for.
+    // Other ends of the sleep, such as a new segment, are not the event that the caller waits for.
     if (session_->lost().ok() && (woken || (deadline != absl::InfiniteFuture() && absl::Now() >= deadline))) {
       return absl::OkStatus();
     }
@@ -428,7 +427,7 @@ void SessionWeightClient::DropSession(absl::Time deadline) {
   lost_ = session_->lost();
   session_.reset();
   if (taken_.has_value()) {
-    return;  // closed already
+    return;  // already closed
   }
   bool exited = false;
   if (ends.process.valid() && !same_process) {
@@ -436,8 +435,8 @@ void SessionWeightClient::DropSession(absl::Time deadline) {
     exited = poll(&polled, 1, MillisLeft(std::min(deadline, absl::Now() + kPeerExitPatience))) > 0;
   }
   if (!exited) {
-    // A weightd that lives on keeps the pins and the reserve of a lost session until this process exits or
-    // says that it reads nothing any more.
+    // A live weightd keeps the pins and the reserve of a lost session until this process exits or reports
+    // that it reads nothing any more.
     Close(opened, ends.side.get(), ends.process.get(), absl::Now() + kClosePatience).IgnoreError();
   }
 }
@@ -452,8 +451,8 @@ absl::Status SessionWeightClient::Reconnect(absl::Time deadline) {
 
 WeightClientCounters SessionWeightClient::counters() const {
   WeightClientCounters counters;
-  // For the gauges, what has ended is read before what has begun: in the other order a request that ends in
-  // between would make them negative.
+  // Gauges read the ended requests before the begun ones: in the other order a request that ends in between
+  // would make them negative.
   const uint64_t released = releases_.value();
   const uint64_t ended = ended_requests_.value();
   counters.leases = leases_.value();

@@ -34,14 +34,14 @@ struct SessionWeightClientOptions {
   uint32_t compute_threads = 1;  // the reserved minimum is 2 x the largest expert x this
   std::string client_name = "inferd";  // in weightd's logs and stats
   ControlLayout layout;                // sizes of the rings
-  // Looks for completions this long before it sleeps. 0: a wake across virtual CPUs costs 44 us, but a spin
-  // takes the CPU that weightd may need.
+  // Polling time for completions before a sleep. 0: a wake across virtual CPUs costs 44 us, but a spin uses
+  // the CPU that weightd may need.
   absl::Duration spin = absl::ZeroDuration();
 };
 
 class SessionWeightClient final : public WeightClient {
  public:
-  // Opens the pack and a session; tries again while weightd is UNAVAILABLE, until `deadline`. Errors of
+  // Opens the pack and a session; retries while weightd is UNAVAILABLE, until `deadline`. Errors of
   // Pack::Open and of OpenSession.
   static absl::StatusOr<std::unique_ptr<SessionWeightClient>> Connect(SessionWeightClientOptions options,
                                                                       absl::Time deadline);
@@ -70,19 +70,19 @@ class SessionWeightClient final : public WeightClient {
   WeightClientCounters counters() const override;
   std::string Describe() const override;
 
-  // The life of weightd that the session belongs to; 0 without a session.
+  // Identifies the life of weightd that the session belongs to; 0 without a session.
   uint64_t boot_epoch() const { return session_ == nullptr ? 0 : session_->opened().boot_epoch; }
-  // Of weightd, when the session was opened; 0 without a session.
+  // weightd's budget when the session was opened; 0 without a session.
   uint64_t dram_budget_bytes() const {
     return session_ == nullptr ? 0 : session_->opened().dram_budget_bytes;
   }
-  // Why the session is over; OK while it lives.
+  // Reason of the session's end; OK while it lives.
   absl::Status lost() const;
-  // How often a sleeping weightd was woken.
+  // Number of wake-ups of a sleeping weightd.
   uint64_t bells() const { return bells_.value(); }
 
  private:
-  // A value that one thread writes and any thread reads.
+  // A value with one writing thread and any number of readers.
   class Counter {
    public:
     void Add(uint64_t n) {
@@ -93,7 +93,7 @@ class SessionWeightClient final : public WeightClient {
    private:
     std::atomic<uint64_t> value_{0};
   };
-  // A text that one thread writes and any thread reads.
+  // A string with one writing thread and any number of readers.
   class SharedText {
    public:
     void Set(std::string text) {
@@ -117,7 +117,7 @@ class SessionWeightClient final : public WeightClient {
   SessionWeightClient(SessionWeightClientOptions options, std::unique_ptr<const Pack> pack, UniqueFd wake);
   absl::Status OpenSession(absl::Time deadline);
   void DropSession(absl::Time deadline);
-  // Has weightd close the session, and waits until it has unmapped its slabs or its process has exited.
+  // Lets weightd close the session, and waits until it has unmapped its slabs or its process has exited.
   absl::Status Close(const OpenedSession& opened, int side, int process, absl::Time deadline) const;
   void ForgetRequests();
   absl::Status Push(SubmissionEntry entry, const PendingRequest& request,
@@ -135,19 +135,19 @@ class SessionWeightClient final : public WeightClient {
   const UniqueFd wake_;                       // eventfd
   std::unique_ptr<WeightSession> session_;    // null when a Reconnect failed
   RequestTable requests_;
-  std::optional<CancelPoint> unsent_cancel_;  // the ring had no room for it
-  std::vector<uint64_t> unsent_ids_;          // of single requests to cancel, likewise
-  uint32_t next_slab_ = 0;                    // never used twice, across sessions too
+  std::optional<CancelPoint> unsent_cancel_;  // not sent: the ring had no room
+  std::vector<uint64_t> unsent_ids_;          // single requests to cancel, not sent
+  uint32_t next_slab_ = 0;                    // never reused, across sessions too
   SegmentObserver* observer_ = nullptr;
-  uint64_t step_ = 0;   // of the last release
-  uint64_t order_ = 0;  // releases in it
+  uint64_t step_ = 0;   // step of the last release
+  uint64_t order_ = 0;  // releases in that step
   bool scan_ = false;
   int64_t next_drain_nanos_ = 0;
-  int64_t next_look_nanos_ = 0;        // for a weightd that is gone
-  uint32_t holds_ = 0;                 // of the bell
-  std::optional<int64_t> held_since_;  // something was queued that the bell has not rung for
-  absl::Status lost_;                  // of the last session, when session_ is null
-  std::optional<absl::Status> taken_;  // TakeSlabsBack()'s outcome in this session
+  int64_t next_look_nanos_ = 0;        // time of the next check for a dead weightd
+  uint32_t holds_ = 0;                 // nesting of doorbell batches
+  std::optional<int64_t> held_since_;  // time of the first entry queued without a doorbell
+  absl::Status lost_;                  // reason of the last session's end, when session_ is null
+  std::optional<absl::Status> taken_;  // TakeSlabsBack()'s result in this session
 
   Counter leases_;
   Counter releases_;

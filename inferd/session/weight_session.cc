@@ -18,7 +18,7 @@
 namespace sluice {
 namespace {
 
-// What ends a sleep, in the order of the sources in WatchAll().
+// Sources that end a sleep, in the order of WatchAll().
 enum SleepSource : uint32_t { kBell, kSide, kWake, kPeerExit, kSleepSources };
 
 }  // namespace
@@ -59,8 +59,8 @@ bool WeightSession::TryLease(uint32_t extent, ExtentLease* lease) {
   uint64_t place = 0;
   uint64_t generation = 0;
   if (pin.pins.load(std::memory_order_relaxed) != 0) {
-    // An extent that this session holds already stays where it is, even if weightd has just marked it
-    // EVICTING (it will see the pin and take that back) or has died doing so. So no handshake is needed.
+    // An extent that this session holds already stays in place, even if weightd has just marked it EVICTING
+    // (it will see the pin and revert) or has died doing so. So no handshake is needed.
     pin.pins.fetch_add(1, std::memory_order_seq_cst);
     place = entry.place.load(std::memory_order_relaxed);
   } else if (!alive_ || !sluice::TryLease(entry, pin, &place, &generation)) {
@@ -103,8 +103,8 @@ absl::Status WeightSession::Submit(SubmissionEntry entry, absl::Span<const uint3
   RETURN_IF_ERROR(lost_);
   if (!neurons.empty()) {
     ASSIGN_OR_RETURN(entry.list_offset,
-                     // Places of a list are free again once weightd has consumed the entries that pointed to
-                     // them, because it copies a list out as it takes the entry.
+                     // List memory is free again once weightd has consumed the entries that pointed to it,
+                     // because weightd copies a list as it takes the entry.
                      lists_->Lend(neurons, submissions_->tail(), submissions_->Consumed()));
     entry.list_count = static_cast<uint32_t>(neurons.size());
   }
@@ -125,7 +125,7 @@ bool WeightSession::RingBell() {
     return false;
   }
   ProtocolStep(ProtocolPoint::kWake, &control_.cursors->server_sleeping);
-  eventfd_write(server_bell_.get(), 1);  // EAGAIN: the bell rings already
+  eventfd_write(server_bell_.get(), 1);  // EAGAIN: already signalled
   return true;
 }
 
@@ -154,8 +154,8 @@ absl::Status WeightSession::WatchAll() {
 }
 
 bool WeightSession::Sleep(absl::Time deadline) {
-  // BeginWait() announces the sleep and looks once more, so that a completion pushed in between is not slept
-  // through.
+  // BeginWait() announces the sleep and checks once more, so that a completion pushed in between is not
+  // missed.
   if (!alive_ || !completions_->BeginWait()) {
     return false;
   }
@@ -196,7 +196,7 @@ void WeightSession::Lose(const absl::Status& why) {
 }
 
 bool WeightSession::PeerGone() const {
-  // Either end is enough: the socket tells a session that was closed, the pidfd a process that died.
+  // Either end is enough: the socket detects a closed session, the pidfd a dead process.
   pollfd polled[2] = {{side_.get(), POLLRDHUP, 0}, {peer_pidfd_.get(), POLLIN, 0}};
   return poll(polled, 2, 0) > 0;
 }

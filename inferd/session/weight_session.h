@@ -29,62 +29,62 @@ namespace sluice {
 
 class WeightSession {
  public:
-  // Joins `opened` on its side socket and maps what it is given. `extent_bytes` (by extent) and `wake_fd` (an
-  // eventfd that ends Sleep()) are borrowed and outlive the session. UNAVAILABLE: weightd went away
+  // Joins `opened` on its side socket and maps the shared regions. `extent_bytes` (by extent) and `wake_fd`
+  // (an eventfd that ends Sleep()) are borrowed and outlive the session. UNAVAILABLE: weightd went away
   // meanwhile; DEADLINE_EXCEEDED; the REJECT's code; INTERNAL: regions that don't fit each other or this
   // pack.
   static absl::StatusOr<std::unique_ptr<WeightSession>> Join(const OpenedSession& opened,
                                                              const std::vector<uint64_t>& extent_bytes,
                                                              int wake_fd, absl::Time deadline);
-  // The same over a side socket that is connected already.
+  // Join() over a connected side socket.
   static absl::StatusOr<std::unique_ptr<WeightSession>> JoinOver(UniqueFd side, const OpenedSession& opened,
                                                                  const std::vector<uint64_t>& extent_bytes,
                                                                  int wake_fd, absl::Time deadline);
-  // Unmaps every segment; the observer is told.
+  // Unmaps every segment and calls the observer.
   ~WeightSession();
 
-  // Told of every segment mapped so far, and from now on.
+  // Reports every segment to the observer, mapped ones at once.
   absl::Status SetObserver(SegmentObserver* observer);
 
-  // weight_client.h has the contracts of these. They look at nothing but shared memory, except that a lease
-  // in a segment that is not mapped yet reads the side socket.
+  // Contracts are in weight_client.h. These functions access only shared memory, except that a lease in a
+  // segment that is not mapped yet reads the side socket.
   bool TryLease(uint32_t extent, ExtentLease* lease);
-  // `counts`: the use is no scan's (ReleaseLease).
+  // `counts`: false for a scan's use (ReleaseLease).
   void Release(uint32_t extent, uint64_t stamp, bool counts);
   bool IsResident(uint32_t extent) const;
 
-  // Queues the entry, with the neurons that it lists. RESOURCE_EXHAUSTED: the ring or the index arena is
-  // full; INVALID_ARGUMENT: a list longer than the arena.
+  // Queues the entry, with its list of neurons. RESOURCE_EXHAUSTED: the ring or the index arena is full;
+  // INVALID_ARGUMENT: a list longer than the arena.
   absl::Status Submit(SubmissionEntry entry, absl::Span<const uint32_t> neurons = {});
-  // Wakes weightd if it sleeps, which may not look at what was queued before. True: it slept.
+  // Wakes weightd if it sleeps; it may not see earlier entries otherwise. Returns true if it slept.
   bool RingBell();
   // The oldest completion, left in the ring until Advance(). False: none, or the session is lost.
   bool Peek(CompletionEntry* entry);
   void Advance() { completions_->Advance(); }
 
-  // Lends weightd slab `number` and waits for its answer. The answer's code; UNAVAILABLE: the session is
+  // Lends slab `number` to weightd and waits for the answer. The answer's code; UNAVAILABLE: the session is
   // lost; DEADLINE_EXCEEDED.
   absl::Status OfferSlab(uint32_t number, const SlabOffer& offer, absl::Time deadline);
-  // Clears a word for a transfer that is about to be submitted; what weightd has stored there.
+  // Progress words of transfers: cleared before a transfer is submitted, then stored by weightd.
   void ClearProgress(size_t word) { control_.progress[word].store(0, std::memory_order_relaxed); }
   uint64_t Progress(size_t word) const { return control_.progress[word].load(std::memory_order_acquire); }
   size_t progress_words() const { return control_.layout.progress_words; }
 
-  // Takes what has come on the side socket: segments, or its end.
+  // Processes messages on the side socket: segments, or its end.
   void DrainSide();
 
   // Sleeps until a completion may be there, the session is lost, the wake's eventfd is readable, or
-  // `deadline`. True: it was the wake's, which has been read.
+  // `deadline`. Returns true if it was the wake's, which has been read.
   bool Sleep(absl::Time deadline);
 
-  // Why the session is over; OK while it lives. Sticky.
+  // Reason of the session's end; OK while it lives. Sticky.
   const absl::Status& lost() const { return lost_; }
   // Ends the session from this side, with the reason.
   void Lose(const absl::Status& why);
-  // Whether weightd has closed the side socket or died: one poll(2).
+  // True if weightd has closed the side socket or died: one poll(2).
   bool PeerGone() const;
-  // What tells beyond this session's life how weightd fares: `side` hangs up when nothing of our slabs is
-  // mapped there any more, `process` is readable once weightd's has exited.
+  // Descriptors that outlive this session: `side` hangs up when weightd has unmapped our slabs, `process` is
+  // readable once weightd's process has exited.
   struct Ends {
     UniqueFd side;
     UniqueFd process;
@@ -125,7 +125,7 @@ class WeightSession {
   const std::vector<uint64_t>& extent_bytes_;
   const int wake_fd_;
   UniqueFd side_;
-  UniqueFd epoll_;  // over all that Sleep() waits for: cheaper than poll(2) of four
+  UniqueFd epoll_;  // over all of Sleep()'s sources: cheaper than poll(2) of four
   UniqueFd server_bell_;
   UniqueFd client_bell_;
   UniqueFd peer_pidfd_;
@@ -139,12 +139,12 @@ class WeightSession {
   std::optional<SubmissionWriter> submissions_;  // set once the regions are mapped, as is the next
   std::optional<CompletionReader> completions_;
   std::optional<ListArena> lists_;
-  std::vector<Segment> segments_;  // by id; ids are never used twice in one life of weightd
+  std::vector<Segment> segments_;  // by id; ids are never reused in one life of weightd
   size_t mapped_segments_ = 0;
   std::vector<uint32_t> unsent_acks_;  // retired segments, unmapped but not yet acknowledged
   bool populate_ = true;               // segments announced now are filled already: map all their pages
-  bool ready_ = false;                 // every segment there was at the start has been announced
-  bool alive_ = true;                  // lost_.ok(), kept apart for TryLease
+  bool ready_ = false;                 // all initial segments have been announced
+  bool alive_ = true;                  // lost_.ok(), as a flag for TryLease
   std::optional<SideMessage> slab_answer_;
   SegmentObserver* observer_ = nullptr;
   absl::Status lost_;

@@ -1,4 +1,4 @@
-// How a WeightSession begins: HELLO and WELCOME on the side socket, the regions mapped and checked.
+// Start of a WeightSession: HELLO and WELCOME on the side socket, the regions mapped and checked.
 #include <poll.h>
 
 #include <cstring>
@@ -43,8 +43,8 @@ absl::StatusOr<std::unique_ptr<WeightSession>> WeightSession::JoinOver(
   RETURN_IF_ERROR(session->TakeWelcome(deadline));
   RETURN_IF_ERROR(session->WatchAll());
   RETURN_IF_ERROR(session->AwaitReady(deadline));
-  // Segments mapped at the start have their pages populated at once, before the first step; later ones come
-  // while steps run, which must not wait for that.
+  // Initial segments get their pages populated at once, before the first step; later ones arrive while steps
+  // run, which must not wait for that.
   session->populate_ = false;
   return session;
 }
@@ -84,8 +84,8 @@ absl::Status WeightSession::TakeWelcome(absl::Time deadline) {
   return CheckTables();
 }
 
-// Waits until weightd has announced the segments that it has. Only then can what is resident be leased from
-// the first step on; a session that began earlier would ask for extents that are there.
+// Waits until weightd has announced its segments. Only then can resident extents be leased from the first
+// step on; an earlier session would request them again.
 absl::Status WeightSession::AwaitReady(absl::Time deadline) {
   while (true) {
     DrainSide();
@@ -119,8 +119,8 @@ absl::Status WeightSession::MapRegions(const std::vector<UniqueFd>& fds) {
   return absl::OkStatus();
 }
 
-// weightd made these tables for this very session. A difference means another build or another life of
-// weightd, and reading on would take other extents' bytes for ours.
+// weightd made these tables for this session. A difference means another build or another life of weightd,
+// and continuing would read other extents' bytes.
 absl::Status WeightSession::CheckTables() const {
   ResidencyHeader residency;
   PinsHeader pins;

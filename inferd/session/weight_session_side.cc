@@ -1,4 +1,4 @@
-// A WeightSession's side socket after it was joined: segments that come and go, slabs that are offered.
+// Side socket of a joined WeightSession: segments that come and go, offered slabs.
 #include <poll.h>
 
 #include <utility>
@@ -32,7 +32,7 @@ void WeightSession::DrainSide() {
 
 absl::Status WeightSession::OnSideMessage(SidePacket packet) {
   const SideMessage& message = packet.message;
-  // A message of another session would come of a mix-up in weightd, and must not be acted on.
+  // A message of another session indicates a mix-up in weightd, and must be ignored.
   if (message.session != opened_.session || message.boot_epoch != opened_.boot_epoch) {
     return NoSense("a message's session", message.session, opened_.session);
   }
@@ -70,7 +70,7 @@ absl::Status WeightSession::OfferSlab(uint32_t number, const SlabOffer& offer, a
   message.link_latency_nanos = static_cast<uint64_t>(rate.latency_nanos);
   slab_answer_.reset();
   absl::Status sent;
-  // The socket does not block, and its buffer may be full of acknowledgements that weightd has not read yet.
+  // The socket is non-blocking, and its buffer may be full of acknowledgements that weightd has not read yet.
   while (absl::IsUnavailable(
              sent = SendSideMessage(side_.get(), message, {&offer.fd, DescriptorsOf(offer.kind)})) &&
          absl::Now() < deadline) {
@@ -116,7 +116,7 @@ absl::Status WeightSession::RetireSegment(uint32_t id) {
     return NoSense("a retired segment's number", id, 0);
   }
   if (observer_ != nullptr) {
-    // The observer first: a device may have the memory registered, and must let go of it while it is there.
+    // The observer first: a device may have the memory registered, and must unregister it while it is mapped.
     observer_->OnSegmentUnmapped(id);
   }
   segments_[id] = {};
@@ -133,7 +133,7 @@ void WeightSession::SendAcks() {
     ack.session = opened_.session;
     ack.segment = unsent_acks_.back();
     if (!SendSideMessage(side_.get(), ack).ok()) {
-      return;  // its buffer is full, or weightd is gone, which the next receive reports
+      return;  // its buffer is full, or weightd is gone, as the next receive reports
     }
     unsent_acks_.pop_back();
   }

@@ -84,7 +84,7 @@ WeightsRpcClient& WeightsRpcClient::operator=(WeightsRpcClient&&) noexcept = def
 
 absl::StatusOr<OpenedSession> WeightsRpcClient::OpenSession(const OpenSessionParams& params,
                                                             absl::Time deadline) {
-  // gRPC takes its time to find out that nobody listens; the kernel knows at once.
+  // gRPC detects a missing listener late; the kernel reports it at once.
   const auto probe = ConnectUnix(impl_->socket_path, UnixSocketType::kStream);
   if (!probe.ok()) {
     return absl::UnavailableError(absl::StrCat("weightd: ", probe.status().message()));

@@ -1,4 +1,4 @@
-// The gRPC half of a session with weightd: opening and closing it. Everything else goes over shared memory
+// The gRPC half of a session with weightd: opening and closing it. Everything else uses shared memory
 // (inferd/session/weight_session.h).
 //
 // Thread safety: thread-compatible.
@@ -16,7 +16,7 @@
 
 namespace sluice {
 
-// What OpenSession is asked for. One pack a session: inferd serves one model.
+// Parameters of OpenSession. One pack a session: inferd serves one model.
 struct OpenSessionParams {
   AbiSignature abi;
   uint64_t expected_boot_epoch = 0;  // 0: any life of weightd
@@ -41,21 +41,21 @@ struct OpenedSession {
 
 class WeightsRpcClient {
  public:
-  // Talks to weightd's unix socket at `socket_path`. Nothing is sent yet.
+  // Client for weightd's unix socket at `socket_path`. Sends nothing yet.
   explicit WeightsRpcClient(const std::string& socket_path);
   ~WeightsRpcClient();
   WeightsRpcClient(WeightsRpcClient&&) noexcept;
   WeightsRpcClient& operator=(WeightsRpcClient&&) noexcept;
 
-  // UNAVAILABLE at once when nobody listens on the socket, DEADLINE_EXCEEDED at `deadline`; weightd's own
-  // errors otherwise; INTERNAL when its answer makes no sense.
+  // UNAVAILABLE at once if the socket has no listener, DEADLINE_EXCEEDED at `deadline`; weightd's own errors
+  // otherwise; INTERNAL for an invalid answer.
   absl::StatusOr<OpenedSession> OpenSession(const OpenSessionParams& params, absl::Time deadline);
   // NOT_FOUND: that life of weightd is over, or the session.
   absl::Status CloseSession(uint64_t session, uint64_t boot_epoch, absl::Time deadline);
-  // Another bound on weightd's memory for weights, in bytes. weightd's errors with the numbers.
+  // A new bound on weightd's memory for weights, in bytes. weightd's errors with the numbers.
   struct DramBudget {
     uint64_t previous = 0;
-    uint64_t segment_bytes = 0;  // that it has taken now
+    uint64_t segment_bytes = 0;  // segment memory in use now
   };
   absl::StatusOr<DramBudget> SetDramBudget(uint64_t bytes, absl::Time deadline);
 

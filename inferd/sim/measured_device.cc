@@ -14,7 +14,7 @@
 namespace sluice {
 namespace {
 
-// The parts of a work whose rows are computed after its lead, or all three.
+// Returns the parts of a work computed after its lead, or all three.
 std::vector<const WeightView*> PartsOf(const ExpertWork& work) {
   std::vector<const WeightView*> parts = {&work.down};
   if (work.sparsity != SparsityOrder::kUp) parts.push_back(&work.up);
@@ -22,8 +22,8 @@ std::vector<const WeightView*> PartsOf(const ExpertWork& work) {
   return parts;
 }
 
-// The one encoding of all that the call reads, and the rows it reads; none if there are several, or if
-// something is neither computed whole nor by leads.
+// The single encoding of all weights that the call reads, and the number of rows; empty if there are several,
+// or if a work is computed neither whole nor by leads.
 struct Uniform {
   const WeightView* view = nullptr;
   double rows = 0;
@@ -126,7 +126,7 @@ absl::Status MeasuredQueue::WriteTable() {
 
 MeasuredQueue::~MeasuredQueue() {
   CountStep();
-  // Nobody is left to hear of an error, but the file has taken its last eight steps.
+  // The error has no receiver here; the file already holds all but the last steps.
   if (steps_ > 0) WriteTable().IgnoreError();
 }
 
@@ -171,7 +171,7 @@ absl::Status MeasuredQueue::Run(const MatMulArgs& args) {
   return status;
 }
 
-// The product before it was the head's.
+// Times the candidates; the matrix product before this call was the head's.
 absl::Status MeasuredQueue::Run(const TopLogitsArgs& args) {
   rest_seconds_ -= last_matmul_seconds_;
   head_seconds_ += last_matmul_seconds_;

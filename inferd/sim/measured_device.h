@@ -1,10 +1,11 @@
-// A backend that times the operations of the one behind it and writes what they took as a table of costs for
-// --clock virtual (--measure-costs): so a run in virtual time can foretell one in real time on this machine.
+// A backend that times the operations of the wrapped backend and writes their times as a cost table for
+// --clock virtual (--measure-costs), so that a run in virtual time can predict one in real time on this
+// machine.
 //
-// Only steps of one row count. Experts give times of a row by encoding: of calls whose works are alike, those
-// that compute all neurons, leads, and those that compute the neurons that count by a lead. All other
-// operations of a layer are its attention's, head and candidates the head's. Each figure is the median over
-// calls or steps. The file is written at the start, every kStepsBetweenWrites steps and at the end.
+// Only steps of one row are measured. Expert calls with uniform works give the time of a row by encoding,
+// separately for whole experts, leads, and active neurons after a lead. All other operations of a layer count
+// as attention, head and candidates as the head. Each figure is the median over calls or steps. The file is
+// written at the start, every kStepsBetweenWrites steps and at the end.
 //
 // Thread safety: as Backend's; Counters() and Describe() may be called from any thread.
 #pragma once
@@ -23,14 +24,14 @@
 
 namespace sluice {
 
-// The last kMost values added: the first steps after a start meet cold memory.
+// The last kMost values added; older ones are dropped, as the first steps after a start meet cold memory.
 class CostSamples {
  public:
   static constexpr size_t kMost = 32;
   CostSamples() { values_.reserve(kMost); }
   void Add(double value);
   bool empty() const { return values_.empty(); }
-  // REQUIRES: not empty. Of an even count the upper of the two in the middle.
+  // Returns the median; the upper middle value for an even count. REQUIRES: not empty.
   double Median();
 
  private:
@@ -39,15 +40,15 @@ class CostSamples {
   size_t next_ = 0;
 };
 
-// What was measured, and its text as ParseVirtualCosts reads it from a file.
+// The measured costs, and their text in the format of ParseVirtualCosts.
 class CostTable {
  public:
-  // `expert_bytes`: of an expert in bf16.
+  // `expert_bytes`: size of an expert in bf16.
   explicit CostTable(uint64_t expert_bytes) : expert_bytes_(expert_bytes) {}
 
   void AddExperts(const MoeExpertsArgs& args, double seconds, Backend* backend);
   void AddLeads(const ExpertLeadsArgs& args, double seconds);
-  // `rest`: of the step's operations that are neither experts' nor the head's.
+  // `rest_seconds`: time of the step's operations that belong neither to experts nor to the head.
   void AddStep(double rest_seconds, uint32_t layers, double head_seconds);
   std::string Text();
 
@@ -60,8 +61,8 @@ class CostTable {
   std::array<Rows, kEncodingValues> rows_;
   CostSamples attention_;
   CostSamples head_;
-  EncodingDescriptor dense_;  // of the experts that were computed whole
-  uint32_t dense_cols_ = 0;   // 0: none was
+  EncodingDescriptor dense_;  // encoding of experts computed whole
+  uint32_t dense_cols_ = 0;   // 0: none computed whole
 };
 
 class MeasuredQueue final : public Queue {
@@ -70,10 +71,10 @@ class MeasuredQueue final : public Queue {
   // `backend` outlives the queue.
   MeasuredQueue(Backend* backend, std::string path, uint64_t expert_bytes)
       : backend_(backend), behind_(&backend->queue()), path_(std::move(path)), table_(expert_bytes) {}
-  // Writes what was measured since the last time.
+  // Writes the values measured since the last write.
   ~MeasuredQueue() override;
 
-  // Writes the file anew. Errors: the file's.
+  // Rewrites the file. Errors: the file's.
   absl::Status WriteTable();
 
   absl::Status Upload(const void* source, uint64_t bytes, BufferRef destination) override {
@@ -82,7 +83,7 @@ class MeasuredQueue final : public Queue {
   absl::Status Download(BufferRef source, uint64_t bytes, void* destination) override {
     return behind_->Download(source, bytes, destination);
   }
-  // Embed begins a step: errors of the file too.
+  // Runs and times an operation. Embed begins a step; returns errors of the file too.
   absl::Status Enqueue(const Operation& operation) override;
   bool RunsAtCall() const override { return behind_->RunsAtCall(); }
   absl::Status BeginGraph() override { return behind_->BeginGraph(); }
@@ -93,9 +94,9 @@ class MeasuredQueue final : public Queue {
   absl::StatusOr<double> Seconds(Event from, Event to) override { return behind_->Seconds(from, to); }
 
  private:
-  // Runs an operation behind and adds its seconds to `sum`.
+  // Runs an operation on the wrapped backend and adds its seconds to `sum`.
   absl::Status Time(const Operation& operation, double* sum);
-  // Runs an operation and counts its seconds to what it is a part of.
+  // Runs an operation and adds its seconds to the part it belongs to.
   template <class Args>
   absl::Status Run(const Args& args) {
     return Time(&args, &rest_seconds_);
@@ -106,7 +107,7 @@ class MeasuredQueue final : public Queue {
   absl::Status Run(const GatedDeltaArgs& args) { return TimeLayer(&args); }
   absl::Status Run(const MambaArgs& args) { return TimeLayer(&args); }
   absl::Status Run(const ShortConvArgs& args) { return TimeLayer(&args); }
-  // What each layer with attention of whichever kind has once.
+  // Times an operation that every layer with attention runs once.
   absl::Status TimeLayer(const Operation& operation) {
     ++layers_;
     return Time(operation, &rest_seconds_);
@@ -122,18 +123,19 @@ class MeasuredQueue final : public Queue {
   const MonotonicClock clock_;
   const std::string path_;
   CostTable table_;
-  // Of the running step.
+  // State of the running step.
   size_t rows_ = 0;
   uint32_t layers_ = 0;
   double rest_seconds_ = 0;
   double last_matmul_seconds_ = 0;
   double head_seconds_ = 0;
-  uint32_t steps_ = 0;  // of one row, since the file was written
+  uint32_t steps_ = 0;  // one-row steps since the last write
 };
 
 class MeasuredDevice final : public Backend {
  public:
-  // The table goes to `path`, which is replaced. `expert_bytes`: of an expert in bf16. Errors: the file's.
+  // The table is written to `path`, which is replaced. `expert_bytes`: size of a bf16 expert. Errors: the
+  // file's.
   static absl::StatusOr<std::unique_ptr<MeasuredDevice>> Create(std::unique_ptr<Backend> behind,
                                                                 std::string path, uint64_t expert_bytes);
 

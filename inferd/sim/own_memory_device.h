@@ -1,6 +1,6 @@
-// A backend that keeps host and device apart as a GPU does, in front of one that computes in the host's
-// memory (device `sim`): the host sees staging memory and nothing else, and the device reads no host memory.
-// So what works here has asked for every transfer that it needs.
+// A backend that separates host and device memory like a GPU, in front of one that computes in host memory
+// (device `sim`): the host sees only staging memory, and the device reads no host memory. So code that works
+// here has requested every transfer that it needs.
 //
 // Thread safety: as Backend's; Counters() and Describe() may be called from any thread.
 #pragma once

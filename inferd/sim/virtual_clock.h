@@ -1,7 +1,8 @@
-// Time of a modelled device and of the CPU beside it: it moves when work of known cost is done or waited for,
-// never by itself, so that the same decisions take the same time on any machine (--clock virtual).
+// Virtual time of a modelled device and of the CPU beside it: it advances when work of known cost is done or
+// waited for, never by itself, so that the same decisions take the same time on any machine (--clock
+// virtual).
 //
-// Thread safety: one thread moves them (the engine's); any thread may read the time.
+// Thread safety: one thread (the engine's) advances the clock; any thread may read the time.
 #pragma once
 
 #include <algorithm>
@@ -12,12 +13,12 @@
 
 namespace sluice {
 
-// The CPU of the modelled machine, which computes experts where they lie, one after another.
+// The CPU of the modelled machine, which computes experts in place, one after another.
 class VirtualCpu {
  public:
-  // Begins as soon as it is free, at `now` at the earliest; returns when it will have ended.
+  // Schedules work at the first free time, not before `now`; returns its end time.
   int64_t Run(int64_t now, int64_t nanos) { return free_at_ = std::max(free_at_, now) + nanos; }
-  // Who waits for the link may have to look at a result of the CPU first: the clock goes no further at once.
+  // Sets the time of the CPU's next result: a wait for the link advances the clock no further than that.
   void SetNextResult(int64_t nanos) { next_result_ = nanos; }
   int64_t next_result() const { return next_result_; }
 

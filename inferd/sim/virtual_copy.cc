@@ -1,4 +1,5 @@
-// How a VirtualWeightClient comes by the bytes: leases of the client behind, filled first where they must be.
+// Copies of a VirtualWeightClient: bytes come from leases of the wrapped client, which are filled first if
+// needed.
 #include <cstring>
 
 #include "absl/time/clock.h"
@@ -27,7 +28,7 @@ bool VirtualWeightClient::LeaseAll(const ExtentRange& range, std::vector<ExtentL
   return true;
 }
 
-// An error is about the connection; what is wrong with the bytes is told by the completion.
+// Copies the bytes. A returned error concerns the connection; the completion reports errors of the bytes.
 absl::Status VirtualWeightClient::CopyNow(const FetchRequest& request, FetchCompletion* completion) {
   const ExtentRange range = ExtentsOf(request);
   std::vector<ExtentLease> leases;
@@ -38,7 +39,7 @@ absl::Status VirtualWeightClient::CopyNow(const FetchRequest& request, FetchComp
       return absl::OkStatus();
     }
     if (absl::Now() > limit) {
-      completion->code = absl::StatusCode::kResourceExhausted;  // others keep taking its room
+      completion->code = absl::StatusCode::kResourceExhausted;  // others keep evicting it
       return absl::OkStatus();
     }
   }
@@ -51,7 +52,7 @@ absl::Status VirtualWeightClient::CopyNow(const FetchRequest& request, FetchComp
 
 // Makes the expert resident in weightd's DRAM; completions of other requests are kept for Poll().
 absl::Status VirtualWeightClient::FillNow(const FetchRequest& request, FetchCompletion* completion) {
-  constexpr uint64_t kOwnIds = uint64_t{1} << 63;  // the engine's serial numbers do not reach so far
+  constexpr uint64_t kOwnIds = uint64_t{1} << 63;  // the engine's serial numbers stay below
   FetchRequest fill;
   fill.id = kOwnIds | ++fills_;
   fill.step = request.step;

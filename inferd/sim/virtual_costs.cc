@@ -52,7 +52,7 @@ const Regime* FindRegime(const std::string& name) {
   return nullptr;
 }
 
-// The place of a value by its key; null for a key that is none.
+// Returns the field of a key; null for an unknown key.
 double* FieldOf(const std::string& key, VirtualCosts* costs) {
   for (const Field& field : kFields) {
     if (key == field.name) {

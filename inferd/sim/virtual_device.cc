@@ -21,7 +21,7 @@ std::string VirtualDevice::Describe() const {
   return absl::StrCat(behind_->Describe(), ", timed as ", ShowVirtualCosts(costs_));
 }
 
-// Neurons counted so far for the work's rows, all tiles together.
+// Number of active neurons counted so far for the work's rows, over all tiles.
 uint64_t VirtualQueue::Active(const MoeExpertsArgs& args, const ExpertWork& work) const {
   uint64_t sum = 0;
   for (const uint32_t slot : work.slots) {
@@ -52,7 +52,7 @@ uint32_t CountedByLead(Backend* backend, const ExpertWork& work) {
   return counted;
 }
 
-// `kept`: share of the range's neurons that some row keeps.
+// `kept`: share of the range's neurons that are active in some row.
 double VirtualQueue::SecondsOf(const ExpertWork& work, double kept) const {
   const double neurons = NeuronsOf(work);
   const auto seconds = [&](const WeightView& view, bool all) {

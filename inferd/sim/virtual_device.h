@@ -1,6 +1,6 @@
-// A backend that computes on the one behind it and moves a virtual clock by what a modelled device would take
-// (--clock virtual): experts by the bytes they read, attention by the layer, all else nothing; experts that
-// the residency gave to the CPU cost the device nothing.
+// A backend that computes on the wrapped backend and advances a virtual clock by a modelled device's time
+// (--clock virtual): experts cost by the bytes they read, attention per layer, other operations nothing;
+// experts that the cache gave to the CPU cost the device nothing.
 //
 // Thread safety: as Backend's; Counters() and Describe() may be called from any thread.
 #pragma once
@@ -15,15 +15,15 @@
 
 namespace sluice {
 
-// Of a work whose lead values are made already: the neurons of its range that count for any row and are
-// there.
+// Number of neurons in the work's range that are resident and active in any row, for a work with computed
+// lead values.
 uint32_t CountedByLead(Backend* backend, const ExpertWork& work);
-// Of a work's range: the neurons.
+// Number of neurons in a work's range.
 uint32_t NeuronsOf(const ExpertWork& work);
 
 class VirtualQueue final : public Queue {
  public:
-  // All outlive the queue. `expert_bytes`: of an expert in bf16.
+  // All arguments outlive the queue. `expert_bytes`: size of an expert in bf16.
   VirtualQueue(Backend* backend, VirtualClock* clock, const VirtualCosts& costs, uint64_t expert_bytes)
       : backend_(backend),
         behind_(&backend->queue()),
@@ -47,7 +47,7 @@ class VirtualQueue final : public Queue {
   absl::StatusOr<double> Seconds(Event from, Event to) override { return behind_->Seconds(from, to); }
 
  private:
-  // Runs an operation behind and charges what it takes on the modelled device.
+  // Runs an operation on the wrapped backend and charges its time on the modelled device.
   template <class Args>
   absl::Status Run(const Args& args) {
     return behind_->Enqueue(&args);

@@ -9,7 +9,7 @@
 namespace sluice {
 namespace {
 
-// Chunks of an expert: what a demand waits for when a prefetch is on the link.
+// Number of link chunks per expert; a demand waits for one chunk when a prefetch is on the link.
 constexpr uint64_t kChunksOfAnExpert = 32;
 constexpr uint64_t kSmallestChunk = 4096;
 constexpr uint64_t kLargestChunk = 1 << 20;
@@ -61,13 +61,13 @@ absl::Status VirtualWeightClient::Submit(const FetchRequest& request) {
   transfer.target.neurons = {};
   transfer.submitted = Now();
   if (request.dense_extent != FetchRequest::kNoExtent) {
-    // Once, at the start: nobody's token waits for it, so the link is not asked.
+    // This runs once at the start, when no token waits for it, so the link is not modelled.
     RETURN_IF_ERROR(CopyNow(request, &transfer.completion));
     transfer.complete = true;
     transfers_.push_back(std::move(transfer));
     return absl::OkStatus();
   }
-  link_->AdvanceTo(Now());  // so that what is joined does not end while it is
+  link_->AdvanceTo(Now());  // so that a coalesced transfer does not end meanwhile
   if (Transfer* same = SameBytes(request); same != nullptr) {
     same->followed = true;
     transfer.leader = same->completion.id;
@@ -102,7 +102,7 @@ VirtualWeightClient::Transfer* VirtualWeightClient::SameBytes(const FetchRequest
   return nullptr;
 }
 
-// Bytes of one neuron in the parts asked for.
+// Bytes of one neuron in the requested parts.
 uint64_t VirtualWeightClient::RowBytesOf(const FetchRequest& request) const {
   uint64_t bytes = 0;
   for (int part = 0; part < kPartCount; ++part) {
@@ -137,11 +137,11 @@ void VirtualWeightClient::SendTiles(const FetchRequest& request, Transfer* trans
   }
 }
 
-// Also under way: `transfers_` may not be changed by what it calls.
+// Also called while transfers_ is iterated, so it must not change transfers_.
 void VirtualWeightClient::OnTile(uint64_t number, int64_t nanos, uint64_t bytes, bool cancelled) {
   const auto owner = owner_.find(number);
   if (owner == owner_.end()) {
-    return;  // of a session that is over
+    return;  // belongs to an ended session
   }
   Transfer* transfer = Find(owner->second);
   owner_.erase(owner);
@@ -197,7 +197,7 @@ void VirtualWeightClient::CancelTiles(Transfer* transfer) {
   transfer->cancelled = true;
   const uint64_t first = transfer->first_number;
   const uint32_t tiles = transfer->tiles;
-  for (uint32_t i = tiles; i > 0; --i) {  // from the end: what is cancelled gives way to the tile after it
+  for (uint32_t i = tiles; i > 0; --i) {  // from the end, as a cancelled tile lets the next one start
     if (owner_.contains(first + i - 1)) {
       link_->Cancel(first + i - 1, Now());
     }
@@ -253,7 +253,7 @@ size_t VirtualWeightClient::Poll(absl::FunctionRef<void(const FetchCompletion&)>
   return handled;
 }
 
-// What is on the link is waited for by moving the clock; for all else real time must pass.
+// Waits: advances the clock for transfers on the link; other completions need real time.
 absl::Status VirtualWeightClient::Wait(absl::Time deadline) {
   if (!behind_->connected()) {
     return behind_->Wait(deadline);
@@ -267,7 +267,7 @@ absl::Status VirtualWeightClient::Wait(absl::Time deadline) {
   if (next < 0) {
     return behind_->Wait(deadline);
   }
-  // A CPU that ends before that is looked at first.
+  // An earlier result of the CPU is handled first.
   const int64_t until = std::min(next, std::max(clock_->cpu().next_result(), Now()));
   clock_->AdvanceTo(until);
   link_->AdvanceTo(until);

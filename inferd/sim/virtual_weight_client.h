@@ -1,9 +1,9 @@
 // A WeightClient whose transfers of experts take the time of a modelled link (--clock virtual): bytes are
-// copied into the slab at once, from leases of the client behind, but tiles land and requests complete when
-// the model says so, on a clock that only waiting and computing move. All else goes to the client behind
-// unchanged.
+// copied into the slab at once, from leases of the wrapped client, but tiles land and requests complete at
+// modelled times, on a clock that only waiting and computing advance. All other calls go to the wrapped
+// client unchanged.
 //
-// Thread safety: as WeightClient's; the engine thread's but for Wake(), Describe() and counters().
+// Thread safety: as WeightClient's; belongs to the engine thread, except Wake(), Describe() and counters().
 #pragma once
 
 #include <cstdint>
@@ -22,7 +22,7 @@ namespace sluice {
 
 class VirtualWeightClient final : public WeightClient {
  public:
-  // `clock` outlives this.
+  // `clock` outlives this object.
   VirtualWeightClient(std::unique_ptr<WeightClient> behind, VirtualClock* clock);
 
   const Pack& pack() const override { return behind_->pack(); }
@@ -48,7 +48,7 @@ class VirtualWeightClient final : public WeightClient {
 
  private:
   struct Transfer {
-    FetchCompletion completion;  // as it will be
+    FetchCompletion completion;  // the future completion
     FetchClass fetch_class = FetchClass::kDemand;
     uint64_t step = 0;
     uint32_t layer = 0;
@@ -56,11 +56,11 @@ class VirtualWeightClient final : public WeightClient {
     PartSet parts = 0;
     TransferTarget target;  // without its list
     std::vector<uint32_t> neurons;
-    uint64_t first_number = 0;  // of its tiles on the link
+    uint64_t first_number = 0;  // number of its first tile on the link
     uint32_t tiles = 0;
     uint32_t landed = 0;
     uint32_t ended = 0;   // tiles that landed or were cancelled
-    uint64_t leader = 0;  // the same bytes asked for before: this one lands with it
+    uint64_t leader = 0;  // earlier request for the same bytes: this one is coalesced with it
     bool followed = false;
     bool cancelled = false;
     bool complete = false;
@@ -83,11 +83,11 @@ class VirtualWeightClient final : public WeightClient {
 
   const std::unique_ptr<WeightClient> behind_;
   VirtualClock* const clock_;
-  std::unique_ptr<VirtualLink> link_;  // of the last slab offered
+  std::unique_ptr<VirtualLink> link_;  // link of the last slab offered
   std::vector<Mapping> slabs_;
-  std::deque<Transfer> transfers_;                // by submission
-  std::unordered_map<uint64_t, uint64_t> owner_;  // of a tile's number: the request's id
-  std::vector<FetchCompletion> held_;             // of the client behind, that came while bytes were filled
+  std::deque<Transfer> transfers_;                // in order of submission
+  std::unordered_map<uint64_t, uint64_t> owner_;  // request id by tile number
+  std::vector<FetchCompletion> held_;             // the wrapped client's completions during a fill
   uint64_t next_number_ = 1;
   uint64_t fills_ = 0;
   absl::Duration fill_limit_ = absl::Seconds(20);

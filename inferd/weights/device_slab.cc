@@ -6,7 +6,8 @@
 namespace sluice {
 namespace {
 
-// A session's copies stop at the next chunk, some 40 microseconds of a real link.
+// Timeout for weightd to unmap: a session's copies stop at the next chunk, some 40 microseconds of a real
+// link.
 constexpr absl::Duration kUnmapPatience = absl::Seconds(2);
 
 }  // namespace
@@ -16,14 +17,14 @@ absl::StatusOr<std::unique_ptr<DeviceSlab>> DeviceSlab::Create(uint64_t bytes, B
   return std::unique_ptr<DeviceSlab>(new DeviceSlab(backend, memory));
 }
 
-// To free memory that another process has open is undefined on CUDA, and memory that it has mapped stays
-// taken. A weightd that does not answer within its time has stopped or hangs, and inferd is not to hang with
-// it.
+// Freeing memory that another process has open is undefined on CUDA, and memory that it has mapped stays
+// allocated. A weightd that does not answer within the timeout has stopped or hangs, and inferd must not hang
+// with it.
 DeviceSlab::~DeviceSlab() {
   if (client_ != nullptr) {
     client_->TakeSlabsBack(absl::Now() + kUnmapPatience).IgnoreError();
   }
-  backend_->Free(memory_.buffer).IgnoreError();  // the id is ours
+  backend_->Free(memory_.buffer).IgnoreError();  // the id is valid
 }
 
 absl::Status DeviceSlab::Offer(double link_gbps, double link_latency_us, WeightClient* client) {
@@ -40,7 +41,7 @@ absl::Status DeviceSlab::Offer(double link_gbps, double link_latency_us, WeightC
   offer.device = memory_.device;
   offer.link_gbps = link_gbps;
   offer.link_latency_us = link_latency_us;
-  client_ = client;  // also of an offer that fails: it may have been mapped all the same
+  client_ = client;  // also after a failed offer: it may have been mapped all the same
   ASSIGN_OR_RETURN(number_, client->OfferSlab(offer));
   offered_in_ = session;
   return absl::OkStatus();

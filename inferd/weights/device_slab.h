@@ -18,18 +18,18 @@ class DeviceSlab {
  public:
   // `backend` outlives the slab, as does every client that it is offered to. Errors of the backend.
   static absl::StatusOr<std::unique_ptr<DeviceSlab>> Create(uint64_t bytes, Backend* backend);
-  // Takes the memory back before it is freed (WeightClient::TakeSlabsBack), which ends the client's session.
+  // Revokes the memory before it is freed (WeightClient::TakeSlabsBack), which ends the client's session.
   ~DeviceSlab();
   DeviceSlab(const DeviceSlab&) = delete;
   DeviceSlab& operator=(const DeviceSlab&) = delete;
 
-  // weightd may write into the slab from here on until the session ends, as fast as the link goes (0: as it
-  // can). Nothing happens if it was offered to this session before: one file is one slab.
+  // Lets weightd write into the slab until the session ends, at the link's rate (0: unthrottled). Does
+  // nothing if it was offered to this session before: one file is one slab.
   absl::Status Offer(double link_gbps, double link_latency_us, WeightClient* client);
 
   BufferId buffer() const { return memory_.buffer; }
   HandleKind kind() const { return memory_.kind; }
-  // weightd's number of it, once it was offered.
+  // weightd's number of the slab, once it was offered.
   uint32_t number() const { return number_; }
 
  private:
@@ -37,9 +37,9 @@ class DeviceSlab {
 
   Backend* const backend_;
   const SharedBuffer memory_;
-  WeightClient* client_ = nullptr;  // that it was last offered to
+  WeightClient* client_ = nullptr;  // the client of the last offer
   uint32_t number_ = 0;
-  std::optional<uint64_t> offered_in_;  // after so many reconnects of the client
+  std::optional<uint64_t> offered_in_;  // the client's number of reconnects at the last offer
 };
 
 }  // namespace sluice

@@ -1,4 +1,4 @@
-// Several extents leased together, as those of an expert are: all of them or none.
+// Leases of several extents together, as an expert's: all of them or none.
 //
 // Thread safety: free functions; belong to the client's thread.
 #pragma once
@@ -16,7 +16,7 @@ inline void ReleaseExtents(ExtentRange range, uint64_t step, WeightClient* clien
   }
 }
 
-// Into `leases` [range.count]; false: weightd does not have all of them in DRAM, and none is leased.
+// Leases into `leases` [range.count]; false: weightd does not have all of them in DRAM, and none is leased.
 inline bool LeaseExtents(ExtentRange range, uint64_t step, WeightClient* client, ExtentLease* leases) {
   for (uint32_t i = 0; i < range.count; ++i) {
     if (!client->TryLease(range.first + i, &leases[i])) {

@@ -1,5 +1,5 @@
-// The engine's side of the request rings: names requests, remembers what is outstanding, hands completions
-// out, and accounts for the time spent waiting. The only consumer of completions.
+// The engine's side of the request rings: names requests, tracks outstanding ones, hands out completions, and
+// measures waiting time. The only consumer of completions.
 //
 // Thread safety: thread-compatible; belongs to the engine thread.
 #pragma once
@@ -20,7 +20,7 @@ namespace sluice {
 enum class FetchKind : uint8_t { kDense = 0, kDemand = 1, kPrefetch = 2 };
 inline constexpr int kFetchKindCount = 3;
 
-// What a request was for: an expert, or for kDense an extent.
+// Purpose of a request: an expert, or for kDense an extent.
 struct FetchKey {
   FetchKind kind = FetchKind::kDense;
   uint32_t layer = 0;
@@ -28,8 +28,8 @@ struct FetchKey {
   uint32_t extent = 0;
 };
 
-// What a step ends with when weightd could not fetch an expert: DEADLINE_EXCEEDED with the reason
-// WEIGHTS_LATE when the disk did not answer, else the completion's own code.
+// Error of a step whose expert weightd could not fetch: DEADLINE_EXCEEDED with the reason WEIGHTS_LATE if the
+// disk did not answer, else the completion's own code.
 absl::Status FetchTrouble(const FetchKey& key, absl::StatusCode code);
 
 class FetchQueue {
@@ -38,47 +38,47 @@ class FetchQueue {
   static constexpr uint32_t kMaxLayers = 1u << 14;
   static constexpr uint32_t kMaxExperts = 1u << 16;
 
-  // All outlive the queue. `clock` tells how long it waited.
+  // All pointers outlive the queue. `clock` measures its waits.
   FetchQueue(WeightClient* client, Backend* backend, const Clock* clock)
       : client_(client), backend_(backend), clock_(clock) {}
 
   // Returns the request's id. RESOURCE_EXHAUSTED: the ring is full, poll first. UNAVAILABLE: the connection
   // is lost. REQUIRES: a kind other than kDense, layer and expert below the limits.
   absl::StatusOr<uint64_t> FetchExpert(FetchKind kind, uint64_t step, uint32_t layer, uint32_t expert);
-  // The same into a slab.
+  // FetchExpert() with a transfer into a slab.
   absl::StatusOr<uint64_t> TransferExpert(FetchKind kind, uint64_t step, uint32_t layer, uint32_t expert,
                                           PartSet parts, const TransferTarget& target);
-  // A dense extent; with a target on into a slab.
+  // Fetches a dense extent; with a target also into a slab.
   absl::Status FetchDense(uint32_t extent, const TransferTarget* target = nullptr);
 
-  // Hands out every completion that has arrived; what it filled stays resident until `handle` returns.
+  // Handles every completion that has arrived; its extents stay resident until `handle` returns.
   size_t Poll(absl::FunctionRef<void(const FetchKey&, const FetchCompletion&)> handle);
 
-  // Blocks until a completion may be there, somebody woke the client, or `deadline`; compute workers are
-  // parked meanwhile, because weightd needs a CPU then. UNAVAILABLE: the connection is lost.
+  // Blocks until a completion may be there, the client was woken, or `deadline`; compute workers are parked
+  // meanwhile, because weightd needs a CPU then. UNAVAILABLE: the connection is lost.
   absl::Status Wait(absl::Time deadline);
 
-  // Waiting for something else than a completion, on a clock that was moved meanwhile.
+  // Adds a wait for something other than a completion, on a clock that was advanced meanwhile.
   void CountStall(int64_t nanos) { stall_nanos_ += nanos; }
 
-  // Waiting for completions without Wait(), in real time.
+  // Adds a wait for completions without Wait(), in real time.
   void CountWatched(int64_t nanos) {
     stall_nanos_ += nanos;
     real_stall_nanos_ += nanos;
   }
 
-  // The connection is gone and with it everything outstanding.
+  // The connection is lost with all outstanding requests.
   void Forget();
 
   uint32_t outstanding(FetchKind kind) const { return outstanding_[static_cast<int>(kind)]; }
   uint32_t outstanding() const { return outstanding_[0] + outstanding_[1] + outstanding_[2]; }
   uint64_t bytes_ssd() const { return bytes_ssd_; }
-  // Of experts, as the next: dense weights come once and say nothing of what tokens wait for.
+  // Bytes of experts, like the next two: dense weights are loaded once and do not affect tokens' waits.
   uint64_t bytes_link() const { return bytes_link_; }
-  // Time that transfers took from their first byte to their last, overlaps counted twice.
+  // Time of transfers from their first byte to their last, overlaps counted twice.
   double copy_seconds() const { return static_cast<double>(copy_us_) * 1e-6; }
   int64_t stall_nanos() const { return stall_nanos_; }
-  // The same by the machine's clock.
+  // stall_nanos() by the machine's clock.
   int64_t real_stall_nanos() const { return real_stall_nanos_; }
 
  private:

@@ -22,8 +22,8 @@ absl::StatusOr<uint32_t> ListArena::Lend(absl::Span<const uint32_t> neurons, uin
   } else if (count_ == lent_.size()) {
     return absl::ResourceExhaustedError("submission ring is full");
   }
-  const uint32_t begin = count_ == 0 ? 0 : Oldest().offset;  // of what is lent
-  bool ahead = count_ == 0 || end_ > begin;                  // else it has gone around
+  const uint32_t begin = count_ == 0 ? 0 : Oldest().offset;  // first lent offset
+  bool ahead = count_ == 0 || end_ > begin;                  // else it has wrapped around
   if (ahead && begin > 0 && capacity - end_ <= length) {
     end_ = 0;
     ahead = false;

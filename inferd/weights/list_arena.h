@@ -1,5 +1,5 @@
-// ListArena: the client's side of a session's index arena, where lists of neurons lie until weightd has read
-// them. Lists lie one behind another around it; weightd gives them back in the order of their entries.
+// ListArena: the client's side of a session's index arena, which holds lists of neurons until weightd has
+// read them. It is a ring buffer; weightd releases lists in the order of their entries.
 //
 // Thread safety: thread-compatible; the engine thread's.
 #pragma once
@@ -19,7 +19,7 @@ class ListArena {
   // Over the arena of `control`, which outlives this object.
   explicit ListArena(const ControlView& control) : control_(control), lent_(control.layout.ring_entries) {}
 
-  // Copies a list in for the submission entry number `sequence`; where it begins. `consumed`: entries that
+  // Copies a list in for submission entry `sequence`; returns its offset. `consumed`: number of entries that
   // weightd has taken, whose lists are free again. RESOURCE_EXHAUSTED: no room; INVALID_ARGUMENT: longer than
   // the arena. REQUIRES: neurons not empty; `sequence` ascends.
   absl::StatusOr<uint32_t> Lend(absl::Span<const uint32_t> neurons, uint64_t sequence, uint64_t consumed);
@@ -32,10 +32,10 @@ class ListArena {
   const LentList& Oldest() const { return lent_[first_ % lent_.size()]; }
 
   const ControlView control_;
-  std::vector<LentList> lent_;  // [ring_entries], used around
+  std::vector<LentList> lent_;  // [ring_entries], a ring buffer
   size_t first_ = 0;
   size_t count_ = 0;
-  uint32_t end_ = 0;  // where the next goes
+  uint32_t end_ = 0;  // offset of the next list
 };
 
 }  // namespace sluice

@@ -14,10 +14,10 @@ namespace sluice {
 namespace {
 
 constexpr std::array<Part, kPartCount> kParts = {Part::kUp, Part::kGate, Part::kDown};
-// Ids of requests behind; the caller's serial numbers do not reach so far.
+// First id of fill requests; the caller's serial numbers stay below.
 constexpr uint64_t kOwnIds = uint64_t{1} << 63;
-// Prefetches hold at most so many of the largest experts in DRAM while they are copied: a link may be slower
-// than they are asked for, and their sources must not become all of memory.
+// Maximum DRAM of prefetches being copied, in largest experts: a link may be slower than their requests, and
+// their sources must not fill all memory.
 constexpr uint64_t kPrefetchExperts = 4;
 constexpr absl::Duration kStopPace = absl::Microseconds(100);
 
@@ -32,12 +32,12 @@ PullClient::PullClient(std::unique_ptr<WeightClient> behind, std::vector<std::sh
       devices_(std::move(devices)),
       engine_(std::make_unique<TransferEngine>(
           TransferEngine::Options{.threads = 1}, &clock_, [this] { behind_->Wake(); }, devices_)) {
-  behind_->SetSegmentObserver(this).IgnoreError();  // the errors are the caller's observer's, which is none
+  behind_->SetSegmentObserver(this).IgnoreError();  // the caller's observer is null and has no errors
 }
 
 PullClient::~PullClient() {
   StopCopies();
-  behind_->SetSegmentObserver(nullptr).IgnoreError();  // taking an observer away cannot fail
+  behind_->SetSegmentObserver(nullptr).IgnoreError();  // removing an observer cannot fail
   for (const auto& [segment, memory] : segments_) {
     engine_->RemoveSource(memory.data());
   }
@@ -60,7 +60,7 @@ absl::Status PullClient::OnSegmentMapped(uint32_t segment, const std::byte* base
   return observer_ == nullptr ? absl::OkStatus() : observer_->OnSegmentMapped(segment, base, bytes);
 }
 
-// What is copied from a segment is leased, and a segment with leases is not retired.
+// Sources of copies are leased, and a segment with leases is not retired.
 void PullClient::OnSegmentUnmapped(uint32_t segment) {
   if (observer_ != nullptr) {
     observer_->OnSegmentUnmapped(segment);
@@ -285,7 +285,7 @@ void PullClient::StartCopy(Transfer* transfer) {
   engine_->Submit(std::move(job));
 }
 
-// A prefetch that somebody waits for now. Its fill cannot be moved up, but a demand's joins it.
+// A prefetch that is now awaited. Its fill cannot be moved up, but a demand's fill is coalesced with it.
 void PullClient::Promote(Transfer* transfer) {
   if (!IsPrefetch(transfer->request)) {
     return;
@@ -294,7 +294,7 @@ void PullClient::Promote(Transfer* transfer) {
   if (transfer->number != 0) {
     engine_->Promote(transfer->number);
   } else if (transfer->fill != 0) {
-    Fill(transfer).IgnoreError();  // without room in the ring it comes as the prefetch it was
+    Fill(transfer).IgnoreError();  // without room in the ring it arrives as the prefetch it was
   }
 }
 
@@ -305,7 +305,7 @@ void PullClient::OnFilled(const FetchCompletion& filled) {
   Transfer* const transfer = Find(found->second);
   fills_.erase(found);
   if (transfer == nullptr || transfer->fill != filled.id) {
-    return;  // a later one took its place
+    return;  // replaced by a later one
   }
   transfer->fill = 0;
   FetchCompletion& completion = transfer->completion;
@@ -334,8 +334,8 @@ void PullClient::OnCopied(const TransferEnd& end) {
   transfer->completion.link_bytes = end.link_bytes;
   transfer->completion.copy_us = static_cast<uint32_t>(std::min<int64_t>(end.copy_nanos / 1000, UINT32_MAX));
   bytes_link_.fetch_add(end.link_bytes, std::memory_order_relaxed);
-  // Leased memory is what it was leased as while the session lasts, so the session is looked at after the
-  // last byte was read.
+  // Leased memory is unchanged while the session lasts, so the session is checked after the last byte was
+  // read.
   const bool lost = !behind_->connected();
   Unlease(transfer);
   End(transfer, lost              ? absl::StatusCode::kUnavailable
@@ -382,7 +382,7 @@ size_t PullClient::Poll(absl::FunctionRef<void(const FetchCompletion&)> handle) 
     }
   });
   TakeEnds();
-  // What is handled may submit more.
+  // Handlers may submit more.
   while (!over_.empty()) {
     const uint64_t id = over_.front();
     over_.erase(over_.begin());
@@ -443,13 +443,13 @@ void PullClient::CancelPrefetches(uint64_t step, uint32_t layer) {
     } else if (transfer->number != 0) {
       engine_->CancelIfNotStarted(transfer->number);
     } else {
-      transfer->stale = true;  // its read may go on, what it brings is not copied
+      transfer->stale = true;  // its read may continue, but it is not copied
     }
   }
   behind_->CancelPrefetches(step, layer);
 }
 
-// Until no copy reads a lease any more, and none is held.
+// Blocks until no copy reads a lease, and none is held.
 void PullClient::StopCopies() {
   for (const auto& [number, id] : copies_) {
     engine_->Cancel(number);
@@ -470,7 +470,7 @@ void PullClient::DropSlabs() {
   slabs_.clear();
 }
 
-// weightd has none of them, so its session may go on.
+// weightd has mapped none of them, so its session may continue.
 absl::Status PullClient::TakeSlabsBack(absl::Time /*deadline*/) {
   DropSlabs();
   return absl::OkStatus();

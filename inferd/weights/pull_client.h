@@ -1,9 +1,9 @@
-// PullClient: the transport `pull`. Transfers are not weightd's work: what they bring is leased in weightd's
-// DRAM, filled first where it must be, and copied into the slab by this process, on copy threads of its own
-// (common/transfer/transfer_engine.h) and over the same modelled link. All else goes to the client behind
-// unchanged, which is how `push` works.
+// PullClient: the transport `pull`. This process performs the transfers instead of weightd: sources are
+// leased in weightd's DRAM, filled first if needed, and copied into the slab by own copy threads
+// (common/transfer/transfer_engine.h) over the same modelled link. All other calls go to the underlying
+// client unchanged, which implements `push`.
 //
-// weightd maps no slab then, and neither process waits for a device through the other.
+// weightd maps no slab in this mode, and neither process waits for a device through the other.
 //
 // Thread safety: as WeightClient's; the engine thread's but for Wake(), Describe() and counters().
 #pragma once
@@ -26,8 +26,8 @@ namespace sluice {
 
 class PullClient final : public WeightClient, private SegmentObserver {
  public:
-  // `devices` copy into memory of their kinds, and are told of weightd's segments, which they copy from; into
-  // memory files it copies anyway.
+  // `devices` copy into memory of their kinds, and are notified of weightd's segments, the sources of copies;
+  // memory files are supported in any case.
   explicit PullClient(std::unique_ptr<WeightClient> behind,
                       std::vector<std::shared_ptr<Copier>> devices = {});
   ~PullClient() override;
@@ -59,7 +59,7 @@ class PullClient final : public WeightClient, private SegmentObserver {
     std::shared_ptr<Slab> slab;
     uint32_t link = 0;
   };
-  // The extents of a transfer: one of each stream that it takes rows of, or a dense one.
+  // Source extents of a transfer: one of each stream whose rows it uses, or a dense one.
   struct Sources {
     std::array<uint32_t, kPartCount> extents = {};
     std::array<ExtentLease, kPartCount> leases = {};
@@ -70,12 +70,12 @@ class PullClient final : public WeightClient, private SegmentObserver {
     TransferTarget target;  // without its list
     std::vector<uint32_t> neurons;
     Sources sources;
-    uint64_t number = 0;  // of the engine's job; 0: it is not being copied
-    uint64_t fill = 0;    // of the request behind; 0: none is outstanding
+    uint64_t number = 0;  // job number in the engine; 0: not being copied
+    uint64_t fill = 0;    // id of the fill request; 0: none is outstanding
     bool leased = false;
-    bool stale = false;  // not to be copied once it is filled
+    bool stale = false;  // not to be copied after its fill
     bool over = false;
-    uint64_t leader = 0;  // the transfer of the very same rows, with which this one ends; 0: none
+    uint64_t leader = 0;  // transfer of the same rows, which completes this one too; 0: none
     uint32_t followers = 0;
     FetchCompletion completion;
     std::shared_ptr<std::atomic<uint64_t>> progress;
@@ -111,15 +111,15 @@ class PullClient final : public WeightClient, private SegmentObserver {
   std::map<uint32_t, absl::Span<const std::byte>> segments_;
   std::vector<OwnedSlab> slabs_;
   std::unordered_map<uint64_t, std::unique_ptr<Transfer>> transfers_;  // by the caller's id
-  std::unordered_map<uint64_t, uint64_t> fills_;                       // id behind to the caller's
+  std::unordered_map<uint64_t, uint64_t> fills_;                       // fill id to the caller's
   std::unordered_map<uint64_t, uint64_t> copies_;                      // the engine's number to the caller's
-  std::vector<uint64_t> refills_;  // filled, but gone before they were leased
+  std::vector<uint64_t> refills_;  // filled, but evicted before they were leased
   std::vector<uint64_t> over_;     // to be handed out by Poll()
   uint64_t next_fill_ = 1;
   uint64_t next_copy_ = 1;
   std::atomic<uint64_t> bytes_link_{0};
   std::atomic<uint64_t> outstanding_{0};    // transfers without a completion
-  std::unique_ptr<TransferEngine> engine_;  // goes first: its threads wake `behind_`
+  std::unique_ptr<TransferEngine> engine_;  // destroyed first: its threads wake `behind_`
 };
 
 }  // namespace sluice

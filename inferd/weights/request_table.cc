@@ -3,7 +3,7 @@
 namespace sluice {
 namespace {
 
-// A ring id: a serial number above, the slot's number below.
+// A ring id: the serial number in the upper bits, the slot in the lower ones.
 constexpr int kSlotBits = 14;
 static_assert(kMaxRingEntries == 1u << kSlotBits);
 

@@ -1,6 +1,6 @@
-// RequestTable: the requests of a session that have no completion yet, and the ids that they travel under.
-// Callers choose their own ids; those on the ring are ours, so that a cancel never collides with them and a
-// completion that names no request of ours is recognised.
+// RequestTable: a session's requests without a completion, and their ids on the ring. Callers choose their
+// own ids; ring ids are separate, so that a cancel never collides with them and a completion that matches no
+// request is recognised.
 //
 // Thread safety: thread-compatible.
 #pragma once
@@ -33,7 +33,7 @@ class RequestTable {
   uint64_t RingId(uint64_t caller_id) const;
   // A number below capacity() that no other outstanding request has.
   static size_t SlotOf(uint64_t ring_id);
-  // Takes the request out again; none if there is no such.
+  // Removes and returns the request; nullopt if there is none.
   std::optional<PendingRequest> Take(uint64_t ring_id);
 
   size_t size() const { return slots_.size() - free_.size(); }
@@ -50,7 +50,7 @@ class RequestTable {
   size_t BucketOf(uint64_t caller_id) const;
 
   std::vector<Slot> slots_;
-  std::vector<uint32_t> buckets_;  // by caller id: the first slot of the chain
+  std::vector<uint32_t> buckets_;  // by caller id: first slot of the chain
   std::vector<uint32_t> free_;
   size_t counts_[kRequestKinds] = {};
   uint64_t serial_ = 0;

@@ -16,7 +16,7 @@ absl::Status SegmentBuffers::OnSegmentMapped(uint32_t segment, const std::byte* 
 void SegmentBuffers::OnSegmentUnmapped(uint32_t segment) {
   const auto found = buffers_.find(segment);
   if (found != buffers_.end()) {
-    backend_->Free(found->second).IgnoreError();  // the id is ours, and no lease is left in the segment
+    backend_->Free(found->second).IgnoreError();  // the id is valid, and no lease is left in the segment
     buffers_.erase(found);
   }
 }

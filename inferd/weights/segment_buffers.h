@@ -1,5 +1,5 @@
-// weightd's segments as buffers of a backend: imports each segment when it is mapped, so that a lease becomes
-// a device place without a copy.
+// weightd's segments as buffers of a backend: imports each segment when it is mapped, so that a lease is a
+// device address without a copy.
 //
 // Thread safety: thread-compatible; belongs to the engine thread.
 #pragma once
@@ -20,7 +20,7 @@ class SegmentBuffers final : public SegmentObserver {
   absl::Status OnSegmentMapped(uint32_t segment, const std::byte* base, uint64_t bytes) override;
   void OnSegmentUnmapped(uint32_t segment) override;
 
-  // Where a leased extent begins; no buffer if its segment was never announced.
+  // Location of a leased extent; no buffer if its segment was never announced.
   BufferRef Place(const ExtentLease& lease) const;
 
  private:

@@ -24,8 +24,8 @@
 
 namespace sluice {
 
-// A leased extent: `bytes` readable bytes at `data` until Release(). `segment` and `offset` say the same
-// place as a position in a mapped segment, for backends that imported it (SegmentObserver).
+// A leased extent: `bytes` readable bytes at `data` until Release(). `segment` and `offset` are the same
+// location as a position in a mapped segment, for backends that imported it (SegmentObserver).
 struct ExtentLease {
   const std::byte* data = nullptr;
   uint64_t bytes = 0;
@@ -37,28 +37,27 @@ enum class FetchClass : uint8_t { kDemand = 0, kPrefetch = 1 };
 
 // Device memory that weightd writes into (devices sim and cuda), and the link to it.
 struct SlabOffer {
-  int fd = -1;         // borrowed; of kinds with a descriptor
-  uint64_t bytes = 0;  // all that the handle names
+  int fd = -1;         // borrowed; kinds with a descriptor
+  uint64_t bytes = 0;  // size of the whole handle
   HandleKind kind = HandleKind::kMemoryFile;
-  HandleBytes ipc = {};    // of kCudaIpc
-  uint64_t own = 0;        // the device's address of it in this process; 0: the host's memory
-  DeviceUuid device = {};  // where it lies
-  // sim: the link's rate in 1e9 bytes a second, 0: unthrottled; and the time a copy takes before its first
-  // byte.
+  HandleBytes ipc = {};    // for kCudaIpc
+  uint64_t own = 0;        // its device address in this process; 0: host memory
+  DeviceUuid device = {};  // the owning device
+  // sim: the link's rate in 1e9 bytes a second, 0: unthrottled; and the latency of a copy's first byte.
   double link_gbps = 0;
   double link_latency_us = 0;
 };
 
-// Where a transfer puts an expert's parts: the row of neuron i (with a list: of the i-th in it) of a part
-// goes to base[part] + i * stride[part], the stride being at least the row's bytes. Parts that are not asked
-// for: 0. A dense extent's bytes go to base[0], and all else is empty. What lies between two rows of a
-// request because strides are rounded up (less than 16 bytes, 64 with strides above 512) may be written too.
+// Target layout of a transfer's parts: the row of neuron i (with a list: of the i-th in it) of a part goes to
+// base[part] + i * stride[part]; the stride is at least the row's bytes. Parts not requested: 0. A dense
+// extent's bytes go to base[0], and all else is empty. The padding between two rows of a request (less than
+// 16 bytes, 64 with strides above 512) may be written too.
 struct TransferTarget {
-  uint32_t slab = 0;  // OfferSlab's number
+  uint32_t slab = 0;  // number returned by OfferSlab
   std::array<uint64_t, kPartCount> base = {};
   std::array<uint64_t, kPartCount> stride = {};
   absl::Span<const uint32_t> neurons;  // ascending, distinct; empty: all. Copied by Submit()
-  uint32_t tile_neurons = 0;           // rows land in tiles of so many; 0: in one
+  uint32_t tile_neurons = 0;           // rows land in tiles of this size; 0: one tile
 };
 
 // One request to bring weights into weightd's DRAM, and with `transfer` on into a slab. Either a whole expert
@@ -67,13 +66,13 @@ struct FetchRequest {
   static constexpr uint32_t kNoExtent = 0xffffffffu;
   uint64_t id = 0;  // chosen by the caller, unique among outstanding requests
   FetchClass fetch_class = FetchClass::kDemand;
-  uint64_t step = 0;  // engine step; with `layer` the generation by which stale prefetches are dropped
+  uint64_t step = 0;  // engine step; with `layer` the generation for dropping stale prefetches
   uint32_t layer = 0;
   uint32_t expert = 0;
   PartSet parts = kAllParts;
   uint32_t dense_extent = kNoExtent;
-  // Borrowed during Submit(). The slab's ranges are weightd's until the request has completed: the caller
-  // neither reads (but for tiles that landed) nor lends them meanwhile.
+  // Borrowed during Submit(). weightd owns the slab's ranges until the request has completed: the caller
+  // neither reads them (except landed tiles) nor lends them meanwhile.
   const TransferTarget* transfer = nullptr;
 };
 
@@ -89,7 +88,7 @@ struct FetchCompletion {
   uint64_t link_bytes = 0;  // transfers: bytes copied into the slab
 };
 
-// Told when a segment of weightd's arena becomes readable in this process and before it is unmapped.
+// Notified when a segment of weightd's arena becomes readable in this process and before it is unmapped.
 class SegmentObserver {
  public:
   virtual ~SegmentObserver() = default;
@@ -117,7 +116,7 @@ class WeightClient {
   // The pack this session serves; lives as long as the client.
   virtual const Pack& pack() const = 0;
 
-  // Sets the observer (may be null) and tells it at once of every segment already mapped.
+  // Sets the observer (may be null) and reports every segment already mapped to it.
   virtual absl::Status SetSegmentObserver(SegmentObserver* observer) = 0;
 
   // Leases `extent` if it is resident: no message, no system call on the usual path. Nests: each true needs
@@ -127,28 +126,27 @@ class WeightClient {
   // Gives one lease back; `step` stamps the use for weightd's eviction. REQUIRES: a held lease on `extent`.
   virtual void Release(uint32_t extent, uint64_t step) = 0;
 
-  // Whether the requests and releases that follow are those of a scan: a step that uses nearly every expert
-  // of every layer once, as a long prompt does. weightd then gives up what such a step needs again last, and
-  // takes its uses for no sign of what is worth keeping. False at the start; clients without an eviction
-  // ignore it.
+  // True: the following requests and releases are a scan's, a step that uses nearly every expert of every
+  // layer once, as a long prompt does. weightd then evicts experts that such a step needs again last, and its
+  // uses do not count for the LRU. False at the start; clients without an eviction ignore it.
   virtual void SetScan(bool /*scan*/) {}
 
-  // Whether TryLease would probably succeed: a hint for the router and predictors, takes no lease.
+  // True if TryLease would probably succeed: a hint for the router and predictors, takes no lease.
   virtual bool IsResident(uint32_t extent) const = 0;
 
   // Queues a request. RESOURCE_EXHAUSTED: the ring or the lists' arena is full (poll, then retry);
-  // UNAVAILABLE: connection lost. A transfer that makes no sense (ranges, neurons, slab) completes
-  // kInvalidArgument. One for the very rows that another is bringing to the very same place joins it: as a
-  // demand it makes a prefetch one, and both complete together, the later one with link_bytes 0.
+  // UNAVAILABLE: connection lost. An invalid transfer (ranges, neurons, slab) completes kInvalidArgument. A
+  // transfer of the same rows to the same target as an outstanding one is coalesced with it: a demand makes a
+  // prefetch a demand, and both complete together, the later one with link_bytes 0.
   virtual absl::Status Submit(const FetchRequest& request) = 0;
 
-  // What is queued between HoldBell() and RingBell() wakes a sleeping weightd once: at RingBell(), and before
-  // that only for what was held for longer than a fifth of a millisecond when more is queued. Pairs nest. A
-  // wake takes the caller longer than some ten requests do. Clients without a bell ignore both.
+  // Doorbell batching: requests queued between HoldBell() and RingBell() wake a sleeping weightd once, at
+  // RingBell(), or earlier if another request follows after more than a fifth of a millisecond. Pairs nest. A
+  // wake costs the caller more than some ten requests. Clients without a doorbell ignore both.
   virtual void HoldBell() {}
   virtual void RingBell() {}
 
-  // Lends weightd a slab; blocks until it has been mapped there. A slab belongs to the session: Reconnect()
+  // Lends a slab to weightd; blocks until weightd has mapped it. A slab belongs to the session: Reconnect()
   // forgets it, and it is offered again under another number. UNIMPLEMENTED: a client without slabs, or a
   // weightd that cannot write memory of this kind; INVALID_ARGUMENT: a file that could shrink or of another
   // size; UNAVAILABLE: connection lost.
@@ -156,24 +154,24 @@ class WeightClient {
     return absl::UnimplementedError("this client of weightd has no slabs");
   }
 
-  // Ends whoever may write into slabs that were offered: once this is OK nobody does, nor has them mapped,
-  // and they may be freed. weightd's session, to which they belong, is over with that, and Reconnect() opens
-  // another; connected() is false until then. Leases stay readable. DEADLINE_EXCEEDED: a weightd that lives
-  // has not answered. Clients whose slabs nobody else maps have nothing to do.
+  // Revokes all offered slabs: after OK no process writes to them or has them mapped, and they may be freed.
+  // This ends weightd's session, to which they belong, and Reconnect() opens another; connected() is false
+  // until then. Leases stay readable. DEADLINE_EXCEEDED: a live weightd has not answered. Does nothing in
+  // clients whose slabs no other process maps.
   virtual absl::Status TakeSlabsBack(absl::Time /*deadline*/) { return absl::OkStatus(); }
 
-  // Tiles of the outstanding transfer `id` that have landed; their bytes may be read. 0 for other requests.
+  // Number of landed tiles of the outstanding transfer `id`; their bytes may be read. 0 for other requests.
   virtual uint32_t LandedTiles(uint64_t /*id*/) const { return 0; }
 
-  // Asks that one request end early; it still completes, kCancelled or kOk. Unknown ids are ignored.
+  // Cancels one request; it still completes, kCancelled or kOk. Unknown ids are ignored.
   virtual void Cancel(uint64_t /*id*/) {}
 
   // Drops prefetches not yet started for layers <= `layer` of steps <= `step`; each still completes,
   // kCancelled.
   virtual void CancelPrefetches(uint64_t step, uint32_t layer) = 0;
 
-  // Calls `handle` for every completion that has arrived, without blocking. What a completion filled stays
-  // resident until `handle` returns, so `handle` leases what it wants to keep. Returns how many were handled.
+  // Calls `handle` for every completion that has arrived, without blocking. Filled extents stay resident
+  // until `handle` returns, so `handle` leases those to keep. Returns the number of completions.
   virtual size_t Poll(absl::FunctionRef<void(const FetchCompletion&)> handle) = 0;
 
   // Blocks until a completion may be polled, Wake() was called, or `deadline`. OK in all three cases;
@@ -198,7 +196,7 @@ class WeightClient {
   virtual std::string Describe() const = 0;
 };
 
-// Holds a client's bell for as long as it lives.
+// Batches a client's doorbell over its lifetime.
 class OneBell {
  public:
   explicit OneBell(WeightClient* client) : client_(client) { client_->HoldBell(); }

@@ -1,5 +1,5 @@
-// Where a device's buffers lie in the memory that its kernels address: the one thing that checking an
-// operation's arguments must know of a device.
+// The addresses of a device's buffers, in the memory that its kernels address. Argument checks need nothing
+// else of a device.
 //
 // Thread safety: thread-compatible.
 #pragma once
@@ -16,12 +16,12 @@ class Addresses {
  public:
   virtual ~Addresses() = default;
 
-  // The device's address of `ref`, or nullptr if [ref, ref + bytes) is not inside a live buffer (Write: or
-  // not writable). For the device's kernels alone: the host may not be able to follow it.
+  // Returns the device's address of `ref`, or nullptr if [ref, ref + bytes) is not inside a live buffer
+  // (Write: or not writable). For the device's kernels only: the host may not be able to read it.
   virtual const std::byte* Read(BufferRef ref, uint64_t bytes) const = 0;
   virtual std::byte* Write(BufferRef ref, uint64_t bytes) const = 0;
 
-  // Why Read or Write gave nullptr, naming `what` and the numbers.
+  // Returns the reason why Read or Write returned nullptr, naming `what` and the numbers.
   virtual absl::Status Explain(BufferRef ref, uint64_t bytes, bool writing, const char* what) const = 0;
 };
 

@@ -38,7 +38,7 @@ struct RopeKvWriteCall {
 
 namespace internal {
 
-// Only the written positions need pages: a window of 1.
+// Window of a call in which only the written positions need pages.
 inline constexpr uint32_t kOwnPosition = 1;
 
 inline absl::Status CheckTemperature(const Resolver& r, float scale, uint32_t floor) {
@@ -48,7 +48,7 @@ inline absl::Status CheckTemperature(const Resolver& r, float scale, uint32_t fl
   return absl::OkStatus();
 }
 
-// The norms of q and k heads.
+// Resolves the norms of q and k heads.
 inline absl::Status ResolveNorms(const Resolver& r, const RopeKvWriteArgs& args, RopeKvWriteCall* call) {
   uint64_t q_cols = args.kv.head_dim;
   uint64_t k_cols = args.kv.head_dim;

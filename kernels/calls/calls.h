@@ -1,7 +1,7 @@
-// All operations, checked and resolved. Resolve(resolver, args) gives the call of an operation; an error
+// All operations, checked and resolved. Resolve(resolver, args) returns the call of an operation; an error
 // names the operation, the argument and the numbers.
 //
-// Thread safety: as the headers say.
+// Thread safety: see each header.
 #pragma once
 
 #include "kernels/calls/attention_calls.h"

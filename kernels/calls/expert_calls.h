@@ -50,11 +50,11 @@ struct ExpertCall {
   SparsityOrder sparsity = SparsityOrder::kNone;
   float threshold = 0;
   InRows lead_values;  // base nullptr: to be computed
-  // Whether a part has an index list, so that neurons may be absent.
+  // True if a part has an index list, so that neurons may be absent.
   bool HasLists() const {
     return up.positions != nullptr || gate.positions != nullptr || down.positions != nullptr;
   }
-  // Whether neuron j's rows are all there.
+  // True if all rows of neuron j are present.
   bool Has(uint32_t j) const {
     return up.Row(j) != nullptr && gate.Row(j) != nullptr && down.Row(j) != nullptr;
   }
@@ -71,7 +71,7 @@ struct MoeExpertsCall {
   uint32_t* active = nullptr;  // [slots], nullptr: not wanted
 };
 
-// Memory of the lists that ExpertLeads and MoeExperts resolve to, made once so that no call allocates.
+// Memory for the lists of resolved ExpertLeads and MoeExperts calls, made once so that no call allocates.
 struct CallScratch {
   explicit CallScratch(const BackendLimits& limits) {
     // Every routed expert of a layer, and a few shared or dense ones.
@@ -87,8 +87,8 @@ struct CallScratch {
   }
   std::vector<ExpertCall> experts;
   std::vector<LeadCallPart> leads;
-  std::vector<uint8_t> slot_taken;  // which slots of y a MoeExperts call has seen
-  // Of RoutedExperts and RoutedLeads, as their ids say when they are computed.
+  std::vector<uint8_t> slot_taken;  // marks slots of y that a MoeExperts call writes
+  // Calls of RoutedExperts and RoutedLeads, grouped by the ids at the time of computation.
   std::vector<ExpertCall> grouped;
   std::vector<uint32_t> rows;   // by expert
   std::vector<uint32_t> slots;  // the same

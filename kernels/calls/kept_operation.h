@@ -1,5 +1,5 @@
-// An operation that outlives the call it was given to: its arguments with copies of the host data that they
-// point to. Kept anew it uses its memory again, so that one that was as large before allocates nothing.
+// An operation that outlives its call: its arguments, with copies of the host data that they point to. Keep()
+// reuses the memory, so that an operation no larger than an earlier one allocates nothing.
 //
 // Thread safety: thread-compatible; may be handed from thread to thread.
 #pragma once
@@ -20,9 +20,9 @@ class KeptOperation {
   KeptOperation(const KeptOperation&) = delete;
   KeptOperation& operator=(const KeptOperation&) = delete;
 
-  // Forgets the one before.
+  // Forgets the earlier operation.
   void Keep(const Operation& operation);
-  // Lives as long as this, until the next Keep(). REQUIRES: one is kept.
+  // Returns the kept operation, valid until the next Keep() or the destructor. REQUIRES: one is kept.
   Operation get() const;
   const char* name() const;
 
@@ -50,7 +50,7 @@ class KeptOperation {
   }
 
   template <class T>
-  void KeepLists(T& /*args*/) {}  // an operation without
+  void KeepLists(T& /*args*/) {}  // operations without lists
   void KeepLists(EmbedArgs& args) { args.ids = KeepList(args.ids); }
   void KeepLists(MatMulArgs& args);
   void KeepLists(RopeKvWriteArgs& args) { args.sequences = KeepTexts(args.sequences); }
@@ -64,14 +64,14 @@ class KeptOperation {
   void KeepLists(RoutedExpertsArgs& args) { args.experts = KeepExperts(args.experts); }
   void KeepLists(RoutedLeadsArgs& args) { args.experts = KeepLeads(args.experts); }
 
-  // Memory for lists, each block twice as large as the one before; the last is in use.
+  // Memory for lists. Each block is twice as large as the previous one; the last is in use.
   struct Block {
     std::unique_ptr<std::byte[]> bytes;
     size_t size = 0;
   };
   Args args_;
   std::vector<Block> blocks_;
-  size_t used_ = 0;  // of the last block
+  size_t used_ = 0;  // bytes used in the last block
 };
 
 }  // namespace sluice

@@ -1,5 +1,5 @@
-// What a resolved call names its tensors by: addresses of the device that computes it, with their shapes.
-// Made by the Resolver (resolver.h); valid during the call only.
+// The tensors of a resolved call: addresses of the device that computes it, with their shapes. Made by the
+// Resolver (resolver.h); valid during the call only.
 //
 // Thread safety: plain values.
 #pragma once
@@ -10,7 +10,7 @@
 
 namespace sluice {
 
-// Float rows; Row(i) has the length that the operation says.
+// Float rows; the operation defines the length of Row(i).
 struct InRows {
   const float* base = nullptr;
   uint64_t stride = 0;  // floats
@@ -30,7 +30,7 @@ struct CallWeights {
   uint64_t stride = 0;  // bytes
   uint32_t rows = 0;
   uint32_t cols = 0;
-  const int32_t* positions = nullptr;  // [rows], the host's; nullptr: row i is the i-th
+  const int32_t* positions = nullptr;  // [rows], host data; nullptr: row i is the i-th
   const uint8_t* Row(uint32_t i) const {
     if (positions == nullptr) {
       return base + i * stride;
@@ -57,7 +57,7 @@ struct CallKv {
   uint32_t value_dim = 0;  // head_dim; less: values lie within K rows
 };
 
-// The first position that the query at `position` sees; never less for a later one.
+// The first position that the query at `position` sees; it never decreases with `position`.
 inline uint32_t FirstVisible(uint32_t position, uint32_t sliding_window, uint32_t chunk) {
   const uint32_t window =
       sliding_window == 0 || position < sliding_window ? 0 : position - sliding_window + 1;

@@ -43,7 +43,7 @@ absl::Status Resolver::Place(BufferRef ref, uint64_t count, uint64_t stride, uin
 
 namespace {
 
-// Whether `place` may be read as 4-byte values.
+// True if `place` may be read as 4-byte values.
 bool Aligned4(const std::byte* place) { return reinterpret_cast<uintptr_t>(place) % 4 == 0; }
 
 }  // namespace
@@ -120,7 +120,7 @@ absl::Status Resolver::Weights(const WeightView& view, bool indexed, const char*
           absl::StrCat(what, ": an index list of ", view.positions.size(), " for ", view.rows, " rows"));
     }
     out->positions = view.positions.data();
-    // How many rows of the matrix the list reaches: so far its memory must go.
+    // The last row in the list: the matrix's memory must reach it.
     const int32_t last = *std::max_element(view.positions.begin(), view.positions.end());
     stored = last < 0 ? 1 : static_cast<uint64_t>(last) + 1;
   }
@@ -188,7 +188,7 @@ absl::Status Resolver::Kv(const KvView& view, bool writing, CallKv* out) const {
     return Invalid("the KV cache is not aligned to 4 bytes");
   }
   out->type = view.type;
-  // Only RopeKv and LatentKv, which resolve with `writing`, write through these.
+  // Only RopeKv and LatentKv write through these; they resolve with `writing`.
   out->k = reinterpret_cast<uint8_t*>(const_cast<std::byte*>(k));
   out->v = reinterpret_cast<uint8_t*>(const_cast<std::byte*>(v));
   out->page_stride = view.page_stride;

@@ -8,7 +8,7 @@
 namespace sluice {
 namespace {
 
-// Ids and weights of all pairs (row, rank).
+// Resolves the ids and weights of all pairs (row, rank).
 absl::Status ResolvePairs(const Resolver& r, BufferRef ids, BufferRef weights, uint64_t pairs,
                           const int32_t** out_ids, const float** out_weights) {
   const float* place = nullptr;
@@ -17,7 +17,7 @@ absl::Status ResolvePairs(const Resolver& r, BufferRef ids, BufferRef weights, u
   return weights ? r.InFloats(weights, pairs, "weights", out_weights) : absl::OkStatus();
 }
 
-// The expert of a pair; `experts` if it is left out.
+// The expert of a pair; `experts` if the pair is left out.
 uint32_t ExpertOf(const int32_t* ids, const float* weights, uint64_t pair, size_t experts) {
   const auto id = static_cast<uint32_t>(ids[pair]);
   const bool out = id >= experts || (weights != nullptr && weights[pair] == 0.0f);

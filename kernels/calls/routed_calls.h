@@ -1,5 +1,5 @@
-// The operations whose experts only the device knows, RoutedExperts and RoutedLeads, checked and resolved;
-// and as calls of MoeExperts and ExpertLeads, for devices that can read the ids when they compute.
+// RoutedExperts and RoutedLeads, whose experts are known on the device only, checked and resolved. Devices
+// that can read the ids when they compute turn them into calls of MoeExperts and ExpertLeads.
 //
 // Thread safety: free functions, as expert_calls.h.
 #pragma once
@@ -47,7 +47,7 @@ struct RoutedLeadsCall {
 absl::StatusOr<RoutedExpertsCall> Resolve(const Resolver& r, const RoutedExpertsArgs& args);
 absl::StatusOr<RoutedLeadsCall> Resolve(const Resolver& r, const RoutedLeadsArgs& args);
 
-// The same work by expert, as the ids say now. Lives until the next call with the same scratch.
+// Groups the work by expert, by the current ids. The result is valid until the next call with the same scratch.
 MoeExpertsCall GroupedByExpert(const RoutedExpertsCall& call);
 ExpertLeadsCall AsLeads(const RoutedLeadsCall& call);
 

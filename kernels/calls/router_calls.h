@@ -38,7 +38,7 @@ struct RouterCall {
   int32_t* ids = nullptr;
   float* weights = nullptr;
   uint32_t Ranks() const { return top_k + (shared ? 1 : 0); }
-  // Whether experts are chosen by their logits: what else chooses is in the same order or is not there.
+  // True if the order of the logits decides the choice: other scores are absent or have the same order.
   bool ChoosesByLogit() const {
     return kind != RouterKind::kSigmoidTopK && correction == nullptr &&
            (groups == 0 || group_score == GroupScore::kMax);
@@ -63,7 +63,7 @@ inline const char* RouterWord(RouterKind kind) {
   return "unknown";
 }
 
-// Everything that chooses: corrections, groups, the sparse mixer's two ranks.
+// Checks the options of the choice: corrections, groups, the sparse mixer's two ranks.
 inline absl::Status CheckChoice(const Resolver& r, const RouterArgs& args) {
   const bool scored = args.kind == RouterKind::kSoftmaxTopK || args.kind == RouterKind::kSigmoidTopK;
   if (!scored && (args.correction || args.groups != 0)) {

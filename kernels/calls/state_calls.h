@@ -1,5 +1,5 @@
-// Mamba-2 and the short convolution, checked and resolved: Mamba, ShortConv; and what they share with the
-// gated delta rule, states in slots.
+// Mamba-2 and the short convolution, checked and resolved: Mamba, ShortConv. Also states in slots, which the
+// gated delta rule shares.
 //
 // Thread safety: free functions; a call may be read, and disjoint rows of its outputs written, by several
 // threads.
@@ -24,7 +24,7 @@ struct CallStates {
   absl::Span<const uint32_t> to;
   float* base = nullptr;
   uint64_t slot_stride = 0;  // floats
-  // Before the first row of sequence i; nullptr: zeros.
+  // The state before the first row of sequence i; nullptr: zeros.
   const float* From(size_t i) const {
     return sequences[i].first_position == 0 ? nullptr : base + from[i] * slot_stride;
   }
@@ -33,7 +33,7 @@ struct CallStates {
 
 namespace internal {
 
-// Each sequence reads a slot that exists (unless it begins) and writes one that no other touches.
+// Checks that each sequence reads a slot that exists (unless it begins) and writes a slot that no other touches.
 template <class Args>
 absl::Status CheckSlots(const Resolver& r, const Args& args) {
   const size_t count = args.sequences.size();
@@ -57,7 +57,7 @@ absl::Status CheckSlots(const Resolver& r, const Args& args) {
   return absl::OkStatus();
 }
 
-// The sequences of `args` and slots of `floats` each.
+// Resolves the sequences of `args` and slots of `floats` each.
 template <class Args>
 absl::Status ResolveStates(const Resolver& r, const Args& args, uint64_t floats, CallStates* out) {
   RETURN_IF_ERROR(r.BatchRows(args.sequences, args.tokens, r.limits().max_sequences, r.limits().max_context));

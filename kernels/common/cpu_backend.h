@@ -1,5 +1,5 @@
-// What the backends that compute with the CPU share: host memory behind handles, arguments checked and
-// resolved before anything runs, and the trivial queue of a device that has computed when the call returns.
+// The shared base of the CPU backends: host memory behind handles, arguments checked and resolved before
+// anything runs, and the trivial queue of a device that has computed when the call returns.
 //
 // Thread safety: as Backend (thread-compatible, one owner thread).
 #pragma once
@@ -17,7 +17,7 @@
 
 namespace sluice {
 
-// A derived backend implements Enqueue() by Compute().
+// A derived backend implements Enqueue() with Compute().
 class CpuBackend : public Backend, public Queue {
  public:
   absl::StatusOr<BufferId> Allocate(uint64_t bytes, BufferKind kind) override;
@@ -35,7 +35,7 @@ class CpuBackend : public Backend, public Queue {
   absl::Status Download(BufferRef source, uint64_t bytes, void* destination) override;
   bool RunsAtCall() const override { return true; }
   Event Record() override;
-  // What was enqueued before a point that exists has run.
+  // True for every recorded point, because work has run when its call returns.
   bool IsDone(Event event) override { return event.value <= recorded_; }
   absl::Status Wait(Event) override { return absl::OkStatus(); }
   absl::StatusOr<double> Seconds(Event from, Event to) override;
@@ -43,8 +43,8 @@ class CpuBackend : public Backend, public Queue {
  protected:
   explicit CpuBackend(const BackendLimits& limits) : limits_(limits), scratch_(limits) {}
 
-  // Checks and resolves the operation and has it computed by Run(device, call), the device's function for the
-  // operation's call.
+  // Checks and resolves the operation, then calls Run(device, call), the device's function for that
+  // operation.
   template <class Device>
   absl::Status Compute(const Operation& operation, Device& device) {
     return std::visit(
@@ -73,7 +73,7 @@ class CpuBackend : public Backend, public Queue {
   HostMemory memory_;
   CallScratch scratch_;
   uint64_t recorded_ = 0;
-  std::array<int64_t, kTimedEvents> times_ = {};  // of events, by value
+  std::array<int64_t, kTimedEvents> times_ = {};  // by event value
 };
 
 }  // namespace sluice

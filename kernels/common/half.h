@@ -1,5 +1,5 @@
-// Scalar conversions of bfloat16 and IEEE half, to the bit what the vector instructions do (round to nearest,
-// ties to even, denormals kept), and unaligned loads.
+// Scalar conversions of bfloat16 and IEEE half, bit-equal to the vector instructions (round to nearest, ties
+// to even, denormals kept), and unaligned loads.
 //
 // Thread safety: pure functions.
 #pragma once
@@ -12,7 +12,7 @@ namespace sluice {
 
 inline float Bf16ToFloat(uint16_t bits) { return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16); }
 
-// To nearest even; a NaN stays a (quiet) NaN.
+// Rounds to nearest even; a NaN stays a (quiet) NaN.
 inline uint16_t FloatToBf16(float value) {
   const uint32_t bits = std::bit_cast<uint32_t>(value);
   if ((bits & 0x7fffffffu) > 0x7f800000u) {

@@ -10,9 +10,9 @@
 namespace sluice {
 namespace {
 
-// Below this a huge page would be mostly padding.
+// Smaller allocations get no huge pages, which would be mostly padding.
 constexpr uint64_t kHugePageBytes = uint64_t{2} << 20;
-// Since Linux 5.14 and 6.1; best effort on older ones.
+// Available since Linux 5.14 and 6.1; best effort on older kernels.
 constexpr int kPopulateWrite = 23;
 constexpr int kCollapse = 25;
 
@@ -44,7 +44,7 @@ absl::StatusOr<MappedArray> MappedArray::Create(uint64_t bytes, const char* what
     return absl::ResourceExhaustedError(absl::StrCat("no memory for ", what, ": ", bytes, " bytes"));
   }
   if (bytes >= kHugePageBytes) {
-    madvise(data, bytes, MADV_HUGEPAGE);  // a wish; refused where huge pages are off
+    madvise(data, bytes, MADV_HUGEPAGE);  // best effort: fails where huge pages are off
   }
   array.data_ = static_cast<std::byte*>(data);
   array.bytes_ = bytes;

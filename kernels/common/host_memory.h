@@ -17,8 +17,8 @@
 
 namespace sluice {
 
-// Zeroed anonymous memory of its own mapping: pages that are never touched cost nothing. Large ones ask for
-// huge pages. Movable; gives the memory back when destroyed.
+// Zeroed anonymous memory in a mapping of its own: untouched pages cost nothing. Large arrays request huge
+// pages. Movable; frees the memory when destroyed.
 class MappedArray {
  public:
   MappedArray() = default;
@@ -26,7 +26,7 @@ class MappedArray {
   MappedArray(MappedArray&& other) noexcept;
   MappedArray& operator=(MappedArray&& other) noexcept;
 
-  // RESOURCE_EXHAUSTED naming `what` and the bytes. bytes may be 0.
+  // Errors: RESOURCE_EXHAUSTED naming `what` and the bytes. bytes may be 0.
   static absl::StatusOr<MappedArray> Create(uint64_t bytes, const char* what);
 
   std::byte* data() const { return data_; }
@@ -40,11 +40,11 @@ class MappedArray {
 class HostMemory final : public Addresses {
  public:
   absl::StatusOr<BufferId> Allocate(uint64_t bytes);
-  // A memory file with its pages in place, huge where there are any; read-only here. `fd`: the table's.
+  // Allocates a memory file with its pages populated, huge pages if there are any; read-only here. The table owns `fd`.
   absl::StatusOr<BufferId> AllocateShared(uint64_t bytes, int* fd);
   absl::StatusOr<BufferId> Import(absl::Span<const std::byte> memory);
   absl::Status Free(BufferId buffer);
-  // REQUIRES: it lives.
+  // REQUIRES: `buffer` lives.
   uint64_t BytesOf(BufferId buffer) const { return entries_[buffer - 1].bytes; }
 
   const std::byte* Read(BufferRef ref, uint64_t bytes) const override;

@@ -33,7 +33,7 @@ inline float SoftplusOf(float x, float e) {
   return e < 0x1p-24f ? e : static_cast<float>(LogOf(1 + double{e}));
 }
 
-// What multiplies q at a position.
+// The factor of q at a position.
 inline float TemperatureAt(uint32_t position, float scale, uint32_t floor, uint32_t offset) {
   const uint64_t steps = (uint64_t{position} + offset) / floor;
   return static_cast<float>(1 + double{scale} * LogOf(1 + static_cast<double>(steps)));

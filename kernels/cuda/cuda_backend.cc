@@ -112,7 +112,7 @@ class CudaBackend final : public Backend, public Queue {
   absl::Status error_;  // the first of enqueued work
 };
 
-// What is kept is nobody's any more.
+// Kept launches have no owner any more.
 CudaBackend::~CudaBackend() {
   cudaStreamSynchronize(device_->stream);
   for (const Point& point : points_) {

@@ -51,7 +51,7 @@ uint64_t PageBytes(const BackendLimits& l) {
 }
 
 // The call that has most tables; those of a decode step, whose layers have pages twice and every expert by
-// its number. Of a very long context's pages fewer layers find room, and their steps go in pieces.
+// its number. With the pages of a very long context fewer layers fit, and their steps are sent in pieces.
 Tables::Sizes TableSizes(const BackendLimits& l) {
   constexpr uint64_t kMostPages = 4 << 20;
   const uint64_t slots = uint64_t{l.max_tokens} * (l.top_k + 1);
@@ -183,7 +183,7 @@ void RowsToPrepare::Note(const DeviceMatrix& m) {
 
 namespace {
 
-// Whether plain matrices may read the rows where they are.
+// True if plain matrices may read the rows in place.
 bool InPlace(const RowsToPrepare& rows) {
   return !rows.norm.on && rows.ids == nullptr && reinterpret_cast<uintptr_t>(rows.x) % 16 == 0 &&
          rows.stride % 4 == 0 && (rows.heads == 1 || rows.head_stride % 4 == 0);

@@ -1,4 +1,4 @@
-// What the operations of a GPU share: its stream, the tables of a call, the launches that are kept for a
+// State shared by the operations of a GPU: its stream, the tables of a call, the launches that are kept for a
 // graph, and one workspace that operations use in turn, since they run in order.
 //
 // Thread safety: thread-compatible; owned by one backend.
@@ -30,7 +30,7 @@ struct Device {
   std::unique_ptr<StepGraph> graph;
 
   ~Device();
-  // Whether launches from here on, and their tables, are kept until HandOver(). REQUIRES: none is kept.
+  // Sets if launches from here on, and their tables, are kept until HandOver(). REQUIRES: none is kept.
   void KeepLaunches(bool keep);
   // Enqueues the tables of what is kept, then it, as one launch where it has come before.
   absl::Status HandOver();
@@ -86,7 +86,7 @@ struct RowsToPrepare {
   bool rounds[8] = {};  // by group / 16 - 1
   void Note(const DeviceMatrix& m);
 };
-// Whether blocks norm and round the rows themselves.
+// True if blocks norm and round the rows themselves.
 bool RoundedByBlocks(const RowsToPrepare& rows);
 // Workspace bytes of one token.
 uint64_t PreparedBytes(const RowsToPrepare& rows);

@@ -51,8 +51,7 @@ class Memory final : public Addresses {
   // The host's address, nullptr where it has none; HostWrite: where the host may not write, too.
   const std::byte* HostRead(BufferRef ref, uint64_t bytes) const;
   std::byte* HostWrite(BufferRef ref, uint64_t bytes) const;
-  // Whether a part of these bytes of the host is staging or imported: a copy from there does not take them
-  // before it runs.
+  // True if a part of these host bytes is staging or imported memory: a copy reads them only when it runs.
   bool IsPinned(const void* host, uint64_t bytes) const;
 
  private:

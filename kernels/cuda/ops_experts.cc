@@ -70,7 +70,7 @@ absl::Status CheckShared(const Device& device, uint64_t bytes, uint32_t hidden, 
                                                      " bytes of shared memory of ", device.shared_bytes));
 }
 
-// What a launch wants for these experts: its grid's shape, shared memory, x rounded as their parts need it.
+// Sets a launch's needs for these experts: the shape of its grid, shared memory, x rounded as their parts need it.
 absl::Status Widen(Device& device, absl::Span<const ExpertCall> experts, const char* what,
                    ExpertsLaunch* launch, RowsToPrepare* rows) {
   for (const ExpertCall& expert : experts) {
@@ -125,8 +125,8 @@ absl::Status EnqueuePairs(Device& device, ExpertsLaunch launch, uint32_t pairs, 
   return absl::OkStatus();
 }
 
-// Whether so many pairs are worth tiles, of experts that take them, and the workspace has room for a block of
-// neurons of every one.
+// True if there are enough pairs for tiles, all experts support them, and the workspace has room for a block
+// of neurons of every pair.
 bool TakesTiles(const ExpertsLaunch& launch, absl::Span<const ExpertCall> experts,
                 const PreparedRows& prepared, uint32_t pairs, uint64_t workspace) {
   constexpr uint32_t kFewPairs = 4;  // of an expert: weights are read again for each, from the cache
@@ -160,7 +160,7 @@ absl::Status EnqueueTiles(Device& device, ExpertsLaunch launch, uint32_t pairs, 
   return absl::OkStatus();
 }
 
-// What is in the workspace beside blocks where the device sorts routed pairs.
+// Bytes of the workspace beside the blocks when the device sorts routed pairs.
 uint64_t SortedBytes(uint32_t pairs, uint32_t experts) {
   constexpr uint64_t kRounding = 3 * 256;
   return uint64_t{pairs} * sizeof(ExpertPair) + uint64_t{TilesOf(pairs, experts)} * sizeof(ExpertTile) +

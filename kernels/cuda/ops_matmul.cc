@@ -15,7 +15,7 @@ absl::Status Multiply(Device& device, RowsToPrepare rows, const MatMulLaunch& al
   const uint32_t tokens = rows.tokens;
   uint64_t at_once = tokens;
   if (bytes != 0) {
-    // What is taken is rounded up nine times at most.
+    // Upper bound of the rounding: at most nine areas are rounded up.
     constexpr uint64_t kRounding = 9 * 256;
     at_once = std::clamp<uint64_t>((device.workspace_bytes - kRounding) / bytes, 1, tokens);
   }

@@ -3,8 +3,8 @@
 //
 // A list that comes for the first time is launched as it is, since making a graph costs more than that: steps
 // that are all different have none. When it comes the second time its graph is made, or one of a list that
-// has not come for long is changed into it; from then on it costs one launch. What changes from step to step
-// lies in tables (tables.h), not in arguments.
+// has not come for long is changed into it; from then on it costs one launch. Values that change from step to
+// step lie in tables (tables.h), not in arguments.
 //
 // Thread safety: thread-compatible; owned by one backend.
 #pragma once

@@ -1,5 +1,4 @@
-// What kernels need of a call beyond its launch arguments, copied to the device: row lists, pages, tables of
-// experts.
+// Data of a call beyond its launch arguments, copied to the device: row lists, pages, tables of experts.
 //
 // A call's tables lie in one of two places. In a ring: one of pinned memory and one of device memory of the
 // same shape, in segments; a call's tables lie in one segment, and a segment is used again once everything
@@ -26,8 +25,8 @@ namespace sluice::cuda {
 
 class Tables {
  public:
-  // How often tables of the same call are others: from step to step (positions, pages), or when weights come
-  // or go. Each kind has a region, so that what stays does not lie between what is sent.
+  // The event that changes the tables of a call: every step (positions, pages), or weights that come or go.
+  // Each kind has a region, so that what stays does not lie between what is sent.
   enum class Change : uint8_t { kByStep = 0, kByWeights = 1 };
   struct Sizes {
     uint64_t call = 0;                  // the most of one call
@@ -41,9 +40,9 @@ class Tables {
   Tables(const Tables&) = delete;
   Tables& operator=(const Tables&) = delete;
 
-  // Whether calls that begin from here on are kept, or sent at once. REQUIRES: nothing is kept.
+  // Sets if calls that begin from here on are kept or sent at once. REQUIRES: nothing is kept.
   void KeepCalls(bool keep) { keeps_ = keep; }
-  // Whether any call's tables have room where calls are kept: asked before each of them.
+  // True if the tables of any call fit where calls are kept; must be asked before each call.
   bool HasRoom() const;
 
   // Begins a call's tables of up to `bytes` in all, every one rounded up to 16. May wait for work of long

@@ -22,8 +22,8 @@ Digest128 SumOf(const std::byte* begin, uint64_t bytes) {
   return DigestOf(absl::Span<const std::byte>(begin, bytes));
 }
 
-// Rows of a part of an expert that a call may read: those of its neurons that are there. Others of the same
-// matrix may be arriving meanwhile. A gate that the model does not have is not read.
+// Adds the rows of an expert's part that a call may read: those of its present neurons. Other rows of the
+// same matrix may be arriving meanwhile. A gate that the model does not have is not read.
 void AddRows(const WeightView& part, uint32_t begin, uint32_t end, std::vector<Access>* accesses) {
   if (!part.base) {
     return;
@@ -38,7 +38,7 @@ void AddRows(const WeightView& part, uint32_t begin, uint32_t end, std::vector<A
   }
 }
 
-// What experts read of weights, row by row.
+// Adds the weights that experts read, row by row.
 template <class Args>
 void AddWeights(const Args& args, std::vector<Access>* accesses) {
   if constexpr (std::is_same_v<Args, MoeExpertsArgs> || std::is_same_v<Args, RoutedExpertsArgs>) {
@@ -67,14 +67,14 @@ struct DelayedBackend::Item {
   std::optional<KeptOperation> operation;
   std::vector<Access> accesses;
 
-  // Staging memory that it reads, as the host had it when it was enqueued; `host`: where the host has it.
+  // Staging memory that the operation reads, as it was on the host when it was enqueued; `host`: the host's address.
   struct HostBytes {
     std::byte* device = nullptr;
-    const std::byte* host = nullptr;  // nullptr: the host may write there, since a later one will
+    const std::byte* host = nullptr;  // nullptr: the host may write there, since a later operation will
     std::vector<std::byte> bytes;
   };
   std::vector<HostBytes> host_bytes;
-  // Memory that others can write, as it was.
+  // Checksum of memory that others can write.
   struct Sum {
     const std::byte* place = nullptr;
     uint64_t bytes = 0;
@@ -175,7 +175,7 @@ absl::Status DelayedBackend::RunItem(Item* item) {
   return intact("while it ran");
 }
 
-// The host's thread: what it enqueues.
+// Enqueueing, on the host's thread.
 
 uint64_t DelayedBackend::Push(std::unique_ptr<Item> item) {
   TakeHostsBytes(item.get());
@@ -187,8 +187,8 @@ uint64_t DelayedBackend::Push(std::unique_ptr<Item> item) {
   return ++pushed_;
 }
 
-// What the host wrote into staging memory goes to the device with the first operation that reads it. What an
-// operation writes there is the device's until the host knows that it is done.
+// Staging bytes that the host wrote go to the device with the first operation that reads them. Bytes that an
+// operation writes there belong to the device until the host knows that it is done.
 void DelayedBackend::TakeHostsBytes(Item* item) const {
   for (const Access& access : item->accesses) {
     const std::byte* host = memory_.Host(access);
@@ -205,7 +205,7 @@ void DelayedBackend::TakeHostsBytes(Item* item) const {
 void DelayedBackend::Poison(const Item& item) {
   for (const Access& access : item.accesses) {
     if (std::byte* host = memory_.Host(access); access.write && host != nullptr) {
-      // Those that have yet to read what the host wrote there have their copies.
+      // Pending operations that read the host's bytes have their own copies.
       for (const std::shared_ptr<Item>& earlier : pending_) {
         for (Item::HostBytes& bytes : earlier->host_bytes) {
           if (bytes.host != nullptr && bytes.host < host + (access.end - access.begin) &&
@@ -312,7 +312,7 @@ Event DelayedBackend::Record() {
   return {Push(std::move(item))};
 }
 
-// The host's thread: what it learns.
+// Events and waits, on the host's thread.
 
 uint64_t DelayedBackend::Ran() {
   MutexLock lock(&mutex_);
@@ -368,7 +368,7 @@ void DelayedBackend::LearnDone(uint64_t index) {
   }
 }
 
-// What it wrote is the host's to see, unless a later one writes there too.
+// Makes the operation's writes visible to the host, unless a later operation writes there too.
 void DelayedBackend::Show(const Item& item) const {
   for (const Access& access : item.accesses) {
     std::byte* host = memory_.Lives(access.buffer) ? memory_.Host(access) : nullptr;
@@ -424,7 +424,7 @@ absl::StatusOr<BufferId> DelayedBackend::Import(absl::Span<const std::byte> memo
   return buffer;
 }
 
-// Who frees too early is told, but the memory is there until nothing reads it: it may be unmapped next.
+// A free that is too early is reported, but waits until nothing reads the memory, which may be unmapped next.
 absl::Status DelayedBackend::Free(BufferId buffer) {
   if (!memory_.Lives(buffer)) {
     return absl::NotFoundError(absl::StrCat("buffer ", buffer, " does not live"));

@@ -1,9 +1,10 @@
-// A device that computes later. What it enqueues, it copies; a thread of its own runs it on the backend
-// behind, in order, after random delays: at once, some microseconds later, or not before somebody waits.
+// A test device that computes later. It copies operations when they are enqueued; its own thread runs them on
+// the inner backend, in order, after random delays: at once, some microseconds later, or only when the host
+// waits.
 //
-// The host sees nothing of it but staging memory, and there a poison until it knows that what writes is done.
-// Who is too early is told so by the queue's error, which names the operation that was still to run: a buffer
-// freed, staging memory read or changed, weights overwritten that an operation was to read.
+// The host can access staging memory only, and reads poison there until it knows that the writer is done.
+// Accesses that are too early make the queue's error, which names the pending operation: a buffer freed,
+// staging memory read or changed, weights overwritten before an operation read them.
 //
 // Thread safety: as Backend.
 #pragma once
@@ -31,14 +32,14 @@ namespace sluice {
 
 struct DelayOptions {
   uint64_t seed = 1;
-  uint32_t most_us = 40;        // a delay of an operation that has one
-  uint32_t most_held_us = 500;  // of one that is held until somebody waits
-  bool hold = false;            // every operation is, for as long as it takes
+  uint32_t most_us = 40;        // maximum delay of an operation that is not held
+  uint32_t most_held_us = 500;  // maximum delay of an operation that is held until a wait
+  bool hold = false;            // holds every operation until a wait
 };
 
 class DelayedBackend final : public Backend, public Queue {
  public:
-  // `behind` has its memory on the host and runs at the call.
+  // The inner backend `behind` has its memory on the host and runs at the call.
   DelayedBackend(std::unique_ptr<Backend> behind, const BackendLimits& limits, const DelayOptions& options);
   ~DelayedBackend() override;
 
@@ -75,9 +76,9 @@ class DelayedBackend final : public Backend, public Queue {
   void Poison(const Item& item);
   void LearnDone(uint64_t index);
   void Show(const Item& item) const;
-  // Whether one that is not known to be done writes there.
+  // True if an operation that is not known to be done writes there.
   bool IsWritten(const Access& access) const { return Disturbed(access, /*reads=*/false) != nullptr; }
-  // Whom the host disturbs if it touches this now; null: nobody. `reads`: whether those that read count too.
+  // The operation that conflicts with a host access now; null: none. `reads`: readers conflict too.
   const Item* Disturbed(const Access& access, bool reads) const;
   void Fail(absl::Status status);
   uint64_t Ran();
@@ -91,21 +92,21 @@ class DelayedBackend final : public Backend, public Queue {
   CallScratch scratch_;
   std::atomic<uint64_t> waits_{0};
 
-  // Of the thread that enqueues: items by index, the first being known_ + 1.
+  // Items by index, used by the enqueueing thread only; the first is known_ + 1.
   std::deque<std::shared_ptr<Item>> pending_;
   uint64_t pushed_ = 0;
   uint64_t known_ = 0;  // known to be done
 
-  Mutex behind_mutex_;  // held while the backend behind is used
+  Mutex behind_mutex_;  // held while the inner backend is used
   Mutex mutex_;
   CondVar changed_;
   std::deque<std::shared_ptr<Item>> queue_ ABSL_GUARDED_BY(mutex_);
   uint64_t ran_ ABSL_GUARDED_BY(mutex_) = 0;
-  uint64_t wanted_ ABSL_GUARDED_BY(mutex_) = 0;  // somebody waits for this one
+  uint64_t wanted_ ABSL_GUARDED_BY(mutex_) = 0;  // index of the item that the host waits for
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   absl::Status error_ ABSL_GUARDED_BY(mutex_);
   std::array<int64_t, kTimedEvents> times_ ABSL_GUARDED_BY(mutex_) = {};
-  std::mt19937_64 random_;  // of the thread that runs
+  std::mt19937_64 random_;  // used by the running thread
   std::thread thread_;
 };
 

@@ -1,7 +1,7 @@
-// The buffers of a delayed backend: what every operation reads and writes, and what of it the host may look
-// at. Staging memory has two copies, as where a link lies between: the host's, and the device's.
+// The buffers of a delayed backend: the bytes that each operation reads and writes, and the bytes that the
+// host may access. Staging memory has two copies, as with a link between host and device.
 //
-// Thread safety: thread-compatible; for the thread that enqueues.
+// Thread safety: thread-compatible; used by the enqueueing thread.
 #pragma once
 
 #include <cstddef>
@@ -29,12 +29,12 @@ struct Access {
 class DelayedMemory final : public Addresses {
  public:
   enum class Kind : uint8_t {
-    kDevice,   // nobody's but the device's
+    kDevice,   // visible to the device only
     kStaging,  // the host has a copy of its own
     kOthers,   // imported, or shared with another process: others write there
   };
 
-  // A buffer of the backend behind, whose memory begins at `device`.
+  // Adds a buffer of the inner backend, whose memory begins at `device`.
   void Add(BufferId buffer, std::byte* device, uint64_t bytes, Kind kind);
   void Remove(BufferId buffer) { buffers_[buffer - 1] = {}; }
   bool Lives(BufferId buffer) const {
@@ -42,10 +42,10 @@ class DelayedMemory final : public Addresses {
   }
   Kind kind(BufferId buffer) const { return buffers_[buffer - 1].kind; }
 
-  // What is asked for is noted from here on; taken by the next call.
+  // Returns the accesses noted since the last call, and begins to note anew.
   std::vector<Access> TakeNotes();
 
-  // The host's copy of staging memory; nullptr for other memory, or outside.
+  // Returns the host's copy of staging memory; nullptr for other memory, or outside.
   std::byte* Host(BufferRef ref, uint64_t bytes) const;
   std::byte* Host(const Access& access) const {
     return Host({access.buffer, access.begin}, access.end - access.begin);

@@ -1,4 +1,4 @@
-// The CPU backend: the parts of ops/device.h behind the device interface. Operations run when they are
+// The CPU backend: puts the parts of ops/device.h behind the device interface. Operations run when they are
 // enqueued.
 //
 // Thread safety: as Backend; the owner thread is worker 0.
@@ -17,7 +17,7 @@ namespace sluice {
 
 class HostBackend : public CpuBackend {
  public:
-  // `cpus`: of the threads, where they are pinned. RESOURCE_EXHAUSTED naming what there is no memory for.
+  // `cpus`: the CPUs to pin the threads to, or empty. RESOURCE_EXHAUSTED naming the memory that is missing.
   static absl::StatusOr<std::unique_ptr<HostBackend>> Create(const BackendLimits& limits, uint32_t threads,
                                                              const host::KernelTable& kernels,
                                                              const host::MemoryTuning& tuning,

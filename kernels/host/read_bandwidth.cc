@@ -12,7 +12,7 @@
 namespace sluice {
 namespace {
 
-// A piece of a region: long against the start of a stream, short against the whole.
+// Bytes of a piece of a region: long compared with the start of a stream, short compared with the whole.
 constexpr uint64_t kPieceBytes = uint64_t{1} << 20;
 constexpr uint32_t kPrefetchBytes = 2048;
 

@@ -40,7 +40,7 @@ struct Span {
   std::vector<float> o;
 };
 
-// One query head over the visible positions [first, last] of one span.
+// Computes one query head over the visible positions [first, last] of one span.
 Span ComputeSpan(const AttentionCall& call, const SequenceRows& sequence, uint32_t kv_head, const float* q,
                  uint32_t first, uint32_t last) {
   const CallKv& kv = call.kv;

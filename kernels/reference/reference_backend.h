@@ -10,7 +10,7 @@
 namespace sluice {
 namespace reference {
 
-// It has nothing but the functions of the operations: Run(device, call) for each of ops.h.
+// Selects this backend's functions: Run(device, call) for each operation of ops.h.
 struct Device {};
 #define SLUICE_REFERENCE_RUN(Name) void Run(Device&, const Name##Call& call);
 SLUICE_OPERATIONS(SLUICE_REFERENCE_RUN)

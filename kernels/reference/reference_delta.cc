@@ -24,7 +24,7 @@ void L2Norm(std::vector<float>& x) {
   }
 }
 
-// The state of one sequence while its rows go by.
+// The state of one sequence while its rows are computed.
 struct State {
   std::vector<float> inputs;  // the convolution's last conv_kernel - 1 rows, oldest first
   std::vector<float> heads;
@@ -46,7 +46,7 @@ std::vector<float> Convolve(const GatedDeltaCall& call, const State& state, cons
   return out;
 }
 
-// One token of one value head.
+// Computes one token of one value head.
 void Step(const GatedDeltaCall& call, uint32_t t, uint32_t head, State& state) {
   const DeltaConfig& d = call.shape;
   const uint32_t key_head = head / (d.value_heads / d.key_heads);

@@ -60,7 +60,7 @@ float BiasedDot(const CallWeights& part, uint32_t j, const float* bias, const fl
   return bias == nullptr ? dot : dot + bias[j];
 }
 
-// The coefficient of neuron j for the expert's row i; `kept`: whether it counts.
+// The coefficient of neuron j for the expert's row i. Sets `kept` to true if the neuron counts.
 float Coefficient(const ActivationSpec& activation, const ExpertCall& e, uint32_t j, size_t i, const float* x,
                   bool* kept) {
   *kept = e.Has(j);
@@ -78,7 +78,7 @@ float Coefficient(const ActivationSpec& activation, const ExpertCall& e, uint32_
   return *kept ? c : 0.0f;
 }
 
-// Returns how many neurons counted.
+// Returns the number of neurons that counted.
 uint32_t ComputeExpertRow(const ActivationSpec& activation, const ExpertCall& e, uint32_t hidden, size_t row,
                           const float* x, float* y) {
   if (e.neuron_begin == 0) {

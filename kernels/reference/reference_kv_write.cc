@@ -1,4 +1,4 @@
-// ARITHMETIC.md section 6: what is done to q and k, and what the cache holds.
+// ARITHMETIC.md section 6: the changes of q and k, and the contents of the cache.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -55,7 +55,7 @@ void StoreKv(const CallKv& kv, uint8_t* page, uint32_t kv_head, uint32_t token, 
   std::memcpy(page + KvScaleOffset(kv.kv_heads, kv.head_dim, kv_head, token), &scale, sizeof scale);
 }
 
-// Everything but the temperature, on one row of `heads` heads.
+// Applies everything but the temperature to one row of `heads` heads.
 void TurnHeads(const RopeKvWriteCall& call, const CallNorm& norm, uint32_t heads, const float* cos_sin,
                float* row) {
   const uint32_t head_dim = call.kv.head_dim;

@@ -11,7 +11,7 @@
 namespace sluice::reference {
 namespace {
 
-// The best `k` of the values that take part, best first, ties to the lower index.
+// The best `k` of the values with takes_part, best first, ties to the lower index.
 std::vector<uint32_t> BestOf(const std::vector<float>& values, std::vector<bool> takes_part, uint32_t k) {
   std::vector<uint32_t> best;
   while (best.size() < k) {
@@ -45,7 +45,7 @@ std::vector<float> Softmax(const std::vector<float>& logits) {
   return p;
 }
 
-// Which experts are in the best groups.
+// True for the experts that are in the best groups.
 std::vector<bool> InBestGroups(const RouterCall& call, const std::vector<float>& values) {
   if (call.groups == 0) {
     return std::vector<bool>(call.experts, true);

@@ -9,7 +9,7 @@
 namespace sluice::reference {
 namespace {
 
-// Saturating conversion of an already scaled value, as the packing instructions do it.
+// Saturating conversion of an already scaled value, equal to the packing instructions.
 int8_t RoundCode(float value) {
   const float rounded = std::nearbyint(value);
   if (!(rounded > -128.0f)) {  // NaN too
@@ -24,7 +24,7 @@ uint32_t PlaneCode(uint32_t bits, const uint8_t* plane, uint64_t k) {
   return (LoadU16(plane + place.byte_offset) >> place.shift) & ((1u << bits) - 1);
 }
 
-// What an 8-bit scale (first = 0) or zero (first = 2) of a group stands for.
+// The value of a group's 8-bit scale (first = 0) or zero (first = 2).
 float SuperValue(const EncodingDescriptor& d, const uint8_t* row, uint64_t cols, uint64_t group, uint8_t code,
                  uint64_t first) {
   const uint8_t* quadruple = row + SuperGroupOffset(d, cols) + 8 * (group / d.super_group);

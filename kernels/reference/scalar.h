@@ -49,10 +49,10 @@ float QuantizedValue(const EncodingDescriptor& d, const uint8_t* row, uint64_t c
 // scale. Returns the scale, 0 (and codes 0) if all values are tiny.
 float RoundToInt8(const float* values, uint64_t count, int8_t* codes);
 
-// x . row by section 2, (a) or (b) after the encoding; cols values.
+// x . row by section 2, (a) or (b) by the encoding; cols values.
 float Dot(const EncodingDescriptor& d, const uint8_t* row, const float* x, uint64_t cols);
 
-// Section 5, of the norm's kind; without weights they count as 1. y may be x.
+// Section 5, by the norm's kind; missing weights count as 1. y may be x.
 void NormRow(const CallNorm& norm, const float* x, uint64_t cols, float* y);
 
 }  // namespace sluice::reference

@@ -20,26 +20,26 @@
 namespace sluice {
 namespace {
 
-// Shares of coefficients kept that are tried, largest first.
+// Kept shares of coefficients to try, largest first.
 constexpr float kShares[] = {0.95f, 0.8f, 0.65f, 0.5f, 0.4f, 0.3f, 0.2f, 0.1f, 0.05f};
 constexpr int kShareCount = static_cast<int>(std::size(kShares));
-// Sparse execution must be this much faster to be chosen, so that noise does not choose it.
+// Maximum ratio of sparse to dense time at which sparse execution is chosen, so that noise does not decide.
 constexpr double kWorthIt = 0.96;
 constexpr int kPairs = 7;
-// The share that the search ends at is measured again, longer.
+// Pairs of the final, longer measurement at the share where the search ends.
 constexpr int kLastPairs = 15;
-// Sparse execution is chosen up to so many times a measured share: never far from one, and never beyond the
+// Sparse execution is chosen up to this many times a measured share: never far from one, and never beyond the
 // next.
 constexpr float kNear = 1.02f;
-// Multiply-adds of one timed run at most, as far as whole blocks of neurons allow.
+// Maximum multiply-adds of one timed run, as far as whole blocks of neurons allow.
 constexpr uint64_t kRunWork = 60'000'000;
 constexpr uint64_t kLeastBytes = uint64_t{64} << 20;
 constexpr uint64_t kMostBytes = uint64_t{512} << 20;
 
-// Rows that are repeated to fill the working set; a prime, so that parts and experts differ.
+// Number of rows that are repeated to fill the working set; a prime, so that parts and experts differ.
 constexpr uint32_t kPatternRows = 251;
 
-// The same in a block encoding: every group's scale 1 times d.
+// Writes a row in a block encoding: every group's scale is 1 times d.
 void WriteBlockRow(const EncodingDescriptor& d, uint32_t cols, float sigma, std::mt19937& random,
                    uint8_t* row) {
   const uint32_t length = BlockValuesOf(d.encoding);
@@ -57,7 +57,7 @@ void WriteBlockRow(const EncodingDescriptor& d, uint32_t cols, float sigma, std:
   EncodeBlockRow(d, blocks, cols, reinterpret_cast<std::byte*>(row));
 }
 
-// A row of about normal weights with a deviation of 1 / sqrt(cols).
+// Writes a row of about normal weights with a deviation of 1 / sqrt(cols).
 void WriteRow(const EncodingDescriptor& d, uint32_t cols, std::mt19937& random, uint8_t* row) {
   const float sigma = 1.0f / std::sqrt(static_cast<float>(cols));
   const auto put = [](uint8_t* place, uint16_t value) { std::memcpy(place, &value, sizeof value); };
@@ -113,7 +113,7 @@ class Trial {
   ~Trial() {
     for (const BufferId buffer : buffers_) {
       if (const absl::Status status = backend_.Free(buffer); !status.ok()) {
-        break;  // the backend names what it holds when it goes
+        break;  // the destructor releases the buffers made so far
       }
     }
   }
@@ -149,8 +149,8 @@ absl::StatusOr<BufferRef> Trial::Allocate(uint64_t bytes, BufferKind kind) {
   return BufferRef{buffer, 0};
 }
 
-// All layers' experts. An expert's parts lie side by side, as a pack has them: the order of addresses in
-// which kept rows and the rows between them are read decides how well memory keeps up.
+// Makes all layers' experts. An expert's parts lie side by side, as in a pack: the order of addresses in
+// which rows are read decides the memory bandwidth.
 absl::Status Trial::MakeExperts() {
   const uint64_t experts = uint64_t{layers_} * spec_.experts;
   ASSIGN_OR_RETURN(experts_, Allocate(experts * expert_bytes_, BufferKind::kTables));
@@ -290,8 +290,8 @@ absl::StatusOr<double> Trial::Ratio(uint32_t tokens, float threshold, int pairs)
   return ratios[static_cast<size_t>(pairs / 2)];
 }
 
-// The share from which on dense execution is chosen: just above the largest that was measured faster sparse,
-// twice. Shares between that one and the next were not measured.
+// The share from which dense execution is chosen: just above the largest share that was measured faster
+// sparse, twice. Shares between that one and the next were not measured.
 absl::StatusOr<float> BreakEven(Trial& trial, uint32_t tokens, const std::vector<float>& thresholds) {
   int slow = -1;           // the smallest share so far where dense is as good
   int fast = kShareCount;  // the largest where sparse is faster
@@ -325,7 +325,7 @@ absl::StatusOr<SparseSwitch> MeasureSparseSwitch(Backend& backend, const SparseP
   backend.BeginStep();
   const absl::Cleanup end = [&backend] {
     backend.EndStep();
-    backend.SetSparseSwitches({}).IgnoreError();  // none is never too many
+    backend.SetSparseSwitches({}).IgnoreError();  // clearing never exceeds the limit
   };
   std::vector<float> thresholds;
   for (const float share : kShares) {
@@ -337,7 +337,7 @@ absl::StatusOr<SparseSwitch> MeasureSparseSwitch(Backend& backend, const SparseP
   for (uint32_t i = 0; i < SparseSwitch::kBatches; ++i) {
     if ((1u << i) <= spec.max_tokens) {
       ASSIGN_OR_RETURN(const float share, BreakEven(trial, 1u << i, thresholds));
-      // More tokens never make lists pay at a larger share; what says so is noise.
+      // More tokens never make lists pay at a larger share; a measurement that says so is noise.
       before = std::min(before, share);
     }
     found.dense_above[i] = before;

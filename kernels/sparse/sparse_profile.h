@@ -1,9 +1,9 @@
-// Measures from which share of kept coefficients on a machine computes masked experts densely
+// Measures the share of kept coefficients from which a machine should compute masked experts densely
 // (sparse_switch.h): intra-expert's start-up profile of dense against sparse execution by batch size.
 //
-// Experts with random weights in the encodings and row lengths in use are run both ways, in turns, over a
-// working set that no cache holds; thresholds are found that keep a wanted share. It takes a second or two
-// and is kept in a file per machine and kind of expert, because none of it changes until one of these does.
+// Runs experts with random weights, in the encodings and row lengths in use, both ways in turn over a working
+// set larger than any cache; thresholds are found for a target share. It takes a second or two; the result is
+// kept in a file per machine and kind of expert.
 //
 // Thread safety: free functions; the backend's owner calls them, outside of a step.
 #pragma once
@@ -25,27 +25,28 @@ struct SparseProfileSpec {
   ActivationSpec activation;
   uint32_t hidden = 0;
   uint32_t width = 0;
-  uint32_t experts = 0;  // of a layer that one token uses: top_k
+  uint32_t experts = 0;  // experts of a layer that one token uses: top_k
   uint32_t max_tokens = 0;
-  uint64_t bytes = 0;  // of weights to walk through; 0: four times the last-level cache, 64 to 512 MiB
+  uint64_t bytes = 0;  // bytes of weights to walk through; 0: four times the last-level cache, 64 to 512 MiB
 };
 
-// Runs the backend; what SetSparseSwitches set before is gone afterwards. UNIMPLEMENTED where the backend has
-// no kernels for the spec or the host does not see its memory; INVALID_ARGUMENT for a spec without experts,
-// without a mask order or beyond the backend's limits; RESOURCE_EXHAUSTED without memory for the weights.
+// Runs the backend and clears its sparse switches. UNIMPLEMENTED where the backend has no kernels for the
+// spec or the host does not see its memory; INVALID_ARGUMENT for a spec without experts, without a mask order
+// or beyond the backend's limits; RESOURCE_EXHAUSTED without memory for the weights.
 absl::StatusOr<SparseSwitch> MeasureSparseSwitch(Backend& backend, const SparseProfileSpec& spec);
 
 struct SparseProfile {
   SparseSwitch found;
   bool measured = false;  // not read from the file
-  absl::Status stored;    // why a new measurement could not be kept, if it could not
+  absl::Status stored;    // error of storing a new measurement, if any
 };
 
-// $XDG_CACHE_HOME/sluice, else $HOME/.cache/sluice, else the runtime directory.
+// Returns $XDG_CACHE_HOME/sluice, else $HOME/.cache/sluice, else the runtime directory.
 std::string SparseProfileFolder();
 
-// Reads the measurement from `folder` (made if missing), or measures and keeps it. A file that is damaged,
-// or of another CPU, instruction set, number of threads, shape or encoding, is measured again and replaced.
+// Reads the measurement from `folder` (created if missing), or measures and stores it. A file that is
+// damaged, or of another CPU, instruction set, number of threads, shape or encoding, is measured again and
+// replaced.
 absl::StatusOr<SparseProfile> LoadOrMeasureSparseSwitch(Backend& backend, const SparseProfileSpec& spec,
                                                         const std::string& folder);
 

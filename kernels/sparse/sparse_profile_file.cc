@@ -1,5 +1,5 @@
-// LoadOrMeasureSparseSwitch: the measurement's file. A few lines of text, first what it was measured for,
-// then the shares, then the digest of all that.
+// LoadOrMeasureSparseSwitch: the measurement's file. A few lines of text: the key, the shares, and a digest
+// of both.
 #include <sys/stat.h>
 
 #include <cerrno>
@@ -41,7 +41,7 @@ std::string Words(const EncodingDescriptor& d) {
                       d.super_group);
 }
 
-// Everything that the times depend on.
+// The key: everything that the times depend on.
 std::string KeyOf(const Backend& backend, const SparseProfileSpec& s) {
   return absl::StrCat("sluice dense or sparse ", kMeasurement, "\ncpu ", CpuModel(), "\n", backend.Describe(),
                       "\norder ", static_cast<int>(s.order), " up ", Words(s.up), " gate ", Words(s.gate),
@@ -61,7 +61,7 @@ std::string ContentOf(const std::string& key, const SparseSwitch& found) {
   return absl::StrCat(content, DigestOf(std::string_view(content)).ToHex(), "\n");
 }
 
-// Whether `content` is a whole file for this key.
+// True if `content` is a complete file for this key.
 bool Parse(const std::string& content, const std::string& key, SparseSwitch* found) {
   absl::string_view rest(content.data(), content.size());
   if (!absl::ConsumePrefix(&rest, key) || !absl::ConsumePrefix(&rest, "dense above ")) {

@@ -35,9 +35,10 @@ void ThreadedBackend::Run() {
   }
 }
 
-// Null: the end. The workers behind spin while there is work, or there was some a moment ago.
+// Returns the next item, or null at the end. The inner backend's workers spin while there is work, and for a
+// moment after.
 ThreadedBackend::Item* ThreadedBackend::TakeNext() {
-  const uint64_t ran = ran_.load(std::memory_order_relaxed);  // this thread's own
+  const uint64_t ran = ran_.load(std::memory_order_relaxed);  // written by this thread only
   const auto waits = [&] { return queued_.load(std::memory_order_acquire) == ran; };
   const int64_t until = clock_.NowNanos() + kLingerNanos;
   while (waits() && clock_.NowNanos() < until) {

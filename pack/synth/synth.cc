@@ -26,8 +26,8 @@ namespace {
 
 constexpr char kGenerator[] = "sluice synth 2";
 // Encoded records that all experts are cut from: 16 M values of each part (or one layer's, if that is less),
-// far more than one expert of the fine-grained models and made in a moment; then experts cost a copy and a
-// checksum.
+// far more than one expert of the fine-grained models and generated quickly; an expert then costs only a copy
+// and a checksum.
 constexpr uint64_t kPoolValues = 16ull << 20;
 constexpr uint64_t kDenseExtentBytes = 64ull << 20;
 constexpr uint64_t kBlockValues = 256 * 1024;
@@ -41,7 +41,7 @@ struct RecordPool {
   std::vector<std::byte> bytes;
 };
 
-// Everything that is decided before a byte is written.
+// Decisions made before the first byte is written.
 struct SynthJob {
   SynthOptions options;
   Manifest manifest;
@@ -55,8 +55,8 @@ struct SynthJob {
   std::vector<std::array<RecordPool, kPartCount>> pools;  // [format][stream]
 };
 
-// The standard deviation of a dense tensor's values: outputs keep the size of inputs, and what goes into the
-// residual is smaller by the number of layers, so that a random model's states neither grow nor vanish.
+// Standard deviation of a dense tensor's values: outputs keep the size of inputs, and inputs of the residual
+// are scaled down by the number of layers, so that a random model's states neither grow nor vanish.
 float DenseScale(const ModelConfig& config, const DenseSpec& spec) {
   const float by_columns = 1.0f / std::sqrt(static_cast<float>(spec.cols));
   const float by_depth = 1.0f / std::sqrt(2.0f * static_cast<float>(config.layers.size()));
@@ -144,7 +144,8 @@ void MakeWeights(double zipf, SynthJob* job) {
   }
 }
 
-// The rows of a dense tensor as float32, made one after the other: no tensor is ever in memory as a whole.
+// The rows of a dense tensor as float32, generated one after the other: no tensor is ever in memory as a
+// whole.
 class DenseRows {
  public:
   DenseRows(const SynthJob& job, size_t index)
@@ -211,8 +212,8 @@ absl::Status WriteDenseTensor(const SynthJob& job, size_t index, ExtentWriter* w
   return absl::OkStatus();
 }
 
-// Writes an expert as a run of its stream's pool that begins at a place of the expert's own and goes on at
-// the pool's beginning if it passes its end.
+// Writes an expert as a run of its stream's pool that begins at an offset of the expert's own and wraps
+// around at the pool's end.
 absl::Status WriteExpertStream(const SynthJob& job, const ExtentEntry& entry, ExtentWriter* writer,
                                ProgressMeter* meter) {
   const RecordPool& pool = job.pools[entry.format][entry.stream];

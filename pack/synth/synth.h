@@ -1,4 +1,5 @@
-// Synthetic packs: any size, random weights, routing spread as asked, written at disk speed. For benchmarks.
+// Synthetic packs of any size with random weights and a chosen routing spread, written at disk speed. For
+// benchmarks.
 //
 // Thread safety: free functions.
 #pragma once
@@ -17,13 +18,14 @@ struct SynthOptions {
   std::string shape;    // one of SynthShapeNames()
   uint32_t layers = 0;  // 0: the shape's
   uint32_t vocab = 0;   // 0: the shape's; at least 258 (the embedded tokenizer's bytes, BOS and EOS)
-  // As `sluice pack` takes them. Recipes that go by usage take the experts of each layer by ascending id.
+  // As the options of `sluice pack`. Recipes that use usage counts take the experts of each layer by
+  // ascending id.
   RecipeWords rows;
-  // "uniform", or "zipf:S" with 0 < S <= 4: a layer's i-th most used expert is taken about i^-S as often as
-  // its first. Which expert is i-th differs from layer to layer, unless similarity says otherwise.
+  // "uniform", or "zipf:S" with 0 < S <= 4: a layer's i-th most used expert is chosen about i^-S as often as
+  // its first. The ranking differs from layer to layer, unless similarity is set.
   std::string routing = "uniform";
-  // Share of a token's experts that the token before took too, [0, 1), for tokens in ascending order, which
-  // is how greedy decoding of a synthetic pack goes. 0, and whatever chance exceeds: independent tokens.
+  // Share of a token's experts that the previous token used too, [0, 1), for tokens in ascending order, as in
+  // greedy decoding of a synthetic pack. 0, or a share below chance: independent tokens.
   double reuse = 0;
   double similarity = 0;  // correlation of neighbouring layers' router rows, [0, 1]
   uint64_t seed = 1;
@@ -34,7 +36,7 @@ struct SynthOptions {
 std::vector<std::string> SynthShapeNames();
 
 // Writes the pack `out_dir`. The summary's `bytes` counts all files. InvalidArgument naming the option;
-// Unimplemented naming what the shape needs and the forward pass lacks; ResourceExhausted without space.
+// Unimplemented naming a feature of the shape that the forward pass lacks; ResourceExhausted without space.
 absl::StatusOr<PackSummary> SynthesizePack(const SynthOptions& options, const std::string& out_dir,
                                            const PackingProgressFn& progress,
                                            const std::atomic<bool>* cancel);

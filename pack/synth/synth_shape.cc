@@ -18,7 +18,7 @@ struct Shape {
   uint32_t top_k;
   uint32_t shared_width;
   bool shared_gate;      // the shared expert's output is scaled by a sigmoid of its own
-  uint32_t first_dense;  // width of the first layer's dense FFN, 0: it has experts too
+  uint32_t first_dense;  // width of the first layer's dense FFN, 0: the first layer has experts too
   uint32_t heads;
   uint32_t kv_heads;
   uint32_t head_dim;
@@ -37,7 +37,7 @@ constexpr Shape kShapes[] = {
     {"xverse-a4.2b", 2560, 1728, 28, 64, 6, 3456, false, 0, 32, 32, 80, 100608, 8192, 5e5},
     // For tests and first tries: 6 MB a layer in bf16.
     {"tiny", 128, 256, 4, 32, 4, 0, false, 0, 4, 2, 32, 512, 4096, 1e4},
-    // The sample model's sizes and a few layers more: policies at the papers' localities, in a moment.
+    // The sample model's sizes with a few more layers: policies at the papers' localities within seconds.
     {"tiny-mixtral", 128, 448, 8, 8, 2, 0, false, 0, 4, 2, 32, 2048, 4096, 1e4},
     {"qwen3.5-35b-a3b", 2048, 512, 40, 256, 8, 512, true, 0, 16, 2, 256, 248320, 262144, 1e7},
 };

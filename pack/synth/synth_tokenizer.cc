@@ -29,8 +29,8 @@ json SpecialToken(int32_t id, const char* content) {
 
 }  // namespace
 
-// Bytes as tokens and no merges: any text has a length and comes back unchanged, which is all that a random
-// model needs.
+// Bytes as tokens and no merges: any text has a length and comes back unchanged, which suffices for a random
+// model.
 std::map<std::string, std::string> SynthTokenizerFiles() {
   json vocab = json::object();
   for (int byte = 0; byte < 256; ++byte) vocab[ByteSymbol(byte)] = byte;

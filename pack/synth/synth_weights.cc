@@ -13,11 +13,10 @@ namespace sluice {
 namespace {
 
 constexpr double kMaxZipf = 4;
-// The length of the direction that all tokens share, beside a length of 1 for the token's own part of a
-// hidden state.
+// Length of the direction that all tokens share, relative to 1 for the token's own part of a hidden state.
 constexpr double kPreferenceShare = 0.5;
 // Standard deviation of a Gumbel variable, pi / sqrt(6): with router noise of that size, logits that differ
-// by log(p) are chosen about as often as p says (the Gumbel-max rule).
+// by log(p) are chosen about as often as p (the Gumbel-max rule).
 constexpr double kGumbelDeviation = 1.2825498301618641;
 
 enum WeightUse : uint64_t { kRouterRows = 100, kRouterOrder = 101, kDirection = 102, kTokens = 103 };
@@ -41,7 +40,7 @@ void Reorder(double similarity, NormalStream* random, std::vector<uint32_t>* ord
   }
 }
 
-// Adds to each row what makes its expert's logit log(rank^-zipf) for a hidden state that carries the
+// Adds a vector to each row that makes its expert's logit log(rank^-zipf) for a hidden state that carries the
 // direction.
 void AddPreference(const ModelConfig& config, absl::Span<const float> direction, double zipf,
                    const std::vector<uint32_t>& order, std::vector<float>* rows) {
@@ -56,8 +55,8 @@ void AddPreference(const ModelConfig& config, absl::Span<const float> direction,
   }
 }
 
-// The share of the top `top_k` of one set of logits that is in the other's, averaged over random pairs of the
-// given correlation.
+// Share of the top `top_k` of one set of logits that is also in the other's, averaged over random pairs of
+// the given correlation.
 double SharedTop(uint32_t experts, uint32_t top_k, double correlation) {
   constexpr int kPairs = 2000;
   const float fresh = static_cast<float>(std::sqrt(1 - correlation * correlation));
@@ -156,8 +155,8 @@ void TokenChain::Next(absl::Span<float> embedding, absl::Span<float> head) {
 }
 
 double CorrelationForReuse(uint32_t experts, uint32_t top_k, double reuse) {
-  // The share grows with the correlation, so halving finds the one that gives the wanted reuse; twelve steps
-  // are finer than 2000 pairs can tell.
+  // The share grows with the correlation, so bisection finds the one that gives the wanted reuse; twelve
+  // steps are finer than 2000 pairs can resolve.
   double low = 0;
   double high = 1;
   if (experts <= top_k || SharedTop(experts, top_k, 0) >= reuse) return 0;

@@ -1,7 +1,6 @@
 // Random weights with the statistics of a network at rest: rows of variance 1/columns, so that activations
-// keep their size; what enters the residual is scaled down by the depth, so that the hidden state changes
-// slowly from layer to layer, as in trained models; router rows of equal length, so that no expert is
-// preferred.
+// keep their size; inputs of the residual scaled down by the depth, so that the hidden state changes slowly
+// from layer to layer, as in trained models; router rows of equal length, so that no expert is preferred.
 //
 // Thread safety: pure functions; a NormalStream is used by one thread.
 #pragma once
@@ -31,7 +30,7 @@ class NormalStream {
 // A seed of its own for each use.
 uint64_t SynthSeed(uint64_t seed, uint64_t what, uint64_t a, uint64_t b);
 
-// How experts are preferred: exponent 0 for uniform routing, S for zipf:S. InvalidArgument naming the word.
+// Parses the routing: exponent 0 for uniform routing, S for zipf:S. InvalidArgument naming the word.
 absl::StatusOr<double> ParseRouting(const std::string& routing);
 
 // All routers of a model: [layer][experts * hidden]; empty for layers without experts. With a zipf exponent
@@ -41,15 +40,15 @@ std::vector<std::vector<float>> SynthRouters(const ModelConfig& config, double z
 
 // The rows of embedding and head by token id, in order. Embeddings are a chain: each row is correlated with
 // the one before it, and the head row of a token is the embedding of the token before. So greedy decoding
-// walks up through the ids instead of falling into a loop, and neighbouring tokens route alike as far as was
-// asked for. The first row and the tokenizer's special tokens stand outside the chain: no token leads to
+// walks up through the ids instead of falling into a loop, and neighbouring tokens route alike to the
+// requested degree. The first row and the tokenizer's special tokens are outside the chain: no token leads to
 // them.
 class TokenChain {
  public:
   // `correlation` of neighbouring rows, [0, 1).
   TokenChain(uint32_t hidden, double correlation, uint64_t seed);
 
-  // Embedding and head row of the next id: variance 1, and 1/hidden. Either may be empty: not wanted.
+  // Embedding and head row of the next id: variance 1, and 1/hidden. An empty span skips that row.
   void Next(absl::Span<float> embedding, absl::Span<float> head);
 
  private:
@@ -61,11 +60,11 @@ class TokenChain {
   std::vector<float> row_;
 };
 
-// The correlation at which a token's top `top_k` of `experts` hold a share `reuse` of those of the token
-// before, by simulation. 0 where even independent tokens share that many.
+// The correlation at which a token's top `top_k` of `experts` hold a share `reuse` of the previous token's,
+// by simulation. 0 if even independent tokens share that many.
 double CorrelationForReuse(uint32_t experts, uint32_t top_k, double reuse);
 
-// A vector of length sqrt(hidden) / 2, added to every embedding row when routing is skewed.
+// A vector of length sqrt(hidden) / 2, added to every embedding row if routing is skewed.
 std::vector<float> PreferenceDirection(uint32_t hidden, uint64_t seed);
 
 }  // namespace sluice

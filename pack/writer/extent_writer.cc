@@ -8,7 +8,7 @@
 namespace sluice {
 namespace {
 
-// Four chunks a write: large enough that system calls do not count, small enough for the cache.
+// Four chunks a write: large enough to hide the cost of system calls, small enough for the cache.
 constexpr uint64_t kBufferBytes = 4 * kChecksumChunkBytes;
 
 }  // namespace
@@ -45,7 +45,7 @@ absl::Status ExtentWriter::Finish() {
 }
 
 absl::Status ExtentWriter::Flush() {
-  // Buffers are whole chunks but for the last, so that each checksum is made while its bytes are in the
+  // Buffers are whole chunks except the last, so that each checksum is computed while its bytes are in the
   // cache.
   const uint64_t file_offset = entry_.offset + position_ - buffer_.size();
   const absl::Span<const std::byte> bytes = absl::MakeConstSpan(buffer_);

@@ -1,4 +1,4 @@
-// Writing one extent front to back: buffers whole chunks, checksums them, writes them at their place.
+// Writes one extent front to back: buffers whole chunks, checksums them, writes them at their offset.
 //
 // Thread safety: an ExtentWriter is used by one thread; writers of different extents of a file may run at
 // once.
@@ -20,14 +20,14 @@ class ExtentWriter {
   // `file` outlives this.
   ExtentWriter(const File& file, const ExtentEntry& entry);
 
-  // REQUIRES: what is appended in all does not pass the extent's length.
+  // REQUIRES: the appended bytes do not exceed the extent's length in total.
   absl::Status Append(absl::Span<const std::byte> bytes);
-  // Zeros up to `position` of the extent; nothing if it is there already.
+  // Appends zeros up to `position` of the extent; nothing if that is reached already.
   absl::Status PadTo(uint64_t position);
-  // Pads to the extent's length and writes what is left.
+  // Pads to the extent's length and writes the rest of the buffer.
   absl::Status Finish();
 
-  // One for each chunk, complete after Finish().
+  // One checksum for each chunk, complete after Finish().
   const std::vector<uint64_t>& checksums() const { return checksums_; }
 
  private:

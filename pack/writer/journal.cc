@@ -15,10 +15,10 @@ constexpr char kMagic[9] = "SLUICEJL";
 constexpr uint32_t kVersion = 1;
 constexpr uint64_t kHeaderBytes = 32;
 constexpr uint64_t kRecordHeaderBytes = 16;
-// The journal of a terabyte pack is below 40 MB.
+// Maximum size: the journal of a terabyte pack is below 40 MB.
 constexpr uint64_t kMaxJournalBytes = 4ull << 30;
 // Records are checked with the function of payload checksums, seeded as a file of their own: a record at
-// another place, or a chunk of a pack, does not pass for one.
+// another offset, or a chunk of a pack, fails the check.
 constexpr uint8_t kJournalFileNumber = 255;
 
 void Put(std::string* out, const void* data, size_t bytes) {
@@ -57,8 +57,8 @@ uint64_t LoadU64(absl::Span<const std::byte> bytes, uint64_t at) {
   return value;
 }
 
-// Reads the record at `at` and moves `at` behind it. False if it is torn or damaged, which is how the journal
-// of an interrupted run ends: what came before it counts.
+// Reads the record at `at` and moves `at` behind it. False if it is torn or damaged, as at the end of an
+// interrupted run's journal: the records before it stay valid.
 bool ParseRecord(absl::Span<const std::byte> bytes, uint64_t* at, JournalRecord* record) {
   const uint64_t left = bytes.size() - *at;
   if (left < kRecordHeaderBytes + 8) return false;
@@ -98,7 +98,7 @@ absl::StatusOr<std::unique_ptr<Journal>> Journal::Open(const std::string& folder
                                                        const Digest128& fingerprint) {
   const std::string path = absl::StrCat(folder, "/", kJournalName);
   ASSIGN_OR_RETURN(File file, File::OpenForWrite(path));
-  // The journal's lock is the folder's: two conversions in it would write over each other.
+  // The journal's lock protects the folder: two conversions in it would overwrite each other's files.
   if (flock(file.fd(), LOCK_EX | LOCK_NB) != 0) {
     if (errno == EWOULDBLOCK) {
       return absl::UnavailableError(absl::StrCat(folder, ": another conversion is writing here"));
@@ -111,7 +111,7 @@ absl::StatusOr<std::unique_ptr<Journal>> Journal::Open(const std::string& folder
       ParseJournal(absl::MakeConstSpan(reinterpret_cast<const std::byte*>(content.data()), content.size()),
                    fingerprint, &valid);
   // A torn record is cut off, else the next one would be appended behind it and never be found. A journal of
-  // other input (another fingerprint) has nothing valid and begins anew.
+  // other input (another fingerprint) has no valid record and begins anew.
   RETURN_IF_ERROR(file.Truncate(valid));
   if (valid == 0) {
     const std::string header = Header(fingerprint);

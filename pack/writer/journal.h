@@ -1,5 +1,5 @@
-// The journal of an unfinished pack: which units (dense extents, experts) are done, with their checksums and
-// the digests of their source tensors. What makes an interrupted conversion resumable.
+// The journal of an unfinished pack: the finished units (dense extents, experts), with their checksums and
+// the digests of their source tensors. It makes an interrupted conversion resumable.
 //
 // A file: header {8 bytes magic, u32 version, u32 zero, 16 bytes fingerprint}, then records {u32 unit, u32
 // checksum count, u32 digest count, u32 zero, checksums u64[], digests u64[2][] (high, low), XXH3-64 of the
@@ -32,15 +32,15 @@ struct JournalRecord {
   std::vector<Digest128> digests;
 };
 
-// The records that are whole, in order, if the header is that of `fingerprint`; none otherwise. `valid_bytes`
-// is where the next record goes (0: start anew).
+// The whole records, in order, if the header has `fingerprint`; none otherwise. `valid_bytes` is the offset
+// of the next record (0: start anew).
 std::vector<JournalRecord> ParseJournal(absl::Span<const std::byte> bytes, const Digest128& fingerprint,
                                         uint64_t* valid_bytes);
 
 class Journal {
  public:
   // Opens or creates `folder`/journal and locks it against other processes and threads. Records of another
-  // fingerprint are dropped. Unavailable if somebody else holds it.
+  // fingerprint are dropped. Unavailable if another process or thread holds it.
   static absl::StatusOr<std::unique_ptr<Journal>> Open(const std::string& folder,
                                                        const Digest128& fingerprint);
 

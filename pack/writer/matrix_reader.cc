@@ -33,8 +33,8 @@ void Widen(ElementType type, const std::byte* raw, size_t count, float* out) {
 
 bool IsFinite(float value) { return (std::bit_cast<uint32_t>(value) & 0x7f800000u) != 0x7f800000u; }
 
-// The integer comparison of bits has no branch in the loop and becomes vector code. It holds because the bits
-// of positive floats are ordered as their values are, with Inf and NaN above them.
+// The integer comparison of bits has no branch in the loop and becomes vector code. It is correct because the
+// bits of positive floats are ordered as their values are, with Inf and NaN above them.
 SLUICE_VECTOR_CLONES
 bool AllFinite(absl::Span<const float> values) {
   uint32_t largest = 0;
@@ -42,7 +42,7 @@ bool AllFinite(absl::Span<const float> values) {
   return largest < 0x7f800000u;
 }
 
-// Names a value that is not finite: its place in the whole tensor, from its flat element number.
+// Names a value that is not finite: its position in the whole tensor, from its flat element number.
 absl::Status NotFinite(const Checkpoint& checkpoint, const SourceMatrix& matrix, uint64_t element,
                        float value) {
   const CheckpointTensor& tensor = *matrix.tensor;
@@ -56,7 +56,7 @@ absl::Status NotFinite(const Checkpoint& checkpoint, const SourceMatrix& matrix,
                                                  absl::StrJoin(index, ", "), "]"));
 }
 
-// What the map says of every value. A sum with 0 would lose the sign of a negative zero.
+// Applies the map to every value. A sum with 0 would lose the sign of a negative zero.
 void Adjust(const SourceMatrix& matrix, absl::Span<float> values) {
   if (matrix.scale != 1) {
     for (float& value : values) value *= matrix.scale;
@@ -66,19 +66,19 @@ void Adjust(const SourceMatrix& matrix, absl::Span<float> values) {
   }
 }
 
-// Values that one read takes: a MiB as float32, what a decoder works on beside its output.
+// Values that one read takes: a MiB as float32, a decoder's working set beside its output.
 constexpr uint64_t kSpanValues = 256 * 1024;
 
 // Bytes of a block's columns that a reader of decoded tensors keeps: a strip, read from every line in turn.
 constexpr uint64_t kStripBytes = 16ull << 20;
-// Strips begin where blocks of every format do.
+// Strips begin at block boundaries of every format.
 constexpr uint64_t kStripColumns = 256;
 
 uint64_t ElementOf(const SourceMatrix& matrix, uint32_t block, uint64_t line) {
   return matrix.first + block * matrix.block_stride + line * matrix.line_stride;
 }
 
-// Columns of a transposed matrix that are kept at once. Plain tensors are kept whole: their digest goes by
+// Columns of a transposed matrix that are kept at once. Plain tensors are kept whole: their digest follows
 // the source's lines.
 uint32_t StripColumns(const SourceMatrix& matrix) {
   if (!matrix.tensor->decoded) return matrix.length;
@@ -87,7 +87,7 @@ uint32_t StripColumns(const SourceMatrix& matrix) {
   return static_cast<uint32_t>(std::min<uint64_t>(matrix.length, std::max(columns, kStripColumns)));
 }
 
-// Columns of kLines lines, `stride` apart, as rows `row_stride` apart.
+// Copies columns of kLines lines, `stride` apart, to rows `row_stride` apart.
 template <uint32_t kLines>
 void TurnTile(const float* lines, uint32_t stride, uint32_t width, uint64_t row_stride, float* out) {
   for (uint32_t column = 0; column < width; ++column) {
@@ -101,28 +101,28 @@ class LineReader {
   LineReader(const Checkpoint& checkpoint, const SourceMatrix& matrix)
       : checkpoint_(checkpoint), matrix_(matrix), width_(ElementBytes(matrix.tensor->type)) {}
 
-  // Values [column, column + columns) of lines [first, first + count) of `block` into `out`, without what
-  // lies between them.
+  // Reads values [column, column + columns) of lines [first, first + count) of `block` into `out`, without
+  // the values between them.
   absl::Status Read(uint32_t block, uint32_t first, uint32_t count, uint32_t column, uint32_t columns,
                     std::byte* out) {
     const uint64_t line_bytes = columns * width_;
     const uint64_t span = (columns - 1) * uint64_t{matrix_.step} + 1;
     const uint64_t at_once = std::clamp<uint64_t>(kSpanValues / span, 1, count);
     for (uint64_t done = 0; done < count;) {
-      // Lines of the tensor that follow each other are one read.
+      // Adjacent lines of the tensor are one read.
       const bool adjacent = matrix_.line_stride == matrix_.tensor->line_length();
       const uint64_t lines = adjacent ? std::min(at_once, count - done) : 1;
       RETURN_IF_ERROR(ReadLines(ElementOf(matrix_, block, first + done) + column * uint64_t{matrix_.step},
                                 lines, span, out + done * line_bytes));
       done += lines;
     }
-    // The source's digest goes over the values alone, as they are read, so that it does not depend on how a
-    // checkpoint arranges them in files.
+    // The source's digest covers the values alone, as they are read, so that it does not depend on a
+    // checkpoint's arrangement in files.
     if (!matrix_.tensor->decoded) hasher_.Update(absl::MakeConstSpan(out, count * line_bytes));
     return absl::OkStatus();
   }
 
-  // The blocks of lines [first, first + count) of `block`, which a read of their values would span.
+  // Reads the blocks of lines [first, first + count) of `block`, which a read of their values would span.
   absl::Status ReadBlocks(uint32_t block, uint32_t first, uint32_t count, absl::Span<CodeBlock> out) {
     const uint64_t length = matrix_.tensor->line_length();
     const uint64_t of_line = matrix_.length / BlockValuesOf(matrix_.tensor->blocks);
@@ -135,7 +135,7 @@ class LineReader {
     return absl::OkStatus();
   }
 
-  // The rows made of decoded values.
+  // Reads the rows made of decoded values.
   void AddRows(absl::Span<const float> rows) {
     if (!matrix_.tensor->decoded) return;
     hasher_.Update(
@@ -145,7 +145,7 @@ class LineReader {
   Digest128 digest() const { return hasher_.Finish(); }
 
  private:
-  // `span` values from `element` on, of `lines` lines of the tensor; every step-th is kept.
+  // Reads `span` values from `element` on, of `lines` lines of the tensor; keeps every step-th.
   absl::Status ReadLines(uint64_t element, uint64_t lines, uint64_t span, std::byte* out) {
     const uint64_t length = matrix_.tensor->line_length();
     const TensorRect rect{
@@ -171,7 +171,7 @@ class LineReader {
   Hasher128 hasher_;
 };
 
-// Rows as they stand in the source. Memory: the rows of one call.
+// Rows stored as lines of the source. Memory: the rows of one call.
 class StraightReader final : public RowReader {
  public:
   StraightReader(const Checkpoint& checkpoint, const SourceMatrix& matrix)
@@ -205,7 +205,7 @@ class StraightReader final : public RowReader {
   Digest128 digest() const override { return lines_.digest(); }
 
  private:
-  // The next `count` rows; fill(block, first line, lines, values) reads lines of one block.
+  // Reads the next `count` rows; fill(block, first line, lines, values) reads lines of one block.
   template <typename Fill>
   absl::Status Read(uint32_t count, absl::Span<float> out, const Fill& fill) {
     while (count > 0) {
@@ -258,7 +258,7 @@ class TransposedReader final : public RowReader {
       out.remove_prefix(uint64_t{rows} * matrix_.lines);
       if (next_column_ == matrix_.length) {
         next_column_ = strip_ = width_ = 0;
-        // clear() would keep the memory, which is the largest that a worker has.
+        // clear() would keep the memory, the largest buffer of a worker.
         if (++block_ == matrix_.blocks) std::vector<std::byte>().swap(raw_);
       }
     }
@@ -280,8 +280,8 @@ class TransposedReader final : public RowReader {
     return lines_.Read(block_, 0, matrix_.lines, strip_, width_, raw_.data());
   }
 
-  // Columns next_column_ to next_column_ + count as rows. A tile's lines and columns are cache lines of what
-  // is written and read, so that neither depends on a cache's associativity.
+  // Writes columns next_column_ to next_column_ + count as rows. A tile's lines and columns are cache lines
+  // of the source and the destination, so that neither depends on a cache's associativity.
   absl::Status Turn(uint32_t count, absl::Span<float> out) {
     constexpr uint32_t kLines = 16;
     constexpr uint32_t kColumns = 32;
@@ -324,8 +324,8 @@ class TransposedReader final : public RowReader {
   LineReader lines_;
   uint32_t block_ = 0;
   uint32_t next_column_ = 0;
-  uint32_t strip_ = 0;          // first column that raw_ holds
-  uint32_t width_ = 0;          // columns that it holds
+  uint32_t strip_ = 0;          // first column in raw_
+  uint32_t width_ = 0;          // number of columns in raw_
   std::vector<std::byte> raw_;  // [lines][width_] of the block
 };
 
@@ -355,7 +355,7 @@ class StackedReader final : public RowReader {
   }
 
  private:
-  // Without `blocks` values alone.
+  // Reads values alone if `blocks` is null.
   absl::Status Read(uint32_t count, absl::Span<float> out, absl::Span<CodeBlock> blocks) {
     const uint64_t of_row = blocks.size() / count;
     while (count > 0) {
@@ -378,7 +378,7 @@ class StackedReader final : public RowReader {
   }
 
   std::vector<std::unique_ptr<RowReader>> readers_;
-  std::vector<uint32_t> left_;  // rows of each that were not read
+  std::vector<uint32_t> left_;  // unread rows of each
   size_t current_ = 0;
   uint64_t cols_ = 0;
 };

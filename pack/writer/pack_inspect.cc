@@ -126,7 +126,7 @@ std::string RowsText(const std::vector<StoredRows>& rows) {
   return absl::StrCat(text, ": ", BitsText(BitsPerWeight(rows)));
 }
 
-// A line for each format of these layers.
+// Adds a line for each format of these layers.
 std::string LayersText(const LayerFormats& range, const Manifest& manifest) {
   std::string text;
   for (size_t f = 0; f < range.experts.size(); ++f) {
@@ -193,7 +193,7 @@ absl::StatusOr<PackInspection> InspectPack(const std::string& dir) {
     result.parameters += static_cast<uint64_t>(tensor.rows) * tensor.cols;
   }
   CountRows(*pack, &result);
-  // Dense parameters take part in every token, of the experts those of top_k do.
+  // Every token uses all dense parameters and top_k experts of each layer.
   result.active_parameters = result.parameters;
   for (uint32_t layer = 0; layer < pack->config().layers.size(); ++layer) {
     result.parameters += pack->expert_count(layer) * PartParameters(*pack, layer);

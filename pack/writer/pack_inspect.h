@@ -1,4 +1,4 @@
-// What is in a pack, from its tables alone: what `sluice inspect` shows.
+// The contents of a pack, from its tables alone, as `sluice inspect` shows them.
 //
 // Thread safety: plain values and free functions, safe to call from any thread.
 #pragma once
@@ -13,7 +13,7 @@
 
 namespace sluice {
 
-// Matrices that are stored alike. Bits count codes, scales and zeros; not the padding to a row's stride.
+// Matrices stored alike. Bits count codes, scales and zeros, but not the padding to a row's stride.
 struct StoredRows {
   EncodingDescriptor encoding;
   uint64_t matrices = 0;
@@ -22,10 +22,10 @@ struct StoredRows {
 
   void Add(const EncodingDescriptor& of, uint64_t rows, uint64_t cols);
 };
-// The bits a weight of all of `rows` together; 0 if there are no weights.
+// Bits per weight of all of `rows` together; 0 if there are no weights.
 double BitsPerWeight(const std::vector<StoredRows>& rows);
 
-// Consecutive layers whose experts are stored alike, and how many of each layer's have which format.
+// Consecutive layers whose experts are stored alike, and the number of each layer's experts in each format.
 struct LayerFormats {
   uint32_t first = 0;
   uint32_t last = 0;
@@ -51,7 +51,7 @@ struct PackInspection {
 
   // Bits of an expert weight, over all parts.
   double ExpertBitsPerWeight() const;
-  // The same with what lies between: rows are as far apart as their stride, extents begin on pages.
+  // The same with padding: rows are a stride apart, extents begin on pages.
   double StoredBitsPerWeight() const;
 
   // A JSON object of all this on one line, and a screen for people.

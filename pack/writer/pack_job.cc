@@ -17,10 +17,10 @@
 namespace sluice {
 namespace {
 
-// Changes when the writer makes other bytes of the same input.
+// Changes when the writer makes other bytes from the same input.
 constexpr char kGenerator[] = "sluice pack 2";
 
-// The smallest unquantized encoding that holds every value of `matrix`.
+// Returns the smallest unquantized encoding that holds every value of `matrix`.
 Encoding EncodingOfValues(const SourceMatrix& matrix) {
   if (matrix.scale != 1 || matrix.add != 0) return Encoding::kF32;  // the values are products and sums
   const Encoding encoding = matrix.tensor->type == ElementType::kBf16  ? Encoding::kBf16
@@ -37,8 +37,8 @@ bool IsKeptMxfp4(const SourceMatrix& matrix) {
          std::all_of(matrix.then.begin(), matrix.then.end(), IsKeptMxfp4);
 }
 
-// What rows of a GGUF file are stored as if they stay what they are; nothing of other sources and of
-// unquantized rows but F16.
+// Storage format of a GGUF file's rows that should stay unchanged (recipe.recoded if they cannot); none for
+// other sources and for unquantized rows except F16.
 std::optional<EncodingDescriptor> KeptRows(const SourceMatrix& matrix, const Recipe& recipe) {
   const CheckpointTensor& tensor = *matrix.tensor;
   if (tensor.blocks == Encoding::kInvalid) {
@@ -51,7 +51,7 @@ std::optional<EncodingDescriptor> KeptRows(const SourceMatrix& matrix, const Rec
   return blocks == Encoding::kInvalid ? DescriptorOf(recipe.recoded, matrix.cols()) : MakeDescriptor(blocks);
 }
 
-// Vectors and routers are small and errors in them reach every token, so recipes have no say in them.
+// Vectors and routers are small and errors in them reach every token, so recipes do not apply to them.
 EncodingDescriptor DenseDescriptor(const DenseSpec& spec, const SourceMatrix& source, const Recipe& recipe) {
   switch (spec.kind) {
     case DenseKind::kVector:
@@ -90,7 +90,7 @@ absl::Status PlanDense(const std::vector<DenseSpec>& specs, const SourceMap& sou
   return absl::OkStatus();
 }
 
-// Whether there is a `part` and `holds` is true of that of every expert.
+// True if there is a `part` and `holds` is true for that part of every expert.
 template <typename Predicate>
 bool AllExperts(const SourceMap& sources, Part part, const Predicate& holds) {
   bool any = false;
@@ -107,12 +107,12 @@ bool AllExperts(const SourceMap& sources, Part part, const Predicate& holds) {
   return any;
 }
 
-// Whether every expert's `part` is stored in MXFP4 along the rows that the pack wants. Down matrices are
-// stored the other way round: their blocks run across neurons.
+// True if every expert's `part` is stored in MXFP4 along the pack's rows. Down matrices are stored
+// transposed: their blocks run across neurons.
 bool StoredInMxfp4(const SourceMap& sources, Part part) { return AllExperts(sources, part, IsKeptMxfp4); }
 
-// A source in MXFP4 is stored as it is: any other encoding would be larger or lose something. The dense
-// tensors keep the encoding that the recipe means for them, which would else follow the experts'.
+// A source in MXFP4 is stored unchanged: any other encoding would be larger or lose precision. The dense
+// tensors keep the encoding of the recipe, which would else follow the experts'.
 void KeepMxfp4(const SourceMap& sources, Recipe* recipe) {
   if (!recipe->keep_mxfp4) return;
   const RowChoice dense = recipe->Dense();
@@ -123,7 +123,7 @@ void KeepMxfp4(const SourceMap& sources, Recipe* recipe) {
   }
 }
 
-// The rows of each part as their values are, or in float32 if the experts differ.
+// The rows of each part in their source encoding, or in float32 if the experts differ.
 void KeepValues(const SourceMap& sources, Recipe* recipe) {
   if (!recipe->keep_values) return;
   for (int p = 0; p < kPartCount; ++p) {
@@ -136,8 +136,8 @@ void KeepValues(const SourceMap& sources, Recipe* recipe) {
   }
 }
 
-// Gives the experts of a GGUF file the formats in which their rows stay as they are, layer by layer and
-// expert by expert as the file has them.
+// Gives the experts of a GGUF file the formats that keep their rows unchanged, by layer and expert as in the
+// file.
 void KeepBlocks(const SourceMap& sources, const Recipe& recipe, ExpertFormats* formats) {
   std::vector<ExpertFormat> kept_formats;
   for (size_t layer = 0; layer < sources.experts.size(); ++layer) {
@@ -160,7 +160,7 @@ void KeepBlocks(const SourceMap& sources, const Recipe& recipe, ExpertFormats* f
   if (!kept_formats.empty()) formats->formats = std::move(kept_formats);
 }
 
-// Whether any of the model's matrices has its rows in a GGUF file's blocks.
+// True if any of the model's matrices has its rows in a GGUF file's blocks.
 bool HasBlocks(const Checkpoint& checkpoint) {
   return std::any_of(checkpoint.tensors().begin(), checkpoint.tensors().end(),
                      [](const CheckpointTensor& tensor) { return tensor.blocks != Encoding::kInvalid; });
@@ -180,7 +180,7 @@ std::string DescribeFormats(absl::Span<const ExpertFormat> formats) {
   return text;
 }
 
-// Chooses every expert's format; with a profile also whose profile it is and what came of it.
+// Chooses every expert's format; with a profile also its origin and its result.
 absl::StatusOr<ExpertFormats> ChooseFormats(const SourceMap& sources, PackJob* job) {
   const Recipe& recipe = job->options.recipe;
   const ModelConfig& config = job->manifest.config;
@@ -205,7 +205,7 @@ absl::StatusOr<ExpertFormats> ChooseFormats(const SourceMap& sources, PackJob* j
   if (recipe.NeedsUsage()) {
     Hasher128 hasher;
     for (const std::vector<uint32_t>& layer : formats.of_expert) {
-      // The usage decided these choices, and the options that are recorded do not say what it was.
+      // The usage decided these choices, and the recorded options do not contain it.
       for (const uint32_t format : layer) hasher.UpdateU64(format);
     }
     absl::StrAppend(&text, " chosen=", hasher.Finish().ToHex());
@@ -237,7 +237,8 @@ absl::Status PlanExtents(const std::vector<DenseSpec>& specs, const ExpertFormat
   return absl::OkStatus();
 }
 
-// What decides the bytes of the payload. A journal with another fingerprint is of another conversion.
+// Inputs that decide the bytes of the payload. A journal with another fingerprint belongs to another
+// conversion.
 Digest128 FingerprintOf(const PackJob& job) {
   Hasher128 hasher;
   hasher.UpdateSized(kGenerator);
@@ -298,7 +299,7 @@ absl::StatusOr<PackJob> PreparePack(const std::string& model_dir, const PackOpti
   job.manifest.generation = hf.generation;
   job.manifest.chat_template = options.chat_template.value_or(std::move(hf.chat_template));
   KeepValues(*sources, &job.options.recipe);
-  // Of a GGUF file every matrix is looked at by itself (KeepBlocks).
+  // In a GGUF file every matrix is checked by itself (KeepBlocks).
   if (!HasBlocks(*job.checkpoint)) KeepMxfp4(*sources, &job.options.recipe);
   ASSIGN_OR_RETURN(const ExpertFormats formats, ChooseFormats(*sources, &job));
   job.manifest.expert_formats = formats.formats;
@@ -311,8 +312,8 @@ absl::StatusOr<PackJob> PreparePack(const std::string& model_dir, const PackOpti
   return job;
 }
 
-// Over the values of every tensor under its canonical name and in the pack's order: the same model has the
-// same digest from any arrangement of its files, and for any recipe. Profiles are found by it.
+// Digest over the values of every tensor under its canonical name and in the pack's order: the same model has
+// the same digest for any arrangement of its files, and for any recipe. Profiles are found by it.
 std::string SourceDigest(const PackJob& job, absl::Span<const Digest128> digests) {
   Hasher128 hasher;
   hasher.UpdateSized(ModelConfigToJson(job.manifest.config).dump());
@@ -334,7 +335,7 @@ std::string SourceDigest(const PackJob& job, absl::Span<const Digest128> digests
     if (source.gate.tensor != nullptr) {
       add(base + "gate", source.gate);
     } else {
-      ++next;  // the empty digest of what is not there
+      ++next;  // the empty digest of an absent part
     }
     add(base + "down", source.down);
   }

@@ -1,4 +1,4 @@
-// A conversion before it starts: the source read and mapped, every byte's place planned, nothing written.
+// A conversion before it starts: the source read and mapped, every byte placed, nothing written.
 //
 // Thread safety: const after PreparePack; several threads may read it.
 #pragma once
@@ -42,12 +42,12 @@ struct PackJob {
   std::vector<ExpertUnit> expert_units;
   std::vector<ExpertPlan> plans;  // by expert format
   std::map<std::string, std::string> tokenizer_files;
-  std::string profile_source;  // source digest of the usage that chose the formats; empty: none did
-  std::string rows_note;       // what was chosen for a GGUF file's rows, for people; else empty
-  Digest128 fingerprint;       // of the source's files and of the options: what a resumed run must agree on
+  std::string profile_source;  // source digest of the usage that chose the formats; empty: none
+  std::string rows_note;       // formats chosen for a GGUF file's rows, for people; else empty
+  Digest128 fingerprint;       // of the source's files and of the options: a resumed run must have the same
 
   uint32_t units() const { return dense_extents + static_cast<uint32_t>(expert_units.size()); }
-  // The extents of a unit.
+  // Extents of a unit.
   absl::Span<const ExtentEntry> unit_extents(uint32_t unit) const;
   // Dense tensors of dense extent `unit`: [first, last).
   std::pair<size_t, size_t> dense_range(uint32_t unit) const;
@@ -56,7 +56,7 @@ struct PackJob {
   uint64_t worker_bytes() const;
 };
 
-// Reads headers and small files only. Errors as PackModel's.
+// Reads headers and small files only. Returns PackModel's errors.
 absl::StatusOr<PackJob> PreparePack(const std::string& model_dir, const PackOptions& options);
 
 // `digests`: of the source bytes, by dense tensor, then up, gate and down of each expert.

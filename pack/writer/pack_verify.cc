@@ -1,4 +1,4 @@
-// VerifyPack.
+// VerifyPack: checks every digest and every checksum of a pack.
 #include <algorithm>
 #include <vector>
 
@@ -34,7 +34,7 @@ absl::Status VerifyPayload(const Pack& pack, uint32_t first, uint32_t last, Pack
     hasher.Update(
         absl::MakeConstSpan(reinterpret_cast<const std::byte*>(checksums.data()), checksums.size() * 8));
   }
-  // Each chunk agrees with its checksum; the manifest holds the digest of the checksums, so the chain ends at
+  // Each chunk matches its checksum; the manifest holds the digest of the checksums, so the chain ends at
   // model_id.
   if (hasher.Finish() != pack.manifest().payload[static_cast<size_t>(which)].digest) {
     return absl::DataLossError(

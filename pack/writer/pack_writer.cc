@@ -18,7 +18,7 @@ class Conversion {
   Conversion(const PackJob& job, Staging* staging, ProgressMeter* meter)
       : job_(job), staging_(*staging), meter_(meter), records_(job.units()) {}
 
-  // Units that an earlier run finished: checked again, not made again.
+  // Checks the units that an earlier run finished, instead of making them again.
   void UseFound(const std::vector<JournalRecord>& found) {
     for (const JournalRecord& record : found) records_[record.unit] = record;
   }
@@ -44,8 +44,8 @@ class Conversion {
       }
     }
     record = {};
-    // A unit enters the journal only once its bytes are written. Whether they reached the disk is found out
-    // by IsThere(), which reads them again.
+    // A unit enters the journal only after its bytes are written. IsThere() reads them again to check that
+    // they reached the disk.
     RETURN_IF_ERROR(encoder->Encode(unit, &record));
     return staging_.journal().Append(record);
   }
@@ -53,7 +53,7 @@ class Conversion {
   const PackJob& job_;
   Staging& staging_;
   ProgressMeter* const meter_;
-  std::vector<JournalRecord> records_;  // an element is touched by the one thread that drew its number
+  std::vector<JournalRecord> records_;  // an element is touched only by the thread that drew its number
   std::atomic<bool> reused_any_{false};
 };
 
@@ -75,8 +75,8 @@ std::vector<Digest128> DigestsOf(const std::vector<JournalRecord>& records) {
   return digests;
 }
 
-// Whether a journal's record has the shape of its unit. The checksum says that the record is whole, not that
-// it is of this table; one that does not fit is made again.
+// True if a journal's record has the shape of its unit. The checksum proves that the record is whole, not
+// that it belongs to this table; a record that does not fit is made again.
 bool Fits(const PackJob& job, const JournalRecord& record) {
   if (record.unit >= job.units()) return false;
   uint64_t chunks = 0;
@@ -89,7 +89,7 @@ bool Fits(const PackJob& job, const JournalRecord& record) {
   return record.checksums.size() == chunks && record.digests.size() == digests;
 }
 
-// That the usage profile belongs to this model can be checked only at the end: the source's digest is known
+// Checks that the usage profile belongs to this model. Possible only at the end: the source's digest is known
 // once all of it was read.
 absl::Status CheckProfileIsOfSource(const PackJob& job) {
   const std::string& source = job.manifest.provenance.source_digest;

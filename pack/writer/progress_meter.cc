@@ -26,8 +26,8 @@ double ProgressMeter::seconds() const { return absl::ToDoubleSeconds(absl::Now()
 absl::Status ProgressMeter::Add(uint64_t bytes, bool found) {
   MutexLock lock(&mutex_);
   done_ += bytes;
-  // What an earlier run left is found in no time; counted in, the rate and the time left would be far too
-  // good.
+  // Units of an earlier run are found in almost no time; counting them would make the rate far too high and
+  // the time left far too short.
   if (!found) worked_ += bytes;
   if (done_ >= total_ || absl::Now() >= next_report_) Report();
   if (cancel_ != nullptr && cancel_->load(std::memory_order_relaxed)) {

@@ -16,12 +16,12 @@ namespace sluice {
 
 class ProgressMeter {
  public:
-  // `progress` may be empty, `cancel` null; both outlive this. `total` bytes are the whole of it.
+  // `progress` may be empty, `cancel` null; both outlive this. `total` is the number of all bytes.
   ProgressMeter(const PackingProgressFn& progress, const std::atomic<bool>* cancel, const char* stage,
                 uint64_t total);
 
-  // `bytes` more are done, by work of this run or (`found`) of an earlier one, which does not count for the
-  // rate. Cancelled once the flag is set.
+  // Adds `bytes` done by this run or (`found`) by an earlier one, which does not count for the rate.
+  // Cancelled once the flag is set.
   absl::Status Add(uint64_t bytes, bool found = false) ABSL_LOCKS_EXCLUDED(mutex_);
 
   void SetStage(const char* stage) ABSL_LOCKS_EXCLUDED(mutex_);

@@ -87,14 +87,14 @@ absl::Status CheckUsageShape(const ModelConfig& config, const std::vector<std::v
   return absl::OkStatus();
 }
 
-// Where each expert of a layer stands among the others, the most used at the lowest place.
+// Position of each expert of a layer among the others, the most used at the lowest position.
 std::vector<double> PlacesByUsage(const std::vector<uint64_t>& usage) {
   std::vector<uint32_t> order(usage.size());
   std::iota(order.begin(), order.end(), 0u);
   std::stable_sort(order.begin(), order.end(), [&](uint32_t a, uint32_t b) { return usage[a] > usage[b]; });
   std::vector<double> places(usage.size());
   for (size_t rank = 0; rank < order.size(); ++rank) {
-    // Each expert stands in the middle of its share of the order: of eight the most used at 1/16.
+    // Each expert is at the middle of its share of the order: of eight the most used at 1/16.
     places[order[rank]] = (static_cast<double>(rank) + 0.5) / static_cast<double>(order.size());
   }
   return places;
@@ -135,8 +135,8 @@ bool Recipe::NeedsUsage() const {
 }
 
 RowChoice Recipe::Dense() const {
-  // Dense weights take part in every token and are few beside the experts: they get the most bits that the
-  // recipe gives any part, and never less than q8.
+  // Dense weights are used by every token and are few compared to the experts: they get the most bits that
+  // the recipe gives any part, and never less than q8.
   if (dense.has_value()) return *dense;
   RowChoice widest = parts[0];
   widest.encoding = Encoding::kQ8;
@@ -227,7 +227,7 @@ absl::StatusOr<ExpertFormats> ResolveFormats(const Recipe& recipe, const ModelCo
           IndexOf(FormatOf(recipe, layer, places[expert], config), &result.formats));
     }
   }
-  // A model whose layers are all dense still has a format, as a reader expects.
+  // A model whose layers are all dense still has a format, because readers expect one.
   if (result.formats.empty()) result.formats.push_back(FormatOf(recipe, 0, 0, config));
   return result;
 }

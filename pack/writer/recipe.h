@@ -1,5 +1,5 @@
-// What a pack's rows are stored as: encodings of the experts' parts and of the dense matrices, the streams'
-// layout, and rules that give some layers or the most used experts something else.
+// Storage formats of a pack's rows: encodings of the experts' parts and of the dense matrices, the streams'
+// layout, and rules that give some layers or the most used experts other formats.
 //
 // Thread safety: plain values and free functions, safe to call from any thread.
 #pragma once
@@ -18,7 +18,7 @@
 
 namespace sluice {
 
-// How the rows of one matrix are stored, before their length is known.
+// Storage format of the rows of one matrix, before their length is known.
 struct RowChoice {
   Encoding encoding = Encoding::kBf16;
   uint16_t group = 64;     // values that share a scale and a zero: 16..128, a multiple of 16
@@ -26,14 +26,14 @@ struct RowChoice {
   bool operator==(const RowChoice&) const = default;
 };
 
-// What some experts get instead of the recipe's own choice. An expert of rank r (0: the most used) among the
-// E of its layer stands at (r + 0.5) / E.
+// Formats of some experts that replace the recipe's own choice. An expert of rank r (0: the most used) among
+// the E of its layer is at position (r + 0.5) / E.
 struct RecipeRule {
   uint32_t first_layer = 0;
   uint32_t last_layer = 0xffffffffu;  // inclusive
-  double usage_from = 0;              // experts that stand in [usage_from, usage_to)
+  double usage_from = 0;              // experts at positions [usage_from, usage_to)
   double usage_to = 1;
-  std::array<std::optional<RowChoice>, kPartCount> parts;  // by Part; absent: as without the rule
+  std::array<std::optional<RowChoice>, kPartCount> parts;  // by Part; absent: unchanged by the rule
   std::optional<ExpertLayout> layout;
 
   bool ByUsage() const { return usage_from > 0 || usage_to < 1; }
@@ -45,34 +45,33 @@ struct Recipe {
   std::array<RowChoice, kPartCount> parts;  // by Part
   // Embeddings, attention, shared experts, head. Absent: the experts' widest, but at least q8.
   std::optional<RowChoice> dense;
-  std::vector<RecipeRule> rules;  // where several apply, the later one decides
-  // Parts of which the model stores each neuron's row in MXFP4 stay so, whatever `parts` says.
+  std::vector<RecipeRule> rules;  // if several apply, the later one decides
+  // Parts whose neuron rows the model stores in MXFP4 stay unchanged, regardless of `parts`.
   bool keep_mxfp4 = false;
-  // Likewise rows in the blocks of a GGUF file, dense ones too unless `dense` is given. What cannot stay
-  // (down, whose blocks run across neurons) is stored as `recoded`, if it is quantized, else as without this.
-  // A file's F16 rows stay f16.
+  // Likewise rows in the blocks of a GGUF file, dense ones too unless `dense` is given. Rows that cannot stay
+  // (down, whose blocks run across neurons) are stored as `recoded`, if it is quantized, else as without this
+  // flag. A file's F16 rows stay f16.
   bool keep_blocks = false;
   RowChoice recoded = {Encoding::kQ8, 64, 16};
-  // Every value that the source holds is kept, in rows of the smallest unquantized encoding that can:
-  // computing with them rounds no activation either. `parts` then says nothing, nor does `dense` unless it is
-  // given.
+  // Keeps every value of the source, in rows of the smallest unquantized encoding that can hold it; computing
+  // with them rounds no activation either. `parts` is then ignored, and so is `dense` unless it is given.
   bool keep_values = false;
 
   bool NeedsUsage() const;
   RowChoice Dense() const;
 };
 
-// All three parts alike.
+// Sets all three parts alike.
 Recipe UniformRecipe(const RowChoice& choice);
 
-// InvalidArgument naming the part, the number and what is possible; Unimplemented for rows that cannot be
+// InvalidArgument naming the part, the number and the possible values; Unimplemented for rows that cannot be
 // written.
 absl::Status CheckRecipe(const Recipe& recipe);
 
 // The descriptor of rows of `columns` values. REQUIRES: CheckRecipe accepts the choice.
 EncodingDescriptor DescriptorOf(const RowChoice& choice, uint32_t columns);
 
-// One line that names every choice: equal texts store equal weights in equal bytes.
+// One line that names every choice: equal lines store equal weights in equal bytes.
 std::string RecipeText(const Recipe& recipe);
 
 // Each expert's format, as the manifest and the extent table hold it.
@@ -81,19 +80,19 @@ struct ExpertFormats {
   std::vector<std::vector<uint32_t>> of_expert;  // [layer][expert]: index into formats
 };
 
-// `usage`: [layer][expert], how often each expert was chosen; read only if the recipe needs it, equal counts
-// rank by the lower id. FailedPrecondition if it is needed and empty; InvalidArgument if its shape is not the
-// model's, naming both.
+// `usage`: [layer][expert], the number of times each expert was chosen; read only if the recipe needs it,
+// equal counts rank by the lower id. FailedPrecondition if it is needed and empty; InvalidArgument if its
+// shape differs from the model's, naming both.
 absl::StatusOr<ExpertFormats> ResolveFormats(const Recipe& recipe, const ModelConfig& config,
                                              const std::vector<std::vector<uint64_t>>& usage);
 
-// The words of the command line.
+// Recipe options of the command line.
 struct RecipeWords {
-  // "": bf16; MXFP4 rows and those of a GGUF file as they are; "source": every value exactly, unquantized;
-  // with floe: of gate and down.
+  // "": bf16; MXFP4 rows and those of a GGUF file unchanged; "source": every value exactly, unquantized; with
+  // floe: bits of gate and down.
   std::string bits;
   std::string recipe;               // "", a known name, or the path of a .toml file
-  std::optional<int> group;         // instead of the recipe's own, wherever rows are quantized
+  std::optional<int> group;         // replaces the recipe's own for all quantized rows
   std::optional<int> meta_bits;     // likewise
   std::string dense_bits;           // "": the recipe's own
   std::string down_bits;            // with neither bits nor recipe: Recipe::recoded; "": q8
@@ -104,10 +103,10 @@ struct RecipeWords {
 // InvalidArgument naming the word and the known ones. Reads the file if a path is given.
 absl::StatusOr<Recipe> RecipeFromWords(const RecipeWords& words);
 
-// "bf16, q8, q4, q2, floe, ...": names that RecipeFromWords knows.
+// "bf16, q8, q4, q2, floe, ...": the names that RecipeFromWords accepts.
 std::string RecipeNames();
 
-// A recipe file's text (pack/README.md has an example). InvalidArgument with `subject`, line or key.
+// Parses a recipe file (pack/README.md has an example). InvalidArgument with `subject`, line or key.
 absl::StatusOr<Recipe> ParseRecipeToml(const std::string& text, const std::string& subject);
 
 }  // namespace sluice

@@ -1,4 +1,4 @@
-// The recipes that have names, and the words of the command line.
+// The named recipes, and the words of the command line.
 
 #include "common/file_io.h"
 #include "common/status.h"
@@ -12,8 +12,8 @@ constexpr double kHotShare = 0.5;
 
 RowChoice Choice(Encoding encoding, uint16_t group = 64) { return {encoding, group, 16}; }
 
-// FloE 3.2: up loses least by quantization and stays resident in 2 bits; a neuron's gate and down rows travel
-// together.
+// FloE 3.2: up loses least by quantization and stays resident in 2 bits; a neuron's gate and down rows are
+// fetched together.
 Recipe Floe() {
   Recipe recipe;
   recipe.layout = ExpertLayout::kUpGatedown;
@@ -22,8 +22,8 @@ Recipe Floe() {
   return recipe;
 }
 
-// CORM 4.1: the hottest experts of each layer in 4 bits, the rest in 2; gate leads, up and down travel
-// together.
+// CORM 4.1: the hottest experts of each layer in 4 bits, the rest in 2; gate is read first, up and down are
+// fetched together.
 Recipe Corm(double hot_share) {
   Recipe recipe = UniformRecipe(Choice(Encoding::kQ2, 16));
   recipe.layout = ExpertLayout::kGateUpdown;
@@ -35,7 +35,8 @@ Recipe Corm(double hot_share) {
   return recipe;
 }
 
-// The smallest pack: every expert in 2 bits, so that the model is resident (FloE's baseline Mixtral-GPU).
+// The smallest pack: every expert in 2 bits, so that the whole model is resident (FloE's baseline
+// Mixtral-GPU).
 Recipe ResidentQ2() {
   Recipe recipe = UniformRecipe(Choice(Encoding::kQ2));
   recipe.dense = Choice(Encoding::kQ4);
@@ -115,7 +116,7 @@ absl::StatusOr<Recipe> BaseRecipe(const RecipeWords& words) {
   return recipe;
 }
 
-// What `--bits` beside a recipe means: only floe leaves something open.
+// Applies `--bits` beside a recipe, which is allowed only for floe.
 absl::Status ApplyBits(const RecipeWords& words, Recipe* recipe) {
   if (words.bits.empty() || words.recipe.empty()) return absl::OkStatus();
   if (words.recipe != "floe") {
@@ -126,8 +127,8 @@ absl::Status ApplyBits(const RecipeWords& words, Recipe* recipe) {
   ASSIGN_OR_RETURN(const Encoding encoding, BitsFromWord(words.bits));
   recipe->parts[static_cast<size_t>(Part::kGate)].encoding = encoding;
   recipe->parts[static_cast<size_t>(Part::kDown)].encoding = encoding;
-  // The recipe stores dense weights in bf16 because FloE leaves all but up unquantized; with fewer bits they
-  // follow the rule of all other recipes.
+  // The recipe stores dense weights in bf16 because FloE quantizes only up; with fewer bits they follow the
+  // rule of all other recipes.
   if (encoding != Encoding::kF16) recipe->dense.reset();
   return absl::OkStatus();
 }

@@ -1,4 +1,4 @@
-// Recipe files. TOML is turned into the JSON tree that the project's checked access works on.
+// Recipe files. TOML is converted to the JSON tree that the project's checked access works on.
 #include <toml++/toml.h>
 
 #include <algorithm>
@@ -33,7 +33,7 @@ json JsonOf(const toml::node& node) {
   }
   if (const auto* number = node.as_floating_point()) return json(number->get());
   if (const auto* flag = node.as_boolean()) return json(flag->get());
-  // No key takes one, so the error that names the value's key will show this text.
+  // No key accepts this type, so the error that names the value's key will show this text.
   return json("a date or time");
 }
 
@@ -47,13 +47,13 @@ absl::Status OnlyKeys(const JsonObject& object, std::initializer_list<std::strin
   return absl::OkStatus();
 }
 
-// The words of a value that has names, its error naming where it stands.
+// Parses a value that has names; its error names the position.
 template <typename T>
 absl::StatusOr<T> Named(const JsonObject& object, const std::string& key, absl::StatusOr<T> value) {
   return value.ok() ? value : object.Error(key, absl::StrCat("is wrong: ", value.status().message()));
 }
 
-// "q4", or {bits = "q4", group = 64, meta_bits = 16}. What is left out is taken from `base`.
+// "q4", or {bits = "q4", group = 64, meta_bits = 16}. Missing keys are taken from `base`.
 absl::StatusOr<RowChoice> ReadChoice(const JsonObject& parent, const std::string& key, RowChoice base) {
   const json& value = *parent.Find(key);
   if (value.is_string()) {
@@ -69,7 +69,7 @@ absl::StatusOr<RowChoice> ReadChoice(const JsonObject& parent, const std::string
   return base;
 }
 
-// `bits`, `group` and `meta_bits` of all parts at once; absent if there is none of them.
+// `bits`, `group` and `meta_bits` of all parts at once; absent if none is given.
 absl::StatusOr<std::optional<RowChoice>> ReadCommonChoice(const JsonObject& object) {
   RowChoice choice;
   ASSIGN_OR_RETURN(choice.group, object.UintOr("group", 0, 0xffff, choice.group));

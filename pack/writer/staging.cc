@@ -21,8 +21,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Room asked for beside the payload, for tables, manifest and the file system's own: a share and a floor,
-// both generous.
+// Space required beside the payload, for tables, manifest and the file system's own data: a share and a
+// minimum, both generous.
 constexpr uint64_t kOverheadShare = 1000;
 constexpr uint64_t kOverheadFloor = 1ull << 20;
 constexpr int kMostLinks = 40;  // as the kernel
@@ -37,8 +37,8 @@ std::string ParentOf(const std::string& path) {
   return parent.empty() ? "." : parent;
 }
 
-// Whether another file system is mounted at `folder`: nothing can be renamed onto a mount point, and the
-// partial folder beside it would lie on another file system.
+// True if another file system is mounted at `folder`: nothing can be renamed onto a mount point, and the
+// partial folder beside it would be on another file system.
 bool IsMountPoint(const std::string& folder) {
   struct stat here, parent;
   return stat(folder.c_str(), &here) == 0 && stat(ParentOf(folder).c_str(), &parent) == 0 &&
@@ -75,14 +75,14 @@ Digest128 PayloadDigest(const ExtentTable& table, uint8_t file) {
 std::string TargetFolder(const std::string& out_dir) {
   std::string path = WithoutSlash(out_dir);
   std::error_code error;
-  // "." and ".." are names that nothing can be renamed to, and beside which nothing lies.
+  // "." and ".." cannot be the target of a rename and have no sibling folder.
   if (const fs::path last = fs::path(path).filename(); last == "." || last == "..") {
     const fs::path folder = fs::canonical(path, error);
     path = error ? path : folder.string();
   }
-  // A link is followed, so that --force replaces the pack that it leads to and leaves the link.
+  // A link is followed, so that --force replaces the pack that it leads to and keeps the link.
   for (int link = 0; link < kMostLinks && fs::is_symlink(path, error); ++link) {
-    // An absolute target takes the place of the folder that the link is in.
+    // An absolute target replaces the folder that the link is in.
     path = WithoutSlash(fs::path(path).parent_path() / fs::read_symlink(path, error));
   }
   return path;
@@ -112,7 +112,7 @@ absl::Status CheckTarget(const std::string& out_dir, bool force) {
 
 absl::StatusOr<uint64_t> FreeBytes(const std::string& path) {
   std::string existing = WithoutSlash(path);
-  // The target need not be there yet: its nearest folder that is tells the file system.
+  // The target need not exist yet: its nearest existing parent determines the file system.
   while (!FileExists(existing) && existing != "." && existing != "/") existing = ParentOf(existing);
   struct statvfs info;
   if (statvfs(existing.c_str(), &info) != 0) return ErrnoToStatus(errno, absl::StrCat("statvfs ", existing));
@@ -140,7 +140,7 @@ absl::StatusOr<std::unique_ptr<Staging>> Staging::Open(
   staging->force_ = force;
   const uint64_t payload = payload_bytes[0] + payload_bytes[1];
   const uint64_t needed = payload + payload / kOverheadShare + kOverheadFloor;
-  // What an interrupted run has allocated already counts as free for this one.
+  // Space that an interrupted run has allocated counts as free for this one.
   const uint64_t there = AllocatedBytes(staging->partial_);
   ASSIGN_OR_RETURN(const uint64_t free, FreeBytes(staging->partial_));
   if (needed > free + there) {
@@ -188,8 +188,7 @@ absl::Status Staging::WriteTables(Manifest* manifest, const ExtentTable& table,
 // The exchange keeps a whole pack under the target's name at every moment.
 absl::Status Staging::Replace(const std::string& source_digest) {
   const auto old = Pack::Open(out_dir_);
-  // A profile is about the source's weights, so it is carried over to another pack of the same source and to
-  // no other.
+  // A profile describes the source's weights, so it is carried over only to another pack of the same source.
   const bool same_source = old.ok() && (*old)->manifest().provenance.source_digest == source_digest;
   if (renameat2(AT_FDCWD, partial_.c_str(), AT_FDCWD, out_dir_.c_str(), RENAME_EXCHANGE) != 0) {
     return ErrnoToStatus(errno, absl::StrCat("exchange ", partial_, " and ", out_dir_));
@@ -206,13 +205,13 @@ absl::Status Staging::Replace(const std::string& source_digest) {
   return RemoveTree(partial_);
 }
 
-// The journal goes first: a folder without one is a whole pack, whatever its name, and is never resumed.
+// Removes the journal first: a folder without one is a whole pack under any name, and is never resumed.
 absl::Status Staging::Rename(const std::string& source_digest) {
   const std::string journal = absl::StrCat(partial_, "/", kJournalName);
   if (unlink(journal.c_str()) != 0) return ErrnoToStatus(errno, absl::StrCat("remove ", journal));
   RETURN_IF_ERROR(SyncFolder(partial_));
   RETURN_IF_ERROR(CheckTarget(out_dir_, force_));
-  // One can be there only if a run ended between exchange and removal: then it is an older pack's.
+  // A profile is there only if a run ended between exchange and removal: then it belongs to an older pack.
   RETURN_IF_ERROR(RemoveTree(absl::StrCat(partial_, "/", kProfileFolder)));
   const bool replaces = FileExists(absl::StrCat(out_dir_, "/", kManifestName));
   if (replaces) return Replace(source_digest);
@@ -222,8 +221,8 @@ absl::Status Staging::Rename(const std::string& source_digest) {
   return SyncFolder(ParentOf(out_dir_));
 }
 
-// Everything is on the disk before the rename makes it visible; the rename is durable once the parent folder
-// is.
+// Syncs everything before the rename makes it visible; the rename is durable once the parent folder is
+// synced.
 absl::StatusOr<uint64_t> Staging::Commit(Manifest* manifest, const ExtentTable& table,
                                          const std::map<std::string, std::string>& tokenizer_files) {
   for (const File& file : files_) RETURN_IF_ERROR(file.Sync());

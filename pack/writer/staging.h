@@ -1,7 +1,7 @@
 // The life of a pack folder on disk: a `.partial` folder beside the target, filled, sealed with its tables,
 // and renamed in one step.
 //
-// Thread safety: a Staging is used by one thread; the files it gives may be written by several.
+// Thread safety: a Staging is used by one thread; its files may be written by several.
 #pragma once
 
 #include <array>
@@ -18,15 +18,15 @@
 
 namespace sluice {
 
-// The folder that a run for `out_dir` writes in the end: where its symbolic links lead, which need not exist,
-// without a slash at its end.
+// The folder that a run for `out_dir` finally writes: its symbolic links resolved, without a trailing slash.
+// It need not exist.
 std::string TargetFolder(const std::string& out_dir);
-// The folder in which it works, beside the other.
+// The folder in which the run works, beside the target.
 std::string PartialFolder(const std::string& out_dir);
 
-// Whether a pack may be written to `out_dir`: it does not exist, is an empty folder, or is a pack and `force`
-// is set. AlreadyExists, or FailedPrecondition for something that is no pack or that nothing can be renamed
-// to (a mount point), naming it.
+// Checks that a pack may be written to `out_dir`: it does not exist, is an empty folder, or is a pack and
+// `force` is set. AlreadyExists, or FailedPrecondition for a folder that is not a pack or cannot be the
+// target of a rename (a mount point), naming it.
 absl::Status CheckTarget(const std::string& out_dir, bool force);
 
 // Free bytes for the user on the file system that holds `path` or its nearest parent that exists.
@@ -35,15 +35,14 @@ absl::StatusOr<uint64_t> FreeBytes(const std::string& path);
 // Bytes on disk that the files of a folder take (0 if it does not exist).
 uint64_t AllocatedBytes(const std::string& folder);
 
-// What becomes of the profile of a pack that another one replaces: kept beside weights of the same source
-// (each of its files says whose it is: those of the source hold, others are refused by name), removed
-// otherwise.
+// Fate of the profile of a replaced pack: kept beside weights of the same source (each of its files names its
+// source: matching ones are valid, others are refused by name), removed otherwise.
 enum class OldProfile : uint8_t { kNone, kKept, kRemoved };
 
 class Staging {
  public:
   // Creates or reopens the partial folder, locks its journal, checks that `payload_bytes` fit on disk
-  // (ResourceExhausted with the numbers), and gives the payload files their size.
+  // (ResourceExhausted with the numbers), and sets the payload files' size.
   static absl::StatusOr<std::unique_ptr<Staging>> Open(
       const std::string& out_dir, bool force, const Digest128& fingerprint,
       const std::array<uint64_t, kPackFileCount>& payload_bytes);
@@ -54,11 +53,11 @@ class Staging {
 
   // Syncs the payload, writes tokenizer files, extents.bin and manifest.json (the digests in `manifest` are
   // set here), removes the journal, and renames the folder to its target; an old pack there is replaced and
-  // removed, all but a profile of the same source. Returns the bytes of all files.
+  // removed, except a profile of the same source. Returns the bytes of all files.
   absl::StatusOr<uint64_t> Commit(Manifest* manifest, const ExtentTable& table,
                                   const std::map<std::string, std::string>& tokenizer_files);
 
-  // What became of the replaced pack's, once Commit() was OK.
+  // Fate of the replaced pack's profile, valid after Commit() was OK.
   OldProfile old_profile() const { return old_profile_; }
 
  private:

@@ -28,11 +28,11 @@ class UnitEncoder {
   // Writes the unit's extents and fills `record`. Errors name file, tensor and index.
   absl::Status Encode(uint32_t unit, JournalRecord* record);
 
-  // Whether the payload already holds what `record` says: re-reads the unit's extents and compares.
+  // True if the payload already holds the data of `record`: re-reads the unit's extents and compares.
   absl::StatusOr<bool> IsThere(const JournalRecord& record);
 
  private:
-  // One matrix on its way into records: where its rows come from, how they are encoded, and where they lie.
+  // One matrix to be encoded into records: the source of its rows, their encoding, and their place.
   struct Column {
     RowReader* reader;
     EncodingDescriptor encoding;
@@ -42,10 +42,10 @@ class UnitEncoder {
 
   absl::Status EncodeDense(uint32_t unit, JournalRecord* record);
   absl::Status EncodeExpert(uint32_t unit, JournalRecord* record);
-  // `rows` records of `stride` bytes, each holding a row of `cols` values of every column.
+  // Writes `rows` records of `stride` bytes, each holding a row of `cols` values of every column.
   absl::Status WriteRecords(absl::Span<const Column> columns, uint32_t rows, uint32_t cols, uint32_t stride,
                             ExtentWriter* writer);
-  // The next `count` rows of a column into as many records, as the blocks that the source has them in.
+  // Encodes the next `count` rows of a column into as many records, as the source's blocks.
   absl::Status TakeBlocks(const Column& column, uint32_t count, uint32_t cols, uint32_t stride);
 
   const PackJob& job_;

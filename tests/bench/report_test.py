@@ -35,7 +35,7 @@ class ReportTest(unittest.TestCase):
         paths = [self.file(f"{i}.json", value) for i, value in enumerate(values)]
         return report.document(old, lambda threads: f"CPU, {threads} threads", paths)
 
-    def test_figures_of_both_kinds_stand_in_the_table_of_their_machine(self):
+    def test_both_kinds_stand_in_their_machine_table(self):
         text = self.write("", [BENCH], self.program(12345.6), self.program(0.01234, threads=4))
         self.assertTrue(text.startswith(report.HEADER))
         self.assertEqual(report.read_tables(text), {
@@ -47,7 +47,7 @@ class ReportTest(unittest.TestCase):
             "CPU, 4 threads": {("p_bench", "a"): "0.0123 us"},
         })  # fmt: skip
 
-    def test_figures_of_no_machine_stand_in_the_table_that_they_name(self):
+    def test_other_figures_stand_in_the_named_table(self):
         text = self.write("", {**self.program(81.4), "table": "Bounds"}, self.program(1))
         self.assertEqual(report.read_tables(text), {
             "Bounds": {("p_bench", "a"): "81.4 us"},
@@ -58,7 +58,7 @@ class ReportTest(unittest.TestCase):
         self.assertIn("No machine has been measured yet", self.write(""))
         self.assertNotIn("yet", self.write(self.write(""), self.program(1)))
 
-    def test_what_is_measured_again_is_replaced_and_the_rest_stays(self):
+    def test_repeated_figures_are_replaced(self):
         old = self.write("", self.program(1, rows=("a", "b|c")), self.program(1, threads=4))
         new = self.write(old, self.program(2))
         self.assertEqual(report.read_tables(new), {
@@ -66,7 +66,7 @@ class ReportTest(unittest.TestCase):
             "CPU, 4 threads": {("p_bench", "a"): "1 us"},
         })  # fmt: skip
 
-    def test_other_files_and_too_many_lines_are_refused(self):
+    def test_other_files_and_long_tables_are_refused(self):
         for wrong in ([], {}, {"program": "x"}, "text", [{"test": "tg1"}]):
             with self.assertRaisesRegex(report.Wrong, "0.json: not the JSON of a benchmark"):
                 self.write("", wrong)

@@ -168,7 +168,7 @@ TEST(ReadBaseTest, ItTakesHalfOfWhatIsFreeAtMostAndSaysSo) {
   const ReadBaseSize capped = SizeOfReadBase(30 * kGiB, 3 * kGiB);
   EXPECT_EQ(capped.bytes, 3 * kGiB / 2);
   EXPECT_THAT(capped.note, HasSubstr("over 1.5 GiB, not 4.0 GiB: 3.0 GiB are free"));
-  // What would be read from caches is no read bandwidth of memory, unless the pack itself is so small.
+  // Reads from caches do not measure memory bandwidth, unless the pack itself is so small.
   const ReadBaseSize none = SizeOfReadBase(30 * kGiB, kGiB / 4);
   EXPECT_EQ(none.bytes, 0u);
   EXPECT_THAT(none.note, HasSubstr("not measured"));

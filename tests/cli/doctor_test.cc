@@ -35,7 +35,7 @@ TEST(DoctorTest, CpuWithoutAvx2Fails) {
   ExpectVerdict(CheckCpu(cpu), Verdict::kFail, "AVX2");
 }
 
-TEST(DoctorTest, BudgetAboveFreeMemoryFailsAndAPackAboveItWarns) {
+TEST(DoctorTest, BudgetAboveFreeMemoryFailsAndLargePackWarns) {
   MemoryFacts memory;
   memory.total = 64 * kGiB;
   memory.available = 32 * kGiB;
@@ -131,7 +131,7 @@ TEST(DoctorTest, KernelWithoutWhatTheDaemonsNeedFails) {
   ExpectVerdict(CheckHugePages(kernel), Verdict::kWarn, "MADV_COLLAPSE");
 }
 
-TEST(DoctorTest, SaysWhichMemoryNodesItSeesAndWhatIsWrongWithThem) {
+TEST(DoctorTest, ReportsMemoryNodesAndTheirProblems) {
   CpuTopology topology;
   topology.nodes = {{0, {{0, 0}, {1, 1}}, 8ull << 30}};
   ExpectVerdict(CheckNodes(topology), Verdict::kPass, "1 node: 0 with 2 CPUs of 2 cores and 8.0 GiB");

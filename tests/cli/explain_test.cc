@@ -28,7 +28,7 @@ BenchResult TwoSamples() {
   return result;
 }
 
-TEST(ExplainTest, PartsWaitsAndWhatIsBetweenAreAllOfTheStepsTime) {
+TEST(ExplainTest, PartsWaitsAndGapsAddUpToTheStep) {
   const Explanation explained = Explain(TwoSamples(), {10e9, 4e9, 5e9}, {2, 1});
   ASSERT_EQ(explained.lines.size(), 7u);
   EXPECT_DOUBLE_EQ(explained.seconds, 0.1);

@@ -1,4 +1,4 @@
-// What is made of a hub's answers: its list of files, the choice among them, digests, and which failures are
+// Parsing of a hub's responses: its list of files, the choice among them, digests, and which failures are
 // tried again. Whole pulls: tests/e2e/models/pull_test.py.
 #include <gtest/gtest.h>
 
@@ -42,7 +42,7 @@ std::vector<std::string> Chosen(const absl::StatusOr<FileChoice>& choice) {
   return paths;
 }
 
-TEST(HubTest, AFoldersModelIsItsWeightsAndWhatReadsThemTheConfigLast) {
+TEST(HubTest, ModelFolderIsWeightsThenConfigLast) {
   const auto choice = ChooseFiles(
       Files({".gitattributes", "README.md", "chat_template.jinja", "config.json", "consolidated.safetensors",
              "m.gguf", "model-1.safetensors", "model-2.safetensors", "model.safetensors.index.json",

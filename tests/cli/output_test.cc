@@ -35,7 +35,7 @@ TEST(JsonTest, KeysKeepTheirOrderAndNumbersTheirKind) {
       R"({"b":1,"a":0.5,"u":18446744073709551615,"n":-3,"t":true,"s":"x\"y","l":[1,2],"o":{},"z":null})");
 }
 
-TEST(JsonTest, WhatIsNoNumberBecomesNullAndWhatIsNoTextIsReplaced) {
+TEST(JsonTest, NonNumbersBecomeNullAndBadTextIsReplaced) {
   EXPECT_EQ(Json(std::nan("")).Dump(), "null");
   EXPECT_EQ(Json(std::string("a\xff")).Dump(), "\"a\xef\xbf\xbd\"");
 }

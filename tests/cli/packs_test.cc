@@ -1,4 +1,4 @@
-// The cache of packs: how models are told apart, and what is listed. What commands do with it:
+// The cache of packs: how models are told apart, and what is listed. The commands are tested by
 // tests/e2e/models/packs_test.py.
 #include <gtest/gtest.h>
 

@@ -22,14 +22,14 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-TEST(PlanWindowsTest, StrideOfTheWindowScoresEveryTokenOnceWithAShortLastWindow) {
+TEST(PlanWindowsTest, FullStrideScoresEveryTokenOnce) {
   EXPECT_THAT(PlanWindows(1100, 512, 512),
               ElementsAre(Window{0, 512, 0}, Window{512, 1024, 512}, Window{1024, 1100, 1024}));
   EXPECT_THAT(PlanWindows(512, 512, 512), ElementsAre(Window{0, 512, 0}));
   EXPECT_TRUE(PlanWindows(0, 512, 512).empty());
 }
 
-TEST(PlanWindowsTest, SmallerStrideScoresOnlyWhatNoWindowScoredBefore) {
+TEST(PlanWindowsTest, SmallerStrideScoresOnlyNewTokens) {
   EXPECT_THAT(PlanWindows(10, 4, 2),
               ElementsAre(Window{0, 4, 0}, Window{2, 6, 4}, Window{4, 8, 6}, Window{6, 10, 8}));
   EXPECT_THAT(PlanWindows(5, 4, 3), ElementsAre(Window{0, 4, 0}, Window{3, 5, 4}));
@@ -176,7 +176,7 @@ TEST_F(FileTest, BaseRunWithoutItsLastRowIsWholeAllTheSame) {
   EXPECT_TRUE(reader.ok()) << reader.status();
 }
 
-TEST_F(FileTest, BaseRunWithAValueThatIsNoNumberIsDataLossNamingThePosition) {
+TEST_F(FileTest, BaseRunWithNanIsDataLossNamingThePosition) {
   auto writer = BaseRunWriter::Create(path_, header_);
   ASSERT_TRUE(writer.ok());
   const std::vector<float> row = {-0.5f, std::nanf("")};
@@ -191,7 +191,7 @@ TEST_F(FileTest, BaseRunWithAValueThatIsNoNumberIsDataLossNamingThePosition) {
 }
 
 // A device or a folder of the name would be lost, or found to be in the way only at the end.
-TEST_F(FileTest, OnlyARegularFileIsReplacedAndAnythingElseIsRefusedBeforeTheWork) {
+TEST_F(FileTest, OnlyARegularFileIsReplaced) {
   ASSERT_EQ(mkfifo(path_.c_str(), 0600), 0);
   for (const std::string& path : {path_, root_}) {
     const auto writer = BaseRunWriter::Create(path, header_);

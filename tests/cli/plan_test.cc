@@ -1,4 +1,4 @@
-// What `sluice plan` says: sizes without weights are those of packs, hits follow use, memory is the daemons',
+// Output of `sluice plan`: sizes without weights are those of packs, hits follow use, memory is the daemons',
 // and the choice is the widest that fits. Against running daemons: tests/e2e/models/plan_test.py.
 #include "cli/plan/plan.h"
 

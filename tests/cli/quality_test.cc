@@ -71,7 +71,7 @@ TEST(QualityPlanTest, EveryRecipeMeetsEveryPresetOnceBaseFirst) {
   EXPECT_EQ(plan.rows[3].options, (std::vector<std::string>{"--preset", "corm"}));
 }
 
-TEST(QualityPlanTest, RecipesByUsageTakeTheProfileOfTheBaseAndFilesAFolder) {
+TEST(QualityPlanTest, UsageRecipesNeedABaseProfileAndAFolder) {
   const QualityPlan plan = PlanOf({{"corm", true}, {"my/own.toml"}}, {"exact"});
   ASSERT_EQ(plan.packs.size(), 3u);
   EXPECT_TRUE(plan.packs[0].calibrate);
@@ -112,7 +112,7 @@ TEST(QualityTableTest, TableSetsRunsBesideBaseAndReference) {
       << table;
 }
 
-TEST(QualityPlotTest, PlotIsOneDocumentWithEveryPointAndEscapedWords) {
+TEST(QualityPlotTest, PlotHasEveryPointAndEscapedWords) {
   const auto plan = ParseQualityPlan(kPlan, "rows.toml");
   ASSERT_TRUE(plan.ok());
   QualityResult base;

@@ -177,7 +177,7 @@ TEST_F(SupervisorTest, KeptDaemonsServeALaterUser) {
   EXPECT_THAT(Pids("one", 1), ElementsAre(one));
 }
 
-TEST_F(SupervisorTest, AUserWhoYieldsEndsKeptDaemonsThatNobodyElseUses) {
+TEST_F(SupervisorTest, YieldingUserEndsUnusedKeptDaemons) {
   Start();
   User first(options_.socket_path);
   User second(options_.socket_path);

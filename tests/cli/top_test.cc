@@ -51,7 +51,7 @@ TEST(TopReportTest, CountersBecomeRatesPerSecond) {
   EXPECT_THAT(json, HasSubstr("\"sessions_stopped\":2"));
 }
 
-TEST(TopReportTest, DaemonThatIsAbsentIsSaidWithItsReasonAndTheOtherIsShown) {
+TEST(TopReportTest, AbsentDaemonIsShownWithItsReason) {
   TopSample now = At(1);
   now.inferd.reset();
   now.inferd_why = "nobody listens";

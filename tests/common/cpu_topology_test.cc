@@ -1,4 +1,4 @@
-// What is read of made-up trees of CPUs and nodes, and where threads go on such machines.
+// Reads made-up trees of CPUs and nodes, and assigns threads to such machines.
 #include "common/cpu/cpu_topology.h"
 
 #include <gtest/gtest.h>
@@ -23,8 +23,8 @@ void Write(const std::string& path, const std::string& text) {
   std::ofstream(path) << text;
 }
 
-// A machine of `nodes` nodes of `cores` cores each, whose second threads, if any, are numbered behind all
-// first ones, as Linux does.
+// A machine of `nodes` nodes of `cores` cores each. Second threads of cores, if any, are numbered after all
+// first threads, as Linux does.
 struct Machine {
   uint32_t nodes = 1;
   uint32_t cores = 1;
@@ -76,7 +76,7 @@ TEST(CpuTopologyTest, ReadsNodesCoresAndMemory) {
             "2 nodes: 0 with 16 CPUs of 8 cores and 64.0 GiB, 1 with 16 CPUs of 8 cores and 64.0 GiB");
 }
 
-TEST(CpuTopologyTest, OnlyWhatTheMaskAllowsCounts) {
+TEST(CpuTopologyTest, OnlyCpusInTheMaskCount) {
   TempDir root;
   Machine{4, 4, 1}.WriteTo(root);
   const auto topology = ReadCpuTopology(std::vector<uint32_t>{5, 6, 15}, root.path());

@@ -23,7 +23,7 @@ TEST(ErrorDetailTest, FieldErrorNamesTheFieldInMessageAndPayload) {
             ReasonOf(FieldError(absl::StatusCode::kUnimplemented, "spec.cache", "later")));
 }
 
-TEST(ErrorDetailTest, RetryDelayIsKeptToMillisecondsAndLeavesOkAlone) {
+TEST(ErrorDetailTest, RetryDelayHasMillisecondsAndKeepsOk) {
   const absl::Status status = WithRetryDelay(absl::UnavailableError("starting"), absl::Microseconds(1500900));
   EXPECT_EQ(absl::Milliseconds(1500), RetryDelayOf(status));
   EXPECT_TRUE(WithRetryDelay(absl::OkStatus(), absl::Seconds(1)).ok());

@@ -10,7 +10,7 @@
 namespace sluice {
 namespace {
 
-// What a half or bfloat16 means by its definition, in double.
+// Value of a half or bfloat16 by its definition, in double.
 double Meaning(uint16_t bits, int exponent_bits, int fraction_bits) {
   const int bias = (1 << (exponent_bits - 1)) - 1;
   const int exponent = (bits >> fraction_bits) & ((1 << exponent_bits) - 1);
@@ -29,7 +29,7 @@ struct Format {
 };
 const Format kFormats[] = {{5, 10, 0x7c00, F16ToFloat, FloatToF16}, {8, 7, 0x7f80, Bf16ToFloat, FloatToBf16}};
 
-TEST(Half, WideningIsExactForEveryFiniteValueAndNarrowingGivesItBack) {
+TEST(Half, WideningIsExactAndNarrowingInvertsIt) {
   for (const Format& f : kFormats) {
     for (uint32_t bits = 0; bits < 0x10000; ++bits) {
       if ((bits & 0x7fff) >= f.infinity) continue;

@@ -1,4 +1,4 @@
-// What is read of made-up /proc and cgroup trees.
+// Reads made-up /proc and cgroup trees.
 #include "common/memory_facts.h"
 
 #include <gtest/gtest.h>
@@ -64,7 +64,7 @@ TEST(MemoryFactsTest, AGroupThatUsesMoreThanItsLimitLeavesNothing) {
   EXPECT_EQ(UsableMemory({8 * kGiB, kGiB, 2 * kGiB}), 0u);
 }
 
-TEST(MemoryFactsTest, WithoutMemAvailableItIsAnErrorThatNamesTheFile) {
+TEST(MemoryFactsTest, MissingMemAvailableIsAnErrorNamingTheFile) {
   TempDir root;
   const auto facts = ReadMemoryFacts(root.path());
   EXPECT_EQ(facts.status().code(), absl::StatusCode::kInternal);

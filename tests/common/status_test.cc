@@ -14,8 +14,8 @@ TEST(StatusTest, ErrnoBecomesCanonicalCodeNamingTheSubject) {
   EXPECT_EQ(absl::StatusCode::kDataLoss, ErrnoToStatus(EIO, "read").code());
 }
 
-// A wrong path or a disk that is full or read-only is the caller's to mend, no fault of this program.
-TEST(StatusTest, WhatAPathMayRunIntoIsNotInternal) {
+// A wrong path or a full or read-only disk is for the caller to fix, not an internal error.
+TEST(StatusTest, PathErrorsAreNotInternal) {
   for (const int number : {EISDIR, ENOTDIR, ELOOP, ENAMETOOLONG}) {
     EXPECT_EQ(absl::StatusCode::kInvalidArgument, ErrnoToStatus(number, "open").code()) << number;
   }

@@ -1,4 +1,4 @@
-// JSON from strangers: limits, duplicates, and messages that name the place.
+// JSON from untrusted input: limits, duplicates, and messages that name the position.
 #include "common/strict_json.h"
 
 #include <gmock/gmock.h>
@@ -17,7 +17,7 @@ std::string ErrorOf(const std::string& text, const JsonLimits& limits = {}) {
   return std::string(result.status().message());
 }
 
-TEST(StrictJson, ReadsWhatJsonIs) {
+TEST(StrictJson, ReadsValidJson) {
   const auto value = ParseStrictJson(R"({"a":[1,-2,3.5,true,null,"x\u00e9"],"b":{"c":{}}})", "file");
   ASSERT_TRUE(value.ok()) << value.status();
   EXPECT_EQ(value->dump(-1, ' ', true), R"({"a":[1,-2,3.5,true,null,"x\u00e9"],"b":{"c":{}}})");

@@ -1,4 +1,4 @@
-// What a test tells the fake CUDA library, and asks it, beside the CUDA calls themselves.
+// The interface between a test and the fake CUDA library, beside the CUDA calls themselves.
 //
 // The library's state belongs to the process, as CUDA's does. Thread safety: thread-compatible; one thread
 // makes CUDA calls.
@@ -14,7 +14,7 @@
 namespace sluice::cuda_fake {
 
 struct FakeOptions {
-  // Of every choice that a GPU leaves open. 0: as early as possible, in order; 1: as late as possible,
+  // Seed of every choice that a GPU leaves open. 0: as early as possible, in order; 1: as late as possible,
   // backwards; others: by chance.
   uint64_t seed = 0;
   uint64_t memory_bytes = uint64_t{1} << 30;
@@ -29,7 +29,7 @@ struct FakeOptions {
   // device that is slow beside the host.
   uint64_t questions = 1;
   uint64_t most_graphs = 1u << 30;  // executable ones that there is memory for
-  // Whether allocations of virtual memory management can be exported and imported as descriptors. Not so on
+  // True if allocations of virtual memory management can be exported and imported as descriptors. False on
   // WSL2 and in some containers.
   bool descriptors = true;
   bool counts = false;  // every launch's accesses are counted, for TakeKernelCounts()
@@ -38,7 +38,7 @@ struct FakeOptions {
 // A fresh device: what the process had on the one before is gone, its reports too.
 void ResetFake(const FakeOptions& options);
 
-// What the checks have found since the last call. A test of correct code expects it to be empty.
+// Returns the findings of the checks since the last call. A test of correct code expects it to be empty.
 std::vector<Report> TakeReports();
 
 struct FakeCounters {
@@ -62,7 +62,7 @@ struct KernelCounts {
   uint64_t threads = 0;  // of a block
   LaunchCounts counts;
 };
-// Of the launches that have run since the last call, in order, where FakeOptions::counts.
+// Returns the counts of the launches since the last call, in order, if FakeOptions::counts.
 std::vector<KernelCounts> TakeKernelCounts();
 
 }  // namespace sluice::cuda_fake

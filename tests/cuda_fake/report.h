@@ -1,4 +1,4 @@
-// What the fake's checks have found.
+// Findings of the fake's checks.
 //
 // Thread safety: thread-compatible.
 #pragma once

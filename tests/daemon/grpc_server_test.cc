@@ -96,7 +96,7 @@ class GrpcServerTest : public testing::Test {
   EchoService service_;
 };
 
-TEST_F(GrpcServerTest, UnixClientIsTheOwnerAndTcpClientIsNobody) {
+TEST_F(GrpcServerTest, UnixClientIsTheOwnerTcpClientIsTcp) {
   auto server = Start({Unix(), *ParseListenAddress("127.0.0.1:0")});
   ASSERT_TRUE(server.ok()) << server.status();
   ASSERT_NE(0, (*server)->addresses()[1].port);
@@ -120,7 +120,7 @@ TEST_F(GrpcServerTest, ConnectionsAreCountedWhileTheyAreOpen) {
   EXPECT_EQ(2u, (*server)->CountConnections());
 }
 
-TEST_F(GrpcServerTest, SecondServerOnTheSameSocketIsRefusedAndTheFirstServesOn) {
+TEST_F(GrpcServerTest, SecondServerOnTheSameSocketIsRefused) {
   auto first = Start({Unix()});
   ASSERT_TRUE(first.ok()) << first.status();
   EXPECT_EQ(absl::StatusCode::kAlreadyExists, Start({Unix()}).status().code());
@@ -154,7 +154,7 @@ TEST_F(GrpcServerTest, SocketFileIsPrivateAndGoesWithTheServer) {
   EXPECT_TRUE(Start({Unix()}).ok());
 }
 
-TEST_F(GrpcServerTest, HealthFollowsSetServingAndUnknownServicesAreNotFound) {
+TEST_F(GrpcServerTest, HealthFollowsSetServing) {
   auto server = Start({Unix()});
   ASSERT_TRUE(server.ok()) << server.status();
   auto channel = Connect(Unix());
@@ -198,7 +198,7 @@ TEST_F(GrpcServerTest, RequestAboveTheLimitIsResourceExhausted) {
             Ask(channel, std::string(1 << 16, 'x'), &name).error_code());
 }
 
-TEST_F(GrpcServerTest, ShutdownCancelsACallThatOutlivesItsPatience) {
+TEST_F(GrpcServerTest, ShutdownCancelsCallsAfterItsPatience) {
   auto server = Start({Unix()});
   ASSERT_TRUE(server.ok()) << server.status();
   auto channel = Connect(Unix());

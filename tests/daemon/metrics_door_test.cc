@@ -18,7 +18,7 @@ int PortOf(const MetricsDoor& door) {
   return port;
 }
 
-TEST(MetricsDoorTest, EachScrapeHearsTheTextAnew) {
+TEST(MetricsDoorTest, EachScrapeGetsFreshText) {
   std::atomic<int> scrapes{0};
   const auto door = MetricsDoor::Open(
       "127.0.0.1:0", [&] { return "# HELP n N.\n# TYPE n gauge\nn " + std::to_string(++scrapes) + "\n"; });
@@ -36,7 +36,7 @@ TEST(MetricsDoorTest, OtherPathsAreNotFound) {
   }
 }
 
-TEST(MetricsDoorTest, AddressesBeyondLoopbackAndOtherFormsAreRefused) {
+TEST(MetricsDoorTest, AddressesBeyondLoopbackAreRefused) {
   for (const char* address : {"0.0.0.0:9400", "192.168.1.2:9400", "[::]:9400", "unix:/tmp/x", "9400", "",
                               "127.0.0.1", "example.org:9400", "127.0.0.1:99999"}) {
     EXPECT_TRUE(absl::IsInvalidArgument(CheckMetricsAddress(address))) << address;
@@ -45,7 +45,7 @@ TEST(MetricsDoorTest, AddressesBeyondLoopbackAndOtherFormsAreRefused) {
   }
 }
 
-TEST(MetricsDoorTest, PortInUseIsSaid) {
+TEST(MetricsDoorTest, PortInUseIsReported) {
   const auto first = MetricsDoor::Open("127.0.0.1:0", [] { return std::string("x"); });
   ASSERT_TRUE(first.ok()) << first.status();
   const auto second = MetricsDoor::Open((*first)->address(), [] { return std::string("y"); });
@@ -53,7 +53,7 @@ TEST(MetricsDoorTest, PortInUseIsSaid) {
   EXPECT_THAT(std::string(second.status().message()), testing::HasSubstr((*first)->address()));
 }
 
-TEST(MetricsDoorTest, DoorsOpenAndCloseWithoutScrapes) {
+TEST(MetricsDoorTest, OpensAndClosesWithoutScrapes) {
   for (int i = 0; i < 20; ++i) {
     EXPECT_TRUE(MetricsDoor::Open("127.0.0.1:0", [] { return std::string(); }).ok());
   }

@@ -34,7 +34,7 @@ TEST(OptionValuesTest, ListsAreShownWithCommas) {
   EXPECT_EQ(ShowOptionValue(std::vector<std::string>{}), "");
 }
 
-TEST(OptionValuesTest, ReloadTellsWhatItAppliedAndWhatNeedsARestart) {
+TEST(OptionValuesTest, ReloadListsAppliedAndRestartOptions) {
   const std::vector<OptionText> running = {{"a", "1"}, {"b", "2"}, {"c", "3"}};
   const ReloadPlan plan = PlanReload(running, {{"a", "1"}, {"b", "5"}, {"c", ""}}, {"a", "b"});
   ASSERT_EQ(plan.applied.size(), 1u);

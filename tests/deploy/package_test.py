@@ -1,5 +1,5 @@
-"""What the Debian packages are made of: their files, manuals and completions from the programs' help, and scripts. Installing
-and removing one is tried by hand: deploy/package/try_package.sh."""
+"""Contents of the Debian packages: files, manuals and completions from the programs' help, scripts. Installation and removal
+are tested by hand: deploy/package/try_package.sh."""
 import os
 import re
 import shutil
@@ -28,7 +28,7 @@ class PackageTest(unittest.TestCase):
         with open(os.path.join(self.out, "man", name)) as file:
             return file.read().replace("\\-", "-")
 
-    def test_every_command_and_option_has_its_place_in_a_manual(self):
+    def test_manuals_cover_every_command_and_option(self):
         self.assertIn("serve", self.commands)
         overview = self.page("sluice.1")
         pages = {"weightd.8": help_of("weightd", "--help"), "inferd.8": help_of("inferd", "--help")}
@@ -61,7 +61,7 @@ class PackageTest(unittest.TestCase):
 
 
 class FilesTest(unittest.TestCase):
-    """The packages as cpack makes them of this build."""
+    """Packages that cpack builds from this build."""
 
     @classmethod
     def setUpClass(cls):
@@ -85,7 +85,7 @@ class FilesTest(unittest.TestCase):
     def field(self, package, name):
         return subprocess.run(["dpkg-deb", "-f", self.packages[package], name], check=True, capture_output=True, text=True).stdout.strip()
 
-    def test_sluice_has_programs_units_and_configuration_and_nothing_of_cuda(self):
+    def test_base_package_has_no_cuda_files(self):
         files = self.files("sluice")
         for name in ("sluice", "weightd", "inferd"):
             self.assertIn("/usr/bin/" + name, files)
@@ -97,7 +97,7 @@ class FilesTest(unittest.TestCase):
         self.assertFalse([name for name in files if "libsluice_cuda" in name])
         self.assertIn("libc6", self.field("sluice", "Depends"))
 
-    def test_sluice_cuda_is_the_module_of_the_same_version_where_it_is_built(self):
+    def test_cuda_package_matches_base_version(self):
         if not os.path.exists(os.path.join(BIN, "libsluice_cuda.so")):
             self.assertNotIn("sluice-cuda", self.packages)
             return

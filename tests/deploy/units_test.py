@@ -1,4 +1,4 @@
-"""The systemd units and config files: as systemd reads them, and as the daemons do."""
+"""The systemd units and config files, as parsed by systemd and by the daemons."""
 import glob
 import os
 import re
@@ -12,7 +12,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 BIN = os.environ["SLUICE_BIN"]
 UNITS = os.path.join(ROOT, "deploy/systemd")
 MOST_EXPOSURE = 3.0
-# What these options say nothing without.
+# Options that these options require.
 COMPANIONS = {
     "sparsity": "sparsity-target = 0.8\n",
     "sparsity-target": 'sparsity = "up"\n',
@@ -25,7 +25,7 @@ COMPANIONS = {
     "tls-client-ca": 'tls-certificate = "/c.pem"\ntls-key = "/k.pem"\n',
     "tls-key": 'tls-certificate = "/c.pem"\ntls-client-ca = "/a.pem"\n',
 }
-# Options that only a device with memory of its own has.
+# Options that only a device with its own memory supports.
 OF_SIM = ("device-budget", "link-gbps", "link-latency-us", "tile-neurons", "transport", "clock", "virtual-costs",
           "cpu-threads")
 
@@ -36,7 +36,7 @@ class UnitsTest(unittest.TestCase):
         self.addCleanup(shutil.rmtree, self.folder)
 
     def installed_units(self):
-        """Copies of the units that name the programs of this build: systemd looks whether they are there."""
+        """Copies of the units with the programs of this build: systemd checks that they exist."""
         if shutil.which("systemd-analyze") is None:
             self.skipTest("not run: systemd-analyze is not installed (deploy/install_deps.sh installs it)")
         copies = []
@@ -49,14 +49,14 @@ class UnitsTest(unittest.TestCase):
         self.assertEqual(5, len(copies))
         return copies
 
-    def test_systemd_finds_nothing_wrong_with_the_units(self):
+    def test_systemd_analyze_accepts_the_units(self):
         units = self.installed_units()
         result = subprocess.run(
             ["systemd-analyze", "verify", "--man=no"] + units, capture_output=True, text=True, timeout=120
         )
         self.assertEqual((0, ""), (result.returncode, result.stdout + result.stderr))
 
-    def test_exposure_of_both_services_is_at_most_three(self):
+    def test_security_exposure_is_at_most_three(self):
         for unit in self.installed_units():
             if not unit.endswith(".service"):
                 continue
@@ -90,7 +90,7 @@ class UnitsTest(unittest.TestCase):
             self.assertEqual(0, result.returncode, result.stderr)
             self.assertIn("valid", result.stdout)
 
-    def test_units_and_config_files_name_the_same_sockets(self):
+    def test_units_and_configs_name_the_same_sockets(self):
         listens = set()
         for unit in glob.glob(UNITS + "/*.socket"):
             with open(unit) as file:
@@ -102,7 +102,7 @@ class UnitsTest(unittest.TestCase):
                     named |= {match, match + ".side"} if program == "weightd" else {match}
         self.assertEqual(named, listens)
 
-    def test_every_option_may_be_written_as_the_config_files_show_it(self):
+    def test_config_file_examples_are_accepted(self):
         for program in ("weightd", "inferd"):
             with open(os.path.join(ROOT, "deploy/config", program + ".toml")) as file:
                 lines = file.read().splitlines()

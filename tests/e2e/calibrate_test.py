@@ -15,7 +15,7 @@ LEADS = ("up", "gate", "product")
 
 
 def sample_weights():
-    """The sample checkpoint's tensors as float64."""
+    """Returns the sample checkpoint's tensors as float64."""
     with open(harness.SAMPLE + "/model.safetensors", "rb") as file:
         data = file.read()
     length = int.from_bytes(data[:8], "little")
@@ -58,7 +58,7 @@ def attend(x, weights, prefix, config):
 
 
 def activations(ids):
-    """By (layer, expert): the lead values of all its (token, neuron) pairs, by lead."""
+    """Lead values of all (token, neuron) pairs by (layer, expert) and lead."""
     with open(harness.SAMPLE + "/config.json") as file:
         config = json.load(file)
     weights, epsilon, top_k = sample_weights(), config["rms_norm_eps"], config["num_experts_per_tok"]
@@ -154,7 +154,7 @@ class CalibrateTest(harness.TestCase):
     def calibrate(self, pack, *args, tokens=TOKENS):
         return ("calibrate", "--pack", pack, "--text", TEXT, "--max-tokens", tokens, "--window", WINDOW, *args)
 
-    def test_usage_and_thresholds_are_those_of_an_independent_forward_pass(self):
+    def test_profile_matches_independent_forward_pass(self):
         pack = shutil.copytree(self.pack, os.path.join(self.work, "measured.pack"))
         result = self.ok_json(*self.calibrate(
             pack, "--sensitivity-tokens", 0, "--sparsity-tokens", 0, "--no-predictors"))  # fmt: skip
@@ -164,7 +164,7 @@ class CalibrateTest(harness.TestCase):
         with open(pack + "/profile/usage.json") as file:
             usage = json.load(file)
         for (layer, expert), values in expected.items():
-            # A few tokens lie so near a tie that float32 decides otherwise.
+            # A few tokens are so near a tie that float32 decides otherwise.
             self.assertLessEqual(abs(usage["layers"][layer][expert] - len(values["up"])), 3)
         shares, pooled, tables = read_thresholds(pack + "/profile/thresholds.bin")
         place_of = {round(1000 * share): place for place, share in enumerate(shares) if round(1000 * share, 9) % 100 == 0}
@@ -183,7 +183,7 @@ class CalibrateTest(harness.TestCase):
                 "perplexity", "--pack", pack, "--text", TEXT, "--max-tokens", TOKENS, "--sparsity", order,
                 "--sparsity-target", 0.8,
             )  # fmt: skip
-            # BOS and the last tokens differ from what was calibrated on, and all positions see masked layers.
+            # BOS and the last tokens differ from the calibration input, and all positions see masked layers.
             self.assertLessEqual(abs(run["sparsity"] - 0.8), 0.01, order)
             run = self.ok_json(
                 "perplexity", "--pack", pack, "--text", TEXT, "--max-tokens", TOKENS, "--sparsity", order,
@@ -191,7 +191,7 @@ class CalibrateTest(harness.TestCase):
             )  # fmt: skip
             self.assertLessEqual(abs(run["sparsity"] - 0.999), 0.0005, order)
 
-    def test_neuron_predictions_are_counted_as_an_independent_forward_pass_counts_them(self):
+    def test_neuron_counts_match_independent_pass(self):
         policy = (
             "sparsity=up,sparsity_threshold=0.3,expert_predictor=gate_reuse,predict_resident=on,"
             "neuron_predictor=up_reuse,neuron_input=hidden,neuron_set=share"
@@ -209,7 +209,7 @@ class CalibrateTest(harness.TestCase):
             self.assertLessEqual(abs(counted[layer]["neuron_recall"] - right / wanted), 0.005)
             self.assertLessEqual(abs(counted[layer]["neuron_precision"] - right / predicted), 0.005)
 
-    def test_a_killed_inferd_costs_nothing_that_was_finished(self):
+    def test_killed_inferd_loses_no_finished_stage(self):
         whole = shutil.copytree(self.pack, os.path.join(self.work, "whole.pack"))
         killed = shutil.copytree(self.pack, os.path.join(self.work, "killed.pack"))
         options = ("--sensitivity-tokens", 500, "--fisher-draws", 2, "--sparsity-tokens", 0, "--epochs", 1)
@@ -226,7 +226,7 @@ class CalibrateTest(harness.TestCase):
             with open(f"{whole}/profile/{name}", "rb") as a, open(f"{killed}/profile/{name}", "rb") as b:
                 self.assertEqual(a.read(), b.read(), name)
 
-    def test_another_packs_thresholds_are_refused_naming_both(self):
+    def test_thresholds_of_another_pack_are_refused(self):
         pack = shutil.copytree(self.pack, os.path.join(self.work, "first.pack"))
         other = os.path.join(self.work, "other.pack")
         first_id = json.loads(self.ok("inspect", pack, "--json"))["model_id"]

@@ -1,5 +1,5 @@
-"""capped_decode.py when it is ended before its time: no memory cgroup and no daemon may be left of it. The programs are
-stand-ins: what is looked at is the script's own order."""
+"""capped_decode.py when it is killed early: no memory cgroup and no daemon may be left. The programs are stand-ins: the test
+is about the script's own order."""
 import os
 import signal
 import subprocess
@@ -53,7 +53,7 @@ class CappedDecodeTest(unittest.TestCase):
         self.folder.cleanup()
 
     def start(self):
-        """The script, once its daemon runs in its cgroup; and that cgroup."""
+        """Returns the script, once its daemon runs in its cgroup, and that cgroup."""
         work = os.path.join(self.folder.name, "work")
         script = subprocess.Popen(
             [sys.executable, os.path.join(BENCH, "capped_decode.py"), "--work", work, "--bin", self.folder.name],
@@ -76,7 +76,7 @@ class CappedDecodeTest(unittest.TestCase):
         self.assertEqual(script.wait(60), 128 + signal.SIGTERM)
         self.assertFalse(os.path.exists(cgroup))
 
-    def test_what_a_killed_run_left_is_taken_away_by_the_next(self):
+    def test_next_run_removes_leftovers_of_killed_run(self):
         script, cgroup = self.start()
         script.kill()
         script.wait()

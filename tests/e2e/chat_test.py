@@ -14,7 +14,7 @@ TEMPLATE = harness.DATA + "/inst.jinja"
 
 
 class Terminal:
-    """A program with a pseudo-terminal of its own as its controlling terminal; all that it writes, in order."""
+    """A program with its own pseudo-terminal as controlling terminal; collects its output in order."""
 
     def __init__(self, args, environment):
         self.pid, self.fd = pty.fork()
@@ -34,7 +34,7 @@ class Terminal:
         return bool(chunk)
 
     def expect(self, pattern):
-        """Waits for `pattern` behind what was expected before; the match."""
+        """Waits for `pattern` behind the previous match; returns the match."""
         while not (match := re.search(pattern, self.text[self.seen :])):
             if not self._read(harness.PATIENCE):
                 raise AssertionError(f"ended before {pattern!r}:\n" + self.text)
@@ -45,7 +45,7 @@ class Terminal:
         os.write(self.fd, text.encode())
 
     def wait(self):
-        """The exit code, once the program has closed its terminal and ended."""
+        """Returns the exit code, once the program has closed its terminal and ended."""
         while self._read(harness.PATIENCE):
             pass
         os.close(self.fd)
@@ -76,7 +76,7 @@ class ChatTest(harness.TestCase):
         self.assertEqual(code, 0, err + self.logs())
         return json.loads(out)
 
-    def test_a_question_is_answered_as_the_rendered_prompt_is(self):
+    def test_question_equals_rendered_prompt(self):
         chat = self.chat_json("--prompt", "Once upon a time", "-n", 24)
         run = self.ok_json(
             "run", "--pack", self.chat_pack, "--prompt", "<s>[INST] Once upon a time [/INST]", "--no-special",
@@ -88,7 +88,7 @@ class ChatTest(harness.TestCase):
         self.assertEqual(chat["messages"][0], {"role": "user", "content": "Once upon a time"})
         self.assertEqual(chat["messages"][1], {"role": "assistant", "content": chat["text"]})
 
-    def test_every_line_of_input_is_a_question_and_history_is_kept(self):
+    def test_each_line_is_a_question_with_history(self):
         lines = ["One", "", "Two \\", "lines", "/undo", "/system Be brief.", "//slash"]
         answer = self.chat_json("-n", 8, lines=lines)
         roles = [message["role"] for message in answer["messages"]]
@@ -107,7 +107,7 @@ class ChatTest(harness.TestCase):
         self.assertEqual(code, 1)
         self.assertIn("NAME=VALUE", err)
 
-    def test_a_model_without_a_template_names_the_option(self):
+    def test_missing_template_error_names_the_option(self):
         code, out, err = self.sluice("chat", "--pack", self.pack, "--prompt", "Hi", "--json")
         self.assertEqual(code, 1)
         self.assertIn("--chat-template", err)
@@ -115,7 +115,7 @@ class ChatTest(harness.TestCase):
         answer = self.ok_json("chat", "--pack", self.pack, "--prompt", "Hi", "-n", 2, "--chat-template", TEMPLATE)
         self.assertEqual(len(answer["token_ids"]), 2)
 
-    def test_a_template_that_cannot_be_run_is_refused_when_packing(self):
+    def test_packing_refuses_unsupported_template(self):
         broken = os.path.join(self.work, "broken.jinja")
         with open(broken, "w") as file:
             file.write("a\n{% include 'x' %}")
@@ -124,7 +124,7 @@ class ChatTest(harness.TestCase):
         self.assertIn("line 2: the tag 'include'", err)
         self.assertFalse(os.path.exists(self.work + "/no.pack"))
 
-    def test_a_full_context_ends_a_script_with_the_numbers(self):
+    def test_full_context_ends_script_with_numbers(self):
         code, _, err = self.chat("--context", 64, lines=["word " * 200])
         self.assertEqual(code, 1)
         self.assertIn("context of 64 tokens", err)
@@ -153,7 +153,7 @@ class ChatTest(harness.TestCase):
         terminal.send("\x04")
         self.assertEqual(terminal.wait(), 0, terminal.text)
 
-    def test_ctrl_c_stops_the_answer_and_twice_at_the_prompt_leaves(self):
+    def test_ctrl_c_stops_answer_and_twice_exits(self):
         terminal = self.terminal("--ignore-eos", "--threads", 1)
         terminal.expect("> ")
         for _ in range(20):  # an answer of hundreds of tokens may still be over before the signal comes

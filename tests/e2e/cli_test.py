@@ -11,14 +11,14 @@ COMMANDS = [
 
 
 class CliTest(harness.TestCase):
-    def test_help_fits_one_screen_and_lists_every_command(self):
+    def test_help_fits_a_screen_with_all_commands(self):
         text = self.ok("--help")
         self.assertLessEqual(len(text.splitlines()), 24)
         for command in COMMANDS:
             self.assertIn(f"  {command} ", text)
             self.assertLessEqual(len(self.ok(command, "--help").splitlines()), 40, command)
 
-    def test_wrong_usage_exits_with_2_and_says_so_on_standard_error(self):
+    def test_usage_error_exits_with_2_on_stderr(self):
         calls = [[], ["nonsense"], ["plan"], ["chat"], ["pack"], ["pack", "x"], ["run", "--pack", "p", "--nonsense"]]
         calls += [["tokenize", "--text", "x"], ["tokenize", "--pack", "p", "--tokenizer", "d", "--text", "x"]]
         calls += [["detokenize", "--pack", "p", "--token-ids", "1,x"], ["preset", "list", "exact"], ["preset", "show"]]
@@ -39,7 +39,7 @@ class CliTest(harness.TestCase):
             self.assertEqual((code, out), (2, ""), call)
             self.assertIn("sluice-lab", err)
 
-    def test_failure_exits_with_1_and_json_still_has_one_object(self):
+    def test_failure_exits_with_1_and_one_json_object(self):
         absent = os.path.join(self.work, "absent")
         for call in (
             ["inspect", absent], ["verify", absent], ["tokenize", "--pack", absent, "--text", "x"],
@@ -51,7 +51,7 @@ class CliTest(harness.TestCase):
             self.assertEqual(set(json.loads(out)["error"]), {"code", "message"})
             self.assertNotEqual(err, "", call)
 
-    def test_what_would_measure_nothing_or_be_lost_is_refused_before_the_work(self):
+    def test_useless_measurements_are_refused_early(self):
         lab = ("sluice-lab", "--pack", self.pack, "-p", 4, "-n", 2, "-r", 1)
         for (program, *call), expected in (
             (("sluice", "bench", *lab[1:], "--preset", ","), "names none"),
@@ -88,7 +88,7 @@ class CliTest(harness.TestCase):
         self.assertGreater(made["bytes"], 100 << 20)
         self.ok("verify", out)
 
-    def test_tokenize_and_detokenize_round_trip_and_take_a_file_byte_for_byte(self):
+    def test_tokenize_round_trip_is_byte_exact(self):
         text = "  The <s> city\r\nof \u4e16 lights\n"
         path = os.path.join(self.work, "text")
         with open(path, "w", newline="") as file:
@@ -104,7 +104,7 @@ class CliTest(harness.TestCase):
         skipped = self.ok_json("detokenize", "--pack", self.pack, "--token-ids", ids, "--skip-special")["text"]
         self.assertNotIn("<s>", skipped)
 
-    def test_doctor_prints_a_verdict_per_check_and_finds_a_damaged_pack(self):
+    def test_doctor_finds_a_damaged_pack(self):
         report = self.ok_json("doctor", "--pack", self.pack)
         self.assertTrue(report["ok"])
         for check in report["checks"]:
@@ -114,7 +114,7 @@ class CliTest(harness.TestCase):
         self.assertEqual(code, 1)
         self.assertIn("FAIL  pack", out)
 
-    def test_preset_exact_prints_its_policies_and_promises(self):
+    def test_preset_exact_prints_its_policies(self):
         shown = self.ok_json("preset", "show", "exact")
         self.assertEqual(shown["policies"]["routing"], "topk")
         self.assertIn("prefill chunking", shown["independent_of"])

@@ -1,4 +1,4 @@
-"""What the daemons keep to themselves and what they put up with: prompts, keepalive pings, floods."""
+"""Privacy and robustness of the daemons: prompts in logs, keepalive pings, request floods."""
 import socket
 import struct
 import time
@@ -12,7 +12,7 @@ SETTINGS, PING, GOAWAY = 4, 6, 7
 ACK = 1
 PING_EVERY = 10.5  # seconds
 OFFERED = 10_000  # requests of the flood
-TOGETHER = 2000  # of these at a time
+TOGETHER = 2000  # of these concurrently
 
 
 def frame(kind, flags=0, payload=b""):
@@ -20,7 +20,7 @@ def frame(kind, flags=0, payload=b""):
 
 
 class Http2:
-    """A connection that speaks only what a test needs."""
+    """A minimal HTTP/2 connection."""
 
     def __init__(self, path):
         self.socket = socket.socket(socket.AF_UNIX)
@@ -38,7 +38,7 @@ class Http2:
         return data
 
     def next(self):
-        """Type, flags and payload of the next frame; settings are acknowledged on the way."""
+        """Returns type, flags and payload of the next frame; acknowledges settings."""
         while True:
             head = self.read(9)
             payload = self.read(int.from_bytes(head[:3], "big"))
@@ -48,7 +48,7 @@ class Http2:
             return head[3], head[4], payload
 
     def ping(self, number):
-        """Whether the answer came, rather than the end of the connection."""
+        """True if the answer arrived rather than the end of the connection."""
         try:
             self.socket.sendall(frame(PING, 0, struct.pack(">Q", number)))
             while True:
@@ -79,7 +79,7 @@ class ConductTest(unittest.TestCase):
         return connection
 
     def test_no_log_holds_what_was_asked_or_answered(self):
-        """Neither of answers that end well nor of those that fail, at the most talkative level."""
+        """Covers successful and failed answers, at the most verbose log level."""
         client = self.start("--context", "64")
         prompt = "Quixotic zebras juggle xylophones"
         answer = client.Generate(inference_pb2.GenerateRequest(spec=spec(prompt, tokens=16)))
@@ -91,20 +91,20 @@ class ConductTest(unittest.TestCase):
         for secret in ("Quixotic", "xylophone", answer.text.strip()):
             self.assertNotIn(secret, logs)
 
-    def test_pings_at_the_permitted_interval_do_not_end_an_idle_connection(self):
+    def test_permitted_pings_keep_idle_connection(self):
         self.start()
         connection = self.connect()
         for number in range(4):
             self.assertTrue(connection.ping(number), "ping %d was answered by GOAWAY" % number)
             if number < 3:
-                time.sleep(PING_EVERY)  # what is tested is the passing of time
+                time.sleep(PING_EVERY)  # the test needs real time to pass
 
     def test_pings_in_a_burst_end_the_connection(self):
         self.start()
         connection = self.connect()
         self.assertFalse(all(connection.ping(number) for number in range(10)))
 
-    def test_a_flood_of_requests_is_refused_without_growing_the_server(self):
+    def test_request_flood_does_not_grow_the_server(self):
         client = self.start("--max-queue", "8", "--parallel", "1")
 
         def resident():
@@ -122,7 +122,7 @@ class ConductTest(unittest.TestCase):
                     ended.append(daemons.reason(error))
             return ended
 
-        flood(TOGETHER)  # connections, threads and buffers are there from here on
+        flood(TOGETHER)  # connections, threads and buffers exist from here on
         before = resident()
         ended = [end for _ in range(OFFERED // TOGETHER) for end in flood(TOGETHER)]
         self.assertEqual({"OK", "QUEUE_FULL"}, set(ended))

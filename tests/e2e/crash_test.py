@@ -1,4 +1,4 @@
-"""kill -9 of either daemon in mid-answer, and weights that are damaged on the disk."""
+"""kill -9 of either daemon in mid-answer, and corrupted weights on disk."""
 import os
 import shutil
 import signal
@@ -6,11 +6,11 @@ import time
 
 import harness
 
-ANSWER = 300  # tokens: long enough to be hit in the middle
+ANSWER = 300  # tokens: long enough to be interrupted
 
 
 class CrashTest(harness.TestCase):
-    def test_answers_continue_with_the_same_tokens_when_weightd_is_killed_and_comes_back(self):
+    def test_tokens_are_equal_after_weightd_restart(self):
         rounds = 50 if harness.FULL else 5
         continued = 0
         for i in range(rounds):
@@ -31,7 +31,7 @@ class CrashTest(harness.TestCase):
         print(f"{continued} of {rounds} answers continued")
         self.assertGreaterEqual(continued, 0.95 * rounds)
 
-    def test_answer_ends_unavailable_when_weightd_is_gone_for_good(self):
+    def test_lost_weightd_ends_answer_unavailable(self):
         row = self.greedy[0]
         arguments = self.greedy_run(row, "--ignore-eos", "--quiet", "--no-restart", n=ANSWER)
         whole = self.ok(*arguments)
@@ -59,7 +59,7 @@ class CrashTest(harness.TestCase):
         )
         os.kill(self.only_process("sluice"), signal.SIGTERM)
 
-    def test_answer_ends_unavailable_when_inferd_is_killed(self):
+    def test_killed_inferd_ends_answer_unavailable(self):
         run = self.start(*self.greedy_run(self.greedy[0], "--ignore-eos", "--quiet", n=ANSWER))
         run.read(20)
         self.kill_daemon("inferd")
@@ -70,7 +70,7 @@ class CrashTest(harness.TestCase):
 
 class DamageTest(harness.TestCase):
     def damaged(self, change, file="experts.bin"):
-        """A copy of the pack with `change` made to the bytes of a file."""
+        """Returns a copy of the pack with `change` applied to the bytes of a file."""
         pack = os.path.join(self.work, "damaged.pack")
         shutil.rmtree(pack, ignore_errors=True)
         shutil.copytree(self.pack, pack)
@@ -83,7 +83,7 @@ class DamageTest(harness.TestCase):
         return pack
 
     def refused(self, pack, *words):
-        """No token comes of it, and the message says what is wrong."""
+        """Checks that no token is generated, and that the message names the error."""
         code, out, err = self.sluice(
             "run", "--pack", pack, "--prompt", "The city", "-n", 8, "--temperature", 0, "--quiet"
         )
@@ -94,7 +94,7 @@ class DamageTest(harness.TestCase):
         self.assertEqual(code, 1)
         self.assertIn("DATA_LOSS", err)
 
-    def test_flipped_bit_in_every_expert_is_data_loss_naming_the_extent(self):
+    def test_flipped_expert_bit_is_data_loss(self):
         def flip(data):
             for at in range(0, len(data), 65536):
                 data[at + 100] ^= 4
@@ -102,14 +102,14 @@ class DamageTest(harness.TestCase):
 
         self.refused(self.damaged(flip), "extent", "layer 0")
 
-    def test_flipped_bit_in_the_dense_weights_is_data_loss_naming_the_extent(self):
+    def test_flipped_dense_bit_is_data_loss(self):
         def flip(data):
             data[len(data) // 2] ^= 1
             return data
 
         self.refused(self.damaged(flip, "dense.bin"), "extent")
 
-    def test_swapped_blocks_are_data_loss_naming_the_extent(self):
+    def test_swapped_blocks_are_data_loss(self):
         def swap(data):
             half = len(data) // 8192 * 4096
             return data[half:] + data[:half]

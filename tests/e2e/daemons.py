@@ -50,8 +50,8 @@ def greedy_cases():
 
 
 def wait_until(condition, what):
-    """Polls; the condition concerns another process, which offers nothing to wait on. A turn counts for 5 s at most: a
-    machine that stood still is nobody's delay."""
+    """Polls, since the other process has nothing to wait on. A turn counts for 5 s at most: a
+    suspended machine must not cause a timeout."""
     left = PATIENCE
     last = time.monotonic()
     while not condition():
@@ -172,7 +172,7 @@ def stream_request(*args, **kwargs):
 
 
 def details(error):
-    """What google.rpc.Status of an RpcError, or of a call that has ended, holds."""
+    """Returns the details in google.rpc.Status of an RpcError or of an ended call."""
     for key, value in error.trailing_metadata():
         if key == "grpc-status-details-bin":
             return status_pb2.Status.FromString(value).details
@@ -180,7 +180,7 @@ def details(error):
 
 
 def reason(error):
-    """The reason of its ErrorInfo."""
+    """Returns the reason of its ErrorInfo."""
     info = error_details_pb2.ErrorInfo()
     return next((info.reason for detail in details(error) if detail.Unpack(info)), "")
 

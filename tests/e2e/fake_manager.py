@@ -1,4 +1,4 @@
-"""The end of NOTIFY_SOCKET that systemd would have."""
+"""Fake of systemd's end of NOTIFY_SOCKET."""
 import socket
 
 import daemons
@@ -12,7 +12,7 @@ class FakeManager:
         self.heard = []
 
     def until(self, wanted):
-        """Hears messages until one has the line `wanted`."""
+        """Receives messages until one has the line `wanted`."""
         while True:
             lines = self.socket.recv(65536).decode().split("\n")
             self.heard += lines

@@ -1,4 +1,4 @@
-"""Every family in unusual shapes and switches, against goldens that transformers made from the same files."""
+"""Every family in unusual shapes and settings, against goldens of transformers from the same files."""
 import json
 import os
 
@@ -42,14 +42,15 @@ class FamiliesTest(harness.TestCase):
         answer = self.ok_json("run", *options, "--token-ids", ids, "-n", len(greedy), "--temperature", 0, "--ignore-eos")
         self.assertEqual(answer["token_ids"], greedy)
 
-    def test_logits_and_greedy_tokens_of_every_shape_equal_the_golden_ones(self):
+    def test_every_shape_equals_its_golden(self):
         self.assertGreater(len(family_cases.names()), 10)
         for name in family_cases.names():
             with self.subTest(name):
                 self.check(name)
 
-    def test_divergence_of_every_family_falls_with_bits(self):
-        # Where a choice of experts flips early, 48 tokens cannot tell q8 from q4: these two are compared over all.
+    def test_divergence_falls_with_more_bits(self):
+        # If a choice of experts flips early, 48 tokens cannot distinguish q8 from q4: these two are compared
+        # over all.
         logarithms = []
         for family in sorted(os.listdir(TINY)):
             golden = harness.read_safetensors(os.path.join(TINY, family, "golden.safetensors"))

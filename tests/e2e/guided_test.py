@@ -1,4 +1,4 @@
-"""Guided answers of real daemons, judged by others: Python's json with jsonschema, Python's re."""
+"""Structured output of real daemons, verified with Python's json, jsonschema and re."""
 import json
 import os
 import random
@@ -18,7 +18,7 @@ STOP = generation_pb2.FINISH_REASON_STOP
 
 
 def field_schema(index):
-    """One of the kinds of field that clients ask for, all of bounded length."""
+    """Returns a typical schema of a field, of bounded length."""
     kinds = [
         {"type": "string", "maxLength": 12},
         {"type": "integer", "minimum": -20, "maximum": 300},
@@ -89,7 +89,7 @@ class GuidedTest(unittest.TestCase):
         calls = [self.stub.Generate.future(self.request(guide, seed, **options)) for seed in range(count)]
         return [call.result() for call in calls]
 
-    def test_every_answer_to_a_schema_of_fifty_fields_is_valid(self):
+    def test_fifty_field_schema_answers_are_valid(self):
         schema = fifty_fields()
         validator = jsonschema.Draft202012Validator(schema, format_checker=jsonschema.FormatChecker(["regex"]))
         for answer in self.answers({"json_schema": json.dumps(schema)}, ANSWERS):
@@ -148,7 +148,7 @@ class GuidedTest(unittest.TestCase):
         again = [self.answers({"choice": choice}, 6, tokens=30, temperature=1.5) for _ in range(2)]
         self.assertEqual([a.text for a in again[0]], [a.text for a in again[1]])
 
-    def test_log_probabilities_are_those_of_the_unmasked_model(self):
+    def test_logprobs_are_of_the_unmasked_model(self):
         request = self.request({"choice": ["beta"]}, tokens=30, temperature=0.0)
         request.spec.output.logprobs = 2
         answer = self.stub.Generate(request)
@@ -186,7 +186,7 @@ class GuidedTest(unittest.TestCase):
             self.stub.Generate(request)
         self.assertIn("min_tokens", raised.exception.details())
 
-    def test_answers_may_be_cancelled_at_any_time_and_leave_nothing_behind(self):
+    def test_cancelled_answers_leave_nothing_behind(self):
         shuffled = random.Random(3)
         admin = self.daemons.admin()
         for round in range(CANCELS):

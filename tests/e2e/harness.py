@@ -1,4 +1,4 @@
-"""What the end-to-end tests share: the built programs in a runtime directory of their own, processes found by it,
+"""Helpers of the end-to-end tests: the built programs in their own runtime directory, processes found by it,
 a reader of safetensors. The programs are those of $SLUICE_BIN."""
 import json
 import os
@@ -20,7 +20,7 @@ SAMPLE = os.path.join(ROOT, "deploy/sample")
 TINY = os.path.join(ROOT, "tests/data/tiny/mixtral")
 DATA = os.path.join(ROOT, "tests/e2e/data")
 FULL = os.environ.get("SLUICE_STRESS") == "full"
-# An upper bound for a loaded machine: what takes this long hangs.
+# Timeout for a loaded machine: an operation that exceeds it hangs.
 PATIENCE = 120
 
 
@@ -59,7 +59,7 @@ class Process:
         self.err = self.popen.stderr.read()
 
     def read(self, count):
-        """Waits until `count` bytes of standard output are there (fewer at its end)."""
+        """Waits for `count` bytes of standard output (fewer at its end)."""
         while len(self.out) < count:
             chunk = os.read(self.popen.stdout.fileno(), 65536)
             if not chunk:
@@ -82,7 +82,7 @@ class Process:
 
 
 class TestCase(unittest.TestCase):
-    """Each test has a runtime directory of its own, and leaves no process behind."""
+    """Each test has its own runtime directory, and leaves no process behind."""
 
     @classmethod
     def setUpClass(cls):
@@ -127,7 +127,7 @@ class TestCase(unittest.TestCase):
         return json.loads(self.ok(*args, "--json"))
 
     def lab_json(self, *args):
-        """What sluice-lab measures."""
+        """Runs sluice-lab and returns its measurement."""
         code, out, err = self.sluice(*args, "--json", program="sluice-lab")
         self.assertEqual(code, 0, err + self.logs())
         return json.loads(out)

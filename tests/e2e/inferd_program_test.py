@@ -1,4 +1,4 @@
-"""The inferd program: how it starts, refuses to start, tells the service manager, and ends."""
+"""The inferd program: start, failed start, service manager notifications, shutdown."""
 import os
 import signal
 import socket
@@ -24,7 +24,7 @@ class InferdProgramTest(unittest.TestCase):
         )  # fmt: skip
         return result.returncode, result.stdout
 
-    def test_what_this_machine_has_not_is_refused_by_name(self):
+    def test_missing_machine_features_are_named(self):
         base = self.daemons.inferd_arguments()
         os.environ["SLUICE_CUDA_MODULE"] = "/nonexistent.so"
         self.addCleanup(os.environ.pop, "SLUICE_CUDA_MODULE")
@@ -38,7 +38,7 @@ class InferdProgramTest(unittest.TestCase):
             self.assertEqual(1, code, output)
             self.assertIn(expected, output)
 
-    def test_options_that_are_wrong_on_any_machine_end_with_two_and_check_config_tells(self):
+    def test_wrong_options_exit_with_2(self):
         base = self.daemons.inferd_arguments()
         for arguments, expected in [
             (["--preset", "nonesuch"], "nonesuch"),
@@ -51,7 +51,7 @@ class InferdProgramTest(unittest.TestCase):
                 self.assertEqual(2, code, output)
                 self.assertIn(expected, output)
 
-    def test_missing_pack_and_missing_weightd_are_failures_to_start(self):
+    def test_missing_pack_or_weightd_fails_the_start(self):
         code, output = self.refused("--pack", self.daemons.path("none"), "--listen", "unix:" + self.daemons.path("i"))
         self.assertEqual(1, code)
         self.assertIn(self.daemons.path("none"), output)
@@ -59,7 +59,7 @@ class InferdProgramTest(unittest.TestCase):
         self.assertEqual(1, code)
         self.assertIn(self.daemons.path("w.sock"), output)
 
-    def test_sockets_are_open_and_not_serving_while_weightd_is_awaited(self):
+    def test_waiting_for_weightd_is_not_serving(self):
         self.daemons.start_inferd(wait=False)
         self.daemons.inferd.wait_for("waiting for weightd")
         info = self.daemons.admin().GetServerInfo(daemons.admin_pb2.GetServerInfoRequest(), wait_for_ready=True)
@@ -82,14 +82,14 @@ class InferdProgramTest(unittest.TestCase):
             )
         self.assertEqual(0, self.daemons.inferd.stop())
 
-    def test_signal_while_waiting_for_weightd_ends_at_once_and_cleans_up(self):
+    def test_signal_ends_wait_for_weightd_cleanly(self):
         self.daemons.start_inferd(wait=False)
         self.daemons.inferd.wait_for("waiting for weightd")
         self.assertEqual(0, self.daemons.inferd.stop())
         self.assertFalse(os.path.exists(self.daemons.path("i.sock")))
         self.assertFalse(os.path.exists(self.daemons.path("a.sock")))
 
-    def test_sigterm_lets_the_answer_end_and_exits_with_zero(self):
+    def test_sigterm_finishes_answer_and_exits_zero(self):
         self.daemons.start_weightd()
         self.daemons.start_inferd()
         with grpc.insecure_channel(self.daemons.unix_target()) as channel:
@@ -115,7 +115,7 @@ class InferdProgramTest(unittest.TestCase):
                 request.spec.stopping.ignore_eos = True
                 calls.append(stub.GenerateStream(request))
                 if len(calls) == 1:
-                    next(calls[0])  # runs before the others come
+                    next(calls[0])  # runs before the others arrive
             self.daemons.inferd.process.send_signal(signal.SIGTERM)
             self.daemons.inferd.wait_for("ending: told by a signal")
             self.daemons.inferd.process.send_signal(signal.SIGTERM)
@@ -123,7 +123,7 @@ class InferdProgramTest(unittest.TestCase):
             self.assertIn("told again", self.daemons.inferd.text())
             self.assertNotEqual(grpc.StatusCode.OK, calls[-1].code())
 
-    def test_second_instance_on_the_same_socket_is_refused_and_the_first_serves_on(self):
+    def test_second_instance_on_socket_is_refused(self):
         self.daemons.start_weightd()
         self.daemons.start_inferd()
         code, output = self.refused(*self.daemons.inferd_arguments())
@@ -132,7 +132,7 @@ class InferdProgramTest(unittest.TestCase):
         with grpc.insecure_channel(self.daemons.unix_target()) as channel:
             self.assertTrue(list(inference_pb2_grpc.InferenceServiceStub(channel).GenerateStream(stream_request("x"))))
 
-    def test_socket_of_a_killed_instance_is_taken_over(self):
+    def test_socket_of_killed_instance_is_reused(self):
         self.daemons.start_weightd()
         self.daemons.start_inferd()
         self.daemons.inferd.stop(signal.SIGKILL)
@@ -143,11 +143,11 @@ class InferdProgramTest(unittest.TestCase):
             self.assertTrue(list(inference_pb2_grpc.InferenceServiceStub(channel).GenerateStream(stream_request("x"))))
 
     @unittest.skipUnless(os.geteuid() == 0, "takes on another user's id, which only root may")
-    def test_other_users_are_refused_before_http2_unless_allowed(self):
+    def test_other_users_are_refused_before_http2(self):
         nobody = 65534
         script = (
             "import os, sys, daemons\n"
-            "channel = daemons.grpc.insecure_channel(sys.argv[1])\n"  # before the id is given up: modules load
+            "channel = daemons.grpc.insecure_channel(sys.argv[1])\n"  # before the id is dropped: modules load
             "os.setuid(%d)\n"
             "stub = daemons.model_pb2_grpc.ModelServiceStub(channel)\n"
             "try:\n"
@@ -160,7 +160,7 @@ class InferdProgramTest(unittest.TestCase):
         os.chmod(self.daemons.dir, 0o711)
         for number, (arguments, expected) in enumerate([([], "UNAVAILABLE"), (["--allow-uid", str(nobody)], "served")]):
             self.daemons.start_inferd(*arguments, log="i%d.log" % number)
-            os.chmod(self.daemons.path("i.sock"), 0o666)  # the file lets them in, the server must not
+            os.chmod(self.daemons.path("i.sock"), 0o666)  # the file mode allows it, the server must refuse it
             result = subprocess.run(
                 [sys.executable, "-c", script, self.daemons.unix_target()],
                 stdout=subprocess.PIPE, timeout=daemons.PATIENCE, text=True, check=True,
@@ -179,7 +179,7 @@ class InferdProgramTest(unittest.TestCase):
         os.close(write_end)
         self.assertEqual(0, self.daemons.inferd.wait())
 
-    def test_service_manager_hears_ready_only_with_a_token_and_the_end(self):
+    def test_ready_is_notified_after_a_first_token(self):
         manager = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self.addCleanup(manager.close)
         manager.bind(self.daemons.path("notify"))
@@ -200,7 +200,7 @@ class InferdProgramTest(unittest.TestCase):
             heard.append(manager.recv(4096).decode())
         self.assertEqual(0, self.daemons.inferd.wait())
 
-    def test_server_info_tells_what_a_launcher_compares(self):
+    def test_server_info_has_launcher_fields(self):
         self.daemons.start_weightd()
         self.daemons.start_inferd("--context", "256", "--kv", "f32")
         info = self.daemons.admin().GetServerInfo(daemons.admin_pb2.GetServerInfoRequest())

@@ -1,4 +1,4 @@
-"""How daemons are found, started, shared and ended."""
+"""Discovery, start, sharing and shutdown of daemons."""
 import fcntl
 import os
 import signal
@@ -10,24 +10,24 @@ import harness
 
 
 class LauncherTest(harness.TestCase):
-    def test_daemons_end_with_the_command_that_started_them(self):
+    def test_daemons_end_with_their_command(self):
         self.ok(*self.greedy_run(self.greedy[0]))
         self.assertEqual(self.processes(), [])
 
-    def test_daemons_end_themselves_after_answers_larger_than_a_sockets_buffer(self):
+    def test_daemons_end_after_large_answers(self):
         base, text = os.path.join(self.work, "base"), os.path.join(harness.DATA, "wikitext2_head.txt")
         for _ in range(4):
             self.ok("perplexity", "--pack", self.pack, "--text", text, "--max-tokens", 300, "--window", 60,
                     "--save-base", base)  # fmt: skip
-            # What is still there after 5 s is killed, and has not said so.
+            # A process still alive after 5 s is killed, before it could report.
             with open(os.path.join(self.runtime, "inferd.log")) as log:
                 self.assertTrue(log.read().endswith(" info ended\n"), self.logs())
 
-    def test_commands_in_a_row_may_ask_for_different_options(self):
+    def test_successive_commands_may_change_options(self):
         for kv in ("f32", "f16", "f32"):
             self.ok(*self.greedy_run(self.greedy[0], "--kv", kv))
 
-    def test_concurrent_starts_share_one_pair_of_daemons(self):
+    def test_concurrent_starts_share_daemons(self):
         runs = [self.start(*self.greedy_run(self.greedy[i], "--kv", "f32", "--json", "--keep", "30s")) for i in range(3)]
         for i, run in enumerate(runs):
             code, out, err = run.finish()
@@ -38,12 +38,12 @@ class LauncherTest(harness.TestCase):
         os.kill(self.only_process("sluice"), signal.SIGTERM)
 
     def supervisor(self):
-        """A connection to the supervisor: somebody who uses the daemons."""
+        """A connection to the supervisor: a user of the daemons."""
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         connection.connect(os.path.join(self.runtime, "supervisor.sock"))
         return connection
 
-    def test_kept_daemons_that_nobody_uses_give_way_to_other_options(self):
+    def test_idle_daemons_give_way_to_new_options(self):
         self.ok(*self.greedy_run(self.greedy[0], "--keep", "10m", "--kv", "f32"))
         kept = self.processes("inferd")
         for option, value in (("--kv", "f16"), ("--dram-budget", "12MiB")):
@@ -56,7 +56,7 @@ class LauncherTest(harness.TestCase):
         self.ok(*self.greedy_run(self.greedy[0], "--dram-budget", "16MiB"))
         self.assertEqual(self.processes(), [], "the new ones are not kept unless that was asked for")
 
-    def test_daemons_that_answer_a_client_of_its_own_do_not_give_way(self):
+    def test_busy_daemons_are_not_replaced(self):
         self.ok(*self.greedy_run(self.greedy[0], "--keep", "10m", "--device", "sim", "--device-budget", "25%",
                                  "--link-gbps", "0.05"))
         address = f"unix:{self.runtime}/inferd.sock"
@@ -68,7 +68,7 @@ class LauncherTest(harness.TestCase):
         client.kill()
         os.kill(self.only_process("sluice"), signal.SIGTERM)
 
-    def test_daemons_in_use_are_reused_and_a_difference_is_refused_by_name(self):
+    def test_option_mismatch_is_refused_by_name(self):
         self.ok(*self.greedy_run(self.greedy[0], "--keep", "10m", "--kv", "f32", "--dram-budget", "12MiB"))
         inferd = self.only_process("inferd")
         user = self.supervisor()
@@ -89,7 +89,7 @@ class LauncherTest(harness.TestCase):
         self.assertEqual(self.processes("inferd"), [inferd])
         os.kill(self.only_process("sluice"), signal.SIGTERM)
 
-    def test_a_command_that_meets_an_inferd_that_is_just_ending_starts_its_own(self):
+    def test_ending_inferd_is_not_reused(self):
         self.ok(*self.greedy_run(self.greedy[0], "--keep", "10m"))
         ending = self.only_process("inferd")
         os.kill(ending, signal.SIGSTOP)
@@ -111,7 +111,7 @@ class LauncherTest(harness.TestCase):
         with open(path) as said:
             self.assertEqual(code, 0, said.read() + self.logs())
 
-    def test_a_start_waits_for_daemons_that_have_not_let_go_of_their_sockets(self):
+    def test_start_waits_for_sockets_to_be_released(self):
         with open(os.path.join(self.runtime, "weightd.sock.lock"), "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             release = threading.Timer(0.5, fcntl.flock, (lock, fcntl.LOCK_UN))
@@ -119,7 +119,7 @@ class LauncherTest(harness.TestCase):
             self.ok(*self.greedy_run(self.greedy[0]))
             release.join()
 
-    def test_a_long_wait_for_sockets_says_whom_it_is_for(self):
+    def test_long_socket_wait_names_its_holder(self):
         with open(os.path.join(self.runtime, "weightd.sock.lock"), "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             lock.write("4711\n")
@@ -132,17 +132,17 @@ class LauncherTest(harness.TestCase):
         self.assertEqual(code, 0, err)
         self.assertRegex(err, r"waiting for process 4711, which has not let go of \S*/weightd\.sock \(up to")
 
-    def test_nothing_stays_after_the_command_is_killed(self):
+    def test_killed_command_leaves_nothing(self):
         run = self.start(*self.greedy_run(self.greedy[0], "--ignore-eos", n=400))
         run.read(20)
         run.kill()
 
-    def test_nothing_stays_after_the_supervisor_is_killed(self):
+    def test_killed_supervisor_leaves_nothing(self):
         self.ok(*self.greedy_run(self.greedy[0], "--keep", "10m"))
         self.kill_daemon("sluice")
 
-    def test_interrupt_ends_the_answer_and_the_daemons(self):
-        # So few tokens a second that no load of the machine lets the answer end before the signal.
+    def test_interrupt_ends_answer_and_daemons(self):
+        # Rate low enough that on no machine the answer ends before the signal.
         slow = ("--device", "sim", "--device-budget", "25%", "--link-gbps", "0.05")
         run = self.start(*self.greedy_run(self.greedy[0], "--ignore-eos", *slow, n=400))
         run.read(20)
@@ -162,7 +162,7 @@ class LauncherTest(harness.TestCase):
         self.assertEqual((code, out), (1, ""))
         self.assertIn("cuda", err)
 
-    def test_one_line_states_the_options_unless_quiet_or_json(self):
+    def test_one_line_states_options_unless_quiet(self):
         _, _, err = self.sluice(*self.greedy_run(self.greedy[0], "--kv", "f32"))
         self.assertIn("kv f32", err.splitlines()[0])
         _, _, err = self.sluice(*self.greedy_run(self.greedy[0], "--quiet"))
@@ -170,7 +170,7 @@ class LauncherTest(harness.TestCase):
         _, _, err = self.sluice(*self.greedy_run(self.greedy[0], "--json"))
         self.assertEqual(err, "")
 
-    def test_address_of_a_running_inferd_is_used_and_never_replaced(self):
+    def test_given_address_is_used_and_not_replaced(self):
         self.ok(*self.greedy_run(self.greedy[0], "--kv", "f32", "--keep", "10m"))
         address = f"unix:{self.runtime}/inferd.sock"
         before = self.processes("inferd")
@@ -183,7 +183,7 @@ class LauncherTest(harness.TestCase):
         self.assertEqual(code, 1)
         self.assertIn("UNAVAILABLE", err)
 
-    def test_operators_of_an_inferd_with_other_names_are_given_by_admin(self):
+    def test_admin_option_names_the_admin_socket(self):
         self.ok(*self.greedy_run(self.greedy[0], "--keep", "10m"))
         own = os.path.join(self.runtime, "own.sock")
         os.symlink(os.path.join(self.runtime, "inferd.sock"), own)

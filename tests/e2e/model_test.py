@@ -1,4 +1,4 @@
-"""What the model says: against other implementations' logits, tokens and perplexity, and against itself."""
+"""Model output against other implementations' logits, tokens and perplexity, and against itself."""
 import json
 import os
 import random
@@ -10,7 +10,7 @@ import harness
 
 
 class GoldenTest(harness.TestCase):
-    def test_logits_and_greedy_tokens_equal_the_golden_ones(self):
+    def test_logits_and_greedy_tokens_equal_golden(self):
         golden = harness.read_safetensors(harness.TINY + "/golden.safetensors")
         pack = os.path.join(self.work, "tiny.pack")
         self.ok("pack", harness.TINY, "--out", pack, "--bits", "bf16")
@@ -32,7 +32,7 @@ class GoldenTest(harness.TestCase):
         )  # fmt: skip
         self.assertEqual(answer["token_ids"], golden["greedy_ids"].tolist())
 
-    def test_every_sample_prompt_has_the_reference_tokens(self):
+    def test_sample_prompts_give_reference_tokens(self):
         for row in self.greedy:
             answer = self.ok_json(*self.greedy_run(row, "--kv", "f32", "--keep", "5s"))
             self.assertEqual(answer["token_ids"], row["greedy_ids"], row["prompt"])
@@ -40,7 +40,7 @@ class GoldenTest(harness.TestCase):
             self.assertEqual(answer["text"].strip(), text.strip())
 
     def test_perplexity_is_the_references(self):
-        # By an independent float32 implementation, on the first 51200 tokens of WikiText-2's test set.
+        # Value of an independent float32 implementation, on the first 51200 tokens of WikiText-2's test set.
         result = self.ok_json(
             "perplexity", "--pack", self.pack, "--text", harness.DATA + "/wikitext2_head.txt",
             "--max-tokens", 51200, "--kv", "f32",
@@ -49,12 +49,12 @@ class GoldenTest(harness.TestCase):
         self.assertLessEqual(abs(result["ppl"] / 18.08838454376615 - 1), 0.0005)
         self.assertIsNone(result["kld_mean"])
 
-    def test_sparsity_leaves_out_what_its_threshold_says(self):
+    def test_sparsity_skips_by_threshold(self):
         common = ("perplexity", "--pack", self.pack, "--text", harness.DATA + "/wikitext2_head.txt", "--max-tokens", 2000)
         dense = self.ok_json(*common)
         self.assertNotIn("sparsity", dense)
         for order in ("up", "gate", "product"):
-            # |a| >= 0 holds for every neuron: nothing is left out and nothing changes.
+            # |a| >= 0 holds for every neuron: nothing is skipped and nothing changes.
             whole = self.ok_json(*common, "--sparsity", order, "--sparsity-threshold", 0)
             self.assertEqual((whole["ppl"], whole["sparsity"]), (dense["ppl"], 0), order)
             self.assertEqual(whole["bytes_per_token"], dense["bytes_per_token"])
@@ -81,7 +81,7 @@ class GoldenTest(harness.TestCase):
 
 
 class ExactTest(harness.TestCase):
-    def test_tokens_and_logits_are_equal_over_budgets_threads_and_chunks(self):
+    def test_results_are_equal_for_all_settings(self):
         draw = random.Random(20261121)
         ids = self.greedy[0]["prompt_ids"] + self.greedy[0]["greedy_ids"]
         path = os.path.join(self.work, "ids.json")
@@ -116,7 +116,7 @@ class RunTest(harness.TestCase):
         )
         self.assertLessEqual({"requests", "hits", "bytes_ssd", "bytes_link"}, set(answer["experts"]))
 
-    def test_streamed_text_equals_the_text_of_the_json(self):
+    def test_streamed_text_equals_json_text(self):
         arguments = ("run", "--pack", self.pack, "--prompt", "In the year", "-n", 40, "--temperature", 0.8, "--seed", 5)
         self.assertEqual(self.ok(*arguments, "-q"), self.ok_json(*arguments)["text"] + "\n")
 
@@ -131,7 +131,7 @@ class RunTest(harness.TestCase):
             self.assertEqual(answer("--temperature", 1, "--seed", seed)["token_ids"], first["token_ids"])
             answers[seed] = tuple(first["token_ids"])
         self.assertEqual(len(set(answers.values())), 3)
-        # Without one it is drawn, and said, so that the answer can be had again.
+        # Without a seed one is drawn and printed, so that the answer can be reproduced.
         drawn = answer("--temperature", 1)
         self.assertEqual(answer("--temperature", 1, "--seed", drawn["seed"])["token_ids"], drawn["token_ids"])
         os.kill(self.only_process("sluice"), signal.SIGTERM)
@@ -162,7 +162,7 @@ class RunTest(harness.TestCase):
         self.assertEqual(stopped["finish_reason"], "stop_sequence")
         self.assertEqual(stopped["text"], text[: text.index(stop)])
 
-    def test_prompt_beyond_the_context_is_refused_with_the_numbers(self):
+    def test_too_long_prompt_is_refused_with_numbers(self):
         code, out, err = self.sluice(
             "run", "--pack", self.pack, "--prompt", "The city", "--context", 8, "-n", 9, "-q"
         )
@@ -184,7 +184,7 @@ class RunTest(harness.TestCase):
             self.assertGreater(result["avg_ts"], 0)
             self.assertEqual(len(result["samples_ts"]), 2)
 
-    def test_bench_makes_a_matrix_of_a_list_of_presets(self):
+    def test_bench_prints_a_matrix_of_presets(self):
         results = self.ok_json("bench", "--pack", self.pack, "--preset", "exact,resident", "-p", 0, "-n", 4, "-r", 1,
                                "-b", "1,2")
         self.assertEqual([(r["preset"], r["test"], r["batch"]) for r in results],
@@ -198,7 +198,7 @@ class RunTest(harness.TestCase):
         )  # fmt: skip
         resident, ondemand, floe = result["rows"]
         self.assertEqual([resident["run"], ondemand["run"], floe["run"]], ["resident", "ondemand", "floe"])
-        # Without a profile there are no thresholds: a row that says so.
+        # Without a profile there are no thresholds: the row says so.
         self.assertTrue(floe["refused"])
         fast, slow = resident["batches"][0], ondemand["batches"][0]
         # Six layers of two experts: 5 ms of compute each and 0.3 ms of attention a layer; or 15 ms of link each.

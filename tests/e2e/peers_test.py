@@ -1,4 +1,4 @@
-"""Who may connect to the daemons' sockets: another real user, by the lists that are in effect."""
+"""Peer access to the daemons' sockets: another real user, by the allow lists in effect."""
 import os
 import signal
 import subprocess
@@ -10,7 +10,7 @@ from fake_manager import FakeManager
 
 NOBODY = 65534
 GROUP = 4242
-# Prints whether the daemon at the other end answers, to HTTP/2's preface or to what is no HELLO, or closes.
+# Prints the reaction of the daemon to HTTP/2's preface or to an invalid HELLO: an answer or a close.
 ASK = """
 import socket, sys
 s = socket.socket(socket.AF_UNIX, getattr(socket, sys.argv[2]))
@@ -67,7 +67,7 @@ class PeersTest(unittest.TestCase):
         self.manager.until("READY=1")
 
     def ask(self, name, kind="SOCK_STREAM", uid=NOBODY, groups=()):
-        """What a connection of that user to the socket comes to."""
+        """Returns the result of that user's connection to the socket."""
         result = subprocess.run(
             [sys.executable, "-c", ASK, self.daemons.path(name), kind],
             user=uid, group=uid, extra_groups=groups, cwd="/", capture_output=True, text=True,
@@ -81,7 +81,7 @@ class PeersTest(unittest.TestCase):
     def refusals(self, program):
         return getattr(self.daemons, program).text().count("a connection of uid %d " % NOBODY)
 
-    def test_weightd_serves_listed_users_until_a_reload_takes_them_off(self):
+    def test_weightd_reload_removes_a_user(self):
         self.start("weightd")
         self.assertEqual({"refused"}, self.weightd_says())
         self.assertEqual(2, self.refusals("weightd"))
@@ -95,10 +95,10 @@ class PeersTest(unittest.TestCase):
         self.assertEqual({"served"}, self.weightd_says(uid=0))
         self.assertEqual(0, self.daemons.weightd.stop())
 
-    def test_inferd_serves_listed_users_until_a_reload_takes_them_off(self):
+    def test_inferd_reload_removes_a_user(self):
         self.start("weightd")
         self.start("inferd")
-        os.chmod(self.daemons.path("a.sock"), 0o666)  # the list alone decides
+        os.chmod(self.daemons.path("a.sock"), 0o666)  # only the list decides
         self.assertEqual("refused", self.ask("i.sock"))
         self.assertEqual("refused", self.ask("a.sock"))
         self.assertEqual(2, self.refusals("inferd"))

@@ -71,7 +71,7 @@ class PythonClientTest(unittest.TestCase):
         except AssertionError:
             self.fail("gauges are not zero: %s" % last)
 
-    def test_stream_gives_the_reference_tokens_on_both_transports(self):
+    def test_streams_equal_reference_on_transports(self):
         for case in daemons.greedy_cases()[:4]:
             for stub in self.stubs:
                 messages = list(stub.GenerateStream(stream_request(case["prompt"], tokens=48)))
@@ -112,7 +112,7 @@ class PythonClientTest(unittest.TestCase):
             request.messages.add(role=role, content=content)
         return request
 
-    def test_chat_deltas_are_whole_characters_and_equal_the_unary_answer(self):
+    def test_chat_deltas_equal_unary_answer(self):
         contents = ["Once upon a time", "there was", "Naïve café 日本語 👩\u200d🔬?"]
         whole = self.stubs[0].Chat(self.chat_request(inference_pb2.ChatRequest, *contents, tokens=64))
         self.assertEqual(inference_pb2.CHAT_ROLE_ASSISTANT, whole.message.role)
@@ -120,7 +120,7 @@ class PythonClientTest(unittest.TestCase):
             messages = list(stub.ChatStream(self.chat_request(inference_pb2.ChatStreamRequest, *contents, tokens=64)))
             self.assertTrue(messages[0].HasField("started"))
             self.assertTrue(messages[-1].HasField("finished"))
-            # A delta that cut a character would not be a string of Python's.
+            # A delta with a split character would not be a Python string.
             self.assertEqual(whole.message.content, "".join(message.delta.text for message in messages))
             self.assertEqual(
                 list(whole.token_ids), [token for message in messages for token in message.delta.token_ids]
@@ -154,7 +154,7 @@ class PythonClientTest(unittest.TestCase):
             self.stubs[0].Chat(request)
         self.assertEqual(grpc.StatusCode.FAILED_PRECONDITION, caught.exception.code())
 
-    def test_many_streams_together_give_the_tokens_of_one_alone(self):
+    def test_concurrent_streams_equal_one_alone(self):
         cases = daemons.greedy_cases()
         calls = [
             (case, self.stubs[i % 2].GenerateStream(stream_request(ids=case["prompt_ids"], tokens=48)))
@@ -187,7 +187,7 @@ class PythonClientTest(unittest.TestCase):
         for scored, generated in zip(logprobs[first : first + 48], reported):
             self.assertAlmostEqual(scored, generated, places=3)
 
-    def test_cancel_ends_the_stream_and_frees_everything(self):
+    def test_cancel_ends_stream_and_frees_everything(self):
         for stub in self.stubs:
             request = stream_request("Once upon a time", tokens=1000)
             request.spec.stopping.ignore_eos = True
@@ -199,7 +199,7 @@ class PythonClientTest(unittest.TestCase):
             self.assertEqual(grpc.StatusCode.CANCELLED, call.code())
             self.await_idle()
 
-    def test_deadline_ends_the_stream_and_frees_everything(self):
+    def test_deadline_ends_stream_and_frees_all(self):
         for stub in self.stubs:
             request = stream_request("Once upon a time", tokens=1000)
             request.spec.stopping.ignore_eos = True
@@ -243,7 +243,7 @@ class PythonClientTest(unittest.TestCase):
         request.spec.stopping.ignore_eos = True
         return self.stubs[0].GenerateStream(request)
 
-    def test_full_queue_refuses_with_a_retry_hint_and_serves_on(self):
+    def test_full_queue_refuses_with_retry_hint(self):
         calls = [self.endless() for _ in range(4 + 64 + 20)]
         daemons.wait_until(lambda: sum(not call.is_active() for call in calls) >= 20, "refusals")
         refused = [call for call in calls if not call.is_active() and call.code() != grpc.StatusCode.OK]
@@ -256,7 +256,7 @@ class PythonClientTest(unittest.TestCase):
             self.assertTrue(daemons.has_retry_hint(call))
         self.await_idle()
 
-    def test_live_request_id_is_taken_and_free_again_afterwards(self):
+    def test_request_id_is_unique_while_live(self):
         first = self.endless(request_id="the-same")
         next(first)
         with self.assertRaises(grpc.RpcError) as raised:
@@ -271,7 +271,7 @@ class PythonClientTest(unittest.TestCase):
         again.cancel()
         self.await_idle()
 
-    def test_health_is_serving_for_every_service_and_unknown_for_others(self):
+    def test_health_reports_every_service(self):
         for channel in self.channels:
             health = health_pb2_grpc.HealthStub(channel)
             for name in [""] + ["sluice.inference.v1." + service for service in SERVICES]:
@@ -284,7 +284,7 @@ class PythonClientTest(unittest.TestCase):
             self.assertEqual(health_pb2.HealthCheckResponse.SERVICE_UNKNOWN, next(watch).status)
             watch.cancel()
 
-    def test_reflection_lists_the_services_and_their_files(self):
+    def test_reflection_lists_services_and_files(self):
         for channel in self.channels:
             stub = reflection_pb2_grpc.ServerReflectionStub(channel)
             requests = [
@@ -338,7 +338,7 @@ class PythonClientTest(unittest.TestCase):
         return self.admin.GetStats(daemons.admin_pb2.GetStatsRequest()).resources
 
     def test_random_cancels_leave_every_gauge_at_zero(self):
-        self.churn(seed=1, calls=64)  # what is made once, on first use, is there afterwards
+        self.churn(seed=1, calls=64)  # objects created once, on first use, exist afterwards
         self.await_idle()
         before, held_before = self.resources(), self.weightd_session().held_extents
         self.churn(seed=2, calls=CANCELS)
@@ -353,7 +353,7 @@ class PythonClientTest(unittest.TestCase):
         self.assertEqual(0, session.outstanding)
 
     def churn(self, seed, calls):
-        """`calls` calls of all kinds from eight threads, each cancelled or out of time at a random moment."""
+        """Makes `calls` calls of all kinds from eight threads, each cancelled or timed out at a random moment."""
         problems = []
 
         def client(number):

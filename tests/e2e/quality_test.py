@@ -1,4 +1,4 @@
-"""`sluice quality`: what a work folder keeps is used again only for what it was made from."""
+"""`sluice quality`: results in a work folder are reused only for the inputs that they were made from."""
 import json
 import os
 import shutil
@@ -36,7 +36,7 @@ class QualityTest(harness.TestCase):
         return os.path.join(self.folder, name)
 
     def measure(self, rows, *args, work="work"):
-        """The rows' results; each call has its own daemons."""
+        """Returns the rows' results; each call has its own daemons."""
         with open(self.path("rows.toml"), "w") as file:
             file.write(PLAN + "".join(rows))
         return self.ok_json(
@@ -45,7 +45,7 @@ class QualityTest(harness.TestCase):
             "--out", self.path("out"), *args,
         )["rows"]  # fmt: skip
 
-    def test_a_run_is_compared_with_the_first_row_of_its_own_call(self):
+    def test_run_is_compared_with_its_first_row(self):
         shutil.copy(TEXT, self.path("calibration"))
         high, low = row("high"), row("low")
         compared = self.measure([high, low])[1]
@@ -53,12 +53,12 @@ class QualityTest(harness.TestCase):
         self.assertEqual([None, None], [turned[0]["kld_mean"], turned[0]["same_top"]])
         self.assertEqual(turned, self.measure([low, high], work="fresh"))
         self.assertNotEqual(turned[1]["kld_mean"], compared["kld_mean"])
-        # The first call's base is still its own, also for a row that it did not have.
+        # The first call keeps its own base, also for a row that it did not have.
         again = self.measure([high, low, row("middle")])
         self.assertEqual(again[1], compared)
         self.assertLess(again[2]["kld_mean"], compared["kld_mean"] / 4)
 
-    def test_another_text_of_the_same_name_is_measured_anew(self):
+    def test_changed_text_is_measured_again(self):
         shutil.copy(TEXT, self.path("calibration"))
         first = self.measure([row("high")])
         with open(self.text, "w") as file:
@@ -67,7 +67,7 @@ class QualityTest(harness.TestCase):
         self.assertNotEqual(first[0]["ppl"], second[0]["ppl"])
         self.assertEqual(second, self.measure([row("high")], work="fresh"))
 
-    def test_another_calibration_gives_other_thresholds(self):
+    def test_new_calibration_changes_thresholds(self):
         sparse = row("high", ["--sparsity", "up", "--sparsity-target", "0.8"])
         shutil.copy(TEXT, self.path("calibration"))
         first = self.measure([sparse])
@@ -77,7 +77,7 @@ class QualityTest(harness.TestCase):
         self.assertNotEqual(first[0]["sparsity"], second[0]["sparsity"])
         self.assertEqual(second, self.measure([sparse], work="fresh"))
 
-    def test_a_list_takes_recipes_by_usage_and_files_and_a_changed_file_is_packed_anew(self):
+    def test_changed_recipe_file_is_packed_again(self):
         shutil.copy(TEXT, self.path("calibration"))
         recipe = self.path("own.toml")
 
@@ -97,7 +97,7 @@ class QualityTest(harness.TestCase):
             bits.append([row["bits_per_weight"] for row in rows])
         self.assertEqual(bits, [[16, 4.25, 8.5], [16, 4.25, 2.5]])
 
-    def test_what_cannot_be_measured_is_refused_before_the_first_row(self):
+    def test_unmeasurable_rows_are_refused_early(self):
         def refused(expected, *args, out="out"):
             code, out, _ = self.sluice(
                 "quality", "--model", harness.SAMPLE, "--text", self.text, "--work", self.path("work"),
@@ -112,7 +112,7 @@ class QualityTest(harness.TestCase):
         refused("--presets ',' names none", "--presets", ",")
         refused('unknown recipe "fast"', "--recipes", "q4,fast")
 
-    def test_a_failure_has_the_code_of_the_command_that_failed(self):
+    def test_failure_has_the_failed_commands_code(self):
         code, out, _ = self.sluice(
             "quality", "--model", self.path("nowhere"), "--text", self.text, "--work", self.path("work"), "--json",
             "--out", self.path("out"),

@@ -1,4 +1,4 @@
-"""Both daemons as services: what they tell a service manager, sockets that it opened for them, reloading."""
+"""Both daemons as services: notifications, socket activation, reload."""
 import contextlib
 import os
 import shutil
@@ -41,7 +41,7 @@ class ServiceTest(unittest.TestCase):
         self.assertEqual(0, daemon.wait())
         return self.manager.heard
 
-    def test_weightd_tells_its_start_its_progress_and_its_end(self):
+    def test_weightd_notifies_start_and_end(self):
         self.daemons.weightd = self.weightd(env=self.environment(WATCHDOG_USEC="300000"))
         heard = self.life(self.daemons.weightd)
         before = heard[: heard.index("READY=1")]
@@ -49,7 +49,7 @@ class ServiceTest(unittest.TestCase):
         self.assertTrue(any(line.startswith("EXTEND_TIMEOUT_USEC=") for line in before), heard)
         self.assertFalse(any(line.startswith("WATCHDOG") for line in before), heard)
 
-    def test_inferd_tells_its_start_its_progress_and_its_end(self):
+    def test_inferd_notifies_start_and_end(self):
         self.daemons.start_weightd()
         self.daemons.start_inferd(wait=False, env=self.environment(WATCHDOG_USEC="300000"))
         heard = self.life(self.daemons.inferd)
@@ -103,7 +103,7 @@ class ServiceTest(unittest.TestCase):
         )
         self.reloads(self.daemons.weightd, config, base)
 
-    def test_weightd_takes_metrics_users_and_rates_on_sighup(self):
+    def test_weightd_reloads_options_on_sighup(self):
         config = self.daemons.path("w.toml")
         base = 'pack = ["%s"]\nsocket = "%s"\n' % (self.daemons.pack, self.daemons.path("w.sock"))
         with open(config, "w") as file:
@@ -145,7 +145,7 @@ class ServiceTest(unittest.TestCase):
         self.daemons.start_inferd("--config", config, wait=False, env=self.environment())
         self.reloads(self.daemons.inferd, config, "prefill-chunk = 64\n")
 
-    def test_inferd_takes_metrics_users_and_limits_on_sighup(self):
+    def test_inferd_reloads_options_on_sighup(self):
         self.daemons.start_weightd()
         config = self.daemons.path("i.toml")
         with open(config, "w") as file:
@@ -166,7 +166,7 @@ class ServiceTest(unittest.TestCase):
             with urllib.request.urlopen(url, timeout=daemons.PATIENCE) as answer:
                 return answer.read().decode()
 
-        # The limit is that of calls from now on, until it is taken back.
+        # The limit applies to calls from now on, until it is reset.
         with grpc.insecure_channel(self.daemons.unix_target()) as channel:
             stub = inference_pb2_grpc.InferenceServiceStub(channel)
             with self.assertRaises(grpc.RpcError) as caught:
@@ -211,7 +211,7 @@ class ServiceTest(unittest.TestCase):
             stdout=daemons.subprocess.PIPE, stderr=daemons.subprocess.PIPE, text=True,
         )  # fmt: skip
 
-    def test_top_shows_both_daemons_and_what_is_absent(self):
+    def test_top_shows_present_and_absent_daemons(self):
         out, err = self.top("-n", "1").communicate(timeout=daemons.PATIENCE)
         self.assertEqual(2, out.count("absent"), out + err)
         self.daemons.start_weightd()
@@ -222,7 +222,7 @@ class ServiceTest(unittest.TestCase):
         self.assertGreater(shown["weightd"]["dram_budget_bytes"], 0)
         self.assertTrue(shown["weightd"]["sessions"][0]["held_bytes"] > 0, out)
 
-    def test_top_outlives_a_restart_of_weightd_and_ends_cleanly_on_ctrl_c(self):
+    def test_top_survives_weightd_restart(self):
         self.daemons.start_weightd()
         top = self.top()
 
@@ -275,7 +275,7 @@ class ServiceTest(unittest.TestCase):
         )  # fmt: skip
         return daemon
 
-    def test_both_daemons_serve_on_sockets_that_they_inherit_and_leave_their_files(self):
+    def test_daemons_serve_on_inherited_sockets(self):
         w, side = self.daemons.path("w.sock"), self.daemons.path("w.sock.side")
         self.daemons.weightd = self.exec_with_pid(
             "weightd", ["--pack", self.daemons.pack, "--socket", w], self.daemons.path("w.log"),
@@ -290,7 +290,7 @@ class ServiceTest(unittest.TestCase):
         self.manager.until("READY=1")
         with grpc.insecure_channel("unix:" + i) as channel:
             self.assertTrue(list(inference_pb2_grpc.InferenceServiceStub(channel).GenerateStream(stream_request("x"))))
-        # Not the process that opened the sockets.
+        # Another process than the one that opened the sockets.
         self.assertIn("(process %d," % self.daemons.weightd.process.pid, self.daemons.inferd.text())
         for daemon in (self.daemons.inferd, self.daemons.weightd):
             self.assertEqual(0, daemon.stop())
@@ -298,7 +298,7 @@ class ServiceTest(unittest.TestCase):
             self.assertTrue(os.path.exists(path), path)
             self.assertFalse(os.path.exists(path + ".lock"), path)
 
-    def test_inherited_sockets_that_no_option_names_are_a_failure_to_start(self):
+    def test_unnamed_inherited_socket_fails_the_start(self):
         stray = self.daemons.path("stray.sock")
         daemon = self.exec_with_pid(
             "weightd", ["--pack", self.daemons.pack, "--socket", self.daemons.path("w.sock")],

@@ -38,7 +38,7 @@ class Shape:
 
     model, architecture = "mixtral", "MixtralForCausalLM"
     moe, router, parts = "block_sparse_moe.", "gate", ("w1", "w3", "w2")  # gate, up, down
-    shared, dense_layers, dense_width, norm_top = 0, 0, 0, True  # shared: widths of the FFN that every token takes
+    shared, dense_layers, dense_width, norm_top = 0, 0, 0, True  # shared: widths of the FFN that every token uses
 
     def __init__(self, *numbers, window=None, tied=False, shards=1, old_config=False, theta=10000.0):
         (self.hidden, self.width, self.layers, self.heads, self.kv, self.head_dim, self.experts, self.top_k) = numbers
@@ -217,16 +217,16 @@ class ShapesTest(harness.TestCase):
     def test_sliding_window_and_old_config(self):
         self.check(Shape(64, 96, 3, 4, 2, 16, 8, 2, window=16, old_config=True))
 
-    def test_five_experts_top_three_with_three_kv_heads_of_six_in_shards(self):
+    def test_five_experts_top_three_grouped_kv_shards(self):
         self.check(Shape(60, 100, 2, 6, 3, 10, 5, 3, shards=2))
 
-    def test_head_dim_apart_with_tied_embeddings_and_a_short_window(self):
+    def test_head_dim_tied_embeddings_short_window(self):
         self.check(Shape(96, 70, 2, 6, 3, 32, 5, 3, window=9, tied=True, shards=3, old_config=True, theta=1e6))
 
     def test_deepseek_moe(self):
         self.check(Deepseek(64, 40, 3, 4, 4, 16, 8, 3, old_config=True))
 
-    def test_deepseek_moe_with_probabilities_normed_over_the_best(self):
+    def test_deepseek_moe_with_topk_normalization(self):
         shape = Deepseek(96, 30, 3, 6, 2, 16, 10, 4)
         shape.norm_top, shape.dense_layers = True, 2
         self.check(shape)

@@ -25,7 +25,7 @@ class SharingTest(unittest.TestCase):
         return self.weights.GetStats(weights_pb2.GetStatsRequest())
 
     def start(self, name, pack):
-        """An inferd with sockets of its own; its stub."""
+        """Starts an inferd with its own sockets; returns its stub."""
         inferd = daemons.Daemon(
             "inferd",
             ["--pack", pack, "--weightd", self.daemons.path("w.sock"), "--listen", "unix:" + self.daemons.path(name),
@@ -40,7 +40,7 @@ class SharingTest(unittest.TestCase):
         response = stub.Generate(inference_pb2.GenerateRequest(spec=spec(case["prompt"], tokens=48)))
         return list(response.token_ids)
 
-    def test_second_inferd_of_a_pack_reads_nothing_and_another_pack_has_room_beside_it(self):
+    def test_second_inferd_shares_dram_of_a_pack(self):
         case = daemons.greedy_cases()[0]
         first = self.start("first", self.daemons.pack)
         self.assertEqual(case["greedy_ids"], self.answer(first, case))

@@ -15,7 +15,7 @@ V2 = "/sys/fs/cgroup"
 
 
 class Throttle:
-    """A cgroup whose members read at a byte a second from the disk that `folder` is on, when told to."""
+    """A cgroup that can throttle reads from the disk of `folder` to one byte per second."""
 
     def __init__(self, folder):
         device = os.stat(folder).st_dev
@@ -66,7 +66,7 @@ class StuckDiskTest(unittest.TestCase):
         self.case = daemons.greedy_cases()[0]
 
     def start(self, io):
-        # Room for half of the experts: every answer reads some.
+        # Holds half of the experts: every answer reads some.
         self.daemons.start_weightd("--io", io, "--read-deadline", "200ms", "--drain-timeout", "200ms",
                                    "--dram-budget", "14MiB")  # fmt: skip
         self.daemons.start_inferd("--kv", "f32", "--parallel", "1", "--drain-timeout", "200ms")
@@ -102,13 +102,13 @@ class StuckDiskTest(unittest.TestCase):
         self.assertEqual(0, self.daemons.inferd.stop())
         self.daemons.weightd.process.send_signal(signal.SIGTERM)
         self.daemons.weightd.wait_for("ended with reads that the disk has not answered")
-        self.throttle.set(False)  # the kernel does not let a process go whose reads it still has
+        self.throttle.set(False)  # the kernel does not end a process with pending reads
         self.assertEqual(0, self.daemons.weightd.wait())
 
-    def test_answers_end_and_daemons_stop_while_the_disk_is_stuck_with_io_uring(self):
+    def test_stuck_disk_is_survived_with_io_uring(self):
         self.outlives_a_stuck_disk("uring")
 
-    def test_answers_end_and_daemons_stop_while_the_disk_is_stuck_with_pread(self):
+    def test_stuck_disk_is_survived_with_pread(self):
         self.outlives_a_stuck_disk("pread")
 
 

@@ -1,4 +1,4 @@
-"""Router traces of the sample model: what is recorded, and that replaying it means the same to everybody."""
+"""Router traces of the sample model: recording, and equal results of independent replays."""
 import json
 import os
 import subprocess
@@ -11,7 +11,7 @@ import replay_twin  # noqa: E402
 
 
 class TraceTest(harness.TestCase):
-    def test_all_policies_hit_as_often_as_an_independent_replay(self):
+    def test_hit_rates_equal_independent_replay(self):
         trace = os.path.join(self.work, "trace")
         text = os.path.join(self.work, "text")
         with open(os.path.join(harness.ROOT, "README.md")) as readme, open(text, "w") as out:

@@ -1,4 +1,4 @@
-// Feeding mutations of good inputs to a fuzz target.
+// Feeds mutations of good inputs to a fuzz target.
 //
 // Thread safety: free functions, used by one thread.
 #pragma once
@@ -16,7 +16,7 @@ namespace sluice {
 
 using FuzzTarget = bool (*)(const uint8_t* data, size_t size);
 
-// Mutations of one kind: those of CI, or 10^5 with SLUICE_STRESS=full.
+// Returns the number of mutations of one kind: `in_ci`, or 10^5 with SLUICE_STRESS=full.
 inline int MutationsOr(int in_ci) {
   const char* stress = std::getenv("SLUICE_STRESS");
   return stress != nullptr && std::string(stress) == "full" ? std::max(in_ci, 100'000) : in_ci;

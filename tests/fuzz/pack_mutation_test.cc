@@ -1,6 +1,6 @@
 // 10^5 seeded mutations of every stored or foreign format that common/model and common/pack read, and a
 // hundred of whole model folders. Nothing crashes (under ASan and UBSan too), nothing allocates by a hostile
-// number, and what is accepted keeps its promises (pack_targets.cc).
+// number, and accepted input keeps the promises of pack_targets.cc.
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 
@@ -25,9 +25,9 @@
 namespace sluice {
 namespace {
 
-// Address sanitizers reserve terabytes: the limit is for the plain build.
+// Address sanitizers reserve terabytes: the limit applies to the plain build only.
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
-// A parser that allocates by a hostile number hits this wall and ends the program.
+// Memory limit: a parser that allocates by a hostile number exceeds it and ends the program.
 struct MemoryWall {
   MemoryWall() {
     const rlimit limit{uint64_t{4} << 30, uint64_t{4} << 30};
@@ -156,8 +156,8 @@ TEST_F(PackMutation, ModelFolders) {
   EXPECT_GT(refused, 30);
 }
 
-// Every number in every family's config replaced in turn: an error of the input's, or a plan that fits the
-// checkpoint; never one of the reader's and the mapper's disagreement.
+// Every number in every family's config replaced in turn: an input error, or a plan that fits the checkpoint;
+// never an error from a disagreement between reader and mapper.
 TEST_F(PackMutation, FamilyConfigsBesideTheirCheckpoints) {
   int accepted = 0;
   int refused = 0;

@@ -24,7 +24,7 @@
 namespace sluice {
 namespace {
 
-// A file whose digest is valid whatever its body.
+// Returns a file whose digest is valid for any body.
 std::string Sealed(std::string_view body) {
   return "{\"manifest\":" + std::string(body) + ",\n\"digest\":\"" + DigestOf(body).ToHex() + "\"}\n";
 }
@@ -43,7 +43,7 @@ absl::Span<const std::byte> Bytes(const uint8_t* data, size_t size) {
   return {reinterpret_cast<const std::byte*>(data), size};
 }
 
-// Every place that the pack hands out lies inside its extent, and every extent inside its file.
+// Checks that every location the pack returns lies inside its extent, and every extent inside its file.
 void CheckPack(const Pack& pack) {
   for (uint32_t i = 0; i < pack.extent_count(); ++i) {
     const ExtentEntry& entry = pack.extents()[i];
@@ -81,7 +81,7 @@ std::string ManifestBody(const std::string& manifest) {
 }
 
 bool FuzzSafetensors(const uint8_t* data, size_t size) {
-  // The data itself is never read by the parser: a file may be far larger than what is here.
+  // The parser never reads the data: the file size may be far larger than the input.
   const uint64_t file_bytes = size + (size % 3 == 0 ? 0 : uint64_t{1} << 40);
   const auto length = SafetensorsHeaderBytes(Bytes(data, size), file_bytes, "f");
   if (!length.ok() || *length > size - 8) return false;
@@ -132,7 +132,7 @@ bool FuzzGeneration(const uint8_t* data, size_t size) {
 }
 
 bool FuzzGgufHeader(const uint8_t* data, size_t size) {
-  // Tensors' data is never read by the parser: zeros stand for it.
+  // The parser never reads the tensors' data: zeros replace it.
   const uint64_t file_bytes = size + (size % 3 == 0 ? 0 : uint64_t{4} << 20);
   const auto header = ParseGgufHeader(
       file_bytes,

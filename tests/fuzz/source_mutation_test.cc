@@ -1,7 +1,6 @@
-// 10^5 seeded mutations of the heads of GGUF files, and hundreds of whole models as people hold them:
-// quantized folders and GGUF files, damaged in their heads. Nothing crashes (under ASan and UBSan too),
-// nothing allocates by a hostile number (pack_mutation_test.cc sets the limit), and what is accepted can be
-// packed and verified.
+// 10^5 seeded mutations of the heads of GGUF files, and hundreds of whole published models: quantized folders
+// and GGUF files with damaged heads. Nothing crashes (under ASan and UBSan too), nothing allocates by a
+// hostile number (pack_mutation_test.cc sets the limit), and accepted models can be packed and verified.
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -38,14 +37,14 @@ TEST(SourceMutation, GgufHeads) {
   }
 }
 
-// Bytes of the head that mutations are put into; the rest of the file stays.
+// Mutates bytes of the head; the rest of the file stays.
 std::string MutateHead(const std::string& file, size_t head, Mutator* mutator) {
   std::string changed = mutator->Mutate(file.substr(0, head));
   changed.resize(head);
   return changed + file.substr(head);
 }
 
-// Packs what was damaged: an error, or a pack that verifies.
+// Packs the damaged model: an error (returns true), or a pack that verifies.
 bool IsRefused(const std::string& source, const TempDir& dir) {
   const auto summary = PackModel(source, dir.File("pack"), {.force = true, .threads = 1}, nullptr, nullptr);
   EXPECT_NE(summary.status().code(), absl::StatusCode::kInternal) << summary.status();

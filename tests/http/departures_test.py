@@ -1,4 +1,4 @@
-"""Clients that leave at every moment, over HTTP and gRPC mixed: what they leave behind is nothing. 400 of them, and 10,000
+"""Disconnects at random moments, over HTTP and gRPC mixed, leave no resources behind. 400 of them, and 10,000
 with SLUICE_STRESS=full."""
 import json
 import os
@@ -18,7 +18,7 @@ from http_test import SAY, Door, http_arguments  # noqa: E402
 
 DEPARTURES = 10_000 if os.environ.get("SLUICE_STRESS") == "full" else 400
 CLIENTS = 8
-# Of memory that is inferd's own: what a request leaves would show a thousandfold. Allocators keep some.
+# Bound for inferd's own memory: a leak per request would exceed it a thousandfold. Allocators keep some.
 GROWTH = 24 << 20
 GAUGES = ("inferd_requests_running", "inferd_requests_waiting", "inferd_calls_active", "inferd_unsent_bytes",
           "inferd_kv_pages_used", "inferd_guides_waiting")  # fmt: skip
@@ -99,7 +99,7 @@ class DeparturesTest(unittest.TestCase):
         return all("\n%s 0\n" % name in metrics for name in GAUGES)
 
     def memory(self):
-        """Bytes of its own: what it maps of weightd's does not count."""
+        """Returns inferd's own memory; mapped segments of weightd do not count."""
         with open("/proc/%d/status" % self.daemons.inferd.process.pid) as file:
             return int(re.search(r"RssAnon:\s+(\d+) kB", file.read()).group(1)) << 10
 

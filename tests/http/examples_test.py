@@ -1,4 +1,4 @@
-"""The clients of deploy/examples against real daemons: each prints the answer that the door gives."""
+"""The clients of deploy/examples against real daemons: each prints the server's answer."""
 import os
 import re
 import shutil

@@ -1,4 +1,4 @@
-"""Guided answers over HTTP, of real daemons and the sample model, judged by Python's json, jsonschema and re."""
+"""Structured output over HTTP, of real daemons and the sample model, verified with Python's json, jsonschema and re."""
 import json
 import os
 import re
@@ -57,7 +57,7 @@ class HttpGuidedTest(unittest.TestCase):
         body = {"messages": SAY, "max_tokens": 900, "temperature": 1, "seed": 1, **members}
         return Door(self.port).post("/v1/chat/completions", body)["choices"][0]
 
-    def test_every_answer_to_a_schema_of_fifty_fields_is_valid(self):
+    def test_fifty_field_schema_answers_are_valid(self):
         schema = fifty_fields()
         validator = jsonschema.Draft202012Validator(schema, format_checker=jsonschema.FormatChecker(["regex"]))
         asked = {"type": "json_schema", "json_schema": {"name": "fields", "strict": True, "schema": schema}}
@@ -78,7 +78,7 @@ class HttpGuidedTest(unittest.TestCase):
             thread.join()
         self.assertEqual([("stop", True)] * ANSWERS, valid)
 
-    def test_every_kind_of_guide_is_kept_whole_and_streamed(self):
+    def test_every_constraint_kind_holds(self):
         def is_object(text):
             return isinstance(json.loads(text), dict)
 
@@ -111,7 +111,7 @@ class HttpGuidedTest(unittest.TestCase):
         free = self.chat(response_format={"type": "json_object"}, max_tokens=60)["message"]["content"]
         self.assertTrue(free.startswith("{"), free)
 
-    def test_forced_calls_are_calls_of_what_was_offered(self):
+    def test_forced_calls_use_offered_tools(self):
         for choice, names in [
             ("required", {"get_weather", "get_news"}),
             ({"type": "function", "function": {"name": "get_news"}}, {"get_news"}),

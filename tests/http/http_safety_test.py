@@ -1,4 +1,4 @@
-"""The doors beyond this machine: TLS and its renewal, client certificates, unix sockets, pages of other origins."""
+"""Security of the servers: TLS and certificate reload, client certificates, unix sockets, CORS."""
 import http.client
 import json
 import os
@@ -36,7 +36,7 @@ class SafetyTest(unittest.TestCase):
         self.daemons.start_inferd(*arguments)
 
     def install(self, server, name):
-        """One of a server's files where the daemon looks for it."""
+        """Installs one of a server's files in the configured path."""
         shutil.copy(TLS + server + (".pem" if name == "chain.pem" else ".key"), self.daemons.path(name))
 
     def https(self, port, **limits):
@@ -57,7 +57,7 @@ class SafetyTest(unittest.TestCase):
         answer.read()
         return answer.status
 
-    def test_http_speaks_tls_and_renews_its_certificate(self):
+    def test_https_serves_and_reloads_certificate(self):
         self.start("--http", "0.0.0.0:0", "--http-tls-certificate", self.daemons.path("chain.pem"),
                    "--http-tls-key", self.daemons.path("key.pem"))  # fmt: skip
         port = int(re.search(r"over HTTP to 0\.0\.0\.0:(\d+)", self.daemons.inferd.text()).group(1))
@@ -68,7 +68,7 @@ class SafetyTest(unittest.TestCase):
         old.request("POST", "/v1/chat/completions", body)
         self.assertTrue(old.getresponse().read().endswith(b"data: [DONE]\n\n"))
 
-        # Neither old versions nor plain text.
+        # Refused: old TLS versions and plain text.
         with self.assertRaises(ssl.SSLError):
             self.models(self.https(port, maximum_version=ssl.TLSVersion.TLSv1_1))
         plain = socket.create_connection(("127.0.0.1", port), daemons.PATIENCE)
@@ -76,7 +76,8 @@ class SafetyTest(unittest.TestCase):
         self.assertNotIn(b"200", plain.recv(1000))
         plain.close()
 
-        # A key that is not the certificate's changes nothing; both together do, and open connections go on.
+        # A key that does not match the certificate changes nothing; a matching pair does, and open
+        # connections continue.
         self.install("server_2", "key.pem")
         self.daemons.inferd.process.send_signal(signal.SIGHUP)
         self.daemons.inferd.wait_for("certificate stay as they were")
@@ -91,7 +92,7 @@ class SafetyTest(unittest.TestCase):
         daemons.wait_until(renewed, "the second certificate")
         self.assertEqual((200, "first server"), (self.models(old), self.server_of(old)))
 
-    def test_handshakes_that_never_end_hold_nobody_up_and_are_cut(self):
+    def test_endless_handshakes_are_cut(self):
         self.start("--http", "0.0.0.0:0", "--http-tls-certificate", self.daemons.path("chain.pem"),
                    "--http-tls-key", self.daemons.path("key.pem"))  # fmt: skip
         port = int(re.search(r"over HTTP to 0\.0\.0\.0:(\d+)", self.daemons.inferd.text()).group(1))
@@ -136,7 +137,7 @@ class SafetyTest(unittest.TestCase):
             self.install("server_2", "key.pem")
             self.install("server_2", "chain.pem")
             daemons.wait_until(lambda: server() == "second server", "the second certificate")
-            models.GetModel(model_pb2.GetModelRequest(), timeout=20)  # open connections go on
+            models.GetModel(model_pb2.GetModelRequest(), timeout=20)  # open connections continue
 
     def test_grpc_lets_in_whom_the_authority_signed(self):
         port = self.start_grpc()
@@ -158,7 +159,7 @@ class SafetyTest(unittest.TestCase):
         with grpc.insecure_channel("127.0.0.1:" + port) as channel:
             with self.assertRaises(grpc.RpcError):
                 model_pb2_grpc.ModelServiceStub(channel).GetModel(model_pb2.GetModelRequest(), timeout=20)
-        # By the unix socket it stays as it was.
+        # The unix socket is unchanged.
         with grpc.insecure_channel(self.daemons.unix_target()) as channel:
             model_pb2_grpc.ModelServiceStub(channel).GetModel(model_pb2.GetModelRequest(), timeout=20)
 

@@ -1,5 +1,5 @@
-"""inferd's HTTP door with nothing but Python's own http.client: the sample model, whole answers and streams, tools of
-the trade (tokenize, metrics), keys, departures, what must be refused."""
+"""inferd's HTTP server with Python's http.client: the sample model, whole answers and streams, tokenize, metrics, keys,
+disconnects, refusals."""
 import hashlib
 import http.client
 import json
@@ -22,7 +22,7 @@ def http_arguments(*more):
 
 
 class Door:
-    """One connection to the door."""
+    """One connection to the HTTP server."""
 
     def __init__(self, port, key=None):
         self.connection = http.client.HTTPConnection("127.0.0.1", port, timeout=daemons.PATIENCE)
@@ -34,7 +34,7 @@ class Door:
         self.connection.close()
 
     def ask(self, method, path, body=None, **headers):
-        """Status, headers and body of an answer; the body as JSON where it is."""
+        """Returns status, headers and body of an answer; a JSON body is parsed."""
         data = body if isinstance(body, (bytes, type(None))) else json.dumps(body)
         self.connection.request(method, path, data, {**self.headers, **headers})
         answer = self.connection.getresponse()
@@ -86,7 +86,7 @@ class HttpTest(unittest.TestCase):
             self.assertEqual({len(scores["tokens"])}, {len(v) for v in scores.values()})
             self.assertIsNone(scores["token_logprobs"][0])
             self.assertTrue(all(p <= 0 for p in scores["token_logprobs"][1:]))
-        # What the model says of its own greedy answer when that is scored as a prompt.
+        # Scores of the model's own greedy answer as a prompt.
         only = {"prompt": choices[0]["text"], "max_tokens": 0, "echo": True, "logprobs": 1}
         scored = door.post("/v1/completions", only)["choices"][0]["logprobs"]
         made = choices[0]["logprobs"]
@@ -138,7 +138,7 @@ class HttpTest(unittest.TestCase):
         metrics = Door(self.port, "bob").ask("GET", "/metrics")[2]
         self.assertIn('client="key:ann",code="200"} 2', metrics)
 
-    def test_a_client_that_leaves_takes_its_requests_along(self):
+    def test_disconnect_cancels_its_requests(self):
         self.start("--parallel", "2", "--context", "1024")
         body = json.dumps({"messages": SAY, "max_tokens": 900, "ignore_eos": True, "stream": True}).encode()
         head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body)

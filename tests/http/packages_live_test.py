@@ -1,4 +1,4 @@
-"""Clients that people install, against a running door: by hand, as they are not Debian's.
+"""Popular client packages against a running server: by hand, since they are not in Debian.
 
 usage: packages_live_test.py URL      (http://127.0.0.1:8080, of a server of deploy/sample)
 
@@ -108,10 +108,10 @@ class PackagesTest(unittest.TestCase):
 
     def test_curl(self):
         body = json.dumps({"messages": MESSAGES, "max_tokens": TOKENS, "temperature": 0})
-        # As people type it: without a content type, which is a form's then.
+        # As typed by users: without a content type, which then is a form's.
         done = subprocess.run(["curl", "-sS", URL + "/v1/chat/completions", "-d", body], capture_output=True, timeout=60)
         self.assertEqual(self.said, json.loads(done.stdout)["choices"][0]["message"]["content"])
-        # A body that curl asks for leave to send.
+        # A body for which curl sends "Expect: 100-continue".
         long = json.dumps({"messages": [{"role": "user", "content": "x" * 2_000_000}]})
         done = subprocess.run(["curl", "-sS", "-w", "%{http_code}", "-o", "/dev/null", URL + "/v1/chat/completions",
                                "--data-binary", "@-"], input=long.encode(), capture_output=True, timeout=60)  # fmt: skip

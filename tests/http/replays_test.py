@@ -1,5 +1,5 @@
-"""What clients send, as their sources have it, to a model whose template knows tools: chat interfaces, coding assistants,
-editors, frameworks. Each must be answered, whatever else it says."""
+"""Requests of known clients, taken from their sources, to a model whose template has tools: chat interfaces, coding
+assistants, editors, frameworks. Each must be answered, whatever extra fields it has."""
 import json
 import os
 import re
@@ -61,7 +61,7 @@ class ReplaysTest(unittest.TestCase):
                 if line.startswith("data: ") and line != "data: [DONE]"]  # fmt: skip
 
     def test_open_webui(self):
-        # Without a key it sends an empty one; its users' names go along.
+        # Without a key it sends an empty one, together with its users' names.
         headers = {"Authorization": "Bearer ", "X-OpenWebUI-User-Name": "A%20B", "X-OpenWebUI-User-Role": "admin"}
         models = self.door.ask("GET", "/v1/models", **headers)[2]
         model = models["data"][0]["id"]
@@ -97,7 +97,7 @@ class ReplaysTest(unittest.TestCase):
         forced = self.ask("/v1/chat/completions", {**chat, "tool_choice": "required"}, **SDK)
         message = forced["choices"][0]["message"]
         self.assertEqual("tool_calls", forced["choices"][0]["finish_reason"], forced)
-        # As the SDK gives it back, with all that it had.
+        # Message as the SDK returns it, with all fields.
         history = [*SAY, {**message, "annotations": [], "audio": None, "function_call": None},
                    {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "done"}]  # fmt: skip
         self.ask("/v1/chat/completions", {**chat, "messages": history, "max_tokens": 8}, **SDK)

@@ -1,5 +1,5 @@
-"""Past texts outlive inferd in --prefix-file: the next one computes only what is new, to the same tokens; what was damaged
-it computes again; a file of another model it does not use."""
+"""The prefix cache survives a restart in --prefix-file: only new tokens are computed, with the same result; a damaged prefix
+is computed again; a file of another model is ignored."""
 import json
 import os
 import re
@@ -32,7 +32,7 @@ class RestartTest(unittest.TestCase):
         return self.daemons.inferd.text()
 
     def ask(self, **members):
-        """The answer's text, and how many tokens of the prompt were found."""
+        """Returns the answer's text, and the number of cached prompt tokens."""
         answer = self.door.post("/v1/chat/completions", {"messages": LONG, "max_tokens": 24, "temperature": 0, **members})
         return answer["choices"][0]["message"]["content"], answer["usage"]["prompt_tokens_details"]["cached_tokens"]
 
@@ -53,7 +53,7 @@ class RestartTest(unittest.TestCase):
         self.assertEqual((text, 0), self.ask(cache_salt="alone"))
         self.stop()
 
-        # A byte of the first page is another one now.
+        # Corrupts a byte of the first page.
         with open(self.file, "r+b") as file:
             file.seek(1000)
             byte = file.read(1)[0]

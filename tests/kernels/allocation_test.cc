@@ -1,4 +1,5 @@
-// The step loop of the host backend allocates nothing: operator new is counted while whole layers run.
+// Tests that the step loop of the host backend allocates nothing: operator new is counted while whole layers
+// run.
 #include <atomic>
 #include <cstdlib>
 #include <new>

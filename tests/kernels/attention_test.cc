@@ -108,7 +108,7 @@ TEST_P(AttentionTest, AnyChunkingEqualsTheReferenceBitForBit) {
     SCOPED_TRACE(Label(kConfigs[i]));
     for (const uint32_t chunk : {1u, 33u, 96u}) {
       if (GetParam().reference && chunk != 33) {
-        continue;  // one other chunking of the slow one is enough
+        continue;  // one other chunking is enough for the slow reference
       }
       if (cases.LeavesOut()) {
         continue;
@@ -170,7 +170,7 @@ void RotateExactly(const AttentionShape& c, uint32_t position, std::vector<doubl
   }
 }
 
-// The heads of q or k of a position as they meet, in double.
+// The heads of q or k of a position after norm and rope, in double.
 std::vector<double> ExactHeads(const AttentionShape& c, const std::vector<float>& from, uint32_t count,
                                uint32_t position) {
   const auto first = from.begin() + int64_t{position} * count * c.head_dim;
@@ -235,7 +235,7 @@ std::vector<double> ExactAttention(const AttentionShape& c, const AttentionInput
   return out;
 }
 
-TEST_P(AttentionTest, OutputIsSoftmaxAttentionWithinTheCachesRounding) {
+TEST_P(AttentionTest, OutputIsSoftmaxAttentionWithinRounding) {
   CaseCounter cases(GetParam());
   for (const AttentionShape& config : kConfigs) {
     if (cases.LeavesOut()) {

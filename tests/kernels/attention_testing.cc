@@ -25,13 +25,13 @@ AttentionCache::AttentionCache(const BackendCase& which, const AttentionShape& c
       sequences_(sequences),
       outputs_(sequences.size()),
       next_(sequences.size()) {
-  uint32_t pages = 1;  // page 0 belongs to nobody
+  uint32_t pages = 1;  // page 0 belongs to no sequence
   for (const AttentionInputs& s : sequences) {
     pages_.emplace_back();
     for (uint32_t p = 0; p < s.positions; p += kPageTokens) {
       pages_.back().push_back(pages++);
     }
-    // Pages out of order, as a pool hands them out.
+    // Pages out of order, as from a pool.
     std::reverse(pages_.back().begin(), pages_.back().end());
   }
   for (size_t s = 0; s < sequences.size(); ++s) {

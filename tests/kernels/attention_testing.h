@@ -39,7 +39,8 @@ struct AttentionShape {
   std::vector<float> Sinks() const { return Random(78).Normals(heads, 2.0f); }
 };
 
-// One sequence: its inputs for every position, made from its seed, so that any chunking sees the same.
+// The inputs of one sequence for every position, made from its seed, so that they do not depend on the
+// chunking.
 struct AttentionInputs {
   uint32_t positions = 0;
   std::vector<float> q, k, v;  // [positions, heads or kv_heads, head_dim]

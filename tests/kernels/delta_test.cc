@@ -56,12 +56,12 @@ class Runner {
     norm_ = bench_.PutFloats(layer.norm);
     state_.slot_stride = (layer.StateFloats() * 4 + 63) / 64 * 64;
     state_.slots = static_cast<uint32_t>(2 * sequences.size());
-    // What a slot held before must not matter to a sequence that begins.
+    // Old contents of a slot must not affect a sequence that begins.
     state_.base =
         bench_.PutWritable(std::vector<float>(state_.slots * state_.slot_stride / 4, std::nanf("")));
   }
 
-  // The next rows[i] positions of sequence order[i].
+  // Runs the next rows[i] positions of sequence order[i].
   void Step(const std::vector<uint32_t>& order, const std::vector<uint32_t>& rows, bool commit = true) {
     const Layer& layer = sequences_[0];
     std::vector<SequenceRows> batch;
@@ -71,7 +71,7 @@ class Runner {
     for (size_t i = 0; i < order.size(); ++i) {
       const uint32_t s = order[i];
       batch.push_back({tokens, rows[i], next_[s], {}});
-      // Slots 2 s and 2 s + 1; which one is new changes with every step.
+      // Slots 2 s and 2 s + 1 take turns as the new one.
       from.push_back(2 * s + turn_[s] % 2);
       to.push_back(2 * s + 1 - turn_[s] % 2);
       Append(sequences_[s].qkv, layer.ConvCols(), s, rows[i], &qkv);
@@ -153,7 +153,7 @@ TEST_P(DeltaTest, OutputsAreThoseOfTransformers) {
   runner.RunAlone(0, 17);
   ASSERT_EQ(runner.Output(0).size(), expected.size());
   for (size_t i = 0; i < expected.size(); ++i) {
-    // Theirs is the chunked form in float32: other sums. The norm makes outputs of size 1 of whatever size.
+    // Transformers uses the chunked form in float32, with other sums. The norm makes outputs of size 1.
     ASSERT_NEAR(runner.Output(0)[i], expected[i], 2e-5 * (1 + std::fabs(expected[i]))) << i;
   }
 }
@@ -251,7 +251,7 @@ TEST_P(DeltaTest, ArgumentsThatDoNotFitAreRefusedWithNumbers) {
   refused("not an RMS norm", [](GatedDeltaArgs& a, uint32_t*, uint32_t*) { a.norm.kind = NormKind::kLayer; });
 }
 
-TEST(ScalarMathTest, LogSoftplusAndTemperatureAreTheFunctionsOfTheirNames) {
+TEST(ScalarMathTest, LogSoftplusAndTemperatureMatchDouble) {
   for (double y = 1; y < 1e9; y = y * 1.013 + 1e-7) {
     ASSERT_NEAR(LogOf(y), std::log(y), 1e-13 * (1 + std::log(y))) << y;
   }

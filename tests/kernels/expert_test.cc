@@ -1,5 +1,5 @@
-// MoeExperts in every form that the families and the papers ask for: activations, biases, widths that differ
-// within a call, sparsity orders, tiles, index lists, many and few tokens.
+// Tests MoeExperts in every form that the families and the papers need: activations, biases, widths that
+// differ within a call, sparsity orders, tiles, index lists, many and few tokens.
 #include <algorithm>
 #include <cmath>
 
@@ -26,7 +26,7 @@ const EncodingDescriptor kBf16 = MakeDescriptor(Encoding::kBf16);
 const EncodingDescriptor kF16 = MakeDescriptor(Encoding::kF16);
 const EncodingDescriptor kQ8 = MakeDescriptor(Encoding::kQ8, 32);
 
-TEST_P(ExpertTest, ActivationsBiasesAndWidthsEqualTheReferenceBitForBit) {
+TEST_P(ExpertTest, ActivationsBiasesAndWidthsEqualReference) {
   CaseCounter cases(GetParam());
   Random random(1);
   OpBench bench(GetParam());
@@ -64,7 +64,7 @@ TEST_P(ExpertTest, ActivationsBiasesAndWidthsEqualTheReferenceBitForBit) {
 // Block sums as large as they get: every code of down the largest, or the smallest, every coefficient the
 // same, with either sign and with both; blocks of fewer neurons than are added at a time, and hidden sizes
 // off every block; one token, and as many as share unpacked codes.
-TEST_P(ExpertTest, ExtremeDownCodesAndCoefficientsOfEveryGroupSizeEqualTheReference) {
+TEST_P(ExpertTest, ExtremeDownCodesEqualTheReference) {
   CaseCounter cases(GetParam());
   Random random(11);
   const EncodingDescriptor f32 = MakeDescriptor(Encoding::kF32);
@@ -192,7 +192,7 @@ std::vector<float> LeadValues(const Expert& e, const ActivationSpec& a, Sparsity
   return lead;
 }
 
-// The threshold that leaves out about `share` of the neurons.
+// Returns the threshold that leaves out about `share` of the neurons.
 float ThresholdFor(std::vector<float> lead, double share) {
   for (float& value : lead) {
     value = std::fabs(value);
@@ -202,7 +202,7 @@ float ThresholdFor(std::vector<float> lead, double share) {
   return lead[place];
 }
 
-// What one expert gives for each token alone when every neuron that its mask leaves out is absent.
+// Returns one expert's result for each token alone, with every masked neuron absent.
 Result WithoutMasked(const BackendCase& which, const Case& c) {
   Result out;
   for (uint32_t t = 0; t < c.tokens; ++t) {
@@ -227,7 +227,7 @@ Result WithoutMasked(const BackendCase& which, const Case& c) {
   return out;
 }
 
-TEST_P(ExpertTest, SparseExpertHasTheBitsOfTheDenseOneWithoutItsMaskedNeurons) {
+TEST_P(ExpertTest, SparseEqualsDenseWithoutMaskedNeurons) {
   CaseCounter cases(GetParam());
   Random random(3);
   const Parts kinds[] = {{kBf16, kBf16, kBf16}, {kQ8, kQ8, kQ8}, {kQ8, kF16, kF16}};
@@ -327,7 +327,7 @@ TEST_P(ExpertTest, BadActivationsAndThresholdsAreRefused) {
   EXPECT_EQ(bench.queue().MoeExperts(args).code(), absl::StatusCode::kUnimplemented);
 }
 
-TEST_P(ExpertTest, AnExpertWithoutAGateComputesAsIfItsGateWereItsUp) {
+TEST_P(ExpertTest, ExpertWithoutAGateUsesItsUpAsGate) {
   Random random(6);
   OpBench bench(GetParam());
   const Expert e = MakeExpert(random, {kQ8, kQ8, kBf16}, 100, 72, true);
@@ -364,7 +364,7 @@ TEST_P(ExpertTest, AnExpertWithoutAGateComputesAsIfItsGateWereItsUp) {
   EXPECT_EQ(bench.queue().MoeExperts(args).code(), absl::StatusCode::kInvalidArgument);  // a gate's bias
 }
 
-TEST_P(ExpertTest, CombineWithoutAResidualAndWithAGainIsTheirProduct) {
+TEST_P(ExpertTest, CombineWithGainAndNoResidualIsTheirProduct) {
   Random random(7);
   const uint32_t hidden = 45;
   const std::vector<float> y = random.Normals(2 * 3 * hidden);
@@ -401,7 +401,7 @@ TEST_P(ExpertTest, CombineWithoutAResidualAndWithAGainIsTheirProduct) {
   }
 }
 
-TEST_P(ExpertTest, CombineScalesTheSumAndTakesMissingWeightsAsOne) {
+TEST_P(ExpertTest, CombineScalesTheSumAndDefaultsWeightsToOne) {
   Random random(5);
   const uint32_t hidden = 37;
   const std::vector<float> y = random.Normals(3 * 2 * hidden);

@@ -19,11 +19,11 @@ constexpr bool kSanitized = false;
 std::vector<BackendCase> AllBackends() {
   std::vector<BackendCase> cases = {{"reference", true, HostIsa::kBest, 1}};
   for (const uint32_t threads : {1u, 2u, 3u}) {
-    // Under a sanitizer one thread count for each instruction set says as much, in a third of the time.
+    // Under a sanitizer one thread count for each instruction set is enough, in a third of the time.
     if (HostIsaSupported(HostIsa::kAvx2) && (!kSanitized || threads == 3)) {
       cases.push_back({"avx2_t" + std::to_string(threads), false, HostIsa::kAvx2, threads});
     }
-    // What differs from the other two is in single rows.
+    // Only single rows differ from the other two instruction sets.
     if (HostIsaSupported(HostIsa::kAvx2Vnni) && threads == 2) {
       cases.push_back({"avx2vnni_t2", false, HostIsa::kAvx2Vnni, threads});
     }
@@ -31,7 +31,7 @@ std::vector<BackendCase> AllBackends() {
       cases.push_back({"avx512_t" + std::to_string(threads), false, HostIsa::kAvx512, threads});
     }
   }
-  // AMX has no name of its own: it is the best where it is.
+  // AMX has no name of its own: it is kBest where the CPU has it.
   const auto best = host::ChooseKernels(HostIsa::kBest);
   if (best.ok() && *best == &host::AmxKernels()) {
     cases.push_back({"amx_t2", false, HostIsa::kBest, 2});

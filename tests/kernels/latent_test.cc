@@ -117,7 +117,7 @@ std::vector<float> RunInChunks(const BackendCase& which, const Shape& s, const I
   return out;
 }
 
-// What the cache's row of a position stands for, before its rounding; the rotation of an interleaved pair.
+// The cache row of a position before its rounding, with interleaved pairs rotated.
 std::vector<double> Turned(const float* x, uint32_t dims, uint32_t position) {
   std::vector<double> out(x, x + dims);
   for (uint32_t i = 0; i < dims / 2; ++i) {
@@ -183,7 +183,7 @@ class LatentTest : public testing::TestWithParam<BackendCase> {
 std::vector<std::vector<float>> LatentTest::expected_;
 INSTANTIATE_TEST_SUITE_P(Backends, LatentTest, testing::ValuesIn(AllBackends()), CaseName);
 
-TEST_P(LatentTest, AnyChunkingEqualsTheReferenceAndDoubleWithinTheCachesRounding) {
+TEST_P(LatentTest, AnyChunkingEqualsReferenceAndNearlyDouble) {
   CaseCounter cases(GetParam());
   for (size_t i = 0; i < std::size(kShapes); ++i) {
     const Shape& s = kShapes[i];
@@ -219,7 +219,7 @@ std::vector<float> RunHeads(OpBench& bench, const EncodedMatrix& w, const std::v
                             uint32_t tokens, uint32_t heads) {
   const uint32_t rows = w.rows / heads;
   HeadMatMulArgs args;
-  // Heads with room between them, as the nope part of q lies.
+  // Heads with gaps between them, like the nope part of q.
   args.x_head_stride = w.cols + 5;
   args.x = bench.PutRows(x, heads * args.x_head_stride);
   args.tokens = tokens;
@@ -265,7 +265,7 @@ TEST_P(LatentTest, HeadMatMulIsAMatrixPerHeadBitForBit) {
       ASSERT_TRUE(bench.queue().MatMul(args).ok());
       const auto got = y.begin() + t * heads * (rows + 3) + head * (rows + 3);
       ASSERT_TRUE(BitEqual(bench.GetRows(one.y, 1, rows), std::vector<float>(got, got + rows)));
-      // What lies between the heads is left alone.
+      // Floats between the heads are not changed.
       ASSERT_EQ(got[rows], kUntouched);
     }
   }

@@ -66,7 +66,7 @@ double DotTolerance(const EncodedMatrix& w, uint32_t row, const float* x) {
   return (w.cols / 16 + 8) * kRoundoff * magnitude + steps + 1e-30;
 }
 
-TEST_P(MatMulTest, EqualsTheReferenceBitForBitAndDoubleWithinTheBound) {
+TEST_P(MatMulTest, EqualsReferenceAndDoubleWithinTheBound) {
   CaseCounter cases(GetParam());
   Random random(1);
   for (const EncodingDescriptor& d : AllEncodings()) {
@@ -100,7 +100,7 @@ TEST_P(MatMulTest, EqualsTheReferenceBitForBitAndDoubleWithinTheBound) {
 // Sums as large as they get, in rows of whole runs of eight groups with and without a rest: every code the
 // largest or the smallest, every activation the group's largest with one sign, with both, or with random ones
 // between.
-TEST_P(MatMulTest, ExtremeCodesAndActivationsOfEveryGroupSizeEqualTheReference) {
+TEST_P(MatMulTest, ExtremeCodesAndActivationsEqualTheReference) {
   CaseCounter cases(GetParam());
   Random random(9);
   const auto check = [&](const EncodingDescriptor& d, uint8_t largest, uint8_t smallest) {
@@ -218,7 +218,7 @@ FullResult RunFull(OpBench& bench, uint32_t tokens, uint64_t seed) {
           bench.GetRows(picked.y, 3, 24)};
 }
 
-TEST_P(MatMulTest, NormPartsBiasResidualAndPickedRowsEqualTheReference) {
+TEST_P(MatMulTest, NormBiasResidualAndPickedRowsEqualReference) {
   for (const uint32_t tokens : {1u, 2u, 5u, 40u}) {
     OpBench bench(GetParam());
     OpBench oracle(kReference);
@@ -274,7 +274,7 @@ TEST_P(MatMulTest, RmsNormEqualsTheReferenceAndDouble) {
   }
 }
 
-TEST_P(MatMulTest, LayerNormEqualsTheReferenceAndDoubleAloneAndInFrontOfAMatrix) {
+TEST_P(MatMulTest, LayerNormEqualsReferenceAloneAndInMatMul) {
   Random random(14);
   for (const bool biased : {true, false}) {
     for (const uint32_t cols : {1u, 16u, 47u, 640u}) {

@@ -26,7 +26,7 @@ Expert MakeExpert(Random& random, const EncodingDescriptor& d, const EncodingDes
           random.Matrix(DownEncoding(down), width, hidden, 2 * random.Below(9))};
 }
 
-// Which tokens go to which expert: rows[e], slots[e].
+// The tokens of each expert: rows[e], slots[e].
 struct Assignment {
   std::vector<std::vector<uint32_t>> rows, slots;
 };
@@ -231,7 +231,7 @@ TEST_P(MoeTest, AbsentNeuronCountsAsCoefficientZero) {
       }
       return out;
     };
-    // The dense twin: the neurons that are absent have up rows of zeros.
+    // The dense baseline: absent neurons have up rows of zeros.
     Expert zeroed = full;
     for (uint32_t j = 1; j < width; j += 3) {
       std::fill_n(zeroed.up.bytes.begin() + static_cast<int64_t>(j * full.up.stride),

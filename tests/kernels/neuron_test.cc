@@ -1,6 +1,6 @@
-// Any neuron can be cut out of any expert and used alone: in every encoding and layout, by a list of those
-// that are there or by a mask, read by lists or all at once, the result has the bits of the whole expert with
-// the other coefficients 0.
+// Tests that any neuron can be cut out of any expert and used alone: in every encoding and layout, by a list
+// of the present neurons or by a mask, read by lists or all at once, the result has the bits of the whole
+// expert with the other coefficients 0.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -18,7 +18,7 @@ const BackendCase kReference{"reference", true};
 class NeuronTest : public testing::TestWithParam<BackendCase> {};
 INSTANTIATE_TEST_SUITE_P(Backends, NeuronTest, testing::ValuesIn(AllBackends()), CaseName);
 
-// Which parts lie in one stream, interleaved neuron by neuron.
+// The parts that lie in one stream, interleaved neuron by neuron.
 using Layout = std::vector<std::vector<Part>>;
 const Layout kLayouts[] = {{{Part::kUp}, {Part::kGate}, {Part::kDown}},
                            {{Part::kUp}, {Part::kGate, Part::kDown}},
@@ -97,7 +97,7 @@ std::vector<float> RunWork(OpBench& bench, const Case& c, ExpertWork work) {
   return bench.GetRows(args.y, c.slot_count, c.hidden);
 }
 
-TEST_P(NeuronTest, CutOutOfEveryEncodingAndLayoutItHasTheBitsOfTheWholeExpert) {
+TEST_P(NeuronTest, CutNeuronsHaveTheBitsOfTheWholeExpert) {
   CaseCounter cases(GetParam());
   Random random(1);
   const std::vector<EncodingDescriptor> encodings = AllEncodings();
@@ -139,7 +139,7 @@ TEST_P(NeuronTest, CutOutOfEveryEncodingAndLayoutItHasTheBitsOfTheWholeExpert) {
 }
 
 // The lead's values made beforehand, and the mask by which other parts would be fetched.
-TEST_P(NeuronTest, FromLeadValuesThatWereMadeBeforeTheBitsAreThoseOfTheWholeExpert) {
+TEST_P(NeuronTest, PrecomputedLeadValuesGiveTheSameBits) {
   CaseCounter cases(GetParam());
   Random random(3);
   for (const EncodingDescriptor& d : AllEncodings()) {
@@ -188,7 +188,7 @@ TEST_P(NeuronTest, FromLeadValuesThatWereMadeBeforeTheBitsAreThoseOfTheWholeExpe
         ASSERT_EQ((active[j / 64] >> j % 64 & 1) != 0, counts) << "neuron " << j;
         positions[j] = counts ? static_cast<int32_t>(j) : -1;
       }
-      // Only what counts is there, and the lead is not read: its rows are another part's.
+      // Only neurons that count are present, and the lead is not read: its rows are another part's.
       work.lead_values = lead.values;
       work.down.positions = bench.PutInts(positions);
       if (order == SparsityOrder::kUp) {
@@ -272,7 +272,7 @@ TEST_P(NeuronTest, MaskedByListsOrDenselyTheBitsAreTheSame) {
   }
 }
 
-// What the last block kept decides how the next is fetched and read, also where the guess is wrong.
+// The share kept by the last block decides how the next is fetched and read, even where the guess is wrong.
 TEST_P(NeuronTest, MasksThatChangeFromCallToCallGiveTheSameBits) {
   CaseCounter cases(GetParam());
   Random random(6);

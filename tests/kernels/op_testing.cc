@@ -49,7 +49,7 @@ std::vector<EncodingDescriptor> AllEncodings() {
   all.push_back({Encoding::kQ4, 8, 64, 16});
   all.push_back({Encoding::kQ3, 8, 32, 5});
   all.push_back({Encoding::kQ2, 8, 16, 8});
-  // Each way of codes and each of groups' numbers.
+  // Each layout of codes and each kind of groups' numbers.
   for (const Encoding encoding : {blocks::kQ5_1, blocks::kQ8_0, blocks::kQ2_K, blocks::kQ3_K, blocks::kQ4_K,
                                   blocks::kQ6_K, blocks::kIq4Nl}) {
     all.push_back(MakeDescriptor(encoding));
@@ -80,7 +80,7 @@ namespace {
 
 void PutU16(uint8_t* place, uint16_t value) { std::memcpy(place, &value, sizeof value); }
 
-// Encodes one plain row; returns nothing in `values` but what the bytes say.
+// Encodes one plain row; `values` holds exactly the decoded bytes.
 void EncodePlain(Random& random, EncodedMatrix* m, uint32_t r, float sigma) {
   uint8_t* row = m->bytes.data() + r * m->stride;
   for (uint32_t c = 0; c < m->cols; ++c) {
@@ -106,7 +106,7 @@ void OrCode(uint8_t* plane, uint32_t bits, uint32_t column, uint32_t code) {
   PutU16(plane + place.byte_offset, static_cast<uint16_t>(word | (code << place.shift)));
 }
 
-// Writes scale and zero of a group as the encoding has them, and returns what they stand for.
+// Writes scale and zero of a group in the encoding, and returns their values.
 struct GroupMeta {
   double scale = 0;
   double zero = 0;

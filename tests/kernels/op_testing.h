@@ -16,19 +16,19 @@
 
 namespace sluice {
 
-// One way to compute: a device, an instruction set, a number of threads.
+// A backend to test: a device, an instruction set, a number of threads.
 struct BackendCase {
   std::string name;  // "reference", "avx2_t1", "avx512_t3"
   bool reference = false;
   HostIsa isa = HostIsa::kBest;
   uint32_t threads = 1;
   bool delayed = false;  // wrapped, so that it computes later
-  int capability = 0;    // of a GPU, 80 for 8.0; 0: none
-  uint64_t seed = 0;     // of the fake that stands for it
-  uint32_t every = 1;    // of a body's many cases one in so many is enough: interpreted kernels are slow
+  int capability = 0;    // compute capability of a GPU, 80 for 8.0; 0: none
+  uint64_t seed = 0;     // seed of the fake CUDA library
+  uint32_t every = 1;    // runs one in `every` of a body's cases, since interpreted kernels are slow
 };
 
-// Counts a body's cases; those that the backend leaves out are others for every seed.
+// Counts a body's cases; the cases that a backend leaves out depend on the seed.
 class CaseCounter {
  public:
   explicit CaseCounter(const BackendCase& which) : which_(which) {}
@@ -39,11 +39,11 @@ class CaseCounter {
   uint32_t count_ = 0;
 };
 
-// What the binary's tests run on. host_backends.cc: the reference, and the host backend with every
+// The backends of this binary's tests. host_backends.cc: the reference, and the host backend with every
 // instruction set that this CPU has, on 1, 2 and 3 threads. tests/cuda_fake/tests/cuda_backends.cc: device
 // cuda on the fake.
 std::vector<BackendCase> AllBackends();
-// These, and the reference as a device that computes later.
+// AllBackends(), and the reference as a device that computes later.
 std::vector<BackendCase> BackendsAndDelayed();
 std::string CaseName(const testing::TestParamInfo<BackendCase>& info);
 std::unique_ptr<Backend> MakeBackend(const BackendCase& which, const BackendLimits& limits);
@@ -55,7 +55,8 @@ BackendLimits TestLimits();
 // scales and with 8-bit ones in super-groups, and block encodings.
 std::vector<EncodingDescriptor> AllEncodings();
 std::vector<Encoding> BlockEncodings();
-// What down rows have beside others of `d`: `d`, but q8 instead of block encodings, which cannot be summed.
+// The encoding of down rows beside others of `d`: `d`, but q8 instead of block encodings, which cannot be
+// summed.
 EncodingDescriptor DownEncoding(const EncodingDescriptor& d);
 std::string EncodingLabel(const EncodingDescriptor& d);
 
@@ -66,7 +67,7 @@ struct EncodedMatrix {
   uint32_t cols = 0;
   uint64_t stride = 0;
   std::vector<uint8_t> bytes;
-  std::vector<double> values;  // [rows, cols], exactly what the bytes stand for
+  std::vector<double> values;  // [rows, cols], exactly the decoded bytes
   double At(uint32_t r, uint32_t c) const { return values[uint64_t{r} * cols + c]; }
 };
 
@@ -116,7 +117,7 @@ class OpBench {
   WeightView PutMatrix(const EncodedMatrix& matrix);
   // A writable copy.
   BufferRef PutWritable(const std::vector<float>& values);
-  // Room for floats, filled with a value that no operation gives, so that gaps show.
+  // Memory for floats, filled with a value that no operation returns, so that gaps show.
   Rows NewRows(uint64_t count, uint64_t cols, uint64_t stride = 0);
   BufferRef NewWords(uint64_t count);
 
@@ -129,11 +130,11 @@ class OpBench {
   std::unique_ptr<Backend> backend_;
 };
 
-// The arrays of data/family_goldens.txt: what another implementation computes (make_family_goldens.py).
+// The arrays of data/family_goldens.txt, computed by another implementation (make_family_goldens.py).
 class Goldens {
  public:
   Goldens();
-  // Fails the test and gives nothing if there is no such array.
+  // Fails the test and returns an empty array if there is no such array.
   const std::vector<float>& Floats(const std::string& name) const;
   std::vector<int32_t> Ints(const std::string& name) const;
 
@@ -143,7 +144,7 @@ class Goldens {
 
 inline constexpr float kUntouched = -12345.75f;
 
-// Every bit the same.
+// Succeeds if all bits are equal.
 testing::AssertionResult BitEqual(const std::vector<float>& a, const std::vector<float>& b);
 
 // Unit roundoff of float32.

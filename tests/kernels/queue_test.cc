@@ -1,4 +1,4 @@
-// What holds for every operation and every backend: refusals name the operation, and events say what has run.
+// Tests rules of every operation and backend: errors name the operation, and events tell which work has run.
 #include <string>
 #include <variant>
 #include <vector>
@@ -27,7 +27,7 @@ TEST_P(QueueTest, EveryOperationRefusesNoArgumentsByItsName) {
   EXPECT_EQ(operations, std::variant_size_v<Operation>);
 }
 
-TEST_P(QueueTest, AnEventIsDoneWithTheWorkBeforeItAndNotBeforeItIsRecorded) {
+TEST_P(QueueTest, EventIsDoneWithTheWorkBeforeIt) {
   OpBench bench(GetParam());
   Queue& queue = bench.queue();
   EXPECT_TRUE(queue.IsDone({}));
@@ -41,7 +41,7 @@ TEST_P(QueueTest, AnEventIsDoneWithTheWorkBeforeItAndNotBeforeItIsRecorded) {
   EXPECT_TRUE(queue.IsDone(after));
   EXPECT_TRUE(queue.IsDone(before));
   EXPECT_FALSE(queue.IsDone({after.value + 1}));
-  EXPECT_GT(bench.Floats(x.base, 1)[0], 1.5f);  // what came before the event is there
+  EXPECT_GT(bench.Floats(x.base, 1)[0], 1.5f);  // work before the event has run
 }
 
 }  // namespace

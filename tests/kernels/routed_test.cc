@@ -1,5 +1,5 @@
-// Experts that only the device knows: RoutedExperts and RoutedLeads say what MoeExperts and ExpertLeads say
-// of the same choice, to the bit.
+// Tests that RoutedExperts and RoutedLeads, whose experts are known on the device only, are bit-equal to
+// MoeExperts and ExpertLeads with the same choice.
 #include <cstring>
 #include <vector>
 

@@ -338,7 +338,7 @@ TEST_P(RouterTest, ArgumentsThatDoNotFitAreRefusedWithNumbers) {
   });
 }
 
-TEST_P(RouterTest, FactorsOfExpertsAndTheSumsEpsilonChangeWeightsAlone) {
+TEST_P(RouterTest, ExpertFactorsAndEpsilonChangeOnlyWeights) {
   Random random(52);
   const uint32_t tokens = 13, experts = 10, top_k = 4;
   const std::vector<float> logits = random.Normals(tokens * experts, 2.0f);
@@ -392,7 +392,7 @@ TEST_P(RouterTest, SoftCapsEqualTheReferenceAndTheTangent) {
   EXPECT_EQ(bench.queue().SoftCap({bench.NewRows(2, 8), 2, 8, 0}).code(), absl::StatusCode::kInvalidArgument);
 }
 
-TEST_P(RouterTest, ScaledRowsAndSigmoidGatesEqualTheReferenceAndDouble) {
+TEST_P(RouterTest, ScaledRowsAndSigmoidGatesEqualReference) {
   Random random(51);
   for (const uint32_t cols : {1u, 15u, 32u, 47u, 640u}) {
     const uint32_t tokens = 9;

@@ -1,4 +1,5 @@
-// Which lines RowFetch asks for, and when: addresses there are never read. And kernels that go on with one.
+// Tests the lines that RowFetch fetches, and their order; their addresses are never read. Also kernels that
+// continue one.
 #include "kernels/host/simd/row_fetch.h"
 
 #include <algorithm>
@@ -26,7 +27,7 @@ class RowFetchTest : public testing::Test {
 
   static const uint8_t* Line(uintptr_t line) { return reinterpret_cast<const uint8_t*>(line * 64); }
 
-  // Reads `lines` in so many steps.
+  // Reads `lines` in `steps` steps.
   void Read(uint32_t lines, uint32_t steps) {
     BasicLinesAhead<NoteLine> ahead;
     fetch_.Start(lines, steps, &ahead);
@@ -47,7 +48,8 @@ class RowFetchTest : public testing::Test {
   std::vector<uintptr_t> lines_;
 };
 
-// As workers do: three blocks of the stream are known, and what is kept of one is read after the next.
+// Reads as workers do: three blocks of the stream are known, and kept rows of one block are read after the
+// next.
 TEST_F(RowFetchTest, AsksForEachLineOnceAndForNoOther) {
   for (const uint32_t row_lines : {1u, 2u, 5u, 18u, 37u, 200u}) {
     lines_.clear();
@@ -108,7 +110,7 @@ TEST_F(RowFetchTest, FollowsANewDistance) {
   fetch_.Advance(200);
   ASSERT_EQ(lines_.size(), 100u);
   fetch_.SetDistance(40 * 64);
-  Read(60, 4);  // what was fetched before is far enough ahead
+  Read(60, 4);  // lines fetched before are far enough ahead
   ASSERT_EQ(lines_.size(), 100u);
   Read(10, 5);
   ASSERT_EQ(lines_.size(), 110u);
@@ -261,7 +263,7 @@ TEST_F(RowFetchTest, TakesGatheredRowsInTurnWithTheStream) {
                                             360, 7000, 361, 7001, 362, 7002, 363, 7003}));
 }
 
-// How many gathered lines are among the next ones.
+// Returns the number of gathered lines among the next ones.
 TEST_F(RowFetchTest, TakesAloneWhatTheReaderComesToFirst) {
   const auto gathered = [&](RowSort sort, uint32_t left, uint32_t in_any_order) {
     lines_.clear();
@@ -274,11 +276,11 @@ TEST_F(RowFetchTest, TakesAloneWhatTheReaderComesToFirst) {
     fetch_.Advance(400);
     return std::count_if(lines_.begin(), lines_.end(), [](uintptr_t line) { return line >= 10000; });
   };
-  // 256 lines of what is read now come first, then both in turn.
+  // 256 lines of the sort that is read now come first, then both in turn.
   EXPECT_NEAR(gathered(RowSort::kStream, 2000, 0), 170, 10);
   EXPECT_NEAR(gathered(RowSort::kGathered, 2000, 0), 430, 10);
   EXPECT_NEAR(gathered(RowSort::kGathered, 2000, 100), 480, 10);
-  // What is read now ends soon: so much of the other comes first.
+  // The sort that is read now ends soon, so many lines of the other come first.
   EXPECT_NEAR(gathered(RowSort::kStream, 100, 0), 328, 10);
   EXPECT_NEAR(gathered(RowSort::kStream, 100, 200), 428, 10);
   EXPECT_NEAR(gathered(RowSort::kGathered, 100, 0), 272, 10);
@@ -346,7 +348,7 @@ struct Sums {
 };
 
 // The shorter the distance, the fewer rows of a block are summed at a time.
-TEST(RowFetchKernelTest, WeightedSumsDoNotDependOnWhatIsFetchedMeanwhileNorOnTheOrder) {
+TEST(RowFetchKernelTest, WeightedSumsDoNotDependOnFetches) {
   const std::pair<Encoding, QuantKind> kinds[] = {{Encoding::kQ8, QuantKind::kQ8},
                                                   {Encoding::kQ4, QuantKind::kQ4},
                                                   {Encoding::kQ3, QuantKind::kQ3},

@@ -1,5 +1,5 @@
-// The start-up profile of masks: what it finds is a share for every batch size, and its file is used only
-// where it fits.
+// Tests the start-up profile of masks: it finds a share for every batch size, and its file is used only where
+// it fits.
 #include "kernels/sparse/sparse_profile.h"
 
 #include <stdlib.h>
@@ -34,7 +34,7 @@ std::unique_ptr<Backend> Host(uint32_t threads) {
   return *std::move(backend);
 }
 
-// The host backend, with a look at the experts that it computes.
+// The host backend, recording the experts that it computes.
 class WatchedBackend final : public Backend, public Queue {
  public:
   explicit WatchedBackend(std::unique_ptr<Backend> backend) : backend_(std::move(backend)) {}
@@ -130,7 +130,7 @@ TEST_F(SparseProfileTest, FindsAShareForEveryBatchThatNeverRises) {
   }
 }
 
-// As packs have them: where kept rows of an expert lie decides how fast they are read.
+// Same layout as in packs: the place of an expert's kept rows decides how fast they are read.
 TEST_F(SparseProfileTest, ExpertsHaveTheirPartsSideBySide) {
   WatchedBackend backend(Host(1));
   SparseProfileSpec spec = SmallSpec();

@@ -1,5 +1,5 @@
-// Mamba and ShortConv on every backend: against sums over the whole text in double, and state carried over
-// any chunking.
+// Mamba and ShortConv on every backend: against sums over the whole sequence in double, and state carried
+// over any chunking.
 #include <algorithm>
 #include <cmath>
 #include <map>
@@ -15,7 +15,7 @@ const BackendCase kReference{"reference", true};
 class StateTest : public testing::TestWithParam<BackendCase> {};
 INSTANTIATE_TEST_SUITE_P(Backends, StateTest, testing::ValuesIn(AllBackends()), CaseName);
 
-// Slots of sequences that take turns, and which positions come next; what a slot held before is NaN.
+// Slots of sequences that take turns, and their next positions; old contents of slots are NaN.
 class Sequences {
  public:
   Sequences(OpBench* bench, uint32_t count, uint64_t floats) : bench_(bench), floats_(floats), next_(count) {
@@ -25,8 +25,8 @@ class Sequences {
         bench_->PutWritable(std::vector<float>(state_.slots * state_.slot_stride / 4, std::nanf("")));
   }
 
-  // The next rows[i] positions of sequence order[i]: calls run(tokens, sequences, from, to) and, if it is to
-  // count, goes on from there.
+  // Runs the next rows[i] positions of sequence order[i]: calls run(tokens, sequences, from, to) and, with
+  // `commit`, goes on from there.
   template <class Run>
   void Step(const std::vector<uint32_t>& order, const std::vector<uint32_t>& rows, bool commit,
             const Run& run) {
@@ -236,7 +236,7 @@ TEST_P(StateTest, MambaOfAnyChunkingEqualsTheReferenceBitForBit) {
   }
 }
 
-TEST_P(StateTest, ShortConvOfAnyChunkingEqualsTheReferenceBitForBit) {
+TEST_P(StateTest, ShortConvOfAnyChunkingEqualsTheReference) {
   for (const ShortConvConfig shape :
        {ShortConvConfig{1, 2}, ShortConvConfig{64, 3}, ShortConvConfig{200, 4}, ShortConvConfig{131, 16}}) {
     SCOPED_TRACE(shape.width);
@@ -338,7 +338,7 @@ TEST_P(StateTest, ShortConvIsTheGatedConvolution) {
   }
 }
 
-TEST_P(StateTest, ArgumentsOfMambaThatDoNotFitAreRefusedWithNumbers) {
+TEST_P(StateTest, BadMambaArgumentsAreRefusedWithNumbers) {
   const auto refused = [&](const std::string& words, auto&& change) {
     OpBench bench(GetParam());
     const SequenceRows sequences[] = {{0, 2, 3, {}}, {2, 1, 0, {}}};
@@ -379,7 +379,7 @@ TEST_P(StateTest, ArgumentsOfMambaThatDoNotFitAreRefusedWithNumbers) {
   refused("not an RMS norm", [](MambaArgs& a, uint32_t*) { a.norm.kind = NormKind::kLayer; });
 }
 
-TEST_P(StateTest, ArgumentsOfShortConvThatDoNotFitAreRefusedWithNumbers) {
+TEST_P(StateTest, BadShortConvArgumentsAreRefusedWithNumbers) {
   OpBench bench(GetParam());
   const SequenceRows sequence{0, 2, 0, {}};
   const uint32_t slot = 0;

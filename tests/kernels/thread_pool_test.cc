@@ -1,5 +1,5 @@
-// The fork-join pool: every tile once, results visible after the join, more threads than CPUs, steps and
-// none.
+// Tests the fork-join pool: every tile once, results visible after the join, more threads than CPUs, inside
+// and outside of steps.
 #include "kernels/host/work/thread_pool.h"
 
 #include <sched.h>
@@ -20,7 +20,7 @@ namespace {
 class ThreadPoolTest : public testing::TestWithParam<uint32_t> {};
 INSTANTIATE_TEST_SUITE_P(Threads, ThreadPoolTest, testing::Values(1u, 2u, 3u, 8u, 64u));
 
-TEST_P(ThreadPoolTest, EveryTileRunsOnceAndItsPlainWritesAreSeenAfterTheJoin) {
+TEST_P(ThreadPoolTest, TilesRunOnceAndWritesAreSeenAfterTheJoin) {
   ThreadPool pool(GetParam());
   pool.BeginStep();
   for (uint32_t tiles : {0u, 1u, 2u, 3u, 7u, 64u, 501u}) {
@@ -84,7 +84,7 @@ TEST_P(ThreadPoolTest, RegionsFollowEachOtherWithoutMixing) {
   }
 }
 
-TEST_P(ThreadPoolTest, ForkJoinsAreCountedWhenThereIsSomebodyToForkTo) {
+TEST_P(ThreadPoolTest, ForkJoinsAreCountedWithSeveralThreads) {
   ThreadPool pool(GetParam());
   std::atomic<uint32_t> sum{0};
   for (int i = 0; i < 10; ++i) {
@@ -129,7 +129,7 @@ TEST(PinnedThreadPoolTest, ACpuThatMayNotBeUsedIsRefusedByName) {
   EXPECT_EQ(backend.status().message(), "this process may not use CPU 60000");
 }
 
-// How even the work is where every tile takes as long: the runs that workers begin with differ by one tile.
+// Balance with tiles of equal time: the initial runs of workers differ by one tile.
 TEST(ThreadPoolSharesTest, NoWorkerBeginsWithMoreThanOneTileAboveAnother) {
   for (const uint32_t threads : {1u, 2u, 3u, 16u, 64u}) {
     for (const uint32_t tiles : {1u, 63u, 64u, 65u, 1000u}) {

@@ -138,7 +138,7 @@ TEST(PresetTableTest, TimesOfAStepAreComputeStallAndWhatOverlapped) {
   EXPECT_EQ(metric("predictor_recall"), -1);
 }
 
-TEST(PresetTableTest, InRealTimeTheEnginesOwnWorkIsWhatIsNeitherKernelsNorWaiting) {
+TEST(PresetTableTest, EngineTimeIsNeitherKernelsNorWaits) {
   PresetResult result = Result(20, 10, 0);
   EXPECT_FALSE(MetricOf(result, 1, "engine_ms", result).has_value());
   result.real_time = true;
@@ -166,7 +166,7 @@ TEST(PresetTableTest, PredictionsAreInTheJsonByLayerAndDepth) {
   EXPECT_TRUE(depths[2]["recall"].is_null());
 }
 
-TEST(PresetTableTest, ACacheOfNeuronsSaysItsBreakEvenShareAndWhetherLeadsStay) {
+TEST(PresetTableTest, NeuronCacheReportsBreakEvenAndLeads) {
   std::vector<PresetResult> results = ThreeResults();
   EXPECT_THAT(PresetTable(ThreeRows(), results), Not(HasSubstr("one copy above")));
   results[1].copy_all_share = 0.875;

@@ -11,7 +11,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-TEST(SweepValueTest, ANameOrValueThatNothingTakesIsAnErrorAndPrintsNothing) {
+TEST(SweepValueTest, UnknownNameOrValueIsAnError) {
   CommonOptions options;
   options.pack = "p";
   const auto parallel = WithSweepValue(options, "parallel", "3");

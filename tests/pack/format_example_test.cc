@@ -1,4 +1,4 @@
-// The worked example of pack/FORMAT.md is what the writer writes, byte by byte.
+// Checks that the writer produces the worked example of pack/FORMAT.md, byte by byte.
 //
 // FORMAT.md marks it by code fences: "```manifest.json" holds the whole file; "```hex FILE" holds lines
 // "OFFSET: BYTES  note" of which every byte is compared.

@@ -1,4 +1,4 @@
-// Every kind of damage to a pack is found, and named.
+// Every kind of damage to a pack is detected and named.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -77,7 +77,7 @@ TEST_F(PackCorruption, EveryFlippedBitOfThePayloadIsFound) {
   }
 }
 
-TEST_F(PackCorruption, SwappedBlocksAreFoundThoughEachIsRight) {
+TEST_F(PackCorruption, SwappedIntactBlocksAreFound) {
   const ExtentEntry& a = good_->extents()[good_->expert_extents(0, 0).first];
   const ExtentEntry& b = good_->extents()[good_->expert_extents(1, 1).first];
   ASSERT_EQ(a.length, b.length);
@@ -89,7 +89,7 @@ TEST_F(PackCorruption, SwappedBlocksAreFoundThoughEachIsRight) {
   EXPECT_THAT(Text(status), HasSubstr("layer 0, expert 0, stream 0 up"));
 }
 
-TEST_F(PackCorruption, TruncatedAndMissingAndLongerFilesAreFoundWhenOpened) {
+TEST_F(PackCorruption, WrongFileSizesAreFoundWhenOpened) {
   for (const char* name : {"dense.bin", "experts.bin", "extents.bin"}) {
     for (const int change : {-64, -1, 1}) {
       const absl::Status status =
@@ -105,7 +105,7 @@ TEST_F(PackCorruption, TruncatedAndMissingAndLongerFilesAreFoundWhenOpened) {
   }
 }
 
-TEST_F(PackCorruption, EveryDamagedByteOfManifestAndTableIsFoundWhenOpened) {
+TEST_F(PackCorruption, DamagedManifestOrTableIsFoundWhenOpened) {
   for (const char* name : {"manifest.json", "extents.bin"}) {
     const size_t size = ReadAll(pack_ + "/" + name).size();
     for (size_t at = 0; at < size; at += 1 + size / 301) {

@@ -1,5 +1,5 @@
-// Packs of every family's tiny checkpoint hold its weights, each where dense_names.h says, whatever the
-// checkpoint's own layout: a table of the families.
+// Packs of every family's tiny checkpoint hold its weights, each under its name of dense_names.h, for any
+// layout of the checkpoint: a table of the families.
 #include <gtest/gtest.h>
 
 #include <cstdint>
@@ -18,7 +18,7 @@
 namespace sluice {
 namespace {
 
-// How a dense tensor of the pack follows from the checkpoint's.
+// Source of a dense tensor of the pack in the checkpoint.
 enum class As { kSame, kTransposed, kPlusOne };
 
 struct DenseRow {
@@ -28,7 +28,7 @@ struct DenseRow {
   As as = As::kSame;
 };
 
-// How a checkpoint holds a layer's experts.
+// Layout of a layer's experts in a checkpoint.
 enum class Experts {
   kByName,              // a matrix for each part of each, [width, hidden] and down [hidden, width]
   kFusedLines,          // [experts * 2 width, hidden], an expert's gate lines before its up lines
@@ -40,7 +40,7 @@ enum class Experts {
 struct ExpertRow {
   Experts as;
   uint32_t layer;
-  // By name: before the expert's number, and the names of the parts. Else: of both, and of down.
+  // By name: prefix of the expert's number, and the names of the parts. Else: names of both, and of down.
   const char* base;
   const char* gate = "gate_proj";
   const char* up = "up_proj";
@@ -51,7 +51,7 @@ struct FamilyCase {
   const char* family;
   ExpertRow experts;
   std::vector<DenseRow> dense;
-  const char* layers = "model.layers.";  // what names of the checkpoint's layers begin with
+  const char* layers = "model.layers.";  // prefix of the checkpoint's layer names
 };
 
 std::vector<FamilyCase> Families() {
@@ -316,7 +316,7 @@ std::vector<float> RowsOf(const Tensor& tensor, uint64_t cols, uint64_t first, u
   return {begin, begin + static_cast<int64_t>(count * cols)};
 }
 
-TEST(PackFamiliesTest, Qwen3NextProjectionsAreUngroupedFromTheirKeyHeads) {
+TEST(PackFamiliesTest, Qwen3NextProjectionsAreUngroupedByKeyHead) {
   Packed packed("qwen3_next");
   const uint32_t heads = 2, keys = 16, sharers = 2, values = 32, hidden = 64;  // values: of a key head
   const Tensor& all = packed.Source(0, "linear_attn.in_proj_qkvz.weight");

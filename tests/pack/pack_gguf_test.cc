@@ -1,5 +1,5 @@
-// GGUF files packed without bits: rows keep the exact values of the file's blocks, in the encodings that hold
-// them, and what runs across blocks is encoded anew.
+// GGUF files packed without bits: rows keep the exact values of the file's blocks, in encodings that hold
+// them; matrices that run across blocks are encoded anew.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -93,7 +93,7 @@ TEST(PackGguf, DownBitsAndBitsAndDenseBitsAreFollowed) {
   EXPECT_FALSE(RecipeFromWords({.bits = "q8", .down_bits = "q4"}).ok());
 }
 
-TEST(PackGguf, Mxfp4AndWhatStandsBesideItStay) {
+TEST(PackGguf, Mxfp4AndOtherRowsStayUnchanged) {
   TempDir dir;
   PackValues kept = Packed(kGptOss, dir.File("kept"), {});
   PackValues exact = Packed(kGptOss, dir.File("exact"), {.bits = "source"});

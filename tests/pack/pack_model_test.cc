@@ -1,4 +1,4 @@
-// Packing whole models: what goes in comes out, whatever the source looks like.
+// Packing whole models: the weights come out unchanged for any form of the source.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -74,7 +74,7 @@ void ExpectHolds(const std::string& pack_dir, const TinyModelSpec& spec) {
   }
 }
 
-TEST(PackModel, Bf16PackHoldsEveryWeightOfABf16CheckpointExactly) {
+TEST(PackModel, Bf16PackHoldsBf16WeightsExactly) {
   TempDir dir;
   const TinyModelSpec spec;
   ASSERT_TRUE(WriteTinyModel(spec, dir.File("model")).ok());
@@ -154,7 +154,8 @@ TEST(PackModel, Q8RowsStayWithinHalfAStepOfTheWeights) {
         low = std::min(low, expected[row * 200 + c]);
         high = std::max(high, expected[row * 200 + c]);
       }
-      // Half a step, and what rounding scale (2^-11) and zero (1/16 step) to f16 adds at the range's ends.
+      // Half a step, plus the effect of rounding scale (2^-11) and zero (1/16 step) to f16 at the range's
+      // ends.
       const float bound = (high - low) / 255 * (0.5f + 255 * 0x1p-11f + 0.0625f);
       for (size_t c = begin; c < end; ++c) {
         ASSERT_NEAR(actual[row * 200 + c], expected[row * 200 + c], bound) << row << " " << c;
@@ -163,7 +164,7 @@ TEST(PackModel, Q8RowsStayWithinHalfAStepOfTheWeights) {
   }
 }
 
-TEST(PackModel, ShardingNamesAndConfigGenerationDoNotChangeThePack) {
+TEST(PackModel, ShardingAndConfigGenerationDoNotChangeThePack) {
   std::vector<std::string> bytes;
   for (const bool stacked : {false, true}) {
     for (const uint32_t shards : {1u, 3u}) {
@@ -216,7 +217,7 @@ TEST(PackModel, SampleModelCarriesItsTokenizer) {
   EXPECT_EQ(files->size(), 4u);
 }
 
-TEST(PackModel, DenseExtentsCloseAtTheirLimitAndNeverMixGroups) {
+TEST(PackModel, DenseExtentsEndAtTheirLimitOrGroup) {
   TempDir dir;
   const TinyModelSpec spec;
   ASSERT_TRUE(WriteTinyModel(spec, dir.File("model")).ok());
@@ -263,7 +264,7 @@ TEST(PackModel, NaNAndInfAreRefusedNamingTensorAndIndex) {
   }
 }
 
-TEST(PackModel, ValuesThatOverflowF16AreRefusedNamingTheirPlace) {
+TEST(PackModel, F16OverflowIsRefusedNamingTheValue) {
   TempDir dir;
   const TinyModelSpec spec;
   TinyTensors tensors = MakeTinyTensors(spec);

@@ -1,5 +1,4 @@
-// What quantization costs on real matrices, through the whole path: source, encoder, files, checksums,
-// decoder.
+// Quantization error on real matrices, through the whole path: source, encoder, files, checksums, decoder.
 #include <gtest/gtest.h>
 
 #include <array>
@@ -17,7 +16,7 @@ namespace sluice {
 namespace {
 
 constexpr char kSampleModel[] = "deploy/sample";
-// Errors that the reference package leaves on matrices of the sample model.
+// Errors of the reference package on matrices of the sample model.
 constexpr char kReferenceErrors[] = "tests/pack/data/hqq_errors.json";
 constexpr double kAllowedRatio = 1.02;
 
@@ -47,7 +46,7 @@ Part PartOf(const std::string& name) {
   return name == "up" ? Part::kUp : name == "gate" ? Part::kGate : Part::kDown;
 }
 
-TEST(PackQuality, EveryMatrixIsAsCloseAsTheReferencePackageLeavesIt) {
+TEST(PackQuality, MatricesAreAsCloseAsTheReferencePackages) {
   TempDir dir;
   PackValues exact = SamplePack(dir, "bf16", 64);
   std::map<std::pair<int, int>, PackValues> packs;

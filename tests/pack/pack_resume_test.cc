@@ -1,4 +1,4 @@
-// Interrupted conversions, and what is under the target's name meanwhile.
+// Interrupted conversions, and the state of the target folder meanwhile.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/wait.h>
@@ -34,7 +34,7 @@ class PackResume : public ::testing::Test {
  protected:
   void SetUp() override {
     ASSERT_TRUE(WriteTinyModel({.layers = 3, .experts = 6}, model_).ok());
-    // The folder as it is when everything is written and nothing is committed.
+    // The folder when everything is written and nothing is committed.
     const auto snapshot = [&](const PackingProgress& p) {
       if (std::string(p.stage) == "finishing") {
         fs::copy(out_ + ".partial", snapshot_,
@@ -53,7 +53,7 @@ class PackResume : public ::testing::Test {
     fs::copy(snapshot_, out_ + ".partial", fs::copy_options::recursive);
   }
 
-  // Packs and expects the bytes of an undisturbed run; tells whether anything was reused.
+  // Packs and expects the bytes of an undisturbed run; returns true if anything was reused.
   bool PackAndCompare(const PackOptions& options = {}) {
     const auto summary = PackModel(model_, out_, options, nullptr, nullptr);
     EXPECT_TRUE(summary.ok()) << summary.status();
@@ -148,7 +148,7 @@ TEST_F(PackResume, CancelLeavesNoTargetAndTheNextRunFinishes) {
   PackAndCompare();
 }
 
-TEST_F(PackResume, EveryEncodingContinuesToTheBytesOfAnUndisturbedRun) {
+TEST_F(PackResume, EveryEncodingResumesToTheSameBytes) {
   for (const char* bits : {"q8", "q4", "q3", "q2", "floe"}) {
     for (const int meta_bits : {16, 8}) {
       RecipeWords words;
@@ -201,11 +201,11 @@ TEST_F(PackResume, ExistingPacksAreReplacedOnlyByForceAndAtOnce) {
   EXPECT_FALSE(fs::exists(out_ + ".partial"));
 }
 
-TEST_F(PackResume, AReplacedPackLeavesItsProfileToOneOfTheSameModelOnly) {
+TEST_F(PackResume, ProfileIsKeptOnlyForTheSameModel) {
   ASSERT_TRUE(PackModel(model_, out_, {}, nullptr, nullptr).ok());
   fs::create_directory(out_ + "/profile");
   WriteAll(out_ + "/profile/usage.json", "measured");
-  // As a run leaves it that ends between exchange and removal.
+  // The state left by a run that ends between exchange and removal.
   fs::create_directories(out_ + ".partial/profile");
   WriteAll(out_ + ".partial/profile/usage.json", "older");
   PackOptions options;
@@ -264,7 +264,7 @@ TEST(Staging, AMountPointIsRefusedBeforeAnythingIsWritten) {
   EXPECT_THAT(std::string(status.message()), HasSubstr("mounted"));
 }
 
-TEST_F(PackResume, WhatIsNoPackIsLeftAlone) {
+TEST_F(PackResume, FoldersThatAreNoPackAreLeftAlone) {
   WriteAll(dir_.File("file"), "precious");
   fs::create_directory(dir_.File("folder"));
   WriteAll(dir_.File("folder/x"), "precious");
@@ -279,7 +279,7 @@ TEST_F(PackResume, WhatIsNoPackIsLeftAlone) {
   EXPECT_TRUE(Pack::Open(dir_.File("empty")).ok());
 }
 
-TEST_F(PackResume, EstimateNamesWhatARunWillNeed) {
+TEST_F(PackResume, EstimateNamesTheNeedsOfARun) {
   const auto estimate = EstimatePack(model_, out_, {});
   ASSERT_TRUE(estimate.ok()) << estimate.status();
   EXPECT_GT(estimate->free_bytes, estimate->payload_bytes);
@@ -289,7 +289,7 @@ TEST_F(PackResume, EstimateNamesWhatARunWillNeed) {
   EXPECT_EQ(estimate->payload_bytes, (*pack)->dense_bytes() + (*pack)->total_expert_bytes());
 }
 
-TEST(Staging, TooLittleSpaceIsRefusedWithTheNumbersBeforeAnythingIsWritten) {
+TEST(Staging, TooLittleSpaceIsRefusedBeforeWriting) {
   TempDir dir;
   const auto staging = Staging::Open(dir.File("pack"), false, {}, {4096, uint64_t{1} << 55});
   EXPECT_EQ(staging.status().code(), absl::StatusCode::kResourceExhausted);

@@ -1,5 +1,5 @@
-// Checkpoints that differ from the families' usual ones, in names, in layout or in encoding, are packed the
-// same or refused by name.
+// Checkpoints that differ from the families' usual ones, in names, layout or encoding, are packed alike or
+// refused by name.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -27,7 +27,7 @@ namespace {
 using nlohmann::json;
 using ::testing::HasSubstr;
 
-// A tensor on its way into a safetensors file.
+// A tensor to be written into a safetensors file.
 struct RawTensor {
   std::string type;
   std::vector<uint64_t> shape;
@@ -79,7 +79,7 @@ std::string MessageOfPacking(const std::string& model, const std::string& out) {
   return summary.ok() ? "" : std::string(summary.status().message());
 }
 
-TEST(PackVariantsTest, PredictionLayersAndVisionTowersAreLeftOutByNameOnly) {
+TEST(PackVariantsTest, PredictionLayersAndVisionAreSkippedByName) {
   TempDir dir;
   std::map<std::string, RawTensor> tensors = RawOf("deepseek_v3");
   const RawTensor extra{"BF16", {2}, "\1\2\3\4"};
@@ -116,7 +116,7 @@ TEST(PackVariantsTest, PredictionLayersAndVisionTowersAreLeftOutByNameOnly) {
   EXPECT_THAT(MessageOfPacking(dir.File("qwen"), dir.File("pack")), HasSubstr("model.audio.weight"));
 }
 
-TEST(PackVariantsTest, StackedExpertsGiveTheSameWeightsAndDigestAsSingleOnes) {
+TEST(PackVariantsTest, StackedExpertsEqualSingleOnes) {
   TempDir dir;
   std::map<std::string, RawTensor> stacked;
   const uint32_t layers = 2, experts = 16, width = 64, hidden = 64;
@@ -157,7 +157,7 @@ TEST(PackVariantsTest, FusedExpertsAreCutWithoutHoldingMoreThanOne) {
   }
 }
 
-// One expert stack of the tiny GPT-OSS as MXFP4: random codes and scales, and the values they stand for.
+// One expert stack of the tiny GPT-OSS as MXFP4: random codes and scales, and their values.
 struct Mxfp4Stack {
   RawTensor blocks;
   RawTensor scales;
@@ -223,7 +223,7 @@ class Mxfp4Checkpoint {
   Mxfp4Stack down_[2];
 };
 
-TEST(PackVariantsTest, Mxfp4ExpertsStayAsTheyAreUnlessOtherBitsAreAskedFor) {
+TEST(PackVariantsTest, Mxfp4ExpertsStayUnlessBitsAreGiven) {
   TempDir dir;
   const Mxfp4Checkpoint checkpoint(dir.File("model"));
   const auto packed_as = [&](const std::string& bits) {

@@ -1,4 +1,4 @@
-// Recipes: what each name, word and file chooses, what is refused, and that packs hold what was chosen.
+// Recipes: the choices of each name, word and file, the errors, and packs that hold these choices.
 #include "pack/writer/recipe.h"
 
 #include <gmock/gmock.h>
@@ -60,7 +60,7 @@ std::string OnlyFormat(const Recipe& recipe) {
   return Described(formats->formats[0]);
 }
 
-TEST(Recipe, NamesChooseWhatTheirPapersSay) {
+TEST(Recipe, NamesChooseTheFormatsOfTheirPapers) {
   EXPECT_EQ(OnlyFormat(Named("bf16")), "up|gate|down bf16, bf16, bf16");
   EXPECT_EQ(OnlyFormat(Named("q8")), "up|gate|down q8 g64, q8 g64, q8 g64");
   EXPECT_EQ(OnlyFormat(Named("floe")), "up|gate+down q2 g64, f16, f16");
@@ -70,7 +70,7 @@ TEST(Recipe, NamesChooseWhatTheirPapersSay) {
   EXPECT_EQ(OnlyFormat(Named("q4-all")), "up|gate|down q4 g64, q4 g64, q4 g64");
 }
 
-TEST(Recipe, DenseMatricesFollowTheExpertsButKeepAtLeastEightBits) {
+TEST(Recipe, DenseMatricesKeepAtLeastEightBits) {
   EXPECT_EQ(Named("bf16").Dense().encoding, Encoding::kBf16);
   EXPECT_EQ(Named("f16").Dense().encoding, Encoding::kF16);
   for (const char* name : {"q8", "q4", "q3", "q2", "corm"}) {
@@ -92,7 +92,7 @@ TEST(Recipe, GroupMetaBitsAndLayoutOverrideTheRecipesOwn) {
   EXPECT_EQ(DescriptorOf({Encoding::kQ4, 64, 8}, 5).super_group, 1);
 }
 
-TEST(Recipe, CormKeepsTheMostUsedExpertsOfEachLayerAtFourBits) {
+TEST(Recipe, CormKeepsTheMostUsedExpertsAtFourBits) {
   const std::vector<std::vector<uint64_t>> usage = {{5, 9, 1, 7}, {3, 3, 3, 4}};
   const auto formats = ResolveFormats(Named("corm"), SomeModel(2, 4), usage);
   ASSERT_TRUE(formats.ok()) << formats.status();
@@ -259,7 +259,7 @@ TEST_F(RecipePack, CormPackHoldsTheBitsThatUsageChose) {
   EXPECT_THAT(pack.manifest().provenance.options, HasSubstr("rule[usage=0-0.5 up=q4:64"));
 }
 
-TEST_F(RecipePack, ProfileOfAnotherModelIsRefusedNamingBothDigests) {
+TEST_F(RecipePack, ForeignProfileIsRefusedNamingBothDigests) {
   const std::string own = SourceDigest();
   const std::string other(32, 'b');
   PackOptions options;
@@ -272,7 +272,7 @@ TEST_F(RecipePack, ProfileOfAnotherModelIsRefusedNamingBothDigests) {
   EXPECT_FALSE(std::filesystem::exists(dir_.File("corm")));
 }
 
-TEST_F(RecipePack, MissingProfilesAreNamedWithTheCommandThatMakesThem) {
+TEST_F(RecipePack, MissingProfileErrorNamesTheCommand) {
   PackOptions options;
   options.recipe = Named("corm");
   EXPECT_THAT(std::string(TryPack(options, "corm").status().message()), HasSubstr("sluice calibrate"));
@@ -282,8 +282,8 @@ TEST_F(RecipePack, MissingProfilesAreNamedWithTheCommandThatMakesThem) {
   EXPECT_THAT(std::string(result.status().message()), HasSubstr("sluice calibrate"));
 }
 
-// What a row decodes to does not depend on its neighbours, its layout or its stream.
-TEST_F(RecipePack, EveryEncodingHoldsTheSameRowsInEveryLayoutAndOnAnyNumberOfThreads) {
+// Decoded rows do not depend on their neighbours, their layout or their stream.
+TEST_F(RecipePack, EveryEncodingHoldsTheSameRowsInEveryLayout) {
   for (const char* bits : {"q8", "q4", "q3", "q2"}) {
     for (const int meta_bits : {16, 8}) {
       PackOptions options;

@@ -43,8 +43,8 @@ static_assert(PlaceOfCode(4, 64 + 16 * 3 + 5).byte_offset == 32 + 10 &&
               PlaceOfCode(4, 64 + 16 * 3 + 5).shift == 12);
 static_assert(PlaceOfCode(2, 127).byte_offset == 30 && PlaceOfCode(2, 127).shift == 14);
 static_assert(PlaceOfCode(1, 255).byte_offset == 30 && PlaceOfCode(1, 255).shift == 15);
-// Fifth bits of four blocks, and upper pairs of two, in a block each: those of a byte's two codes in that
-// byte.
+// Fifth bits of four blocks, and upper pairs of two, in a block each: those of a byte's two codes are in the
+// same byte.
 static_assert(PlaceOfHighCode(1, 0).byte_offset == 0 && PlaceOfHighCode(1, 0).shift == 0);
 static_assert(PlaceOfHighCode(1, 16).shift == 1 && PlaceOfHighCode(1, 32).shift == 8);
 static_assert(PlaceOfHighCode(1, 64 * 3 + 16 * 3 + 5).byte_offset == 10 &&
@@ -98,7 +98,7 @@ TEST(RowCodec, ExpertPlansInterleaveByTheLayout) {
   EXPECT_EQ(lead.parts[2].stride, 480u);  // 128 + 340 = 468
 }
 
-TEST(RowCodec, FloatRowsOfSixteenBitsAreExactForValuesOfTheirType) {
+TEST(RowCodec, SixteenBitRowsAreExactForTheirType) {
   for (const size_t columns : {1, 15, 64, 333}) {
     std::vector<float> row = RandomRow(columns, 1, columns);
     EXPECT_EQ(RoundTrip(MakeDescriptor(Encoding::kF32), row), row);
@@ -168,7 +168,7 @@ const std::vector<EncodingDescriptor>& QuantizedRows() {
   return *rows;
 }
 
-// The code of a column, straight from the format's definition.
+// The code of a column, directly from the format's definition.
 uint32_t CodeAt(const EncodingDescriptor& d, const std::vector<std::byte>& row, size_t columns, size_t c) {
   const auto read = [&](uint32_t bits, size_t base) {
     const CodePlace place = PlaceOfCode(bits, c);
@@ -243,7 +243,7 @@ TEST(RowCodec, RowsOfZerosAndOfOneValueAreExact) {
   }
 }
 
-TEST(RowCodec, GroupsOfZerosAndOfOneValueAreExactBesideOthers) {
+TEST(RowCodec, ConstantGroupsAreExactBesideOthers) {
   for (const EncodingDescriptor& d : QuantizedRows()) {
     if (d.meta_bits == 8) continue;
     std::vector<float> row = RandomRow(4 * d.group, 1, 3);
@@ -254,7 +254,7 @@ TEST(RowCodec, GroupsOfZerosAndOfOneValueAreExactBesideOthers) {
   }
 }
 
-TEST(RowCodec, EightBitScalesKeepAGroupOfZerosNearZeroAndOneSidedGroupsNearTheirValues) {
+TEST(RowCodec, EightBitScalesKeepZeroAndOneSidedGroups) {
   for (const EncodingDescriptor& d : QuantizedRows()) {
     if (d.meta_bits != 8) continue;
     std::vector<float> row = RandomRow(4 * d.group, 1, 3);
@@ -271,7 +271,7 @@ TEST(RowCodec, TailsArePaddedWithZerosInEveryPlane) {
     constexpr size_t kColumns = 20;
     std::vector<std::byte> bytes(RowBytes(d, kColumns), std::byte{0xff});
     ASSERT_EQ(EncodeRow(d, RandomRow(kColumns, 1, 1), bytes.data()), -1);
-    // As many codes as the shorter plane's last block holds.
+    // The number of codes in the shorter plane's last block.
     const size_t padded = 32 * 8 / (d.encoding == Encoding::kQ3 ? 2 : BitsOf(d.encoding));
     for (size_t column = kColumns; column < padded; ++column) {
       EXPECT_EQ(CodeAt(d, bytes, kColumns, column), 0u) << DescribeEncoding(d);
@@ -312,7 +312,7 @@ TEST(RowCodec, Mxfp4RowsHoldEveryCodeUnderEveryScale) {
   }
 }
 
-TEST(RowCodec, Mxfp4RowsRefuseWhatTheyWouldRound) {
+TEST(RowCodec, Mxfp4RowsRefuseInexactValues) {
   std::vector<float> values(40, 0.5f);
   std::vector<std::byte> row(RowBytes(MakeDescriptor(Encoding::kMxfp4), values.size()));
   values[37] = 0.3f;
@@ -321,8 +321,8 @@ TEST(RowCodec, Mxfp4RowsRefuseWhatTheyWouldRound) {
   EXPECT_EQ(EncodeRow(MakeDescriptor(Encoding::kMxfp4), values, row.data()), 32);
 }
 
-// Blocks whose values gguf-py decodes as this project does (gguf_blocks_test): rows that take them over
-// decode to the same values, to the bit, whatever blocks stand beside them.
+// gguf-py and this project decode blocks to the same values (gguf_blocks_test): rows copied from them decode
+// to these values too, to the bit, beside any other blocks.
 TEST(RowCodec, BlockRowsHoldTheValuesOfGgufsBlocks) {
   std::istringstream lines(ReadAll("tests/data/gguf/blocks.txt"));
   std::map<uint32_t, std::vector<std::string>> by_format;
@@ -357,7 +357,7 @@ TEST(RowCodec, BlockRowsHoldTheValuesOfGgufsBlocks) {
   EXPECT_EQ(encodings, std::size(kBlockEncodings));
 }
 
-// What the rows cost beside the file's blocks: u8 scales and mins instead of 6-bit and 4-bit ones.
+// Extra size of the rows over the file's blocks: u8 scales and mins instead of 6-bit and 4-bit ones.
 TEST(RowCodec, BlockRowsAreLittleLongerThanTheBlocks) {
   EXPECT_EQ(RowBytes(MakeDescriptor(blocks::kQ4_0), 2048), 2048 / 32 * 18);
   EXPECT_EQ(RowBytes(MakeDescriptor(blocks::kQ8_0), 2048), 2048 / 32 * 34);

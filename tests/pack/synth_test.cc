@@ -1,4 +1,4 @@
-// Synthetic packs: valid, deterministic, with the routing that was asked for.
+// Synthetic packs: valid, deterministic, with the requested routing.
 #include "pack/synth/synth.h"
 
 #include <gmock/gmock.h>
@@ -27,7 +27,7 @@ SynthOptions Tiny() {
   return options;
 }
 
-// How often each expert is among the top k for random token states that carry `direction`.
+// Number of times each expert is among the top k for random token states that carry `direction`.
 std::vector<int> CountRouting(const std::vector<float>& router, const ModelConfig& config,
                               const std::vector<float>& direction, int tokens) {
   const uint32_t experts = config.layers[0].moe.experts;
@@ -75,7 +75,7 @@ TEST(Synth, EveryShapeDescribesAValidModelOfItsSizes) {
   EXPECT_EQ(config->layers[0].moe.top_k, 8u);
 }
 
-TEST(Synth, PackOpensVerifiesAndCarriesItsTokenizerInEveryEncoding) {
+TEST(Synth, PackVerifiesWithTokenizerInEveryEncoding) {
   for (const char* bits : {"bf16", "f16", "q8", "q4", "q3", "q2"}) {
     TempDir dir;
     SynthOptions options = Tiny();
@@ -135,7 +135,7 @@ TEST(Synth, UniformRoutingSpreadsTokensEvenly) {
   }
 }
 
-TEST(Synth, ZipfRoutingPrefersFewExpertsAndOthersInEachLayer) {
+TEST(Synth, ZipfRoutingPrefersFewExpertsOfEachLayer) {
   const auto config = SynthModel(Tiny());
   ASSERT_TRUE(config.ok());
   const auto routers = SynthRouters(*config, 1.0, 0, 1);
@@ -145,7 +145,7 @@ TEST(Synth, ZipfRoutingPrefersFewExpertsAndOthersInEachLayer) {
     std::vector<int> counts = CountRouting(router, *config, direction, 4000);
     favourites.push_back(std::max_element(counts.begin(), counts.end()) - counts.begin());
     std::sort(counts.rbegin(), counts.rend());
-    // Of 4 * 4000 draws without replacement: the first takes most tokens, the last few.
+    // 4 * 4000 draws without replacement: the first takes most tokens, the last few.
     EXPECT_GT(counts[0], 2000);
     EXPECT_LT(counts[31], 300);
     EXPECT_GT(counts[0], 2 * counts[7]);
@@ -154,7 +154,7 @@ TEST(Synth, ZipfRoutingPrefersFewExpertsAndOthersInEachLayer) {
               favourites.end());
 }
 
-TEST(Synth, SimilarityIsTheCorrelationOfNeighbouringRouters) {
+TEST(Synth, SimilarityIsTheCorrelationOfRouters) {
   SynthOptions options = Tiny();
   const auto config = SynthModel(options);
   ASSERT_TRUE(config.ok());
@@ -170,7 +170,7 @@ TEST(Synth, SimilarityIsTheCorrelationOfNeighbouringRouters) {
   }
 }
 
-// The share of a token's top-k experts that the one before had, over the chain's ids.
+// Share of a token's top-k experts that the previous token had, over the chain's ids.
 double MeasuredReuse(const ModelConfig& config, const std::vector<float>& router, double correlation) {
   TokenChain chain(config.hidden, correlation, 1);
   std::vector<float> row(config.hidden);
@@ -196,7 +196,7 @@ double MeasuredReuse(const ModelConfig& config, const std::vector<float>& router
   return static_cast<double>(shared) / (kTokens * top_k);
 }
 
-TEST(Synth, ReuseIsTheShareOfExpertsThatTheTokenBeforeTook) {
+TEST(Synth, ReuseIsTheShareOfThePreviousTokensExperts) {
   const auto config = SynthModel(Tiny());
   ASSERT_TRUE(config.ok());
   const auto routers = SynthRouters(*config, 0, 0, 1);
@@ -210,7 +210,7 @@ TEST(Synth, ReuseIsTheShareOfExpertsThatTheTokenBeforeTook) {
   EXPECT_EQ(CorrelationForReuse(4, 4, 0.9), 0);
 }
 
-TEST(Synth, HeadLeadsFromEachTokenToTheNextAndNeverToSpecialOnes) {
+TEST(Synth, HeadLeadsToTheNextTokenNeverToSpecialOnes) {
   constexpr uint32_t kHidden = 256;
   constexpr uint32_t kVocab = 400;
   TokenChain chain(kHidden, 0.5, 3);

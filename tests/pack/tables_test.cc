@@ -115,7 +115,7 @@ TEST(ExtentTableTest, RoundTripsAndRefusesEveryLength) {
   EXPECT_FALSE(ParseExtentTable(Bytes(bytes + "12345678")).ok());
 }
 
-TEST(ExtentTableTest, HostileCountsAreRefusedBeforeAnythingIsAllocated) {
+TEST(ExtentTableTest, HostileCountsAreRefusedBeforeAllocation) {
   const std::string good = SerializeExtentTable(MakeTables().table);
   for (const uint64_t count : {uint64_t{0}, uint64_t{1} << 32, uint64_t{1} << 61, UINT64_MAX}) {
     for (const size_t at : {24, 32}) {
@@ -241,7 +241,7 @@ TEST(JournalTest, WholeRecordsAreReadAndTornOnesEndIt) {
   }
 }
 
-TEST(JournalTest, IsLockedWhileItIsOpenAndForgetsAnotherFingerprint) {
+TEST(JournalTest, IsLockedAndDropsAnotherFingerprint) {
   TempDir dir;
   {
     const auto journal = Journal::Open(dir.path(), {1, 1});

@@ -1,4 +1,4 @@
-// Tiny checkpoints of the families as tests of packing read and write them.
+// Tiny checkpoints of the families, for tests that pack them.
 //
 // Thread safety: pure functions; a failed read is a failure of the running test.
 #pragma once
@@ -15,7 +15,7 @@
 
 namespace sluice {
 
-// A checkpoint in memory: bf16 tensors as float32 beside those that are, in the order of the file.
+// A checkpoint in memory: bf16 tensors as float32 beside the float32 ones, in the order of the file.
 struct Tensor {
   std::vector<uint64_t> shape;
   std::vector<float> values;

@@ -90,7 +90,7 @@ class Walk:
 
     def stopped(self):
         b = self.browser
-        # The sample model is done in a moment, so the server's writes are slowed down by the browser.
+        # The sample model finishes almost instantly, so the browser slows down the server's writes.
         b.ask("Network.emulateNetworkConditions", offline=False, latency=0, downloadThroughput=2000, uploadThroughput=-1)
         self.set("max_tokens", "700")
         self.send("Again")
@@ -196,7 +196,7 @@ class Walk:
         elsewhere = [url for url in self.browser.requests if not url.startswith((self.url, "data:", "about:"))]
         self.expect("of %d requests none went elsewhere" % len(self.browser.requests), elsewhere == [])
         self.expect("nothing was refused by the policy: %s" % self.browser.problems, self.browser.problems == [])
-        # And the policy would have held: a page that asks elsewhere is stopped by the browser.
+        # The policy works: the browser blocks a page that requests other hosts.
         refused = self.browser.value("fetch('http://127.0.0.1:1/').then(() => 'asked', () => 'refused')")
         self.browser.value("1")
         text = " ".join(self.browser.problems)

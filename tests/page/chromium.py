@@ -36,8 +36,8 @@ class Chromium:
         self.rest = b""
         self.number = 0
         self.session = None
-        self.requests = []  # URLs that the page asked for
-        self.problems = []  # what the page's console says is wrong
+        self.requests = []  # URLs requested by the page
+        self.problems = []  # problems reported by the page's console
         target = self.ask("Target.createTarget", url="about:blank")["targetId"]
         self.session = self.ask("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         for domain in ("Page", "Network", "Runtime", "Log", "Accessibility"):

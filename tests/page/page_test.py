@@ -1,5 +1,5 @@
-"""The page at /: served without a key, complete in itself, and so that a browser lets it ask nobody else. What it does in
-a browser is tests/page/browser.py's."""
+"""The page at /: served without a key, self-contained, and restricted by policy to its own server. Its behaviour in a
+browser is tested by tests/page/browser.py."""
 import base64
 import hashlib
 import http.client
@@ -48,12 +48,12 @@ class PageTest(unittest.TestCase):
             self.assertEqual(1, len(inside), tag)
             digest = base64.b64encode(hashlib.sha256(inside[0].encode()).digest()).decode()
             self.assertEqual("'sha256-%s'" % digest, policy["%s-src" % tag])
-        # Nothing of it lies elsewhere, and nothing needs what the policy forbids.
+        # Everything is in the page, and nothing needs permissions that the policy denies.
         self.assertEqual([], re.findall(r"(?:https?:)?//[a-z0-9.-]+\.[a-z]+|@import|url\(", page))
         self.assertEqual([], re.findall(r"<[^>]* (?:on[a-z]+|style)=", page))
         self.assertEqual([], re.findall(r"innerHTML|insertAdjacentHTML|document\.write|eval\(", page))
         self.assertEqual({"data:,", "#question"}, set(re.findall(r'(?:href|src)="([^"]*)"', page)))
-        # All that a script looks for is there, once.
+        # Every element used by a script exists exactly once.
         for name in set(re.findall(r'byId\("([^"]+)"\)', page)):
             self.assertEqual(1, page.count(' id="%s"' % name), name)
         status, headers, page = self.get("/", "HEAD")
@@ -62,7 +62,7 @@ class PageTest(unittest.TestCase):
         self.assertEqual(405, self.get("/", "POST")[0])
         self.assertEqual(403, self.get("/", Host="evil.example")[0])
 
-    def test_needs_no_key_and_looks_at_metrics_are_not_counted(self):
+    def test_page_needs_no_key_and_is_not_counted(self):
         self.start("--http-keys", self.write_keys())
         self.assertEqual(200, self.get("/")[0])
         self.assertEqual(401, self.get("/metrics")[0])
@@ -73,7 +73,7 @@ class PageTest(unittest.TestCase):
         memory = dict(re.findall(r'^inferd_memory_bytes\{part="(\w+)"\} (\d+)$', metrics[-1][1], re.M))
         self.assertEqual({"device_slots", "kv", "private", "weights"}, set(memory))
         self.assertEqual("0", memory["device_slots"])
-        # The first token has been made, so that weights were read where weightd holds them.
+        # The first token was generated, so weights were read from weightd's memory.
         self.assertGreater(int(memory["weights"]), 1 << 20)
         self.assertGreater(int(memory["kv"]), 0)
 
@@ -87,14 +87,14 @@ class PageTest(unittest.TestCase):
 
 
 class ServeTest(unittest.TestCase):
-    """`sluice serve` says where the page is, what memory is taken, and a line for a shell."""
+    """`sluice serve` prints the page's URL, the memory used, and a line for a shell."""
 
     def setUp(self):
         self.folder = daemons.tempfile.mkdtemp()
         self.addCleanup(shutil.rmtree, self.folder)
 
     def serve(self, *more):
-        """The command, once it serves, and its port."""
+        """Returns the command, once it serves, and its port."""
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
@@ -116,7 +116,7 @@ class ServeTest(unittest.TestCase):
         body = json.dumps({"messages": [{"role": "user", "content": "The river and the town. " * 30}], "max_tokens": 8, "temperature": 0})
         answers = []
         for _ in range(2):
-            # The daemons have a working directory of their own; the file is where the command was called.
+            # The daemons have their own working directory; the file is in the caller's.
             serve, port = self.serve("--prefix-file", os.path.relpath(file))
             answers.append(self.ask(port, body))
             self.assertEqual(0, serve.stop(signal.SIGINT))
@@ -134,7 +134,7 @@ class ServeTest(unittest.TestCase):
         size = r"\d[\d.]* [KMG]iB"
         memory = r"  memory  weights in DRAM up to {0} of {0} \(of these {0} always\), KV cache {0} for 3 answers of \d+ tokens\n"
         self.assertRegex(text, memory.format(size))
-        # As a shell takes the line apart.
+        # The line as parsed by a shell.
         words = shlex.split(re.search(r"  try     (.*)\n", text).group(1))
         self.assertEqual(["curl", "http://127.0.0.1:%d/v1/chat/completions" % port, "-H", "Content-Type: application/json", "-d"], words[:-1])
         self.assertEqual(48, self.ask(port, words[-1])["usage"]["completion_tokens"])

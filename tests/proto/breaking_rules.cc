@@ -10,7 +10,7 @@ namespace {
 
 namespace pb = google::protobuf;
 
-// Reports to a list, one line a change.
+// Adds one line per change to a list.
 class Comparer {
  public:
   void Files(const pb::FileDescriptorSet& before, const pb::FileDescriptorSet& after);
@@ -28,7 +28,7 @@ class Comparer {
     }
     return result;
   }
-  // Calls `compare` for elements of equal name; one that is gone is a change.
+  // Calls `compare` for elements of equal name; a missing one is a change.
   template <typename List, typename F>
   void Pairs(const std::string& scope, const List& before, const List& after, F compare) {
     const auto found = ByName(after);
@@ -59,7 +59,7 @@ std::string OneofOf(const pb::DescriptorProto& message, const pb::FieldDescripto
   return field.has_oneof_index() ? message.oneof_decl(field.oneof_index()).name() : "";
 }
 
-// Message ranges end before `end`, enum ranges at it.
+// Message ranges exclude `end`, enum ranges include it.
 bool IsReserved(const pb::DescriptorProto& message, const pb::FieldDescriptorProto& field) {
   bool number = false;
   bool name = false;

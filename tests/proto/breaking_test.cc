@@ -1,4 +1,4 @@
-// The protos are compatible with the golden descriptor set, which holds all that was ever promised.
+// Checks that the protos are compatible with the golden descriptor set of all published elements.
 #include <cstdlib>
 #include <fstream>
 #include <functional>

@@ -1,4 +1,4 @@
-// The project's protos keep buf's STANDARD and COMMENTS rules; each rule is shown to catch a breach.
+// The project's protos follow buf's STANDARD and COMMENTS rules; each rule is shown to catch a violation.
 #include <cstdlib>
 #include <fstream>
 #include <string>

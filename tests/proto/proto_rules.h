@@ -1,5 +1,5 @@
-// The rules that the project's protos keep: buf's STANDARD and COMMENTS lint rules, and what a later version
-// of a proto may not change (buf's FILE rules, as far as they concern us).
+// Rules for the project's protos: buf's STANDARD and COMMENTS lint rules, and the forbidden changes of a
+// later version (buf's FILE rules, as far as they apply).
 //
 // Thread safety: pure functions over their arguments, safe to call from any thread.
 #pragma once
@@ -11,8 +11,8 @@
 
 namespace sluice {
 
-// One line for each breach in the files whose path begins with `prefix`: "RULE: element". The set must hold
-// its imports and, for the comment rules, source info.
+// One line for each violation in the files whose path begins with `prefix`: "RULE: element". The set must
+// hold its imports and, for the comment rules, source info.
 std::vector<std::string> LintBreaches(const google::protobuf::FileDescriptorSet& files,
                                       const std::string& prefix);
 

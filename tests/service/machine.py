@@ -18,7 +18,7 @@ PATIENCE = 120
 
 
 def missing_needs():
-    """What keeps a machine from being made here, or ""."""
+    """Returns the reason why no machine can be created here, or ""."""
     if os.geteuid() != 0:
         return "needs root"
     for tool, package in (("systemd-nspawn", "systemd-container"), ("debootstrap", "debootstrap"), ("nsenter", "util-linux")):
@@ -35,7 +35,7 @@ def library_packages(programs):
             match = re.search(r"=> (/\S+)", line)
             if match:
                 path = os.path.realpath(match.group(1))
-                files |= {path, path.removeprefix("/usr")}  # dpkg knows one of them, as /usr was merged
+                files |= {path, path.removeprefix("/usr")}  # dpkg knows one of them, since /usr was merged
     found = subprocess.run(["dpkg", "-S"] + sorted(files), capture_output=True, text=True).stdout
     return sorted({line.split(":")[0] for line in found.splitlines()})
 
@@ -66,7 +66,7 @@ class Machine:
             "--bind-ro=%s:%s/build/release/bin" % (self.bin_dir, SOURCE),
         ]  # fmt: skip
         if not os.path.isdir("/run/systemd/system"):
-            command.append("--keep-unit")  # nobody to make a scope
+            command.append("--keep-unit")  # no manager to create a scope
         with open(self.folder + ".console", "ab") as console:
             self.nspawn = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=console, stderr=console)
         self.leader = self.wait_until(self._find_leader, "the first process")
@@ -97,7 +97,7 @@ class Machine:
         self.nspawn = None
 
     def wait_until(self, condition, what):
-        """Polls; the condition concerns another machine."""
+        """Polls, since the condition is on another machine."""
         end = time.monotonic() + PATIENCE
         while True:
             value = condition()
@@ -126,7 +126,7 @@ class Machine:
         )
 
     def write(self, path, text):
-        """Through the machine's own view, whose /run is a file system of its own."""
+        """Reads it inside the machine, whose /run is a separate file system."""
         inside = "/proc/%d/root%s" % (self.leader, path)
         os.makedirs(os.path.dirname(inside), exist_ok=True)
         with open(inside, "w") as file:

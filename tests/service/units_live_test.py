@@ -21,9 +21,9 @@ BIN = os.environ.get("SLUICE_BIN", os.path.join(machine.ROOT, "build/release/bin
 FOLDER = os.environ.get("SLUICE_MACHINE", "/var/tmp/sluice-machine")
 PACK = "/var/lib/sluice/packs/model"
 CLIENTS = "unix:/run/inferd/inferd.sock"
-MEMBER = "member"  # of the group sluice
+MEMBER = "member"  # a member of the group sluice
 STRANGER = "stranger"
-WARNING = 4  # of syslog's priorities
+WARNING = 4  # syslog priority
 ERROR = 3
 NOTICE_OR_LESS = (5, 6, 7)
 
@@ -65,7 +65,7 @@ class UnitsLiveTest(unittest.TestCase):
         )  # fmt: skip
 
     def setUp(self):
-        """Both daemons up, whatever the last test did."""
+        """Restores both running daemons after any test."""
         for unit in ("weightd", "inferd"):
             self.machine.run("rm", "-rf", "/etc/systemd/system/%s.service.d" % unit)
         self.machine.run("systemctl", "daemon-reload")
@@ -91,7 +91,7 @@ class UnitsLiveTest(unittest.TestCase):
         self.machine.write(path, text)
 
     def ask(self, user=MEMBER, tokens=16, check=True):
-        """A user's request; its JSON, or the result when it need not succeed."""
+        """Sends a user's request; returns its JSON, or the result if it may fail."""
         result = self.machine.run(
             "sluice", "run", "--address", CLIENTS, "--pack", PACK, "--prompt", "Once upon a time",
             "-n", str(tokens), "--ignore-eos", "--temperature", "0", "--json", user=user, check=check,
@@ -105,12 +105,12 @@ class UnitsLiveTest(unittest.TestCase):
         )
 
     def priorities(self, unit, mark, text):
-        """Of the journal's lines that hold the text."""
+        """Returns the journal lines with the text."""
         return [int(entry["PRIORITY"]) for entry in self.machine.entries(unit, mark) if text in entry["MESSAGE"]]
 
     # ---- start
 
-    def test_what_the_documentation_says_installs_and_answers(self):
+    def test_documented_install_steps_work(self):
         self.assertIn("tokens/s", self.installed.stdout + self.installed.stderr)
         self.assertEqual(16, len(self.ask()["token_ids"]))
 
@@ -147,7 +147,7 @@ class UnitsLiveTest(unittest.TestCase):
     def test_wrong_options_are_not_tried_again(self):
         self.configure("weightd", eviction='"oldest"')
         mark = self.machine.mark()
-        # Its clients would wake it again by its socket.
+        # Its clients would activate it again through its socket.
         self.machine.run("systemctl", "stop", "inferd", "inferd.socket", "inferd-admin.socket")
         self.assertNotEqual(0, self.machine.run("systemctl", "restart", "weightd", check=False).returncode)
         self.assertEqual("failed", self.machine.show("weightd", "ActiveState"))
@@ -183,7 +183,7 @@ class UnitsLiveTest(unittest.TestCase):
             self.ask(tokens=256)
         self.assertEqual(pids, [self.machine.pid(unit) for unit in ("weightd", "inferd")])
 
-    def test_killed_weightd_comes_back_and_inferd_stays(self):
+    def test_killed_weightd_restarts_and_inferd_stays(self):
         weightd, inferd = self.machine.pid("weightd"), self.machine.pid("inferd")
         self.machine.run("kill", "-KILL", str(weightd))
         self.machine.wait_until(lambda: self.machine.pid("weightd") not in (0, weightd), "another weightd")
@@ -199,7 +199,7 @@ class UnitsLiveTest(unittest.TestCase):
         self.assertEqual(inferd, self.machine.pid("inferd"))
         self.await_state("inferd", "StatusText", "serving")
 
-    def test_inferd_knows_weightd_and_not_who_opened_the_socket(self):
+    def test_inferd_checks_weightds_socket_peer(self):
         mark = self.machine.mark()
         self.machine.run("systemctl", "restart", "inferd")
         self.assertIn("(process %d," % self.machine.pid("weightd"), self.machine.journal("inferd", mark))
@@ -228,7 +228,7 @@ class UnitsLiveTest(unittest.TestCase):
         self.ask(user=MEMBER)
         self.assertNotEqual(0, self.ask(user=STRANGER, check=False).returncode)
 
-    def test_a_stranger_is_refused_though_the_file_lets_it_connect(self):
+    def test_other_user_is_refused_despite_file_mode(self):
         mark = self.machine.mark()
         self.machine.run("chmod", "666", "/run/inferd/inferd.sock")
         try:
@@ -240,7 +240,7 @@ class UnitsLiveTest(unittest.TestCase):
 
     # ---- reload, end
 
-    def test_reload_takes_new_options_and_keeps_the_process(self):
+    def test_reload_applies_options_without_restart(self):
         for unit in ("weightd", "inferd"):
             pid, mark = self.machine.pid(unit), self.machine.mark()
             self.configure(unit, log_level='"debug"')
@@ -249,7 +249,7 @@ class UnitsLiveTest(unittest.TestCase):
             self.assertEqual((pid, "active"), (self.machine.pid(unit), self.machine.show(unit, "ActiveState")))
 
     def test_stop_lets_a_running_answer_end(self):
-        """The answer's line in the journal comes after the stop: it was let end."""
+        """The answer's journal line follows the stop: the answer was finished."""
         for _ in range(20):
             mark = self.machine.mark()
             client = self.machine.start(
@@ -265,7 +265,7 @@ class UnitsLiveTest(unittest.TestCase):
             out, err = client.communicate(timeout=machine.PATIENCE)
             self.assertEqual("success", self.machine.show("inferd", "Result"))
             journal = self.machine.journal("inferd", mark)
-            self.machine.run("systemctl", "reset-failed", "inferd")  # else the fifth start is one too many
+            self.machine.run("systemctl", "reset-failed", "inferd")  # else the fifth start exceeds the start limit
             self.machine.run("systemctl", "start", "inferd")
             ending, answered = journal.find("ending: told by a signal"), journal.find("completion=900")
             if 0 <= ending < answered:
@@ -283,13 +283,13 @@ class UnitsLiveTest(unittest.TestCase):
 
     # ---- sandbox, journal
 
-    def test_sandbox_holds_and_nothing_in_it_is_missed(self):
+    def test_sandbox_is_enforced_and_sufficient(self):
         for unit in ("weightd", "inferd"):
             status = self.machine.read("/proc/%d/status" % self.machine.pid(unit))
             for line in ("CapBnd:\t0000000000000000", "NoNewPrivs:\t1", "Seccomp:\t2"):
                 self.assertIn(line, status, unit)
         self.ask()
-        # io_uring is served in it, and nothing was called that the filter refuses.
+        # io_uring works in the sandbox, and no call was refused by the filter.
         self.assertIn("(uring, O_DIRECT)", self.machine.journal("weightd"))
         for unit in ("weightd", "inferd"):
             self.assertNotIn("Operation not permitted", self.machine.journal(unit))
@@ -298,7 +298,7 @@ class UnitsLiveTest(unittest.TestCase):
             print("%s: exposure %.1f" % (unit, exposure))
             self.assertLessEqual(exposure, 3.0)
 
-    def test_metrics_answer_on_loopback_in_the_sandbox(self):
+    def test_metrics_answer_on_sandbox_loopback(self):
         for unit, port in (("weightd", 9400), ("inferd", 9401)):
             self.configure(unit, metrics='"127.0.0.1:%d"' % port)
             self.machine.run("systemctl", "restart", unit)
@@ -316,7 +316,7 @@ class UnitsLiveTest(unittest.TestCase):
         self.machine.run("systemctl", "restart", "inferd")
         for priority in self.priorities("inferd", mark, "serving"):
             self.assertIn(priority, NOTICE_OR_LESS)
-        # The journal has the time already.
+        # The journal adds the time itself.
         self.assertNotRegex(self.machine.journal("inferd", mark), r"(?m)^20\d\d-\d\d-\d\dT")
 
 

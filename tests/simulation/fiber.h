@@ -1,7 +1,7 @@
-// Fiber: a function with a stack of its own that runs when it is resumed and gives the thread back by itself.
+// Fiber: a function with a stack of its own that runs when it is resumed and yields the thread by itself.
 //
-// A killed fiber unwinds: its next resumption throws FiberKilled out of the place where it had given the
-// thread back, as a killed process loses its stack but not what others share with it.
+// A killed fiber unwinds: its next resumption throws FiberKilled at the point where it had yielded, as a
+// killed process loses its stack but not the memory that it shares.
 //
 // Thread safety: all fibers belong to the one thread that resumes them.
 #pragma once
@@ -28,7 +28,7 @@ class Fiber {
   void Resume();
   // Unwinds it now. REQUIRES: called from outside of it.
   void Kill();
-  // From within the fiber: gives the thread back.
+  // Yields the thread from within the fiber.
   void Pause();
 
   bool done() const { return done_; }
@@ -46,7 +46,7 @@ class Fiber {
   bool started_ = false;
   bool killed_ = false;
   bool done_ = false;
-  // What AddressSanitizer must know of a switch of stacks.
+  // State that AddressSanitizer needs for a switch of stacks.
   void* fake_stack_ = nullptr;
   void* caller_fake_stack_ = nullptr;
   const void* caller_bottom_ = nullptr;

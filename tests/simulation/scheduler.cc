@@ -45,12 +45,12 @@ void Scheduler::KillAll() {
 void Scheduler::Yield() { current_->fiber_.Pause(); }
 
 void Scheduler::MaybeYield(uint64_t stall_one_in) {
-  // A task that is being unwound only runs destructors: nobody may see it any more.
+  // A task that is being unwound only runs destructors: no other task may see it any more.
   if (current_ == nullptr || std::uncaught_exceptions() != 0) {
     return;
   }
   if (Chance(stall_one_in)) {
-    StallCurrent(Below(kLongestStall));  // its CPU is taken away at the worst moment
+    StallCurrent(Below(kLongestStall));  // it is preempted at the worst moment
   }
   if (!Chance(3)) {
     Yield();
@@ -72,7 +72,8 @@ bool Scheduler::IsReady(Task* task) {
   return !task->ready_ || (task->wake_nanos_ != 0 && task->wake_nanos_ <= now_) || task->ready_();
 }
 
-// Some tasks are slow for a while and some fast: orders that an even choice would hardly ever make.
+// Some tasks are slow for a while and some fast: this gives orders that an even choice would hardly ever
+// give.
 void Scheduler::Reweigh() {
   for (const auto& task : tasks_) {
     task->weight_ = Chance(3) ? 1 : Chance(3) ? 30 : 6;
@@ -90,8 +91,8 @@ Scheduler::Task* Scheduler::Pick() {
     left -= (*at)->weight_;
     ++at;
   }
-  // From the drawn one on, the first that is ready; a stalled one only if there is no other. Only who will
-  // run is asked whether it is ready: the question may take what it waits for.
+  // Picks the first ready task from the drawn one on; a stalled one only if there is no other. Only the task
+  // that will run is asked whether it is ready: the question may consume the event it waits for.
   for (const bool stalled : {false, true}) {
     for (size_t looked = 0; looked < tasks_.size(); ++looked) {
       at = at == tasks_.end() ? tasks_.begin() : at;
@@ -157,7 +158,7 @@ void Scheduler::Fail(const std::string& why) {
         absl::StrCat("event ", events_, ", ", current_ == nullptr ? "nobody" : current_->name_, ": ", why);
   }
   if (current_ != nullptr && std::uncaught_exceptions() == 0) {
-    Yield();  // for good: what it would do next might crash
+    Yield();  // never to be resumed: its next action might crash
   }
 }
 
@@ -171,7 +172,7 @@ void ProtocolStep(ProtocolPoint point, const volatile void* word) {
   if (scheduler->on_step) {
     scheduler->on_step(point, word, /*before_switch=*/true);
   }
-  // Where two sides decide by each other's words a task loses its CPU more often.
+  // Where two sides decide by each other's words, a task is preempted more often.
   const bool decisive = point == ProtocolPoint::kEvictMark || point == ProtocolPoint::kEvictDecide ||
                         point == ProtocolPoint::kLeaseLook || point == ProtocolPoint::kSleepLook;
   scheduler->MaybeYield(decisive ? 6 : 48);
@@ -182,7 +183,7 @@ void ProtocolStep(ProtocolPoint point, const volatile void* word) {
 
 int ProtocolPoll(pollfd* fds, nfds_t count, int timeout_ms) {
   Scheduler* const scheduler = Scheduler::Current();
-  // An hour is how clients say "no limit".
+  // Clients express "no limit" as an hour.
   const bool limited = timeout_ms >= 0 && timeout_ms < 3'600'000;
   scheduler->Block([fds, count] { return poll(fds, count, 0) > 0; },
                    limited ? int64_t{timeout_ms} * 1'000'000 : -1);

@@ -1,7 +1,7 @@
-// The simulation's one scheduler: tasks that hand the thread to each other by seed, and the virtual clock.
+// The simulation's one scheduler: tasks that pass the thread to each other by seed, and the virtual clock.
 //
 // A task is ready, or blocked until a condition is true or a time has come. When none is ready the clock
-// jumps to the next time; when there is none either, everybody waits for somebody: a deadlock.
+// jumps to the next time; when there is no such time either, all tasks wait for each other: a deadlock.
 //
 // Thread safety: one thread.
 #pragma once
@@ -43,7 +43,7 @@ class Scheduler final : public Clock {
   ~Scheduler() override;
 
   int64_t NowNanos() const override { return now_; }
-  // The one stream of random numbers: what it gave so far decides everything.
+  // The one stream of random numbers: it decides everything.
   SimRandom& random() { return random_; }
   uint64_t Below(uint64_t bound) { return random_() % bound; }
   bool Chance(uint64_t one_in) { return random_() % one_in == 0; }
@@ -53,13 +53,13 @@ class Scheduler final : public Clock {
   void Kill(Task* task);
   void KillAll();
 
-  // From a task: others may run now.
+  // Called by a task: lets others run.
   void Yield();
-  // From a task: others may run now, or not, or for a while, as the seed has it; nothing outside of one.
+  // Called by a task: lets others run or not, possibly for a while, by seed; no effect outside of a task.
   void MaybeYield(uint64_t stall_one_in = 48);
-  // From a task: it gets no turn for so many events while others are ready.
+  // Called by a task: gives it no turn for `events` events while others are ready.
   void StallCurrent(uint64_t events) { current_->stalled_until_ = events_ + events; }
-  // From a task: waits until `ready` or for `nanos` (-1: no limit). False: the time has come first.
+  // Called by a task: waits until `ready` or for `nanos` (-1: no limit). False: the time has passed first.
   bool Block(std::function<bool()> ready, int64_t nanos = -1);
   void Sleep(int64_t nanos) {
     Block([] { return false; }, nanos);
@@ -68,23 +68,23 @@ class Scheduler final : public Clock {
   // Runs tasks until `events` resumptions, a failure, or all tasks are done. `each` runs after every one.
   void Run(uint64_t events, const std::function<void()>& each);
 
-  // Whether the task could go on now.
+  // True if the task could go on now.
   bool IsReady(Task* task);
 
   // Records the first failure and ends Run(); a task that calls it does not go on.
   void Fail(const std::string& why);
   const std::string& failure() const { return failure_; }
   uint64_t events() const { return events_; }
-  // A number that two runs share only if they were the same.
+  // A hash of the run: equal for two runs only if they were the same.
   uint64_t digest() const { return digest_; }
   bool InTask() const { return current_ != nullptr; }
   std::string TaskNames() const;
 
-  // Told of each protocol step twice: before the task may lose the thread to others, and right before the
+  // Called twice for each protocol step: before the task may lose the thread to others, and right before the
   // operation.
   std::function<void(ProtocolPoint, const volatile void*, bool before_switch)> on_step;
-  // Everybody waits and no time will come: may change something and return true, or it is a deadlock. Or
-  // nobody is left: true if somebody is now.
+  // Called when all tasks wait and no time will come: it may change something and return true; otherwise it
+  // is a deadlock. Also called when no task is left: true if there is one now.
   std::function<bool()> on_idle;
   static Scheduler* Current();
 

@@ -28,7 +28,7 @@ SimClient::SimClient(SimShared* shared, int number, uint32_t pack)
 SimClient::~SimClient() {
   scheduler().Kill(task_);
   held_.clear();
-  session_.reset();  // tells this observer, whose members are still there
+  session_.reset();  // notifies this observer, whose members still exist
 }
 
 void SimClient::Fail(const std::string& why) { scheduler().Fail(absl::StrCat(name_, ": ", why)); }
@@ -76,7 +76,7 @@ bool SimClient::Control(std::function<void(StoreCore*)> run) {
 
 bool SimClient::Connect() {
   OpenedSession opened;
-  // What weightd answers stays with the call: this process may be gone when it comes.
+  // The call owns weightd's answer: this process may be gone when it arrives.
   auto answer = std::make_shared<absl::StatusOr<SessionHandle>>(absl::UnavailableError(""));
   const uint64_t quota = Chance(3) ? (20 + Below(30)) * 4096 : 0;
   if (!Control([answer, quota, pack = pack_](StoreCore* core) {
@@ -98,7 +98,7 @@ bool SimClient::Connect() {
     Fail("socketpair");
     return false;
   }
-  const int little = 1;  // the least there is: room for a few messages
+  const int little = 1;  // the minimum: room for a few messages
   for (const int end : ends) {
     if (Chance(2)) {
       setsockopt(end, SOL_SOCKET, SO_SNDBUF, &little, sizeof(little));
@@ -127,7 +127,7 @@ bool SimClient::Connect() {
     theirs->reset();
   };
   server->Post(std::move(call));
-  theirs.reset();  // the call's alone: with weightd's life it ends
+  theirs.reset();  // only the call owns it: it ends with weightd's life
   side_copy_.reset(fcntl(mine.get(), F_DUPFD_CLOEXEC, 0));
   auto session =
       WeightSession::JoinOver(std::move(mine), opened, extent_bytes_, wake_.get(), absl::InfiniteFuture());
@@ -154,7 +154,7 @@ bool SimClient::Lost() {
   return !session_->lost().ok();
 }
 
-// Leases outlive the connection; the session goes after the last of them, and weightd is told if it lives.
+// Leases outlive the connection; the session ends after the last of them, and weightd is told if it lives.
 void SimClient::DropSession(bool close) {
   ++shared_->counters.lost_sessions;
   pending_.clear();
@@ -194,7 +194,7 @@ void SimClient::Quiesce() {
   paused_ = false;
 }
 
-// ---------------------------------------------------------------- what the world checks
+// ---------------------------------------------------------------- state that the world checks
 
 std::string SimClient::LostWake() {
   if (session_ == nullptr || shared_->server->epoch() != epoch_ || !session_->lost().ok() ||

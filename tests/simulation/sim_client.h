@@ -1,5 +1,5 @@
 // One inferd process, as weightd sees it: inferd's own WeightSession under a driver that leases, reads,
-// fetches, prefetches, cancels, sleeps, naps and misbehaves by seed, and checks what it gets.
+// fetches, prefetches, cancels, sleeps, naps and misbehaves by seed, and checks the results.
 //
 // Thread safety: one thread, the scheduler's.
 #pragma once
@@ -29,7 +29,7 @@ struct SimCounters {
   uint64_t transfers = 0;
   uint64_t dense = 0;          // of these: extents that stay
   uint64_t pulls = 0;          // experts copied by the client itself
-  uint64_t pulls_in_vain = 0;  // of these: the session ended meanwhile
+  uint64_t pulls_in_vain = 0;  // pulls whose session ended meanwhile
   uint64_t refused = 0;
   uint64_t sessions = 0;
   uint64_t lost_sessions = 0;
@@ -37,10 +37,10 @@ struct SimCounters {
   uint64_t server_kills = 0;
   uint64_t quiet_points = 0;
   uint64_t rotten = 0;
-  uint64_t stopped = 0;  // sessions ended because their client had stopped
+  uint64_t stopped = 0;  // sessions ended as stalled
 };
 
-// What a client may know of the world.
+// The part of the world's state that a client may see.
 struct SimShared {
   Scheduler* scheduler = nullptr;
   std::unique_ptr<SimServer> server;  // null between two lives
@@ -56,7 +56,7 @@ struct SimShared {
   bool faults = true;
   // Planted bugs of the client's own rules.
   bool forget_events = false;     // a slot is filled while the device reads it
-  bool count_lost_pulls = false;  // what was copied counts though the session ended meanwhile
+  bool count_lost_pulls = false;  // copied bytes count though the session ended meanwhile
   SimCounters counters;
 };
 
@@ -78,18 +78,19 @@ class SimClient final : public SegmentObserver {
   }
   void OnSegmentUnmapped(uint32_t segment) override;
 
-  // For the world's checks.
+  // State for the world's checks.
   const std::vector<Held>& held() const { return held_; }
-  // It has given no sign for long enough that weightd may have ended its session, and did: what it holds is
-  // no longer kept for it.
+  // True if it has given no sign for long enough that weightd may have ended its session, and did: its leases
+  // no longer hold anything.
   bool ended_as_stopped() const;
-  uint64_t epoch() const { return epoch_; }  // of the life that the leases are of
+  uint64_t epoch() const { return epoch_; }  // the life in which the leases were granted
   bool finished() const { return session_ == nullptr && paused_; }
-  // A sleeping side with work that nobody will tell it of; empty if there is none. REQUIRES: weightd sleeps.
+  // Describes a side that sleeps though it has work and no wake will come; empty if there is none. REQUIRES:
+  // weightd sleeps.
   std::string LostWake();
-  // When the first of its requests is overdue; INT64_MAX if none can be.
+  // Time when the first of its requests is overdue; INT64_MAX if none can be.
   int64_t Overdue() const;
-  // Sessions that weightd still knows this process by.
+  // Sessions that weightd still has of this process.
   const std::vector<uint64_t>& joined() const { return joined_; }
   // Segments that it has mapped in a session that weightd has not ended.
   const std::set<uint32_t>& mapped() const { return mapped_; }
@@ -109,7 +110,7 @@ class SimClient final : public SegmentObserver {
   void Run();
   void Act();
   bool Connect();
-  // Posts a call and waits for it; false: that life of weightd is over.
+  // Posts a call and waits for it; false: that life of weightd has ended.
   bool Control(std::function<void(StoreCore*)> run);
   void OfferSlabs();
   bool Lost();
@@ -130,7 +131,7 @@ class SimClient final : public SegmentObserver {
   bool SubmitDense();
   bool LeaseExpert(uint32_t layer, uint32_t expert);
   void Pull();
-  // A slab's answer: empty if all is well.
+  // Fails with a slab's verdict; no failure if it is empty.
   void Expect(const std::string& wrong);
   bool SubmitFill(RequestClass request_class);
   void SubmitOdd();
@@ -155,7 +156,7 @@ class SimClient final : public SegmentObserver {
   const SimPack source_;
   std::vector<uint64_t> extent_bytes_;
   UniqueFd wake_;
-  UniqueFd side_copy_;  // to cut the connection with
+  UniqueFd side_copy_;  // for cutting the connection
   std::unique_ptr<WeightSession> session_;
   std::unique_ptr<SimSlab> slab_;   // of this session; weightd has it as number 0
   std::unique_ptr<SimSlab> dense_;  // of this process; number 1 in each session that has a slab_
@@ -167,11 +168,11 @@ class SimClient final : public SegmentObserver {
   uint64_t next_id_ = 1;
   uint64_t step_ = 1;
   uint64_t stamp_ = 0;
-  std::pair<uint32_t, uint32_t> guess_ = {0, 0};  // layer and expert prefetched last
+  std::pair<uint32_t, uint32_t> guess_ = {0, 0};  // layer and expert of the last prefetch
   bool in_submit_ = false;
   bool in_sleep_ = false;
   bool napping_ = false;
-  int64_t stopped_since_ = -1;  // -1: it runs
+  int64_t stopped_since_ = -1;  // -1: not stalled
   bool paused_ = false;
   Scheduler::Task* task_ = nullptr;
 };

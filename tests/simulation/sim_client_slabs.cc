@@ -1,4 +1,4 @@
-// What comes into a simulated client's slabs: by transfers, or copied by itself from leases.
+// Data that arrives in a simulated client's slabs: by transfers, or copied by the client from leases.
 #include <algorithm>
 
 #include "absl/time/time.h"
@@ -7,8 +7,8 @@
 
 namespace sluice {
 
-// One for slots, and the one of the dense weights, which has in it what came in earlier sessions. What was
-// lent to them is free: weightd has closed them, or is dead.
+// Offers a slab for slots, and the slab of dense weights, which holds the data of earlier sessions. Slots
+// lent to these sessions are free: weightd has closed them, or is dead.
 void SimClient::OfferSlabs() {
   const bool forget = shared_->forget_events;
   slab_ = std::make_unique<SimSlab>(SimSlab::Kind::kSlots, &scheduler(), &source_, pack_, &shared_->rotten,
@@ -66,7 +66,7 @@ bool SimClient::SubmitTransfer(RequestClass request_class) {
   return true;
 }
 
-// One more of the extents that stay, if there is one.
+// Submits one more of the extents that stay, if there is one.
 bool SimClient::SubmitDense() {
   if (slab_ == nullptr || pending_.size() >= kMinRingEntries || !session_->lost().ok()) {
     return false;
@@ -94,7 +94,7 @@ bool SimClient::SubmitDense() {
   return true;
 }
 
-// Leases all of an expert where it lies; what is not there is fetched first, once.
+// Leases all of an expert in place; missing extents are fetched first, once.
 bool SimClient::LeaseExpert(uint32_t layer, uint32_t expert) {
   const ExtentList list = source_.ExpertExtents(layer, expert, kAllParts);
   const std::vector<uint32_t> extents(list.ids.begin(), list.ids.begin() + list.count);
@@ -116,8 +116,8 @@ bool SimClient::LeaseExpert(uint32_t layer, uint32_t expert) {
   return false;
 }
 
-// The other transport: leases an expert and copies it row by row, during which anything may happen to the
-// session. What was copied counts only if it still lasts after the last byte was read.
+// Exercises the other transport: leases an expert and copies it row by row, while anything may happen to the
+// session. The copy counts only if the session still lasts after the last byte was read.
 void SimClient::Pull() {
   SubmissionEntry entry = Entry(Opcode::kTransfer, RequestClass::kDemand);
   entry.layer = static_cast<uint32_t>(Below(source_.layer_count()));

@@ -1,4 +1,4 @@
-// What a simulated client does with its session.
+// The work of a simulated client with its session.
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -11,7 +11,7 @@ namespace sluice {
 namespace {
 
 constexpr size_t kMostHeld = 6;
-// Longer than the slowest reads, their repetition and the wait for retired segments together can take.
+// Longer than the sum of the slowest reads, their repetition and the wait for retired segments.
 constexpr int64_t kPatienceNanos = 60'000'000'000;
 
 }  // namespace
@@ -66,7 +66,7 @@ void SimClient::Nap(int64_t nanos) {
   stopped_since_ = scheduler().NowNanos();
   scheduler().Sleep(nanos);
   napping_ = false;
-  if (ended_as_stopped()) {  // its bytes are no longer what it leased
+  if (ended_as_stopped()) {  // its bytes are no longer those that it leased
     ++shared_->counters.stopped;
     held_.clear();
     session_->Lose(absl::UnavailableError("weightd has ended the session"));
@@ -87,7 +87,7 @@ bool SimClient::ended_as_stopped() const {
 
 // ---------------------------------------------------------------- leases
 
-// One expert or a few extents: leased where they are, fetched where they are not, read, given back.
+// Uses one expert or a few extents: leased if resident, else fetched; then read and released.
 void SimClient::Compute() {
   ++step_;
   std::vector<uint32_t> missing;
@@ -101,7 +101,7 @@ void SimClient::Compute() {
     Verify(held_[Below(held_.size())]);
   }
   if (!missing.empty()) {
-    ReleaseAll();  // before it waits for a fill
+    ReleaseAll();  // before waiting for a fill
     for (uint32_t extent : missing) {
       SubmissionEntry entry = Entry(Opcode::kFillExtent, RequestClass::kDemand);
       entry.extent = extent;
@@ -125,7 +125,7 @@ bool SimClient::TakeLease(uint32_t extent) {
   held_.push_back(Held{extent, lease, SimPack::Cell(bytes, 0).fill});
   Held& held = held_.back();
   SimServer* const server = shared_->server.get();
-  // What was leased already stays where it is, also when the scrub has had it read anew elsewhere.
+  // Leased bytes stay in place, also when the scrub has had the extent read anew elsewhere.
   const bool again = std::count_if(held_.begin(), held_.end(),
                                    [extent](const Held& other) { return other.extent == extent; }) > 1;
   if (server != nullptr && server->epoch() == epoch_ && !again) {
@@ -219,7 +219,7 @@ bool SimClient::Submit(SubmissionEntry entry, std::vector<uint32_t> extents,
 }
 
 bool SimClient::SubmitFill(RequestClass request_class) {
-  // Half of the demands are for what was prefetched last, as with a predictor that is right half the time.
+  // Half of the demands are for the expert prefetched last, as with a predictor that is right half the time.
   const bool again = request_class == RequestClass::kDemand && Chance(2);
   const auto layer = again ? guess_.first : static_cast<uint32_t>(Below(source_.layer_count()));
   const auto expert = again ? guess_.second : static_cast<uint32_t>(Below(source_.expert_count(layer)));
@@ -249,7 +249,7 @@ void SimClient::SubmitOdd() {
     entry.target = std::next(pending_.begin(), static_cast<ptrdiff_t>(Below(pending_.size())))->first;
     Submit(entry, {});
   } else if (shared_->faults && Chance(2)) {
-    // Nonsense, but at its place in the ring: it is answered, and the session lives.
+    // An invalid entry at a valid ring position: it is answered, and the session lives.
     SubmissionEntry entry = Entry(static_cast<Opcode>(Below(8)), static_cast<RequestClass>(Below(3)));
     entry.parts = static_cast<PartSet>(Below(16));
     entry.pack = static_cast<uint32_t>(Below(2));
@@ -264,7 +264,7 @@ void SimClient::SubmitOdd() {
   }
 }
 
-// A guess, given up at once, and then needed after all: a read that is being cancelled finds a new waiter.
+// A prefetch, cancelled at once, and then needed after all: a cancelled read gains a new waiter.
 void SimClient::ChangeMind() {
   if (pending_.size() + 3 > kMinRingEntries || !SubmitFill(RequestClass::kPrefetch)) {
     return;
@@ -283,7 +283,7 @@ void SimClient::ChangeMind() {
   Submit(entry, {list.ids.begin(), list.ids.begin() + list.count});
 }
 
-// Impossible cursors: this session is lost, and nobody else's.
+// Impossible cursors: only this session is lost.
 void SimClient::Scribble() {
   ReleaseAll();
   if (Ruin()) {
@@ -291,7 +291,7 @@ void SimClient::Scribble() {
   }
 }
 
-// weightd is to end the session, and to look at its pins no more. False: that life of weightd is over.
+// Misbehaves so that weightd ends the session and ignores its pins. False: that life of weightd has ended.
 bool SimClient::Ruin() {
   SimServer* const server = shared_->server.get();
   if (server == nullptr || server->epoch() != epoch_) {
@@ -308,10 +308,10 @@ bool SimClient::Ruin() {
   } else {
     cursors.completion_head.value.store(cursors.completion_tail.value.load() + 1 + Below(100));
   }
-  napping_ = true;  // what it asked for may never be answered
-  held_.clear();    // its leases hold nothing from when weightd sees it
+  napping_ = true;  // its requests may never be answered
+  held_.clear();    // its leases hold nothing once weightd sees it
   Knock();
-  scheduler().Sleep(static_cast<int64_t>(Below(20'000'000)));  // others may have what it held by then
+  scheduler().Sleep(static_cast<int64_t>(Below(20'000'000)));  // others may have its memory by then
   return true;
 }
 
@@ -330,7 +330,7 @@ void SimClient::AwaitLoss() {
   napping_ = false;
 }
 
-// Takes the oldest completion. With `lease` what it filled is leased while it is still held.
+// Reaps the oldest completion. With `lease`, leases its extents while they are still held.
 bool SimClient::ReapOne(bool lease) {
   CompletionEntry entry;
   if (!session_->Peek(&entry)) {
@@ -358,7 +358,7 @@ bool SimClient::ReapOne(bool lease) {
   pending_.erase(found);
   if (pending.fill && code == absl::StatusCode::kOk && lease) {
     for (uint32_t extent : pending.extents) {
-      // The scrub may have found the extent rotten since: then it is no longer to be had.
+      // The scrub may have found the extent rotten since: then it is no longer available.
       const bool rotten = shared_->rotten_extents.contains({pack_, extent});
       if (held_.size() < kMostHeld && !TakeLease(extent) && !Lost() && !rotten) {
         Fail(absl::StrCat("extent ", extent, " was filled for request ", entry.id, ", but cannot be leased"));
@@ -381,7 +381,7 @@ void SimClient::CheckProgress(uint64_t id, Pending* pending) {
   }
   const uint64_t word = local->control.progress[pending->progress].load();
   if (word >> 32 != (id & 0xffffffff)) {
-    return;  // nothing has landed, or a later request has the word
+    return;  // nothing has landed, or a later request uses the word
   }
   const auto landed = static_cast<uint32_t>(word);
   if (slab_ != nullptr) {

@@ -1,6 +1,6 @@
-// A pack whose bytes say where they belong and by which fill they came, and an ExtentSource over it.
+// A pack whose bytes encode their position and the fill that brought them, and an ExtentSource over it.
 //
-// Every 512 bytes begin with a cell: {what belongs here, the number of the fill}. The first word is what the
+// Every 512 bytes begin with a cell: {position word, number of the fill}. The first word is the part that the
 // checksum would protect; the second lets a reader see that bytes of two fills are mixed, or old.
 //
 // Thread safety: immutable; one thread.
@@ -23,7 +23,7 @@ struct SimCell {
 };
 inline constexpr uint64_t kSimCellBytes = 512;
 
-// What the first word of the cell at `offset` of the pack's file is.
+// The first word of the cell at `offset` of the pack's file.
 inline uint64_t SimPlaceWord(uint32_t pack, uint64_t offset) {
   return (uint64_t{pack} << 48 ^ (offset + 1)) * 0x9e3779b97f4a7c15ull;
 }
@@ -77,7 +77,7 @@ class SimPack final : public ExtentSource {
     }
     return list;
   }
-  // Rows of one cell; parts that share a stream lie in it cell by cell.
+  // Rows of one cell; parts that share a stream are interleaved cell by cell.
   PartRows ExpertPart(uint32_t layer, uint32_t expert, Part part) const override {
     const auto p = static_cast<uint32_t>(part);
     const auto last = static_cast<uint32_t>(shape_.part_bytes.size()) - 1;

@@ -19,7 +19,7 @@
 namespace sluice {
 
 struct SimDisk {
-  // One read in so many meets each of these; 0: never.
+  // Each of these faults strikes one read in this many; 0: never.
   uint64_t io_error = 60;
   uint64_t end_of_file = 120;
   uint64_t bit_flip = 60;
@@ -32,8 +32,8 @@ struct SimDisk {
 
 class SimReader final : public BlockReader {
  public:
-  // `check_write(dest, bytes)` is asked before bytes are written, `bytes` at most a page. `next_fill` numbers
-  // the reads of all lives.
+  // `check_write(dest, bytes)` is called before bytes are written, `bytes` at most a page. `next_fill`
+  // numbers the reads of all lives.
   struct Hooks {
     std::function<void(const std::byte* dest, uint64_t bytes)> check_write;
     std::function<void(uint64_t tag, uint64_t fill)> filled;
@@ -63,7 +63,7 @@ class SimReader final : public BlockReader {
   };
   void Work();
   void DoChunk(const ReadChunk& chunk);
-  // Writes what the disk has at `offset` of `file`; some of it wrong with `flip`.
+  // Writes the disk's bytes at `offset` of `file`; with `flip` some of them are wrong.
   void Arrive(const ReadChunk& chunk, uint64_t offset, uint64_t length, bool flip);
   void Write(std::byte* dest, uint32_t file, uint64_t offset, uint64_t length, uint64_t fill);
   void Report(const QueuedRead& read);

@@ -32,10 +32,10 @@ SimServer::SimServer(Scheduler* scheduler, Options options, uint64_t* next_fill,
       poller_(*Poller::Create()),
       bell_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
   hooks.filled = [this, next_fill](uint64_t read, uint64_t fill) {
-    const uint32_t tag = static_cast<uint32_t>(read);  // the extent; the rest tells reads of it apart
+    const uint32_t tag = static_cast<uint32_t>(read);  // the extent; the rest distinguishes its reads
     last_fill_.resize(std::max<size_t>(last_fill_.size(), tag + 1));
     LastFillOf& last = last_fill_[tag];
-    // Of two reads that ran beside each other the first with good bytes makes its place the extent's.
+    // Among concurrent reads, the first with good bytes makes its slot the extent's.
     if (fill > last.begun) {
       last = {fill, *next_fill};
     }
@@ -65,7 +65,7 @@ SimServer::SimServer(Scheduler* scheduler, Options options, uint64_t* next_fill,
   core.fetcher.started_bytes = 48 * 1024;
   core.fetcher.prefetch_bytes = 24 * 1024;
   if (options_.forget_wakes || options_.epoch % 2 != 0) {
-    core.fetcher.slow_read_nanos = 0;  // a deadline would wake the pump where something else has to
+    core.fetcher.slow_read_nanos = 0;  // a timeout would wake the pump and hide lost wakes
   }
   core.attach_timeout_nanos = 500'000'000;
   StoreCore::Environment environment;
@@ -148,7 +148,7 @@ void SimServer::RunPump() {
   }
 }
 
-// The engine's threads: one chunk a turn, and whatever arrives on the modelled link.
+// The engine's threads: one chunk per turn, and arrivals on the modelled link.
 void SimServer::RunCopier() {
   while (true) {
     const int64_t arrival = transfers_->NextArrival();

@@ -44,23 +44,23 @@ class SimServer {
   ~SimServer();
 
   void Post(std::shared_ptr<Call> call) { calls_.push_back(std::move(call)); }
-  // A client's process has exited; the pump hears of it whenever the kernel likes.
+  // A client's process has exited; the pump learns of it at a time of the kernel's choice.
   void ProcessExited(uint64_t session) { exits_.push_back(session); }
 
-  // Only between turns: the core is in nobody's hands.
+  // True only between turns: nobody uses the core.
   bool locked() const { return locked_; }
-  // The pump sleeps, and nothing that it polls is ready: only another's wake can help.
+  // True if the pump sleeps, and nothing that it polls is ready: only a wake by others can help.
   bool SleepsSoundly();
 
   StoreCore& core() { return *core_; }
   const SimReader& reader() const { return *reader_; }
-  // Nothing is read, copied or scrubbed.
+  // True if nothing is read, copied or scrubbed.
   bool idle() const {
     return !scrubbing_ && reader_->idle() && transfers_->stats().transfers_waiting == 0 &&
            !transfers_->HasEvents();
   }
   uint64_t epoch() const { return options_.epoch; }
-  // The last fill of an extent that was reported as good, by gid; 0 before the first.
+  // The last fill of an extent that was reported as good, by extent id; 0 before the first.
   uint64_t LastFill(Gid gid) const { return gid < last_fill_.size() ? last_fill_[gid].fill : 0; }
   size_t calls_waiting() const { return calls_.size(); }
 
@@ -79,7 +79,7 @@ class SimServer {
   std::vector<PollEvent> events_;
   struct LastFillOf {
     uint64_t fill = 0;
-    uint64_t begun = 0;  // the last read that had begun when it was reported
+    uint64_t begun = 0;  // the last read that had begun at its report
   };
   std::vector<LastFillOf> last_fill_;  // by extent
   std::unique_ptr<SimReader> reader_;

@@ -9,7 +9,7 @@ namespace sluice {
 
 namespace {
 
-// A device's queue may be so many events behind.
+// Maximum delay of a device's queue, in events.
 constexpr uint64_t kMostReadEvents = 500;
 
 }  // namespace

@@ -1,10 +1,10 @@
-// A simulated client's device memory: slots that it lends to transfers, and what may never happen to them.
+// A simulated client's device memory: slots that it lends to transfers, and the invariants of their bytes.
 //
 // A slot is free, or lent to one request, of rows or of a whole extent. The request's rows must be right once
-// they are said to have landed, and after its completion nothing may be written: a slot that came back is
-// painted over and looked at again. Before that a simulated device may read it, which ends at an event some
-// time later: until then its rows must stay as they are. In a slab of dense weights what has come stays for
-// the process's life, whatever becomes of weightd.
+// they are reported as landed, and after its completion nothing may be written: a returned slot is painted
+// over and checked again. Before that a simulated device may read it, until some later event: its rows must
+// stay as they are until then. In a slab of dense weights the data stays for the process's life, whatever
+// happens to weightd.
 //
 // Thread safety: one thread, the scheduler's.
 #pragma once
@@ -31,34 +31,35 @@ class SimSlab {
   enum class Kind : uint8_t { kSlots, kDense };
 
   // `rotten` are fills whose bytes may be wrong. `forget_events`: a planted bug, slots are lent although they
-  // are still read.
+  // are still being read.
   SimSlab(Kind kind, Scheduler* scheduler, const SimPack* source, uint32_t pack,
           const std::set<uint64_t>* rotten, bool forget_events);
 
   int fd() const { return memory_.fd.get(); }
 
-  // Lends a free slot to `entry`, whose layer, expert and parts are set: fills in the rest of a transfer.
+  // Lends a free slot to `entry`, whose layer, expert and parts are set, and fills in the rest of a transfer.
   // `neurons` gets the rows to gather, none for all, as always with `whole`. False: no slot is free.
   bool Lend(SubmissionEntry* entry, std::vector<uint32_t>* neurons, bool whole = false);
-  // A row that the client itself brings into a slot it has lent to `id`.
+  // Writes a row that the client itself copies into a slot it has lent to `id`.
   void Put(uint64_t id, Part part, uint32_t row, const std::byte* from);
-  // The first `tiles` tiles of a lent slot are said to have landed. Empty: they have.
+  // Checks the first `tiles` tiles of a lent slot, which were reported as landed. Empty: they are right.
   std::string CheckLanded(uint64_t id, uint32_t tiles) const;
-  // The request has ended: all of its rows are there with `ok`. The slot is painted, and may be lent again,
-  // at once or when the device has read it; or its rows stay.
+  // Ends the request: with `ok` all of its rows must be there. The slot is painted, and may be lent again, at
+  // once or when the device has read it; or its rows stay.
   std::string TakeBack(uint64_t id, bool ok);
-  // Whether an extent's rows have come to stay, or are on their way.
+  // True if an extent's rows have come to stay, or are on their way.
   bool HasExtent(uint32_t extent) const;
-  // What was lent when weightd went is nobody's once it is known to have gone.
+  // Frees the slots lent when weightd went away. REQUIRES: its end is known.
   void FreeLent();
-  // What is not lent is as it was left; what is read or stays is right. Ends the reads whose time has come.
+  // Checks that unlent slots are unchanged, and that rows being read or kept are right. Ends the reads that
+  // are due.
   std::string CheckRest();
 
  private:
   struct Slot {
     bool lent = false;
     bool stays = false;
-    uint64_t read_until = 0;  // the event behind the last reader; 0: it is done
+    uint64_t read_until = 0;  // the event after the last reader; 0: it is done
     SubmissionEntry entry{};
     std::vector<uint32_t> neurons;
   };
@@ -67,14 +68,14 @@ class SimSlab {
   Slot* Find(uint64_t id);
   const Slot* Find(uint64_t id) const { return const_cast<SimSlab*>(this)->Find(id); }
   uint32_t Rows(const Slot& slot) const;
-  // Whether the cell at `at` of the slab is the one at `offset` of the pack.
+  // Checks that the cell at `at` of the slab is the one at `offset` of the pack.
   std::string CheckCell(const Slot& slot, uint64_t at, uint64_t offset) const;
   std::string CheckRows(const Slot& slot, uint32_t rows) const;
   void Paint(size_t slot);
 
   bool IsRead(const Slot& slot) const { return slot.read_until != 0; }
 
-  // What the device reads.
+  // A device's read.
   struct Reader {
     Slot slot;
     size_t index = 0;

@@ -1,5 +1,5 @@
-// weightd and its clients in one thread, on one virtual clock, in an order that a seed decides, down to
-// single operations on shared memory. `simulation_test --seed N --events N` replays a run.
+// weightd and its clients in one thread, on one virtual clock, in an order decided by a seed, down to single
+// operations on shared memory. `simulation_test --seed N --events N` replays a run.
 #include <gtest/gtest.h>
 
 #include <cstdio>
@@ -77,7 +77,7 @@ TEST(SimulationTest, SameSeedIsTheSameRun) {
   EXPECT_NE(RunWorld(options).digest, RunWorld({.seed = 77, .events = 20'000}).digest);
 }
 
-// What the simulation says about a bug, within a bounded number of events.
+// The simulation's verdict on a planted bug, within a bounded number of events.
 std::string CaughtAs(PlantedBug bug) {
   for (uint64_t seed = 1; seed <= 20; ++seed) {
     WorldOptions options;
@@ -108,7 +108,7 @@ TEST(SimulationTest, PullThatCountsThoughItsSessionEndedIsCaught) {
   EXPECT_NE(CaughtAs(PlantedBug::kLostPull).find("of the pack in transfer"), std::string::npos);
 }
 
-// Before the lease it leaves bytes of an older fill, after it it writes into leased memory.
+// Before the lease the bug leaves bytes of an older fill; after it, it writes into leased memory.
 TEST(SimulationTest, ReaderThatWritesAfterItsReportIsCaught) {
   const std::string caught = CaughtAs(PlantedBug::kLateWrite);
   EXPECT_TRUE(caught.find("lease") != std::string::npos || caught.find("is of fill") != std::string::npos);

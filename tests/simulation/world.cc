@@ -17,7 +17,7 @@ constexpr uint64_t kDrainOneIn = 100'000;
 constexpr uint64_t kDrainedEndOneIn = 1500;
 constexpr uint64_t kTemptingEvents = 100;
 constexpr uint64_t kQuietEvery = 30'000;
-// Closing everything may take the slowest read, its repetition and waits for retired segments.
+// Closing everything may last as long as the slowest read, its repetition and waits for retired segments.
 constexpr int64_t kQuietNanos = 60'000'000'000;
 
 std::vector<SimPack::Shape> Packs() {
@@ -72,7 +72,7 @@ WorldResult World::Run() {
 void World::StartServer() {
   SimServer::Options server;
   server.epoch = ++epochs_;
-  // From just what four clients' minima need to three quarters of the packs.
+  // From the minima of four clients to three quarters of the packs.
   budget_ = (44 + scheduler_.Below(40)) * kPage;
   server.budget = budget_;
   server.policy.eviction = static_cast<EvictionKind>(scheduler_.Below(3));
@@ -111,8 +111,8 @@ void World::KillClient(size_t index) {
   respawn_at_[index] = scheduler_.events() + 1 + scheduler_.Below(400);
 }
 
-// The kernel tells weightd of a process's exit once it holds the process's pidfd, so a session that is joined
-// only now is told of again.
+// The kernel reports a process's exit once weightd holds the process's pidfd, so a session that is attached
+// only now is reported again.
 void World::TellExits() {
   SimServer* const server = shared_.server.get();
   std::erase_if(dead_, [&](const DeadProcess& dead) {
@@ -153,7 +153,7 @@ bool World::OnIdle() {
   return quiet_points != shared_.counters.quiet_points;
 }
 
-// Starts what is to live again by now, and tells of deaths.
+// Restarts processes that are due, and reports deaths.
 void World::BringBack() {
   const uint64_t event = scheduler_.events();
   if (shared_.server == nullptr && event >= restart_at_) {
@@ -322,8 +322,7 @@ void World::CheckQuiet() {
   }
   CheckAccounts();
   const StoreStats stats = server->core().Stats();
-  // One whose client died before it heard of it: weightd waits for its side socket until the time for that
-  // is over.
+  // A session whose client died before it learned of it: weightd waits for its side socket until the timeout.
   if (std::any_of(stats.sessions.begin(), stats.sessions.end(),
                   [](const SessionStats& session) { return session.state == "opened"; })) {
     return;
@@ -338,7 +337,7 @@ void World::CheckQuiet() {
       scheduler_.Fail(absl::StrCat("at rest, extent ", gid, " is held or being filled"));
     }
   }
-  // weightd: epoll, bell, a table a pack, the segments; each client: a wake, and dense weights if it has
+  // weightd: epoll, bell, one table per pack, the segments; each client: a wake, and dense weights if it has
   // some.
   size_t fds = base_fds_ + 2 + shared_.packs.size() + stats.segments + clients_.size();
   for (const auto& client : clients_) {
@@ -352,7 +351,7 @@ void World::CheckQuiet() {
   shared_.stopping = false;
 }
 
-// Tells clients which extent is about to be evicted: they try to lease it just then.
+// Tells clients which extent is about to be evicted: they try to lease it at that moment.
 void World::PointOut(const volatile void* word) {
   for (uint32_t pack = 0; pack < shared_.packs.size(); ++pack) {
     const ResidencyEntry* table = shared_.server->core().residency(pack);
@@ -366,7 +365,7 @@ void World::PointOut(const volatile void* word) {
   }
 }
 
-// An eviction whose looks at the clients' pins find nothing: the word is hidden for just that operation.
+// Makes an eviction miss the clients' pins: the word is hidden for just that operation.
 void World::PlantStep(ProtocolPoint point, const volatile void* word, bool before_switch) {
   if (before_switch) {
     if (hidden_ != nullptr) {

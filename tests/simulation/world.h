@@ -1,4 +1,4 @@
-// The simulated world: lives of weightd, inferd processes, kills, and the invariants that are looked at after
+// The simulated world: lives of weightd, inferd processes, kills, and the invariants that are checked after
 // every event.
 //
 // Thread safety: one thread.
@@ -20,7 +20,7 @@ enum class PlantedBug {
   kForgottenWake,     // a finished read does not wake the pump
   kLateWrite,         // a reader writes after its report
   kForgottenEvent,    // a client lends a slot that its device still reads
-  kLostPull           // a client counts what it copied while its session ended
+  kLostPull           // a client counts a copy whose session ended
 };
 
 struct WorldOptions {
@@ -49,7 +49,7 @@ class World {
   struct DeadProcess {
     uint64_t epoch = 0;
     uint64_t session = 0;
-    uint64_t at_event = 0;  // when weightd hears of its exit
+    uint64_t at_event = 0;  // time at which weightd learns of its exit
   };
 
   void StartServer();
@@ -65,10 +65,10 @@ class World {
   void CheckDeadlines();
   void TellExits();
   void BringBack();
-  // Everybody waits: what was to come at a later event comes now.
+  // Called when all tasks wait: runs the next future event now.
   bool OnIdle();
   void CheckAccounts();
-  // Everybody finishes and closes; then nothing may be left.
+  // Makes every client finish and close; then nothing may be left.
   void BeginQuiet();
   void CheckQuiet();
   void PointOut(const volatile void* word);
@@ -78,7 +78,7 @@ class World {
   Scheduler scheduler_;
   SimShared shared_;
   std::vector<std::unique_ptr<SimClient>> clients_;
-  std::vector<uint64_t> respawn_at_;  // by client: the event of its next life
+  std::vector<uint64_t> respawn_at_;  // by client: the event that starts its next life
   std::vector<DeadProcess> dead_;
   uint64_t next_fill_ = 0;
   uint64_t epochs_ = 0;

@@ -1,4 +1,4 @@
-"""Clients of a service whose daemons are killed, and what they find: kill_loop.py's other half."""
+"""Clients of a service whose daemons are killed, and their checks: kill_loop.py's other half."""
 import collections
 import os
 import random
@@ -15,10 +15,10 @@ HANG = 5.0  # seconds
 
 
 class OwnTime(threading.Thread):
-    """Seconds in which this program could run: a machine that stands still is nobody's hang."""
+    """Seconds in which this program could run: a machine that stands still is not a hang of a daemon."""
 
     TICK = 0.02
-    MOST = 0.25  # that a tick may count for
+    MOST = 0.25  # maximum seconds counted per tick
 
     def __init__(self):
         super().__init__(daemon=True)
@@ -37,7 +37,7 @@ OWN_TIME = OwnTime()
 
 
 class Findings:
-    """What went wrong, and what was counted."""
+    """Errors and counters."""
 
     def __init__(self):
         self.lock = threading.Lock()
@@ -63,7 +63,7 @@ class Findings:
 
 
 class Client(threading.Thread):
-    """Streams one answer after the other until told to stop; pauses when asked to."""
+    """Streams one response after the other until stopped; can be paused."""
 
     def __init__(self, target, answers, seed, findings, must_answer=False):
         super().__init__(daemon=True)
@@ -71,7 +71,7 @@ class Client(threading.Thread):
         self.answers = answers
         self.random = random.Random(seed)
         self.findings = findings
-        self.must_answer = must_answer  # its inferd is never killed: an error is wrong
+        self.must_answer = must_answer  # its inferd is never killed: any error is a failure
         self.stopping = threading.Event()
         self.go = threading.Event()
         self.go.set()
@@ -109,7 +109,7 @@ class Client(threading.Thread):
             if got != expected[: len(got)]:
                 self.findings.add("wrong", f"{len(got)} tokens before the end differ")
             if not got:
-                time.sleep(0.02)  # its inferd is away: as clients do
+                time.sleep(0.02)  # its inferd is down: retries as clients do
             return
         if self.findings.counts["kills of weightd"] != weightd_kills:
             self.findings.count("answers continued over weightd's death")

@@ -3,9 +3,9 @@
   kill_loop.py [--kills N] [--sim-kills N] [--cuda-kills N] [--pair-kills N] [--seed N] [--clients N] [--json FILE]
 
 Every start draws a budget for weightd, and for inferd a device, host or sim, the latter with a budget, a link and a
-transport; --sim-kills are of pairs on sim alone, where who computes misses is drawn too, --cuda-kills of pairs on cuda: on
-the fake CUDA library (tests/cuda_fake), with a seed of its scheduler drawn for each daemon, or on what
-SLUICE_CUDA_MODULE names. One kill in four does not wait for the next token: it comes while a daemon starts.
+transport; --sim-kills kills pairs on sim alone, where the device that computes misses is drawn too, --cuda-kills pairs on
+cuda: on the fake CUDA library (tests/cuda_fake), with a seed of its scheduler drawn for each daemon, or on the module in
+SLUICE_CUDA_MODULE. One kill in four does not wait for the next token: it comes while a daemon starts.
 
 Client threads stream greedy answers all the while. Every answer that comes is compared with the uninterrupted
 one; a token that differs, a stream that neither goes on nor ends within 5 s, and anything that a settled pair
@@ -27,7 +27,7 @@ import daemons
 
 
 def await_tokens(clients, findings, text):
-    """Waits until one of them has a new token."""
+    """Waits until one of the clients has a new token."""
     seen = [client.tokens for client in clients]
     began = OWN_TIME.seconds
     daemons.wait_until(lambda: any(c.tokens > s for c, s in zip(clients, seen)), "a token " + text)
@@ -37,7 +37,7 @@ def await_tokens(clients, findings, text):
 
 
 def kill_either(service, clients, kills, findings):
-    """One inferd, and either daemon dies. Returns {daemon: [seconds to the next token]}."""
+    """Kills weightd or its one inferd. Returns {daemon: [seconds to the next token]}."""
     back = {"weightd": [], "inferd": []}
     held = {}
     for i in range(kills):
@@ -81,7 +81,7 @@ def kill_one_of_two(service, victims, others, kills, findings):
 
 
 def run(scenario, packs, budget, kills, args, findings, only=None):
-    """Starts the daemons, finds the right answers, and lets `scenario` kill. Its rows of the table."""
+    """Starts the daemons, computes the expected responses, and runs `scenario`. Returns its rows of the table."""
     work = daemons.tempfile.mkdtemp(prefix="sluice-kill-")
     service = Service(work, packs, findings, random.Random(args.seed), only)
     cases = daemons.greedy_cases()[:6]

@@ -1,9 +1,9 @@
-"""The daemons that kill_loop.py kills: how they are started, and what they may hold once all is quiet."""
+"""The daemons that kill_loop.py kills: their start, and their allowed resources once all is quiet."""
 import os
 import re
 import signal
 
-import kill_clients  # finds what end-to-end tests share
+import kill_clients  # adds the end-to-end tests' folder to the path
 import daemons
 from daemons import grpc, inference_pb2_grpc, weights_pb2, weights_pb2_grpc
 
@@ -14,7 +14,7 @@ MIB = 1 << 20
 
 
 def small_budget(random_source):
-    """From little above what a session is promised to all of the sample."""
+    """From little above a session's reserve to all of the sample."""
     return int(random_source.uniform(3.2, 20) * MIB)
 
 
@@ -42,8 +42,8 @@ def segments_mapped(pid):
 
 
 def slabs_mapped(pid):
-    """Device memory that others can be lent and a process has mapped, by the numbers of the memory files that it is on
-    sim and on the fake."""
+    """Shareable device memory that a process has mapped, by the numbers of the memory files that represent it on sim
+    and on the fake."""
     with open(f"/proc/{pid}/maps") as file:
         lines = [line.split(maxsplit=5) for line in file]
     return {fields[4] for fields in lines if len(fields) > 5 and re.match("/memfd:(sluice-slab|fake cuda)", fields[5])}
@@ -59,7 +59,7 @@ def anonymous_kib(pid):
 
 
 class Service:
-    """One weightd, one inferd a pack, all in one folder; each can be killed and started again."""
+    """One weightd, one inferd per pack, all in one folder; each can be killed and started again."""
 
     def __init__(self, folder, packs, findings, random_source, only=None):
         self.folder = folder
@@ -77,7 +77,7 @@ class Service:
         return os.path.join(self.folder, name)
 
     def environment(self):
-        """Of a daemon that starts: its own seed of the fake's scheduler."""
+        """A starting daemon's environment: its own seed of the fake's scheduler."""
         seed = self.random.randrange(0, 100)
         return {
             "SLUICE_CUDA_MODULE": FAKE_CUDA, **os.environ,
@@ -114,7 +114,7 @@ class Service:
             return stub.GetStats(weights_pb2.GetStatsRequest(), timeout=daemons.PATIENCE, wait_for_ready=True)
 
     def answers(self, index, cases):
-        """The uninterrupted ones."""
+        """The uninterrupted responses."""
         result = []
         with grpc.insecure_channel(self.target(index)) as channel:
             stub = inference_pb2_grpc.InferenceServiceStub(channel)
@@ -131,7 +131,7 @@ class Service:
         return result
 
     def check_settled(self, held):
-        """With nobody asking, nothing is left of the kills. `held`: (descriptors, anonymous KiB) by process."""
+        """Checks that without requests the kills leave nothing behind. `held`: (descriptors, anonymous KiB) by process."""
         live = [daemon.process.pid for daemon in self.inferds]
 
         def settled():

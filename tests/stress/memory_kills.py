@@ -19,7 +19,7 @@ import kill_loop  # noqa: E402
 from kill_loop import daemons  # noqa: E402
 from kill_loop import grpc, weights_pb2, weights_pb2_grpc  # noqa: E402
 
-EXPERT_BYTES = 3 * 4096 * 14336 * 2  # of mixtral-8x7b in bf16
+EXPERT_BYTES = 3 * 4096 * 14336 * 2  # an expert of mixtral-8x7b in bf16
 EXPERTS = 8
 
 
@@ -34,7 +34,7 @@ def oom_kills():
 
 
 def warm(service, layers):
-    """Asks for every expert."""
+    """Requests every expert."""
     request = weights_pb2.SetWarmSetRequest(dense=True)
     request.pack.path = service.packs[0]
     for layer in range(layers):

@@ -38,7 +38,7 @@ absl::StatusOr<std::unique_ptr<SessionWeightClient>> ConnectTo(const std::string
   return SessionWeightClient::Connect(options, absl::Now() + kPatience);
 }
 
-// Random accesses with a few leases held at a time, as an engine has them.
+// Makes random accesses with a few leases held at a time, like an engine.
 class Worker {
  public:
   Worker(WeightClient* client, const TestPack* pack, uint64_t seed)
@@ -50,7 +50,7 @@ class Worker {
     const uint32_t extent = random_() % client_->pack().extent_count();
     ExtentLease lease;
     if (!client_->TryLease(extent, &lease)) {
-      ReleaseAll();  // a session gives back what it holds before it waits for a fill
+      ReleaseAll();  // a session releases its extents before it waits for a fill
       if (const absl::Status status = FetchAndLease(client_, step_, extent, &lease); !status.ok()) {
         return status;
       }
@@ -65,7 +65,7 @@ class Worker {
     return absl::OkStatus();
   }
 
-  // What is held stays readable, whatever has happened to weightd.
+  // Checks that held extents stay readable, whatever has happened to weightd.
   void ExpectHeldRight() const {
     for (const auto& [extent, lease] : held_) {
       EXPECT_TRUE(pack_->Matches(extent, lease));
@@ -89,7 +89,7 @@ class Worker {
   std::vector<std::pair<uint32_t, ExtentLease>> held_;
 };
 
-// Sends SIGKILL once `progress` has reached `at`: from a thread of its own, so at any point of what follows.
+// Sends SIGKILL once `progress` has reached `at`: from a thread of its own, so at any point of the work.
 class Killer {
  public:
   Killer(pid_t pid, const std::atomic<uint64_t>* progress, uint64_t at)
@@ -124,7 +124,7 @@ class KillTest : public testing::Test {
     return stats;
   }
 
-  // Waits for a byte, and gives back segments that weightd wants meanwhile, as a waiting engine does.
+  // Waits for a byte, and meanwhile releases segments that weightd retires, as a waiting engine does.
   static bool AwaitByte(int fd, WeightClient* client) {
     pollfd polled{fd, POLLIN, 0};
     while (poll(&polled, 1, 1) == 0) {
@@ -139,7 +139,7 @@ class KillTest : public testing::Test {
   WeightdProcess weightd_{folder_.path(), {pack_.dir()}, SmallBudget()};
 };
 
-TEST_F(KillTest, KilledWeightdIsNoticedAndItsSuccessorServesTheSameBytes) {
+TEST_F(KillTest, SuccessorOfKilledWeightdServesTheSameBytes) {
   weightd_.Start();
   auto client = ConnectTo(weightd_.socket(), pack_.dir());
   ASSERT_TRUE(client.ok()) << client.status() << weightd_.log();
@@ -210,7 +210,7 @@ TEST_F(KillTest, KilledClientsGiveBackTheirPinsAndTheirReserve) {
     EXPECT_EQ(stats.sessions(0).held_extents(), 0u);
     EXPECT_LE(stats.segment_bytes(), SmallBudget());
   }
-  for (int i = 0; i < 500; ++i) {  // nothing that a dead client held is missing
+  for (int i = 0; i < 500; ++i) {  // no memory held by a dead client is missing
     const absl::Status status = worker.Step();
     ASSERT_TRUE(status.ok()) << status;
   }
@@ -246,7 +246,7 @@ TEST_F(KillTest, RestartedClientFindsTheWeightsInMemory) {
 
 }  // namespace
 
-// A client that works until it is killed: leases, says so by a byte, and goes on.
+// A client that works until it is killed: leases, reports it by a byte, and goes on.
 int RunClient(const std::string& socket, const std::string& pack, uint64_t seed, int report_fd) {
   auto client = ConnectTo(socket, pack);
   if (!client.ok()) {

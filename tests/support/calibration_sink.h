@@ -1,4 +1,4 @@
-// Remembers what a calibration said.
+// Records the reports of a calibration.
 //
 // Thread safety: thread-safe.
 #pragma once

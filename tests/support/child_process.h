@@ -26,7 +26,7 @@ class ChildProcess {
 
   pid_t pid() const { return pid_; }
   void Signal(int number) const;
-  // Whether it has exited within `patience`; then status() is known.
+  // True if it has exited within `patience`; then status() is valid.
   bool AwaitExit(absl::Duration patience);
   // wait(2)'s status. REQUIRES: AwaitExit was true.
   int status() const { return status_; }

@@ -1,4 +1,4 @@
-// One greedy answer of a whole engine, step after step on the calling thread.
+// Runs one greedy generation of a whole engine, step after step on the calling thread.
 //
 // Thread safety: a free function on what its caller owns.
 #pragma once
@@ -18,8 +18,8 @@ namespace sluice {
 
 using BackendMaker = std::function<absl::StatusOr<std::unique_ptr<Backend>>(const BackendLimits&)>;
 
-// Behind a prompt of several chunks `count` tokens; those that came before the first error, which is
-// `status`. `counters`: the device's in the end, if they are wanted.
+// Returns up to `count` tokens after a prompt of several chunks: those before the first error, which is
+// `status`. `counters`: the device's final ones, if not null.
 inline std::vector<TokenOut> AnswerOf(const EngineOptions& options, uint32_t count, WeightClient* client,
                                       const BackendMaker& make, absl::Status* status,
                                       BackendCounters* counters = nullptr) {

@@ -1,4 +1,4 @@
-// A small language for tests of the engine: packs made on the spot, sinks that remember, engines on a fake
+// A small language for tests of the engine: packs made on the fly, sinks that record, engines on a fake
 // weightd.
 //
 // Thread safety: the sinks are thread-safe (the engine thread writes, the test reads); everything else is
@@ -26,7 +26,7 @@ absl::Status PackFolder(const std::string& model_dir, const std::string& out_dir
 absl::Status PackTiny(const TinyModelSpec& spec, const std::string& work_dir, const std::string& out_dir,
                       const std::string& bits = "bf16");
 
-// Remembers what a generation said.
+// Records the reports of a generation.
 class CollectingSink final : public RequestSink {
  public:
   void OnStarted(const Usage& usage, double queue_seconds) override;
@@ -34,9 +34,9 @@ class CollectingSink final : public RequestSink {
   void OnFinished(const FinishInfo& info) override;
   void OnError(const absl::Status& status) override;
 
-  // Blocks until the end; its status.
+  // Blocks until the end; returns its status.
   absl::Status Await();
-  // Blocks until at least `count` tokens came or the end.
+  // Blocks until at least `count` tokens have arrived or the end.
   void AwaitTokens(size_t count);
 
   bool started() const;
@@ -58,7 +58,7 @@ class CollectingSink final : public RequestSink {
   absl::Status error_ ABSL_GUARDED_BY(mutex_);
 };
 
-// Remembers rows; is congested while told so.
+// Records rows; is congested while set so.
 class CollectingScoreSink final : public ScoreSink {
  public:
   void OnRows(uint32_t first, absl::Span<const int32_t> argmax, absl::Span<const float> target_logprobs,
@@ -69,7 +69,7 @@ class CollectingScoreSink final : public ScoreSink {
 
   absl::Status Await();
   void SetCongested(bool congested);
-  // Blocks until Congested() was asked.
+  // Blocks until Congested() was called.
   void AwaitQuestion();
   bool ended() const;
   std::vector<int32_t> argmax() const;
@@ -104,19 +104,19 @@ struct TestEngineOptions {
 };
 absl::StatusOr<TestEngine> StartEngine(const std::string& pack_dir, const TestEngineOptions& options);
 
-// The least DRAM budget that a session with `threads` compute threads is promised.
+// The minimum DRAM budget of a session with `threads` compute threads.
 uint64_t SmallestBudget(const std::string& pack_dir, uint32_t threads);
 
 // A greedy request without end tokens.
 GenerateSpec GreedySpec(const std::string& id, std::vector<int32_t> prompt, uint32_t max_tokens);
 
-// Runs one request to its end; its token ids.
+// Runs one request to its end; returns its token ids.
 absl::StatusOr<std::vector<int32_t>> GenerateIds(Engine* engine, const GenerateSpec& spec);
 // The logits of all rows.
 absl::StatusOr<std::vector<float>> ScoreLogits(Engine* engine, const std::string& id,
                                                std::vector<int32_t> input);
 
-// Blocks until nothing runs, waits or is being fetched; the statistics then.
+// Blocks until nothing runs, waits or is being fetched; returns the statistics.
 EngineStats AwaitQuiet(const Engine& engine);
 
 }  // namespace sluice

@@ -1,4 +1,4 @@
-// How many file descriptors this process has open, for leak checks.
+// Number of open file descriptors of this process, for leak checks.
 //
 // Thread safety: safe from any thread; other threads that open and close make the answer inexact.
 #pragma once

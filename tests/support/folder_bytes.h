@@ -1,4 +1,4 @@
-// All files of a folder, name and content, as one string: what "bit-identical" is checked by.
+// All files of a folder, name and content, as one string, for checks of bit-identity.
 //
 // Thread safety: free functions.
 #pragma once

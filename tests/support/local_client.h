@@ -1,5 +1,5 @@
-// A client of a WeightStore in the same process and on the same mappings (which is what TSan can follow):
-// leases, submissions, completions, as inferd does them.
+// A client of a WeightStore in the same process and on the same mappings (which TSan can follow): leases,
+// submissions, completions, as in inferd.
 //
 // Thread safety: thread-compatible, like one client's engine thread.
 #pragma once

@@ -38,7 +38,7 @@ bool IsName(const std::string& name, bool colons) {
   return true;
 }
 
-// Whether `name` is as promtool wants the names of metrics; `histogram`: of one.
+// True if `name` follows promtool's rules for metrics; `histogram`: it is one of a histogram.
 bool IsGoodName(const std::string& name, bool histogram) {
   static constexpr std::array<const char*, 6> kTypes = {"counter", "gauge",     "histogram",
                                                         "summary", "timestamp", "untyped"};
@@ -59,7 +59,7 @@ bool IsGoodName(const std::string& name, bool histogram) {
   return histogram || (words.back() != "count" && words.back() != "sum" && words.back() != "bucket");
 }
 
-// Takes `{a="b",c="d"}` off the front of `rest`.
+// Parses `{a="b",c="d"}` at the front of `rest` and removes it.
 bool TakeLabels(std::string* rest, Labels* labels) {
   size_t at = 1;
   while (at < rest->size() && (*rest)[at] != '}') {

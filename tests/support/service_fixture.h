@@ -1,4 +1,4 @@
-// ServiceFixture: inferd's services over a unix socket, with a FakeEngine behind and clients in front.
+// ServiceFixture: inferd's services over a unix socket, with a FakeEngine as the engine and clients.
 //
 // Thread safety: thread-compatible; a test's own thread uses it.
 #pragma once
@@ -84,7 +84,7 @@ class ServiceFixture : public testing::Test {
   static std::unique_ptr<grpc::ClientContext> Context() {
     auto context = std::make_unique<grpc::ClientContext>();
     context->set_wait_for_ready(true);
-    // A call that nobody answers fails its test; it doesn't hang the run.
+    // A call without an answer fails its test; it does not hang the run.
     context->set_deadline(std::chrono::system_clock::now() + std::chrono::minutes(1));
     return context;
   }

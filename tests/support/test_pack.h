@@ -1,4 +1,5 @@
-// TestPack: a small Mixtral pack of random weights in a folder of its own, and what its extents must hold.
+// TestPack: a small Mixtral pack of random weights in a folder of its own, and the expected bytes of its
+// extents.
 //
 // Thread safety: immutable after construction; const methods may be called from any thread.
 #pragma once
@@ -24,9 +25,9 @@ class TestPack {
 
   const std::string& dir() const { return dir_; }
   const Pack& pack() const { return *pack_; }
-  // The bytes of an extent as they are on disk, read by other means than weightd's.
+  // The bytes of an extent as they are on disk, read without weightd's code.
   const std::vector<std::byte>& extent(uint32_t extent) const { return extents_[extent]; }
-  // Whether a lease shows exactly these bytes.
+  // True if a lease shows exactly these bytes.
   bool Matches(uint32_t extent, const ExtentLease& lease) const;
 
   // Flips one bit of an extent on disk; extent() keeps the old bytes.

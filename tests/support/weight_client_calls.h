@@ -1,4 +1,4 @@
-// What tests do with a WeightClient over and over: fetch and wait, lease and look.
+// Common calls of tests to a WeightClient: fetch and wait, lease and look.
 //
 // Thread safety: free functions for the thread that owns the client.
 #pragma once
@@ -30,9 +30,9 @@ inline FetchRequest ExtentRequest(uint64_t id, uint32_t extent) {
   return request;
 }
 
-// Waits until the completion of `id` has come; others that come meanwhile are dropped. `on_completion` runs
-// while what was filled is still held, `meanwhile` every few milliseconds. UNAVAILABLE: connection lost;
-// DEADLINE_EXCEEDED after 20 s.
+// Waits until the completion of `id` has arrived; others that arrive meanwhile are dropped. `on_completion`
+// runs while the filled extents are still held, `meanwhile` every few milliseconds. UNAVAILABLE: connection
+// lost; DEADLINE_EXCEEDED after 20 s.
 inline absl::StatusOr<FetchCompletion> Await(
     WeightClient* client, uint64_t id,
     absl::FunctionRef<void(const FetchCompletion&)> on_completion = [](const FetchCompletion&) {},
@@ -59,7 +59,7 @@ inline absl::StatusOr<FetchCompletion> Await(
   }
 }
 
-// Fetches one extent and leases it while it is held. Not OK: what the completion or the connection said.
+// Fetches one extent and leases it while it is held. Not OK: the status of the completion or the connection.
 inline absl::Status FetchAndLease(WeightClient* client, uint64_t id, uint32_t extent, ExtentLease* lease) {
   if (absl::Status status = client->Submit(ExtentRequest(id, extent)); !status.ok()) {
     return status;

@@ -1,6 +1,6 @@
-// weightd's metrics in Prometheus' words.
+// weightd's metrics in Prometheus' text format.
 //
-// Thread safety: a free function; it takes the store's lock once, for the counters that stand under it.
+// Thread safety: a free function; it locks the store once, for the counters that its lock guards.
 #pragma once
 
 #include <string>

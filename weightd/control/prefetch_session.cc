@@ -85,7 +85,7 @@ void PrefetchSession::Sleep(int event) {
   }
 }
 
-// Nothing is mapped here, so a segment that is given up is unmapped already.
+// This session maps nothing, so a retired segment is unmapped already.
 void PrefetchSession::AnswerSide() {
   while (!ended_) {
     const auto packet = ReceiveSideMessage(side_.get());

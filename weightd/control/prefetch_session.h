@@ -1,5 +1,5 @@
-// PrefetchSession: a session of weightd with itself. It asks for extents like any client, over rings, but
-// looks at none of their bytes.
+// PrefetchSession: a session of weightd with itself. It requests extents like any client, over rings, but
+// reads none of their bytes.
 //
 // Thread safety: thread-compatible.
 #pragma once
@@ -24,12 +24,12 @@ class PrefetchSession {
                                                                const std::string& name);
   ~PrefetchSession();
 
-  // Asks for `extent`. False: the ring is full.
+  // Requests `extent`. False: the ring is full.
   bool Request(uint32_t extent, RequestClass request_class);
   bool Prefetch(uint32_t extent) { return Request(extent, RequestClass::kPrefetch); }
-  // The next completion; none when none is there. FAILED_PRECONDITION: the session was ended.
+  // The next completion; none if there is none yet. FAILED_PRECONDITION: the session was ended.
   absl::StatusOr<std::optional<CompletionEntry>> Take();
-  // Sleeps until Take() may give something or `event` is readable.
+  // Sleeps until Take() may return a completion or `event` is readable.
   void Sleep(int event);
 
   uint32_t outstanding() const { return outstanding_; }
@@ -41,7 +41,7 @@ class PrefetchSession {
   WeightStore* const store_;
   const uint64_t session_;
   UniqueFd side_;
-  int server_bell_ = -1;  // the store's, as is the next
+  int server_bell_ = -1;  // the store's, like the next
   int client_bell_ = -1;
   Mapping control_;
   std::optional<SubmissionWriter> submissions_;

@@ -1,4 +1,4 @@
-// weightd's proof that a fetch works: it opens a session with itself and fetches one extent over its rings.
+// weightd's self-test: it opens a session with itself and fetches one extent over its rings.
 //
 // Thread safety: a free function; it blocks its thread.
 #pragma once
@@ -12,8 +12,8 @@
 namespace sluice {
 
 // Fetches the smallest extent of `pack`; if that fails, the smallest of the pack's other file, so that one
-// bad block does not keep everything else from being served. The error of the last attempt, or
-// DEADLINE_EXCEEDED after `patience`.
+// bad block does not prevent serving everything else. The error of the last attempt, or DEADLINE_EXCEEDED
+// after the timeout.
 absl::Status FetchForTest(WeightStore* store, uint32_t pack, absl::Duration patience);
 
 }  // namespace sluice

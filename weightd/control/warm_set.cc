@@ -16,7 +16,7 @@
 namespace sluice {
 namespace {
 
-// Prefetches asked for at a time: enough to keep the reader busy, few enough to end soon.
+// Maximum number of outstanding prefetches: enough to keep the reader busy, few enough to end soon.
 constexpr uint32_t kWindow = 16;
 
 absl::Status CheckExperts(const Pack& pack, const WarmSet& set) {

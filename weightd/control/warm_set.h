@@ -1,4 +1,4 @@
-// Warm sets: lists of experts that are read ahead of anybody's request, such as those that a model uses most.
+// Warm sets: lists of experts that are prefetched before any request, such as a model's most used ones.
 //
 // Thread safety: WarmSets is thread-safe; the rest are plain values and pure functions.
 #pragma once
@@ -28,30 +28,30 @@ struct WarmSet {
   std::vector<WarmExpert> experts;
 };
 
-// How far a pack's warm set is.
+// Progress of a pack's warm set.
 struct WarmProgress {
   uint32_t pack = 0;
-  uint32_t extents = 0;  // that it names
-  uint32_t done = 0;     // of these, found in memory or read
+  uint32_t extents = 0;  // extents in the set
+  uint32_t done = 0;     // those found in memory or read
   bool reading = false;
 };
 
 // The extents of `set`, in its order. REQUIRES: its experts are the pack's.
 std::vector<uint32_t> ExtentsOf(const Pack& pack, const WarmSet& set);
 
-// Keeps one set a pack and reads it by prefetches of a session of its own, on a thread of its own.
+// Keeps one set per pack and reads it by prefetches of a session of its own, on a thread of its own.
 class WarmSets {
  public:
   // `store` is borrowed and outlives this object.
   static absl::StatusOr<std::unique_ptr<WarmSets>> Create(WeightStore* store, LogFn log);
   ~WarmSets();
 
-  // Replaces the pack's set and begins to read it; the number of its extents. INVALID_ARGUMENT naming an
-  // expert that is not there; UNAVAILABLE: draining. REQUIRES: the store has the pack.
+  // Replaces the pack's set and begins to read it; returns the number of its extents. INVALID_ARGUMENT naming
+  // an expert that does not exist; UNAVAILABLE: draining. REQUIRES: the store has the pack.
   absl::StatusOr<uint32_t> Set(uint32_t pack, WarmSet set);
-  // The set last given; empty before.
+  // The current set; empty before the first.
   WarmSet Get(uint32_t pack) const;
-  // Of every pack that was given one.
+  // Progress of every pack that has a set.
   std::vector<WarmProgress> Progress() const;
 
  private:
@@ -59,10 +59,10 @@ class WarmSets {
       : store_(store), log_(std::move(log)), event_(std::move(event)) {}
   void Run();
   void Warm(uint32_t pack, const WarmSet& set);
-  // Reads the set's extents, as far as they fit; how many it asked for.
+  // Reads the set's extents, as far as they fit; returns the number of requests.
   size_t Read(uint32_t pack, const std::vector<uint32_t>& extents);
   void NoteDone(uint32_t pack);
-  // Whether a newer set of the pack, or the end, makes it pointless to go on.
+  // True if a newer set of the pack, or the end, makes it pointless to go on.
   bool Superseded(uint32_t pack) const;
 
   WeightStore* const store_;

@@ -24,7 +24,7 @@ namespace v1 = ::sluice::weights::v1;
 namespace {
 
 constexpr size_t kMaxClientName = 128;
-constexpr uint32_t kMaxComputeThreads = 4096;  // beyond any machine; keeps the reserve's product small
+constexpr uint32_t kMaxComputeThreads = 4096;  // above any machine; keeps the reserve's product small
 
 grpc::ServerUnaryReactor* Finish(grpc::CallbackServerContext* context, const absl::Status& status) {
   grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
@@ -32,7 +32,7 @@ grpc::ServerUnaryReactor* Finish(grpc::CallbackServerContext* context, const abs
   return reactor;
 }
 
-// The store speaks in codes; here each of them means one thing.
+// Adds the reason that the store's status code has in this call.
 absl::Status WithReason(const absl::Status& status, absl::StatusCode code, const char* reason) {
   if (status.code() != code || !ReasonOf(status).empty()) {
     return status;
@@ -84,7 +84,7 @@ ControlLayout LayoutOf(const v1::RingSizes& rings) {
   return layout;
 }
 
-// Names go to logs: what could break a line there becomes a question mark.
+// Names go to logs: characters that could break a line there are replaced by question marks.
 std::string Printable(std::string text) {
   std::replace_if(
       text.begin(), text.end(), [](char c) { return static_cast<unsigned char>(c) < 0x20 || c == 0x7f; },
@@ -217,7 +217,7 @@ absl::Status WeightsService::Open(const v1::OpenSessionRequest& request, v1::Ope
   RETURN_IF_ERROR(ReasonOfOpening(handle.status()));
   const auto nonce = nonces_->Issue(handle->session);
   if (!nonce.ok()) {
-    store_->Control(&StoreCore::CloseSession, handle->session).IgnoreError();  // it was opened a moment ago
+    store_->Control(&StoreCore::CloseSession, handle->session).IgnoreError();  // opened a moment ago
     return nonce.status();
   }
   response->set_session(handle->session);
@@ -249,7 +249,7 @@ grpc::ServerUnaryReactor* WeightsService::OpenSession(grpc::CallbackServerContex
 grpc::ServerUnaryReactor* WeightsService::CloseSession(grpc::CallbackServerContext* context,
                                                        const v1::CloseSessionRequest* request,
                                                        v1::CloseSessionResponse*) {
-  // The same number of another life is another client's session.
+  // The same number with another boot epoch is another client's session.
   const bool ours =
       request->boot_epoch() == 0 || request->boot_epoch() == store_->Look(&StoreCore::boot_epoch);
   absl::Status status = absl::NotFoundError(

@@ -1,4 +1,4 @@
-// The gRPC face of weightd: sluice.weights.v1.WeightService over a WeightStore. Handlers check, call and
+// The gRPC server of weightd: sluice.weights.v1.WeightService over a WeightStore. Handlers check, call and
 // convert; they hold no state of their own.
 //
 // Thread safety: thread-safe; gRPC calls the handlers from its own threads.
@@ -22,7 +22,7 @@ class WeightsService final : public weights::v1::WeightService::CallbackService 
  public:
   struct Options {
     std::string side_socket;         // its absolute path
-    std::function<void()> on_drain;  // told once Drain was called
+    std::function<void()> on_drain;  // called once after Drain
     absl::Time started;
   };
 
@@ -56,7 +56,7 @@ class WeightsService final : public weights::v1::WeightService::CallbackService 
                                   weights::v1::DrainResponse* response) override;
 
  private:
-  // The number of the pack; NOT_FOUND with what is served.
+  // The number of the pack; NOT_FOUND with the list of served packs.
   absl::StatusOr<uint32_t> Find(const weights::v1::PackRef& ref) const;
   absl::StatusOr<SessionParams> ParamsOf(const weights::v1::OpenSessionRequest& request) const;
   absl::Status Open(const weights::v1::OpenSessionRequest& request,

@@ -1,7 +1,7 @@
 // The packs that weightd serves, by number: their sources, and the residency tables that clients map.
 //
 // Thread safety: thread-compatible; the core's lock guards it. Sources and tables live as long as it does,
-// never move, and may be looked at without the lock.
+// never move, and may be read without the lock.
 #pragma once
 
 #include <cstddef>
@@ -22,7 +22,7 @@ namespace sluice {
 
 class PackTable {
  public:
-  // `tier` and `fetcher` (borrowed) get to know every pack under the same number.
+  // Adds every pack to `tier` and `fetcher` (borrowed) under the same number.
   PackTable(uint64_t boot_epoch, DramTier* tier, Fetcher* fetcher)
       : boot_epoch_(boot_epoch), tier_(tier), fetcher_(fetcher) {}
 
@@ -37,10 +37,10 @@ class PackTable {
   const ExtentSource* source(uint32_t pack) const {
     return pack < packs_.size() ? packs_[pack].source.get() : nullptr;
   }
-  // REQUIRES: pack < size(), as the next.
+  // REQUIRES: pack < size(), also for the next.
   const ResidencyEntry* residency(uint32_t pack) const;
   int residency_fd(uint32_t pack) const { return packs_[pack].residency.fd.get(); }
-  // Of all the dense extents of `packs`.
+  // Bytes of all dense extents of `packs`.
   uint64_t DenseBytes(const std::set<uint32_t>& packs) const;
 
  private:

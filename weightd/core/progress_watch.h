@@ -1,6 +1,6 @@
-// ProgressWatch: whether weightd gets anything done, from two looks at its store: the pump must have made a
-// round since it was last nudged, and the reader must not have been silent for long while reads are under
-// way. Pure.
+// ProgressWatch: detects from two looks at the store that weightd makes no progress: the pump must have made
+// a round since it was last nudged, and the reader must not have been silent for long while reads are in
+// flight. Pure.
 //
 // Thread safety: thread-compatible; main's thread owns it.
 #pragma once
@@ -10,21 +10,21 @@
 
 namespace sluice {
 
-// What it compares over time.
+// The values compared over time.
 struct StoreProgress {
   uint64_t rounds = 0;           // of the pump
   uint64_t reads_reported = 0;   // by the reader
-  uint64_t in_flight_bytes = 0;  // of reads that have not been reported, as of the last round
+  uint64_t in_flight_bytes = 0;  // bytes of reads that have not been reported, as of the last round
 };
 
 class ProgressWatch {
  public:
-  // A disk that answers nothing for this long, with reads under way, is taken for hung. Slow disks answer
-  // within seconds, dying ones retry a sector for up to 30 s.
+  // A disk without any answer for this long, with reads in flight, counts as hung. Slow disks answer within
+  // seconds, dying ones retry a sector for up to 30 s.
   static constexpr int64_t kReaderPatienceNanos = 60'000'000'000;
 
-  // Why nothing moves; "" when it does. The caller nudges the store after each look, and looks again no
-  // sooner than a round can take.
+  // The reason why nothing moves; "" when it does. The caller nudges the store after each look, and looks
+  // again no sooner than a round can last.
   std::string Look(const StoreProgress& now, int64_t now_nanos);
 
  private:

@@ -1,5 +1,5 @@
-// One turn of weightd's pump: the reports that have come in, a round of the core, and whether to sleep after
-// it. WeightStore runs turns on a thread of its own; the simulation (tests/simulation) runs the same ones.
+// One turn of weightd's pump: the waiting reports, a round of the core, and the decision to sleep after it.
+// WeightStore runs turns on a thread of its own; the simulation (tests/simulation) runs the same ones.
 //
 // Thread safety: ReadInbox is thread-safe, but Take(), BeginSleep() and EndSleep() belong to the pump's
 // thread. PumpTurn() needs the core's lock.
@@ -21,8 +21,8 @@ namespace sluice {
 // Reports on their way from the readers' threads to the pump.
 class ReadInbox {
  public:
-  // True: the pump sleeps, or is about to, and the caller must wake it. At most one caller a sleep is told
-  // so.
+  // True: the pump sleeps, or is about to, and the caller must wake it. At most one caller per sleep gets
+  // true.
   bool Add(ReadResult result) {
     {
       MutexLock lock(&mutex_);
@@ -32,7 +32,7 @@ class ReadInbox {
     return asleep_.exchange(false);
   }
 
-  // The same for whatever else the pump's next round finds by itself.
+  // The same for any other event that the pump's next round finds by itself.
   bool Notify() { return asleep_.exchange(false); }
 
   std::vector<ReadResult> Take() {
@@ -42,7 +42,7 @@ class ReadInbox {
     return reads;
   }
 
-  // Announces sleep. False: there are reports, do not sleep.
+  // Announces sleep. False: there are reports; do not sleep.
   bool BeginSleep() {
     ProtocolStep(ProtocolPoint::kSleepAnnounce, &asleep_);
     asleep_.store(true);
@@ -58,8 +58,9 @@ class ReadInbox {
   std::vector<ReadResult> reads_ ABSL_GUARDED_BY(mutex_);
 };
 
-// A turn. Returns how many milliseconds the pump may sleep afterwards: 0 not at all, -1 until it is woken.
-// After the sleep the caller calls inbox->EndSleep() and core->EndSleep() and hands over the poller's events.
+// Runs a turn. Returns how many milliseconds the pump may sleep afterwards: 0 not at all, -1 until it is
+// woken. After the sleep the caller calls inbox->EndSleep() and core->EndSleep() and passes on the poller's
+// events.
 int PumpTurn(StoreCore* core, ReadInbox* inbox, const Clock& clock);
 
 }  // namespace sluice

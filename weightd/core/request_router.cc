@@ -7,7 +7,7 @@
 namespace sluice {
 namespace {
 
-// Submissions taken from one session before the next one's turn.
+// Maximum number of submissions served per session and turn.
 constexpr int kBatch = 64;
 
 }  // namespace
@@ -87,7 +87,7 @@ void RequestRouter::Fill(Session* session, const SubmissionEntry& entry) {
 }
 
 void RequestRouter::Cancel(Session* session, const SubmissionEntry& entry) {
-  // Transfers first: the fetcher knows those that it fills by the same id.
+  // Transfers first: the fetcher knows their fills by the same id.
   const bool found = parts_.transfers->Cancel(session->id(), entry.target) ||
                      parts_.fetcher->Cancel(session->id(), entry.target);
   Answer(session, entry,
@@ -98,7 +98,7 @@ void RequestRouter::Cancel(Session* session, const SubmissionEntry& entry) {
 
 void RequestRouter::CancelPrefetches(Session* session, const SubmissionEntry& entry) {
   const uint32_t pack = session->options().packs[entry.pack].pack;
-  // What waits for its fill first: the fetcher ends it, so it is not counted twice.
+  // Prefetches that wait for their fill come first: the fetcher ends them, so they are not counted twice.
   const uint64_t waiting = parts_.fetcher->CancelPrefetches(session->id(), pack, entry.step, entry.layer);
   const uint64_t filled = parts_.transfers->CancelPrefetches(session->id(), pack, entry.step, entry.layer);
   Answer(session, entry, {}, waiting + filled);

@@ -1,4 +1,4 @@
-// Submissions from the sessions' rings to whoever serves them, and completions back.
+// Routes submissions from the sessions' rings to their servers (fetcher, transfers), and completions back.
 //
 // Thread safety: thread-compatible; the core's lock guards it.
 #pragma once
@@ -30,13 +30,13 @@ class RequestRouter {
   };
   explicit RequestRouter(const Parts& parts) : parts_(parts) {}
 
-  // Takes a bounded batch of the session's submissions and lets go what it has reaped; true if there may be
-  // more. A session that breaks the rings' rules is doomed.
+  // Serves a bounded batch of the session's submissions and releases reaped pins; true if there may be more.
+  // A session that breaks the rings' rules is doomed for its end.
   bool Serve(Session* session);
 
-  // The fetcher ended a request; `held` extents carry a pin each.
+  // Handles a request that the fetcher ended; `held` extents carry one pin each.
   void OnFilled(uint64_t session, const CompletionEntry& entry, std::vector<Gid> held);
-  // A transfer has ended.
+  // Handles a transfer that has ended.
   void OnTransferred(uint64_t session, const CompletionEntry& entry);
 
  private:
@@ -44,9 +44,9 @@ class RequestRouter {
   void Fill(Session* session, const SubmissionEntry& entry);
   void Cancel(Session* session, const SubmissionEntry& entry);
   void CancelPrefetches(Session* session, const SubmissionEntry& entry);
-  // Completes what is over at once.
+  // Completes requests that are over at once.
   void Answer(Session* session, const SubmissionEntry& entry, EntryVerdict verdict, uint64_t count);
-  // The pins of `held` belong to the session until it has reaped the completion; nobody's if it is gone.
+  // Passes the pins of `held` to the session until it has reaped the completion; drops them if it is gone.
   void Deliver(Session* session, const CompletionEntry& entry, std::vector<Gid> held);
 
   const Parts parts_;

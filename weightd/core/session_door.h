@@ -1,5 +1,5 @@
-// Where sessions come in: checks what a client asks for, promises it its part of the budget, and makes the
-// session known to everything that serves it.
+// Opens sessions: validates a client's parameters, reserves its part of the budget, and registers the session
+// with every part that serves it.
 //
 // Thread safety: thread-compatible; the core's lock guards it.
 #pragma once
@@ -29,20 +29,20 @@ class SessionDoor {
     Poller* poller = nullptr;
     const Clock* clock = nullptr;
   };
-  // Sessions that have not been joined by their side socket after `attach_timeout_nanos` are ended; 0: never.
+  // Sessions without a side socket after `attach_timeout_nanos` are ended; 0: never.
   SessionDoor(uint64_t boot_epoch, int64_t attach_timeout_nanos, const Parts& parts)
       : boot_epoch_(boot_epoch), attach_timeout_nanos_(attach_timeout_nanos), parts_(parts) {}
 
   // FAILED_PRECONDITION: another ABI (names the field); INVALID_ARGUMENT: layout or pack; RESOURCE_EXHAUSTED:
   // minima and dense extents of all sessions exceed the budget (with the numbers); UNAVAILABLE: closed.
   absl::StatusOr<SessionHandle> Open(const SessionParams& params);
-  // Lets no more in.
+  // Refuses new sessions from now on.
   void Close() { closed_ = true; }
   bool closed() const { return closed_; }
 
-  // Dooms sessions whose side socket never came.
+  // Marks sessions whose side socket never came for their end.
   void EndUnjoined(int64_t now);
-  // When the next of them is due; 0: none.
+  // Time at which the next of them is due; 0: none.
   int64_t next_deadline() const;
 
  private:

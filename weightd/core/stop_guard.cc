@@ -11,7 +11,7 @@ StopGuard::StopGuard(absl::Duration patience, std::function<void()> late) {
   thread_ = std::thread([this, end = absl::Now() + patience, late = std::move(late)] {
     MutexLock lock(&mutex_);
     while (!done_ && absl::Now() < end) {
-      // The condition variable adds it to its own clock: forever would overflow.
+      // The condition variable adds the duration to its own clock: forever would overflow.
       ended_.WaitFor(&mutex_, absl::ToChronoNanoseconds(std::min(end - absl::Now(), absl::Hours(1))));
     }
     if (!done_) {

@@ -1,4 +1,4 @@
-// StopGuard: bounds the time that something may take which cannot be interrupted.
+// StopGuard: bounds the time of work that cannot be interrupted.
 //
 // Thread safety: made and destroyed by one thread; `late` runs on the guard's own.
 #pragma once
@@ -14,9 +14,9 @@ namespace sluice {
 
 class StopGuard {
  public:
-  // Calls `late` once if the guard is still there after `patience`.
+  // Calls `late` once if the guard still exists after the timeout.
   StopGuard(absl::Duration patience, std::function<void()> late);
-  // `late` does not run afterwards.
+  // After this `late` does not run.
   ~StopGuard();
   StopGuard(const StopGuard&) = delete;
   StopGuard& operator=(const StopGuard&) = delete;

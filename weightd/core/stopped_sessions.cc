@@ -7,7 +7,7 @@
 namespace sluice {
 namespace {
 
-// Who was refused and has not asked again for so long no longer wants it.
+// A session that was refused and has not retried for this long no longer wants the room.
 constexpr int64_t kStillAsking = 1'000'000'000;
 
 }  // namespace
@@ -21,9 +21,9 @@ bool StoppedSessions::Starves(int64_t now) const {
 void StoppedSessions::EndStopped(int64_t now) {
   const bool starves = Starves(now);
   for (const auto& [id, session] : sessions_->all()) {
-    // Signs are taken in every round, also while nobody starves.
+    // Signs of life are noted in every round, also while nobody starves.
     const int64_t silent = now - session->LastSign(now);
-    // Who waits for us has not stopped.
+    // A session that waits for weightd is not stalled.
     if (!starves || silent < stopped_nanos_ || session->state == SessionState::kLost ||
         session->outstanding() > 0) {
       continue;

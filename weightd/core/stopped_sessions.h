@@ -1,9 +1,9 @@
-// Sessions that have stopped: alive by every mark that the kernel gives, and holding what others need.
+// Stalled sessions: alive for the kernel, unresponsive, and holding memory that others need.
 //
-// Leases cost no message, so what a session holds is looked at only when another finds no room. It is ended
-// as one that misbehaves: its pins are ignored from then on. It learns of it by its side socket, which closes
-// before anything that it held is written to, and an inferd looks at that before it believes what it computed
-// in a step.
+// Leases cost no message, so a session's holdings are looked at only when another finds no room. A stalled
+// session is ended like one that misbehaves: its pins are ignored from then on. It learns of it by its side
+// socket, which closes before anything that it held is written to, and an inferd checks that before it trusts
+// the results of a step.
 //
 // Thread safety: thread-compatible; the core's lock guards it.
 #pragma once
@@ -18,28 +18,28 @@ namespace sluice {
 
 class StoppedSessions {
  public:
-  // A session that gave no sign for `stopped_nanos`, and holds more than its fair share while another finds
-  // no room for as long, has stopped. The rest is borrowed.
+  // A session is stalled if it gave no sign for `stopped_nanos` and holds more than its fair share while
+  // another finds no room for as long. The rest is borrowed.
   StoppedSessions(int64_t stopped_nanos, const BudgetShares* shares, SessionTable* sessions)
       : stopped_nanos_(stopped_nanos), shares_(shares), sessions_(sessions) {}
 
-  // At `now` a demand of the session, accepted at `since`, found no room.
+  // Notes that at `now` a demand of the session, accepted at `since`, found no room.
   void OnNoRoom(uint64_t session, int64_t since, int64_t now) {
     starving_.try_emplace(session, Starving{since, 0}).first->second.last = now;
   }
-  // A fill of the session succeeded, or it has ended.
+  // Notes that a fill of the session succeeded, or that it has ended.
   void OnRoom(uint64_t session) { starving_.erase(session); }
-  // Dooms those that have stopped.
+  // Marks stalled sessions for their end.
   void EndStopped(int64_t now);
-  // How many have been.
+  // Number of stalled sessions ended so far.
   uint64_t ended() const { return ended_; }
 
  private:
   struct Starving {
-    int64_t since = 0;  // when the first of its demands was accepted that found no room
-    int64_t last = 0;   // when the last did
+    int64_t since = 0;  // acceptance of the first demand that found no room
+    int64_t last = 0;   // time of the last such demand
   };
-  // Whether a session has found no room for long and still asks.
+  // True if a session has found no room for long and still asks.
   bool Starves(int64_t now) const;
 
   const int64_t stopped_nanos_;

@@ -10,14 +10,14 @@
 namespace sluice {
 namespace {
 
-// Of a budget that was made smaller: segments emptied in a round, which sessions wait for, and the time until
-// the next round looks again.
+// Shrinking budget: segments emptied per round, since sessions wait for the round, and the pause before the
+// next one.
 constexpr int kShrinkSegments = 8;
 constexpr int64_t kShrinkPauseNanos = 1'000'000;
 
 }  // namespace
 
-// Hooks of a part may name parts that are made after it: none is called before the constructor's end.
+// Hooks of a part may refer to parts that are made later: none is called before the constructor's end.
 StoreCore::StoreCore(const Options& options, const Environment& environment)
     : options_(options),
       environment_(environment),
@@ -185,7 +185,7 @@ int64_t StoreCore::NextDeadline() const {
   const auto earlier = [](int64_t a, int64_t b) { return a == 0 || b == 0 ? a + b : std::min(a, b); };
   int64_t next = fetcher_.next_deadline();
   if (next != 0) {
-    // Who waits for a retired segment looks again when it becomes slow; when it is lost the wait is over
+    // Fills that wait for a retired segment look again when it becomes slow; once it is lost the wait is over
     // anyway.
     next = earlier(next, notices_.NextSlow(environment_.clock->NowNanos()));
   }
@@ -333,7 +333,7 @@ void StoreCore::Lose(Session* session) {
   session->out.clear();
   // A client in this process is ended by OnProcessExit or CloseSession.
   if (joined && !session->pidfd.valid()) {
-    End(session->id());  // the socket's end is all that can be known of the process
+    End(session->id());  // the socket's end is the only sign of the process's end
   }
 }
 
@@ -359,7 +359,7 @@ void StoreCore::End(uint64_t id) {
   fetcher_.SetSole(sessions_.size() == 1);
 }
 
-// ---------------------------------------------------------------- what it tells
+// ---------------------------------------------------------------- statistics
 
 StoreStats StoreCore::Stats() const {
   StoreStats stats;

@@ -1,8 +1,8 @@
 // The core of weightd: packs, DRAM tier, fetcher, transfers and sessions, driven by rounds of Pump().
 //
-// It makes the parts, hands each what it may know of the others, and says in which order a round goes and a
-// session ends; what a part does stands in its own header. It does no waiting and owns no thread: WeightStore
-// gives it a thread that sleeps on the poller, tests call Pump() themselves.
+// It makes the parts, connects each to the others it needs, and fixes the order of a round and of a session's
+// end; each part's contract stands in its own header. It never waits and owns no thread: WeightStore runs it
+// on a thread that sleeps on the poller, tests call Pump() themselves.
 //
 // Thread safety: thread-compatible; WeightStore's lock guards it.
 #pragma once
@@ -45,7 +45,7 @@
 
 namespace sluice {
 
-// Of the options, what can change while the store runs.
+// Options that can be changed at runtime.
 struct StoreTuning {
   uint64_t scrub_rate = 0;
   int read_deadline_ms = 1000;
@@ -61,13 +61,13 @@ class StoreCore {
     Fetcher::Options fetcher;
     PlanOptions transfers;
     int64_t attach_timeout_nanos = 0;  // 0: never
-    // A session that has not unmapped a retired segment after this long is slow: fills take other room if
-    // there is any. After the fetcher's retire_wait_nanos none counts on it.
+    // A session that has not unmapped a retired segment after this long is slow: fills use other room if
+    // there is any. After the fetcher's retire_wait_nanos no fill waits for it.
     int64_t slow_unmap_nanos = 250'000'000;
-    uint64_t scrub_rate = 0;     // bytes of resident weights verified a second; 0: none
-    uint64_t session_quota = 0;  // bytes that a session may fill at most; 0: no bound
-    // A session that gave no sign for so long, and holds more than its fair share while another finds no room
-    // for as long, has stopped and is ended.
+    uint64_t scrub_rate = 0;     // bytes of resident weights verified per second; 0: none
+    uint64_t session_quota = 0;  // maximum bytes that a session may fill; 0: no bound
+    // A session that gave no sign for this long, and holds more than its fair share while another finds no
+    // room for as long, is stalled and is ended.
     int64_t stopped_nanos = 3'000'000'000;
   };
   struct Environment {
@@ -75,9 +75,9 @@ class StoreCore {
     const Clock* clock = nullptr;
     Poller* poller = nullptr;
     TransferEngine* transfers = nullptr;  // null: no slabs
-    // What is counted on the hot path. May be null.
+    // Hot-path counters. May be null.
     StoreMetrics* metrics = nullptr;
-    // A segment that should get its pages now. May be empty.
+    // Populates the pages of a new segment. May be empty.
     std::function<void(std::shared_ptr<const SharedMemory>)> prefault;
   };
 
@@ -89,62 +89,62 @@ class StoreCore {
   }
   // The number of the pack with this model_id, -1 if there is none.
   int FindPack(const std::string& model_id) const { return packs_.Find(model_id); }
-  // Null when there is no such pack, or it is no folder. Lives as long as the core, as the next three.
+  // Null when there is no such pack, or it is not a folder. Lives as long as the core, as the next three.
   const Pack* pack(uint32_t number) const;
   const ExtentSource* source(uint32_t pack) const { return packs_.source(pack); }
-  // The pack's residency table by extent, for a glance (IsResident of common/ring/lease.h) from any thread.
+  // The pack's residency table by extent; any thread may read it (IsResident of common/ring/lease.h).
   // REQUIRES: pack < pack_count().
   const ResidencyEntry* residency(uint32_t pack) const { return packs_.residency(pack); }
   uint32_t pack_count() const { return static_cast<uint32_t>(packs_.size()); }
 
   // Sessions. See SessionDoor::Open.
   absl::StatusOr<SessionHandle> OpenSession(const SessionParams& params);
-  // Joins the side socket (connected, its HELLO already read and its nonce checked) to the session, sends
+  // Attaches the side socket (connected, its HELLO already read and its nonce checked) to the session, sends
   // WELCOME and the segments. From here on the socket's end loses the session, and the peer process's exit
   // (SO_PEERPIDFD or pidfd_open of SO_PEERCRED's pid) ends it. NOT_FOUND, FAILED_PRECONDITION (already
-  // joined).
+  // attached).
   absl::Status AttachSideSocket(uint64_t session, UniqueFd socket);
-  // The client has done its last read: pins are ignored from now on. NOT_FOUND.
+  // Ends a session whose client has done its last read: pins are ignored from now on. NOT_FOUND.
   absl::Status CloseSession(uint64_t session);
-  // Lends the session's slab `number`; for clients without a side socket, the others send SLAB_OFFERED. See
-  // SlabRegistry::Add.
+  // Registers the session's slab `number`; for clients without a side socket, the others send SLAB_OFFERED.
+  // See SlabRegistry::Add.
   absl::Status AddSlab(uint64_t session, uint32_t number, std::shared_ptr<Slab> slab, const LinkRate& rate) {
     return slabs_.Add(session, number, std::move(slab), rate);
   }
-  // What the side socket's end and the pidfd report; for clients without a side socket (tests, in-process).
+  // Events of the side socket's end and the pidfd; for clients without a side socket (tests, in-process).
   void OnConnectionLost(uint64_t session);
   void OnProcessExit(uint64_t session) { End(session); }
   // For clients in this process. NOT_FOUND.
   absl::StatusOr<LocalSession> Local(uint64_t session) const;
-  // The start of a segment, null if there is none. Stays mapped while an extent in it is leased.
+  // The start of a segment, null if there is none. It stays mapped while an extent in it is leased.
   const std::byte* SegmentData(uint32_t segment) const;
-  // No new sessions; running ones go on.
+  // Refuses new sessions; running ones go on.
   void Drain() { door_.Close(); }
   bool draining() const { return door_.closed(); }
   void Tune(const StoreTuning& tuning);
-  // Another DRAM budget for everything from now on. A smaller one is reached round by round, as clients let
-  // go what they hold and unmap what was retired. FAILED_PRECONDITION with the numbers if it cannot hold what
-  // is promised to the sessions that are open.
+  // Sets the DRAM budget. A smaller one is reached round by round, as clients release extents and unmap
+  // retired segments. FAILED_PRECONDITION with the numbers if it cannot hold the reserves of the open
+  // sessions.
   absl::Status SetBudget(uint64_t budget);
 
   // Rounds.
   void HandleEvent(PollEvent event);
-  // One bounded round over all sessions, with what the reader has reported since the last; true if another
-  // round may find work at once.
+  // Runs one bounded round over all sessions, with the reader's reports since the last; true if another round
+  // may find work at once.
   bool Pump(const std::vector<ReadResult>& reads);
   // Announces sleep to every client; false: there is work, pump instead.
   bool BeginSleep();
   void EndSleep();
-  // When to pump though nothing happened, in the clock's nanoseconds; 0: never.
+  // Time of the next Pump() that is needed without an event, in the clock's nanoseconds; 0: never.
   int64_t NextDeadline() const;
 
-  // A chunk to verify without the lock, and what came of it; see scrubber.h.
+  // A chunk to verify without the lock, and its verdict; see scrubber.h.
   std::optional<Scrubber::Chunk> TakeScrub() { return scrubber_.Take(environment_.clock->NowNanos()); }
   // True: the extent went bad and is read again.
   bool FinishScrub(const Scrubber::Chunk& chunk, const absl::Status& verdict);
   int64_t NextScrub() const { return scrubber_.next_due(); }
 
-  // What it tells of itself.
+  // Statistics and log.
   uint64_t boot_epoch() const { return options_.boot_epoch; }
   StoreStats Stats() const;
   uint64_t in_flight_bytes() const { return fetcher_.started_bytes(); }
@@ -157,7 +157,7 @@ class StoreCore {
   Arena::Listener Segments();
   Fetcher::Hooks FetcherHooks();
 
-  // Puts all uses so far before whatever is decided next.
+  // Orders all uses so far before the next decision.
   void BeginDecision();
   void TakeTransferEvents();
   void OnSideReadable(Session* session);
@@ -165,7 +165,7 @@ class StoreCore {
   void Lose(Session* session);
   void End(uint64_t session);
   void EndDoomed();
-  // Completes nothing of the session any more and lets go what it held.
+  // Completes nothing of the session any more and releases its pins.
   void StopServing(Session* session);
   SessionStats StatsOf(const Session& session) const;
 
@@ -186,7 +186,7 @@ class StoreCore {
   TransferRequests transfers_;
   RequestRouter router_;
   Scrubber scrubber_;
-  // Bytes are still to be given back; when to look again, 0: nothing is.
+  // Time of the next shrinking round; 0: no bytes are to be freed.
   int64_t shrink_at_ = 0;
   uint64_t scrub_refills_ = 0;
   uint64_t sessions_lost_ = 0;

@@ -1,4 +1,4 @@
-// The one table of the numbers in StoreStats: what each is called in GetStatsResponse and in the metrics.
+// The one table of the numbers in StoreStats: their names in GetStatsResponse and in the metrics.
 //
 // Thread safety: constants.
 #pragma once
@@ -13,7 +13,7 @@ namespace sluice {
 struct StoreCounter {
   const char* field;  // of sluice.weights.v1.GetStatsResponse, a uint64
   uint64_t StoreStats::*value;
-  const char* metric;  // null: none; the labelled families of metrics_text.cc tell it better
+  const char* metric;  // null: none; the labelled families of metrics_text.cc cover it
   MetricType type;
   const char* help;
 };

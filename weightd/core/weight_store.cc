@@ -20,7 +20,7 @@
 namespace sluice {
 namespace {
 
-// Two zero pages about as fast as the memory takes them.
+// Two threads zero pages about as fast as the memory allows.
 constexpr int kPrefaultThreads = 2;
 
 void SleepMs(int ms) {
@@ -279,7 +279,7 @@ int64_t WeightStore::ScrubOne() {
 bool WeightStore::AwaitScrub(int64_t due) {
   const MutexLock lock(&scrub_mutex_);
   const int64_t wait = due - clock_.NowNanos();
-  if (due == 0) {  // not before the rate is set
+  if (due == 0) {  // none before the rate is set
     while (!scrub_stop_ && !scrub_tuned_) {
       scrub_wake_.Wait(&scrub_mutex_);
     }

@@ -1,9 +1,9 @@
 // weightd without its control plane: the core behind a lock, with the threads that drive it. The pump serves
 // the sessions' rings and side sockets, the reader's threads read, a scrub thread verifies.
 //
-// What the store can do stands in core/store_core.h: Look() and Control() call it there, under the lock. The
-// gRPC service (weightd/control/weights_service.h) and the side socket's listener are such callers;
-// everything after the HELLO on the side socket happens in the core.
+// The store's functions are those of core/store_core.h: Look() and Control() call it under the lock. The gRPC
+// service (weightd/control/weights_service.h) and the side socket's listener are such callers; everything
+// after the HELLO on the side socket happens in the core.
 //
 // Thread safety: thread-safe; every method may be called from any thread, and none but AddPack() and
 // AddSource() blocks on I/O. None blocks on a client.
@@ -40,54 +40,54 @@
 namespace sluice {
 
 struct WeightStoreOptions {
-  // Bytes of expert and dense extents kept in memory, at most. Exact: segments never exceed it. REQUIRED.
+  // Maximum bytes of expert and dense extents in memory. Exact: segments never exceed it. REQUIRED.
   uint64_t dram_budget = 0;
-  // Reads past the page cache. False, or where the file system refuses O_DIRECT (logged): through it.
+  // Reads past the page cache. If false, or where the file system refuses O_DIRECT (logged): through it.
   bool direct = true;
-  // Read by io_uring; false, or where the kernel refuses that (logged): by threads.
+  // Reads by io_uring. If false, or where the kernel refuses it (logged): by threads.
   bool uring = true;
-  // Threads of the pread engine. Reads of 64 KiB need 64 to reach 90 % of the disk's rate beside the checking
-  // (reader_bench); larger ones are bounded by the bytes in flight. They sleep otherwise.
+  // Threads of the pread engine; they sleep without work. Reads of 64 KiB need 64 threads to reach 90 % of
+  // the disk's rate while chunks are checked (reader_bench); larger ones are bounded by the bytes in flight.
   int reader_threads = 64;
-  // A read that takes longer is tried a second time; requests for it end after four times as long.
+  // Timeout of a read before it is hedged by a second one; requests for it end after four times as long.
   int read_deadline_ms = 1000;
-  // Wait this long for memory to become available before refusing to start: a predecessor may still be
-  // mapped.
+  // Maximum wait for memory to become available before refusing to start: a predecessor may still be mapped.
   int budget_wait_ms = 10'000;
-  // Sessions that have not been joined by their side socket after this long are dropped.
+  // Sessions that are not attached to their side socket after this long are dropped.
   int attach_timeout_ms = 10'000;
-  // On which memory nodes segments lie, and which nodes have memory (memory_nodes.h).
+  // Placement of segments on memory nodes, and the nodes with memory (memory_nodes.h).
   NodePlacement placement = NodePlacement::kInterleave;
   std::vector<uint32_t> nodes;
-  // Which extent goes, and whether those used once go before those used again (eviction.h, admission.h).
+  // Eviction policy, and whether extents used once are evicted before those used again (eviction.h,
+  // admission.h).
   EvictionKind eviction = EvictionKind::kLru;
   bool admission = true;
-  // Bytes that a session may fill at most; 0: no bound.
+  // Maximum bytes that a session may fill; 0: no bound.
   uint64_t session_quota = 0;
-  // Bytes a second of resident weights that are verified again, in the background; 0: none.
+  // Bytes per second of resident weights that are verified again in the background; 0: none.
   uint64_t scrub_rate = 0;
   // Threads that copy into slabs. 0: one for every four CPUs, at most four.
   int copy_threads = 0;
-  // Listed neurons travel in chunks of so many.
+  // Number of listed neurons per copied chunk.
   uint32_t gather_neurons = 50;
-  // What copies into memory of devices; the host's copier is there anyway.
+  // Copiers into memory of devices; the host's copier is always there.
   std::vector<std::shared_ptr<Copier>> copiers;
-  // Called from any thread, never with a lock held that a method of this class takes. May be empty.
+  // Called from any thread, never while holding a lock that a method of this class acquires. May be empty.
   LogFn log;
 };
 
 class WeightStore {
  public:
   // Checks the budget against MemAvailable and the cgroup's limit, RESOURCE_EXHAUSTED with the four numbers,
-  // and starts the pump and the readers. `reader` null: one as the options say.
+  // and starts the pump and the readers. `reader` null: one according to the options.
   static absl::StatusOr<std::unique_ptr<WeightStore>> Create(WeightStoreOptions options,
                                                              std::unique_ptr<BlockReader> reader = nullptr);
   ~WeightStore();
 
-  // Opens the pack in `dir` and makes its residency table; the number of a pack that is already there (by
-  // model_id) otherwise. Errors of Pack::Open and PackTable::Add.
+  // Opens the pack in `dir` and makes its residency table; if it is already there (by model_id), returns its
+  // number. Errors of Pack::Open and PackTable::Add.
   absl::StatusOr<uint32_t> AddPack(const std::string& dir);
-  // The same for a source that is no folder.
+  // The same for a source that is not a folder.
   absl::StatusOr<uint32_t> AddSource(std::unique_ptr<ExtentSource> source);
 
   // Calls a const method of the core: Look(&StoreCore::Stats).
@@ -96,32 +96,32 @@ class WeightStore {
     const MutexLock lock(&mutex_);
     return std::invoke(method, core_, std::forward<Args>(args)...);
   }
-  // Calls any method of the core and has the pump look at what it changed:
-  // Control(&StoreCore::CloseSession, session).
+  // Calls any method of the core and wakes the pump for the change: Control(&StoreCore::CloseSession,
+  // session).
   template <typename Method, typename... Args>
   auto Control(Method method, Args&&... args) {
     const NudgeAtEnd nudge(this);
     const MutexLock lock(&mutex_);
     return std::invoke(method, core_, std::forward<Args>(args)...);
   }
-  // StoreCore::Tune, at once also for a scrub that sleeps.
+  // StoreCore::Tune, effective at once also for a sleeping scrub.
   void Tune(const StoreTuning& tuning);
 
   // StoreCore::SetBudget, if the machine has the memory: RESOURCE_EXHAUSTED with the numbers otherwise.
   absl::Status SetBudget(uint64_t budget);
 
-  // Takes no lock, so it answers though the pump is stuck.
+  // Needs no lock, so it answers even if the pump is stuck.
   StoreProgress Progress() const { return {rounds_.load(), reads_reported_.load(), in_flight_bytes_.load()}; }
-  // What is counted on the hot path; read without any lock. Lives as long as the store.
+  // Hot-path counters; read without any lock. Lives as long as the store.
   const StoreMetrics& metrics() const { return metrics_; }
-  // Has the pump make a round though nothing happened.
+  // Makes the pump run a round without an event.
   void Nudge();
 
   WeightStore(const WeightStore&) = delete;
   WeightStore& operator=(const WeightStore&) = delete;
 
  private:
-  // Nudges once the lock that was taken after it is free.
+  // Nudges once the lock that was acquired after it is released.
   class NudgeAtEnd {
    public:
     explicit NudgeAtEnd(WeightStore* store) : store_(store) {}
@@ -136,11 +136,11 @@ class WeightStore {
   absl::Status Start();
   StoreCore::Environment CoreEnvironment();
   void RunPump();
-  // Until the end: one chunk after the other, each verified without the core's lock.
+  // Verifies one chunk after the other, each without the core's lock, until the end.
   void RunScrub();
-  // One chunk if one is due; returns when the next is, 0: none before the rate changes.
+  // Verifies one chunk if one is due; returns when the next is, 0: none before the rate changes.
   int64_t ScrubOne();
-  // Sleeps until `due`, a change of the rate or the end, which it returns.
+  // Sleeps until `due`, a change of the rate or the end. True at the end.
   bool AwaitScrub(int64_t due);
 
   const WeightStoreOptions options_;

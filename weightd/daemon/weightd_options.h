@@ -1,5 +1,5 @@
 // Options of the weightd program. One table (ForEachOption) names each of them, with its help; flags, the
-// TOML file and reloading all follow it.
+// TOML file and reloading all use it.
 //
 // Thread safety: plain values; parsing belongs to main's thread.
 #pragma once
@@ -33,17 +33,17 @@ struct WeightdOptions {
   std::string numa = "interleave";
   int copy_threads = 0;     // into slabs; 0: by the CPUs
   int gather_neurons = 50;  // listed neurons that travel in one chunk
-  ByteSize scrub_rate;      // bytes a second; 0: none
-  ByteSize session_quota;   // bytes that a session may fill; 0: no bound
+  ByteSize scrub_rate;      // bytes per second; 0: none
+  ByteSize session_quota;   // maximum bytes that a session may fill; 0: no bound
 
   absl::Duration budget_wait = absl::Seconds(10);
   absl::Duration drain_timeout = absl::Seconds(2);
-  int parent_lifeline = -1;  // descriptor at whose end weightd ends; -1: none
-  absl::Duration keep;       // stays this long after that
+  int parent_lifeline = -1;  // descriptor whose end stops weightd; -1: none
+  absl::Duration keep;       // delay before that stop
   std::string log_level = "info";
 };
 
-// What the command line asks for.
+// The parsed command line.
 struct WeightdCommand {
   WeightdOptions options;
   std::optional<int> exit_code;  // set: nothing to serve (--help, --version, a usage error: already printed)
@@ -51,18 +51,18 @@ struct WeightdCommand {
 
 WeightdCommand ParseWeightdCommand(int argc, const char* const* argv);
 
-// INVALID_ARGUMENT naming the option: values that no build takes, or that this one has not.
+// INVALID_ARGUMENT naming the option: values that are never valid, or not supported by this build.
 absl::Status CheckWeightdOptions(const WeightdOptions& options);
 
-// Every option as a flag takes it.
+// Every option in the format of its flag.
 std::vector<OptionText> OptionTextsOf(const WeightdOptions& options);
-// What SIGHUP can change while weightd runs.
+// Options that SIGHUP can change while weightd runs.
 const std::set<std::string>& ReloadableWeightdOptions();
-// `running` with those of `read`.
+// Returns `running` with the reloadable options of `read`.
 WeightdOptions WithReloaded(const WeightdOptions& running, const WeightdOptions& read);
 
-// Calls visit(name, pointer to the member, help) for each option, in the order of --help. Help says what a
-// default that is computed is; other defaults are shown from the member.
+// Calls visit(name, pointer to the member, help) for each option, in the order of --help. The help text
+// states a default that is computed; other defaults are shown from the member.
 template <typename Visit>
 void ForEachOption(WeightdOptions* o, Visit visit) {
   visit("socket", &o->socket,

@@ -34,8 +34,8 @@
 namespace sluice {
 namespace {
 
-constexpr absl::Duration kTestFetchPatience = absl::Seconds(60);  // as long as a hung disk is waited for
-constexpr absl::Duration kRpcPatience = absl::Milliseconds(500);  // of calls that run when the server ends
+constexpr absl::Duration kTestFetchPatience = absl::Seconds(60);  // timeout for a hung disk, too
+constexpr absl::Duration kRpcPatience = absl::Milliseconds(500);  // for calls that run when the server ends
 
 PeerPolicy PeersOf(const WeightdOptions& options) {
   PeerPolicy peers;
@@ -70,7 +70,8 @@ absl::StatusOr<uint64_t> BudgetOf(const WeightdOptions& options) {
 
 }  // namespace
 
-// In the order of construction; destruction runs the other way: no call, then no join, then no store.
+// In the order of construction; destruction runs the other way: calls end first, then attaching, then the
+// store.
 struct WeightdServer::Impl {
   WeightdOptions options;
   LogFn log;
@@ -199,7 +200,7 @@ absl::Status WeightdServer::Impl::StartRpc() {
   return absl::OkStatus();
 }
 
-// An empty address ends them.
+// An empty address turns the metrics off.
 absl::Status WeightdServer::Impl::StartMetrics(const std::string& address) {
   if (address.empty()) {
     metrics.reset();
@@ -236,7 +237,7 @@ WeightdServer::~WeightdServer() {
     impl_->store->Control(&StoreCore::Drain);
     impl_->server->Shutdown(kRpcPatience);
   }
-  // Before the store, whose reads may take long: nobody finds a socket that is not served.
+  // Destroyed before the store, whose reads may last long: no client finds a socket that is not served.
   impl_->side.reset();
   impl_->side_socket.reset();
 }

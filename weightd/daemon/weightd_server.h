@@ -20,34 +20,34 @@ namespace sluice {
 class WeightdServer {
  public:
   struct Extras {
-    // Sockets of the options' paths in here are taken over. Borrowed during Start; may be null.
+    // Sockets of the options' paths in here are reused. Borrowed during Start; may be null.
     InheritedSockets* inherited = nullptr;
-    // Fetches an extent of each pack, as a client would, before any client is let in.
+    // Fetches an extent of each pack, as a client would, before any client may connect.
     bool self_test = false;
-    // Hears what the start is doing. May be empty.
+    // Receives the name of each phase of the start. May be empty.
     std::function<void(const std::string&)> on_phase;
   };
 
-  // Takes the sockets first, so that a second instance fails at once, then the memory, then serves.
+  // Opens the sockets first, so that a second instance fails at once, then allocates the memory, then serves.
   // ALREADY_EXISTS: another process serves the socket.
   static absl::StatusOr<std::unique_ptr<WeightdServer>> Start(const WeightdOptions& options, LogFn log,
                                                               Extras extras);
   static absl::StatusOr<std::unique_ptr<WeightdServer>> Start(const WeightdOptions& options, LogFn log) {
     return Start(options, std::move(log), Extras());
   }
-  // Ends every session and removes the sockets. Reads that the disk does not answer are waited for.
+  // Ends every session and removes the sockets. Waits for reads that the disk does not answer.
   ~WeightdServer();
 
-  // Takes over what WithReloaded() changed: who may connect, scrub rate, read deadline, the quota of sessions
-  // that open from then on, and the metrics' port. A port that cannot be opened: its error, and the metrics
-  // stay where they were; all else has changed.
+  // Applies the changes of WithReloaded(): the peers that may connect, scrub rate, read timeout, the quota of
+  // sessions that open from then on, and the metrics' port. If a port cannot be opened, returns its error,
+  // and the metrics stay at the old port; all else has changed.
   absl::Status Reload(const WeightdOptions& options);
 
   // Refuses new sessions; health turns NOT_SERVING.
   void Drain();
   size_t open_sessions() const;
 
-  // One line: what is served, where, and how.
+  // One line: the served packs, the address, and the I/O engine.
   std::string Describe() const;
 
   WeightStore& store();

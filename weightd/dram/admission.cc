@@ -2,7 +2,7 @@
 
 namespace sluice {
 namespace {
-// Stale extents are looked for at every one of so many decisions.
+// Number of decisions per search for stale extents.
 constexpr uint64_t kStaleEvery = 8;
 }  // namespace
 
@@ -46,7 +46,7 @@ void ProbationPolicy::Promote(uint32_t extent, double now, ExtentUse use) {
   Member& member = members_.at(extent);
   young_->Remove(extent, now);
   member.trusted = true;
-  use.uses = member.filled_uses;  // the policy counts them at its next look
+  use.uses = member.filled_uses;  // the policy counts them when it next looks
   trusted_->Add(extent, use);
   ++promotions_;
 }

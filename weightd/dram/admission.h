@@ -1,13 +1,13 @@
-// Admission: what was filled and used once must not push out what is used again and again.
+// Admission: an extent that was filled and used once must not evict one that is used again and again.
 //
 // ProbationPolicy wraps any eviction policy in two segments (as 2Q does). A filled extent enters on
-// probation; probation loses first. It becomes trusted when it was used twice since its fill (the use it was
-// filled for is one), or when it is filled again, by no scan, within kMemory turnovers of its eviction. At
-// most kTrustedShare of the extents are trusted, the coldest of them go back on probation, so a scan over
-// everything (one long prefill) runs through a quarter of the memory and leaves the rest. What is trusted but
-// was not used for longer than a scan over everything takes loses first. set_plain(true) ends all of this:
-// where one step's uses take most of the memory but fit into it, probation would not keep what a step used
-// until the next, and what is worth keeping is the step.
+// probation, and extents on probation are evicted first. It becomes trusted when it was used twice since its
+// fill (the use it was filled for is one), or when it is filled again, not by a scan, within kMemory
+// turnovers of its eviction. At most kTrustedShare of the extents are trusted; the coldest of them go back on
+// probation, so a scan over everything (one long prefill) runs through a quarter of the memory and leaves the
+// rest. A trusted extent that was not used for longer than a scan over everything lasts is evicted first.
+// set_plain(true) ends all of this: where one step uses most of the memory but fits into it, probation would
+// not keep a step's extents until the next step, and the step's extents are the working set.
 //
 // Thread safety: thread-compatible; the store's lock guards it.
 #pragma once
@@ -24,15 +24,15 @@ namespace sluice {
 class ProbationPolicy final : public EvictionPolicy {
  public:
   static constexpr double kTrustedShare = 0.75;
-  // Turnovers. A scan over everything refills an extent only after it has read all that is not trusted: more
-  // than this for as long as the memory holds less than 80 % of all packs.
+  // Turnovers. A scan over everything refills an extent only after it has read every extent that is not
+  // trusted: more turnovers than this while the memory holds less than 80 % of all packs.
   static constexpr double kMemory = 0.25;
-  static constexpr int kMaxPromotions = 64;  // in one decision
+  static constexpr int kMaxPromotions = 64;  // per decision
 
   explicit ProbationPolicy(EvictionKind kind)
       : young_(NewEvictionPolicy(kind)), trusted_(NewEvictionPolicy(kind)) {}
 
-  // How long a scan over everything takes, in turnovers.
+  // Sets the duration of a scan over everything, in turnovers.
   void set_patience(double turnovers) { patience_ = turnovers; }
   void set_plain(bool plain) { plain_ = plain; }
 
@@ -52,7 +52,7 @@ class ProbationPolicy final : public EvictionPolicy {
   };
   bool Full() const;
   void Promote(uint32_t extent, double now, ExtentUse use);
-  // Puts the coldest trusted extent back on probation, if all are wanted or it is stale.
+  // Puts the coldest trusted extent back on probation if `only_stale` is false or the extent is stale.
   bool Demote(double now, Look look, bool only_stale);
 
   const std::unique_ptr<EvictionPolicy> young_;

@@ -8,7 +8,7 @@
 
 namespace sluice {
 namespace {
-// A pooled segment serves another class if at most 1/20 of it is lost.
+// A pooled segment serves another class if at most 1/20 of it is wasted.
 constexpr uint64_t kWasteDivisor = 20;
 }  // namespace
 
@@ -63,7 +63,7 @@ bool Arena::TakeNew(uint64_t slot_bytes, SizeClass* size_class) {
   }
   last_error_.clear();
   const uint32_t id = next_id_++;
-  // Before anybody touches a page.
+  // The policy applies only to pages that nobody has touched yet.
   const absl::Status placed = ApplyNodePolicy(PolicyOfSegment(options_.placement, options_.nodes, id),
                                               memory->map.data(), memory->map.bytes());
   placement_error_ = placed.ok() ? "" : placed.ToString();

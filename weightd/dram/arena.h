@@ -1,10 +1,10 @@
-// weightd's memory for extents: segments that are taken when needed, handed to sessions, and given back
+// weightd's memory for extents: segments that are allocated on demand, shared with sessions, and returned
 // whole.
 //
 // A segment is one sealed memory file, cut into slots of one size class (a class is an extent length). When
-// its last slot falls free it returns to the pool, from where a class whose slots fit with little waste may
-// take it; otherwise it is retired: sessions unmap it, and its bytes count against the budget until Drop().
-// The sum of all segments never exceeds the budget, but for the time after it was made smaller.
+// its last slot becomes free it returns to the pool; a class whose slots fit with little waste may reuse it
+// there. Otherwise it is retired: sessions unmap it, and its bytes count against the budget until Drop(). The
+// sum of all segments never exceeds the budget, except for a while after the budget was made smaller.
 //
 // Thread safety: thread-compatible; the store's lock guards it.
 #pragma once
@@ -26,8 +26,8 @@
 namespace sluice {
 
 inline constexpr uint32_t kNoOwner = std::numeric_limits<uint32_t>::max();
-// Of a slot that is no extent's: its bytes went bad in memory and may still be read, or a read that its
-// extent does not wait for may still write to it.
+// Owner of a slot without an extent: its bytes went bad in memory and may still be read, or an abandoned read
+// may still write to it.
 inline constexpr uint32_t kCondemnedOwner = kNoOwner - 1;
 
 struct Slot {
@@ -41,53 +41,54 @@ class Arena {
   struct Options {
     uint64_t budget = 0;
     uint64_t max_segment_bytes = 256ull * 1024 * 1024;
-    // A segment takes at most this share of the budget (but always one slot), so that small budgets are not
-    // spent on one class; 1/32 leaves at most 3 % to a segment that is just being filled.
+    // Maximum share of the budget per segment (always at least one slot): small budgets are not spent on one
+    // class, and 1/32 leaves at most 3 % to a segment that is just being filled.
     uint64_t min_segments = 32;
     NodePlacement placement = NodePlacement::kInterleave;
-    std::vector<uint32_t> nodes;  // that have memory; with fewer than two there is nothing to place
+    std::vector<uint32_t> nodes;  // nodes with memory; fewer than two: no placement
   };
-  // Told of each new segment before a slot of it is handed out, of each retired one, and of each dropped one.
-  // The retired segment is dropped by calling Drop(), also from within the call.
+  // Callbacks: for each new segment before one of its slots is handed out, for each retired one, and for each
+  // dropped one. A retired segment is dropped by calling Drop(), also from within the callback.
   struct Listener {
     std::function<void(uint32_t segment, const std::shared_ptr<const SharedMemory>& memory)> added;
     std::function<void(uint32_t segment)> retired;
-    // Its memory goes when nobody holds it any more. May be empty.
+    // The memory is freed with its last reference. May be empty.
     std::function<void(const std::shared_ptr<const SharedMemory>& memory)> dropped;
   };
 
   Arena(const Options& options, Listener listener) : options_(options), listener_(std::move(listener)) {}
 
-  // `count` more extents of `slot_bytes` may come to want a slot: segments are not made larger than that.
+  // Announces `count` more extents of `slot_bytes`: segments are not made larger than all of a class's
+  // extents.
   void Declare(uint64_t slot_bytes, uint64_t count) { classes_[slot_bytes].declared += count; }
 
-  // A slot for `owner` from the class's segments, the pool, or a new segment within the budget. None:
-  // something must be evicted first (or the system refused memory: last_error()).
+  // Allocates a slot for `owner` from the class's segments, the pool, or a new segment within the budget.
+  // None: an eviction is needed first (or the system refused memory: last_error()).
   std::optional<Slot> Allocate(uint64_t slot_bytes, uint32_t owner);
-  // Gives a slot back. The segment goes to the pool with its last one.
+  // Frees a slot. The segment returns to the pool with its last slot.
   void Free(uint32_t segment, uint64_t offset);
 
   void SetOwner(uint32_t segment, uint64_t offset, uint32_t owner);
 
   // Retires every pooled segment. True if there was one.
   bool RetirePooled();
-  // Gives the class a pooled segment that holds one slot of it at least, however much is lost. True if there
-  // was one.
+  // Assigns the class a pooled segment that holds at least one of its slots, whatever the waste. True if
+  // there was one.
   bool AllowWaste(uint64_t slot_bytes);
-  // A retired segment is unmapped everywhere: its memory is released.
+  // Releases the memory of a retired segment that no session maps any more.
   void Drop(uint32_t segment);
 
-  // From now on. What is above it stays until its segments are retired and dropped; nothing new is made
+  // Sets the budget. Segments above it stay until they are retired and dropped; no new ones are made
   // meanwhile.
   void SetBudget(uint64_t budget) { options_.budget = budget; }
 
-  // For choosing what to empty.
+  // One segment, for choosing which one to empty.
   struct SegmentView {
     uint32_t id = 0;
     uint64_t slot_bytes = 0;
     const std::vector<uint32_t>* owners = nullptr;  // by slot; kNoOwner where free
   };
-  // The `index`-th segment in use; valid until the next call of a non-const method.
+  // Returns the `index`-th segment in use; valid until the next call of a non-const method.
   SegmentView active(size_t index) const;
   size_t active_count() const { return active_.size(); }
 
@@ -96,11 +97,11 @@ class Arena {
   uint64_t retired_bytes() const { return retired_bytes_; }
   uint64_t unspent_bytes() const { return options_.budget - std::min(options_.budget, total_bytes_); }
   size_t segment_count() const { return segments_.size(); }
-  // Why the system refused the last segment; empty if it did not.
+  // The reason why the system refused the last segment; empty if it did not.
   const std::string& last_error() const { return last_error_; }
-  // Why the system did not place the last segment as asked; empty if it did.
+  // The reason why the system did not place the last segment as requested; empty if it did.
   const std::string& placement_error() const { return placement_error_; }
-  // Every segment that sessions may map, in order of age; retired ones are left out.
+  // Every segment that sessions may map, in order of age; without retired ones.
   std::vector<std::pair<uint32_t, std::shared_ptr<const SharedMemory>>> Mapped() const;
   // Null for a segment that does not exist.
   const SharedMemory* memory(uint32_t segment) const;

@@ -20,7 +20,7 @@ uint64_t DefaultDramBudget(const std::vector<const Pack*>& packs, uint32_t threa
   WeightSizes sizes;
   std::set<std::string> counted;
   for (const Pack* pack : packs) {
-    if (!counted.insert(pack->model_id()).second) continue;  // the store holds it once, too
+    if (!counted.insert(pack->model_id()).second) continue;  // the store also holds it only once
     sizes.all += pack->dense_bytes() + pack->total_expert_bytes();
     sizes.dense += pack->dense_bytes();
     sizes.largest_expert = std::max(sizes.largest_expert, pack->largest_expert_bytes());

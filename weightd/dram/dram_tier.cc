@@ -8,17 +8,17 @@
 namespace sluice {
 namespace {
 
-// Segments of other classes looked at in one decision, and extents looked at in each.
+// Number of other classes' segments sampled per decision, and of extents sampled in each.
 constexpr size_t kForeignProbes = 4;
 constexpr size_t kSamples = 8;
-// Evictions that a client undoes before the decision is given up.
+// Maximum number of evictions that clients undo in one decision.
 constexpr int kMaxAttempts = 1000;
-// Trust ends when so much more than all packs together has been filled without a use.
+// Trust ends when this many times the bytes of all packs have been filled without a use.
 constexpr double kPatience = 1.25;
-// No probation for a class of which a step uses at least this share of what is resident, and not more than
+// Probation ends for a class when a step uses at least this share of its resident bytes, and not more than
 // all.
 constexpr double kPlainFrom = 0.7;
-// A class takes of others when its share of what is read exceeds its share of the memory by this part of all.
+// A class evicts from others when its share of all reads exceeds its share of the memory by this fraction.
 constexpr double kHungerMargin = 1.0 / 16;
 
 }  // namespace
@@ -293,8 +293,7 @@ void DramTier::Condemn(Gid gid) {
 }
 
 void DramTier::SweepCondemned() {
-  // Seen free once after the withdrawal, nobody reads the old place: who leases from now on finds the new
-  // one.
+  // Once the slot was seen free after the withdrawal, nobody reads it: later leases find the new slot.
   std::erase_if(condemned_, [this](const Condemned& place) {
     const bool free = !store_.Held(place.gid);
     if (free) {
@@ -314,8 +313,8 @@ DramTier::Room DramTier::MakeRoom(uint64_t slot_bytes, Gid gid, Slot* slot, cons
     if (RoomComes(slot_bytes, arena_.retired_bytes() - slow_bytes_)) {
       return Room::kRetiring;
     }
-    // With a session that does not unmap what it is told to, a retired segment is lost: pooled ones are kept,
-    // and serve this class though much of them is wasted.
+    // While a session does not unmap retired segments they are lost to the budget: pooled ones are kept, and
+    // serve this class though much of them is wasted.
     if (slow_bytes_ == 0 ? arena_.RetirePooled() : arena_.AllowWaste(slot_bytes)) {
       continue;
     }
@@ -348,7 +347,7 @@ DramTier::Room DramTier::MakeRoom(uint64_t slot_bytes, Gid gid, Slot* slot, cons
 bool DramTier::Shrink(int segments) {
   while (arena_.total_bytes() - arena_.retired_bytes() > arena_.budget()) {
     if (arena_.RetirePooled()) continue;
-    // No class is one's own here: none has slots of no bytes.
+    // No class has slots of 0 bytes, so every class counts as foreign here.
     const std::optional<ColdSegment> coldest = ColdestForeign(/*slot_bytes=*/0, /*exhaustive=*/true, 0);
     if (segments-- == 0 || !coldest.has_value()) return false;
     Empty(arena_.active(coldest->index));
@@ -388,7 +387,7 @@ std::optional<UseKey> DramTier::MedianUse(const Arena::SegmentView& segment) con
     }
   }
   if (found == 0) {
-    return UseKey{};  // mostly empty: nothing is lost with it
+    return UseKey{};  // mostly empty: evicting it loses nothing
   }
   std::sort(uses.begin(), uses.begin() + static_cast<ptrdiff_t>(found));
   return uses[found / 2];

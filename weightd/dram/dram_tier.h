@@ -1,5 +1,4 @@
-// The DRAM tier: store, arena and eviction together. Finds room for an extent, publishes it, and takes it
-// back.
+// The DRAM tier: store, arena and eviction together. Allocates slots for extents, publishes and evicts them.
 //
 // Thread safety: thread-compatible; the core's lock guards it.
 #pragma once
@@ -20,20 +19,20 @@
 
 namespace sluice {
 
-// How the tier chooses what goes.
+// Policies that choose the extents to evict.
 struct TierPolicy {
   EvictionKind eviction = EvictionKind::kLru;
-  // Extents that were used once go before those used again (admission.h).
+  // Extents that were used once are evicted before those used again (admission.h).
   bool admission = true;
 };
 
 class DramTier {
  public:
-  // What became of a wish for room.
+  // Outcome of a request for a slot.
   enum class Room {
     kPlaced,
-    kRetiring,  // sessions must first unmap retired segments; ask again when one was dropped
-    kNone       // everything that could go is held
+    kRetiring,  // sessions must first unmap retired segments; retry when one was dropped
+    kNone       // every extent that could be evicted is held
   };
 
   DramTier(const Arena::Options& options, Arena::Listener listener, const TierPolicy& policy = {});
@@ -41,10 +40,10 @@ class DramTier {
   // `lengths` are stored lengths, multiples of 4096.
   uint32_t AddPack(const std::vector<uint64_t>& lengths, ResidencyEntry* table);
   void AddPins(uint32_t pack, uint64_t session, const PinEntry* pins, const StepTimeline* timeline);
-  // Call it in a fresh decision (Tick), or its last uses look as old as the last fill.
+  // REQUIRES: a fresh decision (Tick); otherwise its last uses look as old as the last fill.
   void RemovePins(uint32_t pack, uint64_t session);
 
-  // Starts a decision: the clock goes on. The caller notes every session's latest stamp at clock() right
+  // Starts a decision: advances the clock. The caller notes every session's latest stamp at clock() right
   // after.
   void Tick() {
     ++clock_;
@@ -52,55 +51,55 @@ class DramTier {
   }
   uint64_t clock() const { return clock_; }
 
-  // Finds a place for an ABSENT extent, evicting as needed, and makes it FILLING there. What it takes is
-  // charged to `session` (0: nobody): one with a quota evicts of its own, the coldest first, before it
-  // exceeds it. `step`: the engine's, for which it is filled.
-  // `scan`: the step is a scan, which stands there, and takes room as ScanOrder says; null: it is none.
+  // Allocates a slot for an ABSENT extent, evicting as needed, and makes the extent FILLING there. The bytes
+  // are charged to `session` (0: nobody); a session with a quota evicts its own coldest extents before it
+  // exceeds the quota. `step`: the engine step that the extent is filled for. `scan`: the position of a step
+  // that scans, which evicts as ScanOrder says; null: no scan.
   Room BeginFill(Gid gid, std::byte** dest, uint64_t session = 0, uint64_t step = 0,
                  const ScanPlace* scan = nullptr);
-  // The bytes are in place and verified.
+  // Makes the extent RESIDENT. REQUIRES: the bytes are in place and verified.
   void Publish(Gid gid);
-  // They are not: the place is free again; `bad` marks the extent for good.
+  // Ends a failed fill: the slot is free again; `bad` marks the extent for good.
   void AbandonFill(Gid gid, bool bad);
 
-  // A session that may fill at most `quota` bytes.
+  // Limits the session to `quota` filled bytes.
   void SetQuota(uint64_t session, uint64_t quota);
-  // It has ended: what it filled belongs to nobody then.
+  // Ends a session: its filled bytes are charged to nobody from then on.
   void RemoveSession(uint64_t session);
-  // Bytes that the session's fills take of its quota; 0 without one.
+  // Filled bytes charged to the session's quota; 0 without one.
   uint64_t charged_bytes(uint64_t session) const;
 
-  // Of the retired segments' bytes, those that a session is slow to unmap: no fill waits for them if it can
-  // have other room, and none waits at all for `lost` of them.
+  // Bytes of retired segments that a session is slow to unmap: fills wait for `slow` bytes only if there is
+  // no other room, and never for `lost` of them.
   void SetSlow(uint64_t slow, uint64_t lost) {
     slow_bytes_ = slow;
     lost_bytes_ = lost;
   }
 
-  // A second place for an extent that is FILLING, for another read of it. It belongs to that read: no extent
-  // lies there until MoveFill(), and FreePlace() gives it back when the read has ended.
+  // Allocates a second slot for an extent that is FILLING, for a hedged read of it. The slot belongs to that
+  // read: no extent lies there until MoveFill(), and FreePlace() frees it when the read has ended.
   Room SecondPlace(Gid gid, Slot* place);
-  // The extent is filled at `second` from now on. Returns its former place, which belongs to the first read.
+  // Moves the fill to `second`. Returns its former slot, which belongs to the first read.
   Slot MoveFill(Gid gid, const Slot& second);
   void FreePlace(const Slot& place) { arena_.Free(place.segment, place.offset); }
 
-  // weightd has read an unleased extent for a client (copied from it): as good as a client's use.
+  // Counts a read of an unleased extent by weightd for a client (a copy from it) like a client's use.
   void NoteUse(Gid gid);
-  // The same in a step that scans, whose uses count for nothing.
+  // The same in a step that scans, whose uses do not count for eviction.
   void NoteScanned(Gid gid, uint64_t step);
 
-  // A resident extent's bytes have gone bad in memory: it is ABSENT at once and may be filled anew elsewhere.
-  // Its place is free when nobody holds the extent any more (SweepCondemned).
+  // Handles a resident extent whose bytes have gone bad in memory: it is ABSENT at once and may be filled
+  // anew in another slot. Its slot is free when nobody holds the extent any more (SweepCondemned).
   void Condemn(Gid gid);
   void SweepCondemned();
   size_t condemned() const { return condemned_.size(); }
 
   void DropSegment(uint32_t segment) { arena_.Drop(segment); }
 
-  // The arena's budget from now on. Where it is smaller than what is held, Shrink() gives the rest back.
+  // Sets the arena's budget. If it is smaller than the bytes held, Shrink() frees the rest.
   void SetBudget(uint64_t budget) { arena_.SetBudget(budget); }
-  // Empties at most `segments` of the coldest and retires what is empty, until all that is not on its way
-  // back is within the budget. True: it is. Call it in a fresh decision (Tick).
+  // Empties at most `segments` of the coldest segments and retires empty ones, until all bytes except those
+  // being retired are within the budget. True if they are. REQUIRES: a fresh decision (Tick).
   bool Shrink(int segments);
 
   Store& store() { return store_; }
@@ -108,10 +107,10 @@ class DramTier {
   const Arena& arena() const { return arena_; }
   uint64_t evictions() const { return evictions_; }
   const TierPolicy& policy_kind() const { return policy_; }
-  // Of the admission: extents that it trusts now, and how many it came to trust so far.
+  // Number of extents that the admission trusts now, and number of promotions so far.
   uint64_t trusted_extents() const;
   uint64_t promotions() const;
-  // Bytes filled so far by the budget: the time in which policies reckon.
+  // Bytes filled so far divided by the budget: the policies' time.
   double turnovers() const;
 
  private:
@@ -121,10 +120,10 @@ class DramTier {
   };
   struct SizeClass {
     std::unique_ptr<EvictionPolicy> policy;
-    ProbationPolicy* probation = nullptr;  // `policy`, if there is admission
+    ProbationPolicy* probation = nullptr;  // `policy`, if admission is on
     ScanOrder scan;
     uint64_t resident_bytes = 0;
-    // Bytes filled, those of one turnover ago counted half.
+    // Bytes filled; those of one turnover ago count half.
     double recent_bytes = 0;
     double recent_at = 0;
   };
@@ -132,29 +131,30 @@ class DramTier {
   struct Tenant {
     uint64_t quota = 0;
     uint64_t charged = 0;
-    std::unique_ptr<EvictionPolicy> policy;  // over the resident extents that it filled
+    std::unique_ptr<EvictionPolicy> policy;  // over the resident extents that this session filled
   };
 
-  // Evicts the session's own until `bytes` more are within its quota.
+  // Evicts the session's own extents until `bytes` more are within its quota.
   bool MakeQuota(uint64_t session, uint64_t bytes, const ScanPlace* scan);
-  // Of all that the session's quota pays for, what a scan of its gives up first.
+  // The extent that a scan evicts first, among those charged to the session's quota.
   std::optional<EvictionCandidate> ScannedOf(uint64_t session, const ScanPlace& scan);
-  // Whether the scan would be better off without the room than without the extent.
+  // True if the scan is better off with the extent than with its room.
   bool StillNeeds(const ScanPlace& scan, Gid gid) const;
   void Uncharge(Gid gid);
-  // Whether `retired` bytes on their way back would make room.
+  // True if `retired` bytes on their way back would make room.
   bool RoomComes(uint64_t slot_bytes, uint64_t retired) const {
     return retired != 0 && arena_.budget() + retired >= arena_.total_bytes() + slot_bytes;
   }
   Room MakeRoom(uint64_t slot_bytes, Gid gid, Slot* slot, const ScanPlace* scan);
   bool EvictOne(Gid gid);
-  // The segment of another class whose typical extent is coldest: of a few, or of all with `exhaustive`.
+  // The segment of another class whose typical extent is coldest: among a few samples, or all with
+  // `exhaustive`.
   std::optional<ColdSegment> ColdestForeign(uint64_t slot_bytes, bool exhaustive, uint64_t least_bytes);
   std::optional<UseKey> MedianUse(const Arena::SegmentView& segment) const;
   bool AllEvictable(const Arena::SegmentView& segment) const;
-  // Evicts everything in it; false if a client was faster.
+  // Evicts every extent in the segment; false if a client leased one meanwhile.
   bool Empty(const Arena::SegmentView& segment);
-  // Whether the class reads so much more than its share of the memory that it may take of others'.
+  // True if the class's share of reads exceeds its share of the memory so much that it may evict from others.
   bool Hungry(uint64_t slot_bytes);
   SizeClass& size_class(uint64_t slot_bytes);
   EvictionPolicy& policy(uint64_t slot_bytes) { return *size_class(slot_bytes).policy; }
@@ -165,7 +165,7 @@ class DramTier {
   Store store_;
   Arena arena_;
   std::map<uint64_t, SizeClass> classes_;  // by slot size
-  std::vector<UseKey> filled_;             // by gid: when it was filled, or last known
+  std::vector<UseKey> filled_;             // by extent id: when it was filled, or its last known use
   StepUses step_uses_;
   StepTimeline fill_bytes_;  // maps clock() to filled_bytes_
   struct Condemned {
@@ -183,7 +183,7 @@ class DramTier {
   uint64_t pack_bytes_ = 0;
   uint64_t clock_ = 1;
   uint64_t evictions_ = 0;
-  size_t probe_ = 0;  // where ColdestForeign looks next
+  size_t probe_ = 0;  // the next probe of ColdestForeign
 };
 
 }  // namespace sluice

@@ -62,7 +62,7 @@ void LruPolicy::Touch(uint32_t extent, UseKey key) {
 
 std::optional<EvictionCandidate> LruPolicy::Coldest(double, Look look) {
   std::optional<EvictionCandidate> best;
-  // Without a candidate the walk goes on over all of them: "everything is held" must be true when it is said.
+  // Without a candidate the walk goes on over all extents: "everything is held" must be true when reported.
   const size_t all = known_.size();
   for (size_t looks = 0; looks < all && (looks < kMaxLooks || !best.has_value()); ++looks) {
     const auto [known, extent] = *order_.begin();
@@ -77,7 +77,8 @@ std::optional<EvictionCandidate> LruPolicy::Coldest(double, Look look) {
       best = EvictionCandidate{extent, use.last};
     }
     if (use.last <= known) {
-      // Held, though its last use is as old as known: looked at again only after all others.
+      // The extent is held, though its last use is as old as known: it is looked at again only after all
+      // others.
       const UseKey newest = order_.rbegin()->first;
       Touch(extent, UseKey{newest.clock + 1, 0});
     } else {
@@ -132,7 +133,7 @@ bool LfruPolicy::Learn(const ExtentUse& use, Known* known) {
 std::optional<EvictionCandidate> LfruPolicy::Coldest(double, Look look) {
   std::optional<Place> best;
   int looks = 0;
-  // Without a candidate the walk goes on over all of them: "everything is held" must be true when it is said.
+  // Without a candidate the walk goes on over all extents: "everything is held" must be true when reported.
   for (auto at = order_.begin(); at != order_.end() && (looks < kMaxLooks || !best.has_value()); ++looks) {
     const uint32_t extent = at->second;
     const ExtentUse use = look(extent);
@@ -192,7 +193,7 @@ void ScorePolicy::Learn(const ExtentUse& use, History* history) const {
 
 double ScorePolicy::Score(uint32_t extent, double now) const {
   const History& history = history_.at(extent);
-  // One more than was counted: what was filled and not used yet is not worthless.
+  // One more than the count: an extent that was filled and not used yet is not worthless.
   const double count = 1 + history.count * std::exp2(std::min(0.0, history.at - now) / kHalfLife);
   return count / (1 + std::max(0.0, now - history.last));
 }
@@ -223,7 +224,7 @@ std::optional<EvictionCandidate> ScorePolicy::Coldest(double now, Look look) {
     consider(members_[random_ % members_.size()]);
   }
   for (size_t i = 0; i < members_.size() && !best.has_value(); ++i) {
-    consider(members_[i]);  // "everything is held" must be true when it is said
+    consider(members_[i]);  // "everything is held" must be true when reported
   }
   return best;
 }

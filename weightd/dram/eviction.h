@@ -1,14 +1,14 @@
-// Which extent goes: the policies' interface and three of them, pure bookkeeping over numbers.
+// Eviction policies: their interface and three of them, pure bookkeeping over numbers.
 //
-// Uses happen in the clients without a message, so a policy learns of them only when it looks: what it knows
+// Uses happen in the clients without a message, so a policy learns of them only when it looks: its knowledge
 // of an extent is a lower bound, and it asks again before it decides. Ages are in turnovers: one turnover is
-// the time in which as many bytes were filled as the memory holds, so that no policy depends on how fast the
-// machine is or how often weightd wakes.
+// the time in which as many bytes were filled as the memory holds, so no policy depends on the speed of the
+// machine or on how often weightd wakes.
 //
 // `lru`: the extent whose last use is longest ago. `lfru`: the one used least often since it was filled,
-// where a use counts half as much a turnover later; of equals the least recently used. `score`: the one with
-// the lowest use count over 1 + age of its last use, where a use counts half as much four turnovers later and
-// the count outlives eviction; the lowest of kSamples drawn extents.
+// where a use counts half as much a turnover later; among equals the least recently used. `score`: the one
+// with the lowest use count over 1 + age of its last use, where a use counts half as much four turnovers
+// later and the count outlives eviction; the lowest of kSamples drawn extents.
 //
 // Thread safety: thread-compatible; the store's lock guards it.
 #pragma once
@@ -33,13 +33,13 @@ enum class EvictionKind : uint8_t { kLru, kLfru, kScore };
 const char* NameOf(EvictionKind kind);
 std::optional<EvictionKind> ParseEviction(const std::string& name);
 
-// The present truth about an extent.
+// The present state of an extent.
 struct ExtentUse {
-  UseKey last;             // of all sessions; that of its fill if none used it
-  bool evictable = false;  // nothing holds it
-  uint64_t uses = 0;       // of all sessions, ended ones too; grows, but for a client that lies
+  UseKey last;             // latest of all sessions; that of its fill if none used it
+  bool evictable = false;  // true if nothing holds it
+  uint64_t uses = 0;       // by all sessions, ended ones too; grows, except for a client that lies
   double at = 0;           // turnovers at the last use
-  bool scanned = false;    // of a fill: it is for a scan, so it says nothing of what is used again
+  bool scanned = false;    // filled for a scan: no sign of reuse
 };
 
 struct EvictionCandidate {
@@ -51,24 +51,24 @@ class EvictionPolicy {
  public:
   using Look = absl::FunctionRef<ExtentUse(uint32_t)>;
   virtual ~EvictionPolicy() = default;
-  // `filled.uses` is what the extent's count of uses begins from.
+  // Adds an extent. Its count of uses begins at `filled.uses`.
   virtual void Add(uint32_t extent, const ExtentUse& filled) = 0;
   virtual void Remove(uint32_t extent, double now) = 0;
   // `extent` was used at `key` (it was about to be evicted and a client took it, or its session ended).
   virtual void Touch(uint32_t extent, UseKey key) = 0;
-  // The extent to go next at `now` turnovers, none if `look` calls every one of them held.
+  // The extent to evict next at `now` turnovers; none if `look` reports every one of them as held.
   virtual std::optional<EvictionCandidate> Coldest(double now, Look look) = 0;
   virtual size_t size() const = 0;
 };
 
 std::unique_ptr<EvictionPolicy> NewEvictionPolicy(EvictionKind kind);
 
-// Uses counted at one look at most: a client that writes nonsense beside its leases gains no more.
+// Maximum number of uses counted per look: a client that writes nonsense beside its leases gains no more.
 inline constexpr uint64_t kMaxNewUses = 1 << 16;
 
-// Extents stand in the order of what is known of them; the first is looked at again, and if it was used
-// meanwhile it moves back. That is exact LRU as long as a decision needs no more than kMaxLooks; with more
-// (many hits since the last decision) the coldest of those looked at goes.
+// Extents are ordered by their last known use; the first is looked at again, and moves back if it was used
+// meanwhile. This is exact LRU as long as a decision needs at most kMaxLooks; with more (many hits since the
+// last decision) the coldest of the extents looked at is evicted.
 class LruPolicy final : public EvictionPolicy {
  public:
   static constexpr int kMaxLooks = 256;
@@ -84,8 +84,8 @@ class LruPolicy final : public EvictionPolicy {
   absl::flat_hash_map<uint32_t, UseKey> known_;
 };
 
-// In the same way, by counts. A use at turnover t adds 2^t to an extent's sum, of which the logarithm is
-// kept: so counts fall by half a turnover without being touched, and their order changes only by uses.
+// Works in the same way, by counts. A use at turnover t adds 2^t to an extent's sum, and the logarithm is
+// kept: counts halve each turnover without being touched, and their order changes only by uses.
 class LfruPolicy final : public EvictionPolicy {
  public:
   static constexpr int kMaxLooks = 256;
@@ -104,7 +104,7 @@ class LfruPolicy final : public EvictionPolicy {
   };
   using Place = std::pair<std::pair<double, UseKey>, uint32_t>;
   static Place PlaceOf(uint32_t extent, const Known& known) { return {{known.weight, known.last}, extent}; }
-  // Takes in what `use` says beyond `known`; false if that is nothing.
+  // Adds the uses in `use` that are not in `known` yet; false if there are none.
   static bool Learn(const ExtentUse& use, Known* known);
 
   std::set<Place> order_;
@@ -121,7 +121,7 @@ class ScorePolicy final : public EvictionPolicy {
   void Touch(uint32_t, UseKey) override {}  // the next look sees it
   std::optional<EvictionCandidate> Coldest(double now, Look look) override;
   size_t size() const override { return members_.size(); }
-  // What a decision at `now` compares.
+  // The value that a decision at `now` compares.
   double Score(uint32_t extent, double now) const;
 
  private:

@@ -6,7 +6,7 @@
 namespace sluice {
 namespace {
 
-// Between two looks at memory that is about to be given back.
+// Pause between two checks of memory that is about to be freed.
 constexpr int kPauseMs = 100;
 
 std::string LimitText(uint64_t limit) {

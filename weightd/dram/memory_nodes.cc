@@ -55,7 +55,7 @@ absl::Status ApplyNodePolicy(const NodePolicy& policy, std::byte* memory, uint64
   if (policy.mode == 0) {
     return absl::OkStatus();
   }
-  // The kernel takes one bit less than it is told of.
+  // The kernel uses one bit less than it is told.
   const unsigned long bits = policy.mask.size() * kBits + 1;
   if (syscall(SYS_mbind, memory, bytes, policy.mode, policy.mask.data(), bits, 0) != 0) {
     return ErrnoToStatus(errno, absl::StrCat("placing ", bytes, " bytes of a segment on memory nodes"));

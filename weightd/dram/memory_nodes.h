@@ -1,5 +1,5 @@
-// On which memory nodes segments lie. Left alone, a page lies on the node of the thread that touches it
-// first, which is weightd's: the nodes' memory fills unevenly, and readers share one node's bandwidth.
+// Placement of segments on memory (NUMA) nodes. By default a page lies on the node of the thread that touches
+// it first, a thread of weightd: the nodes' memory fills unevenly, and readers share one node's bandwidth.
 //
 // Thread safety: pure functions, and a system call.
 #pragma once
@@ -18,22 +18,23 @@ namespace sluice {
 enum class NodePlacement : uint8_t {
   kInterleave,  // the pages of every segment in turn on all nodes
   kSegments,    // whole segments in turn
-  kOff          // as the kernel does
+  kOff          // the kernel's default
 };
 
 // "interleave", "segments", "off".
 const char* NameOf(NodePlacement placement);
 std::optional<NodePlacement> ParseNodePlacement(const std::string& name);
 
-// How mbind(2) is told where segment number `segment` goes, of `nodes`, the ids of those with memory. No
-// mode: it is left alone, as with a single node.
+// Arguments of mbind(2) for segment number `segment` over `nodes`, the ids of those with memory. No mode: the
+// kernel's default stays, as with a single node.
 struct NodePolicy {
   int mode = 0;  // MPOL_*; 0: none
   std::vector<unsigned long> mask;
 };
 NodePolicy PolicyOfSegment(NodePlacement placement, absl::Span<const uint32_t> nodes, uint32_t segment);
 
-// Applies it to shared memory whose pages do not exist yet. The system's error, which costs speed alone.
+// Applies it to shared memory whose pages do not exist yet. Returns the system's error, which costs only
+// speed.
 absl::Status ApplyNodePolicy(const NodePolicy& policy, std::byte* memory, uint64_t bytes);
 
 }  // namespace sluice

@@ -20,19 +20,19 @@ namespace {
 constexpr uint64_t kHugePage = 2ull * 1024 * 1024;
 constexpr uint64_t kPage = 4096;
 
-// Bytes from `address` to the next huge page's border, at most `left`.
+// Bytes from `address` to the next huge page boundary, at most `left`.
 uint64_t RangeAt(uint64_t address, uint64_t left) { return std::min(left, kHugePage - address % kHugePage); }
 
-// A page that is just being read into cannot move, and neither can its range: worth asking again.
+// A page that is just being read into cannot move, so its range cannot be collapsed yet: worth a retry.
 constexpr auto kTryAgainAfter = std::chrono::milliseconds(500);
 constexpr int kMostTries = 20;
 
-// Collapsing wants a page to begin with, and zeroes the rest in one go: 8 GB/s and more, against 1.6 GB/s for
-// 4 KiB pages one by one. False: 4 KiB pages, but a later Collapse() may do better.
+// Collapsing needs one existing page, and zeroes the rest in one go: 8 GB/s and more, against 1.6 GB/s for 4
+// KiB pages one by one. False: 4 KiB pages, but a later Collapse() may succeed.
 bool PopulateRange(std::byte* start, uint64_t bytes) {
   bool movable = false;
-  // A huge page comes to lie on the node of the page that there is. Where pages are interleaved over nodes,
-  // the first ones of all ranges would be the same node's.
+  // A huge page comes to lie on the node of the existing page. Where pages are interleaved over nodes, the
+  // first pages of all ranges would lie on the same node.
   const uint64_t seed = reinterpret_cast<uintptr_t>(start) / kHugePage % (kHugePage / kPage);
   if (bytes == kHugePage && madvise(start + seed * kPage, kPage, MADV_POPULATE_WRITE) == 0) {
     if (madvise(start, bytes, MADV_COLLAPSE) == 0) {
@@ -44,7 +44,7 @@ bool PopulateRange(std::byte* start, uint64_t bytes) {
   return !movable;
 }
 
-// False: some page is in use just now.
+// False: some page is in use now.
 bool Collapse(std::byte* start, uint64_t bytes) {
   return madvise(start, bytes, MADV_COLLAPSE) == 0 || (errno != EAGAIN && errno != EBUSY);
 }
@@ -80,7 +80,7 @@ void Prefaulter::Add(std::shared_ptr<const SharedMemory> memory) {
   const uint64_t bytes = memory->map.bytes();
   const uint64_t base = reinterpret_cast<uintptr_t>(memory->map.data());
   MutexLock lock(&mutex_);
-  // Ranges end on the addresses' huge page borders, so that whole ones can be collapsed.
+  // Ranges end on huge page boundaries of the address, so that whole ones can be collapsed.
   for (uint64_t offset = 0; offset < bytes;) {
     const uint64_t length = RangeAt(base + offset, bytes - offset);
     ranges_.push_back(Range{memory, offset, length});

@@ -1,7 +1,7 @@
-// Gives fresh segments their pages ahead of the reader: a first touch costs more than the read that fills it
-// (1.6 GB/s against 1.8), so a few threads do it, in 2 MiB ranges that become huge pages where the kernel
-// agrees (8 GB/s and more). A range with a page that is just being read into cannot become one; that is
-// tried again later.
+// Allocates the pages of fresh segments ahead of the reader: a first touch costs more than the read that
+// fills it (1.6 GB/s against 1.8), so a few threads do it, in 2 MiB ranges that become huge pages where the
+// kernel agrees (8 GB/s and more). A range with a page that is just being read into cannot become one; it is
+// retried later.
 //
 // Thread safety: thread-safe.
 #pragma once
@@ -19,17 +19,17 @@
 
 namespace sluice {
 
-// Gives [start, start + bytes) of a shared mapping its pages now, huge ones where whole 2 MiB ranges allow.
-// Best effort: what fails is faulted in by the first touch. Content is kept.
+// Allocates the pages of [start, start + bytes) of a shared mapping now, huge ones where whole 2 MiB ranges
+// allow. Best effort: the first touch faults in the rest. Content is kept.
 void Populate(std::byte* start, uint64_t bytes);
 
 class Prefaulter {
  public:
   explicit Prefaulter(int threads);
-  // Drops what has not begun.
+  // Drops ranges that have not begun.
   ~Prefaulter();
 
-  // Populates all of `memory`, front to back; the mapping is kept alive until that is done.
+  // Populates all of `memory`, front to back, and keeps the mapping alive until then.
   void Add(std::shared_ptr<const SharedMemory> memory);
 
   // Waits until everything added so far has its pages, huge or not; for tests and benchmarks.
@@ -40,9 +40,9 @@ class Prefaulter {
     std::shared_ptr<const SharedMemory> memory;
     uint64_t offset = 0;
     uint64_t bytes = 0;
-    int tries = 0;  // that were made
+    int tries = 0;  // number of tries so far
   };
-  // Of a range that has its pages, but small ones. A segment that is dropped meanwhile is not kept for it.
+  // A range that has its pages, but small ones. It does not keep a segment that is dropped meanwhile.
   struct Retry {
     std::weak_ptr<const SharedMemory> memory;
     uint64_t offset = 0;
@@ -51,7 +51,7 @@ class Prefaulter {
     std::chrono::steady_clock::time_point due;
   };
   void Run();
-  // Until ranges_ has one. False once it is to stop.
+  // Waits until ranges_ is not empty. False once the thread is to stop.
   bool AwaitWork() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   Mutex mutex_;

@@ -20,7 +20,7 @@ void ScanOrder::Spend(uint32_t extent, uint64_t step) {
 std::optional<EvictionCandidate> ScanOrder::Furthest(const ScanPlace& place, EvictionPolicy::Look look) {
   int looks = 0;
   std::optional<EvictionCandidate> found;
-  // Looks at a member; true: it is to be forgotten, as somebody else has use for it.
+  // Looks at a member; true if it leaves the order because somebody else uses it.
   const auto leaves = [&](const Members::value_type& member, bool spent_only) {
     const ExtentUse use = look(member.first);
     ++looks;

@@ -1,8 +1,8 @@
-// Puts the stamps of several sessions on one axis, weightd's own clock of decisions.
+// Maps the stamps of several sessions to one axis, weightd's own clock of decisions.
 //
-// Each session stamps uses in its own steps, without telling weightd. Whenever weightd decides something it
-// notes every session's latest stamp: a stamp at or below that one was given before that decision, one above
-// it after.
+// Each session stamps uses with its own steps, without a message to weightd. At each decision weightd notes
+// every session's latest stamp: a stamp at or below that one was given before the decision, one above it
+// after.
 //
 // Thread safety: thread-compatible; the store's lock guards it.
 #pragma once
@@ -13,8 +13,8 @@
 
 namespace sluice {
 
-// When an extent was last used: by the number of the decision before which it was, then by the session's
-// stamp. Ordered; of equal clocks, stamps of different sessions cannot be told apart and count as they are.
+// Time of an extent's last use: the number of the decision before which it was, then the session's stamp.
+// Ordered; with equal clocks, stamps of different sessions are compared as plain numbers.
 struct UseKey {
   uint64_t clock = 0;
   uint64_t stamp = 0;
@@ -23,7 +23,7 @@ struct UseKey {
 
 class StepTimeline {
  public:
-  // The session's latest stamp is `stamp` at decision `clock`; clocks never fall. A stamp that falls (a
+  // Notes the session's latest stamp `stamp` at decision `clock`; clocks never fall. A stamp that falls (a
   // client's mistake) is ignored.
   void Note(uint64_t stamp, uint64_t clock) {
     if (marks_.empty() ? stamp == 0 : stamp <= marks_.back().stamp) {
@@ -39,7 +39,7 @@ class StepTimeline {
     marks_.push_back(Mark{stamp, clock});
   }
 
-  // The decision before which `stamp` was given; `now` when it is newer than all that was noted.
+  // The decision before which `stamp` was given; `now` if it is newer than every noted stamp.
   uint64_t ClockOf(uint64_t stamp, uint64_t now) const {
     auto at = std::lower_bound(marks_.begin(), marks_.end(), stamp,
                                [](const Mark& mark, uint64_t value) { return mark.stamp < value; });
@@ -52,7 +52,7 @@ class StepTimeline {
     uint64_t clock;
   };
   // Enough for the uses between an extent's fill and its eviction to keep their order in any cache of that
-  // many extents; 256 KiB a session.
+  // many extents; 256 KiB per session.
   static constexpr size_t kMaxMarks = 16384;
 
   // Drops every other mark of the older half: old uses move a little later, their order stays.

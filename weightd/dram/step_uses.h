@@ -1,5 +1,5 @@
-// How many bytes of each size class an engine step uses: of each session the least and the most of its latest
-// looks, summed over sessions.
+// Bytes of each size class that one engine step uses: the minimum and maximum of each session's latest looks,
+// summed over sessions.
 //
 // Thread safety: thread-compatible; the store's lock guards it.
 #pragma once
@@ -19,8 +19,8 @@ class StepUses {
  public:
   using Bytes = std::map<uint64_t, uint64_t>;  // by the extents' length
 
-  // The session asks for something in `step`. When a step has ended so, and its turn to be looked at has
-  // come, `measure` is called for what it used.
+  // Notes a request of the session in `step`. When a step has ended by this, and the session is due for a
+  // look, `measure` is called for the bytes that the step used.
   void Note(uint64_t session, uint64_t step, absl::FunctionRef<Bytes(uint64_t ended)> measure) {
     Record& record = records_[session];
     const uint64_t ended = std::exchange(record.step, step);
@@ -53,7 +53,7 @@ class StepUses {
   }
 
  private:
-  static constexpr uint64_t kStepsBetweenLooks = 4;  // a look reads a word of every extent
+  static constexpr uint64_t kStepsBetweenLooks = 4;  // a look reads one word per extent
   struct Record {
     uint64_t step = 0;
     uint64_t ended = 0;  // steps

@@ -49,7 +49,7 @@ void Store::RemovePins(uint32_t pack, uint64_t session, uint64_t now,
     }
     const uint64_t stamp = pin.last_step.load(std::memory_order_relaxed);
     if (held) {
-      seen(gid, UseKey{now, UINT64_MAX});  // a killed client's leases: it was using them
+      seen(gid, UseKey{now, UINT64_MAX});  // leases of a killed client count as a use now
     } else if (stamp != 0) {
       seen(gid, UseKey{source->timeline->ClockOf(stamp, now), stamp});
     }

@@ -1,7 +1,7 @@
-// Which extents exist, in which state and place, and who holds them: bookkeeping without I/O or policy.
+// All extents, with their state, slot and holders: bookkeeping without I/O or policy.
 //
-// Extents of all packs share one number space (gid): a pack's extent e is FirstGid(pack) + e. The store is
-// the only writer of the residency tables, and reads the sessions' pins as lease.h prescribes.
+// Extents of all packs share one number space (the extent id): extent e of a pack is FirstGid(pack) + e. The
+// store is the only writer of the residency tables, and reads the sessions' pins as lease.h prescribes.
 //
 // Thread safety: thread-compatible, guarded by the core's lock; the tables and pins it points to are shared
 // with other threads and processes through atomics.
@@ -19,7 +19,7 @@ namespace sluice {
 
 using Gid = uint32_t;
 
-// Where a gid belongs.
+// Pack and extent of an extent id.
 struct ExtentRef {
   uint32_t pack = 0;
   uint32_t extent = 0;
@@ -27,7 +27,7 @@ struct ExtentRef {
 
 class Store {
  public:
-  // Takes a pack of `lengths.size()` extents whose table is `table` (borrowed, all ABSENT). Returns its
+  // Adds a pack of `lengths.size()` extents whose table is `table` (borrowed, all ABSENT). Returns its
   // number.
   uint32_t AddPack(const std::vector<uint64_t>& lengths, ResidencyEntry* table);
 
@@ -36,9 +36,9 @@ class Store {
   uint64_t length(Gid gid) const { return extents_[gid].length; }
   size_t extent_count() const { return extents_.size(); }
 
-  // A session's pins of one pack (borrowed), and the timeline of its stamps.
+  // Adds a session's pins of one pack (borrowed), and the timeline of its stamps.
   void AddPins(uint32_t pack, uint64_t session, const PinEntry* pins, const StepTimeline* timeline);
-  // Forgets the session's pins: from here on they hold nothing. `seen` is called for each resident extent
+  // Removes the session's pins: from here on they hold nothing. `seen` is called for each resident extent
   // that the session used or holds, with that use. Its counts of uses are kept.
   void RemovePins(uint32_t pack, uint64_t session, uint64_t now, absl::FunctionRef<void(Gid, UseKey)> seen);
 
@@ -48,31 +48,31 @@ class Store {
   // Grows with every fill.
   uint64_t generation(Gid gid) const { return extents_[gid].generation; }
 
-  // ABSENT -> FILLING at a place. -> RESIDENT, or back to ABSENT, or BAD.
+  // Transitions: ABSENT -> FILLING at a slot, then RESIDENT, ABSENT or BAD.
   void BeginFill(Gid gid, uint32_t segment, uint64_t offset);
   void Publish(Gid gid);
   void AbandonFill(Gid gid);
   void MarkBad(Gid gid);
 
-  // weightd's own holds: unfinished requests and unreaped completions.
+  // Pins of weightd itself: unfinished requests and unreaped completions.
   void Pin(Gid gid) { ++extents_[gid].internal_pins; }
   void Unpin(Gid gid) { --extents_[gid].internal_pins; }
 
-  // Whether anything holds the extent now; a client may take it the moment after.
+  // True if anything holds the extent now; a client may lease it a moment later.
   bool Held(Gid gid) const;
-  // RESIDENT -> ABSENT unless somebody holds it. The place is free after true.
+  // RESIDENT -> ABSENT unless somebody holds it. After true the slot is free.
   bool Evict(Gid gid);
   // RESIDENT -> ABSENT though somebody may hold it: no new lease succeeds, but its bytes may still be read
   // until Held() was seen false.
   void Withdraw(Gid gid);
   // The latest use by any session; a zero key if none ever used it.
   UseKey LastUse(Gid gid, uint64_t now) const;
-  // How often any session used it, ended ones too.
+  // Number of uses by all sessions, ended ones too.
   uint64_t Uses(Gid gid) const;
-  // weightd used it itself, for a client: a copy from it ended.
+  // Counts a use by weightd itself for a client: a copy from it ended.
   void CountUse(Gid gid) { ++extents_[gid].past_uses; }
 
-  // Bytes of the extents whose last use by the session was in its step `step`, by their lengths.
+  // Bytes of the extents whose last use by the session was in its step `step`, by extent length.
   std::map<uint64_t, uint64_t> BytesUsedIn(uint64_t session, uint64_t step) const;
 
   // A number that changes when a session uses the extent.
@@ -81,7 +81,7 @@ class Store {
   uint64_t resident_bytes() const { return resident_bytes_; }
   uint64_t resident_extents() const { return resident_extents_; }
   uint64_t bad_extents() const { return bad_extents_; }
-  // Extents of a pack with a pin of this session above zero.
+  // Extents of a pack that this session pins at least once.
   struct Holdings {
     uint64_t extents = 0;
     uint64_t bytes = 0;

@@ -1,5 +1,5 @@
-// StoreMetrics: what weightd's core counts and times on its hot path, by request class and by the tier that a
-// request's bytes came from. Writing is a few relaxed atomic operations.
+// StoreMetrics: counters and times of weightd's hot path, by request class and by the tier that a request's
+// bytes came from. Writing is a few relaxed atomic operations.
 //
 // Thread safety: thread-safe; the pump writes, anybody reads.
 #pragma once
@@ -13,10 +13,10 @@
 
 namespace sluice {
 
-// The furthest that a request had to go for its bytes.
+// The slowest tier that a request needed for its bytes.
 enum class FetchTier : uint8_t {
   kResident = 0,  // all were in memory
-  kJoined = 1,    // another request was reading them
+  kJoined = 1,    // coalesced with another request's read
   kSsd = 2
 };
 
@@ -27,14 +27,14 @@ inline constexpr std::array<const char*, kFetchTiers> kFetchTierNames = {"reside
 
 struct StoreMetrics {
   struct Class {
-    std::array<Counter, kFetchTiers> requests;  // that ended OK
-    std::array<Counter, kFetchTiers> bytes;     // of extents found, joined, read
-    Histogram queue_seconds{kLatencyBounds};    // of requests that ended OK and were read for
+    std::array<Counter, kFetchTiers> requests;  // requests that ended OK
+    std::array<Counter, kFetchTiers> bytes;     // bytes of extents found, coalesced, read
+    Histogram queue_seconds{kLatencyBounds};    // requests that ended OK and needed a read
     Histogram io_seconds{kLatencyBounds};       // from the first read's start to the last byte verified
   };
   std::array<Class, kRequestClasses> classes;
-  Counter prefetch_late;                   // demands that joined the read of a prefetch
-  Histogram copy_seconds{kLatencyBounds};  // of transfers into slabs that ended OK
+  Counter prefetch_late;                   // demands coalesced with a prefetch's read
+  Histogram copy_seconds{kLatencyBounds};  // transfers into slabs that ended OK
 
   Class& of(RequestClass request_class) { return classes[static_cast<size_t>(request_class)]; }
 

@@ -1,5 +1,5 @@
-// What weightd needs to know of a pack: its extents, which of them make an expert, and how to verify their
-// bytes. PackExtentSource (pack_extent_source.h) is the real one; tests use
+// weightd's view of a pack: its extents, the extents of each expert, and the verification of their bytes.
+// PackExtentSource (pack_extent_source.h) is the real one; tests use
 // tests/support/fakes/fake_extent_source.h.
 //
 // Thread safety: implementations are immutable; every method may be called from any thread.
@@ -25,7 +25,7 @@ struct ExtentInfo {
   bool dense = false;
 };
 
-// The extents that hold some parts of one expert: at most one a part.
+// The extents that hold some parts of one expert: at most one per part.
 struct ExtentList {
   std::array<uint32_t, kPartCount> ids = {};
   uint32_t count = 0;
@@ -45,7 +45,7 @@ class ExtentSource {
   virtual ~ExtentSource() = default;
 
   virtual const std::string& model_id() const = 0;
-  // The open folder behind it; null: there is none.
+  // The open pack behind it; null: there is none.
   virtual const Pack* pack() const { return nullptr; }
   virtual uint32_t file_count() const = 0;
   virtual std::string file_path(uint32_t file) const = 0;
@@ -63,11 +63,11 @@ class ExtentSource {
   // REQUIRES: layer and expert as above. All rows lie within the extent.
   virtual PartRows ExpertPart(uint32_t layer, uint32_t expert, Part part) const = 0;
 
-  virtual uint64_t dense_bytes() const = 0;           // of all dense extents
+  virtual uint64_t dense_bytes() const = 0;           // bytes of all dense extents
   virtual uint64_t largest_expert_bytes() const = 0;  // stored bytes of the largest expert
 
   // Checks bytes read from `offset` of the extent; `offset` is a multiple of the checksum's chunk, and the
-  // bytes end at a chunk's end or the extent's. DATA_LOSS naming what failed.
+  // bytes end at a chunk's end or the extent's. DATA_LOSS naming the failed chunk.
   virtual absl::Status Verify(uint32_t extent, uint64_t offset, std::span<const std::byte> bytes) const = 0;
 };
 

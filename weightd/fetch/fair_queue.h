@@ -1,8 +1,8 @@
-// Who is served next when several sessions queue in one class: start-time fair queueing by bytes.
+// Fair order between sessions that queue in one class: start-time fair queueing by bytes.
 //
-// Each session has a line of its own, served in order. The line whose next item has the earliest virtual
+// Each session has a queue of its own, served in order. The session whose first item has the earliest virtual
 // start is next; serving `cost` bytes moves that session's next start by as many. A session that was idle
-// starts at the present: it has no claim on what it left unused, and a long line gives no claim either.
+// starts at the present: it has no claim to bandwidth left unused, and a long queue gives no claim either.
 //
 // Thread safety: thread-compatible.
 #pragma once
@@ -20,7 +20,7 @@ namespace sluice {
 template <typename Item>
 class FairQueue {
  public:
-  // What any item costs at least, in bytes: items without bytes take turns too.
+  // Minimum cost of an item, in bytes: items without bytes take turns too.
   static constexpr uint64_t kMinCost = 4096;
 
   bool empty() const { return size_ == 0; }
@@ -37,7 +37,7 @@ class FairQueue {
 
   // REQUIRES: not empty().
   const Item& Front() const { return Next()->second.items.front(); }
-  // Takes Front() out; its session pays `cost` bytes.
+  // Removes Front(); its session pays `cost` bytes.
   void PopFront(uint64_t cost) {
     const auto next = Next();
     now_ = next->second.start;
@@ -46,7 +46,7 @@ class FairQueue {
     --size_;
   }
 
-  // Takes out every item of the session that `drop` names.
+  // Removes every item of the session for which `drop` is true.
   void RemoveIf(uint64_t session, absl::FunctionRef<bool(const Item&)> drop) {
     const auto line = lines_.find(session);
     if (line == lines_.end()) {
@@ -57,7 +57,7 @@ class FairQueue {
     items.erase(std::remove_if(items.begin(), items.end(), drop), items.end());
     size_ -= before - items.size();
   }
-  // Forgets a session, and what it owes.
+  // Removes a session and its debt.
   void Drop(uint64_t session) {
     const auto line = lines_.find(session);
     if (line != lines_.end()) {
@@ -69,7 +69,7 @@ class FairQueue {
  private:
   struct Line {
     std::deque<Item> items;
-    uint64_t start = 0;  // virtual, of its first item
+    uint64_t start = 0;  // virtual start of its first item
   };
   using Lines = std::map<uint64_t, Line>;
 

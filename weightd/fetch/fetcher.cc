@@ -9,7 +9,7 @@
 namespace sluice {
 namespace {
 
-// A few of the prefetched extents in each round: marks are in memory that clients write.
+// Number of prefetched extents settled per round: their use marks are in memory that clients write.
 constexpr size_t kSettledPerPump = 8;
 
 }  // namespace
@@ -114,7 +114,7 @@ bool Fetcher::StartNext(Queue* queue) {
 
 void Fetcher::RefuseRoom(Request* request) {
   ++stats_.no_room;
-  // Room within the budget that the system refused is not the budget's fault.
+  // Memory that the system refused within the budget is not the budget's fault.
   const std::string& refused = tier_->arena().last_error();
   if (!refused.empty() && hooks_.log_error && std::has_single_bit(stats_.no_room)) {
     hooks_.log_error(absl::StrCat("no room for ", stats_.no_room, " requests so far: ", refused));
@@ -198,7 +198,7 @@ void Fetcher::Join(Request* request, Gid gid) {
     started_prefetch_bytes_ -= fill.counted ? tier_->store().length(gid) : 0;
     reader_->Promote(fill.tag);
   }
-  if (fill.slow && fill.waiters.size() == 1) {  // those before gave up
+  if (fill.slow && fill.waiters.size() == 1) {  // earlier requests timed out
     SetDeadline(gid, &fill, (options_.give_up_after - 1) * slow_read_nanos_);
     ReadAgainBeside(gid, &fill);
   }
@@ -210,7 +210,7 @@ std::optional<ScanPlace> Fetcher::PlaceInScan(const FillRequest& fill) const {
   }
   const ExtentSource& pack = *packs_[fill.pack].source;
   const auto first_of = [&](uint32_t layer) { return pack.ExpertExtents(layer, 0, kAllParts).ids[0]; };
-  // While experts are prefetched for a layer, the one with experts before it is computed.
+  // While experts are prefetched for a layer, the previous layer with experts is computed.
   uint32_t running = fill.layer;
   if (fill.request_class == RequestClass::kPrefetch) {
     do {
@@ -279,14 +279,14 @@ ReadJob Fetcher::JobFor(Gid gid, uint64_t tag, std::byte* dest, RequestClass req
 void Fetcher::SubmitRead(Gid gid, Fill* fill) {
   fill->tag = orphans_.contains(gid) ? ++read_serial_ << 32 | gid : gid;
   fill->first_over = false;
-  if (!fill->slow) {  // else its waiters' patience runs on
+  if (!fill->slow) {  // for a slow read the waiters' timeout goes on
     SetDeadline(gid, fill, slow_read_nanos_);
   }
   reader_->Submit(JobFor(gid, fill->tag, fill->dest, fill->started_as));
 }
 
 void Fetcher::OnRetired() {
-  // Ahead of the queue: they have waited longest.
+  // These go ahead of the queue: they have waited longest.
   while (!waiting_room_.empty()) {
     Request* request = waiting_room_.back();
     waiting_room_.pop_back();
@@ -342,7 +342,7 @@ void Fetcher::OnRead(const ReadResult& result) {
     OnFilled(gid, done);
     return;
   }
-  // Damage gets one fresh read; a read that was cancelled while somebody joined it starts over.
+  // A damaged read is repeated once; a cancelled read that gained a waiter meanwhile starts over.
   const bool again = result.outcome == ReadOutcome::kCancelled ? !fill.waiters.empty()
                                                                : !fill.reread && !fill.waiters.empty();
   if (again) {

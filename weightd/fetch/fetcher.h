@@ -1,9 +1,9 @@
-// Requests to fills: joins duplicates, lets demand overtake prefetch, cancels, rereads what came damaged, and
-// says what became of each request.
+// Turns requests into fills: coalesces duplicates, lets demand overtake prefetch, cancels, repeats damaged
+// reads, and reports the outcome of each request.
 //
 // A request waits in its class's queue, where sessions take turns by bytes, until it may start; then every
-// extent it lacks gets a place and a read, or it ends RESOURCE_EXHAUSTED. What is resident for a request is
-// pinned until its completion takes the pins over.
+// extent it lacks gets a slot and a read, or it ends RESOURCE_EXHAUSTED. Extents that are resident for a
+// request are pinned until its completion takes over the pins.
 //
 // Thread safety: thread-compatible; the core's lock guards it.
 #pragma once
@@ -32,7 +32,7 @@
 
 namespace sluice {
 
-// A fill request that passed its checks.
+// A fill request that passed validation.
 struct FillRequest {
   uint64_t session = 0;
   uint64_t id = 0;
@@ -48,37 +48,37 @@ struct FillRequest {
 class Fetcher {
  public:
   struct Options {
-    // Bytes of started fills: enough for the disk's best depth, little enough that a demand's place is taken
-    // late.
+    // Maximum bytes of started fills: enough for the disk's best depth, few enough that slots for demands are
+    // allocated late.
     uint64_t started_bytes = 32ull * 1024 * 1024;
-    // Another prefetch starts once no more than this is left of those before it: as much as the reader keeps
-    // in flight of them, so that it finds the next one's reads when the last of these land.
+    // Another prefetch starts once at most this many bytes are left of the previous ones: as much as the
+    // reader keeps in flight of them, so that the next one's reads are queued when the last of these land.
     uint64_t prefetch_bytes = 2ull * 1024 * 1024;
-    // A request waits this long for sessions to unmap retired segments.
+    // Maximum time that a request waits for sessions to unmap retired segments.
     int64_t retire_wait_nanos = 2'000'000'000;
-    // A read that takes longer is slow: it is tried a second time, at another place. 0: never.
+    // A read that takes longer is slow: it is hedged by another read into another slot. 0: never.
     int64_t slow_read_nanos = 1'000'000'000;
-    // Requests for an extent end after this many times as long.
+    // Requests for an extent time out after this multiple of slow_read_nanos.
     int64_t give_up_after = 4;
-    // Second reads at a time. They stand beside the reader's limits.
+    // Maximum number of hedged reads at a time. They count against no limit of the reader.
     uint32_t second_reads = 8;
   };
   struct Hooks {
-    // A request ended. `held` extents carry a pin each, which now belongs to the callee.
+    // A request ended. `held` extents carry one pin each, now owned by the callee.
     std::function<void(uint64_t session, const CompletionEntry& entry, std::vector<Gid> held)> complete;
     std::function<void(uint64_t session, uint32_t word, uint64_t value)> progress;
     std::function<void(const std::string& message)> log_error;
-    // Bytes that prefetches may take now, those already in flight counted off. May be empty: no bound.
+    // Bytes that prefetches may still use, without those in flight. May be empty: no bound.
     std::function<uint64_t()> prefetch_room;
-    // A demand, accepted then, ended for want of room. May be empty.
+    // A demand, accepted at that time, ended for lack of room. May be empty.
     std::function<void(uint64_t session, int64_t accepted_nanos)> starved;
-    // What is counted on the way. May be null.
+    // Hot-path counters. May be null.
     StoreMetrics* metrics = nullptr;
   };
 
   Fetcher(const Options& options, DramTier* tier, BlockReader* reader, const Clock* clock, Hooks hooks);
 
-  // The pack with the tier's number `pack`; files[i] is the reader's number of its file i.
+  // Adds the pack with the tier's number `pack`; files[i] is the reader's number of its file i.
   void AddPack(uint32_t pack, const ExtentSource* source, std::vector<int> files);
 
   bool IsOutstanding(uint64_t session, uint64_t id) const { return requests_.contains({session, id}); }
@@ -86,34 +86,34 @@ class Fetcher {
   void Accept(const FillRequest& request);
   // Ends one request CANCELLED; false if there is none.
   bool Cancel(uint64_t session, uint64_t id);
-  // Ends the session's prefetches of `pack` that have not started and are not after (step, layer); their
-  // number.
+  // Ends the session's prefetches of `pack` that have not started and are not after (step, layer); returns
+  // their number.
   uint64_t CancelPrefetches(uint64_t session, uint32_t pack, uint64_t step, uint32_t layer);
-  // Forgets the session's requests without completing them.
+  // Drops the session's requests without completing them.
   void DropSession(uint64_t session);
 
   void OnRead(const ReadResult& result);
-  // A retired segment was dropped: requests that wait for its room are tried again at the next Pump().
+  // Notes a dropped retired segment: requests that wait for its room are retried at the next Pump().
   void OnRetired();
-  // Options::slow_read_nanos for reads that start from now on.
+  // Sets Options::slow_read_nanos for reads that start from now on.
   void SetSlowRead(int64_t nanos) { slow_read_nanos_ = nanos; }
-  // Starts what may start.
+  // Starts every request that may start.
   void Pump();
-  // When Pump() must be called though nothing happened; 0 for never.
+  // Time of the next Pump() that is needed without an event; 0: never.
   int64_t next_deadline() const;
 
   const FetcherStats& stats() const { return stats_; }
   const PrefetchLedger& prefetches() const { return ledger_; }
-  // Looks what became of up to `most` prefetched extents.
+  // Checks whether up to `most` prefetched extents were used.
   void SettlePrefetches(size_t most);
-  // Session ends take their uses with them: call SettlePrefetches before one, and this after.
+  // A session's end removes its uses: call SettlePrefetches before it, and this after.
   void RebasePrefetches();
-  // Requests that wait for their turn or for room.
+  // Number of requests that wait for their turn or for room.
   size_t queued(RequestClass request_class) const {
     return request_class == RequestClass::kDemand ? demand_.size() + waiting_room_.size() : prefetch_.size();
   }
   uint64_t started_bytes() const { return started_bytes_; }
-  // Whether only one session is open: whose prefetches are nearly all wanted, and delay nobody else's demand.
+  // Notes that only one session is open: its prefetches are nearly all wanted, and delay no other demand.
   void SetSole(bool sole) { sole_ = sole; }
   uint64_t started_prefetch_bytes() const { return started_prefetch_bytes_; }
 
@@ -122,14 +122,14 @@ class Fetcher {
     FillRequest fill;
     std::array<Gid, kPartCount> gids = {};
     std::array<bool, kPartCount> pinned = {};
-    uint32_t missing = 0;  // extents that are being read for it
+    uint32_t missing = 0;  // extents still being read for it
     uint64_t bytes = 0;
-    FetchTier tier = FetchTier::kResident;  // the furthest so far
+    FetchTier tier = FetchTier::kResident;  // the slowest so far
     int64_t accepted_nanos = 0;
     int64_t started_nanos = 0;
     int64_t room_deadline = 0;
   };
-  // A second read of an extent whose first is slow. The place belongs to it until it has ended.
+  // A hedged read of an extent whose first read is slow. The slot belongs to it until it has ended.
   struct SecondRead {
     uint64_t tag = 0;
     Slot place;
@@ -137,11 +137,11 @@ class Fetcher {
   using Deadlines = std::multimap<int64_t, Gid>;
   // One extent that is being read.
   struct Fill {
-    std::vector<Request*> waiters;  // the first that is still there pays for the bytes
+    std::vector<Request*> waiters;  // the first remaining one pays for the bytes
     std::byte* dest = nullptr;
-    uint64_t tag = 0;  // of the first read
+    uint64_t tag = 0;  // tag of the first read
     std::optional<SecondRead> second;
-    bool first_over = false;  // it failed while the second runs
+    bool first_over = false;  // the first failed while the second runs
     bool counted = true;      // in started_bytes_
     bool slow = false;
     std::optional<Deadlines::iterator> deadline;
@@ -155,32 +155,32 @@ class Fetcher {
   Queue& queue(RequestClass request_class) {
     return request_class == RequestClass::kDemand ? demand_ : prefetch_;
   }
-  // Starts the first request of `queue`, whoever's turn it is, if it may; false otherwise.
+  // Starts the first request of `queue` in fair order if it may start; false otherwise.
   bool StartNext(Queue* queue);
   bool MayStart(const Request& request) const;
   uint64_t MissingBytes(const Request& request) const;
   void RefuseRoom(Request* request);
   void Start(Request* request);
-  // Pins what is resident, joins what is being read; false: an extent is bad, the request is over.
+  // Pins resident extents and coalesces with running reads; false: an extent is bad, the request is over.
   bool TakeWhatIsThere(Request* request);
-  // Gets places for the rest and submits their reads.
+  // Allocates slots for the rest and submits their reads.
   DramTier::Room PlaceMissing(Request* request);
-  // Where a step that scans stands when it makes this request; none: it is no scan's.
+  // The position of a scanning step at this request; none: the step does not scan.
   std::optional<ScanPlace> PlaceInScan(const FillRequest& fill) const;
   void Join(Request* request, Gid gid);
-  // Reads the extent to fill.dest. A tag's low 32 bits are the gid, the others tell reads of it apart.
+  // Reads the extent to fill.dest. A tag's low 32 bits are the extent id, the others distinguish its reads.
   void SubmitRead(Gid gid, Fill* fill);
   ReadJob JobFor(Gid gid, uint64_t tag, std::byte* dest, RequestClass request_class) const;
-  // What became of a read, where there are or were two of them: true if that is all for now.
+  // Handles a report of an extent that has or had two reads: true if nothing more is to do.
   bool TakeSecond(Gid gid, Fill* fill, const ReadResult& result);
-  // The loser's place is free once it has ended.
+  // Abandons the losing read: its slot is free once it has ended.
   void Orphan(uint64_t tag, const Slot& place);
   void SetDeadline(Gid gid, Fill* fill, int64_t nanos);
   void ClearDeadline(Fill* fill);
   void PassDeadlines(int64_t now);
   void OnSlow(Gid gid, Fill* fill);
   void GiveUp(Gid gid, Fill* fill);
-  // Starts a second read if there is room for it, and nothing more of the first.
+  // Starts a hedged read if there is room for it, and starts nothing more of the first.
   void ReadAgainBeside(Gid gid, Fill* fill);
   std::string NameOf(Gid gid) const;
   void Leave(Request* request);
@@ -207,15 +207,14 @@ class Fetcher {
   std::deque<Request*> waiting_room_;  // wait for retired segments, in the order of their deadlines
   absl::flat_hash_map<Gid, Fill> fills_;
   Deadlines deadlines_;
-  absl::flat_hash_map<uint64_t, Slot>
-      orphans_;  // by tag: reads whose extents have moved on, and their places
+  absl::flat_hash_map<uint64_t, Slot> orphans_;  // by tag: abandoned reads, and their slots
   uint64_t read_serial_ = 0;
-  uint32_t second_reads_ = 0;  // that run
+  uint32_t second_reads_ = 0;  // running ones
   uint64_t started_bytes_ = 0;
   uint64_t started_prefetch_bytes_ = 0;
   bool sole_ = false;
   FetcherStats stats_;
-  const std::unique_ptr<StoreMetrics> own_metrics_;  // where the hooks brought none
+  const std::unique_ptr<StoreMetrics> own_metrics_;  // used if the hooks have none
   StoreMetrics* const metrics_;
   PrefetchLedger ledger_;
 };

@@ -1,4 +1,4 @@
-// How requests end: filled, failed, cancelled, or with their session.
+// Ends of requests: filled, failed, cancelled, or with their session.
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
@@ -110,7 +110,7 @@ void Fetcher::DropSession(uint64_t session) {
       gone.push_back(request.get());
     }
   }
-  // In the order of their ids: the map's own order differs from run to run.
+  // Sorted by id: the map's own order differs from run to run.
   std::sort(gone.begin(), gone.end(),
             [](const Request* a, const Request* b) { return a->fill.id < b->fill.id; });
   demand_.Drop(session);
@@ -148,8 +148,8 @@ void Fetcher::OnFilled(Gid gid, const Fill& fill) {
 
 void Fetcher::OnFailed(Gid gid, const Fill& fill, const ReadResult& result) {
   const ExtentRef ref = tier_->store().RefOf(gid);
-  // A file that ends early is no damage of the medium: somebody cut it and may put it back, which the next
-  // demand finds out by a read that costs nothing while it fails.
+  // A file that ends early is no damage of the medium: it was cut and may be restored, and the next demand
+  // detects that by a read that costs nothing while it fails.
   const bool bad = fill.reread && result.outcome == ReadOutcome::kCorrupt;
   tier_->AbandonFill(gid, bad);
   if (result.outcome == ReadOutcome::kCancelled) {

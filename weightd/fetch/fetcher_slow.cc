@@ -1,7 +1,7 @@
-// Reads that do not end: deadlines, second reads, and requests that give up.
+// Slow and stuck reads: timeouts, hedged reads, and requests that time out.
 //
-// A slow read may still write to its place, so a second one goes to a place of its own, the first that brings
-// good bytes makes its place the extent's, and the other's place stays taken until that read has ended.
+// A slow read may still write to its slot, so a hedged read uses a slot of its own; the first read with good
+// bytes makes its slot the extent's, and the other slot stays allocated until that read has ended.
 #include <bit>
 
 #include "absl/strings/str_cat.h"
@@ -45,7 +45,7 @@ void Fetcher::PassDeadlines(int64_t now) {
 void Fetcher::OnSlow(Gid gid, Fill* fill) {
   fill->slow = true;
   ++stats_.slow_reads;
-  // A disk that is slow for good would fill the log.
+  // A permanently slow disk would fill the log.
   if (hooks_.log_error && std::has_single_bit(stats_.slow_reads)) {
     hooks_.log_error(absl::StrCat(NameOf(gid), ": no answer from the disk for ", slow_read_nanos_ / 1'000'000,
                                   " ms; slow read number ", stats_.slow_reads));
@@ -113,7 +113,7 @@ bool Fetcher::TakeSecond(Gid gid, Fill* fill, const ReadResult& result) {
   --second_reads_;
   if (!good) {
     tier_->FreePlace(second.place);
-    return !fill->first_over;  // else both have failed
+    return !fill->first_over;  // otherwise both have failed
   }
   ++stats_.second_reads_won;
   const Slot former = tier_->MoveFill(gid, second.place);

@@ -1,6 +1,6 @@
-// PrefetchLedger: what became of extents that a prefetch brought into memory. Uses happen in clients without
-// a message, so the ledger notes the last use it knows of and looks again later: used since, then the
-// prefetch was useful; gone from memory unused, then it was wasted.
+// PrefetchLedger: outcome of extents that a prefetch brought into memory. Uses happen in clients without a
+// message, so the ledger notes the last known use and looks again later: a new use means that the prefetch
+// was useful; an eviction without use means that it was wasted.
 //
 // Thread safety: thread-compatible; the core's lock guards it.
 #pragma once
@@ -17,9 +17,9 @@ namespace sluice {
 
 class PrefetchLedger {
  public:
-  // How an extent stands now.
+  // Present state of an extent.
   struct View {
-    uint64_t last_use = 0;  // anything that changes with every use
+    uint64_t last_use = 0;  // any value that changes with every use
     bool resident = false;
   };
 
@@ -27,7 +27,7 @@ class PrefetchLedger {
   uint64_t wasted() const { return wasted_; }
   size_t open() const { return entries_.size(); }
 
-  // A prefetch has brought `gid`; `last_use` is what it was before.
+  // Adds an extent brought by a prefetch; `last_use` is the value before.
   void Filled(uint32_t gid, uint64_t last_use) {
     if (at_.try_emplace(gid, entries_.size()).second) {
       entries_.push_back({gid, last_use});
@@ -35,14 +35,14 @@ class PrefetchLedger {
       entries_[at_[gid]].last_use = last_use;
     }
   }
-  // A demand found it in memory.
+  // Notes that a demand found it in memory.
   void Demanded(uint32_t gid) {
     if (const auto found = at_.find(gid); found != at_.end()) {
       ++useful_;
       Erase(found->second);
     }
   }
-  // Looks at up to `most` open extents, going on where the last call ended.
+  // Looks at up to `most` open extents, continuing after the last call's end.
   void Settle(size_t most, absl::FunctionRef<View(uint32_t gid)> look) {
     for (size_t left = std::min(most, entries_.size()); left > 0 && !entries_.empty(); --left) {
       next_ = next_ < entries_.size() ? next_ : 0;
@@ -57,7 +57,7 @@ class PrefetchLedger {
       Erase(next_);
     }
   }
-  // What uses are told by was changed by something else: begins anew from what it is now.
+  // Resets the known last uses: something other than a use has changed these values.
   void Rebase(absl::FunctionRef<uint64_t(uint32_t gid)> last_use) {
     for (Entry& entry : entries_) {
       entry.last_use = last_use(entry.gid);

@@ -39,7 +39,7 @@ std::optional<Scrubber::Chunk> Scrubber::Take(int64_t now) {
     chunk.bytes = {segment + store.offset(gid) + next_offset_, length};
     next_offset_ += length;
     store.Pin(gid);
-    // After a pause there is no catching up: that would be a burst.
+    // No catching up after a pause: that would be a burst.
     next_due_ = std::max(now, next_due_ + static_cast<int64_t>(length * 1e9 / static_cast<double>(rate_)));
     return chunk;
   }

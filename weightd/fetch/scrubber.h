@@ -1,10 +1,10 @@
-// Background scrub: which resident bytes are due to be checked against their checksums, at a settable rate.
+// Background scrub: selects resident bytes to verify against their checksums, at a settable rate.
 //
-// Memory rots too, and what stays resident for weeks is never read again. Every chunk of every resident
-// extent is looked at in turn; the caller verifies it (without any lock) and says what came of it.
+// Memory rots too, and bytes that stay resident for weeks are never read again. Every chunk of every resident
+// extent gets its turn; the caller verifies it (without any lock) and reports the verdict.
 //
-// Thread safety: thread-compatible; the core's lock guards it, but for Chunk, which may be verified anywhere
-// between Take() and Done().
+// Thread safety: thread-compatible; the core's lock guards it, except for Chunk, which may be verified
+// anywhere between Take() and Done().
 #pragma once
 
 #include <cstdint>
@@ -18,7 +18,7 @@
 
 namespace sluice {
 
-// What it counts.
+// Counters of the scrub.
 struct ScrubStats {
   uint64_t scrub_bytes = 0;     // verified again in memory
   uint64_t scrub_passes = 0;    // over everything that was resident
@@ -38,32 +38,32 @@ class Scrubber {
     absl::Status Verify() const { return source->Verify(extent, offset, bytes); }
   };
 
-  // `bytes_per_second` 0: never. `source` names a pack's source by the tier's number.
+  // `bytes_per_second` 0: never. `source` returns a pack's source by the tier's number.
   Scrubber(uint64_t bytes_per_second, DramTier* tier,
            std::function<const ExtentSource*(uint32_t pack)> source)
       : rate_(bytes_per_second), tier_(tier), source_(std::move(source)) {}
 
   void SetRate(uint64_t bytes_per_second) { rate_ = bytes_per_second; }
 
-  // The next chunk if one is due at `now`; it must be given to Done(). At most one is out at a time.
+  // The next chunk if one is due at `now`; it must be passed to Done(). At most one is out at a time.
   std::optional<Chunk> Take(int64_t now);
   // True: the bytes are wrong, and the extent was taken out of service; it should be read again.
   bool Done(const Chunk& chunk, const absl::Status& verdict);
-  // When Take() may give something; 0: never.
+  // Earliest time at which Take() may return a chunk; 0: never.
   int64_t next_due() const { return rate_ == 0 ? 0 : next_due_ + 1; }
   const ScrubStats& stats() const { return stats_; }
 
  private:
-  // Extents looked at in search of a resident one, in one call: a pass over a large pack takes several.
+  // Maximum number of extents searched for a resident one per call: a pass over a large pack needs several.
   static constexpr uint32_t kMaxLooks = 4096;
-  static constexpr int64_t kIdleNanos = 10'000'000;  // nothing resident was found: look on after this
+  static constexpr int64_t kIdleNanos = 10'000'000;  // retry delay after no resident extent was found
 
   uint64_t rate_;
   DramTier* const tier_;
   const std::function<const ExtentSource*(uint32_t)> source_;
   Gid next_gid_ = 0;
   uint64_t next_offset_ = 0;
-  uint64_t generation_ = 0;  // of the fill that next_offset_ belongs to
+  uint64_t generation_ = 0;  // generation of the fill that next_offset_ belongs to
   int64_t next_due_ = 0;
   ScrubStats stats_;
 };

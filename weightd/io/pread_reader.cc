@@ -81,8 +81,8 @@ std::string PreadReader::Describe() const {
   return how.empty() ? "pread" : absl::StrCat("pread, ", how);
 }
 
-// Every thread that takes a chunk wakes the next while there is more: no herd, and no read waits for long.
-// What has landed needs one thread, unless one is at it.
+// Every thread that starts on a chunk wakes the next one while there is more: no herd, and no read waits for
+// long. Landed chunks need one thread, unless one is checking already.
 void PreadReader::WakeOne() {
   const bool may_read = queue_.waits() && (queue_.urgent() || !queue_.full());
   if (idle_ > 0 && (may_read || (!landed_.empty() && checking_ == 0))) {
@@ -104,7 +104,7 @@ void PreadReader::Run() {
   }
 }
 
-// What landed is checked before more is read only if nobody is at it.
+// A landed chunk is checked before more is read only if no thread is checking.
 std::optional<ReadChunk> PreadReader::NextRead() {
   return landed_.empty() || checking_ > 0 ? queue_.Next() : std::nullopt;
 }

@@ -1,7 +1,7 @@
 // The `pread` engine: a few threads, each reading or checking one chunk at a time.
 //
-// Who has read a chunk goes on reading, and leaves it to a thread that has nothing to read: under load one
-// thread checks what all others read, and nobody is woken for a read.
+// A thread that has read a chunk goes on reading, and leaves the check to a thread that has nothing to read:
+// under load one thread checks the chunks of all others, and nobody is woken for a read.
 //
 // Thread safety: thread-safe, see block_reader.h.
 #pragma once
@@ -27,15 +27,15 @@ class PreadReader final : public BlockReader {
   struct Options {
     int threads = 64;
     ReadLimits limits;
-    FileOpener opener;             // how files are opened; REQUIRED
+    FileOpener opener;             // opens files; REQUIRED
     const Clock* clock = nullptr;  // borrowed; REQUIRED
   };
 
-  // Threads that take the places of stuck ones, at most.
+  // Maximum number of threads that replace stuck ones.
   static constexpr uint32_t kSpareThreads = 64;
 
   explicit PreadReader(Options options);
-  // Reports nothing further: jobs that are still queued are forgotten, running reads are waited for.
+  // Reports nothing further: drops queued jobs and waits for running reads.
   ~PreadReader() override;
 
   absl::StatusOr<int> Register(const std::string& path) override;
@@ -56,14 +56,14 @@ class PreadReader final : public BlockReader {
   struct LandedChunk {
     ReadChunk chunk;
     RangeRead range;
-    std::string path;  // with a failure
+    std::string path;  // set on failure
   };
 
   void Run();
   std::optional<ReadChunk> NextRead() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Waits for a chunk to read or to check; false: the reader stops.
   bool Take(std::optional<ReadChunk>* chunk, ReadFile** file, std::optional<LandedChunk>* landed);
-  // Reads; the chunk is checked by the caller if no other thread may, else nothing is returned.
+  // Reads a chunk. Returns it if the caller must check it, nothing if another thread may.
   std::optional<LandedChunk> Read(const ReadChunk& chunk, ReadFile* file);
   void Check(const LandedChunk& landed);
   void WakeOne() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

@@ -50,7 +50,7 @@ class OsReadFile final : public ReadFile {
   const std::string how_;
 };
 
-// Why this descriptor cannot be read in 4096-byte units past the page cache; empty if it can.
+// The reason why this descriptor cannot be read in 4096-byte units past the page cache; empty if it can.
 std::string DirectRefusal(int fd) {
   StatxDio info{};
   if (syscall(SYS_statx, fd, "", AT_EMPTY_PATH, kStatxDioalign, &info) == 0 &&

@@ -1,5 +1,5 @@
-// One file opened for positioned reads, past the page cache where that works, and the loop that reads a range
-// whole. The engines' only contact with the operating system; tests put a faulty file in its place.
+// One file opened for positioned reads, past the page cache where that works, and the loop that reads a whole
+// range. It is the engines' only contact with the operating system; tests put a faulty file in its place.
 //
 // Thread safety: thread-safe; ReadAt may be called from any thread at once.
 #pragma once
@@ -20,20 +20,20 @@ class ReadFile {
   virtual ~ReadFile() = default;
   // Like pread(2): bytes read (0 at the end of the file), or -errno.
   virtual int64_t ReadAt(std::byte* dest, uint64_t length, uint64_t offset) = 0;
-  // "O_DIRECT", or "buffered (why)".
+  // "O_DIRECT", or "buffered (reason)".
   virtual std::string how() const = 0;
-  // The open file, for a ring; -1 if there is none.
+  // The file descriptor, for a ring; -1 if there is none.
   virtual int fd() const { return -1; }
 };
 
 using FileOpener = std::function<absl::StatusOr<std::unique_ptr<ReadFile>>(const std::string& path)>;
 
-// Opens `path`; with `direct` by O_DIRECT if the file takes 4096-aligned reads (STATX_DIOALIGN, then one real
-// read), else through the page cache, the reason in how().
+// Opens `path`; with `direct` by O_DIRECT if the file allows 4096-aligned reads (STATX_DIOALIGN, then one
+// real read), else through the page cache, with the reason in how().
 absl::StatusOr<std::unique_ptr<ReadFile>> OpenReadFile(const std::string& path, bool direct);
 
-// Failed system calls of one range before it is given up: EINTR and EAGAIN are retried this often, and so are
-// reads that end before the next 4096-byte boundary.
+// Maximum number of failed system calls per range: EINTR and EAGAIN are retried this often, and so are reads
+// that end before the next 4096-byte boundary.
 inline constexpr int kMaxReadRetries = 16;
 
 struct RangeRead {
@@ -43,18 +43,18 @@ struct RangeRead {
   uint64_t bytes_read = 0;  // by all calls, repeated bytes counted
 };
 
-// How a range is read whole, call by call: what every engine does with a result of read(2). A short read goes
-// on from the last 4096-byte boundary it passed, as O_DIRECT demands; the end of the file before the range's
-// end is kEndOfFile, never a loop.
+// State of a range that is read call by call; every engine handles results of read(2) with it. A short read
+// continues from the last 4096-byte boundary it passed, as O_DIRECT demands; the end of the file before the
+// range's end is kEndOfFile, never a loop.
 class RangeProgress {
  public:
   explicit RangeProgress(uint64_t length) : length_(length) {}
 
-  // The next read is of [range().good, length). False once the range is over, whole or not.
+  // The next read covers [range().good, length). False once the range is over, complete or not.
   bool Take(int64_t got);
   const RangeRead& range() const { return range_; }
   uint64_t left() const { return length_ - range_.good; }
-  // The attempt that BackOff() is to be given before the next call; 0: none.
+  // The attempt to pass to BackOff() before the next call; 0: none.
   int again() const { return again_; }
 
  private:
@@ -66,14 +66,14 @@ class RangeProgress {
   int again_ = 0;
 };
 
-// OK, or the error of a range of `length` bytes at `offset` of `path` that was not read whole.
+// OK, or the error of a range of `length` bytes at `offset` of `path` that was not read completely.
 absl::Status StatusOfRange(const RangeRead& range, const std::string& path, uint64_t length, uint64_t offset);
 
-// What a reader does before attempt 2, 3, .. of a read that the kernel refused with EAGAIN: 50 us doubling to
-// 3.2 ms. `attempt` counts from 1.
+// Sleeps before attempt 2, 3, .. of a read that the kernel refused with EAGAIN: 50 us doubling to 3.2 ms.
+// `attempt` counts from 1.
 void BackOff(int attempt);
 
-// Reads [offset, offset + length) whole.
+// Reads all of [offset, offset + length).
 RangeRead ReadRange(ReadFile& file, std::byte* dest, uint64_t length, uint64_t offset);
 
 }  // namespace sluice

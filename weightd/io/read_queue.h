@@ -1,10 +1,10 @@
-// Which read an engine starts next: pure bookkeeping of jobs, chunks and bytes in flight.
+// The order in which an engine starts reads: pure bookkeeping of jobs, chunks and bytes in flight.
 //
-// Rules: demand before prefetch; a prefetch chunk starts only while no demand chunk waits or runs, beside
-// which it would take the disk from it, and at most `prefetch_bytes` of prefetch, or twice as much of a sole
+// Rules: demand before prefetch; a prefetch chunk starts only while no demand chunk waits or runs, since it
+// would take disk bandwidth from it; at most `prefetch_bytes` of prefetch, or twice as much of a sole
 // session's, are in flight; all together stay within `in_flight_bytes`; one chunk may always run, however
-// small the bounds. Within a class jobs are served in order, and of a job its chunks. Urgent jobs and what is
-// written off stand beside all limits.
+// small the bounds. Within a class jobs are served in order, and so are a job's chunks. Urgent jobs and
+// abandoned reads count against no limit.
 //
 // Thread safety: thread-compatible; an engine guards it with its own mutex.
 #pragma once
@@ -19,27 +19,26 @@
 
 namespace sluice {
 
-// No read is larger: the kernel splits those and may then fail them with EAGAIN (liburing#766).
+// Maximum size of a read: the kernel splits larger ones and may then fail them with EAGAIN (liburing#766).
 inline constexpr uint64_t kMaxReadBytes = 1024 * 1024;
 
 struct ReadLimits {
-  // Per read. A multiple of the checksum chunk (256 KiB), so that a read can be checked alone. Large reads
-  // are faster, and splitting them helps nobody, even with one job alone. Cut to
-  // kMaxReadBytes.
+  // Bytes per read. A multiple of the checksum chunk (256 KiB), so that a read can be checked alone. Large
+  // reads are faster, and splitting them does not help even a single job. Cut to kMaxReadBytes.
   uint64_t chunk_bytes = kMaxReadBytes;
   uint64_t in_flight_bytes = 8 * 1024 * 1024;
   uint64_t prefetch_bytes = 2 * 1024 * 1024;
 };
 
-// A job in the queue and how far it is.
+// A job in the queue and its progress.
 struct QueuedRead {
   ReadJob job;
-  uint64_t handed = 0;   // its first bytes, handed out so far
+  uint64_t handed = 0;   // leading bytes handed out so far
   uint32_t running = 0;  // chunks handed out and not finished
   // Bytes of chunks handed out and not landed, as they count against the limits.
   uint64_t demand_in_flight = 0;
   uint64_t prefetch_in_flight = 0;
-  uint64_t written_off = 0;  // of its first bytes, chunks that count no longer
+  uint64_t written_off = 0;  // leading bytes in abandoned chunks
   uint64_t bytes_read = 0;
   int64_t started_nanos = 0;
   bool cancelled = false;
@@ -47,7 +46,7 @@ struct QueuedRead {
   absl::Status status;
 };
 
-// What an engine reports of a read that is over. `ended_nanos`: now, on the engine's clock.
+// The report of a read that is over. `ended_nanos`: now, on the engine's clock.
 ReadResult ResultOf(const QueuedRead& read, int64_t ended_nanos);
 
 struct ReadChunk {
@@ -66,28 +65,28 @@ class ReadQueue {
   // Returns the job if none of its chunks runs: it is over and must be reported.
   std::shared_ptr<QueuedRead> Cancel(uint64_t tag);
 
-  // What runs of the job counts no longer. The number of its chunks that run.
+  // Abandons the job's running chunks: they count against no limit. Returns their number.
   uint32_t WriteOff(uint64_t tag);
 
   // The next chunk of an urgent job.
   std::optional<ReadChunk> NextUrgent();
-  // The next chunk to start, urgent ones first, none if there is nothing or the limits forbid it.
+  // The next chunk to start, urgent ones first; none if nothing waits or the limits forbid it.
   std::optional<ReadChunk> Next();
 
-  // A chunk's read has ended and another may start in its stead; the chunk still belongs to its job.
+  // Notes that a chunk's read has ended and another may start; the chunk still belongs to its job.
   void Landed(const ReadChunk& chunk);
 
-  // A chunk that landed is done with, verified or not; the first failure of a job is kept and stops its
-  // further chunks. Returns the job if this was its last: it must be reported.
+  // Ends a landed chunk, verified or not; the first failure of a job is kept and stops its further chunks.
+  // Returns the job if this was its last chunk: it must be reported.
   std::shared_ptr<QueuedRead> Finish(const ReadChunk& chunk, ReadOutcome outcome, absl::Status status,
                                      uint64_t bytes_read);
 
   uint64_t in_flight_bytes() const { return in_flight_; }
   bool idle() const { return by_tag_.empty(); }
-  // Whether a chunk waits that the limits may allow to start.
+  // True if a chunk waits that the limits may allow to start.
   bool waits() const { return !urgent_.empty() || !demand_.empty() || !prefetch_.empty(); }
   bool urgent() const { return !urgent_.empty(); }
-  // Nothing can start before something lands.
+  // True if nothing can start before a read lands.
   bool full() const { return in_flight_ + limits_.chunk_bytes > limits_.in_flight_bytes && in_flight_ != 0; }
 
  private:
@@ -95,11 +94,11 @@ class ReadQueue {
   Line& line(const QueuedRead& read) {
     return read.job.urgent ? urgent_ : read.job.request_class == RequestClass::kDemand ? demand_ : prefetch_;
   }
-  // How long the job's next chunk is.
+  // Length of the job's next chunk.
   uint64_t NextLength(const QueuedRead& read) const;
   // Hands out a chunk of the first job. REQUIRES: there is one.
   ReadChunk Take(Line& line, RequestClass as);
-  // Starts no more of it; its outcome is kept.
+  // Starts no more of the job; its outcome is kept.
   void Stop(const std::shared_ptr<QueuedRead>& read);
   std::optional<ReadChunk> TakeFrom(Line& line, RequestClass as);
   std::shared_ptr<QueuedRead> RetireIfOver(const std::shared_ptr<QueuedRead>& read);

@@ -16,7 +16,7 @@
 namespace sluice {
 namespace {
 
-// Payload files of all packs that a weightd serves.
+// Maximum number of payload files of all packs that a weightd serves.
 constexpr uint32_t kMaxFiles = 1024;
 constexpr uint64_t kWakeTag = ~0ull;
 
@@ -43,7 +43,7 @@ class KernelRing final : public ReadRing {
     }
   }
 
-  // 0, or the errno of the step that `step()` names.
+  // Returns 0, or the errno of the step that `step()` names.
   int Make(uint32_t depth) {
     int error = SetUp(depth);
     if (error == 0) {

@@ -10,8 +10,8 @@
 namespace sluice {
 namespace {
 
-// Jobs that are over are reported together once so much has been checked: a report wakes a thread, which
-// costs as much as checking 64 KiB, and whoever waits for the first of them waits about 25 us longer.
+// Finished jobs are reported together once this many bytes have been checked: a report wakes a thread, which
+// costs as much as checking 64 KiB, and delays the first of them by about 25 us.
 constexpr uint64_t kReportBytes = 256 * 1024;
 
 }  // namespace
@@ -53,7 +53,7 @@ void UringReader::Submit(ReadJob job) {
     may_start = job.urgent || !queue_.full();
     queue_.Add(std::move(job));
   }
-  if (may_start) {  // else what lands next wakes the thread
+  if (may_start) {  // otherwise the next landing read wakes the thread
     WakeForWork();
   }
 }
@@ -106,8 +106,8 @@ void UringReader::Run() {
   std::vector<RingCompletion> completions;
   wants_wake_.store(true);
   while (StartReads()) {
-    // What prevents a submission (memory, limits) passes; the pause keeps a kernel that refuses for good from
-    // taking a CPU.
+    // Obstacles to a submission (memory, limits) pass; the pause keeps a kernel that refuses for good from
+    // using up a CPU.
     if (!ring_->Wait(&completions).ok()) {
       BackOff(kMaxReadRetries);
     }
@@ -149,7 +149,7 @@ bool UringReader::StartReads() {
   bool idle = free_slots_.size() == slots_.size();
   while (const std::optional<uint32_t> slot = TakeNext()) {
     StartRead(*slot);
-    if (idle) {  // the disk has something to do while the rest is prepared
+    if (idle) {  // the disk gets work while the rest is prepared
       static_cast<void>(ring_->Start());
       idle = false;
     }
@@ -177,7 +177,7 @@ void UringReader::Take(const RingCompletion& completion) {
   }
 }
 
-// The pause delays the reports of other reads a little, and the kernel is short of something anyway.
+// The pause delays the reports of other reads a little; the kernel is short of resources anyway.
 void UringReader::TryAgain() {
   int attempt = 0;
   for (const uint32_t slot : again_) {

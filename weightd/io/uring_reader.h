@@ -1,5 +1,5 @@
-// The `uring` engine: one thread, one ring, many reads in flight. What the completion queue reports is over,
-// nothing else is; the thread starts the next reads first and then checks what landed.
+// The `uring` engine: one thread, one ring, many reads in flight. A read is over exactly when the completion
+// queue reports it; the thread starts the next reads first and then checks the landed ones.
 //
 // Thread safety: thread-safe, see block_reader.h.
 #pragma once
@@ -25,19 +25,19 @@ class UringReader final : public BlockReader {
  public:
   struct Options {
     ReadLimits limits;
-    FileOpener opener;               // how files are opened; REQUIRED
+    FileOpener opener;               // opens files; REQUIRED
     std::unique_ptr<ReadRing> ring;  // made for `depth` reads; REQUIRED
     uint32_t depth = kDepth;
     const Clock* clock = nullptr;  // borrowed; REQUIRED
   };
-  // Of the reads in flight, for urgent jobs alone.
+  // Reads in flight reserved for urgent jobs.
   static constexpr uint32_t kUrgentSlots = 8;
-  // Reads in flight at most: of 64 KiB, the smallest extents worth a read, they are the 8 MiB that the limits
-  // allow.
+  // Maximum number of reads in flight: at 64 KiB, the smallest extents worth a read, they make up the 8 MiB
+  // that the limits allow.
   static constexpr uint32_t kDepth = 128 + kUrgentSlots;
 
   explicit UringReader(Options options);
-  // Reports nothing further: jobs that are still queued are forgotten, running reads are waited for.
+  // Reports nothing further: drops queued jobs and waits for running reads.
   ~UringReader() override;
 
   absl::StatusOr<int> Register(const std::string& path) override;
@@ -62,21 +62,21 @@ class UringReader final : public BlockReader {
   struct LandedChunk {
     ReadChunk chunk;
     RangeRead range;
-    std::string path;  // with a failure
+    std::string path;  // set on failure
   };
 
   void Run();
-  // Starts what the limits allow; false once the reader stops and nothing runs.
+  // Starts the reads that the limits allow; false once the reader stops and nothing runs.
   bool StartReads();
-  // Gives the next chunk a slot; none: nothing may start.
+  // Assigns a slot to the next chunk; none: nothing may start.
   std::optional<uint32_t> TakeNext();
   void StartRead(uint32_t slot);
   void Take(const RingCompletion& completion);
-  // Starts anew what the kernel refused with EAGAIN.
+  // Restarts reads that the kernel refused with EAGAIN.
   void TryAgain();
-  // The slot's read is over: frees the slot and lines the chunk up for its check.
+  // Ends the slot's read: frees the slot and queues the chunk for its check.
   void Land(uint32_t slot);
-  // Checks what landed and reports jobs that are over. New reads run meanwhile.
+  // Checks landed chunks and reports jobs that are over. New reads run meanwhile.
   void FinishLanded();
   // The job's report if this was its last chunk.
   std::optional<ReadResult> FinishChunk(const LandedChunk& landed);
@@ -90,9 +90,9 @@ class UringReader final : public BlockReader {
   ReadQueue queue_ ABSL_GUARDED_BY(mutex_);
   std::vector<std::unique_ptr<File>> files_ ABSL_GUARDED_BY(mutex_);
   bool stop_ ABSL_GUARDED_BY(mutex_) = false;
-  // The thread sleeps, or is about to after one more look at the queue, and work that comes now may start.
+  // True if the thread sleeps, or is about to after one more look at the queue, and new work may start.
   std::atomic<bool> wants_wake_{false};
-  // The thread's, all to the thread itself.
+  // Members below belong to the thread.
   std::vector<Slot> slots_;
   std::vector<uint32_t> free_slots_;
   std::vector<LandedChunk> landed_;

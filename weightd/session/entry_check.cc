@@ -10,7 +10,7 @@ EntryVerdict Unimplemented(EntryField field) { return {absl::StatusCode::kUnimpl
 
 bool IsFill(Opcode opcode) { return opcode == Opcode::kFillExpert || opcode == Opcode::kFillExtent; }
 
-// Fields that only transfers use, in any other entry.
+// Checks that an entry of another opcode leaves the fields of transfers neutral.
 EntryVerdict CheckNoTransfer(const SubmissionEntry& entry) {
   if (entry.list_count != 0 || entry.list_offset != 0) return Invalid(EntryField::kList);
   if (entry.slab != kNoSlab) return Invalid(EntryField::kSlab);
@@ -29,7 +29,7 @@ EntryVerdict CheckExpert(const SubmissionEntry& entry, const ExtentSource& pack)
   return entry.expert < pack.expert_count(entry.layer) ? kFine : Invalid(EntryField::kExpert);
 }
 
-// Whether `rows` rows of the part lie within the slab.
+// Checks that `rows` rows of the part lie within the slab.
 EntryVerdict CheckRange(uint64_t base, uint64_t stride, uint64_t rows, uint64_t row_bytes, uint64_t slab) {
   if (row_bytes > slab || base > slab - row_bytes) return Invalid(EntryField::kBase);
   const uint64_t room = slab - row_bytes - base;  // for the starts of the rows after the first
@@ -37,7 +37,7 @@ EntryVerdict CheckRange(uint64_t base, uint64_t stride, uint64_t rows, uint64_t 
   return kFine;
 }
 
-// Its bytes; 0: there is none of this number.
+// Size of the slab in bytes; 0: there is no slab with this number.
 uint64_t SlabBytes(const SubmissionEntry& entry, std::span<const SlabView> slabs) {
   for (const SlabView& slab : slabs) {
     if (slab.number == entry.slab) {
@@ -142,7 +142,7 @@ EntryVerdict CheckEntry(const SubmissionEntry& entry, std::span<const ExtentSour
 
 EntryVerdict CheckNeurons(const SubmissionEntry& entry, std::span<const uint32_t> neurons,
                           const ExtentSource& pack) {
-  uint64_t least = 0;  // the next neuron's
+  uint64_t least = 0;  // the minimum index of the next neuron
   for (uint32_t neuron : neurons) {
     if (neuron < least) return Invalid(EntryField::kList);
     least = uint64_t{neuron} + 1;

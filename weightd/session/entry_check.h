@@ -1,4 +1,4 @@
-// Whether a submission means something: pure validation of the private copy of an entry.
+// Validation of submissions: pure checks of the private copy of an entry.
 //
 // Thread safety: free functions, safe to call from any thread.
 #pragma once
@@ -24,12 +24,12 @@ struct SlabView {
 
 // Checks every field of `entry` against its opcode, the session's packs (in their order), the region's sizes
 // and the session's slabs. A transfer's list is checked by CheckNeurons. INVALID_ARGUMENT: out of range, or
-// not the neutral value; UNIMPLEMENTED: defined, but not by this build.
+// not the neutral value; UNIMPLEMENTED: defined, but not supported by this build.
 EntryVerdict CheckEntry(const SubmissionEntry& entry, std::span<const ExtentSource* const> packs,
                         const ControlLayout& layout, std::span<const SlabView> slabs = {});
 
-// The private copy of a transfer's list: ascending, distinct, each a neuron of the expert. REQUIRES: the
-// entry passed CheckEntry.
+// Checks the private copy of a transfer's list: ascending, distinct, each a neuron of the expert. REQUIRES:
+// the entry passed CheckEntry.
 EntryVerdict CheckNeurons(const SubmissionEntry& entry, std::span<const uint32_t> neurons,
                           const ExtentSource& pack);
 

@@ -1,4 +1,4 @@
-// A thin epoll: what the pump sleeps on.
+// A thin wrapper of epoll: the pump sleeps on it.
 //
 // Thread safety: thread-safe; Wait() belongs to one thread.
 #pragma once
@@ -12,7 +12,7 @@
 
 namespace sluice {
 
-// Who an event is for. `session` 0 is the pump's own bell.
+// Target of an event. `session` 0 is the pump's own bell.
 enum class PollKind : uint8_t { kPumpBell = 0, kServerBell = 1, kSideSocket = 2, kProcess = 3 };
 struct PollEvent {
   uint64_t session = 0;
@@ -23,7 +23,7 @@ class Poller {
  public:
   static absl::StatusOr<Poller> Create();
 
-  // Bells are watched edge-triggered: each write to one is reported, and nobody ever reads them.
+  // Watches a bell edge-triggered: each write to it is reported, and nobody ever reads it.
   absl::Status WatchBell(int fd, PollEvent event);
   absl::Status WatchReadable(int fd, PollEvent event, bool also_writable);
   absl::Status RewatchReadable(int fd, PollEvent event, bool also_writable);

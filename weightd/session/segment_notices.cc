@@ -37,7 +37,7 @@ void SegmentNotices::OnRetired(uint32_t segment) {
           return out.message.type == SideType::kSegmentAdded && out.message.segment == segment;
         });
     if (unsent != session->out.end()) {
-      session->out.erase(unsent);  // the client never hears of it
+      session->out.erase(unsent);  // the client never learns of it
       continue;
     }
     if (session->side_socket.valid()) {

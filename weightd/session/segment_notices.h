@@ -1,5 +1,5 @@
-// Tells every client which segments come and go, and drops a retired one when the last client has unmapped
-// it.
+// Announces new and retired segments to every client, and drops a retired one when the last client has
+// unmapped it.
 //
 // Thread safety: thread-compatible; the core's lock guards it.
 #pragma once
@@ -20,10 +20,10 @@ namespace sluice {
 class SegmentNotices {
  public:
   struct Options {
-    // A session that has not unmapped a retired segment after so long is slow: fills take other room if there
-    // is any.
+    // A session that has not unmapped a retired segment after this time is slow: fills use other room if
+    // there is any.
     int64_t slow_nanos = 0;
-    // After so long no fill counts on it.
+    // After this time fills no longer wait for the segment at all.
     int64_t lost_nanos = 0;
   };
 
@@ -32,17 +32,17 @@ class SegmentNotices {
                  SideSockets* side, const Clock* clock)
       : options_(options), tier_(tier), fetcher_(fetcher), sessions_(sessions), side_(side), clock_(clock) {}
 
-  // Announces all segments there are to a session that has just joined, and then READY.
+  // Announces all existing segments to a session that has just attached, and then READY.
   void Welcome(Session* session);
   void OnAdded(uint32_t segment, const std::shared_ptr<const SharedMemory>& memory);
   void OnRetired(uint32_t segment);
   void OnUnmapped(uint64_t session, uint32_t segment);
-  // The session's process is gone or counts as gone, and its mappings with it.
+  // Notes that the session's process is gone or counts as gone, and its mappings with it.
   void OnSessionEnd(uint64_t session);
-  // Tells the tier for which retired segments fills waited too long, and has these tried again when that
-  // changed.
+  // Reports to the tier the retired segments that fills waited too long for, and retries these fills when the
+  // set changed.
   void NoteSlow(int64_t now);
-  // When the next session will be slow; 0: none will.
+  // Time at which the next session becomes slow; 0: none will.
   int64_t NextSlow(int64_t now) const { return retired_.NextSince(now, options_.slow_nanos); }
 
  private:
@@ -55,7 +55,7 @@ class SegmentNotices {
   SideSockets* const side_;
   const Clock* const clock_;
   RetiredSegments retired_;
-  // Of these, told to the tier.
+  // Part of these, as last reported to the tier.
   uint64_t slow_bytes_ = 0;
   uint64_t lost_bytes_ = 0;
 };

@@ -116,7 +116,7 @@ RingResult Session::Pop(SubmissionEntry* entry, std::vector<uint32_t>* neurons) 
     }
   }
   submissions_.Advance();
-  // The client's head, read after the submission, tells how many completions it has room for.
+  // The client's head, read after the submission, shows how many completions it has room for.
   uint64_t reaped;
   if (completions_.Reaped(&reaped) != RingResult::kOk ||
       submissions_.head() - reaped > options_.layout.ring_entries) {
@@ -194,7 +194,7 @@ void Session::RingBell() {
   if (completions_.TakeClientWait()) {
     ProtocolStep(ProtocolPoint::kWake, &view_.cursors->client_waiting);
     const char byte = 1;
-    // A full pipe is as good: the client has wakes to read already.
+    // A full pipe is as good: the client already has wakes to read.
     [[maybe_unused]] const ssize_t written = write(client_bell_write_.get(), &byte, 1);
   }
 }

@@ -1,4 +1,4 @@
-// One client process, seen from weightd: its shared regions, its ends of the rings, what is held for it.
+// One client process, seen from weightd: its shared regions, its ends of the rings, and the pins held for it.
 //
 // Thread safety: thread-compatible; the core's lock guards it. The regions are shared with the client.
 #pragma once
@@ -26,12 +26,12 @@
 namespace sluice {
 
 enum class SessionState {
-  kOpened,  // not joined by its side socket yet
+  kOpened,  // not attached to its side socket yet
   kActive,
   kLost  // the connection is gone, the process perhaps not: no new work, pins hold
 };
 
-// A pack as a session uses it.
+// A session's view of a pack.
 struct SessionPackPlan {
   uint32_t pack = 0;  // weightd's number
   const ExtentSource* source = nullptr;
@@ -61,26 +61,27 @@ class Session {
   PinEntry* mutable_pins(size_t pack_index) { return const_cast<PinEntry*>(pins(pack_index)); }
   const ControlView& view() const { return view_; }
   std::vector<const ExtentSource*> sources() const;
-  // Borrowed, in the order of WelcomeFds.
+  // Descriptors, borrowed, in the order of WelcomeFds.
   std::vector<int> fds() const;
   int server_bell() const { return server_bell_.get(); }
 
-  // The next submission, copied once, and with it the neurons that it lists (of transfers whose list lies
+  // Copies the next submission once, and with it the neurons that it lists (of transfers whose list lies
   // within the arena; else none). kCorrupt: the session must be lost.
   RingResult Pop(SubmissionEntry* entry, std::vector<uint32_t>* neurons);
-  // Publishes a completion, or keeps it back while side messages wait: the client must know the segment of an
-  // extent first. `held` are extents with an internal pin that falls when it has been reaped.
+  // Publishes a completion, or delays it while side messages wait: the client must know the segment of an
+  // extent first. `held` are extents with an internal pin that is dropped when the completion has been
+  // reaped.
   void Deliver(const CompletionEntry& entry, std::vector<Gid> held, const Store& store);
-  // Publishes what was kept back. REQUIRES: no side message waits.
+  // Publishes delayed completions. REQUIRES: no side message waits.
   void CompleteDelayed(const Store& store);
-  // Drops the pins of what the client has reaped. False: its cursor is impossible.
+  // Drops the pins of completions that the client has reaped. False: its cursor is impossible.
   bool ReleaseReaped(Store* store);
   // Drops all of them, reaped or not.
   void ReleaseAll(Store* store);
   // Wakes the client if it sleeps and something was completed since the last call.
   void RingBell();
 
-  // The progress word that a copy may store to as long as it keeps the owner.
+  // The progress word, for a copy to store to; it stays valid as long as the copy keeps the owner.
   std::shared_ptr<std::atomic<uint64_t>> ProgressWord(uint32_t word) const {
     return {control_, &view_.progress[word]};
   }
@@ -104,9 +105,10 @@ class Session {
   };
   std::map<uint32_t, SlabRecord> slabs;
   std::vector<SlabView> MappedSlabs() const;
-  uint64_t SlabBytes(HandleKind kind) const;  // of those that are mapped
+  uint64_t SlabBytes(HandleKind kind) const;  // mapped ones only
 
-  // When the client last moved a cursor or noted a step, of the rounds so far; `now` if it just has.
+  // Time when the client last moved a cursor or noted a step, as seen by the rounds so far; `now` if it just
+  // has.
   int64_t LastSign(int64_t now);
 
   // Counters for Stats.
@@ -117,10 +119,10 @@ class Session {
   UniqueFd side_socket;
   UniqueFd pidfd;
   bool side_writable_wanted = false;
-  // What every slab of the session holds until it is unmapped. At the session's end the side socket goes
-  // here, and so closes with the last of them.
+  // Reference that every slab of the session holds until it is unmapped. At the session's end the side socket
+  // moves here, and so closes with the last of them.
   std::shared_ptr<UniqueFd> lent = std::make_shared<UniqueFd>();
-  // Messages that the socket had no room for, with the descriptor of an announced segment kept alive.
+  // Messages that did not fit into the socket, with the descriptor of an announced segment kept alive.
   struct OutMessage {
     SideMessage message;
     std::shared_ptr<const SharedMemory> memory;

@@ -13,7 +13,8 @@ namespace {
 
 absl::StatusOr<SessionNonce> RandomNonce() {
   SessionNonce nonce;
-  // Up to 256 bytes come whole once the kernel's generator is ready, which it is when daemons start.
+  // Requests of up to 256 bytes are complete once the kernel's generator is ready, which it is when daemons
+  // start.
   const ssize_t got = getrandom(nonce.data(), nonce.size(), 0);
   if (got != static_cast<ssize_t>(nonce.size())) {
     return ErrnoToStatus(got < 0 ? errno : EIO, "random bytes of a nonce");

@@ -1,5 +1,5 @@
-// SessionNonces: the one-time secrets that join a side socket to the session that its client has just opened
-// over gRPC, which can carry no file descriptors.
+// SessionNonces: one-time secrets that attach a side socket to the session that its client has just opened
+// over gRPC, which cannot carry file descriptors.
 //
 // Thread safety: thread-safe.
 #pragma once
@@ -20,9 +20,9 @@ namespace sluice {
 using SessionNonce = std::array<uint8_t, kNonceBytes>;
 
 struct SessionNoncesOptions {
-  // How long a nonce is good.
+  // Lifetime of a nonce.
   absl::Duration lifetime = absl::Seconds(10);
-  // Nonces that wait at a time; each costs 60 bytes, and its session a pin array.
+  // Maximum number of waiting nonces; each costs 60 bytes, and its session a pin array.
   size_t limit = 256;
   std::function<absl::Time()> now = absl::Now;
 };
@@ -34,10 +34,10 @@ class SessionNonces {
   // A new random nonce for `session`. RESOURCE_EXHAUSTED (reason TOO_MANY_SESSIONS): `limit` of them wait.
   absl::StatusOr<SessionNonce> Issue(uint64_t session);
 
-  // The nonce's session; the nonce is used up. NOT_FOUND: never issued, used before, or too old.
+  // Returns the nonce's session and consumes the nonce. NOT_FOUND: never issued, used before, or too old.
   absl::StatusOr<uint64_t> Redeem(const SessionNonce& nonce);
 
-  // Forgets the nonce of a session that was closed before it was joined.
+  // Removes the nonce of a session that was closed before it was attached.
   void Revoke(uint64_t session);
 
   size_t waiting() const;

@@ -1,4 +1,4 @@
-// What a client asks for when it opens a session, and what it gets.
+// Parameters of a new session, and the resources that it gets.
 //
 // Thread safety: plain values. A LocalSession's regions are shared with weightd.
 #pragma once
@@ -12,14 +12,14 @@
 
 namespace sluice {
 
-// What OpenSession's caller says about itself.
+// Parameters from OpenSession's caller.
 struct SessionParams {
   AbiSignature abi;
   std::vector<uint32_t> packs;  // weightd's pack numbers; their order is the session's pack index
   // Compute threads: the session's reserved minimum is 2 x the largest expert of its packs x this.
   uint32_t compute_threads = 1;
-  // Bytes that the session may fill at most: beyond it its own coldest extents go first. 0: as many as the
-  // store's session_quota allows. What another session filled costs nothing.
+  // Maximum number of bytes that the session may fill: beyond it, its own coldest extents are evicted first.
+  // 0: the store's session_quota. Extents filled by other sessions are not charged.
   uint64_t quota_bytes = 0;
   ControlLayout layout;  // sizes of rings, index arena and progress array
   // For logs and Stats only.
@@ -31,8 +31,8 @@ struct SessionPack {
   uint32_t extent_count = 0;
 };
 
-// A session that was opened. Descriptors are the store's and stay open until the session ends; a client in
-// another process gets copies by AttachSideSocket, one in this process may map them at once.
+// An open session. Descriptors are the store's and stay open until the session ends; a client in another
+// process gets copies by AttachSideSocket, one in this process may map them at once.
 struct SessionHandle {
   uint64_t session = 0;
   uint64_t boot_epoch = 0;
@@ -43,7 +43,7 @@ struct SessionHandle {
 };
 
 // A session's regions as weightd itself has them mapped: for clients in this process (tests, benchmarks).
-// Borrowed; dies with the session.
+// Borrowed; valid until the session ends.
 struct LocalSession {
   struct PackRegions {
     const ResidencyEntry* residency = nullptr;

@@ -1,7 +1,7 @@
-// The sessions there are, by number, and which of them end after this round.
+// All sessions by number, and those that end after this round.
 //
-// Whoever finds a session at fault may be in the middle of its work, so it is only noted here; the core ends
-// it when the round is over.
+// A fault of a session may be found in the middle of its work, so the session is only doomed here; the core
+// ends it when the round is over.
 //
 // Thread safety: thread-compatible; the core's lock guards it.
 #pragma once
@@ -31,7 +31,7 @@ class SessionTable {
 
   // A number that no session has had, from 1 on.
   uint64_t NewId() { return next_id_++; }
-  // Takes it over under its id().
+  // Adds the session under its id() and owns it.
   Session* Add(std::unique_ptr<Session> session);
   void Erase(uint64_t session) { sessions_.erase(session); }
   // Null if there is none.
@@ -39,12 +39,12 @@ class SessionTable {
 
   const std::map<uint64_t, std::unique_ptr<Session>>& all() const { return sessions_; }
   size_t size() const { return sessions_.size(); }
-  // The packs that any of them uses.
+  // The packs that any session uses.
   std::set<uint32_t> Packs() const;
 
-  // The session ends after this round; the first reason is logged, later ones are not.
+  // Marks the session to end after this round; the first reason is logged, later ones are not.
   void Doom(uint64_t session, bool misbehaved, const std::string& why);
-  // Those doomed since the last call.
+  // Sessions doomed since the last call.
   std::vector<Doomed> TakeDoomed() { return std::exchange(doomed_, {}); }
 
  private:

@@ -93,7 +93,7 @@ bool SideListener::OnReadable(Pending* pending) {
     return true;
   }
   if (absl::IsFailedPrecondition(packet.status())) {
-    return false;  // gone again without a word
+    return false;  // closed without a message
   }
   if (!packet.ok()) {
     Refuse(pending->peer, pending->peer.socket.get(), packet.status());
@@ -113,7 +113,7 @@ void SideListener::Join(Pending* pending, const SessionNonce& nonce) {
     Refuse(pending->peer, pending->peer.socket.get(), session.status());
     return;
   }
-  // attach() takes the socket even when it fails; the answer goes out by this second descriptor of it.
+  // attach() owns the socket even when it fails; the reply is sent by this duplicate descriptor.
   const UniqueFd answer(fcntl(pending->peer.socket.get(), F_DUPFD_CLOEXEC, 0));
   const absl::Status attached = options_.attach(*session, std::move(pending->peer.socket));
   if (!attached.ok()) {
@@ -142,7 +142,7 @@ void SideListener::Refuse(const AcceptedPeer& peer, int socket, const absl::Stat
   SideMessage reject;
   reject.type = SideType::kReject;
   reject.code = static_cast<uint16_t>(why.code());
-  // Whether it arrives is the peer's affair: the connection ends either way.
+  // Delivery does not matter: the connection ends either way.
   const absl::Status sent = SendSideMessage(socket, reject);
   options_.on_refused(absl::StrCat("side connection of process ", peer.credentials.pid, " refused: ",
                                    why.message(), sent.ok() ? "" : " (and it does not listen)"));

@@ -1,5 +1,6 @@
-// SideListener: the door of the side channel. It accepts connections, waits for their HELLO, trades the nonce
-// for its session and hands the socket on; a connection that says anything else, or nothing, is closed.
+// SideListener: the server of the side channel. It accepts connections, waits for their HELLO, redeems the
+// nonce for its session and hands the socket on; a connection that sends anything else, or nothing, is
+// closed.
 //
 // Thread safety: thread-safe; callbacks run on the listener's own thread, one at a time.
 #pragma once
@@ -24,11 +25,11 @@ struct SideListenerOptions {
   PeerPolicy policy;
   // A client sends its HELLO right after connecting; a second is long for that.
   absl::Duration hello_timeout = absl::Milliseconds(900);
-  // Connections that may wait for their HELLO at a time; the oldest gives way.
+  // Maximum number of connections that wait for their HELLO; the oldest is closed first.
   size_t max_pending = 64;
-  // Joins the socket to its session. A failure is answered REJECT with its code.
+  // Attaches the socket to its session. A failure is answered REJECT with its code.
   std::function<absl::Status(uint64_t session, UniqueFd socket)> attach;
-  // Told why a connection was refused. May be empty.
+  // Receives the reason why a connection was refused. May be empty.
   OnRefused on_refused;
 };
 
@@ -39,7 +40,7 @@ class SideListener {
                                                              SideListenerOptions options);
   ~SideListener();
 
-  // Who may connect from now on.
+  // Sets the peers that may connect from now on.
   void SetPolicy(PeerPolicy policy) { accepter_.SetPolicy(std::move(policy)); }
 
   // Closes what is pending and ends the thread. Idempotent; not from a callback.
@@ -54,7 +55,7 @@ class SideListener {
   SideListener(int listener, SessionNonces* nonces, SideListenerOptions options, UniqueFd stop_event);
   void Run();
   void TakeNewcomer();
-  // False: the connection is done with.
+  // False: the connection is finished.
   bool OnReadable(Pending* pending);
   void Join(Pending* pending, const SessionNonce& nonce);
   void DropLate();

@@ -1,7 +1,7 @@
-// The sessions' side sockets: joined, written to without blocking and in order, read message by message.
+// The sessions' side sockets: attached, written to without blocking and in order, read message by message.
 //
-// What a socket has no room for waits in its session, and with it every completion that comes after: a client
-// must hear of a segment before it hears of an extent in it.
+// Messages that do not fit into a socket wait in its session, and with them every later completion: a client
+// must learn of a segment before it learns of an extent in it.
 //
 // Thread safety: thread-compatible; the core's lock guards it.
 #pragma once
@@ -30,17 +30,17 @@ class SideSockets {
   // Sends WELCOME and watches the socket and the process behind it. An error before WELCOME was sent leaves
   // the session as it was; after it the session is kActive and must be ended.
   absl::Status Join(Session* session, UniqueFd socket);
-  // A message of this type, addressed.
+  // A message of this type, addressed to the session.
   SideMessage Message(SideType type, const Session& session) const;
-  // Now, or when the socket has room; `memory` is a segment that the message announces, else null. A broken
-  // socket dooms the session.
+  // Sends now, or when the socket has room; `memory` is a segment that the message announces, else null. A
+  // broken socket marks the session for its end.
   void Send(Session* session, SideMessage message, std::shared_ptr<const SharedMemory> memory);
-  // Sends what waits.
+  // Sends waiting messages.
   void Flush(Session* session);
-  // Ends the session's side: the client is told at once that its session is over, and by the socket's close
-  // that nothing of its memory is mapped here any more. No message is sent or received behind this.
+  // Ends the session's side: the client learns at once that its session is over, and by the socket's close
+  // that none of its memory is mapped here any more. No message is sent or received after this.
   void Leave(Session* session);
-  // The next message; none: there is no more for now, or the session was doomed.
+  // The next message; none: there is no more for now, or the session was doomed for its end.
   std::optional<SidePacket> Receive(Session* session);
 
  private:

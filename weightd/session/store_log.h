@@ -1,4 +1,4 @@
-// What weightd's core has to say: kept in order until whoever holds no lock hands it to the log.
+// Log messages of weightd's core, kept in order until a caller without locks passes them to the log.
 //
 // Thread safety: StoreLog is thread-compatible; the core's lock guards it.
 #pragma once

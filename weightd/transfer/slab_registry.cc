@@ -10,7 +10,7 @@
 namespace sluice {
 namespace {
 
-// Rates beyond these are no link's; held, so that times stay far from overflow.
+// Rates beyond these belong to no real link; capped, so that times stay far from overflow.
 constexpr uint64_t kMaxBytesPerSecond = 1'000'000'000'000'000;
 constexpr uint64_t kMaxLatencyNanos = 10'000'000'000;
 
@@ -66,8 +66,8 @@ absl::Status SlabRegistry::CheckNew(const Slab& slab) const {
             absl::StrCat("slab: its memory is slab ", number, " of session ", id, " already"));
       }
     }
-    // Written by transfers, its cursors and pins would lie to the client, and to nobody but it; but no honest
-    // client offers them.
+    // Transfers into these regions would make cursors and pins lie to this client, and only to it; but no
+    // honest client offers them.
     for (const int fd : session->fds()) {
       if (IdentityOf(fd) == slab.identity()) {
         return absl::PermissionDeniedError(
@@ -119,7 +119,7 @@ void SlabRegistry::OnMapped(SlabMapped mapped) {
   }
   if (!added.ok()) {
     session->slabs.erase(mapped.slab);
-    mapped.mapped = added;  // what is refused is unmapped before the client hears so
+    mapped.mapped = added;  // a refused slab is unmapped before the client learns of it
   }
   Answer(session, mapped.slab, added);
 }

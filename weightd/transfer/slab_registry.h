@@ -1,5 +1,5 @@
-// The memory that clients lend as slabs: offered on the side socket or within the process, mapped by
-// the transfer engine, given a link, and taken back when the session ends.
+// Memory that clients offer as slabs: offered on the side socket or within the process, mapped by the
+// transfer engine, given a link, and unmapped when the session ends.
 //
 // Thread safety: thread-compatible; the core's lock guards it.
 #pragma once
@@ -24,19 +24,19 @@ class SlabRegistry {
   SlabRegistry(TransferEngine* engine, SessionTable* sessions, SideSockets* side, StoreLog* log)
       : engine_(engine), sessions_(sessions), side_(side), log_(log) {}
 
-  // Lets the session's transfers name `slab` as its number `number`. ALREADY_EXISTS, RESOURCE_EXHAUSTED,
+  // Lets the session's transfers use `slab` as its number `number`. ALREADY_EXISTS, RESOURCE_EXHAUSTED,
   // NOT_FOUND (the session), UNIMPLEMENTED: no transfer engine.
   absl::Status Add(uint64_t session, uint32_t number, std::shared_ptr<Slab> slab, const LinkRate& rate);
-  // SLAB_OFFERED: answered when the memory is mapped, at once if it is refused. INVALID_ARGUMENT: it is no
-  // such message, and the session is to end.
+  // Handles SLAB_OFFERED: answered when the memory is mapped, at once if it is refused. INVALID_ARGUMENT: it
+  // is no such message, and the session must end.
   absl::Status OnOffered(Session* session, SidePacket packet);
   void OnMapped(SlabMapped mapped);
-  // Takes all of the session's back. REQUIRES: none of its transfers will be submitted.
+  // Unmaps all slabs of the session. REQUIRES: none of its transfers will be submitted.
   void Drop(Session* session);
 
  private:
   absl::Status Reserve(Session* session, uint32_t number) const;
-  // Whether the memory is nobody's yet: neither a slab nor one of weightd's own regions.
+  // Checks that the memory is neither a slab nor one of weightd's own regions.
   absl::Status CheckNew(const Slab& slab) const;
   // SLAB_MAPPED with the outcome; a refusal is logged.
   void Answer(Session* session, uint32_t number, const absl::Status& outcome);

@@ -8,7 +8,7 @@ namespace {
 
 constexpr std::array<Part, kPartCount> kParts = {Part::kUp, Part::kGate, Part::kDown};
 
-// Prefetches pin at most one in so many bytes of the budget, beside one request.
+// Prefetches pin at most one of this many bytes of the budget, or one request.
 constexpr uint64_t kPrefetchShare = 4;
 
 bool SameRows(const SubmissionEntry& a, const SubmissionEntry& b) {
@@ -53,7 +53,7 @@ void TransferRequests::Accept(Session* session, const SubmissionEntry& entry, st
     Follow(request, same);
     return;
   }
-  // The demand's own fill joins the prefetch's reads, which then need not be waited for in its queue.
+  // The demand's own fill is coalesced with the prefetch's reads, so their queue need not be waited for.
   swallowed_ = {same->session, same->entry.id};
   for (uint64_t follower : std::exchange(same->followers, {})) {
     Follow(Find(follower), request);
@@ -158,7 +158,7 @@ bool TransferRequests::OnFilled(uint64_t session, const CompletionEntry& entry, 
   return true;
 }
 
-// A link may be slower than the prefetches that are asked of it; their sources must not become all of memory.
+// A link may be slower than its prefetches; their sources must not fill all of memory.
 bool TransferRequests::PrefetchesPinTooMuch(const Request& request) const {
   uint64_t own = 0;
   for (Gid gid : request.held) {
@@ -230,7 +230,7 @@ void TransferRequests::OnEnd(const TransferEnd& end) {
   request->completion.copy_us = static_cast<uint32_t>(std::min<int64_t>(end.copy_nanos / 1000, UINT32_MAX));
   request->completion.link_bytes = end.link_bytes;
   for (Gid gid : request->held) {
-    // What no lease tells the eviction.
+    // The use has no lease, so the eviction learns of it here.
     if (!end.cancelled && IsScan(request->entry)) {
       tier_->NoteScanned(gid, request->entry.step);
     } else if (!end.cancelled) {
@@ -250,7 +250,7 @@ void TransferRequests::Finish(Request* request, absl::StatusCode code) {
     Request* follower = Find(number);
     CompletionEntry like = request->completion;
     like.id = follower->entry.id;
-    like.bytes = 0;  // the leader paid
+    like.bytes = 0;  // the leader is charged
     like.link_bytes = 0;
     completions.push_back(like);
     Forget(follower);
@@ -318,7 +318,7 @@ uint64_t TransferRequests::CancelPrefetches(uint64_t session, uint32_t pack, uin
     } else if (request->copying) {
       cancelled += engine_->CancelIfNotStarted(number) ? 1 : 0;
     } else {
-      request->stale = true;  // its read goes on, what it brings is not copied
+      request->stale = true;  // its read goes on, its bytes are not copied
       ++cancelled;
     }
   }

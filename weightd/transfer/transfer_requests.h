@@ -1,7 +1,7 @@
 // TransferRequests: the life of kTransfer and kTransferExtent requests between their check and their
 // completion. Each first has its extents filled (by the fetcher, like any fill), keeps them pinned, and is
-// then copied by the engine. A request for rows that are on their way to the very same place joins: it makes
-// a prefetch a demand, and ends with it.
+// then copied by the engine. A request for rows that are already travelling to the very same target is
+// coalesced with the first one: it makes a prefetch a demand, and ends with it.
 //
 // Thread safety: thread-compatible; the core's lock guards it.
 #pragma once
@@ -33,17 +33,17 @@ class TransferRequests {
                    OnComplete on_complete)
       : plan_(plan), fetcher_(fetcher), tier_(tier), engine_(engine), on_complete_(std::move(on_complete)) {}
 
-  // Takes a request that passed CheckEntry and CheckNeurons. REQUIRES: not IsOutstanding(its id).
+  // Accepts a request that passed CheckEntry and CheckNeurons. REQUIRES: not IsOutstanding(its id).
   void Accept(Session* session, const SubmissionEntry& entry, std::vector<uint32_t> neurons);
   bool IsOutstanding(uint64_t session, uint64_t id) const { return by_id_.contains({session, id}); }
-  // The fetcher ended the fill of a request. False: it is none of these; else `held` was taken over.
+  // Handles the end of a request's fill. False: it is no transfer; else `held` was taken over.
   bool OnFilled(uint64_t session, const CompletionEntry& entry, std::vector<Gid>* held);
   // True if there is such a request; it ends soon, cancelled or not.
   bool Cancel(uint64_t session, uint64_t id);
   // Ends the session's prefetches of `pack` whose copies have not started and that are not after (step,
-  // layer), but for those that wait in the fetcher's queue (Fetcher::CancelPrefetches); their number.
+  // layer), except those in the fetcher's queue (Fetcher::CancelPrefetches); returns their number.
   uint64_t CancelPrefetches(uint64_t session, uint32_t pack, uint64_t step, uint32_t layer);
-  // Completes nothing of the session any more; its copies stop and its sources fall free when they have.
+  // Completes nothing of the session any more; its copies stop, and its sources are unpinned when they have.
   // REQUIRES: the fetcher has dropped the session.
   void DropSession(uint64_t session);
   void OnEnd(const TransferEnd& end);
@@ -62,18 +62,18 @@ class TransferRequests {
     uint32_t link = 0;
     std::shared_ptr<std::atomic<uint64_t>> progress;
     const ExtentSource* source = nullptr;
-    CompletionEntry completion{};  // what the fill said
+    CompletionEntry completion{};  // the fill's completion
     std::vector<Gid> held;
     bool copying = false;
-    bool stale = false;               // a prefetch that is not to be copied once it is filled
+    bool stale = false;               // a prefetch that is not to be copied after its fill
     bool dropped = false;             // its session is gone
-    uint64_t leader = 0;              // the request whose copy serves this one too; 0: none
-    std::vector<uint64_t> followers;  // those that this one's copy serves
+    uint64_t leader = 0;              // the request whose copy also serves this one; 0: none
+    std::vector<uint64_t> followers;  // requests that this one's copy also serves
   };
 
   Request* Find(uint64_t number);
   Request* FindById(uint64_t session, uint64_t id);
-  // The request that copies the very same rows, null if there is none.
+  // The request that copies the very same rows; null if there is none.
   Request* FindSame(const Request& request);
   void Follow(Request* request, Request* leader);
   void Promote(Request* request);
@@ -83,9 +83,9 @@ class TransferRequests {
   const std::byte* DataOf(Gid gid) const;
   PartCopy CopyOf(const Request& request, Part part) const;
   TransferPlan PlanOf(const Request& request) const;
-  // Completes the request and those that it serves, and forgets them.
+  // Completes and removes the request and its followers.
   void Finish(Request* request, absl::StatusCode code);
-  // Takes a follower from its leader.
+  // Detaches a follower from its leader.
   void Leave(Request* request);
   void Forget(Request* request);
   void Unpin(Request* request);
@@ -97,7 +97,7 @@ class TransferRequests {
   const OnComplete on_complete_;
   std::map<uint64_t, std::unique_ptr<Request>> requests_;    // by number
   std::map<std::pair<uint64_t, uint64_t>, uint64_t> by_id_;  // (session, id) -> number
-  // A prefetch whose fill ends because a demand's took its place.
+  // A prefetch whose fill ends because a demand's fill replaced it.
   std::optional<std::pair<uint64_t, uint64_t>> swallowed_;
   uint64_t next_number_ = 1;
   uint64_t pinned_bytes_ = 0;

@@ -31,7 +31,7 @@
 
 namespace sluice::cli {
 
-// What two runs must share to be compared; model_id is for information.
+// Properties that two comparable runs share; model_id is for information.
 struct BaseRunHeader {
   uint64_t positions = 0;
   uint32_t vocab = 0;

@@ -6,7 +6,7 @@
 namespace sluice::cli {
 namespace {
 
-// Whether every row of `part` is read whatever the mask says.
+// Returns true if every row of `part` is read, regardless of the mask.
 bool ReadWhole(Part part, const std::string& order) {
   if (order == "up") {
     return part == Part::kUp;

@@ -1,4 +1,4 @@
-// What a generated token reads of the weights: the x-axis of every quality plot.
+// Bytes of weights that a generated token reads: the x-axis of every quality plot.
 //
 // Thread safety: a pure function.
 #pragma once

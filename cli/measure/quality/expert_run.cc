@@ -95,7 +95,7 @@ Json Shares(const Counts& c) {
       .Set("neuron_recall", Share(c.neurons_right, c.neurons_wanted));
 }
 
-// Of one layer, by how far ahead it was predicted.
+// Counters of one layer by prediction depth.
 Json DepthsJson(const api::LayerStats* before, const api::LayerStats& after) {
   Json depths = Json::Array();
   for (const api::DepthPredictions& at : after.depths()) {

@@ -1,4 +1,4 @@
-// What a run did to the routed experts, from a server's counters by layer before and after it.
+// Statistics of the routed experts during a run, from a server's counters by layer before and after it.
 //
 // Thread safety: plain values and pure functions.
 #pragma once

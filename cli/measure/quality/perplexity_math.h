@@ -24,7 +24,7 @@ struct Window {
 // REQUIRES: 1 <= stride <= window.
 std::vector<Window> PlanWindows(uint64_t tokens, uint64_t window, uint64_t stride);
 
-// What one window adds up to. Sums are in float64.
+// Sums over one window, in float64.
 struct WindowLoss {
   uint64_t tokens = 0;
   double nll = 0;          // sum of -ln p(target)

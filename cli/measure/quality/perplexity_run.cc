@@ -21,7 +21,7 @@
 namespace sluice::cli {
 namespace {
 
-// What all windows share. Immutable while they run but for the progress.
+// State shared by all windows. Immutable while they run but for the progress.
 struct Measurement {
   Client* client = nullptr;
   uint64_t vocab = 0;

@@ -1,4 +1,4 @@
-// What `sluice quality` measures: packs of one model and, for each, runs with options; and the table that
+// Plan of `sluice quality`: packs of one model and, for each, runs with options; and the table that
 // comes out. The file:
 //
 //   [[pack]]

@@ -1,4 +1,4 @@
-// What `sluice bench` measures and how it is printed: llama-bench's conventions, with the traffic beside.
+// Results of `sluice bench` and their printing: llama-bench's conventions, plus the traffic.
 //
 // Thread safety: plain values and pure functions.
 #pragma once
@@ -45,7 +45,7 @@ struct DepthSample {
 // Adds `sign` (1 or -1) times every entry of `from` to that of the same layer and depth, or as a new one.
 void AddDepths(const std::vector<DepthSample>& from, int sign, std::vector<DepthSample>* to);
 
-// What the operations of a part of the model took.
+// Time and bytes of the operations of one part of the model.
 struct PartSample {
   std::string part;
   double seconds = 0;
@@ -65,7 +65,7 @@ struct BenchSample {
   uint64_t prefetches_useful = 0;
   double busy_seconds = 0;  // of all steps
   double load_seconds = 0;  // that the link was busy; 0 where it is not counted
-  // Of all layers.
+  // Sums over all layers.
   uint64_t late = 0;     // experts on their way when chosen
   uint64_t dropped = 0;  // chosen experts that routing or a missing expert's policy left out
   uint64_t exchanged = 0;
@@ -121,7 +121,7 @@ struct BenchResult {
   std::optional<Json> explained;  // ExplainJson() of it
 };
 
-// What all results share.
+// Settings shared by all results.
 struct BenchSetting {
   std::string version;
   std::string model;

@@ -81,7 +81,7 @@ void AddCounters(const api::Counters& before, const api::Counters& after, BenchS
   sample->decode_seconds = after.decode_seconds() - before.decode_seconds();
 }
 
-// Of all layers since the start.
+// Sums over all layers since the start.
 BenchSample LayerSums(const api::GetStatsResponse& stats) {
   BenchSample sum;
   for (const api::LayerStats& layer : stats.layers()) {

@@ -14,20 +14,20 @@
 
 namespace sluice::cli {
 
-// Of this host, per second; 0: not measured.
+// Rates of this host, per second; 0: not measured.
 struct ExplainRates {
   double read = 0;             // bytes
   double products = 0;         // multiply-adds of dense weights
   double expert_products = 0;  // of experts
 };
 
-// How many rows a step of the test has, and how many of them an expert that is computed, were experts chosen
+// Rows of a test's step, and rows of each computed expert if experts were chosen
 // evenly: what instructions allow depends on it.
 struct ExplainRows {
   uint32_t step = 1;
   uint32_t expert = 1;
 };
-// Of a model with `experts` a layer, `top_k` of them a token; 0 experts: dense. `chunk`: rows of a prompt
+// Rows for a model with `experts` a layer, `top_k` of them a token; 0 experts: dense. `chunk`: rows of a prompt
 // that a step takes at most.
 ExplainRows RowsOf(const BenchTest& test, uint32_t experts, uint32_t top_k, uint32_t chunk);
 

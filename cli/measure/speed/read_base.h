@@ -14,13 +14,13 @@
 
 namespace sluice {
 
-// How much memory a measurement reads.
+// Bytes of memory that a measurement reads.
 struct ReadBaseSize {
   uint64_t bytes = 0;  // whole huge pages; 0: too little is free for a figure that means memory
   std::string note;    // what is less than wanted and why, for people; "" where nothing is
 };
 
-// Of a pack of `pack_bytes`: all of it, at most 4 GiB and half of `usable_bytes`, which is what this process
+// Size for a pack of `pack_bytes`: all of it, at most 4 GiB and half of `usable_bytes`, which is what this process
 // may still take (UsableMemory: its cgroup counts too). Less than 256 MiB of a larger pack would measure
 // caches, so it is nothing.
 ReadBaseSize SizeOfReadBase(uint64_t pack_bytes, uint64_t usable_bytes);

@@ -1,5 +1,5 @@
-// AFMoE (arcee-ai/Trinity): rope in layers with a window alone, attention with an output gate, norms behind
-// attention and mixture too, sigmoid router with a correction for the choice, shared experts.
+// AFMoE (arcee-ai/Trinity): rope only in layers with a window, attention with an output gate, norms after
+// attention and MoE block too, sigmoid router with a selection correction, shared experts.
 #include <cmath>
 
 #include "common/model/dense_names.h"
@@ -27,7 +27,7 @@ MoeConfig ReadAfmoeMixture(HfFields* fields) {
   moe.norm_topk_prob = fields->Flag("route_norm", true);
   moe.activation = ReadActivation(fields);
   fields->OnlyWord("score_func", "sigmoid");
-  // One group is none, whatever its score.
+  // One group counts as none, regardless of its score.
   fields->OnlyNumber("num_expert_groups", 1);
   fields->OnlyNumber("num_limited_groups", 1);
   fields->OnlyNumber("n_group", 1);

@@ -19,7 +19,7 @@ namespace {
 
 using nlohmann::json;
 
-// config.json files are a few KiB; vision and audio towers make some a few hundred.
+// config.json files have a few KiB; vision and audio towers make some a few hundred KiB.
 constexpr uint64_t kMaxConfigBytes = 16ull << 20;
 constexpr uint64_t kMaxTokenizerConfigBytes = 64ull << 20;
 constexpr uint64_t kMaxTemplateBytes = 1ull << 20;
@@ -28,7 +28,7 @@ struct Family {
   const char* model_type;
   const char* architecture;
   ModelConfig (*read)(HfFields* fields);
-  // Models with a vision tower beside the text model: the model_type of their text_config.
+  // model_type of the text_config of models with a vision tower besides the text model.
   const char* text_type = nullptr;
 };
 constexpr Family kFamilies[] = {
@@ -87,7 +87,7 @@ absl::StatusOr<const Family*> FindFamily(const JsonObject& config) {
     architecture = (*list)[0].get<std::string>();
   }
   ASSIGN_OR_RETURN(const std::string model_type, config.StringOr("model_type", ""));
-  // Either name alone is enough, since old files have only one of them; if both are there they must fit.
+  // Either name alone is enough, since old files have only one of them; if both are present they must agree.
   for (const Family& family : kFamilies) {
     const bool type_fits = model_type.empty() || model_type == family.model_type;
     const bool architecture_fits = !architecture.has_value() || *architecture == family.architecture;
@@ -100,7 +100,7 @@ absl::StatusOr<const Family*> FindFamily(const JsonObject& config) {
   return UnknownArchitecture(config.subject(), JsonExcerpt(json(name)));
 }
 
-// A token id or a list of them; `*ids` keeps its value if the member is absent or null.
+// Reads a token id or a list of them; `*ids` keeps its value if the member is absent or null.
 absl::Status ReadIds(const JsonObject& object, std::string_view key, uint32_t vocab,
                      std::vector<int32_t>* ids) {
   const json* value = object.Find(key);
@@ -142,17 +142,17 @@ absl::Status ReadGeneration(const JsonObject& object, GenerationDefaults* out) {
   return ReadDouble(object, "repetition_penalty", 1e-3, 1000, &out->repetition_penalty);
 }
 
-// Reads the members that the family's reader asks for. A member that nobody asks for may change what the
-// model computes, so Finish() refuses all those that are not known to be inert.
+// Reads the members that the family's reader asks for. An unread member may change the computation, so
+// Finish() refuses all that are not known to be inert.
 absl::StatusOr<ModelConfig> ReadFields(const JsonObject& object, const Family& family) {
   HfFields fields(object);
-  fields.Skip("quantization_config");  // ReadQuantization's
+  fields.Skip("quantization_config");  // read by ReadQuantization
   ModelConfig config = family.read(&fields);
   RETURN_IF_ERROR(fields.Finish());
   return config;
 }
 
-// A multimodal model's text_config; the members around it say nothing about the text model, but for
+// Reads the text_config of a multimodal model; the members around it do not concern the text model, except
 // tie_word_embeddings, which must not contradict it.
 absl::StatusOr<ModelConfig> ReadTextConfig(const JsonObject& object, const Family& family) {
   ASSIGN_OR_RETURN(const JsonObject text, object.Object("text_config"));
@@ -170,15 +170,15 @@ absl::StatusOr<ModelConfig> ReadTextConfig(const JsonObject& object, const Famil
   return config;
 }
 
-// A multimodal model's may stand beside the text model's members or among them.
+// A multimodal model may have the member beside the text model's members or among them.
 absl::StatusOr<Quantization> QuantizationOf(const JsonObject& object) {
   if (object.Has("quantization_config") || !object.Has("text_config")) return ReadQuantization(object);
   ASSIGN_OR_RETURN(const JsonObject text, object.Object("text_config"));
   return ReadQuantization(text);
 }
 
-// JSON has no infinities, but published configs spell them bare, as Python does; transformers 5 writes the
-// object that this puts in their place, which HfFields reads as a number.
+// JSON has no infinities, but published configs contain them bare, as Python writes them. They are replaced
+// by the object that transformers 5 writes, which HfFields reads as a number.
 std::string SpellInfinities(std::string_view text) {
   constexpr std::string_view kWord = "Infinity";
   std::string out;
@@ -200,8 +200,8 @@ std::string SpellInfinities(std::string_view text) {
   return out;
 }
 
-// The member `chat_template`: a string, or a list of {name, template}, of which the one called "default" or
-// the only one counts.
+// Reads the member `chat_template`: a string, or a list of {name, template}, of which the one called
+// "default" or the only one counts.
 absl::StatusOr<std::string> TemplateOf(const JsonObject& file) {
   const json* value = file.Find("chat_template");
   if (value == nullptr) return std::string();
@@ -228,7 +228,7 @@ absl::StatusOr<std::string> TemplateOfFile(const std::string& path, size_t max_b
   return chat_template;
 }
 
-// The places where a folder can have its chat template, in the order that transformers prefers.
+// Tries the places where a folder can have its chat template, in the order that transformers prefers.
 absl::StatusOr<std::string> ReadChatTemplate(const std::string& dir) {
   const std::string plain = absl::StrCat(dir, "/chat_template.jinja");
   if (FileExists(plain)) return ReadFile(plain, kMaxTemplateBytes);

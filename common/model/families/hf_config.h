@@ -23,18 +23,17 @@ struct HfConfig {
   std::string chat_template;  // empty: none
 };
 
-// Parses the two texts; `generation_json` is empty if the folder has none. Its eos/bos ids win over
+// Parses the two texts; `generation_json` is empty if the folder has none. Its eos/bos ids override
 // config.json's, as in transformers. `subject` (the folder) opens error messages. Unimplemented naming the
-// architecture, activation, rope type or quantization that is not supported; InvalidArgument naming field and
-// value.
+// unsupported architecture, activation, rope type or quantization; InvalidArgument naming field and value.
 absl::StatusOr<HfConfig> ParseHfConfig(std::string_view config_json, std::string_view generation_json,
                                        const std::string& subject);
 
 // Reads config.json, generation_config.json and the chat template (chat_template.jinja, else the member of
-// tokenizer_config.json, else that of chat_template.json) of `dir`. NotFound naming what is missing.
+// tokenizer_config.json, else that of chat_template.json) of `dir`. NotFound naming the missing file.
 absl::StatusOr<HfConfig> ReadHfConfig(const std::string& dir);
 
-// model_type of every family that can be read, sorted.
+// Returns the model_type of every supported family, sorted.
 std::vector<std::string> SupportedFamilies();
 
 }  // namespace sluice

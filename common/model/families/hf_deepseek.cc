@@ -1,6 +1,6 @@
 // DeepSeek: MoE-16B (deepseek: Llama's attention), V2 and V2-Lite (latent attention, softmax router) and V3
-// (sigmoid router with groups and a correction for the choice); V3.2 and GLM-5 as far as they are V3;
-// Mistral's Small 4, whose attention is V3's with a temperature.
+// (sigmoid router with groups and a selection correction); V3.2 and GLM-5 as far as they equal V3; Mistral's
+// Small 4, whose attention is V3's with a temperature.
 #include <algorithm>
 
 #include "common/model/families/blocks/hf_blocks.h"
@@ -12,7 +12,7 @@
 namespace sluice {
 namespace {
 
-// V3 and what is made like it.
+// V3 and models of the same design.
 ModelConfig ReadV3(const std::string& family, const FrameDefaults& defaults, uint32_t first_dense,
                    HfFields* fields) {
   ModelConfig model = ReadFrame(family, defaults, fields);
@@ -58,10 +58,10 @@ ModelConfig ReadDeepseekV2(HfFields* fields) {
   const AttentionConfig attention = ReadLatent({}, model, fields);
   for (LayerConfig& layer : model.layers) layer.attention = attention;
   MoeConfig moe = ReadDeepseekMixture(2, false, fields);
-  moe.norm_topk_prob = false;  // transformers' router has the member and never norms
+  moe.norm_topk_prob = false;  // transformers' router has the member and never normalizes
   moe.routed_scale = static_cast<float>(fields->Real("routed_scaling_factor", 1e-6, 1e6, 1));
   fields->OnlyWord("scoring_func", "softmax");
-  // V2 has groups; V2-Lite carries their members along and does not use them.
+  // V2 has groups; V2-Lite has their members but does not use them.
   const std::string method = fields->Word("topk_method", "greedy");
   if (method == "group_limited_greedy") {
     ReadGroups(1, 1, &moe, fields);
@@ -78,7 +78,7 @@ ModelConfig ReadDeepseekV3(HfFields* fields) {
   return ReadV3("deepseek_v3", {.max_position = 4096}, 3, fields);
 }
 
-// An indexer chooses the index_topk positions that a row looks back on, which are all there are until then.
+// The indexer chooses the index_topk positions that a query attends to; up to that length it is all of them.
 ModelConfig ReadDeepseekV32(HfFields* fields) {
   return ReadIndexed("deepseek_v32", {.max_position = 163840}, fields);
 }

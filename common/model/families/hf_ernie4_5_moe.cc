@@ -1,5 +1,5 @@
-// ERNIE-4.5-MoE (baidu/ERNIE-4.5-21B-A3B): rope on neighbouring values, softmax router with a correction for
-// the choice, dense layers at the ends, shared experts.
+// ERNIE-4.5-MoE (baidu/ERNIE-4.5-21B-A3B): rope on adjacent values, softmax router with a selection
+// correction, dense layers at both ends, shared experts.
 #include "common/model/dense_names.h"
 #include "common/model/families/blocks/hf_blocks.h"
 #include "common/model/families/blocks/hf_map_blocks.h"
@@ -23,7 +23,7 @@ MoeConfig ReadErnieMixture(HfFields* fields) {
   }
   moe.router_correction = true;
   moe.activation = ReadActivation(fields);
-  // The least that the sum of the chosen probabilities counts as; a sum so small has no experts worth it.
+  // Lower bound of the sum of the chosen probabilities; the experts of a smaller sum are negligible.
   fields->Real("moe_norm_min", 0, 1e-6, 1e-12);
   fields->OnlyFlag("moe_use_aux_free", true);
   return moe;

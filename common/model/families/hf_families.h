@@ -1,8 +1,8 @@
-// The families: for each its config reader, and where its checkpoints keep each tensor. Rows of the tables in
+// The families: the config reader of each, and the tensor names of its checkpoints. Rows of the tables in
 // hf_config.cc and hf_tensors.cc.
 //
-// A reader asks `fields` for every member that matters; the caller looks at fields->Finish(). A mapper names
-// every tensor of the checkpoint; the caller looks at mapper->Finish().
+// A reader asks `fields` for every member that matters; the caller checks fields->Finish(). A mapper names
+// every tensor of the checkpoint; the caller checks mapper->Finish().
 //
 // Private to common/model. Thread safety: free functions, safe to call from any thread.
 #pragma once

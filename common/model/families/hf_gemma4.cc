@@ -1,6 +1,6 @@
-// Gemma-4 with experts (google/gemma-4-26B-A4B): windows between layers of wider heads whose values are their
-// keys, a dense FFN beside the experts, norms around everything, a factor for each layer, a cap on the
-// logits.
+// Gemma-4 with experts (google/gemma-4-26B-A4B): sliding-window layers between full-attention layers of wider
+// heads whose values are their keys, a dense FFN parallel to the experts, norms before and after every block,
+// a factor for each layer, a cap on the logits.
 #include <cmath>
 
 #include "common/model/dense_names.h"
@@ -12,7 +12,7 @@
 namespace sluice {
 namespace {
 
-// One rope for each type of layer: of full layers' heads only the first share of the pairs turns.
+// One rope for each type of layer: full layers rotate only the first share of the pairs of a head.
 struct Ropes {
   RopeConfig sliding{.theta = 1e4};
   RopeConfig full{.kind = RopeKind::kProportional, .theta = 1e6};
@@ -52,7 +52,7 @@ void ReadGemmaAttention(ModelConfig* model, HfFields* fields) {
   sliding.heads = fields->Number("num_attention_heads", 1, kMaxHeads, 8);
   sliding.kv_heads = fields->Number("num_key_value_heads", 1, kMaxHeads, 4);
   sliding.head_dim = fields->Number("head_dim", 2, kMaxHeadDim, 256);
-  sliding.scale = 1;  // the norms of q and k do what scaling does elsewhere
+  sliding.scale = 1;  // the norms of q and k replace the usual scaling
   sliding.qk_norm = QkNorm::kPerHead;
   sliding.value_norm = true;
   fields->OnlyOff("attention_bias");
@@ -114,11 +114,11 @@ ModelConfig ReadGemma4(HfFields* fields) {
   fields->Skip("vocab_size_per_layer_input");
   fields->OnlyNumber("num_kv_shared_layers", 0);
   fields->OnlyOff("use_double_wide_mlp");
-  fields->OnlyWord("use_bidirectional_attention", "vision");  // of images only
+  fields->OnlyWord("use_bidirectional_attention", "vision");  // applies to images only
   return model;
 }
 
-// Text checkpoints, and the language model of multimodal ones.
+// Maps text checkpoints, and the language model of multimodal ones.
 void MapGemma4(const ModelConfig& config, TensorMapper* mapper) {
   const bool nested = mapper->Has("model.language_model.embed_tokens.weight");
   const std::string inner = nested ? "model.language_model." : "model.";

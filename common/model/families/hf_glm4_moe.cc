@@ -1,6 +1,6 @@
 // GLM-4-MoE (zai-org/GLM-4.5, 4.5-Air, 4.6): partial rotary, optional q/k norms, sigmoid router with a
-// correction for the choice, dense first layers, a shared expert. GLM-4-MoE-Lite (GLM-4.7-Flash) has
-// DeepSeek's latent attention, dots.llm1 norms on each head of q and k.
+// selection correction, dense first layers, a shared expert. GLM-4-MoE-Lite (GLM-4.7-Flash) has DeepSeek's
+// latent attention, dots.llm1 has norms on each head of q and k.
 #include "common/model/families/blocks/hf_blocks.h"
 #include "common/model/families/blocks/hf_latent.h"
 #include "common/model/families/blocks/hf_map_blocks.h"
@@ -10,7 +10,7 @@
 namespace sluice {
 namespace {
 
-// Sigmoid scores, and groups by their two best.
+// Sigmoid scores; a group's score is the sum of its two best.
 MoeConfig ReadCorrected(uint32_t shared, bool norm_topk_prob, double routed_scale, HfFields* fields) {
   MoeConfig moe = ReadDeepseekMixture(shared, norm_topk_prob, fields);
   moe.router = RouterKind::kSigmoidTopK;
@@ -43,7 +43,7 @@ ModelConfig ReadGlm4MoeLite(HfFields* fields) {
       {.q_rank = 768, .nope_dim = 192, .value_dim = 256, .interleaved = interleaved}, model, fields);
   const MoeConfig moe = ReadCorrected(1, true, 1.8, fields);
   const MoeConfig dense = DenseFfn(fields->Number("intermediate_size", 1, kMaxWidth, 10240), moe.activation);
-  fields->Skip("first_k_dense_replace");  // the class does not read it
+  fields->Skip("first_k_dense_replace");  // the reference class does not read it
   const std::vector<std::string> types =
       ReadLayerTypes({"dense", "sparse"}, model.layers.size(), fields, "mlp_layer_types");
   for (size_t i = 0; i < model.layers.size(); ++i) {
@@ -61,7 +61,7 @@ ModelConfig ReadDots1(HfFields* fields) {
   attention.qkv_bias = attention.output_bias = fields->Flag("attention_bias", false);
   attention.qk_norm = QkNorm::kPerHead;
   SetDeepseekFfns(0, ReadCorrected(0, false, 1, fields), &model, fields);
-  // Published folders name the method where others name the function.
+  // Published folders name the method in place of the function.
   if (fields->Word("scoring_func", "noaux_tc") != "noaux_tc") fields->OnlyWord("scoring_func", "sigmoid");
   const uint32_t window =
       fields->Number("sliding_window", 0, kMaxPosition, fields->IsNull("sliding_window") ? 0 : 4096);

@@ -9,7 +9,7 @@
 namespace sluice {
 namespace {
 
-// transformers' rope_parameters of a config that has none.
+// Default of transformers for a config without rope_parameters.
 RopeConfig DefaultRope(uint32_t head_dim) {
   RopeConfig rope;
   rope.kind = RopeKind::kYarn;
@@ -22,8 +22,8 @@ RopeConfig DefaultRope(uint32_t head_dim) {
   return rope;
 }
 
-// The bf16 files store experts as [hidden, 2 width] with gate and up in alternating columns, and down as it
-// is needed here; hence the transposed half of the columns.
+// The bf16 files store experts as [hidden, 2 width] with gate and up in alternating columns, and down in the
+// pack's orientation; hence the transposed half of the columns.
 void MapBf16Experts(LayerMapper* layer) {
   const MoeConfig& moe = layer->moe();
   const uint64_t hidden = layer->hidden();

@@ -1,5 +1,5 @@
 // Granite-MoE (ibm-granite/granite-3.x-1b-a400m, 3b-a800m): multipliers, experts fused in two tensors; and
-// its hybrid (granite-4.0-h): Mamba-2 between attention mostly without rope, a shared expert.
+// its hybrid (granite-4.0-h): Mamba-2 between attention layers, most without rope, and a shared expert.
 #include "common/model/dense_names.h"
 #include "common/model/families/blocks/hf_blocks.h"
 #include "common/model/families/blocks/hf_map_blocks.h"
@@ -9,7 +9,7 @@
 namespace sluice {
 namespace {
 
-// Bounds of the multipliers: anything beyond them is a broken file, and keeps products finite.
+// Bounds of the multipliers: a value beyond them means a broken file; they keep products finite.
 constexpr double kSmallest = 1e-9;
 constexpr double kLargest = 1e9;
 
@@ -80,7 +80,7 @@ void MapGraniteExperts(LayerMapper* layer) {
   }
 }
 
-// The FFN that every token goes through, which of a model without experts is the only one.
+// The FFN that every token passes; the only FFN of a model without experts.
 void MapGraniteShared(LayerMapper* layer) {
   const bool only = layer->moe().experts == 0;
   const uint32_t width = only ? layer->moe().dense_width : layer->moe().shared_width;

@@ -10,7 +10,7 @@
 namespace sluice {
 namespace {
 
-// A number, or one for each layer; those that differ are refused.
+// Reads a number, or one for each layer; differing values are refused.
 uint32_t ReadPerLayer(const char* key, size_t layers, uint64_t high, HfFields* fields) {
   if (fields->IsWhole(key)) return fields->Number(key, 1, high);
   const std::vector<uint32_t> numbers = fields->Numbers(key, high);
@@ -24,7 +24,7 @@ uint32_t ReadPerLayer(const char* key, size_t layers, uint64_t high, HfFields* f
   return numbers[0];
 }
 
-// A member that repeats another one, or is not there.
+// Requires the member to be absent or to repeat the given value.
 void OnlyRepeats(const char* key, uint32_t value, size_t layers, HfFields* fields) {
   if (fields->Has(key) && ReadPerLayer(key, layers, kMaxWidth, fields) != value) fields->Refuse(key);
 }

@@ -1,5 +1,5 @@
 // LFM2-MoE (LiquidAI/LFM2-8B-A1B): short convolutions between attention with norms on each head of q and k,
-// dense first layers, sigmoid router with a correction for the choice.
+// dense first layers, sigmoid router with a selection correction.
 #include "common/model/dense_names.h"
 #include "common/model/families/blocks/hf_blocks.h"
 #include "common/model/families/blocks/hf_map_blocks.h"
@@ -25,7 +25,7 @@ void MapConvolution(LayerMapper* layer) {
   const ShortConvConfig& conv = layer->attention().conv;
   layer->Dense(dense::kConvIn,
                layer->Matrix("conv.in_proj.weight", uint64_t{3} * conv.width, layer->hidden()));
-  // A depthwise convolution: [channels, 1, kernel].
+  // Depthwise convolution: [channels, 1, kernel].
   layer->Dense(dense::kConvKernel, Transposed(layer->Stack("conv.conv.weight", conv.width, 1, conv.kernel)));
   layer->Dense(dense::kO, layer->Matrix("conv.out_proj.weight", layer->hidden(), conv.width));
 }

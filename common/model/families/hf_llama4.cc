@@ -1,6 +1,6 @@
-// Llama-4 text (meta-llama/Llama-4-Scout, Maverick): chunked attention in layers with rope, others without
-// rope and with a temperature; top-1 sigmoid router that scales the expert's input; a shared expert; dense
-// layers in between.
+// Llama-4 text (meta-llama/Llama-4-Scout, Maverick): chunked attention in layers with rope, a temperature in
+// layers without rope; top-1 sigmoid router that scales the expert's input; a shared expert; dense layers in
+// between.
 #include <algorithm>
 
 #include "common/model/dense_names.h"
@@ -12,7 +12,7 @@
 namespace sluice {
 namespace {
 
-// no_rope_layers says 1 for layers WITH rope, in spite of its name; without the list every
+// no_rope_layers holds 1 for layers WITH rope, in spite of its name; without the list every
 // no_rope_layer_interval-th layer is without.
 std::vector<bool> LayersWithRope(size_t layers, HfFields* fields) {
   const uint32_t interval = fields->Number("no_rope_layer_interval", 1, kMaxLayers, 4);
@@ -97,7 +97,7 @@ ModelConfig ReadLlama4(HfFields* fields) {
   return model;
 }
 
-// Text checkpoints, and the language model of multimodal ones.
+// Maps text checkpoints, and the language model of multimodal ones.
 void MapLlama4(const ModelConfig& config, TensorMapper* mapper) {
   const bool nested = mapper->Has("language_model.model.embed_tokens.weight");
   const std::string outer = nested ? "language_model." : "";

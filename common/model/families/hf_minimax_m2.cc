@@ -1,5 +1,5 @@
 // MiniMax-M2 (MiniMaxAI/MiniMax-M2, 2.1, 2.5): norms across all heads of q and k, partial rotary, sigmoid
-// router with a correction for the choice, no shared expert.
+// router with a selection correction, no shared expert.
 #include "common/model/dense_names.h"
 #include "common/model/families/blocks/hf_blocks.h"
 #include "common/model/families/blocks/hf_map_blocks.h"
@@ -9,7 +9,7 @@
 namespace sluice {
 namespace {
 
-// Published members that repeat what every model of the family does, and those of the layers that predict
+// Reads published members that repeat the family's fixed behaviour, and those of the layers that predict
 // further tokens.
 void ReadRepeated(HfFields* fields) {
   fields->OnlyFlag("use_qk_norm", true);
@@ -35,7 +35,7 @@ ModelConfig ReadMinimaxM2(HfFields* fields) {
   LayerConfig layer;
   layer.attention = ReadGrouped(
       {.kv_heads = 8, .head_dim = 128, .rope = {.theta = 5e6, .may_be_partial = true}}, model, fields);
-  // Published folders say how many values are rotated, newer files which share of a head.
+  // Published folders hold the number of rotated values, newer files the rotated share of a head.
   RopeConfig& rope = layer.attention.rope;
   rope.dimensions = fields->Number("rotary_dim", 2, layer.attention.head_dim, rope.dimensions);
   if (rope.dimensions % 2 != 0) fields->Refuse("rotary_dim");

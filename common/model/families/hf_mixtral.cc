@@ -19,7 +19,7 @@ ModelConfig ReadMixtral(HfFields* fields) {
   return model;
 }
 
-// Both generations of names: block_sparse_moe with w1, w3, w2, and mlp with stacked experts.
+// Maps both generations of names: block_sparse_moe with w1, w3, w2, and mlp with stacked experts.
 void MapMixtral(const ModelConfig& config, TensorMapper* mapper) {
   MapEnds(config, {}, mapper);
   MapLayers(config, "model.layers.", mapper, [](LayerMapper* layer) {

@@ -1,5 +1,5 @@
-// Nemotron-H with experts (nvidia/Nemotron-3-Nano): every layer of the checkpoint is one block, Mamba-2,
-// attention without rope, or an FFN without gates; a mixer and the FFN behind it make one layer here.
+// Nemotron-H with experts (nvidia/Nemotron-3-Nano): every layer of the checkpoint is one block: Mamba-2,
+// attention without rope, or an FFN without gates. A mixer and the FFN behind it make one layer here.
 #include "common/model/dense_names.h"
 #include "common/model/families/blocks/hf_blocks.h"
 #include "common/model/families/blocks/hf_map_blocks.h"
@@ -9,7 +9,7 @@
 namespace sluice {
 namespace {
 
-// The blocks, a letter for each: M mamba, * attention, E experts, - dense.
+// Reads the block types, one letter each: M mamba, * attention, E experts, - dense.
 std::string ReadBlocks(size_t layers, HfFields* fields) {
   std::string blocks = fields->Word("hybrid_override_pattern", "");
   const std::vector<std::string> types = ReadLayerTypes({"linear_attention", "full_attention", "moe", "mlp"},
@@ -41,7 +41,7 @@ AttentionConfig ReadNemotronMamba(HfFields* fields) {
   fields->OnlyFlag("use_conv_bias", true);
   fields->OnlyOff("mamba_proj_bias");
   fields->OnlyOff("use_bias");
-  // How weights were begun, which kernels there are, and how rows are chunked.
+  // Members for weight initialization, kernel availability and the chunking of rows.
   for (const char* key : {"time_step_min", "time_step_max", "time_step_floor", "use_mamba_kernels",
                           "chunk_size", "expand", "mamba_ssm_cache_dtype"}) {
     fields->Skip(key);
@@ -65,7 +65,7 @@ MoeConfig ReadNemotronMixture(HfFields* fields) {
   return moe;
 }
 
-// Each mixer with the FFN right behind it, each alone where there is no other half.
+// Pairs each mixer with the FFN right behind it; a block without a partner makes a layer alone.
 std::vector<LayerConfig> PairBlocks(const std::string& blocks, const AttentionConfig& mamba,
                                     const AttentionConfig& attention, const MoeConfig& moe,
                                     const MoeConfig& dense) {

@@ -16,7 +16,7 @@ ModelConfig ReadPhimoe(HfFields* fields) {
   layer.attention.qkv_bias = layer.attention.output_bias = fields->Flag("attention_bias", false);
   layer.attention.sliding_window = fields->Number("sliding_window", 1, kMaxPosition, 0);
   ReadExperts({"num_local_experts", "num_experts"}, &layer.moe, fields);
-  if (layer.moe.top_k != 2) fields->Refuse("num_experts_per_tok");  // SparseMixer chooses two
+  if (layer.moe.top_k != 2) fields->Refuse("num_experts_per_tok");  // SparseMixer always chooses two
   layer.moe.router = RouterKind::kSparseMixer;
   layer.moe.router_jitter = static_cast<float>(fields->Real("router_jitter_noise", 0, 1, 0.01));
   layer.moe.expert_width = fields->Number("intermediate_size", 1, kMaxWidth);
@@ -29,7 +29,7 @@ void MapPhimoe(const ModelConfig& config, TensorMapper* mapper) {
   MapEnds(config, {}, mapper);
   MapLayers(config, "model.layers.", mapper, [](LayerMapper* layer) {
     layer->GroupedAttention();
-    // The names changed when transformers moved the mixture to `mlp`.
+    // The names changed when transformers moved the MoE block to `mlp`.
     const bool old_names = layer->Has("block_sparse_moe.gate.weight");
     const std::string moe = old_names ? "block_sparse_moe." : "mlp.";
     layer->Dense(dense::kRouter, layer->Matrix(moe + (old_names ? "gate.weight" : "router.weight"),

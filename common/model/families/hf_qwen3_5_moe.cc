@@ -19,7 +19,7 @@ AttentionConfig ReadDelta(HfFields* fields) {
   attention.delta.key_dim = fields->Number("linear_key_head_dim", 1, kMaxHeadDim, 128);
   attention.delta.value_dim = fields->Number("linear_value_head_dim", 1, kMaxHeadDim, 128);
   attention.delta.conv_kernel = fields->Number("linear_conv_kernel_dim", 1, kMaxConvKernel, 4);
-  // Rows of the kernel lie without gaps, and a pack pads rows to 16 bytes, four floats.
+  // Rows of the convolution kernel are stored without gaps, and a pack pads rows to 16 bytes, four floats.
   if (attention.delta.conv_kernel % 4 != 0) fields->Refuse("linear_conv_kernel_dim");
   if (attention.delta.value_heads % attention.delta.key_heads != 0) {
     fields->Fail("linear_num_key_heads",
@@ -29,7 +29,7 @@ AttentionConfig ReadDelta(HfFields* fields) {
   return attention;
 }
 
-// Qwen3-Next's two projections: for each key head its rows of q, k, v and z, and of beta and decay.
+// Qwen3-Next's two projections: each key head has its rows of q, k, v and z, and of beta and decay.
 void MapGroupedDelta(LayerMapper* layer) {
   const DeltaConfig& delta = layer->attention().delta;
   const uint32_t heads = delta.key_heads;
@@ -62,7 +62,7 @@ void MapDelta(LayerMapper* layer) {
     layer->Dense(dense::kDeltaDecay,
                  layer->Matrix("linear_attn.in_proj_a.weight", delta.value_heads, hidden));
   }
-  // A depthwise convolution: [channels, 1, kernel].
+  // Depthwise convolution: [channels, 1, kernel].
   layer->Dense(dense::kDeltaConv, layer->Stack("linear_attn.conv1d.weight", conv_cols, 1, delta.conv_kernel));
   layer->Dense(dense::kDeltaALog, layer->Vector("linear_attn.A_log", delta.value_heads));
   layer->Dense(dense::kDeltaDtBias, layer->Vector("linear_attn.dt_bias", delta.value_heads));
@@ -74,7 +74,7 @@ void MapGatedAttention(LayerMapper* layer) {
   const AttentionConfig& a = layer->attention();
   const uint32_t q_rows = a.heads * a.head_dim;
   const uint32_t kv_rows = a.kv_heads * a.head_dim;
-  // Per head: head_dim lines of q, then as many of its gate.
+  // Each head has head_dim lines of q, then as many of its gate.
   const SourceMatrix both = layer->Matrix("self_attn.q_proj.weight", uint64_t{2} * q_rows, layer->hidden());
   layer->Dense(dense::kQ, RowsOfBlocks(both, a.heads, 0, a.head_dim));
   layer->Dense(dense::kQGate, RowsOfBlocks(both, a.heads, a.head_dim, a.head_dim));
@@ -91,11 +91,11 @@ MoeConfig ReadMixture(HfFields* fields) {
   moe.expert_width = fields->Number("moe_intermediate_size", 1, kMaxWidth);
   moe.shared_width = fields->Number("shared_expert_intermediate_size", 1, kMaxWidth);
   moe.shared_gate = true;
-  fields->OnlyWord("hidden_act", "silu");  // the convolution's too
+  fields->OnlyWord("hidden_act", "silu");  // also the convolution's activation
   return moe;
 }
 
-// Full attention in every full_attention_interval-th layer, or as layer_types says.
+// Reads the attention kinds: full attention in every full_attention_interval-th layer, or by layer_types.
 void ReadAttention(ModelConfig* model, HfFields* fields) {
   AttentionConfig full = ReadGrouped(
       {.kv_heads = 2, .head_dim = 256, .rope = {.partial = 0.25, .may_be_partial = true}}, *model, fields);
@@ -119,7 +119,7 @@ ModelConfig ReadQwen35Moe(HfFields* fields) {
   const MoeConfig moe = ReadMixture(fields);
   ReadAttention(&model, fields);
   for (LayerConfig& layer : model.layers) layer.moe = moe;
-  fields->Skip("intermediate_size");  // of dense layers, which it has not
+  fields->Skip("intermediate_size");  // of dense layers; the family has none
   fields->OnlyNumber("decoder_sparse_step", 1);
   if (!fields->Numbers("mlp_only_layers", kMaxLayers).empty()) fields->Refuse("mlp_only_layers");
   fields->OnlyFlag("attn_output_gate", true);
@@ -139,7 +139,7 @@ ModelConfig ReadQwen3Next(HfFields* fields) {
   return model;
 }
 
-// Text checkpoints, and the language model of multimodal ones.
+// Maps text checkpoints, and the language model of multimodal ones.
 void MapQwen35Moe(const ModelConfig& config, TensorMapper* mapper) {
   const bool nested = mapper->Has("model.language_model.embed_tokens.weight");
   const std::string inner = nested ? "model.language_model." : "model.";

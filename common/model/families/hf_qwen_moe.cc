@@ -1,5 +1,5 @@
 // Qwen2-MoE (Qwen1.5-MoE-A2.7B, Qwen2-57B-A14B: shared expert with a gate, q/k/v biases) and Qwen3-MoE
-// (Qwen3-30B-A3B, 235B-A22B: q/k norms, head_dim apart), which is also the text model of Qwen3-VL-MoE.
+// (Qwen3-30B-A3B, 235B-A22B: q/k norms, separate head_dim), which is also the text model of Qwen3-VL-MoE.
 #include "common/model/dense_names.h"
 #include "common/model/families/blocks/hf_blocks.h"
 #include "common/model/families/blocks/hf_map_blocks.h"
@@ -9,7 +9,7 @@
 namespace sluice {
 namespace {
 
-// What both generations say of their mixture.
+// Reads the MoE members common to both generations.
 MoeConfig ReadQwenMixture(HfFields* fields) {
   MoeConfig moe;
   ReadExperts({"num_experts", "num_local_experts"}, &moe, fields);
@@ -36,7 +36,7 @@ ModelConfig ReadQwen2Moe(HfFields* fields) {
       ReadLayerTypes({"full_attention", "sliding_attention"}, model.layers.size(), fields);
   for (uint32_t i = 0; i < model.layers.size(); ++i) {
     const bool slides =
-        // Without a list of types the rule is that of transformers' configuration: every second layer below
+        // Default of transformers without a list of types: a window in every second layer below
         // max_window_layers.
         types.empty() ? sliding && i % 2 == 0 && i < max_window_layers : types[i] == "sliding_attention";
     model.layers[i].attention = attention;
@@ -53,7 +53,7 @@ ModelConfig ReadQwen3Moe(HfFields* fields) {
   AttentionConfig attention = ReadGrouped({.kv_heads = 4}, model, fields);
   attention.qkv_bias = attention.output_bias = fields->Flag("attention_bias", false);
   attention.qk_norm = QkNorm::kPerHead;
-  fields->Skip("max_window_layers");  // its window is every layer's
+  fields->Skip("max_window_layers");  // the window applies to every layer
   const uint32_t window = fields->Number("sliding_window", 0, kMaxPosition, 4096);
   if (fields->Flag("use_sliding_window", false) && !fields->IsNull("sliding_window")) {
     attention.sliding_window = window;
@@ -63,7 +63,7 @@ ModelConfig ReadQwen3Moe(HfFields* fields) {
   return model;
 }
 
-// Its positions have three parts, which are the same for text; its router always norms.
+// Positions have three parts, which are equal for text; the router always normalizes.
 ModelConfig ReadQwen3VlMoe(HfFields* fields) {
   ModelConfig model = ReadFrame("qwen3_vl_moe_text", {.max_position = 128000}, fields);
   AttentionConfig attention = ReadGrouped({.kv_heads = 16, .rope = {.theta = 5e5}}, model, fields);
@@ -87,8 +87,8 @@ void MapQwen3VlMoe(const ModelConfig& config, TensorMapper* mapper) {
     layer->GroupedAttention();
     if (moe.experts == 0) return layer->DenseFfn("mlp.");
     layer->Dense(dense::kRouter, layer->Matrix("mlp.gate.weight", moe.experts, layer->hidden()));
-    // Published folders stack experts with inputs before outputs, newer ones the other way. The shapes of
-    // gate_up_proj tell, for a hidden size of twice the width those of down_proj.
+    // Published folders stack experts input-major, newer ones output-major. The shape of gate_up_proj tells
+    // them apart; if hidden is twice the width, the shape of down_proj does.
     const std::string gate_up = "mlp.experts.gate_up_proj";
     const std::string down = "mlp.experts.down_proj";
     if (layer->HasShape(gate_up, {moe.experts, layer->hidden(), uint64_t{2} * moe.expert_width}) &&

@@ -1,4 +1,4 @@
-// Which source tensor holds what: a checkpoint's names -> the canonical dense tensors and expert matrices.
+// MapTensors: maps a checkpoint's tensor names to the canonical dense tensors and expert matrices.
 //
 // Thread safety: a free function on immutable input.
 #pragma once
@@ -11,8 +11,8 @@
 namespace sluice {
 
 // Finds every tensor that `config` needs in `checkpoint`. NotFound naming missing tensors, InvalidArgument
-// naming those that are not known or have another shape (with both shapes), Unimplemented naming an element
-// type that is no float of 16 or 32 bits. The map points into `checkpoint`.
+// naming unknown or misshapen ones (with both shapes), Unimplemented naming an element type other than 16-
+// and 32-bit floats. The map points into `checkpoint`.
 absl::StatusOr<SourceMap> MapTensors(const ModelConfig& config, const Checkpoint& checkpoint);
 
 }  // namespace sluice

@@ -30,7 +30,7 @@ class CheckpointFolder final : public Checkpoint {
                     absl::Span<std::byte> out) const override {
     if (!tensor.decoded) return ReadPlain(tensor, rect, out);
     const absl::Status status = ReadDecoded(tensor, rect, out);
-    // What a layer finds wrong names its tensor; what cannot be read names the file already.
+    // Errors about a layer get the tensor's name; read errors already name the file.
     return absl::IsInvalidArgument(status) ? Annotate(status, PathOf(tensor)) : status;
   }
 
@@ -69,7 +69,7 @@ class CheckpointFolder final : public Checkpoint {
     return SetTensors(std::move(tensors));
   }
 
-  // AutoGPTQ writes a bias of zeros beside every layer, whether the family has one or not.
+  // AutoGPTQ writes a bias of zeros beside every layer, even if the family has none.
   absl::StatusOr<bool> IsZeroBias(const Quantization& quantization, const TensorInfo& info) const {
     constexpr uint64_t kMaxBiasBytes = 1 << 20;
     if (quantization.method != QuantMethod::kGptq || !absl::EndsWith(info.name, ".bias")) return false;
@@ -112,7 +112,7 @@ class CheckpointFolder final : public Checkpoint {
 
   std::unique_ptr<TensorFolder> folder_;
   std::vector<std::unique_ptr<QuantizedLayer>> layers_;  // by CheckpointTensor::place of decoded tensors
-  std::vector<const TensorInfo*> layer_codes_;           // the same; points into folder_
+  std::vector<const TensorInfo*> layer_codes_;           // same index; points into folder_
 };
 
 }  // namespace

@@ -1,5 +1,5 @@
-// A Hugging Face folder as a Checkpoint: plain tensors as they are, quantized layers as the matrices they
-// mean.
+// OpenCheckpointFolder: a Hugging Face folder as a Checkpoint. Plain tensors are read unchanged, quantized
+// layers as their dequantized matrices.
 //
 // Thread safety: a free function; the Checkpoint is immutable.
 #pragma once
@@ -13,7 +13,7 @@
 
 namespace sluice {
 
-// Opens the safetensors of `dir`; reads headers, and a few numbers of layers that keep their shape in a
+// Opens the safetensors of `dir`; reads headers, and a few numbers of layers that store their shape in a
 // tensor. Errors as TensorFolder::Open's and LayerOfCodes's.
 absl::StatusOr<std::unique_ptr<Checkpoint>> OpenCheckpointFolder(const std::string& dir,
                                                                  const Quantization& quantization);

@@ -9,10 +9,10 @@ namespace {
 constexpr uint64_t kPerWord = 8;
 constexpr uint64_t kNoLine = ~uint64_t{0};
 constexpr float kMiddle = 8;  // the zero of symmetric layers
-// AWQ: the nibble that holds output k of a word's eight (nibble i holds output 0, 2, 4, 6, 1, 3, 5, 7 [i]).
+// AWQ: nibble of a word that holds output k of its eight (nibble i holds output 0, 2, 4, 6, 1, 3, 5, 7 [i]).
 constexpr uint32_t kAwqNibble[kPerWord] = {0, 4, 1, 5, 2, 6, 3, 7};
 
-// Nibble `n` of the word at `bytes`.
+// Returns nibble `n` of the word at `bytes`.
 uint32_t Nibble(const uint8_t* bytes, uint32_t n) {
   return n % 2 == 0 ? bytes[n / 2] & 15u : bytes[n / 2] >> 4;
 }

@@ -25,7 +25,7 @@ absl::Status Bad(const TensorInfo& tensor, const std::string& what) {
 
 uint64_t CeilDiv(uint64_t a, uint64_t b) { return (a + b - 1) / b; }
 
-// The tensors of one layer, asked for by the ends of their names. Errors are kept: the first one wins.
+// Gatherer: finds the tensors of one layer by the suffixes of their names. Keeps the first error.
 class Gatherer {
  public:
   Gatherer(const TensorFolder& folder, const TensorInfo& codes, std::string_view suffix)
@@ -50,7 +50,7 @@ class Gatherer {
     if (!IsScaleType(tensor->type)) Keep(Bad(*tensor, "has a type that is no scale's"));
     return tensor;
   }
-  // An optional word tensor of this shape.
+  // Returns an optional word tensor of this shape.
   const TensorInfo* OptionalWords(const std::string& suffix, const Shape& shape) {
     const TensorInfo* tensor = Optional(suffix);
     if (tensor != nullptr) Expect(*tensor, ElementType::kI32, shape);
@@ -91,8 +91,8 @@ class Gatherer {
   absl::Status status_;
 };
 
-// How many values share a scale, of `size` values in `scales` parts; `wanted` (0: whatever divides) is what
-// the config says. 0 if that does not fit.
+// Returns the number of values per scale for `size` values in `scales` parts, or 0 if the config's `wanted`
+// (0: any divisor) does not fit.
 uint64_t BlockOf(uint64_t size, uint64_t scales, uint64_t wanted) {
   if (scales == 0) return 0;
   if (scales == 1) return std::max<uint64_t>(size, 1);
@@ -100,7 +100,7 @@ uint64_t BlockOf(uint64_t size, uint64_t scales, uint64_t wanted) {
   return size % scales == 0 ? size / scales : 0;
 }
 
-// P.weight F8_E4M3 with P.weight_scale_inv, or compressed-tensors' P.weight_scale.
+// Makes a layer of P.weight F8_E4M3 with P.weight_scale_inv, or compressed-tensors' P.weight_scale.
 absl::StatusOr<LayerParts> Fp8Of(const TensorFolder& folder, const Quantization& quantization,
                                  const TensorInfo& codes) {
   constexpr std::string_view kSuffix = ".weight";
@@ -109,7 +109,7 @@ absl::StatusOr<LayerParts> Fp8Of(const TensorFolder& folder, const Quantization&
   const TensorInfo* scales = gather.NeedScales(inverse ? ".weight_scale_inv" : ".weight_scale");
   gather.Require(codes.shape.size() == 2, codes, "is no matrix");
   RETURN_IF_ERROR(gather.status());
-  Shape by = scales->shape;  // one scale, one a row, or one a block
+  Shape by = scales->shape;  // one scale, one per row, or one per block
   while (by.size() < 2) by.push_back(1);
   Fp8Layer::Parts parts{.codes = &codes, .scales = scales, .cols = codes.shape[1]};
   parts.block_rows = BlockOf(codes.shape[0], by[0], quantization.block_rows);
@@ -121,7 +121,8 @@ absl::StatusOr<LayerParts> Fp8Of(const TensorFolder& folder, const Quantization&
   return gather.Finish(".weight", codes.shape, "F8_E4M3", std::make_unique<Fp8Layer>(folder, parts));
 }
 
-// The true shape of a packed layer; the tensor is read, for it may differ from the words' by padding.
+// Returns the true shape of a packed layer; it is read from a tensor, because padding can make the words'
+// shape differ.
 absl::StatusOr<Shape> PackedShape(const TensorFolder& folder, const TensorInfo& codes,
                                   const TensorInfo& shape) {
   uint64_t dims[2] = {};
@@ -140,8 +141,8 @@ absl::StatusOr<Shape> PackedShape(const TensorFolder& folder, const TensorInfo& 
   return Shape{dims[0], dims[1]};
 }
 
-// P.weight_packed I32 [out, in / 8] with P.weight_scale [out, groups], P.weight_shape and, where layers are
-// not symmetric, P.weight_zero_point I32 [out / 8, groups].
+// Makes a layer of P.weight_packed I32 [out, in / 8] with P.weight_scale [out, groups], P.weight_shape and,
+// for asymmetric layers, P.weight_zero_point I32 [out / 8, groups].
 absl::StatusOr<LayerParts> PackedInt4Of(const TensorFolder& folder, const TensorInfo& codes) {
   Gatherer gather(folder, codes, ".weight_packed");
   const TensorInfo* scales = gather.NeedScales(".weight_scale");
@@ -166,7 +167,7 @@ absl::StatusOr<LayerParts> PackedInt4Of(const TensorFolder& folder, const Tensor
   return gather.Finish(".weight", shape, "INT4", std::make_unique<NibbleLayer>(folder, parts));
 }
 
-// Rows of E2M1 codes of `group` values under a scale; `suffix` ends the codes' name.
+// Makes a layer of rows of E2M1 codes in groups of `group` values per scale; `suffix` ends the codes' name.
 absl::StatusOr<LayerParts> Fp4Of(const TensorFolder& folder, const TensorInfo& codes,
                                  std::string_view suffix) {
   Gatherer gather(folder, codes, suffix);
@@ -181,7 +182,7 @@ absl::StatusOr<LayerParts> Fp4Of(const TensorFolder& folder, const TensorInfo& c
   parts.groups = CeilDiv(shape[1], parts.group);
   gather.Expect(*scales, mxfp4 ? ElementType::kU8 : ElementType::kF8E4m3, {shape[0], parts.groups});
   if (!mxfp4) {
-    // compressed-tensors keeps the inverse of modelopt's.
+    // compressed-tensors stores the inverse of modelopt's scale.
     parts.divides = suffix == ".weight_packed";
     const TensorInfo* all = gather.NeedScales(parts.divides ? ".weight_global_scale" : ".weight_scale_2");
     gather.Require(all->bytes == ElementBytes(all->type), *all, "is not one value");
@@ -190,13 +191,13 @@ absl::StatusOr<LayerParts> Fp4Of(const TensorFolder& folder, const TensorInfo& c
   RETURN_IF_ERROR(gather.status());
   LayerParts result = gather.Finish(".weight", shape, mxfp4 ? "MXFP4" : "NVFP4",
                                     std::make_unique<NibbleLayer>(folder, parts));
-  // A power of two times E2M1 fits bf16.
+  // Products of a power of two and an E2M1 value fit bf16.
   if (mxfp4) result.tensor.type = ElementType::kBf16;
   result.tensor.mxfp4 = mxfp4 && shape[1] % kMxfp4Group == 0;
   return result;
 }
 
-// P_blocks U8 [.., groups, 16] with P_scales U8 [.., groups].
+// Makes a layer of P_blocks U8 [.., groups, 16] with P_scales U8 [.., groups].
 absl::StatusOr<LayerParts> BlocksOf(const TensorFolder& folder, const TensorInfo& codes) {
   Gatherer gather(folder, codes, "_blocks");
   const TensorInfo* scales = gather.Need("_scales");
@@ -219,7 +220,8 @@ absl::StatusOr<LayerParts> BlocksOf(const TensorFolder& folder, const TensorInfo
   return result;
 }
 
-// P.qweight with P.qzeros I32 [groups, out / 8], P.scales [groups, out], and GPTQ's P.g_idx [in].
+// Makes a layer of P.qweight with P.qzeros I32 [groups, out / 8], P.scales [groups, out], and GPTQ's P.g_idx
+// [in].
 absl::StatusOr<LayerParts> InputsOf(const TensorFolder& folder, const Quantization& quantization,
                                     const TensorInfo& codes) {
   Gatherer gather(folder, codes, ".qweight");
@@ -246,7 +248,7 @@ absl::StatusOr<LayerParts> InputsOf(const TensorFolder& folder, const Quantizati
     parts.zero_add = quantization.zeros_less_one ? 1 : 0;
   }
   const TensorInfo* stored_zeros = gather.OptionalWords(".qzeros", zeros);
-  // Folders disagree on how they store the zeros of symmetric layers, not on what they are.
+  // Folders differ in their stored zeros of symmetric layers; the true zeros are the same.
   parts.zeros = awq || !quantization.symmetric ? stored_zeros : nullptr;
   gather.Require(quantization.symmetric || stored_zeros != nullptr, codes, "has no .qzeros beside it");
   RETURN_IF_ERROR(gather.status());

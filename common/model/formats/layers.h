@@ -1,5 +1,5 @@
-// Quantized linear layers as published folders keep them: which tensors make one, checked against each other,
-// and their values as float32.
+// QuantizedLayer: a quantized linear layer of a published folder. Finds its tensors, checks them against each
+// other, and decodes them to float32.
 //
 // Thread safety: a QuantizedLayer is immutable; Read may be called from any thread.
 #pragma once
@@ -20,24 +20,25 @@ class QuantizedLayer {
  public:
   virtual ~QuantizedLayer() = default;
 
-  // The values of `rect`, line by line; `out` holds exactly them. REQUIRES: `rect` lies within the layer.
+  // Reads the values of `rect`, line by line; `out` holds exactly them. REQUIRES: `rect` lies within the
+  // layer.
   virtual absl::Status Read(const TensorRect& rect, absl::Span<float> out) const = 0;
 };
 
-// A layer, the name and shape that the families know it by, and the tensors that it is made of.
+// A layer, its name and shape in the family's terms, and the tensors that it is made of.
 struct LayerParts {
   CheckpointTensor tensor;  // decoded; `place` is not set
   std::unique_ptr<QuantizedLayer> layer;
   std::vector<const TensorInfo*> used;  // the first one holds the codes
 };
 
-// The layer whose codes are in `codes`, by the method of its folder; `layer` is null if the tensor is none's.
-// InvalidArgument naming tensors that are missing, misshapen or of another type; Unimplemented naming a
-// layout that is not supported. The layer reads `folder`, which outlives it.
+// Finds the layer whose codes are in `codes`, by the method of its folder; `layer` is null if the tensor
+// belongs to none. InvalidArgument naming tensors that are missing, misshapen or of another type;
+// Unimplemented naming an unsupported layout. The layer reads `folder`, which outlives it.
 absl::StatusOr<LayerParts> LayerOfCodes(const TensorFolder& folder, const Quantization& quantization,
                                         const TensorInfo& codes);
 
-// Whether the tensor says something about activations or a KV cache, which no weight needs.
+// True if the tensor only scales activations or a KV cache, which no weight needs.
 bool IsActivationScale(const Quantization& quantization, const TensorInfo& tensor);
 
 }  // namespace sluice

@@ -19,7 +19,7 @@ absl::Status Refused(const JsonObject& object, std::string_view key) {
                                                " is not supported", kInstead));
 }
 
-// The member, or `fallback` where it is absent, must be one of `words`.
+// Requires the member, or `fallback` if it is absent, to be one of `words`.
 absl::Status OneOf(const JsonObject& object, std::string_view key, const char* fallback,
                    absl::Span<const std::string_view> words) {
   const absl::StatusOr<std::string> value = object.StringOr(key, fallback);
@@ -35,7 +35,7 @@ absl::Status OnlyNumber(const JsonObject& object, std::string_view key, uint64_t
   return value == number ? absl::OkStatus() : Refused(object, key);
 }
 
-// Another activation scheme means other kernels, not other weights.
+// Activation schemes select kernels; they do not change weights.
 absl::StatusOr<Quantization> ReadFp8(const JsonObject& object) {
   Quantization result{.method = QuantMethod::kFp8};
   RETURN_IF_ERROR(OneOf(object, "fmt", "e4m3", {"e4m3", "float8_e4m3fn"}));
@@ -54,8 +54,8 @@ absl::StatusOr<Quantization> ReadFp8(const JsonObject& object) {
   return result;
 }
 
-// One config group's weights: four bits as int or float, or floats of eight. Everything else of their layout
-// the tensors tell.
+// Checks the weights of one config group: four bits as int or float, or floats of eight. The tensors
+// determine the rest of their layout.
 absl::Status CheckGroup(const JsonObject& group) {
   if (!group.Has("weights")) return Refused(group, "weights");
   ASSIGN_OR_RETURN(const JsonObject weights, group.Object("weights"));
@@ -129,7 +129,7 @@ absl::StatusOr<Quantization> ReadGptq(const JsonObject& object) {
   if (!object.Has("dynamic")) return result;
   ASSIGN_OR_RETURN(const JsonObject dynamic, object.Object("dynamic"));
   for (const auto& [rule, value] : dynamic.value().items()) {
-    // "-:" leaves modules out, which their tensors show; any other rule gives modules other numbers.
+    // "-:" excludes modules, which is visible from their tensors; any other rule gives modules other numbers.
     if (!rule.starts_with("-:")) return Refused(dynamic, rule);
   }
   return result;

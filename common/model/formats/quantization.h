@@ -1,6 +1,7 @@
-// How a folder's linear layers are quantized, by its config.json (`quantization_config`) or its
-// hf_quant_config.json: a method and the numbers that the tensors do not tell. Which layers are quantized the
-// tensors say (layers.h); lists of names in a config are hints, and not read.
+// Quantization: the method of a folder's linear layers and its parameters, read from `quantization_config` of
+// config.json or from hf_quant_config.json. It holds only the numbers that the tensors do not determine. The
+// tensors also determine the set of quantized layers (layers.h); lists of names in a config are hints and are
+// not read.
 //
 // Thread safety: plain values and free functions.
 #pragma once
@@ -17,7 +18,7 @@ class JsonObject;
 
 enum class QuantMethod : uint8_t {
   kNone,
-  kFp8,                // F8_E4M3 with a scale a block, a row or a tensor
+  kFp8,                // F8_E4M3 with a scale per block, row or tensor
   kCompressedTensors,  // int4, nvfp4 or mxfp4 in weight_packed, or fp8
   kModelopt,           // NVFP4
   kAwq,
@@ -27,20 +28,20 @@ enum class QuantMethod : uint8_t {
 
 struct Quantization {
   QuantMethod method = QuantMethod::kNone;
-  uint32_t block_rows = 0;  // kFp8: values that share a scale; 0: the scale's shape says
+  uint32_t block_rows = 0;  // kFp8: values that share a scale; 0: determined by the scale's shape
   uint32_t block_cols = 0;
   uint32_t group = 0;           // kAwq, kGptq: inputs that share a scale; 0: all of them
-  bool symmetric = false;       // kGptq: zeros are 8, whatever is stored
+  bool symmetric = false;       // kGptq: zeros are 8, regardless of the stored ones
   bool zeros_less_one = false;  // kGptq: stored zeros are one too small
   bool operator==(const Quantization&) const = default;
 };
 
-// The member `quantization_config` of `config` (a config.json, or a part of it); kNone if it is absent.
-// Unimplemented naming the method or setting that is not supported, and what to use instead; InvalidArgument
-// naming a malformed member.
+// Reads the member `quantization_config` of `config` (a config.json, or a part of it); kNone if it is absent.
+// Unimplemented naming the unsupported method or setting, and a supported alternative; InvalidArgument naming
+// a malformed member.
 absl::StatusOr<Quantization> ReadQuantization(const JsonObject& config);
 
-// The text of an hf_quant_config.json, which older folders have instead.
+// Parses the text of an hf_quant_config.json, the older place of these settings.
 absl::StatusOr<Quantization> ParseModeloptQuantization(std::string_view text, const std::string& subject);
 
 }  // namespace sluice

@@ -42,7 +42,7 @@ absl::StatusOr<float> NibbleLayer::LayerScale() const {
   return value[0];
 }
 
-// Zeros of the rect's lines, [lines][groups]: a word holds those of eight lines.
+// Reads the zeros of the rect's lines, [lines][groups]: a word holds those of eight lines.
 absl::Status NibbleLayer::ReadZeros(const TensorRect& rect, std::vector<float>* zeros) const {
   const uint64_t first = rect.line / 8;
   const uint64_t words = (rect.line + rect.lines - 1) / 8 - first + 1;
@@ -84,7 +84,7 @@ absl::Status NibbleLayer::Read(const TensorRect& rect, absl::Span<float> out) co
       for (; c < end; ++c) {
         const uint8_t byte = row[(rect.column + c) / 2 - first_byte];
         const float value = parts_.values[(rect.column + c) % 2 == 0 ? byte & 15 : byte >> 4];
-        // Less a zero of 0 would lose the sign of a negative zero.
+        // Subtracting a zero of 0 would lose the sign of a negative zero.
         to[c] = (zeros.empty() ? value : value - zero) * scale;
       }
     }

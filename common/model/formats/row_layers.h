@@ -1,4 +1,4 @@
-// Layers kept by their outputs: F8_E4M3 values with a scale a block, and four-bit codes in groups along a row
+// Layers stored output-major: F8_E4M3 values with a scale per block, and four-bit codes in groups along a row
 // (int4, MXFP4, NVFP4).
 //
 // Private to common/model/formats. Thread safety: immutable after construction.
@@ -10,7 +10,7 @@
 
 namespace sluice {
 
-// codes F8_E4M3 [rows, cols]; a value is its code times the scale of its block.
+// Codes are F8_E4M3 [rows, cols]; a value is its code times the scale of its block.
 class Fp8Layer final : public QuantizedLayer {
  public:
   struct Parts {
@@ -37,7 +37,7 @@ class NibbleLayer final : public QuantizedLayer {
     const TensorInfo* scales = nullptr;  // [rows, groups]
     const TensorInfo* zeros = nullptr;   // [ceil(rows / 8), groups] words of eight rows' zeros; null: none
     const TensorInfo* layer_scale = nullptr;  // one value; null: none
-    bool divides = false;                     // the layer's scale is divided by
+    bool divides = false;                     // true: divide by the layer's scale
     uint64_t row_bytes = 0;
     uint64_t groups = 0;
     uint64_t group = 0;             // values of a row that share a scale
@@ -54,7 +54,7 @@ class NibbleLayer final : public QuantizedLayer {
   const Parts parts_;
 };
 
-// The values of int4 codes.
+// Values of int4 codes.
 inline constexpr float kInt4Values[16] = {-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7};
 
 }  // namespace sluice

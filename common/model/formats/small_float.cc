@@ -4,8 +4,8 @@
 
 namespace sluice {
 
-// E4m3ToFloat without branches, which becomes vector code. Subnormal numbers are not made by a product of
-// subnormal float32, on which CPUs are slow.
+// Branch-free E4m3ToFloat, which compiles to vector code. Subnormal numbers are not made by a product of
+// subnormal float32, because CPUs are slow on those.
 SLUICE_VECTOR_CLONES
 void ScaleE4m3(absl::Span<const uint8_t> codes, float scale, float* out) {
   const uint8_t* const from = codes.data();

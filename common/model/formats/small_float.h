@@ -1,4 +1,4 @@
-// The floats of eight and four bits that checkpoints hold, as float32; exact.
+// Exact conversion of the 8- and 4-bit floats of checkpoints to float32.
 //
 // Thread safety: pure functions.
 #pragma once
@@ -22,7 +22,7 @@ inline constexpr float E4m3ToFloat(uint8_t bits) {
   return std::bit_cast<float>(sign | ((magnitude << 20) + (120u << 23)));
 }
 
-// Each of `codes` times `scale`, as E4m3ToFloat and a product give it; what a NaN's bits are is open.
+// Computes E4m3ToFloat(code) * scale for each of `codes`; the bits of a resulting NaN are unspecified.
 void ScaleE4m3(absl::Span<const uint8_t> codes, float scale, float* out);
 
 // E8M0: 2^(bits - 127); 255 is NaN, 0 is a subnormal float32.

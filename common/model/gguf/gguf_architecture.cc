@@ -23,8 +23,8 @@ constexpr GgufModule kLfm2Modules[] = {{"attn_norm", "operator_norm"},
                                        {"shortconv.conv", "conv.conv", GgufChange::kSqueezed},
                                        {"shortconv.out_proj", "conv.out_proj"}};
 
-// Linear attention's tensors. Qwen3.5's value heads and both of its gates are apart; Qwen3-Next's files have
-// either what the hub has in one, as the first ones did, or q, k and v and z apart.
+// Tensors of linear attention. Qwen3.5 stores its value heads and both of its gates separately; Qwen3-Next's
+// files have either the hub's fused projection, as the first ones did, or separate q, k and v and z.
 constexpr GgufModule kQwenLinearModules[] = {{"ssm_in", "linear_attn.in_proj_qkvz"},
                                              {"attn_qkv", "linear_attn.in_proj_qkv"},
                                              {"attn_gate", "linear_attn.in_proj_z"},
@@ -138,7 +138,7 @@ constexpr GgufArchitecture kArchitectures[] = {
      .shared = "shared_mlp.",
      .modules = kGraniteHybridModules,
      .permuted = true},
-    // Its q and k were permuted alike, and without rope scores are the same.
+    // The converter permuted q and k alike, and without rope the scores are the same.
     {.name = "nemotron_h_moe",
      .layers = "backbone.layers.",
      .embed = "backbone.embeddings.weight",

@@ -1,5 +1,5 @@
-// The architectures of GGUF files that are families of ours: what their layers' tensors are called in the
-// hub's folders, and which of the file's conventions differ.
+// The supported GGUF architectures: the hub's tensor names for their layers, and the conventions in which
+// their files differ.
 //
 // Private to common/model/gguf. Thread safety: constants and pure functions.
 #pragma once
@@ -12,16 +12,16 @@
 
 namespace sluice {
 
-// What the converter did to a module's weight, to be undone.
+// Change that the converter made to a module's weight and that is undone here.
 enum class GgufChange : uint8_t {
   kNone,
   kSqueezed,    // a depthwise convolution's [channels, 1, kernel] lost its 1
   kUnsqueezed,  // a vector is a matrix
-  kDecay,       // the same, and -exp() was taken of its values
+  kDecay,       // kUnsqueezed, and values were replaced by -exp(value)
 };
 
-// A module of a layer, without ".weight" or ".bias"; or one tensor by its whole name, whose hub's name is
-// whole too.
+// A module of a layer, without ".weight" or ".bias"; or one tensor by its whole name, in which case the hub's
+// name is whole too.
 struct GgufModule {
   const char* gguf;
   const char* hub;
@@ -32,29 +32,29 @@ struct GgufArchitecture {
   const char* name;  // general.architecture
   const char* layers = "model.layers.";
   const char* embed = "model.embed_tokens.weight";
-  const char* mlp = "mlp.";  // of a layer without experts
+  const char* mlp = "mlp.";  // prefix in a layer without experts
   const char* router = "mlp.gate";
-  const char* correction = "";  // of the router's choice
+  const char* correction = "";  // of the router's selection
   const char* experts = "mlp.experts.";
   const char* gate = "gate_proj";  // parts of an expert
   const char* up = "up_proj";
   const char* down = "down_proj";
   const char* shared = "mlp.shared_expert.";
-  absl::Span<const GgufModule> modules = {};  // that are called otherwise than in most families
+  absl::Span<const GgufModule> modules = {};  // modules whose names differ from most families'
   const char* final_norm = "model.norm";
   bool correction_is_row = false;  // a matrix of one row
-  bool dense_as_experts = false;   // a dense FFN's parts are called as an expert's
-  bool permuted = false;           // rows of q and k stand as pairs for rope over neighbours
-  bool plus_one = false;           // 1 was added to the weights of norms, but those of linear attention
-  bool tiled_values = false;       // value heads of linear attention stand in tiles (GgufHeadTiles)
-  // The norm before the mixture is called post_attention_norm.
+  bool dense_as_experts = false;   // parts of a dense FFN have the names of an expert's
+  bool permuted = false;           // rows of q and k are stored as pairs for rope on adjacent values
+  bool plus_one = false;           // 1 was added to norm weights, except those of linear attention
+  bool tiled_values = false;       // value heads of linear attention are stored in tiles (GgufHeadTiles)
+  // True if the norm before the MoE block is named post_attention_norm.
   bool norm_after_attention = false;
 };
 
-// Null for an architecture that is not known.
+// Returns null for an unknown architecture.
 const GgufArchitecture* FindGgufArchitecture(std::string_view name);
 
-// All names, for messages.
+// Returns all names, for messages.
 std::string GgufArchitectureNames();
 
 }  // namespace sluice

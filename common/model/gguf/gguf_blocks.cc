@@ -19,9 +19,9 @@ float Half(const uint8_t* bytes) {
   return F16ToFloat(bits);
 }
 
-// Code i of the 32 that 16 bytes hold: the low halves are the first 16.
+// Returns code i of the 32 in 16 bytes: the low halves are the first 16.
 uint8_t HalfNibble(const uint8_t* qs, uint32_t i) { return i < 16 ? qs[i] & 15 : qs[i - 16] >> 4; }
-// All of them.
+// Unpacks all 32 codes.
 void UnpackHalves(const uint8_t* qs, uint8_t* codes) {
   for (uint32_t i = 0; i < 16; ++i) codes[i] = qs[i] & 15;
   for (uint32_t i = 0; i < 16; ++i) codes[16 + i] = qs[i] >> 4;
@@ -37,19 +37,19 @@ void DecodeBf16(const uint8_t* block, float* out) {
 
 void CopyHalf(const uint8_t* bytes, uint16_t* out) { std::memcpy(out, bytes, sizeof(*out)); }
 
-// What is added to another number: the min of a row is subtracted.
+// Copies an addend with its sign inverted: rows subtract their minimum.
 void CopyNegated(const uint8_t* bytes, uint16_t* out) {
   CopyHalf(bytes, out);
   *out ^= 0x8000;
 }
 
-// d, qs[16]: Q4_0, IQ4_NL
+// Block: d, qs[16]; Q4_0, IQ4_NL.
 void UnpackQ4_0(const uint8_t* block, CodeBlock* out) {
   CopyHalf(block, &out->d);
   UnpackHalves(block + 2, out->codes);
 }
 
-// d, m, qs[16]
+// Block: d, m, qs[16].
 void UnpackQ4_1(const uint8_t* block, CodeBlock* out) {
   CopyHalf(block, &out->d);
   CopyNegated(block + 2, &out->dmin);
@@ -60,29 +60,29 @@ uint8_t FiveBits(const uint8_t* high, const uint8_t* qs, uint32_t i) {
   return static_cast<uint8_t>(HalfNibble(qs, i) | (high[i / 8] >> i % 8 & 1) << 4);
 }
 
-// d, qh[4], qs[16]
+// Block: d, qh[4], qs[16].
 void UnpackQ5_0(const uint8_t* block, CodeBlock* out) {
   CopyHalf(block, &out->d);
   for (uint32_t i = 0; i < kSmall; ++i) out->codes[i] = FiveBits(block + 2, block + 6, i);
 }
 
-// d, m, qh[4], qs[16]
+// Block: d, m, qh[4], qs[16].
 void UnpackQ5_1(const uint8_t* block, CodeBlock* out) {
   CopyHalf(block, &out->d);
   CopyNegated(block + 2, &out->dmin);
   for (uint32_t i = 0; i < kSmall; ++i) out->codes[i] = FiveBits(block + 4, block + 8, i);
 }
 
-// d, q[32] (signed)
+// Block: d, q[32] (signed).
 void UnpackQ8_0(const uint8_t* block, CodeBlock* out) {
   CopyHalf(block, &out->d);
   for (uint32_t i = 0; i < kSmall; ++i) out->codes[i] = block[2 + i] ^ 0x80;
 }
 
-// Two bits of value v of a super-block of 64 bytes.
+// Returns the two bits of value v of a super-block of 64 bytes.
 uint32_t TwoBits(const uint8_t* qs, uint32_t v) { return qs[v / 128 * 32 + v % 32] >> v % 128 / 32 * 2 & 3u; }
 
-// scales[16], qs[64], d, dmin
+// Block: scales[16], qs[64], d, dmin.
 void UnpackQ2_K(const uint8_t* block, CodeBlock* out) {
   CopyHalf(block + 80, &out->d);
   CopyHalf(block + 82, &out->dmin);
@@ -93,7 +93,7 @@ void UnpackQ2_K(const uint8_t* block, CodeBlock* out) {
   for (uint32_t v = 0; v < kSuper; ++v) out->codes[v] = static_cast<uint8_t>(TwoBits(block + 16, v));
 }
 
-// hmask[32], qs[64], scales[12], d
+// Block: hmask[32], qs[64], scales[12], d.
 void UnpackQ3_K(const uint8_t* block, CodeBlock* out) {
   const uint8_t* const scales = block + 96;
   CopyHalf(block + 108, &out->d);
@@ -108,7 +108,7 @@ void UnpackQ3_K(const uint8_t* block, CodeBlock* out) {
   }
 }
 
-// The 6-bit scales and minimums in the twelve bytes that Q4_K and Q5_K share.
+// Unpacks the 6-bit scales and minimums in the twelve bytes that Q4_K and Q5_K share.
 void UnpackSixBits(const uint8_t* scales, CodeBlock* out) {
   for (uint32_t g = 0; g < 4; ++g) {
     out->scales[g] = scales[g] & 63;
@@ -118,7 +118,7 @@ void UnpackSixBits(const uint8_t* scales, CodeBlock* out) {
   }
 }
 
-// 256 nibbles of which two groups of 32 share 32 bytes: the low halves are the first group.
+// Unpacks 256 nibbles; two groups of 32 share 32 bytes, with the first group in the low halves.
 void UnpackNibbles(const uint8_t* qs, uint8_t* codes) {
   for (uint32_t pair = 0; pair < kSuper / 64; ++pair, qs += 32, codes += 64) {
     for (uint32_t i = 0; i < 32; ++i) codes[i] = qs[i] & 15;
@@ -126,7 +126,7 @@ void UnpackNibbles(const uint8_t* qs, uint8_t* codes) {
   }
 }
 
-// d, dmin, scales[12], qs[128]
+// Block: d, dmin, scales[12], qs[128].
 void UnpackQ4_K(const uint8_t* block, CodeBlock* out) {
   CopyHalf(block, &out->d);
   CopyHalf(block + 2, &out->dmin);
@@ -134,7 +134,7 @@ void UnpackQ4_K(const uint8_t* block, CodeBlock* out) {
   UnpackNibbles(block + 16, out->codes);
 }
 
-// d, dmin, scales[12], qh[32], qs[128]
+// Block: d, dmin, scales[12], qh[32], qs[128].
 void UnpackQ5_K(const uint8_t* block, CodeBlock* out) {
   CopyHalf(block, &out->d);
   CopyHalf(block + 2, &out->dmin);
@@ -148,7 +148,7 @@ void UnpackQ5_K(const uint8_t* block, CodeBlock* out) {
   }
 }
 
-// ql[128], qh[64], scales[16] (signed), d
+// Block: ql[128], qh[64], scales[16] (signed), d.
 void UnpackQ6_K(const uint8_t* block, CodeBlock* out) {
   CopyHalf(block + 208, &out->d);
   std::memcpy(out->scales, block + 192, kSuper / 16);
@@ -165,7 +165,7 @@ void UnpackQ6_K(const uint8_t* block, CodeBlock* out) {
   }
 }
 
-// d, u16 of high bits of the scales, low bits[4], qs[128]
+// Block: d, u16 of high bits of the scales, low bits[4], qs[128].
 void UnpackIq4Xs(const uint8_t* block, CodeBlock* out) {
   CopyHalf(block, &out->d);
   uint16_t high = 0;
@@ -180,13 +180,13 @@ void UnpackIq4Xs(const uint8_t* block, CodeBlock* out) {
 constexpr float kE2m1Values[16] = {0.0f,  0.5f,  1.0f,  1.5f,  2.0f,  3.0f,  4.0f,  6.0f,
                                    -0.0f, -0.5f, -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f};
 
-// An exponent, qs[16]. Exponent 255 is NaN by the standard.
+// Block: an exponent, qs[16]. Exponent 255 is NaN by the standard.
 void DecodeMxfp4(const uint8_t* block, float* out) {
   const float scale = block[0] == 255 ? NAN : std::ldexp(1.0f, block[0] - 127);
   for (uint32_t i = 0; i < kSmall; ++i) out[i] = scale * kE2m1Values[HalfNibble(block + 1, i)];
 }
 
-// Values through codes: a format is said once.
+// Decodes values through codes, so each format is written once.
 template <Encoding kEncoding, void (*kUnpack)(const uint8_t*, CodeBlock*)>
 void Decode(const uint8_t* block, float* out) {
   CodeBlock codes;

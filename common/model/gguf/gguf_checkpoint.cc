@@ -24,7 +24,7 @@ ElementType TypeOf(const GgufBlockFormat& format) {
     case kGgufF16:
       return ElementType::kF16;
     case kGgufBf16:
-    case kGgufMxfp4:  // a power of two times E2M1 fits
+    case kGgufMxfp4:  // products of a power of two and an E2M1 value fit
       return ElementType::kBf16;
     default:
       return ElementType::kF32;
@@ -94,7 +94,7 @@ class GgufCheckpoint final : public Checkpoint {
   std::string fingerprint() const override { return files_->fingerprint() + kDecoderVersion; }
 
  private:
-  // Lines whose heads stand in tiles: read whole, and put into order.
+  // Reads lines whose heads are stored in tiles: reads whole lines and reorders them.
   absl::Status ReadTiles(const CheckpointTensor& tensor, const TensorRect& rect,
                          absl::Span<std::byte> out) const {
     const GgufView& view = views_[tensor.place];
@@ -113,18 +113,18 @@ class GgufCheckpoint final : public Checkpoint {
     return absl::OkStatus();
   }
 
-  // What the converter did to float32 values; others it did nothing to (Make looks).
+  // Undoes the converter's change of float32 values; other types were not changed (checked in Make).
   static void Undo(const GgufView& view, absl::Span<std::byte> values) {
     for (size_t at = 0; at < values.size(); at += sizeof(float)) {
       float value = 0;
       std::memcpy(&value, values.data() + at, sizeof(value));
-      // A decay that is not negative becomes NaN or Inf, which no reader takes.
+      // A non-negative decay becomes NaN or Inf, which readers refuse.
       value = view.is_decay ? std::log(-value) : value - 1;
       std::memcpy(values.data() + at, &value, sizeof(value));
     }
   }
 
-  // Where a value (or line) of the hub's order stands in the file's.
+  // Maps the index of a value (or line) in the hub's order to its index in the file.
   static uint64_t InTiles(const GgufHeadTiles& tiles, uint64_t place) {
     if (place < tiles.first) return place;
     const uint64_t head = (place - tiles.first) / tiles.length;
@@ -142,7 +142,8 @@ class GgufCheckpoint final : public Checkpoint {
     return view.first_line + head + 2 * (within % half) + within / half;
   }
 
-  // Calls use(line of the rect, its first block, values of that before the rect) for each line of `rect`.
+  // Calls use(line of the rect, its first block, values of that block before the rect) for each line of
+  // `rect`.
   template <typename Use>
   absl::Status ReadLines(const CheckpointTensor& to_read, const TensorRect& rect, const Use& use) const {
     const GgufView& view = views_[to_read.place];
@@ -151,7 +152,7 @@ class GgufCheckpoint final : public Checkpoint {
     const uint64_t column = view.first_column + rect.column;
     const uint64_t first_block = column / format.values;
     const uint64_t bytes = ((column + rect.columns - 1) / format.values - first_block + 1) * format.bytes;
-    // Lines that follow each other in the file are one read, of a rect that a reader has memory for.
+    // Adjacent lines of the file are one read; the size of the rect bounds its memory.
     const bool in_order = view.paired_head == 0 && view.tiles.keys == 0 && view.run == 0;
     const bool at_once = in_order && bytes == tensor.row_bytes();
     const uint64_t step = at_once ? rect.lines : 1;
@@ -167,7 +168,7 @@ class GgufCheckpoint final : public Checkpoint {
     return absl::OkStatus();
   }
 
-  // Values [skip, skip + count) of the blocks at `raw`.
+  // Decodes values [skip, skip + count) of the blocks at `raw`.
   static void Decode(const GgufBlockFormat& format, const std::byte* raw, uint64_t skip, uint64_t count,
                      std::byte* out) {
     if (format.values == 1) {

@@ -1,5 +1,5 @@
-// A GGUF model: its config in the hub's words, its weights as a Checkpoint under the hub's names, and its
-// tokenizer as the hub's files.
+// OpenGguf: a GGUF model with its config in the hub's terms, its weights as a Checkpoint under the hub's
+// names, and its tokenizer as the hub's files.
 //
 // Thread safety: a free function; the Checkpoint is immutable.
 #pragma once
@@ -14,20 +14,20 @@
 namespace sluice {
 
 struct GgufModel {
-  std::string config_json;      // what config.json would say
-  std::string generation_json;  // what generation_config.json would say; empty: nothing
+  std::string config_json;      // equivalent config.json
+  std::string generation_json;  // equivalent generation_config.json; empty: none
   std::string chat_template;    // empty: none
   std::map<std::string, std::string> tokenizer_files;  // by base name
   std::unique_ptr<Checkpoint> checkpoint;
 };
 
-// Opens `path`, of a split model the first file. Reads heads and the few numbers of rope tensors.
-// InvalidArgument naming file and key or tensor; Unimplemented naming the architecture, tokenizer or setting
-// that is not supported.
+// Opens `path`, for a split model the first file. Reads headers and the few numbers of rope tensors.
+// InvalidArgument naming file and key or tensor; Unimplemented naming the unsupported architecture, tokenizer
+// or setting.
 absl::StatusOr<GgufModel> OpenGguf(const std::string& path);
 
-// The two JSON texts and the template alone, by the first file's head, which may be all there is of the
-// model.
+// Reads only the two JSON texts and the chat template from the head of the first file; the rest of the model
+// may be missing.
 absl::StatusOr<GgufModel> ReadGgufHead(const std::string& path);
 
 }  // namespace sluice

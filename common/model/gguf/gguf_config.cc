@@ -74,7 +74,7 @@ GgufFrame ReadFrame(GgufQuestions* q) {
   return frame;
 }
 
-// Tokens that begin a text, and all that end a turn.
+// Adds the tokens that begin a sequence, and all that end a turn.
 void AddTokens(GgufQuestions* q, json* config) {
   bool found = false;
   const uint64_t bos = q->Id("tokenizer.ggml.bos_token_id", &found);

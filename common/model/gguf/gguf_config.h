@@ -1,4 +1,4 @@
-// A GGUF model's keys as the config.json that its family's reader knows.
+// ReadGgufConfig: converts a GGUF model's keys to the config.json that the family's reader expects.
 //
 // Private to common/model/gguf. Thread safety: a free function.
 #pragma once
@@ -20,7 +20,7 @@ struct GgufConfig {
   std::string chat_template;    // empty: none
 };
 
-// InvalidArgument naming a key that is missing or wrong; Unimplemented naming what is not supported.
+// InvalidArgument naming a key that is missing or wrong; Unimplemented naming an unsupported setting.
 absl::StatusOr<GgufConfig> ReadGgufConfig(const GgufFiles& files);
 
 }  // namespace sluice

@@ -84,14 +84,15 @@ json ReadGgufPhimoe(const GgufFrame& frame, GgufQuestions* q) {
   return config;
 }
 
-// A text of Qwen3-VL is one of Qwen3: its positions' sections are all the same, and images add nothing.
+// Text sequences of Qwen3-VL equal Qwen3's: all sections of a position are the same, and images are not
+// supported.
 json ReadGgufQwen3VlMoe(const GgufFrame& frame, GgufQuestions* q) { return ReadGgufQwen3Moe(frame, q); }
 
 json ReadGgufGptOss(const GgufFrame& frame, GgufQuestions* q) {
   json config = GgufFrameConfig("gpt_oss", "GptOssForCausalLM", frame, q);
   AddGgufGrouped(frame, false, q, &config);
   RequireWholeHeadRope(frame, q);
-  // The file cannot say that the ramp's ends are not rounded; no model of the family rounds them.
+  // The file has no key for the unrounded ends of the ramp; no model of the family rounds them.
   if (config.contains("rope_scaling")) {
     config["rope_scaling"]["truncate"] = false;
   } else {
@@ -125,7 +126,7 @@ json ReadGgufLlama4(const GgufFrame& frame, GgufQuestions* q) {
   AddGgufExperts("num_local_experts", "intermediate_size", frame, q, &config);
   config["intermediate_size_mlp"] = q->Whole("feed_forward_length", 1, 1);
   config["interleave_moe_layer_step"] = q->Whole("interleave_moe_layer_step", 1, 1);
-  // Not in the file: Maverick, the model of 128 experts, has no norms of q and k.
+  // The file lacks this setting: Maverick, the model of 128 experts, has no norms of q and k.
   config["use_qk_norm"] = config["num_local_experts"] != 128;
   if (q->Has("attention.sliding_window")) q->Refuse("attention.sliding_window", "of a llama4");
   return config;

@@ -1,5 +1,5 @@
-// The families of GGUF architectures: for each, its keys as the config.json that its reader knows; and what
-// those have in common. Rows of the table in gguf_config.cc.
+// The families of GGUF architectures: conversion of each one's keys to the config.json that its reader
+// expects, and the parts that they share. Rows of the table in gguf_config.cc.
 //
 // Private to common/model/gguf. Thread safety: free functions, safe to call from any thread.
 #pragma once
@@ -19,8 +19,8 @@ namespace sluice {
 
 constexpr int64_t kMaxGgufWhole = INT32_MAX;
 
-// The keys of one architecture, as a straight list of questions: the first error is kept for the end, and a
-// wrong answer comes back as the lowest allowed value.
+// Typed reads of the keys of one architecture. Keeps the first error for the end; an invalid key reads as the
+// lowest allowed value.
 class GgufQuestions {
  public:
   GgufQuestions(const GgufFiles& files, const std::string& architecture)
@@ -51,7 +51,7 @@ class GgufQuestions {
     if (!Has(name)) Keep(keys_.Error(Key(name), "is missing"));
     return Whole(name, 0, low);
   }
-  // A number for all layers, or a list of one a layer, which must be the same.
+  // Reads a number for all layers, or a list of one per layer whose entries must be equal.
   uint64_t SameWhole(const std::string& name, uint64_t fallback) {
     const auto list = keys_.Ints(Key(name));
     if (!list.ok() || *list == nullptr) return Whole(name, fallback, 1);
@@ -75,7 +75,7 @@ class GgufQuestions {
     return static_cast<uint64_t>(id);
   }
 
-  // Dimension `dim` of a layer's tensor, in the first layer that has it; 0 if none has.
+  // Returns dimension `dim` of a layer's tensor, from the first layer that has it; 0 if none has.
   uint64_t DimOf(const std::string& module, size_t dim, uint64_t layers) const {
     for (uint64_t i = 0; i < layers; ++i) {
       const GgufTensorInfo* tensor = files_.Find(absl::StrCat("blk.", i, ".", module));
@@ -87,13 +87,13 @@ class GgufQuestions {
   bool LayerHas(uint64_t layer, const std::string& module) const {
     return HasTensor(absl::StrCat("blk.", layer, ".", module));
   }
-  // The values of a list of whole numbers; empty if it is not there.
+  // Reads a list of whole numbers; empty if absent.
   std::vector<int64_t> Wholes(const std::string& name) {
     const auto list = keys_.Ints(Key(name));
     if (!list.ok()) Keep(list.status());
     return list.ok() && *list != nullptr ? **list : std::vector<int64_t>();
   }
-  // The values of a small tensor; empty if it is not there.
+  // Reads the values of a small tensor; empty if absent.
   std::vector<double> Values(const std::string& name) {
     const GgufTensorInfo* tensor = files_.Find(name);
     if (tensor == nullptr) return {};
@@ -114,46 +114,46 @@ class GgufQuestions {
   absl::Status status_;
 };
 
-// The file's numbers that every family has.
+// Numbers of the file that every family has.
 struct GgufFrame {
   uint64_t layers = 0;
-  uint64_t blocks = 0;  // with layers that predict further tokens
+  uint64_t blocks = 0;  // includes layers that predict further tokens
   uint64_t hidden = 0;
   uint64_t heads = 0;
   uint64_t head_dim = 0;
   uint64_t context = 0;
 };
 
-// --- What families share ---
+// --- Shared parts ---
 
-// rope_scaling, or null. `mscales`: the family names its attention factors so.
+// Returns rope_scaling, or null. `mscales`: the family uses these names for its attention factors.
 nlohmann::json GgufRopeScaling(const GgufFrame& frame, double mscale_all_dim, bool mscales, GgufQuestions* q);
 
-// The members that every config has.
+// Returns the members that every config has.
 nlohmann::json GgufFrameConfig(const char* model_type, const char* architecture, const GgufFrame& frame,
                                GgufQuestions* q);
 
-// Grouped attention's heads and its rope; heads of k and v as `kv_heads` says.
+// Adds the heads of grouped attention and its rope; `kv_heads` are the heads of k and v.
 void AddGgufHeads(const GgufFrame& frame, uint64_t kv_heads, bool mscales, GgufQuestions* q,
                   nlohmann::json* config);
 void AddGgufGrouped(const GgufFrame& frame, bool mscales, GgufQuestions* q, nlohmann::json* config);
 void RequireWholeHeadRope(const GgufFrame& frame, GgufQuestions* q);
 
-// Counts and width of the experts, the last of which old files leave to the tensors.
+// Adds the counts of the experts and returns their width, which old files determine only by the tensors.
 uint64_t GgufExpertWidth(const GgufFrame& frame, GgufQuestions* q);
 void AddGgufExperts(const char* count_name, const char* width_name, const GgufFrame& frame, GgufQuestions* q,
                     nlohmann::json* config);
 
-// The gating function must be this one, or not be said.
+// Requires the gating function to be this one or absent.
 void RequireGgufGating(uint64_t function, GgufQuestions* q);
 
-// The heads of k and v of a list that has 0 for layers without attention; those other layers have are the
-// same.
+// Returns the heads of k and v from a list that has 0 for layers without attention; the other entries must be
+// equal.
 uint64_t GgufHeadsOfSomeLayers(const GgufFrame& frame, GgufQuestions* q);
 
-// Layers that have a dense FFN and no router.
+// Returns the layers that have a dense FFN and no router.
 nlohmann::json GgufDenseLayers(const GgufFrame& frame, const GgufQuestions& q);
-// How many those are, which must be the first ones.
+// Returns the number of those layers, which must be the first ones.
 uint64_t GgufLeadingDenseLayers(const GgufFrame& frame, GgufQuestions* q);
 
 // --- Families ---

@@ -7,7 +7,7 @@ namespace {
 
 using nlohmann::json;
 
-// DeepSeek's names, which GLM-4 has too.
+// Adds DeepSeek's MoE members, which GLM-4 shares.
 void AddDeepseekMixture(const GgufFrame& frame, GgufQuestions* q, json* config) {
   AddGgufExperts("n_routed_experts", "moe_intermediate_size", frame, q, config);
   (*config)["n_shared_experts"] = q->Whole("expert_shared_count", 0);
@@ -22,7 +22,7 @@ void AddDeepseekRouter(GgufQuestions* q, json* config) {
   (*config)["topk_group"] = q->Whole("expert_group_used_count", 1, 1);
 }
 
-// Latent attention's sizes. Since 2025 the lengths without _mla are those of the absorbed form.
+// Adds the sizes of latent attention. Since 2025 the lengths without _mla are those of the absorbed form.
 void AddLatent(const GgufFrame& frame, GgufQuestions* q, json* config) {
   const uint64_t rotated = q->NeedWhole("rope.dimension_count");
   const uint64_t key = q->Whole("attention.key_length_mla", q->Whole("attention.key_length", 0));
@@ -83,8 +83,8 @@ json ReadGgufDeepseek2(const GgufFrame& frame, GgufQuestions* q) {
   return config;
 }
 
-// The temperature of the queries is in files that were made of the publisher's own layout alone; a file
-// without it is computed without, which is the same for texts up to the original context.
+// Only files converted from the publisher's own layout hold the temperature of the queries. Other files are
+// computed without it; sequences up to the original context give the same result.
 json ReadGgufMistral4(const GgufFrame& frame, GgufQuestions* q) {
   json config = GgufFrameConfig("mistral4", "Mistral4ForCausalLM", frame, q);
   AddLatent(frame, q, &config);
@@ -103,7 +103,7 @@ json ReadGgufMistral4(const GgufFrame& frame, GgufQuestions* q) {
   return config;
 }
 
-// GLM-4's mixture under Qwen3's attention.
+// GLM-4's MoE block under Qwen3's attention.
 json ReadGgufDots1(const GgufFrame& frame, GgufQuestions* q) {
   json config = GgufFrameConfig("dots1", "Dots1ForCausalLM", frame, q);
   AddGgufGrouped(frame, false, q, &config);

@@ -1,4 +1,5 @@
-// Families whose layers differ from each other: dense ones anywhere, windows, mixers without attention.
+// Families whose layers differ from each other: dense layers in any position, windows, mixers without
+// attention.
 #include <algorithm>
 
 #include "common/model/gguf/gguf_families.h"
@@ -20,8 +21,7 @@ json ReadGgufErnie45Moe(const GgufFrame& frame, GgufQuestions* q) {
   config["moe_num_shared_experts"] =
       q->Whole("expert_shared_count", q->DimOf("ffn_up_shexp.weight", 1, frame.layers) / width);
   config["intermediate_size"] = q->Whole("feed_forward_length", 1, 1);
-  // Which layers are sparse: the keys say where they begin and how far apart they are, the tensors where
-  // they end.
+  // Sparse layers: the keys hold the first one and their distance, the tensors determine the last one.
   const uint64_t interval = q->Whole("interleave_moe_layer_step", 1, 1);
   uint64_t first = frame.layers;
   uint64_t last = 0;
@@ -51,10 +51,10 @@ json ReadGgufAfmoe(const GgufFrame& frame, GgufQuestions* q) {
   config["num_shared_experts"] = q->Whole("expert_shared_count", 0);
   config["intermediate_size"] = q->Whole("feed_forward_length", 1, 1);
   config["num_dense_layers"] = GgufLeadingDenseLayers(frame, q);
-  // Files say it where their model's config did, and the family's default is to norm.
+  // Files hold the key if the model's config had the member; the family's default is to normalize.
   config["route_norm"] = q->Whole("expert_weights_norm", 1) != 0;
   config["route_scale"] = q->Real("expert_weights_scale", 1);
-  // Not in the file: embeddings are multiplied in all models of the family.
+  // The file lacks this setting: all models of the family multiply their embeddings.
   config["mup_enabled"] = true;
   config["sliding_window"] = q->NeedWhole("attention.sliding_window");
   config["global_attn_every_n_layers"] = q->Whole("attention.sliding_window_pattern", 4, 1);
@@ -90,12 +90,13 @@ json ReadGgufLfm2Moe(const GgufFrame& frame, GgufQuestions* q) {
 
 namespace {
 
-// Of full layers' heads the pairs whose divisor is 1 turn, the others', as far as the file has any, do not.
+// Share of rotated pairs in full layers: pairs with divisor 1 rotate; the other pairs, if the file has any,
+// do not.
 double TurnedShare(const GgufFrame& frame, GgufQuestions* q) {
   const std::vector<double> divisors = q->Values("rope_freqs.weight");
   if (divisors.empty()) return 1;
   const auto turned = std::count(divisors.begin(), divisors.end(), 1.0);
-  constexpr double kStill = 1e20;  // a pair so slow turns in no text
+  constexpr double kStill = 1e20;  // divisor of a pair that never rotates noticeably
   const bool others_stand = std::all_of(divisors.begin() + turned, divisors.end(),
                                         [](double divisor) { return divisor >= kStill; });
   if (!others_stand || divisors.size() != frame.head_dim / 2) {
@@ -108,7 +109,7 @@ double TurnedShare(const GgufFrame& frame, GgufQuestions* q) {
 
 }  // namespace
 
-// attention.key_length is that of full layers, whose values are their keys where they have no attn_v.
+// attention.key_length belongs to full layers; their values are their keys if they have no attn_v.
 json ReadGgufGemma4(const GgufFrame& frame, GgufQuestions* q) {
   json config = GgufFrameConfig("gemma4_text", "Gemma4ForCausalLM", frame, q);
   config.erase("rope_theta");

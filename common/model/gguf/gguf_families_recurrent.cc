@@ -1,4 +1,4 @@
-// Families with a recurrent state: linear attention or Mamba-2 between attention.
+// Families with a recurrent state: linear attention or Mamba-2 between attention layers.
 #include "common/model/gguf/gguf_families.h"
 
 namespace sluice {
@@ -6,8 +6,8 @@ namespace {
 
 using nlohmann::json;
 
-// Gated DeltaNet between full attention with an output gate. The state's numbers stand under names of
-// Mamba's.
+// Gated DeltaNet between full attention with an output gate. The state's numbers have the names of Mamba's
+// keys.
 json QwenLinear(const char* model_type, const char* architecture, const GgufFrame& frame, GgufQuestions* q) {
   json config = GgufFrameConfig(model_type, architecture, frame, q);
   AddGgufGrouped(frame, false, q, &config);
@@ -64,7 +64,7 @@ json ReadGgufQwen3Next(const GgufFrame& frame, GgufQuestions* q) {
   return config;
 }
 
-// rope.dimension_sections parts the positions of images; a text's are all the same.
+// rope.dimension_sections splits the positions of images; for text all parts are equal.
 json ReadGgufQwen35Moe(const GgufFrame& frame, GgufQuestions* q) {
   return QwenLinear("qwen3_5_moe_text", "Qwen3_5MoeForCausalLM", frame, q);
 }
@@ -73,7 +73,7 @@ json ReadGgufGraniteHybrid(const GgufFrame& frame, GgufQuestions* q) {
   json config = GgufFrameConfig("granitemoehybrid", "GraniteMoeHybridForCausalLM", frame, q);
   AddGgufHeads(frame, GgufHeadsOfSomeLayers(frame, q), false, q, &config);
   RequireWholeHeadRope(frame, q);
-  // That its rope was trained says that there is one.
+  // A trained rope implies that the model has one.
   config["position_embedding_type"] = q->Whole("rope.scaling.finetuned", 1) != 0 ? "rope" : "nope";
   config["embedding_multiplier"] = q->Real("embedding_scale", 1);
   config["residual_multiplier"] = q->Real("residual_scale", 1);

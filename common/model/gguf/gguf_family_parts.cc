@@ -20,12 +20,12 @@ void AddYarn(double mscale_all_dim, GgufQuestions* q, json* rope) {
     (*rope)["attention_factor"] = own * (factor > 1 ? 1 + 0.1 * std::log(factor) : 1);
   }
   if (mscale_all_dim == 0) return;
-  // The file keeps the product alone; both are the same in all models that have them.
+  // The file holds only the product; both factors are equal in all models that have them.
   (*rope)["mscale"] = mscale_all_dim;
   (*rope)["mscale_all_dim"] = mscale_all_dim;
 }
 
-// Divisors of the frequencies, one set for short texts and one for long ones.
+// Divisors of the frequencies, one set for short sequences and one for long ones.
 void AddDivisors(std::vector<double> shorts, std::vector<double> longs, bool mscales, const GgufFrame& frame,
                  GgufQuestions* q, json* rope) {
   (*rope)["rope_type"] = "longrope";
@@ -113,7 +113,7 @@ void RequireWholeHeadRope(const GgufFrame& frame, GgufQuestions* q) {
 }
 
 uint64_t GgufExpertWidth(const GgufFrame& frame, GgufQuestions* q) {
-  // Old files do not say it; one tensor for each expert is older still.
+  // Old files lack this key; one tensor per expert is an even older layout.
   uint64_t width = q->DimOf("ffn_up_exps.weight", 1, frame.layers);
   if (width == 0) width = q->DimOf("ffn_up.0.weight", 1, frame.layers);
   if (width == 0) width = q->DimOf("ffn_gate_up_exps.weight", 1, frame.layers) / 2;

@@ -13,7 +13,7 @@ namespace sluice {
 namespace {
 
 constexpr int64_t kMaxParts = 4096;
-// Of a file of which only the head is there.
+// Size limit used when only the head of a file is present.
 constexpr uint64_t kAnySize = uint64_t{1} << 50;
 
 // PREFIX-00001-of-00003.gguf
@@ -33,7 +33,7 @@ absl::StatusOr<GgufHeader> GgufFiles::AddFile(const std::string& path, bool whol
   ASSIGN_OR_RETURN(File file, File::OpenForRead(path));
   ASSIGN_OR_RETURN(const uint64_t size, file.Size());
   const auto read = [&file, size](uint64_t offset, absl::Span<std::byte> bytes) -> absl::Status {
-    // Of a head alone the parser's buffer may reach beyond the end.
+    // With a lone head, the parser's buffer may reach beyond the end of the file.
     const uint64_t there = std::min<uint64_t>(bytes.size(), size - std::min(size, offset));
     std::fill(bytes.begin() + static_cast<ptrdiff_t>(there), bytes.end(), std::byte{0});
     return file.ReadAt(offset, bytes.first(there));

@@ -23,7 +23,7 @@ constexpr uint64_t kDefaultAlignment = 32;
 constexpr uint64_t kMaxAlignment = 1 << 20;
 constexpr char kAlignmentKey[] = "general.alignment";
 
-// Types of values, as files say them.
+// Value types by their numbers in files.
 enum ValueType : uint32_t {
   kU8 = 0,
   kI8 = 1,
@@ -40,13 +40,13 @@ enum ValueType : uint32_t {
   kF64 = 12
 };
 
-// Bytes of one element; a text's are at least its length's.
+// Returns the minimum bytes of one element; for a string those of its length.
 uint64_t LeastBytes(uint32_t type) {
   static constexpr uint64_t kBytes[] = {1, 1, 2, 2, 4, 4, 4, 1, 8, 0, 8, 8, 8};
   return type < std::size(kBytes) ? kBytes[type] : 0;
 }
 
-// Names come from the file: what an error shows of them is bounded and printable.
+// Makes a name from the file bounded and printable for error messages.
 std::string Shown(std::string_view name) {
   std::string shown(name.substr(0, 100));
   for (char& c : shown) {
@@ -55,7 +55,7 @@ std::string Shown(std::string_view name) {
   return shown;
 }
 
-// Reads forward through the file, a buffer at a time.
+// Cursor: reads forward through the file, one buffer at a time.
 class Cursor {
  public:
   Cursor(uint64_t file_bytes, const GgufRead& read, const std::string& subject)
@@ -90,7 +90,7 @@ class Cursor {
     return value;
   }
 
-  // A u64 length and that many bytes, at most `most`.
+  // Reads a u64 length and that many bytes, at most `most`.
   absl::StatusOr<std::string> Text(uint64_t most) {
     ASSIGN_OR_RETURN(const uint64_t length, Number<uint64_t>());
     if (length > std::min(most, left())) {
@@ -291,7 +291,7 @@ class HeaderParser {
     for (uint32_t i = 0; i < rank; ++i) {
       ASSIGN_OR_RETURN(const uint64_t dim, cursor_.Number<uint64_t>());
       tensor.dims.push_back(dim);
-      // Rows and columns are 32-bit numbers to us.
+      // Rows and columns are 32-bit numbers here.
       if (dim == 0 || dim > UINT32_MAX || __builtin_mul_overflow(values, dim, &values)) {
         return Bad(absl::StrCat(name, ": dimensions [", absl::StrJoin(tensor.dims, ", "), "]"));
       }
@@ -317,7 +317,7 @@ class HeaderParser {
     return absl::OkStatus();
   }
 
-  // Offsets are those that follow from the order, which keeps tensors from overlapping.
+  // Offsets must follow from the order, which rules out overlapping tensors.
   absl::Status PlaceTensors() {
     if (header_.tensors.empty()) return absl::OkStatus();
     const uint64_t mask = alignment_ - 1;

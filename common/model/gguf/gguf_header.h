@@ -1,7 +1,8 @@
-// The head of a GGUF file, versions 2 and 3: keys and tensor infos, read from untrusted bytes. Every length
-// and count is checked against the file before anything is allocated for it.
+// Head of a GGUF file, versions 2 and 3: keys and tensor infos, read from untrusted bytes. Every length and
+// count is checked against the file before anything is allocated for it.
 //
-// Thread safety: ParseGgufHeader is a pure function of what `read` gives; a GgufHeader is plain data.
+// Thread safety: ParseGgufHeader is a pure function of the bytes that `read` returns; a GgufHeader is plain
+// data.
 #pragma once
 
 #include <cstddef>
@@ -20,7 +21,7 @@
 
 namespace sluice {
 
-// A key's value. Integers and booleans of all widths are int64 (u64 above its range: refused), f32 and f64
+// Value of a key. Integers and booleans of all widths are int64 (u64 above its range: refused), f32 and f64
 // are double.
 using GgufValue = std::variant<int64_t, double, std::string, std::vector<int64_t>, std::vector<double>,
                                std::vector<std::string>>;
@@ -31,7 +32,7 @@ struct GgufTensorInfo {
   const GgufBlockFormat* format = nullptr;
   uint64_t offset = 0;  // in the file, absolute
   uint64_t bytes = 0;
-  uint32_t file = 0;  // of a split model's files; set by who joins them
+  uint32_t file = 0;  // index among the files of a split model; set by GgufFiles
 
   uint64_t row_bytes() const { return dims[0] / format->values * format->bytes; }
 };
@@ -44,13 +45,13 @@ class GgufKeys {
 
   const std::string& subject() const { return subject_; }
   bool Has(const std::string& key) const { return values_.contains(key); }
-  // InvalidArgument for a key that is there already.
+  // InvalidArgument for a duplicate key.
   absl::Status Add(const std::string& key, GgufValue value);
 
   absl::StatusOr<std::optional<int64_t>> Int(const std::string& key, int64_t low, int64_t high) const;
   absl::StatusOr<std::optional<double>> Real(const std::string& key) const;  // finite; integers too
   absl::StatusOr<std::optional<std::string>> Text(const std::string& key) const;
-  // Lists; null if absent.
+  // Returns a list; null if absent.
   absl::StatusOr<const std::vector<int64_t>*> Ints(const std::string& key) const;
   absl::StatusOr<const std::vector<double>*> Reals(const std::string& key) const;
   absl::StatusOr<const std::vector<std::string>*> Texts(const std::string& key) const;
@@ -71,12 +72,12 @@ struct GgufHeader {
   std::vector<GgufTensorInfo> tensors;  // in the file's order
 };
 
-// Bytes [offset, offset + bytes.size()) of the file; within it.
+// Reads bytes [offset, offset + bytes.size()) of the file; the range lies within the file.
 using GgufRead = std::function<absl::Status(uint64_t offset, absl::Span<std::byte> bytes)>;
 
 // Parses the head of a file of `file_bytes`. `subject` (the file) opens messages. InvalidArgument naming the
-// key or tensor and the numbers that are wrong; Unimplemented naming a version, byte order or block format
-// that is not supported. Tensors follow each other as infos do, padded to the alignment, within the file.
+// key or tensor and the invalid numbers; Unimplemented naming an unsupported version, byte order or block
+// format. Tensors follow each other in the order of their infos, padded to the alignment, within the file.
 absl::StatusOr<GgufHeader> ParseGgufHeader(uint64_t file_bytes, const GgufRead& read,
                                            const std::string& subject);
 

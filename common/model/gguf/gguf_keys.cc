@@ -1,4 +1,4 @@
-// GgufKeys.
+// GgufKeys: typed access to the keys of a GGUF file.
 #include <cmath>
 #include <utility>
 

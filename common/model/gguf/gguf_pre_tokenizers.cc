@@ -3,7 +3,7 @@
 namespace sluice {
 namespace {
 
-// The pieces that most patterns share: contractions, and what is done with white space.
+// Parts that most patterns share: contractions, and the treatment of white space.
 #define SLUICE_CONTRACTIONS R"((?i:'s|'t|'re|'ve|'m|'ll|'d))"
 #define SLUICE_SPACES R"(\s*[\r\n]+|\s+(?!\S)|\s+)"
 
@@ -63,7 +63,7 @@ constexpr GgufPreTokenizer kSingleDigits = {.patterns = {kDigit, kGpt2}};
 constexpr GgufPreTokenizer kQwen = {.patterns = {kQwen2}, .nfc = true};
 constexpr GgufPreTokenizer kLlamaBpe = {.patterns = {kLlama3}, .ignore_merges = true};
 constexpr GgufPreTokenizer kLlamaAlike = {.patterns = {kLlama3}};
-// A piece that is a token is one, as in tiktoken, whose vocabulary it is.
+// A piece that is a token stays one token, as in tiktoken, the source of this vocabulary.
 constexpr GgufPreTokenizer kO200k = {.patterns = {kGpt4o}, .ignore_merges = true};
 constexpr GgufPreTokenizer kDeepseekV3 = {.patterns = {kThreeDigits, kIdeographs, kDeepseek3}};
 

@@ -1,5 +1,4 @@
-// What GGUF files call the pre-tokenizers of byte-level BPE, and the hub's patterns for them. A file keeps
-// the name alone.
+// Table of the pre-tokenizers of byte-level BPE: GGUF name -> the hub's patterns. A file holds only the name.
 //
 // Private to common/model/gguf. Thread safety: constants and a pure function.
 #pragma once
@@ -10,13 +9,13 @@ namespace sluice {
 
 struct GgufPreTokenizer {
   static constexpr int kMaxPatterns = 6;
-  const char* patterns[kMaxPatterns] = {};  // each splits what the ones before left; null ends them
+  const char* patterns[kMaxPatterns] = {};  // each splits the pieces of the previous ones; null ends them
   bool nfc = false;                         // texts are normalized first
-  bool ignore_merges = false;               // a piece that is a token is one, whatever the merges say
-  bool add_bos = false;                     // unless the file says otherwise
+  bool ignore_merges = false;               // a piece that is a token stays one, regardless of the merges
+  bool add_bos = false;                     // default; the file can override it
 };
 
-// Null for a name that is not known.
+// Returns null for an unknown name.
 const GgufPreTokenizer* FindGgufPreTokenizer(std::string_view name);
 
 }  // namespace sluice

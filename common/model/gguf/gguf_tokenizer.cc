@@ -15,7 +15,7 @@ namespace {
 using nlohmann::json;
 using Files = std::map<std::string, std::string>;
 
-// tokenizer.ggml.token_type
+// Values of tokenizer.ggml.token_type.
 enum TokenType : int64_t {
   kNormal = 1,
   kUnknown = 2,
@@ -25,7 +25,7 @@ enum TokenType : int64_t {
   kByte = 6
 };
 
-// The lists of a vocabulary, of one length.
+// The lists of a vocabulary, all of one length.
 struct Vocabulary {
   const std::vector<std::string>* tokens = nullptr;
   std::vector<int64_t> types;
@@ -59,7 +59,7 @@ absl::StatusOr<bool> Flag(const GgufKeys& keys, std::string_view name, bool fall
   return value.value_or(fallback ? 1 : 0) != 0;
 }
 
-// The token that a key names by its id; empty if the key is absent or names none.
+// Returns the token that a key names by its id; empty if the key is absent or names none.
 absl::StatusOr<std::string> TokenOf(const GgufKeys& keys, std::string_view name,
                                     const Vocabulary& vocabulary) {
   ASSIGN_OR_RETURN(const std::optional<int64_t> id, keys.Int(GgmlKey(name), -1, UINT32_MAX));
@@ -97,7 +97,8 @@ json PipelineOf(const GgufPreTokenizer& pre) {
   return {{"type", "Sequence"}, {"pretokenizers", std::move(steps)}};
 }
 
-// What both kinds have: added tokens, vocabulary and merges; `model` says how the latter are used.
+// Writes the parts common to both kinds: added tokens, vocabulary and merges; `model` holds the options of
+// the BPE model.
 absl::StatusOr<json> TokenizerJson(const GgufKeys& keys, const Vocabulary& vocabulary, json model) {
   ASSIGN_OR_RETURN(const std::vector<std::string>* merges, keys.Texts(GgmlKey("merges")));
   if (merges == nullptr) return keys.Error(GgmlKey("merges"), "is missing");
@@ -131,7 +132,7 @@ absl::StatusOr<json> TokenizerJson(const GgufKeys& keys, const Vocabulary& vocab
   return root;
 }
 
-// Gemma-4's: text as it is, spaces as U+2581, bytes for what no token has.
+// Gemma-4's BPE: unsplit text, spaces as U+2581, byte tokens for uncovered characters.
 absl::StatusOr<Files> SpacedBytePairFiles(const GgufKeys& keys) {
   ASSIGN_OR_RETURN(const Vocabulary vocabulary, ReadVocabulary(keys));
   ASSIGN_OR_RETURN(const std::string unknown, TokenOf(keys, "unknown_token_id", vocabulary));
@@ -208,7 +209,7 @@ absl::StatusOr<Files> SentencePieceFiles(const GgufKeys& keys) {
   ASSIGN_OR_RETURN(const bool trims, Flag(keys, "remove_extra_whitespaces", false));
   if (trims) return keys.Unsupported(GgmlKey("remove_extra_whitespaces"), "true");
   ASSIGN_OR_RETURN(const bool dummy_prefix, Flag(keys, "add_space_prefix", true));
-  // Fillers behind the last token: an embedding may have more rows than its tokenizer has tokens.
+  // Filler tokens at the end: an embedding may have more rows than its tokenizer has tokens.
   size_t count = vocabulary.tokens->size();
   while (count > 0 && vocabulary.types[count - 1] == kUnused) --count;
   std::string model;
@@ -221,7 +222,7 @@ absl::StatusOr<Files> SentencePieceFiles(const GgufKeys& keys) {
   AppendNumber(35, std::count(vocabulary.types.begin(), vocabulary.types.end(), kByte) > 0 ? 1 : 0, &trainer);
   for (const auto& [field, name] : {std::pair(41u, "bos_token_id"), std::pair(42u, "eos_token_id")}) {
     ASSIGN_OR_RETURN(const std::optional<int64_t> id, keys.Int(GgmlKey(name), -1, UINT32_MAX));
-    // -1, none, is ten bytes of a varint.
+    // -1 (none) is ten bytes as a varint.
     AppendNumber(field,
                  static_cast<uint64_t>(id.value_or(-1) < static_cast<int64_t>(count) ? id.value_or(-1) : -1),
                  &trainer);

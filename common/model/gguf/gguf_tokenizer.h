@@ -1,4 +1,4 @@
-// A GGUF file's tokenizer as the files that a folder of the hub would have: tokenizer.json for byte-level
+// GgufTokenizerFiles: a GGUF file's tokenizer converted to the hub's files: tokenizer.json for byte-level
 // BPE, tokenizer.model for SentencePiece, and tokenizer_config.json.
 //
 // Private to common/model/gguf. Thread safety: a free function.
@@ -12,8 +12,8 @@
 
 namespace sluice {
 
-// By base name; empty if the file has no tokenizer. InvalidArgument naming the key; Unimplemented naming a
-// model or pre-tokenizer that is not supported.
+// Returns the files by base name; empty if the file has no tokenizer. InvalidArgument naming the key;
+// Unimplemented naming an unsupported model or pre-tokenizer.
 absl::StatusOr<std::map<std::string, std::string>> GgufTokenizerFiles(const GgufKeys& keys);
 
 }  // namespace sluice

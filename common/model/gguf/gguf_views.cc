@@ -13,17 +13,17 @@
 namespace sluice {
 namespace {
 
-// Tensors of the model.
+// Tensors of the whole model.
 constexpr GgufModule kModelNames[] = {
     {"output.weight", "lm_head.weight"},
     {"output.bias", "lm_head.bias"},
 };
 
-// What describes the rotation of positions is part of the config.
+// Tensors of rotary positions; they belong to the config.
 constexpr const char* kConfigTensors[] = {"rope_freqs.weight", "rope_factors_long.weight",
                                           "rope_factors_short.weight"};
 
-// Modules of a layer; weight and bias alike.
+// Modules of a layer; the same for weight and bias.
 constexpr GgufModule kLayerModules[] = {
     {"attn_norm", "input_layernorm"},     {"attn_q", "self_attn.q_proj"},
     {"attn_k", "self_attn.k_proj"},       {"attn_v", "self_attn.v_proj"},
@@ -70,7 +70,7 @@ class ViewMaker {
     return views_.emplace_back(GgufView{.name = name, .shape = HubShape(tensor), .source = &tensor});
   }
 
-  // `count` of the tensor's lines as a matrix.
+  // Adds `count` lines of the tensor as a matrix.
   void AddLines(const std::string& name, const GgufTensorInfo& tensor, uint64_t first, uint64_t count) {
     GgufView& view = Add(name, tensor);
     view.shape = {count, tensor.dims[0]};
@@ -78,7 +78,7 @@ class ViewMaker {
   }
 
   bool AddOfModel(const GgufTensorInfo& tensor) {
-    // The last norm stood at the embedding in the first files of one family, and kept that name.
+    // In the first files of one family the last norm was stored beside the embedding, and it kept that name.
     for (const char* suffix : {".weight", ".bias"}) {
       if (tensor.name != absl::StrCat("output_norm", suffix) &&
           tensor.name != absl::StrCat("token_embd_norm", suffix)) {
@@ -136,7 +136,7 @@ class ViewMaker {
     for (const GgufModule& name : kLayerModules) {
       if (module != name.gguf) continue;
       const bool paired = architecture_.permuted && (module == "attn_q" || module == "attn_k");
-      // Paired values of a bias stand along its line, which no family with such rows has.
+      // Paired values of a bias lie along its line; no family with such rows has a bias.
       if (paired && tensor.dims.size() != 2) return false;
       GgufView& view = Add(absl::StrCat(base, name.hub, suffix), tensor);
       view.minus_one = architecture_.plus_one && absl::EndsWith(module, "_norm");
@@ -148,7 +148,7 @@ class ViewMaker {
     return false;
   }
 
-  // The tensor under its hub's name, what was done to it told to be undone.
+  // Adds the tensor under its hub name, with the converter's change to be undone.
   void Change(const GgufModule& module, const GgufTensorInfo& tensor, const std::string& name) {
     GgufView& view = Add(name, tensor);
     if (module.change == GgufChange::kSqueezed && view.shape.size() == 2) {
@@ -161,7 +161,7 @@ class ViewMaker {
     if (architecture_.tiled_values) view.tiles = TilesOf(module.gguf, view.shape);
   }
 
-  // How the value heads in a tensor of linear attention stand.
+  // Returns the tile layout of the value heads in a tensor of linear attention.
   GgufHeadTiles TilesOf(absl::string_view module, const std::vector<uint64_t>& shape) const {
     const uint32_t heads = shape_.linear_keys * shape_.linear_sharers;
     GgufHeadTiles tiles{.keys = shape_.linear_keys, .sharers = shape_.linear_sharers};
@@ -169,7 +169,7 @@ class ViewMaker {
     uint64_t size = shape[0];
     if (module == "attn_qkv" || module == "ssm_conv1d") {
       tiles.length = shape_.linear_values;
-      tiles.first = size < values ? 0 : size - values;  // behind q and k
+      tiles.first = size < values ? 0 : size - values;  // after q and k
     } else if (module == "attn_gate" || module == "ssm_out") {
       tiles.length = shape_.linear_values;
       tiles.columns = module == "ssm_out";
@@ -182,12 +182,12 @@ class ViewMaker {
     } else {
       return {};
     }
-    // A tensor of another shape is for the family's map to refuse.
+    // Tensors of another shape are refused later, by the family's map.
     return size == tiles.first + uint64_t{heads} * tiles.length ? tiles : GgufHeadTiles();
   }
 
-  // Qwen3-Next's gates: for each key head the lines of beta, then those of decay. Beside all projections in
-  // one they are the hub's own tensor.
+  // Qwen3-Next's gates: each key head has its lines of beta, then those of decay. In files with fused
+  // projections they are the hub's own tensor.
   bool AddGates(const GgufTensorInfo& tensor, const std::string& base) {
     const std::string fused = absl::StrReplaceAll(tensor.name, {{"ssm_ba", "ssm_in"}});
     if (files_.Find(fused) != nullptr) {
@@ -237,7 +237,7 @@ class ViewMaker {
     return part == "gate" ? architecture_.gate : part == "up" ? architecture_.up : architecture_.down;
   }
 
-  // ffn_{gate,up,down,gate_up}_exps of all experts, or ffn_{gate,up,down}.E of one.
+  // Adds ffn_{gate,up,down,gate_up}_exps of all experts, or ffn_{gate,up,down}.E of one.
   bool AddExperts(const GgufTensorInfo& tensor, const std::string& module, const std::string& base,
                   bool is_bias) {
     absl::string_view part = module;
@@ -271,7 +271,7 @@ class ViewMaker {
     return true;
   }
 
-  // Router, shared and dense FFNs.
+  // Adds router, shared and dense FFNs.
   bool AddMixture(const GgufTensorInfo& tensor, const std::string& module, const std::string& base,
                   const std::string& suffix) {
     if (module == "ffn_gate_inp") {

@@ -43,7 +43,7 @@ absl::StatusOr<ModelSource> OpenFolder(const std::string& dir) {
 absl::StatusOr<ModelSource> OpenGgufFile(const std::string& path) {
   ASSIGN_OR_RETURN(GgufModel gguf, OpenGguf(path));
   ModelSource source;
-  // Messages about what the keys say name the file and the hub's member.
+  // Messages about converted keys name the file and the hub's member.
   ASSIGN_OR_RETURN(source.hf, ParseHfConfig(gguf.config_json, gguf.generation_json, path));
   source.hf.chat_template = std::move(gguf.chat_template);
   source.checkpoint = std::move(gguf.checkpoint);
@@ -53,8 +53,8 @@ absl::StatusOr<ModelSource> OpenGgufFile(const std::string& path) {
 
 enum class SourceKind : uint8_t { kFolder, kGguf };
 
-// By what it is, whatever its name: downloads lose their ends. Anything that does not exist is a folder that
-// lacks its files.
+// Detects the kind by content, not by name: downloads lose their extensions. A missing path counts as a
+// folder without files.
 absl::StatusOr<SourceKind> KindOf(const std::string& path) {
   std::error_code error;
   const std::filesystem::file_status status = std::filesystem::status(path, error);

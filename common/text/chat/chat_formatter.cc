@@ -26,8 +26,8 @@ absl::StatusOr<FormattedChat> ChatFormatter::Format(const std::string& conversat
   return chat;
 }
 
-// Finds the token that ends a turn by rendering an answered question and looking at what the template puts
-// right behind the answer: templates do not say it otherwise.
+// Finds the end-of-turn token: renders an answered question and takes the token that the template puts right
+// after the answer, because templates do not declare it otherwise.
 std::optional<int32_t> ChatFormatter::FindEndOfTurn() const {
   constexpr char kAnswered[] =
       R"({"messages": [{"role": "user", "content": "Q"}, {"role": "assistant", "content": "A"}]})";
@@ -35,7 +35,7 @@ std::optional<int32_t> ChatFormatter::FindEndOfTurn() const {
   options.add_generation_prompt = false;
   const absl::StatusOr<RenderedChat> rendered = template_->Render(kAnswered, options);
   if (!rendered.ok()) {
-    return std::nullopt;  // a template may have other demands on a conversation
+    return std::nullopt;  // the template may require another form of conversation
   }
   const size_t answer = rendered->marks.rfind('\1');
   if (answer == std::string::npos || rendered->text[answer] != 'A') {

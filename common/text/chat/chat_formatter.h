@@ -1,5 +1,5 @@
-// ChatFormatter: a conversation to the token ids that a model answers: its chat template, then its tokenizer,
-// control tokens being recognised in the template's own text only.
+// ChatFormatter: turns a conversation into token ids: the model's chat template, then its tokenizer. Control
+// tokens are recognised in the template's own text only.
 //
 // Thread safety: immutable after Create; Format may be called by any number of threads.
 #pragma once
@@ -18,13 +18,13 @@
 namespace sluice {
 
 struct FormattedChat {
-  std::string text;          // as the template gave it
-  std::vector<int32_t> ids;  // nothing is added around them: a template spells its BOS itself
+  std::string text;          // as rendered
+  std::vector<int32_t> ids;  // nothing is added around them: the template writes its BOS itself
 };
 
 class ChatFormatter {
  public:
-  // `tokenizer` is borrowed and outlives this. Errors of ChatTemplate::Create.
+  // REQUIRES: `tokenizer` outlives this. Errors of ChatTemplate::Create.
   static absl::StatusOr<std::unique_ptr<ChatFormatter>> Create(const std::string& template_source,
                                                                const Tokenizer& tokenizer);
 
@@ -32,8 +32,8 @@ class ChatFormatter {
   absl::StatusOr<FormattedChat> Format(const std::string& conversation,
                                        const ChatRenderOptions& options) const;
 
-  // The special token that the template puts behind an answer, where it does: a model ends its turn with it,
-  // whether or not its generation defaults name it as an end token.
+  // Special token that the template puts after an answer, if any: the model ends its turn with it, even if
+  // its generation defaults do not name it as an end token.
   std::optional<int32_t> end_of_turn() const { return end_of_turn_; }
 
  private:

@@ -17,12 +17,12 @@ using Json = nlohmann::ordered_json;
 constexpr int kMaxJsonDepth = 64;
 constexpr size_t kMaxConversationBytes = 16 << 20;
 constexpr size_t kMaxValues = 100'000;
-constexpr size_t kMaxMembers = 1024;  // of an object: looking one up takes as long
+constexpr size_t kMaxMembers = 1024;  // per object: a lookup is linear in them
 constexpr size_t kMaxTemplateBytes = 1 << 20;
 constexpr std::string_view kContinueTag = "CONTINUE_FINAL_MESSAGE_TAG";
 
-// Makes values of a client's JSON. All text in it is marked as the client's, keys too, so that none of it can
-// become a control token.
+// Reader: converts a client's JSON to values. All of its text, keys included, is marked as the client's, so
+// that none of it can become a control token.
 class Reader {
  public:
   absl::StatusOr<jinja::Value> Read(const Json& json, int depth) {
@@ -78,8 +78,8 @@ class Reader {
   size_t values_ = 0;
 };
 
-// Drops null members, which templates would print as "None", and gives reasoning under all the names by which
-// templates look for it.
+// Drops null members, which templates would print as "None", and stores reasoning under all the names that
+// templates use for it.
 absl::Status NormalizeMessages(Json* messages) {
   for (Json& message : *messages) {
     if (!message.is_object()) {
@@ -106,8 +106,8 @@ absl::Status NormalizeMessages(Json* messages) {
   return absl::OkStatus();
 }
 
-// Marks the end of the message that is to be continued. A template may trim a message or add to it, so the
-// place to cut the rendered text at is found by a tag, as in transformers.
+// Tags the end of the message to be continued. A template may trim a message or add to it, so the cut
+// position in the rendered text is found by a tag, as in transformers.
 absl::Status TagFinalMessage(const ChatRenderOptions& options, Json* messages) {
   if (options.add_generation_prompt) {
     return absl::InvalidArgumentError(

@@ -1,9 +1,9 @@
-// A model's chat template: a conversation becomes the text that the model was trained to continue.
+// ChatTemplate: renders a conversation to the text format that the model was trained on.
 //
-// Templates are the models' own (tokenizer_config.json's `chat_template`, or chat_template.jinja), run by the
-// bounded interpreter in jinja/. Globals are those of transformers' apply_chat_template: messages, tools,
-// documents, add_generation_prompt, the special tokens by name (bos_token, eos_token, ...), and whatever else
-// the conversation's object holds.
+// Templates come with the model (tokenizer_config.json's `chat_template`, or chat_template.jinja) and run in
+// the bounded interpreter (common/text/jinja/interpreter.h). Globals are those of transformers'
+// apply_chat_template: messages, tools, documents, add_generation_prompt, the special tokens by name
+// (bos_token, eos_token, ...), and all further members of the conversation object.
 //
 // Thread safety: immutable after Create; Render may be called by any number of threads.
 #pragma once
@@ -20,19 +20,19 @@
 
 namespace sluice {
 
-// `marks` has a byte for each of `text`: 1 where it came from the conversation, 0 where from the template.
-// Special tokens are parsed in the template's bytes only.
+// `marks` has one byte per byte of `text`: 1 for the conversation's, 0 for the template's. Special tokens are
+// parsed only in the template's bytes.
 struct RenderedChat {
   std::string text;
   std::string marks;
 };
 
 struct ChatRenderOptions {
-  // Ends with what begins the assistant's turn.
+  // Appends the opening of the assistant's turn.
   bool add_generation_prompt = true;
-  // Leaves the last message open, so that the model goes on with it; not together with the above.
+  // Leaves the last message open for the model to continue; excludes the option above.
   bool continue_final_message = false;
-  // What strftime_now() prints, in UTC.
+  // Time that strftime_now() prints, in UTC.
   absl::Time now = absl::UnixEpoch();
   jinja::RenderLimits limits;
 };
@@ -41,16 +41,16 @@ inline constexpr std::string_view kChatRoles[] = {"system", "developer", "user",
 
 class ChatTemplate {
  public:
-  // Parses. INVALID_ARGUMENT or UNIMPLEMENTED with the template's line.
+  // Parses the template. INVALID_ARGUMENT or UNIMPLEMENTED with the template's line.
   static absl::StatusOr<std::unique_ptr<ChatTemplate>> Create(
       const std::string& source, std::map<std::string, std::string> special_tokens);
 
-  // `conversation` is a JSON object with `messages` (a list of objects with `role` and mostly `content`) and
+  // `conversation` is a JSON object with `messages` (a list of objects with `role` and usually `content`) and
   // optionally `tools`, `documents` and other variables of the template. As in transformers, null members of
-  // a message count as absent, and `reasoning_content`, `thinking` and `reasoning` stand in for each other.
-  // A role is the template's text where it is one of kChatRoles, so that templates can build control tokens
-  // of it. INVALID_ARGUMENT: more than 16 MiB, 100'000 values or 1024 members of one object, no JSON, no
-  // messages, a variable that is not a client's to set, or the template refused it (in its words).
+  // a message count as absent, and `reasoning_content`, `thinking` and `reasoning` are aliases. A role counts
+  // as the template's text if it is one of kChatRoles, so that templates can build control tokens of it.
+  // INVALID_ARGUMENT: more than 16 MiB, 100'000 values or 1024 members of one object, no JSON, no messages, a
+  // variable that clients may not set, or an error raised by the template (its message is passed on).
   absl::StatusOr<RenderedChat> Render(const std::string& conversation,
                                       const ChatRenderOptions& options) const;
 

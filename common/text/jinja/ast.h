@@ -1,4 +1,4 @@
-// The tree of a parsed template. Built by Parser (parser.h), walked by the interpreter (interpreter.h).
+// Syntax tree of a template. Built by Parser (parser.h), walked by the interpreter (interpreter.h).
 //
 // Thread safety: immutable after parsing; may be walked by any number of threads.
 #pragma once
@@ -65,7 +65,7 @@ struct Statement {
     kMacro,        // name, parameters, body
     kCallBlock,    // expression (a call), parameters, body: the callee's caller()
     kFilterBlock,  // expression: a filter chain whose innermost value is the literal undefined; body
-    kBlock,        // body, as it stands ({% generation %})
+    kBlock,        // body, rendered unchanged ({% generation %})
     kBreak,
     kContinue,
   };

@@ -21,8 +21,8 @@ absl::Status Evaluator::Step(int line) {
   return absl::OkStatus();
 }
 
-// Copying and searching a large value is work as well: a template that doubles a text in a loop would else
-// stay within its steps.
+// Copying and searching a large value costs steps too: otherwise a template that doubles a string in a loop
+// would stay within its steps.
 void Evaluator::Charge(const Value& value) {
   constexpr size_t kPerStep = 256;  // bytes, or items of a list
   if (const String* text = value.string()) {
@@ -39,14 +39,14 @@ absl::Status Evaluator::AtLine(const absl::Status& status, int line) {
 }
 
 Value Evaluator::Lookup(const std::string& name) {
-  // Innermost first. A macro's body sees its own names, the template's and the globals, but not those of
-  // whoever called it.
+  // Innermost frame first. A macro's body sees its own names, the template's and the globals, but not its
+  // caller's.
   for (size_t i = frames_.size(); i-- > 0;) {
     if (const Value* found = FindKey(frames_[i].names, name)) {
       return *found;
     }
     if (frames_[i].function) {
-      i = std::min<size_t>(i, 2);  // on to the template's own names and the globals
+      i = std::min<size_t>(i, 2);  // skips to the template's own names and the globals
     }
   }
   return Value::MakeUndefined(name);
@@ -151,8 +151,8 @@ absl::StatusOr<Value> Evaluator::EvaluateMap(const Expression& expression) {
     }
     map.integer_keys = integer;
     const String name = ToString(key);
-    // Keys carry no marks of their own. One key that a client wrote makes them all the client's, which errs
-    // on the safe side.
+    // Keys carry no marks of their own. One key from a client marks all keys as the client's, which is the
+    // safe side.
     map.client = map.client || name.marks.find(1) != std::string::npos;
     SetKey(map, name.text, std::move(value));
   }

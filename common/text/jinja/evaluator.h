@@ -1,4 +1,4 @@
-// Expressions of the template language, evaluated in a stack of name spaces, with the limits of a rendering.
+// Evaluator: evaluates expressions in a stack of name spaces, within the limits of a rendering.
 //
 // Thread safety: thread-compatible.
 #pragma once
@@ -17,10 +17,10 @@ namespace sluice::jinja {
 // One name space. Loops and macros open one; `if` does not.
 struct Frame {
   Map names;
-  bool function = false;  // a macro's: names of frames below are not seen, but for the globals'
+  bool function = false;  // frame of a macro: hides the names of the frames below, except the globals'
 };
 
-// Counts a level of nesting while it lives.
+// Counts one level of nesting during its lifetime.
 class Depth {
  public:
   explicit Depth(int* depth) : depth_(depth) { ++*depth_; }
@@ -38,15 +38,16 @@ class Evaluator {
   absl::StatusOr<Arguments> EvaluateArguments(const CallArguments& arguments);
   Value Lookup(const std::string& name);
 
-  // One step of work at a line of the template. RESOURCE_EXHAUSTED: too many, or nested too deeply.
+  // Counts one step of work at a line of the template. RESOURCE_EXHAUSTED: too many steps, or too deep
+  // nesting.
   absl::Status Step(int line);
-  // The error with its line, unless a line is named already.
+  // Adds the line to the error, unless it already has one.
   static absl::Status AtLine(const absl::Status& status, int line);
 
   const RenderLimits& limits() const { return limits_; }
   std::vector<Frame>& frames() { return frames_; }
   int* depth() { return &depth_; }
-  // What a filter block's chain starts from.
+  // Sets the initial value of a filter block's chain.
   void set_filter_body(Value body) { filter_body_ = std::move(body); }
 
  private:

@@ -22,7 +22,7 @@ ExpressionPtr ExpressionParser::Binary(std::string name, ExpressionPtr left, Exp
   return node;
 }
 
-// One function for each level of precedence, from the weakest to the strongest, each parsing operands by the
+// One function per level of precedence, from the weakest to the strongest; each parses its operands by the
 // next: tuple, if-else, or, and, not, comparison, + -, ~, * / // %, unary and **, then names, calls and
 // subscripts. The levels are Jinja's, which differ from Python's.
 absl::StatusOr<ExpressionPtr> ExpressionParser::ParseTuple() {
@@ -93,7 +93,7 @@ absl::StatusOr<ExpressionPtr> ExpressionParser::ParseNot() {
 
 absl::StatusOr<ExpressionPtr> ExpressionParser::ParseComparison() {
   ASSIGN_OR_RETURN(ExpressionPtr left, ParseSum());
-  // a < b < c is one chain, in which each operand is evaluated once, and not (a < b) < c.
+  // The chain a < b < c evaluates each operand once; it is not (a < b) < c.
   ExpressionPtr chain;
   while (true) {
     std::string name;
@@ -151,7 +151,7 @@ absl::StatusOr<ExpressionPtr> ExpressionParser::ParseProduct() {
 }
 
 // Filters bind tighter than binary operators but not than a sign: -1 | abs is (-1) | abs. So only the
-// outermost of several signs takes the filters behind the operand.
+// outermost of several signs applies the filters after the operand.
 absl::StatusOr<ExpressionPtr> ExpressionParser::ParseUnary(bool filters) {
   const Nesting nesting(this);
   RETURN_IF_ERROR(CheckNesting());
@@ -200,8 +200,8 @@ absl::StatusOr<ExpressionPtr> ExpressionParser::ParseTest(ExpressionPtr value) {
   node->items.push_back(std::move(value));
   if (TakeOperator("(")) {
     RETURN_IF_ERROR(ParseArguments(&node->arguments));
-    // A test may have one argument without parentheses, as in `x is divisibleby 3`; words that go on with the
-    // expression are none.
+    // A test may have one argument without parentheses, as in `x is divisibleby 3`; keywords that continue
+    // the expression are not arguments.
   } else if (Peek().kind == Kind::kString || Peek().kind == Kind::kInteger || Peek().kind == Kind::kFloat ||
              (Peek().kind == Kind::kName && !IsName("and") && !IsName("or") && !IsName("if") &&
               !IsName("else") && !IsName("is") && !IsName("in") && !IsName("not"))) {
@@ -255,7 +255,7 @@ absl::StatusOr<ExpressionPtr> ExpressionParser::ParsePostfix(ExpressionPtr value
 }
 
 absl::StatusOr<ExpressionPtr> ExpressionParser::ParseSubscript(ExpressionPtr value) {
-  // Up to three bounds, each of which may be left out; without any colon it is a plain subscript.
+  // Reads up to three bounds, each optional; without a colon it is a plain subscript.
   ExpressionPtr bounds[3];
   int count = 0;
   while (true) {
@@ -285,7 +285,7 @@ absl::StatusOr<ExpressionPtr> ExpressionParser::ParsePrimary() {
   switch (token.kind) {
     case Kind::kString: {
       std::string text = Next().text;
-      while (Peek().kind == Kind::kString) {  // adjacent strings join
+      while (Peek().kind == Kind::kString) {  // adjacent strings are concatenated
         text += Next().text;
       }
       node->literal = Value(String::Own(text));

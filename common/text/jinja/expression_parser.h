@@ -1,4 +1,4 @@
-// The half of the parser that reads expressions, with Jinja's precedence.
+// ExpressionParser: the half of the parser that reads expressions, with Jinja's precedence.
 //
 // Thread safety: used by one thread.
 #pragma once
@@ -18,7 +18,7 @@ class ExpressionParser : public TokenReader {
  protected:
   ExpressionPtr Node(Expression::Kind kind, std::string name = "") const;
   ExpressionPtr Binary(std::string name, ExpressionPtr left, ExpressionPtr right) const;
-  // a, b: a list without brackets.
+  // Parses `a, b`: a list without brackets.
   absl::StatusOr<ExpressionPtr> ParseTuple();
   absl::StatusOr<ExpressionPtr> ParseExpression();
   absl::StatusOr<ExpressionPtr> ParseOr();
@@ -33,7 +33,7 @@ class ExpressionParser : public TokenReader {
   absl::StatusOr<ExpressionPtr> ParseFiltersAndTests(ExpressionPtr value);
   absl::StatusOr<ExpressionPtr> ParseFilter(ExpressionPtr value);
   absl::StatusOr<ExpressionPtr> ParseTest(ExpressionPtr value);
-  // Behind the opening parenthesis.
+  // Starts after the opening parenthesis.
   absl::Status ParseArguments(CallArguments* arguments);
   absl::StatusOr<ExpressionPtr> ParsePostfix(ExpressionPtr value);
   absl::StatusOr<ExpressionPtr> ParseSubscript(ExpressionPtr value);

@@ -1,4 +1,4 @@
-// The filters of builtins.h, each with the meaning it has in Jinja or transformers.
+// The filters of builtins.h, with the meaning of Jinja or transformers.
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
@@ -48,7 +48,7 @@ absl::StatusOr<Value> Default(const Value& value, const Arguments& arguments) {
   return missing ? (otherwise != nullptr ? *otherwise : Value("")) : value;
 }
 
-// transformers' signature: tojson(ensure_ascii=False, indent=None, separators=None, sort_keys=False).
+// Signature in transformers: tojson(ensure_ascii=False, indent=None, separators=None, sort_keys=False).
 absl::StatusOr<Value> ToJsonFilter(const Value& value, const Arguments& arguments) {
   JsonFormat format;
   const Value* ascii = arguments.Find(0, "ensure_ascii");
@@ -145,14 +145,14 @@ absl::StatusOr<Value> ItemsFilter(const Value& value, const Arguments&) {
   return CallMethod(value, "items", {});
 }
 
-// Jinja's sorting filters ignore upper and lower case unless told otherwise.
+// Jinja's sorting filters ignore case unless case_sensitive is set.
 absl::Status StableSort(bool case_sensitive, bool reverse,
                         absl::FunctionRef<absl::StatusOr<Value>(const Value&)> key, List* items) {
-  if (reverse) {  // equal ones keep their order, as Python has it
+  if (reverse) {  // equal items keep their order, as in Python
     std::reverse(items->begin(), items->end());
   }
-  // std::stable_sort cannot be left half way: after a failure the comparison says that nothing is less, and
-  // the list, whose order means nothing then, is dropped with the error.
+  // std::stable_sort cannot be aborted: after a failure the comparison returns false for every pair, and the
+  // list, now in no defined order, is dropped with the error.
   absl::Status failure;
   const auto key_of = [&](const Value& item) {
     absl::StatusOr<Value> value = key(item);
@@ -306,7 +306,7 @@ absl::StatusOr<Value> Indent(const Value& value, const Arguments& arguments) {
 }
 
 absl::StatusOr<Value> StringFilter(const Value& value, const Arguments&) { return Value(ToString(value)); }
-// Jinja's `e`: writes the characters that HTML treats specially as entities.
+// Escape (Jinja's `e`): writes the characters that HTML treats specially as entities.
 absl::StatusOr<Value> Escape(const Value& value, const Arguments&) {
   const String text = ToString(value);
   String out;
@@ -341,7 +341,7 @@ absl::StatusOr<Value> Escape(const Value& value, const Arguments&) {
 
 absl::StatusOr<Value> Same(const Value& value, const Arguments&) { return value; }
 
-// The arguments without the first `skip` positional ones, to hand on to the filter or test that these name.
+// Returns the arguments without the first `skip` positional ones, for the filter or test that these name.
 Arguments Rest(const Arguments& arguments, size_t skip) {
   Arguments rest;
   rest.named = arguments.named;
@@ -352,7 +352,7 @@ Arguments Rest(const Arguments& arguments, size_t skip) {
   return rest;
 }
 
-// Follows an attribute path: "a.b" looks up a, and b in what it finds.
+// Follows an attribute path: "a.b" looks up a, then b in the result.
 absl::StatusOr<Value> AttributeOf(Value value, const std::string& path) {
   size_t begin = 0;
   while (true) {

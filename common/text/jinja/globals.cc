@@ -15,8 +15,7 @@ absl::StatusOr<Value> RaiseException(const Arguments& arguments) {
                                                        : ToString(*message).text);
 }
 
-// dict() and namespace() make a mapping: a copy of the one that is given, if any, with the named arguments on
-// top.
+// dict() and namespace() make a mapping: a copy of the optional argument, overridden by the named arguments.
 absl::StatusOr<Value> MakeMap(const Arguments& arguments) {
   Map made;
   if (!arguments.positional.empty()) {

@@ -1,4 +1,5 @@
-// The functions that every template has: raise_exception, namespace, dict, range, strftime_now.
+// AddGlobals: the functions that every template can call: raise_exception, namespace, dict, range,
+// strftime_now.
 //
 // Thread safety: a pure function.
 #pragma once
@@ -8,7 +9,7 @@
 
 namespace sluice::jinja {
 
-// `now` is what strftime_now() prints, in UTC.
+// `now` is the time that strftime_now() prints, in UTC.
 void AddGlobals(absl::Time now, Map* globals);
 
 }  // namespace sluice::jinja

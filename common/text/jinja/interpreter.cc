@@ -11,7 +11,7 @@
 namespace sluice::jinja {
 namespace {
 
-// How a block ended: by running through, or by break or continue of the innermost loop.
+// Exit of a block: normal, or by break or continue of the innermost loop.
 enum class Flow { kNormal, kBreak, kContinue };
 
 class Interpreter {
@@ -132,8 +132,8 @@ class Interpreter {
     return Flow::kNormal;
   }
 
-  // The items that pass the loop's own condition. They are chosen before the loop runs, because loop.length
-  // and loop.last count only these.
+  // Returns the items that pass the loop's own condition. They are selected before the loop runs, because
+  // loop.length and loop.last count only these.
   absl::StatusOr<List> LoopItems(const Statement& statement) {
     ASSIGN_OR_RETURN(const Value iterable, evaluator_.Evaluate(*statement.expression));
     ASSIGN_OR_RETURN(List items, Items(iterable));
@@ -180,7 +180,7 @@ class Interpreter {
 
   absl::StatusOr<Flow> RunFor(const Statement& statement, String* out) {
     ASSIGN_OR_RETURN(const List items, LoopItems(statement));
-    bool completed = false;  // as in Jinja2, a body that `continue` or `break` left does not count
+    bool completed = false;  // as in Jinja2, an iteration ended by `continue` or `break` does not count
     for (size_t i = 0; i < items.size(); ++i) {
       RETURN_IF_ERROR(evaluator_.Step(statement.line));
       evaluator_.frames().push_back({});

@@ -1,4 +1,4 @@
-// Renders a parsed template. Bounded: steps, output and recursion have limits, so no template and no
+// Render: renders a parsed template. Steps, output and recursion have limits, so no template and no
 // conversation can hang or exhaust the server.
 //
 // Thread safety: Render is a pure function of its arguments; values in the context are not changed.
@@ -16,9 +16,9 @@ struct RenderLimits {
   int depth = 200;  // nested macro calls and expressions
 };
 
-// `variables` are the template's globals; `now` is what strftime_now() prints (in UTC). INVALID_ARGUMENT: the
-// template raised (its message is passed on) or misused a value, with the line; UNIMPLEMENTED: a filter,
-// test, function or method that this subset lacks, named; RESOURCE_EXHAUSTED: a limit, named.
+// `variables` are the template's globals; `now` is the time that strftime_now() prints (in UTC).
+// INVALID_ARGUMENT: the template raised (its message is passed on) or misused a value, with the line;
+// UNIMPLEMENTED: a missing filter, test, function or method, named; RESOURCE_EXHAUSTED: a limit, named.
 absl::StatusOr<String> Render(const Block& block, const Map& variables, absl::Time now,
                               const RenderLimits& limits = {});
 

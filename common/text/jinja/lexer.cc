@@ -90,7 +90,8 @@ class Lexer {
     Advance(end);
   }
 
-  // transformers renders with lstrip_blocks: blanks between the start of a line and a block tag are dropped.
+  // Implements lstrip_blocks, which transformers sets: blanks between the start of a line and a block tag are
+  // dropped.
   void StripIndent(size_t end, std::string* text) const {
     size_t start = end;
     while (start > 0 && (source_[start - 1] == ' ' || source_[start - 1] == '\t')) {
@@ -101,7 +102,7 @@ class Lexer {
     }
   }
 
-  // Notes what to drop behind a tag: all white space if it ends with '-', else one newline behind a block tag
+  // Records what to drop after a tag: all white space if it ends with '-', else one newline after a block tag
   // (trim_blocks), unless it ends with '+'.
   void AfterTag(char control, bool block) {
     trim_left_ = control == '-';
@@ -206,7 +207,7 @@ class Lexer {
     if (std::string_view("+-*/%~|.,:()[]{}<>=").find(c) == std::string_view::npos) {
       return Error(absl::StrCat("unexpected character '", std::string(1, c), "'"));
     }
-    // A closing brace of a map must not be taken for the first of the tag's two.
+    // Brace depth distinguishes a map's closing brace from the first of the tag's two.
     *depth += c == '{' ? 1 : c == '}' ? -1 : 0;
     Add(Token::Kind::kOperator, std::string(1, c));
     Advance(position_ + 1);
@@ -235,8 +236,8 @@ class Lexer {
     Advance(end);
   }
 
-  // Appends as UTF-8 the character whose code the hexadecimal digits behind source_[*at] give. False if there
-  // are not so many.
+  // Appends as UTF-8 the character with the hexadecimal code after source_[*at]. False if there are too few
+  // digits.
   bool CodePoint(size_t digits, size_t* at, std::string* text) const {
     uint32_t code = 0;
     for (size_t i = 0; i < digits; ++i) {
@@ -313,7 +314,7 @@ class Lexer {
 }  // namespace
 
 absl::StatusOr<std::vector<Token>> Tokenize(std::string_view source) {
-  // Jinja makes one kind of newline of all.
+  // Jinja normalizes all newlines to one kind.
   std::string text;
   text.reserve(source.size());
   for (size_t i = 0; i < source.size(); ++i) {
@@ -323,7 +324,7 @@ absl::StatusOr<std::vector<Token>> Tokenize(std::string_view source) {
       text += '\n';
     }
   }
-  // And it drops one newline at the very end of a template (keep_trailing_newline is off).
+  // Drops one newline at the very end of a template (keep_trailing_newline is off).
   if (!text.empty() && text.back() == '\n') {
     text.pop_back();
   }

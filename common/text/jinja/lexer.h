@@ -1,5 +1,5 @@
-// Cuts a template into text and tokens, with Jinja's white-space control: trim_blocks and lstrip_blocks are
-// on, as chat templates are written for, and `-`/`+` at a tag overrides them.
+// Tokenize: splits a template into text and tokens, with Jinja's white-space control: trim_blocks and
+// lstrip_blocks are on, as chat templates expect, and `-`/`+` at a tag overrides them.
 //
 // Thread safety: a pure function.
 #pragma once

@@ -109,7 +109,7 @@ String ChangeCase(String text, const std::string& method) {
   return text;
 }
 
-// startswith and endswith take one string or a list of them, of which any may fit.
+// Implements startswith and endswith: they accept one string or a list of alternatives.
 absl::StatusOr<Value> HasEnd(const String& text, const std::string& method, const Arguments& arguments) {
   const Value* given = arguments.Find(0, "prefix");
   List options;

@@ -10,8 +10,8 @@
 namespace sluice::jinja {
 namespace {
 
-constexpr size_t kMaxRepeat = 1 << 20;      // characters or items that `*` may make
-constexpr size_t kMaxCharacters = 1 << 20;  // of a text that is looped over
+constexpr size_t kMaxRepeat = 1 << 20;      // maximum characters or items of a `*` result
+constexpr size_t kMaxCharacters = 1 << 20;  // of a string in a loop
 
 absl::Status Unsupported(const std::string& op, const Value& left, const Value& right) {
   return absl::InvalidArgumentError(
@@ -57,14 +57,14 @@ absl::StatusOr<Value> Arithmetic(const std::string& op, const Value& left, const
       overflow = __builtin_sub_overflow(a, b, &result);
     } else if (op == "*") {
       overflow = __builtin_mul_overflow(a, b, &result);
-    } else if (b == -1) {  // the one quotient that overflows
+    } else if (b == -1) {  // the only quotient that overflows
       overflow = op == "//" && __builtin_sub_overflow(int64_t{0}, a, &result);
     } else if (op == "//" || op == "%") {
-      // Python rounds the quotient down and gives the remainder the divisor's sign; C++ rounds it to zero.
+      // Python rounds the quotient down and gives the remainder the divisor's sign; C++ rounds towards zero.
       const int64_t quotient = a / b - (a % b != 0 && (a % b < 0) != (b < 0) ? 1 : 0);
       result = op == "//" ? quotient : a - quotient * b;
     } else {
-      // Powers are whole while a double holds them exactly.
+      // A power is an integer as long as a double holds it exactly.
       const double power = std::pow(x, y);
       if (y < 0 || std::fabs(power) > 9e15) {
         return Value(power);
@@ -128,8 +128,8 @@ absl::StatusOr<bool> Contains(const Value& container, const Value& item) {
   return Unsupported("in", item, container);
 }
 
-// The byte offsets of the characters of a UTF-8 text, and of its end: Python counts characters, our strings
-// bytes.
+// Returns the byte offsets of the characters of a UTF-8 text, and of its end: Python counts characters, these
+// strings count bytes.
 std::vector<size_t> CharacterStarts(const std::string& text) {
   std::vector<size_t> starts;
   for (size_t i = 0; i < text.size(); ++i) {
@@ -147,8 +147,8 @@ struct Range {
   int64_t step;
 };
 
-// Python's slice.indices(): the first place, the one to stop before and the step, with bounds counted from
-// the end if they are negative and cut to the length.
+// Implements Python's slice.indices(): first index, end index and step; negative bounds count from the end,
+// and all are clamped to the length.
 absl::StatusOr<Range> SliceRange(int64_t length, const Value& begin, const Value& end, const Value& step) {
   Range range{0, 0, 1};
   const auto given = [](const Value& value) { return !value.undefined() && !value.none(); };
@@ -156,7 +156,7 @@ absl::StatusOr<Range> SliceRange(int64_t length, const Value& begin, const Value
     return absl::InvalidArgumentError("a slice's step must be an integer other than 0");
   }
   range.step =
-      std::clamp(range.step, -length - 1, length + 1);  // a longer step sees no more and could overflow
+      std::clamp(range.step, -length - 1, length + 1);  // a longer step visits no more and could overflow
   const int64_t low = range.step > 0 ? 0 : -1;
   const int64_t high = range.step > 0 ? length : length - 1;
   const auto bound = [&](const Value& value, int64_t otherwise, int64_t* out) -> absl::Status {

@@ -26,8 +26,8 @@ class StatementParser : public ExpressionParser {
   }
 
  private:
-  // Reads statements up to the template's end or to a tag that begins with one of `ends`; that tag's
-  // StatementBegin is not taken.
+  // Reads statements up to the template's end or to a tag that begins with one of `ends`; does not consume
+  // that tag's StatementBegin.
   absl::StatusOr<Block> ParseBlock(std::initializer_list<const char*> ends) {
     const Nesting nesting(this);
     RETURN_IF_ERROR(CheckNesting());
@@ -236,7 +236,7 @@ class StatementParser : public ExpressionParser {
 
   absl::StatusOr<Statement> ParseFilterBlock() {
     Statement statement = Make(Statement::Kind::kFilterBlock);
-    auto chain = std::make_unique<Expression>();  // the body's text takes its place
+    auto chain = std::make_unique<Expression>();  // replaced by the body's text
     do {
       ASSIGN_OR_RETURN(chain, ParseFilter(std::move(chain)));
     } while (TakeOperator("|"));
@@ -251,7 +251,8 @@ class StatementParser : public ExpressionParser {
 }  // namespace
 
 absl::StatusOr<Block> Parse(std::string_view source) {
-  // Trees are walked recursively, so the length of a tag bounds the stack, as nesting does for blocks.
+  // Trees are walked recursively, so the maximum length of a tag bounds the stack, as the maximum nesting
+  // does for blocks.
   ASSIGN_OR_RETURN(std::vector<Token> tokens, Tokenize(source));
   size_t begin = 0;
   for (size_t i = 0; i < tokens.size(); ++i) {

@@ -1,7 +1,7 @@
-// Template source to tree. The subset that chat templates use: output, if, for (with else, condition, break,
-// continue), set (also blocks and namespace attributes), macro, call, filter blocks, raw, generation; all of
-// Jinja's expressions. Anything else (import, include, extends, block, ...) is UNIMPLEMENTED, named with its
-// line.
+// Parser: template source to syntax tree. Supports the subset that chat templates use: output, if, for (with
+// else, condition, break, continue), set (also blocks and namespace attributes), macro, call, filter blocks,
+// raw, generation; all of Jinja's expressions. All other tags (import, include, extends, block, ...) are
+// UNIMPLEMENTED, named with their line.
 //
 // Thread safety: a pure function.
 #pragma once

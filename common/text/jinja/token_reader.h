@@ -1,4 +1,4 @@
-// TokenReader: the token list of a template and the place in it; what both halves of the parser share.
+// TokenReader: the token list of a template with a read position; base of both halves of the parser.
 //
 // Thread safety: used by one thread.
 #pragma once
@@ -23,7 +23,7 @@ class TokenReader {
   using Kind = Token::Kind;
   static constexpr int kMaxNesting = 200;  // of blocks and of expressions: the parser recurses
 
-  // Counts a level of recursion while it lives.
+  // Counts one level of recursion during its lifetime.
   class Nesting {
    public:
     explicit Nesting(TokenReader* reader) : reader_(reader) { ++reader_->depth_; }

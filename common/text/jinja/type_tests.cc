@@ -1,4 +1,4 @@
-// Tests: what stands behind `is` (builtins.h).
+// Tests: the names that may follow `is` (builtins.h).
 #include <string_view>
 #include <utility>
 

@@ -10,7 +10,7 @@
 namespace sluice::jinja {
 namespace {
 
-constexpr int kMaxDepth = 64;  // of nested lists and maps that are printed
+constexpr int kMaxDepth = 64;  // maximum depth of printed lists and maps
 
 std::string FormatDouble(double value) {
   if (std::isnan(value)) {
@@ -28,7 +28,7 @@ std::string FormatDouble(double value) {
   return text;
 }
 
-// Appends \uXXXX, a pair of them above U+FFFF, for the character at `*at`; *at becomes its last byte.
+// Appends \uXXXX, as a surrogate pair above U+FFFF, for the character at `*at`; *at becomes its last byte.
 void EscapeCharacter(const String& value, size_t* at, String* out) {
   const char mark = value.marks[*at];
   const auto lead = static_cast<unsigned char>(value.text[*at]);
@@ -93,7 +93,7 @@ String Escaped(const String& value, char quote, EscapeStyle style) {
   return out;
 }
 
-// Python's repr(), by which str() prints what lists and maps hold.
+// Implements Python's repr(), which str() uses for the items of lists and maps.
 String Repr(const Value& value, int depth);
 
 String ReprContainer(const Value& value, int depth) {
@@ -135,7 +135,7 @@ String Repr(const Value& value, int depth) {
   return ToString(value);
 }
 
-// Writes values as JSON, with the brackets, separators and line breaks that the format says.
+// JsonWriter: writes values as JSON, with the brackets, separators and line breaks of the format.
 class JsonWriter {
  public:
   JsonWriter(const JsonFormat& format, String* out)
@@ -309,7 +309,7 @@ void SetKey(Map& map, const std::string& key, Value value) {
 
 namespace {
 
-// A namespace may hold itself, so comparing ends at kMaxDepth, beyond which nothing is equal.
+// A namespace may contain itself, so comparison stops at kMaxDepth; deeper values count as unequal.
 bool EqualAt(const Value& a, const Value& b, int depth) {
   if (depth > kMaxDepth) {
     return false;

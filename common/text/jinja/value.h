@@ -1,8 +1,8 @@
-// Values of the template language, and strings that remember where each byte came from.
+// Values of the template language, and strings that record the origin of each byte.
 //
-// A chat template mixes its own text (where control tokens are spelt on purpose) with what clients sent
-// (where they must stay plain text). So a String carries a mark per byte: 1 for a client's byte. Every
-// operation moves the marks with the bytes, whatever the template does to the text.
+// A chat template mixes its own text (in which control tokens are intended) with clients' text (in which they
+// must stay plain text). So a String carries a mark per byte: 1 for a client's byte. Every operation moves
+// the marks with the bytes, whatever the template does to the text.
 //
 // Thread safety: plain values; lists, maps and namespaces are shared by reference within one rendering.
 #pragma once
@@ -23,7 +23,7 @@ namespace sluice::jinja {
 // Text and its marks. REQUIRES between calls: text.size() == marks.size().
 struct String {
   std::string text;
-  std::string marks;  // per byte 0: the template's own, 1: a client's
+  std::string marks;  // per byte: 0 the template's own, 1 a client's
 
   static String Own(std::string_view text) { return {std::string(text), std::string(text.size(), 0)}; }
   static String Client(std::string_view text) { return {std::string(text), std::string(text.size(), 1)}; }
@@ -38,14 +38,14 @@ struct String {
 
 class Value;
 using List = std::vector<Value>;
-// Keeps insertion order, as Python's dict does.
+// Map: keeps insertion order, as Python's dict does.
 struct Map;
 
 struct Arguments;
 using Function = std::function<absl::StatusOr<Value>(const Arguments&)>;
 
 struct Undefined {
-  std::string name;  // what was looked up, for error messages
+  std::string name;  // the name that was looked up, for error messages
 };
 struct None {};
 
@@ -82,12 +82,12 @@ class Value {
   const Function* function() const { return Pointer<Function>(); }
   bool undefined() const { return As<Undefined>() != nullptr; }
   bool none() const { return As<None>() != nullptr; }
-  // bool counts as an integer, as in Python.
+  // Returns true for integers and, as in Python, for bool.
   bool integer(int64_t* out) const;
   bool number(double* out) const;
 
   bool Truthy() const;
-  // "string", "integer", ... for error messages.
+  // Returns "string", "integer", ... for error messages.
   const char* TypeName() const;
 
  private:
@@ -102,9 +102,9 @@ class Value {
 
 struct Map : std::vector<std::pair<std::string, Value>> {
   bool client = false;        // the keys are a client's text
-  bool integer_keys = false;  // the keys are decimal integers, not text; never some of them only
+  bool integer_keys = false;  // the keys are decimal integers, not text; never mixed
   String KeyText(const std::string& key) const { return client ? String::Client(key) : String::Own(key); }
-  // The key as a template sees it.
+  // Returns the key as a template sees it.
   Value Key(const std::string& key) const;
 };
 
@@ -112,7 +112,7 @@ struct Arguments {
   List positional;
   Map named;
 
-  // The argument at `index` or named `name`, or null.
+  // Returns the argument at `index` or named `name`, or null.
   const Value* Find(size_t index, std::string_view name) const;
 };
 
@@ -122,25 +122,25 @@ inline Value Map::Key(const std::string& key) const {
   return integer_keys ? Value(static_cast<int64_t>(std::stoll(key))) : Value(KeyText(key));
 }
 
-// The value under `key` of any type, or null.
+// Returns the value under a key of any type, or null.
 Value* FindItem(Map& map, const Value& key);
-// The value under the text `key`, or null.
+// Returns the value under the string `key`, or null.
 Value* FindKey(Map& map, std::string_view key);
 void SetKey(Map& map, const std::string& key, Value value);
 
-// Python's equality: numbers by value, sequences and maps by content.
+// Implements Python's equality: numbers by value, sequences and maps by content.
 bool Equal(const Value& a, const Value& b);
 
-// What `{{ value }}` prints: Python's str(). None prints "None", undefined prints nothing.
+// Returns the output of `{{ value }}`: Python's str(). None prints "None", undefined prints nothing.
 String ToString(const Value& value);
 
-// JSON as transformers' tojson filter (json.dumps) writes it: non-ASCII kept, keys in order unless sorted.
+// JSON format of transformers' tojson filter (json.dumps): non-ASCII kept, keys in order unless sorted.
 struct JsonFormat {
   int indent = -1;                            // below 0: one line
-  String item_separator = String::Own(", ");  // with an indent json.dumps has ",", the caller's business
+  String item_separator = String::Own(", ");  // with an indent json.dumps uses ","; the caller sets it
   String key_separator = String::Own(": ");
   bool sort_keys = false;
-  bool ensure_ascii = false;  // \uXXXX for what is not ASCII
+  bool ensure_ascii = false;  // \uXXXX for non-ASCII characters
 };
 absl::StatusOr<String> ToJson(const Value& value, const JsonFormat& format);
 

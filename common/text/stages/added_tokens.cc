@@ -33,7 +33,7 @@ bool StartsWithWord(std::string_view text) {
   return !text.empty() && IsWordChar(NextCodePoint(text, &position));
 }
 
-// The place where the run of spaces before `end` begins, but not before `limit`.
+// Returns the start of the run of spaces before `end`, at least `limit`.
 size_t SpacesBefore(std::string_view text, size_t limit, size_t end) {
   while (end > limit) {
     const size_t previous = PreviousCharacter(text, end);
@@ -121,8 +121,8 @@ void AddedTokenMatcher::Find(std::string_view text, bool parse_special, const Wa
     size_t begin = position;
     size_t end = position + match.length;
     position = end;
-    // A special token that the text spells stays text, whole: the search goes on behind it, so that no
-    // shorter token inside of it is found.
+    // A special token that must stay text is skipped whole: the search continues after it, so that no shorter
+    // token inside of it is found.
     if (match.token->special && !parse_special) {
       continue;
     }
@@ -139,7 +139,7 @@ void AddedTokenMatcher::Find(std::string_view text, bool parse_special, const Wa
     if (scan->done < begin) {
       segments->push_back({{scan->done, begin}, TextSegment::kText});
     }
-    // The stretch is empty if an earlier token's rstrip took all of it.
+    // Empty if an earlier token's rstrip covers the segment.
     if (begin < end) {
       segments->push_back({{begin, end}, match.token->id});
     }
@@ -159,9 +159,9 @@ void AddedTokenMatcher::Split(std::string_view text, bool parse_special,
 void AddedTokenMatcher::SplitMarked(std::string_view text, std::string_view marks,
                                     const absl::flat_hash_set<int32_t>& control,
                                     std::vector<TextSegment>* segments) const {
-  // Control tokens are looked for first, and only where all bytes are the template's own; the other tokens
-  // then in what is left, whoever wrote it. So a client's text can neither spell a control token nor complete
-  // one that the template began.
+  // Control tokens are matched first, only where all bytes are the template's own; the other tokens are then
+  // matched in the rest, regardless of origin. So a client's text can neither write a control token nor
+  // complete one that the template began.
   std::vector<TextSegment> coarse;
   Scan scan;
   for (size_t begin = 0; begin < text.size();) {
@@ -180,7 +180,7 @@ void AddedTokenMatcher::SplitMarked(std::string_view text, std::string_view mark
       segments->push_back(segment);
       continue;
     }
-    // Cut off behind the segment, so that no token's rstrip reaches out of it.
+    // Ends with the segment, so that no token's rstrip extends beyond it.
     const std::string_view upto = text.substr(0, segment.range.end);
     Scan inner{segment.range, segment.range.begin};
     Find(upto, /*parse_special=*/false, {&control, false}, &inner, segments);

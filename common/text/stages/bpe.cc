@@ -9,7 +9,7 @@ namespace sluice {
 namespace {
 
 constexpr char32_t kDenseCharacters = 0x800;
-// Longer words are rarely seen twice; the bounds keep a scratch below about 20 MB.
+// Longer words are rarely repeated; the bounds keep a scratch below about 20 MB.
 constexpr size_t kMaxCachedWordBytes = 256;
 constexpr size_t kMaxCachedWords = 1 << 16;
 constexpr int32_t kNone = -1;
@@ -76,8 +76,7 @@ void BpeModel::IndexMerges(const BpeSpec& spec) {
   for (const MergeRule& rule : spec.merges) {
     merges_[Pair(static_cast<uint32_t>(rule.left), static_cast<uint32_t>(rule.right))] = {
         rule.rank, rule.result, special_ids_.contains(rule.result)};
-    // The last character of the left and the first of the right part: what may ever be joined across
-    // (MayMerge()).
+    // Last character of the left part and first of the right part: candidates for a merge (MayMerge()).
     joints_.insert(
         Pair(LastChar(*vocabulary_.TokenOf(rule.left)), FirstChar(*vocabulary_.TokenOf(rule.right))));
   }
@@ -96,8 +95,8 @@ int32_t BpeModel::IdOfCharacter(char32_t c) const {
   return it == ids_of_other_characters_.end() ? kNone : it->second;
 }
 
-// Whether any merge can ever join what ends in `left` with what begins with `right`. A character outside the
-// vocabulary is spelt by other tokens, which may fuse with its neighbour, so it may.
+// True if some merge can join a token ending in `left` with one beginning with `right`. A character outside
+// the vocabulary is replaced by other tokens, which may fuse with its neighbour, so it counts as mergeable.
 bool BpeModel::MayMerge(char32_t left, char32_t right) const {
   return joints_.contains(Pair(left, right)) || IdOfCharacter(left) == kNone || IdOfCharacter(right) == kNone;
 }
@@ -117,8 +116,8 @@ void BpeModel::Encode(std::string_view word, BpeScratch* scratch, std::vector<in
     EncodeCached(word, scratch, ids);
     return;
   }
-  // A long word (SentencePiece models take a whole text as one) is cut where no merge can reach across:
-  // its parts are encoded as in the whole, and most of them are in the cache.
+  // Splits a long word (SentencePiece models treat a whole text as one) where no merge can reach across: the
+  // parts encode as they would in the whole, and most of them are in the cache.
   size_t begin = 0;
   size_t position = 0;
   char32_t previous = NextCodePoint(word, &position);
@@ -147,7 +146,7 @@ void BpeModel::EncodeCached(std::string_view word, BpeScratch* scratch, std::vec
   }
   const size_t before = ids->size();
   EncodeWord(word, scratch, ids);
-  // When it is full the cache stays as it is: the words of natural text that repeat come early.
+  // A full cache is not changed any more: repeated words of natural text come early.
   if (scratch->cache.size() < kMaxCachedWords) {
     const BpeScratch::CachedWord cached{static_cast<uint32_t>(scratch->cached_ids.size()),
                                         static_cast<uint32_t>(ids->size() - before)};
@@ -167,8 +166,8 @@ void BpeModel::EncodeWord(std::string_view word, BpeScratch* scratch, std::vecto
   }
 }
 
-// Spells a word as symbols: one for each character, byte token or unknown. An unknown that waits to be fused
-// is written when the next known character comes, behind byte tokens, which is the order of Hugging Face
+// Splits a word into symbols: one for each character, byte token or unknown. A pending unknown that may fuse
+// is written when the next known character comes, after byte tokens, which is the order of Hugging Face
 // `tokenizers`.
 void BpeModel::Spell(std::string_view word, std::vector<BpeScratch::Symbol>* symbols) const {
   symbols->clear();
@@ -219,7 +218,7 @@ const BpeModel::Merge* BpeModel::FindMerge(int32_t left, int32_t right, const Bp
 
 namespace {
 
-// Orders the heap so that the lowest rank, then the leftmost place, is on top.
+// Orders the heap so that the lowest rank, then the leftmost position, is on top.
 struct ComesLater {
   template <typename Candidate>
   bool operator()(const Candidate& a, const Candidate& b) const {
@@ -242,7 +241,7 @@ void BpeModel::Queue(int32_t position, BpeScratch* scratch) const {
 }
 
 // Applies the merge of the lowest rank, leftmost first, until none applies: a heap of candidates over a
-// linked list of symbols takes n log n, where searching anew after each merge would take n^2.
+// linked list of symbols needs O(n log n), a new search after each merge O(n^2).
 void BpeModel::MergeAll(BpeScratch* scratch) const {
   std::vector<BpeScratch::Symbol>& symbols = scratch->symbols;
   std::vector<BpeScratch::Candidate>& heap = scratch->heap;
@@ -262,7 +261,7 @@ void BpeModel::MergeAll(BpeScratch* scratch) const {
       continue;
     }
     BpeScratch::Symbol& right = symbols[static_cast<size_t>(left.next)];
-    // A candidate is stale once either side was merged with something else.
+    // A candidate is stale once either side was merged with another symbol.
     const Merge* merge = FindMerge(left.id, right.id, *scratch);
     if (merge == nullptr || merge->result != top.result) {
       continue;

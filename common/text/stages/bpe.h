@@ -1,4 +1,4 @@
-// BpeModel: byte-pair encoding of one word (pre-token), the model of every tokenizer here.
+// BpeModel: byte-pair encoding of one word (pre-token), the model of every supported tokenizer.
 //
 // Thread safety: a BpeModel is immutable; Encode may be called from any thread at once, each with a
 // BpeScratch of its own. A BpeScratch is used by one thread at a time and with one model.
@@ -17,11 +17,11 @@
 
 namespace sluice {
 
-// Buffers of one caller and its cache of words already encoded.
+// BpeScratch: buffers of one caller and its cache of encoded words.
 class BpeScratch {
  public:
-  // Without `may_give_special` no merge and no ignore_merges gives a special token: text that spells one and
-  // is not to be parsed must not become it.
+  // Without `may_give_special` no merge and no ignore_merges produces a special token: text that equals one
+  // but is not to be parsed must not become it.
   explicit BpeScratch(bool may_give_special) : may_give_special(may_give_special) {}
 
  private:
@@ -52,11 +52,11 @@ class BpeScratch {
 
 class BpeModel {
  public:
-  // `vocabulary` must outlive the model. `special_ids` are those that a scratch may exclude.
+  // REQUIRES: `vocabulary` outlives the model. `special_ids` are those that a scratch may exclude.
   static std::unique_ptr<const BpeModel> Create(const Vocabulary& vocabulary, const BpeSpec& spec,
                                                 const absl::flat_hash_set<int32_t>& special_ids);
 
-  // Appends the ids of `word`, well-formed UTF-8 of less than 2 GiB. A character that the vocabulary lacks
+  // Appends the ids of `word`, well-formed UTF-8 of less than 2 GiB. A character outside the vocabulary
   // becomes its bytes, else the unknown token; without either it is left out, as in Hugging Face
   // `tokenizers`. Time O(n log n).
   void Encode(std::string_view word, BpeScratch* scratch, std::vector<int32_t>* ids) const;

@@ -24,7 +24,7 @@ std::string ReplaceEvery(std::string_view text, const std::string& what, const s
   return out;
 }
 
-// The byte of a token "<0xHH>", or -1.
+// Returns the byte of a token "<0xHH>", or -1.
 int ByteOfToken(std::string_view token) {
   if (token.size() != 6 || token.substr(0, 3) != "<0x" || token[5] != '>') {
     return -1;
@@ -36,7 +36,7 @@ int ByteOfToken(std::string_view token) {
   return both && absl::SimpleHexAtoi(digits, &value) ? static_cast<int>(value) : -1;
 }
 
-// One token with up to `start` characters less at the left and up to `stop` at the right.
+// Returns the token without up to `start` characters at the left and up to `stop` at the right.
 std::string Stripped(std::string token, const StripDecoder& strip) {
   const std::string& content = strip.content;
   for (size_t i = 0; i < strip.start && token.compare(0, content.size(), content) == 0; ++i) {
@@ -50,8 +50,8 @@ std::string Stripped(std::string token, const StripDecoder& strip) {
   return token;
 }
 
-// Moves the characters that `bytes` completes to *text; ill-formed parts become U+FFFD, one for each part or,
-// `per_byte`, one for each of its bytes. The beginning of a character stays in `bytes`.
+// Moves the complete characters of `bytes` to *text; ill-formed parts become U+FFFD, one for each part or, if
+// `per_byte`, one for each byte. The beginning of an unfinished character stays in `bytes`.
 void TakeWholeCharacters(bool per_byte, std::string* bytes, std::string* text) {
   size_t position = 0;
   while (position < bytes->size()) {
@@ -81,8 +81,8 @@ absl::StatusOr<std::unique_ptr<const Decoder>> Decoder::Create(
     decoder->steps_.push_back({JoinWithSpaces(), false});
     return decoder;
   }
-  // Decoders of a file run one after the other over the whole list of tokens; here they run on each token as
-  // it comes, so that answers can be streamed. Orders in which that would give another text are refused.
+  // The decoders of a file run one after the other over the whole list of tokens; here they run on each token
+  // as it arrives, so that responses can be streamed. Orders that would then give another text are refused.
   // `fused`: from here on the text is one token.
   bool fused = false;
   bool after_bytes = false;
@@ -134,7 +134,7 @@ std::string Decoder::BytesOf(std::string_view token) const {
     } else if (const auto* metaspace = std::get_if<MetaspaceDecoder>(spec)) {
       bytes = ReplaceEvery(bytes, metaspace->replacement, " ");
     } else if (const auto* strip = std::get_if<StripDecoder>(spec); strip != nullptr && !step.fused) {
-      bytes = Stripped(std::move(bytes), *strip);  // behind Fuse it changes the ends of the text alone
+      bytes = Stripped(std::move(bytes), *strip);  // after Fuse it changes only the ends of the text
     }
   }
   return bytes;
@@ -202,8 +202,8 @@ void DecodeRun::FeedByteFallback(size_t index, std::string_view token, std::stri
     return;
   }
   state.pending.push_back(static_cast<char>(byte));
-  // A whole text is decoded as the reference does it: a run of byte tokens is text if all of it is
-  // well-formed. A stream cannot wait for the end of the run and gives out each character as it is complete.
+  // A whole text is decoded as in the reference: a run of byte tokens is text if all of it is well-formed. A
+  // stream cannot wait for the end of the run and emits each character as soon as it is complete.
   if (eager_) {
     std::string text;
     TakeWholeCharacters(/*per_byte=*/true, &state.pending, &text);
@@ -228,9 +228,9 @@ void DecodeRun::FlushByteFallback(size_t index, std::string* out) {
   pending.clear();
 }
 
-// Drops up to `start` characters at the left and up to `stop` at the right, of each token or, behind Fuse, of
-// the whole text. There the last characters are known only at the end, so those that may turn out to be are
-// held back.
+// Drops up to `start` characters at the left and up to `stop` at the right, of each token or, after Fuse, of
+// the whole text. In the latter case the last characters are known only at the end, so the last `stop`
+// characters are held back.
 void DecodeRun::FeedStrip(size_t index, const StripDecoder& strip, std::string_view token, std::string* out) {
   State& state = states_[index];
   if (!decoder_->steps_[index].fused) {

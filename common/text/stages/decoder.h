@@ -1,6 +1,7 @@
 // Decoder: tokens back to text, as a whole or token by token.
 //
-// Thread safety: a Decoder is immutable. A DecodeRun belongs to one text and is used by one thread at a time.
+// Thread safety: a Decoder is immutable. A DecodeRun belongs to one stream and is used by one thread at a
+// time.
 #pragma once
 
 #include <memory>
@@ -16,12 +17,12 @@ namespace sluice {
 
 class Decoder {
  public:
-  // The steps in order; nullopt joins the tokens with spaces. Unimplemented for steps whose result depends
-  // on where tokens end in ways that a stream cannot follow, by name.
+  // `steps` in order; nullopt joins the tokens with spaces. Unimplemented, by name, for steps that depend on
+  // token boundaries in ways that a stream cannot follow.
   static absl::StatusOr<std::unique_ptr<const Decoder>> Create(
       const std::optional<std::vector<DecoderSpec>>& specs);
 
-  // The bytes that `token` (well-formed UTF-8) adds to a text that has begun and goes on.
+  // Returns the bytes that `token` (well-formed UTF-8) adds in the middle of a text.
   std::string BytesOf(std::string_view token) const;
 
  private:
@@ -29,24 +30,24 @@ class Decoder {
   struct JoinWithSpaces {};
   struct Step {
     std::variant<DecoderSpec, JoinWithSpaces> kind;
-    // The steps before have fused the tokens: this one sees one text, not tokens.
+    // The previous steps have fused the tokens: this step sees one text, not tokens.
     bool fused = false;
   };
   std::vector<Step> steps_;
 };
 
-// One text being decoded. The output is well-formed UTF-8 after every call.
+// DecodeRun: one text being decoded. The output is well-formed UTF-8 after every call.
 class DecodeRun {
  public:
-  // `eager`: byte tokens give out each character once it is complete. Otherwise a run of byte tokens waits
-  // for its end and, if ill-formed anywhere, becomes U+FFFD for each byte, as in Hugging Face `tokenizers`.
-  // `decoder` must outlive the run.
+  // `eager`: byte tokens emit each character once it is complete. Otherwise a run of byte tokens is held
+  // until its end and, if any part is ill-formed, becomes U+FFFD for each byte, as in Hugging Face
+  // `tokenizers`. REQUIRES: `decoder` outlives the run.
   DecodeRun(const Decoder& decoder, bool eager);
 
-  // Appends to *out what `token` (well-formed UTF-8) completes.
+  // Appends the text that `token` (well-formed UTF-8) completes to *out.
   void Push(std::string_view token, std::string* out);
 
-  // Appends what is left, unfinished characters as U+FFFD. The run is then as new.
+  // Appends the rest, unfinished characters as U+FFFD. The run can then be reused.
   void Finish(std::string* out);
 
  private:

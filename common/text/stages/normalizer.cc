@@ -29,8 +29,8 @@ ByteRange StripRange(const StripNormalizer& strip, std::string_view text) {
   return {begin, end};
 }
 
-// Applies `change` to the whole text or, where marks are kept, to each run of equal marks: what a change
-// makes of a run is of the same author.
+// Applies `change` to the whole text or, with marks, to each run of equal marks: the output of a run has its
+// mark.
 template <typename Change>
 void ChangeText(std::string* text, std::string* marks, Change change) {
   if (marks != nullptr) {
@@ -40,8 +40,8 @@ void ChangeText(std::string* text, std::string* marks, Change change) {
   }
 }
 
-// Does to the marks what TextPattern::ReplaceAll() does to the text. A replacement is the client's as soon as
-// one byte of what it replaces was.
+// Changes the marks as TextPattern::ReplaceAll() changes the text. A replacement is the client's as soon as
+// one replaced byte was.
 void ReplaceMarks(const std::vector<ByteRange>& matches, size_t content_size, std::string* marks) {
   std::string out;
   size_t done = 0;

@@ -1,4 +1,4 @@
-// Normalizer: what is done to a text before it is split.
+// Normalizer: changes a text before it is split, for example by Unicode normalization.
 //
 // Thread safety: immutable; Apply may be called from any thread at once, each with a scratch of its own.
 #pragma once
@@ -17,12 +17,12 @@ namespace sluice {
 
 class Normalizer {
  public:
-  // The steps in order. Errors of TextPattern::Create.
+  // Creates the steps in order. Errors of TextPattern::Create.
   static absl::StatusOr<std::unique_ptr<const Normalizer>> Create(const std::vector<NormalizerSpec>& specs);
 
-  // `text` is well-formed UTF-8, so is the result. ResourceExhausted from a regex. With `marks`, a byte for
-  // each of `text` (marked_text.h), these move with the text; then no character is composed across a border,
-  // and what replaces a match with a client's bytes in it is a client's.
+  // `text` is well-formed UTF-8, so is the result. ResourceExhausted from a regex. `marks`, if given, has a
+  // byte per byte of `text` (marked_text.h) and is changed with it; then no character is composed across a
+  // border of marks, and a replacement is the client's if any byte of its match was.
   absl::StatusOr<std::string> Apply(std::string text, RegexScratch* scratch,
                                     std::string* marks = nullptr) const;
 

@@ -12,7 +12,7 @@ namespace {
 constexpr const char* kGpt2Regex =
     "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+";
 
-// A stretch of a piece: either a match of the pattern, or what lies between two matches.
+// A part of a piece: either a match of the pattern, or the text between two matches.
 struct Stretch {
   ByteRange range;
   bool is_match;
@@ -48,7 +48,7 @@ std::vector<ByteRange> MatchesOf(std::string_view text, Predicate predicate) {
 }
 
 std::vector<ByteRange> Merged(std::vector<Stretch> stretches, SplitBehavior behavior) {
-  // Merging with the next is merging with the previous, read from the end.
+  // Merging with the next part equals merging with the previous one in reverse order.
   const bool backwards = behavior == SplitBehavior::kMergedWithNext;
   if (backwards) {
     std::reverse(stretches.begin(), stretches.end());
@@ -85,7 +85,7 @@ std::vector<ByteRange> Behave(std::vector<Stretch> stretches, SplitBehavior beha
   return out;
 }
 
-// Cuts every piece by `cut`, which gives ranges relative to the piece.
+// Splits every piece by `cut`, which returns ranges relative to the piece.
 template <typename Cut>
 absl::Status CutPieces(PreTokenizedText* input, Cut cut) {
   std::vector<ByteRange> pieces;
@@ -131,7 +131,7 @@ absl::Status ApplyPredicate(Predicate predicate, SplitBehavior behavior, PreToke
   });
 }
 
-// \w+|[^\w\s]+ : runs of word characters and runs of others, without the spaces.
+// Implements \w+|[^\w\s]+ : runs of word characters and runs of others, without the spaces.
 absl::Status ApplyWords(PreTokenizedText* input) {
   return CutPieces(input, [](std::string_view text) -> absl::StatusOr<std::vector<ByteRange>> {
     std::vector<ByteRange> out;
@@ -167,7 +167,7 @@ absl::Status ApplyByteLevel(const ByteLevelPreTokenizer& byte_level,
   std::vector<ByteRange> matches;
   for (const ByteRange& piece : input->pieces) {
     std::string_view text = std::string_view(input->text).substr(piece.begin, piece.end - piece.begin);
-    // Every piece, not the text alone, gets the space that it lacks, as in the reference.
+    // Every piece, not only the whole text, gets its missing space, as in the reference.
     if (byte_level.add_prefix_space && text[0] != ' ') {
       prefixed.assign(1, ' ').append(text);
       text = prefixed;
@@ -196,8 +196,7 @@ void ReplaceSpaces(const MetaspacePreTokenizer& metaspace, PreTokenizedText* inp
     const std::string_view text = std::string_view(input->text).substr(piece.begin, piece.end - piece.begin);
     const size_t begin = output.text.size();
     const bool is_first = input->starts_input && output.pieces.empty();
-    // The first piece of the input is the one that starts it; behind a special token a text does not begin
-    // anew.
+    // The first piece of the input starts it; a piece after a special token does not.
     const bool prepends = metaspace.prepend == PrependScheme::kAlways ||
                           (metaspace.prepend == PrependScheme::kFirst && is_first);
     const bool has_prefix =

@@ -1,4 +1,4 @@
-// PreTokenizer: cuts a normalized text into the words that the model encodes one by one.
+// PreTokenizer: splits a normalized text into the words that the model encodes one by one.
 //
 // Thread safety: immutable; Apply may be called from any thread at once, each with a scratch of its own.
 #pragma once
@@ -20,13 +20,13 @@ namespace sluice {
 struct PreTokenizedText {
   std::string text;
   std::vector<ByteRange> pieces;
-  // The first piece begins where the whole input begins (Metaspace's scheme "first").
+  // The first piece begins at the start of the whole input (Metaspace's scheme "first").
   bool starts_input = false;
 };
 
 class PreTokenizer {
  public:
-  // The steps in order. Errors of TextPattern::Create.
+  // Creates the steps in order. Errors of TextPattern::Create.
   static absl::StatusOr<std::unique_ptr<const PreTokenizer>> Create(
       const std::vector<PreTokenizerSpec>& specs);
 

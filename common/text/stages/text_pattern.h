@@ -1,4 +1,4 @@
-// TextPattern: what Split and Replace look for, a literal or a regex.
+// TextPattern: the pattern of Split and Replace, a literal or a regex.
 //
 // Thread safety: immutable; FindAll may be called from any thread at once, each with a scratch of its own.
 #pragma once
@@ -20,7 +20,7 @@ class TextPattern {
   // Errors of Regex::Compile; Unimplemented for an empty literal.
   static absl::StatusOr<TextPattern> Create(const PatternSpec& spec);
 
-  // As Regex::FindAll.
+  // Behaves as Regex::FindAll.
   absl::Status FindAll(std::string_view text, RegexScratch* scratch, std::vector<ByteRange>* matches) const;
 
   // Replaces every match in `text` by `content`, taken literally.
@@ -28,7 +28,7 @@ class TextPattern {
                                          RegexScratch* scratch) const;
 
  private:
-  std::string literal_;                 // empty where regex_ is set
+  std::string literal_;                 // empty if regex_ is set
   std::shared_ptr<const Regex> regex_;  // shared only to make the pattern copyable
 };
 

@@ -1,5 +1,5 @@
-// TokenizerSpec: what the files of a tokenizer say, in one form for tokenizer.json, tokenizer.model and
-// vocab.json + merges.txt. The components are built from it; it does nothing itself.
+// TokenizerSpec: the content of a tokenizer's files in one form for tokenizer.json, tokenizer.model and
+// vocab.json + merges.txt. Plain data from which the components are built.
 //
 // Names and meanings are those of Hugging Face `tokenizers`; nested Sequences are flattened into the vectors.
 //
@@ -18,7 +18,7 @@
 
 namespace sluice {
 
-// What Split and Replace look for.
+// Pattern of Split and Replace.
 struct PatternSpec {
   std::string text;
   bool is_regex = false;  // Oniguruma's dialect
@@ -42,7 +42,7 @@ using NormalizerSpec = std::variant<UnicodeForm, PrependNormalizer, ReplaceNorma
                                     LowercaseNormalizer, ByteLevelNormalizer>;
 
 // ---- Pre-tokenizers --------------------------------------------------------------------------------------
-// What becomes of a match (delimiter) when a piece is split.
+// Treatment of a match (delimiter) when a piece is split.
 enum class SplitBehavior { kRemoved, kIsolated, kMergedWithPrevious, kMergedWithNext, kContiguous };
 
 enum class PrependScheme { kAlways, kFirst, kNever };
@@ -83,8 +83,8 @@ struct ByteFallbackDecoder {};
 struct FuseDecoder {};
 struct StripDecoder {
   std::string content = " ";  // one character
-  size_t start = 0;           // at most so many from the left
-  size_t stop = 0;            // and from the right
+  size_t start = 0;           // maximum number at the left
+  size_t stop = 0;            // maximum number at the right
 };
 struct MetaspaceDecoder {
   std::string replacement = "\xE2\x96\x81";
@@ -94,7 +94,7 @@ using DecoderSpec = std::variant<ByteLevelDecoder, ReplaceDecoder, ByteFallbackD
                                  StripDecoder, MetaspaceDecoder>;
 
 // ---- Model and tokens ------------------------------------------------------------------------------------
-// `left` and `right` beside each other become `result`; lower ranks first, equal ranks from the left.
+// Adjacent `left` and `right` become `result`; lower ranks first, equal ranks from the left.
 struct MergeRule {
   int32_t left;
   int32_t right;
@@ -105,7 +105,7 @@ struct MergeRule {
 struct BpeSpec {
   // Ids of the vocabulary that only added tokens have: the model neither finds nor makes them.
   absl::flat_hash_set<int32_t> added_only;
-  std::vector<MergeRule> merges;  // of one pair the last counts
+  std::vector<MergeRule> merges;  // the last one of a pair counts
   std::optional<int32_t> unknown;
   bool fuse_unknown = false;
   bool byte_fallback = false;
@@ -123,13 +123,13 @@ struct AddedToken {
 };
 
 struct TokenizerSpec {
-  Vocabulary vocabulary;  // added tokens included
+  Vocabulary vocabulary;  // including added tokens
   BpeSpec bpe;
-  std::vector<AddedToken> added_tokens;  // no two of one content or id
+  std::vector<AddedToken> added_tokens;  // contents and ids are unique
   std::vector<NormalizerSpec> normalizers;
   std::vector<PreTokenizerSpec> pre_tokenizers;
   std::optional<std::vector<DecoderSpec>> decoders;  // nullopt: tokens joined by spaces
-  std::vector<int32_t> prefix;                       // around a text with add_special_tokens
+  std::vector<int32_t> prefix;                       // added before a text with add_special_tokens
   std::vector<int32_t> suffix;
   std::optional<int32_t> bos;
   std::optional<int32_t> eos;

@@ -19,7 +19,7 @@ namespace sluice {
 class Vocabulary {
  public:
   // Ids lie in [0, kMaxIds): eight times the largest published vocabulary, and a bound on the memory that a
-  // file with one absurd id can take.
+  // single absurd id in a file can cost.
   static constexpr int64_t kMaxIds = 1 << 21;
 
   Vocabulary() = default;
@@ -34,7 +34,7 @@ class Vocabulary {
     return it == ids_.end() ? std::nullopt : std::optional<int32_t>(it->second);
   }
 
-  // nullopt for an id out of range or unused. The view lives as long as the vocabulary.
+  // Returns nullopt for an id out of range or unused. The view lives as long as the vocabulary.
   std::optional<std::string_view> TokenOf(int32_t id) const {
     if (id < 0 || id >= end() || tokens_[static_cast<size_t>(id)] == nullptr) {
       return std::nullopt;
@@ -42,7 +42,7 @@ class Vocabulary {
     return *tokens_[static_cast<size_t>(id)];
   }
 
-  // Largest id + 1.
+  // Returns the largest id + 1.
   int32_t end() const { return static_cast<int32_t>(tokens_.size()); }
   size_t size() const { return ids_.size(); }
 

@@ -8,7 +8,7 @@
 namespace sluice {
 namespace {
 
-// Printable bytes stand for themselves; the other 68, in ascending order, are U+0100 and following.
+// Printable bytes represent themselves; the other 68, in ascending order, are U+0100 and following.
 constexpr bool IsPrintable(int byte) {
   return (byte >= 0x21 && byte <= 0x7E) || (byte >= 0xA1 && byte <= 0xAC) || (byte >= 0xAE && byte <= 0xFF);
 }
@@ -48,7 +48,7 @@ void AppendByteAlphabet(std::string_view bytes, std::string* out) {
   }
 }
 
-// A token that holds any character outside of the alphabet is an added one and stands for its own text.
+// A token with any character outside of the alphabet is an added token and represents its own text.
 void AppendBytesOfToken(std::string_view token, std::string* out) {
   const size_t before = out->size();
   for (size_t i = 0; i < token.size();) {

@@ -1,4 +1,4 @@
-// The byte alphabet of GPT-2: each of the 256 bytes written as one printable character, so that a byte-level
+// Byte alphabet of GPT-2: each of the 256 bytes written as one printable character, so that a byte-level
 // vocabulary can be stored as text.
 //
 // Thread safety: free functions, safe to call from any thread.
@@ -12,8 +12,8 @@ namespace sluice {
 // Appends each byte of `bytes` as its character.
 void AppendByteAlphabet(std::string_view bytes, std::string* out);
 
-// Appends the bytes that `token` spells; a token with a character outside the alphabet is taken as it is
-// (added tokens hold plain text). `token` is well-formed UTF-8.
+// Appends the bytes that `token` represents; a token with a character outside the alphabet is copied
+// unchanged (added tokens hold plain text). `token` is well-formed UTF-8.
 void AppendBytesOfToken(std::string_view token, std::string* out);
 
 }  // namespace sluice

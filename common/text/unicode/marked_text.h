@@ -1,4 +1,4 @@
-// Marks: which bytes of a text are a client's (1) and which are the template's own (0).
+// Marks: one byte per byte of a text, 1 for a client's byte and 0 for the template's own.
 //
 // Thread safety: pure functions.
 #pragma once
@@ -10,7 +10,7 @@
 
 namespace sluice {
 
-// The end of the run of equal marks that begins at `begin`.
+// Returns the end of the run of equal marks that begins at `begin`.
 inline size_t EndOfRun(std::string_view marks, size_t begin) {
   const size_t end = marks.find(marks[begin] == 0 ? '\1' : '\0', begin);
   return end == std::string_view::npos ? marks.size() : end;

@@ -14,8 +14,8 @@ struct NewerRange {
   std::string_view category;
 };
 
-// The difference between the two engines (the header says which), found by asking both for every code point
-// and every category.
+// Difference between the two engines (named in the header), found by querying both for every code point and
+// category.
 constexpr NewerRange kNewer[] = {
     {0x897, 0x897, "Mn"},     {0xCF3, 0xCF3, "Mc"},     {0xECE, 0xECE, "Mn"},     {0x1B4E, 0x1B4F, "Po"},
     {0x1B7F, 0x1B7F, "Po"},   {0x1C89, 0x1C89, "Lu"},   {0x1C8A, 0x1C8A, "Ll"},   {0x2427, 0x2429, "So"},

@@ -10,11 +10,11 @@
 
 namespace sluice {
 
-// Content of a PCRE2 class with the newer characters of a category ("Lu"), a group of categories ("L"), of
-// "Han", "Alphabetic" or "Word" (Oniguruma's \w); empty for what has none.
+// Returns the content of a PCRE2 class with the newer characters of a category ("Lu"), a group of categories
+// ("L"), of "Han", "Alphabetic" or "Word" (Oniguruma's \w); empty for a property without any.
 std::string NewerCharactersOf(std::string_view property);
 
-// The category of a newer character; empty for all others.
+// Returns the category of a newer character; empty for all others.
 std::string_view NewerCategoryOf(char32_t code_point);
 
 }  // namespace sluice

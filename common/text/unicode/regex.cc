@@ -16,7 +16,7 @@ namespace {
 
 // Published pre-tokenizer patterns have at most a few kilobytes (DeepSeek's letter ranges).
 constexpr size_t kMaxPatternBytes = 64 << 10;
-// Backtracking positions of one match; only its touched part is ever mapped.
+// Stack for the backtracking positions of one match; only its touched part is ever mapped.
 constexpr size_t kJitStackStart = 32 << 10;
 constexpr size_t kJitStackLimit = 16 << 20;
 // Backtracks within one match: a match over a 1 MB run of one class needs about one per character.
@@ -75,8 +75,8 @@ absl::StatusOr<std::unique_ptr<const Regex>> Regex::Compile(const std::string& p
   if (context == nullptr) {
     return absl::ResourceExhaustedError("no memory to compile a regex");
   }
-  // The patterns are written for Oniguruma, where only a line feed ends a line, whatever this library was
-  // built with.
+  // Patterns are written for Oniguruma, in which only a line feed ends a line, whatever this library's build
+  // default is.
   pcre2_set_newline(context, PCRE2_NEWLINE_LF);
   int error = 0;
   PCRE2_SIZE offset = 0;
@@ -89,7 +89,7 @@ absl::StatusOr<std::unique_ptr<const Regex>> Regex::Compile(const std::string& p
     return absl::InvalidArgumentError(
         absl::StrCat("regex ", pattern, ": ", ErrorText(error), " at byte ", offset, " of its PCRE2 form"));
   }
-  // Where the JIT is not available (no executable memory) pcre2_match interprets the same pattern.
+  // Without the JIT (no executable memory) pcre2_match interprets the same pattern.
   static_cast<void>(pcre2_jit_compile(compiled->code, PCRE2_JIT_COMPLETE));
   return std::unique_ptr<const Regex>(new Regex(std::move(compiled)));
 }
@@ -118,8 +118,8 @@ absl::Status Regex::FindAll(std::string_view text, RegexScratch* scratch,
     }
     const PCRE2_SIZE* const found = pcre2_get_ovector_pointer(handles.data);
     const ByteRange match{found[0], found[1]};
-    // An empty match right behind the last match does not count, and the search goes on one character
-    // further, else it would stand still.
+    // An empty match right after the last match does not count; the search continues one character further,
+    // otherwise it would not advance.
     if (match.begin == match.end && match.end == last_end) {
       start += start < text.size() ? Utf8Length(text[start]) : 1;
       continue;

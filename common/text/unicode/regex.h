@@ -1,4 +1,5 @@
-// Regex: an Oniguruma pattern run by PCRE2 (with its JIT), searched the way Hugging Face `tokenizers` does.
+// Regex: an Oniguruma pattern run by PCRE2 (with its JIT), with the search semantics of Hugging Face
+// `tokenizers`.
 //
 // Thread safety: a Regex is immutable; its const methods may be called from any thread at once, each with a
 // RegexScratch of its own. A RegexScratch is used by one thread at a time.
@@ -21,7 +22,7 @@ struct ByteRange {
   size_t end;
 };
 
-// What a search needs besides the pattern: match data, limits and the JIT's stack. Made on first use.
+// RegexScratch: match data, limits and the JIT's stack of a search. Allocated on first use.
 class RegexScratch {
  public:
   RegexScratch();
@@ -37,7 +38,8 @@ class RegexScratch {
 
 class Regex {
  public:
-  // Unimplemented or InvalidArgument, naming construct and offset, for what cannot be translated or compiled.
+  // Unimplemented or InvalidArgument, naming construct and offset, if the pattern cannot be translated or
+  // compiled.
   static absl::StatusOr<std::unique_ptr<const Regex>> Compile(const std::string& pattern);
 
   ~Regex();
@@ -45,7 +47,7 @@ class Regex {
   Regex& operator=(const Regex&) = delete;
 
   // Replaces *matches by all matches in `text` (well-formed UTF-8), left to right, not overlapping; an empty
-  // match right behind a match does not count. ResourceExhausted if a match runs into PCRE2's limits.
+  // match right after a match does not count. ResourceExhausted if a match exceeds PCRE2's limits.
   absl::Status FindAll(std::string_view text, RegexScratch* scratch, std::vector<ByteRange>* matches) const;
 
  private:

@@ -50,7 +50,7 @@ constexpr std::string_view kCategories =
 
 }  // namespace
 
-// Oniguruma's \w, which is wider than PCRE2's: it has marks and connectors.
+// Returns Oniguruma's \w, which is wider than PCRE2's: it has marks and connectors.
 std::string WordSet() {
   return absl::StrCat("\\p{Alphabetic}\\p{M}", NewerCharactersOf("Word"), "\\p{Nd}\\p{Pc}");
 }

@@ -1,6 +1,6 @@
-// The sets of Oniguruma's dialect (\s, \w, \p{..}) as content of PCRE2 classes, what stands between [ and ].
+// Sets of Oniguruma's dialect (\s, \w, \p{..}) as content of PCRE2 classes, to be put between [ and ].
 //
-// Each begins and ends with a range or a property, so that a hyphen behind it never makes a range.
+// Each begins and ends with a range or a property, so that a hyphen after it never makes a range.
 //
 // Thread safety: constants and free functions, safe to use from any thread.
 #pragma once
@@ -18,12 +18,12 @@ inline constexpr const char* kSpaceSet =
     "200a}";
 inline constexpr const char* kHexSet = "0-9A-Fa-f";  // \h
 
-// \w. Outside of classes it also takes some digits and fractions of Latin-1.
+// Returns \w. Outside of classes it also matches some digits and fractions of Latin-1.
 std::string WordSet();
 inline constexpr const char* kLatin1WordSet = "\\x{b2}\\x{b3}\\x{b9}\\x{bc}-\\x{be}";
 
-// \p{name}: a category by its short or long name, a few binary properties, or else a script (PCRE2 refuses
-// what is none). Unimplemented for other names.
+// Returns \p{name}: a category by its short or long name, a few binary properties, or else a script (PCRE2
+// refuses unknown ones). Unimplemented for other names.
 absl::StatusOr<std::string> PropertySet(std::string_view name);
 
 }  // namespace sluice

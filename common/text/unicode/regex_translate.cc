@@ -13,15 +13,15 @@
 namespace sluice {
 namespace {
 
-// Reads an Oniguruma pattern and writes the PCRE2 pattern that matches the same. Every construct is written
-// out explicitly, as sets and groups, since the two disagree on what short forms mean; what has no equal is
-// refused.
+// Translator: reads an Oniguruma pattern and writes the PCRE2 pattern that matches the same. Every construct
+// is written explicitly, as sets and groups, since the two engines differ in the meaning of short forms;
+// constructs without an equivalent are refused.
 class Translator {
  public:
   explicit Translator(std::string_view pattern) : pattern_(pattern) {}
 
   absl::StatusOr<std::string> Run() {
-    // Searching for \s+$ from every place of a long run of spaces is quadratic. All ends of a match were
+    // Searching for \s+$ from every position of a long run of spaces is quadratic. All ends of a match were
     // tried from the run's first space, so the rest of the run is skipped: the same matches in linear time.
     if (pattern_ == "\\s+$") {
       return absl::StrCat("[", kSpaceSet, "]+$|[", kSpaceSet, "]+(*SKIP)(*FAIL)");
@@ -114,8 +114,8 @@ class Translator {
     return absl::OkStatus();
   }
 
-  // {n}, {n,}, {n,m}, {,m}; anything else is a literal brace. A + or (after {n}) ? behind it repeats the
-  // whole in Oniguruma, where PCRE2 would take it for possessive or lazy.
+  // Reads {n}, {n,}, {n,m}, {,m}; any other form is a literal brace. A + or (after {n}) ? after it repeats
+  // the whole in Oniguruma, while PCRE2 would read it as possessive or lazy.
   absl::Status Interval() {
     size_t end = position_ + 1;
     std::string low;
@@ -176,7 +176,7 @@ class Translator {
     if (pattern_.substr(position_, 2) == "(?") {
       return Options(start);
     }
-    // Nothing can refer to a capture, so a group only groups.
+    // Captures are never referenced, so a group only groups.
     ++position_;
     out_.append("(?:");
     group_starts_.push_back(start);
@@ -184,8 +184,8 @@ class Translator {
     return absl::OkStatus();
   }
 
-  // (?i:...), (?m-i:...), and (?i) at the beginning of the pattern or a group; elsewhere (?i) reaches over
-  // the following alternatives in Oniguruma.
+  // Reads (?i:...), (?m-i:...), and (?i) at the beginning of the pattern or a group; elsewhere (?i) extends
+  // over the following alternatives in Oniguruma.
   absl::Status Options(size_t start) {
     const bool leads = start == 0 || (!group_starts_.empty() && out_.back() == ':');
     size_t end = position_ + 2;
@@ -261,13 +261,13 @@ class Translator {
     return absl::OkStatus();
   }
 
-  // What an escape means: a character, or the content of a class that is to be taken or excluded.
+  // Meaning of an escape: a character, or the content of a class to be included or excluded.
   struct Escaped {
     std::string content;
     enum Kind { kCharacter, kSet, kExcludedSet } kind;
   };
 
-  // Moves past the escape at position_, which has at least one character behind the backslash.
+  // Moves past the escape at position_, which has at least one character after the backslash.
   absl::StatusOr<Escaped> Escape() {
     const char c = pattern_[position_ + 1];
     std::string set;
@@ -314,7 +314,7 @@ class Translator {
     return Literal(NextCodePoint(pattern_, &position_));
   }
 
-  // \xHH (ASCII only: beyond it Oniguruma means a byte), \x{H...}, \uHHHH.
+  // Reads \xHH (ASCII only: beyond it Oniguruma means a byte), \x{H...}, \uHHHH.
   absl::StatusOr<std::string> CodePointEscape() {
     const bool braces = pattern_.substr(position_, 3) == "\\x{";
     const size_t begin = position_ + (braces ? 3 : 2);
@@ -369,7 +369,7 @@ class Translator {
     bool empty() const { return content.empty() && sets.empty(); }
   };
 
-  // A bracketed class at '[' as an expression that matches one character.
+  // Translates a bracketed class at '[' to an expression that matches one character.
   absl::StatusOr<std::string> Class(int depth) {
     constexpr int kMaxDepth = 8;
     if (depth > kMaxDepth || pattern_.substr(position_, 2) == "[:") {
@@ -449,7 +449,7 @@ class Translator {
   size_t position_ = 0;
   std::string out_;
   std::vector<size_t> group_starts_;  // offsets in out_
-  size_t atom_start_ = 0;             // offset in out_ of what a repeat would repeat
+  size_t atom_start_ = 0;             // offset in out_ of the operand of a repeat
   bool has_atom_ = false;
 };
 

@@ -18,13 +18,13 @@ utf8proc_category_t CategoryOf(char32_t code_point) {
 
 int CombiningClass(utf8proc_int32_t code_point) { return utf8proc_get_property(code_point)->combining_class; }
 
-// Letters by property Other_Alphabetic whose category is So: circled and squared Latin letters.
+// True for letters by property Other_Alphabetic whose category is So: circled and squared Latin letters.
 bool IsAlphabeticSymbol(char32_t c) {
   return (c >= 0x24B6 && c <= 0x24E9) || (c >= 0x1F130 && c <= 0x1F149) || (c >= 0x1F150 && c <= 0x1F169) ||
          (c >= 0x1F170 && c <= 0x1F189);
 }
 
-// True where the form leaves any text of such characters as it is: below U+0300 nothing composes or reorders
+// True if the form leaves any text of such characters unchanged: below U+0300 nothing composes or reorders
 // canonically, and ASCII has no decomposition of any kind.
 bool IsUnchangedBy(UnicodeForm form, std::string_view text) {
   // Lead bytes up to 0xCB begin characters up to U+02FF.
@@ -33,8 +33,8 @@ bool IsUnchangedBy(UnicodeForm form, std::string_view text) {
 }
 
 // Characters newer than Unicode 9.0 that decompose, compose or have a combining class in the Unicode 15.0 of
-// utf8proc 2.8. Hugging Face `tokenizers` normalizes by Unicode 9.0, where they are unassigned and stay as
-// they are, and so the models have seen them.
+// utf8proc 2.8. Hugging Face `tokenizers` normalizes by Unicode 9.0, in which they are unassigned and stay
+// unchanged; the models were trained on that.
 struct CodePointRange {
   char32_t first;
   char32_t last;
@@ -95,8 +95,8 @@ void AppendDecomposed(UnicodeForm form, char32_t c, std::vector<utf8proc_int32_t
   }
 }
 
-// Puts the decomposed `points` into order, composes them where the form asks for it, appends them to `out`
-// and clears them.
+// Puts the decomposed `points` into order, composes them if the form requires it, appends them to `out` and
+// clears them.
 void AppendNormalized(UnicodeForm form, std::vector<utf8proc_int32_t>* points, std::string* out) {
   SortMarks(points);
   auto length = static_cast<utf8proc_ssize_t>(points->size());
@@ -157,7 +157,7 @@ std::string Normalize(UnicodeForm form, std::string_view text) {
   points.reserve(text.size());
   for (size_t i = 0; i < text.size();) {
     const char32_t c = NextCodePoint(text, &i);
-    // An unassigned character is a border: nothing before it composes with or moves behind what follows.
+    // An unassigned character is a border: nothing before it composes with or moves after the text behind it.
     if (IsNewerThanReference(c)) {
       AppendNormalized(form, &points, &out);
       AppendUtf8(c, &out);
@@ -177,7 +177,7 @@ std::string Lowercase(std::string_view text) {
     if (c < 0x80) {
       out.push_back(static_cast<char>(c >= 'A' && c <= 'Z' ? c + ('a' - 'A') : c));
     } else if (c == 0x130) {
-      out.append("i\xCC\x87");  // U+0130 is the one character whose lower case has two code points
+      out.append("i\xCC\x87");  // U+0130 is the only character whose lower case has two code points
     } else {
       AppendUtf8(static_cast<char32_t>(utf8proc_tolower(static_cast<utf8proc_int32_t>(c))), &out);
     }

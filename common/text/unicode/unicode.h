@@ -19,7 +19,7 @@ bool IsWordChar(char32_t code_point);     // Alphabetic, M*, Nd, Pc, Join_Contro
 // `text` must be well-formed UTF-8. Time is O(n log n) in the worst case (runs of combining marks).
 std::string Normalize(UnicodeForm form, std::string_view text);
 
-// Each character on its own (no final sigma rule).
+// Lowercases each character on its own (no final sigma rule).
 std::string Lowercase(std::string_view text);
 
 }  // namespace sluice

@@ -5,8 +5,8 @@
 namespace sluice {
 namespace {
 
-// The length of a sequence that `lead` begins, and the allowed range of its second byte, which rules out
-// surrogates, overlong forms and code points above U+10FFFF (Unicode, table 3-7). Length 0: no lead byte.
+// Length of a sequence by its lead byte, and the allowed range of its second byte, which excludes surrogates,
+// overlong forms and code points above U+10FFFF (Unicode, table 3-7). Length 0: not a lead byte.
 struct LeadRule {
   uint8_t length;
   uint8_t second_low;

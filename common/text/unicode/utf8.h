@@ -13,9 +13,9 @@ namespace sluice {
 inline constexpr std::string_view kReplacementUtf8 = "\xEF\xBF\xBD";  // U+FFFD
 
 enum class Utf8State : uint8_t {
-  kWhole,       // `code_point` is valid and takes `length` bytes
+  kWhole,       // `code_point` is valid and has `length` bytes
   kIllFormed,   // the first `length` bytes are a maximal ill-formed part: one U+FFFD
-  kIncomplete,  // all bytes given are the beginning of a character
+  kIncomplete,  // all given bytes are the beginning of a character
 };
 
 struct Utf8Char {
@@ -24,11 +24,12 @@ struct Utf8Char {
   Utf8State state;
 };
 
-// The character at the beginning of `bytes`, which must not be empty. Overlong forms, surrogates and values
-// above U+10FFFF are ill-formed; the parts are those of Unicode section 3.9 (Rust's and Python's rule).
+// Decodes the character at the beginning of `bytes`, which must not be empty. Overlong forms, surrogates and
+// values above U+10FFFF are ill-formed; the parts are those of Unicode section 3.9 (Rust's and Python's
+// rule).
 Utf8Char DecodeUtf8(std::string_view bytes);
 
-// Length in bytes of the well-formed character that begins with `lead`.
+// Returns the length in bytes of the well-formed character that begins with `lead`.
 inline size_t Utf8Length(char lead) {
   const auto byte = static_cast<uint8_t>(lead);
   return byte < 0x80 ? 1 : byte < 0xE0 ? 2 : byte < 0xF0 ? 3 : 4;
@@ -37,12 +38,12 @@ inline size_t Utf8Length(char lead) {
 // REQUIRES: `code_point` is a Unicode scalar value.
 void AppendUtf8(char32_t code_point, std::string* out);
 
-// Takes the code point at `*position` of well-formed `text` and moves past it.
+// Returns the code point at `*position` of well-formed `text` and moves past it.
 char32_t NextCodePoint(std::string_view text, size_t* position);
 
 bool IsWellFormedUtf8(std::string_view bytes);
 
-// Each maximal ill-formed part of `bytes` becomes one U+FFFD.
+// Replaces each maximal ill-formed part of `bytes` by one U+FFFD.
 std::string ReplaceIllFormedUtf8(std::string_view bytes);
 
 }  // namespace sluice

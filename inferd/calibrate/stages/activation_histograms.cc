@@ -13,7 +13,7 @@ constexpr int kFloatMantissa = 23;
 constexpr int kFloatBias = 127;
 constexpr int kFewestBits = 4;
 constexpr int kMostBits = 10;
-constexpr double kRounding = 1e-15;  // of a product of two doubles, relative
+constexpr double kRounding = 1e-15;  // relative error of a product of two doubles
 
 }  // namespace
 
@@ -23,8 +23,8 @@ int ActivationHistograms::MantissaBitsFor(uint64_t tables, uint64_t budget_bytes
   return bits;
 }
 
-// Buckets go by exponent and the first bits of the mantissa, so a value's bucket is a shift of its bits, and
-// every bucket is equally wide relative to its values.
+// Bucket index: exponent and first bits of the mantissa, so a value's bucket is a shift of its bits, and
+// every bucket has the same relative width.
 ActivationHistograms::ActivationHistograms(uint64_t tables, int mantissa_bits)
     : shift_(kFloatMantissa - mantissa_bits),
       lowest_bits_(int64_t{kFloatBias + kLowestExponent} << kFloatMantissa),
@@ -32,7 +32,7 @@ ActivationHistograms::ActivationHistograms(uint64_t tables, int mantissa_bits)
       counts_(tables * buckets_) {}
 
 float ActivationHistograms::Edge(uint64_t bucket) const {
-  if (bucket == 0) return 0;  // the first bucket also holds everything below
+  if (bucket == 0) return 0;  // the first bucket also holds all smaller values
   return std::bit_cast<float>(static_cast<uint32_t>(lowest_bits_ + (static_cast<int64_t>(bucket) << shift_)));
 }
 
@@ -64,14 +64,14 @@ bool ActivationHistograms::Quantiles(absl::Span<const uint64_t> tables, absl::Sp
 void ActivationHistograms::Place(absl::Span<const uint64_t> sums, uint64_t total,
                                  absl::Span<const double> shares, absl::Span<float> points) const {
   uint64_t bucket = 0;
-  uint64_t before = 0;  // values in lower buckets
+  uint64_t before = 0;  // number of values in lower buckets
   for (size_t i = 0; i < points.size(); ++i) {
     if (shares[i] == 0) {
       points[i] = 0;
       continue;
     }
-    // The product of, say, 0.7 and a multiple of ten may be rounded to a little above the whole number that
-    // is meant, and ceil() would go one too far.
+    // The product of, say, 0.7 and a multiple of ten may be rounded slightly above the exact whole number,
+    // and ceil() would return one too many.
     const double place = shares[i] * static_cast<double>(total) * (1 - kRounding);
     const uint64_t rank = std::clamp<uint64_t>(static_cast<uint64_t>(std::ceil(place)), 1, total);
     while (before + sums[bucket] < rank) before += sums[bucket++];
@@ -82,8 +82,8 @@ void ActivationHistograms::Place(absl::Span<const uint64_t> sums, uint64_t total
   }
 }
 
-// Most counts are zero, so of each table only the range between its first and last used bucket is stored:
-// {first, one past the last, counts}.
+// Most counts are zero, so only each table's range between its first and last used bucket is stored: {first,
+// one past the last, counts}.
 void ActivationHistograms::Save(std::string* out) const {
   AppendValue(uint64_t{counts_.size()}, out);
   for (size_t first = 0; first < counts_.size(); first += buckets_) {

@@ -5,7 +5,7 @@
 // bucket by that rank, as if the bucket's values were spread evenly: it lies within half a bucket of the true
 // order statistic, and where the bucket is well filled (millions of values) the rank is off by about 1e-6 of
 // all values, a hundred times less than the sample's own noise. Values below 2^-30 share the first bucket,
-// those from 2^34 up the last.
+// values from 2^34 up the last.
 //
 // Thread safety: thread-compatible.
 #pragma once
@@ -26,24 +26,24 @@ class ActivationHistograms {
   static constexpr int kLowestExponent = -30;
   static constexpr int kExponents = 64;
 
-  // The most mantissa bits, 4..10, whose tables fit `budget_bytes`.
+  // Maximum number of mantissa bits, 4..10, whose tables fit `budget_bytes`.
   static int MantissaBitsFor(uint64_t tables, uint64_t budget_bytes);
 
   ActivationHistograms(uint64_t tables, int mantissa_bits);
 
   void Add(uint64_t table, float value) { ++counts_[table * buckets_ + BucketOf(value)]; }
 
-  // For each of `shares`, which ascend in 0..1, the quantile of the values of tables [first, first + count)
-  // together: the ceil(share * n)-th smallest, 0 for share 0. False, and nothing written, if they hold no
-  // value. REQUIRES: as many points as shares.
+  // Computes for each of `shares`, ascending in 0..1, the quantile of the values of tables [first, first +
+  // count) together: the ceil(share * n)-th smallest, 0 for share 0. False, and nothing written, if they hold
+  // no value. REQUIRES: as many points as shares.
   bool Quantiles(uint64_t first, uint64_t count, absl::Span<const double> shares,
                  absl::Span<float> points) const;
-  // The same of any tables, named by their index.
+  // The same for any tables, given by index.
   bool Quantiles(absl::Span<const uint64_t> tables, absl::Span<const double> shares,
                  absl::Span<float> points) const;
 
   uint64_t Count(uint64_t table) const;
-  // A value of a table that is infinite, NaN or at least 2^34.
+  // True if the table has a value that is infinite, NaN or at least 2^34.
   bool HasHugeValue(uint64_t table) const { return counts_[table * buckets_ + buckets_ - 1] > 0; }
 
   void Save(std::string* out) const;

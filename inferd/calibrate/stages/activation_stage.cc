@@ -7,8 +7,8 @@
 namespace sluice {
 namespace {
 
-// The memory of all histograms together. It leaves 10 bits of mantissa for models of up to 1024 experts, 7
-// for 48 layers of 128.
+// Bytes of all histograms together. It allows 10 bits of mantissa for models of up to 1024 experts, 7 for 48
+// layers of 128.
 constexpr uint64_t kActivationHistogramBytes = 768ull << 20;
 
 }  // namespace
@@ -57,7 +57,7 @@ absl::Status ActivationStage::AfterLayer(const LayerEnd& end) {
 absl::Status ActivationStage::BeforeExperts(uint32_t layer, const MoeExpertsArgs& args) {
   if (config_.layers[layer].moe.experts == 0) return absl::OkStatus();
   for (const ExpertWork& work : args.experts) {
-    const bool routed = work.slots[0] % routing_.ranks < routing_.top_k;  // else the one that all tokens use
+    const bool routed = work.slots[0] % routing_.ranks < routing_.top_k;  // else the common expert
     if (routed) RETURN_IF_ERROR(CountExpert(layer, args, work));
   }
   return absl::OkStatus();
@@ -112,7 +112,7 @@ absl::StatusOr<std::map<std::string, std::string>> ActivationStage::Finish() {
     for (int lead = 0; lead < kLeadCount; ++lead) {
       for (uint32_t expert = 0; expert < experts; ++expert) {
         const absl::Span<float> table = tables.table(static_cast<Lead>(lead), layer, expert);
-        // An expert that the text never chose takes its layer's pooled table.
+        // An expert never chosen in the text gets its layer's pooled table.
         if (!histograms_.Quantiles(lead * experts_ + first + expert, 1, tables.shares(), table)) {
           histograms_.Quantiles(lead * experts_ + first, experts, tables.shares(), table);
         }

@@ -1,9 +1,9 @@
-// The first stage: one pass over the whole text that counts how often experts are used, collects the
-// distributions of |up factor|, |gate factor| and their product for every (token routed to an expert,
-// neuron), and records what predictors are trained on.
+// The first stage: one pass over the whole text that counts the uses of experts, collects the distributions
+// of |up factor|, |gate factor| and their product for every (token routed to an expert, neuron), and records
+// the predictors' training data.
 //
-// The dot products are computed by the same kernels as the experts', on the unmasked model as it is packed
-// (FloE's thresholds come from the quantized up matrix by calibrating the quantized pack).
+// The experts' own kernels compute the dot products, on the unmasked packed model (FloE's thresholds come
+// from the quantized up matrix by calibrating the quantized pack).
 //
 // Thread safety: see calibration_stage.h.
 #pragma once
@@ -22,7 +22,7 @@ namespace sluice {
 
 class ActivationStage final : public CalibrationStage, private LayerTap {
  public:
-  // All borrowed; `features` may be null.
+  // Borrows all arguments; `features` may be null.
   ActivationStage(const ModelConfig& config, const ProfileKeys& keys,
                   const std::vector<CalibrationWindow>& windows, WindowHost* host, FeatureRecorder* features);
 
@@ -47,12 +47,12 @@ class ActivationStage final : public CalibrationStage, private LayerTap {
   WindowHost* const host_;
   FeatureRecorder* const features_;
 
-  std::vector<uint64_t> first_expert_;  // by layer: running number of its first expert
-  uint64_t experts_ = 0;                // of all layers
+  std::vector<uint64_t> first_expert_;  // by layer: global number of its first expert
+  uint64_t experts_ = 0;                // number over all layers
   uint64_t tokens_ = 0;
   std::vector<uint64_t> used_;       // [experts_]
-  ActivationHistograms histograms_;  // table lead * experts_ + running number
-  Routing routing_;                  // of the layer that is running
+  ActivationHistograms histograms_;  // table lead * experts_ + global number
+  Routing routing_;                  // of the running layer
 };
 
 }  // namespace sluice

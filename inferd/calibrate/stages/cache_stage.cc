@@ -10,7 +10,7 @@
 namespace sluice {
 namespace {
 
-// Writes the places of the `count` largest values, best first, ties to the lower place as routers break them.
+// Writes the indices of the `count` largest values, best first, ties to the lower index as in routers.
 void Largest(const float* values, uint32_t size, uint32_t count, uint16_t* places) {
   std::vector<uint16_t> order(size);
   std::iota(order.begin(), order.end(), uint16_t{0});
@@ -40,7 +40,7 @@ CacheStage::CacheStage(const ModelConfig& config, const ProfileKeys& keys,
 
 absl::Status CacheStage::RunUnit(uint64_t unit) {
   if (unit == 0) {
-    // The stage before may have left neurons out.
+    // The previous stage may have set a sparsity.
     RETURN_IF_ERROR(host_->UseSparsity({}, ""));
   }
   for (auto& layer : named_) {
@@ -85,8 +85,8 @@ void CacheStage::Compare(const RouterTap& tap) {
   }
 }
 
-// Predicts by the logits alone. A correction that some models add for the choice is left out, as the
-// predictor in use leaves it out.
+// Predicts by the logits alone. The correction that some models add for the choice is ignored, as in the
+// serving predictor.
 absl::Status CacheStage::Predict(const RouterTap& tap, uint32_t target, uint32_t depth) {
   const WindowRunner& runner = host_->runner();
   const ModelParts& parts = runner.parts();
@@ -139,7 +139,7 @@ LayerCacheProfile CacheStage::ProfileOf(uint32_t layer) const {
   LayerCacheProfile profile;
   if (moe.experts == 0) return profile;
   StackDistances distances(moe.experts);
-  std::vector<uint32_t> used;  // the better one counts as used later
+  std::vector<uint32_t> used;  // better experts count as used later
   for (uint64_t i = 0; i < layers_[layer].chosen.size(); i += moe.top_k) {
     const auto begin = layers_[layer].chosen.begin() + static_cast<std::ptrdiff_t>(i);
     used.assign(std::make_reverse_iterator(begin + moe.top_k), std::make_reverse_iterator(begin));

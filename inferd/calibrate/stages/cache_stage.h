@@ -1,7 +1,7 @@
-// Measures how the layers use their experts, for sharing a cache out among them: stack distances of an LRU
-// cache, how much the best expert weighs, and how often a gate on an earlier residual names the right experts
-// (common/profile/cache_profile.h). One pass over the first windows, row after row as decoding would go; one
-// text's cache is the next one's start.
+// Measures the layers' use of experts, to divide a cache between them: stack distances of an LRU cache, the
+// weight of the best expert, and the share of right experts named by a gate on an earlier residual
+// (common/profile/cache_profile.h). One pass over the first windows, row after row as in decoding; the cache
+// state carries over from one window to the next.
 //
 // Thread safety: see calibration_stage.h.
 #pragma once
@@ -19,7 +19,7 @@ namespace sluice {
 
 class CacheStage final : public CalibrationStage, private LayerTap {
  public:
-  // All borrowed. Runs the first `count` windows.
+  // Borrows all arguments. Runs the first `count` windows.
   CacheStage(const ModelConfig& config, const ProfileKeys& keys,
              const std::vector<CalibrationWindow>& windows, uint64_t count, WindowHost* host);
 
@@ -34,7 +34,7 @@ class CacheStage final : public CalibrationStage, private LayerTap {
   struct Layer {
     std::vector<uint16_t> chosen;                // [tokens, top_k], best first
     std::vector<float> squares;                  // [tokens]: (1 - alpha)^2
-    std::array<uint64_t, kCacheDepths> right{};  // chosen experts that were named so many layers before
+    std::array<uint64_t, kCacheDepths> right{};  // number of chosen experts predicted this many layers earlier
     std::array<uint64_t, kCacheDepths> wanted{};
   };
 
@@ -49,9 +49,9 @@ class CacheStage final : public CalibrationStage, private LayerTap {
   const uint64_t count_;
   WindowHost* const host_;
   std::vector<uint32_t> routed_;    // layers with experts
-  std::vector<uint32_t> place_of_;  // by layer: its place among them
+  std::vector<uint32_t> place_of_;  // by layer: its index in routed_
   std::vector<Layer> layers_;
-  // The experts that the running window's predictions named, by layer and depth - 1: [rows, top_k].
+  // Experts predicted in the running window, by layer and depth - 1: [rows, top_k].
   std::vector<std::array<std::vector<uint16_t>, kCacheDepths>> named_;
   std::vector<float> logits_;
 };

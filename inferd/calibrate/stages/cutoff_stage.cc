@@ -11,7 +11,7 @@ namespace sluice {
 namespace {
 
 constexpr uint32_t kPercents = 100;  // sparsities 0..99 are tried
-constexpr uint64_t kHalvings = 7;    // of an interval of 100
+constexpr uint64_t kHalvings = 7;    // halvings of an interval of 100
 constexpr double kUnknown = -std::numeric_limits<double>::infinity();
 
 }  // namespace
@@ -33,10 +33,10 @@ CutoffStage::CutoffStage(const ProfileKeys& keys, const std::vector<CalibrationW
 uint64_t CutoffStage::units() const { return (1 + kHalvings * bounds_.size()) * count_; }
 
 absl::Status CutoffStage::RunUnit(uint64_t unit) {
-  // A run goes over all held-out windows at one sparsity. The first is the base; then each bound is searched
-  // for by halving between what is within it and what is beyond it. Sparsities measured for one bound are not
-  // measured again for another.
-  const uint64_t run = unit / count_;  // 0: nothing left out
+  // A run covers all held-out windows at one sparsity. The first run is the base; then each bound is bisected
+  // between a sparsity within it and one beyond it. Sparsities measured for one bound are not measured again
+  // for another.
+  const uint64_t run = unit / count_;  // 0: no sparsity
   const uint64_t place = unit % count_;
   const size_t bound = run == 0 ? 0 : (run - 1) / kHalvings;
   if (run > 0 && beyond_[bound] - within_[bound] <= 1) return absl::OkStatus();
@@ -60,8 +60,8 @@ absl::Status CutoffStage::AddWindow(uint64_t run, uint32_t percent, const Calibr
   if (run_set_up_ != run) {
     const absl::Status set_up = SetUp(percent);
     if (absl::IsInvalidArgument(set_up)) {
-      // One threshold is for the whole model, in which a shared expert stays dense: the routed ones cannot
-      // leave out as much as such a target asks of them.
+      // The whole model has one threshold, and a shared expert stays dense: the routed experts cannot reach
+      // such a target.
       rises_[percent] = std::numeric_limits<double>::infinity();
       return absl::OkStatus();
     }

@@ -1,6 +1,6 @@
-// Intra-expert's cut-off: the largest sparsity, with one threshold of |gate factor| for the whole model,
-// whose rise of perplexity stays within a bound; found by bisection over whole percents on the text's last
-// windows.
+// Intra-expert's cut-off: the largest sparsity, with one threshold of |gate factor| for the whole model, at
+// which the rise of perplexity stays within a bound; found by bisection over whole percents on the text's
+// last windows.
 //
 // Thread safety: see calibration_stage.h.
 #pragma once
@@ -19,7 +19,7 @@ namespace sluice {
 class CutoffStage final : public CalibrationStage {
  public:
   // Measures on the last `count` windows. `thresholds`, a stage that is finished when the first unit runs,
-  // gives the table that is looked up; it is put into `folder` meanwhile. All are borrowed.
+  // provides the threshold table, which is written to `folder` meanwhile. Borrows all arguments.
   CutoffStage(const ProfileKeys& keys, const std::vector<CalibrationWindow>& windows, uint64_t count,
               std::vector<double> bounds, std::string folder, CalibrationStage* thresholds, WindowHost* host);
 
@@ -32,9 +32,9 @@ class CutoffStage final : public CalibrationStage {
 
  private:
   absl::Status AddWindow(uint64_t run, uint32_t percent, const CalibrationWindow& window);
-  // Sets the sparsity that windows run with from now on; INVALID_ARGUMENT if there is no such sparsity.
+  // Sets the sparsity of the following windows; INVALID_ARGUMENT if there is no such sparsity.
   absl::Status SetUp(uint32_t percent);
-  // The relative rise of perplexity that a summed loss means.
+  // Converts a summed loss to the relative rise of perplexity.
   double RiseOf(double loss) const;
 
   const ProfileKeys keys_;
@@ -45,13 +45,13 @@ class CutoffStage final : public CalibrationStage {
   CalibrationStage* const thresholds_;
   WindowHost* const host_;
   bool table_written_ = false;
-  std::optional<uint64_t> run_set_up_;  // the run that the host is set up for
+  std::optional<uint64_t> run_set_up_;  // the run for which the host is set up
 
   double base_loss_ = 0;
-  double run_loss_ = 0;           // of the windows of the run that is under way
+  double run_loss_ = 0;           // summed over the windows of the current run
   std::vector<double> rises_;     // by percent; negative infinity: not measured
   std::vector<uint32_t> within_;  // by bound: the largest percent known to be within it
-  std::vector<uint32_t> beyond_;  // by bound: the smallest percent known not to be
+  std::vector<uint32_t> beyond_;  // by bound: the smallest percent known to exceed it
 };
 
 }  // namespace sluice

@@ -6,7 +6,7 @@
 namespace sluice {
 namespace {
 
-// A part's rows [begin, end): neurons of a tile.
+// Returns a part's rows [begin, end): the neurons of a tile.
 WeightView NeuronRange(WeightView view, uint32_t begin, uint32_t end) {
   view.base = view.base + begin * view.stride;
   view.rows = end - begin;

@@ -10,12 +10,12 @@
 namespace sluice {
 namespace {
 
-// The shares of (token, layer) pairs with one expert for which the loss is measured; between them the rise is
-// taken to be linear.
+// Shares of (token, layer) pairs with one expert at which the loss is measured; the rise is interpolated
+// linearly between them.
 constexpr double kShares[] = {0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5};
 constexpr uint64_t kShareCount = std::size(kShares);
 
-// Records for each token the squared share of weight that its experts behind the best have, (1 - alpha)^2 in
+// Records for each token the squared weight share of all its experts except the best, (1 - alpha)^2 in
 // AdapMoE's rule.
 class SquaresTap final : public LayerTap {
  public:
@@ -59,7 +59,7 @@ absl::Status GatingStage::RunUnit(uint64_t unit) {
     return host_->Run(windows_[unit], {.tap = &tap, .loss = false}).status();
   }
   RETURN_IF_ERROR(FindThresholds());
-  const uint64_t run = (unit - count_) / held_out_;  // 0: all experts
+  const uint64_t run = (unit - count_) / held_out_;  // 0: the base run with all experts
   const uint64_t place = (unit - count_) % held_out_;
   const GatingRule* const gating = run == 0 ? nullptr : RuleOf(run - 1);
   const CalibrationWindow& window = windows_[windows_.size() - held_out_ + place];

@@ -1,6 +1,6 @@
-// Thresholds of AdapMoE's gating: on the windows that sensitivities come from, how (1 - alpha)^2 S_l is
-// distributed over (token, layer) pairs; on windows held out at the text's end, how much perplexity rises
-// when a share of the pairs use one expert. Both for each definition of S_l and for the score alone.
+// Thresholds of AdapMoE's gating: the distribution of (1 - alpha)^2 S_l over (token, layer) pairs on the
+// windows of the sensitivities; and the rise of perplexity when a share of the pairs use one expert, on
+// windows held out at the text's end. Both for each definition of S_l and for the score alone.
 //
 // Thread safety: see calibration_stage.h.
 #pragma once
@@ -18,8 +18,9 @@ namespace sluice {
 
 class GatingStage final : public CalibrationStage {
  public:
-  // The first `count` windows; of the others the last half as many are held out (of too few windows, the last
-  // ones whatever they served before). `sensitivities`: a stage whose Finish() writes sensitivity.json.
+  // Runs the first `count` windows; the last half as many of the others are held out (with too few windows,
+  // the last ones regardless of earlier use). `sensitivities`: a stage whose Finish() writes
+  // sensitivity.json.
   GatingStage(const ModelConfig& config, const ProfileKeys& keys,
               const std::vector<CalibrationWindow>& windows, uint64_t count, CalibrationStage* sensitivities,
               WindowHost* host);
@@ -33,7 +34,8 @@ class GatingStage final : public CalibrationStage {
 
  private:
   absl::Status FindThresholds();
-  // The rule of run `run`, of kinds * shares, with that run's threshold. Valid until the next call.
+  // Returns the rule of run `run`, one of kinds * shares, with that run's threshold. Valid until the next
+  // call.
   const GatingRule* RuleOf(uint64_t run);
 
   const ModelConfig& config_;
@@ -45,9 +47,9 @@ class GatingStage final : public CalibrationStage {
   WindowHost* const host_;
   std::vector<std::vector<float>> squares_;  // by layer: (1 - alpha)^2 of each token
   double base_loss_ = 0;
-  double run_loss_ = 0;         // of the held-out windows of the run that is under way
+  double run_loss_ = 0;         // summed over the held-out windows of the current run
   std::vector<double> losses_;  // [kinds * shares] as far as measured
-  // Follow from what the stages before and squares_ say.
+  // Derived from the earlier stages and squares_.
   std::vector<GatingRule> rules_;  // by kind, thresholds unset
   std::vector<GatingTable> tables_;
 };

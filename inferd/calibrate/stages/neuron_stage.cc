@@ -37,8 +37,8 @@ absl::Status NeuronStage::RunUnit(uint64_t unit) {
   return absl::OkStatus();
 }
 
-// Buffers are the runner's and go when it goes, so they are asked for in the first tap, when the runner is
-// certainly there.
+// Allocates the buffers. The runner owns them, so they are allocated in the first hook, when the runner
+// exists.
 absl::Status NeuronStage::Allocate() {
   uint64_t positions = 0;
   for (const CalibrationWindow& window : windows_) {
@@ -81,8 +81,7 @@ absl::Status NeuronStage::AfterRouter(const RouterTap& tap) {
 
 absl::Status NeuronStage::AfterLayer(const LayerEnd& end) {
   if (config_.layers[end.layer].moe.experts > 0) {
-    // What was saved at this layer is what the next one's neurons would have been predicted from; the buffers
-    // change roles.
+    // The rows saved at this layer are the next layer's prediction inputs; the buffers swap roles.
     std::swap(last_, next_);
     known_ = true;
   }
@@ -92,7 +91,7 @@ absl::Status NeuronStage::AfterLayer(const LayerEnd& end) {
 absl::Status NeuronStage::BeforeExperts(uint32_t layer, const MoeExpertsArgs& args) {
   if (config_.layers[layer].moe.experts == 0 || !known_) return absl::OkStatus();
   for (const ExpertWork& work : args.experts) {
-    const bool routed = work.slots[0] % routing_.ranks < routing_.top_k;  // else the one that all tokens use
+    const bool routed = work.slots[0] % routing_.ranks < routing_.top_k;  // else the common expert
     if (routed) RETURN_IF_ERROR(CountExpert(layer, args, work));
   }
   return absl::OkStatus();
@@ -122,8 +121,8 @@ absl::Status NeuronStage::Load(ByteReader* reader) {
   return histograms_.Load(reader);
 }
 
-// An expert that no row chose gets its layer's pooled table, as in thresholds.bin; zeros where the layer has
-// none either.
+// Builds the tables. An expert that no row chose gets its layer's pooled table, as in thresholds.bin; zeros
+// if the layer has none either.
 ThresholdTables NeuronStage::Tables(uint32_t input) const {
   ThresholdTables tables(keys_.model_id, tokens_, RoutedExperts(config_), FineShares());
   for (uint32_t lead = 0; lead < kLeads; ++lead) {

@@ -1,6 +1,6 @@
 // Collects the distributions of predicted lead values: each routed layer's up and gate parts multiplied with
-// what the routed layer before it has, its router input (x_l) and its residual under the layer's own norm,
-// for the rows that chose the expert. Neuron predictors take their calibrated thresholds from these
+// two inputs from the previous routed layer, its router input (x_l) and its residual under the layer's own
+// norm, for the rows that chose the expert. Neuron predictors read their calibrated thresholds from these
 // (inferd/policy/sparsity/neuron_thresholds.h).
 //
 // Thread safety: see calibration_stage.h.
@@ -21,7 +21,7 @@ namespace sluice {
 
 class NeuronStage final : public CalibrationStage, private LayerTap {
  public:
-  // Over the first `count` windows. All borrowed.
+  // Runs the first `count` windows. Borrows all arguments.
   NeuronStage(const ModelConfig& config, const ProfileKeys& keys,
               const std::vector<CalibrationWindow>& windows, uint64_t count, WindowHost* host);
 
@@ -54,15 +54,15 @@ class NeuronStage final : public CalibrationStage, private LayerTap {
   const uint64_t count_;
   WindowHost* const host_;
 
-  std::vector<uint64_t> first_expert_;  // by layer: running number of its first expert
-  uint64_t experts_ = 0;                // of all layers
+  std::vector<uint64_t> first_expert_;  // by layer: global number of its first expert
+  uint64_t experts_ = 0;                // number over all layers
   uint64_t tokens_ = 0;
-  ActivationHistograms histograms_;  // by TableOf()
+  ActivationHistograms histograms_;  // indexed by TableOf()
   bool allocated_ = false;
-  bool known_ = false;          // last_ holds the routed layer's before
-  Inputs last_;                 // for the layer that is running
-  Inputs next_;                 // for the one after it
-  Routing routing_;             // of the layer that is running
+  bool known_ = false;          // last_ holds the previous routed layer's rows
+  Inputs last_;                 // for the running layer
+  Inputs next_;                 // for the next layer
+  Routing routing_;             // of the running layer
   std::vector<float> copied_;   // [positions, hidden]
   std::vector<uint32_t> rows_;  // of one expert
 };

@@ -1,4 +1,4 @@
-// The distribution of what a stage measured, as profiles store it.
+// The distribution of a stage's measurements in the form stored in profiles.
 //
 // Thread safety: a pure function.
 #pragma once
@@ -10,10 +10,9 @@
 
 namespace sluice {
 
-// The values at `points` evenly spaced shares of `sorted`, from the least to the largest (101 points: at 0,
-// 1,
-// .. 100 %): the smallest value that at least this share of the values does not exceed. Zeros if there are no
-// values. REQUIRES: `sorted` ascends; `points` > 1.
+// Returns the values at `points` evenly spaced shares of `sorted` (101 points: 0, 1, .. 100 %): the smallest
+// value that at least this share of the values does not exceed. Zeros if there are no values. REQUIRES:
+// `sorted` ascends; `points` > 1.
 template <typename T>
 std::vector<double> Percentiles(const std::vector<T>& sorted, size_t points) {
   std::vector<double> values(points, 0.0);

@@ -26,7 +26,7 @@ void Softmax(uint32_t count, const float* logits, float* out) {
   for (uint32_t i = 0; i < count; ++i) out[i] = static_cast<float>(std::exp(logits[i] - most) / sum);
 }
 
-// Marks the best `top_k` values, ties to the lower index as routers break them.
+// Marks the best `top_k` values, ties to the lower index as in routers.
 void MarkTop(const std::vector<float>& values, uint32_t top_k, std::vector<uint32_t>* order,
              std::vector<uint8_t>* marks) {
   order->resize(values.size());
@@ -63,8 +63,8 @@ FirstLayerRows::FirstLayerRows(uint32_t hidden, uint32_t experts, std::vector<fl
       outputs_(std::move(outputs)),
       logits_(std::move(logits)),
       followed_(followed) {
-  // The residual grows from layer to layer: inputs are scaled to a mean square of 1, which is what the
-  // initial weights are made for. Stored() puts the factor into the weights.
+  // The residual grows from layer to layer: inputs are scaled to a mean square of 1, for which the initial
+  // weights are designed. Stored() folds the factor into the weights.
   double sum = 0;
   for (const float value : outputs_) sum += double{value} * value;
   if (sum > 0) scale_ = static_cast<float>(std::sqrt(static_cast<double>(outputs_.size()) / sum));
@@ -74,7 +74,7 @@ void FirstLayerRows::Fill(uint64_t row, float* x, float* target) const {
   const uint64_t position = followed_[row];
   const float* outputs = outputs_.data() + position * hidden_;
   for (uint32_t i = 0; i < hidden_; ++i) x[i] = scale_ * outputs[i];
-  // The target is the distribution of the next position, which the text really went on to.
+  // The target is the distribution at the next position of the text.
   Softmax(experts_, logits_.data() + (position + 1) * experts_, target);
 }
 
@@ -101,8 +101,8 @@ HeldOutResult Evaluate(const TrainedNet& net, const RowSource& rows, uint32_t to
   return {result.precision / count, std::max(result.divergence / count, 0.0)};
 }
 
-// Training has weights as [inputs, outputs], which its products run along; the backend's matrices have a row
-// for each output.
+// Converts a network. Training stores weights as [inputs, outputs], the order of its products; the backend's
+// matrices have a row for each output.
 PredictorNet Stored(const TrainedNet& net, float scale, double precision) {
   PredictorNet stored{net.inputs, net.units, net.outputs, precision, {}, net.b1, {}, net.b2};
   const auto transposed = [](const std::vector<float>& values, uint32_t rows, uint32_t cols, float factor) {

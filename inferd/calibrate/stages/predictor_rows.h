@@ -1,4 +1,4 @@
-// Recorded features as rows to train predictors on, and how well a network predicts held-out rows.
+// Recorded features as training rows of predictors, and the score of a network on held-out rows.
 //
 // Thread safety: immutable after construction; safe to read from any thread.
 #pragma once
@@ -27,15 +27,15 @@ class RowRange final : public RowSource {
 
 // The chosen experts of one layer, [positions, top_k].
 struct ChosenExperts {
-  uint32_t experts = 0;  // of the layer
+  uint32_t experts = 0;  // experts of the layer
   uint32_t top_k = 0;
   std::vector<uint16_t> ids;
 };
 
-// Inputs and targets of a learned predictor (predictor_weights.h says what goes in).
+// Inputs and targets of a learned predictor (inputs: predictor_weights.h).
 class LearnedRows final : public RowSource {
  public:
-  // `inputs`: float16 [positions, hidden]. `before` may have no ids: there is no layer before.
+  // `inputs`: float16 [positions, hidden]. `before` may have no ids if there is no previous layer.
   LearnedRows(uint32_t hidden, std::vector<uint16_t> inputs, ChosenExperts own, ChosenExperts before,
               ChosenExperts next);
   uint64_t rows() const override { return inputs_.size() / hidden_; }
@@ -56,7 +56,7 @@ class FirstLayerRows final : public RowSource {
                  const std::vector<uint64_t>& followed);
   uint64_t rows() const override { return followed_.size(); }
   void Fill(uint64_t row, float* x, float* target) const override;
-  // Brings the inputs to a root mean square of 1.
+  // Factor that scales the inputs to a root mean square of 1.
   float scale() const { return scale_; }
 
  private:
@@ -70,11 +70,11 @@ class FirstLayerRows final : public RowSource {
 
 struct HeldOutResult {
   double precision = 0;   // mean of |predicted top-K and true top-K| / K
-  double divergence = 0;  // mean KL(target || softmax(out)), where targets are distributions
+  double divergence = 0;  // mean KL(target || softmax(out)), if targets are distributions
 };
 HeldOutResult Evaluate(const TrainedNet& net, const RowSource& rows, uint32_t top_k);
 
-// The network in the form that it is stored in. The factor `scale` of its inputs goes into the weights.
+// Converts a network to its stored form. The input factor `scale` is folded into the weights.
 PredictorNet Stored(const TrainedNet& net, float scale, double precision);
 
 }  // namespace sluice

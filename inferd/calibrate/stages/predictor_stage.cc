@@ -13,8 +13,8 @@ namespace sluice {
 namespace {
 
 constexpr uint32_t kUnits = 512;        // FloE 3.3.1
-constexpr uint64_t kHeldOutShare = 10;  // one in so many positions
-constexpr size_t kGroup = 16;           // networks of a unit
+constexpr uint64_t kHeldOutShare = 10;  // one in this many positions
+constexpr size_t kGroup = 16;           // networks per unit
 constexpr auto kAskEvery = std::chrono::milliseconds(50);
 
 struct Split {
@@ -48,7 +48,7 @@ PredictorStage::PredictorStage(const ModelConfig& config, const ProfileKeys& key
   uint64_t position = 0;
   for (const CalibrationWindow& window : windows) {
     const uint64_t end = position + window.input.size();
-    // Positions that have a next one in the same window: only these have a target.
+    // Positions with a next one in the same window: only these have a target.
     for (; position + 1 < end && position + 1 < features->positions(); ++position) {
       followed_.push_back(position);
     }
@@ -61,15 +61,15 @@ PredictorStage::PredictorStage(const ModelConfig& config, const ProfileKeys& key
 
 uint64_t PredictorStage::units() const { return (layers_.size() + 1 + kGroup - 1) / kGroup; }
 
-// Trains the networks of a unit on several threads that draw jobs from a shared counter. This thread trains
-// nothing and asks whether to go on, since training may take minutes.
+// Trains the networks of a unit on several threads that draw jobs from a shared counter. The calling thread
+// does not train but polls for cancellation, since training may take minutes.
 absl::Status PredictorStage::RunUnit(uint64_t unit) {
   const size_t end = std::min(layers_.size() + 1, (unit + 1) * kGroup);
   std::atomic<size_t> next{unit * kGroup};
   std::atomic<bool> stop{false};
   Mutex mutex;
   CondVar changed;
-  absl::Status first_error;  // and running: guarded by mutex
+  absl::Status first_error;  // guarded by mutex, like `running`
   const size_t started = std::clamp<size_t>(training_.threads, 1, kGroup);
   size_t running = started;
   std::vector<std::thread> threads;
@@ -120,7 +120,7 @@ absl::StatusOr<PredictorNet> PredictorStage::TrainLearned(uint32_t layer,
                          std::move(next));
   const Split split(rows);
   std::optional<PredictorNet> best;
-  // A linear predictor and a network are trained; whichever finds more on held-out positions is kept.
+  // A linear predictor and a network are trained; the one with the higher held-out precision is kept.
   for (const uint32_t units : {0u, kUnits}) {
     const TrainOptions options{.units = units, .epochs = training_.epochs, .seed = training_.seed + layer};
     ASSIGN_OR_RETURN(const TrainedNet net, TrainNet(split.training, rows.width(), outputs, options, stop));
@@ -133,8 +133,7 @@ absl::StatusOr<PredictorNet> PredictorStage::TrainLearned(uint32_t layer,
 absl::StatusOr<FirstLayerGate> PredictorStage::TrainFirstLayer(const std::atomic<bool>* stop) const {
   const MoeConfig& moe = config_.layers[features_->first_routed()].moe;
   std::optional<FirstLayerGate> best;
-  // Whether the output before or after the final norm foretells the next token better depends on the model,
-  // so both are tried.
+  // The better input, the output before or after the final norm, depends on the model, so both are tried.
   for (const bool normed : {false, true}) {
     ASSIGN_OR_RETURN(std::vector<float> outputs, features_->ReadOutputs(normed));
     ASSIGN_OR_RETURN(std::vector<float> logits, features_->ReadFirstLogits());

@@ -1,14 +1,14 @@
-// Trains expert predictors on what the first stage recorded: FloE's `learned` networks (3.3.1) and AdapMoE's
+// Trains expert predictors on the first stage's recording: FloE's `learned` networks (3.3.1) and AdapMoE's
 // `first_layer` gate (eq. 9). The last tenth of the positions is held out.
 //
 // For every routed layer followed by another, a network with 512 units and a linear one are trained (binary
 // cross-entropy against the multi-hot top-K of the next layer) and the one of higher held-out precision is
 // kept, the linear one on a tie. The gate minimises KL(softmax(router of the first routed layer at p + 1) ||
-// softmax(W a(p) + b)), a the last layer's output with or without the final norm, whichever diverges less on
-// held-out positions.
+// softmax(W a(p) + b)), a the last layer's output with or without the final norm, the variant that diverges
+// less on held-out positions.
 //
-// Thread safety: see calibration_stage.h; trains on threads of its own, each network on one, so that the
-// result does not depend on their number.
+// Thread safety: see calibration_stage.h; trains on its own threads, each network on one, so that the result
+// does not depend on their number.
 #pragma once
 
 #include <atomic>
@@ -28,18 +28,18 @@ struct PredictorTraining {
   uint32_t epochs = 6;
   uint64_t seed = 1;
   uint32_t threads = 1;
-  std::function<bool()> cancelled;  // asked about twenty times a second
+  std::function<bool()> cancelled;  // polled about twenty times a second
 };
 
 class PredictorStage final : public CalibrationStage {
  public:
-  // All borrowed; `features` holds every position when the first unit runs.
+  // Borrows all arguments; `features` holds every position when the first unit runs.
   PredictorStage(const ModelConfig& config, const ProfileKeys& keys,
                  const std::vector<CalibrationWindow>& windows, const FeatureRecorder* features,
                  PredictorTraining training);
 
   std::string name() const override { return "predictors"; }
-  // Groups of networks, trained side by side.
+  // Number of groups of networks that are trained side by side.
   uint64_t units() const override;
   absl::Status RunUnit(uint64_t unit) override;
   void Save(std::string* out) const override;
@@ -54,8 +54,8 @@ class PredictorStage final : public CalibrationStage {
   const ModelConfig& config_;
   const FeatureRecorder* const features_;
   const PredictorTraining training_;
-  std::vector<uint32_t> layers_;    // that have a learned predictor; the first-layer gate is one job more
-  std::vector<uint64_t> followed_;  // positions whose next one is in the same window
+  std::vector<uint32_t> layers_;    // layers with a learned predictor; the first-layer gate is one more job
+  std::vector<uint64_t> followed_;  // positions with a next one in the same window
   PredictorProfile profile_;        // learned: by job, empty until it is done
 };
 

@@ -10,8 +10,8 @@
 namespace sluice {
 namespace {
 
-// The size of a perturbation relative to the root mean square of what is perturbed: large enough for float32
-// losses to differ, small enough for the difference to be a derivative.
+// Size of a perturbation relative to the root mean square of the perturbed values: large enough for float32
+// losses to differ, small enough for the difference to approximate a derivative.
 constexpr double kStep = 3e-3;
 
 uint64_t Mix64(uint64_t x) {  // splitmix64's finisher
@@ -20,8 +20,8 @@ uint64_t Mix64(uint64_t x) {  // splitmix64's finisher
   return x ^ (x >> 31);
 }
 
-// Independent standard normal values (Box and Muller), by a generator of our own, so that a calibration can
-// be repeated to the bit.
+// Independent standard normal values (Box and Muller), by our own generator, so that a calibration can be
+// repeated to the bit.
 class NormalStream {
  public:
   explicit NormalStream(uint64_t seed) : state_(seed) {}
@@ -123,8 +123,7 @@ absl::Status RoutingStage::RunUnit(uint64_t unit) {
     if (config_.layers[layer].moe.top_k < 2) continue;
     WindowRunner::Hooks hooks;
     hooks.single_expert_layer = static_cast<int>(layer);
-    // Up to this layer nothing differs from the base run, whose residual is taken instead of computing it
-    // again.
+    // Below this layer nothing differs from the base run, so its residual is reused.
     if (layer > 0) {
       hooks.first_layer = layer;
       hooks.residual = base.after(layer - 1).data();
@@ -200,7 +199,7 @@ absl::StatusOr<double> FisherStage::Draw(uint64_t unit, uint32_t layer, uint64_t
                                          const ResidualTap& base, const std::vector<float>& scale) {
   // Hutchinson's estimate of the diagonal Fisher: for a random direction v the square of the loss's
   // derivative along v has the sum of squared gradients as its mean. The derivative is a central difference,
-  // with the base run's choice of experts held fast, since a choice that flips would be a step.
+  // with the base run's choice of experts fixed, since a changed choice would be a discontinuity.
   const std::vector<float>& after = base.after(layer);
   std::vector<float> v(after.size());
   NormalStream(Mix64(Mix64(Mix64(seed_ + unit) + layer) + stream)).Fill(&v);

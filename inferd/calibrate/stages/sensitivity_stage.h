@@ -4,12 +4,12 @@
 // and the mean of (f1 - f2)^2 by dimension, f1 and f2 the outputs of the two best experts.
 //
 // FisherStage: with O_l the mixture's output before the residual add, L the window's summed loss and v drawn
-// at every position, ((L(O_l + e v) - L(O_l - e v)) / 2e)^2 has the expectation sum over positions of
-// g^T C g for v ~ N(0, C) and g the gradient at a position. C = I gives sum diag(F_l) (`fisher`); C =
-// diag(mean (f1 - f2)^2) gives the mean of (f1 - f2)^T diag(F_l) (f1 - f2) (`quadratic`). The perturbation's
-// scale is 3e-3 of the root mean square of O_l, and experts are kept to the unperturbed choice: an expert
-// that is swapped for another is a jump of the loss, no slope, and a few of them drown the estimate. Every
-// draw has a relative standard deviation of sqrt(2); windows x draws of them are averaged.
+// at every position, ((L(O_l + e v) - L(O_l - e v)) / 2e)^2 has the expectation sum over positions of g^T C g
+// for v ~ N(0, C) and g the gradient at a position. C = I gives sum diag(F_l) (`fisher`); C = diag(mean (f1 -
+// f2)^2) gives the mean of (f1 - f2)^T diag(F_l) (f1 - f2) (`quadratic`). The perturbation's scale is 3e-3 of
+// the root mean square of O_l, and the unperturbed choice of experts is kept: a swapped expert is a jump of
+// the loss, not a slope, and a few of them would dominate the estimate. Every draw has a relative standard
+// deviation of sqrt(2); windows x draws of them are averaged.
 //
 // Thread safety: see calibration_stage.h.
 #pragma once
@@ -24,7 +24,7 @@
 
 namespace sluice {
 
-// What RoutingStage leaves for FisherStage, sums over positions.
+// Results of RoutingStage for FisherStage, sums over positions.
 struct RoutingSums {
   uint64_t positions = 0;
   uint64_t targets = 0;
@@ -33,7 +33,7 @@ struct RoutingSums {
   std::vector<std::vector<double>> difference;  // by layer, [hidden]: (f1 - f2)^2
 };
 
-// Remembers a window's residual stream: what comes into each layer, and the size of what mixtures add.
+// Records a window's residual stream: the input of each layer, and the size of each MoE output.
 class ResidualTap final : public LayerTap {
  public:
   // `sums` may be null.
@@ -42,10 +42,10 @@ class ResidualTap final : public LayerTap {
   absl::Status AfterRouter(const RouterTap& tap) override;
   absl::Status AfterLayer(const LayerEnd& end) override;
 
-  // The rows that left `layer`, [positions, hidden].
+  // Output rows of `layer`, [positions, hidden].
   const std::vector<float>& after(uint32_t layer) const { return after_[layer]; }
   const ExpertChoice& choice() const { return choice_; }
-  // Root mean square of the layer's mixture output; 0 for a layer without experts.
+  // Root mean square of the layer's MoE output; 0 for a layer without experts.
   double output_size(uint32_t layer) const { return output_size_[layer]; }
 
  private:
@@ -54,8 +54,8 @@ class ResidualTap final : public LayerTap {
   const ModelConfig& config_;
   const WindowRunner* const runner_;
   RoutingSums* const sums_;
-  Routing routing_;                        // of the layer that is running
-  std::vector<float> before_;              // [positions, hidden] without the mixture
+  Routing routing_;                        // of the running layer
+  std::vector<float> before_;              // [positions, hidden] without the MoE output
   std::vector<float> pair_;                // outputs of a token's two best experts
   std::vector<std::vector<float>> after_;  // by layer
   ExpertChoice choice_;
@@ -64,7 +64,7 @@ class ResidualTap final : public LayerTap {
 
 class RoutingStage final : public CalibrationStage {
  public:
-  // The first `count` windows. All borrowed; `sums` outlives both stages.
+  // Runs the first `count` windows. Borrows all arguments; `sums` outlives both stages.
   RoutingStage(const ModelConfig& config, const std::vector<CalibrationWindow>& windows, uint64_t count,
                WindowHost* host, RoutingSums* sums);
 
@@ -98,7 +98,7 @@ class FisherStage final : public CalibrationStage {
   absl::StatusOr<std::map<std::string, std::string>> Finish() override;
 
  private:
-  // One draw: the squared directional derivative. `scale`: standard deviation of v by dimension.
+  // Returns one draw of the squared directional derivative. `scale`: standard deviation of v by dimension.
   absl::StatusOr<double> Draw(uint64_t unit, uint32_t layer, uint64_t stream, const ResidualTap& base,
                               const std::vector<float>& scale);
 
@@ -111,7 +111,7 @@ class FisherStage final : public CalibrationStage {
   WindowHost* const host_;
   const RoutingSums* const sums_;
   std::vector<double> fisher_;     // by layer, summed over draws
-  std::vector<double> quadratic_;  // the same
+  std::vector<double> quadratic_;  // by layer, summed over draws
 };
 
 }  // namespace sluice

@@ -10,15 +10,15 @@
 namespace sluice {
 namespace {
 
-// Of the other routers the weights depend on more than the scores of the chosen (SparseMixer, a scaled
-// input), so their choice is not held fast.
+// True if the weights depend only on the scores of the chosen experts. Other routers (SparseMixer, scaled
+// inputs) keep their own choice.
 bool WeightsFollowFromScores(RouterKind kind) {
   return kind == RouterKind::kSoftmaxTopK || kind == RouterKind::kTopKSoftmax ||
          kind == RouterKind::kSigmoidTopK;
 }
 
-// The weights that the model's own rule would give one token for the experts `ids`, whether or not it would
-// choose them.
+// Computes one token's weights for the experts `ids` by the model's own rule, even if it would not choose
+// them.
 void WeighChoice(const RouterArgs& args, const std::vector<float>& scores, const int32_t* ids,
                  float* weights) {
   const double most = *std::max_element(scores.begin(), scores.end());
@@ -58,7 +58,7 @@ absl::Status CalibrationRouting::Decide(const RoutingInput& input, Queue* queue)
     const absl::Span<float> of_token(weights + uint64_t{token} * ranks, args.top_k);
     KeepExperts(of_token, ExpertsKept(of_token, gating_->sensitivities[input.layer], gating_->threshold));
   }
-  // The best expert takes over the weight of all, as the gating does at run time.
+  // The best expert gets the weight of all, like the gating at run time.
   for (uint32_t token = 0; single && token < args.tokens; ++token, weights += ranks) {
     weights[0] = std::accumulate(weights, weights + args.top_k, 0.0f);
     std::fill(weights + 1, weights + args.top_k, 0.0f);

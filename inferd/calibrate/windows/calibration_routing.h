@@ -1,5 +1,6 @@
-// Routing of calibration windows: the model's choice, cut to the best expert in one layer, or a choice made
-// before with weights from the current scores.
+// Calibration windows: their routing (CalibrationRouting) and their runs through the model (WindowRunner).
+// Routing is the model's choice, reduced to the best expert in one layer, or an earlier choice with weights
+// from the current scores.
 //
 // Thread safety: thread-compatible; belongs to the engine thread.
 #pragma once
@@ -11,17 +12,17 @@
 
 namespace sluice {
 
-// By layer: the routed experts of each token, [tokens, top_k], best first; empty for a layer without.
+// Routed experts of each token by layer, [tokens, top_k], best first; empty for a layer without experts.
 using ExpertChoice = std::vector<std::vector<int32_t>>;
 
 class CalibrationRouting final : public RoutingPolicy {
  public:
   explicit CalibrationRouting(Backend* backend) : backend_(backend) {}
 
-  // `single_layer` uses its best expert alone, with the weight of all; -1: none. `choice` may be null; where
-  // it is not, a small change of the input moves weights but never swaps experts, as a derivative assumes.
-  // Routers whose weights do not follow from scores alone (SparseMixer, scaled inputs) keep their own choice.
-  // With `gating` every row goes by that rule; it may be null.
+  // `single_layer` uses its best expert alone, with the weight of all; -1: none. `choice` (may be null) fixes
+  // the experts: a small change of the input changes weights but never swaps experts, as a derivative
+  // assumes. Routers whose weights depend on more than scores (SparseMixer, scaled inputs) keep their own
+  // choice. `gating` (may be null) applies to every row.
   void Use(int single_layer, const ExpertChoice* choice, const GatingRule* gating) {
     single_layer_ = single_layer;
     choice_ = choice;

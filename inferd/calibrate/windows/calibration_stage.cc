@@ -13,8 +13,8 @@ std::vector<CalibrationWindow> MakeWindows(const std::vector<int32_t>& tokens, u
     CalibrationWindow next;
     if (!bos_ids.empty()) next.input.push_back(bos_ids[0]);
     next.input.insert(next.input.end(), first, end - 1);
-    // With a BOS every token of the window is a target; without one the first has nothing before it to be
-    // predicted from.
+    // With a BOS every token of the window is a target; without one the first token has no context to predict
+    // it from.
     next.targets.assign(bos_ids.empty() ? first + 1 : first, end);
     if (!next.input.empty()) windows.push_back(std::move(next));
   }

@@ -3,7 +3,7 @@
 namespace sluice {
 namespace {
 
-constexpr double kAttentionMatrices = 4;  // of hidden x hidden
+constexpr double kAttentionMatrices = 4;  // matrices of hidden x hidden
 constexpr double kExpertMatrices = 3;
 constexpr double kPredictorUnits = 512;
 constexpr double kTrainingPasses = 3;  // forward, and backward for weights and inputs
@@ -19,7 +19,7 @@ PositionWork::PositionWork(const ModelConfig& config)
     const double neurons =
         static_cast<double>(moe.top_k) * moe.expert_width + moe.shared_width + moe.dense_width;
     const double hidden = config.hidden;
-    // Summed from the end: running the model from a layer on costs what the layers behind it cost.
+    // Summed from the end: the cost of a run from a layer on is the sum of that layer and all later ones.
     layers_[layer] = layers_[layer + 1] + hidden * (kAttentionMatrices * hidden + kExpertMatrices * neurons);
   }
 }
@@ -34,7 +34,7 @@ double PositionWork::SingleExperts() const {
 
 double PositionWork::Fisher(uint32_t draws) const {
   // A derivative along a direction is a difference of two losses.
-  constexpr double kPassesOfADraw = 4;  // two directions, to both sides
+  constexpr double kPassesOfADraw = 4;  // two directions, both signs
   double work = Whole(false);
   for (uint32_t layer = 0; layer < config_.layers.size(); ++layer) {
     if (config_.layers[layer].moe.experts > 0) work += kPassesOfADraw * draws * From(layer + 1, true);

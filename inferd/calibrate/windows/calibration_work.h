@@ -1,7 +1,7 @@
-// What a calibration still has to do, in multiply-adds: the measure that its time left is estimated by.
+// The remaining work of a calibration, in multiply-adds, for the estimate of its remaining time.
 //
-// A rough one: attention as four square matrices, and no account of how well each kernel does. What counts is
-// how the stages compare with each other; how long a multiply-add takes is seen from those that are done.
+// The estimate is rough: attention counts as four square matrices, and kernel efficiency is ignored. Only the
+// ratio between stages matters; the time of a multiply-add is measured from finished work.
 //
 // Thread safety: thread-compatible; a const object may be read from any thread.
 #pragma once
@@ -15,39 +15,39 @@
 
 namespace sluice {
 
-// The multiply-adds of one position, by what is run of the model.
+// Multiply-adds of one position, by the part of the model that runs.
 class PositionWork {
  public:
   explicit PositionWork(const ModelConfig& config);
 
-  // Of running the layers from `first_layer` to the last one, and the head if the loss is wanted.
+  // Work of the layers from `first_layer` to the last one, and of the head if `loss`.
   double From(uint32_t first_layer, bool loss) const { return layers_[first_layer] + (loss ? head_ : 0); }
   double Whole(bool loss) const { return From(0, loss); }
-  // RoutingStage's and FisherStage's passes.
+  // Work of RoutingStage's and FisherStage's passes.
   double SingleExperts() const;
   double Fisher(uint32_t draws) const;
-  // Training of the expert predictors on one position.
+  // Work of training the expert predictors on one position.
   double Predictors() const;
 
  private:
   const ModelConfig& config_;
-  std::vector<double> layers_;  // by layer: of it and all after it; 0 behind the last
+  std::vector<double> layers_;  // by layer: work of it and all later ones; 0 after the last
   double head_;
 };
 
-// Time left over all stages, whose work is known, from what has been done in this run.
+// Remaining time over all stages, from their known work and the work done in this run.
 class TimeLeft {
  public:
-  // `total`: of all stages together.
+  // `total`: work of all stages together.
   explicit TimeLeft(double total) : left_(total) {}
 
-  void Skip(double work) { left_ -= work; }  // an earlier run did it
+  void Skip(double work) { left_ -= work; }  // done by an earlier run
   void Add(double work, absl::Duration took) {
     left_ -= work;
     done_ += work;
     took_ += took;
   }
-  // Nothing before something is done.
+  // Empty before any work is done.
   std::optional<absl::Duration> Estimate() const {
     if (done_ <= 0) return std::nullopt;
     return left_ <= 0 ? absl::ZeroDuration() : took_ * (left_ / done_);

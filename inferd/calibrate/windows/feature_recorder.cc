@@ -32,8 +32,8 @@ absl::StatusOr<std::unique_ptr<FeatureRecorder>> FeatureRecorder::Open(const std
   return recorder;
 }
 
-// Each section is an array over positions in one file, in the order training reads them: a section at a time,
-// while recording writes a window of each.
+// Each section is an array over positions in one file, in the order training reads them: one section at a
+// time, while recording writes a window of each section.
 FeatureRecorder::FeatureRecorder(const ModelConfig& config, uint64_t positions, File file)
     : config_(config), positions_(positions), file_(std::move(file)) {
   const auto place = [this](uint64_t value_bytes) {
@@ -50,8 +50,8 @@ FeatureRecorder::FeatureRecorder(const ModelConfig& config, uint64_t positions, 
 }
 
 uint32_t FeatureRecorder::Kept(uint32_t rows) const {
-  // A budget of disk bounds the positions that are kept: the first ones of the text, so that a longer text
-  // only adds rows to the other measurements.
+  // A disk budget bounds the kept positions to the first ones of the text, so that a longer text only adds
+  // rows to the other measurements.
   return static_cast<uint32_t>(std::min<uint64_t>(rows, positions_ - std::min(first_, positions_)));
 }
 

@@ -1,10 +1,10 @@
-// What expert predictors are trained on, in a file: for the first positions of the text, every routed layer's
-// router input and chosen experts, the last layer's output with and without the final norm, and the router
-// probabilities of the first routed layer.
+// A file with the training data of expert predictors: for the first positions of the text, every routed
+// layer's router input and chosen experts, the last layer's output with and without the final norm, and the
+// router probabilities of the first routed layer.
 //
-// The file's places are fixed by position, so recording a window again writes the same bytes. Router inputs
-// are float16 (they are normed), everything else float32 and uint16. It is scratch of one calibration, read
-// by the same build that wrote it.
+// File offsets depend only on the position, so recording a window again writes the same bytes. Router inputs
+// are float16 (they are normed), everything else float32 and uint16. The file is scratch of one calibration,
+// read by the same build that wrote it.
 //
 // Thread safety: thread-compatible; written on the engine thread while the calibration's waits, read on the
 // calibration's threads afterwards (reading is const and may be done by several at once).
@@ -23,7 +23,7 @@ namespace sluice {
 
 class FeatureRecorder {
  public:
-  // Positions, at most `positions`, whose features fit `budget_bytes`.
+  // Number of positions, at most `positions`, whose features fit `budget_bytes`.
   static uint64_t PositionsFor(const ModelConfig& config, uint64_t positions, uint64_t budget_bytes);
 
   // Opens or creates the file at `path` for `positions` positions of a model with at least one routed layer.
@@ -33,13 +33,14 @@ class FeatureRecorder {
   uint64_t positions() const { return positions_; }
   uint32_t first_routed() const { return first_routed_; }
 
-  // The next rows are positions `first`, first + 1, ... of the text; those behind the last are left out.
+  // The next rows are positions `first`, first + 1, ... of the text; rows after the last position are
+  // dropped.
   void BeginWindow(uint64_t first) { first_ = first; }
   absl::Status TakeRouter(const RouterTap& tap, const WindowRunner& runner);
   absl::Status TakeLayerEnd(const LayerEnd& end, const WindowRunner& runner);
   absl::Status Sync() const { return file_.Sync(); }
 
-  // Read what was recorded of positions [0, positions()). REQUIRES: the layer is routed.
+  // The following functions read the recording of positions [0, positions()). REQUIRES: the layer is routed.
   absl::StatusOr<std::vector<uint16_t>> ReadRouterInputs(uint32_t layer) const;  // f16 [positions, hidden]
   absl::StatusOr<std::vector<uint16_t>> ReadExperts(uint32_t layer) const;       // [positions, top_k]
   absl::StatusOr<std::vector<float>> ReadOutputs(bool normed) const;             // [positions, hidden]
@@ -47,7 +48,7 @@ class FeatureRecorder {
 
  private:
   FeatureRecorder(const ModelConfig& config, uint64_t positions, File file);
-  // Rows that the file has room for.
+  // Number of the rows for which the file has room.
   uint32_t Kept(uint32_t rows) const;
   template <typename T>
   absl::Status Write(uint64_t section, uint32_t width, const std::vector<T>& values);
@@ -61,7 +62,7 @@ class FeatureRecorder {
   uint32_t first_routed_ = 0;
   std::vector<uint64_t> inputs_at_;   // by layer: offset of its router inputs
   std::vector<uint64_t> experts_at_;  // by layer
-  uint64_t outputs_at_[2] = {0, 0};   // raw, normed
+  uint64_t outputs_at_[2] = {0, 0};   // offsets: raw, normed
   uint64_t logits_at_ = 0;
   uint64_t bytes_ = 0;
   uint64_t first_ = 0;

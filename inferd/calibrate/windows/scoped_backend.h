@@ -1,5 +1,5 @@
-// A view of a backend that gives back, when it goes, every buffer allocated through it: for work that ends
-// while the backend lives on.
+// A view of a backend that frees in its destructor every buffer allocated through it, for work that ends
+// before the backend does.
 //
 // Thread safety: as the backend's; it is made, used and destroyed on the backend's thread.
 #pragma once
@@ -14,10 +14,10 @@ namespace sluice {
 
 class ScopedBackend final : public Backend {
  public:
-  // `backend` outlives this.
+  // `backend` outlives this object.
   explicit ScopedBackend(Backend* backend) : backend_(backend) {}
   ~ScopedBackend() override {
-    for (const BufferId buffer : allocated_) backend_->Free(buffer).IgnoreError();  // all of them live
+    for (const BufferId buffer : allocated_) backend_->Free(buffer).IgnoreError();  // all are allocated
   }
   // Leaves the buffers to the backend.
   void Forget() { allocated_.clear(); }

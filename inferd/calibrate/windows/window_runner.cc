@@ -10,7 +10,7 @@
 
 namespace sluice {
 
-// Passes on to the tap of the running window, if it has one. The forward pass is made once with a fixed tap.
+// Forwards to the running window's hook, if it has one. The forward pass is created once with a fixed hook.
 class WindowRunner::SwitchedTap final : public LayerTap {
  public:
   void Set(LayerTap* tap) { tap_ = tap; }
@@ -61,8 +61,8 @@ absl::Status WindowRunner::Setup() {
   options_.logit_rows = LogitRowsFor(parts_.config->vocab, positions_);
   options_.max_candidates = 1;
   const uint32_t pages = KvPages::PeakPages(positions_, WidestWindow(*parts_.config), positions_);
-  // K and V stay in float32: rounding to 16 bits would drown the small changes that derivatives are taken
-  // from.
+  // K and V stay in float32: rounding to 16 bits would hide the small changes from which derivatives are
+  // computed.
   ASSIGN_OR_RETURN(kv_, KvCache::Create(*parts_.config, KvType::kF32, pages, 1, positions_, parts_.backend));
   ASSIGN_OR_RETURN(states_, DeltaStates::Create(*parts_.config, 1, /*kept=*/0, parts_.backend));
   ASSIGN_OR_RETURN(forward_,
@@ -86,7 +86,7 @@ absl::StatusOr<double> WindowRunner::Run(const CalibrationWindow& window, const 
   tap_->Set(hooks.tap);
   routing_->Use(hooks.single_expert_layer, hooks.choice, hooks.gating);
   batch_.Clear(step);
-  // Recurrent states of an earlier step are never taken over, since every window begins at position 0.
+  // Recurrent states of an earlier step are never used, since every window begins at position 0.
   batch_.Add(window.input, {.pages = kv_->pages().table(0),
                             .state = states_->slots(0),
                             .long_text = window.input.size() > ShortTextLimit(*parts_.config)});

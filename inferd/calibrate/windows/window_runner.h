@@ -1,5 +1,5 @@
-// Runs calibration windows through the model: a forward pass of its own, with its own KV cache and taps,
-// beside the one that serves clients. The weights, the backend and the way to weightd are shared.
+// Runs calibration windows through the model: its own forward pass, with its own KV cache and hooks, beside
+// the one that serves clients. The weights, the backend and the weightd client are shared.
 //
 // Thread safety: thread-compatible; belongs to the engine thread, between its steps.
 #pragma once
@@ -22,8 +22,8 @@
 
 namespace sluice {
 
-// A window's input tokens, and the tokens whose probability is measured: targets[i] is what should follow the
-// input position input.size() - targets.size() + i.
+// A window's input tokens, and the tokens whose probability is measured: targets[i] follows the input
+// position input.size() - targets.size() + i.
 struct CalibrationWindow {
   std::vector<int32_t> input;
   std::vector<int32_t> targets;
@@ -31,25 +31,25 @@ struct CalibrationWindow {
 
 class WindowRunner {
  public:
-  // A runner for windows of up to `positions`. `parts` outlive it; their backend is a scoped one, so what the
-  // runner allocates goes with it. INVALID_ARGUMENT if the engine's steps or context are smaller.
+  // Creates a runner for windows of up to `positions`. `parts` outlive it; their backend is a scoped one,
+  // which frees the runner's buffers. INVALID_ARGUMENT if the engine's steps or context are smaller.
   static absl::StatusOr<std::unique_ptr<WindowRunner>> Create(const ModelParts& parts, uint32_t positions,
                                                               std::unique_ptr<SparsityPolicy> sparsity);
   ~WindowRunner();
 
   struct Hooks {
-    LayerTap* tap = nullptr;          // or null
+    LayerTap* tap = nullptr;          // may be null
     int single_expert_layer = -1;     // this layer uses its best expert alone, with the weight of all
     const float* residual = nullptr;  // [positions, hidden] into `first_layer`; null: from the tokens
     uint32_t first_layer = 0;
-    const ExpertChoice* choice = nullptr;  // experts to keep to; null: the router's own
-    const GatingRule* gating = nullptr;    // fewer experts by this rule; null: all
-    // Whether the loss is wanted. A window that only looks at layers does without: with 100000 words the head
-    // takes as long as several of them.
+    const ExpertChoice* choice = nullptr;  // fixed experts; null: the router's own
+    const GatingRule* gating = nullptr;    // rule that reduces experts; null: none
+    // True if the loss is needed. A window that only observes layers skips it: with 100000 tokens in the
+    // vocabulary the head takes as long as several layers.
     bool loss = true;
   };
-  // The summed loss of the window's targets, nats; 0 without `loss`. With a first layer the window must be
-  // the one that ran last. `step` numbers rise from call to call.
+  // Returns the summed loss of the window's targets, nats; 0 without `loss`. With a first layer the window
+  // must be the last one that ran. `step` numbers ascend from call to call.
   absl::StatusOr<double> Run(const CalibrationWindow& window, const Hooks& hooks, uint64_t step);
 
   // Copies `rows` rows of `width` floats to host memory, packed.
@@ -57,9 +57,9 @@ class WindowRunner {
 
   const ModelParts& parts() const { return parts_; }
 
-  // Scratch for taps: two sets of rows, [positions, the longest of hidden, expert width and experts].
+  // Scratch for hooks: two sets of rows, [positions, the maximum of hidden, expert width and experts].
   Rows scratch(int i) const { return scratch_[i]; }
-  // A row of host-visible memory; null if it is outside.
+  // Returns a row of host-visible memory; null if it is out of range.
   const float* HostRow(Rows rows, uint32_t row, uint32_t width) const;
 
  private:

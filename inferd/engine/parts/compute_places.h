@@ -1,7 +1,7 @@
-// Where an engine computes: on a device, and beside it on the CPU where the policies give that experts which
-// the device lacks. Who starts an engine says how the two are made.
+// The places of an engine: a device, and beside it the CPU if the policies let it compute experts that the
+// device lacks. The program that starts an engine provides the factory for both.
 //
-// Thread safety: plain values. The places are made on the engine thread and belong to it.
+// Thread safety: plain values. The places are created on the engine thread and belong to it.
 #pragma once
 
 #include <functional>
@@ -15,17 +15,17 @@ namespace sluice {
 
 struct PlacesNeeded {
   DeviceKind device = DeviceKind::kHost;
-  BackendLimits limits;     // of either
-  bool cpu_beside = false;  // experts may be the CPU's
+  BackendLimits limits;     // of either device
+  bool cpu_beside = false;  // the CPU may compute experts
 };
 
 struct ComputePlaces {
   std::unique_ptr<Backend> device;
-  // Computes with the CPU when it is called; the engine gives it a thread. None unless it was needed.
+  // The CPU's synchronous backend; the engine gives it a thread. Null unless it was needed.
   std::unique_ptr<Backend> cpu;
 };
 
-// Errors name what the machine lacks.
+// Creates the places. Errors name the feature that the machine lacks.
 using PlacesFactory = std::function<absl::StatusOr<ComputePlaces>(const PlacesNeeded& needed)>;
 
 }  // namespace sluice

@@ -14,12 +14,13 @@ namespace {
 constexpr uint32_t kDefaultContext = 8192;
 constexpr uint32_t kMaxParallel = 4096;
 constexpr uint32_t kMaxChunk = 1u << 16;
-constexpr uint32_t kMaxCandidates = 1024;  // of Queue::TopLogits
-// Of a budget's rest behind what must run: the part that kept states may take. Pages are worth more: without
-// them a state is of no use.
+constexpr uint32_t kMaxCandidates = 1024;  // limit of Queue::TopLogits
+// Kept states may use one part in this many of the budget left after the minimum. Pages are worth more: a
+// state is useless without them.
 constexpr uint64_t kKeptStatesShare = 4;
-// Prompt tokens of a step that waits for the disk, at most. Of a model of 128 experts a layer and 8 a token
-// that makes 128 rows an expert, with which reading one from a fast disk takes less time than computing it.
+// Maximum prompt tokens of a step that waits for the disk. For a model with 128 experts per layer and 8 per
+// token this is 128 rows per expert, for which a fast disk reads an expert in less time than its computation
+// takes.
 constexpr uint32_t kReadingChunk = 2048;
 
 absl::Status CheckRange(const char* option, uint64_t value, uint64_t low, uint64_t high) {
@@ -37,7 +38,7 @@ absl::Status PlanKv(const ModelConfig& config, EnginePlan* plan) {
       KvPages::PeakPages(o.context, WidestWindow(config), std::min(o.prefill_chunk_most, o.context));
   plan->state_bytes = StateBytesPerSequence(config) * o.parallel;
   const uint64_t kept_bytes = o.prefix_cache ? StateBytes(config) : 0;
-  // As many as run, twice: a chat leaves one at the end of its prompt and one at the end of its answer.
+  // Two per running sequence: a chat leaves one at the end of its prompt and one at the end of its answer.
   plan->kept_states = kept_bytes > 0 ? 2 * o.parallel : 0;
   uint64_t pages = one_context * o.parallel;
   if (o.kv_budget > 0) {
@@ -64,7 +65,7 @@ absl::Status PlanKv(const ModelConfig& config, EnginePlan* plan) {
   return absl::OkStatus();
 }
 
-// The longest rows and widest heads of any operation, attention's own space for cached rows included.
+// Adds the longest rows and widest heads of any operation, including attention's space for cached rows.
 void AddAttentionLimits(const AttentionConfig& a, BackendLimits* limits) {
   const auto raise = [](uint32_t* limit, uint32_t value) { *limit = std::max(*limit, value); };
   switch (a.kind) {
@@ -99,7 +100,7 @@ void AddAttentionLimits(const AttentionConfig& a, BackendLimits* limits) {
 
 BackendLimits LimitsOf(const ModelConfig& config, const EnginePlan& plan) {
   BackendLimits limits;
-  // Inputs that the router scales come once per rank.
+  // Inputs scaled by the router exist once per rank.
   limits.max_tokens = plan.forward.max_tokens * (AnyScalesInputs(config) ? MostRanks(config) : 1);
   limits.max_sequences = plan.forward.max_sequences;
   limits.hidden = config.hidden;
@@ -145,7 +146,7 @@ absl::StatusOr<EnginePlan> PlanEngine(const EngineOptions& options, const ModelC
   plan.forward.max_tokens = o.parallel + o.prefill_chunk_most;
   plan.forward.logit_rows = LogitRowsFor(config.vocab, plan.forward.max_tokens);
   plan.forward.max_candidates = std::min(config.vocab, 1 + o.max_logprobs);
-  // What `auto` will choose is not known yet.
+  // The choice of `auto` is not known yet.
   plan.forward.look_ahead = options.prefetch && (policies.predictor == ExpertPredictorKind::kLookahead ||
                                                  policies.preset == "auto");
   plan.forward.guess_tokens = options.prefetch && policies.token_guess && CanGuessTokens(config);

@@ -1,5 +1,5 @@
-// Options of the engine, what they resolve to for a model, and the memory that follows from them. The daemon,
-// `sluice plan` and the tests use the same functions.
+// Options of the engine, their resolved values for a model, and the memory that follows from them. The
+// daemon, `sluice plan` and the tests use the same functions.
 //
 // Thread safety: plain values and pure functions.
 #pragma once
@@ -18,64 +18,65 @@
 
 namespace sluice {
 
-// Who copies experts into a device's memory: weightd, or inferd from what it leases.
+// The process that copies experts into a device's memory: weightd pushes, or inferd pulls from its leases.
 enum class Transport : uint8_t { kPush = 0, kPull = 1 };
 
-// Memory of a device that has its own (not `host`), and the way there.
+// Memory of a device that has its own (not `host`), and the link to it.
 struct SlabOptions {
   uint64_t budget = 0;                     // bytes for routed experts; 0: all of them
-  double link_gbps = 0;                    // 1e9 bytes a second; 0: unthrottled
-  double link_latency_us = 0;              // before a copy's first byte
+  double link_gbps = 0;                    // 1e9 bytes per second; 0: unthrottled
+  double link_latency_us = 0;              // latency before a copy's first byte
   uint32_t tile_neurons = 0;               // a multiple of 64; 0: an eighth of an expert
-  Transport transport = Transport::kPush;  // in virtual time there is nobody but the model
+  Transport transport = Transport::kPush;  // unused in virtual time
   SharedHandle handle = SharedHandle::kBest;
 };
 
 struct EngineOptions {
-  // Positions of one sequence. 0: the smaller of the model's and 8192.
+  // Maximum positions of one sequence. 0: the smaller of the model's and 8192.
   uint32_t context = 0;
-  // Sequences that run together.
+  // Maximum number of sequences that run together.
   uint32_t parallel = 4;
   // Type of the KV cache's values.
   KvType kv = KvType::kF16;
-  // Bytes of the KV cache, recurrent states included. 0: as many as `parallel` whole contexts take.
+  // Bytes of the KV cache, including recurrent states. 0: enough for `parallel` whole contexts.
   uint64_t kv_budget = 0;
-  // Prefill rows of one step: larger is faster to the first token, smaller disturbs running answers less.
+  // Prefill rows of one step: larger shortens the time to the first token, smaller delays running answers
+  // less.
   uint32_t prefill_chunk = 512;
-  // What it may grow to while reading experts takes longer than computing them (schedule/chunk_pace.h). At
-  // most the context; smaller than prefill_chunk: that. GrowingChunk() says what is best where nobody has.
+  // Maximum to which the chunk may grow while reading experts takes longer than computing them
+  // (schedule/chunk_pace.h). At most the context; a value below prefill_chunk means prefill_chunk.
+  // GrowingChunk() returns the best default.
   uint32_t prefill_chunk_most = 0;
-  // Texts that begin alike share what is computed of their beginnings.
+  // Sequences that begin alike share their common prefix.
   bool prefix_cache = true;
-  // What may wait.
+  // Limits of the waiting queue.
   QueueLimits queue;
-  // Where experts compute.
+  // Device that computes.
   DeviceKind device = DeviceKind::kHost;
   SlabOptions slab;
-  // Times are those of a modelled link and device (device sim).
+  // True: times come from a modelled link and device (device sim).
   bool virtual_clock = false;
   VirtualCosts costs;
-  // File that the device's costs are measured into, in real time (sim/measured_device.h); empty: none
-  // is.
+  // File for the device's measured costs, in real time (sim/measured_device.h); empty: none.
   std::string measure_costs;
-  // Named set of policies.
+  // Named set of policies (preset).
   std::string preset = "exact";
-  // Policies set beside the preset.
+  // Policies that override the preset.
   PolicyOverrides policies;
-  // Ask for the experts of the next layer before its router has run.
+  // Requests the experts of the next layer before its router has run.
   bool prefetch = true;
-  // File that router traces are recorded in (policy/TRACE.md); empty: none are.
+  // File for recorded router traces (policy/TRACE.md); empty: none.
   std::string trace;
-  // One that is replayed: its scores stand for the routers' (policy/replay_routing.h); empty: none.
+  // Trace to replay: its scores replace the routers' (policy/replay_routing.h); empty: none.
   std::string replay_trace;
   // After weightd is lost, requests wait this long for it before they end UNAVAILABLE. Below five seconds, so
-  // that no client hears nothing for longer than that.
+  // that no client waits longer than that without a response.
   absl::Duration weightd_grace = absl::Milliseconds(4500);
-  // Without a single byte from weightd for this long, what waits for it ends.
+  // Requests that wait for weightd end after this time without a single byte from it.
   absl::Duration stall_limit = absl::Seconds(5);
-  // A step that shows no progress for this long makes Health() fail.
+  // Health() fails after a step has made no progress for this long.
   absl::Duration watchdog = absl::Seconds(30);
-  // Candidates per token that a request may ask for.
+  // Maximum number of candidates per token in a request.
   uint32_t max_logprobs = 20;
 };
 
@@ -84,20 +85,21 @@ struct EnginePlan {
   EngineOptions options;
   uint32_t kv_pages = 0;
   uint64_t kv_bytes = 0;     // pages and recurrent states
-  uint64_t state_bytes = 0;  // of these: the recurrent states of `parallel` sequences
-  // Recurrent states kept beside those, for texts that go on from there; none where no layer has any.
+  uint64_t state_bytes = 0;  // part of kv_bytes: the recurrent states of `parallel` sequences
+  // Number of further kept recurrent states, for sequences that continue from there; 0 if no layer is
+  // recurrent.
   uint32_t kept_states = 0;
   ForwardOptions forward;
   uint64_t activation_bytes = 0;  // without the KV cache
-  BackendLimits backend;          // what the backend must be made for
+  BackendLimits backend;          // limits for which the backend is created
 };
 
-// prefill_chunk_most where it is not chosen: with all weights in memory, or on a device with memory of its
-// own, nothing is gained by more than prefill_chunk.
+// Returns the default of prefill_chunk_most: with all weights in memory, or on a device with its own memory,
+// a larger value than prefill_chunk gains nothing.
 uint32_t GrowingChunk(const EngineOptions& options, bool whole);
 
 // INVALID_ARGUMENT naming the option and both numbers: a context beyond the model's, a budget that cannot
-// hold one context. UNIMPLEMENTED: a model that the forward pass lacks something for.
+// hold one context. UNIMPLEMENTED: a model feature that the forward pass lacks.
 absl::StatusOr<EnginePlan> PlanEngine(const EngineOptions& options, const ModelConfig& config);
 
 }  // namespace sluice

@@ -1,4 +1,4 @@
-// What another budget means for the KV cache of an engine that runs.
+// Resize of a running engine's KV cache: pages and bytes of a new budget.
 //
 // Thread safety: pure functions.
 #pragma once
@@ -11,12 +11,12 @@
 
 namespace sluice {
 
-// Bytes of so many pages and of the recurrent states beside them.
+// Bytes of `pages` pages and of the recurrent states beside them.
 uint64_t KvBytesOf(const EnginePlan& plan, const ModelConfig& config, uint32_t pages);
 
-// Pages that `kv_budget` bytes hold beside the recurrent states, which stay as many as they are; at most as
-// many as `parallel` whole contexts take. FAILED_PRECONDITION with the numbers if these cannot hold one text
-// of `context` tokens.
+// Number of pages that fit `kv_budget` bytes beside the recurrent states, whose number does not change; at
+// most enough for `parallel` whole contexts. FAILED_PRECONDITION with the numbers if the pages cannot hold
+// one sequence of `context` tokens.
 absl::StatusOr<uint32_t> PagesWithin(const EnginePlan& plan, const ModelConfig& config, uint64_t kv_budget,
                                      uint32_t context);
 

@@ -1,4 +1,4 @@
-// What work beside the serving steps (calibration) borrows of the engine.
+// The engine's parts that work beside the serving steps (calibration) borrows.
 //
 // Thread safety: plain values; what they point to belongs to the engine thread.
 #pragma once
@@ -21,10 +21,10 @@ struct ModelParts {
   Backend* backend = nullptr;
   const DenseWeights* weights = nullptr;
   ExpertSource* experts = nullptr;
-  const ResidencyView* residency = nullptr;  // of the same experts
+  const ResidencyView* residency = nullptr;  // residency of the same experts
 };
 
-// Runs on the engine thread between two steps. `step` is larger than any step's number before it.
+// Runs on the engine thread between two steps. `step` exceeds every earlier step number.
 using EngineWork = std::function<absl::Status(const ModelParts& parts, uint64_t step)>;
 
 }  // namespace sluice

@@ -12,7 +12,7 @@ namespace {
 
 constexpr size_t kMaxTools = 512;
 
-// The types that a parameter's schema allows.
+// Returns the types allowed by a parameter's schema.
 std::vector<std::string> TypesOf(const Json& schema) {
   std::vector<std::string> types;
   const auto add = [&types](const Json& type) {
@@ -76,11 +76,11 @@ absl::StatusOr<Json> ReadTool(const Json& tool, const std::string& path, ToolTyp
   return out;
 }
 
-// What tool_choice says.
+// Parsed tool_choice.
 struct ToolChoice {
   bool none = false;
   bool forced = false;
-  std::string name;  // of the tool that must be called; empty: any
+  std::string name;  // name of the required tool; empty: any
 };
 
 absl::StatusOr<ToolChoice> ReadToolChoice(const JsonFields& body) {
@@ -107,7 +107,7 @@ absl::StatusOr<ToolChoice> ReadToolChoice(const JsonFields& body) {
                     absl::StrCat("is \"", type.substr(0, 40), "\", must be \"function\""));
   }
   ASSIGN_OR_RETURN(const Json* function, fields.TakeObject("function"));
-  // Responses have the name beside the type.
+  // Responses API: the name is beside the type.
   const JsonFields own = function != nullptr ? JsonFields(*function, fields.Path("function") + ".") : fields;
   RETURN_IF_ERROR(own.Take("name", &out.name));
   return out.name.empty() ? BadField(own.Path("name"), "is missing or empty")

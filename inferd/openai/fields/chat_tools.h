@@ -1,4 +1,4 @@
-// The tools of a chat request, and whether one must be called.
+// Reads the tools of a chat request, and whether a call is required.
 //
 // Thread safety: pure functions and plain values, safe to use from any thread.
 #pragma once
@@ -15,17 +15,17 @@
 namespace sluice {
 
 struct ChatTools {
-  Json offered;         // as templates take them; null: none are offered to the model
-  bool told = false;    // in the messages, as the template knows no tools; calls are in Hermes' form
-  ToolTypes types;      // of their parameters
-  bool forced = false;  // the answer is a call
-  Json callable;        // those of them that a forced call may be of: all, or the one that is named
-  std::vector<std::string> callable_fields;  // what the client calls their parameters, for errors
+  Json offered;         // in the form of templates; null: no tools are offered to the model
+  bool told = false;    // described in the messages, if the template has no tools; calls are in Hermes' form
+  ToolTypes types;      // types of their parameters
+  bool forced = false;  // true: the answer must be a call
+  Json callable;        // tools allowed for a forced call: all, or the named one
+  std::vector<std::string> callable_fields;  // the client's names of their parameters, for errors
   uint32_t max_calls = UINT32_MAX;
 };
 
-// INVALID_ARGUMENT naming the field. A model whose template knows no tools (`dialect`) is told of them in its
-// `messages`, in which calls and results of the past become text.
+// INVALID_ARGUMENT naming the field. For a model whose template has no tools (`dialect`), describes them in
+// `messages`, and turns past calls and results there into text.
 absl::Status ReadTools(const JsonFields& body, const Dialect& dialect, Json* messages, ChatTools* tools);
 
 }  // namespace sluice

@@ -1,5 +1,4 @@
-// What the fields of a chat request are called by the API that a request came in: errors name what its client
-// sent.
+// FieldAliases: names of chat fields in other APIs, so that errors name the field that the client sent.
 //
 // Thread safety: pure functions, safe to call from any thread.
 #pragma once
@@ -12,13 +11,12 @@
 
 namespace sluice {
 
-// Pairs of what a chat request says and what the API says for it, as parts of a field's path; the first part
-// that is found is replaced.
+// Pairs of a chat field and the API's field, as parts of a field's path; the first match is replaced.
 using FieldAliases = std::vector<std::pair<std::string, std::string>>;
 
 std::string AliasOf(const std::string& field, const FieldAliases& aliases);
 
-// `status` about the field by its alias; another as it is.
+// Returns `status` with the field's alias; a status without a match is unchanged.
 absl::Status InApisTerms(const absl::Status& status, const FieldAliases& aliases);
 
 }  // namespace sluice

@@ -41,7 +41,7 @@ absl::Status ReadSampling(const JsonFields& body, RequestFields* fields) {
   }
   RETURN_IF_ERROR(body.Take("top_p", &fields->top_p));
   if (fields->top_p == 0.0) {
-    fields->top_p = std::numeric_limits<float>::min();  // the one token that is always left
+    fields->top_p = std::numeric_limits<float>::min();  // only the most likely token remains
   }
   RETURN_IF_ERROR(body.Take("min_p", &fields->min_p));
   RETURN_IF_ERROR(body.Take("repeat_penalty", &fields->repetition_penalty));
@@ -51,7 +51,7 @@ absl::Status ReadSampling(const JsonFields& body, RequestFields* fields) {
   std::optional<int64_t> top_k;
   RETURN_IF_ERROR(body.Take("top_k", -1, std::numeric_limits<int32_t>::max(), &top_k));
   if (top_k.has_value()) {
-    fields->top_k = static_cast<uint32_t>(*top_k < 0 ? 0 : *top_k);  // -1: off, as 0
+    fields->top_k = static_cast<uint32_t>(*top_k < 0 ? 0 : *top_k);  // -1: off, same as 0
   }
   std::optional<int64_t> seed;
   RETURN_IF_ERROR(
@@ -91,7 +91,7 @@ absl::Status ReadStyle(const JsonFields& body, AnswerStyle* style) {
   return absl::OkStatus();
 }
 
-// A time that the client gives, in seconds.
+// Reads a duration in seconds.
 absl::Status ReadSeconds(const JsonFields& body, const char* name, absl::Duration* out) {
   constexpr double kMostSeconds = 1e9;
   std::optional<double> seconds;
@@ -106,7 +106,7 @@ absl::Status ReadSeconds(const JsonFields& body, const char* name, absl::Duratio
   return absl::OkStatus();
 }
 
-// When it is to run, and what of others' texts it may use.
+// Reads scheduling fields and the use of the prefix cache.
 absl::Status ReadServing(const JsonFields& body, RequestFields* fields) {
   constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
   std::optional<int64_t> priority;
@@ -121,7 +121,7 @@ absl::Status ReadServing(const JsonFields& body, RequestFields* fields) {
   return absl::OkStatus();
 }
 
-// What is known and not served is said, not ignored.
+// Refuses known but unsupported fields instead of ignoring them.
 absl::Status CheckUnserved(const JsonFields& body) {
   bool beams = false;
   RETURN_IF_ERROR(body.Take("use_beam_search", &beams));

@@ -1,4 +1,4 @@
-// The fields that chat and completions have in common, from their names in the API to RequestFields.
+// Reads the fields common to chat and completions into RequestFields.
 //
 // Thread safety: pure functions, safe to call from any thread.
 #pragma once
@@ -12,23 +12,23 @@
 
 namespace sluice {
 
-// How an answer is given, beside what it holds.
+// Delivery of an answer, as opposed to its content.
 struct AnswerStyle {
   bool stream = false;
   bool include_usage = false;     // a last event with the usage
-  bool continuous_usage = false;  // on every event
+  bool continuous_usage = false;  // usage on every event
   uint32_t n = 1;
 };
 
-// INVALID_ARGUMENT naming the field where a type or a range is wrong, or where it asks for what is not
-// served. `least_tokens`: what max_tokens must be at least.
+// INVALID_ARGUMENT naming a field of a wrong type or range, or an unsupported one. `least_tokens`: minimum of
+// max_tokens.
 absl::Status ReadGeneration(const JsonFields& body, const ServingContext& context, uint32_t least_tokens,
                             RequestFields* fields, AnswerStyle* style);
 
-// The fields about serving that any API may have beside its own, as they stand.
+// Copies the serving fields, which every API accepts beside its own, unchanged.
 void CopyServingFields(const JsonFields& body, Json* to);
 
-// Errors of PlanRequest and FitToPrompt name fields as the API does.
+// Field names for errors of PlanRequest and FitToPrompt, as in the API.
 FieldNames ApiFieldNames(const JsonFields& body);
 
 }  // namespace sluice

@@ -24,7 +24,7 @@ AskedGuide Asked(Kind kind, std::string text, std::string field) {
   return asked;
 }
 
-// A schema as an object, or as the text of one.
+// Reads a schema, given as an object or as its text.
 absl::StatusOr<AskedGuide> Schema(const JsonFields& fields, const char* name) {
   const Json& schema = *fields.Find(name);
   if (!schema.is_object() && !schema.is_string()) {
@@ -46,8 +46,8 @@ absl::StatusOr<AskedGuide> Choice(const JsonFields& fields, const char* name) {
   return asked;
 }
 
-// {"type": "json_schema", "json_schema": {"name", "schema"}}; the schema stands at "schema" in other APIs,
-// and for json_object in llama.cpp's.
+// Reads {"type": "json_schema", "json_schema": {"name", "schema"}}; other APIs have the schema at "schema",
+// and so does json_object in llama.cpp.
 absl::StatusOr<std::optional<AskedGuide>> Format(const Json& format, const std::string& path) {
   const JsonFields fields(format, path + ".");
   std::string type;
@@ -92,7 +92,7 @@ absl::StatusOr<AskedGuide> Read(const JsonFields& fields, const Name& name) {
   }
 }
 
-// Those of `fields` that are there.
+// Adds the members of `names` that are present in `fields`.
 absl::Status AddNamed(const JsonFields& fields, absl::Span<const Name> names, std::vector<AskedGuide>* out) {
   for (const Name& name : names) {
     if (fields.Has(name.name)) {
@@ -130,7 +130,7 @@ absl::Status AddStructured(const JsonFields& body, std::vector<AskedGuide>* out)
              : BadField(kStructured, "must have one of json, regex, grammar, choice and json_object");
 }
 
-// What `status` says behind "<field>: ".
+// Returns the part of the message behind "<field>: ".
 std::string DescriptionOf(const absl::Status& status, const std::string& field) {
   return std::string(absl::StripPrefix(status.message(), absl::StrCat(field, ": ")));
 }

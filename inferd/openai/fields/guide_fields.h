@@ -1,5 +1,5 @@
-// What an answer must conform to, under all the names that clients have for it: response_format, vLLM's
-// guided_* and structured_outputs, llama.cpp's json_schema and grammar.
+// Reads a structured output guide under all its names: response_format, vLLM's guided_* and
+// structured_outputs, llama.cpp's json_schema and grammar.
 //
 // Thread safety: pure functions and plain values, safe to use from any thread.
 #pragma once
@@ -18,15 +18,15 @@ namespace sluice {
 
 struct AskedGuide {
   GuideSpec spec;
-  std::string field;  // what the client calls it: "response_format.json_schema.schema"
+  std::string field;  // the client's name: "response_format.json_schema.schema"
 };
 
-// Other APIs' requests, turned into a chat's, keep their own names: what is at text.format of a response is
-// the member "text.format". INVALID_ARGUMENT naming the field; two guides are one too many.
+// Requests converted from other APIs keep their own names: text.format of a response is the member
+// "text.format". INVALID_ARGUMENT naming the field; two constraints are an error.
 absl::StatusOr<std::optional<AskedGuide>> ReadGuide(const JsonFields& body);
 
-// An error of a guide, which inferd/guide calls "guided.json_schema" or "guided.calls[2]", by the client's
-// name of it: the first of `fields`, or that of the call. Other errors as they are.
+// Replaces the name that the engine uses in errors ("guided.json_schema", "guided.calls[2]") by the
+// client's name: the first of `fields`, or the field of the call. Other errors are unchanged.
 absl::Status InClientsTerms(const absl::Status& status, absl::Span<const std::string> fields);
 
 }  // namespace sluice

@@ -13,7 +13,7 @@ constexpr size_t kMaxDepth = 64;
 constexpr size_t kMaxValues = 4'000'000;
 constexpr size_t kMaxMembers = 1024;
 
-// Reads a text without building anything of it, so that what is too much is refused before it takes memory.
+// Scans a text without building values, so that excessive input is refused before it uses memory.
 class BoundsCheck final : public nlohmann::json_sax<Json> {
  public:
   const std::string& error() const { return error_; }
@@ -55,7 +55,7 @@ class BoundsCheck final : public nlohmann::json_sax<Json> {
   }
 
   std::string error_;
-  std::vector<size_t> members_;  // of the objects that are open; 0 for lists
+  std::vector<size_t> members_;  // number of members of the open objects; 0 for lists
   size_t values_ = 0;
 };
 
@@ -156,7 +156,7 @@ absl::Status JsonFields::Take(const char* name, int64_t low, int64_t high,
   if (!value->is_number_integer()) {
     return Wrong(name, "a whole number");
   }
-  // A number beyond int64 would come out negative.
+  // A number beyond int64 would become negative.
   const bool huge = value->is_number_unsigned() && value->get<uint64_t>() > INT64_MAX;
   const int64_t number = huge ? INT64_MAX : value->get<int64_t>();
   if (number < low || number > high || huge) {

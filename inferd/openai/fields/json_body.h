@@ -1,6 +1,6 @@
-// JSON that clients send, read with care: bounded, and every member asked for by name and type.
+// Bounded reader for clients' JSON: every member is looked up by name and type.
 //
-// Included by the sources of this room alone; its types are nlohmann's.
+// Include it only in sources of this folder; its types are nlohmann's.
 //
 // Thread safety: pure functions and plain values, safe to use from any thread.
 #pragma once
@@ -16,45 +16,44 @@
 
 namespace sluice {
 
-// Members keep their order: templates print schemas as they stand.
+// Members keep their order: templates print schemas in that order.
 using Json = nlohmann::ordered_json;
 
-// The object that `body` spells. INVALID_ARGUMENT: not JSON (with the byte), no object, deeper than 64, more
-// than 4 million values, an object of more than 1024 members (looking one up takes as long).
+// Parses `body` as an object. INVALID_ARGUMENT: not JSON (with the byte), no object, deeper than 64, more
+// than 4 million values, an object of more than 1024 members (lookup is linear).
 absl::StatusOr<Json> ParseBody(const std::string& body);
-// The value that `text` spells, whatever it is; discarded if it is no JSON or beyond these bounds.
+// Parses `text` as any value; discarded if it is invalid JSON or beyond these bounds.
 Json ParseBounded(const std::string& text);
 
-// One line, and UTF-8 whatever is in it.
+// Prints one line, always valid UTF-8.
 std::string Dump(const Json& json);
 
-// INVALID_ARGUMENT about a request's field.
+// INVALID_ARGUMENT for a request's field.
 absl::Status BadField(const std::string& field, const std::string& description);
-// What a value is, for errors: "a string".
+// Returns a value's type for errors: "a string".
 std::string KindOf(const Json& value);
 
-// The members of an object by name. One that is null counts as absent, as clients send all that they know of.
+// Members of an object by name. Null members count as absent, since clients send all fields that they know.
 class JsonFields {
  public:
-  // `object` is one, and outlives this. `path` stands before names in errors: "messages[2].".
+  // `object` must be an object and outlive this. `path` precedes names in errors: "messages[2].".
   explicit JsonFields(const Json& object, std::string path = "") : object_(object), path_(std::move(path)) {}
 
   const Json* Find(const char* name) const;
   bool Has(const char* name) const { return Find(name) != nullptr; }
   std::string Path(const char* name) const { return path_ + name; }
 
-  // Take the member over where it is there; INVALID_ARGUMENT naming it where it is of another type, or out of
-  // the range of a whole number.
+  // Read a member if present; INVALID_ARGUMENT naming it if its type is wrong or an integer is out of range.
   absl::Status Take(const char* name, std::optional<double>* out) const;
   absl::Status Take(const char* name, bool* out) const;
   absl::Status Take(const char* name, std::string* out) const;
   absl::Status Take(const char* name, int64_t low, int64_t high, std::optional<int64_t>* out) const;
   absl::Status Take(const char* name, int64_t low, int64_t high, std::optional<uint32_t>* out) const;
-  // A string or a list of them.
+  // Reads a string or a list of strings.
   absl::Status TakeTexts(const char* name, std::vector<std::string>* out) const;
-  // A list of token ids below `vocab`.
+  // Reads a list of token ids below `vocab`.
   absl::Status TakeIds(const char* name, uint32_t vocab, std::vector<int32_t>* out) const;
-  // Null where it is absent.
+  // Null if absent.
   absl::StatusOr<const Json*> TakeObject(const char* name) const;
   absl::StatusOr<const Json*> TakeList(const char* name) const;
 
@@ -65,7 +64,7 @@ class JsonFields {
   const std::string path_;
 };
 
-// The ids of a list; `field` is what the client calls it.
+// Reads the ids of a list; `field` is the client's name.
 absl::StatusOr<std::vector<int32_t>> IdsOf(const Json& list, uint32_t vocab, const std::string& field);
 
 }  // namespace sluice

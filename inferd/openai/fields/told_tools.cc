@@ -10,7 +10,7 @@
 namespace sluice {
 namespace {
 
-// A call as CallFormOf(kHermes) has it; the name goes into a JSON string.
+// Writes a call in the form CallFormOf(kHermes); the name is escaped as a JSON string.
 std::string Written(const std::string& name, const std::string& arguments) {
   const CallForm form = CallFormOf(ToolStyle::kHermes);
   return absl::StrCat(form.before_name, name, form.before_arguments, arguments, form.end);
@@ -42,7 +42,7 @@ void TellOfTools(const Json& tools, Json* messages) {
 
 void WriteOutCalls(Json* messages) {
   Json out = Json::array();
-  bool results = false;  // the last of `out` holds some
+  bool results = false;  // true if the last of `out` holds results
   for (Json& message : *messages) {
     if (const auto calls = message.find("tool_calls"); calls != message.end()) {
       for (const Json& call : *calls) {

@@ -1,5 +1,5 @@
-// Tools for models whose chat template knows none: the conversation tells of them, and the past's calls and
-// results stand in it as text. Calls are in Hermes' form, which more models have seen than any other.
+// Tool prompt fallback for models whose chat template has no tools: the prompt describes the tools, and past
+// calls and results become text. Calls are in Hermes' form, the most common one in training data.
 //
 // Thread safety: pure functions, safe to use from any thread.
 #pragma once
@@ -8,12 +8,12 @@
 
 namespace sluice {
 
-// Behind what the system, or else the user, says first: what can be called, and how. REQUIRES: `messages` as
-// ReadChatMessage gives them, at least one.
+// Appends the list of tools and the call syntax to the first system message, or else the first user message.
+// REQUIRES: `messages` as read by ReadChatMessage, at least one.
 void TellOfTools(const Json& tools, Json* messages);
 
-// Calls go behind the assistant's text. Results become the user's, joined with what the user says right
-// behind them: many templates want the two to take turns.
+// Appends calls to the assistant's text. Results become user messages, merged with the user's next message:
+// many templates require alternating roles.
 void WriteOutCalls(Json* messages);
 
 }  // namespace sluice

@@ -16,7 +16,7 @@ std::vector<std::vector<double>> CostsOf(absl::Span<const LayerDemand> layers) {
   return costs;
 }
 
-// Adds what is left of `total` to the layers in order, as far as they have experts.
+// Adds the rest of `total` to the layers in order, as far as they have experts.
 void HandOutRest(absl::Span<const uint32_t> experts, uint64_t total, std::vector<uint32_t>* slots) {
   uint64_t rest = total - std::accumulate(slots->begin(), slots->end(), uint64_t{0});
   for (size_t layer = 0; layer < experts.size(); ++layer) {
@@ -33,7 +33,7 @@ double DemandCost(const LayerDemand& layer, uint32_t slots) {
   const uint32_t k = std::min(layer.top_k, layer.experts);
   if (k == 0) return 0;
   const double missing = 1 - std::min<double>(slots, n) / n;
-  double none_missing = 1;  // chance that all K experts are resident
+  double none_missing = 1;  // probability that all K experts are resident
   for (uint32_t i = 0; i < k; ++i) {
     none_missing *= slots > i ? (double(slots) - i) / (n - i) : 0;
   }
@@ -46,7 +46,7 @@ double DemandCost(const LayerDemand& layer, uint32_t slots) {
 
 namespace {
 
-// Chance of `successes` among `draws` with chance p each.
+// Probability of `successes` among `draws` with probability p each.
 double Binomial(uint32_t draws, uint32_t successes, double p) {
   double chance = 1;
   for (uint32_t i = 0; i < successes; ++i) chance *= p * (draws - i) / (i + 1.0);
@@ -54,7 +54,7 @@ double Binomial(uint32_t draws, uint32_t successes, double p) {
   return chance;
 }
 
-// Of a token with k experts.
+// Expected waiting time of a token with k experts.
 double WaitingOf(uint32_t k, double missing, double prefetched, const LayerTimes& times) {
   double sum = 0;
   for (uint32_t m = 1; m <= k; ++m) {
@@ -104,7 +104,8 @@ std::vector<uint32_t> AllocateByCost(absl::Span<const std::vector<double>> costs
   }
   const uint64_t all = std::accumulate(experts.begin(), experts.end(), uint64_t{0});
   const size_t units = static_cast<size_t>(std::min(total, all));
-  // best[j]: least cost of the layers so far with up to j slots; taken[i][j]: slots of layer i in it.
+  // best[j]: least cost of the layers so far with up to j slots; taken[i][j]: slots of layer i in that
+  // optimum.
   std::vector<double> best(units + 1, 0.0);
   std::vector<double> next(units + 1);
   std::vector<std::vector<uint32_t>> taken(costs.size(), std::vector<uint32_t>(units + 1, 0));

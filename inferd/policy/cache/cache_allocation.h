@@ -1,8 +1,8 @@
-// How many slots each layer gets of a device's cache: `uniform`, `dp`, `dp_measured` and `dp_timed` (AdapMoE
-// 4.4), and `layers` (FloE: all experts of the first layers).
+// Numbers of slots that each layer gets of a device's cache: `uniform`, `dp`, `dp_measured` and `dp_timed`
+// (AdapMoE 4.4), and `layers` (FloE: all experts of the first layers).
 //
-// Pure functions of a total of slots, counted over all layers; slots that experts only pass through are
-// outside of it. Every result sums to min(total, all experts), and no layer gets more slots than it has
+// Pure functions of the total number of slots, summed over all layers; slots that experts only pass through
+// are not part of it. Every result sums to min(total, all experts), and no layer gets more slots than it has
 // experts. Layers without experts get none.
 //
 // Thread safety: plain values and pure functions; StackDistances is thread-compatible.
@@ -15,7 +15,7 @@
 
 namespace sluice {
 
-// One layer as AdapMoE's cost sees it (its Table 1).
+// One layer in AdapMoE's cost model (its Table 1).
 struct LayerDemand {
   uint32_t experts = 0;          // N
   uint32_t top_k = 0;            // K
@@ -23,47 +23,49 @@ struct LayerDemand {
   double prefetch_accuracy = 0;  // beta: chance that an expert is prefetched rightly
 };
 
-// Expected loads on demand of one token at `slots` slots (AdapMoE eq. 10-15). With M missing experts, spread
-// as if the cache held any of the N equally likely, a token of K experts costs E[M] without a right prefetch
-// and E[max(M - 1, 0)] with one: for K = 2 that is the sum of the paper's eq. 12 to 14, and it is taken for
-// K > 2 as it stands.
+// Expected demand loads of one token at `slots` slots (AdapMoE eq. 10-15). The cache holds any of the N
+// experts with equal probability. With M missing experts, a token of K experts costs E[M] without a correct
+// prefetch and E[max(M - 1, 0)] with one. For K = 2 that is the sum of the paper's eq. 12 to 14; the same
+// formula is used for K > 2.
 double DemandCost(const LayerDemand& layer, uint32_t slots);
 
-// Times of one expert and of what comes before a layer, in one unit.
+// Times of one expert and of the work before a layer, in one unit.
 struct LayerTimes {
-  double load = 0;     // of an expert over the link
-  double compute = 0;  // of it on the device
-  double before = 0;   // computing from the prediction to the layer: its experts travel meanwhile
+  double load = 0;     // an expert over the link
+  double compute = 0;  // an expert on the device
+  double before = 0;   // computing from the prediction to the layer, while its experts travel
 };
 
-// Expected time by which a layer ends later than with all experts resident, if a token misses `misses` of its
-// K: each of them is missing with the same chance, and each missing one was prefetched rightly with chance
-// beta. M missing ones of k, P of them prefetched, delay it by max(0, M load - min(P load, before) - k
-// compute): while the link works the layer computes what is there and each load as it lands. A token has one
-// expert with chance alpha, else K.
+// Expected delay of a layer against one with all experts resident, for a token that misses `misses` of its K
+// experts. Each expert is missing with the same probability, and each missing expert was prefetched correctly
+// with probability beta. M missing experts of k, P of them prefetched, delay the layer by max(0, M load -
+// min(P load, before) - k compute): while the link works, the layer computes resident experts and each load
+// as it lands. A token uses one expert with probability alpha, else K.
 double WaitingCost(const LayerDemand& layer, double misses, const LayerTimes& times);
 
-// The same number of slots each; a rest that does not divide goes one by one to the first layers. What a
-// layer cannot use is divided among the others.
+// The same number of slots for each layer; a remainder goes one by one to the first layers. Slots that a
+// layer cannot use are divided among the others.
 std::vector<uint32_t> AllocateUniform(absl::Span<const uint32_t> experts, uint64_t total);
 
-// The allocation of the least sum of DemandCost (eq. 16-19). Ties give a layer fewer slots, later ones first.
+// The allocation with the least sum of DemandCost (eq. 16-19). Ties give a layer fewer slots, later ones
+// first.
 std::vector<uint32_t> AllocateDp(absl::Span<const LayerDemand> layers, uint64_t total);
 
-// The same from costs[layer][slots], slots 0..experts: any measured curve.
+// The least-cost allocation for costs[layer][slots], slots 0..experts: any measured curve.
 std::vector<uint32_t> AllocateByCost(absl::Span<const std::vector<double>> costs, uint64_t total);
 
-// The first layers whole, as far as the total reaches; the layer at the edge gets the rest.
+// All experts of the first layers, as far as the total reaches; the layer at the edge gets the rest.
 std::vector<uint32_t> AllocateLayers(absl::Span<const uint32_t> experts, uint64_t total);
 
-// A layer's misses by cache size, from one pass over its choices: an access hits in every LRU cache that is
-// larger than the number of distinct experts used since (Mattson's stack distance). A token's experts are
-// judged on the state before it.
+// A layer's misses by cache size, from one pass over its choices. An access hits in every LRU cache that is
+// larger than the number of distinct experts used since the expert's last use (Mattson's stack distance). A
+// token's experts are counted against the state before it.
 class StackDistances {
  public:
   explicit StackDistances(uint32_t experts);
 
-  // One token's distinct experts, the one to count as used last at the end. REQUIRES: each < experts.
+  // Adds one token's distinct experts; the last of them counts as most recently used. REQUIRES: each <
+  // experts.
   void Add(absl::Span<const uint32_t> chosen);
 
   uint64_t tokens() const { return tokens_; }
@@ -73,8 +75,8 @@ class StackDistances {
   std::vector<double> MissCurve() const;
 
  private:
-  std::vector<uint32_t> stack_;  // experts seen, latest first
-  std::vector<uint64_t> at_;     // [experts]: accesses found at this depth
+  std::vector<uint32_t> stack_;  // experts seen, most recently used first
+  std::vector<uint64_t> at_;     // [experts]: number of accesses found at this depth
   uint64_t tokens_ = 0;
   uint64_t accesses_ = 0;
 };

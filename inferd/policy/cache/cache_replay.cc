@@ -31,7 +31,7 @@ class Slots {
   std::vector<bool> holds_;
 };
 
-// Every access is a pass of its own; the scores are those of the token and count once.
+// Every access is a pass of its own; the scores are the token's and count once.
 ReplayCount ReplaySequential(const TraceLayer& layer, uint32_t slots, const SlotEvictionOptions& options) {
   const uint32_t experts[] = {layer.experts};
   SlotEvictionPolicy policy(options, experts);
@@ -65,7 +65,7 @@ ReplayCount ReplayEviction(const TraceLayer& layer, uint32_t slots, const SlotEv
   SlotEvictionPolicy policy(options, experts);
   Slots cache(layer.experts, slots);
   ReplayCount count;
-  std::vector<uint32_t> by_use;  // the best last
+  std::vector<uint32_t> by_use;  // best expert last
   for (uint64_t token = 0; token < layer.tokens(); ++token) {
     const absl::Span<const uint32_t> chosen = layer.Chosen(token);
     by_use.assign(chosen.rbegin(), chosen.rend());
@@ -83,7 +83,7 @@ ReplayCount ReplayEviction(const TraceLayer& layer, uint32_t slots, const SlotEv
 }
 
 ReplayCount ReplayOracle(const TraceLayer& layer, uint32_t slots) {
-  // By access: the token in which its expert is chosen next.
+  // By access: index of the token in which its expert is chosen next.
   std::vector<uint64_t> next(layer.chosen.size(), kNever);
   std::vector<uint64_t> seen(layer.experts, kNever);
   for (uint64_t token = layer.tokens(); token-- > 0;) {
@@ -92,7 +92,7 @@ ReplayCount ReplayOracle(const TraceLayer& layer, uint32_t slots) {
     }
     for (const uint32_t expert : layer.Chosen(token)) seen[expert] = token;
   }
-  std::vector<uint64_t> again(layer.experts, kNever);  // of what is in the cache
+  std::vector<uint64_t> again(layer.experts, kNever);  // next use of each cached expert
   Slots cache(layer.experts, slots);
   ReplayCount count;
   for (uint64_t token = 0; token < layer.tokens(); ++token) {

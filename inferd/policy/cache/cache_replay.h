@@ -1,5 +1,5 @@
-// Replays a router trace through the cache's decisions without the model: hit rates of the eviction policies
-// of a session (slot_eviction.h) and of Belady's oracle, which knows the future.
+// Replays a router trace through the cache's decisions without the model: hit rates of a session's eviction
+// policies (slot_eviction.h) and of Belady's oracle, which knows the future.
 //
 // Thread safety: pure functions, safe to call from any thread.
 #pragma once
@@ -19,17 +19,18 @@ struct ReplayCount {
   }
 };
 
-// How a token's experts meet the cache. kPinned: hits are judged on the state before the token, its experts
-// cannot evict each other (as a session does it), and a better one counts as used later. kSequential: one
-// access after the other, best expert first, without a shield. Fewer slots than experts of a token: always
-// sequential.
+// Order in which a token's experts access the cache. kPinned: hits are counted against the state before the
+// token, its experts cannot evict each other (as in a session), and a better expert counts as used later.
+// kSequential: one access after the other, best expert first, without pinning. With fewer slots than experts
+// of a token the order is always sequential.
 enum class ReplayOrder : uint8_t { kPinned, kSequential };
 
-// One layer's cache of `slots` experts, empty at the start. Every token is a step of its own.
+// Replays one layer's cache of `slots` experts, empty at the start. Every token is a step of its own.
 ReplayCount ReplayEviction(const TraceLayer& layer, uint32_t slots, const SlotEvictionOptions& options,
                            ReplayOrder order = ReplayOrder::kPinned);
 
-// The most hits that any choice of victims could have had, order kPinned: the one used again last goes.
+// The maximum number of hits over all choices of victims, order kPinned: the expert with the furthest next
+// use is evicted.
 ReplayCount ReplayOracle(const TraceLayer& layer, uint32_t slots);
 
 }  // namespace sluice

@@ -6,7 +6,7 @@
 namespace sluice {
 namespace {
 
-// The best shares of what is missing, when CPU and device have so much to do before.
+// The best split of the missing experts, given the earlier work of CPU and device.
 LayerShares ShareMissing(absl::Span<const MissingTiles> missing, double computed, double on_device) {
   for (const MissingTiles& expert : missing) computed += expert.tiles * expert.cpu_seconds;
   LayerShares best{0, 0, 0, std::max(computed, on_device)};
@@ -37,7 +37,7 @@ LayerShares ShareLayer(absl::Span<const MissingTiles> missing, absl::Span<const 
   double computed = queued_seconds;
   for (uint32_t given = 0; given <= resident.size(); ++given) {
     if (given > 0) computed += cpu.Seconds(resident[resident.size() - given].tokens);
-    if (computed >= best.seconds) break;  // more of them only add to the CPU
+    if (computed >= best.seconds) break;  // more tiles only add CPU work
     LayerShares shares = ShareMissing(
         missing, computed, base_seconds + static_cast<double>(resident.size() - given) * device_seconds);
     shares.resident_given = given;

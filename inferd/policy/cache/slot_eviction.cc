@@ -6,7 +6,7 @@
 namespace sluice {
 namespace {
 
-constexpr double kUnit = 4294967295.0;  // of a score of 1
+constexpr double kUnit = 4294967295.0;  // fixed-point value of a score of 1
 
 uint32_t FixedPoint(float score) {
   const double clamped = score > 0 ? std::min(double{score}, 1.0) : 0.0;  // NaN counts as 0
@@ -77,7 +77,7 @@ double SlotEvictionPolicy::CountNow(const Layer& layer, const Use& use) const {
   return use.count * std::exp2(-static_cast<double>(layer.passes - use.pass) / options_.lfru_half_life);
 }
 
-// Whether `a` goes before `b`, two different experts.
+// True if `a` is evicted before `b`, two different experts.
 bool SlotEvictionPolicy::Before(const Layer& layer, uint32_t a, uint32_t b) const {
   const Use& use_a = uses_[layer.first + a];
   const Use& use_b = uses_[layer.first + b];

@@ -56,7 +56,7 @@ absl::Status LearnedExperts::Observe(const RouterTap& tap) {
   return absl::OkStatus();
 }
 
-// x_l, then the multi-hot experts of this layer and of the routed one before.
+// Network input: x_l, then the multi-hot experts of this layer and of the routed one before.
 void LearnedExperts::MakeInput(const RouterTap& tap, uint32_t token) {
   const uint32_t hidden = config_.hidden;
   std::copy_n(rows_.begin() + uint64_t{token} * hidden, hidden, input_.begin());

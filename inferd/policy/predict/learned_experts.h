@@ -1,5 +1,5 @@
-// FloE's learned predictor (3.3.1): a network for each layer, trained by `sluice calibrate`, from the
-// router's input and the experts chosen in this layer and the one before to the next layer's experts.
+// FloE's learned predictor (3.3.1): a network for each layer, trained by `sluice calibrate`. It predicts the
+// next layer's experts from the router's input and the experts chosen in this layer and the one before.
 //
 // Thread safety: thread-compatible; belongs to the engine thread. Nothing allocates after Create.
 #pragma once
@@ -16,8 +16,8 @@ namespace sluice {
 
 class LearnedExperts final : public ExpertPredictor {
  public:
-  // Rows of a step beyond which nothing is predicted: a network costs a step of decoding little, but a chunk
-  // of a prompt names nearly every expert anyway.
+  // Maximum rows of a predicted step. A network costs a decode step little, but a prompt chunk uses nearly
+  // every expert anyway.
   static constexpr uint32_t kMostRows = 32;
 
   // FAILED_PRECONDITION if the profile has no network for any layer.
@@ -25,16 +25,16 @@ class LearnedExperts final : public ExpertPredictor {
                                                                 PredictorProfile profile, Backend* backend);
 
   absl::Status Observe(const RouterTap& tap) override;
-  // Nothing for a layer without a network, or that does not follow the tapped one.
+  // Does nothing for a layer without a network, or for one that does not follow the observed layer.
   absl::Status Ask(const RouterTap& tap, uint32_t target) override;
   absl::StatusOr<Routing> Answer(const RouterTap& tap, uint32_t target) override;
-  // The network's own chance of the expert.
+  // The network's own probability of the expert.
   float Confidence(uint32_t row, uint32_t rank) const override {
     return chances_[uint64_t{row} * top_k_ + rank];
   }
 
  private:
-  struct Choice {  // of a layer, at most kMostRows tokens
+  struct Choice {  // experts of a layer, at most kMostRows tokens
     uint64_t step = 0;
     uint32_t layer = 0;
     uint32_t tokens = 0;
@@ -48,16 +48,16 @@ class LearnedExperts final : public ExpertPredictor {
 
   const ModelConfig& config_;
   const PredictorProfile profile_;
-  Choice own_;                  // of the tapped layer
-  Choice before_;               // of the routed one before
+  Choice own_;                  // the observed layer's
+  Choice before_;               // the previous routed layer's
   std::vector<float> rows_;     // [kMostRows, hidden]
-  std::vector<float> input_;    // of one token
+  std::vector<float> input_;    // input of one token
   std::vector<float> scratch_;  // units
   std::vector<float> scores_;   // experts
   std::vector<int32_t> order_;  // experts
   std::vector<int32_t> ids_;    // [kMostRows, top_k]
-  std::vector<float> chances_;  // the same: scores through a logistic function
-  uint32_t top_k_ = 0;          // of the last prediction
+  std::vector<float> chances_;  // scores after a logistic function, same shape
+  uint32_t top_k_ = 0;          // top_k of the last prediction
 };
 
 }  // namespace sluice

@@ -104,7 +104,8 @@ absl::StatusOr<bool> NeuronPredictor::Begin(const RouterTap& tap, uint32_t targe
   return true;
 }
 
-// Experts by number, each with its rows. What has enough must not be pushed out by what lacks more.
+// Builds guesses by expert id, each with its rows. Experts with enough neurons are kept first, so that
+// experts that lack more do not evict them.
 void NeuronPredictor::MakeGuesses(uint32_t tokens, uint32_t top_k, absl::Span<const int32_t> ids) {
   guesses_.clear();
   uint32_t used = 0;
@@ -198,7 +199,7 @@ absl::Status NeuronPredictor::TakeLeads() {
   return absl::OkStatus();
 }
 
-// What any of its rows wants.
+// Requests the union of the neurons that its rows want.
 void NeuronPredictor::AskFor(const Guess& guess) {
   std::fill_n(union_.begin(), words_, 0);
   for (uint32_t i = 0; i < guess.count; ++i) {
@@ -222,7 +223,7 @@ absl::StatusOr<absl::Span<float>> NeuronPredictor::Values(const Rows& products, 
   return absl::MakeSpan(values_).first(width_);
 }
 
-// For every row that was predicted to choose an expert, though some will not.
+// Compares every row that was predicted to choose an expert, though some rows will not choose it.
 absl::Status NeuronPredictor::AskToCompare(const RouterTap& tap) {
   if (step_ == 0 || tap.batch->step() != step_ || tap.layer != target_ || !Counts()) return absl::OkStatus();
   work_.clear();
@@ -241,7 +242,7 @@ absl::Status NeuronPredictor::AskToCompare(const RouterTap& tap) {
 }
 
 absl::Status NeuronPredictor::Compare(const RouterTap& tap) {
-  if (tap.batch->step() != step_) step_ = 0;  // a step that ended with an error
+  if (tap.batch->step() != step_) step_ = 0;  // the predicted step ended with an error
   if (step_ == 0 || tap.layer != target_) return absl::OkStatus();
   if (Counts()) {
     if (compares_ != step_) {
@@ -256,7 +257,7 @@ absl::Status NeuronPredictor::Compare(const RouterTap& tap) {
   return absl::OkStatus();
 }
 
-// Of the rows that were predicted to choose the expert and did.
+// Compares the rows that were predicted to choose the expert and did.
 absl::Status NeuronPredictor::CompareGuess(const Guess& guess, const RouterTap& tap) {
   const Routing& routing = tap.routing;
   const float threshold = thresholds_.actual(target_, guess.expert);

@@ -12,7 +12,7 @@ namespace sluice {
 namespace {
 
 constexpr size_t kSetWordBits = 64;
-// Guesses at the last value taken before the interval is only halved.
+// Number of guesses at the last selected value before the interval is only halved.
 constexpr int kGuesses = 8;
 
 // Integers in the order of the values; -0 is below 0, and a NaN of positive sign above everything.
@@ -26,8 +26,8 @@ float ValueOf(int64_t order) {
   return std::bit_cast<float>(bits ^ ((bits >> 31) & 0x7fffffff));
 }
 
-// Whole words at a time: bytes of 0 and 1 by vectors, then eight of them to a byte by one product, in which
-// byte i meets bit 63 - 7 (i + 1) and nothing is carried.
+// Packs whole words at a time: bytes of 0 and 1 by vectors, then eight of them into a byte by one product, in
+// which byte i meets bit 63 - 7 (i + 1) and nothing is carried.
 template <class Takes>
 void Mark(absl::Span<const float> values, absl::Span<uint64_t> chosen, Takes takes) {
   constexpr uint64_t kGather = 0x0102040810204080;
@@ -67,17 +67,17 @@ double MeanOf(absl::Span<const float> values) {
   return sum / static_cast<double>(values.size());
 }
 
-// The largest order that at least `wanted` values reach, and how many do.
+// The largest order that at least `wanted` values reach, and the number of values that reach it.
 struct Least {
   int64_t order = 0;
   uint32_t count = 0;
 };
 
-// 0 < wanted. Counting runs by vectors and no step of it depends on how values compare, which nobody can
-// foretell; a selection by comparing took half of FloE's own time, one by digits a third. So few counts must
-// do: the sizes of a lead's values fall off about as an exponential of their mean, which gives the guesses
-// until one lies on either side (a little beyond the last value, so that the next one does); from then on
-// they lie between the two nearest counts. Wrong guesses cost time only.
+// REQUIRES: 0 < wanted. Counting runs by vectors, and none of its steps depends on unpredictable comparisons;
+// a selection by comparing took half of FloE's own time, one by digits a third. So few counts must do: the
+// sizes of a lead's values fall off about as an exponential of their mean, which gives the guesses until one
+// lies on either side (a little beyond the last value, so that the next one does); from then on they lie
+// between the two nearest counts. Wrong guesses cost time only.
 Least LeastOf(absl::Span<const float> values, uint32_t wanted) {
   constexpr int64_t kLowest = std::numeric_limits<int32_t>::min();
   constexpr int64_t kBeyond = int64_t{std::numeric_limits<int32_t>::max()} + 1;

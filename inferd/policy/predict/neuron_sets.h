@@ -1,4 +1,4 @@
-// Which neurons a set of a predictor takes, by their lead values.
+// Selects the neurons of a predicted set by their lead values.
 //
 // Thread safety: pure functions.
 #pragma once
@@ -9,9 +9,9 @@
 
 namespace sluice {
 
-// Marks in `chosen` (a bit per value, 64 to a word, all of them written) the neurons that a set takes: those
-// of at least `threshold`, or the ceil(share n) largest, ties to the lower index. A NaN counts as larger than
-// every number under a share and is never of at least a threshold.
+// Marks the selected neurons in `chosen` (a bit per value, 64 to a word, all of them written): those of at
+// least `threshold`, or the ceil(share n) largest, ties to the lower index. A NaN counts as larger than every
+// number under a share and never reaches a threshold.
 void ChooseByThreshold(absl::Span<const float> values, float threshold, absl::Span<uint64_t> chosen);
 void ChooseByShare(absl::Span<const float> values, double share, absl::Span<uint64_t> chosen);
 

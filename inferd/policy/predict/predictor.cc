@@ -55,7 +55,7 @@ GateReuse::Question* GateReuse::Find(uint32_t target) {
 absl::Status GateReuse::Ask(const RouterTap& tap, uint32_t target) {
   Question* question = Find(target);
   if (question == nullptr) {
-    // Not one of those that were asked just before and have yet to be answered.
+    // Reuses the oldest question, so that those just asked keep their answers.
     question = &*std::min_element(questions_.begin(), questions_.end(),
                                   [](const Question& a, const Question& b) { return a.asked < b.asked; });
   }

@@ -1,5 +1,5 @@
-// Expert predictors: which experts will a layer ahead want? And the tap by which the forward pass shows them
-// what they predict from.
+// Expert predictors guess the experts that a layer ahead will use. The layer observer is the interface
+// through which the forward pass shows them its state.
 //
 // Thread safety: thread-compatible; belongs to the engine thread.
 #pragma once
@@ -20,7 +20,7 @@
 
 namespace sluice {
 
-// The state of a layer once its router has run and its experts have been asked for.
+// State of a layer once its router has run and its experts have been requested.
 struct RouterTap {
   uint32_t layer = 0;
   Rows residual;  // [tokens, hidden], after attention
@@ -28,54 +28,57 @@ struct RouterTap {
   Routing routing;
   const StepBatch* batch = nullptr;
   Rows scores;  // [tokens, experts], the router's logits
-  // The choice before misses were dealt with; no tokens: as `routing`.
+  // Choice before misses were replaced; no tokens: same as `routing`.
   Routing wanted;
 };
 
-// The state at the end of a layer.
+// State at the end of a layer.
 struct LayerEnd {
   uint32_t layer = 0;
-  Rows residual;  // [tokens, hidden], with the mixture's output added; the tap may change it
+  Rows residual;  // [tokens, hidden], with the MoE output added; the observer may change it
   Rows outputs;   // [tokens * ranks, hidden], the experts' by (token, rank); unset in a layer without experts
   const StepBatch* batch = nullptr;
 };
 
-// Told at layer boundaries; predictors and calibration hang here.
+// Observer that is called at layer boundaries; the base of predictors and calibration stages.
 class LayerTap {
  public:
   virtual ~LayerTap() = default;
-  // On a device that runs later: the router has been queued, and will be waited for. What AfterRouter() is to
-  // read of the device is best queued here; of tap.routing only the tokens are said.
+  // Called on an asynchronous device after the router was queued, before the host waits for it. Device reads
+  // for AfterRouter() are best queued here; of tap.routing only the token count is set.
   virtual absl::Status BeforeChoice(const RouterTap& /*tap*/) { return absl::OkStatus(); }
-  // Whether AfterRouter() need not be called for `layer` in this step, whose experts are all there.
+  // True if AfterRouter() may be skipped for `layer` in this step. All experts of the layer are resident.
   virtual bool MayPass(uint32_t /*layer*/) const { return false; }
   virtual absl::Status AfterRouter(const RouterTap& tap) = 0;
-  // `args` is what the queue computes next: experts that are ready, with their rows and weights; in a layer's
-  // first call also the one that every token goes through, if there is one, before the others.
+  // Called before the queue computes `args`: ready experts with their rows and weights. The first call of a
+  // layer also has the common expert of every token, if there is one, before the others.
   virtual absl::Status BeforeExperts(uint32_t /*layer*/, const MoeExpertsArgs& /*args*/) {
     return absl::OkStatus();
   }
   virtual absl::Status AfterLayer(const LayerEnd& /*end*/) { return absl::OkStatus(); }
 
-  // Whether LookAhead() is wanted after `layer`, whose router has run, if some of its experts are missing.
+  // True if LookAhead() shall be called after `layer`, whose router has run, when some of its experts are
+  // missing.
   virtual bool WantsLookAhead(uint32_t /*layer*/) const { return false; }
-  // The experts of tap.layer that are there have been computed, others are on their way. tap.residual is what
-  // comes out of the next layer's attention if they are left out; of tap.routing only the tokens are said.
+  // Called when the resident experts of tap.layer have been computed and others are in flight. tap.residual
+  // is the next layer's attention output without the missing experts; of tap.routing only the token count is
+  // set.
   virtual absl::Status LookAhead(const RouterTap& /*tap*/) { return absl::OkStatus(); }
 
-  // Whether NextTokens() is wanted in this step, whose last layer's router has run, if some of that layer's
-  // experts are missing.
+  // True if NextTokens() shall be called in this step, whose last layer's router has run, when some of that
+  // layer's experts are missing.
   virtual bool WantsNextTokens() { return false; }
-  // The same for the next step: tap.batch has the tokens that will probably follow, one of each text, and
-  // tap.residual is what comes out of the first layer's attention for them.
+  // LookAhead() for the next step: tap.batch has the draft tokens, one of each sequence, and tap.residual is
+  // their output of the first layer's attention.
   virtual absl::Status NextTokens(const RouterTap& /*tap*/) { return absl::OkStatus(); }
 };
 
-// What was predicted of a layer that has not run yet.
+// Predictions about a layer that has not run yet.
 class ExpertPredictions {
  public:
   virtual ~ExpertPredictions() = default;
-  // Of a row of the batch of `step`: experts, best first, -1: left out. Empty: nothing was predicted.
+  // Predicted experts of a row of the batch of `step`: best first, -1: left out. Empty: nothing was
+  // predicted.
   virtual absl::Span<const int32_t> Predicted(uint32_t layer, uint32_t row, uint64_t step) const = 0;
 };
 
@@ -84,18 +87,18 @@ class ExpertPredictor {
   // `queue` outlives the predictor.
   explicit ExpertPredictor(Queue* queue) : queue_(queue) {}
   virtual ~ExpertPredictor() = default;
-  // Told of every routed layer, before Predict() is asked about it.
+  // Called for every routed layer, before Predict() for it.
   virtual absl::Status Observe(const RouterTap& /*tap*/) { return absl::OkStatus(); }
-  // Queues what Answer() for the same tap and target looks at.
+  // Queues the inputs of Answer() for the same state and target.
   virtual absl::Status Ask(const RouterTap& tap, uint32_t target) = 0;
-  // That is known to have run: the experts that `target` (> tap.layer, with experts) will probably choose for
-  // the tapped rows, routed ranks only. Valid until the next call; weights are the predicted ones. No tokens:
-  // nothing to say.
+  // Returns the experts that `target` (> tap.layer, with experts) will probably choose for the observed rows,
+  // routed ranks only, with predicted weights. Valid until the next call. No tokens: no prediction. REQUIRES:
+  // the queued work of Ask() is done.
   virtual absl::StatusOr<Routing> Answer(const RouterTap& tap, uint32_t target) = 0;
-  // Both, with a wait between.
+  // Ask(), a wait, and Answer().
   absl::StatusOr<Routing> Predict(const RouterTap& tap, uint32_t target);
-  // Of the last prediction: how sure it is that the row chooses this one, 0..1. REQUIRES: the predictor was
-  // made to tell.
+  // Confidence of the last prediction that the row chooses this expert, 0..1. REQUIRES: the predictor was
+  // created with confidence.
   virtual float Confidence(uint32_t row, uint32_t rank) const = 0;
 
   Queue* queue() const { return queue_; }
@@ -104,12 +107,12 @@ class ExpertPredictor {
   Queue* const queue_;
 };
 
-// The router of the target layer, with its own norm, applied to the current residual (CORM, AdapMoE). It is
-// as sure of an expert as p / (p + q), q the best score of those that it does not name: above a half, near
-// one where the choice is clear.
+// Applies the router of the target layer, with its own norm, to the current residual (CORM, AdapMoE). The
+// confidence of an expert is p / (p + q), q the best score outside the choice: above a half, near one where
+// the choice is clear.
 class GateReuse final : public ExpertPredictor {
  public:
-  // `weights` and `backend` outlive the predictor. `targets`: asked about at once at most.
+  // `weights` and `backend` outlive the predictor. `targets`: maximum number of pending targets.
   static absl::StatusOr<std::unique_ptr<GateReuse>> Create(const ModelConfig& config,
                                                            const DenseWeights* weights, Backend* backend,
                                                            uint32_t max_tokens, bool confidence,
@@ -122,14 +125,14 @@ class GateReuse final : public ExpertPredictor {
 
  private:
   static constexpr uint32_t kNoTarget = 0xffffffffu;
-  // What was asked about one layer.
+  // A pending question about one layer.
   struct Question {
     uint32_t target = kNoTarget;
-    uint64_t asked = 0;                // when, by the number of the question
+    uint64_t asked = 0;                // sequence number of the question
     Rows scores;                       // [max_tokens, most experts]
     BufferRef ids;                     // int32 [max_tokens, largest top_k]
     BufferRef chances;                 // float32 [max_tokens, largest top_k]
-    std::optional<RouterScores> told;  // only if it is made to tell how sure it is
+    std::optional<RouterScores> told;  // set only if confidence is computed
   };
 
   GateReuse(const ModelConfig& config, const DenseWeights* weights, Backend* backend)
@@ -142,10 +145,10 @@ class GateReuse final : public ExpertPredictor {
   const DenseWeights* const weights_;
   Backend* const backend_;
   std::vector<Question> questions_;
-  uint64_t asked_ = 0;             // questions so far
-  std::vector<uint32_t> rows_;     // 0..max_tokens - 1, if it tells how sure it is
+  uint64_t asked_ = 0;             // number of questions so far
+  std::vector<uint32_t> rows_;     // 0..max_tokens - 1; empty without confidence
   std::vector<float> confidence_;  // [max_tokens, largest top_k]
-  uint32_t top_k_ = 0;             // of the last prediction
+  uint32_t top_k_ = 0;             // top_k of the last prediction
 };
 
 }  // namespace sluice

@@ -1,8 +1,8 @@
-// Which layers' predictions are acted on (policy predictor_recall): those that lately found at least a given
-// share of what the layer then wanted, experts and, where they are predicted, neurons. CORM's recall is 0.8
-// to 0.9; where it is less, fetching what is predicted takes the link from what is needed, and computing it
-// instead (`proceed`) costs more quality than it saves time. A layer that is not trusted is predicted now and
-// then to be counted, so that trust comes, and comes back.
+// Selects the layers whose predictions are used (policy predictor_recall): those that recently found at least
+// a given share of the experts, and of the neurons if they are predicted, that the layer then used. CORM's
+// recall is 0.8 to 0.9. Below that, fetching predicted experts takes the link from needed ones, and computing
+// them instead (`proceed`) costs more quality than it saves time. An untrusted layer is still predicted now
+// and then for counting, so that trust can come and return.
 //
 // Thread safety: thread-compatible; belongs to the engine thread. Nothing allocates after the constructor.
 #pragma once
@@ -15,14 +15,14 @@ namespace sluice {
 
 class RecallFloor {
  public:
-  // Counts that a share takes before it says anything, and those that it forgets by.
+  // Counts needed before a share is valid, and the window over which old counts fade.
   static constexpr uint32_t kEnough = 24;
   static constexpr uint32_t kWindow = 64;
-  // A layer without trust is predicted in its first kFirst steps, then in one of kEvery.
+  // An untrusted layer is predicted in its first kFirst steps, then in one of kEvery.
   static constexpr uint32_t kFirst = 32;
   static constexpr uint32_t kEvery = 32;
 
-  // `floor` 0: every layer is trusted from the start. `neurons`: they are predicted too.
+  // `floor` 0: every layer is trusted from the start. `neurons`: neurons are predicted too.
   RecallFloor(double floor, size_t layers, bool neurons)
       : floor_(floor), neurons_(neurons), layers_(layers) {}
 
@@ -30,20 +30,20 @@ class RecallFloor {
     const Layer& l = layers_[layer];
     return floor_ <= 0 || (Reaches(l.experts) && (!neurons_ || Reaches(l.neurons)));
   }
-  // Of a layer that is not trusted: whether it is predicted this time.
+  // True if an untrusted layer is predicted this time.
   bool Measures(uint32_t layer) {
     const bool measures = WouldMeasure(layer);
     ++layers_[layer].looks;
     return measures;
   }
-  // What Measures() will say.
+  // Result of the next Measures(), without a change of state.
   bool WouldMeasure(uint32_t layer) const {
     const uint32_t look = layers_[layer].looks;
     return look < kFirst || look % kEvery == 0;
   }
 
-  // Of one step: what was wanted where something had been predicted, and how much of it was. Nothing wanted:
-  // says nothing.
+  // Counts of one step: targets of the predictions, and correct ones among them. Without targets nothing
+  // changes.
   void CountExperts(uint32_t layer, uint64_t right, uint64_t wanted) {
     Count(right, wanted, &layers_[layer].experts);
   }
@@ -53,7 +53,7 @@ class RecallFloor {
 
  private:
   struct Share {
-    double mean = 0;  // the plain mean of the first kWindow, then a sliding one
+    double mean = 0;  // plain mean of the first kWindow counts, then an exponential one
     uint32_t counts = 0;
   };
   struct Layer {

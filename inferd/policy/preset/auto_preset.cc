@@ -18,23 +18,23 @@
 namespace sluice {
 namespace {
 
-// Where loading takes a smaller share of computing than this, there is nothing to gain by guessing.
+// If loading takes a smaller share of computing than this, prediction has nothing to gain.
 constexpr double kNoticeable = 0.02;
 constexpr uint32_t kMostDepth = 3;
-// With more missing experts of a layer than this the link has no time for guesses.
+// With more missing experts of a layer than this the link has no time for predictions.
 constexpr double kMissesBesideGuesses = 1;
 constexpr size_t kProbeBytes = size_t{64} << 20;
 
 std::string Ms(double seconds) { return absl::StrFormat("%.3g ms", seconds * 1e3); }
 std::string Percent(double share) { return absl::StrFormat("%.3g %%", share * 100); }
 
-// The two times that are compared, in seconds of one layer of one generated token.
+// The two times compared, in seconds of one layer of one generated token.
 struct LayerTimes {
   double compute = 0;
   double load = 0;
 };
 
-// How many of a token's experts in a layer are expected not to be resident, with routing spread evenly.
+// Expected number of a token's experts in a layer that are not resident, with routing spread evenly.
 double ExpectedMisses(const AutoFacts& facts) {
   const double held =
       static_cast<double>(facts.budget) / static_cast<double>(std::max<uint64_t>(facts.all_expert_bytes, 1));
@@ -69,8 +69,8 @@ void ChoosePredictor(const AutoFacts& facts, const LayerTimes& times, AutoChoice
                                          ", a layer computes for ", Ms(times.compute)));
 }
 
-// Chooses what is guessed where experts are shared with the CPU: what is missing keeps link and CPU busy
-// together, and guesses take what these leave.
+// Chooses the predictor where experts are shared with the CPU: missing experts keep link and CPU busy
+// together, and prefetches use the remaining time.
 void ChooseBesideCpu(const AutoFacts& facts, AutoChoice* choice) {
   Policies& p = choice->policies;
   if (p.predictor == ExpertPredictorKind::kNone) {
@@ -92,7 +92,7 @@ void ChooseBesideCpu(const AutoFacts& facts, AutoChoice* choice) {
   choice->reasons.push_back("of the layers ahead the best expert is fetched, where it comes in time");
 }
 
-// A CPU that works beside the device also helps where the link is faster, if it computes an expert before the
+// A CPU in parallel with the device also helps behind a faster link, if it computes an expert before the
 // device has computed a token's experts of a layer.
 bool CpuHelps(const AutoFacts& facts) {
   const double beside = facts.cpu_beside ? facts.top_k * facts.compute_seconds : 0;
@@ -134,8 +134,8 @@ void ChooseCache(const AutoFacts& facts, AutoChoice* choice) {
                             "(sluice calibrate makes it)");
 }
 
-// Chooses what is left out within the bound of quality: experts where the link bounds the run, neurons where
-// computing does, since the other would cost quality and save no time.
+// Chooses losses within the quality bound: experts if the link bounds the run, neurons if computing does; the
+// other way would cost quality and save no time.
 void ChooseLosses(const AutoFacts& facts, const LayerTimes& times, AutoChoice* choice) {
   Policies& p = choice->policies;
   if (!(facts.quality_bound > 0)) {

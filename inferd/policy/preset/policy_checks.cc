@@ -1,4 +1,4 @@
-// CheckPolicies() (preset.h): which values a device has, and which contradict each other.
+// CheckPolicies() (preset.h): values that a device lacks, and values that contradict each other.
 #include <string>
 
 #include "absl/strings/str_cat.h"
@@ -21,8 +21,8 @@ absl::Status Contradiction(const Policies& policies, const char* key, const char
       absl::StrCat(Shown(policies, key), " does not go with ", Shown(policies, other)));
 }
 
-// On `host` experts are leased in weightd's DRAM, which weightd itself evicts from, so nothing that governs
-// slots has a meaning there.
+// On `host` experts are leased in weightd's DRAM, and weightd evicts them, so no value that governs slots has
+// a meaning there.
 absl::Status CheckHost(const Policies& p) {
   const struct {
     const char* key;
@@ -49,8 +49,8 @@ absl::Status CheckHost(const Policies& p) {
   return absl::OkStatus();
 }
 
-// A cache of neurons decides by the lead's values which neurons an expert needs, so it needs a lead, slots
-// that experts share, and a device that computes.
+// A neuron cache finds an expert's neurons by the lead's values, so it needs a lead, slots that experts
+// share, and a device that computes.
 absl::Status CheckNeurons(const Policies& p) {
   if (p.sparsity.order == SparsityOrder::kNone || p.sparsity.order == SparsityOrder::kProduct) {
     return Contradiction(p, "cache_granularity", "sparsity");
@@ -77,7 +77,7 @@ absl::Status CheckSlots(const Policies& p) {
   if (by_neuron) {
     RETURN_IF_ERROR(CheckNeurons(p));
   }
-  // Where everything is resident there is nothing to fetch, but predictions may still be made to be counted.
+  // If everything is resident there is nothing to fetch, but predictions may still be made for counting.
   if (!by_neuron && p.cache != CacheKind::kResident && p.neuron_predictor != NeuronPredictorKind::kNone) {
     return Contradiction(p, "neuron_predictor", "cache_granularity");
   }

@@ -133,7 +133,7 @@ std::string ShowOptional(const std::optional<double>& value) {
   return value.has_value() ? absl::StrCat(*value) : "unset";
 }
 
-// A key of one of several values that exclude each other: setting one unsets the others.
+// A key for one of several mutually exclusive values: setting one unsets the others.
 template <auto Member, uint32_t Most>
 constexpr PolicyKey SensitivityKey(const char* name, const char* values) {
   return {name, values, [](const Policies& p) { return ShowOptional(p.sensitivity.*Member); },
@@ -149,7 +149,7 @@ constexpr PolicyKey SensitivityKey(const char* name, const char* values) {
 bool SetOrder(std::string_view text, Policies* p) {
   SparsityOrder order{};
   if (!SetWord(kOrders, text, &order)) return false;
-  // Another lead's target or threshold says nothing about this one.
+  // A target or threshold of another lead is not valid for this one.
   if (order != p->sparsity.order) p->sparsity = {order, {}, ThresholdScope::kExpert, {}};
   return true;
 }

@@ -1,4 +1,4 @@
-// The keys of --policy: one table of every value in Policies, by which it is set, shown and listed.
+// The keys of --policy: one table by which every value in Policies is set, shown and listed.
 //
 // Thread safety: immutable tables and pure functions.
 #pragma once
@@ -14,9 +14,9 @@ namespace sluice {
 
 struct PolicyKey {
   const char* name;
-  const char* values;  // what may be set, in words
+  const char* values;  // possible values, in words
   std::string (*show)(const Policies&);
-  // False if `text` is none of `values`.
+  // Returns false if `text` is none of `values`.
   bool (*set)(std::string_view text, Policies* policies);
 };
 

@@ -19,7 +19,7 @@ struct Preset {
   const char* summary;
   const char* bits;
   Policies policies;    // on a device with slots
-  bool on_host = true;  // whether anything of it is left where experts are leased in place
+  bool on_host = true;  // true if any of it has an effect with experts leased in place
 };
 
 Policies Base() {
@@ -45,7 +45,7 @@ Policies Floe(double target) {
 Policies Corm() {
   Policies p = Base();
   p.sparsity = {SparsityOrder::kGate, {}, ThresholdScope::kExpert, 0.25};
-  p.predictor_recall = 0.8;  // the least that CORM reports
+  p.predictor_recall = 0.8;  // CORM's minimum
   p.neuron_predictor = NeuronPredictorKind::kGateReuse;
   p.granularity = CacheGranularity::kNeuron;
   p.lead_resident = LeadResident::kAuto;
@@ -131,8 +131,8 @@ std::vector<Preset> Table() {
       {"resident", "baseline: every expert is in device memory", kPacked, Baseline(CacheKind::kResident)}};
 }
 
-// What is left of a preset where experts are leased in place: there are no slots to share out and nothing to
-// load in parts, and a prediction that needs the profile's networks costs more than it brings.
+// Reduces a preset to experts leased in place: there are no slots to divide and nothing to load in parts, and
+// a prediction that needs the profile's networks costs more than it saves.
 Policies OnHost(Policies p) {
   const Policies plain;
   if (p.predictor == ExpertPredictorKind::kLookahead) {
@@ -173,7 +173,7 @@ absl::Status Override(const PolicyOverrides& o, SparsityConfig* sparsity) {
   if (!o.sparsity.empty()) {
     ASSIGN_OR_RETURN(const SparsityOrder order, OrderOf(o.sparsity));
     if (order != sparsity->order) {
-      *sparsity = {};  // another lead's target or threshold says nothing about this one
+      *sparsity = {};  // a target or threshold of another lead is invalid for this one
       sparsity->order = order;
     }
   }
@@ -198,7 +198,7 @@ absl::Status Override(const PolicyOverrides& o, SparsityConfig* sparsity) {
   return absl::OkStatus();
 }
 
-// Sets assignments in order; one text may hold several, as a=b,c=d.
+// Sets assignments in order; one string may hold several, as a=b,c=d.
 absl::Status SetPolicies(const std::vector<std::string>& texts, Policies* policies) {
   for (const std::string& text : texts) {
     for (const std::string& assignment : std::vector<std::string>(absl::StrSplit(text, ','))) {
@@ -316,8 +316,8 @@ bool KeepsModelTokens(const Policies& p) {
 }
 
 std::vector<PolicyPromise> Promises(const Policies& p) {
-  // Whether the result depends on what happens to be resident. Which of device and CPU computes an expert
-  // depends on that too, but both compute the same on one instruction set.
+  // True if the result depends on residency. The choice between device and CPU depends on it too, but both
+  // compute the same on one instruction set.
   const bool by_place = p.routing == RoutingKind::kCacheAware || p.miss == ExpertMiss::kSkip ||
                         p.miss == ExpertMiss::kProceed || p.neuron_miss != NeuronMiss::kLoad;
   std::vector<PolicyPromise> promises;

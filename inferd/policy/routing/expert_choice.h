@@ -1,7 +1,7 @@
-// The importance-driven exchange of experts that count little, which the routing policy (routing.h) applies
-// to what a router said.
+// The importance-driven exchange of low-score experts, which the routing policy (routing.h) applies to a
+// router's result.
 //
-// Thread safety: ExpertExchange is thread-compatible and does not allocate once made.
+// Thread safety: ExpertExchange is thread-compatible and does not allocate after construction.
 #pragma once
 
 #include <cstdint>
@@ -22,18 +22,19 @@ struct ExchangeBatch {
 };
 
 // importance-driven Algorithm 1, read with its text. With beta the (K+1)-th highest p of a token, experts
-// above (1 + alpha) beta are needed; what the batch needs will be there for all its tokens. A token's others
-// of its top K that are neither resident nor needed are exchanged, the weakest first, for the best experts
-// outside of its top K with p in [(1 - alpha) beta, beta] that are. Of equal p the one that more tokens of
-// the batch use goes first, then the lower id.
+// above (1 + alpha) beta are needed; experts needed by one token of the batch become resident for all of
+// them. The other experts of a token's top K, neither resident nor needed, are exchanged, the weakest first,
+// for the best resident or needed experts outside of its top K with p in [(1 - alpha) beta, beta]. With equal
+// p, the expert used by more tokens of the batch goes first, then the lower id.
 class ExpertExchange {
  public:
   ExpertExchange(uint32_t most_tokens, uint32_t most_experts);
 
-  // Exchanges ids in place, best first again; how many. `resident`: of the layer.
+  // Exchanges ids in place, best first again; returns the number of exchanges. `resident`: predicate over the
+  // layer's experts.
   uint32_t Choose(const ExchangeBatch& batch, double alpha, absl::FunctionRef<bool(uint32_t)> resident);
 
-  // Of the last call: pairs (token, rank) with p <= (1 + alpha) beta.
+  // Number of pairs (token, rank) with p <= (1 + alpha) beta in the last call.
   uint32_t low_scores() const { return low_scores_; }
 
  private:
@@ -42,7 +43,7 @@ class ExpertExchange {
 
   std::vector<float> sorted_;      // [experts]
   std::vector<double> beta_;       // [tokens]
-  std::vector<uint32_t> users_;    // [experts]: tokens whose top K holds it
+  std::vector<uint32_t> users_;    // [experts]: number of tokens whose top K holds it
   std::vector<bool> there_;        // [experts]: resident or needed by the batch
   std::vector<uint32_t> leaving_;  // ranks of a token, weakest first
   std::vector<uint32_t> joining_;  // experts, best first

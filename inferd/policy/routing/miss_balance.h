@@ -1,5 +1,5 @@
-// Missing experts between link and CPU (importance-driven 5.4): which are loaded, and which are computed
-// where they lie.
+// Splits missing experts between link and CPU (importance-driven 5.4): some are loaded, the others are
+// computed by the CPU in weightd's DRAM.
 //
 // Thread safety: CpuCostTable is thread-compatible; everything else is a pure function.
 #pragma once
@@ -13,8 +13,8 @@
 
 namespace sluice {
 
-// What the CPU takes for one expert, by rows. Between measured points, and beyond the last two, on the line
-// through them; below the first point as that one.
+// CPU time of one expert, by rows. Linear between measured points and beyond the last two; constant below the
+// first point.
 class CpuCostTable {
  public:
   struct Point {
@@ -22,14 +22,14 @@ class CpuCostTable {
     double seconds = 0;
   };
   // INVALID_ARGUMENT unless there is a point, tokens ascend from at least 1 and seconds are finite and do not
-  // fall.
+  // decrease.
   static absl::StatusOr<CpuCostTable> Create(std::vector<Point> points);
-  // The paper's: `seconds` for each row.
+  // The paper's table: `seconds` for each row.
   static CpuCostTable PerToken(double seconds);
 
   double Seconds(uint32_t tokens) const { return scale_ * Unscaled(tokens); }
 
-  // What a point takes now is so many times what was measured; 1 at the start.
+  // Scales all points; 1 at the start.
   void SetScale(double scale) { scale_ = scale; }
 
  private:
@@ -41,12 +41,12 @@ class CpuCostTable {
 };
 
 struct MissCosts {
-  double load_seconds = 0;     // of one expert over the link
-  double backlog_seconds = 0;  // of what the link has to do before (C_0)
-  double queued_seconds = 0;   // of what the CPU has to do before
+  double load_seconds = 0;     // one expert over the link
+  double backlog_seconds = 0;  // earlier work of the link (C_0)
+  double queued_seconds = 0;   // earlier work of the CPU
 };
 
-// Of a sorted list the first `loaded` go over the link, the rest to the CPU; both are done after `seconds`.
+// The first `loaded` of a sorted list go over the link, the rest to the CPU; both are done after `seconds`.
 struct MissSplit {
   uint32_t loaded = 0;
   double seconds = 0;
@@ -55,13 +55,12 @@ struct MissSplit {
 // Sorts by rows descending, then by expert: the order in which experts are loaded.
 void SortMisses(absl::Span<ExpertDemand> misses);
 
-// The time of a split: max(C_0 + k t_load, CPU's queue + sum of t_cpu over the rest); C_0 counts only where
-// k > 0.
+// Time of a split: max(C_0 + k t_load, CPU's queue + sum of t_cpu over the rest); C_0 counts only if k > 0.
 double SplitSeconds(absl::Span<const ExpertDemand> sorted, uint32_t loaded, const MissCosts& costs,
                     const CpuCostTable& cpu);
 
-// The k of the least time, ties to the smaller one. As t_cpu does not fall with rows, no other subset is
-// better.
+// The k with the least time, ties to the smaller one. As t_cpu does not decrease with rows, no other subset
+// is better.
 MissSplit BalanceMisses(absl::Span<const ExpertDemand> sorted, const MissCosts& costs,
                         const CpuCostTable& cpu);
 

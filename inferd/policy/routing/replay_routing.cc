@@ -30,7 +30,7 @@ absl::Status CheckShape(const Trace& trace, const std::string& subject, const Mo
   return absl::OkStatus();
 }
 
-// Layers of a step that was cut off lack its rows: what all of them have counts.
+// Number of rows that all layers have: layers of a step that was cut off lack its rows.
 uint64_t CommonRows(const Trace& trace) {
   uint64_t rows = std::numeric_limits<uint64_t>::max();
   for (const TraceLayer& layer : trace.layers) {
@@ -70,15 +70,14 @@ absl::StatusOr<RecordedScores> RecordedScores::Create(const Trace& trace, const 
       logits.push_back(std::log(std::max(layer.scores[i], std::numeric_limits<float>::min())));
     }
   }
-  // A row that ran twice (a step after a loss of weightd, a text that was taken up again) counts as it ran
-  // last.
+  // The last run of a row counts if it ran twice (a step after a loss of weightd, a resumed sequence).
   std::map<uint64_t, std::map<uint32_t, uint32_t>> row_of;
   for (uint32_t row = 0; row < rows; ++row) row_of[first->texts[row]][first->positions[row]] = row;
   for (const auto& [number, by_position] : row_of) {
     Text& text = scores.texts_.emplace_back();
     text.first_position = by_position.begin()->first;
     for (const auto& [position, row] : by_position) {
-      if (position != text.first_position + text.rows.size()) break;  // a gap: what follows is unknown
+      if (position != text.first_position + text.rows.size()) break;  // a gap: the rows after it are unknown
       text.rows.push_back(row);
     }
   }

@@ -1,13 +1,13 @@
-// Routing as recorded: a trace (TRACE.md) whose scores take the place of the routers' own, so that runs that
-// would route differently (other encodings, neurons left out, another clock) take the same decisions, and a
-// random model routes as a real one did.
+// Recorded routing: a trace (TRACE.md) whose scores replace the routers' own. Runs that would route
+// differently (other encodings, neurons left out, another clock) then make the same decisions, and a random
+// model routes like a real one.
 //
-// The n-th text that runs takes the scores of the trace's n-th text, position by position; after the last
-// text comes the first again, and a text that goes on beyond its recording goes through it again. Whatever a
-// policy then does, it does with these scores.
+// The n-th sequence that runs uses the scores of the trace's n-th sequence, position by position; after the
+// last one the first follows again, and a sequence that is longer than its recording repeats it. A policy
+// then works on these scores.
 //
-// Thread safety: RecordedScores is immutable once made; ReplayRouting is thread-compatible, belongs to the
-// engine thread and does not allocate once made.
+// Thread safety: RecordedScores is immutable after construction; ReplayRouting is thread-compatible, belongs
+// to the engine thread and does not allocate after construction.
 #pragma once
 
 #include <cstdint>
@@ -25,19 +25,20 @@ namespace sluice {
 
 class RecordedScores {
  public:
-  // INVALID_ARGUMENT naming `subject`: the trace is of a model of other layers, experts or experts a token,
-  // has no text, or its layers differ in their rows (some were lost).
+  // INVALID_ARGUMENT naming `subject`: the trace is of a model of other layers, experts or experts per token,
+  // has no sequence, or its layers differ in their rows (some were lost).
   static absl::StatusOr<RecordedScores> Create(const Trace& trace, const std::string& subject,
                                                const ModelConfig& config);
 
-  // Logits, whose softmax is the recorded p. `text` counts from 0. REQUIRES: a layer with experts.
+  // Logits whose softmax is the recorded p. `text` is the sequence's number from 0. REQUIRES: a layer with
+  // experts.
   absl::Span<const float> Logits(uint32_t layer, uint64_t text, uint32_t position) const;
   size_t texts() const { return texts_.size(); }
 
  private:
   struct Text {
     uint32_t first_position = 0;
-    std::vector<uint32_t> rows;  // of the layers' scores, by position
+    std::vector<uint32_t> rows;  // index of the layers' scores, by position
   };
   std::vector<Text> texts_;
   std::vector<uint32_t> experts_;           // by layer
@@ -47,12 +48,12 @@ class RecordedScores {
 class ReplayRouting final : public RoutingPolicy {
  public:
   // `inner` chooses among the recorded scores. Errors of RecordedScores; UNIMPLEMENTED for routers whose
-  // weights are no softmax.
+  // weights are not a softmax.
   static absl::StatusOr<std::unique_ptr<ReplayRouting>> Create(const Trace& trace, const std::string& subject,
                                                                const ModelConfig& config,
                                                                std::unique_ptr<RoutingPolicy> inner);
 
-  // Overwrites the logits of rows that belong to a numbered sequence, then asks `inner`.
+  // Overwrites the logits of rows that belong to a numbered sequence, then calls `inner`.
   absl::Status Choose(const RoutingInput& input, Queue* queue) override;
   absl::Status Decide(const RoutingInput& input, Queue* queue) override {
     return inner_->Decide(input, queue);
@@ -73,7 +74,7 @@ class ReplayRouting final : public RoutingPolicy {
 
   const RecordedScores scores_;
   const std::unique_ptr<RoutingPolicy> inner_;
-  uint64_t first_number_ = 0;  // of the sequence that takes the first text; 0: none came yet
+  uint64_t first_number_ = 0;  // number of the sequence that replays the first recorded one; 0: none so far
 };
 
 }  // namespace sluice

@@ -1,7 +1,7 @@
-// What a router said of all experts, brought to the host: p, the softmax over a layer's routed experts, which
+// A router's scores of all experts, copied to the host: p, the softmax over a layer's routed experts, which
 // policies compare, and weights of a choice by the model's own rule.
 //
-// Thread safety: thread-compatible; belongs to the engine thread. Does not allocate once made.
+// Thread safety: thread-compatible; belongs to the engine thread. Does not allocate after construction.
 #pragma once
 
 #include <cstdint>
@@ -17,11 +17,11 @@ class RouterScores {
  public:
   RouterScores(uint32_t most_tokens, uint32_t most_experts);
 
-  // Asks for the rows `rows` of a router's logits [tokens, experts]; Take() makes their p of them, once that
-  // is known to have run.
+  // Queues a copy of the rows `rows` of a router's logits [tokens, experts]; Take() computes p from them,
+  // once the copy is done.
   absl::Status Ask(Rows logits, uint32_t experts, absl::Span<const uint32_t> rows, Queue* queue);
   void Take();
-  // Both, with a wait between.
+  // Ask(), a wait, and Take().
   absl::Status Read(Rows logits, uint32_t experts, absl::Span<const uint32_t> rows, Queue* queue);
 
   uint32_t rows() const { return rows_; }
@@ -38,7 +38,7 @@ class RouterScores {
   std::vector<float> mean_;
 };
 
-// Whether a router's weights are its softmax scores: what policies that choose other experts rely on.
+// True if a router's weights are its softmax scores; policies that choose other experts rely on it.
 bool WeighsBySoftmax(RouterKind kind);
 
 // Weights of `ids` (top_k of them) by the model's rule from their own p. REQUIRES:

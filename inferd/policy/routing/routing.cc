@@ -70,7 +70,7 @@ absl::Status SensitivityRouting::Decide(const RoutingInput& input, Queue*) {
   return absl::OkStatus();
 }
 
-// What was left out has a weight of 0, in the last ranks.
+// Ranks that were left out are the last ones and have a weight of 0.
 void SensitivityRouting::Count(uint32_t layer, absl::Span<const float> weights) {
   const uint32_t top_k = static_cast<uint32_t>(weights.size());
   uint32_t kept = top_k;
@@ -181,7 +181,7 @@ absl::StatusOr<std::unique_ptr<RoutingPolicy>> MakeRouting(const RoutingSetup& s
 
 absl::StatusOr<GatingRule> ResolveGating(const SensitivityConfig& config, const ModelConfig& model,
                                          const std::string& profile_dir, const std::string& source_digest) {
-  constexpr double kUsualRise = 0.01;  // of perplexity, where nothing else is asked for
+  constexpr double kUsualRise = 0.01;  // increase of perplexity, if no other value is set
   GatingRule rule;
   if (config.kind == SensitivityKind::kScore) {
     rule.sensitivities.assign(model.layers.size(), 1.0);

@@ -23,24 +23,24 @@
 
 namespace sluice {
 
-// The arguments that a layer's configuration and dense tensors decide: everything but tokens, scores, places
-// of the results and whether the shared expert takes a rank.
+// The arguments defined by a layer's configuration and dense tensors: all except tokens, scores, result
+// buffers and the rank of the shared expert.
 RouterArgs ModelRouterArgs(const MoeConfig& moe, const LayerWeights& weights);
 
 struct RoutingInput {
   uint32_t layer = 0;
-  // The model's own choice, ready to run: ranks [tokens, top_k], and one of the shared expert if there is
-  // one; ids and weights host-visible. A policy may leave a routed rank out by a weight of 0.
+  // Arguments of the model's own choice, ready to run: ranks [tokens, top_k], and one of the shared expert if
+  // there is one; ids and weights host-visible. A policy may leave a routed rank out by a weight of 0.
   RouterArgs model;
   const ResidencyView* residency = nullptr;
   const StepBatch* batch = nullptr;
 };
 
-// What a routing policy did to decode rows since it was made, of a layer or of all.
+// Changes of a routing policy to decode rows since its construction, of a layer or of all.
 struct RoutingCounters {
   uint64_t pairs = 0;      // (row, routed rank) that the model chose
-  uint64_t dropped = 0;    // of these: left out
-  uint64_t exchanged = 0;  // of these: another expert instead
+  uint64_t dropped = 0;    // pairs left out
+  uint64_t exchanged = 0;  // pairs with another expert instead
   uint64_t single = 0;     // (row, layer) that use one expert of several
   uint64_t rows = 0;       // (row, layer)
 
@@ -56,21 +56,22 @@ struct RoutingCounters {
 class RoutingPolicy {
  public:
   virtual ~RoutingPolicy() = default;
-  // Queues what makes ids and weights, and whatever Decide() looks at: the caller waits once for both.
+  // Queues the kernels that compute ids and weights, and the inputs of Decide(): the caller waits once for
+  // both.
   virtual absl::Status Choose(const RoutingInput& input, Queue* queue) = 0;
-  // That is known to have run: ids and weights become what they are to be.
+  // Changes ids and weights to their final values. REQUIRES: the queued work of Choose() is done.
   virtual absl::Status Decide(const RoutingInput& /*input*/, Queue* /*queue*/) { return absl::OkStatus(); }
-  // Whether Decide() would change nothing in `layer`, all of whose experts are resident: the host need not
-  // look then, and hears later what was chosen.
+  // True if Decide() would change nothing in `layer`, all of whose experts are resident: the host then need
+  // not wait, and receives the choice later.
   virtual bool KeepsResident(uint32_t /*layer*/, const StepBatch& /*batch*/) const { return false; }
   virtual void CountResident(uint32_t /*layer*/, const Routing& /*routing*/, const StepBatch& /*batch*/) {}
-  // By layer; empty for a policy that leaves the model's choice as it is.
+  // Counters by layer; empty for a policy that leaves the model's choice unchanged.
   virtual absl::Span<const RoutingCounters> layer_counters() const { return {}; }
-  RoutingCounters counters() const;  // of all layers
-  // Of the last Decide(): what was chosen before experts that are not
-  // there were replaced or left out. Lives until the next one.
+  RoutingCounters counters() const;  // sum over all layers
+  // The choice of the last Decide() before missing experts were replaced or left out. Valid until the next
+  // call.
   virtual Routing Wanted(const Routing& computed) const { return computed; }
-  // By layer: experts chosen by rows of a step and then computed for none of them; empty: none ever.
+  // By layer: experts chosen by rows of a step and then computed for none of them; empty: never any.
   virtual absl::Span<const uint64_t> skipped() const { return {}; }
 };
 
@@ -81,8 +82,8 @@ class TopKRouting final : public RoutingPolicy {
   bool KeepsResident(uint32_t, const StepBatch&) const override { return true; }
 };
 
-// AdapMoE 4.2 on decode rows: fewer experts where (1 - alpha)^2 S_l <= T. The device cuts where all rows of a
-// step are such, else the host.
+// AdapMoE 4.2 on decode rows: fewer experts where (1 - alpha)^2 S_l <= T. The device applies it if all rows
+// of a step are decode rows, else the host.
 class SensitivityRouting final : public RoutingPolicy {
  public:
   // `sensitivities`: S_l by layer.
@@ -118,7 +119,7 @@ class CacheAwareRouting final : public RoutingPolicy {
                     uint32_t largest_top_k, Backend* backend);
   absl::Status Choose(const RoutingInput& input, Queue* queue) override;
   absl::Status Decide(const RoutingInput& input, Queue* queue) override;
-  // There is nothing better at hand.
+  // All experts are resident, so no exchange is better.
   bool KeepsResident(uint32_t, const StepBatch&) const override { return true; }
   void CountResident(uint32_t layer, const Routing& routing, const StepBatch& batch) override {
     counters_[layer].rows += batch.decode_rows();
@@ -146,10 +147,10 @@ struct RoutingSetup {
 };
 
 // NOT_FOUND naming the command that makes a profile, FAILED_PRECONDITION if it is another model's;
-// UNIMPLEMENTED for a router whose weights the policy cannot follow.
+// UNIMPLEMENTED for a router whose weights the policy cannot compute.
 absl::StatusOr<std::unique_ptr<RoutingPolicy>> MakeRouting(const RoutingSetup& setup);
 
-// S_l by layer and T, as the profile and the config say.
+// S_l by layer and T, from the profile and the config.
 struct GatingRule {
   std::vector<double> sensitivities;
   double threshold = 0;

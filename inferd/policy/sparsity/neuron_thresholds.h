@@ -1,9 +1,9 @@
-// What a predicted lead value must reach for its neuron to be fetched, by layer and expert; and what the true
-// one must reach.
+// Thresholds by layer and expert: the minimum predicted lead value of a neuron that is fetched, and the
+// minimum true value of one that counts.
 //
-// A predicted value is the lead's product with another layer's input, whose scale may be another: where it
-// is, the sparsity's own threshold takes far too many neurons or too few. `calibrate` stores the quantiles of
-// the predicted values beside those of the true ones (neuron_hidden.bin, neuron_normed.bin; tables as in
+// A predicted value is the lead's product with another layer's input, whose scale may differ: then the
+// sparsity's own threshold selects far too many neurons or too few. `calibrate` stores the quantiles of the
+// predicted values besides those of the true ones (neuron_hidden.bin, neuron_normed.bin; tables as in
 // thresholds.bin); the calibrated threshold leaves out the same share of predicted values as the sparsity's
 // own leaves out of true ones.
 //
@@ -21,20 +21,20 @@
 
 namespace sluice {
 
-// The share of an expert's values below `threshold`, interpolated between a table's `shares`: what
-// ThresholdTables::Threshold() gives that threshold for. 0 at the first point or below, 1 above the last.
+// Share of an expert's values below `threshold`, interpolated between a table's `shares`: the inverse of
+// ThresholdTables::Threshold(). 0 at the first point or below, 1 above the last.
 double ShareBelow(absl::Span<const double> shares, absl::Span<const float> table, float threshold);
 
 class NeuronThresholds {
  public:
-  // The sparsity's own for both. `sparsity` lives as long as they do.
+  // The sparsity's own threshold for both. `sparsity` outlives this object.
   explicit NeuronThresholds(const SparsityPolicy* sparsity) : sparsity_(sparsity) {}
 
-  // Calibrated ones. Errors as ReadThresholds' and ReadNeuronThresholds'.
+  // Calibrated thresholds. Errors of ReadThresholds and ReadNeuronThresholds.
   static absl::StatusOr<NeuronThresholds> Calibrated(const SparsityPolicy* sparsity, NeuronInput input,
                                                      const ModelConfig& model, const std::string& profile_dir,
                                                      const std::string& model_id);
-  // The same from tables at hand.
+  // Calibrated thresholds from given tables.
   static NeuronThresholds Matching(const SparsityPolicy* sparsity, const ThresholdTables& true_values,
                                    const ThresholdTables& predicted_values);
 
@@ -45,7 +45,7 @@ class NeuronThresholds {
 
  private:
   const SparsityPolicy* sparsity_;
-  std::vector<uint64_t> first_;    // by layer: place of its first expert
+  std::vector<uint64_t> first_;    // by layer: index of its first expert
   std::vector<float> calibrated_;  // empty: not calibrated
 };
 

@@ -10,7 +10,7 @@
 namespace sluice {
 namespace {
 
-// More tokens of one expert in a step than this are computed as this many are.
+// Maximum tokens of one expert that are measured; steps with more use this measurement.
 constexpr uint32_t kMostTokens = 128;
 
 // One spec for each set of encodings that routed experts have.

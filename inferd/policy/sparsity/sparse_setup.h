@@ -1,7 +1,7 @@
-// Gives a backend the machine's measurement of when masked experts are computed densely
-// (kernels/sparse/sparse_profile.h), for every kind of routed expert that a pack has.
+// Gives a backend the machine's measured break-even for computing masked experts densely
+// (kernels/sparse/sparse_profile.h), for every kind of routed expert in a pack.
 //
-// Thread safety: a free function; the backend's owner calls it, outside of a step.
+// Thread safety: a free function; called by the backend's owner, outside of a step.
 #pragma once
 
 #include <string>
@@ -13,9 +13,9 @@
 
 namespace sluice {
 
-// Reads measurements from `folder`, or makes and keeps them: a few seconds for each kind of expert, once per
-// machine. Returns a line about them for the log, empty without sparsity. Errors as
-// LoadOrMeasureSparseSwitch; the backend then goes by its defaults, which give the same results.
+// Reads measurements from `folder`, or makes and stores them: a few seconds for each kind of expert, once per
+// machine. Returns a line for the log, empty without sparsity. Errors of LoadOrMeasureSparseSwitch; the
+// backend then uses its defaults, which give the same results.
 absl::StatusOr<std::string> SetUpSparseSwitches(const Pack& pack, const SparsityConfig& sparsity,
                                                 const BackendLimits& limits, const std::string& folder,
                                                 Backend& backend);

@@ -16,7 +16,7 @@ Lead LeadOf(SparsityOrder order) {
                                          : Lead::kProduct;
 }
 
-// What the routed experts of a layer must leave out so that the layer with its dense shared expert leaves out
+// Target of the routed experts of a layer such that the layer with its dense shared expert leaves out
 // `target` (intra-expert sparsity).
 absl::StatusOr<double> RoutedTarget(uint32_t layer, const MoeConfig& moe, double target) {
   const double routed = static_cast<double>(moe.top_k) * moe.expert_width;

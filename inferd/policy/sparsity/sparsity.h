@@ -1,4 +1,4 @@
-// Thresholds of neuron sparsity by layer and expert, and the count of what they left out.
+// Thresholds of neuron sparsity by layer and expert, and counts of the neurons left out.
 //
 // FloE 3.2 (eq. 5-6): a threshold per expert from the empirical distribution of its lead value. Intra-expert
 // sparsity: one threshold for the model from the pooled distribution of |silu(x.g)|; shared experts stay
@@ -23,7 +23,7 @@ namespace sluice {
 
 class SparsityPolicy {
  public:
-  // `profile_dir`: where `sluice calibrate` wrote; read only if a target is to be looked up. NOT_FOUND naming
+  // `profile_dir`: the output folder of `sluice calibrate`; read only to look up a target. NOT_FOUND naming
   // the command that makes a profile if there is none, FAILED_PRECONDITION if it is another model's.
   // INVALID_ARGUMENT if the routed experts of a layer would have to leave out more than everything, or so
   // much that the profile's tables cannot tell it from everything.
@@ -43,7 +43,7 @@ class SparsityPolicy {
     counts_[layer].neurons.fetch_add(neurons, std::memory_order_relaxed);
     counts_[layer].kept.fetch_add(kept, std::memory_order_relaxed);
   }
-  // By layer; empty if not enabled.
+  // Counts by layer; empty if not enabled.
   std::vector<LayerSparsity> counts() const;
 
  private:
@@ -55,7 +55,7 @@ class SparsityPolicy {
   SparsityPolicy(SparsityOrder order, size_t layers) : order_(order), counts_(layers) {}
 
   const SparsityOrder order_;
-  std::vector<uint32_t> first_;    // by layer: place of its first expert's threshold
+  std::vector<uint32_t> first_;    // by layer: index of its first expert's threshold
   std::vector<float> thresholds_;  // by layer and expert
   std::vector<AtomicCount> counts_;
 };

@@ -124,7 +124,7 @@ bool MissRouting::ChooseRow(const RoutingInput& input, uint32_t row, const float
                      absl::MakeSpan(ids, top_k), absl::MakeSpan(weights, top_k), there);
 }
 
-// Experts that rows chose and that none uses now.
+// Counts experts that rows chose and that none uses now.
 void MissRouting::CountSkipped(const RoutingInput& input, const int32_t* ids, const float* weights) {
   const uint32_t top_k = input.model.top_k;
   const uint64_t ranks = top_k + (input.model.shared ? 1 : 0);

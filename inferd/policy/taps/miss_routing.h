@@ -1,14 +1,14 @@
-// Experts that are not there and that a token does without (expert_miss skip and proceed): a routing policy
-// around another one, which changes the choice of decode rows only.
+// Tokens without their missing experts (expert_miss skip and proceed): a routing policy around another one,
+// which changes the choice of decode rows only.
 //
-// An expert is there if it is resident or on its way; what is on its way is waited for. `skip`: chosen
-// experts that are not there are left out, and the others take over the weight of all. `proceed` (CORM 4.2):
-// a token that misses any takes the experts that were predicted for it instead, with the router's own scores
-// restricted to them and scaled to the weight that its choice had; a predicted one that is not there either
-// is loaded. Tokens that nothing was predicted for keep their choice, and wait.
+// An expert is available if it is resident or in flight; the layer waits for experts in flight. `skip`:
+// unavailable chosen experts are left out, and the others take over the weight of all. `proceed` (CORM 4.2):
+// a token that misses any expert uses the experts predicted for it instead, with the router's own scores
+// restricted to them and scaled to the weight of its choice; an unavailable predicted expert is loaded.
+// Tokens without a prediction keep their choice, and wait.
 //
 // Thread safety: the functions are pure; MissRouting is thread-compatible, belongs to the engine thread and
-// does not allocate once made.
+// does not allocate after construction.
 #pragma once
 
 #include <cstdint>
@@ -23,14 +23,14 @@
 
 namespace sluice {
 
-// Of one token: `ids` and `weights` of its routed ranks, best first; a weight of 0 is a rank left out before.
-// Returns how many ranks were left out. With nothing there all weights become 0.
+// `ids` and `weights` are the routed ranks of one token, best first; a weight of 0 is a rank left out before.
+// Returns the number of ranks left out. With no expert available all weights become 0.
 uint32_t SkipMissing(absl::Span<const int32_t> ids, absl::Span<float> weights,
                      absl::FunctionRef<bool(uint32_t)> there);
 
-// `predicted`: distinct experts, -1: none; `scores`: p of every expert. Returns whether the predicted ones
-// were taken; if not (nothing is missing, nothing was predicted) nothing changes. Ranks without an expert get
-// a weight of 0.
+// `predicted`: distinct experts, -1: none; `scores`: p of every expert. Returns true if the predicted experts
+// replaced the choice; otherwise (nothing is missing, nothing was predicted) nothing changes. Ranks without
+// an expert get a weight of 0.
 bool ProceedWith(absl::Span<const int32_t> predicted, const float* scores, absl::Span<int32_t> ids,
                  absl::Span<float> weights, absl::FunctionRef<bool(uint32_t)> there);
 
@@ -45,7 +45,7 @@ class MissRouting final : public RoutingPolicy {
     uint32_t max_tokens = 0;
   };
   // UNIMPLEMENTED for routers that scale the experts' inputs, and with `proceed` for those whose weights are
-  // no softmax.
+  // not a softmax.
   static absl::StatusOr<std::unique_ptr<MissRouting>> Create(Setup setup);
 
   absl::Status Choose(const RoutingInput& input, Queue* queue) override;
@@ -69,7 +69,7 @@ class MissRouting final : public RoutingPolicy {
   RouterScores scores_;
   bool changed_ = false;               // by the last Decide()
   std::vector<uint32_t> rows_;         // decode rows
-  std::vector<int32_t> wanted_ids_;    // [tokens, ranks]: the choice before
+  std::vector<int32_t> wanted_ids_;    // [tokens, ranks]: the original choice
   std::vector<float> wanted_weights_;  // [tokens, ranks]
   std::vector<uint8_t> left_out_;      // [most experts]: chosen for some row, and used for none
   std::vector<uint64_t> skipped_;      // by layer

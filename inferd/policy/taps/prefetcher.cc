@@ -66,7 +66,7 @@ PredictionCounters Prefetcher::total() const {
   return sum;
 }
 
-// The same layers as AfterRouter() may come to, were all that was asked for already on its way.
+// Asks about the same layers as AfterRouter() would reach if all requested experts were already in flight.
 absl::Status Prefetcher::BeforeChoice(const RouterTap& tap) {
   asked_.clear();
   if (neurons_ != nullptr) RETURN_IF_ERROR(neurons_->AskToCompare(tap));
@@ -84,7 +84,7 @@ absl::Status Prefetcher::BeforeChoice(const RouterTap& tap) {
   return absl::OkStatus();
 }
 
-// Nothing was predicted about it, and nothing would be predicted from it.
+// True if nothing was predicted about the layer, and nothing would be predicted from it.
 bool Prefetcher::MayPass(uint32_t layer) const {
   if (options_.predict_resident || AwaitsDevice()) return false;
   for (uint32_t depth = 0; depth <= options_.depth; ++depth) {
@@ -129,7 +129,7 @@ void Prefetcher::AskForAll(uint32_t target) {
   }
 }
 
-// The next layer is looked ahead to, where that is the predictor.
+// LookAhead() predicts the next layer, if that is the predictor.
 absl::Status Prefetcher::PredictInReach(const RouterTap& tap) {
   uint32_t target = next_routed_[tap.layer];
   for (uint32_t depth = 1; depth <= options_.depth && target != kNoLayer; ++depth) {
@@ -142,7 +142,7 @@ absl::Status Prefetcher::PredictInReach(const RouterTap& tap) {
   return absl::OkStatus();
 }
 
-// A layer whose experts are all there is computed at once, and the next one's router runs right after it.
+// A layer whose experts are all resident is computed at once, and the next one's router runs right after it.
 bool Prefetcher::WantsLookAhead(uint32_t layer) const {
   return !scan_ && options_.look_ahead && next_routed_[layer] == layer + 1 &&
          !residency_->AllResident(layer + 1) && (!options_.in_reach || InReach(1));
@@ -162,7 +162,7 @@ bool Prefetcher::AwaitsDevice() const {
 
 absl::Status Prefetcher::Continue() {
   if (ahead_.step != 0 && queue_->IsDone(ahead_.queued)) {
-    const bool same = ahead_.tap.batch->step() == ahead_.step;  // else that step has ended with an error
+    const bool same = ahead_.tap.batch->step() == ahead_.step;  // false: that step has ended with an error
     ahead_.step = 0;
     if (same) RETURN_IF_ERROR(PredictLayer(ahead_.tap, ahead_.tap.layer + 1, 1).status());
   }
@@ -173,12 +173,12 @@ absl::Status Prefetcher::Continue() {
   return neurons_ == nullptr ? absl::OkStatus() : neurons_->Continue();
 }
 
-// True if something was lacking, and asked for.
+// Returns true if an expert was lacking and requested.
 absl::StatusOr<bool> Prefetcher::PredictLayer(const RouterTap& tap, uint32_t target, uint32_t depth) {
   const bool trusted = recall_.Trusts(target);
   if (!trusted && !recall_.Measures(target)) return false;
   const auto asked = std::find(asked_.begin(), asked_.end(), target);
-  // What was not asked for together with the router's choice would have to be waited for.
+  // A prediction that was not queued together with the router's choice would need a wait of its own.
   if (asked == asked_.end() && !queue_->RunsAtCall()) return false;
   absl::StatusOr<Routing> answer =
       asked == asked_.end() ? predictor_->Predict(tap, target) : predictor_->Answer(tap, target);
@@ -208,7 +208,8 @@ absl::StatusOr<bool> Prefetcher::PredictLayer(const RouterTap& tap, uint32_t tar
     if (begun && trusted && options_.by_neuron) return true;
   }
   if (!trusted || AllComing(prediction, target)) return false;
-  // Of a prompt's rows nearly all that is named will be wanted: as much as comes in time.
+  // Nearly all experts predicted for a prompt's rows will be used, so as many as arrive in time are
+  // requested.
   const uint32_t rows = options_.in_reach ? prediction.tokens : 0;
   bool prompt = false;
   for (uint32_t row = 0; row < rows && !prompt; ++row) prompt = !tap.batch->decodes(row);
@@ -232,7 +233,7 @@ bool Prefetcher::AllComing(const Prediction& prediction, uint32_t target) const 
   });
 }
 
-// Those that more rows want first; of equal ones the likelier one.
+// Requests experts wanted by more rows first; with equal rows the likelier one.
 void Prefetcher::AskFor(const Prediction& prediction, const Routing& routing, uint32_t target, uint32_t depth,
                         uint32_t most) {
   const uint32_t experts = config_.layers[target].moe.experts;
@@ -249,7 +250,7 @@ void Prefetcher::AskFor(const Prediction& prediction, const Routing& routing, ui
   };
   const uint32_t asked = std::min(most, experts);
   std::partial_sort(ranking_.begin(), ranking_.begin() + asked, ranking_.begin() + experts, wanted_more);
-  // What is there first: asking for the others must not push it out.
+  // Resident experts first, so that requests for the others do not evict them.
   for (const bool there : {true, false}) {
     for (uint32_t i = 0; i < asked && ranking_[i].tokens > 0; ++i) {
       if (residency_->IsComing(target, ranking_[i].expert) == there) {
@@ -270,7 +271,7 @@ absl::Status Prefetcher::AfterLayer(const LayerEnd& end) {
   return Continue();
 }
 
-// The token after the last row of each text: what its first layer will want.
+// Predicts the first layer for the token after the last row of each sequence.
 absl::Status Prefetcher::AskFirstLayer(const LayerEnd& end) {
   if (first_layer_ == nullptr || end.layer + 1 != config_.layers.size()) return absl::OkStatus();
   const uint32_t target = first_layer_->layer();
@@ -317,7 +318,7 @@ absl::Status Prefetcher::NextTokens(const RouterTap& tap) {
   return absl::OkStatus();
 }
 
-// The latest prediction knows most.
+// The latest prediction is the most accurate one.
 absl::Span<const int32_t> Prefetcher::Predicted(uint32_t layer, uint32_t row, uint64_t step) const {
   for (uint32_t depth = 1; depth <= options_.depth; ++depth) {
     const Prediction& prediction = predictions_[uint64_t{layer} * (kMostDepth + 1) + depth];
@@ -359,7 +360,7 @@ void Prefetcher::Compare(const RouterTap& tap) {
   }
 }
 
-// Rows of this step that follow the rows predicted for, text by text.
+// Compares the rows of this step that follow the predicted rows, sequence by sequence.
 void Prefetcher::CompareFirstLayer(const RouterTap& tap, const Prediction& prediction) {
   for (uint32_t i = 0; i < followers_.size(); ++i) {
     for (const SequenceRows& text : tap.batch->sequences()) {

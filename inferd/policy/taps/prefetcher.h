@@ -1,21 +1,20 @@
-// Turns predictions into prefetches, and counts how good they were.
+// Turns predictions into prefetches, and counts their accuracy.
 //
-// With `look_ahead` (importance-driven 5.2) the next layer is predicted once the experts at hand have been
-// computed while others travel, and its best missing ones are asked for first. Otherwise:
-// Once the router of a layer has run, the experts of the next layer that has any are predicted; those that
-// more rows want are asked for first. If all of them are resident or on their way, the layer after it is
-// looked at, up to `depth` layers ahead (AdapMoE 4.3); the first that lacks something ends the search. With a
-// first-layer gate the next step's first layer is asked for when the last layer is done; given a
-// predictor for guessed tokens it is asked for earlier, while experts of the last layer travel, for the
-// tokens that will probably follow, as long as half of what that names is right. When a predicted layer's
-// router runs, its choice is compared with every prediction about it.
+// With `look_ahead` (importance-driven 5.2) the next layer is predicted once the resident experts have been
+// computed while others travel, and its best missing experts are requested first. Otherwise: Once the router
+// of a layer has run, the experts of the next layer with experts are predicted; those wanted by more rows are
+// requested first. If all of them are resident or in flight, the layer after it is predicted, up to `depth`
+// layers ahead (AdapMoE 4.3); the first layer that lacks an expert ends the search. With a first-layer gate
+// the next step's first layer is prefetched when the last layer is done. With a predictor for draft tokens it
+// is prefetched earlier, while experts of the last layer travel, as long as half of the experts so predicted
+// are right. When a predicted layer's router runs, its choice is compared with every prediction about it.
 //
-// In a step that passes over nearly every expert, as long prompts do, nothing is predicted: all that the next
-// layer lacks is asked for, and at the last layer what the first one of the next such step lacks.
+// In a step that uses nearly every expert, as long prompts do, nothing is predicted: all experts that the
+// next layer lacks are requested, and at the last layer those that the first one of the next such step lacks.
 //
-// On a device that runs later, what predictions read is queued before the layer's router is waited for
-// (BeforeChoice), so that one wait serves both; what is queued afterwards is looked at once it is done, at
-// the latest when the next layer's router is known to be.
+// On an asynchronous device, the inputs of predictions are queued before the host waits for the layer's
+// router (BeforeChoice), so that one wait serves both; work queued afterwards is read once it is done, at the
+// latest when the next layer's router is known to be.
 //
 // Thread safety: thread-compatible; belongs to the engine thread.
 #pragma once
@@ -36,14 +35,14 @@
 
 namespace sluice {
 
-// Of one layer: pairs (row, expert) predicted, and those the router then chose for the same row.
+// Counts of one layer: pairs (row, expert) predicted, and pairs that the router then chose for the same row.
 struct PredictionCounters {
   uint64_t predicted = 0;
   uint64_t right = 0;
-  uint64_t wanted = 0;      // experts that the router chose where something had been predicted
-  uint64_t rows = 0;        // with a prediction
-  uint64_t best_right = 0;  // of these: the expert predicted as the best was chosen
-  uint64_t best_found = 0;  // of these: the router's best was predicted
+  uint64_t wanted = 0;      // experts that the router chose in rows with a prediction
+  uint64_t rows = 0;        // rows with a prediction
+  uint64_t best_right = 0;  // rows whose best predicted expert was chosen
+  uint64_t best_found = 0;  // rows whose best chosen expert was predicted
 
   void Add(const PredictionCounters& other) {
     predicted += other.predicted;
@@ -59,15 +58,15 @@ struct PrefetcherOptions {
   uint32_t max_tokens = 0;
   uint32_t max_sequences = 0;
   uint32_t max_prefetch = 16;   // experts of a layer that one step asks for
-  uint32_t depth = 1;           // layers ahead at most, 1..3
+  uint32_t depth = 1;           // maximum layers ahead, 1..3
   bool deep_when_idle = false;  // beyond the next layer only while nothing travels
-  // Only what will have come when its layer is computed, or one layer later, is asked for: of the layers
-  // ahead the nearest first.
+  // Requests only experts that arrive when their layer is computed, or one layer later; the nearest layer
+  // ahead comes first.
   bool in_reach = false;
-  float confidence = 0;  // an expert predicted with less is left out
-  double recall = 0;     // layers whose predictions find less are only counted (recall_floor.h)
+  float confidence = 0;  // minimum confidence of a predicted expert
+  double recall = 0;     // minimum recall; layers below it are only counted (recall_floor.h)
   bool look_ahead = false;
-  // Predictions leave out what this rule would (decode rows).
+  // Predictions omit the experts that this rule would leave out (decode rows).
   std::optional<GatingRule> gating;
   bool predict_resident = false;  // predict layers that lack nothing too
   bool by_neuron = false;         // fetch the neurons that are predicted, not whole experts
@@ -76,16 +75,16 @@ struct PrefetcherOptions {
 class Prefetcher final : public LayerTap, public ExpertPredictions, public LeadListener {
  public:
   static constexpr uint32_t kMostDepth = 3;
-  // A guessed token's experts are fetched while at least this share of them was right: a wrong one costs
-  // reads in a time when the disk would else rest, and what they push out.
+  // Minimum share of correct experts for which a draft token's experts are fetched: a wrong one costs reads
+  // at a time when the disk would be idle, and evicts other experts.
   static constexpr double kLeastGuessed = 0.5;
 
-  // Null where the options do not ask for it.
+  // Predictors; null if the options do not use them.
   struct Predictors {
     std::unique_ptr<ExpertPredictor> experts;
     std::unique_ptr<FirstLayerPredictor> first_layer;
     std::unique_ptr<NeuronPredictor> neurons;
-    std::unique_ptr<ExpertPredictor> guessed;  // of the first layer, for guessed tokens
+    std::unique_ptr<ExpertPredictor> guessed;  // first layer, for draft tokens
   };
   // `residency` outlives the prefetcher.
   Prefetcher(const ModelConfig& config, PrefetcherOptions options, Predictors predictors,
@@ -103,21 +102,22 @@ class Prefetcher final : public LayerTap, public ExpertPredictions, public LeadL
   absl::Status NextTokens(const RouterTap& tap) override;
   absl::Status OnLeads() override { return Continue(); }
   bool AwaitsDevice() const override;
-  // Whether the steps that follow use nearly every expert, as long prompts do: then nothing is predicted, and
-  // all that the next layer lacks is asked for in the pack's order. `more`: so does the step after them.
+  // `scan`: the following steps use nearly every expert, as long prompts do. Then nothing is predicted, and
+  // all experts that the next layer lacks are requested in the pack's order. `more`: the step after them is a
+  // scan too.
   void SetScan(bool scan, bool more) {
     scan_ = scan;
     more_ = more;
   }
-  // Looks at what was queued and is done by now. The engine calls it at a step's end.
+  // Processes queued work that is done by now. Called by the engine at a step's end.
   absl::Status Continue();
 
   absl::Span<const int32_t> Predicted(uint32_t layer, uint32_t row, uint64_t step) const override;
 
-  // All depths together. Of the first layer: its gate's.
+  // Sum over all depths. For the first layer: its gate's counts.
   PredictionCounters counters(uint32_t layer) const;
   PredictionCounters total() const;
-  // Of one layer, predictions `depth` layers ahead (1..kMostDepth; 0: the first layer's gate).
+  // Counts of one layer for predictions `depth` layers ahead (1..kMostDepth; 0: the first layer's gate).
   const PredictionCounters& counters_at(uint32_t layer, uint32_t depth) const {
     return counts_[uint64_t{layer} * (kMostDepth + 1) + depth];
   }
@@ -130,21 +130,21 @@ class Prefetcher final : public LayerTap, public ExpertPredictions, public LeadL
   static constexpr uint32_t kNoLayer = 0xffffffffu;
   static constexpr uint32_t kAllExperts = 0xffffffffu;
 
-  // What was predicted about a layer from some depth.
+  // A prediction of a layer from some depth.
   struct Prediction {
-    uint64_t step = 0;  // of the prediction; 0: none
+    uint64_t step = 0;  // step of the prediction; 0: none
     uint32_t tokens = 0;
     uint32_t top_k = 0;
-    bool trusted = true;       // else it is only counted
+    bool trusted = true;       // false: it is only counted
     std::vector<int32_t> ids;  // [tokens, top_k]; -1: left out
   };
-  // A text whose next token's first layer was predicted.
+  // A sequence whose next token's first layer was predicted.
   struct Follower {
-    const uint32_t* pages = nullptr;  // which text
+    const uint32_t* pages = nullptr;  // identifies the sequence
     uint32_t position = 0;            // of the next token
   };
 
-  // How much a layer is expected to want an expert.
+  // Expected demand of a layer for an expert.
   struct Wish {
     uint32_t expert = 0;
     uint32_t tokens = 0;
@@ -154,7 +154,7 @@ class Prefetcher final : public LayerTap, public ExpertPredictions, public LeadL
   Prediction& at(uint32_t layer, uint32_t depth) {
     return predictions_[uint64_t{layer} * (kMostDepth + 1) + depth];
   }
-  // Work about a later layer whose result nobody has looked at.
+  // Queued work about a later layer whose result was not read yet.
   struct Open {
     uint64_t step = 0;  // 0: none
     Event queued;
@@ -175,7 +175,7 @@ class Prefetcher final : public LayerTap, public ExpertPredictions, public LeadL
   void AskFor(const Prediction& prediction, const Routing& routing, uint32_t target, uint32_t depth,
               uint32_t most);
   absl::Status PredictInReach(const RouterTap& tap);
-  // Whether an expert asked for now comes in time for a layer so far ahead.
+  // True if an expert requested now arrives in time for a layer so far ahead.
   bool InReach(uint32_t depth) const { return residency_->LayersToFetch() <= depth + 1; }
 
   const ModelConfig& config_;
@@ -187,23 +187,23 @@ class Prefetcher final : public LayerTap, public ExpertPredictions, public LeadL
   ExpertPrefetch* const residency_;
 
   std::vector<Prediction> predictions_;  // by layer and depth 0..kMostDepth
-  std::vector<Follower> followers_;      // of the first layer's prediction, by its rows
-  std::vector<uint32_t> last_rows_;      // for it
+  std::vector<Follower> followers_;      // sequences of the first layer's prediction, by its rows
+  std::vector<uint32_t> last_rows_;      // rows for the first layer's gate
   std::vector<Wish> ranking_;            // [most experts]
   std::vector<uint32_t> next_routed_;    // by layer: the next one with experts, or kNoLayer
   uint32_t first_routed_ = kNoLayer;
   std::vector<PredictionCounters> counts_;  // by layer and depth
   RecallFloor recall_;
-  RecallFloor guesses_;          // of layer 0
-  Queue* queue_ = nullptr;       // of the predictors; null without any
-  std::vector<uint32_t> asked_;  // layers that the expert predictor was asked about for the running one
+  RecallFloor guesses_;          // trust in draft tokens; index 0 only
+  Queue* queue_ = nullptr;       // queue of the predictors; null without any
+  std::vector<uint32_t> asked_;  // layers asked for the running layer
   bool scan_ = false;
   bool more_ = false;
-  Open ahead_;  // what looking ahead predicts of the next layer
-  Open first_;  // what the first layer's gate says
+  Open ahead_;  // look-ahead prediction of the next layer
+  Open first_;  // prediction of the first layer's gate
 };
 
-// The prefetcher that the policies ask for; null if they ask for none. Networks come from `profile_dir`.
+// Makes the prefetcher for the policies; null if they use none. Networks come from `profile_dir`.
 struct PrefetcherSetup {
   const Policies* policies = nullptr;
   const ModelConfig* config = nullptr;

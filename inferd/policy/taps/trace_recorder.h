@@ -1,6 +1,6 @@
-// Records what routers chose into a file (TRACE.md).
+// Records the routers' choices into a file (TRACE.md).
 //
-// Thread safety: thread-compatible; belongs to the engine thread. Does not allocate once made.
+// Thread safety: thread-compatible; belongs to the engine thread. Does not allocate after construction.
 #pragma once
 
 #include <cstdio>
@@ -24,11 +24,11 @@ class TraceRecorder final : public LayerTap {
   TraceRecorder(const TraceRecorder&) = delete;
   TraceRecorder& operator=(const TraceRecorder&) = delete;
 
-  // Adds the layer's record. The first error of the file sticks: nothing more is written, and this and Flush
-  // return it.
+  // Adds the layer's record. The first error of the file is sticky: nothing more is written, and this and
+  // Flush return it.
   absl::Status AfterRouter(const RouterTap& tap) override;
-  // Brings everything so far to the file; called at the end of each step, before its tokens are known, so
-  // that no token is made whose routes are not in the file.
+  // Writes everything so far to the file. Called at the end of each step, before its tokens are released, so
+  // that no token exists whose routes are not in the file.
   absl::Status Flush();
 
  private:
@@ -43,7 +43,7 @@ class TraceRecorder final : public LayerTap {
   RouterScores scores_;
   std::vector<uint32_t> rows_;  // 0, 1, 2, ...
   std::string record_;
-  absl::Status error_;  // the file's first
+  absl::Status error_;  // first error of the file
 };
 
 }  // namespace sluice

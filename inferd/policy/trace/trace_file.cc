@@ -20,7 +20,7 @@ class Reader {
   bool Take(T* value) {
     return TakeMany(value, 1);
   }
-  // False, and nothing is taken, if so many are not left.
+  // Returns false and reads nothing if fewer values are left.
   template <typename T>
   bool TakeMany(T* values, uint64_t count) {
     if (count > (bytes_.size() - at_) / sizeof(T)) return false;
@@ -46,7 +46,7 @@ struct Row {
   uint32_t flags;
 };
 
-// One record; its vectors are kept from record to record.
+// One record; its vectors are reused from record to record.
 struct Record {
   uint64_t step = 0;
   uint32_t layer = 0;

@@ -1,4 +1,4 @@
-// Router traces as files (TRACE.md): reading them back.
+// Reader of router trace files (TRACE.md).
 //
 // Thread safety: plain values and pure functions, safe to call from any thread.
 #pragma once
@@ -24,11 +24,11 @@ struct TraceLayer {
   uint32_t top_k = 0;
   std::vector<uint64_t> steps;           // [tokens]
   std::vector<uint32_t> flags;           // [tokens]
-  std::vector<uint32_t> begin;           // [tokens + 1]: places in chosen
-  std::vector<uint32_t> chosen;          // best first, what was left out is left out
-  std::vector<float> scores;             // [tokens, experts]; empty: not known
-  std::vector<uint64_t> texts = {};      // [tokens]; empty: not known
-  std::vector<uint32_t> positions = {};  // [tokens], in their texts; empty: not known
+  std::vector<uint32_t> begin;           // [tokens + 1]: indices in chosen
+  std::vector<uint32_t> chosen;          // best first, without ranks that were left out
+  std::vector<float> scores;             // [tokens, experts]; empty: unknown
+  std::vector<uint64_t> texts = {};      // [tokens]: sequence numbers; empty: unknown
+  std::vector<uint32_t> positions = {};  // [tokens], in their sequences; empty: unknown
 
   uint64_t tokens() const { return flags.size(); }
   absl::Span<const uint32_t> Chosen(uint64_t token) const {
@@ -45,9 +45,8 @@ struct Trace {
   std::vector<TraceLayer> layers;
 };
 
-// Pure parser over untrusted bytes; lost rows are left out. DATA_LOSS naming the place: another kind of file,
-// an expert beyond its layer's, scores that are no numbers of 0..1. A last record that was cut off is left
-// out.
+// Pure parser over untrusted bytes; lost rows are left out. DATA_LOSS naming the position: another kind of
+// file, an invalid expert, scores outside of 0..1. A truncated last record is left out.
 absl::StatusOr<Trace> ParseTrace(std::string_view bytes, const std::string& subject);
 absl::StatusOr<Trace> ReadTrace(const std::string& path);
 

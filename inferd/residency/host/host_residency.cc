@@ -9,10 +9,10 @@
 namespace sluice {
 namespace {
 
-// A layer that was not complete is looked at again after this many steps: a look costs one load per extent.
+// Steps between two checks of a layer that was not complete: a check costs one load per extent.
 constexpr uint64_t kStepsBetweenLooks = 32;
-// A request that found no room with nothing of ours in the way is repeated at once a few times: another
-// session may just have moved. When others go on pinning weightd's DRAM, it is repeated after a pause.
+// Immediate retries of a request that found no room while this session holds nothing: another session may
+// just have released memory. If others keep weightd's DRAM pinned, retries wait for a pause.
 constexpr uint32_t kQuickRetries = 3;
 
 }  // namespace
@@ -86,7 +86,7 @@ absl::Status HostResidency::BeginLayer(uint32_t layer, absl::Span<const ExpertDe
   return AskForWaiting();
 }
 
-// Prefetches of this layer that nobody chose: what has not been read of them would delay what is wanted next.
+// Cancels prefetches of this layer that no row chose: their remaining reads would delay the next demands.
 void HostResidency::CancelDisproved() {
   for (const ComingExpert& coming : coming_) {
     if (coming.layer == layer_ && !IsDemanded(coming.expert)) {
@@ -115,7 +115,7 @@ void HostResidency::GiveBack(uint32_t index) {
   window_.RoomMade();
 }
 
-// A lease that was given back may be overwritten at once.
+// A lease that was released may be overwritten at once.
 absl::Status HostResidency::TakeBack(Event used) {
   RETURN_IF_ERROR(queue_->Wait(used));
   for (const ReadyTile& tile : ready_) {
@@ -126,7 +126,7 @@ absl::Status HostResidency::TakeBack(Event used) {
   return absl::OkStatus();
 }
 
-// Also called between layers, for what came too late: then no demand matches.
+// Also called between layers for late completions; then no demand matches.
 void HostResidency::Handle(const FetchKey& key, const FetchCompletion& completion) {
   if (key.kind == FetchKind::kDense) {
     return;
@@ -140,7 +140,7 @@ void HostResidency::Handle(const FetchKey& key, const FetchCompletion& completio
     return;
   }
   Entry& entry = entries_[index];
-  if (key.kind == FetchKind::kPrefetch) {  // one that failed costs nothing: the demand finds out for itself
+  if (key.kind == FetchKind::kPrefetch) {  // a failed prefetch costs nothing: the demand reports the error
     if (entry.state == State::kWaiting && completion.code == absl::StatusCode::kOk && LeaseExpert(index)) {
       stall_.Restart(absl::Now());
     }
@@ -163,8 +163,8 @@ void HostResidency::Handle(const FetchKey& key, const FetchCompletion& completio
     case absl::StatusCode::kResourceExhausted:
       CountRefusal();
       break;
-    case absl::StatusCode::kOk:         // gone again before it could be leased
-    case absl::StatusCode::kCancelled:  // joined a prefetch that was dropped
+    case absl::StatusCode::kOk:         // evicted before it could be leased
+    case absl::StatusCode::kCancelled:  // coalesced with a prefetch that was dropped
       break;
     default:
       trouble_ = FetchTrouble(key, completion.code);
@@ -173,7 +173,7 @@ void HostResidency::Handle(const FetchKey& key, const FetchCompletion& completio
   ++waiting_;
 }
 
-// Sends requests for waiting demands as far as the window, the ring and weightd's room go. After a refusal
+// Sends requests for waiting demands as far as the window, the ring and weightd's room allow. After a refusal
 // one request goes out alone.
 absl::Status HostResidency::AskForWaiting() {
   const absl::Time now = absl::Now();

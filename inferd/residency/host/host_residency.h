@@ -1,11 +1,11 @@
-// Residency on device `host`: experts are computed where they lie, in weightd's DRAM, under leases.
+// Residency on device `host`: experts are computed in place, in weightd's DRAM, under leases.
 //
 // Every extent of a routed expert is leased, or the expert is fetched and leased as its completion is
-// handled. When DRAM cannot hold a layer's experts at once the layer proceeds in waves: lease and compute
-// what is there, give it back, fetch on. A fill that found no room narrows the window of requests in flight
-// and is asked for again once something was given back; with nothing held and nothing in flight one request
-// goes out alone, and weightd's reserved minimum makes room for it. So there is always progress, and no order
-// of arrival can change a result: an expert's output goes to places fixed by (token, rank).
+// handled. If DRAM cannot hold a layer's experts at once, the layer proceeds in waves: lease and compute
+// resident experts, release them, fetch more. A fill that found no room narrows the window of requests in
+// flight and is retried once a lease was released; with nothing held and nothing in flight one request goes
+// out alone, and weightd's reserved minimum makes room for it. So there is always progress, and no order of
+// arrival can change a result: an expert's output goes to a location fixed by (token, rank).
 //
 // Thread safety: thread-compatible; belongs to the engine thread.
 #pragma once
@@ -21,16 +21,16 @@
 namespace sluice {
 
 struct HostResidencyOptions {
-  // Demands in flight at most. More than this adds nothing to an SSD's throughput (an expert is several
+  // Maximum demands in flight. More than this adds nothing to an SSD's throughput (an expert is several
   // reads).
   uint32_t max_in_flight = 32;
-  // A layer without any progress for this long ends with an error.
+  // Timeout of a layer without any progress; the step fails.
   absl::Duration stall_limit = absl::Seconds(5);
 };
 
 class HostResidency final : public LayerResidency {
  public:
-  // All outlive this object.
+  // All pointers outlive this object.
   HostResidency(const HostResidencyOptions& options, WeightClient* client, FetchQueue* fetches,
                 const SegmentBuffers* segments, Queue* queue);
 
@@ -60,13 +60,13 @@ class HostResidency final : public LayerResidency {
     uint32_t expert = 0;
     uint64_t request = 0;
   };
-  // What is known of a layer as a whole; refreshed now and then, given up on a miss.
+  // State of a layer as a whole; refreshed now and then, reset on a miss.
   struct LayerState {
     bool all_resident = false;
-    uint64_t next_look = 0;  // step
+    uint64_t next_look = 0;  // step of the next check
   };
 
-  // The step that a prefetch of the layer is for: the running layer and those before it are the next step's.
+  // Step that a prefetch of the layer is for: the next step's for the running layer and those before it.
   uint64_t StepOf(uint32_t layer) const { return layer < begun_ ? step_ + 1 : step_; }
   uint64_t AskedFor(uint32_t layer, uint32_t expert) const {
     return asked_for_[first_expert_[layer] + expert];
@@ -84,12 +84,12 @@ class HostResidency final : public LayerResidency {
   void LookAtLayer(uint32_t layer);
 
   const SegmentBuffers* const segments_;
-  uint32_t begun_ = 0;                // layers of this step, from the first on
+  uint32_t begun_ = 0;                // number of layers begun in this step
   std::vector<Entry> entries_;        // [most experts of a layer], by demand
   std::vector<LayerState> complete_;  // by layer
   std::vector<ComingExpert> coming_;
-  std::vector<uint64_t> asked_for_;     // by (layer, expert): step + 1 that the last prefetch was for
-  std::vector<uint64_t> first_expert_;  // by layer: running number of its first expert
+  std::vector<uint64_t> asked_for_;     // by (layer, expert): step + 1 of the last prefetch
+  std::vector<uint64_t> first_expert_;  // by layer: index of its first expert
   uint32_t waiting_ = 0;                // entries in kWaiting
   uint32_t in_flight_ = 0;              // demands of this layer without a completion
   uint64_t held_ = 0;                   // extent leases

@@ -1,5 +1,5 @@
-// From which share of its neurons on an expert is better copied whole than gathered: measured at the start,
-// with transfers of an expert into an empty slot.
+// Measures, at the start, the share of an expert's neurons above which copying it whole is faster than
+// gathering, with transfers of an expert into an empty slot.
 #include <algorithm>
 
 #include "common/status.h"
@@ -9,9 +9,9 @@ namespace sluice {
 namespace {
 
 constexpr int kRounds = 5;  // the fastest counts
-// Where nothing can be measured: CORM's share.
+// CORM's share, if nothing can be measured.
 constexpr double kUsualShare = 0.75;
-// Below this a measurement says more about the machine's moment than about the link.
+// Lower bound: a smaller measured share is noise.
 constexpr double kLeastShare = 0.05;
 
 }  // namespace
@@ -27,7 +27,7 @@ absl::Status NeuronResidency::MeasureBreakEven() {
     ++layer;
   }
   if (!slots_->MayTake(layer, 0)) {
-    return absl::OkStatus();  // weightd died in an attempt before this one
+    return absl::OkStatus();  // weightd died in an earlier attempt
   }
   const uint32_t slot = slots_->Take(layer, 0, SlotTable::For::kDemand, NoVictim);
   if (slot == NeuronSlots::kNoSlot) {
@@ -47,7 +47,7 @@ absl::Status NeuronResidency::MeasureBreakEven() {
     half = round == 0 ? gathered : std::min(half, gathered);
   }
   if (slots_->MayTake(layer, 0)) {
-    return absl::OkStatus();  // its lead did not come
+    return absl::OkStatus();  // its lead did not arrive
   }
   slots_->GiveUp(slot);
   if (all > 0 && half > 0) {
@@ -57,7 +57,7 @@ absl::Status NeuronResidency::MeasureBreakEven() {
   return absl::OkStatus();
 }
 
-// Microseconds of the copy of every `each`-th neuron; 0 if it did not come.
+// Microseconds of the copy of every `each`-th neuron; 0 if it did not complete.
 absl::StatusOr<double> NeuronResidency::TimeNeurons(uint32_t slot, uint32_t width, uint32_t each) {
   slots_->neurons().Reset(slot, width);
   uint32_t count = 0;

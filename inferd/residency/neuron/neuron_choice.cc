@@ -15,7 +15,7 @@ size_t ChooseLargest(absl::Span<NeuronWant> wants, absl::Span<uint8_t> begun, Ne
     uint8_t& paid = begun[wants[i].demand];
     const double cost = wants[i].bytes * budget->seconds_per_byte + (paid != 0 ? 0 : budget->latency_seconds);
     if (cost > budget->seconds) {
-      continue;  // a smaller one of an expert that has begun may fit still
+      continue;  // a smaller one of a begun expert may still fit
     }
     budget->seconds -= cost;
     paid = 1;

@@ -1,5 +1,4 @@
-// What a layer asks for: which neurons its experts need, which of them travel, and what becomes of transfers
-// that end.
+// Requests of a layer: the neurons that its experts need, the neurons that travel, and the end of transfers.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -12,8 +11,8 @@
 namespace sluice {
 namespace {
 
-// More rows of one expert than these want nearly all of its neurons, at 90 % sparsity too: it is not looked
-// at.
+// Maximum rows of an expert with a lead check: more rows need nearly all of its neurons, at 90 % sparsity
+// too.
 constexpr uint32_t kMostRowsLookedAt = 32;
 
 }  // namespace
@@ -66,7 +65,7 @@ void NeuronResidency::CountDemand(uint32_t expert, const Entry& entry) {
                 there && slots_->table().slot(entry.slot).prefetched ? 1 : 0);
 }
 
-// Sends what is waiting as far as the window, the ring and the slots go.
+// Sends waiting requests as far as the window, the ring and the slots allow.
 absl::Status NeuronResidency::AskForWaiting() {
   if (!window_.MayAsk(slots_->demands_in_flight(), absl::Now())) {
     return absl::OkStatus();
@@ -99,12 +98,12 @@ uint32_t NeuronResidency::TakeSlot(uint32_t expert) {
   return slot;
 }
 
-// Lists in list_ every neuron that was not asked for; returns how many they are.
+// Lists every neuron that was not requested in list_; returns their number.
 uint32_t NeuronResidency::ListAll(uint32_t slot) {
   return ListNeurons(all_, slots_->neurons().asked(slot), list_.data());
 }
 
-// OK without a request if there is no slot: what is being computed will give one up.
+// OK without a request if there is no slot: an expert being computed will free one.
 absl::Status NeuronResidency::AskForSlot(uint32_t index) {
   Entry& entry = entries_[index];
   const uint32_t expert = experts()[index];
@@ -155,10 +154,10 @@ absl::Status NeuronResidency::AskForNeurons(uint32_t index) {
       slots_->FetchNeurons(FetchKind::kDemand, step_, entry.slot, absl::MakeConstSpan(list_.data(), count));
   if (absl::IsOutOfRange(sent)) {
     if (!slots_->IsBusy(entry.slot) && slots_->table().IsIdle(entry.slot)) {
-      slots_->neurons().Reset(entry.slot, width_);  // records that were dropped are free again
+      slots_->neurons().Reset(entry.slot, width_);  // dropped records are free again
       return AskForNeurons(index);
     }
-    return absl::OkStatus();  // once its transfers have ended, and nothing reads it
+    return absl::OkStatus();  // freed once its transfers have ended and nothing reads it
   }
   RETURN_IF_ERROR(sent);
   layer_counters().fetched += count;
@@ -174,7 +173,7 @@ BufferRef NeuronResidency::MaskOf(uint32_t index) const {
   return {leads_, active_offset_ + place * sizeof(uint64_t)};
 }
 
-// The leads that were made before the layer began.
+// Processes leads that were computed before the layer began.
 void NeuronResidency::DecideMade() {
   wants_.clear();
   for (uint32_t i = 0; i < demands(); ++i) {
@@ -188,7 +187,7 @@ void NeuronResidency::DecideMade() {
   ChooseWithinBudget();
 }
 
-// The leads handed out have been computed, so their masks say what each expert needs.
+// The leads handed out have been computed, so their masks tell the neurons that each expert needs.
 void NeuronResidency::DecideNeurons() {
   wants_.clear();
   for (const uint32_t index : leads_out_) {
@@ -228,7 +227,7 @@ void NeuronResidency::DecideFor(uint32_t index) {
   layer_counters().left_out += count - CountNeurons(active);
 }
 
-// Notes the demand's neurons that count and were not asked for, with their sizes: these share the budget.
+// Notes the demand's counting neurons that were not requested, with their sizes, for the shared budget.
 void NeuronResidency::WantNeurons(uint32_t index, absl::Span<const uint64_t> asked) {
   const Entry& entry = entries_[index];
   const uint32_t count = ListNeurons(NeedOf(index), asked, list_.data());
@@ -248,7 +247,7 @@ void NeuronResidency::WantNeurons(uint32_t index, absl::Span<const uint64_t> ask
   }
 }
 
-// The largest of the neurons noted that the layer's link time allows are needed after all.
+// Adds the largest noted neurons to the needed ones, within the layer's link time.
 void NeuronResidency::ChooseWithinBudget() {
   if (wants_.empty()) {
     return;
@@ -260,7 +259,7 @@ void NeuronResidency::ChooseWithinBudget() {
   layer_counters().left_out -= chosen;
 }
 
-// Completions come between layers too, and for prefetches: these say nothing about a demand.
+// Completions between layers and of prefetches concern no demand.
 void NeuronResidency::Handle(const FetchKey& key, const FetchCompletion& completion) {
   NeuronSlots::Ended ended;
   if (key.kind == FetchKind::kDense || !slots_->Handle(completion, &ended)) {

@@ -12,7 +12,7 @@ constexpr uint64_t kRegionAlignment = 64;
 constexpr uint32_t kNeuronBlock = 64;
 constexpr std::array<Part, kPartCount> kParts = {Part::kUp, Part::kGate, Part::kDown};
 
-// Whether some layer may not keep a token's experts.
+// True if some layer may not keep a token's experts.
 bool KeepsTooFew(const Pack& pack, const SlabPlan& plan) {
   for (uint32_t layer = 0; layer < pack.config().layers.size(); ++layer) {
     uint32_t kept = 0;
@@ -26,8 +26,8 @@ bool KeepsTooFew(const Pack& pack, const SlabPlan& plan) {
   return false;
 }
 
-// What of `budget` bytes (0: as many as it takes) is left for slots once each has its positions: slots go
-// while there are too many for both.
+// Bytes of `budget` (0: unlimited) left for slots once each has its position table: the number of slots
+// shrinks until both fit.
 absl::StatusOr<uint64_t> SlabBytesOf(const Pack& pack, uint64_t budget, const SlotBytes& slot_bytes,
                                      const SlotAllocation& allocate) {
   uint64_t slab = budget;
@@ -37,7 +37,7 @@ absl::StatusOr<uint64_t> SlabBytesOf(const Pack& pack, uint64_t budget, const Sl
     if (plan.bytes + positions <= budget) {
       break;
     }
-    slab = plan.bytes - 1;  // a slot less
+    slab = plan.bytes - 1;  // one slot less
   }
   return slab;
 }

@@ -9,7 +9,7 @@
 namespace sluice {
 namespace {
 
-// Landed tiles ring no bell: while some travel, they are looked for at this pace.
+// Poll interval while tiles travel; landed tiles send no signal.
 constexpr absl::Duration kTilePace = absl::Microseconds(300);
 
 }  // namespace
@@ -42,7 +42,7 @@ std::optional<WeightView> NeuronResidency::Lead(uint32_t layer, uint32_t expert)
   return slots_->LeadView(layer, expert);
 }
 
-// The layer before has been computed, or given up.
+// The previous layer has been computed or abandoned.
 void NeuronResidency::EndLayer() {
   leads_out_.clear();
   if (demands() > 0) {
@@ -62,7 +62,7 @@ absl::Status NeuronResidency::BeginLayer(uint32_t layer, absl::Span<const Expert
   for (uint32_t neuron = 0; neuron < width_; ++neuron) {
     all_[neuron / 64] |= uint64_t{1} << neuron % 64;
   }
-  // Rows whose values were made are the first ones.
+  // Rows with precomputed values are the first ones.
   value_rows_ = made_.empty() ? 0 : LargestTopKOf(pack_);
   budget_ = {options_.budget_us * 1e-6, link_.SecondsPerByte(), options_.slots.link_latency_us * 1e-6};
   std::fill(begun_.begin(), begun_.end(), uint8_t{0});
@@ -96,7 +96,7 @@ absl::Status NeuronResidency::TakeBack(Event used) {
   return absl::OkStatus();
 }
 
-// Only where no lead may have to come first, and where the values of all ranks have a row.
+// Only if no lead may have to be fetched first, and the values of all ranks have a row.
 std::optional<LayerLeads> NeuronResidency::LeadsAhead(uint32_t layer, uint32_t rows) {
   if (!slots_->lead_resident() || rows > 1 || LargestTopKOf(pack_) > kValueRows) {
     return std::nullopt;
@@ -135,7 +135,7 @@ void NeuronResidency::Heard(uint32_t layer, absl::Span<const ExpertDemand> deman
     counters_.Add(layer, &ResidencyCounters::bytes_touched,
                   layout.lead_bytes + layout.width * layout.record_bytes);
     if (const uint32_t there = slots_->Find(layer, demand.expert); there != NeuronSlots::kNoSlot) {
-      Slot& slot = slots_->table().slot(there);  // it was read, and may have left since
+      Slot& slot = slots_->table().slot(there);  // it was read, and may have been evicted since
       counters_.Add(layer, &ResidencyCounters::prefetch_useful, slot.prefetched ? 1 : 0);
       slot.fresh = slot.prefetched = false;
     }
@@ -164,7 +164,7 @@ absl::Status NeuronResidency::LeadsQueued() {
   return TakeLeads();
 }
 
-// What leads say is looked at once they are done; others arrive or are computed meanwhile.
+// Lead values are processed once they are done; other experts arrive or are computed meanwhile.
 absl::Status NeuronResidency::TakeLeads() {
   if (leads_out_.empty() || !queue_->IsDone(leads_queued_)) {
     return absl::OkStatus();
@@ -173,7 +173,7 @@ absl::Status NeuronResidency::TakeLeads() {
   return AskForWaiting();
 }
 
-// Predictors read prefetched leads, and ask for neurons, while a layer waits for its own.
+// Predictors read prefetched leads, and request neurons, while a layer waits for its own.
 absl::Status NeuronResidency::Arrived() {
   RETURN_IF_ERROR(TakeLeads());
   if (!std::exchange(leads_came_, false) || listener_ == nullptr) {
@@ -190,7 +190,7 @@ absl::Time NeuronResidency::WaitUntil() const {
   if (window_.no_room() && slots_->demands_in_flight() == 0) {
     return window_.retry_at();
   }
-  if (slots_->demands_in_flight() == 0) {  // for a slot that is still read, or that a prefetch holds
+  if (slots_->demands_in_flight() == 0) {  // waits for a slot that is still read, or that a prefetch holds
     return absl::Now() + FetchWindow::kRetryPace;
   }
   return slots_->TileOf(width_) < width_ ? absl::Now() + kTilePace : absl::InfiniteFuture();
@@ -208,7 +208,7 @@ bool NeuronResidency::NextWaits() const {
   return open_ > 0;
 }
 
-// Leads first: the sooner they are computed, the sooner all that the layer lacks is asked for.
+// Leads first: the sooner they are computed, the sooner all missing neurons are requested.
 absl::Status NeuronResidency::HandOut() {
   for (uint32_t i = 0; i < demands(); ++i) {
     if (entries_[i].state == State::kLeadReady) {
@@ -223,7 +223,7 @@ absl::Status NeuronResidency::HandOut() {
   return absl::OkStatus();
 }
 
-// Experts of a prompt wait for slots: those that have none, and need neurons.
+// Experts of a prompt that have no slot and need neurons wait for slots.
 bool NeuronResidency::FillsGaps() const {
   if (!streams_) {
     return false;

@@ -1,16 +1,16 @@
-// Residency that knows single neurons (CORM's two-level cache, FloE's slots): experts in slots, and within a
-// slot the neurons that were needed so far.
+// Residency of single neurons (CORM's two-level cache, FloE's slots): experts in slots, and within a slot the
+// neurons needed so far.
 //
-// An expert with few rows is looked at before its neurons are fetched: its lead alone is computed
-// (LeadsQueued), which says which neurons count for any row; those that are missing travel, all of a layer at
-// once, while experts whose neurons are there are computed. An expert with many rows needs nearly all of its
-// neurons: it is not looked at, its missing ones travel in one copy, and a slot without any is filled and
-// computed tile by tile. Which rows are read decides nothing about the result: what counts is computed, in
-// neuron order. While a prompt streams, what stays in its slots fills the gaps (gap_order.h).
+// An expert with few rows gets a lead check before its neurons are fetched: its lead alone is computed
+// (LeadsQueued) and tells the neurons that count for any row. The missing ones travel, all of a layer at
+// once, while experts with all needed neurons are computed. An expert with many rows needs nearly all of its
+// neurons: it gets no lead check, its missing ones travel in one copy, and an empty slot is filled and
+// computed tile by tile. The lead check decides nothing about the result: neurons that count are computed, in
+// neuron order. While a prompt streams, experts that stay in their slots fill the gaps (gap_order.h).
 //
-// Where a policy leaves neurons out: `proceed` computes what predictors brought, if one named the expert's
-// neurons in this step or the one before (else, and for prompts, everything is loaded); `budgeted` fetches
-// the largest within a layer's link time.
+// Policies that leave neurons out: `proceed` computes the neurons that predictors fetched, if one predicted
+// the expert's neurons in this step or the one before (else, and for prompts, everything is loaded);
+// `budgeted` fetches the largest within a layer's link time.
 //
 // Thread safety: thread-compatible; belongs to the engine thread. Nothing allocates after Create.
 #pragma once
@@ -39,7 +39,7 @@ namespace sluice {
 struct NeuronResidencyOptions {
   SlotCacheOptions slots;
   bool lead_resident = false;
-  bool fetch_ahead = false;      // whether experts of later layers will be asked for
+  bool fetch_ahead = false;      // true if experts of later layers will be prefetched
   double copy_all_share = 0.75;  // below 0: measured at the start
   NeuronMiss miss = NeuronMiss::kLoad;
   double budget_us = 0;  // kBudgeted: link time of a layer
@@ -61,7 +61,7 @@ class NeuronResidency final : public LayerResidency {
     return slots_->Find(layer, expert) != NeuronSlots::kNoSlot;
   }
   double NeuronShare(uint32_t layer, uint32_t expert) const override;
-  // With all their neurons.
+  // True if all experts have all their neurons.
   bool AllResident(uint32_t layer) const override;
   bool WantsScores() const override { return keeper_.NeedsScores(); }
   void SetScores(absl::Span<const float> scores) override { keeper_.SetScores(scores); }
@@ -70,7 +70,7 @@ class NeuronResidency final : public LayerResidency {
   absl::Status BeginLayer(uint32_t layer, absl::Span<const ExpertDemand> demands) override;
   absl::Status LeadsQueued() override;
   bool NextWaits() const override;
-  // Brings the lead, unless every lead is there; keeps what the slot holds.
+  // Fetches the lead, unless every lead stays; keeps the slot's neurons.
   void Prefetch(uint32_t layer, uint32_t expert) override;
   void PrefetchNeurons(uint32_t layer, uint32_t expert, absl::Span<const uint32_t> neurons) override;
   bool IsBehind() const override { return demands() > 0 && slots_->in_flight() > 0; }
@@ -94,33 +94,33 @@ class NeuronResidency final : public LayerResidency {
   std::string Describe() const override;
 
   const NeuronSlots& slots() const { return *slots_; }
-  // Of an expert's neurons; more than these travel in one copy.
+  // Share of an expert's neurons above which all missing ones travel in one copy.
   double copy_all_share() const { return copy_all_share_; }
 
  private:
   enum class State : uint8_t {
-    kNeedsSlot,     // and what it is filled with: its lead, or everything
-    kLeadComes,     // on the link
-    kLeadReady,     // to be handed out
-    kLeadOut,       // being computed
-    kNeedsNeurons,  // not all of `need` is asked for
-    kNeuronsCome,   // all of it is there or on the link
+    kNeedsSlot,     // to be filled with its lead, or completely
+    kLeadComes,     // lead on the link
+    kLeadReady,     // lead to be handed out
+    kLeadOut,       // lead being computed
+    kNeedsNeurons,  // not all of `need` is requested
+    kNeuronsCome,   // all of it is resident or on the link
     kReady,         // to be computed
-    kOut,           // being computed, nothing of it is left
+    kOut,           // all of it is being computed
     kDone,
     kFailed
   };
-  // Rows whose lead values a layer keeps; experts beyond them are not looked at.
+  // Maximum rows of lead values in a layer; experts beyond them get no lead check.
   static constexpr uint32_t kValueRows = 256;
   struct Entry {
     uint32_t rows = 0;
     uint32_t slot = NeuronSlots::kNoSlot;
     State state = State::kNeedsSlot;
-    bool looks = false;       // at the lead, before neurons are asked for
-    bool predicted = false;   // its neurons were, lately
-    uint32_t values_row = 0;  // looks: its first of lead values
-    bool made = false;        // they were, with the mask, before the layer began
-    uint32_t handed = 0;      // neurons that were handed out
+    bool looks = false;       // lead check before neurons are requested
+    bool predicted = false;   // neurons were predicted recently
+    uint32_t values_row = 0;  // with a lead check: its first row of lead values
+    bool made = false;        // values and mask were computed before the layer began
+    uint32_t handed = 0;      // neurons handed out
   };
 
   NeuronResidency(const NeuronResidencyOptions& options, std::unique_ptr<NeuronSlots> slots,
@@ -160,7 +160,7 @@ class NeuronResidency final : public LayerResidency {
   void HandOutRange(uint32_t index, uint32_t end);
   bool HasAll(uint32_t index) const;
   bool FillsGaps() const;
-  // Whether an expert is ready in a slot that is no stream's.
+  // True if an expert is ready in a slot that does not belong to a stream.
   bool Stays(uint32_t index) const {
     const Entry& entry = entries_[index];
     return entry.state == State::kReady && entry.slot != NeuronSlots::kNoSlot &&
@@ -169,7 +169,7 @@ class NeuronResidency final : public LayerResidency {
   absl::Time WaitUntil() const override;
   uint32_t in_flight() const override { return slots_->demands_in_flight(); }
 
-  // Where a demand's mask is made.
+  // Location of a demand's mask.
   BufferRef MaskOf(uint32_t index) const;
   uint64_t* Need(uint32_t index) { return &need_[uint64_t{index} * words_]; }
   absl::Span<const uint64_t> NeedOf(uint32_t index) const {
@@ -184,36 +184,36 @@ class NeuronResidency final : public LayerResidency {
   SlotFill fill_;
   const LinkPace link_;
   GapOrder gaps_;
-  bool filled_ = false;  // once, at the start
+  bool filled_ = false;  // set once, at the start
   double copy_all_share_ = 1;
-  double last_copy_us_ = 0;  // of the transfer that ended last
-  bool leads_came_ = false;  // that were prefetched, since the listener was told
+  double last_copy_us_ = 0;  // the last transfer's
+  bool leads_came_ = false;  // prefetched leads arrived since the listener was called
 
   bool prefill_ = false;
   bool lossless_ = false;
-  bool streams_ = false;        // prefill that wants more experts than the layer may keep
-  uint32_t width_ = 0;          // of the layer's experts
-  uint32_t value_rows_ = 0;     // of the layer's lead values
-  std::vector<uint32_t> made_;  // by demand of the layer that begins next: its row, kNoRow; empty: none is
-  std::vector<uint32_t> leads_out_;      // demands whose leads were queued, and are not looked at
-  Event leads_queued_;                   // behind them
+  bool streams_ = false;             // prefill with more experts than the layer may keep
+  uint32_t width_ = 0;               // neurons of each of the layer's experts
+  uint32_t value_rows_ = 0;          // rows of the layer's lead values
+  std::vector<uint32_t> made_;       // by demand of the next layer: its row, kNoRow; empty: none was computed
+  std::vector<uint32_t> leads_out_;  // demands whose leads were queued and not processed
+  Event leads_queued_;               // event behind them
   std::vector<WeightView> layer_leads_;  // [most experts]
-  std::vector<uint32_t> heard_;          // [most experts]
+  std::vector<uint32_t> heard_;          // [most experts], deferred choice
   std::vector<Entry> entries_;           // [most experts of a layer], by demand
   const uint32_t words_;                 // of a mask
-  std::vector<uint64_t> need_;           // [most experts][words_]: neurons without which it is not computed
+  std::vector<uint64_t> need_;           // [most experts][words_]: neurons required before it is computed
   std::vector<uint64_t> all_;            // [words_]: every neuron of the layer's experts
   std::vector<uint64_t> none_;           // [words_]
   std::vector<uint32_t> list_;           // neurons of one request
-  std::vector<NeuronWant> wants_;        // of the layer, kBudgeted
-  std::vector<uint8_t> begun_;           // by demand: it has paid the link's latency
-  NeuronBudget budget_;                  // what is left of the layer's
+  std::vector<NeuronWant> wants_;        // missing neurons of the layer, kBudgeted
+  std::vector<uint8_t> begun_;           // by demand: 1 if it has paid the link's latency
+  NeuronBudget budget_;                  // rest of the layer's budget
 
   BufferId leads_ = kNoBuffer;  // float32 [kValueRows][most neurons], then uint64 [most experts][words_]
   uint64_t active_offset_ = 0;
   uint64_t value_stride_ = 0;  // floats
 
-  absl::Status start_error_;                     // a lead that is damaged
+  absl::Status start_error_;                     // set if a resident lead is damaged
   std::vector<NeuronCounters> neuron_counters_;  // by layer
 };
 

@@ -1,4 +1,4 @@
-// What happens once, or once per session with weightd: memory, the leads that stay, the first fill.
+// One-time and per-session setup: memory, resident leads, the first fill.
 #include <algorithm>
 #include <utility>
 
@@ -38,7 +38,7 @@ NeuronResidency::NeuronResidency(const NeuronResidencyOptions& options, std::uni
 
 NeuronResidency::~NeuronResidency() {
   if (leads_ != kNoBuffer) {
-    backend_->Free(leads_).IgnoreError();  // the id is ours
+    backend_->Free(leads_).IgnoreError();  // the id is valid
   }
 }
 
@@ -74,7 +74,7 @@ absl::Status NeuronResidency::AllocateLeads() {
 absl::Status NeuronResidency::Attach() {
   RETURN_IF_ERROR(slots_->Offer());
   if (filled_) {
-    return absl::OkStatus();  // what was there before weightd was lost still is
+    return absl::OkStatus();  // slots filled before weightd was lost are still valid
   }
   fill_.Restart();
   RETURN_IF_ERROR(FillLeads());
@@ -85,7 +85,7 @@ absl::Status NeuronResidency::Attach() {
   return absl::OkStatus();
 }
 
-// Waits until all leads are there: without them no mask can be made.
+// Waits until all leads have arrived: no mask can be computed without them.
 absl::Status NeuronResidency::FillLeads() {
   if (!slots_->lead_resident()) {
     return absl::OkStatus();
@@ -111,7 +111,7 @@ absl::Status NeuronResidency::FillLeads() {
   }
 }
 
-// Asks for the leads that are not there; returns how many these are, though the ring may have taken fewer.
+// Requests missing leads; returns their number, though the ring may have accepted fewer.
 absl::StatusOr<uint64_t> NeuronResidency::AskForLeads() {
   uint64_t asked = 0;
   for (uint32_t layer = 0; layer < pack_.config().layers.size(); ++layer) {

@@ -8,7 +8,7 @@
 namespace sluice {
 namespace {
 
-// Transfers in flight at most; more wait as for a full ring.
+// Maximum transfers in flight; more wait as for a full ring.
 constexpr uint32_t kMostTransfers = 512;
 
 }  // namespace
@@ -158,7 +158,7 @@ absl::Status NeuronSlots::Send(uint64_t step, Transfer transfer) {
   if (!stays) {
     states_[transfer.slot].in_flight++;
     states_[transfer.slot].whole = transfer.whole ? transfer.id : states_[transfer.slot].whole;
-    table_.slot(transfer.slot).joined = 1;  // not given up while somebody writes there
+    table_.slot(transfer.slot).joined = 1;  // not evicted while a transfer writes there
   }
   transfers_.push_back(transfer);
   return absl::OkStatus();
@@ -212,7 +212,7 @@ void NeuronSlots::Promote(uint64_t step, uint32_t slot) {
   }
 }
 
-// Frees a slot into which nothing travels any more.
+// Frees a slot after its last transfer.
 void NeuronSlots::Free(uint32_t slot) {
   table_.SetFree(slot);
   states_[slot] = {};

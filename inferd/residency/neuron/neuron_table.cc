@@ -6,7 +6,7 @@
 namespace sluice {
 namespace {
 
-// Of ascending neurons: a word at a time, since the bits of one follow each other.
+// Sets the bits of ascending neurons, a word at a time, since bits of one word are adjacent.
 void SetBits(absl::Span<const uint32_t> neurons, uint64_t* mask) {
   for (size_t i = 0; i < neurons.size();) {
     const uint32_t word = neurons[i] / 64;
@@ -46,7 +46,7 @@ uint32_t NeuronTable::Reserve(uint32_t slot, absl::Span<const uint32_t> neurons)
   const auto count = static_cast<uint32_t>(neurons.size());
   std::copy(neurons.begin(), neurons.end(), &neurons_[uint64_t{slot} * most_ + first]);
   SetBits(neurons, &asked_[At(slot)]);
-  // Ascending: if the first and the last are in their places, all between are.
+  // Ascending: if the first and the last record are in order, all between are.
   s.in_order =
       s.in_order && (count == 0 || (neurons.front() == first && neurons.back() == first + count - 1));
   s.used += count;

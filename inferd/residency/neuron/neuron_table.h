@@ -1,11 +1,11 @@
-// The union cache: which neurons each slot has, and where (CORM 3.4).
+// Union cache of neurons: tells the neurons that each slot has, and their records (CORM 3.4).
 //
-// A slot's neurons are records, appended compactly in the order in which they are asked for and never moved
-// or rewritten: what a kernel reads stays as it is while others arrive. Positions() says the record of every
-// neuron that is there, else -1, as WeightView::positions has it. A neuron is asked for
-// (Reserve), then there (Land), or not after all (Drop). Records that were dropped are used again only if
-// they are the last, or once nothing else is in the slot: so a slot may be out of records before it has all
-// neurons, and is then Reset() and filled anew.
+// A slot's neurons are records, appended compactly in the order of requests and never moved or rewritten:
+// records that a kernel reads stay unchanged while others arrive. Positions() holds the record of every
+// resident neuron, else -1, as WeightView::positions expects. A neuron is first requested (Reserve), then
+// resident (Land) or dropped (Drop). Dropped records are reused only if they are the last ones, or once the
+// slot is empty. So a slot may run out of records before it has all neurons; it is then Reset() and filled
+// anew.
 //
 // Thread safety: thread-compatible; belongs to the engine thread. Nothing allocates after construction.
 #pragma once
@@ -24,32 +24,32 @@ class NeuronTable {
 
   NeuronTable(uint32_t slots, uint32_t most_neurons);
 
-  // The slot is for an expert of `width` neurons now, none of which is there or asked for.
+  // Assigns the slot to an expert of `width` neurons, none of which is resident or requested.
   void Reset(uint32_t slot, uint32_t width);
 
-  // Records for neurons that are asked for: the first, the others follow. kNoRecord if there are not so many
-  // left. REQUIRES: ascending, distinct, below the width, none of them asked for.
+  // Reserves consecutive records for requested neurons and returns the first. kNoRecord if too few are left.
+  // REQUIRES: ascending, distinct, below the width, none of them requested.
   uint32_t Reserve(uint32_t slot, absl::Span<const uint32_t> neurons);
-  // Records [first, first + count) have arrived, or will not.
+  // Records [first, first + count) have arrived (Land), or will not arrive (Drop).
   void Land(uint32_t slot, uint32_t first, uint32_t count);
   void Drop(uint32_t slot, uint32_t first, uint32_t count);
 
-  // Bit masks by neuron, [words()]: there; there or asked for.
+  // Bit masks by neuron, [words()]: resident; resident or requested.
   absl::Span<const uint64_t> present(uint32_t slot) const { return {&present_[At(slot)], words_}; }
   absl::Span<const uint64_t> asked(uint32_t slot) const { return {&asked_[At(slot)], words_}; }
   uint32_t words() const { return words_; }
-  // How many.
+  // Number of neurons in each mask.
   uint32_t present_count(uint32_t slot) const { return slots_[slot].present; }
   uint32_t asked_count(uint32_t slot) const { return slots_[slot].asked; }
   uint32_t width(uint32_t slot) const { return slots_[slot].width; }
   bool IsFull(uint32_t slot) const { return slots_[slot].width > 0 && present_count(slot) == width(slot); }
-  // Whether every neuron is the record of its own number, so that no list is needed to find it.
+  // True if every neuron's record has its own number, so that no list is needed to find it.
   bool InOrder(uint32_t slot) const { return IsFull(slot) && slots_[slot].in_order; }
   // The neurons of records.
   absl::Span<const uint32_t> Neurons(uint32_t slot, uint32_t first, uint32_t count) const {
     return {&neurons_[uint64_t{slot} * most_ + first], count};
   }
-  // By neuron of the slot's expert. It changes with every call: for one that copies it.
+  // Record of each neuron of the slot's expert. Rebuilt by every call; the caller copies it.
   absl::Span<const int32_t> Positions(uint32_t slot) const {
     return {&positions_[uint64_t{slot} * most_], slots_[slot].width};
   }
@@ -57,14 +57,14 @@ class NeuronTable {
  private:
   struct Slot {
     uint32_t width = 0;
-    uint32_t used = 0;  // records, dropped ones that cannot be used again included
+    uint32_t used = 0;  // records, unusable dropped ones included
     uint32_t present = 0;
-    uint32_t asked = 0;  // there or asked for
+    uint32_t asked = 0;  // resident or requested
     bool in_order = true;
   };
   uint64_t At(uint32_t slot) const { return uint64_t{slot} * words_; }
 
-  const uint32_t most_;             // neurons, rounded up to whole words
+  const uint32_t most_;             // maximum neurons, rounded up to whole words
   const uint32_t words_;            // of a mask
   std::vector<int32_t> positions_;  // [slots][most_]
   std::vector<Slot> slots_;
@@ -79,10 +79,10 @@ inline bool HasNeuron(absl::Span<const uint64_t> mask, uint32_t neuron) {
 }
 uint32_t CountNeurons(absl::Span<const uint64_t> mask);
 
-// Of `mask`: how many are in `other` too.
+// Number of neurons in both `mask` and `other`.
 uint32_t CountBoth(absl::Span<const uint64_t> mask, absl::Span<const uint64_t> other);
 
-// Writes the neurons of `mask` that are not in `except`, ascending; returns how many. REQUIRES: room for
+// Writes the neurons of `mask` that are not in `except`, ascending; returns their number. REQUIRES: space for
 // them.
 uint32_t ListNeurons(absl::Span<const uint64_t> mask, absl::Span<const uint64_t> except, uint32_t* list);
 

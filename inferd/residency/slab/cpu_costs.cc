@@ -10,14 +10,13 @@
 namespace sluice {
 namespace {
 
-// The CPU's time for an expert and one row, where nobody says or measured: this share of a load (the paper's
-// S3).
+// CPU time of an expert and one row as a share of a load, if no value is given or measured (the paper's S3).
 constexpr double kCpuShareOfLoad = 1.0 / 3;
 constexpr uint32_t kMostRows = 64;
-constexpr uint32_t kRounds = 3;  // the best counts: others use the machine too
-// Each round has an expert of its own, as long as they are not larger: none lies in a cache then.
+constexpr uint32_t kRounds = 3;  // the best counts: other processes use the machine too
+// Each round uses an expert of its own, up to this size, so that none lies in a CPU cache.
 constexpr uint64_t kMostCopiedBytes = 128ull << 20;
-// How far one observation may be from what was measured at the start, and how many count.
+// Bounds of one observation against the measurement at the start, and the weight of observations.
 constexpr double kMostScale = 8;
 constexpr double kWindow = 16;
 
@@ -29,7 +28,7 @@ uint32_t FirstMixture(const Pack& pack) {
   return layer;
 }
 
-// Memory of a backend, given back whatever comes of it.
+// Memory of a backend, released in the destructor.
 class Buffers {
  public:
   static absl::StatusOr<Buffers> Allocate(uint64_t bytes, Backend* backend) {
@@ -41,7 +40,7 @@ class Buffers {
   Buffers& operator=(Buffers&&) = delete;
   ~Buffers() {
     if (buffer_ != kNoBuffer) {
-      backend_->Free(buffer_).IgnoreError();  // the id is ours
+      backend_->Free(buffer_).IgnoreError();  // the id is valid
     }
   }
   BufferRef ref() const { return {buffer_, 0}; }
@@ -52,7 +51,7 @@ class Buffers {
   Backend* backend_;
 };
 
-// Times experts of a layer on a place, by its own clock.
+// Times experts of a layer on a device, by the device's own clock.
 class ExpertTimer {
  public:
   static absl::StatusOr<ExpertTimer> Create(const ModelConfig& config, uint32_t layer, uint32_t most,
@@ -127,7 +126,7 @@ void CpuCosts::Took(double seconds, double predicted) {
   }
 }
 
-// An expert as the pack stores it, in one piece.
+// Work for an expert as the pack stores it, in one piece.
 ExpertWork CpuCosts::WorkAt(uint32_t layer, uint32_t expert, BufferRef place) const {
   const uint64_t start = pack_->extents()[pack_->expert_extents(layer, expert).first].offset;
   const auto part_of = [&](Part part) {
@@ -142,7 +141,7 @@ ExpertWork CpuCosts::WorkAt(uint32_t layer, uint32_t expert, BufferRef place) co
   return work;
 }
 
-// The experts that are measured are zeros: it takes as long, and none has to be there.
+// Measured experts are zeros: the time is the same, and no expert has to be resident.
 absl::Status CpuCosts::Measure(uint32_t max_rows, Backend* cpu) {
   const uint32_t layer = FirstMixture(*pack_);
   const uint64_t bytes = (pack_->expert_bytes(layer, 0) + 63) / 64 * 64;

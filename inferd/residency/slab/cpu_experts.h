@@ -1,4 +1,4 @@
-// Experts that the CPU computes where they lie, in weightd's DRAM under leases.
+// Experts that the CPU computes in place, in weightd's DRAM under leases.
 //
 // Thread safety: thread-compatible; belongs to the engine thread. Nothing allocates after construction.
 #pragma once
@@ -17,27 +17,27 @@ namespace sluice {
 
 class CpuExperts {
  public:
-  // `clock`: on which the CPU has a time of its own; null: real time, where what is given to it is handed out
-  // at once. All pointers outlive this object. `most`: experts of a layer.
+  // `clock`: virtual clock with a time of its own for the CPU; null: real time, in which queued work is
+  // handed out at once. All pointers outlive this object. `most`: maximum experts of a layer.
   CpuExperts(WeightClient* client, const SegmentBuffers* segments, VirtualClock* clock, uint32_t most)
       : pack_(client->pack()), client_(client), segments_(segments), clock_(clock), experts_(most) {}
 
   // Leases the expert of a demand; false: weightd does not have all of it in DRAM.
   bool Lease(uint32_t demand, uint32_t layer, uint32_t expert, uint64_t step);
-  // Gives the lease back if there is one.
+  // Releases the lease if there is one.
   void Release(uint32_t demand, uint64_t step);
 
-  // The CPU begins with a demand's work once it has done what was queued before, which takes so long.
+  // Queues `seconds` of CPU work for a demand, behind earlier work.
   void Queue(uint32_t demand, double seconds);
   bool IsComputed(uint32_t demand) const {
     return clock_ == nullptr || clock_->NowNanos() >= experts_[demand].ends;
   }
   int64_t ends(uint32_t demand) const { return experts_[demand].ends; }
 
-  // REQUIRES: leased.
+  // Part of the demand's expert. REQUIRES: leased.
   WeightView PartOf(uint32_t demand, Part part) const;
   uint64_t held() const { return held_; }  // extents
-  // Whether the CPU has a virtual time.
+  // True if the CPU has a virtual time.
   bool is_virtual() const { return clock_ != nullptr; }
 
  private:
@@ -45,7 +45,7 @@ class CpuExperts {
     uint32_t layer = 0;
     uint32_t expert = 0;
     bool leased = false;
-    int64_t ends = 0;                            // of the CPU's work in virtual time
+    int64_t ends = 0;                            // end of the CPU's work in virtual time
     std::array<ExtentLease, kPartCount> leases;  // by stream of the expert
   };
 

@@ -59,7 +59,7 @@ bool ExpertSlots::Join(uint64_t step, uint32_t index) {
   return true;
 }
 
-// Every part at its place in the extents of the expert, which lie in the slot as they do in the pack.
+// Every part at its offset in the expert's extents, which lie in the slot as they do in the pack.
 absl::StatusOr<uint64_t> ExpertSlots::Send(FetchKind kind, uint64_t step, uint32_t slot) {
   const Slot& place = table_.slot(slot);
   TransferTarget target;
@@ -99,7 +99,7 @@ uint32_t ExpertSlots::Handle(const FetchKey& key, const FetchCompletion& complet
   } else if (slot.joined == 0) {
     table_.SetFree(index);
   } else {
-    slot.request = 0;  // what it joined may still be writing
+    slot.request = 0;  // the prefetch that it joined may still be writing
   }
   return index;
 }

@@ -1,8 +1,8 @@
 // Slots that hold whole experts, and the transfers that fill them.
 //
-// A slot's bytes are weightd's from the request to its completion; tiles that landed may be read before. A
-// prefetch that became a demand (Join) is two transfers of the same bytes: the slot is nobody else's until
-// both have ended. When weightd dies, slots being filled stay untouched until its process is known to be gone
+// A slot's bytes are weightd's from the request to its completion; landed tiles may be read earlier. A
+// prefetch that became a demand (Join) is two transfers of the same bytes: the slot is not reused until both
+// have ended. When weightd dies, slots being filled stay untouched until its process is known to be gone
 // (Offer).
 //
 // Thread safety: thread-compatible; belongs to the engine thread. Nothing allocates after Create.
@@ -34,28 +34,29 @@ class ExpertSlots {
                                                              WeightClient* client, FetchQueue* fetches,
                                                              Backend* backend);
 
-  // A session with weightd begins, the one before is over and its process gone.
+  // Begins a session with weightd; the previous one is over and its process gone.
   absl::Status Offer(double link_gbps, double link_latency_us);
-  // The session is lost: what is on its way must not be touched until Offer().
+  // The session is lost: targets of transfers must not be touched until Offer().
   void Lose() { table_.LoseFilling(); }
 
   SlotTable& table() { return table_; }
   const SlotTable& table() const { return table_; }
   const SlabPlan& plan() const { return plan_; }
 
-  // Takes a slot for the expert and asks for its bytes. kNoSlot: none may go now. RESOURCE_EXHAUSTED: the
-  // ring is full; the slot is given back.
+  // Allocates a slot for the expert and requests its bytes. kNoSlot: nothing may be evicted now.
+  // RESOURCE_EXHAUSTED: the ring is full; the slot is freed.
   absl::StatusOr<uint32_t> Fetch(FetchKind kind, uint64_t step, uint32_t layer, uint32_t expert,
                                  SlotTable::For purpose, SlotTable::Victim victim);
-  // Makes a demand of the transfer into the slot: the same bytes asked for again overtake. If they cannot be
-  // asked for now it goes on as it is. False: it has failed, and the slot is free once nobody writes into it.
+  // Turns the transfer into the slot into a demand: a second request for the same bytes overtakes. If it
+  // cannot be sent now the transfer continues unchanged. Returns false if the transfer has failed; the slot
+  // is free once no write is left.
   bool Join(uint64_t step, uint32_t slot);
 
-  // A transfer of an expert has ended. Returns the slot that was filled by it, or not after all; kNoSlot if
-  // that decides nothing about a slot.
+  // Ends a transfer of an expert. Returns the slot that it filled or failed to fill; kNoSlot if it changes no
+  // slot.
   uint32_t Handle(const FetchKey& key, const FetchCompletion& completion);
 
-  // Of what travels into the slot: the neurons whose tiles have landed. REQUIRES: a request was sent.
+  // Landed neurons of the transfer into the slot. REQUIRES: a request was sent.
   uint32_t Landed(uint32_t slot) const;
   uint32_t TileOf(uint32_t layer) const { return tile_.Of(WidthOf(layer)); }
   uint32_t WidthOf(uint32_t layer) const { return pack_.config().layers[layer].moe.expert_width; }

@@ -6,8 +6,8 @@
 namespace sluice {
 namespace {
 
-constexpr double kLayerShare = 0.125;  // of a layer's time in the running mean
-constexpr double kRounding = 1e-9;     // of a quotient: a whole number of layers is not one more
+constexpr double kLayerShare = 0.125;  // weight of a layer's time in the running mean
+constexpr double kRounding = 1e-9;     // tolerance of a quotient: a whole number of layers is not one more
 constexpr double kMostLayers = 1e6;
 
 }  // namespace

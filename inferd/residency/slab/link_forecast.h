@@ -1,4 +1,4 @@
-// When the link will have brought what is on its way into slots.
+// Forecasts the arrival of experts that travel into slots.
 //
 // Thread safety: thread-compatible; belongs to the engine thread.
 #pragma once
@@ -15,15 +15,15 @@ namespace sluice {
 
 class LinkForecast {
  public:
-  // All outlive this object.
+  // All pointers outlive this object.
   LinkForecast(const LinkPace* pace, const ExpertSlots* slots, const Pack* pack)
       : pace_(pace), slots_(slots), pack_(pack) {}
 
-  // Seconds until the expert of a slot that is being filled is there, if nothing comes before it.
+  // Seconds until the expert of a slot being filled has arrived, if no other transfer precedes it.
   double ToCome(uint32_t slot) const;
-  // The same of all slots that count, one after the other.
+  // Sum of ToCome() over all slots for which `counts` is true.
   double ToCome(absl::FunctionRef<bool(const Slot&)> counts) const;
-  // The most that an expert may take.
+  // Maximum time of an expert.
   double LargestSeconds() const;
 
  private:
@@ -32,21 +32,22 @@ class LinkForecast {
   const Pack* const pack_;
 };
 
-// How long layers take that follow each other in a step: a running mean, of decoding and of prefill apart.
+// Duration of consecutive layers in a step: a running mean, separate for decoding and prefill.
 class LayerPace {
  public:
-  // A layer begins at `now`; what the last one took, and those between that had no experts, is known now.
+  // Begins a layer at `now`. This defines the time of the last layer, and of layers without experts between
+  // them.
   void Begin(uint32_t layer, bool prefill, int64_t now_nanos);
-  // 0: not known yet.
+  // Mean in seconds; 0: not known yet.
   double Seconds(bool prefill) const { return seconds_[prefill ? 1 : 0]; }
 
  private:
   double seconds_[2] = {};
   uint32_t layer_ = 0;
-  int64_t began_ = 0;  // 0: no layer has
+  int64_t began_ = 0;  // 0: no layer has begun
 };
 
-// How many layers of so many seconds (0: not known) pass in `seconds`: at least 1.
+// Number of layers of `layer_seconds` (0: not known) that pass in `seconds`: at least 1.
 uint32_t LayersIn(double seconds, double layer_seconds);
 
 }  // namespace sluice

@@ -1,4 +1,4 @@
-// How misses are shared out follows importance-driven 5.4 and Fiddler.
+// Misses are split as in importance-driven 5.4 and Fiddler.
 #include "inferd/residency/slab/miss_plan.h"
 
 #include <algorithm>
@@ -45,8 +45,8 @@ absl::Span<const MissPlan::Verdict> MissPlan::SplitMisses(
   return verdicts_;
 }
 
-// What the link may bring, in its order: late ones as they were asked for, then missing ones, those of most
-// rows first. Each begins after what was asked for before it; missing ones of which nothing is kept overtake
+// Collects the candidates for the link in its order: late experts as they were requested, then missing ones,
+// most rows first. Each begins after earlier requests; missing experts of which nothing is kept overtake
 // prefetches.
 void MissPlan::CollectTiles(const MissTimes& times, const Tiles& tiles, Bytes bytes, CpuSeconds cpu_seconds) {
   SortMisses(absl::MakeSpan(missing_));
@@ -81,7 +81,7 @@ absl::Span<const MissPlan::Verdict> MissPlan::SplitTiles(const MissTimes& times,
   CollectTiles(times, tiles, bytes, cpu_seconds);
   SortMisses(absl::MakeSpan(resident_));
   const double device = times.device_per_byte * device_bytes;
-  double landed = 0;  // what the device has to compute of the late ones already
+  double landed = 0;  // device work for landed tiles of late experts
   for (size_t i = 0; i < late_.size(); ++i) {
     landed += device - missing_tiles_[i].tiles * missing_tiles_[i].device_seconds;
   }

@@ -1,6 +1,6 @@
-// Who computes a layer's experts: which of those that are missing travel, and which the CPU computes where
-// they lie, whole or from some neuron on; where the device's own time counts, also which of those that are
-// there or on their way. It decides by numbers alone, knows no slots and carries nothing out.
+// Assigns a layer's experts to devices: missing experts travel, or the CPU computes them in place, whole or
+// from some neuron on; if the device's own time counts, resident experts and those in flight are assigned
+// too. It decides by numbers alone, does not depend on slots and executes nothing.
 //
 // Thread safety: thread-compatible; belongs to the engine thread. Nothing allocates after construction.
 #pragma once
@@ -17,22 +17,22 @@
 
 namespace sluice {
 
-// What things take now, in seconds.
+// Current times, in seconds.
 struct MissTimes {
   double load_per_byte = 0;    // over the link
   double device_per_byte = 0;  // on the device
-  double backlog = 0;          // of the link: the layer's demands that are on their way
-  double cpu_queued = 0;       // of the CPU, to do before
-  double device_queued = 0;    // of the device: what it computes beside routed experts
+  double backlog = 0;          // link: demands of the layer in flight
+  double cpu_queued = 0;       // CPU: earlier work
+  double device_queued = 0;    // device: work other than routed experts
 };
 
 class MissPlan {
  public:
   enum class Action : uint8_t {
-    kToCpu,          // missing: the CPU computes it
-    kResidentToCpu,  // there: the CPU computes it all the same
-    kAwait,          // on its way: it is waited for
-    kSplit,          // the link brings `tiles` more tiles, the CPU computes what comes after them
+    kToCpu,          // missing: computed by the CPU
+    kResidentToCpu,  // resident, yet computed by the CPU
+    kAwait,          // in flight: the layer waits for it
+    kSplit,          // the link brings `tiles` more tiles, the CPU computes those after them
   };
   struct Verdict {
     uint32_t expert = 0;
@@ -40,42 +40,42 @@ class MissPlan {
     Action action = Action::kAwait;
     uint32_t tiles = 0;
   };
-  // What decides about experts that are on their way.
+  // State of experts in flight that the decision uses.
   struct Late {
-    uint64_t request = 0;  // ascending in the order of the link
+    uint64_t request = 0;  // ascending in the link's order
     uint32_t landed = 0;   // neurons
-    double wait = 0;       // seconds of the link for others' bytes that were asked for before
+    double wait = 0;       // link time for other bytes that were requested earlier
   };
-  // An expert's tiles.
+  // Tile sizes of an expert.
   struct Tiles {
     uint32_t neurons = 0;  // of a tile
     uint32_t width = 0;    // of an expert
-    // Seconds of the link for others' bytes before the first missing one's first tile; if `wait_from_begin`
-    // those are among them that the late ones wait for.
+    // Link time in seconds for other bytes before the first missing expert's first tile; with
+    // `wait_from_begin` it includes the bytes that late experts wait for.
     double wait = 0;
     bool wait_from_begin = false;
   };
   using Bytes = absl::FunctionRef<double(uint32_t expert)>;
   using CpuSeconds = absl::FunctionRef<double(const ExpertDemand& demand)>;
 
-  // `most`: experts of a layer.
+  // `most`: maximum experts of a layer.
   explicit MissPlan(uint32_t most);
 
-  // A layer's demands, in any order.
+  // Adds a layer's demands, in any order.
   void Clear();
   void AddMissing(const ExpertDemand& demand) { missing_.push_back(demand); }
   void AddResident(const ExpertDemand& demand) { resident_.push_back(demand); }
   void AddLate(const ExpertDemand& demand, const Late& late) { late_.push_back({demand, late}); }
 
-  // Each of these returns what becomes of whom, in the order in which it is to be carried out. Who is not
-  // named stays what it is. Valid until the next call.
+  // Each function returns verdicts in the order of execution; an expert without a verdict keeps its state.
+  // Valid until the next call.
   //
-  // Missing ones to the CPU as long as it is the faster one for them (kCpu), or so that link and CPU end
-  // together (kBalance). `bytes` of the one of most rows stands for all.
+  // SplitMisses() sends missing experts to the CPU while it is the faster one for them (kCpu), or so that
+  // link and CPU end together (kBalance). `bytes` of the expert with most rows stands for all.
   absl::Span<const Verdict> SplitMisses(ExpertMiss miss, const MissTimes& times, Bytes bytes,
                                         absl::FunctionRef<const CpuCostTable&(uint32_t expert)> cpu);
-  // The layer's experts shared out among device, link and CPU, missing ones by tiles. Names all late ones.
-  // `device_bytes`: of an expert, for the device's own time.
+  // SplitTiles() splits the layer's experts among device, link and CPU, missing ones by tiles. Names all late
+  // experts. `device_bytes`: bytes of an expert, for the device's own time.
   absl::Span<const Verdict> SplitTiles(const MissTimes& times, const Tiles& tiles, Bytes bytes,
                                        CpuSeconds cpu_seconds, double device_bytes, const CpuCostTable& cpu);
 
@@ -92,8 +92,8 @@ class MissPlan {
   std::vector<ExpertDemand> missing_;
   std::vector<ExpertDemand> resident_;
   std::vector<LateExpert> late_;
-  std::vector<MissingTiles> missing_tiles_;  // what the link may bring: late ones, then missing ones
-  std::vector<ExpertDemand> tile_demands_;   // by place in it
+  std::vector<MissingTiles> missing_tiles_;  // candidates for the link: late experts, then missing ones
+  std::vector<ExpertDemand> tile_demands_;   // demands by index in missing_tiles_
   std::vector<Verdict> verdicts_;
 };
 

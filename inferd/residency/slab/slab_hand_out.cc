@@ -1,4 +1,4 @@
-// What a layer hands out to be computed, in which order, and what comes back of it.
+// Hand-out of a layer: the experts to be computed, their order, and their return.
 #include <algorithm>
 #include <utility>
 
@@ -26,8 +26,8 @@ absl::Status SlabResidency::HandOut() {
   return absl::OkStatus();
 }
 
-// The last tile of an expert waits for its completion, so that a slot is never given up while weightd still
-// has it.
+// The last tile of an expert waits for its completion, so that a slot is never freed while weightd still
+// writes to it.
 bool SlabResidency::HandOutEntry(uint32_t index) {
   const size_t before = ready_.size();
   Entry& entry = entries_[index];
@@ -90,7 +90,7 @@ absl::Status SlabResidency::TakeBack(Event used) {
   return absl::OkStatus();
 }
 
-// A lease that was given back may be overwritten at once. How long the CPU took says how long it will take.
+// A released lease may be overwritten at once. The measured CPU time corrects later forecasts.
 void SlabResidency::GiveBackRead() {
   if (cpu_.held() == 0 || !cpu_place_->queue().IsDone(cpu_used_)) {
     return;

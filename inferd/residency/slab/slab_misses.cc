@@ -1,5 +1,5 @@
-// What becomes of a layer's misses: the plan is made by numbers (miss_plan.h) and carried out here, on slots
-// and leases.
+// Handling of a layer's misses: the plan is made by numbers (miss_plan.h) and executed here, on slots and
+// leases.
 #include <algorithm>
 #include <optional>
 
@@ -11,7 +11,7 @@ bool SlabResidency::BalancesLayers() const {
   return Miss() == ExpertMiss::kBalance && options_.balance_resident && device_seconds_ > 0 && costs_.known();
 }
 
-// What is still to come of the demands that are on their way.
+// Remaining link time of the demands in flight.
 double SlabResidency::BacklogSeconds() const {
   double seconds = 0;
   for (uint32_t i = 0; in_flight_ > 0 && i < demands(); ++i) {
@@ -46,7 +46,7 @@ void SlabResidency::CollectDemands(absl::Span<const ExpertDemand> demands) {
   }
 }
 
-// Whether what travels into a slot is nothing of this layer's demands, and will not be cancelled.
+// True if the transfer into a slot is not for this layer's demands, and will not be cancelled.
 bool SlabResidency::IsOthers(const Slot& slot) const {
   return slot.layer != layer_ || (!IsDemanded(slot.expert) && !options_.cancel_begun);
 }
@@ -96,8 +96,8 @@ void SlabResidency::CarryOut(const MissPlan::Verdict& verdict) {
   }
 }
 
-// An expert that is on its way is the CPU's where that ends sooner than the link; it travels on, for tokens
-// to come.
+// Gives an expert in flight to the CPU if that ends sooner than the link; its transfer continues for later
+// tokens.
 bool SlabResidency::LateToCpu(uint32_t index, uint32_t tokens) {
   const Entry& entry = entries_[index];
   if (Miss() == ExpertMiss::kLoad || options_.fixed || table().slot(entry.slot).request == 0) {
@@ -107,7 +107,7 @@ bool SlabResidency::LateToCpu(uint32_t index, uint32_t tokens) {
          GiveSlotToCpu(index, tokens);
 }
 
-// The slot keeps its expert, or goes on being filled with it, for tokens to come.
+// The slot keeps its expert, or continues to be filled with it, for later tokens.
 bool SlabResidency::GiveSlotToCpu(uint32_t index, uint32_t tokens) {
   Entry& entry = entries_[index];
   ++waiting_;
@@ -121,7 +121,7 @@ bool SlabResidency::GiveSlotToCpu(uint32_t index, uint32_t tokens) {
   return true;
 }
 
-// If weightd has it in DRAM; else it travels like the others.
+// Succeeds if weightd has it in DRAM; else it travels like the others.
 void SlabResidency::GiveToCpu(uint32_t index, uint32_t tokens) {
   if (!cpu_.Lease(index, layer_, experts()[index], step_)) {
     return;
@@ -132,7 +132,7 @@ void SlabResidency::GiveToCpu(uint32_t index, uint32_t tokens) {
   QueueOnCpu(index, tokens, 1);
 }
 
-// So many more tiles come over the link, and the CPU computes the neurons after them.
+// `tiles` more tiles come over the link, and the CPU computes the neurons after them.
 void SlabResidency::Split(uint32_t index, uint32_t tokens, uint32_t tiles) {
   Entry& entry = entries_[index];
   const bool late = entry.state == State::kLate;
@@ -161,7 +161,7 @@ void SlabResidency::Split(uint32_t index, uint32_t tokens, uint32_t tiles) {
   }
 }
 
-// `share` of the expert's neurons.
+// `share`: share of the expert's neurons.
 void SlabResidency::QueueOnCpu(uint32_t index, uint32_t tokens, double share) {
   const uint32_t expert = experts()[index];
   cpu_queued_ += share * costs_.Seconds(layer_, expert, tokens);
@@ -176,7 +176,7 @@ void SlabResidency::HandOutCpu(uint32_t index) {
   tile.gate = cpu_.PartOf(index, Part::kGate);
   tile.down = cpu_.PartOf(index, Part::kDown);
   tile.on_cpu = true;
-  if (entry.handed > 0) {  // the tiles before have come over the link
+  if (entry.handed > 0) {  // earlier tiles came over the link
     tile.neuron_begin = entry.handed;
     tile.neuron_end = width_;
   }
@@ -187,8 +187,8 @@ void SlabResidency::HandOutCpu(uint32_t index) {
   ready_.push_back(tile);
 }
 
-// Its first tiles have been computed. The others travel on for tokens to come, but not those that only pass
-// through.
+// The expert's first tiles have been computed. The others travel on for later tokens, except into a passing
+// slot.
 void SlabResidency::LeaveToCpu(Entry* entry) {
   Slot& slot = table().slot(entry->slot);
   if (entry->state == State::kInFlight) {
@@ -202,7 +202,7 @@ void SlabResidency::LeaveToCpu(Entry* entry) {
   entry->state = State::kCpu;
 }
 
-// In virtual time, when only the CPU is being waited for: moves the clock to its next result.
+// In virtual time, if only the CPU is awaited: advances the clock to its next result.
 bool SlabResidency::AwaitCpu() {
   if (!cpu_.is_virtual()) {
     return false;

@@ -9,7 +9,7 @@
 namespace sluice {
 namespace {
 
-// Landed tiles ring no bell: while some travel, they are looked for at this pace.
+// Poll interval while tiles travel; landed tiles send no signal.
 constexpr absl::Duration kTilePace = absl::Microseconds(300);
 
 }  // namespace
@@ -48,7 +48,7 @@ absl::StatusOr<std::unique_ptr<SlabResidency>> SlabResidency::Create(
 absl::Status SlabResidency::Attach() {
   RETURN_IF_ERROR(slots_->Offer(options_.link_gbps, options_.link_latency_us));
   if (filled_) {
-    return absl::OkStatus();  // what was in slots before weightd was lost is still there
+    return absl::OkStatus();  // experts loaded before weightd was lost are still in their slots
   }
   RETURN_IF_ERROR(Fill());
   filled_ = true;
@@ -64,14 +64,14 @@ absl::Status SlabResidency::Fill() {
               .status();
         }));
         if (clock_ != nullptr) {
-          fill_.Restart();  // in virtual time the bytes came while they were asked for
+          fill_.Restart();  // in virtual time the bytes arrived during the requests
         }
         return absl::OkStatus();
       }));
   return fill_.Drain(0);
 }
 
-// Modelled, or measured by the places' own clocks.
+// Costs are modelled, or measured by the devices' own clocks.
 absl::Status SlabResidency::LearnCosts() {
   device_seconds_ = options_.device_seconds;
   if (Miss() == ExpertMiss::kLoad) {
@@ -118,7 +118,7 @@ absl::Status SlabResidency::BeginLayer(uint32_t layer, absl::Span<const ExpertDe
   return AskForWaiting();
 }
 
-// The experts that nobody chose come after those that somebody did.
+// Adds experts that no row chose, behind the chosen ones.
 void SlabResidency::AddIdle() {
   for (uint32_t expert = 0; expert < pack_.expert_count(layer_); ++expert) {
     if (!IsDemanded(expert)) {
@@ -156,7 +156,7 @@ void SlabResidency::BeginEntry(const ExpertDemand& demand, bool idle) {
   slot.fresh = slot.prefetched = false;
 }
 
-// A prefetch that is under way becomes a demand.
+// Turns a prefetch in flight into a demand.
 void SlabResidency::Join(Entry* entry) {
   if (slots_->Join(step_, entry->slot)) {
     entry->state = State::kInFlight;
@@ -168,8 +168,7 @@ void SlabResidency::Join(Entry* entry) {
   }
 }
 
-// Experts of this layer that are on their way and that nobody chose. Their slots are free once weightd says
-// so.
+// Cancels experts of this layer in flight that no row chose. Their slots are free at weightd's completion.
 void SlabResidency::CancelDisproved() {
   for (uint32_t expert = 0; table().filling() > in_flight_ && expert < pack_.expert_count(layer_); ++expert) {
     const uint32_t index = table().Find(layer_, expert);
@@ -183,14 +182,14 @@ void SlabResidency::CancelDisproved() {
   }
 }
 
-// The layer before has been computed, or given up.
+// The previous layer has been computed or abandoned.
 void SlabResidency::EndLayer() {
   if (demands() == 0) {
     return;
   }
   if (cpu_.held() > 0 && cpu_place_ != nullptr) {
     Queue& queue = cpu_place_->queue();
-    queue.Wait(queue.Record()).IgnoreError();  // it sticks: whoever takes the results hears it
+    queue.Wait(queue.Record()).IgnoreError();  // sticky: reported to the reader of the results
     GiveBackRead();
   }
   for (uint32_t i = 0; i < demands(); ++i) {
@@ -219,14 +218,14 @@ absl::Status SlabResidency::AskForWaiting() {
   return absl::OkStatus();
 }
 
-// OK without a request if there is no slot: what is being computed will give one up.
+// OK without a request if there is no slot: an expert being computed will free one.
 absl::Status SlabResidency::Ask(uint32_t index) {
   Entry& entry = entries_[index];
   const uint32_t expert = experts()[index];
   if (table().Find(layer_, expert) != ExpertSlots::kNoSlot) {
     return absl::OkStatus();  // weightd may still write there
   }
-  // What the CPU shares travels on after this layer, which must not delay the next one's demands.
+  // An expert shared with the CPU travels on after this layer, and must not delay the next one's demands.
   const FetchKind kind = entry.shared > 0 && TravelsOn() ? FetchKind::kPrefetch : FetchKind::kDemand;
   ASSIGN_OR_RETURN(const uint32_t slot,
                    slots_->Fetch(kind, step_, layer_, expert,
@@ -243,7 +242,7 @@ absl::Status SlabResidency::Ask(uint32_t index) {
   return absl::OkStatus();
 }
 
-// Completions come between layers too, and for prefetches: these say nothing about a demand.
+// Completions between layers and of prefetches concern no demand.
 void SlabResidency::Handle(const FetchKey& key, const FetchCompletion& completion) {
   if (key.kind == FetchKind::kDense) {
     return;
@@ -303,7 +302,7 @@ absl::Status SlabResidency::WaitForMore() {
 }
 
 absl::Time SlabResidency::WaitUntil() const {
-  if (in_flight_ == 0) {  // for a fill to try again, or for a slot that a prefetch holds
+  if (in_flight_ == 0) {  // waits for a retry of a fill, or for a slot that a prefetch holds
     return window_.no_room() ? window_.retry_at() : absl::Now() + FetchWindow::kRetryPace;
   }
   return slots_->TileOf(layer_) < width_ ? absl::Now() + kTilePace : absl::InfiniteFuture();
@@ -333,7 +332,7 @@ void SlabResidency::Heard(uint32_t layer, absl::Span<const ExpertDemand> demands
     counters_.Add(layer, &ResidencyCounters::hits);
     counters_.Add(layer, &ResidencyCounters::bytes_touched, pack_.expert_bytes(layer, demand.expert));
     if (const uint32_t there = table().Find(layer, demand.expert); there != ExpertSlots::kNoSlot) {
-      Slot& slot = table().slot(there);  // it was read, and may have left since
+      Slot& slot = table().slot(there);  // it was read, and may have been evicted since
       counters_.Add(layer, &ResidencyCounters::prefetch_useful, slot.prefetched ? 1 : 0);
       slot.fresh = slot.prefetched = false;
     }
@@ -352,11 +351,11 @@ void SlabResidency::Prefetch(uint32_t layer, uint32_t expert) {
     return;
   }
   if (const uint32_t there = table().Find(layer, expert); there != ExpertSlots::kNoSlot) {
-    table().slot(there).fresh = true;  // it is going to be used: not to be given up for another prefetch
+    table().slot(there).fresh = true;  // it will be used: not to be evicted for another prefetch
     return;
   }
   if (waiting_ > 0 && !streams_) {
-    return;  // the room is a demand's
+    return;  // the room belongs to a demand
   }
   const absl::StatusOr<uint32_t> slot =
       slots_->Fetch(FetchKind::kPrefetch, step_, layer, expert, SlotTable::For::kPrefetch, keeper_);

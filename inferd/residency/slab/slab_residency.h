@@ -1,12 +1,12 @@
 // Residency on devices with memory of their own: whole experts lie in slots of a slab that inferd allocated
 // and weightd writes into. On `sim` the slab is shared memory that the host backend imports.
 //
-// A layer's experts that are in slots are computed first; for the others transfers are sent at once, as far
-// as slots go, and each is computed tile by tile while its next tile travels. More experts than slots go in
-// waves: one that has been computed makes room. A prompt that streams computes those first that came, and
-// what stays in its slots while nothing else is there, so that the link never waits for slots. Some may be
-// the CPU's instead, where they lie in weightd's DRAM (miss_plan.h). What arrives when decides nothing but
-// time: results go to places fixed by (token, rank), neurons in order.
+// A layer's resident experts are computed first; transfers of the others are sent at once, as far as slots
+// allow, and each expert is computed tile by tile while its next tile travels. More experts than slots go in
+// waves: a computed expert makes room. A streaming prompt computes arrived experts first, and staying ones
+// while nothing else is ready, so that the link never waits for slots. The CPU may compute some experts in
+// weightd's DRAM (miss_plan.h). The order of arrival affects nothing but time: results go to locations fixed
+// by (token, rank), neurons in order.
 //
 // Thread safety: thread-compatible; belongs to the engine thread. Nothing allocates after Create.
 #pragma once
@@ -38,27 +38,27 @@ namespace sluice {
 
 struct SlabResidencyOptions : SlotCacheOptions {
   bool whole_layers = false;  // load every expert of a layer, chosen or not
-  bool fixed = false;         // what the first fill brought stays for good
-  bool cancel_begun = false;  // prefetches that the router disproved end even if they have begun
-  // What happens to a chosen expert that is not resident: kLoad, kCpu or kBalance.
+  bool fixed = false;         // experts of the first fill stay permanently
+  bool cancel_begun = false;  // disproved prefetches end even if they have begun
+  // Handling of a chosen expert that is not resident: kLoad, kCpu or kBalance.
   ExpertMiss miss = ExpertMiss::kLoad;
-  // Of a byte of an expert on the CPU for one row; 0: measured at the start, in virtual time a third of the
+  // CPU time per byte of an expert for one row; 0: measured at the start, in virtual time a third of the
   // link's.
   double cpu_seconds = 0;
-  // Whether kBalance may give the CPU resident experts too.
+  // True if kBalance may give resident experts to the CPU too.
   bool balance_resident = false;
-  // Of a byte of an expert on the device; 0: measured at the start where it matters.
+  // Device time per byte of an expert; 0: measured at the start if needed.
   double device_seconds = 0;
-  // By layer, bytes of the experts that every token goes through: the device computes them beside the routed
-  // ones; empty: none.
+  // By layer, bytes of the common experts of every token, which the device computes besides the routed ones;
+  // empty: none.
   std::vector<double> shared_bytes;
-  uint32_t max_rows = 1;  // of a step, for measuring the CPU
+  uint32_t max_rows = 1;  // maximum rows of a step, for measuring the CPU
 };
 
 class SlabResidency final : public LayerResidency {
  public:
-  // All pointers outlive this object. `cpu`: computes beside the device, and `segments` are its; null where
-  // no miss is the CPU's. Errors of ExpertSlots::Create. `clock`: the virtual one, null in real time.
+  // All pointers outlive this object. `cpu`: computes in parallel with the device, and `segments` are its;
+  // null if no miss is the CPU's. Errors of ExpertSlots::Create. `clock`: the virtual one, null in real time.
   static absl::StatusOr<std::unique_ptr<SlabResidency>> Create(const SlabResidencyOptions& options,
                                                                WeightClient* client, FetchQueue* fetches,
                                                                const SegmentBuffers* segments,
@@ -84,7 +84,7 @@ class SlabResidency final : public LayerResidency {
   void Prefetch(uint32_t layer, uint32_t expert) override;
   std::optional<WeightView> Lead(uint32_t layer, uint32_t expert) const override;
   void LeadRead(uint32_t layer, uint32_t expert, Event used) override;
-  // In real time a layer that is resident as a whole is the device's alone: nobody has to be asked then.
+  // In real time a fully resident layer is the device's alone, so the host need not decide.
   bool AllThere(uint32_t layer) const override {
     return AllResident(layer) && !(clock_ != nullptr && BalancesLayers());
   }
@@ -97,27 +97,27 @@ class SlabResidency final : public LayerResidency {
   uint64_t held() const override { return cpu_.held(); }
 
   const SlabPlan& plan() const { return slots_->plan(); }
-  // What the CPU takes for experts of each size class, measured at the start; empty: misses are loaded, or no
-  // expert was there to be measured.
+  // CPU times of experts of each size class, measured at the start; empty: misses are loaded, or no expert
+  // was resident for measuring.
   absl::Span<const CpuCostTable> cpu_costs() const { return costs_.tables(); }
 
  private:
   enum class State : uint8_t {
-    kWaiting,       // not asked for
-    kInFlight,      // on its way into a slot; tiles that landed may be handed out
-    kLate,          // on its way when its layer began; to be decided about
+    kWaiting,       // not requested
+    kInFlight,      // in flight into a slot; landed tiles may be handed out
+    kLate,          // in flight when its layer began; to be decided
     kReady,         // in a slot, not all of it computed
     kCpu,           // the CPU's, to be handed out
-    kCpuHandedOut,  // being computed there
+    kCpuHandedOut,  // being computed by the CPU
     kDone,
     kFailed
   };
   struct Entry {
     uint32_t slot = ExpertSlots::kNoSlot;
     State state = State::kWaiting;
-    uint32_t handed = 0;  // neurons that were handed out
-    bool idle = false;    // loaded though nobody chose it (whole_layers)
-    uint32_t shared = 0;  // neurons from here on are the CPU's, those before come over the link; 0: none are
+    uint32_t handed = 0;  // neurons handed out
+    bool idle = false;    // loaded though no row chose it (whole_layers)
+    uint32_t shared = 0;  // first neuron of the CPU's share, those before come over the link; 0: no share
   };
 
   SlabResidency(const SlabResidencyOptions& options, std::unique_ptr<ExpertSlots> slots, WeightClient* client,
@@ -126,14 +126,14 @@ class SlabResidency final : public LayerResidency {
   absl::Status Fill();
   absl::Status LearnCosts();
 
-  // A layer's demands: how they begin and end.
+  // Begin and end of a layer's demands.
   void BeginEntry(const ExpertDemand& demand, bool idle);
   void AddIdle();
   void Join(Entry* entry);
   void CancelDisproved();
   void EndLayer();
 
-  // Who computes what.
+  // Assignment of experts to devices.
   ExpertMiss Miss() const {
     return cpu_place_ != nullptr && cpu_allowed_ ? options_.miss : ExpertMiss::kLoad;
   }
@@ -142,7 +142,7 @@ class SlabResidency final : public LayerResidency {
   absl::Span<const MissPlan::Verdict> PlanMisses(absl::Span<const ExpertDemand> demands);
   void CarryOut(const MissPlan::Verdict& verdict);
   bool BalancesLayers() const;
-  // Whether what the CPU shares goes on travelling when it has been computed, for tokens to come.
+  // True if an expert that the CPU shares continues to travel after it was computed, for later tokens.
   bool TravelsOn() const { return !prefill_ && table().quota(layer_) > 0; }
   bool IsOthers(const Slot& slot) const;
   double BacklogSeconds() const;
@@ -151,8 +151,8 @@ class SlabResidency final : public LayerResidency {
   void GiveToCpu(uint32_t index, uint32_t tokens);
   void Split(uint32_t index, uint32_t tokens, uint32_t tiles);
   void QueueOnCpu(uint32_t index, uint32_t tokens, double share);
-  // Whether the CPU may go on where the device's tiles of an expert end. It has to wait for their sums, which
-  // only a modelled CPU does without losing time.
+  // True if the CPU may continue where the device's tiles of an expert end. It has to wait for their sums,
+  // which only a modelled CPU does without losing time.
   bool MaySplit() const { return clock_ != nullptr; }
   void LeaveToCpu(Entry* entry);
   bool AwaitCpu();
@@ -163,7 +163,7 @@ class SlabResidency final : public LayerResidency {
   void HandleForDemand(uint32_t index, const FetchKey& key, const FetchCompletion& completion);
   absl::Status HandOut() override;
   bool FillsGaps() const { return streams_ && waiting_ > 0; }
-  // Whether an expert is ready in a slot that is no stream's.
+  // True if an expert is ready in a slot that does not belong to a stream.
   bool Stays(uint32_t index) const {
     const Entry& entry = entries_[index];
     return entry.state == State::kReady && !entry.idle && !table().slot(entry.slot).passing;
@@ -197,20 +197,20 @@ class SlabResidency final : public LayerResidency {
   LayerPace pace_;
   GapOrder gaps_;
 
-  double device_seconds_ = 0;  // of a byte of an expert on the device; 0: not known
-  bool cpu_measured_ = true;   // what the layer gave to the CPU has told how long it took
-  bool filled_ = false;        // once, at the start
+  double device_seconds_ = 0;  // per byte of an expert on the device; 0: not known
+  bool cpu_measured_ = true;   // the time of the layer's CPU work was reported
+  bool filled_ = false;        // set once, at the start
   bool cpu_allowed_ = true;
   bool prefill_ = false;
-  bool streams_ = false;         // prefill that wants more experts than the layer may keep
-  uint32_t width_ = 0;           // of the layer's experts
+  bool streams_ = false;         // prefill with more experts than the layer may keep
+  uint32_t width_ = 0;           // neurons of each of the layer's experts
   std::vector<Entry> entries_;   // [most experts of a layer], by demand
-  Event cpu_began_;              // of the CPU's queue: before what the layer gives to it
-  Event cpu_used_;               // behind the last that reads a lease
+  Event cpu_began_;              // CPU queue before the layer's work
+  Event cpu_used_;               // behind the last reader of a lease
   double cpu_queued_ = 0;        // seconds of the CPU's work for this layer
   uint32_t waiting_ = 0;         // entries in kWaiting
   uint32_t in_flight_ = 0;       // entries in kInFlight
-  std::vector<uint32_t> heard_;  // [most experts]
+  std::vector<uint32_t> heard_;  // [most experts], deferred choice
 };
 
 }  // namespace sluice

@@ -6,8 +6,8 @@
 namespace sluice {
 namespace {
 
-// A quarter of what travels at once, with two portions queued: the link goes on meanwhile where an expert
-// travels as long as it is computed.
+// A quarter of the experts that travel at once, with two portions queued: the link continues meanwhile if an
+// expert travels as long as it is computed.
 uint32_t PortionOf(const SlabPlan& plan) {
   uint32_t passing = 0;
   for (const SlotClass& c : plan.classes) {

@@ -1,4 +1,4 @@
-// What a byte takes over the link.
+// Link time per byte.
 //
 // Thread safety: thread-compatible; belongs to the engine thread.
 #pragma once
@@ -11,10 +11,10 @@ namespace sluice {
 
 class LinkPace {
  public:
-  // `seconds_per_byte`: as somebody says; 0: as measured by `fetches`, which outlives this object.
+  // `seconds_per_byte`: given value; 0: measured by `fetches`, which outlives this object.
   LinkPace(double seconds_per_byte, const FetchQueue* fetches) : said_(seconds_per_byte), fetches_(fetches) {}
 
-  // 0: nothing is said, and nothing was measured yet.
+  // 0: no value is given, and none was measured yet.
   double SecondsPerByte() const {
     if (said_ > 0) {
       return said_;

@@ -9,8 +9,8 @@ namespace {
 
 constexpr uint64_t kSlotAlignment = 64;
 constexpr uint32_t kLeastSlots = 2;
-// Slots that experts only pass through: as many as a token's experts, but at most this share of the slots; or
-// as many as were asked for, and at most half of them.
+// Number of passing slots: as many as a token's experts, but at most this share of the slots; or the
+// requested number, and at most half of them.
 constexpr uint32_t kPassingShare = 4;
 constexpr uint32_t kAskedPassingShare = 2;
 
@@ -19,7 +19,7 @@ uint64_t BytesOf(const Pack& pack, const SlotBytes& slot_bytes, uint32_t layer, 
   return (bytes + kSlotAlignment - 1) / kSlotAlignment * kSlotAlignment;
 }
 
-// Classes, largest first, with the experts of each.
+// Size classes, largest first, with the number of experts of each.
 std::vector<SlotClass> ClassesOf(const Pack& pack, const SlotBytes& slot_bytes) {
   std::vector<SlotClass> classes;
   for (uint32_t layer = 0; layer < pack.config().layers.size(); ++layer) {
@@ -47,7 +47,7 @@ uint64_t LeastBytes(absl::Span<const SlotClass> classes) {
   return bytes;
 }
 
-// Gives every class its minimum, then the same share of the rest, then what is left one slot at a time.
+// Gives every class its minimum, then the same share of the rest, then the remainder one slot at a time.
 void DivideBudget(uint64_t budget, std::vector<SlotClass>* classes) {
   uint64_t rest = budget;
   uint64_t wanted = 0;
@@ -82,7 +82,7 @@ void IndexClasses(const Pack& pack, const SlotBytes& slot_bytes, SlabPlan* plan)
   }
 }
 
-// Experts of each layer that are of class `index`.
+// Number of experts of each layer in class `index`.
 std::vector<uint32_t> ExpertsByLayer(const Pack& pack, const SlabPlan& plan, uint32_t index) {
   std::vector<uint32_t> experts;
   for (uint32_t layer = 0; layer < pack.config().layers.size(); ++layer) {
@@ -93,7 +93,7 @@ std::vector<uint32_t> ExpertsByLayer(const Pack& pack, const SlabPlan& plan, uin
   return experts;
 }
 
-// How many of a class's slots experts only pass through. `all_experts`: of all classes.
+// Number of a class's passing slots. `all_experts`: experts of all classes.
 uint32_t PassingSlots(const SlotClass& c, uint32_t wanted, uint32_t share, uint32_t all_experts) {
   if (c.slots >= c.experts) {
     return 0;

@@ -1,4 +1,4 @@
-// What every cache in slots is told, whether it holds whole experts or single neurons.
+// Options common to all slot caches, of whole experts or of single neurons.
 //
 // Thread safety: plain values.
 #pragma once
@@ -22,14 +22,14 @@ struct SlotCacheOptions {
   uint32_t max_in_flight = 32;  // demands
   SlotEvictionOptions eviction;
   SlotAllocation allocate;  // REQUIRED
-  // By layer: its experts in the order in which slots are filled at the start; empty: by number.
+  // By layer: its experts in the order of the first fill; empty: by number.
   std::vector<std::vector<uint32_t>> fill_order;
-  Part lead = Part::kGate;  // what Lead() gives
-  // Of a byte of an expert over the link; 0: as measured.
+  Part lead = Part::kGate;  // the part returned by Lead()
+  // Link time per byte of an expert; 0: measured.
   double load_seconds = 0;
-  // What travels is looked for without sleeping; not where only waiting moves the time.
+  // Polls for tiles in flight without sleeping; false if only waiting advances the time.
   bool watch = false;
-  // A layer without any progress for this long ends with an error.
+  // Timeout of a layer without any progress; the step fails.
   absl::Duration stall_limit = absl::Seconds(5);
 };
 

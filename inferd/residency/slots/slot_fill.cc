@@ -22,7 +22,7 @@ absl::Status SlotFill::Fill(const Pack& pack, const SlotTable& table,
       experts = order[layer];
     }
     for (uint32_t expert = 0; expert < pack.expert_count(layer); ++expert) {
-      experts.push_back(expert);  // those that the profile knows nothing of; the others are there by then
+      experts.push_back(expert);  // experts without a profile entry; the profiled ones are filled already
     }
     for (const uint32_t expert : experts) {
       const uint16_t size_class = table.class_of(layer, expert);

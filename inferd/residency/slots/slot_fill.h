@@ -1,5 +1,5 @@
-// The first fill of slots, before anybody waits for them: by usage, a few transfers at a time, each waited
-// for no longer than the stall limit. What cannot be had now is left to the first demand.
+// First fill of slots, before any demand: by usage, a few transfers at a time, each with the stall limit as
+// timeout. Experts that cannot be had now are left to the first demand.
 //
 // Thread safety: thread-compatible; belongs to the engine thread.
 #pragma once
@@ -23,25 +23,26 @@ class SlotFill {
   static constexpr uint32_t kWindow = 8;  // transfers in flight
 
   struct Cache {
-    std::function<void()> poll;           // takes completions
-    std::function<uint32_t()> in_flight;  // transfers without one
+    std::function<void()> poll;           // handles completions
+    std::function<uint32_t()> in_flight;  // transfers without a completion
   };
   // `fetches` outlives this object.
   SlotFill(absl::Duration stall_limit, FetchQueue* fetches, Cache cache);
 
-  // Something came, or waiting begins.
+  // Restarts the timeout: a completion arrived, or waiting begins.
   void Restart();
 
-  // `fill` an expert that no slot has, as long as its layer may keep more; it may leave it out.
-  // `order`: by layer, its experts; those it does not name come after them, by number.
+  // Calls `fill` for an expert without a slot, as long as its layer may keep more; `fill` may skip it.
+  // `order`: by layer, its experts; unlisted ones come after them, by number.
   absl::Status Fill(const Pack& pack, const SlotTable& table, const std::vector<std::vector<uint32_t>>& order,
                     absl::FunctionRef<absl::Status(uint32_t layer, uint32_t expert)> fill);
 
-  // Sends a request; while weightd's ring is full and anything is in flight that makes room in it, waits and
-  // sends it again.
+  // Sends a request; if weightd's ring is full and requests in flight will make room in it, waits and sends
+  // it again.
   absl::Status Send(absl::FunctionRef<absl::Status()> send);
 
-  // Waits until at most `most` transfers are in flight. RESOURCE_EXHAUSTED: nothing came for the limit.
+  // Waits until at most `most` transfers are in flight. RESOURCE_EXHAUSTED: nothing arrived within the
+  // timeout.
   absl::Status Drain(uint32_t most);
 
  private:

@@ -1,5 +1,5 @@
-// Who keeps a slot: passes what layers choose, and their routers' scores, to the eviction policy, and picks
-// the victims when the table must give a slot up.
+// Connects slots and eviction policy: passes the layers' choices and their routers' scores to the policy, and
+// picks victims when the table must evict.
 //
 // Thread safety: thread-compatible; belongs to the engine thread. Nothing allocates after construction.
 #pragma once
@@ -18,16 +18,16 @@ class SlotKeeper {
   // `experts`: by layer. `table` outlives this object.
   SlotKeeper(const SlotEvictionOptions& options, const std::vector<uint32_t>& experts, SlotTable* table);
 
-  // Scores of the layer that begins next, of all its experts; copied. Only policies that ask look at them.
+  // Scores of the next layer, of all its experts; copied. Used only by policies that need them.
   bool NeedsScores() const { return policy_.NeedsScores(); }
   void SetScores(absl::Span<const float> scores);
 
-  // A layer of `experts` experts has chosen these. One that streams more than it may keep tells the policy
-  // nothing: what it kept before is worth keeping still.
+  // A layer of `experts` experts has chosen these. A layer that streams more than it may keep reports nothing
+  // to the policy, so its kept experts stay.
   void BeginLayer(uint32_t layer, absl::Span<const uint32_t> chosen, bool streams);
-  // A layer whose experts are all there has used these, as was heard afterwards.
+  // A deferred choice: a fully resident layer has used these experts.
   void NoteUse(uint32_t layer, absl::Span<const uint32_t> used);
-  // The layer has been computed: what it holds beyond its quota leaves.
+  // The layer has been computed: experts beyond its quota are evicted.
   void EndLayer(uint32_t layer);
 
   // SlotTable::Victim.
@@ -39,10 +39,10 @@ class SlotKeeper {
   SlotTable* const table_;
   const std::vector<uint32_t> experts_;
   SlotEvictionPolicy policy_;
-  std::vector<float> scores_;  // [most experts], of the layer that begins next
+  std::vector<float> scores_;  // [most experts], of the next layer
 };
 
-// Nobody goes: for who takes free slots only.
+// Evicts nothing: for callers that use free slots only.
 inline uint32_t NoVictim(uint32_t /*layer*/, absl::Span<const uint32_t> /*experts*/) { return ~0u; }
 
 }  // namespace sluice

@@ -6,7 +6,7 @@
 namespace sluice {
 namespace {
 
-// Slots that a stream takes: one that is computed and one that travels.
+// Slots of a stream: one being computed and one in flight.
 constexpr uint32_t kStreamWidth = 2;
 
 }  // namespace
@@ -66,8 +66,8 @@ void SlotTable::SetState(uint32_t index, SlotState state) {
   free_[index / 64] = state == SlotState::kFree ? free_[index / 64] | bit : free_[index / 64] & ~bit;
 }
 
-// Whom the policy gives up among the layer's ready experts of the class: passing ones if there are any, else
-// the usual; kAny: even those that it would rather keep. Never one that has yet to be computed.
+// The policy's victim among the layer's ready experts of the class: passing ones if there are any, else usual
+// ones; kAny: also experts that the policy would keep. Never one that has yet to be computed.
 uint32_t SlotTable::VictimOf(uint32_t layer, uint16_t size_class, Tier tier, Victim victim) {
   if (held(layer, size_class) == 0) {
     return kNoSlot;
@@ -95,7 +95,7 @@ uint32_t SlotTable::VictimOf(uint32_t layer, uint16_t size_class, Tier tier, Vic
     }
     uint32_t place = victim(layer, candidates_);
     if (place >= candidates_.size() && (passing || any)) {
-      place = 0;  // the policy would keep them all
+      place = 0;  // the policy would keep all of them
     }
     if (place < candidates_.size()) {
       return Find(layer, candidates_[place]);
@@ -104,7 +104,7 @@ uint32_t SlotTable::VictimOf(uint32_t layer, uint16_t size_class, Tier tier, Vic
   return kNoSlot;
 }
 
-// Looks through the layers that come last before `layer` first: they will be needed last.
+// Searches the layers backwards from `layer`: those are needed last.
 uint32_t SlotTable::VictimOfOthers(uint32_t layer, uint16_t size_class, bool over_quota, Tier tier,
                                    Victim victim) {
   const uint32_t layers = static_cast<uint32_t>(ready_.size());
@@ -120,8 +120,8 @@ uint32_t SlotTable::VictimOfOthers(uint32_t layer, uint16_t size_class, bool ove
   return kNoSlot;
 }
 
-// Of the layer's passing experts, those whose slots what streams next can wait for: they travel, or have yet
-// to be computed. One that is only kept because it was predicted meanwhile would never give its slot up.
+// Number of the layer's passing experts whose slots the next streamed ones can wait for: they travel, or have
+// yet to be computed. An expert kept only because it was predicted meanwhile would never free its slot.
 uint32_t SlotTable::Passing(uint32_t layer, uint16_t size_class) const {
   uint32_t passing = 0;
   for (uint32_t expert = 0; expert < Experts(layer); ++expert) {
@@ -135,7 +135,7 @@ uint32_t SlotTable::Passing(uint32_t layer, uint16_t size_class) const {
   return passing;
 }
 
-// Chooses among the slots whose experts nobody needs to keep.
+// Chooses among the slots whose experts need not be kept.
 uint32_t SlotTable::ChooseUsual(uint32_t layer, uint16_t size_class, For purpose, Victim victim) {
   const bool full = held(layer, size_class) >= quota(layer, size_class);
   uint32_t index = kNoSlot;

@@ -1,16 +1,17 @@
-// Which expert each slot of a slab holds, and which slot may be taken for another one. Flat arrays, pure
-// bookkeeping: it knows nothing of requests, bytes and policies beyond asking for a victim.
+// Table of the experts in a slab's slots, and choice of the slot for another expert. Flat arrays, pure
+// bookkeeping: it is independent of requests and bytes, and calls the policy only for a victim.
 //
-// A slot is free, being filled, ready or lost (its bytes are weightd's until it is known to be dead). Ready
-// ones leave only through TakeSlot(). Rules, in this order:
-// for a demand: a layer at its quota gives up an expert of its own; else a free slot; else one that another
-// layer holds beyond its quota; else, so that there is always progress, any that may go.
+// A slot is free, being filled, ready or lost (weightd owns its bytes until it is known to be dead). Ready
+// experts leave only through TakeSlot(). Rules, in this order:
+// for a demand: an expert of the layer's own if it is at its quota; else a free slot; else one that another
+// layer holds beyond its quota; else, for guaranteed progress, any evictable one.
 // for a prefetch: a free slot, one beyond a quota, one of the layer's own.
-// for a stream (a layer that wants more experts than it may keep, as prefill does): an expert that passed
-// before it, a free slot, one beyond a quota; while two of the layer's pass already it waits for them. So
-// what the layer keeps survives. Nobody gives up an expert that the current layer has yet to compute
-// (pinned), nor one that was prefetched for a layer which has not run since (fresh), unless nothing else
-// would be left for a demand. And none is taken before the last that was queued to read it is done.
+// for a stream (a layer that uses more experts than it may keep, as prefill does): an expert that passed
+// before it, a free slot, one beyond a quota; while two of the layer's experts are passing it waits for them.
+// So the experts that the layer keeps survive.
+// No expert is evicted that the current layer has yet to compute (pinned), nor one that was prefetched for a
+// layer which has not run since (fresh), unless nothing else would be left for a demand. No slot is reused
+// before its last queued reader is done.
 //
 // Thread safety: thread-compatible; belongs to the engine thread. Nothing allocates after construction.
 #pragma once
@@ -29,28 +30,28 @@ enum class SlotState : uint8_t { kFree = 0, kFilling = 1, kReady = 2, kLost = 3 
 
 struct Slot {
   uint64_t offset = 0;   // in the slab
-  uint64_t request = 0;  // kFilling: the transfer's id; 0: it ended badly, `joined` has not ended
-  uint64_t joined = 0;   // a prefetch of the same bytes that a demand joined; until it has ended nobody may
-                         // take the slot
-  Event last_use;        // behind the last that was queued to read it
+  uint64_t request = 0;  // kFilling: the transfer's id; 0: it failed, `joined` has not ended
+  uint64_t joined = 0;   // a prefetch of the same bytes, coalesced with a demand; the slot is
+                         // not reused before its end
+  Event last_use;        // behind the last queued reader
   uint32_t layer = 0;
   uint32_t expert = 0;
   SlotState state = SlotState::kFree;
   bool pinned = false;      // the current layer has yet to compute it
   bool fresh = false;       // predicted, its layer has not run since
-  bool prefetched = false;  // taken for a prefetch, and not asked for by its layer since
-  bool passing = false;     // of a layer that streamed more experts than it may keep: the first to go
+  bool prefetched = false;  // taken for a prefetch, and not demanded by its layer since
+  bool passing = false;     // of a layer that streamed more experts than it may keep: evicted first
   uint16_t size_class = 0;
 };
 
 class SlotTable {
  public:
   static constexpr uint32_t kNoSlot = 0xffffffffu;
-  // The place in a list of the layer's experts of the one that goes; at least the list's size: none.
+  // Index of the victim in a list of the layer's experts; at least the list's size: none.
   using Victim = absl::FunctionRef<uint32_t(uint32_t layer, absl::Span<const uint32_t> experts)>;
   enum class For : uint8_t { kDemand, kPrefetch, kStream };
 
-  // `queue`: of the events; outlives the table. Null: whoever read a slot is done.
+  // `queue`: runs the events; outlives the table. Null: every reader of a slot is done.
   explicit SlotTable(const SlabPlan& plan, Queue* queue = nullptr);
 
   // The expert's slot, being filled or ready; kNoSlot if it has none.
@@ -59,9 +60,9 @@ class SlotTable {
     const uint32_t slot = Find(layer, expert);
     return slot != kNoSlot && slots_[slot].state == SlotState::kReady;
   }
-  // Whether nothing that was queued reads the slot any more.
+  // True if no queued work reads the slot any more.
   bool IsIdle(uint32_t index) const { return queue_ == nullptr || queue_->IsDone(slots_[index].last_use); }
-  // What may read any expert of the layer was queued before `used`.
+  // All work that may read any expert of the layer was queued before `used`.
   void SetUsed(uint32_t layer, Event used);
   Slot& slot(uint32_t index) { return slots_[index]; }
   const Slot& slot(uint32_t index) const { return slots_[index]; }
@@ -70,30 +71,32 @@ class SlotTable {
   uint32_t filling() const { return filling_; }
   uint64_t evictions() const { return evictions_; }
 
-  // Takes a slot for the expert: kFilling from now on. kNoSlot: nothing may go now. REQUIRES: it has none.
+  // Allocates a slot for the expert, in state kFilling. kNoSlot: nothing may be evicted now. REQUIRES: it has
+  // none.
   uint32_t TakeSlot(uint32_t layer, uint32_t expert, For purpose, Victim victim);
-  // The bytes came. REQUIRES: kFilling.
+  // The bytes have arrived. REQUIRES: kFilling.
   void SetReady(uint32_t index);
-  // Nothing is in the slot any more.
+  // Empties the slot.
   void SetFree(uint32_t index);
-  // Every slot being filled is lost; those that were lost become free.
+  // Marks every slot being filled as lost; lost slots become free.
   void LoseFilling();
   void FreeLost();
 
-  // The layer has been computed: experts beyond its quota leave. Nothing of it is fresh or pinned any more.
+  // The layer has been computed: experts beyond its quota are evicted. None of its experts is fresh or pinned
+  // any more.
   void TrimLayer(uint32_t layer, Victim victim);
-  // Slots of the layer's that hold experts of `size_class`, being filled or ready.
+  // Number of the layer's slots with experts of `size_class`, being filled or ready.
   uint32_t held(uint32_t layer, uint32_t size_class) const {
     return held_[uint64_t{layer} * classes_.size() + size_class];
   }
   uint32_t quota(uint32_t layer, uint32_t size_class) const { return classes_[size_class].quota[layer]; }
   uint16_t class_of(uint32_t layer, uint32_t expert) const { return class_of_[Place(layer, expert)]; }
-  // Most experts that the layer may keep, of all classes.
+  // Maximum number of experts that the layer may keep, over all classes.
   uint32_t quota(uint32_t layer) const;
 
  private:
-  // What a candidate may be.
-  enum class Tier : uint8_t { kPassing, kUsual, kAny, kTrim };  // kTrim: kAny, though still read
+  // Experts that qualify as victims.
+  enum class Tier : uint8_t { kPassing, kUsual, kAny, kTrim };  // kTrim: kAny, even with readers
 
   uint64_t Place(uint32_t layer, uint32_t expert) const { return first_expert_[layer] + expert; }
   uint32_t Experts(uint32_t layer) const {

@@ -1,5 +1,4 @@
-// In how many neurons at a time a whole expert travels, so that its first ones are computed while the others
-// come.
+// Neurons per tile of a whole expert in flight, so that its first ones are computed while the others arrive.
 //
 // Thread safety: immutable.
 #pragma once
@@ -15,10 +14,10 @@ namespace sluice {
 
 class TileSize {
  public:
-  static constexpr uint32_t kNeuronBlock = 64;  // tiles end at its multiples (kernels/ops.h)
+  static constexpr uint32_t kNeuronBlock = 64;  // tiles end at multiples of it (kernels/ops.h)
   static constexpr uint32_t kTilesOfAnExpert = 8;
 
-  // `neurons`: of a tile; 0: an eighth of the expert. INVALID_ARGUMENT unless it is a multiple of 64.
+  // `neurons`: tile size; 0: an eighth of the expert. INVALID_ARGUMENT unless it is a multiple of 64.
   static absl::StatusOr<TileSize> Create(uint32_t neurons) {
     if (neurons % kNeuronBlock != 0) {
       return absl::InvalidArgumentError(
@@ -27,7 +26,7 @@ class TileSize {
     return TileSize(neurons);
   }
 
-  // Of an expert of `width` neurons; may be more than these.
+  // Tile size of an expert of `width` neurons; may be more than `width`.
   uint32_t Of(uint32_t width) const {
     if (neurons_ > 0) {
       return neurons_;
@@ -36,7 +35,7 @@ class TileSize {
     return std::max(1u, (eighth + kNeuronBlock - 1) / kNeuronBlock) * kNeuronBlock;
   }
 
-  // Neurons of which so many tiles have landed.
+  // Landed neurons, from the number of landed tiles.
   uint32_t Landed(uint64_t tiles, uint32_t width) const {
     return static_cast<uint32_t>(std::min<uint64_t>(width, tiles * Of(width)));
   }

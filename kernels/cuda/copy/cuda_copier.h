@@ -4,9 +4,8 @@
 // on the device, from pageable memory or on the default stream: this process' work is the copy engine's
 // alone, so that it runs beside another process' kernels.
 //
-// How much is on its way at once, and that demand goes first, is the transfer engine's
-// (common/link/transfer_schedule.h). One stream is enough: a copy engine takes one copy at a time, and the
-// next is queued while it runs.
+// The transfer engine (common/link/transfer_schedule.h) limits the copies in flight and puts demand first.
+// One stream is enough: a copy engine takes one copy at a time, and the next is queued while it runs.
 //
 // A device that has failed fails every copy from then on, as its driver does.
 //
@@ -51,12 +50,13 @@ class CudaCopier final : public Copier {
   }
   void RemoveSource(const std::byte* base) override { sources_.Remove(base); }
 
-  // Of sources. WaitForSources(): until what was added or removed so far is locked or unlocked.
+  // Pinned bytes of the sources. WaitForSources() returns when all sources added so far are locked and all
+  // removed ones unlocked.
   uint64_t locked_bytes() const { return sources_.locked_bytes(); }
   void WaitForSources() { sources_.WaitIdle(); }
 
  private:
-  // What an event stands behind: a chunk's last copy, or one from a piece of the ring.
+  // A copy with an event recorded after it: a chunk's last copy, or a copy from a piece of the ring.
   struct Flight {
     cudaEvent_t event = nullptr;
     uint64_t piece = 0;  // 0: none

@@ -68,7 +68,7 @@ absl::StatusOr<std::shared_ptr<CudaSlab>> CudaSlab::Import(UniqueFd fd, const Sl
   if (!mapped.ok()) {
     LetGo(device, handle.bytes, hold);
     cudaGetLastError();  // said here, and not again by the next call
-    // What a client hands over is the client's fault, whatever CUDA calls it.
+    // A bad descriptor or handle is the client's fault, whatever code CUDA returns.
     return absl::IsResourceExhausted(mapped)
                ? mapped
                : absl::InvalidArgumentError(absl::StrCat("slab: ", mapped.message()));

@@ -27,7 +27,7 @@ class CudaSlab final : public Slab {
   CUdeviceptr address() const { return hold_.address; }
 
  private:
-  // How it came here, and so how it goes.
+  // The mapping, and the steps that releasing it must undo.
   struct Hold {
     CUdeviceptr address = 0;  // 0: none
     void* opened = nullptr;   // by its IPC handle: the same address

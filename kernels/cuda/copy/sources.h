@@ -1,6 +1,6 @@
 // Host memory that copies read from, page-locked for the copy engines: by a thread of its own, since locking
-// a segment takes tens of milliseconds and holds nobody up. What is not locked (yet, or ever, where the
-// system refuses) is copied through pinned memory.
+// a segment takes tens of milliseconds and holds nobody up. Memory that is not locked yet, or that the system
+// refuses to lock, is copied through pinned memory.
 //
 // Thread safety: thread-safe.
 #pragma once
@@ -33,7 +33,7 @@ class Sources {
   void Add(absl::Span<const std::byte> memory, std::shared_ptr<const void> owner);
   void Remove(const std::byte* base);
 
-  // Whether [data, data + bytes) is locked, and stays so as long as nobody removes it.
+  // True if [data, data + bytes) is locked; it stays so until it is removed.
   bool IsLocked(const std::byte* data, uint64_t bytes) const;
   uint64_t locked_bytes() const;
   // Until what was added or removed so far is locked or unlocked; for tests.

@@ -5,7 +5,7 @@
 
 namespace sluice::cuda {
 
-// What column c of a convolution of `taps` rows and `cols` columns reads: input(t) of a row of the batch, the
+// Input of column c of a convolution of `taps` rows and `cols` columns: input(t) for a row of the batch, the
 // kept rows before the sequence's first one, zeros before those.
 template <typename Input>
 __device__ inline float ConvInput(const StateSequence& sequence, int row, unsigned taps, unsigned cols,

@@ -42,7 +42,7 @@ __device__ inline void RowsOfFour(const DeviceMatrix& m, unsigned first, unsigne
 
 __device__ inline bool IsPlain(Encoding encoding) { return encoding <= Encoding::kF32; }
 
-// What an 8-bit scale (first 0) or zero (first 4) stands for.
+// The value of an 8-bit scale (first 0) or zero (first 4).
 __device__ inline float SuperValue(const DeviceMatrix& m, const uint8_t* row, unsigned group, unsigned code,
                                    unsigned first) {
   const uint8_t* const quadruple = row + m.supers + 8 * (group / m.super_group) + first;
@@ -66,8 +66,8 @@ __device__ inline float ZeroOf(const DeviceMatrix& m, const uint8_t* row, unsign
                                        : HalfAt(row + m.zeros + 2 * group);
 }
 
-// Whether rows whose codes lie so are those of block encodings only, and whether any of them has mins;
-// kInvalid: any encoding.
+// Traits of an encoding's code layout: if only block encodings use it, and if any of them has mins. kInvalid:
+// any encoding.
 template <Encoding kEncoding>
 constexpr bool kOfBlocks = CodesOf(kEncoding) > Encoding::kMxfp4;
 template <Encoding kEncoding>
@@ -108,7 +108,7 @@ __device__ inline GroupNumbers NumbersOf(const DeviceMatrix& m, const uint8_t* r
       mins ? HalfAt(d + 2) * static_cast<float>(row[m.zeros + group]) : zero};
 }
 
-// What a group adds to a running sum (section 2 b): `sum` of the products of codes, scale and sum of x's.
+// Adds a group to a running sum (section 2 b): `sum` of the products of codes, scale and sum of x's.
 template <bool kMins>
 __device__ inline float AddGroup(const GroupNumbers& of, float x_scale, float x_sum, float sum,
                                  float running) {
@@ -155,8 +155,8 @@ __device__ inline int DotOfBytes(unsigned codes, unsigned x, int sum) {
   return sum;
 }
 
-// What code is made for: rows of an encoding in groups of so many columns, or of those that the matrix says
-// (0).
+// Template key of the code: rows of an encoding in groups of kColumns columns; 0: the group size is in the
+// matrix.
 template <Encoding kOf, unsigned kColumns>
 struct RowKind {
   static constexpr Encoding kEncoding = kOf;
@@ -205,7 +205,7 @@ constexpr int kHighBits = kEncoding == blocks::kQ5_0   ? 1
                           : kEncoding == blocks::kQ6_K ? 2
                                                        : 0;
 
-// What two words of the second plane have for four columns of a block: a byte a column, the bits of units 0
+// The bits of two words of the second plane for four columns of a block: a byte a column, the bits of units 0
 // and 1 from bit 0, those of 2 and 3 from bit 4.
 template <Encoding kEncoding>
 __device__ inline unsigned HighBits(uint32_t first, uint32_t second, unsigned block) {

@@ -1,4 +1,4 @@
-// How kernels are launched: into a stream at once, or to the end of a list that is handed over later
+// Launches kernels: into a stream at once, or to the end of a list that is handed over later
 // (../step_graph.h).
 //
 // Thread safety: thread-compatible.
@@ -14,10 +14,10 @@
 
 namespace sluice::cuda {
 
-// What a block may have of shared memory without its kernel being allowed more.
+// Bytes of shared memory that a block may use without an attribute of its kernel.
 inline constexpr uint64_t kDefaultShared = 48 * 1024;
 
-// Whether the values at two places have equal members; the bytes between members may be anything.
+// True if the values at two addresses have equal members; padding bytes may differ.
 template <typename T>
 bool EqualValues(const void* a, const void* b) {
   return *static_cast<const T*>(a) == *static_cast<const T*>(b);
@@ -77,7 +77,7 @@ class Launcher {
   // From here on launches go to the end of `list`; null: into the stream.
   void KeepIn(LaunchList* list) { list_ = list; }
 
-  // What CUDA says of the launch; of one that is kept it says so when the list is issued.
+  // Returns CUDA's error of the launch; the error of a kept launch is returned when the list is issued.
   template <typename... Params>
   cudaError_t Launch(void (*kernel)(Params...), dim3 grid, dim3 block, uint64_t shared,
                      std::type_identity_t<Params>... arguments) {

@@ -1,4 +1,4 @@
-// What the kernels of products share: what becomes of a dot product.
+// Shared by the kernels of matrix products: the last step of a dot product.
 #pragma once
 
 #include "kernels/cuda/device/matmul.h"

@@ -15,8 +15,8 @@ namespace sluice::cuda {
 // units, so a unit's sum of products belongs to one group.
 inline constexpr uint32_t kUnit = 16;
 
-// What the numbers of a group are (common/row_traits.h: RowMeta), and how they lie. Those from kScales on are
-// of block encodings, whose super-groups have kBlockColumns columns.
+// The numbers of a group (common/row_traits.h: RowMeta) and their layout. Values from kScales on are of block
+// encodings, whose super-groups have kBlockColumns columns.
 enum class Numbers : uint8_t {
   kHalves,          // a scale and a zero, f16
   kSupers,          // the same in 8 bits, by super-groups
@@ -106,8 +106,8 @@ inline constexpr uint32_t UnitsABlock(Encoding encoding) {
   return encoding == Encoding::kQ8 ? 2 : encoding == Encoding::kQ2 || encoding == Encoding::kQ3 ? 8 : 4;
 }
 
-// How a warp adds up the products of a row: units of a block that lie in one group are a span; a segment is
-// as many blocks as the warp has room for the sums of, whole groups.
+// The order in which a warp adds the products of a row: units of a block that lie in one group are a span; a
+// segment is as many blocks of whole groups as the warp has room for their sums.
 inline constexpr uint32_t kSegmentBlocks = 32;
 inline constexpr uint32_t kSegmentSpans = 128;
 inline constexpr uint32_t SpanUnits(uint32_t units_a_block, uint32_t group) {

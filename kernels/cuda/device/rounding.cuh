@@ -35,7 +35,7 @@ __device__ inline float ApplyNorm(const DeviceNorm& norm, const Normed& by, floa
   return norm.bias == nullptr ? y : y + norm.bias[k];
 }
 
-// What the row x is normed by: warp 0 makes the sums, lane l over the columns l mod 32 ascending. The block
+// Returns the norm of row x: warp 0 makes the sums, lane l over the columns l mod 32 ascending. The block
 // waits.
 __device__ inline Normed NormOfRow(const float* x, unsigned cols, const DeviceNorm& norm) {
   __shared__ Normed shared_norm;
@@ -79,7 +79,7 @@ struct RoundedRow {
   uint8_t* base;
   unsigned cols;
   unsigned group;
-  // Of eight columns.
+  // Writes the codes of eight columns.
   __device__ void PutCodes(unsigned column, uint2 codes) const {
     *reinterpret_cast<uint2*>(base + (kStaged ? StagedPlace(column) : column)) = codes;
   }

@@ -10,7 +10,7 @@
 
 namespace sluice::cuda {
 
-// What makes a neuron's coefficient (ops.h: ActivationSpec).
+// The function that makes a neuron's coefficient (ops.h: ActivationSpec).
 struct DeviceActivation {
   Activation kind = Activation::kSilu;
   float alpha = 0;

@@ -124,7 +124,7 @@ struct RunningSums {
   float values[2][4][kGroupsAtOnce];
 };
 
-// What a warp multiplies: 16 rows, of which the lane has two, with 16 tokens of the chunk.
+// A warp's product: 16 rows, two of them the lane's, with 16 tokens of the chunk.
 struct WarpTile {
   const uint8_t* rows[2];
   unsigned first_token;

@@ -1,4 +1,4 @@
-// What the lanes of a warp do together. Every function is called by all 32 lanes.
+// Operations that the lanes of a warp do together. Every function is called by all 32 lanes.
 #pragma once
 
 namespace sluice::cuda {

@@ -19,7 +19,7 @@ struct Partials {
       : m(memory), l(memory + kSpanQueries), o(memory + 2 * kSpanQueries), value_dim(value_dim) {}
 };
 
-// Puts m, l and o of the next span of a query behind its sum so far (ARITHMETIC.md 6).
+// Appends m, l and o of the next span of a query to its sum so far (ARITHMETIC.md 6).
 void Append(const KernelTable& kernels, float next_m, const float* next_l, const float* next_o,
             uint32_t value_dim, float* m, float* l, float* o) {
   const float largest = std::max(*m, next_m);
@@ -31,7 +31,7 @@ void Append(const KernelTable& kernels, float next_m, const float* next_l, const
   *m = largest;
 }
 
-// The same for query `i` of both.
+// Appends query `i` of `next` to query `i` of `sum`.
 void Append(const KernelTable& kernels, const Partials& next, const Partials& sum, uint32_t i) {
   const uint64_t place = uint64_t{i} * sum.value_dim;
   Append(kernels, next.m[i], next.l + i, next.o + place, sum.value_dim, sum.m + i, sum.l + i, sum.o + place);
@@ -71,8 +71,8 @@ absl::Status Attention::Reserve(const BackendLimits& l, Scratch* scratch) {
   return absl::OkStatus();
 }
 
-// One span of a block into `results`; queries of the block outside [*first_query, *end_query) see nothing of
-// it.
+// Computes one span of a block into `results`; queries of the block outside [*first_query, *end_query) do not
+// see it.
 void Attention::ComputeSpan(const AttentionCall& call, const AttentionTask& task, uint32_t span,
                             uint32_t worker, float* results, uint32_t* first_query, uint32_t* end_query) {
   const CallKv& kv = call.kv;
@@ -171,7 +171,7 @@ void Attention::RunTask(const AttentionCall& call, const AttentionTask& task, ui
   }
 }
 
-// A query's output from the sum over all its spans, which it changes.
+// Writes a query's output from the sum over all its spans, which it modifies.
 void Attention::WriteQuery(const AttentionCall& call, const AttentionTask& task, uint32_t i, float* m,
                            float* l, float* o) {
   const uint32_t value_dim = call.kv.value_dim;
@@ -186,7 +186,7 @@ void Attention::WriteQuery(const AttentionCall& call, const AttentionTask& task,
                   call.out.Row(task.sequence->first_row + query / group) + head * value_dim);
 }
 
-// The spans of a split block, all computed, in order.
+// Combines the spans of a split block in order, once all are computed.
 void Attention::FinishQueries(const AttentionCall& call, const AttentionTask& task) {
   const uint32_t value_dim = call.kv.value_dim;
   const uint32_t group = call.heads / call.kv.kv_heads;

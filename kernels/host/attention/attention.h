@@ -1,5 +1,5 @@
-// Attention over the paged cache: walks the spans of each block of queries in order and puts their softmaxes
-// together, the same sums in the same order however the work is shared (ARITHMETIC.md 6).
+// Attention over the paged cache: walks the spans of each block of queries in order and combines their
+// softmaxes; the sums and their order do not depend on how the work is shared (ARITHMETIC.md 6).
 //
 // Thread safety: as Backend; tiles write disjoint memory.
 #pragma once
@@ -19,13 +19,13 @@ namespace sluice::host {
 
 class Attention {
  public:
-  // All but the limits outlive it.
+  // All arguments but the limits must outlive it.
   Attention(const BackendLimits& limits, const KernelTable& kernels, Workspace& space, Tiles& tiles)
       : kernels_(kernels),
         space_(space),
         tiles_(tiles),
         plan_(limits, tiles.threads(), Workspace::kPartialFloats) {}
-  // Errors: Scratch's.
+  // Errors: as Scratch.
   absl::Status Reserve(const BackendLimits& limits, Scratch* scratch);
 
   void Run(const AttentionCall& call);

@@ -55,7 +55,7 @@ void AttentionPlan::SplitBlocks(uint64_t span_floats) {
   if (spans * span_floats > partial_floats_ || spans + blocks > tasks_.capacity()) {
     return;
   }
-  // The blocks stay in front while their spans are appended, then go.
+  // Blocks stay in front while their spans are appended, then are erased.
   uint64_t partial = 0;
   for (uint32_t block = 0; block < blocks; ++block) {
     AttentionTask task = tasks_[block];

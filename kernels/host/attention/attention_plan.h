@@ -1,6 +1,6 @@
-// How the queries of an attention call are cut into tasks: those of one sequence and one KV head in blocks,
-// each over all its spans; or, where there are too few blocks for the threads (one long context being
-// decoded), each span of a block for itself, so that the last one to finish puts the block together.
+// Cuts the queries of an attention call into tasks. The queries of one sequence and one KV head form blocks,
+// each over all its spans. Where there are too few blocks for the threads (one long context in decode), each
+// span of a block is a task, and the last one to finish combines the block.
 //
 // Thread safety: thread-compatible; EndSpan() may be called by all workers.
 #pragma once
@@ -25,10 +25,10 @@ struct AttentionTask {
   uint32_t queries = 0;
   uint32_t first_span = 0;
   uint32_t spans = 0;  // in this task
-  uint32_t block = 0;  // partial: which block's partial results and countdown
+  uint32_t block = 0;  // partial: index of the block's partial results and countdown
   uint32_t block_first_span = 0;
   uint32_t block_spans = 0;  // 0: not partial
-  uint64_t partial = 0;      // floats into the partial results where the block's begin
+  uint64_t partial = 0;      // offset of the block's partial results, in floats
 };
 
 // Floats of the results of one span for one block: m and l of every query, and o.
@@ -39,10 +39,10 @@ class AttentionPlan {
   // `partial_floats`: room for the results of spans that are tasks of their own.
   AttentionPlan(const BackendLimits& limits, uint32_t threads, uint64_t partial_floats);
 
-  // Cuts a call, which must live as long as the tasks are looked at.
+  // Cuts a call, which must outlive the use of the tasks.
   void Make(const AttentionCall& call);
   absl::Span<const AttentionTask> tasks() const { return tasks_; }
-  // The task, a span of a block, is done. Whether it was the block's last: then all of them are to be seen.
+  // Marks the task, a span of a block, as done. True if it was the block's last: then all results are visible.
   bool EndSpan(const AttentionTask& task) { return spans_left_[task.block].fetch_sub(1) == 1; }
 
  private:

@@ -9,19 +9,19 @@
 namespace sluice::host {
 namespace {
 
-// Lines that are fetched at once where a worker begins: what it reads while the others are on their way.
+// Lines that are fetched at once when a worker begins; it reads them while the others are in flight.
 constexpr uint32_t kFirstLines = 128;
 
-// Of up to so many kept rows in a block the beginnings are fetched at once, ahead of the rest: two to four
-// hundredths less time at 80 and 90 % left out, but with 32 rows one or two more (Granite Rapids).
+// Maximum kept rows of a block whose beginnings are fetched at once, ahead of the rest: 2 to 4 % less time
+// with 80 and 90 % left out, but with 32 rows 1 to 2 % more (Granite Rapids).
 constexpr int kFewKept = 24;
 
-// With masks so many bytes are fetched beyond what is kept of a block: with two to sixteen tokens two to five
-// hundredths less time than with a block of rows and eight more; 24 to 48 KiB took as long (Granite Rapids).
+// Bytes fetched beyond the kept rows of a masked block: with 2 to 16 tokens 2 to 5 % less time than with a
+// block of rows and eight more; 24 to 48 KiB took as long (Granite Rapids).
 constexpr uint32_t kLeadAhead = 16 << 10;
 
-// How far ahead rows are worth fetching where all are read, in bytes: a block of them and a little more.
-// Where the cache has room for more short rows, 96 and 128 of them were slower than 72.
+// Maximum fetch distance in bytes where all rows are read: a block of them and a little more. Where the cache
+// has room for more short rows, 96 and 128 of them were slower than 72.
 uint32_t MostAhead(const ExpertCall& expert) {
   const uint64_t longest = std::max({RowBytes(expert.up.encoding, expert.up.cols),
                                      RowBytes(expert.gate.encoding, expert.gate.cols),
@@ -29,8 +29,8 @@ uint32_t MostAhead(const ExpertCall& expert) {
   return static_cast<uint32_t>(std::min<uint64_t>(longest * (kNeuronBlock + 8), UINT32_MAX));
 }
 
-// Rows of a block, of so many bytes each, as they are read; `gathered`: by a mask. Neighbours go as one where
-// no whole line lies between them.
+// Adds the rows of a block, `bytes` each, in reading order; `gathered`: by a mask. Neighbours are one range
+// where no whole line lies between them.
 void AddRows(const CallWeights& part, uint64_t bytes, uint32_t first, uint64_t mask, bool gathered,
              RowFetch* ahead) {
   const bool dense = part.positions == nullptr && part.stride < bytes + 64;
@@ -44,7 +44,7 @@ void AddRows(const CallWeights& part, uint64_t bytes, uint32_t first, uint64_t m
   }
 }
 
-// All rows of a block, of so many bytes each, in the order of InHalves().
+// Adds all rows of a block, `bytes` each, in the order of InHalves().
 void AddHalves(const CallWeights& part, uint64_t bytes, uint32_t first, uint32_t neurons, RowFetch* ahead) {
   const bool dense = part.stride < bytes + 64;
   const uint32_t rows = dense ? neurons / 2 : 1;
@@ -58,7 +58,7 @@ void AddHalves(const CallWeights& part, uint64_t bytes, uint32_t first, uint32_t
   }
 }
 
-// The first two lines of each, all at once, while masks are made use of.
+// Fetches the first two lines of each kept row at once, while the masks are applied.
 void FetchBeginnings(const CallWeights& part, uint32_t first, uint64_t mask) {
   for (uint64_t left = mask; left != 0; left &= left - 1) {
     const uint8_t* row = part.Row(first + static_cast<uint32_t>(std::countr_zero(left)));
@@ -82,7 +82,7 @@ bool BlockFetch::IsFetched(const ExpertCall& expert) {
          IsQuantized(expert.down.encoding.encoding);
 }
 
-// With masks kept rows come in turn with them, so there is nothing to halve.
+// With masks, kept rows alternate with them, so there is nothing to halve.
 bool BlockFetch::ReadsInHalves(const ExpertCall& expert, bool whole) const {
   const auto gains = [&](const CallWeights& part) {
     return kernels_.in_halves[QuantKindOf(part.encoding.encoding)];
@@ -91,9 +91,9 @@ bool BlockFetch::ReadsInHalves(const ExpertCall& expert, bool whole) const {
          gains(expert.down);
 }
 
-// With masks that leave little out one step is a quarter faster than waiting for them (Granite Rapids, q3),
-// so what the worker's last blocks with as many tokens kept decides. Single blocks vary too much for it: by a
-// sixteenth of their neurons.
+// With masks that leave little out, one step is a quarter faster than waiting for the masks (Granite Rapids,
+// q3), so the share kept by the worker's last blocks with as many tokens decides. Single blocks vary too
+// much: by a sixteenth of their neurons.
 bool BlockFetch::ExpectsWhole(const ExpertJob& job) const {
   const ExpertCall& expert = *job.call;
   return !IsMasked(expert) || (kept_share_[expert.rows.size() - 1] >= job.dense_above &&
@@ -106,7 +106,7 @@ void BlockFetch::NoteKept(const ExpertBlock& b) {
   *share += (static_cast<float>(KeptInAll(b)) / all - *share) / 8;
 }
 
-// What a tile reads before its masks are known comes next.
+// Lists the rows that a tile reads before its masks are known.
 void BlockFetch::ListTile(const FusedCall& fused, uint32_t tile) {
   const uint32_t e = JobOfTile(fused.jobs, tile);
   const ExpertCall& expert = *fused.jobs[e].call;
@@ -135,7 +135,7 @@ void BlockFetch::ListTile(const FusedCall& fused, uint32_t tile) {
   }
 }
 
-// The tiles that are not listed yet up to `tile`, as far as the worker's run goes.
+// Lists the tiles up to `tile` that are not listed yet, as far as the worker's run goes.
 void BlockFetch::ListThrough(const FusedCall& fused, uint32_t tile) {
   for (; listed_tile_ < std::min(tile + 1, tiles_.RunEnd(worker_)); ++listed_tile_) {
     tile_begin_[listed_tile_ % 4] = ahead_.added(RowSort::kStream);
@@ -144,7 +144,7 @@ void BlockFetch::ListThrough(const FusedCall& fused, uint32_t tile) {
   }
 }
 
-// What the block keeps comes next.
+// Lists the rows that the block keeps.
 void BlockFetch::AddKept(WaitingBlock* waiting) {
   const ExpertBlock& b = waiting->block;
   const ExpertCall& expert = *b.job->call;

@@ -1,10 +1,10 @@
-// What one worker of the fused experts fetches ahead of the blocks that it computes, in the order in which it
-// will read them. Quantized rows are fetched (RowFetch says how); float rows are bound by memory alone, and
-// the hardware follows their order best.
+// Fetches rows ahead for one worker of the fused experts, in the order in which it will read them. Quantized
+// rows are fetched (see RowFetch); float rows are bound by memory alone, and the hardware prefetcher follows
+// their order best.
 //
-// With masks a block waits between its two steps (fused_experts.h): what is read before the masks are known
-// is a stream, what they keep is gathered. While masks leave so little out that all rows are read, blocks are
-// computed in one step, as without masks: they are `whole`.
+// With masks a block waits between its two steps (fused_experts.h): rows read before the masks are known are
+// a stream, rows that the masks keep are gathered. While masks leave so little out that all rows are read,
+// blocks are `whole`: computed in one step, as without masks.
 //
 // Thread safety: each object belongs to one worker.
 #pragma once
@@ -23,24 +23,24 @@
 
 namespace sluice::host {
 
-// Whether blocks have masks, for which they wait between their steps.
+// True if blocks have masks and wait for them between their steps.
 inline bool IsMasked(const ExpertCall& expert) { return expert.sparsity != SparsityOrder::kNone; }
 
-// A fused call as its workers see it: tile t of all jobs' blocks one after the other.
+// A fused call as its workers see it: tiles number the blocks of all jobs, one job after the other.
 struct FusedCall {
   const MoeExpertsCall* call = nullptr;
   absl::Span<const ExpertJob> jobs;
-  uint32_t distance = 0;  // bytes that rows of whole blocks are fetched ahead
+  uint32_t distance = 0;  // fetch distance for whole blocks, in bytes
 };
 
 // A block of a fused expert whose masks are made and whose kept rows are still to be read.
 struct WaitingBlock {
   bool waits = false;
-  uint32_t slot = 0;    // of the worker's masks and coefficients
+  uint32_t slot = 0;    // index into the worker's masks and coefficients
   uint32_t expert = 0;  // its job
-  uint32_t number = 0;  // of the block in its expert
-  // Where in the worker's RowFetch its kept rows begin, how many lines they have, and how many of these are
-  // read in another order: each part's, where tokens have lists of their own.
+  uint32_t number = 0;  // index of the block in its expert
+  // Begin of its kept rows in the worker's RowFetch, their number of lines, and the number of lines read in
+  // another order: a part's lines, where each token has its own list.
   uint32_t kept_begin = 0;
   uint32_t kept_lines = 0;
   uint32_t in_any_order = 0;
@@ -49,33 +49,33 @@ struct WaitingBlock {
 
 class BlockFetch {
  public:
-  // All outlive it.
+  // All arguments must outlive it.
   BlockFetch(const KernelTable& kernels, const MemoryTuning& tuning, const ExpertBlocks& blocks,
              RowLists& lists, const Tiles& tiles, uint32_t worker)
       : kernels_(kernels), tuning_(tuning), blocks_(blocks), lists_(lists), tiles_(tiles), worker_(worker) {}
 
-  // Bytes that whole blocks of the jobs are worth fetching ahead: FusedCall::distance.
+  // Fetch distance in bytes for whole blocks of the jobs: FusedCall::distance.
   static uint32_t DistanceOf(absl::Span<const ExpertJob> jobs, const MemoryTuning& tuning);
-  // Whether an expert's rows are fetched ahead at all.
+  // True if an expert's rows are fetched ahead at all.
   static bool IsFetched(const ExpertCall& expert);
 
-  // Before a tile is computed: it and the next one are listed. One that does not follow the last begins anew.
-  // `waiting`: the block that waits meanwhile.
+  // Lists a tile and the next one, before the tile is computed. Starts anew if the tile does not follow the
+  // last. `waiting`: the block that waits meanwhile.
   void Follow(const FusedCall& fused, uint32_t tile, WaitingBlock* waiting);
-  // Whether the tile, which is listed, is computed in one step.
+  // True if the listed tile is computed in one step.
   bool IsWhole(uint32_t tile) const { return tile_whole_[tile % 4]; }
-  // Whether all rows of a block are fetched and read in turn from both halves.
+  // True if all rows of a block are fetched and read in turn from both halves.
   bool ReadsInHalves(const ExpertCall& expert, bool whole) const;
-  // What is listed is not what the worker computes next: the next tile begins anew.
+  // Starts anew at the next tile, because the worker's next tile is not the listed one.
   void Restart() { next_tile_ = kNoTile; }
 
-  // What the tile reads at first is read now.
+  // Notes that the tile's first rows are read now.
   void ReadFirst(const FusedCall& fused, uint32_t tile, const WaitingBlock& waiting);
-  // What the block keeps is read now.
+  // Notes that the block's kept rows are read now.
   void ReadKept(const WaitingBlock& waiting);
-  // The block's masks are made: what it keeps comes next, and then the tiles up to `through`.
+  // Lists the block's kept rows once its masks are made, then the tiles up to `through`.
   void ListKept(const FusedCall& fused, WaitingBlock* waiting, uint32_t through);
-  // How much the block's masks keep: it decides how later blocks with as many tokens are read.
+  // Notes the share that the block's masks keep. It decides how later blocks with as many tokens are read.
   void NoteKept(const ExpertBlock& b);
 
   RowFetch* rows() { return &ahead_; }
@@ -95,11 +95,11 @@ class BlockFetch {
   const Tiles& tiles_;
   const uint32_t worker_;
   RowFetch ahead_;
-  uint32_t next_tile_ = kNoTile;         // after the one that is computed, if the run goes on
-  uint32_t listed_tile_ = 0;             // up to this one, what is read of the tiles is in `ahead_`
-  uint32_t tile_begin_[4] = {};          // where in `ahead_` what is read of tile t begins, at [t % 4]
-  bool tile_whole_[4] = {};              // of tile t, at [t % 4]
-  float kept_share_[kFusedTokens] = {};  // of the last masked blocks of so many tokens + 1, about eight
+  uint32_t next_tile_ = kNoTile;         // follows the current tile, if the run goes on
+  uint32_t listed_tile_ = 0;             // last tile whose rows are in `ahead_`
+  uint32_t tile_begin_[4] = {};          // begin of tile t's rows in `ahead_`, at [t % 4]
+  bool tile_whole_[4] = {};              // tile t is whole, at [t % 4]
+  float kept_share_[kFusedTokens] = {};  // share kept by about the last eight masked blocks, by tokens - 1
 };
 
 }  // namespace sluice::host

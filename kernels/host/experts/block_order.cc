@@ -26,7 +26,7 @@ float* BlockOrder::Kept(const ExpertJob& job, uint32_t block, uint32_t row) cons
   return space_.partials + job.memory + (block * job.call->rows.size() + row) * call_->hidden;
 }
 
-// y of one of an expert's rows: adds a block's sum, the first one starts it.
+// Adds a block's sum to y of one of an expert's rows; the first block starts it.
 void BlockOrder::Add(const ExpertJob& job, uint32_t block, uint32_t row, const float* sum) {
   float* y = call_->y.Row(job.call->slots[row]);
   if (block > 0 || job.call->neuron_begin > 0) {
@@ -79,14 +79,14 @@ void BlockOrder::Finish(uint32_t expert, uint32_t block, const float* sums, uint
     std::memcpy(Kept(job, block, row), sums + row * sums_stride, call_->hidden * sizeof(float));
   }
   kept_[job.first_tile + block].store(true);
-  // One worker at a time adds what is kept. If another is at it, it looks again after it has let go, so no
-  // block is left behind.
+  // One worker at a time adds kept blocks. A worker that holds the turn checks again after releasing it, so
+  // no block is missed.
   if (!turns_[expert].taken.exchange(true)) {
     AddKeptAndLetGo(expert);
   }
 }
 
-// By the worker that has taken the turn: adds to y, in order, the kept blocks that are next.
+// Adds the next kept blocks to y in order, then releases the turn. Called by the worker that holds the turn.
 void BlockOrder::AddKeptAndLetGo(uint32_t expert) {
   const ExpertJob& job = jobs_[expert];
   Turn& turn = turns_[expert];

@@ -1,8 +1,8 @@
-// Adds the sums of experts' blocks to y in the order of ARITHMETIC.md 3, whichever worker made them first: so
-// a result has the same bits on any number of threads. A block whose turn it is goes straight to y; one that
-// comes early is kept until those before it are in, and nobody waits.
+// Adds the sums of experts' blocks to y in the order of ARITHMETIC.md 3, so that a result has the same bits
+// on any number of threads. A block in its turn is added to y directly; an early block is kept until its
+// predecessors are added, and no worker waits.
 //
-// Thread safety: between two Begin()s every worker may call, for a block each.
+// Thread safety: between two calls of Begin() every worker may call, for a block each.
 #pragma once
 
 #include <atomic>
@@ -20,29 +20,29 @@ namespace sluice::host {
 
 class BlockOrder {
  public:
-  // Blocks that come early are kept in the space's `partials`. All but the limits outlive it.
+  // Early blocks are kept in the space's `partials`. All arguments but the limits must outlive it.
   BlockOrder(const BackendLimits& limits, const KernelTable& kernels, const Workspace& space);
 
-  // No block of the call's jobs is added yet. Each job's `memory` has room for blocks * rows * hidden floats
-  // in them. Both live until the next Begin().
+  // Starts a call; none of its jobs' blocks is added yet. Each job's `memory` has room for blocks * rows *
+  // hidden floats in the partials. Both must live until the next Begin().
   void Begin(const MoeExpertsCall& call, absl::Span<const ExpertJob> jobs);
 
-  // Whether it is the block's turn to be added to y. If so nobody else adds to the expert before EndTurn().
+  // True if it is the block's turn to be added to y. Then no other worker adds to the expert before EndTurn().
   bool TakeTurn(uint32_t expert, uint32_t block);
-  // y of a token before block `block`, whose turn it is, is added to it: a bias starts it. Whether it holds
-  // anything; else the block's sum is to be written over it.
+  // Prepares y of a token before block `block`, whose turn it is, is added: a bias starts it. True if y holds
+  // a sum; otherwise the block's sum must overwrite it.
   bool StartToken(uint32_t expert, uint32_t block, float* y) const;
-  // The block whose turn it was is in y.
+  // Ends the turn of a block that has been added to y.
   void EndTurn(uint32_t expert);
 
-  // A block that has got no turn: its sums, [row][sums_stride], are added now if it is its turn by now, else
+  // Finishes a block that had no turn: its sums, [row][sums_stride], are added if it is its turn now, else
   // kept.
   void Finish(uint32_t expert, uint32_t block, const float* sums, uint64_t sums_stride);
 
  private:
-  // On a cache line of its own, because workers are at different experts most of the time.
+  // Has its own cache line, because workers are at different experts most of the time.
   struct alignas(64) Turn {
-    std::atomic<bool> taken{false};  // by a worker that adds
+    std::atomic<bool> taken{false};  // held by the worker that adds
     uint32_t next_block = 0;         // guarded by `taken`
   };
 
@@ -55,7 +55,7 @@ class BlockOrder {
   const MoeExpertsCall* call_ = nullptr;
   absl::Span<const ExpertJob> jobs_;
   std::unique_ptr<Turn[]> turns_;              // by expert
-  std::unique_ptr<std::atomic<bool>[]> kept_;  // by tile: its sums are in the partials
+  std::unique_ptr<std::atomic<bool>[]> kept_;  // by tile: true if its sums are in the partials
 };
 
 }  // namespace sluice::host

@@ -1,4 +1,4 @@
-// From which share of kept coefficients on an expert's rows are all read: the measured switches, or the
+// The share of kept coefficients from which all of an expert's rows are read: measured switches, or the
 // defaults.
 //
 // Thread safety: thread-compatible.
@@ -15,9 +15,9 @@ namespace sluice::host {
 
 class DenseSwitch {
  public:
-  // Replaces what was set before. INVALID_ARGUMENT above kMaxSparseSwitches.
+  // Replaces earlier entries. INVALID_ARGUMENT above kMaxSparseSwitches.
   absl::Status Set(absl::Span<const SparseSwitchEntry> entries);
-  // For an expert with as many rows as it has. 1 where it has no masks.
+  // Returns the share for an expert, by its number of rows. 1 if it has no masks.
   float Above(const ExpertCall& expert) const;
 
  private:

@@ -14,18 +14,18 @@ namespace {
 
 uint64_t FirstBits(uint32_t n) { return n == 64 ? ~uint64_t{0} : (uint64_t{1} << n) - 1; }
 
-// Rows of up to so many bytes, a page, are read several at once before and after rows that a mask keeps here
-// and there: a twenty-fifth less time for bf16 rows of 4 KiB, but rows of 8 KiB or experts without masks took
-// a twentieth more (Granite Rapids).
+// Rows of up to this many bytes (a page) are read several at once before and after gathered rows of a mask: 4
+// % less time for bf16 rows of 4 KiB, but rows of 8 KiB or experts without masks took 5 % more (Granite
+// Rapids).
 constexpr uint64_t kShortRow = 4096;
 
-// The share of a block that is kept from which on all of it is read after a wait.
+// Kept share of a block from which all of it is read after a wait.
 constexpr float kWaitingAbove = 0.9f;
 
 bool UpLeads(const ExpertCall& expert) { return expert.sparsity == SparsityOrder::kUp; }
 
 // The first rows that are read after the first parts of a later block: those that b keeps of the part that
-// its masks spare. Returns how many.
+// its masks thin out. Returns their number.
 uint32_t FirstKept(const ExpertBlock& b, const uint8_t** rows) {
   const ExpertCall& expert = *b.job->call;
   const CallWeights& part = !LeadDecides(expert) ? expert.down : UpLeads(expert) ? expert.gate : expert.up;
@@ -36,8 +36,8 @@ uint32_t FirstKept(const ExpertBlock& b, const uint8_t** rows) {
   return count;
 }
 
-// The first lead rows that are there of the block after the next, whose first parts are read after b; returns
-// how many.
+// The first present lead rows of the block after the next, whose first parts are read after b. Returns their
+// number.
 uint32_t NextLeads(const ExpertBlock& b, const uint8_t** rows) {
   const ExpertJob* job = b.job;
   uint32_t next = b.first + 2 * kNeuronBlock;
@@ -94,7 +94,7 @@ uint32_t KeptInAll(const ExpertBlock& b) {
 Reading HowToRead(const ExpertBlock& b, uint32_t passes) {
   const uint64_t any = AnyKept(b);
   const uint32_t kept = KeptInAll(b);
-  // A neuron that is absent has no row to be read along.
+  // An absent neuron has no row to read.
   const bool whole = any == FirstBits(b.neurons) || !b.job->call->HasLists();
   const float most = static_cast<float>(b.tokens * b.neurons);
   // Kept rows that are read in turn with other leads are slow as a whole block.
@@ -144,7 +144,7 @@ void ExpertBlocks::ListKept(const CallWeights& weights, const CallWeights* next,
   }
 }
 
-// Lines that a row counts for when `fetched` rows of a block are read by lists of `rows` in all.
+// Lines to count for a row when `fetched` rows of a block are read by lists of `rows` in all.
 uint32_t ExpertBlocks::FetchLines(const ExpertBlock& b, const CallWeights& weights, uint32_t fetched,
                                   uint32_t rows) {
   if (b.fetch == nullptr || rows == 0) {
@@ -158,7 +158,7 @@ uint32_t ExpertBlocks::FetchLines(const ExpertBlock& b, const CallWeights& weigh
 // `next`: the part that is read next by the same masks, or nullptr.
 void ExpertBlocks::DotKept(const ExpertBlock& b, const CallWeights& weights, const CallWeights* next,
                            float* const* y) {
-  // Rounded rows meet one token after the other; panels pay only for tokens that want the same rows.
+  // Rounded rows are multiplied token by token; panels pay only for tokens with the same rows.
   const bool one_by_one = b.packed || IsQuantized(weights.encoding.encoding);
   const uint32_t passes = one_by_one ? b.tokens : (b.tokens + kernels_.dot_tokens - 1) / kernels_.dot_tokens;
   const Reading reading = HowToRead(b, passes);
@@ -168,7 +168,7 @@ void ExpertBlocks::DotKept(const ExpertBlock& b, const CallWeights& weights, con
   DotByLists(b, weights, next, reading == Reading::kUnion, y);
 }
 
-// The same with all neurons of the block.
+// Dot products with all neurons of the block.
 void ExpertBlocks::DotAll(const ExpertBlock& b, const CallWeights& weights, const CallWeights* next,
                           float* const* y) {
   const EncodingDescriptor& e = weights.encoding;
@@ -196,7 +196,7 @@ void ExpertBlocks::DotAll(const ExpertBlock& b, const CallWeights& weights, cons
   }
 }
 
-// The same by one list for all tokens, or one for each.
+// Dot products by one list for all tokens, or by one for each.
 void ExpertBlocks::DotByLists(const ExpertBlock& b, const CallWeights& weights, const CallWeights* next,
                               bool for_all, float* const* y) {
   float* const* dots = space_.workers[b.worker].rows[2];
@@ -232,7 +232,7 @@ void ExpertBlocks::DotForAll(const ExpertBlock& b, const RowList& list, float* c
   lists_.DotPanels(list, packed, b.tokens, b.worker, y);
 }
 
-// Dot products of a part to factors of the coefficients.
+// Turns dot products of a part into factors of the coefficients.
 void ExpertBlocks::MakeFactors(const ExpertBlock& b, bool up, float* const* y) const {
   const float* bias = up ? b.job->call->up_bias : b.job->call->gate_bias;
   FactorCall factor;
@@ -245,12 +245,12 @@ void ExpertBlocks::MakeFactors(const ExpertBlock& b, bool up, float* const* y) c
   }
 }
 
-// The part that the lead's mask spares, or the second one: its factors times those of the lead.
+// Computes the part that the lead's mask thins out, or the second one: its factors times those of the lead.
 void ExpertBlocks::SecondPart(const ExpertBlock& b) {
   const ExpertCall& expert = *b.job->call;
   float* const* other = space_.workers[b.worker].rows[1];
   const bool up = !UpLeads(expert);
-  // Before the masks are known, the same block's third part comes next only where it does not wait for them.
+  // Before the masks are known, the same block's third part is next only if it does not wait for them.
   const bool down_next = b.fetch == nullptr && (LeadDecides(expert) || b.whole);
   DotKept(b, up ? expert.up : expert.gate, down_next ? &expert.down : nullptr, other);
   MakeFactors(b, up, other);
@@ -322,7 +322,7 @@ void ExpertBlocks::Sums(const ExpertBlock& b, bool add, float* const* sums) {
   SumKept(b, AnyKept(b), 0, b.tokens, add, sums);
 }
 
-// The same for tokens [begin, end), by one list.
+// Sums for tokens [begin, end), by one list.
 void ExpertBlocks::SumKept(const ExpertBlock& b, uint64_t mask, uint32_t begin, uint32_t end, bool add,
                            float* const* sums) {
   const CallWeights& down = b.job->call->down;

@@ -1,10 +1,10 @@
 // One block of 64 neurons of an expert: its coefficients and its sums. A block's mask is 64 bits per token.
-// The lead part is read for all neurons that are there; its factors make the masks, the masks become lists of
-// rows, and the other parts are read by these lists: by one list for all tokens (the union of their masks),
-// or by a list for each token, whichever brings fewer rows through the core, or all of them when few are left
-// out. What is read changes no bit of the result: a coefficient that is masked is 0 either way.
+// The lead part is read for all present neurons; its factors make the masks, the masks become lists of rows,
+// and the other parts are read by these lists: by one list for all tokens (the union of their masks), or by a
+// list for each token, whichever reads fewer rows, or by all rows when few are left out. The choice changes
+// no bit of the result: a masked coefficient is 0 either way.
 //
-// Thread safety: every worker may call for blocks of its own at the same time.
+// Thread safety: every worker may call for its own blocks at the same time.
 #pragma once
 
 #include <cstdint>
@@ -25,22 +25,22 @@ namespace sluice::host {
 struct ExpertBlock {
   const MoeExpertsCall* call = nullptr;
   absl::Span<const ExpertJob> jobs;
-  const ExpertJob* job = nullptr;  // one of them
+  const ExpertJob* job = nullptr;  // index of its job
   uint32_t first = 0;              // neuron
   uint32_t neurons = 0;
   uint32_t tokens = 0;
   bool packed = false;  // token panels begin at job->memory
   uint32_t worker = 0;
-  RowFetch* fetch = nullptr;  // what its rows were fetched by before they are read; nullptr: not fetched
-  bool whole = false;         // it does not wait: all of its rows are expected to be read
+  RowFetch* fetch = nullptr;  // fetched its rows before they are read; nullptr: not fetched
+  bool whole = false;         // does not wait: all of its rows are expected to be read
   bool in_halves = false;     // all rows are fetched and read in turn from both halves of the block
-  const ExpertBlock* waiting = nullptr;  // whose kept rows are read after this one's first parts
+  const ExpertBlock* waiting = nullptr;  // the block whose kept rows are read after this one's first parts
   uint64_t* keep = nullptr;              // [tokens]: masks
-  uint32_t* kept = nullptr;   // [tokens]: where kept coefficients are counted; nullptr: call->active
+  uint32_t* kept = nullptr;   // [tokens]: counts of kept coefficients; nullptr: call->active
   float* const* c = nullptr;  // [tokens][64]: coefficients
 };
 
-// Which rows of a block are read: all; those that any token keeps, for all tokens; each token's own.
+// The rows of a block that are read: all; those that any token keeps, for all tokens; each token's own.
 enum class Reading : uint8_t { kAll, kUnion, kTokens };
 
 // Rows of a block that are kept, in order.
@@ -48,17 +48,17 @@ struct KeptRows {
   uint32_t index[kNeuronBlock];  // in the block
   const uint8_t* rows[kNeuronBlock + kMostRowsAhead];
   uint32_t count = 0;
-  uint32_t listed = 0;  // with the first rows of the part that comes next
+  uint32_t listed = 0;  // including the first rows of the next part
 };
 
-// Whether masks are made of the lead part alone, before the second one is read.
+// True if masks are made from the lead part alone, before the second one is read.
 bool LeadDecides(const ExpertCall& expert);
-// The neurons whose rows are all there.
+// The neurons whose rows are all present.
 uint64_t PresentNeurons(const ExpertBlock& b);
-// The neurons that any token keeps, and how many all tokens keep together.
+// The neurons that any token keeps; counts the kept coefficients of all tokens.
 uint64_t AnyKept(const ExpertBlock& b);
 uint32_t KeptInAll(const ExpertBlock& b);
-// `passes`: how often a row comes through the core when one list serves all tokens.
+// Returns the cheaper way to read the block. `passes`: passes over a row when one list serves all tokens.
 Reading HowToRead(const ExpertBlock& b, uint32_t passes);
 
 class ExpertBlocks {
@@ -73,17 +73,17 @@ class ExpertBlocks {
   ExpertBlock BlockOf(const MoeExpertsCall& call, absl::Span<const ExpertJob> jobs, uint32_t job,
                       uint32_t number, bool packed, uint32_t worker) const;
 
-  // Everything that is read before the masks of a block are known: the lead part, without masks by it the
-  // second part, too. Sets b.keep and, to what is known of the coefficients, b.c ([token][64]).
+  // Reads the parts that do not depend on the masks: the lead part, and the second part too where the lead
+  // does not decide. Sets b.keep, and b.c ([token][64]) to the coefficients' known factors.
   void FirstParts(const ExpertBlock& b);
-  // The coefficients (0 where the mask is) of a block after FirstParts(). Returns how many are kept.
+  // Computes the coefficients (0 where masked) of a block after FirstParts(). Returns the number kept.
   uint32_t Coefficients(const ExpertBlock& b);
   // sums[i] = (sums[i] if `add`, else 0) + the block sum of token i (all columns), from the block's
   // coefficients and masks.
   void Sums(const ExpertBlock& b, bool add, float* const* sums);
 
-  // The rows of a mask, and behind them the first ones of the part that is read next by the same mask
-  // (nullptr: none).
+  // Lists the rows of a mask, then the first ones of the part that is read next by the same mask (nullptr:
+  // none).
   void ListKept(const CallWeights& weights, const CallWeights* next, uint32_t first, uint64_t mask,
                 KeptRows* out) const;
 

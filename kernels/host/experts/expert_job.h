@@ -1,4 +1,4 @@
-// An expert of a MoeExperts call as it is cut into blocks of 64 neurons, which are the tiles of a region.
+// An expert of a MoeExperts call, cut into blocks of 64 neurons, which are the tiles of a region.
 //
 // Thread safety: plain values.
 #pragma once
@@ -10,16 +10,16 @@
 
 namespace sluice::host {
 
-// Up to this many tokens an expert's weights are the bottleneck, not the arithmetic.
+// Up to this many tokens the weights of an expert are the bottleneck, not the arithmetic.
 inline constexpr uint32_t kFusedTokens = 4;
 
 struct ExpertJob {
   const ExpertCall* call = nullptr;
   uint32_t blocks = 0;
-  uint32_t first_tile = 0;  // of the region that runs
+  uint32_t first_tile = 0;  // in the current region
   uint64_t memory =
       0;  // fused: floats into Workspace::partials; else the first row of coefficients and panels
-  // Where masks leave this share of the coefficients or more, all rows are read.
+  // All rows are read where masks keep this share of the coefficients or more.
   float dense_above = 1;
   bool down_by_lists = false;  // two phases: down rows are read by each token's mask
 };
@@ -33,7 +33,7 @@ inline uint64_t WorkOf(const MoeExpertsCall& call, const ExpertCall& expert) {
   return uint64_t{3} * (expert.neuron_end - expert.neuron_begin) * call.hidden * expert.rows.size();
 }
 
-// Which of the jobs a tile belongs to.
+// Returns the index of a tile's job.
 inline uint32_t JobOfTile(absl::Span<const ExpertJob> jobs, uint32_t tile) {
   uint32_t e = static_cast<uint32_t>(jobs.size()) - 1;
   while (jobs[e].first_tile > tile) {
@@ -42,7 +42,7 @@ inline uint32_t JobOfTile(absl::Span<const ExpertJob> jobs, uint32_t tile) {
   return e;
 }
 
-// The most blocks that all experts of a call have together: ExpertJobs are made within it.
+// Maximum number of blocks of all experts of a call together.
 inline uint32_t MostBlocks(const BackendLimits& limits) {
   return (limits.experts + 8) * ((limits.expert_width + kNeuronBlock - 1) / kNeuronBlock);
 }

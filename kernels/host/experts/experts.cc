@@ -21,7 +21,7 @@ absl::Status Experts::Reserve(const BackendLimits& limits, Scratch* scratch) {
   return two_phase_.Reserve(limits, scratch);
 }
 
-// x, rounded for every group size that gate or up parts have.
+// Rounds x for every group size of gate or up parts.
 void Experts::PrepareRows(const MoeExpertsCall& call) {
   for (const ExpertCall& expert : call.experts) {
     rounded_.Want(expert.gate.encoding);
@@ -42,7 +42,7 @@ void Experts::Run(const MoeExpertsCall& call) {
       }
     }
   }
-  uint64_t floats = 0;  // of the fused experts' sums so far
+  uint64_t floats = 0;  // used by the fused experts' sums so far
   const auto sums_of = [&](const ExpertCall& expert) {
     return uint64_t{BlocksOf(expert)} * expert.rows.size() * call.hidden;
   };

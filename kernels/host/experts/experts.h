@@ -1,5 +1,5 @@
-// The experts of a MoeExperts call: those with few tokens fused, the others in two phases. Both give the same
-// bits.
+// The experts of a MoeExperts call: experts with few tokens are fused, the others run in two phases. Both
+// compute the same bits.
 //
 // Thread safety: as Backend.
 #pragma once
@@ -24,10 +24,10 @@ namespace sluice::host {
 
 class Experts {
  public:
-  // All but the limits outlive it.
+  // All arguments but the limits must outlive it.
   Experts(const BackendLimits& limits, const KernelTable& kernels, const MemoryTuning& tuning,
           Workspace& space, Tiles& tiles, RoundedRows& rounded, RowLists& lists);
-  // Errors: Scratch's. The workspace has been reserved.
+  // Errors: as Scratch. REQUIRES: the workspace has been reserved.
   absl::Status Reserve(const BackendLimits& limits, Scratch* scratch);
 
   DenseSwitch& dense_switch() { return dense_switch_; }

@@ -34,7 +34,7 @@ absl::Status FusedExperts::Reserve(const BackendLimits& limits, Scratch* scratch
   return absl::OkStatus();
 }
 
-// The tile's block, about to be computed in the slot that does not wait.
+// Prepares the tile's block in the slot that does not wait.
 WaitingBlock FusedExperts::Start(uint32_t tile, uint32_t worker) {
   Worker& w = workers_[worker];
   WaitingBlock out;
@@ -80,7 +80,7 @@ void FusedExperts::RunTile(uint32_t tile, uint32_t worker) {
   w.waiting = next;
 }
 
-// The second step of a block.
+// Runs the second step of a block.
 void FusedExperts::FinishBlock(const WaitingBlock& waiting) {
   const ExpertBlock& b = waiting.block;
   Worker& w = workers_[b.worker];
@@ -106,7 +106,7 @@ void FusedExperts::FinishBlock(const WaitingBlock& waiting) {
   }
 }
 
-// The block that the worker has put off, when it finds no more tiles.
+// Finishes the block that the worker has put off, when there are no more tiles.
 void FusedExperts::FinishWaiting(uint32_t worker) {
   Worker& w = workers_[worker];
   w.fetch.Restart();
@@ -116,7 +116,7 @@ void FusedExperts::FinishWaiting(uint32_t worker) {
   }
 }
 
-// What the workers counted to the call's counters.
+// Adds the workers' counts to the call's counters.
 void FusedExperts::SumKeptCounts() const {
   for (size_t e = 0; fused_.call->active != nullptr && e < fused_.jobs.size(); ++e) {
     const ExpertCall& expert = *fused_.jobs[e].call;

@@ -3,9 +3,9 @@
 //
 // With masks a block is computed in two steps, and each worker has one block between them: first the parts
 // that are read whole, which make the masks; then, after the first step of the worker's next block, the rows
-// that the masks keep. So there is always something that is known and not read yet. Quantized rows are
-// fetched ahead of the worker (block_fetch.h); float rows are prefetched by lists, each of which ends in the
-// first rows of what is read next. The block sums are added to y in block order (block_order.h).
+// that the masks keep. So there are always known rows that are not read yet, to fetch ahead. Quantized rows
+// are fetched ahead of the worker (block_fetch.h); float rows are prefetched by lists, each of which ends in
+// the first rows of what is read next. The block sums are added to y in block order (block_order.h).
 //
 // Thread safety: as Backend; tiles write disjoint memory.
 #pragma once
@@ -30,14 +30,14 @@ namespace sluice::host {
 
 class FusedExperts {
  public:
-  // All but the limits outlive it.
+  // All arguments but the limits must outlive it.
   FusedExperts(const BackendLimits& limits, const KernelTable& kernels, const MemoryTuning& tuning,
                Workspace& space, Tiles& tiles, RowLists& lists, ExpertBlocks& blocks);
-  // Errors: Scratch's. The workspace has been reserved.
+  // Errors: as Scratch. REQUIRES: the workspace has been reserved.
   absl::Status Reserve(const BackendLimits& limits, Scratch* scratch);
 
-  // Computes the jobs, of at most kFusedTokens rows each, and adds what their masks keep to call.active. The
-  // sums of all their blocks fit into Workspace::partials. Sets first_tile and memory.
+  // Computes the jobs, of at most kFusedTokens rows each, and adds their kept counts to call.active.
+  // REQUIRES: the sums of all their blocks fit into Workspace::partials. Sets first_tile and memory.
   void Run(const MoeExpertsCall& call, absl::Span<ExpertJob> jobs);
 
  private:
@@ -45,12 +45,12 @@ class FusedExperts {
     explicit Worker(const BlockFetch& made) : fetch(made) {}
     BlockFetch fetch;
     float* sums = nullptr;  // [kFusedTokens][Workspace::x_stride]: a block of an expert
-    // Masks [kFusedTokens] and rows [kFusedTokens][64] of coefficients of two blocks, the one that is being
-    // computed and the one that waits.
+    // Masks [kFusedTokens] and coefficients [kFusedTokens][64] of two blocks: the current one and the waiting
+    // one.
     uint64_t* slot_keep[2] = {};
     float* slot_rows[2][kFusedTokens] = {};
     WaitingBlock waiting;
-    uint32_t* kept = nullptr;  // [experts + 8][kFusedTokens]: coefficients of a call that were kept here
+    uint32_t* kept = nullptr;  // [experts + 8][kFusedTokens]: coefficients of a call that this worker kept
   };
 
   WaitingBlock Start(uint32_t tile, uint32_t worker);
@@ -65,7 +65,7 @@ class FusedExperts {
   ExpertBlocks& blocks_;
   BlockOrder order_;
   std::vector<Worker> workers_;
-  FusedCall fused_;  // the one that runs
+  FusedCall fused_;  // the current call
 };
 
 }  // namespace sluice::host

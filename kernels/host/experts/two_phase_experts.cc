@@ -18,7 +18,7 @@ constexpr uint32_t kListColumns = 512;
 // Tokens in one tile of the second phase with quantized rows (all columns at once).
 constexpr uint32_t kDownTokens = kManyDownTokens;
 constexpr uint32_t kListTokens = 4;
-// Only 0 is less.
+// Smallest threshold that only 0 is below.
 constexpr float kSmallest = std::numeric_limits<float>::denorm_min();
 
 uint32_t PartsOf(const ExpertCall& expert, bool by_lists) {
@@ -29,7 +29,7 @@ uint32_t PartsOf(const ExpertCall& expert, bool by_lists) {
   return (whole + step - 1) / step;
 }
 
-// The first values of a row of y: what its blocks are added to. (A bias of -0 is +0 after the first block.)
+// Writes the start values of a row of y, to which its blocks are added. (A bias of -0 is +0 after the first block.)
 void StartRow(const float* bias, uint32_t column, uint32_t columns, float* y) {
   for (uint32_t h = 0; h < columns; ++h) {
     y[h] = bias == nullptr ? 0.0f : bias[column + h] + 0.0f;
@@ -45,7 +45,7 @@ absl::Status TwoPhaseExperts::Reserve(const BackendLimits& limits, Scratch* scra
   return scratch->Reserve(MostBlocks(limits), "block counts", &block_kept_);
 }
 
-// A part is some columns for all tokens, or with quantized rows all columns for some tokens.
+// Returns part `part`: some columns for all tokens, or with quantized rows all columns for some tokens.
 TwoPhaseExperts::DownPart TwoPhaseExperts::PartOf(const ExpertCall& expert, bool by_lists, uint32_t part) {
   DownPart p;
   p.tokens = static_cast<uint32_t>(expert.rows.size());
@@ -62,7 +62,7 @@ TwoPhaseExperts::DownPart TwoPhaseExperts::PartOf(const ExpertCall& expert, bool
   return p;
 }
 
-// One tile of the second phase.
+// Computes one tile of the second phase.
 void TwoPhaseExperts::DownTile(const MoeExpertsCall& call, absl::Span<const ExpertJob> jobs, uint32_t tile,
                                uint32_t worker) {
   const uint32_t e = JobOfTile(jobs, tile);
@@ -93,8 +93,7 @@ void TwoPhaseExperts::DownTile(const MoeExpertsCall& call, absl::Span<const Expe
   }
 }
 
-// A block for the part's tokens, each by its own list. A coefficient that is 0 cannot be told from one that
-// was masked.
+// Adds a block for the part's tokens, each by its own list. A coefficient of 0 looks like a masked one.
 void TwoPhaseExperts::DownByLists(const ExpertBlock& b, const DownPart& p, uint32_t worker) {
   const CallWeights& down = b.job->call->down;
   WorkerSpace& w = space_.workers[worker];
@@ -134,7 +133,7 @@ void TwoPhaseExperts::DownColumns(const RowList& list, const DownPart& p, const 
   kernels_.down[RowKindOf(list.encoding.encoding)](down);
 }
 
-// The experts' tokens as panels, `rows` in all, where float rows are multiplied with them.
+// Packs the experts' tokens as panels, `rows` in all, for products with float rows.
 void TwoPhaseExperts::PackRows(const MoeExpertsCall& call, absl::Span<const ExpertJob> jobs, uint64_t rows) {
   const uint64_t row_floats = RoundUp(call.hidden, kLaneCount);
   tiles_.Run(static_cast<uint32_t>(jobs.size()), rows * call.hidden * 2, [&](uint32_t e, uint32_t worker) {
@@ -155,7 +154,7 @@ void TwoPhaseExperts::PackRows(const MoeExpertsCall& call, absl::Span<const Expe
   });
 }
 
-// One tile of the first phase: the coefficients of a block for all tokens.
+// Computes one tile of the first phase: the coefficients of a block for all tokens.
 void TwoPhaseExperts::CoefficientTile(const MoeExpertsCall& call, absl::Span<const ExpertJob> jobs,
                                       uint32_t tile, uint32_t worker) {
   const uint32_t e = JobOfTile(jobs, tile);
@@ -168,7 +167,7 @@ void TwoPhaseExperts::CoefficientTile(const MoeExpertsCall& call, absl::Span<con
   }
 }
 
-// How each expert's second phase is cut; returns the number of tiles.
+// Cuts each expert's second phase into tiles; returns their number.
 uint32_t TwoPhaseExperts::PlanDownTiles(absl::Span<ExpertJob> jobs) const {
   uint32_t tiles = 0;
   for (ExpertJob& job : jobs) {

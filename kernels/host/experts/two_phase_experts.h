@@ -1,5 +1,5 @@
 // Experts with many tokens (prefill), in two phases of register tiles: the coefficients of all neurons, then
-// columns of y. The same bits as block by block.
+// columns of y. The bits equal those of the fused experts.
 //
 // Thread safety: as Backend; tiles write disjoint memory.
 #pragma once
@@ -20,21 +20,20 @@ namespace sluice::host {
 
 class TwoPhaseExperts {
  public:
-  // All outlive it.
+  // All arguments must outlive it.
   TwoPhaseExperts(const KernelTable& kernels, Workspace& space, Tiles& tiles, RowLists& lists,
                   ExpertBlocks& blocks)
       : kernels_(kernels), space_(space), tiles_(tiles), lists_(lists), blocks_(blocks) {}
-  // Errors: Scratch's. The workspace has been reserved.
+  // Errors: as Scratch. REQUIRES: the workspace has been reserved.
   absl::Status Reserve(const BackendLimits& limits, Scratch* scratch);
 
-  // Computes the jobs and adds what their masks keep to call.active. Sets first_tile, memory and
-  // down_by_lists.
+  // Computes the jobs and adds their kept counts to call.active. Sets first_tile, memory and down_by_lists.
   void Run(const MoeExpertsCall& call, absl::Span<ExpertJob> jobs);
 
  private:
-  // What a tile of the second phase computes.
+  // The work of a tile of the second phase.
   struct DownPart {
-    uint32_t first = 0;  // token of the expert
+    uint32_t first = 0;  // first token of the expert
     uint32_t tokens = 0;
     uint32_t column = 0;
     uint32_t columns = 0;
@@ -60,7 +59,7 @@ class TwoPhaseExperts {
   ExpertBlocks& blocks_;
   float* coefficients_ = nullptr;  // [Workspace::packed_rows][expert_width rounded up to 64]
   uint64_t coefficient_stride_ = 0;
-  uint32_t* block_kept_ = nullptr;  // [MostBlocks]: coefficients kept in each block, all experts' blocks
+  uint32_t* block_kept_ = nullptr;  // [MostBlocks]: coefficients kept in each block of all experts
 };
 
 }  // namespace sluice::host

@@ -1,4 +1,4 @@
-// Kernels compiled for AVX2, FMA and F16C. SLUICE_PART names the list of those that a source compiles.
+// Kernels compiled for AVX2, FMA and F16C. SLUICE_PART names the list of kernels that a source compiles.
 //
 // Included by kernels_avx2.cc and quant_avx2.cc.
 //
@@ -25,7 +25,7 @@ namespace sluice::host {
 namespace avx2 {
 #include "kernels/host/simd/native_avx2-inl.h"
 
-// Kernels come after the instruction set's own vectors, of which they are made.
+// Kernels follow the instruction set's vectors, which they use.
 #include SLUICE_PART
 }  // namespace avx2
 

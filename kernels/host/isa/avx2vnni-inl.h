@@ -1,5 +1,5 @@
-// Kernels compiled for AVX2, FMA and F16C with AVX-VNNI, the byte and word products of AVX-512 VNNI in 256
-// bits, which CPUs without AVX-512 have too. SLUICE_PART names the list of those that a source compiles.
+// Kernels compiled for AVX2, FMA and F16C with AVX-VNNI: the byte and word products of AVX-512 VNNI in 256
+// bits, for CPUs without AVX-512. SLUICE_PART names the list of kernels that a source compiles.
 //
 // Included by kernels_avx2vnni.cc and quant_avx2vnni.cc.
 //
@@ -27,7 +27,7 @@ namespace sluice::host {
 namespace avx2vnni {
 #include "kernels/host/simd/native_avx2-inl.h"
 
-// Kernels come after the instruction set's own vectors, of which they are made.
+// Kernels follow the instruction set's vectors, which they use.
 #include SLUICE_PART
 }  // namespace avx2vnni
 

@@ -1,4 +1,4 @@
-// Kernels compiled for AVX-512 (F, BW, DQ, VL, VNNI). SLUICE_PART names the list of those that a source
+// Kernels compiled for AVX-512 (F, BW, DQ, VL, VNNI). SLUICE_PART names the list of kernels that a source
 // compiles.
 //
 // Included by kernels_avx512.cc and quant_avx512.cc.
@@ -33,7 +33,7 @@ namespace sluice::host {
 namespace avx512 {
 #include "kernels/host/simd/native_avx512-inl.h"
 
-// Kernels come after the instruction set's own vectors, of which they are made.
+// Kernels follow the instruction set's vectors, which they use.
 #include SLUICE_PART
 }  // namespace avx512
 

@@ -23,7 +23,7 @@ bool CpuHasF16c() {
   return __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;
 }
 
-// What this CPU and system lack of AVX2, FMA, F16C; empty: nothing. (The AVX2 test covers the system's part.)
+// Names the missing features of AVX2, FMA, F16C; empty: none. (The AVX2 test covers the system's support.)
 std::string MissingForAvx2() {
   std::string missing;
   const auto need = [&missing](bool has, const char* name) {
@@ -44,7 +44,7 @@ bool HasAvx512() {
 }
 
 bool HasAvx2Vnni() {
-  constexpr uint32_t kAvxVnni = 1u << 4;  // of EAX in leaf 7.1
+  constexpr uint32_t kAvxVnni = 1u << 4;  // bit of EAX in leaf 7.1
   uint32_t a = 0;
   uint32_t b = 0;
   uint32_t c = 0;
@@ -52,11 +52,11 @@ bool HasAvx2Vnni() {
   return MissingForAvx2().empty() && __get_cpuid_count(7, 1, &a, &b, &c, &d) != 0 && (a & kAvxVnni) != 0;
 }
 
-// Whether the CPU has the tiles and their bytes' products, and the system gives them to this process: it
-// grants the state of a thread's tiles, 8 KiB, only to those that ask.
+// True if the CPU has the tiles and their byte products, and the system permits them: it grants the state of
+// a thread's tiles, 8 KiB, only on request.
 bool AskForAmx() {
-  constexpr uint32_t kTileAndInt8 = 3u << 24;  // of EDX in leaf 7
-  constexpr uint32_t kTileState = 3u << 17;    // of XCR0: configuration and data
+  constexpr uint32_t kTileAndInt8 = 3u << 24;  // bits of EDX in leaf 7
+  constexpr uint32_t kTileState = 3u << 17;    // bits of XCR0: configuration and data
   constexpr int kRequestPermission = 0x1023;   // ARCH_REQ_XCOMP_PERM
   constexpr int kTileData = 18;                // number of the state
   uint32_t a = 0;
@@ -72,13 +72,13 @@ bool AskForAmx() {
   return (low & kTileState) == kTileState && syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
 }
 
-// Once for the process: later threads inherit what it was granted.
+// Asks once per process: later threads inherit the permission.
 bool HasAmx() {
   static const bool has = AskForAmx();
   return has;
 }
 
-// What the CPU runs best; it has AVX2.
+// The best kernels for this CPU, which has AVX2.
 const host::KernelTable& BestKernels() {
   if (HasAmx()) {
     return host::AmxKernels();
@@ -130,10 +130,10 @@ absl::StatusOr<uint32_t> ChooseThreads(uint32_t threads) {
   return threads == 0 ? AffinityCpus() : threads;
 }
 
-// Fetched lines stay for a sixteenth of the second-level cache on Granite Rapids (2 MiB), where two streams
-// get a tenth more than one. Zen 4 (1 MiB) keeps more of them and reads one stream as fast as two.
+// Granite Rapids keeps fetched lines for a sixteenth of its second-level cache (2 MiB) and reads two streams
+// a tenth faster than one. Zen 4 (1 MiB) keeps more of them and reads one stream as fast as two.
 MemoryTuning TuningOfThisCpu() {
-  constexpr long kUnknown = 1 << 20;  // what most servers have
+  constexpr long kUnknown = 1 << 20;  // typical for servers
   const long reported = sysconf(_SC_LEVEL2_CACHE_SIZE);
   const long cache = reported > 0 ? reported : kUnknown;
   const bool amd = __builtin_cpu_is("amd") != 0;

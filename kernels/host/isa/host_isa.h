@@ -1,4 +1,4 @@
-// The instruction set's kernels for an option, and the CPUs to use.
+// Chooses the kernels for an instruction set option, and the number of threads.
 //
 // Thread safety: free functions.
 #pragma once
@@ -11,15 +11,15 @@
 
 namespace sluice::host {
 
-// FAILED_PRECONDITION naming what the CPU or system lacks. The table lives forever.
+// Returns a table that lives forever. FAILED_PRECONDITION naming the missing CPU or system features.
 absl::StatusOr<const KernelTable*> ChooseKernels(HostIsa isa);
 
-// `threads`, or with 0 the CPUs in the affinity mask. INVALID_ARGUMENT above 1024.
+// Returns `threads`, or for 0 the number of CPUs in the affinity mask. INVALID_ARGUMENT above 1024.
 absl::StatusOr<uint32_t> ChooseThreads(uint32_t threads);
 
-// How this CPU's memory is asked for. Nothing here changes a result.
+// Prefetch tuning for this CPU's memory. It changes no result.
 struct MemoryTuning {
-  uint32_t fetch_distance = 0;  // bytes that rows are fetched ahead of their reader (row_fetch.h)
+  uint32_t fetch_distance = 0;  // bytes between the fetch of rows and their reader (row_fetch.h)
   bool two_streams = false;     // rows of a matrix are read in turn from both halves of a tile
 };
 MemoryTuning TuningOfThisCpu();

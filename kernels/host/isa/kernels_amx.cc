@@ -1,4 +1,4 @@
-// The kernels for AMX (tile, int8): those of AVX-512, but for quantized rows with many tokens.
+// The kernels for AMX (tile, int8): those of AVX-512, except for quantized rows with many tokens.
 #if !defined(__clang__)
 // As in kernels_avx512.cc.
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"

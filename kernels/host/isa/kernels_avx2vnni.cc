@@ -1,4 +1,4 @@
-// The kernels for AVX2 with AVX-VNNI: their table, which is that of AVX2 but for quantized rows.
+// The kernels for AVX2 with AVX-VNNI: their table, which is that of AVX2 except for quantized rows.
 #define SLUICE_PART "kernels/host/isa/over_avx2-inl.h"
 #include "kernels/host/isa/avx2vnni-inl.h"
 

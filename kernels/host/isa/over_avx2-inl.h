@@ -1,5 +1,5 @@
-// The kernel table of an instruction set that is AVX2 with other products of bytes: quantized rows are its
-// own, all else is AVX2's. Included by kernels_avx2vnni.cc.
+// The kernel table of an instruction set that is AVX2 with other products of bytes: it has its own kernels
+// for quantized rows, all others are AVX2's. Included by kernels_avx2vnni.cc.
 //
 // Thread safety: pure functions.
 #ifndef SLUICE_ISA

@@ -1,4 +1,4 @@
-// The weighted sums of quantized rows, set in a kernel table. Included by the instruction sets' kernels_*.cc,
+// Sets the weighted sums of quantized rows in a kernel table. Included by the instruction sets' kernels_*.cc,
 // after the kernels.
 //
 // Thread safety: pure functions.
@@ -12,7 +12,7 @@ void SetQuantDown(KernelTable* table) {
 }
 
 inline void SetQuantDowns(KernelTable* table) {
-  // Of q5, q6 and iq4, which only block encodings have, there are no weighted sums.
+  // q5, q6 and iq4 have no weighted sums, because only block encodings use them.
   SetQuantDown<QuantKind::kQ8>(table);
   SetQuantDown<QuantKind::kQ4>(table);
   SetQuantDown<QuantKind::kQ3>(table);

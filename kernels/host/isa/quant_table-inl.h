@@ -1,5 +1,5 @@
-// The products of quantized rows with tokens: what of the kernel table takes longest to compile, in a source
-// of its own for each instruction set. Included by the instruction sets' quant_*.cc.
+// The products of quantized rows with tokens: the part of the kernel table that takes longest to compile, in
+// a source of its own for each instruction set. Included by the instruction sets' quant_*.cc.
 //
 // Thread safety: pure functions.
 #ifndef SLUICE_ISA

@@ -1,4 +1,4 @@
-// Every kernel's source. Included by table-inl.h and quant_table-inl.h, which take of them what they list.
+// Every kernel's source. Included by table-inl.h and quant_table-inl.h, each of which lists the kernels it uses.
 //
 // Thread safety: pure functions.
 #ifndef SLUICE_ISA

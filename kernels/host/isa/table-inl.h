@@ -11,7 +11,7 @@
 #include "kernels/host/isa/quant_downs-inl.h"
 // clang-format on
 
-// One line of 64 bytes or-ed into a sum.
+// Ors one line of 64 bytes into a sum.
 inline constexpr int kLineParts = 16 / kNative;  // registers of 16 floats, a line
 inline void OrLine(const uint8_t* p, N* sum) {
   for (int i = 0; i < kLineParts; ++i) {
@@ -21,7 +21,7 @@ inline void OrLine(const uint8_t* p, N* sum) {
 
 template <uint32_t kStreams, bool kPrefetch>
 uint64_t ReadBytes(const uint8_t* p, uint64_t bytes, uint32_t prefetch) {
-  constexpr uint32_t kLines = 4;  // of each stream in a row
+  constexpr uint32_t kLines = 4;  // lines of each stream in a row
   N sums[kLines][kLineParts];
   for (auto& sum : sums) {
     for (N& part : sum) {

@@ -1,4 +1,4 @@
-// Attention, by the part of that name.
+// Runs Attention with the part of that name.
 #include "kernels/host/ops/device.h"
 
 namespace sluice::host {

@@ -15,10 +15,10 @@ namespace {
 struct DeltaTile {
   const SequenceRows* sequence = nullptr;
   uint32_t head = 0;
-  const float* old_inputs = nullptr;  // of the convolution, before the first row; nullptr: zeros
+  const float* old_inputs = nullptr;  // the convolution's inputs before the first row; nullptr: zeros
   const float* old_cells = nullptr;   // the head's state before the first row
-  float* cells = nullptr;             // and in its new slot
-  // Of q, k and v: the first column of qkv, how many, the weights [taps][count], the convolved row.
+  float* cells = nullptr;             // the state in its new slot
+  // For q, k and v: first column of qkv, number of columns, weights [taps][count], convolved row.
   uint32_t column[3] = {};
   uint32_t count[3] = {};
   float* weights[3] = {};
@@ -28,7 +28,7 @@ struct DeltaTile {
 // exp of one value: the lane sum of a single term is the term.
 float Exp(const KernelTable& kernels, float x) { return kernels.exp_sum(&x, 0.0f, 1, nullptr); }
 
-// Where the input of the convolution `back` rows before the sequence's row `row` begins.
+// The convolution's input `back` rows before the sequence's row `row`.
 const float* InputAt(const GatedDeltaCall& call, const SequenceRows& sequence, const float* old_inputs,
                      const float* zeros, uint32_t row, uint32_t back, uint32_t column) {
   if (back <= row) {
@@ -119,7 +119,7 @@ void DeltaHead(Device& d, const GatedDeltaCall& call, uint32_t sequence, uint32_
   for (uint32_t row = 0; row < tile.sequence->rows; ++row) {
     DeltaToken(d, call, tile, row);
   }
-  // The inputs that the next rows need; those of a key head are the first sharer's to keep.
+  // Keeps the inputs for the next rows; the first sharer of a key head keeps that head's.
   const float* zeros = d.space.zeros();
   for (int part = head % sharers == 0 ? 0 : 2; part < 3; ++part) {
     for (uint32_t j = 0; j + 1 < shape.conv_kernel; ++j) {

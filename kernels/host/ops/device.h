@@ -1,8 +1,7 @@
-// What an operation finds on the host: its parts, and for every operation of ops.h a function that computes
-// its call. A new operation is a function in a file of this folder; what needs no more than one file's
-// functions stands there.
+// The host device: its parts, and for every operation of ops.h a function that computes its call. A new
+// operation is a function in a file of this folder; helpers of one file stay in it.
 //
-// Thread safety: as Backend; while tiles run the parts' own rules hold.
+// Thread safety: as Backend; while tiles run, the parts' own rules apply.
 #pragma once
 
 #include <cstdint>
@@ -25,7 +24,7 @@
 namespace sluice::host {
 
 struct Device {
-  // `cpus`: ThreadPool's. Errors: Scratch's.
+  // `cpus`: as in ThreadPool. Errors: as Scratch.
   static absl::StatusOr<std::unique_ptr<Device>> Create(const BackendLimits& limits, uint32_t threads,
                                                         const KernelTable& kernels,
                                                         const MemoryTuning& tuning,
@@ -34,8 +33,8 @@ struct Device {
   const KernelTable& kernels;
   const MemoryTuning tuning;
   Scratch scratch;      // all memory of the parts
-  Tiles tiles;          // who computes
-  Workspace space;      // where
+  Tiles tiles;          // the workers
+  Workspace space;      // memory shared by operations
   RoundedRows rounded;  // activations for quantized weights
   RowLists lists;       // products with rows of weights
   Attention attention;

@@ -1,6 +1,6 @@
-// MoeExperts, by the experts' part, and the same for experts that ids name; and ExpertLeads: the lead part
-// alone, in tiles of one block of 64 neurons, for all rows of an expert. A value has the bits that MoeExperts
-// makes of it: dot products do not depend on what is computed beside them.
+// MoeExperts, also for experts that ids name, with the part Experts; and ExpertLeads: the lead part alone, in
+// tiles of one block of 64 neurons, for all rows of an expert. Lead values have the same bits as in
+// MoeExperts, because dot products do not depend on the rows computed with them.
 #include <algorithm>
 #include <cstring>
 
@@ -19,7 +19,7 @@ void LeadTile(Device& d, const ExpertLeadsCall& call, const LeadCallPart& expert
   for (uint32_t j = 0; j < neurons; ++j) {
     w[j] = expert.lead.Row(first + j);
   }
-  // Into the tile: a kernel may write whole vectors.
+  // Written to the tile first, since a kernel may write whole vectors.
   float* const* y = d.space.workers[worker].rows[0];
   d.lists.Dot({expert.lead.encoding, expert.lead.cols, w, neurons, 0}, expert.rows, worker, y);
   FactorCall factor;

@@ -11,7 +11,7 @@ namespace sluice::host {
 
 namespace {
 
-// Everything but the temperature, on one row of `heads` heads.
+// Applies everything but the temperature to one row of `heads` heads.
 void TurnHeads(const KernelTable& kernels, const RopeKvWriteCall& call, const CallNorm& norm, uint32_t heads,
                const float* cos_sin, float* row) {
   const uint32_t head_dim = call.kv.head_dim;

@@ -9,13 +9,13 @@
 namespace sluice::host {
 namespace {
 
-// From this many tokens on, converting weights once per tile and packing x pays.
+// Tokens from which converting weights once per tile and packing x pays.
 constexpr uint32_t kPackedTokens = 8;
 
-// A tile's weights when few tokens share them: long enough to stream, short enough to share out evenly.
+// Bytes of a tile's weights for few tokens: long enough to stream, short enough to share evenly.
 constexpr uint64_t kTileBytes = 128 << 10;
 
-// Rows of a tile of one part.
+// Number of rows in a tile of one part.
 uint32_t TileRows(const CallWeights& weights, bool packed) {
   if (packed) {
     return kGemmRows;
@@ -47,12 +47,12 @@ struct RowTile {
   const MatMulCallPart* part = nullptr;
   uint32_t row = 0;
   uint32_t rows = 0;
-  uint32_t next_rows = 0;  // of the part's next tile
+  uint32_t next_rows = 0;  // rows of the part's next tile
   bool halves = false;     // its two halves are read in turn
 };
 
-// Leaves in Workspace::x_rows the rows to multiply with (normed if asked), and makes the forms that the parts
-// need.
+// Stores in Workspace::x_rows the rows to multiply with (normed if requested), and makes the forms that the
+// parts need.
 void PrepareRows(Device& d, const MatMulCall& call, bool pack) {
   for (uint32_t t = 0; t < call.tokens; ++t) {
     d.space.x_rows[t] = call.norm.weight != nullptr ? d.space.normed + t * d.space.x_stride : call.XRow(t);
@@ -84,8 +84,8 @@ void PrepareRows(Device& d, const MatMulCall& call, bool pack) {
   }
 }
 
-// The rows of a tile, and behind them the first ones of the next, which nearly always is this worker's too.
-// w: [kNeuronBlock + kMostRowsAhead].
+// Lists the rows of a tile, then the first ones of the next, which nearly always is this worker's too. w:
+// [kNeuronBlock + kMostRowsAhead].
 RowList ListTile(const MatMulCall& call, const RowTile& tile, const uint8_t** w) {
   const CallWeights& weights = tile.part->weights;
   const uint32_t next = tile.row + tile.rows;
@@ -109,7 +109,7 @@ void RunTile(Device& d, const MatMulCall& call, const RowTile& tile, bool packed
   const uint32_t row = tile.row;
   const uint32_t rows = tile.rows;
   const bool finish = part.bias != nullptr || part.scale != 1.0f || call.residual.base != nullptr;
-  // With a residual the outputs go to scratch first: y may be the residual.
+  // With a residual, outputs are written to scratch first: y may be the residual.
   const bool to_scratch = finish || tile.halves;
   float** y = to_scratch ? space.rows[0] : space.outputs;
   for (uint32_t t = 0; t < call.tokens && !to_scratch; ++t) {

@@ -10,7 +10,7 @@
 namespace sluice::host {
 namespace {
 
-// Scratch of one token: two rows of values of the experts, two of the groups (at most as many).
+// Scratch of one token: two rows of values for the experts, two for the groups (at most as many).
 struct RouterScratch {
   float* scores;
   float* choice;
@@ -26,7 +26,7 @@ struct RouterScratch {
 // exp of one value: the lane sum of a single term is the term.
 float Exp(const KernelTable& kernels, float x) { return kernels.exp_sum(&x, 0.0f, 1, nullptr); }
 
-// softmax_topk without corrections and groups: the chosen values are enough, and the sum.
+// softmax_topk without corrections and groups, which needs only the chosen values and the sum.
 void SoftmaxTopK(const KernelTable& kernels, const RouterCall& call, const float* logits, int32_t* ids,
                  float* weights) {
   Best best(call.top_k, ids, weights);
@@ -72,7 +72,7 @@ void Choose(const RouterCall& call, const float* choice, const RouterScratch& sc
   }
 }
 
-// softmax_topk and sigmoid_topk with everything; `weights` gets the scores of the chosen.
+// softmax_topk and sigmoid_topk with all options; writes the scores of the chosen to `weights`.
 void ByScore(const KernelTable& kernels, const RouterCall& call, const float* logits,
              const RouterScratch& scratch, int32_t* ids, float* weights) {
   if (call.kind == RouterKind::kSigmoidTopK) {

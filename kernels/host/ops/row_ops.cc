@@ -66,7 +66,7 @@ void Run(Device& d, const CombineCall& call) {
 }
 
 void Run(Device& d, const TopLogitsCall& call) {
-  // Most runs of this many logits hold nothing better than the k-th so far: one vector pass rejects them.
+  // Logits per run. Most runs hold nothing better than the k-th value so far: one vector pass rejects them.
   constexpr uint32_t kRun = 256;
   d.tiles.Run(call.tokens, uint64_t{call.tokens} * call.vocab * 8, [&](uint32_t t, uint32_t) {
     const float* logits = call.logits.Row(t);

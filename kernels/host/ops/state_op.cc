@@ -16,10 +16,10 @@ constexpr int kMambaParts = 3;  // x, B, C
 struct MambaTile {
   const SequenceRows* sequence = nullptr;
   uint32_t head = 0;
-  const float* old_inputs = nullptr;  // of the convolution, before the first row; nullptr: zeros
+  const float* old_inputs = nullptr;  // the convolution's inputs before the first row; nullptr: zeros
   const float* old_cells = nullptr;   // the head's state before the first row
-  float* cells = nullptr;             // and in its new slot
-  uint32_t column[kMambaParts] = {};  // the first one of xbc, and how many
+  float* cells = nullptr;             // the state in its new slot
+  uint32_t column[kMambaParts] = {};  // first column in xbc, and number of columns
   uint32_t count[kMambaParts] = {};
   float* values[kMambaParts] = {};  // the convolved row
 };
@@ -27,7 +27,7 @@ struct MambaTile {
 // exp of one value: the lane sum of a single term is the term.
 float Exp(const KernelTable& kernels, float x) { return kernels.exp_sum(&x, 0.0f, 1, nullptr); }
 
-// Where the input of the convolution `back` rows before the sequence's row `row` begins.
+// The convolution's input `back` rows before the sequence's row `row`.
 const float* InputAt(const MambaCall& call, const MambaTile& tile, const float* zeros, uint32_t row,
                      uint32_t back, uint32_t column) {
   if (back <= row) {
@@ -114,7 +114,7 @@ void MambaHead(Device& d, const MambaCall& call, uint32_t sequence, uint32_t hea
   for (uint32_t row = 0; row < tile.sequence->rows; ++row) {
     MambaToken(d, call, tile, row);
   }
-  // The inputs that the next rows need; those of a group are its first head's to keep.
+  // Keeps the inputs for the next rows; the first head of a group keeps the group's.
   for (int part = 0; part < (head % sharers == 0 ? kMambaParts : 1); ++part) {
     for (uint32_t j = 0; j + 1 < shape.conv_kernel; ++j) {
       std::memcpy(
@@ -125,15 +125,14 @@ void MambaHead(Device& d, const MambaCall& call, uint32_t sequence, uint32_t hea
   }
 }
 
-// Columns [first, first + count) of one sequence.
+// Convolves columns [first, first + count) of one sequence.
 void ConvolveColumns(Device& d, const ShortConvCall& call, uint32_t sequence, uint32_t first, uint32_t count,
                      float* memory) {
   const uint32_t width = call.shape.width;
   const uint32_t taps = call.shape.kernel;
   const SequenceRows& rows = call.states.sequences[sequence];
   const float* old_slot = call.states.From(sequence);
-  // The last `taps` rows of u, each in its place for good: row i of the sequence in place (i + taps - 1) %
-  // taps.
+  // The last `taps` rows of u in a ring: row i of the sequence is at (i + taps - 1) % taps.
   for (uint32_t j = 0; j + 1 < taps; ++j) {
     float* place = memory + uint64_t{j} * kConvColumns;
     if (old_slot == nullptr) {

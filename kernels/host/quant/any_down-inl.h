@@ -1,4 +1,4 @@
-// Weighted sums of quantized rows: which kernel takes how many tokens and which groups.
+// Weighted sums of quantized rows: chooses the kernel by the number of tokens and the group size.
 //
 // Included by the instruction sets' kernels_*.cc.
 //
@@ -7,8 +7,8 @@
 #error "included by kernels_*.cc only"
 #endif
 
-// From so many tokens on, codes are unpacked once for all of them. Panels are quick with AVX-512, and of two
-// bits it never gained (Zen 4, groups of 64, both in turn; q3 and mxfp4 were not measured).
+// Tokens from which codes are unpacked once for all of them. Panels are fast with AVX-512, and for two bits
+// it never gained (Zen 4, groups of 64, both in turn; q3 and mxfp4 were not measured).
 template <QuantKind kKind>
 inline constexpr uint32_t kManyTokens = kNative == 8              ? 6
                                         : kKind == QuantKind::kQ2 ? UINT32_MAX

@@ -31,11 +31,11 @@ inline constexpr int kLargestByte = 127;  // of rounded values
 SLUICE_INLINE __m256i BSet1(char x, __m256i) { return _mm256_set1_epi8(x); }
 SLUICE_INLINE __m256i BAnd(__m256i a, __m256i b) { return _mm256_and_si256(a, b); }
 SLUICE_INLINE __m256i BOr(__m256i a, __m256i b) { return _mm256_or_si256(a, b); }
-// Of each byte of `index` the entry of the table; 0 where its highest bit is set.
+// Looks up each byte of `index` in the table; 0 where its highest bit is set.
 SLUICE_INLINE __m256i BLookUp(__m128i table, __m256i index) {
   return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(table), index);
 }
-// The bytes of each 128 bits in this order.
+// Permutes the bytes of each 128 bits by `order`.
 SLUICE_INLINE __m256i BShuffle(__m256i bytes, __m128i order) {
   return _mm256_shuffle_epi8(bytes, _mm256_broadcastsi128_si256(order));
 }
@@ -72,7 +72,7 @@ SLUICE_INLINE R EvenOdd(R bytes) {
   return BShuffle(bytes, _mm_setr_epi8(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15));
 }
 
-// For four third bits: bits 0 and 2 as the third bits of two nibbles; bits 1 and 3.
+// Tables for four third bits: bits 0 and 2 as the third bits of two nibbles; bits 1 and 3.
 SLUICE_INLINE __m128i EvenThirdBits() {
   return _mm_setr_epi8(0, 0x04, 0, 0x04, 0x40, 0x44, 0x40, 0x44, 0, 0x04, 0, 0x04, 0x40, 0x44, 0x40, 0x44);
 }
@@ -147,8 +147,8 @@ SLUICE_INLINE __m256i UpperBits(const uint8_t* high_plane, uint32_t b) {
                            static_cast<int>(2 * kHighBits<kKind> * (b % kBlocks)));
 }
 
-// Sums of bytes times signed bytes, of four neighbours in 32 bits, as they come: unsigned codes of a kind, of
-// which at most kMostAdds may be added. Every product and sum is exact: without the byte products of AVX-VNNI
+// Sums of bytes times signed bytes, of four neighbours in 32 bits, as they come: unsigned codes of a kind,
+// with at most kMostAdds additions. Every product and sum is exact: without the byte products of AVX-VNNI
 // and AVX-512 two neighbours are added up in 16 bits, and kMostAdds times two products fit these.
 #if defined(SLUICE_AVX512) || defined(SLUICE_VNNI)
 template <QuantKind kKind>
@@ -165,13 +165,13 @@ struct ByteSum {
   }
   SLUICE_INLINE void Add(B codes, B x) { sum = NAddByteProducts(sum, codes, x); }
   SLUICE_INLINE B Total() const { return sum; }
-  // Added to sums of before: Begin(), Add()s, End().
+  // Adds to earlier sums: Begin(), then Add() calls, then End().
   SLUICE_INLINE void Begin(B before) { sum = before; }
   SLUICE_INLINE B End(B) const { return sum; }
 };
 #else
 // Codes of q8 and IQ4 are multiplied as code - 128: 2 * 128 * 127 fits 16 bits, 2 * 255 * 127 does not. The
-// sum misses so many times the sum of x.
+// sum lacks 128 times the sum of x.
 template <QuantKind kKind>
 inline constexpr int kByteBias = kLargestCode<kKind> > 127 ? 128 : 0;
 template <QuantKind kKind>
@@ -212,15 +212,15 @@ SLUICE_INLINE N FloatSum(NInt sum, N x_sum) {
   return NFromInt(sum);
 }
 
-// Quads that may be added up before they must be taken to 32 bits; 0: any number of them.
+// Maximum number of quads added before the sums must be widened to 32 bits; 0: unlimited.
 template <QuantKind kKind>
 inline constexpr uint32_t kQuadPiece = kMostAdds<kKind> == UINT32_MAX ? 0
                                        : kMostAdds<kKind> >= 8        ? 8
                                        : kMostAdds<kKind> >= 4        ? 4
                                                                       : 2;
 
-// The kind whose unpacked codes are summed as those of kKind are: sums over them are compiled once for all
-// such kinds. With byte products that add up to 32 bits these are all kinds.
+// The representative kind of all kinds whose unpacked codes are summed alike, so that sums are compiled once
+// for them. With byte products that add up to 32 bits these are all kinds.
 template <QuantKind kKind>
 inline constexpr QuantKind kSummedAs = kQuadPiece<kKind> == 0   ? QuantKind::kQ8
                                        : kQuadPiece<kKind> == 8 ? QuantKind::kQ4

@@ -9,23 +9,23 @@
 #error "included by kernels_*.cc only"
 #endif
 
-// Whether rows of a kind with groups of kUnits units are multiplied so: half of a block's fields at least.
+// True if rows of a kind with groups of kUnits units are multiplied this way: at least half of a block's fields.
 template <QuantKind kKind, uint32_t kUnits>
 inline constexpr bool kByBytes = kUnits > 0 && 2 * kUnits >= kByteFields<kKind>;
 
-// KernelTable::in_halves. Experts of q2 lost two to four hundredths by it with AVX-512.
+// KernelTable::in_halves. With AVX-512, experts of q2 lost 2 to 4 % by it.
 template <QuantKind kKind>
 inline constexpr bool kInHalves = kKind != QuantKind::kMxfp4 && (kNative == 8 || kKind != QuantKind::kQ2);
 
-// Orders of activations: one for planes of 8, 4 and 2 bits each.
+// Number of orders of activations: one each for planes of 8, 4 and 2 bits.
 inline constexpr uint32_t kWovenOrders = 3;
 template <QuantKind kKind>
 inline constexpr uint32_t kOrderOf = kByteFields<kKind> / 2;
-// Whether the two units of a field lie split, not woven. Two-bit planes always: their groups of 64 must.
+// True if the two units of a field lie split, not woven. Always for two-bit planes, whose groups of 64 need it.
 inline constexpr bool IsSplit(uint32_t fields, uint32_t units) { return fields == 4 || units <= fields; }
 
-// `cols` codes, a multiple of kCodeAlign, in an order: for each two blocks and each field 32 bytes of the one
-// block and 32 of the other.
+// Writes `cols` codes, a multiple of kCodeAlign, in an order: for each two blocks and each field 32 bytes of
+// the first block and 32 of the second.
 inline void WeaveCodes(const int8_t* codes, uint32_t cols, uint32_t fields, bool split, int8_t* out) {
   const auto put = [&out](__m128i low, __m128i high) {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(out), low);
@@ -45,7 +45,7 @@ inline void WeaveCodes(const int8_t* codes, uint32_t cols, uint32_t fields, bool
   }
 }
 
-// What the rows of a group size need of these orders; out: [kWovenOrders][cols].
+// Writes the orders that rows of a group size need; out: [kWovenOrders][cols].
 inline void WeaveForGroup(const int8_t* codes, uint32_t cols, uint32_t group, int8_t* out) {
   const uint32_t units = group / 16;
   for (uint32_t order = 0; order < kWovenOrders; ++order, out += cols) {
@@ -56,18 +56,18 @@ inline void WeaveForGroup(const int8_t* codes, uint32_t cols, uint32_t group, in
   }
 }
 
-// How eight groups of kUnits units are cut into leaves.
+// The cut of eight groups of kUnits units into leaves.
 template <QuantKind kKind, uint32_t kUnits>
 struct Leaves {
   static constexpr uint32_t kFields = kByteFields<kKind>;
   static constexpr uint32_t kRegisters = 4 * kUnits / (kFields * kBlocksOfB);  // of codes, in eight groups
-  static constexpr bool kHalves = 2 * kUnits == kFields;  // of a register's fields, in two leaves
+  static constexpr bool kHalves = 2 * kUnits == kFields;  // a register's fields are in two leaves
   static constexpr uint32_t kCount = kHalves ? 2 * kRegisters : kRegisters < 8 ? kRegisters : 8;
   static constexpr uint32_t kOfLeaf = kHalves ? 1 : kRegisters / kCount;  // registers
   static constexpr uint32_t kFieldsOfLeaf = kHalves ? kFields / 2 : kFields;
   static constexpr bool kSplit = IsSplit(kFields, kUnits);
   static_assert(kOfLeaf * kFieldsOfLeaf <= kMostAdds<kKind>);
-  // The most that a lane of a leaf can be.
+  // Maximum of a leaf's lane.
   static constexpr int kLargest =
       static_cast<int>(4 * kOfLeaf * kFieldsOfLeaf) * kLargestByte * kLargestCode<kKind>;
 };
@@ -91,12 +91,12 @@ SLUICE_INLINE void FieldsAt(const GroupsAt& w, uint32_t i, B* out) {
   ByteFields<kKind>(bytes, third, out);
 }
 
-// Leaf kLeaf of each of kRows rows with each of kTokens tokens, whose codes for these groups begin at x.
+// Computes leaf kLeaf of each of kRows rows with each of kTokens tokens, whose codes for these groups begin at x.
 template <QuantKind kKind, uint32_t kUnits, int kRows, int kTokens, uint32_t kLeaf>
 SLUICE_INLINE void LeafOf(const GroupsAt* w, const int8_t* const* x, LinesAhead* lines, B* out) {
   using L = Leaves<kKind, kUnits>;
   SLUICE_UNROLL
-  for (uint32_t i = 0; i < kFetchSteps<kKind>; ++i) {  // kFetchSteps in all
+  for (uint32_t i = 0; i < kFetchSteps<kKind>; ++i) {  // kFetchSteps in total
     if (i * L::kCount / kFetchSteps<kKind> == kLeaf) {
       lines->Step();
     }
@@ -132,7 +132,7 @@ SLUICE_INLINE void LeafOf(const GroupsAt* w, const int8_t* const* x, LinesAhead*
   }
 }
 
-// Two leaves from kLeaf on, added up; each 128 bits of a sum hold two of the one and two of the other.
+// Adds two leaves from kLeaf on; each 128 bits of a sum hold two lanes of each.
 template <QuantKind kKind, uint32_t kUnits, int kRows, int kTokens, uint32_t kLeaf>
 SLUICE_INLINE void TwoLeaves(const GroupsAt* w, const int8_t* const* x, LinesAhead* lines, B* out) {
   B a[kRows * kTokens];
@@ -146,7 +146,7 @@ SLUICE_INLINE void TwoLeaves(const GroupsAt* w, const int8_t* const* x, LinesAhe
   }
 }
 
-// Four of them: one of each.
+// Adds four leaves: one lane of each.
 template <QuantKind kKind, uint32_t kUnits, int kRows, int kTokens, uint32_t kLeaf>
 SLUICE_INLINE void FourLeaves(const GroupsAt* w, const int8_t* const* x, LinesAhead* lines, B* out) {
   B a[kRows * kTokens];
@@ -160,8 +160,8 @@ SLUICE_INLINE void FourLeaves(const GroupsAt* w, const int8_t* const* x, LinesAh
   }
 }
 
-// Of kRows rows with kTokens tokens: the sums of eight groups of kUnits units, one in each lane of
-// out[row * kTokens + token]; q8 less kByteBias times the activations' sums.
+// Sums eight groups of kUnits units for kRows rows with kTokens tokens, one group in each lane of out[row *
+// kTokens + token]; for q8 less kByteBias times the activations' sums.
 template <QuantKind kKind, uint32_t kUnits, int kRows, int kTokens>
 SLUICE_INLINE void EightGroups(const GroupsAt* w, const int8_t* const* x, LinesAhead* lines, __m256i* out) {
   constexpr uint32_t kLeaves = Leaves<kKind, kUnits>::kCount;

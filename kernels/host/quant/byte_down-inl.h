@@ -1,9 +1,9 @@
 // Weighted sums of quantized rows by bytes (byte_codes-inl.h) with 256-bit registers, for codes of up to 24:
-// the bytes of two neurons are interleaved, multiplied with their coefficients and added up in 16 bits. Of
-// the fields of a block with the same number the even bytes hold one unit, the odd bytes the one half a block
+// the bytes of two neurons are interleaved, multiplied with their coefficients and added up in 16 bits. In
+// fields of the same number, the even bytes of a block hold one unit and the odd bytes the unit half a block
 // later, so each 16-bit lane is a column.
 //
-// 16 bits hold the sums of kNeuronsAtOnce neurons. Then they are added to the 32-bit sums.
+// 16-bit lanes hold the sums of kNeuronsAtOnce neurons, which are then added to the 32-bit sums.
 //
 // Included by isa/avx2-inl.h and isa/avx2vnni-inl.h.
 //
@@ -12,23 +12,23 @@
 #error "included by isa/avx2*-inl.h only"
 #endif
 
-// Whether rows of a kind with groups of kUnits units are added so: the units of a block that share a field
-// lie in one group or in two neighbours.
+// True if rows of a kind with groups of kUnits units are added this way: the units of a block that share a
+// field lie in one group or in two neighbours.
 template <QuantKind kKind, uint32_t kUnits>
 inline constexpr bool kDownByBytes = kKind != QuantKind::kQ8&& kUnits > 0 && kUnits >= kByteFields<kKind>;
 
-// Whether they lie in two groups.
+// True if they lie in two groups.
 template <QuantKind kKind, uint32_t kUnits>
 inline constexpr bool kTwoGroups = kUnits * 2 == kBlockUnits<kKind>;
 
-// A multiple of the four that are read at once.
+// Neurons added in 16 bits: a multiple of the four that are read at once.
 template <QuantKind kKind>
 inline constexpr uint32_t kNeuronsAtOnce = std::min<uint32_t>(64, 32767 /
                                                                       (kLargestByte * kLargestCode<kKind>) /
                                                                       4 * 4);
 
-// The third bits of a q3 block's codes: of words whose low (or high) bytes hold them for a low block, bits 0
-// to 3 of each byte become those of fields 0 to 3 of the same byte of the low block.
+// The third bits of a q3 block's codes. The low (or high) bytes of `words` hold them for a low block; bits 0
+// to 3 of each result byte belong to fields 0 to 3 of the same byte of the low block.
 SLUICE_INLINE __m256i ThirdBitsOfWords(__m256i words, bool odd_block) {
   const __m256i even = odd_block ? _mm256_srli_epi16(words, 8) : words;
   const __m256i odd = odd_block ? _mm256_srli_epi16(words, 4) : _mm256_slli_epi16(words, 4);
@@ -36,8 +36,8 @@ SLUICE_INLINE __m256i ThirdBitsOfWords(__m256i words, bool odd_block) {
                          _mm256_and_si256(odd, _mm256_set1_epi16(0x0f00)));
 }
 
-// The fields of half a block of four rows, interleaved in pairs, times the factors of each pair: added to
-// (kFirst: stored in) the sums of kByteFields registers.
+// Multiplies the fields of half a block of four rows, interleaved in pairs, by the factors of each pair, and
+// adds them to (kFirst: stores them in) the sums of kByteFields registers.
 template <QuantKind kKind, bool kFirst>
 SLUICE_INLINE void AddHalfBlock(const __m256i* bytes, const __m256i* third, const __m256i* factors,
                                 __m256i* sums) {
@@ -57,8 +57,7 @@ SLUICE_INLINE void AddHalfBlock(const __m256i* bytes, const __m256i* third, cons
   }
 }
 
-// Of the rows that are prefetched: what lies where block b does. Two blocks are a line, or four of the third
-// bits.
+// Prefetches block b of the rows ahead. Two blocks are a line; for the third bits, four.
 template <QuantKind kKind>
 SLUICE_INLINE void FetchAhead(const uint8_t* const* rows, uint32_t high_plane, uint32_t b) {
   for (uint32_t i = 0; i < 4; ++i) {
@@ -69,8 +68,8 @@ SLUICE_INLINE void FetchAhead(const uint8_t* const* rows, uint32_t high_plane, u
   }
 }
 
-// The four neurons of PairsAt() (fewer at the end) into 16-bit sums: for each block, half and field a
-// register. The rows ahead are prefetched.
+// Adds the four neurons of PairsAt() (fewer at the end) to 16-bit sums: a register for each block, half and
+// field. The rows ahead are prefetched.
 template <QuantKind kKind, uint32_t kUnits, bool kFirst>
 void AddFourRowsOfBytes(const QuantDownCall& call, const uint32_t* factors, uint32_t pair_words, uint32_t j,
                         bool prefetch, LinesAhead* lines, __m256i* sums) {
@@ -124,7 +123,7 @@ void AddFourRowsOfBytes(const QuantDownCall& call, const uint32_t* factors, uint
   }
 }
 
-// 16-bit sums to 32-bit ones [unit][16], whose units hold the columns 0-3 8-11 4-7 12-15; kFirst starts them.
+// Adds 16-bit sums to 32-bit ones [unit][16], whose units hold the columns 0-3 8-11 4-7 12-15; kFirst starts them.
 template <QuantKind kKind, bool kFirst>
 void WidenSums(uint32_t cols, const __m256i* sums, int32_t* out) {
   constexpr uint32_t kPer = kBlockUnits<kKind>;
@@ -147,8 +146,9 @@ void WidenSums(uint32_t cols, const __m256i* sums, int32_t* out) {
 
 template <QuantKind kKind, uint32_t kUnits>
 struct ByBytes {
-  // Pairs of coefficients of eight groups, as 16-bit values of two neurons, to what is broadcast: for each
-  // slot (two neighbouring groups, or one group) two bytes for the even bytes and two for the odd ones.
+  // Converts pairs of coefficients of eight groups, as 16-bit values of two neurons, to the broadcast form:
+  // for each slot (two neighbouring groups, or one group) two bytes for the even bytes and two for the odd
+  // ones.
   static void StorePairs(__m256i pairs, uint32_t g, uint32_t* out) {
     if constexpr (kTwoGroups<kKind, kUnits>) {
       const __m256i bytes =

@@ -1,8 +1,8 @@
 // Weighted sums of the few quantized rows that a mask leaves of a block, with AVX-512: as
-// panel_down_avx512-inl.h, with all rows in one panel. What is done once for every column, however few rows
-// there are, takes most of the time, so it is as little as can be: sums stay in registers until they are in
-// y; shifts of fields are made up for by scales and zeros that are multiplied with powers of two, which
-// changes no bit; and a block sum is not closed by itself, as adding it to y, which is never -0, closes it.
+// panel_down_avx512-inl.h, with all rows in one panel. The work per column, independent of the number of
+// rows, takes most of the time, so it is kept minimal: sums stay in registers until they are in y; shifts of
+// fields are replaced by scales and zeros multiplied with powers of two, which changes no bit; and a block
+// sum is not closed by itself, as adding it to y, which is never -0, closes it.
 //
 // Included by panel_down_avx512-inl.h only.
 //
@@ -11,16 +11,16 @@
 #error "included by panel_down_avx512-inl.h only"
 #endif
 
-// Up to so many rows: a quarter of a block. With more the lines that are fetched meanwhile (RowFetch) come in
-// bursts.
+// Maximum number of rows: a quarter of a block. With more rows, the lines fetched meanwhile (RowFetch) come
+// in bursts.
 inline constexpr uint32_t kFewRows = 16;
 
-// Of long rows that one token keeps, lines are asked for once for so many panels: two to nine hundredths less
-// time at 90 % left out, up to three at 70 %. With 2048 columns it was up to three more (Granite Rapids).
+// Columns per fetch of lines for long rows that one token keeps: 2 to 9 % less time with 90 % left out, up to
+// 3 % with 70 %. With 2048 columns it was up to 3 % more (Granite Rapids).
 inline constexpr uint32_t kLongRow = 4096;  // columns
 inline constexpr uint32_t kPanelsTogether = 4;
 
-// Which multiples of scales and zeros the fields of a block need: PanelShift() = kScaleShift * index.
+// The multiples of scales and zeros that the fields of a block need: PanelShift() = kScaleShift * index.
 template <QuantKind kKind>
 inline constexpr uint32_t kScaleShift = kKind == QuantKind::kQ3 ? 4 : 2;
 template <QuantKind kKind>
@@ -42,16 +42,16 @@ inline void ScaleForms(const PanelFactors& f) {
   }
 }
 
-// What the panels of a call have in common.
+// Data shared by the panels of a call.
 struct FewRows {
   const uint8_t* rows[kFewRows];  // padded to a multiple of 4
-  uint32_t count = 0;             // so many
+  uint32_t count = 0;             // number of rows
   PanelFactors factors;
   bool own = false;
 };
 
 // y += the sums of kBlocks blocks from `block` on; y: their first column. Not inlined: GCC 12 would keep some
-// of the sums in memory. kQuads: rows in fours; 0: as few.count says.
+// of the sums in memory. kQuads: rows in fours; 0: from few.count.
 template <QuantKind kKind, uint32_t kUnits, uint32_t kBlocks, uint32_t kQuads, bool kOddBlock>
 __attribute__((noinline)) void AddFewPanel(const RowShape& shape, const FewRows& few, uint32_t block,
                                            float* y) {
@@ -111,7 +111,7 @@ void AddFewPanels(const QuantDownCall& call, const FewRows& few, uint32_t fetch_
   for (uint32_t p = 0; p < panels; ++p) {
     if (fetch_lines > 0 && p % together == 0) {
       const uint32_t steps = panels - p < together ? panels - p : together;
-      // Rounded up: lines that are read and not counted are never fetched in time again.
+      // Rounded up, because uncounted lines would make all later fetches late.
       lines = {};
       call.fetch->Start((fetch_lines * steps + panels - 1) / panels, steps, &lines);
     }

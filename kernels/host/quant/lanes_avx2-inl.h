@@ -1,4 +1,4 @@
-// What dot products by bytes need of 256-bit registers; lanes_avx512-inl.h is its twin.
+// Register operations for dot products by bytes with 256 bits; the 512-bit version is lanes_avx512-inl.h.
 //
 // Included by isa/avx2-inl.h and isa/avx2vnni-inl.h.
 //
@@ -7,8 +7,8 @@
 #error "included by isa/avx2*-inl.h only"
 #endif
 
-// So many rows at once, which share what they load of x, or so many tokens, which share unpacked codes.
-// Without AVX-VNNI two rows need more registers than there are.
+// Rows at once, which share loads of x, or tokens at once, which share unpacked codes. Without AVX-VNNI two
+// rows need more registers than there are.
 inline constexpr int kRowsOfBytes = kVnni ? 2 : 1;
 inline constexpr int kTokensOfBytes = 2;
 
@@ -24,8 +24,8 @@ SLUICE_INLINE B NUpperBits(const uint8_t* high, uint32_t i) {
 }
 
 // The sums of eight groups, each in its lane. Each 128 bits of a and b have two or four groups' halves.
-// kOrder: how many groups share a register of codes (byte_dot-inl.h); 0: the second half of four comes before
-// the first one of the next.
+// kOrder: number of groups that share a register of codes (byte_dot-inl.h); 0: the second half of four comes
+// before the first one of the next.
 template <int kCount, uint32_t kLeaves, int kOrder>
 SLUICE_INLINE void JoinLanes(const B* a, const B* b, __m256i* out) {
   SLUICE_UNROLL

@@ -1,4 +1,4 @@
-// What dot products by bytes need of 512-bit registers; lanes_avx2-inl.h is its twin.
+// Register operations for dot products by bytes with 512 bits; the 256-bit version is lanes_avx2-inl.h.
 //
 // Included by isa/avx512-inl.h only.
 //
@@ -7,7 +7,7 @@
 #error "included by isa/avx512-inl.h only"
 #endif
 
-// So many rows at once, which share what they load of x, or so many tokens, which share unpacked codes.
+// Rows at once, which share loads of x, or tokens at once, which share unpacked codes.
 inline constexpr int kRowsOfBytes = 2;
 inline constexpr int kTokensOfBytes = 4;
 
@@ -26,19 +26,19 @@ SLUICE_INLINE B NThirdBits(const uint8_t* third, uint32_t i) {
 template <QuantKind kKind>
 SLUICE_INLINE B NUpperBits(const uint8_t* high, uint32_t i) {
   constexpr uint32_t kBits = kHighBits<kKind>;
-  constexpr uint32_t kPairs = 2 / kBits;  // of low blocks that share one
+  constexpr uint32_t kPairs = 2 / kBits;  // pairs of low blocks that share one
   const __m512i both = _mm512_broadcast_i64x4(LoadBlock(high + uint64_t{i / kPairs} * 32));
   const __m512i apart = _mm512_mask_srli_epi16(both, 0xffff0000, both, 2 * kBits);
   return _mm512_srl_epi16(apart, _mm_cvtsi32_si128(static_cast<int>(4 * kBits * (i % kPairs))));
 }
 
-// The first two 128 bits of a and of b added up, and their last two.
+// Adds the first two 128-bit quarters of a and of b, and their last two.
 SLUICE_INLINE __m512i AddQuarters(__m512i a, __m512i b) {
   return _mm512_add_epi32(_mm512_shuffle_i64x2(a, b, 0x88), _mm512_shuffle_i64x2(a, b, 0xdd));
 }
 
-// The sums of eight groups, each in its lane. kOrder: how the groups of a register of codes lie
-// (byte_dot-inl.h). 3: all of it is one group's; else the first block's groups are in the lower half.
+// The sums of eight groups, each in its lane. kOrder: order of the groups in a register of codes
+// (byte_dot-inl.h). 3: one group; otherwise the first block's groups are in the lower half.
 template <int kCount, uint32_t kLeaves, int kOrder>
 SLUICE_INLINE void JoinLanes(const B* a, const B* b, __m256i* out) {
   constexpr bool kWhole = kOrder == 3;

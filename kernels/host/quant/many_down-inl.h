@@ -10,22 +10,22 @@
 #endif
 
 inline constexpr uint32_t kUnitRegisters = 16 / kNative;
-inline constexpr uint32_t kDownQuads = 16;    // of neurons
-inline constexpr uint32_t kRoundGroups = 16;  // that are rounded together
+inline constexpr uint32_t kDownQuads = 16;    // quads of neurons
+inline constexpr uint32_t kRoundGroups = 16;  // groups rounded together
 
-// What the tokens of a call share, and their rounded coefficients for kRoundGroups groups.
+// Data shared by the tokens of a call, and their rounded coefficients for kRoundGroups groups.
 struct ManySums {
   int32_t*
       codes;  // [unit of a block][register of kWidth][quad][kWidth columns, in the order of NIntInOrder()]
-  float* meta_scales;  // [neuron][kRoundGroups]: of the rows
+  float* meta_scales;  // [neuron][kRoundGroups]: scales of the rows
   float* meta_zeros;
   int32_t* quads;    // [group][token][quad]
   float* scales;     // [token][group]
   float* zero_sums;  // [token][group]
-  float* sums;       // [token][group]: of the coefficients, where kByteBias wants them
+  float* sums;       // [token][group]: sums of the coefficients, if kByteBias needs them
 };
 
-// The scales and zeros of `count` groups from g on, of all neurons.
+// Loads the scales and zeros of `count` groups from g on, for all neurons.
 template <QuantKind kKind>
 void DecodeMeta(const QuantDownCall& call, uint32_t g, uint32_t count, const ManySums& m) {
   for (uint32_t j = 0; j < call.neurons; ++j) {
@@ -38,7 +38,7 @@ void DecodeMeta(const QuantDownCall& call, uint32_t g, uint32_t count, const Man
   }
 }
 
-// A token's coefficients c for kNative groups from `o` of these on. quads: [quad][kNative].
+// Rounds a token's coefficients c for kNative groups from `o` of these on. quads: [quad][kNative].
 template <QuantKind kKind>
 inline void RoundForToken(const float* c, uint32_t neurons, uint32_t o, uint32_t t, const ManySums& m,
                           int32_t* quads) {
@@ -78,7 +78,7 @@ inline void RoundForToken(const float* c, uint32_t neurons, uint32_t o, uint32_t
   }
 }
 
-// Of `count` groups from g on, for the tokens [first, first + tokens).
+// Rounds `count` groups from g on, for the tokens [first, first + tokens).
 template <QuantKind kKind>
 void RoundForMany(const QuantDownCall& call, uint32_t first, uint32_t tokens, uint32_t g, uint32_t count,
                   const ManySums& m) {
@@ -105,7 +105,8 @@ void RoundForMany(const QuantDownCall& call, uint32_t first, uint32_t tokens, ui
   }
 }
 
-// Bytes 0-3, 4-7, 8-11 and 12-15 of each 128 bits of four rows: of each byte the rows' one after the other.
+// Interleaves bytes 0-3, 4-7, 8-11 and 12-15 of each 128 bits of four rows: the four rows' bytes of a column
+// lie together.
 SLUICE_INLINE void InterleaveFour(const __m256i* rows, __m256i* out) {
   const __m256i ab_low = _mm256_unpacklo_epi8(rows[0], rows[1]);
   const __m256i ab_high = _mm256_unpackhi_epi8(rows[0], rows[1]);
@@ -117,7 +118,8 @@ SLUICE_INLINE void InterleaveFour(const __m256i* rows, __m256i* out) {
   out[3] = _mm256_unpackhi_epi16(ab_high, cd_high);
 }
 
-// The codes of block b. The line after the next of each row is moved nearer: nothing follows 64 rows.
+// Unpacks the codes of block b. Prefetches the line after the next of each row, since no hardware prefetcher
+// follows 64 rows.
 template <QuantKind kKind, uint32_t kWidth>
 void UnpackForMany(const QuantDownCall& call, uint32_t b, int32_t* out) {
   constexpr uint32_t kFields = kByteFields<kKind>;
@@ -188,8 +190,8 @@ SLUICE_INLINE void FinishForMany(const QuantDownCall& call, const NInt* s, float
   }
 }
 
-// Of whole units of columns that are added to y: sums[register * T + token] of `tokens` of T tokens; scales
-// and so on: [token][kRoundGroups].
+// Adds whole units of columns to y: sums[register * T + token] for `tokens` of T tokens; scales etc.:
+// [token][kRoundGroups].
 template <QuantKind kKind, uint32_t T, uint32_t kUnits>
 __attribute__((noinline)) void AddUnits(uint32_t tokens, const NInt* sums, const float* scales,
                                         const float* zero_sums, const float* c_sums, float* const* y,
@@ -219,8 +221,8 @@ __attribute__((noinline)) void AddUnits(uint32_t tokens, const NInt* sums, const
   }
 }
 
-// kUnits units of columns from k on, for `tokens` of T tokens from `first` on; t of them are rounded before
-// these. What is not there is computed from whatever lies behind them, and left.
+// Computes kUnits units of columns from k on, for `tokens` of T tokens from `first` on; t rounded tokens
+// precede them. Missing tokens are computed from arbitrary values and dropped.
 template <QuantKind kKind, uint32_t T, uint32_t kUnits>
 void SumUnits(uint32_t tokens, const QuantDownCall& call, const int32_t* codes, const ManySums& m,
               uint32_t group, uint32_t first, uint32_t t, uint32_t k) {
@@ -255,13 +257,13 @@ void SumUnits(uint32_t tokens, const QuantDownCall& call, const int32_t* codes, 
   }
 }
 
-// `units` units of 16 columns from k on, one or kSumUnits, for the tokens [first, first + tokens).
+// Computes `units` units of 16 columns from k on, one or kSumUnits, for the tokens [first, first + tokens).
 inline constexpr uint32_t kSumUnits = kQuadRegisters;
 template <QuantKind kKind>
 void SumInPasses(const QuantDownCall& call, const int32_t* codes, const ManySums& m, uint32_t group,
                  uint32_t first, uint32_t tokens, uint32_t k, uint32_t units) {
   const uint32_t passes = (tokens + kQuadTokens - 1) / kQuadTokens;
-  for (uint32_t pass = 0; pass < passes; ++pass) {  // as equal as they can be
+  for (uint32_t pass = 0; pass < passes; ++pass) {  // as equal as possible
     const uint32_t t = tokens * pass / passes;
     const uint32_t count = tokens * (pass + 1) / passes - t;
     WithTokens(count, [&]<uint32_t T>() {
@@ -271,9 +273,9 @@ void SumInPasses(const QuantDownCall& call, const int32_t* codes, const ManySums
   }
 }
 
-// The tokens [first, first + tokens), at most kManyDownTokens, by sum_units(call, codes, m, group of those
-// that are rounded, first, tokens, first column, units) for one or kSumUnits units of a group, whose codes
-// lie in registers of kWidth columns.
+// Computes the tokens [first, first + tokens), at most kManyDownTokens, with sum_units(call, codes, m, index
+// of the rounded group, first, tokens, first column, units) for one or kSumUnits units of a group, whose
+// codes lie in registers of kWidth columns.
 template <QuantKind kKind, uint32_t kWidth, class SumUnitsFunction>
 void SumTokens(const QuantDownCall& call, uint32_t first, uint32_t tokens, const ManySums& m,
                const SumUnitsFunction& sum_units) {

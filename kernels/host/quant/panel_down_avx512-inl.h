@@ -2,9 +2,9 @@
 // registers while its neurons pass. Codes are multiplied as bytes (byte_codes-inl.h): those of four neurons
 // lie in one 32-bit lane, which is a column. The sums are exact, so the bits are those of quant_down-inl.h.
 //
-// A panel is read down its rows before the next one is, so the rows should be in the second-level cache. Rows
-// that are fetched meanwhile (RowFetch) are there only so far ahead: a panel has as many of them. With the
-// call's `prefetch` they are fetched kPanelAhead bytes ahead, as many streams as there are rows.
+// A panel is read down its rows before the next one, so the rows should be in the second-level cache. Rows
+// fetched by RowFetch are there only for the fetch distance: a panel has as many of them. With the call's
+// `prefetch` they are fetched kPanelAhead bytes ahead, as many streams as there are rows.
 //
 // Included by isa/avx512-inl.h only.
 //
@@ -13,11 +13,11 @@
 #error "included by isa/avx512-inl.h only"
 #endif
 
-// Whether rows of a kind with groups of kUnits units are added so.
+// True if rows of a kind with groups of kUnits units are added this way.
 template <QuantKind kKind, uint32_t kUnits>
 inline constexpr bool kDownByPanels = kUnits > 0;
 
-// Blocks of a panel: as many as give eight sums where that is a line or two, else one.
+// Blocks of a panel: enough for eight sums where that is a line or two, else one.
 template <QuantKind kKind>
 inline constexpr uint32_t kPanelBlocks = kKind == QuantKind::kQ8   ? 4
                                          : kKind == QuantKind::kQ4 ? 2
@@ -30,7 +30,7 @@ struct PanelFactors {
   uint32_t words;
   float* scales;
   float* zero_sums;
-  uint32_t in_halves = 0;  // so many quads, kept in the order of InHalves(); 0: in their own
+  uint32_t in_halves = 0;  // number of quads, kept in the order of InHalves(); 0: in their own order
 
   uint32_t PlaceOf(uint32_t quad) const {
     const uint32_t second = (in_halves + 1) / 2;
@@ -102,7 +102,7 @@ SLUICE_INLINE __m512i TwoBlocks(const uint8_t* a, const uint8_t* b) {
 SLUICE_INLINE FourRows LoadFourRows(const uint8_t* const* w, uint64_t at) {
   const __m512i a = TwoBlocks(w[0] + at, w[2] + at);
   const __m512i b = TwoBlocks(w[1] + at, w[3] + at);
-  // Words of rows 0 and 1, and behind 16 of them of rows 2 and 3: of bytes 0-7 and 16-23, 8-15 and 24-31.
+  // Words of rows 0 and 1, and 16 words later of rows 2 and 3: bytes 0-7 and 16-23, then 8-15 and 24-31.
   const __m512i low = _mm512_unpacklo_epi8(a, b);
   const __m512i high = _mm512_unpackhi_epi8(a, b);
   const __m512i even = _mm512_set_epi16(62, 46, 60, 44, 58, 42, 56, 40, 30, 14, 28, 12, 26, 10, 24, 8,  //
@@ -111,7 +111,7 @@ SLUICE_INLINE FourRows LoadFourRows(const uint8_t* const* w, uint64_t at) {
   return {_mm512_permutex2var_epi16(low, even, high), _mm512_permutex2var_epi16(low, odd, high)};
 }
 
-// The third bits of the q3 block whose high block begins at `at`: of word i of each row the bits of its even
+// The third bits of the q3 block whose high block begins at `at`: for word i of each row the bits of its even
 // byte (the low four of each byte) and of its odd one.
 template <bool kOddBlock>
 SLUICE_INLINE __m512i LoadThirdBits(const uint8_t* const* w, uint64_t at) {
@@ -157,19 +157,19 @@ SLUICE_INLINE __m512i AddByteProducts(__m512i sum, __m512i a, __m512i b) {
   return sum;
 }
 
-// Of the row so many rows on, what lies in the panel is moved to the first-level cache: the hardware does not
-// follow panels. q3 and q2, which take longer for a line, lose by it.
+// Distance in rows at which a row's part of the panel is prefetched to the first-level cache: the hardware
+// does not follow panels. q3 and q2, which take longer for a line, lose by it.
 inline constexpr uint32_t kNearRows = 8;
 
-// Tokens that share the codes of a panel: their sums, sixteen, and the codes fill the registers.
+// Tokens that share the codes of a panel: their sixteen sums and the codes fill the registers.
 inline constexpr uint32_t kPanelTokens = 2;
 
-// What a call's panels have in common.
+// Data shared by a call's panels.
 struct Panels {
   const uint8_t* rows[64 + kNearRows];  // padded to a multiple of 4, then the last ones again
   PanelFactors factors[kPanelTokens];   // at the same distance from each other as their coefficients
   uint64_t next_token;                  // words from a token's coefficients to the next one's
-  int32_t* sums;                        // [token][column], over the panels of the rows before
+  int32_t* sums;                        // [token][column], sums over the earlier rows' panels
   uint64_t sum_words;                   // from a token's sums to the next one's
 };
 
@@ -178,12 +178,12 @@ struct Panel {
   uint32_t first = 0;  // row, a multiple of 4
   uint32_t end = 0;
   uint32_t block = 0;
-  bool own = false;          // of each row the line kPanelAhead bytes ahead is prefetched
-  uint32_t fetch_lines = 0;  // what the call has fetched meanwhile
+  bool own = false;          // prefetches the line kPanelAhead bytes ahead of each row
+  uint32_t fetch_lines = 0;  // lines that the call fetches meanwhile
 };
 
-// Where in every row a block's codes and, of q3, third bits begin, and the coefficients of four rows for its
-// groups; PanelFactors::words on are those of the next four.
+// Begin of a block's codes and, for q3, third bits in every row, and the coefficients of four rows for its
+// groups; those of the next four rows lie PanelFactors::words further.
 struct PanelPart {
   uint64_t at;
   uint64_t third_at;
@@ -205,7 +205,7 @@ SLUICE_INLINE void StartSums(__m512i* sums) {
   }
 }
 
-// Of kBlocks blocks, the first of them at `part`, four rows' products added to sixteen columns in each of
+// Adds four rows' products of kBlocks blocks, the first of them at `part`, to sixteen columns in each of
 // sums[token]; next_token: words from a token's coefficients to the next one's.
 template <QuantKind kKind, uint32_t kUnits, uint32_t kBlocks, bool kOddBlock, uint32_t T = 1>
 SLUICE_INLINE void AddQuad(const uint8_t* const* rows, const PanelPart& part, uint64_t next_token,
@@ -286,12 +286,12 @@ SLUICE_INLINE void FinishColumns(const QuantDownCall& call, const PanelFactors& 
   const __m512 block = _mm512_mul_ps(_mm512_set1_ps(f.scales[g]),
                                      _mm512_sub_ps(_mm512_cvtepi32_ps(sum), _mm512_set1_ps(f.zero_sums[g])));
   const __m512 closed = _mm512_add_ps(block, _mm512_setzero_ps());
-  // A closed sum is never -0: it stays what it is when it is added to +0.
+  // A closed sum is never -0, so adding it to +0 does not change it.
   const __m512 before = _mm512_maskz_loadu_ps(call.add ? there : static_cast<__mmask16>(0), y + k);
   _mm512_mask_storeu_ps(y + k, there, _mm512_add_ps(before, closed));
 }
 
-// One token's sums of a panel into y, or to those of the panels before and after.
+// Adds one token's sums of a panel to y, or to the sums of the panels before and after.
 template <QuantKind kKind, uint32_t kUnits, uint32_t kSums>
 SLUICE_INLINE void FinishPanel(const QuantDownCall& call, const PanelFactors& f, const Panel& p,
                                __m512i* sums, int32_t* before, float* y) {
@@ -338,13 +338,13 @@ __attribute__((noinline)) void DownPanel(const QuantDownCall& call, const Panels
   }
 }
 
-// Rows of a panel: all of them, or so many as are there when the call's rows are fetched.
+// Rows of a panel: all of them, or as many as have arrived when the call's rows are fetched.
 inline uint32_t PanelRows(const QuantDownCall& call) {
   const uint32_t most = call.fetch == nullptr ? 64 : call.fetch->distance() / call.shape.bytes;
   return most >= 64 ? 64 : most >= 32 ? 32 : 16;
 }
 
-// All panels of the rows [p.first, p.end), for T tokens.
+// Computes all panels of the rows [p.first, p.end), for T tokens.
 template <QuantKind kKind, uint32_t kUnits, uint32_t T>
 void DownPanels(const QuantDownCall& call, const Panels& panels, Panel p, float* const* y) {
   constexpr uint32_t kColumns = kBlockUnits<kKind> * 16;
@@ -371,7 +371,7 @@ void DownPanels(const QuantDownCall& call, const Panels& panels, Panel p, float*
 
 #include "kernels/host/quant/few_down_avx512-inl.h"
 
-// T tokens from t on.
+// Computes T tokens from t on.
 template <QuantKind kKind, uint32_t kUnits, uint32_t T>
 void PanelDownTokens(const QuantDownCall& call, const Panels& panels, uint32_t t, uint32_t rows) {
   const uint32_t fetch_lines = t == 0 && call.fetch != nullptr ? call.fetch_lines : 0;

@@ -1,6 +1,5 @@
-// Sums over unpacked codes for many tokens, which quant_gemm-inl.h and many_down-inl.h have in common: a word
-// of four codes for each lane, so that a register times four values of a token gives a partial sum in each
-// lane.
+// Sums over unpacked codes for many tokens, shared by quant_gemm-inl.h and many_down-inl.h: a word of four
+// codes for each lane, so that a register times four values of a token gives a partial sum in each lane.
 //
 // Included by the instruction sets' kernels_*.cc.
 //
@@ -9,12 +8,12 @@
 #error "included by kernels_*.cc only"
 #endif
 
-// Of one pass over the codes: sums of so many tokens and registers of codes, the codes themselves and a
-// token's values fill the registers. Two registers of codes halve what is loaded of the tokens.
+// Tokens and registers of codes in one pass over the codes: their sums, the codes and a token's values fill
+// the registers. Two registers of codes halve the loads of token values.
 inline constexpr uint32_t kQuadTokens = kNative == 16 ? 12 : 6;
 inline constexpr uint32_t kQuadRegisters = kNative == 16 ? 2 : 1;
 
-// Calls function.operator()<T>() for the least even T that `tokens` fit, at most kQuadTokens.
+// Calls function.operator()<T>() for the smallest even T >= `tokens`, at most kQuadTokens.
 template <uint32_t T = kQuadTokens, class Function>
 SLUICE_INLINE void WithTokens(uint32_t tokens, const Function& function) {
   if constexpr (T > 2) {
@@ -25,8 +24,8 @@ SLUICE_INLINE void WithTokens(uint32_t tokens, const Function& function) {
   function.template operator()<T>();
 }
 
-// How codes and values lie: words from quad to quad and from register to register, bytes from token to token
-// and from quad to quad.
+// Layout of codes and values: words from quad to quad and from register to register, bytes from token to
+// token and from quad to quad.
 struct QuadLayout {
   uint32_t quad;
   uint32_t a_register;
@@ -34,7 +33,7 @@ struct QuadLayout {
   uint32_t token_quad;
 };
 
-// kCount quads one after the other, added to the sums.
+// Adds kCount quads, one after the other, to the sums.
 template <QuantKind kKind, uint32_t T, uint32_t R, QuadLayout kLayout, uint32_t kCount>
 SLUICE_INLINE void AddQuads(const int32_t* codes, const int8_t* values, ByteSum<kKind> (&sums)[R][T]) {
   SLUICE_UNROLL
@@ -50,16 +49,16 @@ SLUICE_INLINE void AddQuads(const int32_t* codes, const int8_t* values, ByteSum<
       SLUICE_UNROLL
       for (uint32_t r = 0; r < R; ++r) {
         sums[r][t].Add(w[r], x);
-        // Else GCC 12 turns a chain of sums into a tree, and has no registers for its leaves.
+        // Without this GCC 12 turns a chain of sums into a tree, and has no registers for its leaves.
         asm("" : SLUICE_IN_REGISTER(sums[r][t].sum));
       }
     }
   }
 }
 
-// For T tokens and R registers of codes: out[register * T + token] = the sums over `quads` quads. A function
-// of its own, so that it has all registers to itself: inlined, GCC 12 moves the sums between registers and
-// memory in the loop.
+// Computes for T tokens and R registers of codes: out[register * T + token] = the sums over `quads` quads.
+// Not inlined, so that it has all registers: inlined, GCC 12 moves the sums between registers and memory in
+// the loop.
 template <QuantKind kKind, uint32_t T, uint32_t R, QuadLayout kLayout>
 __attribute__((noinline)) void SumQuads(const int32_t* codes, uint32_t quads, const int8_t* values,
                                         NInt* out) {

@@ -8,7 +8,7 @@
 #error "included by kernels_*.cc only"
 #endif
 
-// v[i]'s eight lanes added to lane i.
+// Adds the eight lanes of v[i] into lane i.
 SLUICE_INLINE __m256i FoldEight(const __m256i* v) {
   const __m256i a = _mm256_hadd_epi32(_mm256_hadd_epi32(v[0], v[1]), _mm256_hadd_epi32(v[2], v[3]));
   const __m256i b = _mm256_hadd_epi32(_mm256_hadd_epi32(v[4], v[5]), _mm256_hadd_epi32(v[6], v[7]));
@@ -110,8 +110,8 @@ inline __m256i GroupOfUnits(const RowShape& shape, const uint8_t* w, const int8_
   return sum;
 }
 
-// Eight groups of a row from g on added to the eight lanes; s: their sums, less kBias times those of x. What
-// is beyond the row's end has scales and zeros of 0.
+// Adds eight groups of a row from g on to the eight lanes; s: their sums, less kBias times those of x. Groups
+// beyond the row's end have scales and zeros of 0.
 template <int kBias>
 SLUICE_INLINE __m256 AddGroups(bool mins, __m256 scales, __m256 zeros, const QuantRow& x, uint32_t g,
                                __m256i s, __m256 lanes) {
@@ -128,9 +128,9 @@ SLUICE_INLINE __m256 AddGroups(bool mins, __m256 scales, __m256 zeros, const Qua
   return _mm256_fmadd_ps(_mm256_mul_ps(scales, _mm256_loadu_ps(x.scales + g)), t, lanes);
 }
 
-// The groups from g on of a row and a token added to the lanes, unit by unit: what lies behind the last eight
-// whole groups, or all of a row whose groups are not multiplied by bytes. A function of its own, of a kind
-// alone: inlined in every number of rows and tokens it was most of these kernels' code.
+// Adds the groups from g on of a row and a token to the lanes, unit by unit: the rest after the last eight
+// whole groups, or all of a row whose groups are not multiplied by bytes. One function per kind: inlined for
+// every number of rows and tokens it was most of these kernels' code.
 template <QuantKind kKind>
 __attribute__((noinline)) __m256 AddGroupsByUnits(const RowShape& shape, const uint8_t* w, const QuantRow& x,
                                                   uint32_t g, LinesAhead lines, __m256 lanes) {
@@ -153,12 +153,12 @@ __attribute__((noinline)) __m256 AddGroupsByUnits(const RowShape& shape, const u
   return lanes;
 }
 
-// How far behind what is read lines are moved to the first-level cache. The hardware moves lines, too, but
-// late: a core's 16 lines under way are mostly those that are fetched from memory.
+// Distance in bytes at which lines are prefetched to the first-level cache. The hardware prefetches lines
+// too, but late: most of a core's 16 lines in flight are fetched from memory.
 inline constexpr uint32_t kNearBytes = 1024;
 
-// That is often beyond the row, so only where all rows but two, the ends of two streams, are followed by one
-// of the next two.
+// True if all rows but two, the ends of two streams, are followed by one of the next two; the distance above
+// often reaches beyond the row.
 inline bool AreNear(const QuantDotCall& call) {
   uint32_t followed = 0;
   for (uint32_t r = 0; r + 1 < call.rows; ++r) {
@@ -177,7 +177,7 @@ SLUICE_INLINE void MoveNear(const uint8_t* p) {
   }
 }
 
-// kRows rows' whole groups with kTokens tokens, eight at a time, added to lanes[row * kTokens + token].
+// Adds whole groups of kRows rows with kTokens tokens, eight at a time, to lanes[row * kTokens + token].
 // Returns the first group that is left.
 template <QuantKind kKind, uint32_t kUnits, int kRows, int kTokens, bool kNear>
 SLUICE_INLINE uint32_t AddWholeGroups(const RowShape& shape, uint32_t whole, const uint8_t* const* w,
@@ -222,8 +222,9 @@ SLUICE_INLINE uint32_t AddWholeGroups(const RowShape& shape, uint32_t whole, con
   return g;
 }
 
-// kRows rows with kTokens tokens. kUnits: units in a group, 0 for groups that are not multiplied by bytes.
-// whole: groups of the whole length; kNear: AreNear(). `lines`: rows to fetch meanwhile. y[token][row].
+// Multiplies kRows rows with kTokens tokens. kUnits: units in a group, 0 for groups that are not multiplied
+// by bytes. whole: number of full-length groups; kNear: AreNear(). `lines`: rows to fetch meanwhile.
+// y[token][row].
 template <QuantKind kKind, uint32_t kUnits, int kRows, int kTokens, bool kNear>
 SLUICE_INLINE void DotRowsWith(const RowShape& shape, uint32_t whole, const uint8_t* const* w,
                                const QuantRow* x, LinesAhead* lines, float* const* y, uint32_t row) {
@@ -249,8 +250,8 @@ SLUICE_INLINE void DotRowsWith(const RowShape& shape, uint32_t whole, const uint
   }
 }
 
-// What is fetched of the rows ahead while the rows [r, r + kRows) are read: two rows in turn or, for one row
-// of two streams, half of two rows, else two halves of one.
+// The lines to fetch of the rows ahead while the rows [r, r + kRows) are read: two rows in turn or, for one
+// row of two streams, half of two rows, else two halves of one.
 template <int kRows>
 inline LinesAhead LinesWhile(const QuantDotCall& call, uint32_t r, uint32_t steps) {
   const uint32_t length = (call.shape.bytes + 63) / 64;
@@ -269,7 +270,7 @@ inline LinesAhead LinesWhile(const QuantDotCall& call, uint32_t r, uint32_t step
   return lines;
 }
 
-// Rows [r, r + kRows) of the call with kTokens tokens from t on.
+// Multiplies rows [r, r + kRows) of the call with kTokens tokens from t on.
 template <QuantKind kKind, uint32_t kUnits, int kRows, int kTokens, bool kNear>
 SLUICE_INLINE void DotRowsAt(const QuantDotCall& call, uint32_t whole, uint32_t r, uint32_t t,
                              uint32_t steps) {
@@ -283,7 +284,7 @@ SLUICE_INLINE void DotRowsAt(const QuantDotCall& call, uint32_t whole, uint32_t 
                                                     call.y + t, call.first + r);
 }
 
-// Each row with all tokens, some at a time.
+// Multiplies each row with all tokens, some at a time.
 template <QuantKind kKind, uint32_t kUnits>
 __attribute__((noinline)) void DotRowByRow(const QuantDotCall& call, uint32_t whole, uint32_t steps) {
   constexpr int kTokens = kUnits > 0 ? kTokensOfBytes : 1;

@@ -8,11 +8,11 @@
 #error "included by kernels_*.cc only"
 #endif
 
-// Of the lines that a call has fetched, one in so many while coefficients are rounded, about what that takes
-// of the time.
+// One in this many of a call's fetched lines is fetched while coefficients are rounded, about rounding's
+// share of the time.
 inline constexpr uint32_t kRoundingShare = 8;
 
-// These, in one of so many parts of the rounding, a step a neuron. lines: a row's; 0: none.
+// The lines to fetch in one of `parts` parts of the rounding, a step for each neuron. lines: lines of a row; 0: none.
 inline LinesAhead FetchWhileRounding(const QuantDownCall& call, uint32_t lines, uint32_t parts) {
   LinesAhead ahead;
   if (lines > 0) {
@@ -29,17 +29,17 @@ inline void PairsAt(const QuantDownCall& call, uint32_t j, uint32_t* pairs) {
 }
 
 // The rounded coefficients of one token and one block of neurons. pairs[j / 2][g]: codes of neurons j (low
-// half) and j + 1 as int16, or what a way of adding rows makes of them; scales[g]; zero_sums[g]. All [g] are
+// half) and j + 1 as int16, or in the form of the way of adding rows; scales[g]; zero_sums[g]. All [g] are
 // padded to a multiple of 8.
 struct DownFactors {
   uint32_t* pairs;
-  uint32_t pair_words;  // from one pair to the next
+  uint32_t pair_words;  // words from one pair to the next
   float* scales;
   float* zero_sums;
 };
 
-// Of kOctets times eight groups from g on, of which `count` exist. Octets are rounded side by side because
-// each waits for its last neuron's largest value and sum of zeros. `lines` are fetched meanwhile.
+// Rounds kOctets times eight groups from g on, of which `count` exist. Octets are rounded side by side
+// because each depends on its last neuron's largest value and sum of zeros. `lines` are fetched meanwhile.
 // Way::StorePairs() stores the pairs of eight groups.
 template <QuantKind kKind, class Way, int kOctets>
 inline void RoundOctets(const QuantDownCall& call, uint32_t t, uint32_t g, uint32_t count, LinesAhead lines,
@@ -92,9 +92,9 @@ inline void RoundOctets(const QuantDownCall& call, uint32_t t, uint32_t g, uint3
   }
 }
 
-// Of a block that is longer than what is fetched ahead the scales and zeros are not all there when
-// coefficients are rounded, and those of long rows lie in a page each. Asked for at once they are waited for
-// together.
+// Prefetches all scales and zeros at once. In a block longer than the fetch distance they have not all
+// arrived when coefficients are rounded, and those of long rows lie in a page each; requested together, their
+// latencies overlap.
 SLUICE_INLINE void FetchScales(const QuantDownCall& call) {
   if (uint64_t{call.neurons} * call.shape.bytes <= call.fetch->distance()) {
     return;
@@ -123,11 +123,11 @@ inline void RoundCoefficients(const QuantDownCall& call, uint32_t t, uint32_t fe
   }
 }
 
-// Walks the units of a row and says which group each belongs to, without a division.
+// Walks the units of a row and returns the group of each, without a division.
 class GroupWalk {
  public:
   explicit GroupWalk(uint32_t group) : units_(group / 16) {}
-  // The group of the current unit; moves to the next unit.
+  // Returns the group of the current unit and moves to the next unit.
   uint32_t Next() {
     const uint32_t group = group_;
     if (++unit_ == units_) {
@@ -143,7 +143,7 @@ class GroupWalk {
   uint32_t group_ = 0;
 };
 
-// A block of 32 bytes of four rows, of each two the words interleaved: 0-3 8-11 and 4-7 12-15.
+// A block of 32 bytes of four rows, with the words of each two rows interleaved: 0-3 8-11 and 4-7 12-15.
 struct FourBlocks {
   __m256i low[2];
   __m256i high[2];
@@ -159,13 +159,13 @@ SLUICE_INLINE FourBlocks Interleave(const uint8_t* const* w, uint64_t offset) {
   return out;
 }
 
-// Of each row that is read the line so far ahead is moved to the first-level cache. By bytes that gains
-// nothing.
+// Distance in bytes at which the line of each row is prefetched to the first-level cache. Sums by bytes gain
+// nothing from it.
 inline constexpr uint32_t kNearInFours = 512;
 
-// The four neurons of PairsAt() (fewer at the end) into sums [cols rounded up to kCodeAlign], which hold the
-// columns of a unit in the order of interleaving; kFirst starts them. kUnits: units in a group if they fill
-// whole blocks or blocks whole groups, else 0. Only codes are prefetched: the scales were needed before.
+// Adds the four neurons of PairsAt() (fewer at the end) to sums [cols rounded up to kCodeAlign], which hold
+// the columns of a unit in the order of interleaving; kFirst starts them. kUnits: units in a group if they
+// fill whole blocks or blocks whole groups, else 0. Only codes are prefetched: the scales were needed before.
 template <QuantKind kKind, uint32_t kUnits, bool kFirst>
 void AddFourRows(const QuantDownCall& call, const DownFactors& f, uint32_t j, bool prefetch,
                  LinesAhead* lines, int32_t* sums) {
@@ -257,7 +257,7 @@ SLUICE_INLINE void FinishUnit(const QuantDownCall& call, const DownFactors& f, u
   }
 }
 
-// What the call has fetched while the rows [j, j + 4) are read, in a step for each block of them.
+// The lines that the call fetches while the rows [j, j + 4) are read, in a step for each block of them.
 template <QuantKind kKind>
 LinesAhead FetchWhile(const QuantDownCall& call, uint32_t j, uint32_t fetch_lines) {
   LinesAhead lines;
@@ -270,7 +270,7 @@ LinesAhead FetchWhile(const QuantDownCall& call, uint32_t j, uint32_t fetch_line
   return lines;
 }
 
-// A block of neurons into y. Way: how four rows are added.
+// Adds a block of neurons to y. Way: the method of adding four rows.
 template <QuantKind kKind, class Way>
 void DownByPairs(const QuantDownCall& call) {
   DownFactors f;
@@ -293,7 +293,7 @@ void DownByPairs(const QuantDownCall& call) {
   }
 }
 
-// By 16-bit words.
+// Adds rows by 16-bit words.
 template <QuantKind kKind, uint32_t kUnits>
 struct ByWords {
   static void StorePairs(__m256i pairs, uint32_t g, uint32_t* out) {

@@ -38,14 +38,14 @@ inline void Transpose8(const __m256i* rows, __m256i* out) {
   }
 }
 
-// All blocks of eight rows, which are rows [first, first + 8) of the kRows unpacked ones. The blocks are
-// transposed as they are stored: field f of word 0 of each row, in the order of EvenOdd(), is four codes of
-// unit f, and so on. Codes of the rows `next` are fetched meanwhile.
+// Unpacks all blocks of eight rows, which are rows [first, first + 8) of the kRows unpacked ones. The blocks
+// are transposed as they are stored: field f of word 0 of each row, in the order of EvenOdd(), is four codes
+// of unit f, and so on. Codes of the rows `next` are fetched meanwhile.
 template <QuantKind kKind, uint32_t kRows>
 void UnpackCodes(const RowShape& shape, const uint8_t* const* w, const uint8_t* const* next, uint32_t first,
                  int32_t* out) {
   constexpr uint32_t kFields = kByteFields<kKind>;
-  // Of word i: the unit, less the field's, and the four of its codes.
+  // For word i: its unit (without the field's offset), and the index of its quad of codes.
   constexpr uint32_t kUnitOf[8] = {0, 0, kFields, kFields, 0, 0, kFields, kFields};
   constexpr uint32_t kQuadOf[8] = {0, 1, 0, 1, 2, 3, 2, 3};
   for (uint32_t b = 0; b * 32 * kFields < shape.cols; ++b) {
@@ -83,7 +83,7 @@ void UnpackCodes(const RowShape& shape, const uint8_t* const* w, const uint8_t* 
   }
 }
 
-// Their scales, or zeros.
+// Unpacks their scales, or zeros.
 template <QuantKind kKind, uint32_t kRows, bool kZeros>
 void UnpackMeta(const RowShape& shape, const uint8_t* const* w, uint32_t first, float* out) {
   for (uint32_t g = 0; g < shape.groups; g += 8) {
@@ -127,13 +127,13 @@ inline TokenPanel PanelAt(const int8_t* packed, uint32_t cols, uint32_t groups, 
   return {codes, scales, scales + kQuadTokens * groups};
 }
 
-// Passes are as equal as they can be: the first token of one of them.
+// Number of passes, which are as equal as possible.
 inline uint32_t PassesOf(uint32_t tokens) { return (tokens + kQuadTokens - 1) / kQuadTokens; }
 inline uint32_t FirstOfPass(uint32_t tokens, uint32_t pass) {
   return static_cast<uint32_t>(uint64_t{tokens} * pass / PassesOf(tokens));
 }
 
-// Of four tokens four words each, from word k on, to a panel.
+// Packs four words of each of four tokens, from word k on, into a panel.
 SLUICE_INLINE void PackFour(const int8_t* const* x, uint32_t k, int8_t* out) {
   __m128i rows[4];
   SLUICE_UNROLL
@@ -152,7 +152,7 @@ SLUICE_INLINE void PackFour(const int8_t* const* x, uint32_t k, int8_t* out) {
   }
 }
 
-// KernelTable::pack_quant. What is not there of a pass is its last token again.
+// KernelTable::pack_quant. Missing tokens of a pass repeat its last token.
 inline void PackPanels(const QuantPackCall& call) {
   const uint32_t groups = (call.cols + call.group - 1) / call.group;
   for (uint32_t pass = 0; pass < PassesOf(call.tokens); ++pass) {
@@ -190,11 +190,11 @@ inline void PackPanels(const QuantPackCall& call) {
   }
 }
 
-// Groups of one lane whose sums are made before they are added to it: the lane's registers are then loaded
-// and stored less often.
+// Groups of one lane that are summed before they are added to it, so that the lane's registers are loaded and
+// stored less often.
 inline constexpr uint32_t kGroupsAtOnce = 4;
 
-// `lane` and the term of a group with it (ARITHMETIC.md 2 b): of rows that have zeros, or mins in their
+// Returns `lane` plus the term of a group (ARITHMETIC.md 2 b), for rows with zeros, or with mins in their
 // place.
 SLUICE_INLINE N AddTerm(bool mins, N scale, N zero, N x_scale, N x_sum, N sum, N lane) {
   if (mins) {
@@ -203,7 +203,7 @@ SLUICE_INLINE N AddTerm(bool mins, N scale, N zero, N x_scale, N x_sum, N sum, N
   return NFma(NMul(scale, x_scale), NNegFma(zero, x_sum, sum), lane);
 }
 
-// The terms of kCount groups, g and every eighth behind it, added to their lane, [token][row]; sums:
+// Adds the terms of kCount groups, g and every eighth after it, to their lane, [token][row]; sums:
 // [group][register][token].
 template <QuantKind kKind, uint32_t T, uint32_t kCount>
 __attribute__((noinline)) void AddTerms(const TokenPanel& x, const UnpackedRows& w, bool mins, uint32_t g,
@@ -244,7 +244,7 @@ __attribute__((noinline)) void AddTerms(const TokenPanel& x, const UnpackedRows&
   }
 }
 
-// The same with their sums made first; sums: room for kGroupsAtOnce groups'.
+// Makes the groups' sums, then adds their terms; sums: room for kGroupsAtOnce groups.
 template <QuantKind kKind, uint32_t T, uint32_t kCount>
 void SumAndAddGroups(const RowShape& shape, const TokenPanel& x, const UnpackedRows& w, uint32_t g,
                      bool first, NInt* sums, float* lane) {
@@ -260,7 +260,7 @@ void SumAndAddGroups(const RowShape& shape, const TokenPanel& x, const UnpackedR
   AddTerms<kKind, T, kCount>(x, w, HasMins(shape.meta), g, first, sums, lane);
 }
 
-// The unpacked rows for T tokens of a panel; totals: [token][row].
+// Multiplies the unpacked rows with T tokens of a panel; totals: [token][row].
 template <QuantKind kKind, uint32_t T>
 void MultiplyTokens(const RowShape& shape, const TokenPanel& x, const UnpackedRows& w, float* totals) {
   constexpr uint32_t kLaneFloats = T * kGemmQuantRows;
@@ -290,7 +290,7 @@ void UnpackRows(const QuantDotCall& call, uint32_t first, uint32_t rows, const U
   for (uint32_t r = 0; r < kRows; r += 8) {
     const uint8_t* w[8];
     const uint8_t* next[8];
-    for (uint32_t i = 0; i < 8; ++i) {  // what is not there is the last row again
+    for (uint32_t i = 0; i < 8; ++i) {  // missing rows repeat the last row
       w[i] = call.w[first + (r + i < rows ? r + i : rows - 1)];
       next[i] = call.w[first + r + i + 8 < listed ? first + r + i + 8 : listed - 1];
     }
@@ -300,7 +300,7 @@ void UnpackRows(const QuantDotCall& call, uint32_t first, uint32_t rows, const U
   }
 }
 
-// Where kRows unpacked rows lie in the call's scratch memory.
+// The location of kRows unpacked rows in the call's scratch memory.
 template <uint32_t kRows>
 UnpackedRows UnpackedIn(const QuantDotCall& call) {
   const uint64_t words = uint64_t{RoundUp(call.shape.cols, kCodeAlign / 2) / 4} * kRows;

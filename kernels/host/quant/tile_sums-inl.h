@@ -1,6 +1,6 @@
 // Sums over unpacked codes for many tokens by tiles of AMX: a tile of sixteen tokens' bytes times one of
-// sixteen rows' (or columns') codes gives 256 exact sums of 64 products. What becomes of the sums is that of
-// quant_gemm-inl.h and many_down-inl.h, so the bits are theirs.
+// sixteen rows' (or columns') codes gives 256 exact sums of 64 products. The sums are used as in
+// quant_gemm-inl.h and many_down-inl.h, so the bits are the same.
 //
 // Groups of 16, 32, 64 and 128, which are whole rows of tiles: the bytes beyond a row's last group are zeros.
 //
@@ -13,14 +13,14 @@
 #endif
 
 inline constexpr uint32_t kTileSide = 16;    // tokens, rows and columns of a tile
-inline constexpr uint32_t kTileBytes = 64;   // of a row of a tile
-inline constexpr uint32_t kTilesAtOnce = 4;  // of tokens; as many tiles of sums, 0 to 3
-inline constexpr int kTokenTile = 4;         // and 5, in turn
-inline constexpr int kCodeTile = 6;          // and 7: of the two halves of groups of 128
+inline constexpr uint32_t kTileBytes = 64;   // bytes of a row of a tile
+inline constexpr uint32_t kTilesAtOnce = 4;  // tiles of tokens; as many tiles of sums, 0 to 3
+inline constexpr int kTokenTile = 4;         // tiles 4 and 5, in turn
+inline constexpr int kCodeTile = 6;          // tiles 6 and 7: the two halves of groups of 128
 inline constexpr uint32_t kTileChunk = kTilesAtOnce * kTileSide;
-inline constexpr uint32_t kTileParts = kTileSide / kNative;  // registers of a row of sums
+inline constexpr uint32_t kTileParts = kTileSide / kNative;  // registers in a row of sums
 
-// Sums are cleared, and then added to by products of the tiles of tokens and codes.
+// Clears the sums (unless kAdd), then adds the products of the tiles of tokens and codes.
 template <int kSums, bool kAdd>
 SLUICE_INLINE void MultiplyOneTile(const void* tokens, uint64_t stride) {
   constexpr int kTokens = kTokenTile + kSums % 2;
@@ -31,7 +31,7 @@ SLUICE_INLINE void MultiplyOneTile(const void* tokens, uint64_t stride) {
   kAdd ? TileAddProducts<kSums, kTokens, kCodeTile + 1>() : TileAddProducts<kSums, kTokens, kCodeTile>();
 }
 
-// The bytes of sixteen tokens from `place` on in each tile's.
+// The bytes of each tile's sixteen tokens, from `place` on.
 struct TokenTiles {
   const int8_t* rows[kTilesAtOnce];
   uint64_t stride;
@@ -65,13 +65,13 @@ SLUICE_INLINE void WithTiles(uint32_t tiles, const Function& function) {
   function.template operator()<T>();
 }
 
-// The first token of tile `tile` of `tokens` >= kTileSide tokens: the last tile lies over the one before it.
+// The first token of tile `tile` of `tokens` >= kTileSide tokens: the last tile overlaps the one before it.
 inline uint32_t FirstOfTile(uint32_t tile, uint32_t tokens) {
   return tile * kTileSide + kTileSide < tokens ? tile * kTileSide : tokens - kTileSide;
 }
 inline uint32_t TilesOf(uint32_t tokens) { return (tokens + kTileSide - 1) / kTileSide; }
 
-// The unpacked rows for the tokens of kTiles tiles; x: their rounded rows, by tile. totals:
+// Multiplies the unpacked rows with the tokens of kTiles tiles; x: their rounded rows, by tile. totals:
 // [tile][token][row].
 template <uint32_t kTiles>
 void MultiplyTokenTiles(const RowShape& shape, const TokenTiles& tiles, const QuantRow* const* x,
@@ -108,7 +108,7 @@ void MultiplyTokenTiles(const RowShape& shape, const TokenTiles& tiles, const Qu
   }
 }
 
-// Whether rows in such groups meet so many tokens by tiles.
+// True if rows with groups of this size are multiplied with this many tokens by tiles.
 inline bool ByTiles(uint32_t tokens, uint32_t group) {
   return tokens >= kTileSide && (group & (group - 1)) == 0;
 }
@@ -128,12 +128,12 @@ inline void PackForTiles(const QuantPackCall& call) {
   }
 }
 
-// The unpacked rows, `rows` of them from r on, for all tokens.
+// Multiplies the unpacked rows, `rows` of them from r on, with all tokens.
 inline void MultiplyAllTokens(const QuantDotCall& call, const UnpackedRows& unpacked, uint32_t r,
                               uint32_t rows) {
   alignas(64) float totals[kTileChunk * kTileSide];
   const uint32_t chunks = (call.tokens + kTileChunk - 1) / kTileChunk;
-  for (uint32_t c = 0; c < chunks; ++c) {  // as equal as they can be, so none is below a tile
+  for (uint32_t c = 0; c < chunks; ++c) {  // as equal as possible, so none is below a tile
     const uint32_t first = call.tokens * c / chunks;
     const uint32_t tokens = call.tokens * (c + 1) / chunks - first;
     TokenTiles tiles{};
@@ -171,7 +171,7 @@ void TileGemm(const QuantDotCall& call) {
   TileEnd();
 }
 
-// As SumInPasses(), for at least a tile of tokens.
+// Same as SumInPasses(), for at least a tile of tokens.
 inline void SumByTiles(const QuantDownCall& call, const int32_t* codes, const ManySums& m, uint32_t group,
                        uint32_t first, uint32_t tokens, uint32_t k, uint32_t units) {
   const int32_t* quads = m.quads + uint64_t{group} * kManyDownTokens * kDownQuads;
@@ -196,7 +196,7 @@ inline void SumByTiles(const QuantDownCall& call, const int32_t* codes, const Ma
       for (uint32_t r = 0; r < kUnitRegisters; ++r) {
         unit[r] = NIntLoad(of_token + r * kNative);
       }
-      // Tiles take every code as it is: no bias is to be made good for.
+      // Tiles multiply codes as they are, so no bias needs correction.
       FinishForMany<QuantKind::kQ8, 0>(call, unit, 0, m.scales[place], m.zero_sums[place], k, n,
                                        call.y[first + t]);
     }
@@ -214,7 +214,7 @@ void TileDown(const QuantDownCall& call) {
   TileEnd();
 }
 
-// Of every kind, for pack_quant is the same for all of them; weighted sums as in isa/table-inl.h.
+// Sets all kinds, since pack_quant is the same for all of them; weighted sums as in isa/table-inl.h.
 template <QuantKind kKind, bool kDown>
 void SetTileKernels(KernelTable* table) {
   const int i = static_cast<int>(kKind);

@@ -1,4 +1,4 @@
-// A row's norm, of whichever kind.
+// The norm of a row, of any kind.
 //
 // Thread safety: a pure function but for the row it writes.
 #pragma once

@@ -8,15 +8,15 @@
 namespace sluice::host {
 namespace {
 
-// Groups of these sizes are multiplied by bytes.
+// True for group sizes that are multiplied by bytes.
 bool IsWoven(uint32_t group) { return std::has_single_bit(group); }
 constexpr uint32_t kOrders = 3;
 
 }  // namespace
 
 absl::Status RoundedForm::Reserve(uint64_t rows, uint32_t cols, bool woven, Scratch* scratch) {
-  // A line beyond a power of two: the same place of many tokens' rows is read one after the other, and
-  // would otherwise fall into a few sets of the first-level cache.
+  // A line more than a power of two: the same column of many tokens' rows is read in turn, and would
+  // otherwise fall into a few sets of the first-level cache.
   code_stride_ = RoundUp(cols, kCodeAlign) + 64;
   group_stride_ = RoundUp(RoundUp(cols, 16) / 16, 8) + 16;
   RETURN_IF_ERROR(scratch->Reserve(rows * code_stride_, "rounded rows", &codes_));

@@ -1,7 +1,7 @@
-// Rows of activations rounded to int8, one scale a group (ARITHMETIC.md 2 b): what products with quantized
-// weights read. Weights ask for the group size that they have; it is made once for all that ask.
+// Rows of activations rounded to int8, one scale for each group (ARITHMETIC.md 2 b), for products with
+// quantized weights. Weights request their group size; each size is made once for all requests.
 //
-// Thread safety: thread-compatible; between two Make()s all workers may call Row(), and each use its own().
+// Thread safety: thread-compatible; between two calls of Make() all workers may call Row(), and each may use its own().
 #pragma once
 
 #include <cstdint>
@@ -18,7 +18,7 @@ namespace sluice::host {
 // Memory for rows rounded for one group size at a time.
 class RoundedForm {
  public:
-  // Up to `rows` of up to `cols` values; `woven`: of group sizes that are multiplied by bytes, too.
+  // Reserves up to `rows` of up to `cols` values; `woven`: also for group sizes that are multiplied by bytes.
   absl::Status Reserve(uint64_t rows, uint32_t cols, bool woven, Scratch* scratch);
 
   // Rounds x, `cols` values long, into row `i`. REQUIRES `woven` for groups of 16, 32, 64 and 128.
@@ -34,24 +34,24 @@ class RoundedForm {
   uint64_t group_stride_ = 0;
 };
 
-// The rows of a call in every form that its weights want.
+// The rows of a call in every form that its weights need.
 class RoundedRows {
  public:
-  // Both outlive it.
+  // Both must outlive it.
   RoundedRows(const KernelTable& kernels, Tiles& tiles) : kernels_(kernels), tiles_(tiles) {}
-  // Errors: Scratch's.
+  // Errors: as Scratch.
   absl::Status Reserve(uint32_t max_tokens, uint32_t max_cols, Scratch* scratch);
 
-  // Weights of this encoding will be multiplied with the rows of the next Make(); nothing if not quantized.
+  // Requests the form for weights of this encoding in the next Make(); no effect if not quantized.
   void Want(const EncodingDescriptor& encoding);
-  // Rounds the rows x[0 .. tokens) of `cols` values for what was wanted since the last time.
+  // Rounds the rows x[0 .. tokens) of `cols` values in the forms requested since the last Make().
   void Make(const float* const* x, uint32_t tokens, uint32_t cols);
-  // Another number after every Make(): what was made of rows before is old.
+  // Changes with every Make(), so that data derived from earlier rows can be detected.
   uint64_t generation() const { return generation_; }
-  // Row `token` for a group size that was wanted.
+  // Row `token` for a requested group size.
   QuantRow Row(uint32_t group, uint32_t token) const { return forms_[group / 16 - 1].Row(token); }
 
-  // Room for kOwnRows rows that the worker rounds itself, for one group size at a time.
+  // Memory for kOwnRows rows that the worker rounds itself, for one group size at a time.
   static constexpr uint32_t kOwnRows = 16;
   const RoundedForm& own(uint32_t worker) const { return own_[worker]; }
 

@@ -9,17 +9,17 @@
 namespace sluice::host {
 namespace {
 
-// From this many tokens on unpacking rows once for all of them pays: with rows of 2048 values it is 6 (q8) to
-// 12 (q4) on Zen 4, and less with longer ones, whose tokens do not stay in the first-level cache.
+// Tokens from which unpacking rows once for all of them pays: with rows of 2048 values 6 (q8) to 12 (q4) on
+// Zen 4, and fewer with longer rows, whose tokens do not stay in the first-level cache.
 constexpr uint32_t kTileTokens = 8;
 
 // Quantized down rows are read four at a time; the four after the next four are prefetched.
 constexpr uint32_t kDownRowsAhead = 8;
 
-// Listed rows, which no hardware prefetcher can follow, are prefetched so many bytes ahead (measured on Zen 4
-// and, float rows, on Granite Rapids).
+// Prefetch distance in bytes of listed rows, which no hardware prefetcher can follow (measured on Zen 4 and,
+// float rows, on Granite Rapids).
 constexpr uint32_t kListAhead = 8 << 10;
-// Of one token: where float rows are read at once, the next so many are being read already.
+// Distance for one token where several float rows are read at once: the nearer bytes are being read already.
 constexpr uint32_t kFloatListAhead = 16 << 10;
 constexpr uint32_t kRowsAtOnce = 4;
 
@@ -33,7 +33,7 @@ RowPrefetch PrefetchOf(uint32_t row_bytes, uint32_t listed, uint32_t list_ahead 
 }
 
 RowPrefetch PrefetchOfFloats(uint32_t row_bytes, uint32_t listed, bool at_once, uint32_t tokens) {
-  // What several tokens compute with a row takes longer than reading it: farther was a twenty-fifth slower.
+  // The arithmetic of several tokens with a row takes longer than reading it: a longer distance was 4 % slower.
   RowPrefetch prefetch = tokens == 1
                              ? PrefetchOf(row_bytes, listed, kFloatListAhead, at_once ? kRowsAtOnce : 1)
                              : PrefetchOf(row_bytes, listed);
@@ -83,7 +83,7 @@ void RowLists::Dot(const RowList& list, absl::Span<const uint32_t> tokens, uint3
   DotInputs(list, count, worker, y);
 }
 
-// Of the tokens in WorkerSpace::quant; `packed` says which these are, with generation 0 that nobody knows.
+// Dot products with the tokens in WorkerSpace::quant; `packed` identifies them; generation 0: unknown.
 void RowLists::DotQuantized(const RowList& list, const PackedTokens& packed, uint32_t worker,
                             float* const* y) {
   QuantDotCall dot = QuantDotOf(list, packed.count, worker, y);
@@ -91,7 +91,7 @@ void RowLists::DotQuantized(const RowList& list, const PackedTokens& packed, uin
   if (packed.count < kTileTokens) {
     return kernels_.quant_dot[kind](dot);
   }
-  // Blocks of an expert and tiles of a matrix meet the same tokens one after the other.
+  // Blocks of an expert and tiles of a matrix are multiplied with the same tokens one after the other.
   WorkerSpace& w = space_.workers[worker];
   if (packed.generation == 0 || packed != packed_[worker]) {
     kernels_.pack_quant({w.quant, packed.count, list.cols, packed.group, w.quant_packed});

@@ -1,8 +1,8 @@
 // Dot products and weighted sums over lists of weight rows in any encoding, for one worker. A list names rows
-// of one encoding anywhere in memory, so rows may be gathered at no cost; it says how they lie, so that the
-// right ones are prefetched.
+// of one encoding anywhere in memory, so rows may be gathered at no cost; it describes their layout, so that
+// the right ones are prefetched.
 //
-// Thread safety: every worker may call with its own number at the same time.
+// Thread safety: every worker may call with its own index at the same time.
 #pragma once
 
 #include <cstdint>
@@ -22,38 +22,38 @@ struct RowList {
   uint32_t cols = 0;
   const uint8_t* const* rows = nullptr;
   uint32_t count = 0;
-  // Of rows that do not follow each other in memory: how many are listed. Those beyond `count` come next;
-  // they are only prefetched. 0: the rows are one stream.
+  // Number of listed rows that do not follow each other in memory. Rows beyond `count` are only prefetched,
+  // for later reads. 0: the rows are one stream.
   uint32_t listed = 0;
-  // The rows were fetched before, so they are not prefetched: `fetch` goes on, so many lines with every row.
-  // 0 lines: they were not.
+  // Set if the rows were fetched before, so they are not prefetched: `fetch` goes on, with `fetch_lines`
+  // lines for every row. 0 lines: they were not.
   RowFetch* fetch = nullptr;
   uint32_t fetch_lines = 0;
-  bool at_once = false;      // float rows are read several at once: those of a mask, which lie here and there
-  bool two_streams = false;  // RowPrefetch::two_streams, of quantized rows
+  bool at_once = false;      // float rows are read several at once: the scattered rows of a mask
+  bool two_streams = false;  // RowPrefetch::two_streams, for quantized rows
   bool in_halves = false;    // QuantDownCall::in_halves
 };
 
 class RowLists {
  public:
-  // All outlive it.
+  // All arguments must outlive it.
   RowLists(const KernelTable& kernels, Workspace& space, const RoundedRows& rounded)
       : kernels_(kernels), space_(space), rounded_(rounded) {}
-  // Of `workers`.
+  // Reserves memory for `workers`.
   void Reserve(uint32_t workers) {
     shapes_.resize(workers);
     packed_.resize(workers);
   }
 
-  // How rows of an encoding lie. Good until the worker asks for another one.
+  // The shape of rows of an encoding. Valid until the worker requests another one.
   const RowShape& ShapeFor(const EncodingDescriptor& e, uint32_t cols, uint32_t worker);
 
   // y[i][r] = dot(Workspace::x_rows[tokens[i]], row r). The operation has set x_rows and, if the encoding is
   // quantized, rounded them for its group.
   void Dot(const RowList& list, absl::Span<const uint32_t> tokens, uint32_t worker, float* const* y);
-  // The same with the worker's own rows: WorkerSpace::quant[i] if the encoding is quantized, else inputs[i].
+  // Dot products with the worker's own rows: WorkerSpace::quant[i] if the encoding is quantized, else inputs[i].
   void DotInputs(const RowList& list, uint32_t tokens, uint32_t worker, float* const* y);
-  // The same with packed panels. REQUIRES an encoding that is not quantized.
+  // Dot products with packed panels. REQUIRES an encoding that is not quantized.
   void DotPanels(const RowList& list, const float* packed, uint32_t tokens, uint32_t worker, float* const* y);
   // y[i] = (y[i] if `add`, else 0) + the block sum of at most 64 neurons, whose down rows are the list and
   // whose coefficients are c[i][j], for all columns.
@@ -61,8 +61,8 @@ class RowLists {
             float* const* y);
 
  private:
-  // The two encodings that a worker's rows were last of: an expert's parts have one or two, and working a
-  // shape out takes as long as a row of q2.
+  // Shapes of the worker's last two encodings: an expert's parts have one or two, and computing a shape takes
+  // as long as a row of q2.
   struct alignas(64) Shapes {
     EncodingDescriptor encodings[2];
     RowShape shapes[2];
@@ -70,7 +70,7 @@ class RowLists {
 
   // The tokens whose rounded rows a worker has packed.
   struct alignas(64) PackedTokens {
-    uint64_t generation = 0;  // RoundedRows'; 0: none
+    uint64_t generation = 0;  // RoundedRows::generation(); 0: none
     const uint32_t* tokens = nullptr;
     uint32_t count = 0;
     uint32_t group = 0;

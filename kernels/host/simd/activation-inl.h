@@ -1,5 +1,5 @@
-// What makes a neuron's coefficient from its two dot products (ARITHMETIC.md 3 and 7).
-// Included by the instruction sets' kernels_*.cc.
+// Makes a neuron's coefficient from its two dot products (ARITHMETIC.md 3 and 7). Included by the instruction
+// sets' kernels_*.cc.
 //
 // Thread safety: pure but for the memory that the calls name.
 #ifndef SLUICE_ISA
@@ -25,7 +25,7 @@ inline N NGelu(N x) {
   return NMul(x, NIfLess(x, NZero(), tail, NSub(NSet1(1.0f), tail)));
 }
 
-// The limit comes first: of a NaN and a number these give the second.
+// The limit is the first operand: with a NaN these instructions return the second.
 inline N NClampedGate(N g, N alpha, N limit) {
   const N clamped = NMin(limit, g);
   return NTimesSigmoid(clamped, NMul(alpha, clamped));

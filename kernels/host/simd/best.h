@@ -1,4 +1,4 @@
-// Keeps the best few of a stream of values (ARITHMETIC.md 4 and 8).
+// Keeps the best k of a stream of values (ARITHMETIC.md 4 and 8).
 //
 // Thread safety: thread-compatible; writes the memory it was given.
 #pragma once
@@ -7,10 +7,10 @@
 
 namespace sluice::host {
 
-// The best k of the values offered so far, best first; equal values keep the lower index in front.
+// The best k of the values offered so far, best first; among equal values the lower index is first.
 class Best {
  public:
-  // ids[k] and values[k] are the caller's.
+  // The caller owns ids[k] and values[k].
   Best(uint32_t k, int32_t* ids, float* values) : k_(k), ids_(ids), values_(values) {}
 
   // Offers candidates in ascending order of index.
@@ -27,7 +27,7 @@ class Best {
     values_[place] = value;
   }
 
-  // Whether a value could still enter.
+  // True if a value could still enter.
   bool Wants(float value) const { return count_ < k_ || value > values_[count_ - 1]; }
 
  private:

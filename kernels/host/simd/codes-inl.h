@@ -1,5 +1,5 @@
-// What a quantized row is made of (pack/row_layout.h): sixteen consecutive codes, a "unit", in 16-bit
-// lanes; the scales and zeros of eight groups as floats. 256-bit code in both instruction sets.
+// Access to the elements of a quantized row (pack/row_layout.h): sixteen consecutive codes, a "unit", in
+// 16-bit lanes; the scales and zeros of eight groups as floats. 256-bit code in both instruction sets.
 //
 // Included by the instruction sets' kernels_*.cc.
 //
@@ -27,7 +27,7 @@ inline constexpr uint32_t kHighBits = kKind == QuantKind::kQ6                   
                                       : kKind == QuantKind::kQ5 || kKind == QuantKind::kQ3 ? 1
                                                                                            : 0;
 template <QuantKind kKind>
-inline constexpr uint32_t kBlockUnits = 16 / kPlaneBits<kKind>;  // in a block of 32 bytes
+inline constexpr uint32_t kBlockUnits = 16 / kPlaneBits<kKind>;  // units in a block of 32 bytes
 
 // Field `i` of each word, i a constant after unrolling. q3: two bits here, the third is bit `high_bit` of the
 // words of `high`. REQUIRES q8, q4, q3 or q2.
@@ -45,11 +45,11 @@ SLUICE_INLINE __m256i FieldOf(__m256i words, uint32_t i, __m256i high, uint32_t 
   return field;
 }
 
-// Steps of LinesAhead in eight groups of a row, or of a pair of them: at each a few lines are due.
+// Steps of LinesAhead in eight groups of a row, or of a pair of rows: each step fetches a few lines.
 template <QuantKind kKind>
 inline constexpr uint32_t kFetchSteps = kKind == QuantKind::kQ8 || kKind == QuantKind::kMxfp4 ? 4 : 2;
 
-// Where eight groups of a row begin.
+// The addresses of eight groups of a row.
 struct GroupsAt {
   const uint8_t* codes;
   const uint8_t* third;  // the block of the second plane, if there is one
@@ -58,7 +58,7 @@ struct GroupsAt {
 // Codes [16 u, 16 u + 16) of a plane of kBits-bit codes.
 template <uint32_t kBits>
 inline __m256i PlaneUnit(const uint8_t* plane, uint32_t u) {
-  constexpr uint32_t kUnits = 16 / kBits;  // in a block
+  constexpr uint32_t kUnits = 16 / kBits;  // units in a block
   const __m256i block = LoadBlock(plane + uint64_t{u / kUnits} * 32);
   const __m128i shift = _mm_cvtsi32_si128(static_cast<int>(u % kUnits * kBits));
   return _mm256_and_si256(_mm256_srl_epi16(block, shift), _mm256_set1_epi16((1 << kBits) - 1));
@@ -77,7 +77,7 @@ SLUICE_INLINE __m128i Iq4Codes() { return _mm_loadu_si128(reinterpret_cast<const
 // Codes [16 u, 16 u + 16) of the second plane of a row whose first one has 4 bits a code (PlaceOfHighCode).
 template <uint32_t kBits>
 inline __m256i HighUnit(const uint8_t* plane, uint32_t u) {
-  constexpr uint32_t kBlocks = 4 / kBits;  // of the first plane
+  constexpr uint32_t kBlocks = 4 / kBits;  // blocks of the first plane
   const uint32_t block = u / 4;
   const uint32_t nibble = u % 4;
   const __m256i words = LoadBlock(plane + uint64_t{block / kBlocks} * 32);
@@ -86,14 +86,14 @@ inline __m256i HighUnit(const uint8_t* plane, uint32_t u) {
   return _mm256_and_si256(_mm256_srl_epi16(words, shift), _mm256_set1_epi16((1 << kBits) - 1));
 }
 
-// Sixteen 16-bit codes by a table of bytes.
+// Looks sixteen 16-bit codes up in a table of bytes.
 SLUICE_INLINE __m256i LookUpWords(__m128i table, __m256i words) {
-  // The high bytes' index gives 0.
+  // The index in the high bytes looks up 0.
   return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(table),
                              _mm256_or_si256(words, _mm256_set1_epi16(-0x8000)));
 }
 
-// Unit u of a row. Of a unit beyond the row's end, which lies in padding, nothing may be used.
+// Unit u of a row. A unit beyond the row's end lies in padding; its value must not be used.
 template <QuantKind kKind>
 inline __m256i UnitOf(const RowShape& shape, const uint8_t* w, uint32_t u) {
   switch (kKind) {
@@ -116,7 +116,7 @@ inline __m256i UnitOf(const RowShape& shape, const uint8_t* w, uint32_t u) {
   }
 }
 
-// Eight f16 values of which n are there; zeros behind them.
+// Loads eight f16 values of which n exist; zeros after them.
 SLUICE_INLINE __m256 LoadHalves(const uint8_t* p, uint32_t n) {
   if (n >= 8) {
     return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
@@ -126,7 +126,7 @@ SLUICE_INLINE __m256 LoadHalves(const uint8_t* p, uint32_t n) {
   return _mm256_cvtph_ps(_mm_load_si128(reinterpret_cast<const __m128i*>(bytes)));
 }
 
-// Eight bytes of which n are there, as int32.
+// Loads eight bytes of which n exist, as int32.
 SLUICE_INLINE __m256i LoadBytes(const uint8_t* p, uint32_t n) {
   if (n >= 8) {
     return _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
@@ -136,7 +136,7 @@ SLUICE_INLINE __m256i LoadBytes(const uint8_t* p, uint32_t n) {
   return _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(bytes)));
 }
 
-// Powers of two: 2^(e - 128), what twice an E2M1 value is multiplied with; NaN for e = 255.
+// Powers of two: 2^(e - 128), the factor of twice an E2M1 value; NaN for e = 255.
 SLUICE_INLINE __m256 HalfE8m0(__m256i exponents) {
   // 2^(e - 127) first: its bits are e << 23, but for e = 0 a denormal.
   const __m256i bits = _mm256_max_epi32(_mm256_slli_epi32(exponents, 23), _mm256_set1_epi32(0x00400000));
@@ -162,15 +162,15 @@ __attribute__((noinline)) inline __m256 SuperValues(const RowShape& shape, const
   return _mm256_load_ps(values);
 }
 
-// Scales (or zeros, which lie at `offset` and whose super-groups' numbers begin at `index`) of the groups
-// [g, g + 8) of which n exist; zeros behind them.
+// Scales (or zeros, which lie at `offset` and whose super-groups' numbers begin at `index`) of the groups [g,
+// g + 8) of which n exist; zeros after them.
 SLUICE_INLINE __m256 MetaOf(const RowShape& shape, const uint8_t* w, uint32_t offset, uint32_t index,
                             uint32_t g, uint32_t n) {
   if (shape.super_group == 0) {
     return LoadHalves(w + offset + uint64_t{g} * 2, n);
   }
   const __m256 codes = _mm256_cvtepi32_ps(LoadBytes(w + offset + g, n));
-  // One super-group for all eight, nearly always.
+  // Nearly always all eight groups have one super-group.
   const uint32_t super = static_cast<uint32_t>(g * shape.super_inverse >> 32);
   if ((super + 1) * shape.super_group >= g + n) {
     return _mm256_mul_ps(_mm256_sub_ps(codes, SuperValue(shape, w, index + 1, super)),

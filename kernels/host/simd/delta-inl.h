@@ -69,7 +69,7 @@ void DeltaColumns(const DeltaStepCall& call, uint32_t at, uint32_t count) {
 }
 
 inline void DeltaStep(const DeltaStepCall& call) {
-  // As many sums side by side as the registers hold.
+  // Sums side by side: as many as the registers hold.
   constexpr int kWide = kNative == 16 ? 4 : 2;
   uint32_t at = 0;
   for (; at + kWide * kLanes <= call.value_dim; at += kWide * kLanes) {

@@ -11,9 +11,9 @@
 // in passes, one register of them at a time: two passes with AVX-512, four with AVX2.
 inline constexpr uint32_t kTileRows = 4;
 inline constexpr uint32_t kTileTokens = kNative == 16 ? 6 : 3;
-inline constexpr uint32_t kMostTokens = kNative == 16 ? 4 : 2;  // of one pass over rows, see DotTokens
+inline constexpr uint32_t kMostTokens = kNative == 16 ? 4 : 2;  // tokens of one pass over rows, see DotTokens
 
-// What is prefetched while row r is read: the bytes ahead, or a row of the list ahead.
+// The address to prefetch while row r is read: the bytes ahead, or a row of the list ahead.
 inline const uint8_t* RowAhead(const uint8_t* const* w, uint32_t r, const RowPrefetch& prefetch) {
   if (prefetch.rows == 0) {
     return w[r] + prefetch.bytes;
@@ -21,7 +21,7 @@ inline const uint8_t* RowAhead(const uint8_t* const* w, uint32_t r, const RowPre
   return w[r + prefetch.rows < prefetch.listed ? r + prefetch.rows : prefetch.listed - 1];
 }
 
-// kLines: into the second-level cache; a core waits for few first-level lines at a time (16 on Granite
+// kLines: prefetches into the second-level cache. A core has few first-level lines in flight (16 on Granite
 // Rapids, 24 on Zen 4), which at memory's latency is half its bandwidth.
 enum class Prefetch { kNone, kLines };
 inline Prefetch KindOf(const RowPrefetch& prefetch) {
@@ -35,7 +35,7 @@ inline void PrefetchLine(const uint8_t* p) {
   }
 }
 
-// Columns [k, k + kLanes) of one row for M tokens; the same of `ahead` are prefetched.
+// Multiplies columns [k, k + kLanes) of one row with M tokens, and prefetches the same columns of `ahead`.
 template <class Row, int M, Prefetch kPrefetch>
 inline void DotStep(const uint8_t* w, const float* const* x, uint32_t k, const uint8_t* ahead, V* sums) {
   const uint64_t place = uint64_t{k} * Row::kBytes;
@@ -48,8 +48,8 @@ inline void DotStep(const uint8_t* w, const float* const* x, uint32_t k, const u
   }
 }
 
-// Tokens [t, t + M) of a call. One sequential stream of weights: two or more streams were slower everywhere
-// measured; the next row's beginning overlaps this row's end out of order.
+// Computes tokens [t, t + M) of a call. One sequential stream of weights: two or more streams were slower
+// everywhere measured; the next row's beginning overlaps this row's end out of order.
 template <class Row, int M, Prefetch kPrefetch>
 void DotTokens(const DotCall& call, uint32_t t) {
   const uint32_t cols = call.cols;
@@ -112,12 +112,11 @@ void DotAnyTokens(const DotCall& call) {
   }
 }
 
-// So many rows are read at once where the call asks for it. Of rows that lie here and there memory serves a
-// few streams better than one that begins anew with every row, and weighted sums come and go less often.
+// Rows read at once where the call requests it. For scattered rows, memory serves a few streams better than
+// one that begins anew with every row, and weighted sums are loaded and stored less often.
 inline constexpr int kRowsAtOnce = kNative == 16 ? 4 : 2;
 
-// Rows with one token, from row r on, kRows at a time as long as there are so many; returns the first
-// one left.
+// Multiplies rows with one token, from row r on, kRows at a time; returns the first row left.
 template <class Row, int kRows, Prefetch kPrefetch>
 uint32_t DotRowsAtOnce(const DotCall& call, uint32_t r) {
   const float* x = call.x[0];
@@ -173,11 +172,11 @@ void Dot(const DotCall& call) {
   }
 }
 
-// Where the values of column group `step` (kLanes columns) of one row begin in a panel of `rows` rows:
-// [chunk][pass][step in the chunk][row][kNative]. A pass over a chunk is one sequential stream.
+// The offset of column group `step` (kLanes columns) of one row in a panel of `rows` rows: [chunk][pass][step
+// in the chunk][row][kNative]. A pass over a chunk is one sequential stream.
 inline constexpr uint32_t kChunkSteps = kGemmChunk / kLanes;
 struct PanelPlace {
-  uint64_t first = 0;  // floats, of pass 0
+  uint64_t first = 0;  // offset of pass 0, in floats
   uint64_t pass = 0;   // floats from pass to pass
 };
 inline PanelPlace PlaceInPanel(uint32_t step, uint32_t steps, uint32_t row, uint32_t rows) {
@@ -256,7 +255,7 @@ void ConvertRows(const GemmCall& call, uint32_t r0, uint32_t rows, uint32_t step
   }
 }
 
-// Lane sums of one register tile to their places.
+// Stores the lane sums of one register tile.
 inline void StoreTile(const GemmCall& call, const float* acc, uint32_t t0, uint32_t r0, uint32_t rows) {
   for (uint32_t t = 0; t < kTileTokens && t0 + t < call.tokens; ++t) {
     const float* a = acc + t * kLanes;

@@ -78,7 +78,7 @@ void AddSomeRows(const uint8_t* const* w, const float (*c)[M], bool first, bool 
   }
 }
 
-// Rows, kRows at a time as long as there are so many; returns the first one left.
+// Adds rows, kRows at a time; returns the first row left.
 template <class Row, int M, int kRows, Prefetch kPrefetch>
 uint32_t AddRowsAtOnce(const DownCall& call, uint32_t t, float* const* sums) {
   const uint64_t column = uint64_t{call.column} * Row::kBytes;
@@ -101,7 +101,7 @@ uint32_t AddRowsAtOnce(const DownCall& call, uint32_t t, float* const* sums) {
 
 template <class Row, int M, Prefetch kPrefetch>
 void DownTokens(const DownCall& call, uint32_t t) {
-  // With `add` the sums go to scratch first.
+  // With `add` the sums are made in scratch first.
   float* sums[M];
   for (int m = 0; m < M; ++m) {
     sums[m] = call.add ? call.scratch + uint64_t{static_cast<uint32_t>(m)} * call.cols : call.y[t + m];
@@ -138,7 +138,7 @@ inline constexpr uint32_t kDownParts = kNative == 16 ? 4 : 2;
 inline constexpr uint32_t kDownCols = kDownParts * kNative;
 inline constexpr uint32_t kDownScratch = 64 * 256;  // floats of converted rows
 
-// Register p of row j of a tile: of rows that were converted before, [neurons][stride] floats, or of rows as
+// Loads register p of row j of a tile: from rows converted before, [neurons][stride] floats, or from rows as
 // they are stored.
 struct ConvertedRows {
   const float* w;
@@ -152,7 +152,7 @@ struct StoredRows {
   N Load(uint32_t j, uint32_t p) const { return Row::NativeLoad(w[j] + offset + p * kNative * Row::kBytes); }
 };
 
-// sums[token][kDownCols] of G tokens over all neurons.
+// Computes sums[token][kDownCols] of G tokens over all neurons.
 template <int G, class Rows>
 void DownTile(const Rows& rows, const float* const* c, uint32_t neurons, float* sums) {
   N s[G][kDownParts];
@@ -198,7 +198,7 @@ void DownTileOf(uint32_t tokens, const Rows& rows, const float* const* c, uint32
   }
 }
 
-// The first n columns of a tile of tokens [t, t + tokens) to column k of y.
+// Writes the first n columns of a tile of tokens [t, t + tokens) to column k of y.
 inline void WriteDownTile(const DownCall& call, const float* sums, uint32_t t, uint32_t tokens, uint32_t k,
                           uint32_t n) {
   for (uint32_t i = 0; i < tokens; ++i) {
@@ -211,7 +211,7 @@ inline void WriteDownTile(const DownCall& call, const float* sums, uint32_t t, u
   }
 }
 
-// Columns [k0, k0 + cols) for all tokens: the rows are converted once.
+// Computes columns [k0, k0 + cols) for all tokens; the rows are converted once.
 template <class Row>
 void DownColumns(const DownCall& call, uint32_t k0, uint32_t cols) {
   // Whole tiles and whole loads.
@@ -236,7 +236,7 @@ void DownColumns(const DownCall& call, uint32_t k0, uint32_t cols) {
   }
 }
 
-// Attention's values for the queries of few heads: rows that lie together, wanted by one tile of tokens only.
+// Sums attention's values for the queries of few heads: rows that lie together, read by one tile of tokens only.
 template <class Row>
 void DownStored(const DownCall& call) {
   alignas(64) float sums[kDownTokens * kDownCols];

@@ -21,7 +21,7 @@ inline void SigmoidMul(const float* gate, uint32_t cols, float* x) {
   SLUICE_FOR_COLUMNS(cols) { StoreUpTo(x + k, Mul(LoadUpTo(x + k, n), Sigmoid(LoadUpTo(gate + k, n))), n); }
 }
 
-// The first n lanes, zeros behind them.
+// Keeps the first n lanes; zeros after them.
 inline V FirstLanes(V a, uint32_t n) {
   if (n == kLanes) {
     return a;
@@ -51,7 +51,7 @@ inline void LayerNorm(const float* x, uint32_t cols, const float* weight, const 
   }
 }
 
-// The limit comes first: of a NaN and a number these give the second.
+// The limit is the first operand: with a NaN these instructions return the second.
 inline void Clip(float* x, uint32_t cols, float limit) {
   SLUICE_FOR_COLUMNS(cols) {
     V a = LoadUpTo(x + k, n);

@@ -1,6 +1,6 @@
 // The leaf kernels of the host backend, one table per instruction set: single-threaded functions over rows in
-// memory, cut so that the tiles around them (rows/, experts/ and so on) need not know the registers.
-// Their arithmetic is ARITHMETIC.md's; each comment names the section.
+// memory. Their callers (rows/, experts/ and so on) do not depend on the registers. Their arithmetic is
+// ARITHMETIC.md's; each comment names the section.
 //
 // Thread safety: the functions are pure but for the memory that their arguments name.
 #pragma once
@@ -14,15 +14,15 @@
 
 namespace sluice::host {
 
-// How the values of a row are stored, as kernels see it.
+// The storage type of a row's values, as kernels see it.
 enum class RowKind : uint8_t { kBf16 = 0, kF16 = 1, kF32 = 2 };
 inline constexpr int kRowKinds = 3;
 
-// What a kernel that reads row after row prefetches; nothing by default.
+// Prefetching of a kernel that reads row after row; none by default.
 struct RowPrefetch {
-  uint32_t bytes = 0;  // so far ahead in memory
-  // Instead: the row so far ahead in the list `w`, for rows that do not follow each other in memory.
-  // `listed`: rows in the list, which may be more than the call computes: what comes after it.
+  uint32_t bytes = 0;  // distance in memory
+  // Alternative: distance in rows of the list `w`, for rows that do not follow each other in memory.
+  // `listed`: rows in the list, which may include rows after those that the call computes.
   uint32_t rows = 0;
   uint32_t listed = 0;
   bool at_once = false;  // several rows are read at once, not one after the other
@@ -32,10 +32,10 @@ struct RowPrefetch {
 
 inline constexpr uint32_t kMostRowsAhead = 12;  // even
 
-// Bytes that rows which follow each other in memory are prefetched ahead: two pages.
+// Prefetch distance in bytes of rows that follow each other in memory: two pages.
 inline constexpr uint32_t kStreamAhead = 8 << 10;
 
-// How far ahead, in each of them, weighted sums by panels prefetch the rows that they read.
+// Prefetch distance in bytes, in each row, of weighted sums by panels.
 inline constexpr uint32_t kPanelAhead = 256;
 
 // y[t][first + r] = dot(x[t], w[r]) for t < tokens, r < rows (section 2 a). Reads exactly `cols` values of
@@ -71,7 +71,7 @@ struct GemmCall {
   float* scratch = nullptr;  // GemmScratchFloats(cols)
 };
 inline constexpr uint32_t kGemmRows = 32;     // rows converted at a time
-inline constexpr uint32_t kLaneCount = 32;    // of a lane sum, ARITHMETIC.md 0
+inline constexpr uint32_t kLaneCount = 32;    // lanes of a lane sum, ARITHMETIC.md 0
 inline constexpr uint32_t kGemmChunk = 1024;  // columns; a pass over a chunk of panels fits the L1 cache
 inline constexpr uint32_t kMaxTileTokens = 6;
 
@@ -79,8 +79,8 @@ inline constexpr uint32_t kMaxTileTokens = 6;
 enum class QuantKind : uint8_t { kQ8 = 0, kQ4 = 1, kQ3 = 2, kQ2 = 3, kMxfp4 = 4, kQ5 = 5, kQ6 = 6, kIq4 = 7 };
 inline constexpr int kQuantKinds = 8;
 
-// How a quantized row lies (pack/row_layout.h), worked out once for all rows of a call by
-// ShapeOf (row_kind.h).
+// Layout of a quantized row (pack/row_layout.h), computed once for all rows of a call by ShapeOf
+// (row_kind.h).
 struct RowShape {
   uint32_t cols = 0;
   uint32_t group = 0;
@@ -93,7 +93,7 @@ struct RowShape {
   uint32_t scales = 0;
   uint32_t zeros = 0;  // or mins
   uint32_t super_groups = 0;
-  uint32_t bytes = 0;  // of the whole row
+  uint32_t bytes = 0;  // bytes of the whole row
 };
 
 // Rows rounded to int8 (section 2 b): codes [cols rounded up to kCodeAlign] zero-padded, then per group its
@@ -102,8 +102,8 @@ struct QuantRow {
   const int8_t* codes = nullptr;
   const float* scales = nullptr;
   const float* sums = nullptr;
-  // Groups of 16, 32, 64 and 128: the codes again, in the orders in which they meet codes of weights as bytes
-  // (quant/byte_dot-inl.h): three times as many.
+  // Groups of 16, 32, 64 and 128: the codes again, in the orders in which they are multiplied with codes of
+  // weights as bytes (quant/byte_dot-inl.h): three times as many.
   const int8_t* woven = nullptr;
 };
 struct QuantizeCall {
@@ -113,11 +113,11 @@ struct QuantizeCall {
   int8_t* codes = nullptr;
   float* scales = nullptr;
   float* sums = nullptr;
-  int8_t* woven = nullptr;  // or nullptr: not wanted
+  int8_t* woven = nullptr;  // nullptr: not needed
 };
 inline constexpr uint32_t kCodeAlign = 256;  // codes in a block of the narrowest plane
 
-// Rounded rows side by side for quant_gemm, as the instruction set wants them.
+// Rounded rows packed side by side for quant_gemm, in the instruction set's layout.
 struct QuantPackCall {
   const QuantRow* x = nullptr;
   uint32_t tokens = 0;
@@ -136,9 +136,9 @@ struct QuantDotCall {
   uint32_t tokens = 0;
   uint32_t first = 0;
   RowPrefetch prefetch;
-  RowFetch* fetch = nullptr;  // what else is fetched meanwhile, so many lines a row; nullptr: nothing
+  RowFetch* fetch = nullptr;  // other rows to fetch meanwhile, `fetch_lines` lines a row; nullptr: none
   uint32_t fetch_lines = 0;
-  // quant_gemm only, aligned to 64 bytes: x as pack_quant leaves it, and QuantGemmFloats(cols).
+  // quant_gemm only, aligned to 64 bytes: x packed by pack_quant, and scratch of QuantGemmFloats(cols).
   const int8_t* packed = nullptr;
   float* scratch = nullptr;
 };
@@ -170,7 +170,7 @@ struct QuantDownCall {
   bool add = false;
   RowPrefetch prefetch;
   bool in_halves = false;  // rows are read in turn from both halves of the list, as they were fetched
-  // What else is fetched meanwhile, so many lines a row; nullptr: nothing.
+  // Other rows to fetch meanwhile, `fetch_lines` lines a row; nullptr: none.
   RowFetch* fetch = nullptr;
   uint32_t fetch_lines = 0;
   uint32_t* scratch = nullptr;  // QuantDownWords(cols), 4-byte words, aligned to 32 bytes
@@ -190,7 +190,7 @@ struct SpanCall {
   float scale = 0;
   uint32_t queries = 0;  // at most kSpanQueries
   const float* const* q = nullptr;
-  // Query i sees positions [low[i], high[i]], a part of [first, first + count); neither sinks from i to i
+  // Query i sees positions [low[i], high[i]], a part of [first, first + count); neither decreases from i to i
   // + 1.
   const uint32_t* low = nullptr;
   const uint32_t* high = nullptr;
@@ -280,11 +280,11 @@ struct KernelTable {
   void (*quantize)(const QuantizeCall&) = nullptr;
   void (*quant_dot[kQuantKinds])(const QuantDotCall&) = {};
   void (*pack_quant)(const QuantPackCall&) = nullptr;
-  void (*quant_gemm[kQuantKinds])(const QuantDotCall&) = {};  // as quant_dot, for many tokens
+  void (*quant_gemm[kQuantKinds])(const QuantDotCall&) = {};  // same as quant_dot, for many tokens
   void (*down[kRowKinds])(const DownCall&) = {};
-  // Whether quant_down is faster where rows are fetched and read in turn from both halves (row_fetch.h).
+  // True if quant_down is faster where rows are fetched and read in turn from both halves (row_fetch.h).
   bool in_halves[kQuantKinds] = {};
-  void (*quant_down[kQuantKinds])(const QuantDownCall&) = {};  // none of kQ5, kQ6, kIq4
+  void (*quant_down[kQuantKinds])(const QuantDownCall&) = {};  // null for kQ5, kQ6, kIq4
   void (*span)(const SpanCall&) = nullptr;
 
   // y = norm(x) by section 5; y may be x. rms_norm without a weight, layer_norm without a bias: nullptr.
@@ -294,7 +294,7 @@ struct KernelTable {
   // x = (x / |x|) * scale by section 9.
   void (*l2_norm)(float* x, uint32_t cols, float scale) = nullptr;
   void (*convolve)(const ConvolveCall&) = nullptr;
-  void (*convolve_silu)(const ConvolveCall&) = nullptr;  // then silu
+  void (*convolve_silu)(const ConvolveCall&) = nullptr;  // convolve, then silu
   void (*delta_step)(const DeltaStepCall&) = nullptr;
   void (*mamba_step)(const MambaStepCall&) = nullptr;
   // x[i] = x[i] within +- limit.
@@ -314,7 +314,7 @@ struct KernelTable {
   uint32_t (*kept_indices)(uint64_t mask, uint32_t* out) = nullptr;
   // y[i] = scale * value i of the row.
   void (*decode[kRowKinds])(const uint8_t* row, uint32_t cols, float scale, float* y) = {};
-  // The same for quantized rows: y[i] = scale * ((code - zero) * scale of the group).
+  // Decodes quantized rows: y[i] = scale * ((code - zero) * scale of the group).
   void (*quant_decode[kQuantKinds])(const RowShape& shape, const uint8_t* row, float scale, float* y) = {};
   // y[i] = residual[i] + scale * (x[i] + bias[i]); bias and residual may be nullptr. y may be any of them.
   void (*add)(const float* x, const float* bias, float scale, const float* residual, uint32_t n,
@@ -337,7 +337,7 @@ struct KernelTable {
   // The largest of n >= 1 values.
   float (*largest)(const float* x, uint32_t n) = nullptr;
   // Reads every byte of [p, p + bytes) with the widest loads: 1 or 4 streams; `prefetch` bytes ahead, 0:
-  // none. bytes: a multiple of 1024. The result depends on all bytes, so that nothing is left out.
+  // none. bytes: a multiple of 1024. The result depends on all bytes, so that no read is optimized away.
   uint64_t (*read)(const uint8_t* p, uint64_t bytes, uint32_t streams, uint32_t prefetch) = nullptr;
   // Rotates pairs of a head by cos[half], sin[half] (section 6).
   void (*rope)(float* head, const float* cos, const float* sin, uint32_t half, bool interleaved) = nullptr;
@@ -349,33 +349,34 @@ inline constexpr uint32_t RoundUp(uint32_t n, uint32_t to) { return (n + to - 1)
 inline constexpr uint64_t PackedFloats(uint32_t tokens, uint32_t cols, uint32_t gemm_tokens) {
   return uint64_t{RoundUp(tokens, gemm_tokens)} * RoundUp(cols, kLaneCount);
 }
-// Converted rows, and the lanes for each dot of a tile.
+// Room for converted rows, and the lanes for each dot of a tile.
 inline constexpr uint64_t GemmScratchFloats(uint32_t cols) {
   return uint64_t{kGemmRows} * (RoundUp(cols, kLaneCount) + kMaxTileTokens * kLaneCount);
 }
-// Converted rows, or two rows of sums.
+// Room for converted rows, or two rows of sums.
 inline constexpr uint64_t DownScratchFloats(uint32_t cols) {
   return cols > 8192 ? uint64_t{2} * cols : uint64_t{64} * 256;
 }
-// Of quantized rows, so many tokens are worth summing in one call.
+// Maximum number of tokens worth summing in one call with quantized rows.
 inline constexpr uint32_t kManyDownTokens = 48;
-// For many tokens: codes of 64 neurons and 128 columns; for sixteen groups each row's scales and zeros, and
-// each token's coefficients in fours, a scale and two sums. And a line more.
+// Room for many tokens: codes of 64 neurons and 128 columns; for sixteen groups each row's scales and zeros,
+// and each token's coefficients in fours, a scale and two sums. Plus one line.
 inline constexpr uint64_t kManyDownWords = 8 * 16 * 16 + 2 * 64 * 16 + kManyDownTokens * 16 * (16 + 3) + 16;
 
-// Codes of 64 neurons and two more pairs, a scale and a sum for each of the smallest groups (twice as many
-// codes for larger ones); int32 sums of the columns, and two of 16 bits. And what many tokens take.
+// Room for codes of 64 neurons and two more pairs, a scale and a sum for each of the smallest groups (twice
+// as many codes for larger ones); int32 sums of the columns, and two of 16 bits. Plus the room for many
+// tokens.
 inline constexpr uint64_t QuantDownWords(uint32_t cols) {
   return uint64_t{36} * (RoundUp(RoundUp(cols, 16) / 16, 8) + 16) + 2 * RoundUp(cols, kCodeAlign) +
          kCodeAlign + kManyDownWords;
 }
 
-// Codes of 32 rows in fours, and a scale and a zero of each of their smallest groups.
+// Room for codes of 32 rows in fours, and a scale and a zero of each of their smallest groups.
 inline constexpr uint64_t QuantGemmFloats(uint32_t cols) {
   return 32 * (uint64_t{RoundUp(cols, kCodeAlign / 2)} / 4 + 2 * RoundUp((cols + 15) / 16, 8));
 }
-// Codes, and a scale and a sum for each of the smallest groups, of as many tokens as twelve times a whole
-// number.
+// Room for codes, and a scale and a sum for each of the smallest groups; tokens rounded up to a multiple of
+// twelve.
 inline constexpr uint64_t QuantPackedBytes(uint32_t tokens, uint32_t cols) {
   return uint64_t{RoundUp(tokens, 12)} * (RoundUp(cols, kCodeAlign) + 8 * RoundUp((cols + 15) / 16, 8) + 64);
 }

@@ -1,4 +1,4 @@
-// Masks of a block of at most 64 neurons, one bit each, and what is kept by them (ARITHMETIC.md 3).
+// Masks of a block of at most 64 neurons, one bit each, and the values that they keep (ARITHMETIC.md 3).
 // Included by the instruction sets' kernels_*.cc.
 //
 // Thread safety: pure but for the memory that the arguments name.

@@ -1,6 +1,6 @@
 // Registers of AVX2 with FMA and F16C: eight floats in one. Included by isa/avx2-inl.h, and by
 // isa/avx2vnni-inl.h with SLUICE_VNNI, inside the instruction set's namespace and target attribute;
-// native_avx512-inl.h is its twin.
+// native_avx512-inl.h is the AVX-512 version.
 //
 // Thread safety: pure functions.
 #ifndef SLUICE_ISA
@@ -77,12 +77,12 @@ inline __m256i CompressedLanes(uint32_t bits) {
 inline __m256i FirstLanes(uint32_t bits) {
   return LanesOf((uint32_t{1} << static_cast<uint32_t>(__builtin_popcount(bits))) - 1);
 }
-// The set lanes moved together, zeros behind them.
+// Moves the set lanes together; zeros after them.
 inline N NCompress(N x, uint32_t bits) {
   return _mm256_and_ps(_mm256_permutevar8x32_ps(x, CompressedLanes(bits)),
                        _mm256_castsi256_ps(FirstLanes(bits)));
 }
-// first + i for each set bit i, zeros behind them.
+// Stores first + i for each set bit i; zeros after them.
 inline void NStoreIndices(uint32_t* p, uint32_t first, uint32_t bits) {
   const __m256i lanes =
       _mm256_add_epi32(_mm256_set1_epi32(static_cast<int32_t>(first)), CompressedLanes(bits));
@@ -139,7 +139,7 @@ inline __m256i AddProducts(__m256i sum, __m256i a, __m256i b) {
 using NInt = __m256i;
 inline NInt NIntZero() { return _mm256_setzero_si256(); }
 inline NInt NIntSet1(int32_t x) { return _mm256_set1_epi32(x); }
-// Of sixteen columns that lie as 0-3 8-11 4-7 12-15, the order of their numbers.
+// Reorders sixteen columns that lie as 0-3 8-11 4-7 12-15 by their numbers.
 inline void NIntInOrder(const NInt* a, NInt* out) {
   out[0] = _mm256_permute2x128_si256(a[0], a[1], 0x20);
   out[1] = _mm256_permute2x128_si256(a[0], a[1], 0x31);
@@ -160,8 +160,8 @@ inline B BLoad(const void* p) { return _mm256_loadu_si256(static_cast<const __m2
 inline NInt NAddByteProducts(NInt sum, B a, B b) { return _mm256_dpbusd_avx_epi32(sum, a, b); }
 #endif
 
-// Four bytes at p in every lane. An instruction of its own: GCC 12 would load them long before they are used,
-// and then has no registers to keep them in.
+// Broadcasts the four bytes at p to every lane. Inline assembly: GCC 12 would load them long before their
+// use, and then has no registers to keep them in.
 inline NInt NFourInAll(const int8_t* p) {
   struct __attribute__((packed, may_alias)) Four {
     int32_t bytes;
@@ -178,14 +178,14 @@ inline NInt NFourBytes(NInt a, NInt b, NInt c, NInt d) {
                                         _mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15)));
 }
 
-// Lanes 2i and 2i + 1 of each 128 bits added: a's sums in lanes 0 and 1, b's in 2 and 3.
+// Adds lanes 2i and 2i + 1 of each 128 bits: a's sums in lanes 0 and 1, b's in 2 and 3.
 inline NInt NAddNeighbours(NInt a, NInt b) {
   const __m256 x = _mm256_castsi256_ps(a);
   const __m256 y = _mm256_castsi256_ps(b);
   return _mm256_add_epi32(_mm256_castps_si256(_mm256_shuffle_ps(x, y, 0x88)),
                           _mm256_castps_si256(_mm256_shuffle_ps(x, y, 0xdd)));
 }
-// The same of lanes that all fit 16 bits.
+// NAddNeighbours() for lanes that all fit 16 bits.
 inline NInt NAddShortNeighbours(NInt a, NInt b) {
   return _mm256_madd_epi16(_mm256_packs_epi32(a, b), _mm256_set1_epi16(1));
 }

@@ -1,5 +1,5 @@
 // Registers of AVX-512 (F, BW, DQ, VL, VNNI): sixteen floats in one. Included by isa/avx512-inl.h only,
-// inside the instruction set's namespace and target attribute; native_avx2-inl.h is its twin.
+// inside the instruction set's namespace and target attribute; native_avx2-inl.h is the AVX2 version.
 //
 // Thread safety: pure functions.
 #ifndef SLUICE_ISA
@@ -41,9 +41,9 @@ inline N NPow2(N n) {
 inline uint32_t NMaskNotLess(N x, N limit) { return _mm512_cmp_ps_mask(x, limit, _CMP_NLT_UQ); }
 // Lanes whose bits are set; the others +0.
 inline N NKeep(N x, uint32_t bits) { return _mm512_maskz_mov_ps(static_cast<__mmask16>(bits), x); }
-// The same lanes moved together, zeros behind them.
+// Moves the set lanes together; zeros after them.
 inline N NCompress(N x, uint32_t bits) { return _mm512_maskz_compress_ps(static_cast<__mmask16>(bits), x); }
-// first + i for each set bit i, zeros behind them.
+// Stores first + i for each set bit i; zeros after them.
 inline void NStoreIndices(uint32_t* p, uint32_t first, uint32_t bits) {
   const __m512i lanes =
       _mm512_add_epi32(_mm512_set1_epi32(static_cast<int32_t>(first)),
@@ -103,7 +103,7 @@ inline __m256i AddProducts(__m256i sum, __m256i a, __m256i b) { return _mm256_dp
 using NInt = __m512i;
 inline NInt NIntZero() { return _mm512_setzero_si512(); }
 inline NInt NIntSet1(int32_t x) { return _mm512_set1_epi32(x); }
-// Of sixteen columns that lie as 0-3 8-11 4-7 12-15, the order of their numbers.
+// Reorders sixteen columns that lie as 0-3 8-11 4-7 12-15 by their numbers.
 inline void NIntInOrder(const NInt* a, NInt* out) { out[0] = _mm512_shuffle_i32x4(a[0], a[0], 0xd8); }
 inline NInt NIntLoad(const int32_t* p) { return _mm512_load_si512(p); }
 inline N NFromInt(NInt a) { return _mm512_cvtepi32_ps(a); }
@@ -119,8 +119,8 @@ inline B BLoad(const void* p) { return _mm512_loadu_si512(p); }
 // sum plus the products of four neighbouring bytes, of a unsigned and of b signed.
 inline NInt NAddByteProducts(NInt sum, B a, B b) { return _mm512_dpbusd_epi32(sum, a, b); }
 
-// Four bytes at p in every lane. An instruction of its own: GCC 12 would load them long before they are used,
-// and then has no registers to keep them in.
+// Broadcasts the four bytes at p to every lane. Inline assembly: GCC 12 would load them long before their
+// use, and then has no registers to keep them in.
 inline NInt NFourInAll(const int8_t* p) {
   struct __attribute__((packed, may_alias)) Four {
     int32_t bytes;
@@ -137,14 +137,14 @@ inline NInt NFourBytes(NInt a, NInt b, NInt c, NInt d) {
       bytes, _mm512_broadcast_i32x4(_mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15)));
 }
 
-// Lanes 2i and 2i + 1 of each 128 bits added: a's sums in lanes 0 and 1, b's in 2 and 3.
+// Adds lanes 2i and 2i + 1 of each 128 bits: a's sums in lanes 0 and 1, b's in 2 and 3.
 inline NInt NAddNeighbours(NInt a, NInt b) {
   const __m512 x = _mm512_castsi512_ps(a);
   const __m512 y = _mm512_castsi512_ps(b);
   return _mm512_add_epi32(_mm512_castps_si512(_mm512_shuffle_ps(x, y, 0x88)),
                           _mm512_castps_si512(_mm512_shuffle_ps(x, y, 0xdd)));
 }
-// The same of lanes that all fit 16 bits.
+// NAddNeighbours() for lanes that all fit 16 bits.
 inline NInt NAddShortNeighbours(NInt a, NInt b) {
   return _mm512_madd_epi16(_mm512_packs_epi32(a, b), _mm512_set1_epi16(1));
 }

@@ -1,6 +1,6 @@
 // The tile operations of AMX (tile, int8). Included by kernels_amx.cc only. Eight tiles: 0 to 3 of sums, 4
-// and 5 of tokens' bytes, 6 and 7 of codes. They are instructions of their own here, for the compiler's
-// intrinsics take only digits for a tile.
+// and 5 of tokens' bytes, 6 and 7 of codes. They are inline assembly, because the compiler's intrinsics
+// accept only literal digits for a tile.
 //
 // Thread safety: tiles are the calling thread's. The system must have allowed the process their use
 // (host_isa.cc).
@@ -8,7 +8,7 @@
 #error "included by kernels_amx.cc only"
 #endif
 
-// Sets the tiles up for `bytes` of each token (a multiple of 4, at most 64) and codes in as many.
+// Configures the tiles for `bytes` of each token (a multiple of 4, at most 64) and as many bytes of codes.
 inline void TileBegin(uint32_t bytes) {
   struct alignas(64) {
     uint8_t palette = 1;
@@ -25,7 +25,7 @@ inline void TileBegin(uint32_t bytes) {
   asm volatile("ldtilecfg %0" : : "m"(config));
 }
 
-// Gives the tiles back: a thread without them is cheaper to switch.
+// Releases the tiles: a thread without them is cheaper to switch.
 inline void TileEnd() { asm volatile("tilerelease"); }
 
 template <int kTile>

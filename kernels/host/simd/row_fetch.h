@@ -1,17 +1,17 @@
-// Rows that are fetched into the second-level cache while others are computed.
+// Fetches rows into the second-level cache while others are computed.
 //
-// Five things decide whether memory keeps up (measured on Granite Rapids, one core of two).
-//   - Lines must be asked for evenly, a few at a time: with 72 at once, computing in between, memory gave a
-//     third less than with four or sixteen.
-//   - They must come as streams of neighbouring lines, which the hardware follows: a core has 16 lines under
-//     way that it asks for itself, a third of what memory gives it. Two streams in turn are best; rows here
-//     and there reach half of what streams do, so they come in turn with one.
-//   - They must come before the reader does. Rows that a mask keeps are known a block of others before they
-//     are read, so either sort may be the more urgent one.
-//   - They must not be far ahead. Lines that are fetched so stay for 150 KiB or so of others: 400 KiB ahead
-//     costs a third of the bandwidth.
-//   - What is read next comes next. Scales of 64 rows before their codes, because coefficients are rounded
-//     with all of them, cost a tenth.
+// Five rules keep memory busy (measured on Granite Rapids, one core of two).
+//   - Lines must be requested evenly, a few at a time: with 72 at once, computing in between, the bandwidth was
+//     a third less than with four or sixteen.
+//   - Lines must form streams of neighbours, which the hardware follows: a core has 16 lines in flight of its
+//     own requests, a third of memory's bandwidth. Two streams in turn are best; scattered rows reach half of
+//     a stream's rate, so they alternate with one.
+//   - Lines must arrive before the reader. Rows that a mask keeps are known one block before they are read, so
+//     either sort may be the more urgent one.
+//   - Lines must not be far ahead. A fetched line stays for about 150 KiB of others: 400 KiB ahead costs a
+//     third of the bandwidth.
+//   - The rows read next are fetched next. Fetching the scales of 64 rows before their codes, because
+//     coefficients are rounded with all of them, cost a tenth.
 //
 // Thread safety: each object belongs to one thread.
 #pragma once
@@ -21,24 +21,23 @@
 
 namespace sluice::host {
 
-// The i-th of some rows that lie one after the other and are read in turn from both halves: memory gives a
-// core a tenth more where it reads and fetches two streams that lie apart than one, or than neighbours
-// (Granite Rapids).
+// The i-th of `rows` consecutive rows that are read in turn from both halves: a core reads two streams that
+// lie apart a tenth faster than one, or than neighbours (Granite Rapids).
 inline uint32_t InHalves(uint32_t i, uint32_t rows) { return i / 2 + (i % 2 != 0 ? (rows + 1) / 2 : 0); }
 
-// How a line is fetched; tests note it instead. Always inlined: GCC takes a function that only prefetches for
-// one that does nothing, and drops calls of it.
+// Fetches a line; tests record it instead. Always inlined: GCC takes a function that only prefetches for one
+// without effect, and drops its calls.
 struct FetchLine {
   __attribute__((always_inline)) static void At(const uint8_t* line) { __builtin_prefetch(line, 0, 2); }
 };
 
-// Lines at two places that are fetched in turn, evenly over so many steps.
+// Lines at two addresses that are fetched in turn, evenly over a number of steps.
 template <class Line>
 class BasicLinesAhead {
  public:
   BasicLinesAhead() = default;  // fetches nothing
 
-  // `lines` at each place. REQUIRES steps > 0, and no more Step()s than that.
+  // Starts `lines` at each address. REQUIRES steps > 0, and at most `steps` calls of Step().
   void Start(const uint8_t* a, const uint8_t* b, uint32_t lines, uint32_t steps) {
     places_[0] = a;
     places_[1] = b;
@@ -47,8 +46,8 @@ class BasicLinesAhead {
     due_ = lines * 64 - rate_ * steps;
   }
 
-  // kAside: what fetches is kept out of the code around it, which weighted sums of q8 and q4 by panels gain a
-  // tenth by and everything else loses by (GCC 12, Granite Rapids).
+  // kAside: the fetching code is kept out of line. Weighted sums of q8 and q4 by panels gain a tenth by it,
+  // everything else loses (GCC 12, Granite Rapids).
   template <bool kAside = false>
   __attribute__((always_inline)) void Step() {
     due_ += rate_;
@@ -63,19 +62,19 @@ class BasicLinesAhead {
   const uint8_t* places_[2] = {};
   uint32_t at_ = 0;
   uint32_t due_ = 0;
-  uint32_t rate_ = 0;  // bytes of each place in a step
+  uint32_t rate_ = 0;  // bytes of each address in a step
 };
 using LinesAhead = BasicLinesAhead<FetchLine>;
 
-// What rows lie as: in a stream, or here and there.
+// Layout of rows: a stream, or scattered.
 enum class RowSort : uint8_t { kStream, kGathered };
 
-// What will be read, and how far ahead of the reader it is fetched. What the reader comes to first comes
+// The ranges that will be read, and their fetch distance. The ranges that the reader needs first are fetched
 // first: see Reads().
 template <class Line>
 class BasicRowFetch {
  public:
-  // Forgets everything. `distance`: how many bytes are fetched ahead.
+  // Forgets everything. `distance`: bytes fetched ahead of the reader.
   void Clear(uint32_t distance) {
     distance_ = distance / 64;
     ahead_ = done_ = piece_.lines = 0;
@@ -86,17 +85,17 @@ class BasicRowFetch {
     Reads(RowSort::kStream, UINT32_MAX / 2);
   }
 
-  // From now on so many bytes are fetched ahead. What is farther ahead already stays.
+  // Changes the fetch distance in bytes. Lines fetched farther ahead stay.
   void SetDistance(uint32_t distance) { distance_ = distance / 64; }
-  // Of gathered rows, what is still to be fetched.
+  // Bytes of gathered rows that are still to be fetched.
   uint32_t gathered_bytes() const { return Of(RowSort::kGathered).lines() * 64; }
 
   // Lines of a sort that were added since Clear().
   uint32_t added(RowSort sort) const { return Of(sort).added(); }
 
-  // Of a sort, everything that was added before added() was `end` has been read, and nothing else. What
-  // readers count is rounded: without this a hundredth that is missing in every block adds up to the whole
-  // distance, and what is fetched has been read before.
+  // Corrects the read count of a sort: exactly the lines added before added() was `end` have been read.
+  // Readers' counts are rounded: without this, 1 % missing in every block adds up to the whole distance, and
+  // lines are fetched that have been read already.
   void HasRead(RowSort sort, uint32_t end) {
     EndRead();
     read_[Index(sort)] = end;
@@ -106,21 +105,21 @@ class BasicRowFetch {
 
   uint32_t distance() const { return distance_ * 64; }
 
-  // Bytes [begin, end) come next, begin < end: of a stream, or of rows that lie here and there. Each sort is
-  // fetched in this order, both in turn. More ranges than there is room for are left to themselves.
+  // Adds bytes [begin, end), begin < end: of a stream, or of scattered rows. Each sort is fetched in this
+  // order, both in turn. Ranges beyond the room are not fetched.
   void AddStream(const uint8_t* begin, const uint8_t* end) { Of(RowSort::kStream).Add(begin, end); }
   void AddGathered(const uint8_t* begin, const uint8_t* end) { Of(RowSort::kGathered).Add(begin, end); }
 
-  // So many bytes at each of two places come next, which are streams of their own: fetched in turn. As many
-  // lines as lie at the first.
+  // Adds `bytes` at each of two addresses, as two streams that are fetched in turn. The second has as many
+  // lines as the first.
   void AddStreams(const uint8_t* a, const uint8_t* b, uint64_t bytes) {
     Of(RowSort::kStream).AddTwo(a, b, bytes);
   }
 
-  // The next `lines` that are read are of this sort, then come some of the other; at first all are of the
-  // stream. What the reader is about to come to is fetched alone: without it the sort of which more is read
-  // falls behind. `in_any_order`: of the gathered rows that are read now or next, so many lines are not read
-  // in the order in which they were added, so they are needed at once.
+  // Announces that the next `lines` read are of this sort, followed by the other sort; initially all are of
+  // the stream. Lines near the reader are fetched alone: otherwise the sort with more reads falls behind.
+  // `in_any_order`: number of lines of the current or next gathered rows that are not read in the order in
+  // which they were added, so they are needed at once.
   void Reads(RowSort sort, uint32_t lines, uint32_t in_any_order = 0) {
     EndRead();
     reading_ = sort;
@@ -128,8 +127,8 @@ class BasicRowFetch {
     near_[Index(RowSort::kGathered)] = kNear + in_any_order;
   }
 
-  // `lines` of what was added are read in so many steps: what `out` is to fetch meanwhile. What is behind its
-  // distance catches up at one and a half times the reader's pace.
+  // Sets `out` to the lines to fetch while `lines` of the added ones are read in `steps` steps. A sort behind
+  // its distance catches up at one and a half times the reader's pace.
   void Start(uint32_t lines, uint32_t steps, BasicLinesAhead<Line>* out) {
     ahead_ -= std::min(ahead_, lines);
     done_ += lines;
@@ -145,7 +144,7 @@ class BasicRowFetch {
     }
   }
 
-  // As many, all at once, before anything is read.
+  // Fetches as many lines as for reading `lines`, all at once, before anything is read.
   void Advance(uint32_t lines) {
     uint32_t wanted = Wanted(lines);
     while (wanted > 1 && (piece_.lines > 0 || NextPiece())) {
@@ -156,18 +155,18 @@ class BasicRowFetch {
   }
 
  private:
-  // Of each place. With half of it weighted sums and experts of q8 and q4 lost one to three hundredths of the
-  // bandwidth; twice as much gained nothing (Granite Rapids).
+  // Lines at each address. With half as many, weighted sums and experts of q8 and q4 lost 1 to 3 % of the
+  // bandwidth; twice as many gained nothing (Granite Rapids).
   static constexpr uint32_t kPieceLines = 128;
-  static constexpr uint32_t kRowLines = 128;  // the longest rows that are fetched as a pair
+  static constexpr uint32_t kRowLines = 128;  // maximum length of rows that are fetched as a pair
 
   struct Range {
     const uint8_t* at = nullptr;
     uint32_t lines = 0;
-    const uint8_t* other = nullptr;  // the second of two streams, of as many lines
+    const uint8_t* other = nullptr;  // the second of two streams, with as many lines
 
     uint32_t streams() const { return other != nullptr ? 2 : 1; }
-    // The first n lines.
+    // Takes the first n lines.
     const uint8_t* Take(uint32_t n) {
       const uint8_t* from = at;
       at += uint64_t{n} * 64;
@@ -188,13 +187,13 @@ class BasicRowFetch {
     uint32_t front_lines() { return Nth(0).lines; }
     const uint8_t* front_other() { return Nth(0).other; }
 
-    // The first n lines of range i.
+    // Takes the first n lines of range i.
     const uint8_t* Take(uint32_t i, uint32_t n) {
       lines_ -= n * Nth(i).streams();
       return Nth(i).Take(n);
     }
 
-    // So many lines of what was added, from the first on, need not be taken.
+    // Drops the lines that were added before line `end`.
     void DropBefore(uint32_t end) {
       while (count_ > 0 && taken() < end) {
         const uint32_t streams = Nth(0).streams();
@@ -234,13 +233,13 @@ class BasicRowFetch {
       }
     }
 
-    // Two neighbours of one length, not long: rows.
+    // True if the first two ranges are neighbouring rows: equal length, not long.
     bool StartsWithPair() {
       return count_ > 1 && Nth(0).lines == Nth(1).lines && Nth(0).lines <= kRowLines &&
              Nth(1).other == nullptr;
     }
 
-    // The first ranges may have been used up.
+    // Drops the first ranges that are used up.
     void DropEmpty() {
       while (count_ > 0 && Nth(0).lines == 0) {
         first_ = (first_ + 1) % kMost;
@@ -260,22 +259,22 @@ class BasicRowFetch {
     Range ranges_[kMost];
     uint32_t first_ = 0;
     uint32_t count_ = 0;
-    uint32_t lines_ = 0;  // of all
+    uint32_t lines_ = 0;  // lines of all ranges
     uint32_t added_ = 0;
   };
 
-  // Two places that are fetched in turn.
+  // Two addresses that are fetched in turn.
   struct Piece {
     const uint8_t* at[2] = {};
     RowSort sorts[2] = {};
-    uint32_t lines = 0;  // of each
+    uint32_t lines = 0;  // lines at each
 
     uint32_t LinesOf(RowSort sort) const {
       return (sorts[0] == sort ? lines : 0) + (sorts[1] == sort ? lines : 0);
     }
   };
 
-  // Lines: where the reader is so near to what is not fetched, that is fetched alone. Half or twice as much
+  // Lines: a sort whose unfetched lines are this near to the reader is fetched alone. Half or twice as much
   // made no difference at one token (Granite Rapids).
   static constexpr uint32_t kNear = 256;
 
@@ -284,13 +283,13 @@ class BasicRowFetch {
     return sort == RowSort::kStream ? RowSort::kGathered : RowSort::kStream;
   }
 
-  // Lines of a sort that were fetched and not yet read, but for those that are read now.
+  // Lines of a sort that were fetched and not yet read, without those that are read now.
   uint32_t Ahead(RowSort sort) const {
     const uint32_t taken = Of(sort).taken();
     return taken - std::min(taken, read_[Index(sort)] + piece_.LinesOf(sort));
   }
 
-  // What is read now counts as read.
+  // Counts the lines that are read now as read.
   void EndRead() {
     read_[Index(reading_)] += done_;
     done_ = 0;
@@ -300,7 +299,7 @@ class BasicRowFetch {
     return std::min(distance_ - std::min(distance_, ahead_), lines + lines / 2);
   }
 
-  // Of which sort the next lines are to be; both in turn: false.
+  // Returns true and the sort if the next lines are of one sort alone; false: both in turn.
   bool IsAlone(RowSort* sort) const {
     const RowSort other = Other(reading_);
     const uint32_t left = lines_ - std::min(lines_, done_);
@@ -318,10 +317,10 @@ class BasicRowFetch {
     return true;
   }
 
-  // Whether there is a piece: of two streams, of the stream and of a gathered row, of two neighbouring rows,
-  // or two halves of what is next.
+  // Makes the next piece: two streams, the stream and a gathered row, two neighbouring rows, or two halves of
+  // the next range. False if there is none.
   __attribute__((noinline)) bool NextPiece() {
-    Of(reading_).DropBefore(read_[Index(reading_)] + done_);  // too late for these
+    Of(reading_).DropBefore(read_[Index(reading_)] + done_);  // too late to fetch these
     while (piece_.lines == 0 && !(Of(RowSort::kStream).empty() && Of(RowSort::kGathered).empty())) {
       RowSort sort = RowSort::kStream;
       const bool alone = IsAlone(&sort);
@@ -373,12 +372,12 @@ class BasicRowFetch {
 
   Ranges ranges_[2];
   Piece piece_;
-  uint32_t ahead_ = 0;  // lines that were fetched and not yet read
+  uint32_t ahead_ = 0;  // fetched lines that are not yet read
   uint32_t distance_ = 0;
   RowSort reading_ = RowSort::kStream;
-  uint32_t lines_ = 0;     // that are read before one of the other sort
-  uint32_t done_ = 0;      // of these, which have been read
-  uint32_t read_[2] = {};  // of each sort, the lines before these, from Clear() on
+  uint32_t lines_ = 0;     // lines that are read before one of the other sort
+  uint32_t done_ = 0;      // of `lines_`, those that have been read
+  uint32_t read_[2] = {};  // lines of each sort read before these, since Clear()
   uint32_t near_[2] = {kNear, kNear};
 };
 using RowFetch = BasicRowFetch<FetchLine>;

@@ -1,4 +1,4 @@
-// Encodings as indices of the kernel table, and the places in their rows.
+// Encodings as indices of the kernel table, and the layout of their rows.
 //
 // Thread safety: pure functions.
 #pragma once
@@ -20,7 +20,7 @@ inline int RowKindOf(Encoding encoding) {
   }
 }
 
-// By the bits of codes: what groups share is the shape's. REQUIRES a quantized encoding.
+// The kind by the bits of codes; the groups' layout is in RowShape. REQUIRES a quantized encoding.
 inline int QuantKindOf(Encoding encoding) {
   const RowTraits traits = TraitsOf(encoding);
   QuantKind kind = QuantKind::kQ4;
@@ -38,7 +38,7 @@ inline int QuantKindOf(Encoding encoding) {
   return static_cast<int>(kind);
 }
 
-// REQUIRES rows below 4 GiB. Of rows that are not quantized only cols and bytes mean anything.
+// REQUIRES rows below 4 GiB. For rows that are not quantized only cols and bytes are set.
 inline RowShape ShapeOf(const EncodingDescriptor& d, uint32_t cols) {
   RowShape shape;
   shape.cols = cols;

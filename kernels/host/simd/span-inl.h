@@ -10,7 +10,7 @@
 // position mod kLanes.
 inline constexpr uint32_t kScoreRow = kSpanTokens + kLanes;
 
-// From this many queries on transposing K rows once for all of them pays.
+// Queries from which transposing K rows once for all of them pays.
 inline constexpr uint32_t kManyQueries = kNative == 16 ? 12 : 6;
 
 // q . k of all queries and positions.
@@ -30,7 +30,7 @@ void SpanDots(const SpanCall& call, float* const* scores) {
   Dot<Row>(dot);
 }
 
-// The dots `s` of query i to weights of the values: exponentials, 0 where nothing is visible.
+// Turns the dots `s` of query i into weights of the values: exponentials, 0 where a position is not visible.
 inline void SpanWeights(const SpanCall& call, uint32_t i, float* s) {
   const uint32_t offset = call.first % kSpanTokens;
   const uint32_t low = call.low[i] % kSpanTokens;
@@ -44,7 +44,7 @@ inline void SpanWeights(const SpanCall& call, uint32_t i, float* s) {
     s[p] = s[p] * call.scale;
   }
   call.m[i] = Largest(s + low, high - low + 1);
-  // Whole registers from here on: what is not visible becomes exp(-inf) = 0.
+  // Whole registers from here on: positions that are not visible become exp(-inf) = 0.
   const uint32_t begin = low / kLanes * kLanes;
   const uint32_t end = high / kLanes * kLanes + kLanes;
   for (uint32_t p = offset < begin ? offset : begin; p < low; ++p) {

@@ -9,7 +9,7 @@
 #error "included by kernels_*.cc only"
 #endif
 
-// Queries of one pass: six of each wait while the tree goes down to its first leaf, which fills the
+// Queries of one pass: six registers of each are live when the tree reaches its first leaf, which fills the
 // registers.
 inline constexpr int kDotQueries = kNative == 16 ? 4 : 2;
 
@@ -73,7 +73,8 @@ SLUICE_INLINE QueryDots DotTree(const float* kt, const float* const* q, uint32_t
   }
 }
 
-// kNative positions with queries [begin, end), kDotQueries at a time; the last pass repeats what it lacks.
+// Multiplies kNative positions with queries [begin, end), kDotQueries at a time; the last pass repeats
+// queries to fill up.
 template <uint32_t kSteps>
 void DotPositions(const float* kt, const SpanCall& call, uint32_t begin, uint32_t end, uint32_t place,
                   float* const* scores) {
@@ -92,7 +93,7 @@ void DotPositions(const float* kt, const SpanCall& call, uint32_t begin, uint32_
   }
 }
 
-// kNative rows as floats: out[column][row].
+// Converts kNative rows to floats: out[column][row].
 template <class Row>
 void TransposeRows(const uint8_t* const* rows, uint32_t cols, float* out) {
   for (uint32_t k = 0; k < cols; k += kNative) {
@@ -115,8 +116,8 @@ void TransposeRows(const uint8_t* const* rows, uint32_t cols, float* out) {
   }
 }
 
-// scores[query][position in the span] of all positions that the query sees, and of some others, up to
-// kNative - 1 behind the call's last one.
+// Computes scores[query][position in the span] of all positions that the query sees, and of some others, up
+// to kNative - 1 after the call's last one.
 template <class Row>
 void ManyDots(const SpanCall& call, float* const* scores) {
   const uint32_t offset = call.first % kSpanTokens;

@@ -1,13 +1,13 @@
-// Thirty-two lanes whatever the register: V is two AVX-512 registers or four AVX2 registers. Everything of
-// ARITHMETIC.md that kernels share: lane sums, exp, loads of every encoding, tails.
-// Included by the instruction sets' kernels_*.cc.
+// Thirty-two lanes on every instruction set: V is two AVX-512 registers or four AVX2 registers. Has the parts
+// of ARITHMETIC.md that kernels share: lane sums, exp, loads of every encoding, tails. Included by the
+// instruction sets' kernels_*.cc.
 //
 // Thread safety: pure functions.
 #ifndef SLUICE_ISA
 #error "included by kernels_*.cc only"
 #endif
 
-// These files are one compilation with every kernel in it, past the size up to which GCC inlines by itself.
+// All kernels are one translation unit, above the size up to which GCC inlines by itself.
 #define SLUICE_INLINE __attribute__((always_inline)) inline
 
 #if defined(__clang__)
@@ -111,7 +111,7 @@ inline float LargestLane(V a) {
   return out;
 }
 
-// The first n of the lanes, zeros behind them; reads and writes nothing beyond.
+// Loads the first n lanes; zeros after them. Reads nothing beyond.
 inline V LoadN(const float* p, uint32_t n) {
   alignas(64) float lanes[kLanes] = {};
   __builtin_memcpy(lanes, p, n * sizeof(float));
@@ -123,7 +123,7 @@ inline void StoreN(float* p, V a, uint32_t n) {
   __builtin_memcpy(p, lanes, n * sizeof(float));
 }
 
-// How values of an encoding are read. kBytes: of one value.
+// Loads values of an encoding. kBytes: bytes of one value.
 struct Bf16Row {
   static constexpr uint32_t kBytes = 2;
   static N NativeLoad(const uint8_t* p) { return NLoadBf16(p); }
@@ -146,7 +146,7 @@ inline V LoadRow(const uint8_t* p) {
   SLUICE_PARTS(Row::NativeLoad(p + i * kNative * Row::kBytes));
 }
 
-// The first n of the lanes, zeros behind them.
+// Loads the first n lanes; zeros after them.
 template <class Row>
 inline V LoadRowN(const uint8_t* p, uint32_t n) {
   alignas(64) uint8_t bytes[kLanes * 4] = {};

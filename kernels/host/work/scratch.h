@@ -1,4 +1,4 @@
-// Memory that a backend reserves when it is made and keeps while it lives, so that no operation allocates.
+// Memory that a backend reserves at creation and keeps while it lives, so that no operation allocates.
 //
 // Thread safety: thread-compatible.
 #pragma once
@@ -17,8 +17,8 @@ namespace sluice::host {
 
 class Scratch {
  public:
-  // Zeroed memory for `count` values (for one where count is 0), on pages of its own. Pages that are never
-  // touched cost nothing. RESOURCE_EXHAUSTED naming `what` and the bytes.
+  // Returns zeroed memory for `count` values (for one if count is 0), on its own pages. Untouched pages cost
+  // nothing. RESOURCE_EXHAUSTED naming `what` and the bytes.
   template <class T>
   absl::Status Reserve(uint64_t count, const char* what, T** out) {
     static_assert(std::is_trivially_copyable_v<T>, "nothing here is constructed or destroyed");

@@ -13,13 +13,14 @@
 namespace sluice {
 namespace {
 
-// Tiles stolen at a time: enough for a stream of a megabyte, few enough that a thief which loses its CPU
-// holds nobody up for long.
+// Maximum tiles stolen at a time: enough for a stream of a megabyte, few enough that a thief that loses its
+// CPU does not delay others for long.
 constexpr uint32_t kMostStolen = 4;
 
-// About 25 us of pauses on current CPUs: longer than the serial parts of a layer, shorter than a time slice.
+// Pauses before yielding, about 25 us on current CPUs: longer than the serial parts of a layer, shorter than
+// a time slice.
 constexpr int kPauses = 2000;
-// After that the CPU is offered to others between pauses; about 300 us in all, then the worker sleeps.
+// Yields after the pauses; about 300 us in total, then the worker sleeps.
 constexpr int kYields = 500;
 
 uint64_t Now() {
@@ -28,7 +29,7 @@ uint64_t Now() {
                                    .count());
 }
 
-// One unit of waiting that gets politer with `round`.
+// Waits one unit: pauses in early rounds, yields in later ones.
 void Relax(int round) {
   if (round < kPauses) {
     _mm_pause();
@@ -63,8 +64,8 @@ ThreadPool::~ThreadPool() {
   }
 }
 
-// Whoever made the pool has seen that the CPU may be used. One that is taken away later leaves the thread
-// where the kernel puts it.
+// The creator has checked that the CPU may be used. If it is taken away later, the thread stays where the
+// kernel puts it.
 void ThreadPool::Pin(uint32_t worker) const {
   if (cpus_.empty()) {
     return;
@@ -96,8 +97,8 @@ void ThreadPool::WakeSleepers() {
 }
 
 void ThreadPool::Sleep() {
-  // Announced first, then checked again: whoever makes work after the check sees the sleeper, and the epoch
-  // that was read before the check has then moved on.
+  // Announced first, then checked again: a thread that makes work after the check sees the sleeper, and the
+  // epoch that was read before the check has then advanced.
   sleepers_.fetch_add(1);
   const uint32_t epoch = wake_epoch_.load();
   if (!HasTile() && !shutdown_.load()) {
@@ -168,7 +169,7 @@ bool ThreadPool::TakeTiles(uint32_t worker) {
   uint32_t end = 0;
   while (TakeOwn(worker, &tile, &end) || Steal(worker, &tile, &end)) {
     // Read after the tiles were taken: the region cannot end before they are finished, so this is its
-    // function however long ago the worker looked at the share.
+    // function even if the worker read the share long ago.
     const TileFunction* function = function_.load();
     taken += end - tile;
     for (; tile < end; ++tile) {
@@ -195,7 +196,7 @@ void ThreadPool::Run(uint32_t tiles, TileFunction function, FinishFunction finis
     return RunAlone(tiles, function, finish);
   }
   const uint64_t start = Now();
-  // All shares are empty here, so nobody reads these until the shares are filled.
+  // All shares are empty here, so no worker reads these until the shares are filled.
   function_.store(&function);
   finish_.store(&finish);
   finished_.store(0);

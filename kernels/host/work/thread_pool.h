@@ -1,16 +1,16 @@
 // The workers of the host backend: fork-join over numbered tiles. The calling thread is worker 0; the others
 // spin between BeginStep() and EndStep() and sleep outside.
 //
-// Each worker begins with a run of neighbouring tiles of its own, so that what it reads is one long stream
-// (where memory is fast, starting a stream for every tile costs a fifth of the bandwidth); one that runs out
-// steals the upper half of what another has left. A worker's run is one 64-bit word {next, end} changed by
-// compare-and-swap. Nobody waits for a worker that has taken no tile, so a worker that the system has not
+// Each worker begins with its own run of neighbouring tiles, so that it reads one long stream (where memory
+// is fast, starting a stream for every tile costs a fifth of the bandwidth); a worker that runs out steals
+// from the upper half of another's rest. A worker's run is one 64-bit word {next, end} changed by
+// compare-and-swap. No thread waits for a worker that has taken no tile, so a worker that the system has not
 // scheduled delays nothing: with more threads than CPUs a region is slower, never stuck. Spinning is bounded:
 // pauses, then yields, then sleep until the next region wakes the worker. With one thread there are no
-// atomics at all.
+// atomics.
 //
-// Thread safety: BeginStep, EndStep and Run are for one thread (the owner). counters() may be called from
-// any.
+// Thread safety: BeginStep, EndStep and Run are for one thread (the owner). counters() may be called from any
+// thread.
 #pragma once
 
 #include <atomic>
@@ -22,7 +22,7 @@
 
 namespace sluice {
 
-// Where the run of tiles begins with which a worker starts, and that of the one before it ends.
+// First tile of a worker's initial run, which is the end of the previous worker's run.
 inline uint32_t FirstTileOf(uint32_t worker, uint32_t threads, uint32_t tiles) {
   return static_cast<uint32_t>(uint64_t{tiles} * worker / threads);
 }
@@ -35,11 +35,11 @@ class ThreadPool {
   struct Counters {
     uint64_t fork_joins = 0;
     double region_seconds = 0;     // from fork to join
-    double join_wait_seconds = 0;  // of these: worker 0 had no tile left and waited
+    double join_wait_seconds = 0;  // part of region_seconds in which worker 0 had no tile left and waited
   };
 
   // `threads` >= 1 counts the owner. `cpus`, unless it is empty: worker i runs on cpus[i] alone, the owner
-  // from its first BeginStep() on. REQUIRES: as many as threads, which the process may use.
+  // from its first BeginStep() on. REQUIRES: as many CPUs as threads, usable by the process.
   explicit ThreadPool(uint32_t threads, std::vector<uint32_t> cpus = {});
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
@@ -55,30 +55,30 @@ class ThreadPool {
   void Run(uint32_t tiles, TileFunction function) {
     Run(tiles, function, [](uint32_t) {});
   }
-  // The same, and finish(worker) whenever a worker that computed tiles finds none to take: what it put off is
+  // Also calls finish(worker) whenever a worker that computed tiles finds no more, so that postponed work is
   // computed before Run() returns.
   void Run(uint32_t tiles, TileFunction function, FinishFunction finish);
-  // The same by the owner alone.
+  // Runs the tiles on the owner alone.
   void RunAlone(uint32_t tiles, TileFunction function, FinishFunction finish);
 
-  // Where the run of tiles ends of which worker `worker` has the one that it computes; of its own share
-  // others may still take some. For the worker, in function(tile, worker).
+  // End of the run that contains the worker's current tile; others may still steal from it. Called by the
+  // worker, in function(tile, worker).
   uint32_t RunEnd(uint32_t worker) const { return shares_[worker].run_end; }
 
   Counters counters() const;
 
  private:
-  // Tiles [next, end) that a worker still has: end in the upper half. On a cache line of its own.
+  // Tiles [next, end) that a worker still has: end in the upper half. Has its own cache line.
   struct alignas(64) Share {
     std::atomic<uint64_t> range{0};
-    uint32_t run_end = 0;  // the worker's own
+    uint32_t run_end = 0;  // written by the worker only
   };
 
   void Pin(uint32_t worker) const;
   void Worker(uint32_t worker);
-  // Computes tiles until none is left to take; whether it got any.
+  // Computes tiles until none is left to take. True if it computed any.
   bool TakeTiles(uint32_t worker);
-  // Tiles [*first, *end) taken for `worker`: one of its own share, or a few from the end of another's.
+  // Takes tiles [*first, *end) for `worker`: one of its own share, or a few from the end of another's.
   bool TakeOwn(uint32_t worker, uint32_t* first, uint32_t* end);
   bool Steal(uint32_t worker, uint32_t* first, uint32_t* end);
   bool HasTile() const;
@@ -99,7 +99,7 @@ class ThreadPool {
   alignas(64) std::atomic<uint64_t> fork_joins_{0};
   std::atomic<uint64_t> region_ns_{0};
   std::atomic<uint64_t> join_wait_ns_{0};
-  std::vector<std::thread> workers_;  // the owner's
+  std::vector<std::thread> workers_;  // used by the owner
 };
 
 }  // namespace sluice

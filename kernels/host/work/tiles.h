@@ -1,7 +1,7 @@
 // Runs the tiles of an operation: on all workers where the work is worth waking them, else on the calling
 // thread.
 //
-// Thread safety: as ThreadPool's; AddTo() may be called from any thread.
+// Thread safety: as ThreadPool; AddTo() may be called from any thread.
 #pragma once
 
 #include <atomic>
@@ -16,30 +16,29 @@ namespace sluice::host {
 
 class Tiles {
  public:
-  // Below this much work (multiply-adds and the like; about 10 us on one thread) a fork-join costs more than
-  // it brings. Chosen so that the router of a 128-expert model stays on the calling thread for one token.
+  // Minimum work (multiply-adds and the like; about 10 us on one thread) for which a fork-join pays. Chosen
+  // so that the router of a 128-expert model stays on the calling thread for one token.
   static constexpr uint64_t kParallelWork = (uint64_t{1} << 18) + 1;
 
-  // `threads` >= 1 counts the calling thread, which is worker 0.
-  // `cpus`: ThreadPool's.
+  // `threads` >= 1 counts the calling thread, which is worker 0. `cpus`: as in ThreadPool.
   explicit Tiles(uint32_t threads, std::vector<uint32_t> cpus = {}) : pool_(threads, std::move(cpus)) {}
 
   uint32_t threads() const { return pool_.threads(); }
   void BeginStep() { pool_.BeginStep(); }
   void EndStep() { pool_.EndStep(); }
 
-  // function(tile, worker) once for each of `tiles`. `work`: multiply-adds, or values touched times some.
+  // Calls function(tile, worker) once for each of `tiles`. `work`: multiply-adds, or values touched times a factor.
   void Run(uint32_t tiles, uint64_t work, ThreadPool::TileFunction function) {
     Run(tiles, work, function, [](uint32_t) {});
   }
-  // With ThreadPool::Run()'s `finish`.
+  // Same, with the `finish` of ThreadPool::Run().
   void Run(uint32_t tiles, uint64_t work, ThreadPool::TileFunction function,
            ThreadPool::FinishFunction finish);
 
   // ThreadPool::RunEnd(), for the worker in function(tile, worker).
   uint32_t RunEnd(uint32_t worker) const { return pool_.RunEnd(worker); }
 
-  // What regions took so far, into the counters that are about them.
+  // Adds the regions' times and counts so far to `counters`.
   void AddTo(BackendCounters* counters) const;
 
  private:

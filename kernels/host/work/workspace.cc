@@ -43,7 +43,7 @@ absl::Status Workspace::Reserve(const BackendLimits& l, uint32_t worker_count, S
   const uint64_t slots = tokens * (uint64_t{l.top_k} + 1);
   cols = std::max({l.max_cols, l.hidden, 16u});
   x_stride = RoundUp(cols, kLaneCount);
-  // An expert's rows begin a panel of their own.
+  // Each expert's rows begin a new panel.
   packed_rows = std::max(tokens, slots + 8 * uint64_t{l.experts + 8}) + 8;
   RETURN_IF_ERROR(scratch->Reserve(tokens * x_stride, "normed rows", &normed));
   RETURN_IF_ERROR(scratch->Reserve(tokens, "row pointers", &x_rows));

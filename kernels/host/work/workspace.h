@@ -1,8 +1,7 @@
-// The memory that operations take turns with, for only one runs at a time: rows of the call, partial sums,
-// and what each worker needs for the tile that it computes. What only one operation needs is that operation's
-// own.
+// Memory shared by operations, since only one runs at a time: rows of the call, partial sums, and each
+// worker's memory for its tile. Memory for one operation only belongs to that operation.
 //
-// Thread safety: thread-compatible; while tiles run a worker touches its own WorkerSpace alone.
+// Thread safety: thread-compatible; while tiles run, a worker uses its own WorkerSpace only.
 #pragma once
 
 #include <cstdint>
@@ -16,22 +15,22 @@
 
 namespace sluice::host {
 
-inline constexpr uint32_t kConvColumns = 128;  // that a tile of ShortConv computes
+inline constexpr uint32_t kConvColumns = 128;  // columns of a tile of ShortConv
 
-// One worker's.
+// The memory of one worker.
 struct alignas(64) WorkerSpace {
   float* gemm = nullptr;           // GemmScratchFloats
   float* down = nullptr;           // DownScratchFloats
   uint32_t* quant_down = nullptr;  // QuantDownWords
   float* quant_gemm = nullptr;     // QuantGemmFloats
   int8_t* quant_packed = nullptr;  // QuantPackedBytes of max_tokens
-  // Three times [max_tokens] rows of 64 floats: outputs of a tile, of one token each.
+  // Three times [max_tokens] rows of 64 floats: outputs of a tile, one row for each token.
   float** rows[3] = {};
   const float** inputs = nullptr;  // [max_tokens]: rows of x
-  QuantRow* quant = nullptr;       // [max_tokens]: the same, rounded
-  float** outputs = nullptr;       // [max_tokens]: where a tile's outputs go
-  // For whichever operation runs: [4][experts] (Router), [heads][head_dim] (a row of K or V),
-  // [kMaxConvKernel + 2][3][head_dim] (GatedDelta, Mamba) or [kMaxConvKernel][kConvColumns] (ShortConv).
+  QuantRow* quant = nullptr;       // [max_tokens]: the inputs, rounded
+  float** outputs = nullptr;       // [max_tokens]: addresses of a tile's outputs
+  // For the current operation: [4][experts] (Router), [heads][head_dim] (a row of K or V), [kMaxConvKernel +
+  // 2][3][head_dim] (GatedDelta, Mamba) or [kMaxConvKernel][kConvColumns] (ShortConv).
   float* any = nullptr;
 };
 
@@ -39,7 +38,7 @@ struct Workspace {
   // Partial sums of fused experts and split attention: 64 MiB, touched only as far as used.
   static constexpr uint64_t kPartialFloats = uint64_t{16} << 20;
 
-  // Errors: Scratch's.
+  // Errors: as Scratch.
   absl::Status Reserve(const BackendLimits& limits, uint32_t workers, Scratch* scratch);
 
   // A row of the weights, or of zeros where it is absent.
@@ -52,9 +51,9 @@ struct Workspace {
   uint32_t cols = 0;               // the longest row of activations
   uint64_t x_stride = 0;           // floats from row to row of `normed`, and of sums as long as a row
   float* normed = nullptr;         // [max_tokens][x_stride]
-  const float** x_rows = nullptr;  // [max_tokens]: rows of the call that is computed
+  const float** x_rows = nullptr;  // [max_tokens]: rows of the current call
   uint32_t* all_tokens = nullptr;  // 0, 1, ... max_tokens - 1
-  uint64_t packed_rows = 0;   // in `packed`: all of a call (experts: of all slots, in panels of their own)
+  uint64_t packed_rows = 0;   // rows in `packed`: all of a call (experts: of all slots, each in its own panels)
   float* packed = nullptr;    // [packed_rows][x_stride]
   float* partials = nullptr;  // [kPartialFloats]
   const uint8_t* zero_row = nullptr;  // zeros as long as any row in any encoding

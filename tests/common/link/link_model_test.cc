@@ -39,7 +39,7 @@ TEST(LinkModelTest, FractionsOfANanosecondAreNotLost) {
   EXPECT_NEAR(static_cast<double>(last), 1e6, 1);
 }
 
-TEST(LinkModelTest, AnOversleptSubmitterCatchesUpButOnlyByTheBucketsDepth) {
+TEST(LinkModelTest, CatchUpAfterOversleepingIsBoundedByTheBucket) {
   LinkModel link(MakeLinkRate(1, 0));
   EXPECT_EQ(link.Book(1000, 0, 900), 1000);
   EXPECT_EQ(link.Book(1000, 1000, 50'000), 2000) << "it could have gone at 1000";
@@ -47,7 +47,7 @@ TEST(LinkModelTest, AnOversleptSubmitterCatchesUpButOnlyByTheBucketsDepth) {
   EXPECT_EQ(link.Book(1000, 2000, late), late - LinkModel::kMaxBackdateNanos + 1000);
 }
 
-TEST(LinkModelTest, TheRateHoldsWithinTwoPercentOverAnySecondWhateverIsSent) {
+TEST(LinkModelTest, RateHoldsWithinTwoPercentOverAnySecond) {
   for (uint64_t seed = 1; seed <= 20; ++seed) {
     std::mt19937_64 random(seed);
     const double gbps = 0.5 + static_cast<double>(random() % 300) / 10;
@@ -74,7 +74,7 @@ TEST(LinkModelTest, TheRateHoldsWithinTwoPercentOverAnySecondWhateverIsSent) {
   }
 }
 
-TEST(LinkModelTest, SenselessRatesAreHeldAtSensibleOnes) {
+TEST(LinkModelTest, InvalidRatesAreClamped) {
   EXPECT_EQ(MakeLinkRate(-4, -1), LinkRate());
   EXPECT_EQ(MakeLinkRate(std::nan(""), std::nan("")), LinkRate());
   EXPECT_EQ(MakeLinkRate(1e300, 0).bytes_per_second, 1'000'000'000'000'000u);

@@ -19,7 +19,7 @@ LinkTransfer Transfer(uint64_t number, LinkClass link_class, std::vector<uint32_
 constexpr LinkClass kDemand = LinkClass::kDemand;
 constexpr LinkClass kPrefetch = LinkClass::kPrefetch;
 
-TEST(TransferScheduleTest, ChunksGoInOrderAndTheLastDeliveryEndsTheTransfer) {
+TEST(TransferScheduleTest, ChunksGoInOrderAndTheLastEndsTheTransfer) {
   TransferSchedule schedule({.window_bytes = 100});
   schedule.Add(Transfer(7, kDemand, {30, 20, 10}));
   const auto a = schedule.Next();
@@ -46,7 +46,7 @@ TEST(TransferScheduleTest, TheWindowBoundsBytesButLetsTwoLargeChunksGo) {
   EXPECT_TRUE(schedule.Next());
 }
 
-TEST(TransferScheduleTest, OnePrefetchChunkTravelsAndNoneWhileADemandWaits) {
+TEST(TransferScheduleTest, OnePrefetchChunkAndNoneWhileADemandWaits) {
   TransferSchedule schedule({.window_bytes = 100});
   schedule.Add(Transfer(1, kPrefetch, {10, 10, 10}));
   const auto prefetch = schedule.Next();
@@ -129,7 +129,7 @@ TEST(TransferScheduleTest, APromotedPrefetchGoesAsADemand) {
   EXPECT_EQ(schedule.Next()->number, 2u);
 }
 
-// Everything at random: nothing is lost, nothing goes twice, bounds hold, every transfer ends.
+// Random traffic: no chunk is lost or sent twice, bounds hold, every transfer ends.
 TEST(TransferScheduleTest, InvariantsHoldUnderRandomTraffic) {
   for (uint64_t seed = 1; seed <= 200; ++seed) {
     std::mt19937_64 random(seed);

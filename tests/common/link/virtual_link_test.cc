@@ -51,7 +51,7 @@ TEST_F(VirtualLinkTest, ADemandWaitsForOnePrefetchChunkAtMost) {
   EXPECT_THAT(ended_, ElementsAre(Ended{2, 1000 + 3000, false}, Ended{1, 103'000, false}));
 }
 
-TEST_F(VirtualLinkTest, CancellingWhatTravelsLetsItsChunksArrive) {
+TEST_F(VirtualLinkTest, CancelledTransfersChunksInFlightStillArrive) {
   VirtualLink link = Make(1, 0, 1000);
   link.Submit(1, LinkClass::kPrefetch, 100'000, 0);
   link.Submit(2, LinkClass::kPrefetch, 1000, 0);

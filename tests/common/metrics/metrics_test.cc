@@ -22,7 +22,7 @@ std::map<std::string, ParsedFamily> Parse(const std::string& text) {
   return parsed.ok() ? *parsed : std::map<std::string, ParsedFamily>();
 }
 
-TEST(MetricsTest, TextIsExactlyWhatTheFormatAsksFor) {
+TEST(MetricsTest, TextFollowsTheFormatExactly) {
   MetricRegistry registry;
   registry.AddCounter("x_requests_total", "Requests.", {{"class", "demand"}})->Add(3);
   registry.AddGauge("x_depth", "Depth.")->Set(1.5);
@@ -39,7 +39,7 @@ TEST(MetricsTest, TextIsExactlyWhatTheFormatAsksFor) {
             "x_seconds_bucket{le=\"+Inf\"} 3\nx_seconds_sum 50.75\nx_seconds_count 3\n");
 }
 
-TEST(MetricsTest, SeriesOfAFamilyStandTogetherThoughRegisteredApart) {
+TEST(MetricsTest, SeriesOfAFamilyAreWrittenTogether) {
   MetricRegistry registry;
   registry.AddCounter("a_total", "A.", {{"k", "1"}})->Add(1);
   registry.AddCounter("b_total", "B.")->Add(2);
@@ -119,8 +119,8 @@ TEST(MetricsTest, QuantilesAreTheBoundOfTheirBucket) {
   EXPECT_EQ(histogram.Read().Quantile(1.0), 10);
 }
 
-// The reader that the other tests trust.
-TEST(MetricsTest, StrictReaderRefusesWhatAScraperWould) {
+// The reader that the other tests rely on.
+TEST(MetricsTest, StrictReaderRefusesInvalidText) {
   const std::string head = "# HELP x X.\n# TYPE x gauge\n";
   const std::string histogram = "# HELP h H.\n# TYPE h histogram\n";
   for (const std::string& bad :

@@ -1,4 +1,4 @@
-// config.json of both generations, and every way in which it can be wrong.
+// config.json of both generations, and all errors in it.
 #include "common/model/families/hf_config.h"
 
 #include <gmock/gmock.h>
@@ -26,7 +26,7 @@ absl::StatusOr<HfConfig> Parse(const json& config, const std::string& generation
   return ParseHfConfig(config.dump(), generation, "dir");
 }
 
-// The error of the base config with one member replaced (or removed, for a discarded value).
+// Returns the error of the base config with one member replaced (or removed, for a discarded value).
 std::string ErrorWith(const std::string& key, const json& value, absl::StatusCode code) {
   json config = Base();
   if (value.is_discarded()) {
@@ -97,7 +97,7 @@ TEST(HfConfig, RopeParametersWinOverTheOldMember) {
   EXPECT_EQ(Parse(config)->config.layers[0].attention.rope.theta, 5.0);
 }
 
-TEST(HfConfig, GenerationConfigGivesDefaultsAndWinsOverEndIds) {
+TEST(HfConfig, GenerationConfigOverridesEndIds) {
   const auto result =
       Parse(Base(), R"({"eos_token_id":[5,7],"temperature":0.7,"top_k":20,"top_p":0.8,"do_sample":true,
                                         "repetition_penalty":1.05,"unknown":{"x":[1]}})");
@@ -145,7 +145,7 @@ TEST(HfConfig, RequiredMembersAreNamedWhenMissing) {
   }
 }
 
-TEST(HfConfig, NumbersOutOfRangeAreRefusedNamingFieldAndValue) {
+TEST(HfConfig, OutOfRangeNumbersAreRefusedByFieldAndValue) {
   for (const char* key : {"vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers",
                           "num_attention_heads", "num_local_experts", "num_experts_per_tok",
                           "num_key_value_heads", "head_dim", "sliding_window", "max_position_embeddings"}) {
@@ -172,7 +172,7 @@ TEST(HfConfig, NumbersThatContradictEachOtherAreRefused) {
   EXPECT_THAT(std::string(Parse(config).status().message()), HasSubstr("hidden_size is 30"));
 }
 
-TEST(HfConfig, WhatIsNotImplementedIsRefusedByFieldAndValue) {
+TEST(HfConfig, UnsupportedSettingsAreRefused) {
   const auto unimplemented = [](const std::string& key, const json& value) {
     return ErrorWith(key, value, absl::StatusCode::kUnimplemented);
   };
@@ -196,7 +196,7 @@ TEST(HfConfig, DuplicateKeysAndSyntaxErrorsAreRefused) {
               HasSubstr("generation_config.json: top_p is 2"));
 }
 
-TEST(HfConfig, ChatTemplateComesFromItsFileOrFromTheTokenizerConfig) {
+TEST(HfConfig, ChatTemplateFileOverridesTokenizerConfig) {
   TempDir dir;
   ASSERT_TRUE(WriteFileDurably(dir.File("config.json"), Base().dump()).ok());
   EXPECT_EQ(ReadHfConfig(dir.path())->chat_template, "");

@@ -1,4 +1,4 @@
-// What each family's config.json becomes, with its switches and defaults.
+// Config of each family: its ModelConfig, switches and defaults.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -39,7 +39,7 @@ TEST(HfFamilies, Qwen3MoeHasHeadNormsAndDenseLayersInBetween) {
   EXPECT_EQ(Read(With("qwen3_moe", {{"sliding_window", 33}})).layers[0].attention.sliding_window, 0u);
 }
 
-TEST(HfFamilies, Qwen2MoeHasAGatedSharedExpertAndWindowsInItsFirstLayers) {
+TEST(HfFamilies, Qwen2MoeHasGatedSharedExpertAndWindows) {
   const ModelConfig plain = Read(Tiny("qwen2_moe"));
   EXPECT_EQ(plain.layers[1].moe.shared_width, 128u);
   EXPECT_TRUE(plain.layers[1].moe.shared_gate);
@@ -272,7 +272,7 @@ TEST(HfFamilies, GptOssAlternatesWindowsAndHasBiasesEverywhere) {
                 "quant_method \"mxfp8\"");
 }
 
-TEST(HfFamilies, Llama4HasChunksTemperaturesAndDenseLayersInBetween) {
+TEST(HfFamilies, Llama4HasChunksTemperaturesAndDenseLayers) {
   const ModelConfig model = Read(Tiny("llama4"));
   EXPECT_EQ(model.family, "llama4_text");
   const AttentionConfig& chunked = model.layers[0].attention;

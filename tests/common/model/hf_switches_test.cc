@@ -1,5 +1,5 @@
-// What all families' configs have in common: both generations of the file, ropes, multimodal wrappers, and
-// what is refused.
+// Config features common to all families: both generations of the file, ropes, multimodal wrappers, and
+// refused members.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -23,7 +23,7 @@ TEST(HfSwitches, BothGenerationsGiveTheSameModel) {
   }
 }
 
-TEST(HfSwitches, MembersThatNobodyKnowsAreRefusedUnlessTheyAreOff) {
+TEST(HfSwitches, UnknownMembersAreRefusedUnlessOff) {
   for (const char* family : kTinyFamilies) {
     ExpectRefused(With(family, {{"use_new_trick", 3}}), "use_new_trick 3");
     ExpectRefused(With(family, {{"use_new_trick", true}}), "use_new_trick true");
@@ -32,7 +32,7 @@ TEST(HfSwitches, MembersThatNobodyKnowsAreRefusedUnlessTheyAreOff) {
   }
 }
 
-TEST(HfSwitches, UnknownSwitchesOfKnownMembersAreRefusedByFieldAndValue) {
+TEST(HfSwitches, UnknownSwitchesAreRefusedByFieldAndValue) {
   for (const char* family : kTinyFamilies) {
     ExpectRefused(With(family, {{"hidden_act", "relu2"}}), "hidden_act \"relu2\"");
     ExpectRefused(With(family, {{"quantization_config", {{"quant_method", "bitsandbytes"}}}}), "quant");
@@ -163,7 +163,7 @@ TEST(HfSwitches, EveryFamilyIsListed) {
                 "qwen3_next",     "qwen3_vl_moe", "xverse"}));
 }
 
-// What the published models' configs hold beside what the tiny ones do.
+// Members that published configs have and the tiny ones do not.
 TEST(HfSwitches, MembersOfPublishedConfigsChangeNothing) {
   const auto same = [](const std::string& family, const json& more) {
     EXPECT_EQ(Read(With(family, more)), Read(Tiny(family))) << family;

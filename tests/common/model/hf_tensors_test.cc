@@ -1,4 +1,4 @@
-// Checkpoints that lack, add or misshape tensors are refused by name.
+// Checkpoints with missing, extra or misshapen tensors are refused by name.
 #include "common/model/families/hf_tensors.h"
 
 #include <gmock/gmock.h>

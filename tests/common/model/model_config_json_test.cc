@@ -1,4 +1,4 @@
-// The description of a model as JSON: every field comes back, and what is not known is refused.
+// ModelConfig as JSON: every field survives a round trip, and unknown members are refused.
 #include "common/model/model_config_json.h"
 
 #include <gmock/gmock.h>
@@ -90,7 +90,7 @@ LayerConfig DeltaLayer() {
   return layer;
 }
 
-// No field has its default in every layer.
+// Every field differs from its default in some layer.
 ModelConfig Everything() {
   ModelConfig config;
   config.family = "all";
@@ -124,7 +124,7 @@ TEST(ModelConfigJson, EveryFieldComesBack) {
   EXPECT_EQ(ModelConfigToJson(*read), text);
 }
 
-TEST(ModelConfigJson, LaterFieldsAreLeftOutWhereTheyHaveTheirDefault) {
+TEST(ModelConfigJson, LaterFieldsWithDefaultValueAreOmitted) {
   const json text = ModelConfigToJson(Everything());
   EXPECT_TRUE(text["layers"][0]["attention"].contains("sinks"));
   EXPECT_FALSE(text["layers"][0]["attention"].contains("latent"));

@@ -1,4 +1,4 @@
-// What the config.json of newer families becomes, with its switches and defaults.
+// Config of each newer family: its ModelConfig, switches and defaults.
 #include <cmath>
 
 #include "common/model/model_config_json.h"
@@ -7,7 +7,7 @@
 namespace sluice {
 namespace {
 
-TEST(NewerFamilies, Gemma4HasWideHeadsInFullLayersAndAnFfnBesideItsExperts) {
+TEST(NewerFamilies, Gemma4HasWideHeadsAndParallelFfn) {
   const ModelConfig model = Read(Tiny("gemma4"));
   EXPECT_EQ(model.embedding_scale, 8.0f);
   EXPECT_EQ(model.logit_cap, 30.0f);
@@ -31,19 +31,19 @@ TEST(NewerFamilies, Gemma4HasWideHeadsInFullLayersAndAnFfnBesideItsExperts) {
     EXPECT_EQ(layer.moe.beside_width, 96u);
     EXPECT_EQ(layer.moe.activation, Activation::kGeluTanh);
   }
-  // As transformers 5 writes the same heads.
+  // The same heads in the form of transformers 5.
   const json newer =
       With("gemma4", {{"global_head_dim", nullptr},
                       {"num_global_key_value_heads", nullptr},
                       {"per_layer_config", {{"2", {{"head_dim", 32}, {"num_key_value_heads", 1}}}}}});
   EXPECT_EQ(Read(newer).layers[2], model.layers[2]);
-  // Without the list of types every sixth layer is full, and the last.
+  // Without the list of types every sixth layer is full, and so is the last.
   const ModelConfig untold = Read(Without(With("gemma4", {{"num_hidden_layers", 8}}), {"layer_types"}));
   for (size_t i = 0; i < 8; ++i)
     EXPECT_EQ(untold.layers[i].attention.sliding_window == 0, i == 5 || i == 7) << i;
 }
 
-TEST(NewerFamilies, Gemma4WithWhatItsExpertModelsLackIsRefused) {
+TEST(NewerFamilies, Gemma4FeaturesOfDenseModelsAreRefused) {
   ExpectRefused(Without(Tiny("gemma4"), {"hidden_size_per_layer_input"}), "hidden_size_per_layer_input");
   ExpectRefused(With("gemma4", {{"num_kv_shared_layers", 2}}), "num_kv_shared_layers");
   ExpectRefused(With("gemma4", {{"use_double_wide_mlp", true}}), "use_double_wide_mlp");
@@ -68,7 +68,7 @@ TEST(NewerFamilies, Qwen3NextIsQwen35WithDenseLayers) {
 TEST(NewerFamilies, LatentFamiliesDifferInRoutersAndTemperature) {
   const ModelConfig glm = Read(With("glm4_moe_lite", {{"first_k_dense_replace", 2}}));
   EXPECT_EQ(glm.layers[0].moe.experts, 0u);
-  EXPECT_EQ(glm.layers[1].moe.experts, 16u);  // the class does not read first_k_dense_replace
+  EXPECT_EQ(glm.layers[1].moe.experts, 16u);  // the reference class does not read first_k_dense_replace
   EXPECT_EQ(glm.layers[1].moe.routed_scale, 1.8f);
   const ModelConfig typed = Read(With("glm4_moe_lite", {{"mlp_layer_types", {"sparse", "dense", "sparse"}}}));
   EXPECT_EQ(typed.layers[0].moe.experts, 16u);
@@ -101,7 +101,7 @@ TEST(NewerFamilies, IndexedAttentionIsFullAttentionUpToItsTopK) {
   EXPECT_EQ(Read(config).family, "glm_moe_dsa");
 }
 
-TEST(NewerFamilies, NemotronHPairsEachMixerWithTheFfnBehindIt) {
+TEST(NewerFamilies, NemotronHPairsEachMixerWithItsFfn) {
   const ModelConfig model =
       Read(With("nemotron_h", {{"hybrid_override_pattern", "EM*EM-M"}, {"num_hidden_layers", 7}}));
   ASSERT_EQ(model.layers.size(), 5u);
@@ -128,7 +128,7 @@ TEST(NewerFamilies, NemotronHPairsEachMixerWithTheFfnBehindIt) {
 TEST(NewerFamilies, TimeStepsHaveLimits) {
   const MambaConfig mamba = Read(Tiny("nemotron_h")).layers[0].attention.mamba;
   EXPECT_EQ(mamba.min_step, 0.0f);
-  EXPECT_EQ(mamba.max_step, 0.0f);  // none
+  EXPECT_EQ(mamba.max_step, 0.0f);  // no limit
   const MambaConfig limited =
       Read(With("nemotron_h", {{"time_step_limit", {0.25, 2.0}}})).layers[0].attention.mamba;
   EXPECT_EQ(limited.min_step, 0.25f);
@@ -137,7 +137,7 @@ TEST(NewerFamilies, TimeStepsHaveLimits) {
   EXPECT_FALSE(Parse(With("nemotron_h", {{"time_step_limit", {0.0}}})).ok());
 }
 
-TEST(NewerFamilies, GraniteHybridIsMambaUnlessItSaysOtherwise) {
+TEST(NewerFamilies, GraniteHybridDefaultsToMamba) {
   const ModelConfig model = Read(Tiny("granitemoehybrid"));
   EXPECT_EQ(model.layers[0].attention.kind, AttentionKind::kMamba);
   EXPECT_EQ(model.layers[2].attention.kind, AttentionKind::kGrouped);

@@ -1,4 +1,4 @@
-// Safetensors headers and folders: what is right is read, everything else is refused by name.
+// Safetensors headers and folders: valid ones are read, all others are refused by name.
 #include "common/model/safetensors.h"
 
 #include <gmock/gmock.h>
@@ -17,7 +17,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// Parses `header` as that of a file with `data_bytes` of tensors.
+// Parses `header` as the header of a file with `data_bytes` of tensors.
 absl::StatusOr<std::vector<TensorInfo>> Parse(const std::string& header, uint64_t data_bytes) {
   return ParseSafetensorsHeader(header, 8 + header.size() + data_bytes, "f");
 }

@@ -1,4 +1,4 @@
-// The tiny families' configs, changed in a few members, and what becomes of them.
+// Configs of the tiny families with changed members, and the resulting ModelConfigs.
 //
 // Thread safety: free functions.
 #pragma once
@@ -23,7 +23,7 @@ inline constexpr const char* kTinyFamilies[] = {"deepseek_v2", "deepseek_v3", "g
                                                 "phimoe",      "qwen2_moe",   "qwen3_moe", "qwen3_5_moe"};
 
 inline json Tiny(const std::string& family) {
-  // Some have a bare Infinity, as they are published: what strict JSON has in its place.
+  // Some have a bare Infinity, as published; this is its strict JSON form.
   return json::parse(absl::StrReplaceAll(ReadAll("tests/data/tiny/" + family + "/config.json"),
                                          {{" Infinity", R"({"__float__": "Infinity"})"}}));
 }
@@ -40,7 +40,7 @@ inline ModelConfig Read(const json& config) {
   return model.ok() ? *model : ModelConfig{.layers = {{}}};
 }
 
-// The tiny family's config with some members replaced.
+// Returns the tiny family's config with some members replaced.
 inline json With(const std::string& family, const json& changes) {
   json config = Tiny(family);
   for (const auto& [key, value] : changes.items()) config[key] = value;
@@ -52,7 +52,7 @@ inline json Without(json config, const std::vector<const char*>& keys) {
   return config;
 }
 
-// The same model as transformers 4 wrote it.
+// Returns the same model as transformers 4 wrote it.
 inline json OldGeneration(json config) {
   config["torch_dtype"] = config["dtype"];
   config.erase("dtype");

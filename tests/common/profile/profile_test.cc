@@ -1,4 +1,4 @@
-// The files of a profile: what is written is read back, another model's is refused, damage is named.
+// Files of a profile: round trips; another model's file is refused, damage is named.
 #include "common/profile/profile.h"
 
 #include <gmock/gmock.h>
@@ -122,7 +122,7 @@ TEST(ProfileTest, FilesAreFoundInAPackAndInAFolderOfTheirOwn) {
   EXPECT_EQ(*tables, Thresholds());
 }
 
-TEST(ProfileTest, ThresholdsAreExactAtPointsAndInterpolatedBetween) {
+TEST(ProfileTest, ThresholdsAreInterpolatedBetweenPoints) {
   const ThresholdTables tables = Thresholds();
   EXPECT_EQ(tables.Threshold(Lead::kUp, 0, 1, 0), 0);
   EXPECT_EQ(tables.Threshold(Lead::kUp, 0, 1, 0.25), 1);
@@ -160,7 +160,7 @@ TEST(ProfileTest, SharesOfThresholdsThatDoNotAscendAreDamage) {
   }
 }
 
-// Steps near the ends shrink in proportion to what is left of the way to them.
+// Steps near the ends shrink in proportion to the distance from the end.
 TEST(ProfileTest, FineSharesHoldEveryHalfPercentAndBothEnds) {
   const std::vector<double> shares = FineShares();
   for (const double share : EvenShares(kThresholdPoints)) {
@@ -199,8 +199,8 @@ TEST(ProfileTest, ShapesOfAnotherModelAreDamage) {
             absl::StatusCode::kDataLoss);
 }
 
-// `pack` reads the usage before it has read the source whose key it is to have.
-TEST(ProfileTest, UsageOfAnotherShapeIsAnotherModelsWhereNoKeyIsKnown) {
+// `pack` reads the usage before the source, whose key it must match.
+TEST(ProfileTest, UsageOfAnotherShapeIsRefusedWithoutKey) {
   const absl::Status status = ParseUsage(SerializeUsage(Usage()), "u", RoutedConfig(), "").status();
   EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
   EXPECT_THAT(std::string(status.message()), HasSubstr("another model"));
@@ -257,7 +257,7 @@ TEST(CacheProfile, ReadsWhatItWrote) {
   EXPECT_FALSE(ParseCacheProfile(SerializeCacheProfile(Uses()), "c", LastLayerRouted(), "other").ok());
 }
 
-TEST(CacheProfile, SaysWhatACacheMissesAndHowManyTokensOneExpertIsEnoughFor) {
+TEST(CacheProfile, ComputesMissCurveAndSingleExpertShare) {
   const LayerCacheProfile layer = Uses().layers[2];
   EXPECT_EQ(layer.MissCurve(10), (std::vector<double>{2, 1.6, 0.8, 0.6}));
   EXPECT_EQ(layer.SingleShare(-0.1), 0);
@@ -280,7 +280,7 @@ TEST(CacheProfile, DamageIsNeverWorseThanAnError) {
   EXPECT_GT(refused, 1500);
 }
 
-// Damaged bytes are refused, or happen to spell another valid value; memory and time stay bounded either way.
+// Damaged bytes are refused or form another valid value; memory and time stay bounded in both cases.
 TEST(ProfileMutation, DamageIsNeverWorseThanAnError) {
   const ModelConfig config = Config();
   const std::string texts[] = {SerializeUsage(Usage()),
@@ -300,7 +300,7 @@ TEST(ProfileMutation, DamageIsNeverWorseThanAnError) {
   EXPECT_GT(refused, 3000);
 }
 
-// The seal catches accidents; here it is made anew, so that the parser behind it meets the damage.
+// The seal detects accidents; here it is recomputed, so that the parser behind it sees the damage.
 TEST(ProfileMutation, SealedDamageIsNeverWorseThanAnError) {
   const ModelConfig routed = RoutedConfig();
   const std::string thresholds = SerializeThresholds(Thresholds());

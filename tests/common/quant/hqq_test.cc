@@ -50,7 +50,7 @@ TEST(HqqTest, EqualValuesAreExact) {
   }
 }
 
-TEST(HqqTest, CodesStayInRangeAndErrorWithinHalfAStepAtEightBits) {
+TEST(HqqTest, EightBitErrorIsWithinHalfAStep) {
   for (uint32_t seed = 0; seed < 50; ++seed) {
     const std::vector<float> weights = Normal(seed, 16 + seed * 2);
     for (const uint32_t bits : {2u, 3u, 4u, 8u}) {
@@ -78,7 +78,7 @@ TEST(HqqTest, SolverBeatsRoundToNearestOnAverageAtLowBits) {
   }
 }
 
-TEST(HqqTest, AGroupFarFromZeroLosesLittleToTheZerosRounding) {
+TEST(HqqTest, GroupFarFromZeroLosesLittleToRoundedZero) {
   // Over the range of about 0.04 around 5 the zero is thousands of steps away, where f16 is coarse.
   const std::vector<float> weights = Normal(3, 64, 5.0f, 0.01f);
   for (const uint32_t bits : {4u, 8u}) {
@@ -106,7 +106,7 @@ TEST(HqqTest, AShortTailGroupEqualsTheSameValuesAlone) {
   EXPECT_LT(once.squared_error, 5 * 0.02 * 0.02);
 }
 
-// Groups of every length and kind: of small and large spread, on one side of 0, of zeros of both signs.
+// Groups of every length and kind: small and large spread, on one side of 0, zeros of both signs.
 std::vector<float> AnyGroup(std::mt19937* random) {
   std::vector<float> weights(1 + (*random)() % kMaxQuantGroup);
   const float spread = std::ldexp(1.0f, static_cast<int>((*random)() % 24) - 16);
@@ -121,8 +121,8 @@ std::vector<float> AnyGroup(std::mt19937* random) {
   return weights;
 }
 
-// A pack made by another release, or on a CPU with other vectors, holds the same bytes: the digest is of what
-// the solver gave when its sums were plain loops.
+// A pack made by another release, or on a CPU with other vectors, holds the same bytes: the digest is that of
+// the solver's output when its sums were plain loops.
 TEST(HqqTest, BitsAreThoseOfTheFirstSolver) {
   std::mt19937 random(1);
   Hasher128 hasher;

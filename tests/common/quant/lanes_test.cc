@@ -1,4 +1,4 @@
-// Sixteen lanes at once against the loops that they stand for, to the bit.
+// Sixteen lanes at once against the equivalent loops, to the bit.
 #include "common/quant/lanes.h"
 
 #include <gtest/gtest.h>
@@ -13,7 +13,7 @@
 namespace sluice {
 namespace {
 
-// Finite values of every size, and those at the edges among them.
+// Finite values of every size, including extreme ones.
 std::vector<float> AnyLanes(std::mt19937* random) {
   constexpr float kEdges[] = {0.0f,
                               -0.0f,
@@ -30,7 +30,7 @@ std::vector<float> AnyLanes(std::mt19937* random) {
   return lanes;
 }
 
-// Halves added to each other, as the solver has always done it.
+// Adds halves to each other, as the solver has always done.
 float SumByHalves(std::vector<float> sums) {
   for (int width = kQuantLanes / 2; width > 0; width /= 2) {
     for (int i = 0; i < width; ++i) sums[i] += sums[i + width];

@@ -54,7 +54,7 @@ TEST(LeaseTest, LeaseStopsEvictionAndReleaseLeavesItsStamp) {
 }
 
 // Readers lease and read; one thread evicts, overwrites and publishes again. The payload is not atomic: TSan
-// reports the protocol's first mistake, and without it a torn payload fails the comparison.
+// reports the protocol's first mistake, and without TSan a torn payload fails the comparison.
 TEST(LeaseTest, LeasedBytesAreNeverOverwritten) {
   constexpr int kReaders = 3;
   constexpr int kExtents = 4;

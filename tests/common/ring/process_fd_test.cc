@@ -26,7 +26,7 @@ sockaddr_un AddressOf(const std::string& path) {
   return address;
 }
 
-TEST(ProcessFdTest, OursNamesThisProcessAndIsNotReadableWhileItRuns) {
+TEST(ProcessFdTest, OwnFdNamesThisProcessAndIsNotReadable) {
   const auto fd = ProcessFdOfSelf();
   ASSERT_TRUE(fd.ok()) << fd.status();
   EXPECT_EQ(ProcessOf(fd->get()), getpid());
@@ -38,8 +38,8 @@ TEST(ProcessFdTest, OtherDescriptorsNameNoProcess) {
   EXPECT_EQ(ProcessOf(STDERR_FILENO), 0);
 }
 
-// Connects from a child: what the acceptor is told of it holds until the child is gone, and ends then.
-TEST(ProcessFdTest, ThatOfAClientTurnsReadableWhenTheClientHasExited) {
+// Connects from a child: the acceptor's descriptor of it is valid until the child has exited.
+TEST(ProcessFdTest, ClientFdTurnsReadableWhenTheClientExits) {
   const TempDir dir;
   const sockaddr_un address = AddressOf(dir.path() + "/socket");
   const UniqueFd listener(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
@@ -51,7 +51,7 @@ TEST(ProcessFdTest, ThatOfAClientTurnsReadableWhenTheClientHasExited) {
     const int connected = socket(AF_UNIX, SOCK_SEQPACKET, 0);
     char byte;
     const bool ok = connect(connected, reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0 &&
-                    read(connected, &byte, 1) == 1;  // until the test says so
+                    read(connected, &byte, 1) == 1;  // until the test writes
     _exit(ok ? 0 : 1);
   }
   const UniqueFd accepted(accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));

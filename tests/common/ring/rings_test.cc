@@ -122,7 +122,7 @@ TEST_F(RingsTest, CompletionIsHeldUntilAdvanceAndHeadIsChecked) {
   EXPECT_EQ(writer.Reaped(&head), RingResult::kCorrupt);
 }
 
-TEST_F(RingsTest, SleeperIsWokenExactlyOnceAndNeverWhenWorkIsThere) {
+TEST_F(RingsTest, SleeperIsWokenOnceAndNotWhenWorkIsThere) {
   SubmissionWriter writer(view_);
   SubmissionReader reader(view_);
   EXPECT_FALSE(writer.TakeServerSleep());

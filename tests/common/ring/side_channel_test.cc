@@ -23,7 +23,7 @@ class SideChannelTest : public ::testing::Test {
     a_.reset(ends[0]);
     b_.reset(ends[1]);
   }
-  // Sends raw bytes with `count` copies of a descriptor, past SendSideMessage's care.
+  // Sends raw bytes with `count` copies of a descriptor, without SendSideMessage's checks.
   void SendRaw(const void* bytes, size_t size, size_t count) {
     alignas(cmsghdr) char control[CMSG_SPACE(250 * sizeof(int))] = {};
     iovec data{const_cast<void*>(bytes), size};
@@ -49,7 +49,7 @@ class SideChannelTest : public ::testing::Test {
   UniqueFd b_;
 };
 
-TEST_F(SideChannelTest, MessageAndDescriptorsArriveWholeAndCloseOnExec) {
+TEST_F(SideChannelTest, MessageAndDescriptorsArriveCloseOnExec) {
   SideMessage message;
   message.type = SideType::kSegmentAdded;
   message.segment = 12;
@@ -66,7 +66,7 @@ TEST_F(SideChannelTest, MessageAndDescriptorsArriveWholeAndCloseOnExec) {
   }
 }
 
-TEST_F(SideChannelTest, NothingThereIsUnavailableAndAGonePeerFailedPrecondition) {
+TEST_F(SideChannelTest, EmptyIsUnavailableGonePeerFailedPrecondition) {
   EXPECT_TRUE(absl::IsUnavailable(ReceiveSideMessage(b_.get()).status()));
   a_.reset();
   EXPECT_TRUE(absl::IsFailedPrecondition(ReceiveSideMessage(b_.get()).status()));
@@ -91,7 +91,7 @@ TEST_F(SideChannelTest, StrangersAreRefusedAndLeaveNoDescriptorBehind) {
   std::memcpy(longer, &message, sizeof(message));
   SendRaw(longer, sizeof(longer), 0);
   EXPECT_TRUE(absl::IsInvalidArgument(ReceiveSideMessage(b_.get()).status()));
-  SendRaw(&message, sizeof(message), 2);  // says none
+  SendRaw(&message, sizeof(message), 2);  // claims none
   EXPECT_TRUE(absl::IsInvalidArgument(ReceiveSideMessage(b_.get()).status()));
   message.fd_count = 200;
   SendRaw(&message, sizeof(message), 200);  // cut by the kernel
@@ -127,7 +127,7 @@ TEST(SharedMemoryTest, ReadOnlyPeersCanOnlyRead) {
   EXPECT_FALSE(again.valid() && pwrite(again.get(), "x", 1, 0) > 0);
 }
 
-TEST(SharedMemoryTest, PeersFilesThatAreTooSmallOrMayShrinkAreRefused) {
+TEST(SharedMemoryTest, SmallOrShrinkableFilesAreRefused) {
   const UniqueFd open_file(memfd_create("loose", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   ASSERT_EQ(ftruncate(open_file.get(), 8192), 0);
   EXPECT_TRUE(absl::IsInvalidArgument(MapSharedMemory(open_file.get(), 4096, false, false).status()));

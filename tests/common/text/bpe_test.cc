@@ -12,7 +12,7 @@
 namespace sluice {
 namespace {
 
-// A vocabulary of single letters and of what the merges make, in this order.
+// A vocabulary of single letters and of the results of the merges, in this order.
 class BpeTest : public testing::Test {
  protected:
   void Build(const std::string& letters, const std::vector<std::string>& merges) {
@@ -47,7 +47,7 @@ class BpeTest : public testing::Test {
     return ids;
   }
 
-  // Tokens joined by spaces.
+  // Returns the tokens joined by spaces.
   std::string Tokens(const std::string& word, bool may_give_special = true) {
     std::string joined;
     for (const int32_t id : Ids(word, may_give_special)) {
@@ -95,7 +95,7 @@ TEST_F(BpeTest, UnknownTokensFuseOnlyWhereAsked) {
                             "b"));
 }
 
-TEST_F(BpeTest, ByteTokensSpellMissingCharactersIfAllBytesExist) {
+TEST_F(BpeTest, ByteFallbackNeedsTokensForAllBytes) {
   Build("abu", {});
   Add("<0xC3>");
   Add("<0xA9>");
@@ -126,7 +126,7 @@ TEST_F(BpeTest, PlainTextNeverBecomesASpecialToken) {
   EXPECT_EQ("<s >", Tokens("<s>", /*may_give_special=*/false));
 }
 
-// The definition: as long as any neighbours can merge, merge the pair of lowest rank, the leftmost of equals.
+// Definition of BPE: while any neighbours can merge, merge the pair of lowest rank, the leftmost of equals.
 std::vector<int32_t> MergeByDefinition(const std::string& word, const TokenizerSpec& spec) {
   std::vector<int32_t> symbols;
   for (const char letter : word) {
@@ -178,7 +178,7 @@ TEST_F(BpeTest, RandomModelsAndWordsAgreeWithTheDefinition) {
   }
 }
 
-TEST_F(BpeTest, AMillionLettersWithoutASpaceAreNoProblem) {
+TEST_F(BpeTest, WordOfAMillionLettersIsFast) {
   Build("ab", {"a a", "aa aa", "aaaa aaaa", "b a"});
   const std::vector<int32_t> ids = Ids(std::string(1 << 20, 'a'));
   EXPECT_EQ(std::vector<int32_t>((1 << 20) / 8, *spec_.vocabulary.Find("aaaaaaaa")), ids);

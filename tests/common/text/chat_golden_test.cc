@@ -1,4 +1,4 @@
-// The families' published templates over data/chat/goldens.json: rendered as transformers renders them.
+// Published templates of the families over data/chat/goldens.json: rendered as transformers renders them.
 #include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -30,8 +30,8 @@ const Json& Goldens() {
 
 class ChatGoldenTest : public testing::TestWithParam<std::string> {};
 
-// What transformers refuses in Python (a list joined to a string) need not be refused here, but never gives
-// text that is silently cut: it is an error, too.
+// Conversations that transformers refuses in Python (a list joined to a string) may be accepted here, but
+// never give silently truncated text.
 TEST_P(ChatGoldenTest, EveryConversationRendersAsInTransformers) {
   ASSERT_TRUE(Goldens().is_object());
   const Json& golden = Goldens()["templates"][GetParam()];

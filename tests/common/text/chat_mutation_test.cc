@@ -36,7 +36,7 @@ std::vector<std::string> Sources() {
   return sources;
 }
 
-// What a template is made of: spliced in, these reach further than random bytes do.
+// Parts of templates: spliced in, these reach further than random bytes do.
 constexpr const char* kParts[] = {"{%",
                                   "%}",
                                   "{{",

@@ -1,4 +1,4 @@
-// Reads the golden lines of tests/common/text/data (its README says what they are).
+// Reads the golden lines of tests/common/text/data (its README describes them).
 //
 // Thread safety: free functions, safe to call from any thread.
 #pragma once
@@ -29,7 +29,7 @@ inline constexpr const char* kGoldenTokenizers[] = {"spm2048", "bytebpe_gpt2", "
 
 std::string GoldenDir(const std::string& tokenizer);
 
-// Empty if the file cannot be read or a line is not as expected.
+// Returns nothing if the file cannot be read or a line is malformed.
 std::vector<GoldenCase> ReadGoldenCases(const std::string& path);
 std::vector<GoldenStream> ReadGoldenStreams(const std::string& path);
 

@@ -64,7 +64,7 @@ def weather_turns(arguments, content="", call_id="abcdefghi", **more):
             turn("tool", RESULT, name="get_weather", tool_call_id=call_id, **more)]
 
 
-# (messages, what else apply_chat_template is given)
+# (messages, further arguments of apply_chat_template)
 CONVERSATIONS = [
     ([turn("user", "Hi")], {}),
     ([turn("user", "Hi")], {"add_generation_prompt": False}),
@@ -123,7 +123,7 @@ def render(tokenizer, messages, options):
     options = {"add_generation_prompt": True, **options}
     try:
         return tokenizer.apply_chat_template(messages, tokenize=False, **options)
-    except Exception as error:  # whatever Jinja or the template throws: the conversation is refused
+    except Exception as error:  # any exception of Jinja or the template: the conversation is refused
         print(f"  refused: {type(error).__name__}: {str(error)[:90]}")
         return None
 

@@ -39,7 +39,7 @@ TEST_P(StreamDecoderTest, PiecesOfRandomIdsJoinToDecode) {
     std::vector<int32_t> ids;
     for (size_t i = random() % 40; i > 0; --i) {
       const auto id = static_cast<int32_t>(random() % static_cast<uint32_t>(tokenizer->vocab_size()));
-      // Random byte tokens are ill-formed runs, the case where the stream may differ.
+      // Random byte tokens are ill-formed runs, the only case in which the stream may differ.
       if (!has_byte_tokens || !tokenizer->IdToToken(id)->starts_with("<0x")) {
         ids.push_back(id);
       }
@@ -72,7 +72,7 @@ TEST(StreamDecoderByteTest, UnfinishedCharacterIsReplacedAtTheEnd) {
   EXPECT_EQ("a", decoder.Push(*tokenizer->TokenToId("a")));
 }
 
-TEST(StreamDecoderByteTest, IllFormedBytesAreReplacedAsSoonAsTheyCannotContinue) {
+TEST(StreamDecoderByteTest, IllFormedBytesAreReplacedAtOnce) {
   const auto tokenizer = Load("spm2048");
   ASSERT_NE(nullptr, tokenizer);
   StreamDecoder decoder(*tokenizer, false);

@@ -13,7 +13,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-// The base tokenizer with the line's members in place of its own.
+// Returns the base tokenizer with the line's members in place of its own.
 std::string TokenizerJsonOf(const Json& line) {
   Json whole = Json::parse(ReadWholeFile(GoldenDir(line.at("base").get<std::string>()) + "/tokenizer.json"));
   whole.update(line.at("members"));
@@ -35,7 +35,7 @@ void ExpectCaseMatches(const Tokenizer& tokenizer, const Json& golden) {
   }
 }
 
-TEST(TokenizerComponentsTest, EveryCombinationEncodesAndDecodesAsTheReference) {
+TEST(TokenizerComponentsTest, EveryCombinationMatchesTheReference) {
   std::ifstream file(std::string(kTextDataDir) + "/components.jsonl");
   int lines = 0;
   for (std::string text; std::getline(file, text); ++lines) {

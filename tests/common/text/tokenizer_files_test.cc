@@ -1,4 +1,4 @@
-// What the files of a tokenizer may say, and what is refused.
+// Tokenizer files: supported content, and refused content.
 #include <fstream>
 #include <memory>
 #include <string>
@@ -38,7 +38,7 @@ std::vector<int32_t> Encoded(const TokenizerFiles& files, const std::string& tex
   return tokenizer.ok() ? *(*tokenizer)->Encode(text) : std::vector<int32_t>{-1};
 }
 
-// The error of loading, which must name `what`.
+// Expects loading to fail with an error that names `what`.
 void ExpectRefused(const TokenizerFiles& files, absl::StatusCode code, const std::string& what) {
   const absl::Status status = Tokenizer::LoadFromFiles(files).status();
   EXPECT_EQ(code, status.code()) << status;
@@ -84,7 +84,7 @@ TEST(TokenizerConfigTest, AddBosWithoutAKnownBosIsRefused) {
                 absl::StatusCode::kInvalidArgument, "<b>");
 }
 
-TEST(TokenizerConfigTest, SpecialTokensMapNamesWhatTheConfigDoesNot) {
+TEST(TokenizerConfigTest, SpecialTokensMapFillsMissingNames) {
   TokenizerFiles files = SmallFiles();
   files["special_tokens_map.json"] = R"({"bos_token": "<s>", "eos_token": {"content": "</s>"}})";
   const auto tokenizer = Tokenizer::LoadFromFiles(files);
@@ -184,7 +184,7 @@ TEST(VocabAndMergesTest, FastClassNamesAndVersionLineAreTaken) {
   EXPECT_EQ((std::vector<int32_t>{2, 3}), Encoded(files, "ab<e>"));
 }
 
-// tokenizer.model in wire form: pieces (text, score, type), then trainer and normalizer fields as they are.
+// Builds tokenizer.model in wire form: pieces (text, score, type), then raw trainer and normalizer fields.
 std::string ModelBytes(const std::vector<std::tuple<std::string, float, int>>& pieces,
                        const std::string& trainer, const std::string& normalizer) {
   std::string out;

@@ -58,7 +58,7 @@ TEST_P(GoldenTest, RandomTextsEncodeAndDecodeAsTheReference) {
   ExpectCasesMatch(*tokenizer, GoldenDir(GetParam()) + "/random_cases.jsonl");
 }
 
-TEST_P(GoldenTest, StreamGivesEachPieceWithTheTokenThatCompletesIt) {
+TEST_P(GoldenTest, StreamEmitsPieceWithItsLastToken) {
   const auto tokenizer = LoadOrFail(GoldenDir(GetParam()));
   ASSERT_NE(nullptr, tokenizer);
   const std::vector<GoldenStream> streams = ReadGoldenStreams(GoldenDir(GetParam()) + "/stream.jsonl");

@@ -1,4 +1,4 @@
-// EncodeMarked: control tokens come from the template's bytes alone.
+// EncodeMarked: control tokens are recognised only in the template's bytes.
 #include <algorithm>
 #include <fstream>
 #include <memory>
@@ -93,7 +93,7 @@ TEST(MarkedTextTest, NoControlTokenSpansABorder) {
   }
 }
 
-TEST(MarkedTextTest, TokensThatTheTemplateSpellsAreControlThoughNotSpecial) {
+TEST(MarkedTextTest, TokensInTheTemplateAreControlTokens) {
   const auto tokenizer = LoadOrFail(GoldenDir("bytebpe_deepseek"));
   ASSERT_NE(nullptr, tokenizer);
   const std::string user = "<｜User｜>";
@@ -106,7 +106,7 @@ TEST(MarkedTextTest, TokensThatTheTemplateSpellsAreControlThoughNotSpecial) {
   EXPECT_EQ((Ids{id, id}), Encoded(*tokenizer, marked, "a template without it"));
 }
 
-// Two pieces of a word are one word where they meet, whoever wrote them, as in the library.
+// Two pieces of a word are one word where they meet, regardless of origin, as in the library.
 TEST(MarkedTextTest, OrdinaryTextIsEncodedAcrossBorders) {
   const auto tokenizer = LoadOrFail(GoldenDir("bytebpe_gpt2"));
   ASSERT_NE(nullptr, tokenizer);
@@ -118,7 +118,7 @@ TEST(MarkedTextTest, OrdinaryTextIsEncodedAcrossBorders) {
   }
 }
 
-// An added token that is looked for in the normalized text: the marks follow the text through the normalizer.
+// An added token that is matched in the normalized text: the marks follow the text through the normalizer.
 TEST(MarkedTextTest, MarksFollowTheNormalizer) {
   auto files = ReadTokenizerFiles(GoldenDir("bytebpe_qwen2"));
   ASSERT_TRUE(files.ok());

@@ -1,5 +1,5 @@
-// Tokenizer files are untrusted: damaged ones must end in an error or in a tokenizer that works, never in a
-// crash. Meant to run under the address and undefined-behaviour sanitizers, too.
+// Untrusted tokenizer files: damaged ones must end in an error or in a working tokenizer, never in a crash.
+// Also run under the address and undefined-behaviour sanitizers.
 #include <random>
 #include <string>
 
@@ -44,7 +44,7 @@ std::string Mutated(std::string bytes, std::mt19937* random) {
   return bytes;
 }
 
-// Uses whatever loaded; returns whether something did.
+// Uses the tokenizer if it loads; returns true if it did.
 bool LoadsAndWorks(const TokenizerFiles& files) {
   const auto tokenizer = Tokenizer::LoadFromFiles(files);
   if (!tokenizer.ok()) {
@@ -104,7 +104,7 @@ INSTANTIATE_TEST_SUITE_P(Files, MutationTest,
                            return name;
                          });
 
-// The vocabulary is most of a real file: a file of components alone takes the damage where it matters.
+// The vocabulary is most of a real file: in a file of components alone the damage hits them.
 TEST(MutationTest, DamagedComponentsAreRefusedOrWork) {
   const std::string original =
       R"({"version":"1.0","added_tokens":[{"id":6,"content":"<s>","single_word":true,"lstrip":true,"rstrip":true,)"

@@ -53,7 +53,7 @@ TEST_P(RoundTripTest, DecodeOfEncodeIsTheText) {
   }
 }
 
-// Without the one that normalizes (NFC).
+// Excludes the one that normalizes (NFC).
 INSTANTIATE_TEST_SUITE_P(Tokenizers, RoundTripTest,
                          testing::Values("spm2048", "bytebpe_gpt2", "bytebpe_deepseek", "bytebpe_o200k"),
                          [](const auto& info) { return std::string(info.param); });
@@ -153,7 +153,7 @@ TEST(TokenizerTest, LongWordsAreNoProblem) {
   }
 }
 
-// Where time were quadratic in the text, these would take minutes.
+// These would run for minutes if time were quadratic in the text.
 TEST(TokenizerTest, MonotonousTextsAreNoProblem) {
   for (const char* name : kGoldenTokenizers) {
     const auto tokenizer = Load(name);

@@ -1,4 +1,4 @@
-// The transfer engine over a copier that takes its time: nothing is announced before it is there.
+// The transfer engine over an asynchronous copier: no byte is announced before its arrival.
 #include "tests/support/fakes/late_copier.h"
 
 #include <gtest/gtest.h>
@@ -49,7 +49,7 @@ class LateCopierTest : public ::testing::Test {
     job.request = number;
     return job;
   }
-  // Until nothing more can happen without the clock.
+  // Runs until no more progress is possible without the clock.
   void Run(TransferEngine* engine) {
     for (int idle = 0; idle < 50; idle = engine->Step() ? 0 : idle + 1) {
     }
@@ -132,7 +132,7 @@ TEST_F(LateCopierTest, AnErrorOfTheDeviceEndsTheTransferAndNoOther) {
   }
 }
 
-TEST_F(LateCopierTest, ACancelledTransferEndsWhenWhatWasBegunHasEnded) {
+TEST_F(LateCopierTest, CancelledTransferEndsWhenItsCopiesHaveEnded) {
   TransferEngine engine({.threads = 0}, &clock_, [] {}, {copier_});
   const uint32_t link = engine.AddLink({});
   copier_->Hold(true);
@@ -150,7 +150,7 @@ TEST_F(LateCopierTest, ACancelledTransferEndsWhenWhatWasBegunHasEnded) {
   EXPECT_TRUE(watched.expired());
 }
 
-TEST_F(LateCopierTest, MemoryOfAKindThatNobodyWritesIsRefused) {
+TEST_F(LateCopierTest, MemoryKindWithoutCopierIsRefused) {
   TransferEngine without({.threads = 0}, &clock_, [] {});
   TransferEngine with({.threads = 0}, &clock_, [] {}, {copier_});
   const auto outcome = [this](TransferEngine* engine, const SlabHandle& handle) {
@@ -167,8 +167,8 @@ TEST_F(LateCopierTest, MemoryOfAKindThatNobodyWritesIsRefused) {
             absl::StatusCode::kInvalidArgument);
 }
 
-// With threads: for the sanitizer, and that nobody sleeps on a copy that has ended.
-TEST_F(LateCopierTest, ThreadsTakeWhatHasEndedAndTheEndWaitsForWhatWasBegun) {
+// With threads: for the sanitizer, and to check that no thread sleeps on a copy that has ended.
+TEST_F(LateCopierTest, DestructorWaitsForCopiesInFlight) {
   const MonotonicClock clock;
   for (uint64_t round = 0; round < 20; ++round) {
     std::map<uint64_t, int> ended;
@@ -179,7 +179,7 @@ TEST_F(LateCopierTest, ThreadsTakeWhatHasEndedAndTheEndWaitsForWhatWasBegun) {
       for (uint64_t number = 1; number <= 12; ++number) {
         engine.Submit(Job(number, number % 2 == 0 ? fast : slow, (number - 1) * kJobBytes));
       }
-      // In the last rounds the engine ends while copies are on their way.
+      // In the last rounds the engine is destroyed while copies are in flight.
       for (int i = 0; round < 15 && ended.size() < 12; ++i) {
         ASSERT_LT(i, 100'000'000);
         for (const TransferEvent& event : engine.TakeEvents()) {

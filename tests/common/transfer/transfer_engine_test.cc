@@ -1,5 +1,5 @@
-// The transfer engine without threads, on a clock that the test moves: what is copied when, and what is seen
-// of it.
+// The transfer engine without threads, on a clock that the test moves: order and times of copies, and their
+// visible effects.
 #include "common/transfer/transfer_engine.h"
 
 #include <gmock/gmock.h>
@@ -48,7 +48,7 @@ class TransferEngineTest : public ::testing::Test {
     job.request = number;
     return job;
   }
-  // Everything that can be done now.
+  // Runs everything that can be done now.
   void Run() {
     while (engine_.Step()) {
     }
@@ -92,7 +92,7 @@ TEST_F(TransferEngineTest, AnUnthrottledTransferIsThereWhenItIsCopied) {
   EXPECT_TRUE(Holds(0, kRows));
 }
 
-TEST_F(TransferEngineTest, TilesAreAnnouncedWhenTheModelledLinkHasDeliveredThem) {
+TEST_F(TransferEngineTest, TilesAreAnnouncedWhenTheLinkDeliversThem) {
   const uint32_t link = engine_.AddLink(MakeLinkRate(/*gbps=*/1, /*latency_us=*/5));
   engine_.Submit(Job(1, link, LinkClass::kDemand, 0, /*tile_rows=*/8));
   RunFor(5000 + 8 * kRow - 1);
@@ -179,8 +179,8 @@ TEST_F(TransferEngineTest, TheLinkKeepsItsRateThoughEveryWakeIsLate) {
   EXPECT_NEAR(bytes / modelled, 1.0, 0.02);
 }
 
-// Seeded traffic on three links with every kind of end: each job ends once, what landed is right, tiles never
-// run ahead, and nothing is left.
+// Seeded traffic on three links with every kind of end: each job ends once, delivered bytes are right, tiles
+// never run ahead, and no job is left.
 TEST_F(TransferEngineTest, EveryJobEndsOnceUnderRandomTraffic) {
   for (uint64_t seed = 1; seed <= 30; ++seed) {
     std::mt19937_64 random(seed);
@@ -222,7 +222,7 @@ TEST_F(TransferEngineTest, EveryJobEndsOnceUnderRandomTraffic) {
   }
 }
 
-TEST_F(TransferEngineTest, AFileIsMappedOnAnEnginesThreadAndRefusedByName) {
+TEST_F(TransferEngineTest, FileIsMappedOnAnEngineThreadOrRefusedByName) {
   engine_.MapSlab(4, 9, UniqueFd(dup(memory_.fd.get())), {.bytes = memory_.map.bytes()}, {}, nullptr);
   engine_.MapSlab(4, 10, UniqueFd(dup(memory_.fd.get())), {.bytes = memory_.map.bytes() + 1}, {}, nullptr);
   auto sparse = CreateSharedMemory("sparse", 1 << 20, PeerAccess::kReadWrite);
@@ -242,7 +242,7 @@ TEST_F(TransferEngineTest, AFileIsMappedOnAnEnginesThreadAndRefusedByName) {
 }
 
 // With threads: for the sanitizer. The progress word must order the bytes that it announces.
-TEST_F(TransferEngineTest, ThreadsCopyWhatAReaderOfTheProgressWordSees) {
+TEST_F(TransferEngineTest, ProgressWordIsSetAfterItsBytes) {
   const MonotonicClock clock;
   Mutex mutex;
   CondVar woken;

@@ -1,4 +1,4 @@
-// Plans: every layout, list and tile size copies exactly the rows asked for.
+// Plans: every layout, list and tile size copies exactly the requested rows.
 #include "common/transfer/transfer_plan.h"
 
 #include <gtest/gtest.h>
@@ -13,7 +13,7 @@
 namespace sluice {
 namespace {
 
-TEST(StreamCopyTest, CopiesEveryLengthAndMisalignmentAndNothingMore) {
+TEST(StreamCopyTest, CopiesEveryLengthAndMisalignmentExactly) {
   std::vector<std::byte> source(5000);
   for (size_t i = 0; i < source.size(); ++i) {
     source[i] = static_cast<std::byte>(i * 7 + 1);
@@ -118,7 +118,7 @@ TEST(TransferPlanTest, EveryCombinationCopiesExactlyItsRows) {
         std::memcpy(expected.data() + to, row, part.row_bytes);
       }
     }
-    // Beyond the rows only what rounding left between them may differ.
+    // Beyond the rows only the rounding between them may differ.
     const auto different = [&] {
       size_t bytes = 0;
       for (size_t i = 0; i < slab.size(); ++i) {
@@ -131,7 +131,7 @@ TEST(TransferPlanTest, EveryCombinationCopiesExactlyItsRows) {
   }
 }
 
-TEST(TransferPlanTest, PartsSideBySideTravelAsOneRowAndWholeStreamsInOnePiece) {
+TEST(TransferPlanTest, AdjacentPartsAreOneRowAndWholeStreamsOnePiece) {
   std::vector<std::byte> source(4096 * 3);
   // gate+down of 256 bytes each, with the slab laid out alike.
   const std::vector<PartCopy> pair = {{source.data(), 0, 512, 512, 256},

@@ -31,7 +31,7 @@ constexpr uint32_t kTokens = 4;
 constexpr uint64_t kSlots = 4;
 constexpr uint64_t kDram = 32 << 20;
 
-// What is left out, everywhere and always.
+// The waits that are left out, everywhere and always.
 struct Haste {
   const char* name = "nothing";
   std::string weightd;  // words for its fake
@@ -104,7 +104,7 @@ class TwoProcessesTest : public testing::TestWithParam<Haste> {
     return seed % 2 == 0 ? SharedHandle::kVmm : SharedHandle::kIpc;
   }
 
-  // What the engine's process does: 0 if all was right.
+  // Runs the engine's process. Returns 0 on success.
   static int RunEngine(const Haste& haste, uint64_t seed, const std::string& socket, const TempDir& run) {
     alarm(120);
     std::freopen(run.File("engine.log").c_str(), "w", stderr);

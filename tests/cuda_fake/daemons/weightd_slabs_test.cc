@@ -269,7 +269,7 @@ TEST_P(WeightdSlabsTest, AWeightdThatDiesOrHangsIsNotWaitedForForEver) {
   }
 }
 
-TEST_P(WeightdSlabsTest, ADescriptorClosedBehindTheOfferIsNoMatterAndMemoryGoesWithTheSession) {
+TEST_P(WeightdSlabsTest, MemoryOutlivesDescriptorButNotSession) {
   auto client = Connect();
   ASSERT_NE(client, nullptr);
   SlabOffer slab = NewSlab();

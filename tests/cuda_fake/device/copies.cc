@@ -126,7 +126,7 @@ cudaError_t Machine::Copy(void* to, const void* from, uint64_t bytes, cudaMemcpy
     return Leave(error);
   }
   if (id != 0 && to_device) {
-    // What it will write is known, so that who comes before it has run is seen too.
+    // Its writes are announced now, so that an access before it has run is found too.
     target->TellPeers(id, AddressOf(to) - target->base, bytes, true);
   }
   // Device to pageable host memory always, pinned memory if the call is not asynchronous: done when it

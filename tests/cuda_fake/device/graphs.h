@@ -19,7 +19,7 @@ namespace sluice::cuda_fake {
 
 using Steps = std::vector<std::function<void()>>;
 
-// What a call submits to a stream.
+// Work that a call submits to a stream.
 struct Work {
   enum class Kind : uint8_t { kKernel, kCopy, kSet, kEvent };
   Kind kind = Kind::kKernel;
@@ -45,7 +45,7 @@ class Captures {
   cudaError_t End(uint32_t stream, std::shared_ptr<Graph>* graph);
   bool IsCaptured(uint32_t stream) const { return captures_.contains(stream); }
   cudaStreamCaptureStatus StatusOf(uint32_t stream) const;
-  // Whether "potentially unsafe API calls" are prohibited, as they are unless every capture's mode is relaxed
+  // True if "potentially unsafe API calls" are prohibited, as they are unless every capture's mode is relaxed
   // (Runtime API, cudaThreadExchangeStreamCaptureMode).
   bool Forbids() const;
   // A call that is not permitted: the capture of the stream is void, or all are.
@@ -59,8 +59,8 @@ class Captures {
     std::vector<uint32_t> nodes;
   };
   Point PointOf(uint32_t stream) const;
-  // What comes in `stream` waits for the point: a stream that is not captured joins the capture. A capture
-  // may not wait for what lies outside of it, and not for another capture.
+  // Makes later work in `stream` wait for the point: a stream that is not captured joins the capture. A
+  // capture may not wait for what lies outside of it, and not for another capture.
   cudaError_t Wait(uint32_t stream, const Point& point);
 
  private:

@@ -1,4 +1,4 @@
-// What nvcc's objects call: registration, and launches by <<<>>> or by cudaLaunchKernel.
+// Functions that nvcc's objects call: registration, and launches by <<<>>> or by cudaLaunchKernel.
 #include <vector>
 
 #include "tests/cuda_fake/device/machine.h"

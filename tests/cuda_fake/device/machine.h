@@ -6,8 +6,8 @@
 // -LaunchFailure, -IllegalInstruction).
 //
 // Thread safety: a call of CUDA's holds a MachineLock, so that daemons may make calls on several threads;
-// their order is one of the orders that a driver's own locks allow. What tests ask for is the test's
-// thread's.
+// their order is one of the orders that a driver's own locks allow. The calls of tests come from the test's
+// thread.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -59,8 +59,8 @@ class MachineLock {
 };
 
 // "Calling cudaFree on an exported memory region before calling cudaIpcCloseMemHandle in the importing
-// context will result in undefined behavior" (Runtime API, cudaIpcGetMemHandle). What to say of cudaFree of
-// this address; empty: it is no such thing, and the handle is forgotten.
+// context will result in undefined behavior" (Runtime API, cudaIpcGetMemHandle). Returns the report for
+// cudaFree of this address; empty if it is not such a region, and the handle is forgotten.
 std::string UndefinedFree(class Machine* machine, uint64_t address);
 
 class Machine {
@@ -88,7 +88,7 @@ class Machine {
   cudaError_t ForbidInCapture() {
     return captures.Forbids() ? captures.InvalidateAll(cudaErrorStreamCaptureUnsupported) : cudaSuccess;
   }
-  // Whether the wait for this operation by `call`, or the question after it, is the one that is dropped.
+  // True if the wait for this operation by `call`, or the query of it, is the one to drop.
   bool DropsWait(const char* call, OperationId operation);
   cudaError_t Record(FakeEvent* event, uint32_t stream, bool external);
   cudaError_t Copy(void* to, const void* from, uint64_t bytes, cudaMemcpyKind kind, uint32_t stream,
@@ -122,7 +122,7 @@ class Machine {
   // and the device fails, if they are no more.
   uint8_t* BytesAt(uint64_t address, uint64_t bytes, AccessKind kind, OperationId operation);
   void Fail(Fault fault);
-  // Of the calling thread: "cudaGetLastError returns the last error that has been produced by any of the
+  // The calling thread's error: "cudaGetLastError returns the last error that has been produced by any of the
   // runtime calls in the same instance of the CUDA Runtime library in the host thread" (Runtime API).
   static cudaError_t& LastError();
   cudaError_t CheckLaunch(const Program& program, Dim grid, Dim block, uint64_t shared, const void* stub);

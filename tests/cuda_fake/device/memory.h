@@ -19,7 +19,7 @@
 namespace sluice::cuda_fake {
 
 inline constexpr uint8_t kPoison = 0xCB;
-// What cuMemGetAllocationGranularity says, and every size given to cuMemCreate is a multiple of.
+// The granularity that cuMemGetAllocationGranularity returns; sizes given to cuMemCreate are multiples of it.
 inline constexpr uint64_t kGranularity = 2 << 20;
 
 class DeviceMemory : public RegionTable {

@@ -15,7 +15,7 @@
 
 namespace sluice::cuda_fake {
 
-// What the static constructors leave: pointers only, since nothing else may exist yet.
+// Records of the static constructors: pointers only, since nothing else may exist yet.
 struct RegisteredName {
   const void* binary = nullptr;  // the fat binary's wrapper
   const void* host = nullptr;    // the kernel's stub, or the variable
@@ -27,9 +27,9 @@ struct Registry {
 };
 Registry& GlobalRegistry();
 
-// The PTX texts in a fat binary, by the wrapper that __cudaRegisterFatBinary is given. What the format is,
-// CUDA does not say; this holds of objects made with nvcc -no-compress, and an object without readable PTX is
-// an error at its launch.
+// The PTX texts in a fat binary, by the wrapper that __cudaRegisterFatBinary is given. CUDA does not document
+// the format; this reads objects made with nvcc -no-compress, and an object without readable PTX is an error
+// at its launch.
 std::vector<std::string> PtxOf(const void* wrapper);
 
 // A device's modules.

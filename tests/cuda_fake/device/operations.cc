@@ -49,7 +49,7 @@ OperationId Operations::Submit(uint32_t stream, std::string name, std::vector<st
     const bool legacy = &other == &streams_[kLegacy];
     if (&other != &own && ((stream == kLegacy && other.blocking) || (legacy && own.blocking))) {
       record.after.push_back(other.last);
-      // What the other stream has been told to wait for and not yet done anything after.
+      // Waits of the other stream that no work has followed yet.
       record.after.insert(record.after.end(), other.waits.begin(), other.waits.end());
     }
   }

@@ -34,7 +34,7 @@ class Operations : public Ordering {
   // context except for non-blocking streams" (Runtime API, Stream synchronization behavior).
   static constexpr uint32_t kLegacy = 0;
   uint32_t NewStream(bool blocking);
-  // Whether a stream of this number lives.
+  // True if a stream of this number lives.
   bool IsStream(uint32_t stream) const;
   void DropStream(uint32_t stream);
 
@@ -42,7 +42,7 @@ class Operations : public Ordering {
   OperationId Submit(uint32_t stream, std::string name, std::vector<std::function<void()>> steps);
   // The number that the next Submit() will give.
   OperationId NextId() const { return static_cast<OperationId>(records_.size() + 1); }
-  // What comes in `stream` waits for `operation`.
+  // Makes later work in `stream` wait for `operation`.
   void WaitFor(uint32_t stream, OperationId operation);
   OperationId Last(uint32_t stream) const { return streams_.at(stream).last; }
 
@@ -53,22 +53,22 @@ class Operations : public Ordering {
   void FinishAll();
   // The host has learnt that it is done, and what it comes behind.
   void HostKnows(OperationId operation);
-  // Whether it has learnt that so far.
+  // True if the host has learnt so far that the operation is done.
   bool IsKnown(OperationId operation) const;
   // Called when it has.
   std::function<void()> on_host_knows;
-  // Whether one of the streams that the legacy stream waits for is such.
+  // True if `is` holds for a stream that the legacy stream waits for.
   bool AnyBlocking(const std::function<bool(uint32_t)>& is) const;
   // A turn of the scheduler, by the seed.
   void Turn();
   // A host that asks again and again sees it done at last, whatever the seed: one step on the way to it.
   void Poll(OperationId operation);
-  // Whether the host has asked often enough to be told something.
+  // True if the host has asked often enough to get an answer.
   bool Answers() { return ++asked_ % questions_ == 0; }
   // Forgets everything that waits: the device has failed.
   void Drop();
 
-  // What an operation's accesses are entered by: it runs now, in a phase of its own.
+  // Returns the scope of an operation's accesses: it runs now, in a phase of its own.
   Scope BeginScope(OperationId operation);
   // The lowest phase of what has run and is not known to be done before the operation begins.
   Phase SafePhase(OperationId operation) const;

@@ -18,7 +18,7 @@ namespace {
 constexpr uint64_t kMagic = 0x6b61662061647563;
 constexpr uint64_t kPage = 4096;
 constexpr uint32_t kWordBytes = 4;
-// Of a side's operations so many are told apart. What one of these overwrites was done long ago.
+// Number of a side's operations that are told apart. An overwritten entry's operation was done long ago.
 constexpr uint32_t kOperations = 1 << 14;
 constexpr size_t kNameBytes = 104;
 
@@ -43,7 +43,7 @@ Tail TailOf(int fd) {
   return tail;
 }
 
-// Whether a process can still have work under way: one that was killed and not yet reaped has none.
+// True if a process can still have work in flight: a killed process that is not yet reaped has none.
 bool Lives(int pid) {
   std::FILE* const file = std::fopen(absl::StrCat("/proc/", pid, "/stat").c_str(), "r");
   if (file == nullptr) {

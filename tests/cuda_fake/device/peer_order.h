@@ -8,7 +8,7 @@
 //
 // Behind its data the file has a trailer that both map: for each 4-byte word the last operation of either
 // side that read it and that wrote it, and for each side its operations, by number, with the time when its
-// host learnt of their end. Of several readers on one side the last one is remembered.
+// host learnt of their end. The last of several readers on one side is remembered.
 //
 // Work dies with its process: what a killed one had not finished orders nobody. A process that has imported
 // its own file has one shadow for both mappings, which knows more.
@@ -43,7 +43,7 @@ class PeerOrder : public PeerWatch {
   void Access(uint32_t operation, uint64_t offset, uint64_t bytes, bool writes) override;
   // The other side's process, if it lives and has the file; else 0.
   int OpenElsewhere() const;
-  // What the host now knows to be done is noted so.
+  // Notes the operations that the host now knows to be done.
   void HostHasLearnt();
   // Nothing of this process is under way any more.
   void Forget();
@@ -66,7 +66,7 @@ class PeerOrder : public PeerWatch {
   const Operations* const operations_;
   ReportSink* const reports_;
   bool counted_ = false;  // in own_->open
-  // Of operations that have touched the file and are not known to be done: their numbers there.
+  // Numbers in the file of the operations that have touched it and are not known to be done.
   std::unordered_map<uint32_t, uint32_t> open_;
   uint32_t last_operation_ = 0;  // to touch it, and its number
   uint32_t last_number_ = 0;

@@ -1,4 +1,4 @@
-// What a launch asks of memory. A request is what one instruction of a warp asks for.
+// Memory requests of a launch. A request is made by one instruction of a warp.
 //
 // Thread safety: thread-compatible.
 #pragma once

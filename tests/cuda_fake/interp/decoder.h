@@ -1,5 +1,5 @@
-// Makes a kernel's statements into instructions. What an opcode means stands in the *_ops.cc files: each adds
-// its opcodes to the table, by the opcode's first word.
+// Makes a kernel's statements into instructions. The *_ops.cc files define the opcodes: each adds its opcodes
+// to the table, by the opcode's first word.
 //
 // Thread safety: thread-compatible; Decode is a pure function.
 #pragma once
@@ -66,7 +66,7 @@ using SymbolAddresses = std::map<std::string, uint64_t, std::less<>>;
 // UNIMPLEMENTED naming the line and the opcode for what no table knows.
 absl::StatusOr<Program> Decode(const Module& module, const Kernel& kernel, const SymbolAddresses& symbols);
 
-// What the opcodes' functions ask for.
+// Services for the opcodes' functions.
 class Decoder {
  public:
   Decoder(const Module& module, const Kernel& kernel, const SymbolAddresses& symbols);

@@ -46,7 +46,7 @@ void Execution::BeginLaunch() {
   shared_bytes_ = program_.shared_end + spec_.dynamic_shared;
   room_->shared.resize(shared_bytes_);
   shared_ = room_->shared.data();
-  // What launches before have left in the shadow is of phases that no block of this one looks at.
+  // Entries that earlier launches left in the shadow belong to phases that no block of this launch reads.
   if (room_->shadow == nullptr || room_->shadow->bytes() < shared_bytes_) {
     room_->shadow = std::make_unique<Shadow>(shared_bytes_);
   }
@@ -74,7 +74,7 @@ void Execution::BeginBlock(uint64_t index) {
                static_cast<uint32_t>(index / spec_.grid.x / spec_.grid.y)};
   steps_ = 0;
   global_.phase = global_.block = global_.phases->Next();
-  // What other blocks had in shared memory is no more.
+  // The shared memory of other blocks is gone.
   shared_scope_ = global_;
   shared_scope_.launch = shared_scope_.safe = global_.block;
   std::memset(shared_, 0xCB, shared_bytes_);

@@ -38,7 +38,7 @@ struct Dim {
   uint64_t Count() const { return uint64_t{x} * y * z; }
 };
 
-// What an execution needs room for, kept from launch to launch.
+// Buffers of an execution, kept from launch to launch.
 struct ExecutionRoom;
 
 struct LaunchSpec {
@@ -139,7 +139,7 @@ class Execution {
   Scope global_;  // with which accesses are entered
   Scope shared_scope_;
 
-  // Of the block that runs.
+  // Index of the block that runs.
   Dim block_id_;
   uint32_t block_index_ = 0;
   uint64_t steps_ = 0;

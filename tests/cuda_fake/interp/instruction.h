@@ -21,7 +21,7 @@ class Execution;
 class Warp;
 struct Instruction;
 
-// What becomes of the lanes that ran an instruction.
+// The next state of the lanes that ran an instruction.
 enum class Outcome : uint8_t {
   kNext,      // on to the next instruction
   kBranched,  // all lanes of the group have gone to one place

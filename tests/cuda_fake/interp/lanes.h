@@ -73,8 +73,8 @@ Outcome Ternary(Execution&, Warp& warp, const Instruction& in, uint32_t mask) {
   return Outcome::kNext;
 }
 
-// Whether all lanes that in.c names have come to this instruction, those among *mask; if so *mask is all of
-// them, else the lanes have been set to wait, and the instruction has jumped.
+// True if all lanes that in.c names have come to this instruction, counting those in *mask. Then *mask is all
+// of them; otherwise the lanes have been set to wait, and the instruction has jumped.
 bool GatherLanes(Execution& execution, Warp& warp, const Instruction& in, uint32_t* mask);
 
 // Decoders for float types of opcodes that integers have too (float_ops.cc).

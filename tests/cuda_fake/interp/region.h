@@ -50,7 +50,7 @@ class RegionTable {
   virtual ~RegionTable() = default;
   // The live region that `address` lies in, nullptr if none.
   virtual const Region* Find(uint64_t address) const = 0;
-  // What lies at or near `address`, for a report: "freed", "16 bytes behind ...".
+  // Describes the memory at or near `address` for a report: "freed", "16 bytes behind ...".
   virtual std::string Near(uint64_t address) const = 0;
 };
 

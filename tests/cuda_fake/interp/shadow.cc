@@ -23,7 +23,7 @@ inline uint32_t SameWarp(Who a, Who b) {
   return (((a ^ b) & kWarpBits) == 0) & ((a & Shadow::kSeveral) == 0);
 }
 inline uint32_t SameSync(Who a, Who b) { return ((a ^ b) >> 16) == 0; }
-// Of two threads in one phase: one thread, or ordered by a __syncwarp.
+// Orders two threads in one phase: the same thread, or ordered by a __syncwarp.
 inline uint32_t Ordered(Who earlier, Who who) {
   return SameThread(earlier, who) | (SameWarp(earlier, who) & (SameSync(earlier, who) ^ 1));
 }
@@ -113,7 +113,7 @@ bool Shadow::WriteLanes(uint64_t offset, uint32_t lane_bytes, uint32_t lanes, co
   if (offset % 4 != 0 || bytes % 4 != 0) {
     return false;
   }
-  // Of lanes that share a word the last one is its writer.
+  // The last of the lanes that share a word is its writer.
   const uint32_t sharing = lane_bytes < 4 ? 4 / lane_bytes : 1;
   const int shift = lanes == 1 ? 31 : lane_bytes < 4 ? 0 : std::countr_zero(lane_bytes / 4);
   const uint32_t last_bytes = lane_bytes < 4 ? 0xfu >> (4 - lane_bytes) << (4 - lane_bytes) & 0xfu : 0xfu;

@@ -1,5 +1,5 @@
-// Who last wrote and read each 4-byte word of a memory, and which bytes hold anything at all: what races,
-// missing waits and uninitialised reads are found by.
+// The last writer and readers of each 4-byte word of a memory, and the bytes that hold anything at all.
+// Races, missing waits and uninitialised reads are found by it.
 //
 // Two accesses to a word, one of them a write, must be ordered. Within a launch and block: by a barrier
 // ("Calling
@@ -32,13 +32,13 @@ namespace sluice::cuda_fake {
 class Ordering {
  public:
   virtual ~Ordering() = default;
-  // Whether `earlier` is known to be done before `later` begins.
+  // True if `earlier` is known to be done before `later` begins.
   virtual bool IsBefore(uint32_t earlier, uint32_t later) const = 0;
   // "kernel Norm in stream 2".
   virtual std::string NameOf(uint32_t operation) const = 0;
 };
 
-// What accesses: a block in one of its phases, or a copy.
+// The accessor: a block in one of its phases, or a copy.
 struct Scope {
   uint32_t operation = 0;
   Phase phase = 0;
@@ -49,8 +49,8 @@ struct Scope {
   const Ordering* ordering = nullptr;  // nullptr: every other operation is before
 };
 
-// Which thread of the block accesses: its number, and in the upper half the __syncwarps that its warp has
-// passed.
+// The thread of the block that accesses: its number, and in the upper half the count of __syncwarps that its
+// warp has passed.
 using Who = uint32_t;
 inline constexpr Who kWholeWarp = 0x4000;  // with a thread's number: several threads of its warp, as readers
 
@@ -85,7 +85,7 @@ class Shadow {
   uint32_t WriteEach(const uint64_t* offsets, uint32_t mask, uint32_t bytes, const Scope& scope, Who first);
 
   // Only bytes that are a part of something may be accessed by lanes; for shared memory, where Access()'s
-  // caller asks IsPart() first. Of the first `bytes`, at most as many as there are.
+  // caller asks IsPart() first. Applies to the first `bytes`, or to all if there are fewer.
   void BeginParts(uint64_t bytes);
   void AddPart(uint64_t offset, uint64_t bytes);
   bool IsPart(uint64_t offset, uint64_t bytes) const;
@@ -99,8 +99,8 @@ class Shadow {
   void MarkWritten();
 
  private:
-  // Of a word's state, four bits each: bytes that hold something; that the readers read; that the last write
-  // wrote (neighbours in a word are no race); that are a part of a variable.
+  // Fields of a word's state, four bits each: bytes that hold something; that the readers read; that the last
+  // write wrote (neighbours in a word are no race); that are a part of a variable.
   static constexpr uint32_t kWritten = 0xf;
   static constexpr int kReaderBytes = 4;
   static constexpr int kWriterBytes = 8;

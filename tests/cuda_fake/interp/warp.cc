@@ -6,7 +6,7 @@
 namespace sluice::cuda_fake {
 namespace {
 
-// What registers hold before they are written: a quiet NaN as a float, a wild number as an address.
+// Value of registers before they are written: a quiet NaN as a float, a wild number as an address.
 constexpr uint8_t kRegisterPoison = 0xff;
 
 void Fill(Warp* warp, const ConstantRow& constant) {

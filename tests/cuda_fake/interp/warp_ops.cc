@@ -1,4 +1,4 @@
-// What lanes of a warp do together: shfl, vote, activemask, redux, mma.
+// Instructions that lanes of a warp run together: shfl, vote, activemask, redux, mma.
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"

@@ -1,5 +1,5 @@
 // PTX as read from its text: what is declared, and each kernel's statements with registers and labels
-// resolved. What an opcode means is the decoder's business (interp/decoder.h).
+// resolved. The decoder (interp/decoder.h) defines the opcodes.
 //
 // Thread safety: plain values.
 #pragma once

@@ -1,4 +1,4 @@
-// What the backend of device cuda says of its queue and its memory, beyond what every backend's tests ask.
+// Tests of the cuda backend's queue and memory that do not apply to every backend.
 #include <cuda.h>
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
@@ -44,7 +44,7 @@ class CudaBackendTest : public testing::TestWithParam<uint64_t> {
 };
 INSTANTIATE_TEST_SUITE_P(Seeds, CudaBackendTest, testing::Values(0, 1, 2, 3));
 
-TEST_P(CudaBackendTest, WaitsAreCountedWhereSomethingWasNotKnownToBeDone) {
+TEST_P(CudaBackendTest, WaitsAreCountedOnlyForUnknownEnds) {
   EXPECT_FALSE(queue().RunsAtCall());
   const BufferRef x = New(std::vector<float>(64, 1.0f));
   const BufferRef weight = New(std::vector<float>(64, 2.0f));
@@ -82,7 +82,7 @@ TEST_P(CudaBackendTest, TimesOfTheLastPointsAreKnownAndOfOlderOnesNot) {
   EXPECT_GT(backend_->Counters().kernel_seconds, *seconds);
 }
 
-TEST_P(CudaBackendTest, SharedMemoryIsZeroedReadOnlyAndMappedByItsDescriptor) {
+TEST_P(CudaBackendTest, SharedDescriptorMapsZeroedReadOnlyMemory) {
   const absl::StatusOr<SharedBuffer> shared = backend_->AllocateShared(100);
   ASSERT_TRUE(shared.ok()) << shared.status();
   EXPECT_GE(shared->bytes, 100u);
@@ -124,7 +124,7 @@ TEST_P(CudaBackendTest, SharedMemoryIsZeroedReadOnlyAndMappedByItsDescriptor) {
   EXPECT_EQ(backend_->Free(shared->buffer).code(), absl::StatusCode::kNotFound);
 }
 
-TEST_P(CudaBackendTest, MemorySharedByAnIpcHandleIsZeroedAndReadOnlyToo) {
+TEST_P(CudaBackendTest, SharedIpcHandleMapsZeroedReadOnlyMemory) {
   BackendLimits limits;
   limits.shared_handle = SharedHandle::kIpc;
   const auto backend = CreateCudaBackend(limits);
@@ -147,7 +147,7 @@ TEST_P(CudaBackendTest, MemorySharedByAnIpcHandleIsZeroedAndReadOnlyToo) {
   EXPECT_TRUE((*backend)->Free(shared->buffer).ok());
 }
 
-TEST_P(CudaBackendTest, WithoutDescriptorsMemoryIsSharedByIpcOrWhoAsksForThemIsTold) {
+TEST_P(CudaBackendTest, WithoutDescriptorsMemoryIsSharedByIpc) {
   backend_.reset();
   cuda_fake::ResetFake({.seed = GetParam(), .descriptors = false});
   BackendLimits limits;
@@ -160,7 +160,7 @@ TEST_P(CudaBackendTest, WithoutDescriptorsMemoryIsSharedByIpcOrWhoAsksForThemIsT
   EXPECT_NE(refused.message().find("exports no descriptors"), absl::string_view::npos) << refused;
 }
 
-TEST_P(CudaBackendTest, AnUploadFromStagingHasTakenItsSourceWhenItReturns) {
+TEST_P(CudaBackendTest, UploadFromStagingHasReadItsSourceAtReturn) {
   const BufferRef staging = New(std::vector<float>(64, 3.0f), BufferKind::kStaging);
   const BufferRef weight = New(std::vector<float>(64, 0.0f));
   auto* const source = reinterpret_cast<float*>(backend_->HostWrite(staging, 256));

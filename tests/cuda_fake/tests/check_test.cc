@@ -1,4 +1,4 @@
-// What the interpreter's checks find in hand-written PTX, and what they must not find.
+// Tests what the interpreter's checks find in hand-written PTX, and what they must not find.
 #include <gtest/gtest.h>
 
 #include "tests/cuda_fake/tests/ptx_testing.h"

@@ -76,7 +76,7 @@ class CudaCopierTest : public testing::TestWithParam<uint64_t> {
     EXPECT_TRUE(copier->Completed(0).empty());
   }
 
-  // What the exporter's process finds in its memory.
+  // Returns the bytes that the exporter's process reads in its memory.
   static std::vector<std::byte> Contents(const cuda::Memory& memory, const SharedBuffer& shared) {
     std::vector<std::byte> bytes(shared.bytes);
     EXPECT_EQ(cudaMemcpy(bytes.data(), memory.Read({shared.buffer, 0}, shared.bytes), shared.bytes,

@@ -1,4 +1,4 @@
-// What the interpreter counts of a warp's accesses.
+// Tests the interpreter's counts of a warp's accesses.
 #include "tests/cuda_fake/interp/counts.h"
 
 #include <gtest/gtest.h>

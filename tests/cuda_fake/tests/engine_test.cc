@@ -93,7 +93,7 @@ class CudaEngineTest : public testing::Test {
   }
 
   enum class Found { kNot = 3, kReport = 4, kTokens = 5, kError = 6, kDeath = 7 };
-  // What a process sees that leaves out wait `number`: by itself, for what comes of it may be anything.
+  // Runs with wait `number` left out, in a process of its own, since the result may be anything.
   Found Without(uint64_t number, const Setting& run, uint64_t seed) {
     const pid_t child = fork();
     if (child == 0) {
@@ -121,7 +121,7 @@ class CudaEngineTest : public testing::Test {
     return WIFEXITED(status) ? static_cast<Found>(WEXITSTATUS(status)) : Found::kDeath;
   }
 
-  // What Without() left out: the call, and what was waited for.
+  // The wait that Without() left out: the call, and the operation that it waited for.
   std::string Dropped() {
     constexpr char kBegin[] = "cuda_fake: dropped ";
     std::ifstream file(dir_.File("log"));
@@ -187,7 +187,7 @@ TEST_F(CudaEngineTest, TokensOfTheBlocksOfAGgufFileAreTheReferences) {
   ExpectClean({.cuda = true, .slots = 4}, 2);
 }
 
-// Of a model whose experts are all there, some of its layers without any: what eight tokens more are.
+// A fully resident model, some layers without experts: the cost of eight more tokens.
 TEST_F(CudaEngineTest, ATokenOfAResidentModelIsOneGraph) {
   for (const char* const model : {"mixtral", "deepseek_v3", "granitemoehybrid"}) {
     SCOPED_TRACE(model);
@@ -209,7 +209,7 @@ TEST_F(CudaEngineTest, ATokenOfAResidentModelIsOneGraph) {
                   static_cast<double>(many.kernels - few.kernels) / 8,
                   static_cast<double>(after.copies - before.copies) / 8,
                   static_cast<double>(after.copied_bytes - before.copied_bytes) / 8);
-      // What the step knows beforehand goes up, and candidates lie in staging memory: no table of experts.
+      // Only values known before the step are uploaded, and candidates lie in staging memory: no table of experts.
       EXPECT_EQ(after.copies - before.copies, 8u);
     }
   }
@@ -235,7 +235,7 @@ TEST_F(CudaEngineTest, WithoutAWaitOrderIsMissedOrTokensAreWrong) {
 
 // The same of a resident model, a token of which is a graph and one wait: the tokens behind the second one's
 // are of graphs that are launched again.
-TEST_F(CudaEngineTest, WithoutAGraphsOneWaitOrderIsMissedOrTokensAreWrong) {
+TEST_F(CudaEngineTest, DroppingAGraphsOnlyWaitIsDetected) {
   DropEach({.cuda = true, .slots = kAll, .tokens = 6, .chunk = 16}, 1, 5);
 }
 

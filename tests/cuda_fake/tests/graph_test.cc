@@ -88,7 +88,7 @@ struct Forked {
   }
 };
 
-TEST(GraphTest, ALaunchRunsWhatWasCapturedWithTheBytesOfItsTime) {
+TEST(GraphTest, LaunchRunsCapturedWorkWithCurrentBytes) {
   for (uint64_t seed = 0; seed < 12; ++seed) {
     ResetFake({.seed = seed});
     Forked work;
@@ -126,8 +126,8 @@ TEST(GraphTest, AForkThatIsNotJoinedIsRefused) {
   EXPECT_EQ(status, cudaStreamCaptureStatusNone);
 }
 
-// What a graph reads may be written by another stream: the check knows nodes as operations.
-TEST(GraphTest, AWriterThatDoesNotWaitForTheLaunchIsFoundInEverySeed) {
+// Another stream may write memory that a graph reads: the check treats nodes as operations.
+TEST(GraphTest, WriterNotWaitingForLaunchIsFoundInEverySeed) {
   for (uint64_t seed = 0; seed < 12; ++seed) {
     ResetFake({.seed = seed});
     Forked work;
@@ -249,7 +249,7 @@ TEST(GraphTest, CallsThatWaitOrAllocateVoidACapture) {
          cudaErrorStreamCaptureIsolation);
 }
 
-TEST(GraphTest, TheLegacyStreamIsRefusedWhileABlockingOneIsCaptured) {
+TEST(GraphTest, LegacyStreamIsRefusedDuringBlockingCapture) {
   ResetFake({});
   cudaStream_t blocking = nullptr;
   EXPECT_EQ(cudaStreamCreate(&blocking), cudaSuccess);

@@ -61,7 +61,7 @@ class Peer {
   void Send(const T& value) {
     EXPECT_EQ(write(socket_, &value, sizeof(value)), static_cast<ssize_t>(sizeof(value)));
   }
-  // What it says next; '?' if it says nothing more.
+  // Returns the process's next message; '?' if there is none.
   char Hear() {
     char said = '?';
     return read(socket_, &said, 1) == 1 ? said : '?';
@@ -141,7 +141,7 @@ TEST(IpcTest, AnotherProcessHasTheSameMemoryUnderOneAddress) {
   EXPECT_TRUE(TakeReports().empty());
 }
 
-TEST(IpcTest, WhatIsNoHandleOfLivingMemoryElsewhereIsRefused) {
+TEST(IpcTest, HandleOfNoLivingMemoryElsewhereIsRefused) {
   Peer peer([](int socket) {
     void* place = nullptr;
     const cudaIpcMemHandle_t freed = HandleFrom(socket);
@@ -180,7 +180,7 @@ TEST(IpcTest, WhatIsNoHandleOfLivingMemoryElsewhereIsRefused) {
   EXPECT_EQ(TakeReports().size(), 2u);
 }
 
-// What CUDA calls undefined is an error here that names call and process; a process that was killed has
+// Behaviour that CUDA leaves undefined is an error here that names call and process; a killed process has
 // nothing open.
 TEST(IpcTest, MemoryThatALivingProcessHasOpenIsNotFreed) {
   const auto opens = [](int socket) {

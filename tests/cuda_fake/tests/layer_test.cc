@@ -115,7 +115,7 @@ class LayerTest : public testing::Test {
       pages_.push_back(page);
     }
   }
-  // What the forward pass asks for, in its order, of tokens from `position` on.
+  // Enqueues the forward pass's operations, in its order, for tokens from `position` on.
   void RunLayer(uint32_t position, uint32_t tokens = 1) {
     const SequenceRows sequence = {0, tokens, position, pages_};
     const absl::Span<const SequenceRows> sequences = {&sequence, 1};
@@ -173,7 +173,7 @@ class LayerTest : public testing::Test {
   std::vector<uint32_t> pages_;
 };
 
-TEST_F(LayerTest, ATokenOfAResidentLayerTakesAtMostTwelveKernels) {
+TEST_F(LayerTest, ResidentLayerTakesAtMost12KernelsAToken) {
   Start({});
   RunLayer(300);  // two spans of attention
   Residual();
@@ -240,7 +240,7 @@ TEST_F(LayerGraphTest, StepsHandedOverAsGraphsComputeTheSameBits) {
   }
 }
 
-TEST_F(LayerGraphTest, AStepThatComesAgainIsOneLaunchAndSendsPositionsAlone) {
+TEST_F(LayerGraphTest, RepeatedStepIsOneLaunchAndSendsPositions) {
   for (uint64_t seed = 0; seed < 2; ++seed) {
     Start({.seed = seed});
     for (uint32_t i = 0; i < 2; ++i) {

@@ -28,7 +28,7 @@ void AddBugsOf_attention(std::vector<SeededBug>* bugs);
 void AddBugsOf_coefficients(std::vector<SeededBug>* bugs);
 void AddBugsOf_down(std::vector<SeededBug>* bugs);
 
-// What a failed test prints of its parameter.
+// Prints the parameter of a failed test.
 inline void PrintTo(const SeededBug& bug, std::ostream* out) { *out << bug.name; }
 
 }  // namespace sluice::cuda_fake

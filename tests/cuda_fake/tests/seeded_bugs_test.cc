@@ -35,7 +35,7 @@ std::vector<SeededBug> AllBugs() {
   return bugs;
 }
 
-// What the kernel makes of its case.
+// Returns the kernel's result for its case.
 std::vector<float> ResultOf(const std::string& kernel, const KernelEntries& entries) {
   uint64_t stride = 0;
   if (kernel == "norm") {

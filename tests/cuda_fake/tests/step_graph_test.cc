@@ -119,7 +119,7 @@ bool AllAre(const float* values, float value) {
   return true;
 }
 
-TEST(StepGraphTest, WhatComesTheSecondTimeIsAGraphWithTheTablesOfItsTime) {
+TEST(StepGraphTest, SecondRunIsAGraphWithCurrentTables) {
   for (uint64_t seed = 0; seed < 8; ++seed) {
     Steps steps({.seed = seed});
     std::vector<const float*> results;
@@ -156,7 +156,7 @@ TEST(StepGraphTest, TablesThatAreAsTheyWereAreNotSent) {
   EXPECT_TRUE(TakeReports().empty());
 }
 
-// Of more kinds the oldest one's graph goes, for another number of kernels cannot be made of it.
+// With more kinds the oldest kind's graph is dropped, because it cannot be changed to another number of kernels.
 TEST(StepGraphTest, KindsThatTakeTurnsKeepTheirGraphs) {
   Steps steps({.seed = 3});
   std::vector<const float*> results;
@@ -181,7 +181,7 @@ TEST(StepGraphTest, KindsThatTakeTurnsKeepTheirGraphs) {
 }
 
 // Tables at other places: another argument, and the same shape.
-TEST(StepGraphTest, TheOldestKindsGraphIsChangedIntoTheNewestKinds) {
+TEST(StepGraphTest, OldestGraphIsChangedIntoTheNewestKinds) {
   Steps steps({.seed = 4});
   std::vector<const float*> results;
   for (uint32_t kind = 0; kind < 6; ++kind) {
@@ -216,7 +216,7 @@ TEST(StepGraphTest, WithoutMemoryForGraphsLaunchesGoByThemselves) {
   EXPECT_TRUE(TakeReports().empty());
 }
 
-// What CUDA says of a kept launch comes with the hand-over, and the next one is another's.
+// CUDA's error of a kept launch is returned by the hand-over, and the next error belongs to another launch.
 TEST(StepGraphTest, AnErrorOfAKeptLaunchComesWithTheHandOver) {
   Steps steps({});
   steps.Multiply(1, 0);
@@ -230,7 +230,7 @@ TEST(StepGraphTest, AnErrorOfAKeptLaunchComesWithTheHandOver) {
 
 // The waits for the ring that tables go through, left out one at a time: the host writes over what a copy
 // before an unfinished graph has yet to take, in every seed.
-TEST(StepGraphTest, TablesWrittenOverWhileAGraphWantsThemAreFoundInEverySeed) {
+TEST(StepGraphTest, OverwrittenGraphTablesAreFoundInEverySeed) {
   struct Result {
     uint64_t before = 0;  // waits before the steps
     uint64_t waits = 0;   // of the steps
@@ -259,7 +259,7 @@ TEST(StepGraphTest, TablesWrittenOverWhileAGraphWantsThemAreFoundInEverySeed) {
 }
 
 // A graph's kernel is an operation like any other: another stream that writes what it reads is found.
-TEST(StepGraphTest, AWriterBesideAGraphThatIsLaunchedAgainIsFoundInEverySeed) {
+TEST(StepGraphTest, WriterBesideRelaunchedGraphIsFound) {
   for (uint64_t seed = 0; seed < 8; ++seed) {
     Steps steps({.seed = seed});
     cudaStream_t other = nullptr;
@@ -280,7 +280,7 @@ TEST(StepGraphTest, AWriterBesideAGraphThatIsLaunchedAgainIsFoundInEverySeed) {
   }
 }
 
-// What lies between members is whatever was in memory before.
+// Padding between members holds whatever was in memory before.
 TEST(StepGraphTest, BytesBetweenMembersMakeNoDifference) {
   const auto list_of = [](int fill, uint32_t cols) {
     alignas(PrepareLaunch) unsigned char place[sizeof(PrepareLaunch)];

@@ -155,7 +155,7 @@ TEST(StreamTest, QueriesSeeTheEndWhateverTheSeed) {
       state = cudaEventQuery(test.copied);
     }
     EXPECT_EQ(state, cudaSuccess) << seed;
-    // Who has seen the event may use the memory in any stream.
+    // A host that has seen the event may use the memory in any stream.
     EnqueueAdd(test.a, test.a, test.c, kValues, 0, test.compute);
     EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
     EXPECT_TRUE(TakeReports().empty()) << seed;
@@ -223,7 +223,7 @@ TEST(StreamTest, AHostThatDoesNotWaitReadsPoison) {
   }
 }
 
-TEST(StreamTest, AHostThatWritesWhatACopyTakesIsFoundInEverySeed) {
+TEST(StreamTest, HostWriteToACopySourceIsFoundInEverySeed) {
   for (uint64_t seed = 0; seed < 8; ++seed) {
     for (const bool waits : {false, true}) {
       ResetFake({.seed = seed});
@@ -240,7 +240,7 @@ TEST(StreamTest, AHostThatWritesWhatACopyTakesIsFoundInEverySeed) {
   }
 }
 
-// What a copy has brought to pinned memory, another takes from there in order: the host has no part in it.
+// A copy reads, in order, what an earlier copy wrote to pinned memory, without the host.
 TEST(StreamTest, CopiesThroughPinnedMemoryAreInOrder) {
   for (uint64_t seed = 0; seed < 8; ++seed) {
     ResetFake({.seed = seed});

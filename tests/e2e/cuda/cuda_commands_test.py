@@ -1,5 +1,5 @@
-"""What measures and learns, on device cuda between two real daemons, on the fake CUDA library: perplexities and profiles are
-those of device host, and counters say how often a token waits, and what it moves."""
+"""Measuring commands and calibration on device cuda, between two real daemons, on the fake CUDA library: perplexities and
+profiles equal device host; counters give the syncs and copies of a token."""
 import filecmp
 import os
 import re
@@ -25,10 +25,10 @@ class CudaCommandsTest(cuda_test.CudaTestCase):
         )  # fmt: skip
         return rows[0]
 
-    def test_a_token_waits_once_a_layer_at_most_and_once_where_all_is_resident(self):
+    def test_host_syncs_per_token_are_bounded(self):
         resident = self.bench("100%", "push")
         self.assertEqual(resident["device_waits_per_token"], 1)
-        # Each step but the prompt's one is a graph's launch, and none is made or changed any more.
+        # Each step except the prompt's is one graph launch, and no graph is created or updated any more.
         self.assertEqual(resident["device_graph_launches_per_token"], 15 / 16)
         self.assertEqual(resident["device_graph_changes_per_token"], 0)
         self.assertGreater(resident["device_kernels_per_token"], 8 * LAYERS)
@@ -40,7 +40,7 @@ class CudaCommandsTest(cuda_test.CudaTestCase):
         self.expect_no_report()
 
     def work_of(self, tokens):
-        """Kernels and copies of inferd for an answer of so many tokens, as the fake counts them."""
+        """Returns kernels and copies of inferd for an answer of `tokens` tokens, as counted by the fake."""
         if os.path.exists(self.reports):
             os.remove(self.reports)
         self.ok(*self.run_tiny("--device", "cuda", "--device-budget", "100%", tokens=tokens))
@@ -49,14 +49,14 @@ class CudaCommandsTest(cuda_test.CudaTestCase):
         return max(tuple(int(number) for number in count.groups()) for count in counts)
 
     @cuda_test.of_the_fake
-    def test_a_token_of_a_resident_model_is_a_bounded_number_of_kernels_and_copies(self):
+    def test_resident_token_has_bounded_launches(self):
         few, many = self.work_of(8), self.work_of(24)
         kernels, copies = ((there - here) / 16 for here, there in zip(few, many))
         print(f"a token: {kernels} kernels, {copies} copies")
         # A layer: norms, three products of attention, rope, scores and their sum, router, two of experts, combine.
         self.assertLessEqual(kernels, 20 * LAYERS + 10)
         self.assertGreater(kernels, 8 * LAYERS)
-        # What is different of a step's tables goes up; candidates lie in staging memory, no weights travel.
+        # Changed table entries are uploaded; candidates lie in staging memory, no weights are copied.
         self.assertLessEqual(copies, 2)
 
     def test_perplexity_is_hosts(self):
@@ -67,7 +67,7 @@ class CudaCommandsTest(cuda_test.CudaTestCase):
             self.assertEqual((cuda["ppl"], cuda["nll"]), (host["ppl"], host["nll"]))
         self.expect_no_report()
 
-    def test_calibration_learns_what_it_learns_on_host(self):
+    def test_calibration_equals_host(self):
         folders = {}
         for device in ["host", "cuda"]:
             pack = os.path.join(self.runtime, device + ".pack")

@@ -29,7 +29,7 @@ class CudaModelsTest(cuda_test.CudaTestCase):
         return path
 
     def tiny_family(self, family, bits):
-        """The pack; the golden's first tokens are then what logits() computes."""
+        """Builds the pack and selects the golden tokens for logits()."""
         source = os.path.join(TINY, family)
         golden = harness.read_safetensors(os.path.join(source, "golden.safetensors"))
         with open(self.ids, "w") as file:
@@ -37,7 +37,7 @@ class CudaModelsTest(cuda_test.CudaTestCase):
         return self.packed(source, bits)
 
     def logits(self, pack, *device):
-        """The bytes of the logits after each of the golden's first tokens."""
+        """Returns the bytes of the logits after each of the golden's first tokens."""
         out = os.path.join(self.runtime, "logits.safetensors")
         self.ok("logits", "--pack", pack, "--token-ids-file", self.ids, "--out", out, "--device", *device, "--quiet")
         with open(out, "rb") as file:
@@ -57,7 +57,7 @@ class CudaModelsTest(cuda_test.CudaTestCase):
                 self.assertEqual(self.logits(pack, "cuda"), self.logits(pack, "host"))
         self.expect_no_report()
 
-    def test_logits_of_every_encoding_budget_and_transport_are_hosts(self):
+    def test_logits_equal_host_for_all_settings(self):
         for number, bits in enumerate(["f16", "q8", "q4", "q3", "q2"]):
             pack = self.tiny_family("mixtral", bits)
             host = self.logits(pack, "host")

@@ -46,12 +46,12 @@ class CudaTestCase(harness.TestCase):
         super().tearDown()
 
     def fake(self, **options):
-        """Sets the fake up for the daemons that are started from now on."""
+        """Configures the fake for daemons started from now on."""
         options = {"seed": 0, "reports": self.reports, **options}
         self.environment["SLUICE_FAKE_CUDA"] = " ".join(f"{name}={value}" for name, value in options.items())
 
     def reported(self):
-        """What the fakes of the daemons that have ended wrote, a line each."""
+        """Returns the reports of the fakes of ended daemons, one line each."""
         if not os.path.exists(self.reports):
             return []
         with open(self.reports) as file:
@@ -62,7 +62,7 @@ class CudaTestCase(harness.TestCase):
                 "--context", 64, "--parallel", 1, *args)  # fmt: skip
 
     def start(self, name, *args):
-        """A daemon by hand; its log is `name`.log."""
+        """Starts a daemon directly; its log is `name`.log."""
         with open(os.path.join(self.runtime, name + ".log"), "ab") as file:
             command = [harness.BIN + "/" + name, "--pack", self.tiny, *args]
             daemon = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=self.environment)
@@ -82,7 +82,7 @@ class CudaTestCase(harness.TestCase):
             return file.read()
 
     def expect_clean(self, processes=2):
-        """That many processes used the fake, and it had nothing to say of any."""
+        """Checks that so many processes used the fake, without a reported error."""
         if not ON_FAKE:
             return
         self.wait_for(lambda: len(self.reported()) >= processes, "reports")
@@ -93,7 +93,7 @@ class CudaTestCase(harness.TestCase):
 
 
 class AnswerTest(CudaTestCase):
-    def test_tokens_are_hosts_over_transports_and_budgets(self):
+    def test_tokens_equal_host_for_all_budgets(self):
         host = self.ok_json(*self.run_tiny())["token_ids"]
         for seed, transport, budget in [(0, "push", "100%"), (1, "push", "25%"), (2, "pull", "25%")]:
             with self.subTest(seed=seed, transport=transport, budget=budget):
@@ -108,7 +108,7 @@ class AnswerTest(CudaTestCase):
 
 
     def test_tokens_are_hosts_by_ipc_handles(self):
-        """Asked for, and where the driver has nothing else; weightd copies, or inferd into its own memory."""
+        """Legacy IPC if requested or if the driver supports nothing else; weightd copies, or inferd into its own memory."""
         host = self.ok_json(*self.run_tiny())["token_ids"]
         for fake, args in [({"seed": 0}, ("--slab-handle", "ipc", "--transport", "push")),
                            ({"seed": 1, "descriptors": 0}, ()),
@@ -127,7 +127,7 @@ class AnswerTest(CudaTestCase):
 @of_the_fake
 class HandleTest(CudaTestCase):
     def start_both(self, weightd, *args):
-        """The daemons, weightd's driver set up so; what inferd's log says of the transport."""
+        """Starts the daemons with this driver for weightd; returns the transport in inferd's log."""
         self.fake(**weightd)
         daemons = [self.start_weightd()]
         self.fake()
@@ -149,7 +149,7 @@ class HandleTest(CudaTestCase):
                 os.remove(os.path.join(self.runtime, "inferd.log"))
         self.expect_clean(processes=6)
 
-    def test_descriptors_that_weightd_cannot_import_are_passed_over_unless_asked_for(self):
+    def test_unimportable_fds_fall_back_unless_asked(self):
         log = self.start_both({"descriptors": 0})
         self.assertRegex(log, "transport push: by vmm: .*; by ipc: its trial succeeded")
         self.assertIn("slabs shared by ipc", log)
@@ -183,7 +183,7 @@ class StartTest(CudaTestCase):
         self.assertIn("the device is missing", err)
 
     @of_the_fake
-    def test_too_little_device_memory_is_said_with_the_numbers_at_the_start(self):
+    def test_too_little_device_memory_fails_the_start(self):
         for mebibytes, message in [(1, "bytes: cudaErrorMemoryAllocation"), (6, "bytes free, and")]:
             self.fake(memory_mib=mebibytes)
             err, _ = self.refused()
@@ -194,8 +194,8 @@ class StartTest(CudaTestCase):
         self.assertIn("cannot hold the least working set", err)
 
     @of_the_fake
-    def test_memory_runs_out_at_the_start_with_the_numbers_or_never(self):
-        """Every size of device from too little to enough for all: what starts answers to its end."""
+    def test_out_of_memory_only_happens_at_start(self):
+        """Every device size from too small to large enough for all: a successful start implies complete answers."""
         whole = self.ok(*self.run_tiny("--quiet", tokens=48))
         answered = refused = 0
         for mebibytes in range(2, 16):
@@ -221,13 +221,13 @@ class StartTest(CudaTestCase):
 
 @of_the_fake
 class KillTest(CudaTestCase):
-    """kill -9; the fake's device memory is memory files, so what is held can be counted. Kills at random points, of either
+    """kill -9; the fake's device memory is memory files, so held memory can be counted. Kills at random points, of either
     daemon: tests/stress/kill_loop.py."""
 
     TOKENS = 24
 
     def device_memory(self, pid):
-        """Allocations of device memory that a process has mapped, and descriptors of them."""
+        """Returns the mapped device allocations of a process, and descriptors of them."""
         try:
             mapped = len(self.device_files(pid))
             folder = f"/proc/{pid}/fd"
@@ -249,7 +249,7 @@ class KillTest(CudaTestCase):
     def answer(self, *args):
         return self.run_tiny("--device", "cuda", "--device-budget", "25%", "--quiet", *args, tokens=self.TOKENS)
 
-    def test_inferd_starts_though_weightd_dies_while_the_device_is_tried(self):
+    def test_weightd_death_during_trial_is_survived(self):
         weightd = self.start_weightd()
         inferd = self.start_inferd("--transport", "push")
         self.wait_for(lambda: self.device_memory(weightd.pid) > 0, "what is lent for the trial")
@@ -258,7 +258,7 @@ class KillTest(CudaTestCase):
         self.wait_for(lambda: "info serving" in self.log_of("inferd") or inferd.poll() is not None, "inferd to serve")
         self.assertIsNone(inferd.poll(), self.log_of("inferd"))
 
-    def test_weightd_gives_device_memory_back_when_inferd_is_killed(self):
+    def test_killed_inferd_releases_device_memory(self):
         whole = self.ok(*self.answer("--keep", "10m"))
         weightd = self.only_process("weightd")
         held = self.device_memory(weightd)

@@ -194,7 +194,7 @@ def dequantized(folder, case):
 
 
 def use_factors_of_the_length(model):
-    """Phi's rotary embedding asks for its frequencies without saying how long the text is; this says it."""
+    """Phi's rotary embedding requests its frequencies without the sequence length; this adds it."""
     rotary = model.model.rotary_emb
     frequencies, forward = rotary.rope_init_fn, rotary.forward
 
@@ -233,7 +233,7 @@ def case_of(name):
 
 
 def twin_of(name, folder):
-    """The case of a family that transformers lacks; the model that computes the same goes to `folder`."""
+    """Case of a family that transformers lacks; writes an equivalent model to `folder`."""
     fields, config, words = TWINS[name]
     save_plain(folder, "qwen2_moe", fields)
     case, tensors = {"config": config, "tensors": {}}, {}

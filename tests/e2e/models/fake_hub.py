@@ -1,4 +1,4 @@
-"""A model hub on this machine, and its store of large files on another port, with the faults that tests ask for."""
+"""Fake model hub, with its large file store on another port and injected faults."""
 import collections
 import hashlib
 import http.server
@@ -34,7 +34,7 @@ class Hub:
         self.small = small
         self.token = token
         self.page = page
-        self.listed = {}  # path: entry of the list that is not true
+        self.listed = {}  # path: false list entry
         self.faults = collections.defaultdict(list)
         self.requests = []
         self.sent = collections.Counter()
@@ -72,7 +72,7 @@ class Hub:
 
         server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         server.daemon_threads = True
-        server.handle_error = lambda *_: None  # clients leave in the middle of answers
+        server.handle_error = lambda *_: None  # clients disconnect in mid-answer
         threading.Thread(target=server.serve_forever, daemon=True).start()
         return server
 

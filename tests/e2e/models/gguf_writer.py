@@ -67,7 +67,7 @@ def write(path, keys, tensors, matrix_type=BF16):
 
 
 def tokenizer(vocab):
-    """Bytes as GPT-2 spells them, one merge, and unused tokens."""
+    """Returns bytes in GPT-2's spelling, one merge, and unused tokens."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in printable]
     letters = {**{byte: chr(byte) for byte in printable}, **{byte: chr(256 + i) for i, byte in enumerate(others)}}
@@ -96,7 +96,7 @@ def stacked(tensors, pattern):
 
 
 def permuted(rows, heads):
-    """Rows of each head as pairs of what rope turns together."""
+    """Returns rows of each head as pairs that rope rotates together."""
     return rows.reshape(heads, 2, rows.shape[0] // heads // 2, -1).swapaxes(1, 2).reshape(rows.shape)
 
 

@@ -74,9 +74,9 @@ class PacksTest(harness.TestCase):
         self.assertEqual(self.run_model(pack["path"])[0], first)
         self.assertEqual(len(self.packs()), 1)
 
-    def test_other_bits_and_changed_files_get_packs_of_their_own(self):
+    def test_other_bits_or_files_make_new_packs(self):
         self.assertIn("as q4", self.run_model(harness.SAMPLE, "--bits", "q4")[1])
-        # What is there is taken though memory would hold more.
+        # An existing pack is used though memory would hold more.
         self.assertNotIn("packed", self.run_model(harness.SAMPLE)[1])
         model = os.path.join(self.work, "model")
         shutil.copytree(harness.SAMPLE, model)
@@ -85,7 +85,7 @@ class PacksTest(harness.TestCase):
         self.assertIn("packed", self.run_model(model)[1])
         self.assertEqual(len(self.packs()), 3)
 
-    def test_bits_beside_a_pack_and_what_is_no_model_are_refused(self):
+    def test_pack_with_bits_and_non_model_are_refused(self):
         absent = os.path.join(self.work, "absent")
         for args, expected in (
             (("--model", self.pack, "--bits", "q4"), "is a pack"),
@@ -119,7 +119,7 @@ class PacksTest(harness.TestCase):
         self.assertEqual(sum("is packed once" in said for _, said in results), 1)
         self.assertEqual(len(self.packs()), 1)
 
-    def test_what_an_interrupted_packing_left_is_shown_and_removable(self):
+    def test_partial_pack_is_shown_and_removable(self):
         self.run_model(harness.SAMPLE)
         (pack,) = self.packs()
         os.rename(pack["path"], pack["path"] + ".partial")
@@ -128,7 +128,7 @@ class PacksTest(harness.TestCase):
         self.assertEqual(os.listdir(os.path.join(self.cache, "packs")), [])
 
     def start_packing(self):
-        """A command that has begun to pack a model, and its words."""
+        """Returns a command that has started to pack a model, and its arguments."""
         model = write_model(os.path.join(self.runtime, "model"), layers=8, hidden=512, experts=32, width=2048, heads=2)
         command = ("run", "--model", model, "--bits", "q4", "--token-ids", "1,2,3", "-n", 2, "--temperature", 0)
         running = self.start(*command)
@@ -146,7 +146,7 @@ class PacksTest(harness.TestCase):
         self.ok("verify", pack["path"])
         self.assertEqual(sorted(os.listdir(os.path.join(self.cache, "packs"))), [pack["name"] + end for end in (".lock", ".pack")])
 
-    def test_who_waits_for_a_packing_that_is_killed_goes_on_with_it(self):
+    def test_waiter_resumes_a_killed_packing(self):
         running, command = self.start_packing()
         waiting = self.start(*command)
 
@@ -173,7 +173,7 @@ class PacksTest(harness.TestCase):
         self.assertIn("where an earlier packing goes on", err)
         self.check_nothing_else_is_left()
 
-    def test_a_disk_that_is_too_small_is_said_with_both_numbers(self):
+    def test_too_small_disk_is_refused_with_numbers(self):
         # About 1.4 TiB as q4.
         model = write_model(os.path.join(self.runtime, "model"), layers=100, hidden=8192, experts=64, width=16384, heads=2)
         code, out, err = self.sluice("run", "--model", model, "--token-ids", "1")
@@ -182,8 +182,8 @@ class PacksTest(harness.TestCase):
             self.assertIn(text, err)
         self.assertEqual(self.packs(), [])
 
-    def test_a_memory_that_is_too_small_is_said_before_anything_is_packed(self):
-        # About half a TiB of attention, which has to be in memory.
+    def test_too_small_memory_is_refused_early(self):
+        # About 0.5 TiB of attention, which must fit in memory.
         model = write_model(
             os.path.join(self.runtime, "model"), layers=400, hidden=16384, experts=2, width=64, heads=128, head_dim=128
         )

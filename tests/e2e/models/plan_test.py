@@ -1,4 +1,4 @@
-"""sluice plan: memory is what the daemons take, and models need not be there to be planned for."""
+"""sluice plan: its memory equals the daemons' use; models need not be local."""
 import json
 import os
 import re
@@ -37,7 +37,7 @@ class PlanTest(harness.TestCase):
                 kv, activations = re.findall(r"KV cache (\d+) bytes, activations (\d+) bytes", file.read())[-1]
             self.assertEqual((row["kv_bytes"], row["activation_bytes"]), (int(kv), int(activations)), args)
 
-    def test_what_a_pack_takes_is_known_before_it_is_made(self):
+    def test_pack_size_is_known_in_advance(self):
         plan = self.plan("--model", os.path.join(harness.SAMPLE, "config.json"), "--bits", "q4")
         out = os.path.join(self.runtime, "q4.pack")
         self.ok("pack", harness.SAMPLE, "--out", out, "--bits", "q4", "--quiet")
@@ -45,7 +45,7 @@ class PlanTest(harness.TestCase):
         row = self.row(plan)
         self.assertEqual((row["dense_bytes"], row["expert_bytes"]), (sizes["dense.bin"], sizes["experts.bin"]))
 
-    def test_larger_machines_get_wider_rows_and_none_gets_what_it_cannot_hold(self):
+    def test_larger_machines_get_wider_rows(self):
         model = os.path.join(harness.ROOT, "tests/data/configs/qwen3-30b-a3b")
         choices = {}
         for gib in (1, 16, 64, 512):
@@ -59,12 +59,12 @@ class PlanTest(harness.TestCase):
         self.assertIn("does not run", choices[1]["why"])
         self.assertAlmostEqual(self.row(self.plan("--model", model), "q8")["pack_bytes"] / GIB, 30.2, delta=1)
 
-    def test_the_guides_table_of_machines_is_what_plan_says(self):
+    def test_guide_machine_table_equals_plan(self):
         with open(os.path.join(harness.ROOT, "docs/guide.md")) as file:
             lines = file.read().split("| memory | Qwen3-30B-A3B ", 1)[1].split("\n\n", 1)[0].splitlines()[2:]
         models = ("qwen3-30b-a3b", "mixtral-8x22b", "gpt-oss-120b", "deepseek-v3")
         self.assertEqual(len(lines), 3)
-        packs = {}  # what a pack takes is written once of each
+        packs = {}  # each pack size is computed once
         for line in lines:
             memory, *cells = (cell.strip() for cell in line.strip("|").split("|"))
             for model, cell in zip(models, cells, strict=True):
@@ -87,7 +87,7 @@ class PlanTest(harness.TestCase):
                     self.assertTrue(cell.startswith(said), (memory, model, cell, said))
         self.assertEqual(set(packs), {"qwen3-30b-a3b", "mixtral-8x22b", "gpt-oss-120b"})
 
-    def test_of_a_gguf_file_plan_shows_and_takes_its_own_rows(self):
+    def test_plan_shows_native_rows_of_a_gguf_file(self):
         model = os.path.join(harness.ROOT, "tests/data/gguf/granitemoe-q5_k_m/model.gguf")
         plan = self.plan("--model", model)
         self.assertEqual({row["bits"] for row in plan["rows"]}, {"file", "file-q4", "q8", "q4", "q3"})
@@ -98,7 +98,7 @@ class PlanTest(harness.TestCase):
             sizes = [os.path.getsize(os.path.join(out, name)) for name in ("dense.bin", "experts.bin")]
             row = self.row(plan, bits)
             self.assertEqual([row["dense_bytes"], row["expert_bytes"]], sizes)
-            # The pack's parts are of several encodings, and its speed is measured all the same.
+            # The pack's parts have several encodings; its speed is still measured.
             self.assertGreater(self.row(self.ok_json("plan", "--pack", out))["tokens_per_second"], 0)
         code, _, err = self.sluice("run", "--model", model, "--token-ids", "1,2", "-n", 1)
         self.assertEqual(code, 0, err)
@@ -106,7 +106,7 @@ class PlanTest(harness.TestCase):
         self.assertIn(plan["choice"]["why"], err)
         self.assertIn("is no GGUF file", self.sluice("run", "--model", harness.SAMPLE, "--bits", "file", "--token-ids", "1")[2])
 
-    def test_of_a_gguf_files_head_plan_says_that_its_own_rows_are_not_counted(self):
+    def test_plan_of_gguf_head_omits_native_rows(self):
         with open(os.path.join(harness.ROOT, "tests/data/gguf/granitemoe-q5_k_m/model.gguf"), "rb") as file:
             whole = file.read()
         head = os.path.join(self.runtime, "head.gguf")

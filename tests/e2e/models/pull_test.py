@@ -1,4 +1,4 @@
-"""sluice pull: a model comes from a hub that is on this machine, and behaves as badly as hubs do."""
+"""sluice pull: downloads a model from a local fake hub with injected faults."""
 import hashlib
 import json
 import os
@@ -20,7 +20,7 @@ def noise(seed, size):
 
 
 def tiny_model():
-    """What a repository of one model holds, the weights no weights."""
+    """Returns the files of a model repository with dummy weights."""
     return {
         "README.md": b"# a model",
         "config.json": b'{"model_type": "mixtral"}',
@@ -86,7 +86,7 @@ class PullTest(harness.TestCase):
         answer = ("--prompt", "The film is", "-n", 4, "--temperature", 0)
         self.assertEqual(self.ok("run", "--model", self.folder, *answer), self.ok("run", "--model", harness.SAMPLE, *answer))
 
-    def test_only_what_the_model_needs_is_fetched_and_once(self):
+    def test_pull_fetches_needed_files_once(self):
         hub = self.hub()
         summary, _ = self.pulled(hub)
         self.assertEqual(summary["model"], self.folder)
@@ -96,7 +96,7 @@ class PullTest(harness.TestCase):
         self.assertEqual(again["kept"], 3)
         self.assertEqual(len(hub.asked(LARGE, "store")), 1)
 
-    def test_a_connection_that_breaks_off_is_gone_on_with_from_there(self):
+    def test_broken_connection_is_resumed(self):
         hub = self.hub()
         hub.faults[LARGE] = [("break", 100_000), ("break", 50_000), ("break", 1)]
         _, err = self.pulled(hub)
@@ -105,7 +105,7 @@ class PullTest(harness.TestCase):
         self.assertIn("again in", err)
         self.assert_whole(hub)
 
-    def test_a_pull_that_was_killed_goes_on_where_it_stopped(self):
+    def test_killed_pull_is_resumed(self):
         hub = self.hub()
         hub.faults[LARGE] = [("stop",)]
         running = self.start("pull", "own/model", "--endpoint", hub.endpoint)
@@ -126,7 +126,7 @@ class PullTest(harness.TestCase):
         self.assertEqual(code, 1)
         self.assertIn("what came stays", err)
 
-    def test_the_beginning_of_another_version_is_not_gone_on_with(self):
+    def test_partial_file_of_other_version_is_dropped(self):
         hub = self.hub()
         hub.faults[LARGE] = [("break", 100_000), ("status", 404, {})]
         self.refused(hub, "404")
@@ -141,7 +141,7 @@ class PullTest(harness.TestCase):
         self.pulled(hub)
         self.assert_whole(hub)
 
-    def test_lengths_that_are_not_the_lists_are_refused_with_both(self):
+    def test_wrong_lengths_are_refused_with_both(self):
         for fault, number in (
             (("length", 299_999), 299_999), (("length", 300_001), 300_001), (("long", 7), 300_007),
         ):  # fmt: skip
@@ -151,19 +151,19 @@ class PullTest(harness.TestCase):
             self.assertNotIn(LARGE, self.there())
             self.assertNotIn("config.json", self.there())
 
-    def test_an_answer_that_ends_early_without_a_length_is_gone_on_with(self):
+    def test_short_answer_without_length_is_resumed(self):
         hub = self.hub()
         hub.faults[LARGE] = [("short", 1000)]
         self.pulled(hub)
         self.assertEqual(hub.asked(LARGE, "store")[-1][2], 299_000)
         self.assert_whole(hub)
 
-    def test_bytes_from_another_place_than_asked_for_are_refused(self):
+    def test_wrong_byte_range_is_refused(self):
         hub = self.hub()
         hub.faults[LARGE] = [("break", 100_000), ("wrong range",)]
         self.refused(hub, "DATA_LOSS", "asked for bytes from 100000", "99999")
 
-    def test_a_wrong_digest_is_fetched_once_more_and_then_refused_with_both(self):
+    def test_wrong_digest_is_retried_once(self):
         for name in (LARGE, "tokenizer.json"):
             hub = self.hub()
             hub.faults[name] = [("flip",)]
@@ -175,7 +175,7 @@ class PullTest(harness.TestCase):
         self.refused(hub, "DATA_LOSS", LARGE, hashlib.sha256(hub.files[LARGE]).hexdigest())
         self.assertNotIn(LARGE, self.there())
 
-    def test_a_token_is_asked_for_sent_and_kept_from_other_hosts(self):
+    def test_token_is_sent_to_the_hub_only(self):
         hub = self.hub(token="hf_secret")
         self.refused(hub, "UNAUTHENTICATED", "set HF_TOKEN")
         self.environment["HF_TOKEN"] = "hf_wrong"
@@ -199,7 +199,7 @@ class PullTest(harness.TestCase):
             self.refused(hub, "INVALID_ARGUMENT", "OWNER/NAME", name=name)
         self.assertEqual(self.there(), {})
 
-    def test_a_busy_hub_is_asked_again_when_it_says_so(self):
+    def test_busy_hub_is_retried_after_its_delay(self):
         hub = self.hub()
         hub.faults["api"] = [("status", 429, {"Retry-After": "1"}), ("status", 503, {"Retry-After": "0"})]
         hub.faults[LARGE] = [("status", 500, {"Retry-After": "0"}), ("break", 10), ("status", 502, {"Retry-After": "0"})]
@@ -214,7 +214,7 @@ class PullTest(harness.TestCase):
         hub.faults["api"] = [("status", 429, {"Retry-After": "3600"})]
         self.refused(hub, "UNAVAILABLE", "come again in 1h")
 
-    def test_without_a_network_it_says_what_it_could_not_reach(self):
+    def test_unreachable_host_is_named(self):
         with socket.socket() as unused:
             unused.bind(("127.0.0.1", 0))
             endpoint = f"http://127.0.0.1:{unused.getsockname()[1]}"
@@ -223,7 +223,7 @@ class PullTest(harness.TestCase):
         self.assertEqual(json.loads(out)["error"]["code"], "UNAVAILABLE")
         self.assertIn(endpoint, err)
 
-    def test_lists_that_would_write_elsewhere_or_prove_nothing_are_refused(self):
+    def test_unsafe_file_lists_are_refused(self):
         for path, listed in (
             ("../evil.json", {}), ("/evil.json", {}), ("a//b.json", {}), ("a\nb.json", {}),
             ("x.json", {"oid": "12"}), ("x.json", {"size": -1}), ("x.json", {"lfs": {"oid": "z" * 64, "size": 1}}),
@@ -233,7 +233,7 @@ class PullTest(harness.TestCase):
             self.refused(hub, "DATA_LOSS", "file")
         self.assertEqual(os.listdir(self.runtime), [])
 
-    def test_a_disk_that_is_too_small_is_said_before_anything_is_fetched(self):
+    def test_too_small_disk_is_refused_early(self):
         hub = self.hub()
         hub.listed[LARGE] = {"lfs": {"oid": "0" * 64, "size": 1 << 50}}
         self.refused(hub, "RESOURCE_EXHAUSTED", "1.0 PiB", "free", "--out")
@@ -265,7 +265,7 @@ class PullTest(harness.TestCase):
         self.pulled(hub, "--force")
         self.assert_whole(hub)
 
-    def test_a_new_version_is_no_model_until_it_is_whole(self):
+    def test_incomplete_new_version_is_no_model(self):
         hub = self.hub()
         self.pulled(hub)
         hub.files[LARGE] = noise(7, 300_000)

@@ -1,4 +1,4 @@
-"""sluice tune: experts and the KV cache trade memory while clients are answered. SLUICE_STRESS=full: a hundred times."""
+"""sluice tune: moves memory between experts and the KV cache under load. SLUICE_STRESS=full: a hundred times."""
 import json
 import os
 import random
@@ -33,7 +33,7 @@ class TuneTest(harness.TestCase):
         self.assertEqual((code, out), (1, ""), err)
         return err
 
-    def test_random_sizes_under_eight_clients_change_no_answer(self):
+    def test_random_tuning_changes_no_answer(self):
         self.serve()
         rows = self.greedy[:8]
         command = [self.greedy_run(row, "--json", n=24) for row in rows]
@@ -92,19 +92,19 @@ class TuneTest(harness.TestCase):
         for row in self.greedy[:2]:
             self.ok(*self.greedy_run(row, n=8))
 
-    def test_what_cannot_be_is_refused_with_the_numbers_and_changes_nothing(self):
+    def test_impossible_tuning_is_refused_unchanged(self):
         self.serve("--context", 512)
         before = self.tune("--context", 512)
         self.assertIn("dense weights", self.refused("--dram-budget", "1MiB"))
         self.assertIn("free", self.refused("--dram-budget", "100TiB"))
         self.assertIn("one text of 512 tokens takes 16 pages", self.refused("--kv-budget", "10KiB"))
         self.assertIn("1 to 512 are possible", self.refused("--context", 513))
-        # One of two that cannot be: neither is.
+        # One of two changes is impossible: none is applied.
         self.refused("--dram-budget", "1MiB", "--kv-budget", before["kv_bytes"] // 2)
         self.refused("--dram-budget", "30MiB", "--kv-budget", "10KiB")
         self.assertEqual(self.tune("--context", 512), before)
 
-    def test_a_shorter_context_holds_for_requests_from_then_on(self):
+    def test_shorter_context_applies_to_new_requests(self):
         self.serve("--context", 512)
         tuned = self.tune("--context", 64, "--kv-budget", 2 * MIB)
         self.assertEqual(tuned["context"], 64)

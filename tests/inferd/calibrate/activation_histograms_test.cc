@@ -13,7 +13,7 @@
 namespace sluice {
 namespace {
 
-// The ceil(i n / steps)-th smallest.
+// Returns the ceil(i n / steps)-th smallest value.
 float OrderStatistic(const std::vector<float>& sorted, size_t i, size_t steps) {
   const size_t rank = (i * sorted.size() + steps - 1) / steps;
   return rank == 0 ? 0 : sorted[rank - 1];
@@ -33,7 +33,7 @@ std::vector<float> SortedMagnitudes(std::vector<float> values) {
   return values;
 }
 
-TEST(ActivationHistogramsTest, QuantilesLieWithinHalfABucketOfTheOrderStatistics) {
+TEST(ActivationHistogramsTest, QuantilesAreWithinHalfABucket) {
   for (const int bits : {4, 7, 10}) {
     const std::vector<float> values = NormalValues(1, 3000, 0.7f);
     ActivationHistograms histograms(2, bits);
@@ -51,8 +51,8 @@ TEST(ActivationHistogramsTest, QuantilesLieWithinHalfABucketOfTheOrderStatistics
   }
 }
 
-// What counts is the share of values below the threshold.
-TEST(ActivationHistogramsTest, WithManyValuesTheShareBelowAQuantileIsRightToAFewPartsInAHundredThousand) {
+// The measure is the share of values below the threshold.
+TEST(ActivationHistogramsTest, ShareBelowAQuantileIsAccurateForManyValues) {
   const std::vector<float> values = NormalValues(2, 1'000'000, 0.03f);
   ActivationHistograms histograms(1, 10);
   for (const float value : values) histograms.Add(0, value);
@@ -65,9 +65,9 @@ TEST(ActivationHistogramsTest, WithManyValuesTheShareBelowAQuantileIsRightToAFew
   }
 }
 
-// What calibrate stores, looked up as masks do: of what a target keeps (or, near zero, leaves out) no more
-// than a few percent are off, as far as the sample tells at all.
-TEST(ActivationHistogramsTest, TargetsNearTheEndsComeOutAsAskedFor) {
+// Looks up calibrated thresholds as masks do: the share kept by a target (or, near zero, skipped) is off by
+// at most a few percent, within the sample's resolution.
+TEST(ActivationHistogramsTest, TargetsNearZeroAndOneAreMet) {
   const std::vector<float> values = NormalValues(4, 4'000'000, 0.3f);
   ActivationHistograms histograms(1, 10);
   for (const float value : values) histograms.Add(0, value);
@@ -83,7 +83,7 @@ TEST(ActivationHistogramsTest, TargetsNearTheEndsComeOutAsAskedFor) {
   }
 }
 
-TEST(ActivationHistogramsTest, PooledTablesAreTheTablesTogether) {
+TEST(ActivationHistogramsTest, PooledTablesEqualTheUnion) {
   ActivationHistograms histograms(3, 10);
   ActivationHistograms together(1, 10);
   for (uint64_t table = 0; table < 3; ++table) {
@@ -100,7 +100,7 @@ TEST(ActivationHistogramsTest, PooledTablesAreTheTablesTogether) {
   EXPECT_EQ(histograms.Count(2), 300u);
 }
 
-TEST(ActivationHistogramsTest, ExtremeValuesHaveAPlace) {
+TEST(ActivationHistogramsTest, ExtremeValuesFallIntoEndBuckets) {
   ActivationHistograms histograms(3, 4);
   for (const float value : {0.0f, -0.0f, 1e-38f, std::numeric_limits<float>::denorm_min()}) {
     histograms.Add(0, value);
@@ -115,7 +115,7 @@ TEST(ActivationHistogramsTest, ExtremeValuesHaveAPlace) {
   EXPECT_TRUE(histograms.HasHugeValue(2));
 }
 
-TEST(ActivationHistogramsTest, AStateComesBackAndGoesOn) {
+TEST(ActivationHistogramsTest, SavedStateIsRestoredAndContinued) {
   const std::vector<float> values = NormalValues(3, 1000, 1);
   ActivationHistograms whole(2, 7);
   ActivationHistograms half(2, 7);
@@ -138,7 +138,7 @@ TEST(ActivationHistogramsTest, AStateComesBackAndGoesOn) {
   EXPECT_FALSE(other.Load(&again).ok());
 }
 
-TEST(ActivationHistogramsTest, MemoryDecidesTheWidth) {
+TEST(ActivationHistogramsTest, MemoryBudgetSetsTheBucketWidth) {
   EXPECT_EQ(ActivationHistograms::MantissaBitsFor(144, 768ull << 20), 10);
   EXPECT_EQ(ActivationHistograms::MantissaBitsFor(3 * 48 * 128, 768ull << 20), 7);
   EXPECT_EQ(ActivationHistograms::MantissaBitsFor(3 * 48 * 128, 0), 4);

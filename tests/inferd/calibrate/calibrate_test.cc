@@ -1,4 +1,5 @@
-// Whole calibrations of tiny models on the engine: what is measured, and going on after an interruption.
+// Whole calibrations of tiny models on the engine: the measurements, and the continuation after an
+// interruption.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -66,7 +67,7 @@ class CalibrateTest : public ::testing::Test {
 
   TempDir dir_;
   const std::string pack_ = dir_.File("pack");
-  uint64_t delay_seed_ = 0;  // not 0: the device computes later
+  uint64_t delay_seed_ = 0;  // not 0: an asynchronous device
 };
 
 TEST_F(CalibrateTest, WritesUsageThresholdsAndSensitivities) {
@@ -89,7 +90,7 @@ TEST_F(CalibrateTest, WritesUsageThresholdsAndSensitivities) {
   for (const char* name : {kNeuronHiddenName, kNeuronNormedName}) {
     const auto predicted = ReadThresholds(summary->folder, config, (*pack)->model_id(), name);
     ASSERT_TRUE(predicted.ok()) << predicted.status();
-    EXPECT_EQ(predicted->Threshold(Lead::kUp, 0, 0, 0.5), 0);  // nothing comes before the first layer
+    EXPECT_EQ(predicted->Threshold(Lead::kUp, 0, 0, 0.5), 0);  // the first layer has no predecessor
     EXPECT_GT(predicted->Threshold(Lead::kUp, 1, 0, 0.5), 0);
     EXPECT_GT(predicted->Threshold(Lead::kGate, 2, 3, 0.5), 0);
     EXPECT_NE(predicted->Threshold(Lead::kUp, 2, 0, 0.5), thresholds->Threshold(Lead::kUp, 2, 0, 0.5));
@@ -101,7 +102,7 @@ TEST_F(CalibrateTest, WritesUsageThresholdsAndSensitivities) {
     EXPECT_GT(layer.fisher, 0);
     EXPECT_GT(layer.quadratic, 0);
     EXPECT_GT(layer.mean_square, 0);
-    EXPECT_LE(layer.mean_square, 0.25);  // the second of two has at most half
+    EXPECT_LE(layer.mean_square, 0.25);  // the second of two experts has at most half
   }
   const auto cutoffs = ReadCutoffs(summary->folder, (*pack)->model_id());
   ASSERT_TRUE(cutoffs.ok()) << cutoffs.status();
@@ -131,7 +132,7 @@ TEST_F(CalibrateTest, WritesUsageThresholdsAndSensitivities) {
   EXPECT_FALSE(std::filesystem::exists(summary->folder + "/.calibrate"));
 }
 
-TEST_F(CalibrateTest, GoesOnAfterAnInterruptionToTheSameBits) {
+TEST_F(CalibrateTest, ResumesAfterInterruptionToTheSameBits) {
   int reports = 0;
   ASSERT_TRUE(Run(Spec(), 0, &reports).ok());
   const auto expected = ProfileBytes();
@@ -170,8 +171,7 @@ TEST_F(CalibrateTest, ImpossibleTextsAndWindowsAreRefused) {
   EXPECT_THAT(std::string(status.message()), ::testing::HasSubstr("1048576"));
 }
 
-// Dense first layers, shared experts, biases, scaled inputs, recurrent states: nothing is assumed of a
-// family.
+// Dense first layers, shared experts, biases, scaled inputs, recurrent states: stages assume no model family.
 class CalibrateFamilyTest : public CalibrateTest, public ::testing::WithParamInterface<const char*> {};
 
 TEST_P(CalibrateFamilyTest, MeasuresEveryRoutedLayer) {
@@ -215,8 +215,8 @@ INSTANTIATE_TEST_SUITE_P(Families, CalibrateFamilyTest,
                                            "qwen2_moe", "qwen3_5_moe", "qwen3_moe"),
                          [](const auto& info) { return std::string(info.param); });
 
-// What is measured does not depend on when the device computes.
-TEST_F(CalibrateTest, ADeviceThatComputesLaterMeasuresTheSame) {
+// Measurements do not depend on when the device computes.
+TEST_F(CalibrateTest, AsynchronousDeviceMeasuresTheSame) {
   ASSERT_TRUE(Run(Spec()).ok());
   const auto at_the_call = ProfileBytes();
   ASSERT_FALSE(at_the_call.empty());
@@ -227,7 +227,7 @@ TEST_F(CalibrateTest, ADeviceThatComputesLaterMeasuresTheSame) {
   EXPECT_EQ(ProfileBytes(), at_the_call);
 }
 
-TEST_F(CalibrateTest, RequestsAreServedMeanwhileAndTheEngineEndsCleanlyUnderIt) {
+TEST_F(CalibrateTest, RequestsAreServedAndTheEngineEndsCleanly) {
   auto engine = StartEngine(pack_, {.threads = 2});
   ASSERT_TRUE(engine.ok()) << engine.status();
   auto sink = std::make_shared<CollectingCalibrationSink>();

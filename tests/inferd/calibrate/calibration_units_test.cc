@@ -1,5 +1,5 @@
-// What a unit of a calibration costs, which is how long an interruption waits and how far a progress bar
-// jumps: one window, with the head only where somebody looks at the loss.
+// Cost of a calibration unit, which is the delay of an interruption and the step of a progress bar: one
+// window, with the head only if the loss is used.
 #include <gtest/gtest.h>
 
 #include <functional>
@@ -16,7 +16,7 @@
 namespace sluice {
 namespace {
 
-// Remembers how windows were asked for; a window's loss is its first token.
+// Records the requested windows; a window's loss is its first token.
 class CountingHost final : public WindowHost {
  public:
   absl::StatusOr<double> Run(const CalibrationWindow& window, const WindowRunner::Hooks& hooks) override {
@@ -65,7 +65,7 @@ class CalibrationUnitsTest : public ::testing::Test {
     for (int i = 0; i < 5; ++i) windows_.push_back({{i + 1, 2, 3}, {2, 3}});
   }
 
-  // The most windows of any unit, the stage saved to a new one after each.
+  // Returns the maximum windows of any unit, restoring the stage into a new one after each.
   int WindowsOfAUnit(const std::function<std::unique_ptr<CalibrationStage>()>& make) {
     std::unique_ptr<CalibrationStage> stage = make();
     int most = 0;
@@ -98,7 +98,7 @@ class CalibrationUnitsTest : public ::testing::Test {
   FinishedStage thresholds_{kThresholdsName, "tables"};
 };
 
-TEST_F(CalibrationUnitsTest, WhatLooksAtLayersAloneLeavesTheHeadOut) {
+TEST_F(CalibrationUnitsTest, LayerStagesSkipTheHead) {
   ActivationStage activations(config_, keys_, windows_, &host_, nullptr);
   NeuronStage neurons(config_, keys_, windows_, 5, &host_);
   CacheStage cache(config_, keys_, windows_, 5, &host_);
@@ -129,7 +129,7 @@ TEST_F(CalibrationUnitsTest, GatingRunsOneHeldOutWindowAUnit) {
 
 // Losses rise by the sparsity times (3 + 4 + 5) over six targets: 10 is passed at expm1(2 s) = 10, never
 // here.
-TEST_F(CalibrationUnitsTest, TheSearchForTheLargestSparsityRunsOneWindowAUnit) {
+TEST_F(CalibrationUnitsTest, SparsitySearchRunsOneWindowPerUnit) {
   EXPECT_EQ(WindowsOfAUnit([&] { return Cutoff(); }), 1);
   const auto files = last_->Finish();
   ASSERT_TRUE(files.ok()) << files.status();
@@ -140,7 +140,7 @@ TEST_F(CalibrationUnitsTest, TheSearchForTheLargestSparsityRunsOneWindowAUnit) {
   EXPECT_EQ(cutoffs->cutoffs[1].sparsity, 0.99);
 }
 
-TEST_F(CalibrationUnitsTest, ASparsityThatCannotBeIsBeyondEveryBound) {
+TEST_F(CalibrationUnitsTest, ImpossibleSparsityExceedsEveryBound) {
   host_.most = 0.355;
   EXPECT_EQ(WindowsOfAUnit([&] { return Cutoff(); }), 1);
   const auto files = last_->Finish();
@@ -151,7 +151,7 @@ TEST_F(CalibrationUnitsTest, ASparsityThatCannotBeIsBeyondEveryBound) {
 }
 
 // Hidden 4, two routed layers of 4 x 4 x 4 + 3 x 4 x 2 x 8 = 256, a head of 400.
-TEST_F(CalibrationUnitsTest, WorkIsCountedFromTheLayerThatAPassBeginsAt) {
+TEST_F(CalibrationUnitsTest, WorkCountsFromTheFirstLayerOfAPass) {
   config_.vocab = 100;
   for (LayerConfig& layer : config_.layers) layer.moe.expert_width = 8;
   const PositionWork work(config_);
@@ -162,7 +162,7 @@ TEST_F(CalibrationUnitsTest, WorkIsCountedFromTheLayerThatAPassBeginsAt) {
   EXPECT_EQ(work.Fisher(3), 512 + 12 * (656 + 400));
 }
 
-TEST(TimeLeftTest, GoesByWhatWasDoneInThisRun) {
+TEST(TimeLeftTest, EstimatesFromThisRunOnly) {
   TimeLeft left(100);
   EXPECT_FALSE(left.Estimate().has_value());
   left.Skip(40);

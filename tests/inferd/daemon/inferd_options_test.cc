@@ -95,7 +95,7 @@ TEST(InferdOptionsTest, SocketsDefaultToTheRuntimeDirectory) {
   EXPECT_EQ(std::vector<std::string>{"unix:/run/some/inferd-admin.sock"}, command.options.admin);
 }
 
-// As weightd takes its --socket.
+// Same rule as weightd's --socket.
 TEST(InferdOptionsTest, RelativeSocketsLieInTheWorkingDirectory) {
   const InferdCommand command =
       Parse({"--pack", "/p", "--listen", "unix:run/inferd.sock", "--admin", "unix:./ops.sock"});

@@ -1,4 +1,4 @@
-// Thoughts and calls of tools as each family writes them, in pieces of every size.
+// Thoughts and tool calls in the syntax of each family, in pieces of every size.
 #include "inferd/dialect/message_parser.h"
 
 #include <nlohmann/json.hpp>
@@ -14,7 +14,7 @@ namespace {
 
 using Kind = MessageEvent::Kind;
 
-// A message put together from its events: "{thought}text[name args]".
+// Returns a message rebuilt from its events: "{thought}text[name args]".
 std::string Joined(const std::vector<MessageEvent>& events) {
   std::string out;
   Kind last = Kind::kText;
@@ -46,7 +46,7 @@ std::string Parsed(const Dialect& dialect, const MessageParserOptions& options, 
 
 struct Case {
   const char* name;
-  const char* chat_template;  // what of it tells the family
+  const char* chat_template;  // the part that identifies the family
   const char* text;
   const char* wanted;
 };
@@ -188,7 +188,7 @@ TEST(MessageParserTest, TextBecomesWhatItsSchemaAllows) {
   EXPECT_EQ("\"x\"", JsonOfText("x", {}));
 }
 
-// Whatever a model writes, in whatever pieces, is read alike and ends.
+// Random model output ends, with the same result for every split into pieces.
 TEST(MessageParserTest, NoTextBreaksAParser) {
   Mutator mutator(7);
   for (int round = 0; round < 200; ++round) {

@@ -60,13 +60,13 @@ struct Case {
   const char* name;
   uint32_t threads;
   bool tight;               // DRAM holds half of the experts
-  const char* family = "";  // of tests/data/tiny; empty: a Mixtral made here
+  const char* family = "";  // a family in tests/data/tiny; empty: a Mixtral made here
   bool sim = false;         // on a device that holds half of the experts
   bool neurons = false;     // neuron by neuron, the smaller ones within a budget
   std::string preset = "exact";
 };
 
-// What a preset takes from a profile, set to what needs none.
+// Overrides a preset's policies that need a profile.
 std::vector<std::string> WithoutProfile(const std::string& preset) {
   const std::string first = "first_layer=off";
   if (preset == "adapmoe") return {first, "sensitivity=score", "sensitivity_threshold=0.1"};
@@ -75,7 +75,7 @@ std::vector<std::string> WithoutProfile(const std::string& preset) {
   return {};
 }
 
-// Whether steady decoding keeps asking for experts.
+// True if steady decoding keeps requesting experts.
 bool Fetches(const std::string& preset) {
   const absl::StatusOr<Policies> policies =
       PoliciesOf(preset, {.policy = WithoutProfile(preset)}, DeviceKind::kSim);

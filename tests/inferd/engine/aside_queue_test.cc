@@ -1,4 +1,4 @@
-// Work beside the steps: its order, what needs no weights outliving their loss, the end.
+// Control tasks beside the steps: their order, tasks without weights outliving the loss of weights, the end.
 #include "inferd/engine/aside_queue.h"
 
 #include <gtest/gtest.h>
@@ -11,7 +11,7 @@
 namespace sluice {
 namespace {
 
-// The engine's side: looks once something has come.
+// The engine's side: runs tasks once woken.
 class Waiting {
  public:
   void Wake() { came_.fetch_add(1); }
@@ -27,7 +27,7 @@ class Waiting {
 
 absl::Status NoStep(const EngineWork&) { return absl::InternalError("no step was to be run"); }
 
-TEST(AsideQueueTest, RunsWhatWaitsOneAfterTheOther) {
+TEST(AsideQueueTest, RunsWaitingTasksInOrder) {
   Waiting waiting;
   AsideQueue queue([&] { waiting.Wake(); });
   std::string order;

@@ -1,4 +1,4 @@
-// How requests end before their answer does, what is refused, and what an engine refuses to be.
+// Early ends of requests, refused requests, and refused engine options.
 #include <algorithm>
 #include <random>
 
@@ -65,7 +65,7 @@ TEST_F(EngineTest, RandomCancelsLeaveEveryGaugeAtZero) {
   EXPECT_EQ(test_.client->violation(), "");
 }
 
-TEST_F(EngineTest, GaugesAreZeroByTheTimeTheSinkHearsTheEnd) {
+TEST_F(EngineTest, GaugesAreZeroWhenTheSinkIsTold) {
   class WatchingSink final : public RequestSink {
    public:
     explicit WatchingSink(Engine* engine) : engine_(engine) {}
@@ -103,7 +103,7 @@ TEST_F(EngineTest, GaugesAreZeroByTheTimeTheSinkHearsTheEnd) {
 TEST_F(EngineTest, DeadlinesEndRunningAndWaitingRequests) {
   options_.engine.parallel = 1;
   Start();
-  test_.client->Freeze(true);  // the first expert never comes while the deadlines pass
+  test_.client->Freeze(true);  // the first expert never arrives while the deadlines pass
   GenerateSpec spec = GreedySpec("a", {7, 8}, 250);
   auto running = std::make_shared<CollectingSink>();
   auto waiting = std::make_shared<CollectingSink>();
@@ -124,8 +124,8 @@ TEST_F(EngineTest, DeadlinesEndRunningAndWaitingRequests) {
   EXPECT_EQ(AwaitQuiet(engine()).kv_pages_used, 0u);
 }
 
-// Its words change once in a limit, not with every look: whoever logs changes would fill the log.
-TEST_F(EngineTest, HealthOfAStuckStepTellsWholeLimits) {
+// The message changes once per limit, not with every call, so that a log of changes stays short.
+TEST_F(EngineTest, HealthOfAStuckStepCountsWholeLimits) {
   constexpr absl::Duration kLimit = absl::Milliseconds(20);
   options_.engine.watchdog = kLimit;
   Start();
@@ -151,7 +151,7 @@ TEST_F(EngineTest, HealthOfAStuckStepTellsWholeLimits) {
   EXPECT_TRUE(sink->Await().ok());
 }
 
-TEST_F(EngineTest, AFullQueueSaysSoAndLetsGoAgain) {
+TEST_F(EngineTest, FullQueueRefusesAndRecovers) {
   options_.engine.parallel = 1;
   options_.engine.queue.count = 2;
   Start();
@@ -161,7 +161,7 @@ TEST_F(EngineTest, AFullQueueSaysSoAndLetsGoAgain) {
     sinks[i] = std::make_shared<CollectingSink>();
     ASSERT_TRUE(engine().Generate(GreedySpec(absl::StrCat("a", i), {7, 8}, 3), sinks[i]).ok());
     while (i == 0 && engine().Stats().sequences_running == 0) {
-      // The first one runs, and so does not count as waiting. It is published before its step, by its start.
+      // The first request runs, and so does not count as waiting. Its start is published before its step.
       if (sinks[0]->started()) {
         break;
       }
@@ -266,7 +266,7 @@ TEST_F(EngineTest, BadRequestsAreRefusedWithFieldAndNumbers) {
   EXPECT_EQ(FieldOf(engine().Score(score, std::make_shared<CollectingScoreSink>())), "targets[2]");
 }
 
-TEST_F(EngineTest, PredictionsAreMadeAndCountedOnlyWhereExpertsAreMissing) {
+TEST_F(EngineTest, PredictionsCountOnlyIfExpertsAreMissing) {
   options_.weights.dram_budget = SmallestBudget(pack_, 3);  // six of sixteen experts
   Start();
   Answer(GreedySpec("a", {7, 8}, 40));
@@ -290,7 +290,7 @@ TEST_F(EngineTest, PredictionsAreMadeAndCountedOnlyWhereExpertsAreMissing) {
   EXPECT_EQ(later.prefetch_issued, settled.prefetch_issued) << "everything that is used is resident";
 }
 
-TEST_F(EngineTest, OptionsThatCannotWorkAreRefusedWithTheNumbers) {
+TEST_F(EngineTest, InvalidOptionsAreRefusedWithNumbers) {
   const ModelConfig config = (*Pack::Open(pack_))->config();
   EngineOptions options;
   options.context = 513;

@@ -1,4 +1,4 @@
-// An engine over a tiny model, for the tests of what its clients see.
+// Fixture: an engine over a tiny model, for tests from the client's view.
 #pragma once
 
 #include <string>

@@ -1,4 +1,4 @@
-// What clients of the engine see: answers, statistics, preemption.
+// The engine from the client's view: answers, statistics, preemption.
 #include "inferd/engine/engine.h"
 
 #include <algorithm>
@@ -55,7 +55,7 @@ TEST_F(EngineTest, ASecondRunFindsTheExpertsResident) {
 TEST_F(EngineTest, EndTokensEndTheAnswerAndAreReported) {
   Start();
   const std::vector<int32_t> free_run = Answer(GreedySpec("a", {7, 8}, 40));
-  // Any token of the free run can play the stop id.
+  // Any token of the free run can serve as the stop id.
   GenerateSpec spec = GreedySpec("b", {7, 8}, 40);
   spec.stopping.stop_token_ids = {free_run[3]};
   const auto first = std::find(free_run.begin(), free_run.end(), free_run[3]) - free_run.begin();
@@ -80,7 +80,7 @@ TEST_F(EngineTest, MinTokensHoldsEndTokensOff) {
 
 TEST_F(EngineTest, TheModelsEndTokensCountUnlessIgnored) {
   Start();
-  // A penalty-free sampled run visits end tokens sooner or later; with ignore_eos it goes on.
+  // A penalty-free sampled run visits end tokens sooner or later; with ignore_eos it continues.
   GenerateSpec spec = GreedySpec("a", {7, 8}, 200);
   spec.sampling.temperature = 5.0f;
   spec.sampling.seed = 3;
@@ -179,7 +179,7 @@ TEST_F(EngineTest, ScoringReportsTargetsAndTheLikeliest) {
   EXPECT_EQ(AwaitQuiet(engine()).prompt_tokens, 6u);
 }
 
-TEST_F(EngineTest, ACongestedConsumerHoldsUpOnlyItself) {
+TEST_F(EngineTest, CongestedConsumerDelaysOnlyItself) {
   options_.engine.prefill_chunk = 8;
   Start();
   ScoreSpec spec;

@@ -1,6 +1,6 @@
 // `exact`: the logits of a sequence depend on its token ids alone. Random draws of everything that must not
-// matter: DRAM and KV budget, threads and backend, when it computes, batch, prefill chunk, prefetch, faults,
-// deaths of weightd, and what of a text others have computed before.
+// matter: DRAM and KV budget, threads and backend, synchronous or not, batch, prefill chunk, prefetch,
+// faults, deaths of weightd, and cached prefixes.
 #include <cstdlib>
 #include <filesystem>
 #include <map>
@@ -80,7 +80,7 @@ class ExactTest : public testing::TestWithParam<Case> {
     for (int i = 0; i < kInputs; ++i) {
       inputs_.push_back(RandomIds(&random, 20 + 31 * i));
     }
-    // Two texts that part within a page, behind two whole ones.
+    // Two prompts that diverge within a page, after two whole ones.
     std::copy_n(inputs_[2].begin(), 77, inputs_[3].begin());
   }
 
@@ -98,11 +98,11 @@ class ExactTest : public testing::TestWithParam<Case> {
     return WriteFileDurably(model + "/config.json", config.dump());
   }
 
-  // What the reference backend says with everything in DRAM, one request at a time.
+  // Results of the reference backend with everything in DRAM, one request at a time.
   struct Wanted {
     std::vector<std::vector<float>> logits;
     std::vector<std::vector<int32_t>> greedy;
-    // The turn after: all candidates of every token, which says as much as its logits.
+    // The next turn: all candidates of every token, equivalent to its logits.
     std::vector<std::vector<int32_t>> next_prompts;
     std::vector<std::vector<TokenOut>> next_tokens;
   };
@@ -130,7 +130,7 @@ class ExactTest : public testing::TestWithParam<Case> {
     }
     std::mt19937 random(6);
     for (int i = 0; i < kInputs; ++i) {
-      // The answer with all, some or none of its tokens, and what is said to it.
+      // All, some or none of the answer's tokens, then the user's next message.
       std::vector<int32_t> next = inputs_[i];
       next.insert(next.end(), wanted.greedy[i].begin(), wanted.greedy[i].end() - 4 * (i % 3));
       const std::vector<int32_t> said = RandomIds(&random, 1 + 13 * i);
@@ -146,7 +146,7 @@ class ExactTest : public testing::TestWithParam<Case> {
   }
 
   void RunDraw(uint32_t draw);
-  // The same on a device of a random budget, link and tile.
+  // Runs a draw on a device with random budget, link and tile size.
   void RunSimDraw(uint32_t draw);
   void RunRequests(TestEngine* test, const Wanted& wanted, bool next_turns);
   void RunNextTurns(TestEngine* test, const Wanted& wanted);
@@ -156,7 +156,7 @@ class ExactTest : public testing::TestWithParam<Case> {
   std::string pack_;
   std::vector<std::vector<int32_t>> inputs_;
   std::map<KvType, Wanted> wanted_;
-  uint64_t cached_tokens_ = 0;  // of all draws
+  uint64_t cached_tokens_ = 0;  // sum of all draws
 };
 
 void ExactTest::RunDraw(uint32_t draw) {
@@ -212,7 +212,7 @@ void ExactTest::RunSimDraw(uint32_t draw) {
   options.engine.prefetch = random() % 2 == 0;
   options.engine.context = 256;
   options.engine.max_logprobs = kVocab - 1;
-  options.engine.stall_limit = absl::Seconds(60);  // a loaded machine is no failure of these
+  options.engine.stall_limit = absl::Seconds(60);  // a loaded machine must not fail the test
   options.engine.weightd_grace = absl::Seconds(60);
   options.engine.device = DeviceKind::kSim;
   SlabOptions& device = options.engine.slab;
@@ -283,7 +283,7 @@ void ExactTest::RunRequests(TestEngine* test, const Wanted& wanted, bool next_tu
   EXPECT_EQ(test->client->violation(), "");
 }
 
-// All of them at once, then all once more: the second time most of each is found.
+// Runs all requests at once, then again: the second time most of each prompt is cached.
 void ExactTest::RunNextTurns(TestEngine* test, const Wanted& wanted) {
   for (const char* round : {"n", "m"}) {
     std::vector<std::shared_ptr<CollectingSink>> answers;
@@ -313,7 +313,7 @@ void ExactTest::ExpectSame(const std::vector<TokenOut>& tokens, const std::vecto
   }
 }
 
-TEST_P(ExactTest, LogitsAreBitEqualWhateverSurroundsTheSequence) {
+TEST_P(ExactTest, LogitsAreBitEqualInAnySurrounding) {
   for (uint32_t draw = 0; draw < Draws(GetParam().draws); ++draw) {
     RunDraw(draw);
     ASSERT_FALSE(HasFailure()) << "draw " << draw;
@@ -321,7 +321,7 @@ TEST_P(ExactTest, LogitsAreBitEqualWhateverSurroundsTheSequence) {
   EXPECT_GT(cached_tokens_, 0u) << "nothing was reused";
 }
 
-TEST_P(ExactTest, LogitsOnASimulatedDeviceAreThoseOfTheHost) {
+TEST_P(ExactTest, SimulatedDeviceLogitsEqualTheHosts) {
   for (uint32_t draw = 0; draw < Draws(GetParam().draws) / 4; ++draw) {
     RunSimDraw(draw);
     ASSERT_FALSE(HasFailure()) << "draw " << draw;
@@ -339,7 +339,7 @@ Case Family(const char* name, const char* family, const char* bits, const char* 
   return {name, {}, bits, family, change, /*draws=*/4};
 }
 
-// Texts of 20 to 125 tokens: the limit of short texts is crossed while they are generated.
+// Sequences of 20 to 125 tokens cross the limit of the short rope table while they generate.
 constexpr char kLongRope[] = R"({"original_max_position_embeddings": 25, "rope_parameters": {
     "rope_type": "longrope", "rope_theta": 10000.0, "original_max_position_embeddings": 25,
     "short_factor": [1, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6, 1.7], "long_factor": [1, 1.5, 2, 2.5, 3, 4, 5, 6],

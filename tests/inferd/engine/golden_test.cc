@@ -1,4 +1,4 @@
-// The whole engine against what another implementation computed (tests/data).
+// The whole engine against golden results of another implementation (tests/data).
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -14,7 +14,7 @@
 namespace sluice {
 namespace {
 
-// A tensor of the folder's golden.safetensors as a vector of T.
+// Reads a tensor of the folder's golden.safetensors as a vector of T.
 template <typename T>
 std::vector<T> ReadGolden(const std::string& folder, const std::string& name) {
   const std::string path = folder + "/golden.safetensors";
@@ -41,11 +41,11 @@ std::vector<int32_t> ToIds(const std::vector<int64_t>& ids) { return {ids.begin(
 struct Case {
   const char* name;
   uint32_t threads;            // 0: the reference backend
-  const char* group = "tiny";  // folder of tests/data
-  const char* file = "";       // within the folder, where the model is one file
-  const char* rounded = "";    // ends the names of what the pack's bf16 weights give
-  uint64_t delay_seed = 0;     // not 0: a device that computes later
-  const char* bits = "bf16";   // of the pack
+  const char* group = "tiny";  // folder in tests/data
+  const char* file = "";       // file in the folder, if the model is one file
+  const char* rounded = "";    // name suffix of the golden values for bf16 packs
+  uint64_t delay_seed = 0;     // not 0: an asynchronous device
+  const char* bits = "bf16";   // encoding of the pack
 };
 
 class GoldenTest : public testing::TestWithParam<Case> {
@@ -119,7 +119,7 @@ std::string CaseName(const testing::TestParamInfo<Case>& info) {
 
 INSTANTIATE_TEST_SUITE_P(Families, GoldenTest, testing::ValuesIn(Cases()), CaseName);
 
-// Quantized folders: what their values rounded to bf16 once give.
+// Quantized folders: golden values for weights rounded to bf16 once.
 INSTANTIATE_TEST_SUITE_P(Formats, GoldenTest,
                          testing::Values(Case{"awq_qwen3_moe", 0, "formats", "", "_bf16"},
                                          Case{"fp8_minimax_m2", 0, "formats", "", "_bf16"},

@@ -1,4 +1,4 @@
-// Guessing the tokens that follow a step: when it is worth its time, and that nothing of a guess is kept.
+// Draft tokens: when a draft is worth its time, and that nothing of a draft is kept.
 #include <gtest/gtest.h>
 
 #include <vector>
@@ -9,7 +9,7 @@
 namespace sluice {
 namespace {
 
-TEST(GuessTimingTest, AGuessMayTakeTwiceTheWait) {
+TEST(GuessTimingTest, DraftMayTakeTwiceTheWait) {
   GuessTiming timing;
   EXPECT_TRUE(timing.Pays(1)) << "nothing was seen";
   timing.AddGuess(3'000'000);
@@ -19,7 +19,7 @@ TEST(GuessTimingTest, AGuessMayTakeTwiceTheWait) {
   EXPECT_TRUE(timing.Pays(2));
 }
 
-TEST(GuessTimingTest, TheLastOnesDecide) {
+TEST(GuessTimingTest, RecentMeasurementsDecide) {
   GuessTiming timing;
   timing.AddGuess(3'000'000);
   timing.AddWait(1, 1'000'000);
@@ -29,7 +29,7 @@ TEST(GuessTimingTest, TheLastOnesDecide) {
   EXPECT_FALSE(timing.Pays(1));
 }
 
-TEST(GuessTimingTest, AGuessThatWasHeldUpIsTriedAgain) {
+TEST(GuessTimingTest, DelayedDraftIsTriedAgain) {
   GuessTiming timing;
   timing.AddWait(1, 1'000'000);
   timing.AddGuess(1'000'000'000);
@@ -65,7 +65,7 @@ class GuessTokensTest : public EngineTest {
   EngineStats stats_;
 };
 
-TEST_F(GuessTokensTest, AnswersAreTheSameAndRightGuessesAreGoneOnFrom) {
+TEST_F(GuessTokensTest, AnswersAreEqualAndRightDraftsAreUsed) {
   options_.engine.parallel = 2;
   options_.engine.prefill_chunk = 16;
   options_.weights.max_delay_polls = 9;

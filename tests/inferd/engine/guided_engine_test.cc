@@ -1,4 +1,4 @@
-// Guided answers of the trained sample model through the whole engine.
+// Structured output of the trained sample model through the whole engine.
 #include <regex>
 #include <set>
 
@@ -58,7 +58,7 @@ class GuidedEngineTest : public testing::Test {
   TestEngine test_;
 };
 
-TEST_F(GuidedEngineTest, AnswersConformAndAreTheSameWhateverRunsBeside) {
+TEST_F(GuidedEngineTest, AnswersConformInAnyBatch) {
   const std::string regex = "[A-Z][a-z]{1,9}( [a-z]{1,9}){2,6}\\.";
   std::vector<std::string> alone;
   Start();
@@ -89,7 +89,7 @@ TEST_F(GuidedEngineTest, AnswersConformAndAreTheSameWhateverRunsBeside) {
   }
 }
 
-TEST_F(GuidedEngineTest, GreedyTakesTheBestOfWhatIsAllowed) {
+TEST_F(GuidedEngineTest, GreedyTakesTheBestAllowedToken) {
   Start();
   GenerateSpec spec = Spec("a", GuideSpec::Kind::kChoice, "");
   spec.guide->choices = {"purple", "a young man"};
@@ -109,7 +109,7 @@ TEST_F(GuidedEngineTest, GreedyTakesTheBestOfWhatIsAllowed) {
   }
 }
 
-TEST_F(GuidedEngineTest, ACallIsItsTextAroundADocument) {
+TEST_F(GuidedEngineTest, ToolCallIsTextAroundADocument) {
   Start();
   std::set<std::string> begun;
   for (uint64_t seed = 0; seed < 8; ++seed) {
@@ -128,7 +128,7 @@ TEST_F(GuidedEngineTest, ACallIsItsTextAroundADocument) {
   }
 }
 
-TEST_F(GuidedEngineTest, TheGuideMayHoldFromATokenOn) {
+TEST_F(GuidedEngineTest, GrammarMayStartAfterAToken) {
   Start();
   GenerateSpec free = Spec("a", GuideSpec::Kind::kChoice, "");
   free.guide.reset();
@@ -149,7 +149,7 @@ TEST_F(GuidedEngineTest, TheGuideMayHoldFromATokenOn) {
   EXPECT_TRUE(sink->text().ends_with("!yes!") || sink->text().ends_with("!no!")) << sink->text();
 }
 
-TEST_F(GuidedEngineTest, AGuideThatCannotBeKeptFailsItsRequestAlone) {
+TEST_F(GuidedEngineTest, ImpossibleGrammarFailsOnlyItsRequest) {
   Start();
   const auto good = Begin(Spec("good", GuideSpec::Kind::kRegex, "[a-z]{20,30}"));
   const auto late = Begin(Spec("late", GuideSpec::Kind::kGrammar, "root ::= nowhere"));
@@ -174,10 +174,10 @@ TEST_F(GuidedEngineTest, AGuideThatCannotBeKeptFailsItsRequestAlone) {
   EXPECT_EQ(AwaitQuiet(*test_.engine).sequences_waiting, 0u);
 }
 
-TEST_F(GuidedEngineTest, CancelsAreHeardWhileAGuideIsCompiledAndWhileItHolds) {
+TEST_F(GuidedEngineTest, CancelWorksDuringGrammarCompileAndUse) {
   Start();
   for (int i = 0; i < 20; ++i) {
-    // New each time, so that it has to be compiled.
+    // A new grammar each time, so that it must be compiled.
     const GenerateSpec spec = Spec("c", GuideSpec::Kind::kRegex, absl::StrCat("([a-z ]{", i + 1, "}x?)*"));
     const auto sink = Begin(spec);
     if (i % 2 == 1) {
@@ -191,7 +191,7 @@ TEST_F(GuidedEngineTest, CancelsAreHeardWhileAGuideIsCompiledAndWhileItHolds) {
   EXPECT_EQ(stats.sequences_running + stats.sequences_waiting + stats.kv_pages_used, 0u);
 }
 
-TEST_F(GuidedEngineTest, WithoutATokenizerThereIsNothingToGuide) {
+TEST_F(GuidedEngineTest, GrammarNeedsATokenizer) {
   options_.tokenizer = nullptr;
   Start();
   const absl::Status status =

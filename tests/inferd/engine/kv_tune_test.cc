@@ -1,4 +1,4 @@
-// The KV cache gets other sizes while requests run: no token changes, none ends by it, and what cannot be is
+// Resizes of the KV cache while requests run: no token changes, no request ends, and impossible sizes are
 // refused.
 #include <cstdlib>
 #include <random>
@@ -67,7 +67,7 @@ TEST_F(KvTuneTest, RandomSizesUnderEightClientsChangeNoToken) {
   EXPECT_EQ(stats.kv_pages_used, 0u);
 }
 
-TEST_F(KvTuneTest, TextsAreFoundAgainAfterAChange) {
+TEST_F(KvTuneTest, PrefixesAreFoundAgainAfterAResize) {
   options_.engine.parallel = 2;
   Start();
   const GenerateSpec spec = GreedySpec("a", std::vector<int32_t>(100, 7), 8);
@@ -82,7 +82,7 @@ TEST_F(KvTuneTest, TextsAreFoundAgainAfterAChange) {
   EXPECT_GT(engine().Stats().cached_prompt_tokens, cached) << "and found again";
 }
 
-TEST_F(KvTuneTest, WhatCannotHoldAContextIsRefusedWithTheNumbers) {
+TEST_F(KvTuneTest, TooSmallBudgetIsRefusedWithNumbers) {
   Start();
   const Engine::KvTuned before = engine().Kv();
   const uint64_t one = before.bytes / before.pages;
@@ -96,7 +96,7 @@ TEST_F(KvTuneTest, WhatCannotHoldAContextIsRefusedWithTheNumbers) {
   EXPECT_EQ(engine().Kv().context, 256u);
 }
 
-TEST_F(KvTuneTest, AShorterContextLetsTheCacheBeSmallerAndGoesByWhatLives) {
+TEST_F(KvTuneTest, ShorterContextAllowsASmallerCache) {
   Start();
   const Engine::KvTuned before = engine().Kv();
   const uint64_t one = before.bytes / before.pages;
@@ -122,7 +122,7 @@ TEST_F(KvTuneTest, AShorterContextLetsTheCacheBeSmallerAndGoesByWhatLives) {
   EXPECT_EQ(Answer(GreedySpec("d", std::vector<int32_t>(70, 7), 4)).size(), 4u);
 }
 
-TEST_F(KvTuneTest, ADeviceThatComputesLaterIsWaitedFor) {
+TEST_F(KvTuneTest, AsynchronousDeviceIsAwaited) {
   options_.delay_seed = 5;
   options_.engine.parallel = 4;
   Start();

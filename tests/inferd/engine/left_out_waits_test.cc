@@ -1,6 +1,6 @@
-// Each kind of wait of the engine for a device that computes later, and each question whether it is done,
-// left out once: the device says which operation the engine was too early for, or the step ends with an
-// error, or tokens are wrong. So none of them is there for nothing, and none can go unnoticed.
+// Leaves out each kind of wait for an asynchronous device, and each check for completion, once: the device
+// reports the operation that ran too early, or the step ends with an error, or tokens are wrong. So every
+// wait is needed, and each missing one is detected.
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -37,23 +37,23 @@ struct Case {
   const char* name;
   const char* preset = "exact";
   DeviceKind device = DeviceKind::kSim;
-  uint32_t share = 2;       // one in so many experts is on the device
-  bool small_dram = false;  // the least that a session is promised
-  bool cpu = false;         // beside the device, for misses
+  uint32_t share = 2;       // one in this many experts is on the device
+  bool small_dram = false;  // the minimum that a session is guaranteed
+  bool cpu = false;         // the CPU computes misses beside the device
   std::vector<std::string> policy = {};
-  // Kinds that may be left out without anybody noticing.
+  // Kinds of wait that may be left out without an effect.
   std::set<std::string> harmless = {};
 };
 void PrintTo(const Case& value, std::ostream* out) { *out << value.name; }
 
-// At the end of a prompt's part the host reads nothing.
+// At the end of a prefill chunk the host reads nothing.
 constexpr char kPart[] = "Wait behind Combine";
 
 std::vector<Case> Cases() {
   return {
-      // Within a layer slots are taken whose experts were just computed.
+      // Within a layer slots are reused whose experts were just computed.
       {.name = "exact", .share = 4, .harmless = {kPart}},
-      // Within a layer leases are given back and their memory is filled anew.
+      // Within a layer leases are released and their memory is refilled.
       {.name = "leases", .device = DeviceKind::kHost, .small_dram = true, .harmless = {kPart}},
       {.name = "cpu",
        .cpu = true,
@@ -61,7 +61,7 @@ std::vector<Case> Cases() {
        .harmless = {kPart, "cpu: Wait behind Upload", "cpu: IsDone behind MoeExperts"}},
       {.name = "floe", .preset = "floe"},
       {.name = "corm", .preset = "corm"},
-      // What predicts the next token's first layer is a guess: a wrong one costs a load and no token.
+      // The prediction of the next token's first layer is speculative: a wrong one costs a load and no token.
       {.name = "adapmoe",
        .preset = "adapmoe",
        .harmless = {"IsDone behind Download", "Wait behind Download"}},
@@ -69,7 +69,7 @@ std::vector<Case> Cases() {
   };
 }
 
-// Takes its time for experts.
+// A backend that is slow on experts.
 class SlowBackend final : public ReferenceBackend {
  public:
   using ReferenceBackend::ReferenceBackend;
@@ -92,9 +92,10 @@ class LeftOutWaitsTest : public testing::TestWithParam<Case> {
   static void TearDownTestSuite() { dir_.reset(); }
   static std::string PackDir() { return dir_->File("pack"); }
 
-  // Greedy tokens, one step after the other on this thread; those before the first error, which is `status`.
+  // Returns greedy tokens, one step after the other on this thread, up to the first error, stored in
+  // `status`.
   static std::vector<int32_t> Tokens(HastyRun* run, absl::Status* status) {
-    // What is no longer leased goes at once, and is no more than 0xFF then.
+    // Extents without a lease are evicted at once, and filled with 0xFF.
     FakeWeightOptions weights = {.evict_chance = 0.5};
     if (GetParam().small_dram) {
       weights.dram_budget = SmallestBudget(PackDir(), /*threads=*/1);
@@ -112,7 +113,7 @@ class LeftOutWaitsTest : public testing::TestWithParam<Case> {
       options.slab.budget = client->pack().total_expert_bytes() / GetParam().share;
     }
     if (GetParam().cpu) {
-      options.slab.link_gbps = 1e-6;  // slower than anything
+      options.slab.link_gbps = 1e-6;  // slower than any compute
     }
     const EnginePlan plan = *PlanEngine(options, client->pack().config());
     ComputePlaces places;
@@ -145,7 +146,8 @@ class LeftOutWaitsTest : public testing::TestWithParam<Case> {
     return sink->ids();
   }
 
-  // What a process finds that leaves out one wait: by itself, for what comes of it may be anything.
+  // Returns the finding of a process that leaves out one wait; a process of its own, as the effect is
+  // undefined.
   std::string Without(const std::string& kind, uint64_t number, const std::vector<int32_t>& wanted) {
     const std::string log = dir_->File("found");
     std::remove(log.c_str());
@@ -190,8 +192,7 @@ TEST_P(LeftOutWaitsTest, EachKindIsFound) {
     uint64_t met = 0;
     uint64_t found = 0;
     std::string told;
-    // More of those that are seldom found: some of these make the engine wait for what another waited for
-    // too.
+    // Rarely detected kinds get more tries: some of these waits are covered by another wait.
     const uint64_t tries = std::min(count, kMostOfAKind);
     for (uint64_t i = 0; i < tries || (i < count && found == 0); ++i) {
       const uint64_t number = 1 + (i < tries ? i * count / tries : i);

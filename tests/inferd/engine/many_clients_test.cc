@@ -1,5 +1,4 @@
-// Many clients at once: who goes first, who makes way, who is refused, and that nothing is left of those who
-// go.
+// Many clients at once: priority, preemption, refusal, and that ended clients leave nothing behind.
 #include <malloc.h>
 
 #include <cstdlib>
@@ -28,7 +27,7 @@ class ManyClientsTest : public EngineTest {
   }
 };
 
-TEST_F(ManyClientsTest, HigherPriorityMakesOthersWaitWhoGoOnUnchanged) {
+TEST_F(ManyClientsTest, PreemptedByPriorityContinuesUnchanged) {
   options_.engine.parallel = 1;
   for (const bool prefix_cache : {true, false}) {
     options_.engine.prefix_cache = prefix_cache;
@@ -48,7 +47,7 @@ TEST_F(ManyClientsTest, HigherPriorityMakesOthersWaitWhoGoOnUnchanged) {
   }
 }
 
-TEST_F(ManyClientsTest, SixtyFourAtOnceGetTheTokensTheyGetAlone) {
+TEST_F(ManyClientsTest, SixtyFourAtOnceGetTheSameTokensAsAlone) {
   options_.engine.parallel = 64;
   options_.engine.prefill_chunk = 48;
   Start();
@@ -71,7 +70,7 @@ TEST_F(ManyClientsTest, SixtyFourAtOnceGetTheTokensTheyGetAlone) {
   }
 }
 
-TEST_F(ManyClientsTest, WhatWaitsTooLongForItsStartEnds) {
+TEST_F(ManyClientsTest, RequestPastItsStartLimitEnds) {
   options_.engine.parallel = 1;
   Start();
   const auto running = Send(GreedySpec("a", {7, 8}, 250));
@@ -94,7 +93,7 @@ TEST_F(ManyClientsTest, WhatWaitsTooLongForItsStartEnds) {
   EXPECT_EQ(FieldOf(engine().Generate(spec, waiting)), "max_queue_wait");
 }
 
-TEST_F(ManyClientsTest, AnOverloadIsRefusedAndWhatRunsGoesOn) {
+TEST_F(ManyClientsTest, OverloadIsRefusedAndRunningOnesContinue) {
   options_.engine.parallel = 2;
   options_.engine.queue.count = 4;
   Start();

@@ -1,6 +1,6 @@
-// A cache of neurons decides nothing about the result: with misses loaded, logits are bit for bit those of
-// the resident model at the same sparsity, over random draws of encoding, layout, order, budget, link, tile,
-// batch, prefill chunk, prefetch, the leads' place, faults and deaths of weightd.
+// A neuron cache does not change results: with misses loaded, logits are bit for bit those of the resident
+// model at the same sparsity, over random draws of encoding, layout, order, budget, link, tile, batch,
+// prefill chunk, prefetch, location of leads, faults and deaths of weightd.
 #include <algorithm>
 #include <cstdlib>
 #include <map>
@@ -71,7 +71,7 @@ class NeuronExactTest : public testing::TestWithParam<Case> {
 
   Part Lead() const { return GetParam().order == SparsityOrder::kUp ? Part::kUp : Part::kGate; }
 
-  // What the host says with every neuron at hand.
+  // Results of the host with every neuron resident.
   struct Wanted {
     std::vector<std::vector<float>> logits;
     std::vector<std::vector<int32_t>> greedy;
@@ -107,7 +107,7 @@ class NeuronExactTest : public testing::TestWithParam<Case> {
     options.engine.prefill_chunk = OneOf(random, {1u, 8u, 64u, 512u});
     options.engine.prefetch = (*random)() % 2 == 0;
     options.engine.context = 256;
-    options.engine.stall_limit = absl::Seconds(60);  // a loaded machine is no failure of these
+    options.engine.stall_limit = absl::Seconds(60);  // a loaded machine must not fail the test
     options.engine.weightd_grace = absl::Seconds(60);
     options.engine.device = DeviceKind::kSim;
     options.engine.policies = Sparsity(threshold);
@@ -121,7 +121,7 @@ class NeuronExactTest : public testing::TestWithParam<Case> {
       options.engine.policies.policy.push_back(GetParam().order == SparsityOrder::kUp
                                                    ? "neuron_predictor=up_reuse,neuron_set=share"
                                                    : "neuron_predictor=gate_reuse,neuron_set=share");
-      // No layer's predictions find everything, so none is proceeded with.
+      // No layer's predictions are complete, so no layer proceeds with them alone.
       if ((*random)() % 3 == 0) {
         options.engine.policies.policy.push_back(
             "expert_miss=proceed,neuron_miss=proceed,predictor_recall=1");
@@ -186,7 +186,7 @@ class NeuronExactTest : public testing::TestWithParam<Case> {
   std::map<double, Wanted> wanted_;
 };
 
-TEST_P(NeuronExactTest, LogitsOfACacheOfNeuronsAreThoseOfTheResidentModel) {
+TEST_P(NeuronExactTest, NeuronCacheLogitsEqualTheResidentModels) {
   for (uint32_t draw = 0; draw < Draws(10); ++draw) {
     RunDraw(draw);
     ASSERT_FALSE(HasFailure()) << "draw " << draw;

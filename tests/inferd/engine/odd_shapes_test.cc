@@ -1,6 +1,6 @@
-// Every preset on models and devices at the edge: one layer, all experts chosen, more than two a token,
-// shared experts, a budget that holds no more than the least, a link that is hardly there, eight texts at
-// once. A preset answers every text in full or refuses at the start, naming what it lacks.
+// Every preset on edge cases of models and devices: one layer, all experts chosen, more than two per token,
+// shared experts, the minimum budget, a very slow link, eight sequences at once. A preset answers every
+// request in full or refuses at the start, naming the missing feature.
 //
 // Thread safety: tests; one thread besides the engine's.
 #include <memory>
@@ -20,7 +20,7 @@ constexpr uint32_t kAnswer = 12;
 
 struct Shape {
   const char* name;
-  const char* family;  // of tests/data/tiny; empty: a Mixtral made here
+  const char* family;  // a family in tests/data/tiny; empty: a Mixtral made here
   TinyModelSpec model;
 };
 
@@ -43,7 +43,7 @@ std::vector<Shape> Shapes() {
           {"WeightsAsTheyAre", "olmoe", {}}};
 }
 
-// What a preset takes from a profile, set to what needs none.
+// Overrides a preset's policies that need a profile.
 std::vector<std::string> WithoutProfile(const std::string& preset) {
   if (preset == "adapmoe") return {"first_layer=off", "sensitivity=score", "sensitivity_threshold=0.1"};
   if (preset.starts_with("floe")) return {"sparsity_threshold=0.01", "expert_predictor=gate_reuse"};
@@ -68,7 +68,7 @@ class OddShapesTest : public testing::TestWithParam<Shape> {
     return least;
   }
 
-  // Whether it ran; else it was refused, and said why.
+  // True if it ran; otherwise checks that it was refused with a reason.
   bool Answers(const std::string& preset, TestEngineOptions options, uint64_t budget, int texts) {
     SCOPED_TRACE(absl::StrCat(preset, ", budget ", budget, ", ", texts, " texts"));
     options.engine.device = DeviceKind::kSim;
@@ -77,7 +77,7 @@ class OddShapesTest : public testing::TestWithParam<Shape> {
     options.engine.slab.budget = budget;
     options.engine.parallel = 8;
     options.engine.context = 64;
-    options.engine.stall_limit = absl::Seconds(60);  // a loaded machine is no failure of these
+    options.engine.stall_limit = absl::Seconds(60);  // a loaded machine must not fail the test
     absl::StatusOr<TestEngine> test = StartEngine(dir_.File("pack"), options);
     if (!test.ok()) {
       EXPECT_TRUE(absl::IsUnimplemented(test.status()) || absl::IsInvalidArgument(test.status()) ||
@@ -115,7 +115,7 @@ TEST_P(OddShapesTest, EveryPresetAnswersOrSaysWhyNot) {
       if (budget != 0 && budget < least) continue;
       TestEngineOptions virtual_time;
       virtual_time.engine.virtual_clock = true;
-      virtual_time.engine.costs.link_ms = 500;  // a link that is hardly there
+      virtual_time.engine.costs.link_ms = 500;  // a very slow link
       const bool ran = Answers(preset, virtual_time, budget, 8);
       TestEngineOptions real_time;
       real_time.weights.max_delay_polls = 5;
@@ -134,8 +134,8 @@ TEST_P(OddShapesTest, EveryPresetAnswersOrSaysWhyNot) {
 INSTANTIATE_TEST_SUITE_P(Shapes, OddShapesTest, testing::ValuesIn(Shapes()),
                          [](const testing::TestParamInfo<Shape>& info) { return info.param.name; });
 
-// floe at a budget that leaves two slots beside the up parts: what a predictor brings finds no place, so
-// nothing is predicted, and the start line says so; asked to count, it predicts all the same.
+// Runs floe at a budget that leaves two slots beside the up parts: prefetched neurons find no slot, so
+// nothing is predicted, and the start log tells this; if told to count, it predicts anyway.
 TEST(FewSlotsTest, NeuronsAreNotPredictedWithoutRoomForThem) {
   TempDir dir;
   TinyModelSpec model;

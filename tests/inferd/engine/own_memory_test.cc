@@ -1,5 +1,4 @@
-// A device with memory of its own: what lies there, that nobody reaches past it, and what its budget divides
-// into.
+// A device with its own memory: its content, the isolation from host memory, and the division of its budget.
 #include <fstream>
 #include <thread>
 
@@ -44,14 +43,14 @@ class OwnMemoryTest : public testing::Test {
   TestEngineOptions options_;
 };
 
-TEST(OwnMemoryDeviceTest, TheHostReachesStagingMemoryAlone) {
+TEST(OwnMemoryDeviceTest, HostReadsOnlyStagingMemory) {
   OwnMemoryDevice device(*CreateReferenceBackend({}));
   const std::vector<float> values(16, 2.5f);
   for (const BufferKind kind : {BufferKind::kActivations, BufferKind::kKvCache, BufferKind::kTables}) {
     const BufferRef buffer{*device.Allocate(64, kind), 0};
     EXPECT_EQ(device.HostRead(buffer, 64), nullptr);
     EXPECT_EQ(device.HostWrite(buffer, 64), nullptr);
-    // By the queue it does.
+    // A copy through the queue works.
     std::vector<float> back(16);
     ASSERT_TRUE(device.queue().Upload(values.data(), 64, buffer).ok());
     ASSERT_TRUE(device.queue().Download(buffer, 64, back.data()).ok());
@@ -69,14 +68,14 @@ TEST(OwnMemoryDeviceTest, TheHostReachesStagingMemoryAlone) {
             absl::StatusCode::kUnimplemented);
 }
 
-TEST_F(OwnMemoryTest, DenseWeightsArePinnedInTheDeviceAndNotInDram) {
+TEST_F(OwnMemoryTest, DenseWeightsAreOnTheDeviceNotInDram) {
   TestEngineOptions host = options_;
   host.engine.device = DeviceKind::kHost;
   const absl::StatusOr<TestEngine> on_host = StartEngine(pack_dir_, host);
   ASSERT_TRUE(on_host.ok()) << on_host.status();
   const std::vector<int32_t> wanted = Answer(on_host->engine.get());
   EXPECT_EQ(AwaitQuiet(*on_host->engine).dense_leases_held, pack_->dense_extent_count());
-  // A budget below the dense weights': enough for a device that keeps them, too little for leases of them.
+  // A budget below the dense weights: enough if a device holds them, too little to lease them.
   uint64_t largest = pack_->largest_expert_bytes();
   for (uint32_t extent = 0; extent < pack_->dense_extent_count(); ++extent) {
     largest = std::max(largest, pack_->extents()[extent].length);
@@ -99,7 +98,7 @@ TEST_F(OwnMemoryTest, DenseWeightsArePinnedInTheDeviceAndNotInDram) {
   EXPECT_EQ(StartEngine(pack_dir_, host).status().code(), absl::StatusCode::kResourceExhausted);
 }
 
-TEST_F(OwnMemoryTest, APulledExpertIsReadAsItWasLeased) {
+TEST_F(OwnMemoryTest, PulledExpertEqualsTheLease) {
   const absl::StatusOr<TestEngine> pushed = StartEngine(pack_dir_, options_);
   ASSERT_TRUE(pushed.ok()) << pushed.status();
   const std::vector<int32_t> wanted = Answer(pushed->engine.get());
@@ -121,7 +120,7 @@ TEST_F(OwnMemoryTest, APulledExpertIsReadAsItWasLeased) {
   EXPECT_EQ(pulled->client->violation(), "");
 }
 
-TEST_F(OwnMemoryTest, WhatWasBroughtOutlivesTheSessionThatBroughtIt) {
+TEST_F(OwnMemoryTest, DeviceWeightsOutliveTheSession) {
   const absl::StatusOr<TestEngine> test = StartEngine(pack_dir_, options_);
   ASSERT_TRUE(test.ok()) << test.status();
   const std::vector<int32_t> wanted = Answer(test->engine.get());
@@ -133,7 +132,7 @@ TEST_F(OwnMemoryTest, WhatWasBroughtOutlivesTheSessionThatBroughtIt) {
     }
     EXPECT_EQ(Answer(test->engine.get()), wanted);
   }
-  // All experts are in slots, and nothing is asked for again.
+  // All experts are in slots, and nothing is requested again.
   EXPECT_EQ(test->client->counters().demand_requests, requests);
   EXPECT_EQ(test->client->violation(), "");
 }
@@ -154,7 +153,7 @@ TEST_F(OwnMemoryTest, DamagedDenseWeightsAreNamed) {
   EXPECT_THAT(std::string(status.message()), HasSubstr(pack_->ExtentName(0)));
 }
 
-TEST_F(OwnMemoryTest, OneBudgetHoldsEverythingThatLiesThere) {
+TEST_F(OwnMemoryTest, OneBudgetCoversAllDeviceMemory) {
   const EnginePlan plan = *PlanEngine(options_.engine, pack_->config());
   const Policies policies = *PoliciesOf("exact", {}, DeviceKind::kSim);
   const DeviceMemory all = *DivideDeviceMemory({}, plan, policies, *pack_);
@@ -182,7 +181,7 @@ TEST_F(OwnMemoryTest, OneBudgetHoldsEverythingThatLiesThere) {
   }
 }
 
-TEST_F(OwnMemoryTest, ARealDevicesBudgetIsWhatItHasFree) {
+TEST_F(OwnMemoryTest, RealDeviceBudgetIsItsFreeMemory) {
   constexpr uint64_t kGranule = 4096;
   const EnginePlan plan = *PlanEngine(options_.engine, pack_->config());
   const Policies policies = *PoliciesOf("exact", {}, DeviceKind::kCuda);
@@ -195,7 +194,7 @@ TEST_F(OwnMemoryTest, ARealDevicesBudgetIsWhatItHasFree) {
   EXPECT_EQ(all.experts, 0u) << "all of them";
   EXPECT_EQ(all.contexts, 1000u);
   EXPECT_EQ(all.dense % kGranule, 0u);
-  // 95 % of what is free, contexts being there already; slabs take whole granules.
+  // The default is 95 % of the free memory, with contexts already allocated; slabs use whole granules.
   const uint64_t beside = all.beside() - all.contexts;
   room.free = beside + pack_->total_expert_bytes();
   const DeviceMemory some = *DivideDeviceMemory({}, plan, policies, *pack_, room);
@@ -203,7 +202,7 @@ TEST_F(OwnMemoryTest, ARealDevicesBudgetIsWhatItHasFree) {
   EXPECT_EQ(some.experts % kGranule, 0u);
   EXPECT_LE(beside + some.experts, room.free - room.free / 20 + 1);
   EXPECT_GT(beside + some.experts + kGranule, room.free - room.free / 20 - 1);
-  // Less than that, and a budget of more: with the numbers.
+  // Too little free memory, and too large a budget, are refused with the numbers.
   room.free = beside;
   for (const DeviceBudget& budget : {DeviceBudget{}, {all.beside() + (1 << 20), 0}, {0, 100}}) {
     const absl::Status refused = DivideDeviceMemory(budget, plan, policies, *pack_, room).status();
@@ -212,7 +211,7 @@ TEST_F(OwnMemoryTest, ARealDevicesBudgetIsWhatItHasFree) {
   }
 }
 
-// Knows what is staging memory, and whether the best logits are looked for there.
+// Tracks staging memory, and detects a search for the best logits there.
 class WatchedBackend final : public ReferenceBackend {
  public:
   using ReferenceBackend::ReferenceBackend;
@@ -239,7 +238,7 @@ class WatchedBackend final : public ReferenceBackend {
 };
 
 // Logits in staging memory would be read over the link, a vocabulary for each token.
-TEST_F(OwnMemoryTest, TheBestLogitsAreFoundWhereTheDeviceWroteThem) {
+TEST_F(OwnMemoryTest, TopLogitsReadDeviceMemory) {
   const auto client = *FakeWeightClient::Open(pack_dir_, {});
   EngineOptions options = options_.engine;
   options.parallel = 1;

@@ -1,5 +1,5 @@
-// What past texts leave in a file for the next life of a server: found again to the same bits, and used only
-// where it is whole and of the same model, options and program.
+// The prefix cache in a file across restarts: found again to the same bits, and used only if intact and of
+// the same model, options and program.
 #include "inferd/schedule/prefix_file.h"
 
 #include <sys/stat.h>
@@ -35,7 +35,7 @@ class PrefixFileTest : public PrefixTest {
     EXPECT_TRUE(loaded.ok()) << loaded.status();
     return loaded.value_or(PrefixCache::Saved());
   }
-  // Turns a bit around.
+  // Flips a bit.
   void Damage(uint64_t offset) {
     std::fstream file(file_, std::ios::in | std::ios::out | std::ios::binary);
     file.seekg(static_cast<std::streamoff>(offset));
@@ -48,7 +48,7 @@ class PrefixFileTest : public PrefixTest {
   const std::string file_ = dir_.File("prefixes");
 };
 
-TEST_F(PrefixFileTest, ATextIsFoundAfterARestart) {
+TEST_F(PrefixFileTest, PrefixIsFoundAfterARestart) {
   Start();
   const std::vector<int32_t> prompt = Text(1, 100);
   const Said first = Say(prompt, 20);
@@ -63,7 +63,7 @@ TEST_F(PrefixFileTest, ATextIsFoundAfterARestart) {
   const Said second = Say(next, 8);
   EXPECT_EQ(second.cached, 119u);
   ExpectSame(second, SayAnew(next, 8));
-  // And once more, from what was taken over and what came behind it.
+  // A third time, from the loaded prefix and its continuation.
   const std::vector<int32_t> third = next + second.ids + Text(3, 5);
   Save();
   Restart();
@@ -73,7 +73,7 @@ TEST_F(PrefixFileTest, ATextIsFoundAfterARestart) {
   ExpectSame(said, SayAnew(third, 4));
 }
 
-TEST_F(PrefixFileTest, ARecurrentModelGoesOnFromItsState) {
+TEST_F(PrefixFileTest, RecurrentModelContinuesFromItsState) {
   StartFamily("qwen3_5_moe");
   const std::vector<int32_t> prompt = Text(1, 70);
   const Said first = Say(prompt, 20);
@@ -86,7 +86,7 @@ TEST_F(PrefixFileTest, ARecurrentModelGoesOnFromItsState) {
   ExpectSame(second, SayAnew(next));
 }
 
-TEST_F(PrefixFileTest, SaltsStayApart) {
+TEST_F(PrefixFileTest, SaltsSeparateSequencesInFiles) {
   Start();
   GenerateSpec salted = Spec(Text(1, 80), 4);
   salted.cache_salt = "mine";
@@ -99,7 +99,7 @@ TEST_F(PrefixFileTest, SaltsStayApart) {
   EXPECT_EQ(Say(salted).cached, 79u);
 }
 
-TEST_F(PrefixFileTest, TheLimitKeepsWhatWasUsedLast) {
+TEST_F(PrefixFileTest, LimitKeepsTheMostRecent) {
   Start();
   Say(Text(1, 64), 1);
   Say(Text(2, 64), 1);
@@ -112,7 +112,7 @@ TEST_F(PrefixFileTest, TheLimitKeepsWhatWasUsedLast) {
   EXPECT_LT(Say(Text(1, 64), 1).cached, 63u);
 }
 
-TEST_F(PrefixFileTest, ASmallerCacheTakesWhatWasUsedLast) {
+TEST_F(PrefixFileTest, SmallerCacheLoadsTheMostRecent) {
   Start();
   for (uint32_t text = 1; text < 8; ++text) {
     Say(Text(text, 64), 1);
@@ -127,12 +127,12 @@ TEST_F(PrefixFileTest, ASmallerCacheTakesWhatWasUsedLast) {
   ExpectSame(last, SayAnew(Text(7, 64), 4));
 }
 
-TEST_F(PrefixFileTest, ADamagedRecordIsLeftOutAndWhatComesBehindItIsComputed) {
+TEST_F(PrefixFileTest, DamagedRecordIsSkippedAndRecomputed) {
   Start();
   const Said first = Say(Text(1, 100), 4);
   Save();
   const uint64_t record = PrefixRecordBytes(KvBytesPerPage((*Pack::Open(pack_))->config(), KvType::kF16));
-  // Records stand in the order in which pages were given back, the text's end first: of four the third is its
+  // Records are in the order in which pages were released, the sequence's end first: of four the third is its
   // second page.
   Damage(96 + 2 * record + record / 2);
   Restart();
@@ -144,7 +144,7 @@ TEST_F(PrefixFileTest, ADamagedRecordIsLeftOutAndWhatComesBehindItIsComputed) {
   ExpectSame(again, first);
 }
 
-TEST_F(PrefixFileTest, WhatIsNotItsOwnIsRefusedByName) {
+TEST_F(PrefixFileTest, ForeignFilesAreRefusedByName) {
   Start();
   EXPECT_EQ(LoadError().code(), absl::StatusCode::kNotFound);
   Say(Text(1, 80));
@@ -176,7 +176,7 @@ TEST_F(PrefixFileTest, WhatIsNotItsOwnIsRefusedByName) {
   EXPECT_EQ(LoadError().code(), absl::StatusCode::kDataLoss);
 }
 
-TEST_F(PrefixFileTest, WhereItCannotBeWrittenTheOldOneStays) {
+TEST_F(PrefixFileTest, FailedWriteKeepsTheOldFile) {
   Start();
   Say(Text(1, 80));
   Save();
@@ -187,7 +187,7 @@ TEST_F(PrefixFileTest, WhereItCannotBeWrittenTheOldOneStays) {
   EXPECT_FALSE(engine().SavePrefixes(dir_.File("no/folder"), kNoLimit).ok());
 }
 
-TEST_F(PrefixFileTest, WithoutTheCacheThereIsNothingToSave) {
+TEST_F(PrefixFileTest, SaveFailsWithoutTheCache) {
   options_.engine.prefix_cache = false;
   Start();
   EXPECT_EQ(engine().SavePrefixes(file_, kNoLimit).status().code(), absl::StatusCode::kFailedPrecondition);

@@ -1,4 +1,4 @@
-// Engines asked for texts that begin alike, and what they found computed of them.
+// Fixture: requests that begin alike, and the number of their cached tokens.
 #pragma once
 
 #include <memory>

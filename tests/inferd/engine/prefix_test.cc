@@ -1,4 +1,4 @@
-// Texts that begin like others: what is found computed, for whom, and that nothing of it changes a token.
+// Sequences with common prefixes: cached tokens, sharing rules, and that no token changes.
 #include "common/error_detail.h"
 #include "gmock/gmock.h"
 #include "tests/inferd/engine/prefix_fixture.h"
@@ -11,7 +11,7 @@ TEST_F(PrefixTest, TheSecondTurnComputesItsNewTokensOnly) {
   const std::vector<int32_t> prompt = Text(1, 100);
   const Said first = Say(prompt, 20);
   EXPECT_EQ(first.cached, 0u);
-  // The last token of the answer was never computed, only told.
+  // The last token of the answer was sampled but never computed.
   const std::vector<int32_t> next = prompt + first.ids + Text(2, 5);
   const EngineStats before = AwaitQuiet(engine());
   EXPECT_EQ(before.kv_pages_used, 0u);
@@ -25,7 +25,7 @@ TEST_F(PrefixTest, TheSecondTurnComputesItsNewTokensOnly) {
   ExpectSame(second, SayAnew(next, 8));
 }
 
-TEST_F(PrefixTest, TheSecondTurnGoesOnFromAKeptState) {
+TEST_F(PrefixTest, SecondTurnContinuesFromAKeptState) {
   StartFamily("qwen3_5_moe");
   const std::vector<int32_t> prompt = Text(1, 70);
   const Said first = Say(prompt, 20);
@@ -33,14 +33,14 @@ TEST_F(PrefixTest, TheSecondTurnGoesOnFromAKeptState) {
   const Said second = Say(next);
   EXPECT_EQ(second.cached, 89u);
   ExpectSame(second, SayAnew(next));
-  // Another answer: the end of the prompt is where both go on from.
+  // Another answer: both continue from the end of the prompt.
   const std::vector<int32_t> other = prompt + Text(3, 9);
   const Said third = Say(other);
   EXPECT_EQ(third.cached, 70u);
   ExpectSame(third, SayAnew(other));
 }
 
-TEST_F(PrefixTest, WhereTextsPartAStateIsKeptForTheThird) {
+TEST_F(PrefixTest, StateIsKeptAtTheDivergence) {
   StartFamily("qwen3_5_moe");
   const std::vector<int32_t> common = Text(1, 85);
   EXPECT_EQ(Say(common + Text(2, 10)).cached, 0u);
@@ -50,7 +50,7 @@ TEST_F(PrefixTest, WhereTextsPartAStateIsKeptForTheThird) {
   ExpectSame(third, SayAnew(common + Text(4, 10)));
 }
 
-TEST_F(PrefixTest, TextsMayPartWithinAPage) {
+TEST_F(PrefixTest, SequencesMayDivergeWithinAPage) {
   Start();
   const std::vector<int32_t> common = Text(1, 50);
   Say(common + Text(2, 30), 10);
@@ -64,7 +64,7 @@ TEST_F(PrefixTest, TextsMayPartWithinAPage) {
   }
 }
 
-TEST_F(PrefixTest, TheSamePromptIsComputedButForItsLastToken) {
+TEST_F(PrefixTest, SamePromptComputesOnlyItsLastToken) {
   Start();
   for (const size_t length : {1u, 2u, 32u, 33u, 64u, 65u, 90u}) {
     const std::vector<int32_t> text = Text(100 + length, length);
@@ -75,7 +75,7 @@ TEST_F(PrefixTest, TheSamePromptIsComputedButForItsLastToken) {
   }
 }
 
-TEST_F(PrefixTest, SaltsKeepTextsApart) {
+TEST_F(PrefixTest, SaltsSeparateSequences) {
   Start();
   GenerateSpec spec = Spec(Text(1, 80), 4);
   spec.cache_salt = "mine";
@@ -94,7 +94,7 @@ TEST_F(PrefixTest, SaltsKeepTextsApart) {
   EXPECT_EQ(FieldOf(engine().Generate(spec, std::make_shared<CollectingSink>())), "cache_salt");
 }
 
-TEST_F(PrefixTest, BypassTakesNothingAndLeavesNothing) {
+TEST_F(PrefixTest, BypassNeitherReadsNorStores) {
   Start();
   SayAnew(Text(1, 80));
   EXPECT_EQ(AwaitQuiet(engine()).kv_pages_kept, 0u);
@@ -102,7 +102,7 @@ TEST_F(PrefixTest, BypassTakesNothingAndLeavesNothing) {
   EXPECT_EQ(SayAnew(Text(1, 80)).cached, 0u);
 }
 
-TEST_F(PrefixTest, ScoringTakesNoPart) {
+TEST_F(PrefixTest, ScoringDoesNotUseTheCache) {
   Start();
   Say(Text(1, 80));
   const uint64_t kept = AwaitQuiet(engine()).kv_pages_kept;
@@ -112,7 +112,7 @@ TEST_F(PrefixTest, ScoringTakesNoPart) {
   EXPECT_EQ(stats.kv_pages_kept, kept);
 }
 
-TEST_F(PrefixTest, WhatRunsServesOthersAlready) {
+TEST_F(PrefixTest, RunningSequenceSharesItsPrefix) {
   Start();
   const std::vector<int32_t> common = Text(1, 70);
   auto running = std::make_shared<CollectingSink>();
@@ -127,7 +127,7 @@ TEST_F(PrefixTest, WhatRunsServesOthersAlready) {
   ExpectSame(beside, SayAnew(text));
 }
 
-TEST_F(PrefixTest, WhatWasEvictedIsComputedAgain) {
+TEST_F(PrefixTest, EvictedPrefixIsRecomputed) {
   options_.engine.kv_budget = 10 * KvBytesPerPage((*Pack::Open(pack_))->config(), KvType::kF16);
   Start();
   const Said first = Say(Text(1, 90), 10);
@@ -143,7 +143,7 @@ TEST_F(PrefixTest, WhatWasEvictedIsComputedAgain) {
   EXPECT_EQ(Say(Text(1, 90), 10).cached, 89u);
 }
 
-TEST_F(PrefixTest, TheBeginningThatManyShareOutlivesTheirEnds) {
+TEST_F(PrefixTest, SharedBeginningOutlivesTheEnds) {
   options_.engine.kv_budget = 10 * KvBytesPerPage((*Pack::Open(pack_))->config(), KvType::kF16);
   Start();
   const std::vector<int32_t> common = Text(1, 64);
@@ -170,8 +170,8 @@ TEST_F(PrefixTest, ARecordedTraceHasEveryRow) {
   EXPECT_EQ(Say(Text(1, 80)).cached, 0u);
 }
 
-// Policies that treat generated tokens in a way of their own, or by what is resident: an answer is computed
-// anew as a part of the next prompt, as it would be without the cache; prompts are the model's own.
+// Policies that treat generated tokens differently, or by residency: an answer is recomputed as a part of the
+// next prompt, as without the cache; prompts are computed exactly.
 class LossyPrefixTest : public PrefixTest, public testing::WithParamInterface<std::vector<std::string>> {};
 
 TEST_P(LossyPrefixTest, OnlyPromptsServePrompts) {
@@ -186,7 +186,7 @@ TEST_P(LossyPrefixTest, OnlyPromptsServePrompts) {
   const std::vector<int32_t> prompt = Text(1, 70);
   const Said first = Say(prompt, 40);
   const std::vector<int32_t> next = prompt + first.ids + Text(2, 5);
-  const Said second = Say(next, 1);  // its logits are those of the prompt's last row
+  const Said second = Say(next, 1);  // its logits come from the prompt's last row
   EXPECT_EQ(second.cached, 70u);
   ExpectSame(second, SayAnew(next, 1));
   const Said third = Say(next + Text(3, 5), 1);

@@ -52,7 +52,7 @@ class SampleModelTest : public testing::Test {
     test_ = std::move(*test);
   }
 
-  // What `ids` add to the text of the prompt.
+  // Returns the text that `ids` add to the prompt.
   std::string Continuation(const Prompt& prompt, const std::vector<int32_t>& ids) const {
     std::vector<int32_t> all = prompt.prompt_ids;
     const size_t before = tokenizer_->Decode(all, true)->size();
@@ -77,7 +77,7 @@ class SampleModelTest : public testing::Test {
   TestEngine test_;
 };
 
-TEST_F(SampleModelTest, GreedyTokensEqualTheReferenceInABatchOfFourWithLittleMemory) {
+TEST_F(SampleModelTest, GreedyTokensEqualTheReferenceInSmallMemory) {
   options_.weights.dram_budget = 6ull << 20;
   Start();
   std::vector<std::shared_ptr<CollectingSink>> sinks;
@@ -119,7 +119,7 @@ TEST_F(SampleModelTest, NarrowCachesStayCloseToTheFullOne) {
   EXPECT_LT(mean_difference(2), 0.08);
 }
 
-TEST_F(SampleModelTest, AStopStringEndsTheTextAndNoPartOfItIsGivenOut) {
+TEST_F(SampleModelTest, StopStringEndsTheTextAndIsNotSent) {
   Start();
   const std::string whole = Continuation(prompts_[0], prompts_[0].greedy_ids);
   for (const size_t at : {size_t{9}, whole.size() / 3, whole.size() / 2}) {
@@ -138,7 +138,7 @@ TEST_F(SampleModelTest, AStopStringEndsTheTextAndNoPartOfItIsGivenOut) {
   }
 }
 
-TEST_F(SampleModelTest, TextThatOnlyBeginsLikeAStopStringIsGivenOutInTheEnd) {
+TEST_F(SampleModelTest, PartialStopStringIsSentAtTheEnd) {
   Start();
   const std::string whole = Continuation(prompts_[0], prompts_[0].greedy_ids);
   GenerateSpec spec = GreedySpec("a", prompts_[0].prompt_ids, 48);
@@ -148,10 +148,10 @@ TEST_F(SampleModelTest, TextThatOnlyBeginsLikeAStopStringIsGivenOutInTheEnd) {
   EXPECT_EQ(sink->text(), whole);
 }
 
-TEST_F(SampleModelTest, TheTextOfAStopIdIsGivenOutOnlyIfAsked) {
+TEST_F(SampleModelTest, TextOfAStopIdIsSentOnlyOnRequest) {
   Start();
   const Prompt& prompt = prompts_[0];
-  size_t at = 1;  // the first token that was not seen before
+  size_t at = 1;  // the first token not seen before
   while (std::count(prompt.greedy_ids.begin(), prompt.greedy_ids.begin() + at, prompt.greedy_ids[at]) > 0) {
     ++at;
   }

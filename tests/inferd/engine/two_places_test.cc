@@ -1,5 +1,5 @@
-// The CPU as a second place: it computes while the device does, what it computes is the same to the bit, and
-// nobody's end leaves a lease behind.
+// The CPU as a second device: it computes while the device does, its results are the same to the bit, and no
+// early end leaves a lease behind.
 #include <memory>
 #include <set>
 #include <string>
@@ -23,12 +23,12 @@ namespace {
 
 using testing::HasSubstr;
 
-// Misses are the CPU's unless weightd's DRAM lacks them: the link is slower than anything.
+// The CPU computes misses unless weightd's DRAM lacks them, as the link is very slow.
 TestEngineOptions OnBoth(const std::string& pack_dir) {
   TestEngineOptions options;
   options.engine.device = DeviceKind::kSim;
   options.engine.context = 128;
-  options.engine.stall_limit = absl::Seconds(60);  // a loaded machine is no failure of these
+  options.engine.stall_limit = absl::Seconds(60);  // a loaded machine must not fail the test
   options.engine.weightd_grace = absl::Seconds(60);
   options.engine.prefetch = false;
   options.engine.slab.budget = (*Pack::Open(pack_dir))->total_expert_bytes() / 2;
@@ -73,7 +73,7 @@ class TwoPlacesTest : public testing::TestWithParam<Model> {
   TestEngineOptions options_;
 };
 
-TEST_P(TwoPlacesTest, ResultsAreThoseOfTheDeviceAlone) {
+TEST_P(TwoPlacesTest, ResultsEqualTheDeviceAlone) {
   TestEngineOptions alone = options_;
   alone.engine.policies.policy = {"cache=static"};
   alone.engine.slab.link_gbps = 0;
@@ -89,7 +89,7 @@ TEST_P(TwoPlacesTest, ResultsAreThoseOfTheDeviceAlone) {
     options_.delay_seed = seed;
     options_.threads = static_cast<uint32_t>(seed);
     options_.engine.slab.transport = seed == 1 ? Transport::kPull : Transport::kPush;
-    options_.engine.slab.link_gbps = seed == 1 ? 1e-2 : 1e-6;  // who pulls keeps to it
+    options_.engine.slab.link_gbps = seed == 1 ? 1e-2 : 1e-6;  // a puller respects it
     options_.engine.policies.policy.back() = seed == 2 ? "expert_miss=balance" : "expert_miss=cpu";
     const absl::StatusOr<TestEngine> both = StartEngine(pack_, options_);
     ASSERT_TRUE(both.ok()) << both.status();
@@ -105,16 +105,16 @@ TEST_P(TwoPlacesTest, ResultsAreThoseOfTheDeviceAlone) {
     EXPECT_EQ(both->client->violation(), "");
     uint64_t counted = 0;
     for (const LayerSparsity& layer : both->engine->Sparsity()) counted += layer.kept;
-    if (seed == 0) {  // a delayed device shows the host the counts of one of the two places only
+    if (seed == 0) {  // an asynchronous device shows the host the counts of one of the two devices only
       EXPECT_EQ(counted, kept) << "neurons that counted";
     }
   }
 }
 
-// Shared experts, biases, inputs that the router scales, FFNs beside, neurons left out.
+// Models with shared experts, biases, inputs scaled by the router, parallel dense FFNs, skipped neurons.
 std::vector<Model> Models() {
 #ifdef __SANITIZE_THREAD__
-  return {{"tiny", "bf16", "gate"}};  // its threads are those of all
+  return {{"tiny", "bf16", "gate"}};  // its threads cover all models
 #else
   return {{"tiny"},    {"tiny", "q4"}, {"tiny", "bf16", "gate"}, {"tiny", "bf16", "up"},
           {"gpt_oss"}, {"llama4"},     {"deepseek_v3", "q8"},    {"gemma4"}};
@@ -124,8 +124,8 @@ INSTANTIATE_TEST_SUITE_P(Models, TwoPlacesTest, testing::ValuesIn(Models()), [](
   return absl::StrCat(info.param.name, "_", info.param.bits, info.param.sparsity);
 });
 
-// Experts of both places wait for each other in every layer, once they are told to: neither begins after the
-// other has ended. A place may have several calls in a layer.
+// Makes the experts of both devices wait for each other in every layer, once enabled: neither begins after
+// the other has ended. A device may have several calls in a layer.
 class Meeting {
  public:
   void Begin() {
@@ -149,12 +149,12 @@ class Meeting {
     }
     calls_.insert({layer, device, other < layer});
   }
-  // Of the layers in which both had experts, those in which they met, and those in which one had ended when
-  // the other began. Where one has none, all being in slots or in DRAM, there is nobody to meet.
+  // Returns, for layers in which both had experts, the number in which they met, and the number in which one
+  // had ended before the other began. Layers with all experts on one device do not count.
   std::pair<int, int> met_and_missed() {
     MutexLock lock(&mutex_);
     std::pair<int, int> count;
-    const auto calls = calls_;  // Clang's analysis takes no lambda for the lock's holder
+    const auto calls = calls_;  // Clang's analysis does not treat a lambda as the lock's holder
     for (uint64_t layer = 0; layer <= layer_; ++layer) {
       const auto was = [&](bool device, bool alone) { return calls.contains({layer, device, alone}); };
       if ((was(false, false) || was(false, true)) && (was(true, false) || was(true, true))) {
@@ -169,7 +169,7 @@ class Meeting {
   CondVar changed_;
   bool on_ ABSL_GUARDED_BY(mutex_) = false;
   uint64_t layer_ ABSL_GUARDED_BY(mutex_) = 0;
-  uint64_t device_ ABSL_GUARDED_BY(mutex_) = 0;  // the last layer that it was in
+  uint64_t device_ ABSL_GUARDED_BY(mutex_) = 0;  // the device's last layer
   uint64_t cpu_ ABSL_GUARDED_BY(mutex_) = 0;
   std::set<std::tuple<uint64_t, bool, bool>> calls_ ABSL_GUARDED_BY(mutex_);  // layer, device, alone
 };
@@ -198,13 +198,13 @@ class TwoThreadsTest : public testing::Test {
     pack_ = dir_.File("pack");
     TinyModelSpec spec;
     spec.experts = 8;
-    spec.top_k = 8;  // of each layer some are on the device and some are not
+    spec.top_k = 8;  // every layer has resident and missing experts
     spec.layers = 2;
     ASSERT_TRUE(PackTiny(spec, dir_.File("model"), pack_).ok());
     options_ = OnBoth(pack_);
   }
 
-  // `delayed`: the device runs later, not at the call.
+  // `delayed`: an asynchronous device.
   absl::StatusOr<std::unique_ptr<Engine>> Start(bool delayed) {
     ASSIGN_OR_RETURN(std::unique_ptr<FakeWeightClient> client,
                      FakeWeightClient::Open(pack_, options_.weights));
@@ -225,7 +225,7 @@ class TwoThreadsTest : public testing::Test {
   TempDir dir_;
   std::string pack_;
   TestEngineOptions options_;
-  std::unique_ptr<Meeting> meeting_;  // of the last engine's places
+  std::unique_ptr<Meeting> meeting_;  // shared with the last engine's devices
   FakeWeightClient* client_ = nullptr;
 };
 
@@ -233,7 +233,7 @@ TEST_F(TwoThreadsTest, TheCpuComputesWhileTheDeviceDoes) {
   for (const bool delayed : {false, true}) {
     const auto engine = Start(delayed);
     ASSERT_TRUE(engine.ok()) << engine.status();
-    // What misses is in weightd's DRAM after this.
+    // Missing experts are in weightd's DRAM after this.
     const auto first = GenerateIds(engine->get(), GreedySpec("a", {5, 6, 7}, 4));
     ASSERT_TRUE(first.ok()) << first.status();
     AwaitQuiet(**engine);
@@ -247,7 +247,7 @@ TEST_F(TwoThreadsTest, TheCpuComputesWhileTheDeviceDoes) {
   }
 }
 
-TEST_F(TwoThreadsTest, WeightdsEndWhileTheCpuComputesLeavesNothingBehind) {
+TEST_F(TwoThreadsTest, WeightdLossDuringCpuWorkLeavesNoLease) {
   const absl::StatusOr<TestEngine> test = StartEngine(pack_, options_);
   ASSERT_TRUE(test.ok()) << test.status();
   const auto wanted = GenerateIds(test->engine.get(), GreedySpec("w", {5, 6, 7}, 6));
@@ -263,7 +263,7 @@ TEST_F(TwoThreadsTest, WeightdsEndWhileTheCpuComputesLeavesNothingBehind) {
   EXPECT_EQ(test->client->violation(), "");
 }
 
-// Fails with the first expert that it is given.
+// A backend that fails at its first expert.
 class BrokenBackend final : public ReferenceBackend {
  public:
   explicit BrokenBackend(const BackendLimits& limits, uint32_t after)
@@ -280,7 +280,7 @@ class BrokenBackend final : public ReferenceBackend {
   uint32_t left_;
 };
 
-TEST_F(TwoThreadsTest, AnErrorOfTheCpuEndsTheStepWithItsWords) {
+TEST_F(TwoThreadsTest, CpuErrorEndsTheStepWithItsMessage) {
   auto client = FakeWeightClient::Open(pack_, options_.weights);
   ASSERT_TRUE(client.ok()) << client.status();
   FakeWeightClient* const fake = client->get();

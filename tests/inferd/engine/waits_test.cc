@@ -1,5 +1,5 @@
-// How often the host waits for a device that computes later: at most once a layer and once at the step's end,
-// and where every expert is on the device once a token.
+// Number of host waits for an asynchronous device: at most one per layer and one at the step's end; with
+// every expert on the device one per token.
 #include <memory>
 #include <string>
 #include <vector>
@@ -15,7 +15,7 @@ namespace {
 
 constexpr uint32_t kLayers = 4;
 
-// The packs and profiles of all tests; made once.
+// Packs and profiles of all tests; made once.
 class WaitsTest : public testing::TestWithParam<const char*> {
  protected:
   static void SetUpTestSuite() {
@@ -26,7 +26,7 @@ class WaitsTest : public testing::TestWithParam<const char*> {
   static void TearDownTestSuite() { dir_.reset(); }
   static std::string PackDir() { return dir_->File("pack"); }
 
-  // Waits of a generated token: what 24 more of them cost.
+  // Returns the waits per generated token, from 24 further tokens.
   static absl::StatusOr<double> WaitsPerToken(const std::string& preset, uint64_t budget, uint64_t seed) {
     TestEngineOptions options;
     options.threads = 1;
@@ -35,7 +35,7 @@ class WaitsTest : public testing::TestWithParam<const char*> {
     options.engine.context = 128;
     options.engine.preset = preset;
     options.engine.slab.budget = budget;
-    options.engine.stall_limit = absl::Seconds(60);  // a loaded machine is no failure of these
+    options.engine.stall_limit = absl::Seconds(60);  // a loaded machine must not fail the test
     ASSIGN_OR_RETURN(const TestEngine test, StartEngine(PackDir(), options));
     std::vector<uint64_t> waits = {AwaitQuiet(*test.engine).device_waits};
     for (const uint32_t tokens : {4u, 4u, 28u}) {
@@ -49,7 +49,7 @@ class WaitsTest : public testing::TestWithParam<const char*> {
 };
 std::unique_ptr<TempDir> WaitsTest::dir_;
 
-TEST_P(WaitsTest, AtMostOneALayerAndOneAtTheEnd) {
+TEST_P(WaitsTest, AtMostOnePerLayerAndOneAtTheEnd) {
   const absl::StatusOr<std::unique_ptr<sluice::Pack>> pack = sluice::Pack::Open(PackDir());
   ASSERT_TRUE(pack.ok()) << pack.status();
   for (const uint64_t share : {2, 3}) {
@@ -61,7 +61,7 @@ TEST_P(WaitsTest, AtMostOneALayerAndOneAtTheEnd) {
   }
 }
 
-TEST_P(WaitsTest, OneATokenWhereEveryExpertIsThere) {
+TEST_P(WaitsTest, OnePerTokenIfAllExpertsAreResident) {
   const absl::StatusOr<double> waits = WaitsPerToken(GetParam(), /*budget=*/0, /*seed=*/5);
   ASSERT_TRUE(waits.ok()) << waits.status();
   EXPECT_EQ(*waits, 1);

@@ -1,4 +1,5 @@
-// weightd dies, comes back, is damaged, has no room: the engine never makes a wrong token and always ends.
+// weightd dies, returns, has damaged data or no room: the engine never computes a wrong token and always
+// ends.
 #include <fstream>
 #include <random>
 
@@ -13,7 +14,7 @@ namespace {
 
 using testing::HasSubstr;
 
-// On a device that computes at the call, and on one that computes later.
+// Runs on a synchronous and on an asynchronous device.
 class WeightLossTest : public testing::TestWithParam<uint64_t> {
  protected:
   void SetUp() override {
@@ -77,7 +78,7 @@ TEST_P(WeightLossTest, ARestartInMidAnswerChangesNoToken) {
   EXPECT_EQ(test_.client->violation(), "");
 }
 
-TEST_P(WeightLossTest, AWeightdThatStaysAwayEndsRequestsThenServiceReturns) {
+TEST_P(WeightLossTest, LongLossEndsRequestsThenServiceReturns) {
   options_.engine.weightd_grace = absl::Milliseconds(150);
   Start();
   auto sink = std::make_shared<CollectingSink>();
@@ -103,7 +104,7 @@ TEST_P(WeightLossTest, AWeightdThatStaysAwayEndsRequestsThenServiceReturns) {
   EXPECT_EQ(test_.client->violation(), "");
 }
 
-TEST_P(WeightLossTest, WhateverTheSessionsErrorsAreNamedTheyAreALossAndPass) {
+TEST_P(WeightLossTest, AnySessionErrorIsALossAndRecovers) {
   Start();
   const GenerateSpec spec = GreedySpec("w", {5, 6, 7}, 100);
   const absl::StatusOr<std::vector<int32_t>> wanted = GenerateIds(&engine(), spec);
@@ -192,7 +193,7 @@ TEST_P(WeightLossTest, ADamagedExpertEndsOnlyTheSequencesRoutedToIt) {
   EXPECT_EQ(stats.requests_failed, static_cast<uint64_t>(damaged));
 }
 
-TEST_P(WeightLossTest, ADiskThatDoesNotAnswerEndsTheRequestsOfTheStepAndNothingElse) {
+TEST_P(WeightLossTest, HungDiskEndsOnlyTheStepsRequests) {
   Start();
   const std::vector<int32_t> wanted = *GenerateIds(&engine(), GreedySpec("w", {3}, 4));
   test_.client->EndDemands(absl::StatusCode::kDeadlineExceeded, 1);
@@ -213,7 +214,7 @@ TEST_P(WeightLossTest, DamagedDenseWeightsFailTheStart) {
   EXPECT_EQ(ReasonOf(test.status()), "WEIGHT_CORRUPT");
 }
 
-TEST_P(WeightLossTest, ABudgetBelowTheDenseWeightsFailsTheStartWithTheBytes) {
+TEST_P(WeightLossTest, TooSmallBudgetFailsTheStartWithBytes) {
   options_.weights.dram_budget = 4096;
   options_.engine.stall_limit = absl::Milliseconds(50);
   const absl::StatusOr<TestEngine> test = StartEngine(pack_, options_);
@@ -225,7 +226,7 @@ TEST_P(WeightLossTest, ABudgetBelowTheDenseWeightsFailsTheStartWithTheBytes) {
 TEST_P(WeightLossTest, WithoutRoomAStepEndsWithAnErrorNotAHang) {
   options_.engine.stall_limit = absl::Milliseconds(50);
   Start();
-  test_.client->SetBudget((*Pack::Open(pack_))->dense_bytes());  // somebody else pins all the rest
+  test_.client->SetBudget((*Pack::Open(pack_))->dense_bytes());  // another session pins the rest
   const absl::StatusOr<std::vector<int32_t>> ids = GenerateIds(&engine(), GreedySpec("a", {5, 6, 7}, 5));
   EXPECT_TRUE(absl::IsResourceExhausted(ids.status())) << ids.status();
   test_.client->SetBudget(options_.weights.dram_budget);

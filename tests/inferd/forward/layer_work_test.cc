@@ -44,7 +44,7 @@ class LayerWorkTest : public testing::Test {
   WorkPlan plan_{2, 2, 4};
 };
 
-TEST_F(LayerWorkTest, TilesBecomeWorkWithTheRowsAndBiasesOfTheirExpert) {
+TEST_F(LayerWorkTest, TilesBecomeWorkWithRowsAndBiases) {
   LayerWork work(config_, weights_, *sparsity_, plan_);
   work.Begin(0);
   EXPECT_TRUE(work.ready().empty()) << "no expert that every token goes through";
@@ -73,7 +73,7 @@ TEST_F(LayerWorkTest, ADemandIsMissingUntilItsLastNeuronIsReady) {
   EXPECT_EQ(work.missing(), 2u);
 }
 
-TEST_F(LayerWorkTest, TheExpertOfEveryTokenIsReadyAtOnce) {
+TEST_F(LayerWorkTest, CommonExpertIsReadyAtOnce) {
   config_.layers[0].moe.shared_width = 8;
   LayerWork work(config_, weights_, *sparsity_, plan_);
   work.Begin(0);

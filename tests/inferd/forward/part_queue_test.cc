@@ -1,4 +1,4 @@
-// What operations are reckoned to read and multiply, and whose they are.
+// Estimated bytes and multiplications of operations, and their part of the model.
 #include "inferd/forward/part_queue.h"
 
 #include <gtest/gtest.h>
@@ -11,7 +11,7 @@ namespace {
 class CountingQueue final : public Queue {
  public:
   int enqueued = 0;
-  int graphs = 0;  // that are open
+  int graphs = 0;  // number of open graphs
   absl::Status Enqueue(const Operation&) override {
     ++enqueued;
     return absl::OkStatus();
@@ -42,7 +42,7 @@ WeightView View(uint32_t rows, uint32_t cols, uint64_t stride) {
   return view;
 }
 
-TEST(PartQueueTest, ProductsBelongToThePartThatTheirCallerNamed) {
+TEST(PartQueueTest, ProductsCountForTheNamedPart) {
   CountingQueue device;
   PartQueue queue(&device);
   const MatMulPart parts[] = {{View(10, 64, 40), {}, {}}, {View(2, 64, 40), {}, {}}};
@@ -68,7 +68,7 @@ TEST(PartQueueTest, ProductsBelongToThePartThatTheirCallerNamed) {
   EXPECT_EQ(device.graphs, 0);
 }
 
-TEST(PartQueueTest, ExpertsAreReadOnceAndMultipliedForEachOfTheirRows) {
+TEST(PartQueueTest, ExpertsAreReadOnceAndMultipliedPerRow) {
   const uint32_t rows[] = {0, 4, 5};
   std::vector<ExpertWork> work(2);
   work[0].up = work[0].gate = work[0].down = View(32, 64, 48);
@@ -84,7 +84,7 @@ TEST(PartQueueTest, ExpertsAreReadOnceAndMultipliedForEachOfTheirRows) {
   EXPECT_EQ(done.products, 3u * (3u * 32 * 64 + 2u * 8 * 64));
 }
 
-TEST(PartQueueTest, AttentionReadsWhatTheRowsSee) {
+TEST(PartQueueTest, AttentionReadsVisiblePositions) {
   AttentionArgs args;
   args.heads = 4;
   args.kv.head_dim = 16;

@@ -1,5 +1,5 @@
-// Masks against what another implementation says: PCRE2's partial matching for regexes, documents that are
-// valid or not for schemas.
+// Compares masks with independent implementations: PCRE2's partial matching for regexes, valid and invalid
+// documents for schemas.
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <pcre2.h>
 
@@ -17,7 +17,7 @@ namespace {
 
 using testing::HasSubstr;
 
-// Whether texts match as a whole, or could if they went on.
+// Reference for full and partial matches.
 class Oracle {
  public:
   explicit Oracle(const std::string& regex) {
@@ -66,7 +66,7 @@ constexpr const char* kRegexes[] = {
     "[\\^-c]+\\]|[\\]\\-x-]{2}",
 };
 
-TEST(GuideMasksTest, AllowJustTheTokensAfterWhichARegexCanStillMatch) {
+TEST(GuideMasksTest, AllowOnlyTokensThatKeepTheRegexMatchable) {
   std::mt19937 random(7);
   for (const char* folder : kTokenizers) {
     GuideLanguage language(folder);
@@ -96,7 +96,7 @@ TEST(GuideMasksTest, AllowJustTheTokensAfterWhichARegexCanStillMatch) {
           }
           ASSERT_EQ((*matcher)->complete(), oracle.Matches(text));
           if (next.empty()) {
-            break;  // at the end, or before a character that this vocabulary spells byte by byte
+            break;  // at the end, or before a character that this vocabulary encodes as bytes
           }
           const int32_t token = next[random() % next.size()];
           ASSERT_TRUE((*matcher)->Accept(token).ok());
@@ -107,7 +107,7 @@ TEST(GuideMasksTest, AllowJustTheTokensAfterWhichARegexCanStillMatch) {
   }
 }
 
-// Whether the guide takes `text` token by token and lets it end there.
+// True if the grammar accepts `text` token by token and may end there.
 bool Takes(GuideLanguage* language, const GuideSpec& spec, const std::string& text) {
   auto matcher = language->Begin(spec);
   EXPECT_TRUE(matcher.ok()) << spec.text << ": " << matcher.status();

@@ -1,4 +1,4 @@
-// A small language for tests of guides: tokenizers of the tree, guides compiled on the spot, masks by token.
+// Helpers for tests of guides: tokenizers of the tree, synchronous compilation, masks by token.
 #pragma once
 
 #include <memory>
@@ -25,7 +25,7 @@ class GuideLanguage {
     EXPECT_TRUE(tokenizer.ok()) << tokenizer.status();
     tokenizer_ = std::move(*tokenizer);
     const auto vocab =
-        static_cast<uint32_t>(tokenizer_->vocab_size()) + 5;  // models have more rows than that
+        static_cast<uint32_t>(tokenizer_->vocab_size()) + 5;  // models have more rows than tokens
     vocabulary_ = VocabularyOf(*tokenizer_, vocab, {*tokenizer_->eos_id()});
     compiler_ = std::make_unique<GuideCompiler>(&vocabulary_);
   }
@@ -40,7 +40,7 @@ class GuideLanguage {
     return GuideMatcher::Create(std::move(guide), vocabulary_.end_ids);
   }
 
-  // Tokens that spell `text` in the middle of another: the longest that fits, again and again.
+  // Encodes `text` as if in the middle of another: the longest match, repeatedly.
   std::vector<int32_t> Spell(const std::string& text) const {
     std::vector<int32_t> ids;
     for (size_t at = 0; at < text.size();) {

@@ -1,4 +1,4 @@
-// The threads and the cache behind the guides of running answers.
+// Threads and cache behind the grammars of running answers.
 #include "inferd/guide/guides.h"
 
 #include <random>
@@ -14,7 +14,7 @@ namespace {
 
 using testing::HasSubstr;
 
-// Letters, digits and an end token: little enough to be compiled in no time.
+// Letters, digits and an end token: compiles almost instantly.
 GuideVocabulary SmallVocabulary() {
   GuideVocabulary vocabulary;
   for (char c = 'a'; c <= 'z'; ++c) {
@@ -43,7 +43,7 @@ void AwaitPrepared(const Guide& guide) {
   }
 }
 
-// Draws allowed tokens until the end token; the text.
+// Draws allowed tokens until the end token; returns the text.
 std::string Walk(Guide* guide, uint32_t seed, size_t most = 50) {
   std::mt19937 random(seed);
   const GuideVocabulary vocabulary = SmallVocabulary();
@@ -89,7 +89,7 @@ TEST(GuidesTest, ManyAnswersAtOnceKeepToTheirGuides) {
   EXPECT_EQ(guides.Stats().waiting, 0u);
 }
 
-TEST(GuidesTest, AGuideIsCompiledOnceAndForgottenWhenItsRoomIsNeeded) {
+TEST(GuidesTest, GrammarIsCompiledOnceAndEvictedByMemory) {
   GuideLimits limits;
   {
     Guides guides(SmallVocabulary());
@@ -104,7 +104,7 @@ TEST(GuidesTest, AGuideIsCompiledOnceAndForgottenWhenItsRoomIsNeeded) {
   }
   EXPECT_EQ(guides.Stats().compiled, 3u);
   EXPECT_EQ(guides.Stats().cache_hits, 2u);
-  AwaitPrepared(*Begin(&guides, Regex("b{3}")));  // it was used longest ago
+  AwaitPrepared(*Begin(&guides, Regex("b{3}")));  // it was the least recently used
   EXPECT_EQ(guides.Stats().compiled, 4u);
 }
 
@@ -124,7 +124,7 @@ TEST(GuidesTest, WhatCannotBeCompiledFailsWithItsReason) {
   EXPECT_EQ(FieldOf(guides.Start(Schema(R"({"not": {}})"), {kEnd}).status()), "guided.json_schema");
 }
 
-TEST(GuidesTest, WithoutEndTokensNothingIsAllowedBehindAWholeAnswer) {
+TEST(GuidesTest, CompleteAnswerWithoutEndTokensAllowsNothing) {
   GuideVocabulary vocabulary = SmallVocabulary();
   vocabulary.end_ids.clear();
   Guides guides(vocabulary);
@@ -155,7 +155,7 @@ TEST(GuidesTest, OnlySoManyMayWaitAndWhoLeavesIsNotCompiledFor) {
   GuideLimits limits;
   limits.max_waiting = 2;
   Guides guides(SmallVocabulary(), limits);
-  // The first takes a moment, so that the others wait.
+  // The first one compiles slowly, so that the others wait.
   const std::unique_ptr<Guide> first = Begin(&guides, Regex("([a-z]{1,200}[0-9]){1,20}"));
   std::vector<std::unique_ptr<Guide>> waiting;
   absl::Status refused;

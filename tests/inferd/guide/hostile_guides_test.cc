@@ -1,5 +1,4 @@
-// What clients may send: everything ends, with an answer or a refusal, and touches no memory that is not its
-// own.
+// Hostile constraints: each ends with an answer or a refusal, without invalid memory accesses.
 #include <random>
 #include <string>
 
@@ -23,7 +22,7 @@ class HostileGuidesTest : public testing::Test {
  protected:
   HostileGuidesTest() : language_(kTokenizers[1]) {}
 
-  // Compiles, and if that worked walks a few tokens.
+  // Compiles, and on success generates a few tokens.
   void Try(const GuideSpec& spec) {
     auto matcher = language_.Begin(spec);
     if (!matcher.ok()) {
@@ -174,7 +173,7 @@ TEST_F(HostileGuidesTest, Schemas) {
   }
 }
 
-// Mutations of sound guides.
+// Mutations of valid constraints.
 TEST_F(HostileGuidesTest, Mutations) {
   const std::string seeds[] = {
       "root ::= item (\",\" item)* \"x\"{2,5}\nitem ::= [a-z]+ | \"(\" root \")\" | \"\\u00e9\" # c\n",
@@ -208,7 +207,8 @@ TEST_F(HostileGuidesTest, Mutations) {
   }
 }
 
-// An ambiguous grammar makes each token dearer than the last; it ends by its limit, and others go on.
+// An ambiguous grammar makes each token more expensive than the last; it fails by its limit, and others
+// continue.
 TEST(HostileGuidesLimitTest, AnAnswerWhoseMasksBecomeTooDearEndsAlone) {
   GuideLanguage language(kTokenizers[1]);
   GuideLimits limits;

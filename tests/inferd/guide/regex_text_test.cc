@@ -1,4 +1,4 @@
-// Regexes, written anew.
+// Rewritten regexes.
 #include "inferd/guide/regex_text.h"
 
 #include <string>

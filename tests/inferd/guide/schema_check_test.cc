@@ -1,4 +1,4 @@
-// Which schemas are kept, and that everything else is refused by its keyword and place.
+// Accepted schemas; all others are refused by keyword and place.
 #include "inferd/guide/schema_check.h"
 
 #include <string>
@@ -47,7 +47,7 @@ TEST(SchemaCheckTest, TakesWhatIsConvertedInFull) {
           R"({"type": "object", "patternProperties": {"^x_": {"type": "integer"}}})",
           R"({"type": "object", "propertyNames": {"pattern": "^[a-z]+$"}})",
           R"({"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": "https://a/b", "x-order": 1})",
-          // A list, whose schema leads back to itself through a property.
+          // A list: its schema refers to itself through a property.
           R"({"type": "object", "properties": {"next": {"anyOf": [{"$ref": "#"}, {"type": "null"}]}}})",
       }) {
     EXPECT_EQ(Refusal(schema), "") << schema;
@@ -139,7 +139,7 @@ TEST(SchemaCheckTest, RefusesWhatIsNoJsonOrTooMuch) {
   EXPECT_THAT(Refusal(wide + "]}"), HasSubstr("20000"));
 }
 
-TEST(SchemaCheckTest, OpensWhatSaysNothingOfItsMembersAndClosesWhatNamesThem) {
+TEST(SchemaCheckTest, ClosesObjectsThatNameTheirMembers) {
   EXPECT_EQ(TextOf(R"({"type": "object"})"), R"({"type":"object","additionalProperties":{}})");
   EXPECT_EQ(TextOf(R"({"type": "array"})"), R"({"type":"array","items":{}})");
   EXPECT_EQ(TextOf(R"({"type": ["object", "array"]})"),

@@ -17,7 +17,7 @@ constexpr char kRequests[] =
 
 using Requests = std::vector<std::pair<std::string, std::string>>;  // path, body
 
-// What the reader makes of these bytes, given in two parts.
+// Parses these bytes, given in two parts.
 Requests ReadAll(const std::string& first, const std::string& second, uint64_t limit, HttpProblem* problem) {
   RequestReader reader;
   Requests requests;

@@ -29,7 +29,7 @@ TEST(KvPagesTest, GrowBeyondTheFreePagesChangesNothing) {
   EXPECT_TRUE(pages.Grow(1, 32));
 }
 
-TEST(KvPagesTest, ReleaseGivesEverythingBack) {
+TEST(KvPagesTest, ReleaseFreesAllPages) {
   KvPages pages(4, 1, 128, 0);
   ASSERT_TRUE(pages.Grow(0, 128));
   pages.Release(0);
@@ -37,7 +37,7 @@ TEST(KvPagesTest, ReleaseGivesEverythingBack) {
   EXPECT_TRUE(pages.table(0).empty());
 }
 
-TEST(KvPagesTest, AWindowGivesBackPagesThatNoRowCanSee) {
+TEST(KvPagesTest, WindowReleasesInvisiblePages) {
   KvPages pages(8, 1, 256, 40);
   ASSERT_TRUE(pages.Grow(0, 128));
   pages.Trim(0, 70);  // sees 31..: page 0 holds 31
@@ -60,7 +60,7 @@ TEST(KvPagesTest, NoWindowKeepsEverything) {
   EXPECT_EQ(pages.used(), 8u);
 }
 
-TEST(KvPagesTest, APageThatSeveralHoldComesFreeWithTheLast) {
+TEST(KvPagesTest, SharedPageIsFreedByItsLastHolder) {
   KvPages pages(4, 3, 128, 0);
   ASSERT_TRUE(pages.Grow(0, 64));
   const std::vector<uint32_t> table(pages.table(0).begin(), pages.table(0).end());
@@ -75,7 +75,7 @@ TEST(KvPagesTest, APageThatSeveralHoldComesFreeWithTheLast) {
   EXPECT_EQ(pages.kept_pages(), 0u);
 }
 
-TEST(KvPagesTest, KeptPagesAreTakenLastTheLongestIdleFirst) {
+TEST(KvPagesTest, KeptPagesAreReusedLastOldestFirst) {
   KvPages pages(4, 3, 128, 0);
   std::vector<uint32_t> forgotten;
   pages.SetForget([&](uint32_t page) { forgotten.push_back(page); });
@@ -88,7 +88,7 @@ TEST(KvPagesTest, KeptPagesAreTakenLastTheLongestIdleFirst) {
   EXPECT_EQ(pages.used(), 0u);
   EXPECT_EQ(pages.free_pages(), 4u);
   EXPECT_EQ(pages.kept_pages(), 3u);
-  ASSERT_TRUE(pages.Grow(1, 64));  // the free one, then the end of the text
+  ASSERT_TRUE(pages.Grow(1, 64));  // the free page, then the sequence's last page
   EXPECT_EQ(forgotten, std::vector<uint32_t>{table[2]});
   pages.Adopt(2, absl::MakeConstSpan(table).first(1));  // used again
   EXPECT_EQ(pages.kept_pages(), 1u);
@@ -204,7 +204,7 @@ TEST(KvCacheTest, ACopiedPageHoldsTheSameInEveryLayer) {
     ASSERT_TRUE(backend.ok()) << backend.status();
     const auto cache = KvCache::Create(config, type, 3, 1, 64, backend->get());
     ASSERT_TRUE(cache.ok()) << cache.status();
-    for (uint32_t layer = 0; layer < 2; ++layer) {  // the third keeps nothing
+    for (uint32_t layer = 0; layer < 2; ++layer) {  // the third layer keeps nothing
       const KvView& view = (*cache)->view(layer);
       for (const BufferRef place : {view.k, view.v}) {
         const uint64_t stride = view.page_stride;
@@ -228,7 +228,7 @@ TEST(KvCacheTest, ACopiedPageHoldsTheSameInEveryLayer) {
   }
 }
 
-TEST(DeltaStatesTest, AKeptStateIsWrittenByNobodyUntilItIsDropped) {
+TEST(DeltaStatesTest, KeptStateIsNotWrittenUntilDropped) {
   auto backend = CreateReferenceBackend({});
   ASSERT_TRUE(backend.ok()) << backend.status();
   const auto states = DeltaStates::Create(OneOfEachKind(), 2, /*kept=*/1, backend->get());
@@ -260,7 +260,7 @@ TEST(DeltaStatesTest, AKeptStateIsWrittenByNobodyUntilItIsDropped) {
   }
 }
 
-TEST(DeltaStatesTest, AStepWritesTheSlotThatTheLastOneDidNot) {
+TEST(DeltaStatesTest, StepsAlternateBetweenTheTwoSlots) {
   auto backend = CreateReferenceBackend({});
   ASSERT_TRUE(backend.ok()) << backend.status();
   const auto states = DeltaStates::Create(OneOfEachKind(), 2, /*kept=*/0, backend->get());
@@ -272,7 +272,7 @@ TEST(DeltaStatesTest, AStepWritesTheSlotThatTheLastOneDidNot) {
   EXPECT_EQ(StateBytesPerSequence(OneOfEachKind()), 2 * (3 * 96 + 512) * sizeof(float));
   const StateSlots first = (*states)->slots(1);
   EXPECT_NE(first.from, first.to);
-  EXPECT_EQ((*states)->slots(1).to, first.to);  // until the step counts
+  EXPECT_EQ((*states)->slots(1).to, first.to);  // until the step is committed
   (*states)->Commit(1);
   EXPECT_EQ((*states)->slots(1).from, first.to);
   EXPECT_EQ((*states)->slots(1).to, first.from);

@@ -20,7 +20,7 @@ Tokens From(int32_t first, size_t count) {
 
 const Digest128 kRoot = DigestOf("root");
 
-TEST(PrefixIndexTest, AWholePageIsFoundByItsTokensAndWhatIsInFront) {
+TEST(PrefixIndexTest, WholePageIsFoundByTokensAndPrefix) {
   PrefixIndex index(4);
   const Tokens tokens = From(7, kPageTokens);
   index.Begin(2, kRoot);
@@ -35,7 +35,7 @@ TEST(PrefixIndexTest, AWholePageIsFoundByItsTokensAndWhatIsInFront) {
   EXPECT_EQ(index.known(2), 0u);
 }
 
-TEST(PrefixIndexTest, APageIsFoundAsFarAsItIsKnown) {
+TEST(PrefixIndexTest, PartialPageIsFoundByItsKnownTokens) {
   PrefixIndex index(4);
   index.Begin(1, kRoot);
   ASSERT_TRUE(index.Extend(1, From(0, 5)));
@@ -74,10 +74,10 @@ TEST(PrefixIndexTest, TheSameContentIsHeldOnce) {
 }
 
 // Against a map from content to page, over random use.
-TEST(PrefixIndexTest, FindsWhatAMapFinds) {
+TEST(PrefixIndexTest, MatchesAReferenceMap) {
   constexpr uint32_t kPages = 24;
   PrefixIndex index(kPages);
-  std::map<std::pair<int, int>, uint32_t> wanted;  // (what is in front, first token): page
+  std::map<std::pair<int, int>, uint32_t> wanted;  // (prefix, first token): page
   std::vector<std::pair<int, int>> content(kPages, {-1, -1});
   std::mt19937 random(9);
   const auto digest = [](int front) { return DigestOf(std::string(1, static_cast<char>('a' + front))); };

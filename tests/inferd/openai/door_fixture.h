@@ -1,4 +1,4 @@
-// DoorFixture: the HTTP door on a loopback port, with a FakeEngine behind and plain sockets in front.
+// DoorFixture: the HTTP server on a loopback port, with a FakeEngine behind and plain sockets in front.
 //
 // Thread safety: thread-compatible; a test's own thread uses it.
 #pragma once
@@ -27,7 +27,7 @@
 
 namespace sluice {
 
-// One connection. Reads give up after a minute, so that a test fails and does not hang.
+// One connection. Reads time out after a minute, so that a test fails and does not hang.
 class RawClient {
  public:
   explicit RawClient(uint16_t port) : fd_(socket(AF_INET, SOCK_STREAM, 0)) {
@@ -50,13 +50,13 @@ class RawClient {
     while (sent < bytes.size()) {
       const ssize_t n = send(fd_, bytes.data() + sent, bytes.size() - sent, MSG_NOSIGNAL);
       if (n <= 0) {
-        return;  // the server has closed: what it said can still be read
+        return;  // the server has closed: its answer can still be read
       }
       sent += static_cast<size_t>(n);
     }
   }
   void EndSending() { shutdown(fd_, SHUT_WR); }
-  // Reads until `end` is among what was read; all of it. Less if the server closes.
+  // Reads until `end` has arrived, and returns all of it; less if the server closes.
   std::string ReadTo(const std::string& end) {
     while (in_.find(end) == std::string::npos && ReadSome()) {
     }
@@ -68,7 +68,7 @@ class RawClient {
     }
     return Take(in_.size());
   }
-  // One answer: its head and its body, chunks joined.
+  // Reads one answer: its head and its body, chunks joined.
   std::pair<std::string, std::string> ReadAnswer() {
     const std::string head = ReadTo("\r\n\r\n");
     if (head.find("Transfer-Encoding: chunked") != std::string::npos) {
@@ -155,7 +155,7 @@ class DoorFixture : public testing::Test {
     return absl::StrCat(R"({"messages": [{"role": "user", "content": "Hi"}])", members.empty() ? "" : ", ",
                         members, "}");
   }
-  // The status of one request's answer, and its body.
+  // Returns the status of one request's answer, and its body.
   std::pair<int, std::string> Ask(const std::string& bytes) {
     RawClient client(port_);
     client.Send(bytes);

@@ -1,4 +1,4 @@
-// What clients ask an answer to conform to, from every name that it has over HTTP to the engine, and back.
+// Structured output constraints under every HTTP name, down to the engine, and their errors back.
 #include <string>
 #include <vector>
 
@@ -18,7 +18,7 @@ constexpr char kTools[] = R"("tools": [
 
 class GuidedDoorTest : public DoorFixture {
  protected:
-  // What the engine is asked for; it is then left alone.
+  // Returns the engine's request, which then stays unanswered.
   GenerateSpec Planned(const std::string& path, const std::string& body) {
     RawClient client(port_);
     client.Send(Request("POST", path, body));
@@ -27,7 +27,7 @@ class GuidedDoorTest : public DoorFixture {
     client.ReadAnswer();
     return spec;
   }
-  // The answer to a chat whose model says `said`.
+  // Returns the answer to a chat for the model output `said`.
   Json Answered(const std::string& members, const std::string& said) {
     RawClient client(port_);
     client.Send(Request("POST", "/v1/chat/completions", Chat(members)));
@@ -101,7 +101,7 @@ TEST_F(GuidedDoorTest, ErrorsOfAGuideNameWhatTheClientCallsIt) {
   const std::string chat = Chat(absl::StrCat(kTools, R"(, "tool_choice": "required")"));
   EXPECT_EQ("tools[1].function.parameters", Post("/v1/chat/completions", chat).second["error"]["param"]);
 
-  // What only compiling finds comes later, and is the client's fault as well.
+  // Errors found by compiling arrive later, and are client errors as well.
   engine_.RefuseWith(absl::OkStatus());
   RawClient client(port_);
   client.Send(Request("POST", "/v1/chat/completions", Chat(R"("guided_regex": "a", "stream": true)")));
@@ -142,7 +142,7 @@ TEST_F(GuidedDoorTest, AForcedCallIsGuidedAndReadBack) {
   EXPECT_EQ(1u, Planned("/v1/messages", anthropic + R"("tool", "name": "f"}})").guide->calls.size());
 }
 
-TEST_F(GuidedDoorTest, ToolsThatAreOfferedBesideASchemaMakeEitherPossible) {
+TEST_F(GuidedDoorTest, SchemaWithToolsAllowsEither) {
   Start();
   const std::string members = absl::StrCat(kTools, R"(, "response_format": {"type": "json_object"})");
   const GenerateSpec spec = Planned("/v1/chat/completions", Chat(members));
@@ -178,8 +178,8 @@ TEST_F(GuidedDoorTest, AModelWhoseTemplateKnowsNoToolsMayCallThemToo) {
   EXPECT_FALSE(absl::StrContains(PromptOf(Planned("/v1/chat/completions", Chat(none))), "tool_call"));
 }
 
-// Templates that know no tools know neither calls nor results, and many want the roles to take turns.
-TEST_F(GuidedDoorTest, PastCallsAndResultsAreTextWhereTheTemplateKnowsNone) {
+// Templates without tools support neither calls nor results, and many require alternating roles.
+TEST_F(GuidedDoorTest, PastCallsAreTextIfTemplateHasNoTools) {
   Start("{% for m in messages %}[{{ m.role }}|{{ m.content }}]{% endfor %}");
   const std::string body =
       R"({"messages": [{"role": "user", "content": "Q"}, {"role": "assistant", "content": null,

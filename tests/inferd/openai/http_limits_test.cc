@@ -1,4 +1,4 @@
-// What the HTTP door does with clients that are slow, silent or many.
+// Limits of the HTTP server for slow, silent and many clients.
 #include <string>
 #include <vector>
 
@@ -11,7 +11,7 @@ namespace {
 
 class HttpLimitsTest : public DoorFixture {
  protected:
-  // Sends `bytes` one by one until the server has closed; what it said.
+  // Sends `bytes` one by one until the server closes; returns its answer.
   static std::string Trickle(RawClient* client, const std::string& bytes) {
     for (const char c : bytes) {
       client->Send(std::string(1, c));
@@ -45,9 +45,9 @@ TEST_F(HttpLimitsTest, ABodyThatNeverEndsIsRefused) {
   EXPECT_EQ(0u, engine_.live());
 }
 
-TEST_F(HttpLimitsTest, AReaderThatTakesNothingIsCutAndItsRequestCancelled) {
+TEST_F(HttpLimitsTest, StalledReaderIsCutAndItsRequestCancelled) {
   options_.stall_timeout = [] { return absl::Milliseconds(300); };
-  context_.limits.max_unsent_bytes = uint64_t{1} << 40;  // so that it is the time that cuts
+  context_.limits.max_unsent_bytes = uint64_t{1} << 40;  // so that the timeout cuts first
   Start();
   RawClient idle(port_);
   idle.Send(Request("POST", "/v1/chat/completions", Chat("\"stream\": true")));
@@ -82,13 +82,13 @@ TEST_F(HttpLimitsTest, AThousandIdleConnectionsHoldNobodyUp) {
     idle.push_back(std::make_unique<RawClient>(port_));
   }
   engine_.AnswerWith(2);
-  EXPECT_EQ(200, Post("/v1/chat/completions", Chat("")).first);  // in the place of one that idled longest
+  EXPECT_EQ(200, Post("/v1/chat/completions", Chat("")).first);  // replaces the connection that idled longest
   idle.back()->Send(Request("GET", "/health", ""));
   EXPECT_TRUE(absl::StartsWith(idle.back()->ReadAnswer().first, "HTTP/1.1 200 "));
   EXPECT_EQ("", idle.front()->ReadAll());
 }
 
-// What one parser takes for the end of a request and another for its middle must not reach the door as two.
+// Request smuggling: bytes that parsers split differently must not reach the server as two requests.
 TEST_F(HttpLimitsTest, NoRequestIsSmuggledInAnother) {
   Start();
   const std::string inner = "GET /v1/models/smuggled HTTP/1.1\r\nHost: localhost\r\n\r\n";

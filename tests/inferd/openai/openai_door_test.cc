@@ -1,4 +1,4 @@
-// The HTTP door over real sockets, against an engine that does what the test says.
+// The HTTP server over real sockets, against an engine controlled by the test.
 #include <fstream>
 #include <string>
 #include <vector>
@@ -47,7 +47,7 @@ TEST_F(OpenAiDoorTest, AStreamSaysRoleTextFinishAndUsage) {
       absl::StrContains(rest, R"("usage":{"prompt_tokens":5,"completion_tokens":2,"total_tokens":7)"));
   EXPECT_TRUE(absl::StrContains(rest, "\"cached_tokens\":2"));
   EXPECT_TRUE(absl::StrContains(rest, "data: [DONE]\n\n"));
-  // The connection goes on.
+  // The connection stays open.
   client.Send(Request("GET", "/v1/models/tiny", ""));
   EXPECT_TRUE(absl::StrContains(client.ReadAnswer().second, "\"id\":\"tiny\""));
 }
@@ -372,7 +372,7 @@ TEST_F(OpenAiDoorTest, KeysAreReadAnewAndCountTheirUse) {
   TempDir dir;
   options_.keys_file = dir.path() + "/keys";
   const auto write = [this](const std::string& lines) { std::ofstream(options_.keys_file) << lines; };
-  // The digests of "alpha" and "beta".
+  // SHA-256 of "alpha" and "beta".
   const std::string alpha = "8ed3f6ad685b959ead7022518e1af76cd816f8e8ec7ccdda1ed4018e8f2223f8";
   const std::string beta = "f44e64e75f3948e9f73f8dfa94721c4ce8cbb4f265c4790c702b2d41cfbf2753";
   write("# keys\nann " + alpha + " parallel=1\n");
@@ -412,8 +412,8 @@ TEST(HttpOptionsTest, BeyondLoopbackKeysOrTlsAreNeeded) {
   EXPECT_FALSE(CheckHttpOptions(options).ok());
 }
 
-// 1,000 requests that are nearly right; 10,000 of them with SLUICE_STRESS=full. Each is answered or its
-// connection closed, and the door goes on.
+// 1,000 almost valid requests; 10,000 of them with SLUICE_STRESS=full. Each is answered or its connection
+// closed, and the server continues.
 TEST_F(OpenAiDoorTest, NoRequestBreaksTheDoor) {
   options_.max_body_bytes = 1 << 16;
   Start();

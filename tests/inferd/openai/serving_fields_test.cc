@@ -1,4 +1,4 @@
-// The fields that every API may have beside its own: when a request is to run, and whose texts it shares.
+// Serving fields, accepted by every API: scheduling, and sharing of cached prefixes.
 #include <string>
 #include <utility>
 
@@ -12,7 +12,7 @@ namespace {
 
 class ServingFieldsTest : public DoorFixture {
  protected:
-  // A path of each API, and a body with `members`.
+  // Returns a path of each API, and a body with `members`.
   static std::pair<std::string, std::string> Asked(int api, const std::string& members) {
     switch (api) {
       case 0:
@@ -47,8 +47,8 @@ TEST_F(ServingFieldsTest, ReachTheEngineByEveryApi) {
   }
 }
 
-// Not even its JSON is read: that is what makes refusals fast.
-TEST_F(ServingFieldsTest, AFullQueueRefusesBeforeAnythingIsMadeOutOfARequest) {
+// Not even the JSON is parsed: that makes refusals fast.
+TEST_F(ServingFieldsTest, FullQueueRefusesBeforeParsing) {
   Start();
   engine_.SetPlace(WithRetryDelay(ReasonError(absl::StatusCode::kResourceExhausted, "QUEUE_FULL", "full"),
                                   absl::Milliseconds(1500)));
@@ -80,7 +80,7 @@ TEST_F(ServingFieldsTest, FieldsAreNamedAsTheApiNamesThem) {
   EXPECT_EQ(0u, answer["error"]["message"].get<std::string>().find("stop_sequences: ")) << answer;
 }
 
-// What can never become a request is told at once, and not when the patience with its head ends.
+// Bytes that can never become a request are refused at once, not after the head's timeout.
 TEST_F(ServingFieldsTest, AnotherProtocolIsToldAtOnce) {
   options_.head_patience = absl::Hours(1);
   Start();

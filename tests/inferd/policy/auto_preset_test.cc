@@ -1,4 +1,4 @@
-// Preset `auto`: what it chooses, on tables of inputs.
+// Preset `auto`: its choices, on tables of inputs.
 #include "inferd/policy/preset/auto_preset.h"
 
 #include <cmath>
@@ -29,7 +29,7 @@ bool Says(const AutoChoice& choice, const std::string& words) {
   return absl::StrJoin(choice.reasons, "; ").find(words) != std::string::npos;
 }
 
-TEST(AutoPresetTest, WhereEverythingFitsItStays) {
+TEST(AutoPresetTest, EverythingStaysResidentIfItFits) {
   for (const uint64_t budget : {uint64_t{0}, uint64_t{100} << 20, uint64_t{1} << 40}) {
     AutoFacts facts = Facts();
     facts.budget = budget;
@@ -39,7 +39,7 @@ TEST(AutoPresetTest, WhereEverythingFitsItStays) {
   }
 }
 
-TEST(AutoPresetTest, OnTheHostExpertsAreUsedWhereTheyLie) {
+TEST(AutoPresetTest, HostUsesExpertsInPlace) {
   AutoFacts facts = Facts();
   facts.device = DeviceKind::kHost;
   const AutoChoice choice = ChoosePolicies(facts);
@@ -75,7 +75,7 @@ TEST(AutoPresetTest, PredictionReachesAsFarAsALoadTakes) {
   EXPECT_EQ(ChoosePolicies(facts).policies.predictor_depth, 3u);
 }
 
-TEST(AutoPresetTest, TheCpuHelpsWhereItIsFasterAndRoundsAlike) {
+TEST(AutoPresetTest, CpuIsUsedIfFasterWithEqualRounding) {
   AutoFacts facts = Facts();
   EXPECT_EQ(ChoosePolicies(facts).policies.miss, ExpertMiss::kLoad);
   facts.cpu_seconds = 5e-3;
@@ -87,7 +87,7 @@ TEST(AutoPresetTest, TheCpuHelpsWhereItIsFasterAndRoundsAlike) {
   EXPECT_EQ(ChoosePolicies(facts).policies.miss, ExpertMiss::kBalance);
 }
 
-TEST(AutoPresetTest, ACpuBesideTheDeviceHelpsBehindAFastLinkToo) {
+TEST(AutoPresetTest, ParallelCpuHelpsBehindAFastLinkToo) {
   AutoFacts facts = Facts();  // the device computes a layer's two experts in 10 ms
   facts.load_seconds = 1.5e-3;
   facts.cpu_seconds = 5e-3;
@@ -100,7 +100,7 @@ TEST(AutoPresetTest, ACpuBesideTheDeviceHelpsBehindAFastLinkToo) {
   EXPECT_EQ(ChoosePolicies(facts).policies.miss, ExpertMiss::kLoad) << "the device ends before it";
 }
 
-TEST(AutoPresetTest, BesideTheCpuOnlyWhatComesInTimeIsGuessed) {
+TEST(AutoPresetTest, WithCpuOnlyTimelyExpertsArePrefetched) {
   AutoFacts facts = Facts();
   facts.cpu_seconds = 5e-3;
   facts.cache_profile = true;
@@ -133,7 +133,7 @@ TEST(AutoPresetTest, SlotsGoByTheProfileWhereThereIsOne) {
   EXPECT_EQ(ChoosePolicies(facts).policies.allocation, CacheAllocation::kDpMeasured);
 }
 
-TEST(AutoPresetTest, ABoundOfQualityIsSpentOnWhatBoundsTheRun) {
+TEST(AutoPresetTest, QualityBoundIsSpentOnTheBottleneck) {
   AutoFacts facts = Facts();
   facts.single_share = 0.4;
   facts.sparsity = 0.3;

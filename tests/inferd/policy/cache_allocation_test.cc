@@ -14,9 +14,9 @@ namespace {
 
 using Slots = std::vector<uint32_t>;
 
-TEST(CacheAllocationTest, DemandCostIsThePapers) {
+TEST(CacheAllocationTest, DemandCostMatchesThePaper) {
   EXPECT_NEAR(DemandCost({8, 2, .24, .9}, 4), 0.234571, 5e-7);
-  // Without a cache: .24 * .1 + .76 * (.2 + .9) = .86; whole: nothing is loaded.
+  // Without a cache: .24 * .1 + .76 * (.2 + .9) = .86; with a slot for each expert nothing is loaded.
   EXPECT_NEAR(DemandCost({8, 2, .24, .9}, 0), 0.86, 1e-12);
   EXPECT_EQ(DemandCost({8, 2, .24, .9}, 8), 0.0);
   // One slot of two experts, never prefetched: each is missing half the time.
@@ -37,7 +37,7 @@ TEST(CacheAllocationTest, DemandCostEqualsTheSumOfThePapersThreeCases) {
   }
 }
 
-TEST(CacheAllocationTest, MoreExpertsPerTokenCostTheExpectedMissesLessOneIfPrefetchedRightly) {
+TEST(CacheAllocationTest, CorrectPrefetchSavesOneMissAboveTwoExperts) {
   // N = 4, K = 3, t = 2: of the 4 triples 2 miss one expert and 2 miss two: E[M] = 1.5, E[max(M-1,0)] = .5.
   EXPECT_NEAR(DemandCost({4, 3, 0, 0}, 2), 1.5, 1e-12);
   EXPECT_NEAR(DemandCost({4, 3, 0, 1}, 2), .5, 1e-12);
@@ -100,7 +100,7 @@ TEST(CacheAllocationTest, StackDistancesAreTheHitsOfEveryLruCache) {
   EXPECT_EQ(distances.MissCurve(), (std::vector<double>{2, 1.5, 1.25, 1, 1}));
 }
 
-TEST(CacheAllocationTest, MeasuredCostsDecideWhereSlotsPay) {
+TEST(CacheAllocationTest, MeasuredCostsDecideTheAllocation) {
   // The first layer gains at its second slot only, the second at every one a little.
   const std::vector<std::vector<double>> costs = {{2, 2, 0}, {1, .9, .8}};
   EXPECT_EQ(AllocateByCost(costs, 1), (Slots{0, 1}));
@@ -109,7 +109,7 @@ TEST(CacheAllocationTest, MeasuredCostsDecideWhereSlotsPay) {
 }
 
 // Load 4, compute 1, 3 of computing before the layer; N = 8, K = 2.
-TEST(CacheAllocationTest, ALayerWaitsForWhatComputingDoesNotHide) {
+TEST(CacheAllocationTest, WaitingCostIsLoadTimeNotHiddenByComputing) {
   const LayerTimes times = {4, 1, 3};
   // Both missing, nothing predicted: 8 less 2 of computing.
   EXPECT_NEAR(WaitingCost({8, 2, 0, 0}, 2, times), 6, 1e-12);
@@ -128,7 +128,7 @@ TEST(CacheAllocationTest, ALayerWaitsForWhatComputingDoesNotHide) {
 }
 
 // a: the share of tokens below T / S_l; b: the next layer's gate.
-TEST(CacheAllocationTest, TheProfileSaysHowOftenALayerUsesOneExpertAndIsPredicted) {
+TEST(CacheAllocationTest, ProfileGivesSingleShareAndPrefetchAccuracy) {
   ModelConfig config;
   config.layers.resize(3);
   CacheProfile profile{"", 100, std::vector<LayerCacheProfile>(3)};
@@ -150,7 +150,7 @@ TEST(CacheAllocationTest, TheProfileSaysHowOftenALayerUsesOneExpertAndIsPredicte
   EXPECT_EQ(demands[1].prefetch_accuracy, 0);
   EXPECT_EQ(demands[2].prefetch_accuracy, 0.9);
   // Layer 2 is predicted well: at t = 4 it costs (1 - .2) [.1 E[M] + .9 E[max(M - 1, 0)]] + .2 * .5 * .1, and
-  // a slot brings the layer that nothing predicts more.
+  // a slot helps the unpredicted layer more.
   const std::vector<uint32_t> slots = AllocateDp(demands, 8);
   EXPECT_EQ(slots[0], 0u);
   EXPECT_GT(slots[1], slots[2]);

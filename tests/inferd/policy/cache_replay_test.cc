@@ -38,7 +38,7 @@ TEST(CacheReplayTest, ExpertsOfATokenDoNotEvictEachOther) {
   EXPECT_EQ(ReplayEviction(other, 2, {}, ReplayOrder::kSequential).hits, 0u);
 }
 
-TEST(CacheReplayTest, TheOracleIsNeverBeatenAndLruHitsWhatStackDistancesSay) {
+TEST(CacheReplayTest, OracleBoundsPoliciesAndLruMatchesDistances) {
   uint64_t state = 1;
   std::vector<std::vector<uint32_t>> tokens;
   for (int i = 0; i < 2000; ++i) {
@@ -65,7 +65,7 @@ TEST(CacheReplayTest, TheOracleIsNeverBeatenAndLruHitsWhatStackDistancesSay) {
 
 // The first 20000 input positions of the WikiText-2 test windows on the sample model: one byte for each
 // position and layer, first expert * 8 + second.
-TEST(CacheReplayTest, HitRatesOfTheReferenceTraceAreThoseOfAnotherImplementation) {
+TEST(CacheReplayTest, ReferenceTraceHitRatesMatchOtherProgram) {
   constexpr uint32_t kLayers = 6;
   constexpr uint32_t kPositions = 20000;
   // LRU, pinned, by layer and slots 2..7.

@@ -12,7 +12,7 @@ namespace {
 using Weights = std::vector<float>;
 using Ids = std::vector<int32_t>;
 
-TEST(ExpertChoiceTest, OneExpertWhereTheSquareOfTheRestTimesSensitivityIsWithinTheThreshold) {
+TEST(ExpertChoiceTest, SingleExpertIfSquaredRestIsBelowThreshold) {
   // alpha = .7: (1 - .7)^2 = .09.
   EXPECT_EQ(ExpertsKept(Weights{.7f, .3f}, 1, .0901), 1u);
   EXPECT_EQ(ExpertsKept(Weights{.7f, .3f}, 1, .0899), 2u);
@@ -23,7 +23,7 @@ TEST(ExpertChoiceTest, OneExpertWhereTheSquareOfTheRestTimesSensitivityIsWithinT
   EXPECT_EQ(ExpertsKept(Weights{.35f, .15f}, 1, .0899), 2u);
 }
 
-TEST(ExpertChoiceTest, OfMoreExpertsTheFewestAreKeptWhoseRestIsSmall) {
+TEST(ExpertChoiceTest, FewestExpertsWithSmallRestAreKept) {
   // Rests: .5, .25, .1: squares .25, .0625, .01.
   const Weights weights = {.5f, .25f, .15f, .1f};
   EXPECT_EQ(ExpertsKept(weights, 1, .251), 1u);
@@ -65,7 +65,7 @@ Exchange Choose(const std::vector<float>& scores, Ids ids, uint32_t experts, uin
 // K = 2, beta is the third highest score: .2.
 const std::vector<float> kScores = {.4f, .22f, .2f, .18f};
 
-TEST(ExpertChoiceTest, AnExpertThatCountsLittleIsExchangedForOneThatIsThere) {
+TEST(ExpertChoiceTest, LowScoreExpertIsExchangedForResidentOne) {
   // .22 <= 1.25 * .2 is low; .4 is not. Expert 3 lies in [.15, .2).
   const Exchange done = Choose(kScores, {0, 1}, 4, 2, .25, {3});
   EXPECT_EQ(done.exchanged, 1u);
@@ -80,7 +80,7 @@ TEST(ExpertChoiceTest, TheExpertAtBetaJoinsBeforeThoseBelow) {
   EXPECT_EQ(Choose(kScores, {0, 1}, 4, 2, .05, {2, 3}).ids, (Ids{0, 1})) << ".22 > 1.05 * .2 counts";
 }
 
-TEST(ExpertChoiceTest, WhatIsResidentOrCountsMuchStays) {
+TEST(ExpertChoiceTest, ResidentAndHighScoreExpertsStay) {
   EXPECT_EQ(Choose(kScores, {0, 1}, 4, 2, .25, {1, 3}).ids, (Ids{0, 1}));
   EXPECT_EQ(Choose(kScores, {0, 1}, 4, 2, .09, {3}).ids, (Ids{0, 1})) << ".22 > 1.09 * .2 and .18 < .91 * .2";
   EXPECT_EQ(Choose(kScores, {0, 1}, 4, 2, 0, {2, 3}).ids, (Ids{0, 1}));
@@ -97,7 +97,7 @@ TEST(ExpertChoiceTest, TheWeakestLeaveForTheBest) {
   EXPECT_EQ(Choose(scores, {0, 1, 2}, 6, 3, .25, {2, 4, 5}).ids, (Ids{0, 2, 4}));
 }
 
-TEST(ExpertChoiceTest, WhatAnotherTokenNeedsIsThere) {
+TEST(ExpertChoiceTest, ExpertNeededByAnotherTokenIsAvailable) {
   // Token 1 needs expert 3 (.6 > 1.25 * .15): token 0's low expert 1 makes room for it.
   const std::vector<float> scores = {.4f, .22f, .2f, .18f, .15f, .1f, .15f, .6f};
   const Exchange done = Choose(scores, {0, 1, 3, 0}, 4, 2, .25, {});
@@ -105,7 +105,7 @@ TEST(ExpertChoiceTest, WhatAnotherTokenNeedsIsThere) {
   EXPECT_EQ(done.ids[1], 3);
 }
 
-TEST(ExpertChoiceTest, OfEqualScoresTheOneThatMoreTokensUseJoins) {
+TEST(ExpertChoiceTest, EqualScoresPreferTheExpertWithMoreTokens) {
   // Experts 2 and 3 are there and equal for token 0; token 1 uses 3.
   const std::vector<float> scores = {.4f, .2f, .18f, .18f, .19f, .3f, .05f, .05f, .5f, .1f};
   const std::set<uint32_t> resident = {2, 3};

@@ -1,4 +1,4 @@
-// The next layers' routers asked ahead: which questions are kept until they are answered.
+// Queries of the next layers' routers: a question is kept until its answer was read.
 #include <gtest/gtest.h>
 
 #include <memory>
@@ -16,9 +16,9 @@
 namespace sluice {
 namespace {
 
-// A question that was put again stays where it was, and the next one takes the place of the oldest: not that
-// of one which has yet to be answered.
-TEST(GateReuseTest, AQuestionPutAgainOutlivesTheNextOne) {
+// A repeated question keeps its entry, and the next one replaces the oldest: not one that has yet to be
+// answered.
+TEST(GateReuseTest, RepeatedQuestionOutlivesTheNextOne) {
   const TempDir dir;
   TinyModelSpec spec;
   spec.layers = 4;

@@ -24,7 +24,7 @@ TEST(LayerSharesTest, OneMissIsSharedWhereLinkAndCpuMeet) {
   EXPECT_EQ(shares.seconds, 4);
 }
 
-TEST(LayerSharesTest, ALinkThatIsBusyBringsNothingInTime) {
+TEST(LayerSharesTest, BusyLinkGetsNoTiles) {
   MissingTiles miss = kMiss;
   miss.wait_seconds = 2;  // the first tile would be computed at 6
   const LayerShares shares = ShareLayer({&miss, 1}, {}, 0, 0, 5, CpuCostTable::PerToken(5));
@@ -32,7 +32,7 @@ TEST(LayerSharesTest, ALinkThatIsBusyBringsNothingInTime) {
   EXPECT_EQ(shares.seconds, 5);
 }
 
-TEST(LayerSharesTest, WhatHasNearlyComeComesWhole) {
+TEST(LayerSharesTest, NearlyArrivedExpertIsNotSplit) {
   const MissingTiles missing[] = {{1, 3, 1, 1, 0}, kMiss};
   // The late one's last tile at 3, the first of the miss at 6 and computed at 7. CPU: 6, 5, 4.
   const LayerShares shares = ShareLayer(missing, {}, 0, 0, 5, CpuCostTable::PerToken(5));
@@ -41,7 +41,7 @@ TEST(LayerSharesTest, WhatHasNearlyComeComesWhole) {
   EXPECT_EQ(shares.seconds, 5);
 }
 
-TEST(LayerSharesTest, ResidentOnesGoToTheCpuWhereTheDeviceIsTheBound) {
+TEST(LayerSharesTest, ResidentExpertsGoToCpuIfDeviceIsTheBound) {
   const Experts two = {{0, 1}, {1, 1}};
   LayerShares shares = ShareLayer({}, two, 0, 0, 5, CpuCostTable::PerToken(5));
   EXPECT_EQ(shares.resident_given, 1u);
@@ -56,7 +56,7 @@ TEST(LayerSharesTest, ResidentOnesGoToTheCpuWhereTheDeviceIsTheBound) {
   EXPECT_EQ(shares.seconds, 10);
 }
 
-// Every number of tiles over the link, and of resident ones given.
+// Best time over every number of tiles over the link, and of resident experts given to the CPU.
 double BruteForce(const std::vector<MissingTiles>& missing, const Experts& resident, double queued,
                   double base, double device, const CpuCostTable& cpu) {
   uint32_t tiles = 0;

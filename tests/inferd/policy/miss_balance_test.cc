@@ -32,13 +32,13 @@ TEST(MissBalanceTest, BalanceChoosesTheSplitOfTheLeastTime) {
   const MissSplit late = BalanceMisses(misses, {3, 5}, cpu);
   EXPECT_EQ(late.loaded, 0u);
   EXPECT_EQ(late.seconds, 7);
-  // A CPU that has 4 to do already takes but the last one: max(6, 4 + 1).
+  // A CPU with 4 of earlier work takes only the last expert: max(6, 4 + 1).
   const MissSplit queued = BalanceMisses(misses, {3, 0, 4}, cpu);
   EXPECT_EQ(queued.loaded, 2u);
   EXPECT_EQ(queued.seconds, 6);
 }
 
-TEST(MissBalanceTest, AMissThatTheCpuComputesSoonerIsNotLoadedEvenIfItIsTheOnlyOne) {
+TEST(MissBalanceTest, SingleMissFasterOnCpuIsNotLoaded) {
   EXPECT_EQ(BalanceMisses(Misses{{0, 1}}, {100, 0}, CpuCostTable::PerToken(1)).loaded, 0u);
   EXPECT_EQ(BalanceMisses({}, {3, 0}, CpuCostTable::PerToken(1)).loaded, 0u);
 }
@@ -61,7 +61,7 @@ TEST(MissBalanceTest, CpuCostsLieOnTheLinesBetweenMeasuredPoints) {
   EXPECT_FALSE(CpuCostTable::Create({{1, 1.0}, {2, std::numeric_limits<double>::infinity()}}).ok());
 }
 
-// The best of all subsets.
+// The best time over all subsets.
 double BruteForce(const Misses& misses, const MissCosts& costs, const CpuCostTable& cpu) {
   double best = std::numeric_limits<double>::infinity();
   for (uint32_t subset = 0; subset < 1u << misses.size(); ++subset) {
@@ -80,7 +80,7 @@ double BruteForce(const Misses& misses, const MissCosts& costs, const CpuCostTab
   return best;
 }
 
-TEST(MissBalanceTest, BalanceIsTheBestOfAllSubsetsForBatchesOfOneToSixtyFour) {
+TEST(MissBalanceTest, BalanceIsTheBestOfAllSubsetsUpTo64Rows) {
   std::mt19937 random(3);
   std::uniform_real_distribution<double> exponent(-3, 3);
   for (uint32_t batch = 1; batch <= 64; ++batch) {

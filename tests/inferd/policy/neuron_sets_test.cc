@@ -1,5 +1,5 @@
-// Which neurons a set takes: by share against a sort, by the share that follows a sparsity's target, by the
-// share below a threshold.
+// Sets of neurons: by share against a sort, by the share that follows a sparsity's target, by the share below
+// a threshold.
 #include "inferd/policy/predict/neuron_sets.h"
 
 #include <gtest/gtest.h>
@@ -18,7 +18,7 @@
 namespace sluice {
 namespace {
 
-TEST(NeuronSetTest, AShareTakesTheLargestTiesToTheLowerIndex) {
+TEST(NeuronSetTest, ShareSelectsLargestWithTiesToLowerIndex) {
   std::vector<uint64_t> chosen(1);
   const auto choose = [&](std::vector<float> values, double share) {
     ChooseByShare(values, share, absl::MakeSpan(chosen));
@@ -32,7 +32,7 @@ TEST(NeuronSetTest, AShareTakesTheLargestTiesToTheLowerIndex) {
 }
 
 // Against a stable sort: signs, ties in every digit, one value many times, any width.
-TEST(NeuronSetTest, AShareTakesWhatASortPutsFirst) {
+TEST(NeuronSetTest, ShareEqualsSortedPrefix) {
   std::mt19937 random(7);
   for (int round = 0; round < 400; ++round) {
     std::vector<float> values(1 + random() % 300);
@@ -56,7 +56,7 @@ TEST(NeuronSetTest, AShareTakesWhatASortPutsFirst) {
 }
 
 // Guesses at the last value fail: no mean, one value far from all others, values of one size.
-TEST(NeuronSetTest, AShareTakesTheLargestOfValuesThatNoMeanDescribes) {
+TEST(NeuronSetTest, ShareIsExactOnSkewedValues) {
   constexpr float kInfinity = std::numeric_limits<float>::infinity();
   constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
   for (const std::vector<float>& kinds : {std::vector<float>{kInfinity, 1, 2},
@@ -88,7 +88,7 @@ TEST(NeuronSetTest, AShareTakesTheLargestOfValuesThatNoMeanDescribes) {
   }
 }
 
-TEST(NeuronSetTest, AThresholdTakesWhatReachesIt) {
+TEST(NeuronSetTest, ThresholdSelectsValuesThatReachIt) {
   std::vector<float> values(130);
   for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(i * 37 % 130);
   values[5] = std::numeric_limits<float>::quiet_NaN();
@@ -110,7 +110,7 @@ TEST(NeuronSetTest, TheShareFollowsTheSparsitysTarget) {
   EXPECT_DOUBLE_EQ(NeuronShareOf(policies), 0.2);
 }
 
-TEST(NeuronThresholdsTest, TheShareBelowAThresholdIsFoundBetweenAQuantileTablesPoints) {
+TEST(NeuronThresholdsTest, ShareBelowInterpolatesTheQuantileTable) {
   const std::vector<float> table = {0, 1, 2, 3, 4};
   EXPECT_DOUBLE_EQ(ShareBelow(EvenShares(5), table, 0), 0);
   EXPECT_DOUBLE_EQ(ShareBelow(EvenShares(5), table, 2), 0.5);

@@ -1,5 +1,4 @@
-// What predictors are tested with: two layers of two experts of four neurons, and a residency that remembers
-// what it is asked for.
+// Fixtures for predictors: two layers of two experts of four neurons, and a residency that records requests.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -19,7 +18,7 @@
 
 namespace sluice {
 
-// Remembers what it is asked for, and has the leads that it is given.
+// Records requests; has the leads given to it.
 class AskedResidency final : public ExpertPrefetch {
  public:
   struct Asked {
@@ -55,7 +54,7 @@ class AskedResidency final : public ExpertPrefetch {
   std::map<std::pair<uint32_t, uint32_t>, double> shares;  // of neurons
   bool all_coming = false;
   bool link_idle = true;
-  uint32_t layers_to_fetch = 1;  // and one more for each expert asked for
+  uint32_t layers_to_fetch = 1;  // plus one for each requested expert
   std::map<std::pair<uint32_t, uint32_t>, WeightView> leads;
   std::vector<Asked> neurons;
   std::vector<std::pair<uint32_t, uint32_t>> experts;
@@ -102,7 +101,7 @@ class PredictorsTest : public ::testing::Test {
     return {EncodingDescriptor{.encoding = Encoding::kBf16}, at, 4, 4, 2, {}};
   }
 
-  // Every row's one expert (routed with weight 1 unless said).
+  // Routes every row to one expert (weight 1 unless given).
   RouterTap Tap(uint32_t layer, const Rows& residual, const Rows& normed, std::vector<int32_t> ids,
                 std::vector<float> weights = {}, uint32_t top_k = 1, uint64_t step = 8) {
     ids_ = std::move(ids);

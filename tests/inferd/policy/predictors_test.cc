@@ -23,7 +23,7 @@ using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 
 // FloE 3.3.2: |U x_l| >= t. U x = (0.5, -1, -0.5, -1) for x = (0.5, -1).
-TEST_F(PredictorsTest, UpReuseAsksForTheNeuronsWhoseUpProductWithXIsLarge) {
+TEST_F(PredictorsTest, UpReuseRequestsNeuronsWithLargeUpProduct) {
   residency_.leads[{1, 0}] = LeadOf({1, 0, 0, 1, 1, 1, -2, 0});
   const auto neurons = Neurons(SparsityOrder::kUp, 0.75);
   const RouterTap tap = Tap(0, RowsOf({9, 9}), RowsOf({0.5f, -1}), {1});
@@ -32,7 +32,7 @@ TEST_F(PredictorsTest, UpReuseAsksForTheNeuronsWhoseUpProductWithXIsLarge) {
 }
 
 // The residual (3, 4) has root mean square 3.5355: x = (0.8485, 1.1314), U x = (0.85, 1.13, 1.98, -1.70).
-TEST_F(PredictorsTest, TheNormedInputIsTheResidualUnderTheNextLayersNorm) {
+TEST_F(PredictorsTest, NormedInputUsesTheNextLayersNorm) {
   residency_.leads[{1, 0}] = LeadOf({1, 0, 0, 1, 1, 1, -2, 0});
   NeuronPredictorOptions options;
   options.input = NeuronInput::kNormed;
@@ -46,7 +46,7 @@ TEST_F(PredictorsTest, TheNormedInputIsTheResidualUnderTheNextLayersNorm) {
 }
 
 // CORM 4.2: |silu(G x_l)| >= theta. silu of 2, -1, -1.2785, 0.25: 1.7616, -0.2689, -0.2785, 0.1405.
-TEST_F(PredictorsTest, GateReuseGoesByTheActivationOfTheGate) {
+TEST_F(PredictorsTest, GateReuseUsesTheGateActivation) {
   const float least = -1.28125f;  // silu(-1.28125) = -0.27846, near SiLU's minimum
   residency_.leads[{1, 1}] = LeadOf({2, 0, -1, 0, least, 0, 0.25f, 0});
   const RouterTap tap = Tap(0, RowsOf({1, 0}), RowsOf({1, 0}), {0});
@@ -59,7 +59,7 @@ TEST_F(PredictorsTest, GateReuseGoesByTheActivationOfTheGate) {
 }
 
 // Row 0 wants neurons 1 and 3, row 2 (x = (1, 0): 1, 0, 1, -2) neurons 0, 2 and 3; row 1 another expert.
-TEST_F(PredictorsTest, AnExpertIsAskedForWhatAnyOfItsRowsWants) {
+TEST_F(PredictorsTest, RequestIsTheUnionOverAnExpertsRows) {
   residency_.leads[{1, 0}] = LeadOf({1, 0, 0, 1, 1, 1, -2, 0});
   residency_.leads[{1, 1}] = LeadOf({0, 0, 0, 0, 0, 0, 1, 0});
   const auto neurons = Neurons(SparsityOrder::kUp, 0.75);
@@ -77,13 +77,13 @@ TEST_F(PredictorsTest, ALeadThatIsMissingIsFetchedBeforeItsNeurons) {
   EXPECT_THAT(residency_.neurons, ElementsAre(AskedResidency::Asked{1, 0, {}}));
   residency_.leads[{1, 0}] = LeadOf({1, 0, 0, 1, 1, 1, -2, 0});
   ASSERT_TRUE(neurons->Continue().ok());
-  ASSERT_TRUE(neurons->Continue().ok());  // once is enough
+  ASSERT_TRUE(neurons->Continue().ok());  // one call is enough
   EXPECT_THAT(residency_.neurons,
               ElementsAre(AskedResidency::Asked{1, 0, {}}, AskedResidency::Asked{1, 0, {1, 3}}));
 }
 
-// Expert 0 has half of its neurons, expert 1 a quarter; one asked for without neurons is kept.
-TEST_F(PredictorsTest, ExpertsThatHaveEnoughNeuronsAreKeptAndNotPredicted) {
+// Expert 0 has half of its neurons, expert 1 a quarter; an expert requested without neurons is kept.
+TEST_F(PredictorsTest, ExpertWithEnoughNeuronsIsNotPredicted) {
   residency_.leads[{1, 0}] = residency_.leads[{1, 1}] = LeadOf({1, 0, 0, 1, 1, 1, -2, 0});
   residency_.shares = {{{1, 0}, 0.5}, {{1, 1}, 0.25}};
   const auto neurons = Neurons(SparsityOrder::kUp, 0.75);
@@ -106,7 +106,7 @@ TEST_F(PredictorsTest, ExpertsThatHaveEnoughNeuronsAreKeptAndNotPredicted) {
 }
 
 // Two experts a row, the better one first: row 0 names 0, then 1; row 1 names 1, then 0.
-TEST_F(PredictorsTest, WhileTheLinkIsBehindOnlyTheBestExpertsOfARowAreAskedFor) {
+TEST_F(PredictorsTest, BusyLinkGetsOnlyTheBestExpertsOfARow) {
   residency_.leads[{1, 0}] = residency_.leads[{1, 1}] = LeadOf({1, 0, 0, 1, 1, 1, -2, 0});
   NeuronPredictorOptions options;
   options.most_behind = 1;
@@ -124,7 +124,7 @@ TEST_F(PredictorsTest, WhileTheLinkIsBehindOnlyTheBestExpertsOfARowAreAskedFor) 
               ElementsAre(AskedResidency::Asked{1, 0, {1, 3}}, AskedResidency::Asked{1, 1, {0, 2, 3}}));
 }
 
-TEST_F(PredictorsTest, StepsOfMoreRowsThanItTakesAreLeftAlone) {
+TEST_F(PredictorsTest, StepsAboveMaxRowsAreNotPredicted) {
   const auto neurons = Neurons(SparsityOrder::kUp, 0.75);
   const std::vector<int32_t> ids(5, 0);
   const RouterTap tap = Tap(0, RowsOf(std::vector<float>(10)), RowsOf(std::vector<float>(10)), ids);
@@ -159,7 +159,7 @@ TEST_F(PredictorsTest, AnotherStepsPredictionIsNotCounted) {
 }
 
 // The true values are 0..4, the predicted ones an eighth of that: the threshold shrinks by as much.
-TEST_F(PredictorsTest, ACalibratedThresholdLeavesOutTheShareThatTheSparsityLeavesOut) {
+TEST_F(PredictorsTest, CalibratedThresholdKeepsTheSparsitysShare) {
   const std::vector<uint32_t> experts = {2, 2};
   ThresholdTables actual("", 1, experts, EvenShares(5));
   ThresholdTables predicted("", 1, experts, EvenShares(5));
@@ -263,7 +263,7 @@ TEST_F(LearnedExpertsTest, TheLayerBeforeOfAnotherStepCountsAsUnknown) {
   EXPECT_THAT(std::vector<int32_t>(routing->ids, routing->ids + 2), ElementsAre(0, 1));
 }
 
-TEST_F(LearnedExpertsTest, LayersWithoutANetworkAndLongStepsGetNoPrediction) {
+TEST_F(LearnedExpertsTest, NoPredictionWithoutNetworkOrForLongSteps) {
   const auto learned = Learned(1, Linear(std::vector<float>(24), {0, 0, 0}));
   const Rows x = RowsOf(std::vector<float>(80));
   EXPECT_EQ(learned->Predict(Tap(0, x, x, {0, 1}, {}, 2), 1)->tokens, 0u);

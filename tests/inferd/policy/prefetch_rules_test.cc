@@ -1,4 +1,4 @@
-// The first layer's gate on hand-computed cases, how far ahead is looked, and what is fetched of it.
+// The first layer's gate on hand-computed cases, the prediction depth, and the fetched experts.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -37,7 +37,7 @@ class FirstLayerTest : public PredictorsTest {
 };
 
 // Scores 0.5, 2, 1 of row 1: experts 1 and 2, e^2 and e^1 of e^0.5 + e^2 + e^1.
-TEST_F(FirstLayerTest, TheBestExpertsOfTheLastRowAreNamedWithTheirChances) {
+TEST_F(FirstLayerTest, LastRowGetsBestExpertsAndProbabilities) {
   const auto gate = Gate(false);
   batch_.Clear(3);
   batch_.Add(std::vector<int32_t>(2, 1), {});
@@ -50,7 +50,7 @@ TEST_F(FirstLayerTest, TheBestExpertsOfTheLastRowAreNamedWithTheirChances) {
 }
 
 // (3, 4) normed is (0.85, 1.13), and expert 2 has 1: experts 1 and 2. Without the norm: experts 1 and 0.
-TEST_F(FirstLayerTest, TheFinalNormComesFirstWhereTheGateWasTrainedOnIt) {
+TEST_F(FirstLayerTest, FinalNormIsAppliedIfTheGateUsesIt) {
   batch_.Clear(3);
   batch_.Add(std::vector<int32_t>(1, 1), {});
   const LayerEnd end = {1, RowsOf({3, 4}), {}, &batch_};
@@ -64,8 +64,8 @@ TEST_F(FirstLayerTest, TheFinalNormComesFirstWhereTheGateWasTrainedOnIt) {
   EXPECT_THAT(std::vector<int32_t>(raw.ids, raw.ids + 2), ElementsAre(1, 0));
 }
 
-// The forward pass ends with the last layer's AfterLayer(); head and sampling come behind it.
-TEST_F(FirstLayerTest, ItsFetchBeginsWhenTheLastLayerEndsAndIsComparedInTheNextStep) {
+// The forward pass ends with the last layer's AfterLayer(); head and sampling come after it.
+TEST_F(FirstLayerTest, FetchStartsAtLastLayerAndIsComparedNextStep) {
   auto gate = Gate(false);
   Prefetcher prefetcher(config_, {.max_tokens = 40, .max_sequences = 2}, {.first_layer = std::move(gate)},
                         &residency_);
@@ -86,7 +86,7 @@ TEST_F(FirstLayerTest, ItsFetchBeginsWhenTheLastLayerEndsAndIsComparedInTheNextS
   EXPECT_EQ(prefetcher.counters_at(0, 0).wanted, 2u);
 }
 
-// Names experts 0 and 1 of any layer, with the confidence that it is given.
+// Predicts experts 0 and 1 of any layer, with a given confidence.
 class FixedPredictor final : public ExpertPredictor {
  public:
   FixedPredictor(Queue* queue, std::vector<float> confidence)
@@ -108,7 +108,7 @@ class FixedPredictor final : public ExpertPredictor {
   const float chances_[2] = {.75f, .25f};
 };
 
-// How far ahead is looked, and what is fetched of it.
+// Prediction depth, and the fetched experts.
 class PrefetchRulesTest : public PredictorsTest {
  protected:
   void SetUp() override {
@@ -135,17 +135,17 @@ class PrefetchRulesTest : public PredictorsTest {
     return asked->asked;
   }
 
-  bool prompt_ = false;  // whether the row is a prompt's
+  bool prompt_ = false;  // true: the row is a prompt's
 };
 
-TEST_F(PrefetchRulesTest, WhatIsLackingEndsTheSearch) {
+TEST_F(PrefetchRulesTest, FirstLayerWithMissesEndsTheSearch) {
   EXPECT_THAT(Asked({}), ElementsAre(1));
   EXPECT_THAT(residency_.experts, ElementsAre(std::pair(1u, 0u), std::pair(1u, 1u)));
   residency_.all_coming = true;
   EXPECT_THAT(Asked({}), ElementsAre(1, 2, 3));
 }
 
-TEST_F(PrefetchRulesTest, LayersFurtherAheadWaitForAnIdleLinkIfToldSo) {
+TEST_F(PrefetchRulesTest, IdleRuleWaitsForAnIdleLink) {
   residency_.all_coming = true;
   residency_.link_idle = false;
   EXPECT_THAT(Asked({}), ElementsAre(1, 2, 3));
@@ -154,7 +154,7 @@ TEST_F(PrefetchRulesTest, LayersFurtherAheadWaitForAnIdleLinkIfToldSo) {
   EXPECT_THAT(Asked({.deep_when_idle = true}), ElementsAre(1, 2, 3));
 }
 
-TEST_F(PrefetchRulesTest, OnlyWhatIsPredictedSurelyEnoughIsFetched) {
+TEST_F(PrefetchRulesTest, LowConfidenceExpertsAreNotFetched) {
   Asked({.confidence = .7f});
   EXPECT_THAT(residency_.experts, ElementsAre(std::pair(1u, 0u)));
   residency_.experts.clear();
@@ -162,7 +162,7 @@ TEST_F(PrefetchRulesTest, OnlyWhatIsPredictedSurelyEnoughIsFetched) {
   EXPECT_THAT(residency_.experts, IsEmpty());
 }
 
-TEST_F(PrefetchRulesTest, OnlyWhatComesInTimeIsFetchedIfToldSo) {
+TEST_F(PrefetchRulesTest, ReachRuleFetchesOnlyExpertsInTime) {
   // Layer 1's first expert takes one layer, the second another: late by one at most. Then three: layer 2's
   // first. The next takes four: layer 3's.
   EXPECT_THAT(Asked({.in_reach = true}), ElementsAre(1, 2, 3));
@@ -171,7 +171,7 @@ TEST_F(PrefetchRulesTest, OnlyWhatComesInTimeIsFetchedIfToldSo) {
   residency_.experts.clear();
   EXPECT_THAT(Asked({.max_prefetch = 1, .in_reach = true}), ElementsAre(1, 2, 3));
   EXPECT_THAT(residency_.experts, ElementsAre(std::pair(1u, 0u), std::pair(2u, 0u), std::pair(3u, 0u)));
-  // Of a prompt's rows as many experts as come in time, whatever the bound of a layer.
+  // For a prompt's rows as many experts as arrive in time, beyond the bound of a layer.
   residency_.experts.clear();
   residency_.layers_to_fetch = 1;
   prompt_ = true;
@@ -186,12 +186,12 @@ TEST_F(PrefetchRulesTest, OnlyWhatComesInTimeIsFetchedIfToldSo) {
   residency_.experts.clear();
   residency_.layers_to_fetch = 5;
   EXPECT_THAT(Asked({.in_reach = true}), IsEmpty());
-  // The next layer is looked ahead to, those after it are predicted at once.
+  // LookAhead() predicts the next layer; the layers after it are predicted at once.
   residency_.layers_to_fetch = 1;
   EXPECT_THAT(Asked({.in_reach = true, .look_ahead = true}), ElementsAre(2, 3));
 }
 
-TEST_F(FirstLayerTest, AResidentFirstLayerIsPredictedOnlyToBeCounted) {
+TEST_F(FirstLayerTest, ResidentFirstLayerIsOnlyCounted) {
   residency_.all_resident = true;
   const Rows rows = RowsOf({0.5f, 2});
   batch_.Clear(3);
@@ -205,11 +205,11 @@ TEST_F(FirstLayerTest, AResidentFirstLayerIsPredictedOnlyToBeCounted) {
   EXPECT_EQ(residency_.experts.size(), 2u);
 }
 
-// Guessed tokens: experts 0 and 1 of the first layer are named for each.
+// Draft tokens: experts 0 and 1 of the first layer are predicted for each.
 class NextTokensTest : public PrefetchRulesTest {
  protected:
-  // A guess at the end of a step, and the first layer's choice in the next one. Whether anything was asked
-  // for.
+  // Predicts a draft token at the end of a step, then the first layer chooses `chosen` in the next one.
+  // Returns true if anything was requested.
   bool Step(std::vector<int32_t> chosen) {
     residency_.experts.clear();
     const Rows x = RowsOf({0, 0});
@@ -224,7 +224,7 @@ class NextTokensTest : public PrefetchRulesTest {
     EXPECT_TRUE(prefetcher_->AfterRouter({0, x, x, {1, 2, 2, chosen.data(), weights}, &batch_, {}}).ok());
     return asked;
   }
-  // Steps that asked for something.
+  // Number of steps that requested something.
   int Steps(int count, const std::vector<int32_t>& chosen) {
     int asked = 0;
     for (int i = 0; i < count; ++i) asked += Step(chosen);
@@ -242,7 +242,7 @@ class NextTokensTest : public PrefetchRulesTest {
   uint32_t position_ = 0;
 };
 
-TEST_F(NextTokensTest, TheFirstLayerIsAskedForOnceGuessesWereRight) {
+TEST_F(NextTokensTest, FirstLayerIsFetchedOnceDraftsWereRight) {
   Make();
   EXPECT_EQ(Steps(RecallFloor::kEnough, {0, 1}), 0) << "only counted so far";
   EXPECT_TRUE(Step({0, 1}));
@@ -250,7 +250,7 @@ TEST_F(NextTokensTest, TheFirstLayerIsAskedForOnceGuessesWereRight) {
   EXPECT_EQ(prefetcher_->counters_at(0, 0).right, 2u * RecallFloor::kEnough + 2);
 }
 
-TEST_F(NextTokensTest, WrongGuessesAreNoLongerFetched) {
+TEST_F(NextTokensTest, WrongDraftsStopFetching) {
   Make();
   Steps(RecallFloor::kWindow, {0, 1});
   ASSERT_TRUE(Step({2, 1})) << "half of it is right: enough";
@@ -259,11 +259,11 @@ TEST_F(NextTokensTest, WrongGuessesAreNoLongerFetched) {
   const uint64_t counted = prefetcher_->counters_at(0, 0).rows;
   Steps(10 * RecallFloor::kEvery, {2, 2});
   EXPECT_EQ(prefetcher_->counters_at(0, 0).rows - counted, 10u) << "one of so many is looked at";
-  // Right again: trust comes back.
+  // Correct again: trust returns.
   EXPECT_GT(Steps(60 * RecallFloor::kEvery, {0, 1}), 0);
 }
 
-TEST_F(NextTokensTest, NothingIsGuessedForAResidentFirstLayer) {
+TEST_F(NextTokensTest, NoDraftForAResidentFirstLayer) {
   Make();
   residency_.all_resident = true;
   EXPECT_FALSE(prefetcher_->WantsNextTokens());

@@ -1,5 +1,4 @@
-// Layers whose predictions find too little: when they are trusted, and what is left of a prediction without
-// trust.
+// Layers with low recall: when they are trusted, and the effects of a prediction without trust.
 #include "inferd/policy/predict/recall_floor.h"
 
 #include <gtest/gtest.h>
@@ -19,12 +18,12 @@ TEST(RecallFloorTest, WithoutAFloorEveryLayerIsTrustedAtOnce) {
   EXPECT_TRUE(floor.Trusts(1));
 }
 
-TEST(RecallFloorTest, TrustTakesEnoughCountsOfExpertsAndOfNeurons) {
+TEST(RecallFloorTest, TrustNeedsEnoughCounts) {
   RecallFloor floor(0.8, 2, true);
   for (uint32_t i = 0; i < RecallFloor::kEnough; ++i) {
     EXPECT_FALSE(floor.Trusts(1)) << i;
     floor.CountExperts(1, 4, 5);
-    floor.CountExperts(1, 0, 0);  // nothing was wanted
+    floor.CountExperts(1, 0, 0);  // no target
   }
   EXPECT_FALSE(floor.Trusts(1));
   for (uint32_t i = 0; i < RecallFloor::kEnough; ++i) {
@@ -35,7 +34,7 @@ TEST(RecallFloorTest, TrustTakesEnoughCountsOfExpertsAndOfNeurons) {
   EXPECT_FALSE(floor.Trusts(0));
 }
 
-TEST(RecallFloorTest, TrustGoesWithTheRecallAndComesBack) {
+TEST(RecallFloorTest, TrustFollowsTheRecall) {
   RecallFloor floor(0.75, 1, false);
   for (uint32_t i = 0; i < RecallFloor::kWindow; ++i) floor.CountExperts(0, 1, 1);
   ASSERT_TRUE(floor.Trusts(0));
@@ -47,7 +46,7 @@ TEST(RecallFloorTest, TrustGoesWithTheRecallAndComesBack) {
   EXPECT_EQ(right, 3u);  // 1 - 0.259 (63 / 64)^3 = 0.753
 }
 
-TEST(RecallFloorTest, ALayerWithoutTrustIsLookedAtOftenFirstAndSeldomLater) {
+TEST(RecallFloorTest, UntrustedLayerIsMeasuredLessAndLess) {
   RecallFloor floor(0.8, 2, false);
   uint32_t looked = 0;
   for (uint32_t step = 0; step < RecallFloor::kFirst; ++step) looked += floor.Measures(0);
@@ -56,7 +55,7 @@ TEST(RecallFloorTest, ALayerWithoutTrustIsLookedAtOftenFirstAndSeldomLater) {
   EXPECT_EQ(looked, RecallFloor::kFirst + 10);
 }
 
-// Nothing is there; remembers which experts it is asked for.
+// Holds nothing; records the requested experts.
 class EmptyResidency final : public ExpertPrefetch {
  public:
   bool IsResident(uint32_t, uint32_t) const override { return false; }
@@ -66,7 +65,7 @@ class EmptyResidency final : public ExpertPrefetch {
   std::vector<uint32_t> asked;
 };
 
-// Always names experts 0 and 1.
+// Always predicts experts 0 and 1.
 class SamePredictor final : public ExpertPredictor {
  public:
   using ExpertPredictor::ExpertPredictor;
@@ -93,7 +92,8 @@ class RecallFloorPrefetchTest : public testing::Test {
         config_, PrefetcherOptions{.max_tokens = 1, .max_sequences = 1, .recall = 0.8},
         Prefetcher::Predictors{.experts = std::make_unique<SamePredictor>(&backend_->queue())}, &residency_);
   }
-  // One step, in which layer 1's router chooses `ids`. Whether a token could proceed with what was predicted.
+  // One step, in which layer 1's router chooses `ids`. Returns true if a token could proceed with the
+  // prediction.
   bool Step(std::vector<int32_t> ids) {
     ++step_;
     batch_.Clear(step_);
@@ -117,7 +117,7 @@ class RecallFloorPrefetchTest : public testing::Test {
   uint64_t step_ = 0;
 };
 
-TEST_F(RecallFloorPrefetchTest, APredictionIsOnlyCountedUntilItIsKnownToBeGood) {
+TEST_F(RecallFloorPrefetchTest, PredictionIsOnlyCountedUntilTrusted) {
   for (uint32_t i = 0; i < RecallFloor::kEnough; ++i) {
     EXPECT_FALSE(Step({0, 1})) << i;
     EXPECT_TRUE(residency_.asked.empty()) << i;
@@ -127,7 +127,7 @@ TEST_F(RecallFloorPrefetchTest, APredictionIsOnlyCountedUntilItIsKnownToBeGood) 
   EXPECT_EQ(residency_.asked, (std::vector<uint32_t>{0, 1}));
 }
 
-TEST_F(RecallFloorPrefetchTest, APredictionThatFindsHalfIsNeverActedOnAndSeldomMade) {
+TEST_F(RecallFloorPrefetchTest, PredictionWithHalfRecallIsNeverUsed) {
   for (uint32_t i = 0; i < 10 * RecallFloor::kEvery; ++i) EXPECT_FALSE(Step({0, 2})) << i;
   EXPECT_TRUE(residency_.asked.empty());
   EXPECT_EQ(prefetcher_->counters(1).rows, RecallFloor::kFirst + 9);

@@ -1,4 +1,4 @@
-// Recorded scores by text and position, and what a router's choice becomes under them.
+// Recorded scores by sequence and position, and a router's choice under them.
 #include "inferd/policy/routing/replay_routing.h"
 
 #include <cmath>
@@ -19,7 +19,7 @@ struct Row {
   std::vector<float> p;
 };
 
-// One layer's record; every row chose expert 0, which nothing here asks for.
+// One layer's record; every row chose expert 0, which is not used here.
 TraceLayer LayerOf(const std::vector<Row>& rows) {
   TraceLayer layer;
   layer.experts = 4;
@@ -48,7 +48,7 @@ const std::vector<float> kB = {.1f, .4f, .3f, .2f};
 const std::vector<float> kC = {.2f, .1f, .4f, .3f};
 const std::vector<float> kD = {.3f, .2f, .1f, .4f};
 
-// Two texts that ran side by side: 7 at positions 0 and 1, 9 from position 5 on.
+// Two sequences that ran in parallel: 7 at positions 0 and 1, 9 from position 5 on.
 std::vector<Row> TwoTexts() { return {{9, 5, kC}, {7, 0, kA}, {7, 1, kB}, {9, 6, kD}}; }
 
 void ExpectScores(absl::Span<const float> logits, const std::vector<float>& p) {
@@ -56,7 +56,7 @@ void ExpectScores(absl::Span<const float> logits, const std::vector<float>& p) {
   for (size_t i = 0; i < p.size(); ++i) EXPECT_NEAR(std::exp(logits[i]), p[i], 1e-6) << i;
 }
 
-TEST(RecordedScoresTest, TextsComeInTheirOrderAndBeginAgainAtTheirEnds) {
+TEST(RecordedScoresTest, SequencesRepeatInOrder) {
   const auto scores = RecordedScores::Create({{LayerOf(TwoTexts())}}, "trace", ConfigOf(1));
   ASSERT_TRUE(scores.ok()) << scores.status();
   EXPECT_EQ(scores->texts(), 2u);
@@ -66,11 +66,11 @@ TEST(RecordedScoresTest, TextsComeInTheirOrderAndBeginAgainAtTheirEnds) {
   ExpectScores(scores->Logits(0, 1, 5), kC);
   ExpectScores(scores->Logits(0, 1, 6), kD);
   ExpectScores(scores->Logits(0, 1, 7), kC);
-  ExpectScores(scores->Logits(0, 1, 1), kD);  // before what was recorded
-  ExpectScores(scores->Logits(0, 2, 1), kB);  // the first text again
+  ExpectScores(scores->Logits(0, 1, 1), kD);  // before the recorded positions
+  ExpectScores(scores->Logits(0, 2, 1), kB);  // the first sequence again
 }
 
-TEST(RecordedScoresTest, ARowThatRanTwiceCountsAsItRanLastAndAGapEndsAText) {
+TEST(RecordedScoresTest, LastRunOfARowCountsAndAGapEndsASequence) {
   const auto scores = RecordedScores::Create({{LayerOf({{1, 0, kA}, {1, 1, kB}, {1, 1, kC}, {1, 9, kD}})}},
                                              "trace", ConfigOf(1));
   ASSERT_TRUE(scores.ok()) << scores.status();
@@ -78,13 +78,13 @@ TEST(RecordedScoresTest, ARowThatRanTwiceCountsAsItRanLastAndAGapEndsAText) {
   ExpectScores(scores->Logits(0, 0, 2), kA);
 }
 
-TEST(RecordedScoresTest, AScoreOfNothingHasALogitStill) {
+TEST(RecordedScoresTest, ZeroScoreHasAFiniteLogit) {
   const auto scores = RecordedScores::Create({{LayerOf({{1, 0, {1, 0, 0, 0}}})}}, "trace", ConfigOf(1));
   ASSERT_TRUE(scores.ok()) << scores.status();
   for (const float logit : scores->Logits(0, 0, 0)) EXPECT_TRUE(std::isfinite(logit));
 }
 
-TEST(RecordedScoresTest, LayersOfACutOffStepCountAsFarAsAllHaveThem) {
+TEST(RecordedScoresTest, TruncatedStepUsesTheCommonRows) {
   std::vector<Row> shorter = TwoTexts();
   shorter.pop_back();
   const auto scores = RecordedScores::Create({{LayerOf(TwoTexts()), LayerOf(shorter)}}, "trace", ConfigOf(2));
@@ -145,7 +145,7 @@ class ReplayRoutingTest : public ::testing::Test {
   RouterArgs args_;
 };
 
-TEST_F(ReplayRoutingTest, NumberedSequencesRouteAsRecordedAndOthersByTheirOwnScores) {
+TEST_F(ReplayRoutingTest, OnlyNumberedSequencesRouteAsRecorded) {
   auto routing =
       ReplayRouting::Create({{LayerOf(TwoTexts())}}, "trace", ConfigOf(1), std::make_unique<TopKRouting>());
   ASSERT_TRUE(routing.ok()) << routing.status();

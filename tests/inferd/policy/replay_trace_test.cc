@@ -1,5 +1,5 @@
-// --replay-trace: a model routes as another one did, whatever it computes. --trace: what is not in the file
-// is told.
+// --replay-trace: a model routes like another one, independent of its own scores. --trace: missing records
+// are reported.
 #include <sys/resource.h>
 
 #include <csignal>
@@ -25,7 +25,7 @@ class ReplayTraceTest : public testing::Test {
     ASSERT_TRUE(PackTiny(model, dir_.File("second"), dir_.File("other")).ok());
   }
 
-  // The routing of two answers of a pack, recorded in real time or virtual.
+  // Records the routing of two answers of a pack, in real or virtual time.
   Trace Record(const std::string& pack, const std::string& replayed, bool virtual_clock) {
     TestEngineOptions options;
     options.engine.device = DeviceKind::kSim;
@@ -46,7 +46,7 @@ class ReplayTraceTest : public testing::Test {
   TempDir dir_;
 };
 
-TEST_F(ReplayTraceTest, AnotherModelTakesTheRecordedExpertsInEitherClock) {
+TEST_F(ReplayTraceTest, OtherModelUsesRecordedExpertsInBothClocks) {
   const Trace own = Record("other", "", false);
   const Trace first = Record("one", "", false);
   ASSERT_EQ(first.layers.size(), 2u);
@@ -62,7 +62,7 @@ TEST_F(ReplayTraceTest, AnotherModelTakesTheRecordedExpertsInEitherClock) {
   }
 }
 
-TEST_F(ReplayTraceTest, AFileThatIsNoTraceKeepsTheEngineFromStarting) {
+TEST_F(ReplayTraceTest, InvalidTracePreventsEngineStart) {
   TestEngineOptions options;
   options.engine.replay_trace = dir_.File("one/manifest.json");
   EXPECT_TRUE(absl::IsDataLoss(StartEngine(dir_.File("one"), options).status()));
@@ -70,7 +70,7 @@ TEST_F(ReplayTraceTest, AFileThatIsNoTraceKeepsTheEngineFromStarting) {
   EXPECT_TRUE(absl::IsNotFound(StartEngine(dir_.File("one"), options).status()));
 }
 
-TEST_F(ReplayTraceTest, AFileThatTakesNothingKeepsTheEngineFromStarting) {
+TEST_F(ReplayTraceTest, UnwritableFilePreventsEngineStart) {
   TestEngineOptions options;
   options.engine.trace = "/dev/full";
   const absl::Status status = StartEngine(dir_.File("one"), options).status();
@@ -78,7 +78,7 @@ TEST_F(ReplayTraceTest, AFileThatTakesNothingKeepsTheEngineFromStarting) {
   EXPECT_NE(status.message().find("--trace /dev/full"), std::string::npos) << status;
 }
 
-TEST_F(ReplayTraceTest, NoTokenIsMadeWhoseRoutesTheFileDoesNotTake) {
+TEST_F(ReplayTraceTest, NoTokenWithoutItsRecordedRoutes) {
   TestEngineOptions options;
   options.engine.trace = dir_.File("trace");
   absl::StatusOr<TestEngine> test = StartEngine(dir_.File("one"), options);

@@ -88,7 +88,7 @@ void ExpectNear(const std::vector<float>& values, const std::vector<float>& expe
   for (size_t i = 0; i < values.size(); ++i) EXPECT_NEAR(values[i], expected[i], 1e-5) << i;
 }
 
-TEST_F(RoutingTest, OneExpertTakesAllWeightWhereTheLayerBearsIt) {
+TEST_F(RoutingTest, SingleExpertTakesAllWeight) {
   SensitivityRouting policy({2.0}, .1, backend_.get());
   // alphas .8 and .75: 2 * .04 = .08 <= .1 < 2 * .0625.
   const Chosen chosen = Route(&policy, {{.64f, .16f, .12f, .08f}, {.6f, .2f, .1f, .1f}}, Args(2));
@@ -101,7 +101,7 @@ TEST_F(RoutingTest, OneExpertTakesAllWeightWhereTheLayerBearsIt) {
   EXPECT_EQ(lenient.counters().dropped, 1u);
 }
 
-TEST_F(RoutingTest, TheWeightOfAllIsKeptWithoutNormalisingAndSharedExpertsStay) {
+TEST_F(RoutingTest, SumOfWeightsIsKeptAndSharedExpertsStay) {
   SensitivityRouting policy({1.0}, .13, backend_.get());
   const Chosen chosen = Route(&policy, {{.4f, .3f, .2f, .1f}}, Args(3, /*norm=*/false, /*shared=*/true));
   // Rests of .9: .5 / .9 (square .31), .2 / .9 (.049): two stay, with .9 between them.
@@ -109,7 +109,7 @@ TEST_F(RoutingTest, TheWeightOfAllIsKeptWithoutNormalisingAndSharedExpertsStay) 
   EXPECT_EQ(chosen.ids[3], 4) << "the shared expert";
 }
 
-TEST_F(RoutingTest, RowsOfPromptsKeepTheModelsChoice) {
+TEST_F(RoutingTest, PromptRowsKeepTheModelsChoice) {
   SensitivityRouting policy({0.0}, 1, backend_.get());
   const std::vector<float> p = {.6f, .2f, .1f, .1f};
   const Chosen chosen = Route(&policy, {p, p}, Args(2), {}, /*prompt=*/1);
@@ -135,7 +135,7 @@ TEST_F(RoutingTest, AnExchangedExpertHasItsOwnScoreAsWeight) {
   ExpectNear(kept.weights, {.4f / .62f, .22f / .62f});
 }
 
-// What was predicted of every row.
+// Predictions for every row.
 class FixedPredictions final : public ExpertPredictions {
  public:
   explicit FixedPredictions(std::vector<int32_t> experts) : experts_(std::move(experts)) {}
@@ -155,7 +155,7 @@ ModelConfig OneLayer(uint32_t experts, uint32_t top_k, RouterKind router = Route
   return config;
 }
 
-TEST(MissRoutingTest, WhatIsNotThereIsSkippedAndTheOthersTakeTheWeightOfAll) {
+TEST(MissRoutingTest, SkippedWeightGoesToRemainingExperts) {
   const std::vector<int32_t> ids = {4, 1, 2};
   std::vector<float> weights = {.5f, .3f, .2f};
   const auto there = [](uint32_t expert) { return expert != 1; };
@@ -169,7 +169,7 @@ TEST(MissRoutingTest, WhatIsNotThereIsSkippedAndTheOthersTakeTheWeightOfAll) {
   ExpectNear(raw, {0, 0, 0});
 }
 
-TEST(MissRoutingTest, ATokenThatMissesAnExpertProceedsWithThePredictedOnes) {
+TEST(MissRoutingTest, TokenWithAMissProceedsWithPredictedExperts) {
   const std::vector<float> p = {.4f, .3f, .2f, .1f};
   const auto there = [](uint32_t expert) { return expert == 0 || expert == 2; };
   std::vector<int32_t> ids = {0, 1};
@@ -183,7 +183,7 @@ TEST(MissRoutingTest, ATokenThatMissesAnExpertProceedsWithThePredictedOnes) {
   ASSERT_TRUE(ProceedWith({3, 2}, p.data(), absl::MakeSpan(ids), absl::MakeSpan(weights), there));
   EXPECT_EQ(ids, (std::vector<int32_t>{2, 3}));
   ExpectNear(weights, {.7f * 2 / 3, .7f / 3});
-  // One expert was predicted, as gating would have it: it takes all weight.
+  // One expert was predicted, as gating would: it gets all weight.
   ids = {0, 1};
   weights = {4.f / 7, 3.f / 7};
   ASSERT_TRUE(ProceedWith({2, -1}, p.data(), absl::MakeSpan(ids), absl::MakeSpan(weights), there));
@@ -191,7 +191,7 @@ TEST(MissRoutingTest, ATokenThatMissesAnExpertProceedsWithThePredictedOnes) {
   ExpectNear(weights, {1, 0});
 }
 
-TEST(MissRoutingTest, ATokenThatMissesNothingOrWasNotPredictedKeepsItsChoice) {
+TEST(MissRoutingTest, TokenWithoutMissOrPredictionIsUnchanged) {
   const std::vector<float> p = {.4f, .3f, .2f, .1f};
   std::vector<int32_t> ids = {0, 1};
   std::vector<float> weights = {.55f, .45f};
@@ -204,7 +204,7 @@ TEST(MissRoutingTest, ATokenThatMissesNothingOrWasNotPredictedKeepsItsChoice) {
   EXPECT_EQ(weights, (std::vector<float>{.55f, .45f}));
 }
 
-TEST_F(RoutingTest, SkippedAndReplacedExpertsAreCountedAndTheRoutersChoiceIsKept) {
+TEST_F(RoutingTest, CountsChangesAndKeepsTheRoutersChoice) {
   const ModelConfig config = OneLayer(4, 2);
   const std::vector<std::vector<float>> p = {{.4f, .3f, .2f, .1f}, {.4f, .1f, .3f, .2f}};
   auto skip =
@@ -266,7 +266,7 @@ class GatingTest : public ::testing::Test {
   TempDir dir_;
 };
 
-TEST_F(GatingTest, ThresholdsFollowFromAShareOrAreGiven) {
+TEST_F(GatingTest, ThresholdComesFromShareOrValue) {
   const auto given = Resolve({SensitivityKind::kFisher, {}, .7});
   ASSERT_TRUE(given.ok()) << given.status();
   EXPECT_EQ(given->sensitivities, (std::vector<double>{1, 4}));
@@ -286,7 +286,7 @@ TEST_F(GatingTest, ThresholdsFollowFromAShareOrAreGiven) {
   EXPECT_LT(none->threshold, 0);
 }
 
-TEST_F(GatingTest, WhatIsMissingOrDamagedSaysSo) {
+TEST_F(GatingTest, MissingOrDamagedProfileIsReported) {
   EXPECT_TRUE(absl::IsFailedPrecondition(
       ResolveGating({}, model_, dir_.path(), "ffffffffffffffffffffffffffffffff").status()));
   Write(kGatingName, "{\"format\": 1}");

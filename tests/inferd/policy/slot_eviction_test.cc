@@ -21,12 +21,12 @@ void Pass(SlotEvictionPolicy* policy, uint32_t layer, const Scores& scores, cons
   policy->EndLayer(layer);
 }
 
-TEST(SlotEvictionTest, LruTakesTheExpertUsedLongestAgo) {
+TEST(SlotEvictionTest, LruEvictsTheLeastRecentlyUsed) {
   SlotEvictionPolicy policy = Make(SlotEviction::kLru);
   Pass(&policy, 0, {}, {2, 0});
   Pass(&policy, 0, {}, {3, 2});
   EXPECT_EQ(policy.Victim(0, Experts{2, 3, 0}), 2u);  // 0: used in the first pass only
-  EXPECT_EQ(policy.Victim(0, Experts{2, 3}), 1u);     // 2 stood behind 3
+  EXPECT_EQ(policy.Victim(0, Experts{2, 3}), 1u);     // 2 came after 3
   EXPECT_EQ(policy.Victim(0, Experts{2, 1, 0}), 1u) << "never used goes first";
 }
 
@@ -67,7 +67,7 @@ TEST(SlotEvictionTest, LfruWeighsUsesByAge) {
   EXPECT_EQ(policy.Victim(0, Experts{1, 2}), 1u);
 }
 
-TEST(SlotEvictionTest, ScoreTakesTheLowestMeanOverTheWindowInactiveExpertsToo) {
+TEST(SlotEvictionTest, ScoreEvictsLowestMeanIncludingInactive) {
   SlotEvictionPolicy policy = Make(SlotEviction::kScore, /*window=*/2);
   EXPECT_TRUE(policy.NeedsScores());
   Pass(&policy, 0, Scores{.70f, .10f, .15f, .05f}, {0, 2});
@@ -90,7 +90,7 @@ TEST(SlotEvictionTest, EqualScoresGoByLastUseThenById) {
   EXPECT_EQ(policy.Victim(0, Experts{3, 2}), 1u);
 }
 
-TEST(SlotEvictionTest, AScoreThatIsNoNumberCountsAsNothing) {
+TEST(SlotEvictionTest, NanScoreCountsAsZero) {
   SlotEvictionPolicy policy = Make(SlotEviction::kScore);
   Pass(&policy, 0, Scores{std::numeric_limits<float>::quiet_NaN(), 2.0f, -1.0f, .5f}, {});
   EXPECT_EQ(policy.MeanScore(0, 0), 0.0);

@@ -1,4 +1,4 @@
-// The daemon's use of the profile of masks: one measurement for each kind of expert in a pack, kept.
+// The daemon's sparse profile: one measurement for each kind of expert in a pack, stored.
 #include "inferd/policy/sparsity/sparse_setup.h"
 
 #include <gtest/gtest.h>
@@ -11,7 +11,7 @@
 namespace sluice {
 namespace {
 
-TEST(SparseSetupTest, MeasuresEachKindOfExpertOnceAndNothingWithoutSparsity) {
+TEST(SparseSetupTest, MeasuresEachExpertKindOnceIfSparse) {
   const TestPack pack;
   const TempDir dir;
   const MoeConfig& moe = pack.pack().config().layers[0].moe;

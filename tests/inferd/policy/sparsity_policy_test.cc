@@ -1,4 +1,4 @@
-// Presets, what options change of them, and the thresholds that follow.
+// Presets, their overrides by options, and the resulting thresholds.
 #include <gtest/gtest.h>
 
 #include <fstream>
@@ -28,7 +28,7 @@ ModelConfig Model(uint32_t shared = 0) {
   return model;
 }
 
-// A profile whose threshold for a target of i half percents is `base` + i, base telling lead, layer and
+// A profile whose threshold for a target of i half percents is `base` + i; base encodes lead, layer and
 // expert.
 class SparsityPolicyTest : public testing::Test {
  protected:
@@ -89,7 +89,7 @@ TEST_F(SparsityPolicyTest, CormHasOneAbsoluteThresholdAndNeedsNoProfile) {
   EXPECT_EQ((*policy)->threshold(2, 2), 0.25f);
 }
 
-TEST_F(SparsityPolicyTest, IntraTakesThePooledThresholdRaisedForTheDenseSharedExpert) {
+TEST_F(SparsityPolicyTest, IntraRaisesPooledThresholdForSharedExpert) {
   WriteProfile();
   const auto plain = Make("intra");
   ASSERT_TRUE(plain.ok()) << plain.status();
@@ -104,8 +104,8 @@ TEST_F(SparsityPolicyTest, IntraTakesThePooledThresholdRaisedForTheDenseSharedEx
   EXPECT_TRUE(absl::IsInvalidArgument(beyond.status())) << beyond.status();
 }
 
-// Between the last point and all there is nothing to tell what a threshold would leave out.
-TEST_F(SparsityPolicyTest, TargetBeyondTheTablesLastPointIsRefusedWithTheWayOut) {
+// Between the last point and 1 the threshold's share is unknown.
+TEST_F(SparsityPolicyTest, TargetBeyondTheTableIsRefusedWithAHint) {
   WriteProfile();
   EXPECT_TRUE(Make("floe", {.sparsity_target = 0.995}).ok());
   const auto beyond = Make("floe", {.sparsity_target = 0.999});
@@ -229,7 +229,7 @@ TEST(PresetTest, PoliciesAreSetOneByOneAfterTheOtherOptions) {
   EXPECT_EQ(policies->max_prefetch, 6u);
 }
 
-TEST(PresetTest, WhatHostHasNoSlotsForIsRefusedByName) {
+TEST(PresetTest, SlotPoliciesAreRefusedOnHost) {
   for (const char* policy : {"cache=slots", "cache_eviction=score", "cache_allocation=dp",
                              "expert_miss=balance", "neuron_miss=proceed"}) {
     const auto policies = PoliciesOf("exact", {.policy = {policy}});
@@ -259,7 +259,7 @@ TEST(PresetTest, ValuesThatContradictEachOtherAreRefusedByName) {
   }
 }
 
-TEST(PresetTest, WhatDecidesByPlaceKeepsNoPromise) {
+TEST(PresetTest, ResidencyDependentPoliciesPromiseNothing) {
   for (const char* name : {"exact", "adapmoe", "intra", "floe"}) {
     const auto policies = UncheckedPolicies(name, {}, DeviceKind::kHost);
     ASSERT_TRUE(policies.ok());

@@ -1,5 +1,5 @@
-// The table of what an expert takes the CPU by its rows, as it is measured at the start: by the
-// clock of the place that computes, which only the kernels move.
+// CPU time table of an expert by rows, as measured at the start by the clock of the computing device, which
+// only the kernels advance.
 #include <map>
 #include <memory>
 #include <vector>
@@ -17,8 +17,8 @@ namespace {
 
 constexpr int64_t kMicro = 1000;
 
-// Experts take what a table says, by rows; all but the last of three equal calls take longer, as on a machine
-// that others use.
+// Experts take the time of a table, by rows; all but the last of three equal calls take longer, as on a
+// shared machine.
 class TimedBackend final : public ReferenceBackend {
  public:
   TimedBackend(const BackendLimits& limits, FakeClock* clock) : ReferenceBackend(limits), clock_(clock) {}
@@ -97,7 +97,7 @@ class CpuCostsTest : public testing::Test {
   std::unique_ptr<SlabResidency> cache_;
 };
 
-TEST_F(CpuCostsTest, TheBestOfThreeIsTakenForEveryPowerOfTwoOfRows) {
+TEST_F(CpuCostsTest, BestOfThreeForEveryPowerOfTwoRows) {
   Start();
   EXPECT_EQ(backend_->calls, (std::map<size_t, int>{{1, 3}, {2, 3}, {4, 3}, {8, 3}, {16, 3}}));
   ASSERT_EQ(cache_->cpu_costs().size(), 1u);
@@ -116,7 +116,7 @@ TEST_F(CpuCostsTest, MoreRowsNeverTakeLess) {
   }
 }
 
-TEST_F(CpuCostsTest, BetweenAndBeyondWhatWasMeasuredLiesTheLineThroughTwoPoints) {
+TEST_F(CpuCostsTest, TableIsLinearBetweenAndBeyondPoints) {
   Start();
   EXPECT_NEAR(Micros(6), (Micros(4) + Micros(8)) / 2, 1e-6);
   EXPECT_NEAR(Micros(12), (Micros(8) + Micros(16)) / 2, 1e-6);
@@ -131,24 +131,24 @@ TEST_F(CpuCostsTest, NoMoreRowsAreMeasuredThanAStepHas) {
   EXPECT_NEAR(Micros(3), 2 * Micros(2) - Micros(1), 1e-6);
 }
 
-TEST_F(CpuCostsTest, WhatTheRunTakesCorrectsWhatTheStartMeasured) {
+TEST_F(CpuCostsTest, RuntimeTimesCorrectTheMeasurement) {
   Start();
   const auto slots = ExpertSlots::Create(options_, client_.get(), fetches_.get(), backend_.get());
   ASSERT_TRUE(slots.ok()) << slots.status();
   CpuCosts costs(1e-9, nullptr, slots->get(), &client_->pack());
   costs.Assume();
   const double assumed = costs.Seconds(0, 0, 4);
-  costs.Took(1, 0);  // of nothing
+  costs.Took(1, 0);  // no work
   EXPECT_EQ(costs.Seconds(0, 0, 4), assumed);
   for (int layer = 0; layer < 200; ++layer) {
     costs.Took(3 * assumed, costs.Seconds(0, 0, 4));
   }
   EXPECT_NEAR(costs.Seconds(0, 0, 4), 3 * assumed, 1e-3 * assumed);
-  costs.Took(1e9 * assumed, costs.Seconds(0, 0, 4));  // a machine that slept is no reason
+  costs.Took(1e9 * assumed, costs.Seconds(0, 0, 4));  // a suspended machine does not change the scale
   EXPECT_LT(costs.Seconds(0, 0, 4), 4 * assumed);
 }
 
-TEST_F(CpuCostsTest, WhatIsKnownOrNotNeededIsNotMeasured) {
+TEST_F(CpuCostsTest, KnownOrUnneededCostsAreNotMeasured) {
   options_.cpu_seconds = 1e-9;
   Start();
   EXPECT_TRUE(backend_->calls.empty());

@@ -1,4 +1,4 @@
-// Slots with whole experts: what completions make of them.
+// Slots with whole experts: effects of completions.
 #include "inferd/residency/slab/expert_slots.h"
 
 #include <memory>
@@ -42,7 +42,7 @@ class ExpertSlotsTest : public testing::Test {
     EXPECT_TRUE(slot.ok()) << slot.status();
     return slot.value_or(kNoSlot);
   }
-  // How many completions said something about a slot.
+  // Number of completions that changed a slot.
   int Poll() {
     int told = 0;
     fetches_->Poll([&](const FetchKey& key, const FetchCompletion& completion) {
@@ -71,7 +71,7 @@ TEST_F(ExpertSlotsTest, ASlotIsReadyOnceItsTransferHasEnded) {
   EXPECT_EQ(client_->violation(), "");
 }
 
-TEST_F(ExpertSlotsTest, ATransferThatEndsWithoutItsBytesLeavesItsSlotFree) {
+TEST_F(ExpertSlotsTest, FailedTransferFreesItsSlot) {
   const uint32_t slot = Fetch(FetchKind::kPrefetch, 0, 0);
   client_->Cancel(slots_->table().slot(slot).request);
   EXPECT_EQ(Poll(), 1);
@@ -79,7 +79,7 @@ TEST_F(ExpertSlotsTest, ATransferThatEndsWithoutItsBytesLeavesItsSlotFree) {
   EXPECT_EQ(slots_->table().Find(0, 0), kNoSlot);
 }
 
-TEST_F(ExpertSlotsTest, AJoinedPrefetchTellsNothingOfItsOwn) {
+TEST_F(ExpertSlotsTest, CoalescedPrefetchReportsNothing) {
   const uint32_t slot = Fetch(FetchKind::kPrefetch, 0, 3);
   ASSERT_TRUE(slots_->Join(1, slot));
   EXPECT_NE(slots_->table().slot(slot).joined, 0u);
@@ -89,7 +89,7 @@ TEST_F(ExpertSlotsTest, AJoinedPrefetchTellsNothingOfItsOwn) {
   EXPECT_EQ(client_->violation(), "");
 }
 
-TEST_F(ExpertSlotsTest, WhatWasOnItsWayWhenWeightdDiedIsTouchedOnlyByTheNext) {
+TEST_F(ExpertSlotsTest, SlotsLostWithWeightdAreReusedAfterOffer) {
   client_->Freeze(true);
   const uint32_t slot = Fetch(FetchKind::kDemand, 0, 1);
   slots_->Lose();

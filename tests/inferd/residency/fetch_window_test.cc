@@ -8,7 +8,7 @@ namespace {
 
 const absl::Time kNow = absl::UnixEpoch();
 
-TEST(FetchWindowTest, ItShrinksToWhatIsInFlightAndGrowsWithWhatComes) {
+TEST(FetchWindowTest, ShrinksToInFlightAndGrowsWithCompletions) {
   FetchWindow window(4);
   EXPECT_FALSE(window.IsFull(3));
   EXPECT_TRUE(window.IsFull(4));
@@ -28,7 +28,7 @@ TEST(FetchWindowTest, OneMayAlwaysBeInFlight) {
   EXPECT_FALSE(window.IsFull(0));
 }
 
-TEST(FetchWindowTest, AfterARefusalOthersEndFirstAndAPausePasses) {
+TEST(FetchWindowTest, RetryWaitsForOthersAndAPause) {
   FetchWindow window(4);
   window.Refused(/*in_flight=*/1, kNow);
   EXPECT_TRUE(window.no_room());

@@ -1,4 +1,4 @@
-// Whose turn it is while experts of a prompt's layer wait for slots: what came, and in the gaps what stays.
+// Turns while experts of a prompt's layer wait for slots: arrived experts first, staying ones in the gaps.
 #include "inferd/residency/slots/gap_order.h"
 
 #include <gtest/gtest.h>
@@ -10,7 +10,7 @@
 namespace sluice {
 namespace {
 
-// A device that is done when the test says so.
+// A device whose work is done on the test's command.
 class PacedQueue final : public Queue {
  public:
   uint64_t done = 0;
@@ -27,7 +27,7 @@ class PacedQueue final : public Queue {
   uint64_t recorded_ = 0;
 };
 
-// A layer of eight demands in a slab where eight experts pass, so that two are a portion.
+// A layer of eight demands in a slab with eight passing slots, so that a portion is two experts.
 class GapOrderTest : public testing::Test {
  protected:
   static SlabPlan Plan() {
@@ -56,11 +56,11 @@ class GapOrderTest : public testing::Test {
   using Demands = std::vector<uint32_t>;
   PacedQueue queue_;
   GapOrder order_{Plan(), &queue_};
-  std::set<uint32_t> came_;   // what passes through, and is ready
+  std::set<uint32_t> came_;   // passing experts that are ready
   std::set<uint32_t> stays_;  // ready in slots that it keeps
 };
 
-TEST_F(GapOrderTest, WhatCameIsComputedFirstAndWhatStaysAFewAtATime) {
+TEST_F(GapOrderTest, ArrivedExpertsRunFirstStayingOnesInPortions) {
   stays_ = {0, 1, 3, 4, 6};
   came_ = {2, 7};
   EXPECT_EQ(Turn(/*gaps=*/true), (Demands{2, 7}));
@@ -70,7 +70,7 @@ TEST_F(GapOrderTest, WhatCameIsComputedFirstAndWhatStaysAFewAtATime) {
   EXPECT_EQ(Turn(true), (Demands{3, 4}));
 }
 
-TEST_F(GapOrderTest, TheDeviceHasTwoPortionsOfWhatStaysBeforeIt) {
+TEST_F(GapOrderTest, TwoPortionsOfStayingExpertsAreQueued) {
   stays_ = {0, 1, 2, 3, 4, 5, 6};
   EXPECT_EQ(Turn(true), (Demands{0, 1}));  // behind it event 1
   EXPECT_FALSE(order_.HoldsBack());
@@ -85,7 +85,7 @@ TEST_F(GapOrderTest, TheDeviceHasTwoPortionsOfWhatStaysBeforeIt) {
   EXPECT_TRUE(order_.HoldsBack());
 }
 
-TEST_F(GapOrderTest, WhereNobodyWaitsForASlotItIsEverybodysTurn) {
+TEST_F(GapOrderTest, EveryDemandHasItsTurnWithoutGaps) {
   stays_ = {0, 1, 2, 3, 4};
   came_ = {6};
   EXPECT_EQ(Turn(/*gaps=*/false), (Demands{0, 1, 2, 3, 4, 6}));

@@ -1,4 +1,4 @@
-// Experts where weightd keeps them: what becomes of prefetches once a layer's router has run.
+// Experts in weightd's DRAM: prefetches after a layer's router has run.
 #include "inferd/residency/host/host_residency.h"
 
 #include <gtest/gtest.h>
@@ -25,10 +25,10 @@ class HostResidencyTest : public testing::Test {
   }
   ~HostResidencyTest() override {
     residency_.Abandon();
-    EXPECT_TRUE(client_->SetSegmentObserver(nullptr).ok());  // it goes before the client
+    EXPECT_TRUE(client_->SetSegmentObserver(nullptr).ok());  // destroyed before the client
   }
 
-  // Computes nothing; every demand comes.
+  // Computes nothing; every demand arrives.
   void RunLayer(uint32_t layer, const std::vector<ExpertDemand>& demands) {
     ASSERT_TRUE(residency_.BeginLayer(layer, demands).ok());
     for (size_t done = 0; done < demands.size();) {
@@ -51,7 +51,7 @@ class HostResidencyTest : public testing::Test {
   HostResidency residency_;
 };
 
-TEST_F(HostResidencyTest, WhatWasReadAheadAndNobodyChoseIsReadNoFurther) {
+TEST_F(HostResidencyTest, DisprovedPrefetchIsCancelled) {
   residency_.BeginStep(1);
   residency_.Prefetch(1, 2);
   residency_.Prefetch(1, 3);
@@ -64,7 +64,7 @@ TEST_F(HostResidencyTest, WhatWasReadAheadAndNobodyChoseIsReadNoFurther) {
   EXPECT_EQ(fetches_.outstanding(), 0u);
 }
 
-TEST_F(HostResidencyTest, AnExpertIsReadAheadAgainInTheNextStep) {
+TEST_F(HostResidencyTest, ExpertIsPrefetchedAgainInTheNextStep) {
   residency_.BeginStep(1);
   residency_.Prefetch(1, 2);
   RunLayer(1, {{3, 1}});
@@ -76,7 +76,7 @@ TEST_F(HostResidencyTest, AnExpertIsReadAheadAgainInTheNextStep) {
   EXPECT_EQ(client_->counters().demand_requests, 2u);
 }
 
-TEST_F(HostResidencyTest, ALayerThatHasRunIsReadAheadForTheNextStep) {
+TEST_F(HostResidencyTest, FinishedLayerIsPrefetchedForTheNextStep) {
   residency_.BeginStep(1);
   RunLayer(0, {{3, 1}});
   RunLayer(1, {{3, 1}});

@@ -1,4 +1,4 @@
-// What travels into a slab is looked for without sleeping, for a bounded time.
+// Polling for tiles that travel into a slab, for a bounded time.
 #include "inferd/residency/landing_watch.h"
 
 #include <memory>
@@ -11,7 +11,7 @@
 namespace sluice {
 namespace {
 
-TEST(LandingWatchTest, ItLooksUntilNothingCameForItsTime) {
+TEST(LandingWatchTest, PollsUntilTheTimeWithoutNewsEnds) {
   LandingWatch watch(/*on=*/true);
   watch.News(1000);
   EXPECT_TRUE(watch.Look(1000));
@@ -24,7 +24,7 @@ TEST(LandingWatchTest, ItLooksUntilNothingCameForItsTime) {
   EXPECT_EQ(watch.Take(1'000'005), 4);
 }
 
-TEST(LandingWatchTest, WhereOnlyWaitingMovesTheTimeItDoesNotLook) {
+TEST(LandingWatchTest, DoesNotPollInVirtualTime) {
   LandingWatch watch(/*on=*/false);
   watch.News(1000);
   EXPECT_FALSE(watch.Look(1000));
@@ -39,7 +39,7 @@ class LandingTest : public testing::Test {
     model.experts = 8;
     model.width = 192;
     ASSERT_TRUE(PackTiny(model, dir_.File("model"), dir_.File("pack")).ok());
-    // A tile lands with every few polls, long before the time is over.
+    // A tile lands with every few polls, long before the polling time ends.
     client_ = *FakeWeightClient::Open(dir_.File("pack"), {.max_delay_polls = 40});
     options_.allocate = AllocateUniform;
     options_.tile_neurons = 64;
@@ -91,12 +91,12 @@ TEST_F(LandingTest, TilesAreHandedOutAsTheyLandWithoutASleep) {
   client_ = *FakeWeightClient::Open(dir_.File("pack"), {.max_delay_polls = 40});
   options_.watch = true;
   EXPECT_GE(RunLayer(), 4u);
-  // None but where a loaded machine takes longer than the watch.
+  // Zero, except on a loaded machine where a poll takes longer than the polling time.
   EXPECT_LT(client_->waits() - waits_before_, asleep);
   EXPECT_GT(fetches_->real_stall_nanos(), stall_before_) << "it waited all the same";
 }
 
-TEST_F(LandingTest, WhatDoesNotComeIsSleptFor) {
+TEST_F(LandingTest, LateTileIsAwaitedAsleep) {
   options_.watch = true;
   options_.stall_limit = absl::Milliseconds(50);
   EXPECT_GE(RunLayer(), 4u);

@@ -14,7 +14,7 @@ using ::testing::IsEmpty;
 using ::testing::UnorderedElementsAre;
 using Action = MissPlan::Action;
 
-// What is said of an expert, without its rows.
+// A verdict on an expert, without its rows.
 struct Said {
   uint32_t expert;
   Action action;
@@ -29,7 +29,7 @@ std::vector<Said> Of(absl::Span<const MissPlan::Verdict> verdicts) {
   return said;
 }
 
-// Experts of one byte; a row takes the CPU 1 second unless said.
+// Experts of one byte; a row takes the CPU 1 second by default.
 class MissPlanTest : public testing::Test {
  protected:
   std::vector<Said> Misses(ExpertMiss miss, double load) {
@@ -55,7 +55,7 @@ TEST_F(MissPlanTest, NothingMissingNothingDecided) {
   EXPECT_THAT(Misses(ExpertMiss::kBalance, 5), IsEmpty());
 }
 
-TEST_F(MissPlanTest, TheCpuTakesWhatItIsFasterFor) {
+TEST_F(MissPlanTest, CpuComputesIfItIsFaster) {
   plan_.AddMissing({1, 1});
   plan_.AddMissing({2, 4});
   plan_.AddMissing({3, 2});
@@ -80,7 +80,7 @@ TEST_F(MissPlanTest, ALayerNamesEveryLateExpert) {
   EXPECT_THAT(Tiles(/*load=*/0.1), ElementsAre(Said{1, Action::kAwait}, Said{2, Action::kSplit, 0}));
 }
 
-TEST_F(MissPlanTest, WhatIsThereIsTheCpusWhereTheDeviceIsSlower) {
+TEST_F(MissPlanTest, ResidentExpertsGoToTheCpuIfFaster) {
   plan_.AddResident({1, 1});
   plan_.AddResident({2, 1});
   times_.device_per_byte = 4;
@@ -97,18 +97,18 @@ TEST_F(MissPlanTest, OneMissIsSharedByTiles) {
   EXPECT_EQ(said[0], (Said{5, Action::kSplit, 2})) << "half over the link, half on the CPU";
 }
 
-TEST_F(MissPlanTest, WhatTheLinkBringsInTimeIsNotShared) {
+TEST_F(MissPlanTest, ExpertInTimeOverTheLinkIsNotSplit) {
   plan_.AddLate({5, 1}, {.request = 3, .landed = 192});
   EXPECT_THAT(Tiles(/*load=*/1e-3), ElementsAre(Said{5, Action::kAwait}));
 }
 
-TEST_F(MissPlanTest, ALinkThatBringsOthersFirstLeavesAllToTheCpu) {
+TEST_F(MissPlanTest, BusyLinkLeavesAllToTheCpu) {
   plan_.AddMissing({5, 1});
   EXPECT_THAT(Tiles(/*load=*/1, /*wait_from_begin=*/true, /*wait=*/50),
               ElementsAre(Said{5, Action::kSplit, 0}));
 }
 
-TEST_F(MissPlanTest, ClearForgetsTheLayerBefore) {
+TEST_F(MissPlanTest, ClearForgetsThePreviousLayer) {
   plan_.AddMissing({5, 1});
   plan_.Clear();
   EXPECT_THAT(Misses(ExpertMiss::kCpu, 50), IsEmpty());

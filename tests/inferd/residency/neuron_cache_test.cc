@@ -1,5 +1,5 @@
-// The neuron level of the cache: what a layer does with the neurons of its experts while transfers come, fail
-// and die with weightd. Tables and choices by themselves: neuron_table_test.cc; budgets: neuron_plan_test.cc.
+// The neuron level of the cache: a layer's use of its experts' neurons while transfers complete, fail and die
+// with weightd. Tables and choices: neuron_table_test.cc; budgets: neuron_plan_test.cc.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -41,7 +41,7 @@ class NeuronCacheTest : public testing::Test {
     options_.slots.stall_limit = absl::Seconds(60);
   }
 
-  // Slots for so many experts.
+  // Starts a cache with so many slots.
   void Start(uint32_t slots, const FakeWeightOptions& weights = {}) {
     cache_.reset();
     fetches_.reset();
@@ -170,7 +170,7 @@ class NeuronCacheTest : public testing::Test {
   uint32_t Present(uint32_t expert) const {
     return cache_->slots().neurons().present_count(cache_->slots().Find(0, expert));
   }
-  // Lets everything arrive.
+  // Waits for all transfers.
   void Settle() {
     for (int i = 0; i < 1000 && cache_->slots().in_flight() > 0; ++i) {
       cache_->Poll();
@@ -192,13 +192,13 @@ class NeuronCacheTest : public testing::Test {
   Rows y_;
 };
 
-TEST_F(NeuronCacheTest, OnlyWhatCountsIsFetchedAndOnlyOnce) {
+TEST_F(NeuronCacheTest, CountingNeuronsAreFetchedOnce) {
   options_.lead_resident = true;
   options_.slots.allocate = [](absl::Span<const uint32_t> experts, uint64_t) {
     return std::vector<uint32_t>(experts.size(), 3);
   };
   Start(8);
-  for (const uint32_t expert : {3u, 4u, 5u}) {  // none of them was filled at the start
+  for (const uint32_t expert : {3u, 4u, 5u}) {  // none of them is in the first fill
     ASSERT_TRUE(Run(0, {expert}, expert).ok());
   }
   const Neurons first = Active(3, 3);
@@ -219,7 +219,7 @@ TEST_F(NeuronCacheTest, OnlyWhatCountsIsFetchedAndOnlyOnce) {
             2 * (both.size() - first.size()) * RowBytes(gate.encoding, gate.cols));
 }
 
-TEST_F(NeuronCacheTest, MoreThanTheShareBringsAllThatAreMissing) {
+TEST_F(NeuronCacheTest, AboveTheShareAllMissingNeuronsCome) {
   options_.copy_all_share = 0.1;
   Start(4);
   ASSERT_TRUE(Run(0, {5}).ok());
@@ -228,8 +228,8 @@ TEST_F(NeuronCacheTest, MoreThanTheShareBringsAllThatAreMissing) {
   EXPECT_TRUE(cache_->slots().IsFull(0, 5));
 }
 
-// The fake's copies take no time that could be measured.
-TEST_F(NeuronCacheTest, WithoutAMeasurementTheShareIsThePapersAndNoSlotIsLost) {
+// The fake's copies take no measurable time.
+TEST_F(NeuronCacheTest, DefaultShareWithoutMeasurementKeepsSlots) {
   options_.copy_all_share = -1;
   for (const bool resident : {false, true}) {
     options_.lead_resident = resident;
@@ -241,7 +241,7 @@ TEST_F(NeuronCacheTest, WithoutAMeasurementTheShareIsThePapersAndNoSlotIsLost) {
   }
 }
 
-TEST_F(NeuronCacheTest, AGivenUpExpertComesBackWithWhatCountsThen) {
+TEST_F(NeuronCacheTest, EvictedExpertReturnsWithCurrentNeurons) {
   Start(4);
   const auto first = Run(0, {5}, 1);
   ASSERT_TRUE(first.ok()) << first.status();
@@ -258,7 +258,7 @@ TEST_F(NeuronCacheTest, AGivenUpExpertComesBackWithWhatCountsThen) {
   EXPECT_EQ(client_->violation(), "");
 }
 
-TEST_F(NeuronCacheTest, WhatWeightdBroughtBeforeItDiedStaysAndTheRestIsAskedForAgain) {
+TEST_F(NeuronCacheTest, LandedNeuronsSurviveWeightdsDeath) {
   for (const bool resident : {false, true}) {
     options_.lead_resident = resident;
     Start(6, {.max_delay_polls = 5});
@@ -291,7 +291,7 @@ TEST_F(NeuronCacheTest, WhatWeightdBroughtBeforeItDiedStaysAndTheRestIsAskedForA
   }
 }
 
-TEST_F(NeuronCacheTest, APromptPassesWithoutPushingOutWhatDecodingKeeps) {
+TEST_F(NeuronCacheTest, PromptDoesNotEvictDecodingsExperts) {
   Start(6);
   for (const uint32_t expert : {4u, 5u}) {  // used last: they are kept
     ASSERT_TRUE(Run(0, {expert}, expert).ok());
@@ -310,7 +310,7 @@ TEST_F(NeuronCacheTest, APromptPassesWithoutPushingOutWhatDecodingKeeps) {
   EXPECT_GE(Present(4), kept);
 }
 
-TEST_F(NeuronCacheTest, ExpertsWithManyRowsComeWholeWithoutALook) {
+TEST_F(NeuronCacheTest, ExpertWithManyRowsComesWholeWithoutLead) {
   Start(4);
   const NeuronCounters before = Counted();
   ASSERT_TRUE(cache_->BeginLayer(0, {{{5, 33}}}).ok());
@@ -331,7 +331,7 @@ TEST_F(NeuronCacheTest, ExpertsWithManyRowsComeWholeWithoutALook) {
   EXPECT_EQ(Counted().requests, before.requests);
 }
 
-TEST_F(NeuronCacheTest, ProceedComputesWhatPredictorsBroughtAndLoadsWhatNobodyPredicted) {
+TEST_F(NeuronCacheTest, ProceedLoadsOnlyUnpredictedExperts) {
   options_.miss = NeuronMiss::kProceed;
   options_.lead_resident = true;
   options_.slots.allocate = [](absl::Span<const uint32_t> experts, uint64_t) {
@@ -347,19 +347,19 @@ TEST_F(NeuronCacheTest, ProceedComputesWhatPredictorsBroughtAndLoadsWhatNobodyPr
   EXPECT_EQ(Counted().left_out, active.size() - 10);
   EXPECT_EQ(Counted().fetched, 0u);
   EXPECT_EQ(Counted().prefetched, 10u);
-  // Two steps later nobody has predicted it: nothing is left out.
+  // Two steps later the prediction is too old: nothing is left out.
   cache_->BeginStep(step_ += 2);
   ASSERT_TRUE(Run(0, {5}, 2).ok());
   EXPECT_EQ(Present(5), active.size());
   EXPECT_EQ(Counted().left_out, active.size() - 10);
-  // Nor is it in a prompt.
+  // Prompts use everything too.
   cache_->PrefetchNeurons(1, 5, predicted);
   cache_->SetLossless(true);
   ASSERT_TRUE(Run(1, {5}, 2).ok());
   EXPECT_EQ(cache_->neuron_counters()[1].left_out, 0u);
 }
 
-TEST_F(NeuronCacheTest, ABudgetFetchesTheLargestAndLeavesTheOthersOut) {
+TEST_F(NeuronCacheTest, BudgetFetchesTheLargestNeurons) {
   options_.miss = NeuronMiss::kBudgeted;
   options_.lead_resident = true;
   options_.slots.load_seconds = 1e-8;
@@ -382,8 +382,8 @@ TEST_F(NeuronCacheTest, ABudgetFetchesTheLargestAndLeavesTheOthersOut) {
   EXPECT_EQ(Counted().left_out, active.size() - 12);
 }
 
-// However long a layer computes, its transfers have the whole limit from then on.
-TEST_F(NeuronCacheTest, ComputingIsNotCountedAgainstTheStallLimit) {
+// Computing time does not count: transfers have the whole timeout from its end on.
+TEST_F(NeuronCacheTest, ComputingDoesNotCountForTheStallLimit) {
   options_.slots.stall_limit = absl::Milliseconds(40);
   Start(8, {.max_delay_polls = 60});
   ASSERT_TRUE(cache_->BeginLayer(0, {{0, 1}, {5, 1}}).ok());
@@ -398,8 +398,8 @@ TEST_F(NeuronCacheTest, ComputingIsNotCountedAgainstTheStallLimit) {
   EXPECT_GT(rounds, 2);
 }
 
-// What a predictor that waits for leads is told while a layer waits for something else.
-TEST_F(NeuronCacheTest, ALeadThatComesWhileALayerWaitsIsTold) {
+// A predictor that waits for leads is notified while a layer waits for something else.
+TEST_F(NeuronCacheTest, LeadArrivingDuringAWaitIsReported) {
   class Told final : public LeadListener {
    public:
     explicit Told(NeuronResidency* cache) : cache_(cache) {}
@@ -426,8 +426,8 @@ TEST_F(NeuronCacheTest, ALeadThatComesWhileALayerWaitsIsTold) {
   cache_->SetLeadListener(nullptr);
 }
 
-// Whatever predictors ask for, and however slowly it comes, a layer computes what the resident one does.
-TEST_F(NeuronCacheTest, PredictionsDecideNothingAboutTheResult) {
+// Requests of predictors and slow transfers do not change a layer's result.
+TEST_F(NeuronCacheTest, PredictionsDoNotChangeTheResult) {
   std::vector<Outputs> wanted;
   Start(12);
   for (uint32_t step = 0; step < 30; ++step) {

@@ -1,4 +1,4 @@
-// Neurons of a mask as a list, for tests of what is fetched and where it lies.
+// Neurons of a mask as a list, for tests of fetched neurons and their positions.
 //
 // Thread safety: a pure function.
 #pragma once

@@ -1,5 +1,5 @@
-// How a budget becomes slots that hold experts neuron by neuron, and whether leads stay beside them. What a
-// layer does with them: neuron_cache_test.cc.
+// Budgets for slots that hold experts neuron by neuron, with or without resident leads. Use by a layer:
+// neuron_cache_test.cc.
 #include <memory>
 #include <string>
 #include <vector>
@@ -28,9 +28,9 @@ class NeuronPlanTest : public testing::Test {
   TinyModelSpec model_;
 };
 
-// Eight slots for two layers of six: the first layer whole leaves none for the second, where both a token's
-// experts and the two predicted for it must find room; where nothing is predicted the room is the cache's.
-TEST_F(NeuronPlanTest, WhereALayerKeepsTooLittleTwiceATokensExpertsPassIfSomeArePredicted) {
+// Eight slots for two layers of six: the first layer leaves none for the second, which needs room for both a
+// token's experts and the two predicted for it; without predictions the room is the cache's.
+TEST_F(NeuronPlanTest, PredictedExpertsDoubleThePassingSlots) {
   const std::unique_ptr<Pack> pack = *Pack::Open(dir_.File("pack"));
   const uint64_t leads = LeadBytes(*pack, Part::kUp);
   const uint64_t slot = NeuronLayoutOf(*pack, 0, 0, Part::kUp, true).slot_bytes;
@@ -56,7 +56,7 @@ TEST_F(NeuronPlanTest, WhereALayerKeepsTooLittleTwiceATokensExpertsPassIfSomeAre
   EXPECT_FALSE(few.room_ahead) << "one slot passes, and a token's two experts are being computed";
 }
 
-TEST_F(NeuronPlanTest, LeadsStayByThemselvesWhereTheyLeaveASlotForEachExpertOfAToken) {
+TEST_F(NeuronPlanTest, LeadsStayIfATokensExpertsStillFit) {
   const std::unique_ptr<Pack> pack = *Pack::Open(dir_.File("pack"));
   const uint64_t leads = LeadBytes(*pack, Part::kGate);
   const uint64_t slot = NeuronLayoutOf(*pack, 0, 0, Part::kGate, true).slot_bytes;
@@ -77,8 +77,8 @@ TEST_F(NeuronPlanTest, LeadsStayByThemselvesWhereTheyLeaveASlotForEachExpertOfAT
   }
 }
 
-// Two slots of a size would do for the cache, but not for five experts at once.
-TEST_F(NeuronPlanTest, LeadsDoNotStayWhereATokensExpertsFindTooFewSlots) {
+// Two slots of a size would be enough for the cache, but not for five experts at once.
+TEST_F(NeuronPlanTest, LeadsDoNotStayIfTooFewSlotsRemain) {
   TinyModelSpec model = model_;
   model.top_k = 5;
   ASSERT_TRUE(PackTiny(model, dir_.File("model5"), dir_.File("pack5")).ok());
@@ -90,7 +90,7 @@ TEST_F(NeuronPlanTest, LeadsDoNotStayWhereATokensExpertsFindTooFewSlots) {
   EXPECT_FALSE(LeadsStay(policies, *pack, five - 1));
 }
 
-TEST_F(NeuronPlanTest, ABudgetThatDoesNotHoldTheLeadsIsRefusedWithTheNumbers) {
+TEST_F(NeuronPlanTest, BudgetTooSmallForTheLeadsIsRefused) {
   const std::unique_ptr<Pack> pack = *Pack::Open(dir_.File("pack"));
   const uint64_t leads = LeadBytes(*pack, Part::kUp);
   const uint64_t slot = NeuronLayoutOf(*pack, 0, 0, Part::kUp, true).slot_bytes;
@@ -103,9 +103,9 @@ TEST_F(NeuronPlanTest, ABudgetThatDoesNotHoldTheLeadsIsRefusedWithTheNumbers) {
   EXPECT_TRUE(CheckNeuronBudget(*pack, least - 1, Part::kUp, false).ok());
 }
 
-// Slab, leads and tables of positions together: never more than the budget, and no slot is left out that
-// would fit.
-TEST_F(NeuronPlanTest, SlotsLeadsAndPositionsAllLieInTheBudget) {
+// Slab, leads and position tables together: never more than the budget, and no slot that would fit is
+// omitted.
+TEST_F(NeuronPlanTest, SlotsLeadsAndPositionsFitTheBudget) {
   const std::unique_ptr<Pack> pack = *Pack::Open(dir_.File("pack"));
   for (const bool resident : {false, true}) {
     const uint64_t slot = NeuronLayoutOf(*pack, 0, 0, Part::kUp, resident).slot_bytes;

@@ -1,4 +1,4 @@
-// Where the neurons of a slot lie, which of those that are missing travel, and how long a wait may be.
+// Positions of a slot's neurons, the missing neurons that travel, and the budget of link time.
 #include "inferd/residency/neuron/neuron_table.h"
 
 #include <cstdint>
@@ -25,12 +25,12 @@ class NeuronTableTest : public testing::Test {
   NeuronTable table_;
 };
 
-TEST_F(NeuronTableTest, NeuronsLieInTheOrderInWhichTheyWereAskedFor) {
+TEST_F(NeuronTableTest, NeuronsLieInRequestOrder) {
   EXPECT_EQ(Position(0, 3), NeuronTable::kAbsent);
   EXPECT_EQ(table_.Reserve(0, Neurons{3, 70, 99}), 0u);
   EXPECT_EQ(table_.Reserve(0, Neurons{0, 71}), 3u);
   EXPECT_EQ(Position(0, 70), NeuronTable::kAbsent) << "it has not come";
-  table_.Land(0, 3, 2);  // the later one overtakes
+  table_.Land(0, 3, 2);  // completes out of order
   EXPECT_EQ(Position(0, 71), 4);
   EXPECT_EQ(Position(0, 70), NeuronTable::kAbsent);
   table_.Land(0, 0, 3);
@@ -44,12 +44,12 @@ TEST_F(NeuronTableTest, NeuronsLieInTheOrderInWhichTheyWereAskedFor) {
   EXPECT_EQ(Position(1, 3), NeuronTable::kAbsent) << "another slot's";
 }
 
-TEST_F(NeuronTableTest, WhatDidNotComeMayBeAskedForAgain) {
+TEST_F(NeuronTableTest, DroppedNeuronMayBeRequestedAgain) {
   table_.Reserve(0, Neurons{1, 2, 3});
   table_.Reserve(0, Neurons{4, 5});
-  table_.Drop(0, 3, 2);  // the last: its records are used again
+  table_.Drop(0, 3, 2);  // the last records: reused
   EXPECT_EQ(table_.Reserve(0, Neurons{9}), 3u);
-  table_.Drop(0, 0, 3);  // not the last: its records are lost until the slot is empty
+  table_.Drop(0, 0, 3);  // not the last: lost until the slot is empty
   EXPECT_EQ(Listed(table_.asked(0)), (Neurons{9}));
   Neurons most(97);
   std::iota(most.begin(), most.end(), 10);
@@ -86,7 +86,7 @@ TEST_F(NeuronTableTest, ASlotThatIsGivenUpForgetsItsNeurons) {
 }
 
 // CORM's 75 %: 76 of 100 missing are too many, 75 are not.
-TEST(NeuronChoiceTest, MoreThanTheShareOfAllNeuronsTravelInOneCopy) {
+TEST(NeuronChoiceTest, AboveTheShareOneCopyIsUsed) {
   EXPECT_FALSE(CopiesAll(75, 100, 0.75));
   EXPECT_TRUE(CopiesAll(76, 100, 0.75));
   EXPECT_TRUE(CopiesAll(1, 100, 0));
@@ -96,7 +96,7 @@ TEST(NeuronChoiceTest, MoreThanTheShareOfAllNeuronsTravelInOneCopy) {
 
 // 10 us at 1 us a neuron of 100 bytes and 2 us for an expert's first: of expert 0 (sizes 9, 7, 3) and expert
 // 1 (8, 1, 0.5, 0.4, 0.3) the order is 9, 8, 7, 3, 1, 0.5, ... at 3 + 3 + 1 + 1 + 1 + 1.
-TEST(NeuronChoiceTest, TheLargestThatTheLinkTimeAllowsAreChosen) {
+TEST(NeuronChoiceTest, LargestWithinTheLinkTimeAreChosen) {
   std::vector<NeuronWant> wants = {{0.3f, 1, 50, 100}, {7, 0, 20, 100},    {1, 1, 20, 100}, {9, 0, 10, 100},
                                    {0.5f, 1, 30, 100}, {0.4f, 1, 40, 100}, {3, 0, 30, 100}, {8, 1, 10, 100}};
   std::vector<uint8_t> begun = {0, 0};

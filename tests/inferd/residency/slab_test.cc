@@ -1,5 +1,5 @@
 // Slabs through a WeightClient: the contract of weight_client.h, for a real session with a WeightdServer in
-// this process and for the fake that tests of the engine use, with both transports over each.
+// this process and for the fake of the engine's tests, with both transports over each.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/mman.h>
@@ -121,7 +121,7 @@ TEST_P(SlabTest, AWholeExpertLandsWithEveryGapBetweenRows) {
   EXPECT_GT(client_->counters().bytes_link, 0u);
 }
 
-TEST_P(SlabTest, ListedNeuronsLandInTheirOrderAndNothingElseIsWritten) {
+TEST_P(SlabTest, ListedNeuronsLandInOrderAndNothingElse) {
   TestSlab slab(kSlabBytes);
   const uint32_t number = Offer(slab);
   std::vector<uint32_t> neurons;
@@ -171,7 +171,7 @@ TEST_P(SlabTest, CancelledRequestsStillComplete) {
   ASSERT_TRUE(client_->Submit(Request(2, b, 0, 1, kAllParts, FetchClass::kPrefetch)).ok());
   client_->Cancel(2);
   client_->Cancel(77);
-  // Which of the two it is depends on what a loaded machine let happen first.
+  // Both orders are possible on a loaded machine.
   const auto either = testing::AnyOf(absl::StatusCode::kCancelled, absl::StatusCode::kOk);
   EXPECT_THAT(Done(2).code, either);
   client_->Cancel(1);
@@ -198,7 +198,7 @@ TEST_P(SlabTest, StalePrefetchesIntoSlabsAreCancelledByStep) {
   }
 }
 
-TEST_P(SlabTest, ADemandForAPrefetchsRowsJoinsIt) {
+TEST_P(SlabTest, DemandIsCoalescedWithItsPrefetch) {
   TestSlab slab(kSlabBytes);
   const uint32_t number = Offer(slab, /*gbps=*/0.01);
   const TransferTarget target = TestSlab::Target(pack_.pack(), number, 3, 3, kAllParts, 0);
@@ -239,7 +239,7 @@ TEST_P(SlabTest, ADenseExtentLandsWhole) {
   EXPECT_EQ(client_->counters().held_leases, 0u);
 }
 
-TEST_P(SlabTest, AFileThatCouldShrinkOrIsOfAnotherSizeIsRefused) {
+TEST_P(SlabTest, ShrinkableOrWrongSizeFileIsRefused) {
   TestSlab slab(kSlabBytes);
   SlabOffer offer = slab.Offer();
   offer.bytes = kSlabBytes + 4096;

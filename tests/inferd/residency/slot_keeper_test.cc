@@ -11,7 +11,7 @@ namespace {
 
 using For = SlotTable::For;
 
-// One layer of four experts of one size, three slots, of which it may keep `quota`.
+// One layer of four experts of one size, three slots, with a quota of `quota`.
 SlabPlan Plan(uint32_t quota) {
   SlabPlan plan;
   plan.slots = 3;
@@ -29,7 +29,7 @@ class SlotKeeperTest : public testing::Test {
     ASSERT_NE(slot, SlotTable::kNoSlot);
     table_.SetReady(slot);
   }
-  // A layer that has these experts computed.
+  // Runs a layer that computes these experts.
   void Run(const std::vector<uint32_t>& chosen, bool streams = false) {
     keeper_.BeginLayer(0, chosen, streams);
     for (const uint32_t expert : chosen) {
@@ -44,7 +44,7 @@ class SlotKeeperTest : public testing::Test {
   SlotKeeper keeper_{{}, {4}, &table_};
 };
 
-TEST_F(SlotKeeperTest, TheOneUsedLongestAgoMakesRoom) {
+TEST_F(SlotKeeperTest, LeastRecentlyUsedIsEvicted) {
   Run({0, 1});
   Run({0});
   Run({2});
@@ -58,17 +58,17 @@ TEST_F(SlotKeeperTest, ALayerKeepsNoMoreThanItsQuota) {
   EXPECT_EQ(table_.ready(0), 2u);
 }
 
-TEST_F(SlotKeeperTest, AStreamTellsThePolicyNothing) {
+TEST_F(SlotKeeperTest, StreamDoesNotUpdateThePolicy) {
   Run({0, 1});
   Run({0, 1}, /*streams=*/true);
   Run({1, 0});
-  Run({0, 1}, /*streams=*/true);  // if it counted, 1 would be the one used last
+  Run({0, 1}, /*streams=*/true);  // if it counted, 1 would be the most recently used
   Run({2});
   EXPECT_TRUE(table_.IsReady(0, 0));
   EXPECT_FALSE(table_.IsReady(0, 1));
 }
 
-TEST_F(SlotKeeperTest, NobodyIsNamedWhereNobodyMayGo) {
+TEST_F(SlotKeeperTest, NoVictimIfNoneIsEvictable) {
   Run({0, 1});
   EXPECT_NE(table_.TakeSlot(0, 2, For::kPrefetch, NoVictim), SlotTable::kNoSlot) << "a free slot";
   EXPECT_EQ(table_.TakeSlot(0, 3, For::kPrefetch, NoVictim), SlotTable::kNoSlot);

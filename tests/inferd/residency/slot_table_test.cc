@@ -1,4 +1,4 @@
-// Slots of a slab: how a budget becomes slots, and who gives up which.
+// Slots of a slab: division of a budget into slots, and choice of victims.
 #include "inferd/residency/slots/slot_table.h"
 
 #include <algorithm>
@@ -54,9 +54,9 @@ TEST(SlotTableTest, ALayerAtItsQuotaGivesUpItsOwn) {
   EXPECT_EQ(table.evictions(), 1u);
 }
 
-// Experts 0 and 1 of each layer are of one size, 2 and 3 of another. What passed in the first size does not
-// hold up what streams in the second, for which only the layer's own is left.
-TEST(SlotTableTest, WhatPassesInOneSizeIsNotWaitedForInAnother) {
+// Experts 0 and 1 of each layer are of one size, 2 and 3 of another. Passing experts of the first size do not
+// delay the stream of the second, which has only the layer's own slot left.
+TEST(SlotTableTest, PassingExpertsOfOtherSizesAreIgnored) {
   SlabPlan plan = Plan(2, 2, {0, 0});
   plan.classes.push_back({.bytes = 64, .offset = 256, .first = 2, .slots = 2, .experts = 4, .quota = {1, 1}});
   plan.slots = 4;
@@ -71,7 +71,7 @@ TEST(SlotTableTest, WhatPassesInOneSizeIsNotWaitedForInAnother) {
   EXPECT_TRUE(table.IsReady(1, 2));
 }
 
-TEST(SlotTableTest, APrefetchTakesWhatBelongsToNobodyFirst) {
+TEST(SlotTableTest, PrefetchPrefersUnownedSlots) {
   SlotTable table(Plan(5, 1, {2, 2}));
   for (uint32_t expert : {0u, 1u}) {
     Put(&table, 0, expert);
@@ -79,7 +79,7 @@ TEST(SlotTableTest, APrefetchTakesWhatBelongsToNobodyFirst) {
   }
   Put(&table, 1, 2, For::kPrefetch);
   EXPECT_EQ(table.held(1, 0), 3u);
-  // With no slot left it costs the layer one of its own, but never what was prefetched and not yet used.
+  // Without free slots a prefetch evicts one of the layer's own, but never an unused prefetch.
   Put(&table, 1, 3, For::kPrefetch);
   EXPECT_EQ(table.Find(1, 0), kNoSlot);
   EXPECT_TRUE(table.IsReady(1, 2));
@@ -87,7 +87,7 @@ TEST(SlotTableTest, APrefetchTakesWhatBelongsToNobodyFirst) {
   EXPECT_EQ(table.held(1, 0), 2u);
 }
 
-TEST(SlotTableTest, WhatTheLayerHasYetToComputeStays) {
+TEST(SlotTableTest, PinnedExpertsStay) {
   SlotTable table(Plan(2, 0, {1, 1}));
   Put(&table, 0, 0);
   table.slot(table.Find(0, 0)).pinned = true;
@@ -99,7 +99,7 @@ TEST(SlotTableTest, WhatTheLayerHasYetToComputeStays) {
   EXPECT_NE(table.TakeSlot(0, 2, For::kDemand, First), kNoSlot);
 }
 
-TEST(SlotTableTest, AStreamPassesThroughWithoutPushingOutWhatIsKept) {
+TEST(SlotTableTest, StreamDoesNotEvictKeptExperts) {
   SlotTable table(Plan(6, 2, {2, 2}));
   for (uint32_t expert : {0u, 1u}) {
     Put(&table, 0, expert);
@@ -117,9 +117,9 @@ TEST(SlotTableTest, AStreamPassesThroughWithoutPushingOutWhatIsKept) {
   EXPECT_EQ(table.held(0, 0), 2u);
 }
 
-// Both experts that streamed through layer 0 are predicted for its next turn. What streams then cannot wait
-// for them to leave: it takes what was computed, and the predicted ones stay.
-TEST(SlotTableTest, AStreamDoesNotWaitForWhatStaysBecauseItWasPredicted) {
+// Both experts that streamed through layer 0 are predicted for its next turn. A later stream cannot wait for
+// them to leave: it evicts computed experts, and the predicted ones stay.
+TEST(SlotTableTest, StreamDoesNotWaitForPredictedExperts) {
   SlotTable table(Plan(4, 2, {1, 1}));
   Put(&table, 0, 0);
   Put(&table, 1, 0);
@@ -135,7 +135,7 @@ TEST(SlotTableTest, AStreamDoesNotWaitForWhatStaysBecauseItWasPredicted) {
   EXPECT_TRUE(table.IsReady(0, 2));
 }
 
-TEST(SlotTableTest, LostSlotsAreNobodysUntilTheyAreFreed) {
+TEST(SlotTableTest, LostSlotsStayUnusedUntilFreed) {
   SlotTable table(Plan(2, 0, {1, 1}));
   const uint32_t lost = table.TakeSlot(0, 0, For::kDemand, First);
   Put(&table, 1, 0);
@@ -149,7 +149,7 @@ TEST(SlotTableTest, LostSlotsAreNobodysUntilTheyAreFreed) {
   EXPECT_EQ(table.TakeSlot(0, 2, For::kDemand, First), lost);
 }
 
-// Whatever happens, the books agree: nothing is in two slots, counts are those of the slots.
+// Invariants: no expert is in two slots, and the counts match the slots.
 TEST(SlotTableTest, CountsAgreeWithTheSlotsThroughRandomUse) {
   std::mt19937 random(3);
   SlotTable table(Plan(5, 1, {3, 1}));
@@ -217,8 +217,8 @@ TEST_F(SlabPlanTest, ABudgetOfHalfTheExpertsHoldsHalfOfThem) {
   EXPECT_EQ(plan->classes[0].quota, (std::vector<uint32_t>{4, 3, 3}));
 }
 
-// Of 24 experts 12 have slots; no more than half of these pass.
-TEST_F(SlabPlanTest, AsManySlotsPassAsAreAskedFor) {
+// With 24 experts and 12 slots at most half of the slots are passing ones.
+TEST_F(SlabPlanTest, PassingSlotsFollowTheRequest) {
   const uint64_t half = pack_->total_expert_bytes() / 2;
   absl::StatusOr<SlabPlan> plan = PlanSlab(*pack_, half, AllocateUniform, {}, 4);
   ASSERT_TRUE(plan.ok()) << plan.status();
@@ -230,7 +230,7 @@ TEST_F(SlabPlanTest, AsManySlotsPassAsAreAskedFor) {
 }
 
 // The even experts twice as large: 16 of 24 in two sizes, of each of which one passes.
-TEST_F(SlabPlanTest, SizesShareTheSlotsThatPass) {
+TEST_F(SlabPlanTest, SizeClassesShareThePassingSlots) {
   const auto bytes = [](uint32_t, uint32_t expert) { return uint64_t{expert % 2 == 0 ? 128u : 64u}; };
   const absl::StatusOr<SlabPlan> plan = PlanSlab(*pack_, 8 * 128 + 8 * 64, AllocateUniform, bytes);
   ASSERT_TRUE(plan.ok()) << plan.status();
@@ -242,7 +242,7 @@ TEST_F(SlabPlanTest, SizesShareTheSlotsThatPass) {
   }
 }
 
-TEST_F(SlabPlanTest, WithoutABudgetEveryExpertHasASlotOfItsLayer) {
+TEST_F(SlabPlanTest, WithoutBudgetEveryExpertHasASlot) {
   const absl::StatusOr<SlabPlan> plan = PlanSlab(*pack_, 0, AllocateUniform);
   ASSERT_TRUE(plan.ok()) << plan.status();
   EXPECT_EQ(plan->slots, 24u);
@@ -250,7 +250,7 @@ TEST_F(SlabPlanTest, WithoutABudgetEveryExpertHasASlotOfItsLayer) {
   EXPECT_EQ(plan->classes[0].quota, (std::vector<uint32_t>{8, 8, 8}));
 }
 
-TEST_F(SlabPlanTest, ABudgetBelowTwoExpertsIsRefusedWithBothNumbers) {
+TEST_F(SlabPlanTest, BudgetBelowTwoExpertsIsRefusedWithNumbers) {
   const uint64_t least = SmallestDeviceBudget(*pack_);
   EXPECT_EQ(least, 2 * pack_->largest_expert_bytes());
   const absl::StatusOr<SlabPlan> plan = PlanSlab(*pack_, least - 1, AllocateUniform);

@@ -1,5 +1,5 @@
-// The rows of a step over a prompt, against a modelled disk and device: steps settle where reading and
-// computing take the same time.
+// The rows of a prefill step with a modelled disk and device: steps settle where reading and computing take
+// the same time.
 #include "inferd/schedule/chunk_pace.h"
 
 #include <gtest/gtest.h>
@@ -12,7 +12,7 @@
 namespace sluice {
 namespace {
 
-// A step that computes `per_row` a row and reads `bytes` at `rate`, all of it beside computing.
+// A step that computes each row in `per_row` and reads `bytes` at `rate`, overlapped with computing.
 struct Machine {
   double per_row = 0;
   double rate = 1;
@@ -25,7 +25,7 @@ struct Machine {
   }
 };
 
-TEST(ChunkPaceTest, GrowsToWhereReadingAndComputingTakeTheSameTime) {
+TEST(ChunkPaceTest, GrowsUntilReadingAndComputingAreEqual) {
   ChunkPace pace(512, 4096);
   const Machine machine{0.001, 1e9, 1'500'000'000};
   EXPECT_EQ(pace.rows(), 512u);
@@ -37,7 +37,7 @@ TEST(ChunkPaceTest, GrowsToWhereReadingAndComputingTakeTheSameTime) {
   }
 }
 
-TEST(ChunkPaceTest, NeverExceedsTheMostNorDoublesTwiceInAStep) {
+TEST(ChunkPaceTest, NeverExceedsTheMaximumNorDoublesTwice) {
   ChunkPace pace(512, 2000);
   const Machine machine{0.001, 1e9, 100'000'000'000};
   machine.Step(&pace);
@@ -46,7 +46,7 @@ TEST(ChunkPaceTest, NeverExceedsTheMostNorDoublesTwiceInAStep) {
   EXPECT_EQ(pace.rows(), 2000u);
 }
 
-TEST(ChunkPaceTest, WithEverythingInMemoryItIsAsItWas) {
+TEST(ChunkPaceTest, StaysAtTheMinimumIfNothingIsRead) {
   ChunkPace pace(512, 2048);
   Machine{0.001, 1e9, 5'000'000'000}.Step(&pace);
   EXPECT_EQ(pace.rows(), 1024u);
@@ -54,14 +54,14 @@ TEST(ChunkPaceTest, WithEverythingInMemoryItIsAsItWas) {
   EXPECT_EQ(pace.rows(), 512u);
 }
 
-TEST(ChunkPaceTest, WhatComputesLongerThanItReadsStaysSmall) {
+TEST(ChunkPaceTest, StaysSmallIfComputeBound) {
   ChunkPace pace(512, 2048);
   const Machine machine{0.01, 1e9, 1'000'000'000};
   for (int step = 0; step < 10; ++step) machine.Step(&pace);
   EXPECT_EQ(pace.rows(), 512u);
 }
 
-TEST(ChunkPaceTest, ShortStepsAndOddTimesChangeNothing) {
+TEST(ChunkPaceTest, ShortStepsAndOutliersAreIgnored) {
   ChunkPace pace(512, 2048);
   pace.Note(100, 10, 9, 1'000'000'000);
   pace.Note(512, 0, 0, 0);

@@ -8,7 +8,7 @@
 namespace sluice {
 namespace {
 
-TEST(RequestRegistryTest, IdsAreUniqueWhileTheyLive) {
+TEST(RequestRegistryTest, LiveIdsAreUnique) {
   RequestRegistry registry({});
   const absl::StatusOr<SequenceId> first = registry.Enter("a", 1, 1);
   ASSERT_TRUE(first.ok());
@@ -21,7 +21,7 @@ TEST(RequestRegistryTest, IdsAreUniqueWhileTheyLive) {
   EXPECT_NE(*first, *second);
 }
 
-TEST(RequestRegistryTest, EachLimitBoundsWhatWaits) {
+TEST(RequestRegistryTest, EachLimitBoundsTheQueue) {
   RequestRegistry by_count({2, 1000, 1000});
   ASSERT_TRUE(by_count.Enter("a", 1, 1).ok());
   ASSERT_TRUE(by_count.Enter("b", 1, 1).ok());
@@ -35,7 +35,7 @@ TEST(RequestRegistryTest, EachLimitBoundsWhatWaits) {
   EXPECT_TRUE(absl::IsResourceExhausted(by_bytes.Enter("b", 1, 5).status()));
 }
 
-TEST(RequestRegistryTest, NewLimitsAreForRequestsFromNowOn) {
+TEST(RequestRegistryTest, NewLimitsApplyToNewRequestsOnly) {
   RequestRegistry registry({2, 1000, 1000});
   ASSERT_TRUE(registry.Enter("a", 1, 1).ok());
   ASSERT_TRUE(registry.Enter("b", 1, 1).ok());
@@ -47,7 +47,7 @@ TEST(RequestRegistryTest, NewLimitsAreForRequestsFromNowOn) {
   EXPECT_TRUE(registry.Enter("c", 1, 1).ok());
 }
 
-TEST(RequestRegistryTest, ARequestThatWaitsAloneIsAlwaysTaken) {
+TEST(RequestRegistryTest, SingleWaitingRequestIsAlwaysAccepted) {
   RequestRegistry registry({4, 10, 10});
   EXPECT_TRUE(registry.Enter("a", 500, 500).ok());
   EXPECT_TRUE(absl::IsResourceExhausted(registry.Enter("b", 1, 1).status()));
@@ -69,7 +69,7 @@ TEST(RequestRegistryTest, LeavingTheQueueMakesRoomOnce) {
   EXPECT_EQ(registry.live(), 0u);
 }
 
-TEST(RequestRegistryTest, AFloodOfOneClientLeavesPlacesToOthers) {
+TEST(RequestRegistryTest, FloodingClientLeavesPlacesToOthers) {
   RequestRegistry registry({16, 1000, 1000});
   int taken = 0;
   while (registry.Enter(absl::StrCat("f", taken), 1, 1, "flood").ok()) {
@@ -84,7 +84,7 @@ TEST(RequestRegistryTest, AFloodOfOneClientLeavesPlacesToOthers) {
   EXPECT_TRUE(registry.Enter("c", 1, 1, "third").ok());
 }
 
-TEST(RequestRegistryTest, ARefusedClientIsToldWhenAPlaceIsLikely) {
+TEST(RequestRegistryTest, RefusedClientGetsARetryDelay) {
   FakeClock clock;
   RequestRegistry registry({3, 100, 100}, &clock);
   const auto refused_for = [&registry] {

@@ -106,7 +106,7 @@ struct Setting {
 
 class SamplerDistributionTest : public testing::TestWithParam<Setting> {};
 
-TEST_P(SamplerDistributionTest, DrawsFromExactlyTheKeptTokensWithTheirProbabilities) {
+TEST_P(SamplerDistributionTest, DrawsKeptTokensWithTheirProbabilities) {
   SamplingParams params;
   params.temperature = GetParam().temperature;
   params.top_k = GetParam().top_k;
@@ -260,8 +260,8 @@ TEST(TokenCountsTest, CountsEveryTokenOnce) {
   }
 }
 
-// A mask is as if the other tokens were not in the vocabulary.
-TEST(SamplerTest, UnderAMaskDrawsAsFromTheAllowedTokensAlone) {
+// A mask acts as if the other tokens were not in the vocabulary.
+TEST(SamplerTest, MaskedDrawUsesAllowedTokensOnly) {
   constexpr uint32_t kVocab = 100;
   const std::vector<float> logits = RandomLogits(kVocab, 11);
   std::mt19937 random(5);

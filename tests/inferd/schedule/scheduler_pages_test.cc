@@ -1,4 +1,4 @@
-// The scheduler where pages or places are scarce: who waits, who gives back, what is shared.
+// The scheduler with scarce pages or slots: waiting, preemption, sharing.
 #include <vector>
 
 #include "gtest/gtest.h"
@@ -17,7 +17,7 @@ TEST_F(SchedulerTest, WithoutPagesAPromptWaits) {
   EXPECT_EQ(Rows(Step()), (RowMap{{2, 100}}));
 }
 
-TEST_F(SchedulerTest, TheYoungestGivesItsPagesBackAndIsRecomputedFromItsFirstToken) {
+TEST_F(SchedulerTest, YoungestIsPreemptedAndRecomputed) {
   Make(2, 256, 4);  // 128 positions
   Add(1, 60);
   Add(2, 60);
@@ -82,7 +82,7 @@ TEST_F(SchedulerTest, RemovingAllLeavesNoPages) {
   EXPECT_EQ(scheduler_->waiting(), 0u);
 }
 
-TEST_F(SchedulerTest, HigherPriorityTakesTheSlotOfTheLowestAndYoungest) {
+TEST_F(SchedulerTest, HigherPriorityPreemptsLowestAndYoungest) {
   Make(2, 64, 64);
   Add(1, 3, "a", 1);
   Add(2, 3, "a", 0);
@@ -104,7 +104,7 @@ TEST_F(SchedulerTest, EqualPriorityWaits) {
   EXPECT_TRUE(Step().preempted.empty());
 }
 
-TEST_F(SchedulerTest, NobodyIsPreemptedWhereThatIsNotEnough) {
+TEST_F(SchedulerTest, NoPreemptionIfThatIsNotEnough) {
   Make(3, 256, 8);  // 256 positions
   Add(1, 150, "a", 5);
   Add(2, 30, "a", 0);
@@ -126,7 +126,7 @@ TEST_F(SchedulerTest, HigherPriorityTakesThePagesItNeeds) {
   EXPECT_EQ(Rows(plan), (RowMap{{1, 1}, {3, 100}}));
 }
 
-// Gives every sequence the same computed beginning, which the first of them computed.
+// Gives every sequence the same cached prefix, computed by the first one.
 class SamePrefix final : public PrefixSource {
  public:
   SamePrefix(KvPages* pages, uint32_t positions) : pages_(pages), positions_(positions) {}
@@ -154,7 +154,7 @@ class SamePrefix final : public PrefixSource {
   std::vector<uint32_t> shared_;
 };
 
-TEST_F(SchedulerTest, OnlyWhatIsNotComputedIsPlanned) {
+TEST_F(SchedulerTest, OnlyUncachedRowsArePlanned) {
   Make(2, 256, 64);
   SamePrefix prefixes(pages_.get(), 64);
   scheduler_ = std::make_unique<Scheduler>(SchedulerOptions{2, 256}, pages_.get(), &prefixes);
@@ -173,7 +173,7 @@ TEST_F(SchedulerTest, OnlyWhatIsNotComputedIsPlanned) {
   EXPECT_EQ(pages_->used(), 2u + 2u + 1u);
 }
 
-TEST_F(SchedulerTest, SharedPagesCountOnceForWhoStarts) {
+TEST_F(SchedulerTest, SharedPagesCountOnceAtTheStart) {
   Make(4, 256, 8);
   SamePrefix prefixes(pages_.get(), 128);
   scheduler_ = std::make_unique<Scheduler>(SchedulerOptions{4, 256}, pages_.get(), &prefixes);

@@ -14,7 +14,7 @@ TEST_F(SchedulerTest, NothingToDoIsAnEmptyPlan) {
   EXPECT_EQ(scheduler_->Plan().rows, 0u);
 }
 
-TEST_F(SchedulerTest, APromptIsCutIntoChunksThenDecodesOneRowAStep) {
+TEST_F(SchedulerTest, PromptIsChunkedThenDecodesOneRowPerStep) {
   Make(4, 16, 64);
   Add(1, 40);
   EXPECT_EQ(Rows(Step()), (RowMap{{1, 16}}));
@@ -28,7 +28,7 @@ TEST_F(SchedulerTest, APromptIsCutIntoChunksThenDecodesOneRowAStep) {
   EXPECT_EQ(decode.prefill_rows, 0u);
 }
 
-TEST_F(SchedulerTest, DecodeRowsComeInEveryStepBesideABoundedChunk) {
+TEST_F(SchedulerTest, EveryStepDecodesBesideABoundedChunk) {
   Make(4, 16, 64);
   Add(1, 4);
   Add(2, 5);
@@ -84,7 +84,7 @@ TEST_F(SchedulerTest, LargerPriorityRunsEarlier) {
   EXPECT_EQ(Step().sequences[0].id, 3u);
 }
 
-TEST_F(SchedulerTest, AFloodOfOneClientDoesNotHoldUpAnother) {
+TEST_F(SchedulerTest, FloodingClientDoesNotDelayOthers) {
   Make(2, 64, 64);
   for (SequenceId id = 1; id <= 20; ++id) {
     Add(id, 3, "flood");
@@ -138,7 +138,7 @@ TEST_F(SchedulerTest, ABlockedSequenceGetsNoRows) {
   EXPECT_EQ(Rows(Step()), (RowMap{{1, 1}, {2, 1}}));
 }
 
-TEST_F(SchedulerTest, OneThatStaysBlockedMakesWayAndComesBackWhenItMayRun) {
+TEST_F(SchedulerTest, BlockedSequenceIsPreemptedAndReturns) {
   Make(1, 64, 64);
   Add(1, 3);
   Step();
@@ -181,7 +181,7 @@ TEST_F(SchedulerTest, AnUncommittedPlanIsMadeAgain) {
   EXPECT_EQ(scheduler_->Plan().sequences[0].first_position, 0u);
 }
 
-TEST_F(SchedulerTest, OverdueNamesWhatHasNotStartedInTime) {
+TEST_F(SchedulerTest, OverdueListsRequestsPastTheirStart) {
   Make(1, 64, 64);
   const absl::Time start = absl::FromUnixSeconds(1000);
   ScheduleRequest request;
@@ -200,7 +200,7 @@ TEST_F(SchedulerTest, OverdueNamesWhatHasNotStartedInTime) {
   EXPECT_EQ(scheduler_->NextDeadline(), absl::InfiniteFuture());
 }
 
-// Whatever comes, every request ends, each row is planned once and in order, and bounds hold.
+// Under random load every request ends, each row is planned once and in order, and bounds hold.
 TEST_F(SchedulerTest, RandomLoadsAlwaysFinishWithinTheBounds) {
   for (uint32_t seed = 0; seed < 60; ++seed) {
     std::mt19937 random(seed);
@@ -266,7 +266,7 @@ TEST_F(SchedulerTest, RandomLoadsAlwaysFinishWithinTheBounds) {
   }
 }
 
-TEST_F(SchedulerTest, ARestartedSequenceKeepsItsPlaceAndIsComputedFromTheStart) {
+TEST_F(SchedulerTest, RestartedSequenceKeepsItsSlot) {
   Make(2, 16, 8);
   Add(1, 20);
   Add(2, 3);

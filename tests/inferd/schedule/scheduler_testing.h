@@ -1,4 +1,4 @@
-// SchedulerTest: what the tests of the scheduler share.
+// SchedulerTest: the common fixture of the scheduler's tests.
 #pragma once
 
 #include <map>

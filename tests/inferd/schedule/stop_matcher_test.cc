@@ -32,7 +32,7 @@ TEST(StopMatcherTest, WithoutStopsTextPassesAtOnce) {
   EXPECT_EQ(out, "hello");
 }
 
-TEST(StopMatcherTest, HoldsBackWhatMayBecomeAStop) {
+TEST(StopMatcherTest, HoldsBackPossibleStops) {
   StopMatcher matcher({"END"}, false);
   std::string out;
   EXPECT_FALSE(matcher.Push("the E", &out));
@@ -46,7 +46,7 @@ TEST(StopMatcherTest, HoldsBackWhatMayBecomeAStop) {
   EXPECT_EQ(matcher.matched(), 0);
 }
 
-TEST(StopMatcherTest, FlushGivesOutWhatWasHeld) {
+TEST(StopMatcherTest, FlushReleasesHeldText) {
   StopMatcher matcher({"END"}, false);
   std::string out;
   matcher.Push("EN", &out);
@@ -55,12 +55,12 @@ TEST(StopMatcherTest, FlushGivesOutWhatWasHeld) {
   EXPECT_EQ(out, "EN");
 }
 
-TEST(StopMatcherTest, TheStopIsGivenOutIfAsked) {
+TEST(StopMatcherTest, StopIsIncludedOnRequest) {
   StopMatcher matcher({"\n\n"}, true);
   EXPECT_EQ(RunPieces(matcher, {"a\n", "b\n", "\nc"}).text, "a\nb\n\n");
 }
 
-TEST(StopMatcherTest, TheStopCompleteFirstWinsAndTheLongestOfThese) {
+TEST(StopMatcherTest, EarliestThenLongestStopWins) {
   StopMatcher shorter({"abcd", "bc"}, false);
   const Outcome first = RunPieces(shorter, {"xabcd"});
   EXPECT_EQ(first.matched, 1);
@@ -95,7 +95,7 @@ Outcome Definition(const std::string& text, const std::vector<std::string>& stop
   return {text, -1};
 }
 
-TEST(StopMatcherTest, EqualsTheDefinitionHoweverTheTextIsCut) {
+TEST(StopMatcherTest, MatchesTheDefinitionForAnySplit) {
   std::mt19937 random(11);
   int matches = 0;
   for (int round = 0; round < 5000; ++round) {
@@ -128,7 +128,7 @@ TEST(StopMatcherTest, EqualsTheDefinitionHoweverTheTextIsCut) {
   EXPECT_LT(matches, 4900);
 }
 
-TEST(StopMatcherTest, NoPartOfTheStopEverLeavesBeforeTheEnd) {
+TEST(StopMatcherTest, NoPartOfAStopIsSent) {
   const std::string stop = "stopword";
   const std::string text = "a stopwor stopw stopword";
   StopMatcher matcher({stop}, false);

@@ -86,7 +86,7 @@ TEST_F(AdminServiceTest, StatsTellEveryCounterOfEveryLayer) {
   ASSERT_EQ(2, response.layers_size());
   const v1::LayerStats& layer = response.layers(1);
   EXPECT_EQ(1u, layer.layer());
-  uint64_t expected = 101;  // the fake numbers its counters
+  uint64_t expected = 101;  // the fake engine numbers its counters
   const auto expect_all = [&expected](const google::protobuf::Message& part) {
     for (int j = 0; j < part.GetDescriptor()->field_count(); ++j) {
       const google::protobuf::FieldDescriptor* field = part.GetDescriptor()->field(j);
@@ -196,7 +196,7 @@ TEST_F(AdminServiceTest, LogLevelIsSetAndThePreviousOneReturned) {
   EXPECT_EQ(spdlog::level::debug, log_.level());
 }
 
-TEST_F(AdminServiceTest, CalibrateHandsOverWhatIsAskedAndReportsProgressAndEnd) {
+TEST_F(AdminServiceTest, CalibrateReportsProgressAndEnd) {
   StartServer();
   v1::CalibrateRequest request;
   for (const uint32_t id : {5, 6, 7}) {

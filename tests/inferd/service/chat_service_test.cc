@@ -1,5 +1,5 @@
-// Chat, ChatStream and Tokenize of a conversation over a real socket, against an engine that does what the
-// test says.
+// Chat, ChatStream and Tokenize of a conversation over a real socket, against an engine controlled by the
+// test.
 #include <algorithm>
 #include <string>
 
@@ -176,7 +176,7 @@ TEST_F(ChatServiceTest, OptionsReachTheTemplate) {
   EXPECT_EQ("<|im_start|>user\nHi", response.text());
 }
 
-TEST_F(ChatServiceTest, ArgumentsOfCallsAreAnObjectOrWhereThatFailsTheirText) {
+TEST_F(ChatServiceTest, CallArgumentsAreAnObjectOrElseText) {
   Serve(kTemplate);
   v1::TokenizeRequest request = Conversation("Hi");
   v1::ChatMessage* message = request.add_messages();

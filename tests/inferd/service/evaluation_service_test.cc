@@ -57,7 +57,7 @@ TEST_F(EvaluationServiceTest, RowsComeInOrderThenTheUsage) {
   EXPECT_TRUE(stream->Finish().ok());
 }
 
-TEST_F(EvaluationServiceTest, LogitsTravelAsLittleEndianFloatsInMessagesOfBoundedSize) {
+TEST_F(EvaluationServiceTest, LogitsAreLittleEndianFloatsInBoundedMessages) {
   StartServer();
   v1::ScoreRequest request = Request(64);
   request.set_want_logits(true);
@@ -87,7 +87,7 @@ TEST_F(EvaluationServiceTest, LogitsTravelAsLittleEndianFloatsInMessagesOfBounde
   EXPECT_TRUE(stream->Finish().ok());
 }
 
-TEST_F(EvaluationServiceTest, UnreadRowsHoldTheEngineBackInsteadOfCuttingTheStream) {
+TEST_F(EvaluationServiceTest, UnreadRowsThrottleTheEngine) {
   StartServer();
   v1::ScoreRequest request = Request(4);
   request.set_want_logits(true);

@@ -1,4 +1,4 @@
-// The generating calls over a real socket, against an engine that does what the test says.
+// Generating calls over a real socket, against an engine controlled by the test.
 #include <map>
 #include <string>
 #include <thread>
@@ -160,7 +160,7 @@ TEST_F(InferenceServiceTest, LogprobsAndReportOptionsShapeTheDeltas) {
   EXPECT_TRUE(stream->Finish().ok());
 }
 
-TEST_F(InferenceServiceTest, CancelledStreamLeavesTheEngineAtOnceAndNothingBehind) {
+TEST_F(InferenceServiceTest, CancelledStreamLeavesNothingBehind) {
   StartServer();
   auto context = Context();
   Stream stream = OpenStream(Spec("r1"), context.get());
@@ -227,7 +227,7 @@ TEST_F(InferenceServiceTest, ReaderThatLeavesTooMuchUnreadIsCut) {
   Stream stream = OpenStream(Spec("r1"), context.get());
   engine_.NextGenerate();
   const std::string chunk(64 << 10, 'x');
-  for (int i = 0; i < 512; ++i) {  // 32 MiB, far above what gRPC buffers on the way
+  for (int i = 0; i < 512; ++i) {  // 32 MiB, far above gRPC's buffers
     engine_.Emit("r1", {{7, -1, {}}}, chunk);
   }
   engine_.WaitForCancel("r1");
@@ -253,7 +253,7 @@ TEST_F(InferenceServiceTest, ReaderThatTakesNothingForTooLongIsCut) {
   engine_.NextGenerate();
   engine_.Emit("r1", {{7, -1, {}}}, std::string(32 << 20, 'x'));
   engine_.WaitForCancel("r1");
-  // The reader may get the reason, or a reset if it reads on only after twice the time.
+  // The reader may get the reason, or a reset if it continues to read only after twice the timeout.
   GenerateStreamResponse message;
   while (stream->Read(&message)) {
   }
@@ -331,7 +331,7 @@ TEST_F(InferenceServiceTest, RequestIdIsEchoedInTheInitialMetadata) {
   EXPECT_EQ("from-metadata", std::string(echoed->second.data(), echoed->second.size()));
 }
 
-TEST_F(InferenceServiceTest, DuplicateIdIsRefusedAndItsEndLeavesTheFirstAlone) {
+TEST_F(InferenceServiceTest, DuplicateIdIsRefusedAndFirstContinues) {
   StartServer();
   auto context = Context();
   Stream first = OpenStream(Spec("same"), context.get());
@@ -373,13 +373,13 @@ TEST_F(InferenceServiceTest, ManyRandomCancelsLeaveNothingBehind) {
   for (std::thread& client : clients) {
     client.join();
   }
-  // Every call has ended for its client; the server sees the last of it soon after.
+  // Every call has ended for its client; the server finishes slightly later.
   server_->Shutdown(absl::Seconds(20));
   engine_.Flush();
   EXPECT_EQ(0u, engine_.live());
 }
 
-TEST_F(InferenceServiceTest, ShutdownRefusesNewRequestsLetsRunningOnesEndAndReturns) {
+TEST_F(InferenceServiceTest, ShutdownRefusesNewAndFinishesRunningRequests) {
   StartServer();
   auto context = Context();
   Stream stream = OpenStream(Spec("r1"), context.get());

@@ -80,7 +80,7 @@ TEST_F(ServiceRequestTest, ModelDefaultsApplyToUnsetFieldsOnly) {
   EXPECT_EQ(0u, set.spec.sampling.seed);
 }
 
-TEST_F(ServiceRequestTest, ModelTemperatureCountsOnlyWhereTheModelSamples) {
+TEST_F(ServiceRequestTest, ModelTemperatureAppliesOnlyIfModelSamples) {
   context_.model.generation.temperature = 0.6;
   EXPECT_EQ(0.0f, Good(Spec()).spec.sampling.temperature);
   context_.model.generation.do_sample = true;

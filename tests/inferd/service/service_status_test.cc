@@ -1,4 +1,4 @@
-// The table of statuses: each situation is provoked over the socket; code, reason and retry hint are checked.
+// Table of statuses: provokes each situation over the socket; checks code, reason and retry hint.
 #include <functional>
 #include <string>
 
@@ -18,7 +18,7 @@ struct StatusCase {
   bool retry_hint;
   std::function<void(FakeEngine*)> engine;    // before the call
   std::function<void(GenerationSpec*)> edit;  // of the request
-  absl::Status failure;                       // of the engine while the call runs; OK: none
+  absl::Status failure;                       // from the engine while the call runs; OK: none
 };
 
 class ServiceStatusTest : public ServiceFixture {
@@ -114,7 +114,7 @@ TEST_F(ServiceStatusTest, EverySituationHasItsCodeAndReason) {
   }
 }
 
-TEST_F(ServiceStatusTest, RequestAboveSixteenMebibytesIsResourceExhausted) {
+TEST_F(ServiceStatusTest, RequestAboveSixteenMiBIsResourceExhausted) {
   StartServer();
   GenerationSpec spec = Spec("r1");
   spec.mutable_token_ids()->mutable_ids()->Resize((16 << 20) + 1, 1);

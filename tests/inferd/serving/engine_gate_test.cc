@@ -59,7 +59,7 @@ TEST(EngineGateTest, DrainBeforeTheEngineIsThereIsNotForgotten) {
   EXPECT_EQ("DRAINING", ReasonOf(gate.Health()));
 }
 
-TEST(EngineGateTest, QueueLimitsSetBeforeTheEngineIsThereAreNotForgotten) {
+TEST(EngineGateTest, QueueLimitsSetBeforeTheEngineAreKept) {
   FakeEngine engine;
   EngineGate gate;
   gate.SetQueueLimits({.count = 3, .tokens = 4, .bytes = 5});
@@ -71,7 +71,7 @@ TEST(EngineGateTest, QueueLimitsSetBeforeTheEngineIsThereAreNotForgotten) {
   EXPECT_EQ(engine.queue_limits().count, 6u);
 }
 
-TEST(ServerStateTest, PhaseIsStartingUntilTheFirstServingThenUnavailable) {
+TEST(ServerStateTest, PhaseIsStartingUntilFirstServing) {
   FakeEngine engine;
   ServerState state(&engine, {});
   engine.SetHealth(absl::UnavailableError("x"));

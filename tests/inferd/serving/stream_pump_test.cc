@@ -88,7 +88,7 @@ TEST(StreamPumpTest, RegistryKeepsCallsAliveAndCountsThem) {
   EXPECT_EQ(0u, pump.unsent_bytes());
 }
 
-TEST(StreamPumpTest, LivingCallIsCheckedForStallsAgainAndAgainWithoutBeingScheduled) {
+TEST(StreamPumpTest, UnscheduledCallIsStillCheckedForStalls) {
   StreamPump pump(absl::Milliseconds(1));
   auto call = std::make_shared<CountingCall>();
   pump.Add(call);

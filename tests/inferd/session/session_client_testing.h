@@ -48,7 +48,7 @@ class SessionWeightClientTest : public testing::Test {
     return options;
   }
 
-  // Leases an extent, fetching it if need be, and compares it with the disk.
+  // Leases an extent, fetching it if needed, and compares it with the disk.
   void ExpectRight(WeightClient* client, uint32_t extent, const TestPack& pack) {
     ExtentLease lease;
     if (!client->TryLease(extent, &lease)) {
@@ -64,12 +64,12 @@ class SessionWeightClientTest : public testing::Test {
     client->Release(extent, ++step_);
   }
 
-  // The smallest budget that the test's pack works with.
+  // The minimum budget of the test's pack.
   uint64_t LeastBudget() const {
     return pack_.pack().dense_bytes() + 2 * pack_.pack().largest_expert_bytes();
   }
 
-  // An engine without work still hears of segments that weightd wants back; so does the idle client here.
+  // An idle engine still processes segments that weightd wants back; so does the idle client here.
   void PollIdle() {
     if (idle_ != nullptr) {
       idle_->Poll([](const FetchCompletion&) {});

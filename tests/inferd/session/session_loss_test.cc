@@ -1,4 +1,4 @@
-// SessionWeightClient at a session's end: closed, lost, taken up again.
+// SessionWeightClient at a session's end: closed, lost, reconnected.
 #include <gtest/gtest.h>
 
 #include "tests/inferd/session/session_client_testing.h"
@@ -16,7 +16,7 @@ TEST_F(SessionWeightClientTest, ClosedClientLeavesNoSessionAndNoDescriptors) {
   visit();  // the segments' descriptors stay
   const size_t before = OpenFdCount();
   for (int i = 0; i < 20; ++i) visit();
-  // The server's ends of the last connections are closed by threads of gRPC's: they follow soon.
+  // The server's ends of the last connections are closed by gRPC's threads shortly after.
   const absl::Time deadline = Soon();
   while ((OpenFdCount() > before || !server_->store().Look(&StoreCore::Stats).sessions.empty()) &&
          absl::Now() < deadline) {
@@ -26,7 +26,7 @@ TEST_F(SessionWeightClientTest, ClosedClientLeavesNoSessionAndNoDescriptors) {
   EXPECT_TRUE(server_->store().Look(&StoreCore::Stats).sessions.empty());
 }
 
-TEST_F(SessionWeightClientTest, StoppedServerIsNoticedAndHeldLeasesStayReadable) {
+TEST_F(SessionWeightClientTest, HeldLeasesStayReadableAfterServerStops) {
   StartServer();
   const auto client = Connect();
   ExtentLease lease;
@@ -58,7 +58,7 @@ TEST_F(SessionWeightClientTest, StoppedServerIsNoticedAndHeldLeasesStayReadable)
   ExpectRight(client.get(), 4, pack_);
 }
 
-TEST_F(SessionWeightClientTest, ReconnectToTheSameWeightdLeavesNoLostSessionBehind) {
+TEST_F(SessionWeightClientTest, ReconnectLeavesNoLostSessionBehind) {
   StartServer();
   const auto client = Connect();
   ExpectRight(client.get(), 4, pack_);
@@ -75,7 +75,7 @@ TEST_F(SessionWeightClientTest, ReconnectToTheSameWeightdLeavesNoLostSessionBehi
   }
 }
 
-TEST_F(SessionWeightClientTest, ReconnectTellsTheObserverOfTheDeadAndTheNewSegments) {
+TEST_F(SessionWeightClientTest, ReconnectReportsDeadAndNewSegments) {
   StartServer();
   RecordingObserver observer;
   const auto client = Connect();

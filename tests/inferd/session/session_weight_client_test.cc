@@ -12,7 +12,7 @@
 namespace sluice {
 namespace {
 
-TEST_F(SessionWeightClientTest, WholeExpertIsFilledByOneRequestAndReadsAsOnDisk) {
+TEST_F(SessionWeightClientTest, OneRequestFillsAWholeExpertAsOnDisk) {
   StartServer();
   const auto client = Connect();
   ASSERT_TRUE(client->Submit(ExpertRequest(7, 2, 5)).ok());
@@ -82,7 +82,7 @@ TEST_F(SessionWeightClientTest, LeasesNestAndAreCounted) {
   EXPECT_FALSE(client->TryLease(pack_.pack().extent_count(), &lease));
 }
 
-TEST_F(SessionWeightClientTest, FetchWhileEverythingIsHeldEndsResourceExhausted) {
+TEST_F(SessionWeightClientTest, FetchIsRefusedWhileEverythingIsHeld) {
   StartServer(LeastBudget());
   const auto client = Connect();
   std::vector<uint32_t> held;
@@ -97,13 +97,13 @@ TEST_F(SessionWeightClientTest, FetchWhileEverythingIsHeldEndsResourceExhausted)
   ExpectRight(client.get(), static_cast<uint32_t>(held.size()), pack_);
 }
 
-TEST_F(SessionWeightClientTest, HeldBellRingsOnceForAllAndWhenItIsLetGo) {
+TEST_F(SessionWeightClientTest, BatchRingsTheDoorbellOnce) {
   StartServer();
   const auto client = Connect();
   uint64_t id = 0;
   uint64_t rung = client->bells();
   const absl::Time end = Soon();
-  do {  // until weightd slept when a request came
+  do {  // until weightd slept at a request
     {
       const OneBell outer(client.get());
       const OneBell inner(client.get());
@@ -118,7 +118,7 @@ TEST_F(SessionWeightClientTest, HeldBellRingsOnceForAllAndWhenItIsLetGo) {
   EXPECT_EQ(client->bells(), rung + 1);
 }
 
-TEST_F(SessionWeightClientTest, WaitingRingsABellThatIsHeld) {
+TEST_F(SessionWeightClientTest, WaitRingsTheDoorbellOfABatch) {
   StartServer();
   const auto client = Connect();
   const OneBell bell(client.get());
@@ -155,7 +155,7 @@ TEST_F(SessionWeightClientTest, FullRingRefusesAndRecovers) {
   EXPECT_TRUE(Await(client.get(), 99).ok());
 }
 
-TEST_F(SessionWeightClientTest, PrefetchesEndCancelledOrDoneAfterTheirLayerIsPast) {
+TEST_F(SessionWeightClientTest, PrefetchesEndAfterTheirLayerIsPast) {
   StartServer();
   const auto client = Connect();
   std::map<uint64_t, absl::StatusCode> ended;
@@ -303,7 +303,7 @@ TEST_F(SessionWeightClientTest, UnknownPackIsRefusedNamingWhatIsServed) {
   EXPECT_NE(client.status().message().find(pack_.dir()), absl::string_view::npos) << client.status();
 }
 
-TEST_F(SessionWeightClientTest, MoreThreadsThanTheBudgetHoldsAreRefusedWithNumbers) {
+TEST_F(SessionWeightClientTest, TooManyThreadsForTheBudgetAreRefused) {
   StartServer(LeastBudget());
   SessionWeightClientOptions options = Options();
   options.compute_threads = 2;

@@ -18,7 +18,7 @@ namespace {
 constexpr auto kBf16 = static_cast<size_t>(Encoding::kBf16);
 constexpr auto kQ4 = static_cast<size_t>(Encoding::kQ4);
 
-TEST(CostFileTest, FilesSetValuesAndWhatComesLaterCounts) {
+TEST(CostFileTest, FilesSetValuesAndLaterOnesWin) {
   TempDir dir;
   std::ofstream(dir.File("first")) << "# measured\nattention_ms=2\n\n  q4_all_ns=200 # of a row\ncpu_ms=7\n";
   std::ofstream(dir.File("second")) << "q4_kept_ns=300\nattention_ms=3";
@@ -37,7 +37,7 @@ TEST(CostFileTest, FilesSetValuesAndWhatComesLaterCounts) {
   EXPECT_EQ(again->rows[kQ4].kept_ns, 300);
 }
 
-TEST(CostFileTest, NonsenseIsNamedWithItsFile) {
+TEST(CostFileTest, InvalidLinesAreNamedWithTheFile) {
   TempDir dir;
   std::ofstream(dir.File("bad")) << "q5_all_ns=1";
   const absl::Status status = ParseVirtualCosts("@" + dir.File("bad")).status();
@@ -49,7 +49,7 @@ TEST(CostFileTest, NonsenseIsNamedWithItsFile) {
   }
 }
 
-TEST(CostTableTest, MediansOfAlikeCallsAreWhatTheTableSays) {
+TEST(CostTableTest, TableHoldsMediansOfUniformCalls) {
   ReferenceBackend backend({});
   const uint32_t row = 0;
   const WeightView q4 = {{Encoding::kQ4, 16, 64, 0}, {}, 0, 100, 64, {}};
@@ -59,9 +59,9 @@ TEST(CostTableTest, MediansOfAlikeCallsAreWhatTheTableSays) {
   MoeExpertsArgs args;
   args.experts = absl::MakeConstSpan(&whole, 1);
   for (const double us : {60, 30, 90}) table.AddExperts(args, us * 1e-6, &backend);
-  whole.up = q2;  // two encodings in one call tell nothing
+  whole.up = q2;  // a call with two encodings is not measured
   table.AddExperts(args, 1, &backend);
-  // A quarter of the values counts: 25 neurons of two parts.
+  // A quarter of the neurons is active: 25 neurons of two parts.
   std::vector<float> values(100);
   for (size_t i = 0; i < 25; ++i) values[4 * i] = i % 2 == 0 ? 2.0f : -2.0f;
   const BufferId leads = *backend.Allocate(400, BufferKind::kActivations);
@@ -119,27 +119,27 @@ class MeasuredCostsTest : public testing::Test {
   TestEngineOptions options_;
 };
 
-TEST_F(MeasuredCostsTest, RowsThatHaveCostsOfTheirOwnTakeThem) {
+TEST_F(MeasuredCostsTest, RowCostsOverrideByteCosts) {
   options_.engine.costs.rows[kBf16] = {1e3, 4e3};
   EXPECT_NEAR(Answer().timings.decode_seconds, 19 * 3 * (0.25e-3 + 2 * 3 * 192 * 1e-6), 1e-6);
-  // Neurons that count cost more each, leads as much as ever.
+  // Active neurons cost more each, leads cost the same.
   options_.engine.policies.sparsity = "gate";
   options_.engine.policies.sparsity_threshold = 0;
   options_.engine.policies.policy = {"cache_granularity=neuron", "cache=resident", "expert_predictor=none"};
   EXPECT_NEAR(Answer().timings.decode_seconds, 19 * 3 * (0.25e-3 + 2 * 192 * (1e-6 + 2 * 4e-6)), 1e-5);
 }
 
-TEST_F(MeasuredCostsTest, WhatTheCpuComputesTakesNoneOfTheDevicesTime) {
+TEST_F(MeasuredCostsTest, CpuWorkCostsTheDeviceNothing) {
   options_.engine.slab.budget = SmallestDeviceBudget(*pack_);
   options_.engine.policies.policy = {"cache=none", "expert_predictor=none", "expert_miss=cpu"};
   options_.engine.costs.cpu_ms = 5;
-  options_.engine.costs.compute_ms = 8;  // of the device
+  options_.engine.costs.compute_ms = 8;  // the device's
   const FinishInfo info = Answer();
   EXPECT_NEAR(info.timings.decode_seconds, 19 * 3 * (0.25e-3 + 2 * 5e-3), 1e-4);
   EXPECT_EQ(info.timings.bytes_link, 0u);
 }
 
-TEST_F(MeasuredCostsTest, AFileThatTakesNothingKeepsTheEngineFromStarting) {
+TEST_F(MeasuredCostsTest, UnwritableFileFailsTheStart) {
   options_.engine.virtual_clock = false;
   for (const std::string& path : {std::string("/dev/full"), dir_.File("nowhere/costs")}) {
     options_.engine.measure_costs = path;
@@ -163,7 +163,7 @@ TEST_F(MeasuredCostsTest, ARunOfAFewTokensWritesItsTableToo) {
   EXPECT_GT(costs->attention_ms, 0);
 }
 
-TEST_F(MeasuredCostsTest, ARunInRealTimeWritesATableThatAVirtualOneTakes) {
+TEST_F(MeasuredCostsTest, RealTimeTableWorksInVirtualTime) {
   options_.engine.virtual_clock = false;
   options_.engine.measure_costs = dir_.File("costs");
   Answer();
@@ -172,7 +172,7 @@ TEST_F(MeasuredCostsTest, ARunInRealTimeWritesATableThatAVirtualOneTakes) {
   EXPECT_GT(costs->rows[kBf16].all_ns, 0);
   EXPECT_EQ(costs->rows[kBf16].kept_ns, 0) << "nothing was left out";
   EXPECT_GT(costs->head_ms, 0);
-  // An expert in bf16 is its rows.
+  // A bf16 expert costs the sum of its rows.
   EXPECT_NEAR(costs->compute_ms, costs->rows[kBf16].all_ns * 3 * 192 * 1e-6, 1e-4 * costs->compute_ms);
   options_.engine.virtual_clock = true;
   options_.engine.measure_costs.clear();

@@ -1,8 +1,8 @@
-// How much of copying is hidden behind computing, and the other way round, in modelled time: links of 25 and
-// 50 GB/s, device memory of 1 and 3.3 TB/s, the shapes of Mixtral 8x7B and Qwen3-30B-A3B with half of the
-// experts on the device; tokens one by one, and prompts in chunks. A step cannot take less than its
-// computing, nor less than its bytes take on the link; what it takes beyond the longer of the two is not
-// hidden. This is a model: kernels take the time of their bytes, and nothing else costs anything.
+// Overlap of copying and computing in modelled time: links of 25 and 50 GB/s, device memory of 1 and 3.3
+// TB/s, the shapes of Mixtral 8x7B and Qwen3-30B-A3B with half of the experts on the device; tokens one by
+// one, and prompts in chunks. A step cannot be shorter than its computing, nor shorter than its bytes on the
+// link; the time beyond the longer of the two is not overlapped. This is a model: kernels take the time of
+// their bytes, and nothing else has a cost.
 #include <algorithm>
 #include <cstdio>
 #include <memory>
@@ -36,7 +36,7 @@ struct Shape {
 constexpr double kHeadDim = 128;
 constexpr Shape kShapes[] = {{"Mixtral", 4096, 14336, 8, 2, 32, 8}, {"Qwen3", 2048, 768, 128, 8, 32, 4}};
 
-// Of bf16, in milliseconds.
+// Returns the costs of bf16 experts, in milliseconds.
 VirtualCosts CostsOf(const Shape& shape, double link_gbps, double memory_gbps) {
   const double expert = 3 * 2 * shape.hidden * shape.width;
   const double attention = 2 * 2 * shape.hidden * kHeadDim * (shape.heads + shape.kv_heads);
@@ -49,7 +49,7 @@ VirtualCosts CostsOf(const Shape& shape, double link_gbps, double memory_gbps) {
 
 class OverlapTest : public testing::TestWithParam<Shape> {
  protected:
-  // A model of few numbers with as many experts; times are those of the real shape.
+  // A tiny model with as many experts as the real one; times are those of the real shape.
   void SetUp() override {
     TinyModelSpec model;
     model.layers = 4;
@@ -106,7 +106,8 @@ class OverlapTest : public testing::TestWithParam<Shape> {
     return timings;
   }
 
-  // What a run with half of the experts takes, of the longer of its computing and its bytes.
+  // Returns the time of a run with half of the experts, relative to the longer of its computing and its
+  // bytes.
   double Beyond(bool prompt, const std::string& preset, const Rates& rates) {
     const VirtualCosts costs = CostsOf(GetParam(), rates.link_gbps, rates.memory_gbps);
     const Timings resident = prompt ? Prompt(preset, 0, costs) : Decode(preset, 0, costs);
@@ -124,12 +125,12 @@ class OverlapTest : public testing::TestWithParam<Shape> {
     return beyond;
   }
 
-  bool even_ = false;  // every layer keeps as many experts, whatever the preset says
+  bool even_ = false;  // every layer keeps the same number of experts, for any preset
   TempDir dir_;
   std::unique_ptr<Pack> pack_;
 };
 
-TEST_P(OverlapTest, DecodeTakesLittleMoreThanTheLongerOfComputeAndBytes) {
+TEST_P(OverlapTest, DecodeIsBoundByComputeOrBytes) {
   for (const Rates& rates : kRates) {
     for (const char* preset : {"exact", "floe"}) {
       const double beyond = Beyond(false, preset, rates);
@@ -139,7 +140,7 @@ TEST_P(OverlapTest, DecodeTakesLittleMoreThanTheLongerOfComputeAndBytes) {
   }
 }
 
-TEST_P(OverlapTest, APromptTakesLittleMoreThanTheLongerOfComputeAndBytes) {
+TEST_P(OverlapTest, PromptIsBoundByComputeOrBytes) {
   for (const Rates& rates : {Rates{25, 3300}, Rates{50, 1000}}) {
     for (const char* preset : {"exact", "floe"}) {
       EXPECT_LE(Beyond(true, preset, rates), kMostBeyond) << preset;
@@ -147,20 +148,20 @@ TEST_P(OverlapTest, APromptTakesLittleMoreThanTheLongerOfComputeAndBytes) {
   }
 }
 
-// Many rows an expert, or a slow device: computing takes about as long as the bytes. Experts that stay are
+// Many rows per expert, or a slow device: computing takes about as long as the bytes. Resident experts are
 // computed while others travel. Floe keeps the first layers whole and nothing of the others: each layer takes
-// the longer of its own computing and its own bytes, and no order within a layer hides one's bytes behind
-// another's computing.
-TEST_P(OverlapTest, APromptThatComputesAsLongAsItsBytesTravel) {
+// the longer of its own computing and its own bytes, and no order within a layer overlaps one layer's bytes
+// with another's computing.
+TEST_P(OverlapTest, PromptWithEqualComputeAndBytes) {
   for (const double memory : {50.0, 100.0}) {
     EXPECT_LE(Beyond(true, "exact", {25, memory}), kMostBeyond);
     EXPECT_LE(Beyond(true, "floe", {25, memory}), 1.25);
   }
 }
 
-// The same by neuron where every layer keeps some. At the slowest device it is the leads that show: a layer
-// begins with all of them, while no more travels than there are slots to pass through.
-TEST_P(OverlapTest, APromptByNeuronFillsGapsWithWhatEveryLayerKeeps) {
+// The same by neuron if every layer keeps some. At the slowest device the leads are visible: a layer begins
+// with all of them, while transfers are bounded by the free slots.
+TEST_P(OverlapTest, PromptByNeuronOverlapsResidentNeurons) {
   even_ = true;
   EXPECT_LE(Beyond(true, "floe", {25, 100}), 1.04);
   EXPECT_LE(Beyond(true, "floe", {25, 50}), 1.2);

@@ -1,4 +1,4 @@
-// --clock virtual: times are those of the model, the same in every run, and nothing else changes.
+// Tests of --clock virtual: times come from the model, equal in every run, and nothing else changes.
 #include <set>
 #include <vector>
 
@@ -15,7 +15,7 @@
 namespace sluice {
 namespace {
 
-TEST(VirtualCostsTest, ParsesWhatItShows) {
+TEST(VirtualCostsTest, ParsesItsOwnOutput) {
   const absl::StatusOr<VirtualCosts> costs = ParseVirtualCosts("link_ms=15,compute_ms=0.5");
   ASSERT_TRUE(costs.ok()) << costs.status();
   EXPECT_EQ(costs->link_ms, 15);
@@ -88,7 +88,7 @@ TEST_F(VirtualClockTest, TwoRunsTakeTheSameTimeToTheBit) {
   EXPECT_EQ(first.timings.expert_hits, again.timings.expert_hits);
 }
 
-TEST_F(VirtualClockTest, WithEveryExpertResidentAStepTakesItsComputeAlone) {
+TEST_F(VirtualClockTest, AllResidentStepCostsComputeOnly) {
   std::vector<int32_t> ids;
   const FinishInfo info = Answer(Options(0, 15, 5), &ids);
   // 19 steps after the first token: 3 layers of 2 experts and attention.
@@ -97,9 +97,9 @@ TEST_F(VirtualClockTest, WithEveryExpertResidentAStepTakesItsComputeAlone) {
   EXPECT_EQ(info.timings.bytes_link, 0u);
 }
 
-// Nothing is kept and nothing predicted: every step waits for each expert's bytes but for what computes
-// meanwhile.
-TEST_F(VirtualClockTest, WithoutACacheAStepTakesTheLinksTimeAndTheLastTilesCompute) {
+// Nothing is cached and nothing predicted: every step waits for each expert's bytes, less the overlapped
+// computing.
+TEST_F(VirtualClockTest, UncachedStepCostsLinkAndLastTile) {
   TestEngineOptions options = Options(SmallestDeviceBudget(*pack_), 15, 5);
   options.engine.policies.policy = {"cache=none", "expert_predictor=none"};
   options.engine.slab.tile_neurons = 64;  // three tiles
@@ -110,21 +110,22 @@ TEST_F(VirtualClockTest, WithoutACacheAStepTakesTheLinksTimeAndTheLastTilesCompu
   EXPECT_EQ(info.timings.expert_hits, 0u);
 }
 
-// Nothing of the experts is kept but their leads: each costs a third of an expert's compute, and the other
-// two thirds only as far as neurons count, on the link and on the device.
-TEST_F(VirtualClockTest, ByNeuronAStepTakesWhatTheLeadsAndTheNeuronsThatCountTake) {
+// Only the experts' leads are cached: each costs a third of an expert's compute, and the other two thirds
+// only for active neurons, on the link and on the device.
+TEST_F(VirtualClockTest, ByNeuronAStepCostsLeadsAndActiveNeurons) {
   TestEngineOptions options = Options(0, 15, 5);
   options.engine.policies.sparsity = "gate";
   options.engine.policies.policy = {"cache_granularity=neuron", "cache=resident", "expert_predictor=none"};
   std::vector<int32_t> ids;
-  options.engine.policies.sparsity_threshold = 1e9;  // none counts
+  options.engine.policies.sparsity_threshold = 1e9;  // none active
   FinishInfo info = Answer(options, &ids);
   EXPECT_NEAR(info.timings.decode_seconds, 19 * 3 * (2 * 5e-3 / 3 + 0.25e-3), 1e-5);
-  options.engine.policies.sparsity_threshold = 0;  // all count
+  options.engine.policies.sparsity_threshold = 0;  // all active
   info = Answer(options, &ids);
   EXPECT_NEAR(info.timings.decode_seconds, 19 * 3 * (2 * 5e-3 + 0.25e-3), 1e-5);
   EXPECT_EQ(info.timings.bytes_link, 0u);
-  // All of two thirds travel in one copy of three tiles; the leads, and the last tile's, are not hidden.
+  // Both other thirds travel in one copy of three tiles; the computing of leads and of the last tile is not
+  // overlapped.
   options.engine.policies.policy = {"cache_granularity=neuron", "cache=none", "lead_resident=on",
                                     "expert_predictor=none"};
   options.engine.slab = {.budget = pack_->total_expert_bytes(), .tile_neurons = 64};
@@ -138,7 +139,7 @@ TEST_F(VirtualClockTest, ByNeuronAStepTakesWhatTheLeadsAndTheNeuronsThatCountTak
   EXPECT_EQ(info.timings.bytes_link, 0u);
 }
 
-// Every miss is the CPU's: the device computes hits alone, and waits for the slower of the two.
+// The CPU computes every miss, the device the hits; a layer takes the slower of the two.
 TEST_F(VirtualClockTest, TheCpuComputesMissesBesideTheDevice) {
   TestEngineOptions options = Options(SmallestDeviceBudget(*pack_), 15, 5);
   options.engine.policies.policy = {"cache=none", "expert_predictor=none", "expert_miss=cpu"};
@@ -153,8 +154,8 @@ TEST_F(VirtualClockTest, TheCpuComputesMissesBesideTheDevice) {
   EXPECT_EQ(ids, loaded);
 }
 
-// What the CPU computed last ended in the past; the clock must go on to where the link's bytes land.
-TEST_F(VirtualClockTest, WhatIsStillOnTheLinkLandsWhenTheCpuWasWaitedForLast) {
+// The CPU's last result lies in the past; the clock must advance to the landing of the link's bytes.
+TEST_F(VirtualClockTest, LinkLandsAfterAWaitForTheCpu) {
   TestEngineOptions options = Options(pack_->total_expert_bytes() / 3, 15, 0.5);
   options.engine.costs.cpu_ms = 1;
   options.engine.policies.policy = {"expert_predictor=gate_reuse", "expert_miss=cpu"};
@@ -185,8 +186,8 @@ TEST_F(VirtualClockTest, BalanceIsNeverSlowerThanEitherSideAlone) {
   EXPECT_LT(seconds[2], seconds[1]);
 }
 
-// Both experts are there, and the CPU is as fast as the device: each computes one.
-TEST_F(VirtualClockTest, BalanceSharesResidentExpertsWithTheCpu) {
+// Both experts are resident, and the CPU is as fast as the device: each computes one.
+TEST_F(VirtualClockTest, BalanceGivesResidentExpertsToTheCpu) {
   TestEngineOptions options = Options(0, 15, 5);
   options.engine.costs.cpu_ms = 5;
   options.engine.policies.policy = {"expert_predictor=none", "expert_miss=balance"};
@@ -198,15 +199,15 @@ TEST_F(VirtualClockTest, BalanceSharesResidentExpertsWithTheCpu) {
   EXPECT_NEAR(info.timings.decode_seconds, 19 * 3 * (0.25e-3 + 5e-3), 1e-5);
   EXPECT_EQ(shared, alone);
   EXPECT_EQ(info.timings.bytes_link, 0u);
-  options.engine.costs.cpu_ms = 11;  // the device is through with both before
+  options.engine.costs.cpu_ms = 11;  // the device finishes both before
   EXPECT_NEAR(Answer(options, &shared).timings.decode_seconds, 19 * 3 * (0.25e-3 + 2 * 5e-3), 1e-5);
 }
 
 // Both experts are missing, in three tiles each: 5 ms of the link, 10/3 of the CPU, 5/3 of the device. Whole
 // experts: one over the link and its last tile's computing. Two tiles over the link, there and computed at
 // 35/3, leave the CPU four: 40/3.
-TEST_F(VirtualClockTest, AnExpertsTilesAreSharedBetweenTheLinkAndTheCpu) {
-  model_.hidden = 128;  // 32 chunks of the link an expert: what has been sent when it stops is little
+TEST_F(VirtualClockTest, TilesAreSplitBetweenLinkAndCpu) {
+  model_.hidden = 128;  // 32 link chunks per expert, so a cancelled one has sent little
   ASSERT_TRUE(PackTiny(model_, dir_.File("wide-model"), dir_.File("wide")).ok());
   pack_ = *Pack::Open(dir_.File("wide"));
   TestEngineOptions options = Options(SmallestDeviceBudget(*pack_), 15, 5);
@@ -223,8 +224,8 @@ TEST_F(VirtualClockTest, AnExpertsTilesAreSharedBetweenTheLinkAndTheCpu) {
   EXPECT_EQ(shared, whole);
 }
 
-// With a quarter of the experts in slots: a link that no guess comes over in time, and one that all do.
-TEST_F(VirtualClockTest, InReachOnlyWhatComesInTimeIsFetched) {
+// A quarter of the experts is in slots: a link too slow for any prediction, and one fast enough for all.
+TEST_F(VirtualClockTest, InReachFetchesOnlyInTime) {
   TestEngineOptions options = Options(pack_->total_expert_bytes() / 4, 100, 5);
   options.engine.costs.cpu_ms = 5;
   options.engine.policies.policy = {"expert_miss=cpu", "expert_predictor=gate_reuse", "predictor_depth=2",
@@ -240,8 +241,8 @@ TEST_F(VirtualClockTest, InReachOnlyWhatComesInTimeIsFetched) {
   }
 }
 
-// 15 ms of the link against 10 of computing: what was predicted wrongly has begun to travel and not arrived.
-TEST_F(VirtualClockTest, PrefetchesThatTheRouterDisprovedStopWhereTheyAre) {
+// 15 ms of link against 10 ms of computing: a wrong prefetch has started but not arrived.
+TEST_F(VirtualClockTest, WrongPrefetchesAreCancelled) {
   TestEngineOptions options = Options(pack_->total_expert_bytes() / 2, 15, 5);
   FinishInfo info[2];
   std::vector<int32_t> ids[2];
@@ -257,7 +258,7 @@ TEST_F(VirtualClockTest, PrefetchesThatTheRouterDisprovedStopWhereTheyAre) {
 
 // Two layers, all experts resident, four a token at 5 ms each wherever they run, beside a shared one of twice
 // their width: the device computes that and one of them while the CPU computes three.
-TEST_F(VirtualClockTest, TheSharedExpertsTimeCountsWhenALayerIsSharedOut) {
+TEST_F(VirtualClockTest, SharedExpertCountsInTheBalance) {
   ASSERT_TRUE(PackFolder("tests/data/tiny/qwen2_moe", dir_.File("shared")).ok());
   pack_ = *Pack::Open(dir_.File("shared"));
   TestEngineOptions options = Options(pack_->total_expert_bytes(), 15, 5);
@@ -268,7 +269,7 @@ TEST_F(VirtualClockTest, TheSharedExpertsTimeCountsWhenALayerIsSharedOut) {
   EXPECT_NEAR(info.timings.decode_seconds, static_cast<double>(ids.size() - 1) * 2 * (15e-3 + 0.25e-3), 1e-6);
 }
 
-TEST_F(VirtualClockTest, CountersOfLayersAddUpToTheTotalsAndTimesToTheSteps) {
+TEST_F(VirtualClockTest, LayerCountersAddUpToTheTotals) {
   absl::StatusOr<TestEngine> test =
       StartEngine(dir_.File("pack"), Options(pack_->total_expert_bytes() / 2, 15, 5));
   ASSERT_TRUE(test.ok()) << test.status();
@@ -301,8 +302,8 @@ TEST_F(VirtualClockTest, CountersOfLayersAddUpToTheTotalsAndTimesToTheSteps) {
   EXPECT_EQ(stats.real_times.load_seconds, 0) << "the modelled link takes no time";
 }
 
-// Hits of a cache that goes by the mean scores of `window` steps, on a trace of what ran, beginning with the
-// first `quota` experts: what the device does, without it.
+// Simulates the device's cache without the device: hits of a cache that ranks by the mean scores of `window`
+// steps, on a recorded trace, beginning with the first `quota` experts.
 uint64_t HitsByScores(const TraceLayer& layer, uint32_t quota, uint32_t window) {
   SlotEvictionPolicy policy({SlotEviction::kScore, window, 64}, std::vector<uint32_t>{layer.experts});
   std::set<uint32_t> resident;
@@ -338,9 +339,9 @@ uint64_t HitsByScores(const TraceLayer& layer, uint32_t quota, uint32_t window) 
   return hits;
 }
 
-// Prompts, single tokens and batches of three: every step's scores reach the eviction policy, and nothing
-// that the running layer chose is pushed out.
-TEST_F(VirtualClockTest, ScoresDecideWhatLeavesInEveryKindOfStep) {
+// Prompts, single tokens and batches of three: every step's scores reach the eviction policy, and no expert
+// chosen by the running layer is evicted.
+TEST_F(VirtualClockTest, ScoresDecideEvictionInEveryStep) {
   TestEngineOptions options = Options(pack_->total_expert_bytes() * 7 / 8, 15, 5);
   options.engine.parallel = 3;
   options.engine.trace = dir_.File("trace");
@@ -376,8 +377,8 @@ TEST_F(VirtualClockTest, ScoresDecideWhatLeavesInEveryKindOfStep) {
   EXPECT_LT(hits, requests);
 }
 
-// What is at hand has been computed, the rest travels: the next layer's attention runs on what is known.
-TEST_F(VirtualClockTest, LookingAheadCostsItsAttentionAndChangesNoToken) {
+// Resident experts are computed, the others travel: the next layer's attention runs on the partial residual.
+TEST_F(VirtualClockTest, LookAheadCostsAttentionAndChangesNoToken) {
   TestEngineOptions options = Options(pack_->total_expert_bytes() / 2, 15, 5);
   std::vector<int32_t> plain;
   options.engine.policies.policy = {"expert_predictor=none"};
@@ -406,8 +407,8 @@ TEST_F(VirtualClockTest, LookingAheadCostsItsAttentionAndChangesNoToken) {
               compute + static_cast<double>(sum.predictions.rows) * 0.25e-3, 1e-6);
 }
 
-// A miss costs quality instead of time: nothing is waited for but what is on its way.
-TEST_F(VirtualClockTest, WhatIsSkippedIsNotLoaded) {
+// A miss costs quality instead of time: only running transfers are awaited.
+TEST_F(VirtualClockTest, SkippedExpertsAreNotLoaded) {
   TestEngineOptions options = Options(pack_->total_expert_bytes() / 2, 15, 5);
   options.engine.policies.policy = {"expert_miss=skip", "expert_predictor=none"};
   absl::StatusOr<TestEngine> test = StartEngine(dir_.File("pack"), options);
@@ -416,7 +417,7 @@ TEST_F(VirtualClockTest, WhatIsSkippedIsNotLoaded) {
   const uint64_t loaded = test->engine->Stats().bytes_link;
   const auto ids = GenerateIds(test->engine.get(), GreedySpec("g", {7}, 20));
   ASSERT_TRUE(ids.ok()) << ids.status();
-  const uint64_t prompt_misses = 3 * 2;  // at most: rows of prompts are loaded for
+  const uint64_t prompt_misses = 3 * 2;  // maximum: misses of prompt rows are loaded
   EXPECT_LE(test->engine->Stats().bytes_link - loaded, prompt_misses * pack_->expert_bytes(0, 0));
   uint64_t skipped = 0;
   for (const LayerStats& layer : test->engine->Layers()) skipped += layer.skipped;
@@ -439,8 +440,8 @@ TEST_F(VirtualClockTest, TokensAreThoseOfTheHost) {
   EXPECT_EQ(ids, *wanted);
 }
 
-// Predictions and prompts of many rows: prefetches are joined, dropped and overtaken in every way.
-TEST_F(VirtualClockTest, EveryRequestEndsWhateverItJoins) {
+// Predictions and prompts of many rows: prefetches are coalesced, dropped and overtaken in every way.
+TEST_F(VirtualClockTest, CoalescedRequestsAllEnd) {
   for (const double compute_ms : {0.1, 5.0, 40.0}) {
     TestEngineOptions options = Options(pack_->total_expert_bytes() * 5 / 6, 15, compute_ms);
     options.engine.stall_limit = absl::Seconds(2);

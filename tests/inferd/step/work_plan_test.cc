@@ -18,7 +18,7 @@ StepBatch BatchOf(const std::vector<uint32_t>& rows_per_sequence) {
   return batch;
 }
 
-TEST(WorkPlanTest, GroupsRowsByExpertAndKeepsEachResultsPlace) {
+TEST(WorkPlanTest, GroupsRowsByExpertAndKeepsResultSlots) {
   const StepBatch batch = BatchOf({3});
   const std::vector<int32_t> ids = {5, 2, 2, 0, 5, 0};
   const std::vector<float> weights = {.6f, .4f, .7f, .3f, .5f, .5f};
@@ -36,7 +36,7 @@ TEST(WorkPlanTest, GroupsRowsByExpertAndKeepsEachResultsPlace) {
   EXPECT_EQ(plan.slots(2), (std::vector<uint32_t>{0, 4}));
 }
 
-TEST(WorkPlanTest, RanksOfWeightZeroAreLeftOut) {
+TEST(WorkPlanTest, ZeroWeightRanksAreSkipped) {
   const StepBatch batch = BatchOf({2});
   const std::vector<int32_t> ids = {1, 0, 0, 1};
   const std::vector<float> weights = {1.0f, 0.0f, 0.5f, 0.5f};
@@ -47,7 +47,7 @@ TEST(WorkPlanTest, RanksOfWeightZeroAreLeftOut) {
   EXPECT_EQ(plan.rows(1), (std::vector<uint32_t>{0, 1}));
 }
 
-TEST(WorkPlanTest, RanksOfWeightZeroStayWhereTheirResultsAreRead) {
+TEST(WorkPlanTest, ZeroWeightRanksStayIfResultsAreRead) {
   const StepBatch batch = BatchOf({2});
   const std::vector<int32_t> ids = {1, 0};
   const std::vector<float> weights = {0.0f, 0.5f};
@@ -78,7 +78,7 @@ TEST(WorkPlanTest, ADenseLayerDemandsNothingAndHasOneRank) {
   EXPECT_EQ(plan.common_slots(), (std::vector<uint32_t>{0, 1, 2}));
 }
 
-TEST(WorkPlanTest, RowsOfLostSequencesAreLeftOutEvenWithWildIds) {
+TEST(WorkPlanTest, LostRowsAreSkippedEvenWithInvalidIds) {
   StepBatch batch = BatchOf({2, 1});
   batch.Fail(0, 17);
   const std::vector<int32_t> ids = {-1, 1000000, 3, -7, 1, 2};
@@ -90,7 +90,7 @@ TEST(WorkPlanTest, RowsOfLostSequencesAreLeftOutEvenWithWildIds) {
   EXPECT_EQ(plan.slots(0), (std::vector<uint32_t>{4}));
 }
 
-TEST(WorkPlanTest, AnIdOutOfRangeIsAnErrorNotAWildWrite) {
+TEST(WorkPlanTest, OutOfRangeIdIsAnError) {
   const StepBatch batch = BatchOf({1});
   const std::vector<float> weights = {0.5f, 0.5f};
   WorkPlan plan(8, 2, 4);

@@ -25,7 +25,7 @@ TEST(RequestTable, GivesEveryRequestAnIdOfItsOwnAndFindsItOnce) {
   EXPECT_EQ(table.size(), 1u);
 }
 
-TEST(RequestTable, StrangeIdsNameNothing) {
+TEST(RequestTable, UnknownIdsMatchNothing) {
   RequestTable table(2);
   const uint64_t id = table.Add({1, RequestKind::kDemand});
   for (const uint64_t strange : {uint64_t{0}, uint64_t{1}, id + 1, id + (uint64_t{1} << 14), ~uint64_t{0}}) {

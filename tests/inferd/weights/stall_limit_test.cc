@@ -1,4 +1,4 @@
-// When waiting for bytes becomes an error.
+// Timeout of waits for bytes.
 #include "inferd/weights/stall_limit.h"
 
 #include <gtest/gtest.h>
@@ -29,7 +29,7 @@ TEST_F(StallLimitTest, NoWaitLastsLongerThanTheLimitOrASecond) {
   EXPECT_EQ(stall_.EndOfWait(start_, start_ + absl::Seconds(9)), start_ + absl::Seconds(1));
 }
 
-// Who waits for nothing but a time that has passed waits in vain, and was not stopped.
+// A wait until a past time ends at once, which does not look like a stopped process.
 TEST_F(StallLimitTest, WaitsUntilAPastTimeAreCountedAllTheSame) {
   for (int ms = 0; ms < 5000; ms += 50) {
     const absl::Time now = start_ + absl::Milliseconds(ms);
@@ -39,7 +39,7 @@ TEST_F(StallLimitTest, WaitsUntilAPastTimeAreCountedAllTheSame) {
   EXPECT_TRUE(stall_.Exceeded(start_ + absl::Seconds(5)));
 }
 
-TEST_F(StallLimitTest, WhatCameBeginsTheCountAgain) {
+TEST_F(StallLimitTest, CompletionRestartsTheTimeout) {
   stall_.EndOfWait(start_ + absl::Seconds(3));
   stall_.Restart(start_ + absl::Seconds(4));
   EXPECT_FALSE(stall_.Exceeded(start_ + absl::Seconds(8)));
@@ -47,8 +47,8 @@ TEST_F(StallLimitTest, WhatCameBeginsTheCountAgain) {
   EXPECT_TRUE(stall_.Exceeded(start_ + absl::Seconds(9)));
 }
 
-// Also where it was woken in time and stopped afterwards, before it looked.
-TEST_F(StallLimitTest, AProcessThatWasStoppedBeginsAgain) {
+// Also detects a stop after a timely wake-up, before the check.
+TEST_F(StallLimitTest, StoppedProcessRestartsTheTimeout) {
   for (const double seconds : {12.0, 5.5, 2.1}) {
     stall_.Restart(start_);
     stall_.EndOfWait(start_);

@@ -1,4 +1,4 @@
-// Lists of a kept operation are its own: what the caller does with theirs afterwards changes nothing.
+// Tests that a kept operation owns its lists: later changes of the caller's lists have no effect.
 #include "kernels/calls/kept_operation.h"
 
 #include <gtest/gtest.h>
@@ -37,7 +37,7 @@ TYPED_TEST(KeptStatesTest, OutliveTheCallersLists) {
   EXPECT_EQ(own->to, absl::MakeConstSpan({2u}));
 }
 
-// A table of neurons may change while work that began with it runs.
+// A table of neurons may change while earlier work runs.
 TEST(KeptExpertsTest, OutliveTheCallersPositions) {
   std::vector<int32_t> positions = {3, -1};
   std::vector<ExpertWork> experts(1);

@@ -1,4 +1,4 @@
-// Arguments are checked and resolved for a device whose memory the host cannot follow.
+// Tests that arguments are checked and resolved for a device whose memory the host cannot access.
 #include "kernels/calls/resolver.h"
 
 #include <vector>
@@ -10,7 +10,7 @@
 namespace sluice {
 namespace {
 
-// Buffer 1 lies in a device at an address where the host has nothing, read-only; buffer 2 is the host's too.
+// Buffer 1 lies in a device at an address that the host does not map, read-only; buffer 2 is host memory too.
 class DeviceAddresses final : public Addresses {
  public:
   static constexpr uintptr_t kDevice = 0x7f0000000000;
@@ -57,7 +57,7 @@ TEST_F(ResolverTest, PlacesBecomeTheDevicesAddresses) {
   EXPECT_EQ(reinterpret_cast<uintptr_t>(call->norm.weight), DeviceAddresses::kDevice);
 }
 
-TEST_F(ResolverTest, WhatTheDeviceRefusesIsExplainedWithTheOperation) {
+TEST_F(ResolverTest, DeviceErrorsNameTheOperation) {
   const Rows here{{2, 0}, 16};
   const Rows read_only{{1, 0}, 16};
   EXPECT_EQ(Resolve(For("Norm"), NormArgs{here, 4, 16, {{1, 0}}, read_only}).status(),

@@ -1,4 +1,4 @@
-// A device that computes later computes the same, and tells who was too early.
+// Tests that a device that computes later computes the same, and reports accesses that are too early.
 #include "kernels/delayed/delayed_backend.h"
 
 #include <memory>
@@ -14,7 +14,7 @@ namespace {
 
 using testing::HasSubstr;
 
-// Nothing runs before somebody waits for it.
+// Nothing runs before the host waits for it.
 class DelayedBackendTest : public testing::Test {
  protected:
   static std::unique_ptr<DelayedBackend> Make(const DelayOptions& options) {
@@ -90,7 +90,7 @@ TEST_F(DelayedBackendTest, DownloadsAreFilledWhenTheyAreKnownToBeDone) {
   EXPECT_EQ(value, 3.0f);
 }
 
-TEST_F(DelayedBackendTest, ABufferFreedTooEarlyIsAnErrorThatNamesTheOperation) {
+TEST_F(DelayedBackendTest, BufferFreedTooEarlyIsAnError) {
   const Rows x = NewRow(BufferKind::kActivations, 3);
   const Rows y = NewRow(BufferKind::kActivations, 3);
   ASSERT_TRUE(Norm(x, y).ok());
@@ -99,7 +99,7 @@ TEST_F(DelayedBackendTest, ABufferFreedTooEarlyIsAnErrorThatNamesTheOperation) {
   EXPECT_TRUE(absl::IsNotFound(device_->Free(x.base.buffer)));
 }
 
-TEST_F(DelayedBackendTest, StagingReadTooEarlyIsAnErrorThatNamesTheOperation) {
+TEST_F(DelayedBackendTest, StagingReadTooEarlyIsAnError) {
   const Rows x = NewRow(BufferKind::kActivations, 3);
   const Rows y = NewRow(BufferKind::kStaging, 3);
   const std::byte* kept = device_->HostRead(y.base, sizeof(float));
@@ -109,7 +109,7 @@ TEST_F(DelayedBackendTest, StagingReadTooEarlyIsAnErrorThatNamesTheOperation) {
   ExpectTold("Norm: the host reads");
 }
 
-TEST_F(DelayedBackendTest, StagingOverwrittenTooEarlyIsAnErrorThatNamesTheOperation) {
+TEST_F(DelayedBackendTest, StagingOverwrittenTooEarlyIsAnError) {
   const Rows x = NewRow(BufferKind::kStaging, 3);
   const Rows y = NewRow(BufferKind::kActivations, 3);
   std::byte* kept = device_->HostWrite(x.base, sizeof(float));
@@ -125,7 +125,7 @@ TEST_F(DelayedBackendTest, AskingToWriteStagingThatIsStillReadIsAnError) {
   ExpectTold("Norm: the host writes");
 }
 
-TEST_F(DelayedBackendTest, WeightsOverwrittenTooEarlyAreAnErrorThatNamesTheOperation) {
+TEST_F(DelayedBackendTest, WeightsOverwrittenTooEarlyAreAnError) {
   std::vector<float> memory(8, 2.0f);
   const BufferId weights =
       *device_->Import({reinterpret_cast<const std::byte*>(memory.data()), 8 * sizeof(float)});
@@ -141,7 +141,7 @@ TEST_F(DelayedBackendTest, WhatTheHostWroteGoesToTheDeviceAndComesBack) {
   float* values = reinterpret_cast<float*>(device_->HostWrite(x.base, 8 * sizeof(float)));
   std::fill_n(values, 8, -4.0f);
   ASSERT_TRUE(Norm(x, y).ok());
-  ASSERT_TRUE(Norm(y, x).ok());  // x's bytes are the first one's to read, then the second one's to write
+  ASSERT_TRUE(Norm(y, x).ok());  // the first operation reads x's bytes, then the second one writes them
   ASSERT_TRUE(Finish().ok());
   EXPECT_NEAR(At(y), -1.0f, 1e-3f);
   EXPECT_NEAR(At(x), -1.0f, 1e-3f);

@@ -1,4 +1,4 @@
-// How attention is cut: every span of every block once, spans by themselves only where that helps and fits.
+// Tests the cut of attention: every span of every block once, spans as tasks only where that helps and fits.
 #include "kernels/host/attention/attention_plan.h"
 
 #include <vector>

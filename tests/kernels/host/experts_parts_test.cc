@@ -1,4 +1,5 @@
-// The parts of the experts by themselves: the order in which blocks are added, and when all rows are read.
+// Tests the parts of the experts alone: the order in which blocks are added, and the switch to reading all
+// rows.
 #include <algorithm>
 #include <cmath>
 #include <cstring>

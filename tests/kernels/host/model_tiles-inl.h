@@ -1,6 +1,6 @@
-// The tile operations of native_tiles-inl.h in plain code, by the instructions' own description: what a
-// tile's configuration leaves out is not touched, loads clear it, and every use before a configuration is
-// noticed.
+// The tile operations of native_tiles-inl.h in plain code, by the instructions' own description: bytes
+// outside a tile's configuration are not touched, loads clear them, and every use before a configuration is
+// detected.
 //
 // Thread safety: tiles are the calling thread's.
 #ifndef SLUICE_ISA

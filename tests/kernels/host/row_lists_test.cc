@@ -1,4 +1,4 @@
-// Rounded rows and lists of weight rows by themselves: the bits of the scalar reference, in every encoding.
+// Tests rounded rows and lists of weight rows alone: the bits of the scalar reference, in every encoding.
 #include "kernels/host/rows/row_lists.h"
 
 #include <algorithm>
@@ -50,7 +50,7 @@ class RowListsTest : public testing::Test {
   std::vector<float> x_;
 };
 
-TEST_F(RowListsTest, RowsAreRoundedAsTheReferenceRoundsThemAndOnlyWhereWanted) {
+TEST_F(RowListsTest, RowsAreRoundedAsInReferenceAndOnRequest) {
   rounded_->Want(MakeDescriptor(Encoding::kQ4, 64));
   rounded_->Want(MakeDescriptor(Encoding::kBf16));
   rounded_->Make(space_.x_rows, kTokens, kCols);
@@ -64,7 +64,7 @@ TEST_F(RowListsTest, RowsAreRoundedAsTheReferenceRoundsThemAndOnlyWhereWanted) {
       EXPECT_EQ(std::vector<int8_t>(row.codes + k, row.codes + k + count), codes);
       EXPECT_EQ(row.sums[k / 64], static_cast<float>(std::accumulate(codes.begin(), codes.end(), 0)));
     }
-    EXPECT_EQ(rounded_->Row(128, t).scales[0], 0);  // nobody asked for these
+    EXPECT_EQ(rounded_->Row(128, t).scales[0], 0);  // not requested
   }
 }
 
@@ -93,7 +93,7 @@ TEST_F(RowListsTest, GatheredRowsHaveTheReferencesDotProducts) {
   }
 }
 
-// Many tokens are packed once for all lists that want them, but not beyond the next rows.
+// Many tokens are packed once for all lists that use them, until the next rows.
 TEST_F(RowListsTest, ManyTokensAreThoseOfTheLastRowsInEveryOrder) {
   constexpr uint32_t kMany = 21;
   Random random(10);

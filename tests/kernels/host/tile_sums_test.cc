@@ -1,5 +1,5 @@
-// Sums by tiles, over a model of AMX and over AMX itself where the CPU has it, give the bits of the kernels
-// that matmul_test and moe_test hold against the reference.
+// Tests that sums by tiles, over a model of AMX and over AMX itself where the CPU has it, have the bits of
+// the kernels that matmul_test and moe_test compare with the reference.
 #include <gtest/gtest.h>
 
 #include <cstring>

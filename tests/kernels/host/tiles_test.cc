@@ -1,4 +1,4 @@
-// Tiles go to all workers only where the work is worth it, and both are counted.
+// Tests that tiles go to all workers only where the work is worth it, and that both cases are counted.
 #include "kernels/host/work/tiles.h"
 
 #include <atomic>

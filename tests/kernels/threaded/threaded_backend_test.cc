@@ -1,5 +1,4 @@
-// A backend on a thread of its own computes beside its owner, in order, and says what went wrong when it is
-// waited for.
+// Tests that a backend on its own thread computes beside its owner, in order, and returns errors from waits.
 #include "kernels/threaded/threaded_backend.h"
 
 #include <memory>

@@ -1,6 +1,6 @@
 // A BlockReader without files: jobs wait until the test completes them, or complete on Submit.
 //
-// Thread safety: thread-safe; the sink runs on whoever completes a job.
+// Thread safety: thread-safe; the sink runs on the thread that completes a job.
 #pragma once
 
 #include <algorithm>
@@ -42,9 +42,9 @@ class FakeBlockReader final : public BlockReader {
       CompleteAs(tag, ReadOutcome::kCancelled, absl::OkStatus());
     }
   }
-  // Reads have all started and end when the test says so: cancels come too late.
+  // Makes reads ignore cancels: they have all started and end when the test says so.
   void IgnoreCancels() { stuck_ = true; }
-  // Where a waiting read writes to, null if it does not wait.
+  // Destination of a waiting read, null if it does not wait.
   const std::byte* DestOf(uint64_t tag) const {
     MutexLock lock(&mutex_);
     const auto found = jobs_.find(tag);
@@ -52,7 +52,7 @@ class FakeBlockReader final : public BlockReader {
   }
   std::string Describe() const override { return "fake"; }
 
-  // Puts the right bytes in place, has them checked, and reports.
+  // Writes the right bytes, has them checked, and reports.
   void Complete(uint64_t tag) {
     ReadJob job;
     if (!Take(tag, &job)) {
@@ -79,7 +79,7 @@ class FakeBlockReader final : public BlockReader {
     result.status = std::move(status);
     sink_(std::move(result));
   }
-  // Completes everything that waits, in the order of submission.
+  // Completes all waiting jobs, in the order of submission.
   void CompleteAll() {
     for (uint64_t tag : waiting()) {
       Complete(tag);

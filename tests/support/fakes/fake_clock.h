@@ -1,4 +1,4 @@
-// A clock that moves only when it is told to.
+// A clock that only the test moves.
 //
 // Thread safety: thread-safe.
 #pragma once

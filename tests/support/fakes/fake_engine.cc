@@ -256,7 +256,7 @@ absl::Status FakeEngine::Cancel(const std::string& request_id) {
     }
   }
   Fail(request_id, absl::CancelledError("cancelled"));
-  // Told after the failure is posted, so that Flush() waits for that too.
+  // Called after the failure is posted, so that Flush() waits for that too.
   const MutexLock lock(&mutex_);
   cancelled_.push_back(request_id);
   changed_.SignalAll();

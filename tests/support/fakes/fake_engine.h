@@ -1,5 +1,5 @@
-// FakeEngine: an EngineApi under a test's control. Nothing happens to a request until the test says so; what
-// it says reaches the sinks on a thread of the fake's own, in order, as the engine's would.
+// FakeEngine: an EngineApi under a test's control. Nothing happens to a request until the test reports it;
+// the reports reach the sinks on a thread of the fake's own, in order, as the engine's would.
 //
 // Thread safety: thread-safe.
 #pragma once
@@ -23,10 +23,10 @@ namespace sluice {
 class FakeEngine final : public EngineApi {
  public:
   FakeEngine();
-  // Drops its sinks without a word, as an engine that is destroyed.
+  // Drops its sinks without a report, like an engine that is destroyed.
   ~FakeEngine() override;
 
-  // From now on Generate and Score return this instead of taking the request; OK: take it again.
+  // From now on Generate and Score return this instead of accepting the request; OK: accept it again.
   void RefuseWith(absl::Status status) ABSL_LOCKS_EXCLUDED(mutex_);
   void SetHealth(absl::Status status) ABSL_LOCKS_EXCLUDED(mutex_);
   void SetStats(const EngineStats& stats) ABSL_LOCKS_EXCLUDED(mutex_);
@@ -37,7 +37,7 @@ class FakeEngine final : public EngineApi {
   GenerateSpec NextGenerate() ABSL_LOCKS_EXCLUDED(mutex_);
   ScoreSpec NextScore() ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // What the engine's thread tells a request's sink next. Requests that do not live hear nothing.
+  // Reports to a request's sink, as the engine's thread would. Requests that have ended get nothing.
   void Start(const std::string& id, const Usage& usage, double queue_seconds);
   void Emit(const std::string& id, std::vector<TokenOut> tokens, const std::string& text);
   void Finish(const std::string& id, const FinishInfo& info);
@@ -45,15 +45,15 @@ class FakeEngine final : public EngineApi {
   void EmitRows(const std::string& id, uint32_t first, std::vector<int32_t> argmax,
                 std::vector<float> target_logprobs, std::vector<float> logits);
   void FinishScore(const std::string& id, const Usage& usage, const Timings& timings);
-  // Returns once everything said before has been heard.
+  // Returns once everything reported before has reached its sink.
   void Flush();
 
-  // The calibration asked for last; waits for it. A fake keeps its sink until it is destroyed.
+  // The calibration requested last; waits for it. A fake keeps its sink until it is destroyed.
   CalibrationSpec AwaitCalibration(std::shared_ptr<CalibrationSink>* sink) ABSL_LOCKS_EXCLUDED(mutex_);
 
   // Waits until Cancel(id) was called.
   void WaitForCancel(const std::string& id) ABSL_LOCKS_EXCLUDED(mutex_);
-  // Whether the sink of a live request of Score is congested.
+  // True if the sink of a live request of Score is congested.
   bool IsCongested(const std::string& id) ABSL_LOCKS_EXCLUDED(mutex_);
   size_t live() const ABSL_LOCKS_EXCLUDED(mutex_);
   bool draining() const ABSL_LOCKS_EXCLUDED(mutex_);
@@ -69,17 +69,17 @@ class FakeEngine final : public EngineApi {
   absl::Status Health() const override;
   void StartDrain() override;
   absl::Status CheckPlace(const std::string&) override { return place_; }
-  // What it says from now on.
+  // Sets the status that it reports from now on.
   void SetPlace(absl::Status status) { place_ = std::move(status); }
   void SetQueueLimits(const QueueLimits& limits) override { queue_limits_ = limits; }
-  // The last that were set.
+  // The limits that were set last.
   const QueueLimits& queue_limits() const { return queue_limits_; }
 
  private:
   QueueLimits queue_limits_;
   absl::Status place_;
   struct Sinks {
-    std::shared_ptr<RequestSink> request;  // one of the two
+    std::shared_ptr<RequestSink> request;  // exactly one of the two is set
     std::shared_ptr<ScoreSink> score;
   };
   void Run() ABSL_LOCKS_EXCLUDED(mutex_);
@@ -88,7 +88,7 @@ class FakeEngine final : public EngineApi {
   absl::Status Take(const std::string& id, Sinks sinks) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   mutable Mutex mutex_;
-  CondVar changed_;  // self-synchronised: anything below
+  CondVar changed_;  // self-synchronised: any change of the members below
   std::map<std::string, Sinks> live_ ABSL_GUARDED_BY(mutex_);
   std::deque<std::function<void()>> work_ ABSL_GUARDED_BY(mutex_);
   std::deque<GenerateSpec> generates_ ABSL_GUARDED_BY(mutex_);

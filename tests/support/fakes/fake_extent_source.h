@@ -1,4 +1,4 @@
-// A pack that exists only as arithmetic: every byte of every extent is a function of its place, so that any
+// A pack that exists only as arithmetic: every byte of every extent is a function of its offset, so that any
 // reader can make it and any test can check it. Each 256 KiB chunk's bytes name their file offset.
 //
 // Thread safety: immutable; every method may be called from any thread.

@@ -1,4 +1,4 @@
-// FakeWeightClient's slabs: targets, tiles, and what lies in a range before its tile has landed.
+// FakeWeightClient's slabs: targets, tiles, and the bytes of a range before its tile has landed.
 #include <algorithm>
 #include <cstring>
 
@@ -89,12 +89,12 @@ absl::Status FakeWeightClient::CheckTarget(const FetchRequest& request) const {
   return absl::OkStatus();
 }
 
-// True: the very same rows are on their way. A breach: others that share bytes with these.
+// True: the very same rows are on their way. A violation: other rows that share bytes with these.
 bool FakeWeightClient::LentAlready(const FetchRequest& request) {
   bool lent = false;
   const TransferTarget& target = *request.transfer;
   if (IsDense(request)) {
-    return false;  // of a slab of their own, each its place
+    return false;  // each of them belongs in a slab of its own
   }
   const auto end = [this](const FetchRequest& r, const TransferTarget& t, uint32_t rows, Part part) {
     const auto p = static_cast<size_t>(part);
@@ -128,7 +128,7 @@ void FakeWeightClient::KeepTarget(const FetchRequest& request, bool poison, Pend
   list.assign(request.transfer->neurons.begin(), request.transfer->neurons.end());
   pending->target = *request.transfer;
   pending->target.neurons = list;
-  pending->request.transfer = request.transfer;  // only whether there is one is looked at from here on
+  pending->request.transfer = request.transfer;  // from here on only its presence is looked at
   if (poison) {
     Poison(*pending);
   }

@@ -247,7 +247,7 @@ ExtentRange FakeWeightClient::ExtentsOf(const FetchRequest& request) const {
 bool FakeWeightClient::Fill(const FetchRequest& request, FetchCompletion* completion) {
   const ExtentRange range = ExtentsOf(request);
   for (uint32_t i = 0; i < range.count; ++i) {
-    extents_[range.first + i].pins++;  // places of unfinished reads
+    extents_[range.first + i].pins++;  // slots of unfinished reads
   }
   const bool refused = std::uniform_real_distribution<double>()(random_) < options_.no_room_chance;
   completion->code = refused ? absl::StatusCode::kResourceExhausted : absl::StatusCode::kOk;

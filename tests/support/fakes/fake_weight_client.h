@@ -1,12 +1,12 @@
 // An in-process weightd for tests of the engine: reads a pack's files itself, holds extents in segments under
 // a budget with LRU, and misbehaves on request.
 //
-// Whatever is not resident reads as 0xFF (NaN in every float), and so does whatever was evicted: an engine
-// that reads without a lease cannot go unnoticed. Breaches of the protocol are counted in violations().
+// Bytes that are not resident or were evicted read as 0xFF (NaN in every float): an engine that reads without
+// a lease cannot go unnoticed. Protocol violations are counted in violations().
 //
-// Slabs: what a transfer lends reads as 0xFF until its tile has landed; tiles land one after another, all at
-// a time without `max_delay_polls`. Lending a range twice is a breach, but for a second request for the very
-// same rows (which makes a prefetch a demand).
+// Slabs: a target lent to a transfer reads as 0xFF until its tile has landed; tiles land one after another,
+// all at once without `max_delay_polls`. Lending a range twice is a violation, except to a second request for
+// the very same rows (which makes a prefetch a demand).
 //
 // Nothing allocates while requests come and go, so tests that count allocations may run on it (transfers
 // once a slab was offered).
@@ -39,7 +39,7 @@ struct FakeWeightOptions {
   // Chance that a fill ends without room though there is some, and that a poll evicts one unpinned extent.
   double no_room_chance = 0;
   double evict_chance = 0;
-  // Prefetches begin when they are asked for: CancelPrefetches() finds none that has not.
+  // Prefetches begin at once: CancelPrefetches() finds none that has not begun.
   bool prefetches_begin_at_once = false;
 };
 
@@ -67,20 +67,20 @@ class FakeWeightClient final : public WeightClient {
   WeightClientCounters counters() const override;
   std::string Describe() const override { return "fake"; }
 
-  // weightd dies now: nothing completes any more, held leases stay readable, calls fail with `code`.
+  // Kills weightd now: nothing completes any more, held leases stay readable, calls fail with `code`.
   void Disconnect(absl::StatusCode code = absl::StatusCode::kUnavailable);
-  // Dies by itself after so many further polls.
+  // Kills it after this many further polls.
   void DisconnectAfterPolls(uint64_t polls);
-  // Whether Reconnect() finds a new weightd; else it fails with `code`.
+  // If `allow`, Reconnect() finds a new weightd; else it fails with `code`.
   void AllowReconnect(bool allow, absl::StatusCode code = absl::StatusCode::kUnavailable);
-  // Requests are taken and never completed.
+  // Accepts requests and never completes them.
   void Freeze(bool frozen);
-  // The next `count` demands for experts end like this, unfilled.
+  // The next `count` demands for experts end with `code`, unfilled.
   void EndDemands(absl::StatusCode code, int count);
-  // Leases of extents refused while others hold all room (a stand-in for other sessions' pins).
+  // Limits the memory for leases, others hold the rest (a stand-in for other sessions' pins).
   void SetBudget(uint64_t bytes);
 
-  // The first breach of the protocol, "" if there was none.
+  // The first protocol violation, "" if there was none.
   std::string violation() const;
   uint64_t resident_bytes() const;
   uint64_t waits() const;  // calls of Wait()
@@ -97,7 +97,7 @@ class FakeWeightClient final : public WeightClient {
     FetchRequest request;
     uint32_t polls_left = 0;
     bool cancelled = false;
-    // Transfers: `target` with its list in lists_[list]; filled: the extents are there and pinned.
+    // Transfers: `target` with its list in lists_[list]; filled: the extents are resident and pinned.
     TransferTarget target;
     uint32_t list = 0;
     bool filled = false;

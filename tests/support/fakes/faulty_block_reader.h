@@ -21,9 +21,9 @@ enum class ReadFault : uint8_t {
   kNone,
   kShort,        // the file ends too early
   kEio,          // the disk gives up
-  kEagain,       // the kernel keeps saying "again" until the engine gives up
+  kEagain,       // the kernel returns EAGAIN until the engine fails
   kBitFlip,      // one bit of a chunk is wrong
-  kMisdirected,  // right bytes of another place
+  kMisdirected,  // right bytes of another position
   kStuck         // no answer until ReleaseStuck()
 };
 inline constexpr std::array<ReadFault, 6> kReadFaults = {ReadFault::kShort,       ReadFault::kEio,
@@ -38,12 +38,13 @@ class FaultyBlockReader final : public BlockReader {
                     std::vector<ReadFault> kinds)
       : inner_(std::move(inner)), rate_(rate), kinds_(std::move(kinds)), random_(seed) {}
 
-  // The next `count` jobs fail like this, whatever the rate.
+  // The next `count` jobs fail with `fault`, whatever the rate.
   void FailNext(ReadFault fault, int count) {
     MutexLock lock(&mutex_);
     forced_.assign(static_cast<size_t>(count), {fault});
   }
-  // The next job meets all of these: what changes it, then what holds it up, then what ends it.
+  // The next job meets all of these: faults that change bytes, then those that delay it, then those that end
+  // it.
   void FailNextWith(std::vector<ReadFault> faults) {
     MutexLock lock(&mutex_);
     forced_.assign(1, std::move(faults));

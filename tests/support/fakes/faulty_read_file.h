@@ -1,4 +1,4 @@
-// A ReadFile that answers from memory and misbehaves by script: what the kernel may do to a read.
+// A ReadFile that answers from memory and misbehaves by script, as the kernel may.
 //
 // Thread safety: thread-safe.
 #pragma once
@@ -19,7 +19,7 @@ namespace sluice {
 
 class FaultyReadFile final : public ReadFile {
  public:
-  // What the next call does: negative, it fails with this -errno; else it reads at most so many bytes.
+  // Result of the next call: negative, it fails with this -errno; else it reads at most this many bytes.
   using Script = std::deque<int64_t>;
 
   FaultyReadFile(uint64_t file_bytes, Script script) : file_bytes_(file_bytes), script_(std::move(script)) {}

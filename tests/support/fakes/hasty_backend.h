@@ -1,10 +1,10 @@
-// A backend whose owner does not wait once: of the waits and questions of one kind it leaves out one, so that
-// the owner goes on as if the device had told it that the work is done. For tests that each of them is
+// A backend whose owner skips one wait: among the waits and queries of one kind it leaves out one, so that
+// the owner goes on as if the device had reported the work as done. Tests use it to show that each wait is
 // needed.
 //
-// A kind is the call and the operation it was for: "Wait behind Router"; of a backend with a name after that:
-// "cpu: Wait behind MoeExperts". What is known to be done already is no wait. Behind it stands a
-// DelayedBackend, which names the operation that the owner was too early for.
+// A kind is the call and the operation that it waits for: "Wait behind Router"; for a backend with a name
+// after it: "cpu: Wait behind MoeExperts". A wait for work that is known to be done does not count. A
+// DelayedBackend below it names the operation that the owner was too early for.
 //
 // Thread safety: as Backend.
 #pragma once
@@ -25,11 +25,11 @@ namespace sluice {
 
 // Outlives the backend.
 struct HastyRun {
-  std::string kind;                       // to leave out one of; empty: none
-  uint64_t number = 0;                    // which of them, from 1
-  std::map<std::string, uint64_t> waits;  // by kind, of the run so far
+  std::string kind;                       // kind to skip one of; empty: none
+  uint64_t number = 0;                    // which one of them, from 1
+  std::map<std::string, uint64_t> waits;  // by kind, in the run so far
   bool left_out = false;
-  absl::Status told;  // what the devices have to say in the end
+  absl::Status told;  // the devices' final verdict
 };
 
 class HastyBackend final : public Backend, public Queue {
@@ -114,9 +114,9 @@ class HastyBackend final : public Backend, public Queue {
   HastyRun* const run_;
   const std::string name_;
   const char* last_ = "nothing";
-  std::vector<std::pair<uint64_t, const char*>> events_;  // what each was recorded behind
+  std::vector<std::pair<uint64_t, const char*>> events_;  // the operation that each was recorded after
   uint64_t known_ = 0;                                    // known to be done
-  uint64_t assumed_ = 0;                                  // taken for done
+  uint64_t assumed_ = 0;                                  // assumed done
 };
 
 }  // namespace sluice

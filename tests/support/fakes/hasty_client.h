@@ -1,5 +1,5 @@
-// A client of weightd whose owner does not wait for what travels into slabs: what was asked for has landed,
-// or is complete, at once. For tests that these waits are needed.
+// A client of weightd whose owner does not wait for transfers into slabs: each has landed, or is complete, at
+// once. Tests use it to show that these waits are needed.
 //
 // Thread safety: as WeightClient.
 #pragma once
@@ -19,8 +19,8 @@ namespace sluice {
 class HastyClient final : public WeightClient {
  public:
   struct Haste {
-    bool landed = false;     // tiles have landed as soon as they were asked for, but for the last one
-    bool completed = false;  // transfers are complete as soon as they were asked for
+    bool landed = false;     // tiles land at once, except the last one
+    bool completed = false;  // transfers complete at once
   };
   HastyClient(std::unique_ptr<WeightClient> behind, const Haste& haste)
       : behind_(std::move(behind)), haste_(haste) {}
@@ -81,9 +81,9 @@ class HastyClient final : public WeightClient {
  private:
   const std::unique_ptr<WeightClient> behind_;
   const Haste haste_;
-  std::map<uint64_t, uint32_t> tiles_;  // by request, how many it has
-  std::vector<uint64_t> told_;          // complete too early, whose end is not told again
-  std::vector<uint64_t> early_;         // to be told
+  std::map<uint64_t, uint32_t> tiles_;  // by request, number of its tiles
+  std::vector<uint64_t> told_;          // completed too early; their end is not reported again
+  std::vector<uint64_t> early_;         // to be reported
 };
 
 }  // namespace sluice

@@ -1,6 +1,6 @@
 // LateCopier: a copier whose memory only it can reach, and whose copies end later, in an order of its own.
 // Until a chunk has ended nothing of it is in the slab, and its sources are read at the end, so an engine
-// that is ahead of its copier cannot go unnoticed. It takes memory files for handles of a device.
+// that is ahead of its copier cannot go unnoticed. It accepts memory files as handles of a device.
 //
 // Thread safety: as Copier's; Hold(), Die(), Fail() and begun() may be called from any thread.
 #pragma once
@@ -72,12 +72,12 @@ class LateCopier final : public Copier {
     const MutexLock lock(&mutex_);
     held_ = held;
   }
-  // The process has been killed: what was begun never arrives.
+  // Kills the process: copies that were begun never arrive.
   void Die() {
     const MutexLock lock(&mutex_);
     dead_ = true;
   }
-  // The next `begins` copies are refused, and of those begun the next `ends` fail.
+  // The next `begins` copies are refused, and of the begun ones the next `ends` fail.
   void Fail(int begins, int ends) {
     const MutexLock lock(&mutex_);
     refuse_ = begins;

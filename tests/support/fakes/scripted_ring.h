@@ -27,7 +27,7 @@ class ScriptedRing final : public ReadRing {
     ended_.push_back({slot, read->ReadAt(dest, length, offset)});
   }
   absl::Status Start() override { return absl::OkStatus(); }
-  // Gives the last read first: the kernel keeps no order either.
+  // Completes the last read first: the kernel keeps no order either.
   absl::Status Wait(std::vector<RingCompletion>* completions) override {
     const MutexLock lock(&mutex_);
     while (ended_.empty() && !woken_) {

@@ -1,5 +1,4 @@
-// TestSlab: a slab as inferd makes one, targets in it for experts of a pack, and whether the right rows lie
-// there.
+// TestSlab: a slab as inferd makes one, with targets for experts of a pack and checks of their rows.
 //
 // Thread safety: thread-compatible.
 #pragma once
@@ -55,7 +54,7 @@ class TestSlab {
     return target;
   }
 
-  // Whether rows [first, first + rows) of the target hold what the pack has for them.
+  // True if rows [first, first + rows) of the target hold the pack's rows.
   bool Holds(const TestPack& pack, uint32_t layer, uint32_t expert, PartSet parts,
              const TransferTarget& target, uint32_t first = 0, uint32_t rows = ~0u) const {
     for (Part part : {Part::kUp, Part::kGate, Part::kDown}) {

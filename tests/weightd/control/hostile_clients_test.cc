@@ -1,4 +1,4 @@
-// Clients of weightd that don't keep to the protocol: the session ends, nobody else is harmed.
+// Clients of weightd that violate the protocol: the session ends, no other is harmed.
 #include <gtest/gtest.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
@@ -58,7 +58,7 @@ TEST_F(WeightsServiceTest, ImpossibleCursorsEndTheSession) {
   ExpectServes();
 }
 
-TEST_F(WeightsServiceTest, ScribblingOverEverythingWritableHarmsNobodyElse) {
+TEST_F(WeightsServiceTest, ScribblingHarmsNoOtherSession) {
   const auto honest = Connect();
   std::mt19937_64 random(10);
   for (int round = 0; round < 10; ++round) {
@@ -83,7 +83,7 @@ TEST_F(WeightsServiceTest, ScribblingOverEverythingWritableHarmsNobodyElse) {
   }
 }
 
-TEST_F(WeightsServiceTest, GarbageOnTheJoinedSideSocketEndsTheSession) {
+TEST_F(WeightsServiceTest, GarbageOnTheSideSocketEndsTheSession) {
   v1::OpenSessionResponse opened;
   ASSERT_TRUE(Open(GoodRequest(), &opened).ok());
   const auto hostile = RawClient::Join(opened);
@@ -93,7 +93,7 @@ TEST_F(WeightsServiceTest, GarbageOnTheJoinedSideSocketEndsTheSession) {
   ExpectServes();
 }
 
-TEST_F(WeightsServiceTest, SharedRegionsCannotBeShrunkGrownOrWrittenWhereReadOnly) {
+TEST_F(WeightsServiceTest, SharedRegionsAreSealed) {
   v1::OpenSessionResponse opened;
   ASSERT_TRUE(Open(GoodRequest(), &opened).ok());
   const auto side = ConnectUnix(opened.side_socket(), UnixSocketType::kSeqPacket);

@@ -67,7 +67,7 @@ TEST_F(WeightsServiceTest, WrongFieldsAreRefusedByName) {
   ExpectRefused(name, absl::StatusCode::kInvalidArgument, "INVALID_FIELD", "client_name");
 }
 
-TEST_F(WeightsServiceTest, UnjoinedSessionEndsByCloseAndItsNonceIsWorthless) {
+TEST_F(WeightsServiceTest, ClosingAnUnattachedSessionRevokesItsNonce) {
   v1::OpenSessionResponse opened;
   ASSERT_TRUE(Open(GoodRequest(), &opened).ok());
   EXPECT_EQ(opened.nonce().size(), kNonceBytes);
@@ -95,7 +95,7 @@ TEST_F(WeightsServiceTest, UnjoinedSessionEndsByCloseAndItsNonceIsWorthless) {
   EXPECT_EQ(answer->message.type, SideType::kReject);
 }
 
-TEST_F(WeightsServiceTest, NonceJoinsOnlyOnce) {
+TEST_F(WeightsServiceTest, NonceAttachesOnlyOnce) {
   v1::OpenSessionResponse opened;
   ASSERT_TRUE(Open(GoodRequest(), &opened).ok());
   const auto first = RawClient::Join(opened);
@@ -152,7 +152,7 @@ TEST_F(WeightsServiceTest, WarmSetIsReadAheadAndReported) {
   AwaitSessions(0);
 }
 
-TEST_F(WeightsServiceTest, StatsShowHowFarAWarmSetIsAndAnEmptyOneCancelsIt) {
+TEST_F(WeightsServiceTest, StatsShowWarmSetProgressAndEmptySetCancels) {
   v1::SetWarmSetRequest set;
   set.mutable_pack()->set_path(pack_.dir());
   for (uint32_t i = 0; i < 32; ++i) {
@@ -211,7 +211,7 @@ TEST_F(WeightsServiceTest, StatsShowSessionsAndBytes) {
   client->Release(3, 1);
 }
 
-TEST(StoreCountersTest, EveryNumberThatGetStatsPromisesHasItsLineInTheTable) {
+TEST(StoreCountersTest, EveryGetStatsFieldHasARowInTheTable) {
   const google::protobuf::Descriptor& fields = *v1::GetStatsResponse::descriptor();
   std::set<std::string> promised;
   for (int i = 0; i < fields.field_count(); ++i) {

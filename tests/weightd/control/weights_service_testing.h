@@ -44,7 +44,7 @@ class WeightsServiceTest : public testing::Test {
         grpc::CreateChannel("unix:" + folder_.File("weightd.sock"), grpc::InsecureChannelCredentials()));
   }
 
-  // One call; its status with reason and field.
+  // Makes one call; returns its status with reason and field.
   template <typename Request, typename Response>
   absl::Status Call(grpc::Status (v1::WeightService::Stub::*method)(grpc::ClientContext*, const Request&,
                                                                     Response*),
@@ -76,7 +76,7 @@ class WeightsServiceTest : public testing::Test {
     return Call(&v1::WeightService::Stub::OpenSession, request, response);
   }
 
-  // Expects that the request fails so.
+  // Expects that the request fails with this code, reason and field.
   void ExpectRefused(const v1::OpenSessionRequest& request, absl::StatusCode code, const std::string& reason,
                      const std::string& part) {
     v1::OpenSessionResponse response;
@@ -96,7 +96,7 @@ class WeightsServiceTest : public testing::Test {
     return client.ok() ? *std::move(client) : nullptr;
   }
 
-  // That weightd still serves honest clients.
+  // Expects that weightd still serves honest clients.
   void ExpectServes() {
     const auto client = Connect();
     ExtentLease lease;
@@ -107,7 +107,7 @@ class WeightsServiceTest : public testing::Test {
     client->Release(5, 1);
   }
 
-  // Waits until weightd knows of `count` sessions.
+  // Waits until weightd has `count` sessions.
   void AwaitSessions(size_t count) {
     const absl::Time deadline = Soon();
     while (server_->store().Look(&StoreCore::Stats).sessions.size() != count && absl::Now() < deadline) {
@@ -122,10 +122,10 @@ class WeightsServiceTest : public testing::Test {
   std::unique_ptr<v1::WeightService::Stub> stub_;
 };
 
-// The bare protocol of a client, for breaking it.
+// The bare protocol of a client, for violating it.
 class RawClient {
  public:
-  // Opens and joins a session.
+  // Opens a session and attaches its side socket.
   static std::unique_ptr<RawClient> Join(const v1::OpenSessionResponse& opened) {
     auto client = std::make_unique<RawClient>();
     client->side_ = *ConnectUnix(opened.side_socket(), UnixSocketType::kSeqPacket);

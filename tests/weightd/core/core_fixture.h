@@ -1,4 +1,4 @@
-// A StoreCore with a clock and a reader that do only what the test says, and no thread: Pump() is a round.
+// A StoreCore with a clock and a reader under the test's control, and no thread: Pump() is a round.
 #pragma once
 
 #include <gtest/gtest.h>

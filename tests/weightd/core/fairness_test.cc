@@ -1,5 +1,5 @@
-// Sessions beside each other: whose request is next, how much goes ahead of a demand, quotas, and clients
-// that do not unmap what they are told to.
+// Several sessions: fair order of requests, the bytes that go ahead of a demand, quotas, and clients that do
+// not unmap retired segments.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/socket.h>
@@ -21,7 +21,7 @@ using ::testing::SizeIs;
 
 constexpr uint64_t kMiB = 1024 * 1024;
 
-TEST(FairQueueTest, SessionsTakeTurnsByBytesWhateverTheirLinesAreLong) {
+TEST(FairQueueTest, SessionsTakeTurnsByBytesNotByQueueLength) {
   FairQueue<int> queue;
   for (int i = 0; i < 100; ++i) {
     queue.PushBack(1, 1000 + i);
@@ -39,7 +39,7 @@ TEST(FairQueueTest, SessionsTakeTurnsByBytesWhateverTheirLinesAreLong) {
   EXPECT_EQ(queue.size(), 97u);
 }
 
-TEST(FairQueueTest, IdleTimeIsNoClaimAndADroppedSessionLeavesNothing) {
+TEST(FairQueueTest, IdleTimeIsNoClaimAndDropLeavesNothing) {
   FairQueue<int> queue;
   for (int i = 0; i < 10; ++i) {
     queue.PushBack(1, 10 + i);
@@ -76,7 +76,7 @@ class SteppedReader final : public BlockReader {
   void Cancel(uint64_t tag) override { Report(queue_.Cancel(tag)); }
   std::string Describe() const override { return "stepped"; }
 
-  // Starts what may start; the bytes that are being read.
+  // Starts chunks within the limits; returns the bytes that are being read.
   uint64_t StartedBytes() {
     while (auto chunk = queue_.Next()) {
       running_.push_back(*std::move(chunk));
@@ -84,7 +84,7 @@ class SteppedReader final : public BlockReader {
     return queue_.in_flight_bytes();
   }
 
-  // The same, and ends the chunk started first; its tag and bytes. False: nothing to do.
+  // The same, and ends the chunk started first; returns its tag and bytes. False: nothing to do.
   bool Step(uint64_t* tag, uint64_t* bytes) {
     StartedBytes();
     if (running_.empty()) {
@@ -136,7 +136,7 @@ class FairnessTest : public CoreTest {
   }
 };
 
-TEST_F(FairnessTest, NoMoreGoesAheadOfADemandThanThePrefetchThatIsInFlight) {
+TEST_F(FairnessTest, DemandWaitsOnlyForPrefetchesInFlight) {
   SteppedReader reader;
   other_reader_ = &reader;
   constexpr uint64_t kPartBytes = kMiB / 2;
@@ -194,7 +194,7 @@ TEST_F(FairnessTest, OnlyASoleSessionReadsFourMiBAhead) {
   EXPECT_EQ(reader.StartedBytes(), 2 * kMiB);
 }
 
-TEST_F(FairnessTest, ADemandOfASecondSessionWaitsForNoQueueOfTheFirst) {
+TEST_F(FairnessTest, DemandSkipsTheQueueOfAnotherSession) {
   Start(200 * 3 * kMiB, {.layers = 16, .experts = 8, .part_bytes = kMiB});
   LocalClient many = Client(OpenSession());
   LocalClient one = Client(OpenSession());
@@ -250,7 +250,7 @@ TEST_F(FairnessTest, PrefetchesOfTwoSessionsTakeTurns) {
   EXPECT_EQ(ours, 3) << "among the first eight, though 48 were before them";
 }
 
-TEST_F(FairnessTest, ASessionBeyondItsQuotaEvictsItsOwnAndNobodyElses) {
+TEST_F(FairnessTest, SessionBeyondItsQuotaEvictsOnlyItsOwn) {
   Start(10 * kExpert);
   LocalClient other = Client(OpenSession());
   for (uint32_t e = 0; e < 4; ++e) {
@@ -282,12 +282,12 @@ TEST_F(FairnessTest, ASessionBeyondItsQuotaEvictsItsOwnAndNobodyElses) {
   for (uint32_t e = 0; e < 4; ++e) {
     EXPECT_TRUE(other.Resident(ExpertGid(3, e)));
   }
-  // What the other one filled costs nothing.
+  // Extents filled by the other session cost nothing.
   client.Submit(LocalClient::FillExpert(20, 3, 0));
   Pump();
   EXPECT_EQ(CodeOf(Next(&client)), absl::StatusCode::kOk);
   EXPECT_TRUE(client.Resident(ExpertGid(0, 5)));
-  // All it may have is held: it has no room, though the memory has.
+  // All of its quota is held: it has no room, though the memory has.
   uint64_t place;
   for (uint32_t i = 0; i < 9; ++i) {
     ASSERT_TRUE(client.Lease(ExpertGid(0, 5) + i, &place));
@@ -306,7 +306,7 @@ TEST_F(FairnessTest, ASessionBeyondItsQuotaEvictsItsOwnAndNobodyElses) {
   }
 }
 
-TEST_F(FairnessTest, QuotasBelowTheWorkingMinimumAreRefusedByTheirName) {
+TEST_F(FairnessTest, QuotasBelowTheMinimumAreRefusedByName) {
   session_quota_ = 3 * kExpert;
   Start(20 * kExpert, {.dense = {kExpert}, .layers = 4, .experts = 8, .part_bytes = kPart});
   SessionParams params = Params();
@@ -354,7 +354,7 @@ class SlowUnmapTest : public FairnessTest {
     Pump();
     return Next(quick_.get());
   }
-  // Answers what the peer was told.
+  // Acknowledges the messages sent to the peer.
   void AnswerAll() {
     while (true) {
       auto packet = ReceiveSideMessage(peer_.get());
@@ -375,7 +375,7 @@ class SlowUnmapTest : public FairnessTest {
   uint64_t id_ = 0;
 };
 
-TEST_F(SlowUnmapTest, OthersWaitAQuarterSecondOnceAndThenTakeOtherRoom) {
+TEST_F(SlowUnmapTest, OthersWaitBrieflyOnceThenUseOtherRoom) {
   constexpr uint64_t kBudget = 320 * 100 * 1024;  // in segments of ten slots
   StartTwo(kBudget);
   for (uint32_t e = 0; e < 107; ++e) {

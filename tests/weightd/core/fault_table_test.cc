@@ -1,4 +1,4 @@
-// What a client sees of each fault of the disk, through the whole store. The table is printed: docs quote it.
+// A client's view of each fault of the disk, through the whole store. The table is printed: docs quote it.
 #include <gtest/gtest.h>
 
 #include <cstdio>
@@ -82,7 +82,7 @@ class FaultTableTest : public ::testing::Test {
   uint64_t id_ = 0;
 };
 
-TEST_F(FaultTableTest, EachFaultHealsByOneRereadOrEndsAsDataLossOfThatExtentAlone) {
+TEST_F(FaultTableTest, OneRereadHealsAFaultOrOnlyThatExtentIsLost) {
   std::printf("%-20s %-14s %-14s %s\n", "fault", "once", "twice", "afterwards");
   uint32_t extent = 0;
   for (const Row& row : kTable) {
@@ -118,14 +118,14 @@ TEST_F(FaultTableTest, SeveralFaultsOfOneReadHealToo) {
   EXPECT_EQ(Fetch(1), absl::StatusCode::kOk) << "by the second read";
   disk_->FailNextWith({ReadFault::kStuck, ReadFault::kEio});
   EXPECT_EQ(Fetch(2), absl::StatusCode::kOk);
-  disk_->ReleaseStuck();  // wrong bytes come to a place that is nobody's any more
+  disk_->ReleaseStuck();  // wrong bytes arrive in a slot that belongs to no extent
   for (uint32_t extent = 0; extent < 3; ++extent) {
     EXPECT_EQ(Fetch(extent), absl::StatusCode::kOk);
   }
   EXPECT_EQ(store_->Look(&StoreCore::Stats).second_reads_won, 2u);
 }
 
-TEST_F(FaultTableTest, ADiskThatAnswersNothingEndsEveryRequestAndServesAgainAfterwards) {
+TEST_F(FaultTableTest, SilentDiskEndsRequestsAndServesAgainLater) {
   disk_->FailNext(ReadFault::kStuck, 1'000'000);
   for (uint64_t id = 1000; id < 1020; ++id) {
     client_->Submit(LocalClient::FillExtent(id, static_cast<uint32_t>(id - 1000)));

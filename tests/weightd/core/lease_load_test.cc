@@ -1,5 +1,5 @@
-// Leases under load: clients on threads of their own against a store that evicts beside them, and how well
-// LRU sees hits of which nobody tells it.
+// Leases under load: clients on threads of their own against a store that evicts meanwhile, and the hit rate
+// of LRU, which learns of no hit by message.
 //
 // Each client runs on its own thread, on mappings shared with the store.
 #include <gtest/gtest.h>
@@ -20,7 +20,7 @@
 namespace sluice {
 namespace {
 
-// LRU alone, to be compared with a replay, unless said otherwise.
+// LRU alone, for the comparison with a replay, unless set otherwise.
 std::unique_ptr<WeightStore> CreateStore(uint64_t budget, EvictionKind eviction = EvictionKind::kLru,
                                          bool admission = false, uint64_t scrub_rate = 0) {
   WeightStoreOptions options;
@@ -52,7 +52,7 @@ bool LeaseExtent(LocalClient* client, uint32_t extent, uint64_t* id, uint64_t* p
 
 class EveryPolicyTest : public ::testing::TestWithParam<EvictionKind> {};
 
-TEST_P(EveryPolicyTest, FourClientsNeverSeeAByteThatIsNotTheirsWithTheScrubBeside) {
+TEST_P(EveryPolicyTest, FourClientsSeeOnlyTheirBytesDuringScrub) {
   auto store = CreateStore(24 * 4096, GetParam(), /*admission=*/true, /*scrub_rate=*/64 << 20);
   auto owned = std::make_unique<FakeExtentSource>(FakeExtentSource::Shape{.layers = 2, .experts = 16});
   const FakeExtentSource* source = owned.get();
@@ -105,7 +105,7 @@ INSTANTIATE_TEST_SUITE_P(LeaseLoadTest, EveryPolicyTest,
                          ::testing::Values(EvictionKind::kLru, EvictionKind::kLfru, EvictionKind::kScore),
                          [](const auto& param) { return std::string(NameOf(param.param)); });
 
-// LRU of `capacity` extents over the same accesses, told of every one of them.
+// LRU of `capacity` extents over the same accesses, with every one of them reported.
 class ReplayedLru {
  public:
   explicit ReplayedLru(size_t capacity) : capacity_(capacity) {}
@@ -196,7 +196,7 @@ TEST(LeaseLoadTest, TwoSessionsWithStepsOfTheirOwnStillMakeOneLru) {
   }
   ReplayedLru replay(capacity);
   uint64_t request = 0;
-  uint64_t steps[2] = {1, 1'000'000'000};  // one has been running for long, and strides
+  uint64_t steps[2] = {1, 1'000'000'000};  // one has been running for long, with large strides
   int64_t hits = 0;
   int64_t replayed = 0;
   std::mt19937_64 random(9);

@@ -21,7 +21,7 @@ TEST(ProgressWatchTest, PumpThatMakesRoundsIsAlive) {
   EXPECT_EQ(watch.Look({2, 0, 0}, 2 + 10 * kPatience), "");  // nothing to read: no report is awaited
 }
 
-TEST(ProgressWatchTest, PumpWithoutARoundSinceItsNudgeIsStuckUntilItMoves) {
+TEST(ProgressWatchTest, PumpWithoutARoundSinceItsNudgeIsStuck) {
   ProgressWatch watch;
   EXPECT_EQ(watch.Look({7, 0, 0}, 1), "");
   EXPECT_THAT(watch.Look({7, 0, 0}, 2), HasSubstr("no round"));
@@ -29,7 +29,7 @@ TEST(ProgressWatchTest, PumpWithoutARoundSinceItsNudgeIsStuckUntilItMoves) {
   EXPECT_EQ(watch.Look({8, 3, 0}, 4), "");
 }
 
-TEST(ProgressWatchTest, ReaderThatIsSilentForLongWithReadsUnderWayIsStuck) {
+TEST(ProgressWatchTest, SilentReaderWithReadsInFlightIsStuck) {
   ProgressWatch watch;
   EXPECT_EQ(watch.Look({1, 5, 4096}, 0), "");
   EXPECT_EQ(watch.Look({2, 5, 4096}, kPatience), "");

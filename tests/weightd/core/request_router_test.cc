@@ -84,7 +84,7 @@ class RequestRouterTest : public ::testing::Test {
   std::unique_ptr<LocalClient> client_;
 };
 
-TEST_F(RequestRouterTest, AFillIsReadAndItsPinsHoldUntilTheCompletionIsReaped) {
+TEST_F(RequestRouterTest, PinsOfAFillHoldUntilCompletionIsReaped) {
   client_->Submit(LocalClient::FillExpert(5, 1, 2));
   EXPECT_FALSE(router_.Serve(session_)) << "the ring is empty now";
   EXPECT_TRUE(Idle()) << "nothing was read yet";
@@ -99,7 +99,7 @@ TEST_F(RequestRouterTest, AFillIsReadAndItsPinsHoldUntilTheCompletionIsReaped) {
   EXPECT_FALSE(tier_.store().Held(FirstOf(1, 2)));
 }
 
-TEST_F(RequestRouterTest, WhatCannotBeIsAnsweredAtOnceAndNamesTheField) {
+TEST_F(RequestRouterTest, InvalidEntryIsAnsweredAtOnceByFieldName) {
   client_->Submit(LocalClient::FillExpert(1, 1, 999));
   client_->Submit(LocalClient::FillExpert(2, 0, 0));
   client_->Submit(LocalClient::FillExpert(2, 0, 1));
@@ -142,7 +142,7 @@ TEST_F(RequestRouterTest, ARoundTakesABoundedBatch) {
   for (uint64_t id = 1; id <= kRing; ++id) EXPECT_EQ(Next().id, id);
 }
 
-TEST_F(RequestRouterTest, ASessionWithAnImpossibleCursorIsDoomed) {
+TEST_F(RequestRouterTest, SessionWithAnImpossibleCursorEnds) {
   session_->view().cursors->submission_tail.value.store(1'000'000);
   EXPECT_FALSE(router_.Serve(session_));
   const auto doomed = sessions_.TakeDoomed();
@@ -185,7 +185,7 @@ TEST_F(RequestRouterTest, PacksAreFoundByModelAndCountTheirDenseBytes) {
   EXPECT_NE(packs_.residency_fd(*number), packs_.residency_fd(0));
 }
 
-TEST_F(RequestRouterTest, APackThatTheBudgetCannotWorkWithIsRefusedWithTheNumbers) {
+TEST_F(RequestRouterTest, PackBeyondTheBudgetIsRefusedWithNumbers) {
   FakeExtentSource::Shape shape;
   shape.dense = {15 * kExpert};
   const auto number = packs_.Add(std::make_unique<FakeExtentSource>(shape), {0});

@@ -48,7 +48,7 @@ class ScrubTest : public CoreTest {
   std::unique_ptr<LocalClient> client_;
 };
 
-TEST_F(ScrubTest, VerifiesAtTheRateThatWasSetAndOverAndOverAgain) {
+TEST_F(ScrubTest, VerifiesRepeatedlyAtTheSetRate) {
   StartFilled(10 * kMiB, 8);  // 1.5 MiB
   Scrub(3000);
   const StoreStats stats = core_->Stats();
@@ -111,7 +111,7 @@ TEST_F(ScrubTest, BytesThatWentBadInMemoryAreReadAgain) {
   EXPECT_EQ(core_->tier().condemned(), 0u);
 }
 
-TEST_F(ScrubTest, ALeasedBadExtentTakesNoNewLeaseAndItsPlaceWaitsForTheOldOne) {
+TEST_F(ScrubTest, SlotOfABadExtentWaitsForItsOldLease) {
   StartFilled(100 * kMiB, 2);
   const Gid bad = ExpertGid(0, 0);
   uint64_t place;

@@ -1,5 +1,5 @@
-// Who is let in, what is promised of the budget, and who is put out: the door, the shares and the stopped,
-// without a pump.
+// Opening sessions, their parts of the budget, and stalled sessions: the session manager, the shares and the
+// stall detection, without a pump.
 #include "weightd/core/session_door.h"
 
 #include <gmock/gmock.h>
@@ -59,7 +59,7 @@ class SessionDoorTest : public ::testing::Test {
   StoppedSessions stopped_{kStopped, &shares_, &sessions_};
 };
 
-TEST_F(SessionDoorTest, ASessionIsPromisedTwiceItsLargestExpertAThread) {
+TEST_F(SessionDoorTest, ReserveIsTwiceTheLargestExpertPerThread) {
   const auto handle = door_.Open(Params(/*threads=*/2));
   ASSERT_TRUE(handle.ok()) << handle.status();
   EXPECT_EQ(handle->reserved_bytes, 4 * kExpert);
@@ -89,7 +89,7 @@ TEST_F(SessionDoorTest, AQuotaHoldsDenseWeightsAndMinimum) {
   EXPECT_THAT(std::string(ours.status().message()), HasSubstr("--session-quota"));
 }
 
-TEST_F(SessionDoorTest, WhatMakesNoSenseIsRefusedByName) {
+TEST_F(SessionDoorTest, InvalidParametersAreRefusedByName) {
   SessionParams params = Params();
   params.packs = {0, 0};
   EXPECT_THAT(std::string(door_.Open(params).status().message()), HasSubstr("twice"));
@@ -102,7 +102,7 @@ TEST_F(SessionDoorTest, WhatMakesNoSenseIsRefusedByName) {
   EXPECT_EQ(sessions_.size(), 0u);
 }
 
-TEST_F(SessionDoorTest, WhoNeverJoinsIsPutOut) {
+TEST_F(SessionDoorTest, UnattachedSessionsAreEnded) {
   EXPECT_EQ(door_.next_deadline(), 0);
   ASSERT_TRUE(door_.Open(Params()).ok());
   const int64_t deadline = clock_.NowNanos() + kAttachTimeout;
@@ -113,7 +113,7 @@ TEST_F(SessionDoorTest, WhoNeverJoinsIsPutOut) {
   ASSERT_EQ(sessions_.TakeDoomed().size(), 1u);
 }
 
-// A session that holds 8 of the 10 experts beside the dense weights by leases, of which nobody hears.
+// A session that holds 8 of the 10 experts beside the dense weights by leases, which cost no message.
 class StoppedSessionsTest : public SessionDoorTest {
  protected:
   StoppedSessionsTest() {
@@ -140,7 +140,7 @@ class StoppedSessionsTest : public SessionDoorTest {
   int64_t now_ = 0;
 };
 
-TEST_F(StoppedSessionsTest, WhoHoldsMoreThanItsShareAndGivesNoSignIsEndedForOneThatStarves) {
+TEST_F(StoppedSessionsTest, SilentHoardersEndWhenAnotherStarves) {
   stopped_.OnNoRoom(starver_, now_, now_);
   stopped_.OnNoRoom(starver_, now_ + 1, now_ + kStopped);
   stopped_.EndStopped(now_ + kStopped - 1);
@@ -153,7 +153,7 @@ TEST_F(StoppedSessionsTest, WhoHoldsMoreThanItsShareAndGivesNoSignIsEndedForOneT
   EXPECT_EQ(stopped_.ended(), 1u);
 }
 
-TEST_F(StoppedSessionsTest, NobodyIsEndedWhileNobodyStarves) {
+TEST_F(StoppedSessionsTest, NoSessionEndsWhileNoneStarves) {
   stopped_.EndStopped(now_ + kStopped);
   stopped_.OnNoRoom(starver_, now_, now_ + kStopped);
   stopped_.OnRoom(starver_);
@@ -161,7 +161,7 @@ TEST_F(StoppedSessionsTest, NobodyIsEndedWhileNobodyStarves) {
   EXPECT_TRUE(sessions_.TakeDoomed().empty());
 }
 
-TEST_F(StoppedSessionsTest, WhoNoLongerAsksDoesNotStarve) {
+TEST_F(StoppedSessionsTest, SessionsThatStopAskingDoNotStarve) {
   stopped_.OnNoRoom(starver_, now_, now_);
   stopped_.EndStopped(now_ + kStopped);
   EXPECT_TRUE(sessions_.TakeDoomed().empty());

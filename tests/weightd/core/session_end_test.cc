@@ -1,4 +1,4 @@
-// Sessions: what they are promised, how they end, what a misbehaving one can do.
+// Sessions: their reserves, their ends, and the effects of a misbehaving one.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -23,7 +23,7 @@ class StoppedSessionTest : public SessionEndTest {
     a_ = std::make_unique<LocalClient>(Client(first_));
     b_ = std::make_unique<LocalClient>(Client(OpenSession()));
   }
-  // The first session leases so many experts.
+  // Leases `experts` experts for the first session.
   void Hold(uint32_t experts) {
     for (uint32_t e = 0; e < experts; ++e) {
       a_->Submit(LocalClient::FillExpert(e, 0, e));
@@ -38,7 +38,8 @@ class StoppedSessionTest : public SessionEndTest {
     while (Next(a_.get())) {
     }
   }
-  // Asks for the second session every half second, as an inferd that finds no room does, after `before`.
+  // Sends requests of the second session every half second, as an inferd that finds no room does, after
+  // `before`.
   template <typename Before>
   absl::StatusCode AskFor(int half_seconds, Before before) {
     absl::StatusCode code = absl::StatusCode::kUnknown;
@@ -61,7 +62,7 @@ class StoppedSessionTest : public SessionEndTest {
   std::unique_ptr<LocalClient> b_;
 };
 
-TEST_F(StoppedSessionTest, IsEndedWhenItHoldsMoreThanItsShareAndAnotherStarvesForThreeSeconds) {
+TEST_F(StoppedSessionTest, EndsBeyondItsShareAfterThreeStarvedSeconds) {
   Hold(4);
   EXPECT_EQ(AskFor(5), absl::StatusCode::kResourceExhausted);
   EXPECT_THAT(core_->Stats().sessions, SizeIs(2)) << "not before the time";
@@ -84,7 +85,7 @@ TEST_F(StoppedSessionTest, StaysWhileItGivesSigns) {
   EXPECT_THAT(core_->Stats().sessions, SizeIs(2));
 }
 
-TEST_F(StoppedSessionTest, StaysWhenNobodyStarvesOrItHoldsNoMoreThanItsShare) {
+TEST_F(StoppedSessionTest, StaysWithinItsShareOrWhenNobodyStarves) {
   Hold(2);
   EXPECT_EQ(AskFor(12), absl::StatusCode::kOk);
   clock_.Advance(60'000'000'000);
@@ -100,7 +101,7 @@ TEST_F(StoppedSessionTest, StaysWhenWhoStarvedNoLongerAsks) {
   EXPECT_THAT(core_->Stats().sessions, SizeIs(2));
 }
 
-TEST_F(SessionEndTest, OpenSessionRefusesWithTheNumbersWhenMinimaAndDenseExceedTheBudget) {
+TEST_F(SessionEndTest, OpenRefusesWithNumbersBeyondTheBudget) {
   Start(6 * kExpert + 4096, {.dense = {4096, 4096}, .layers = 4, .experts = 8, .part_bytes = kPart});
   EXPECT_EQ(core_->OpenSession(Params(3)).status().code(), absl::StatusCode::kResourceExhausted);
   OpenSession(1);
@@ -130,7 +131,7 @@ TEST_F(SessionEndTest, OpenSessionChecksAbiPacksLayoutAndDraining) {
   EXPECT_EQ(core_->OpenSession(Params()).status().code(), absl::StatusCode::kUnavailable);
 }
 
-TEST_F(SessionEndTest, PackBelowItsWorkingMinimumIsRefusedWithTheNumbers) {
+TEST_F(SessionEndTest, PackBelowItsMinimumIsRefusedWithNumbers) {
   Start(8 * kExpert);
   auto source = std::make_unique<FakeExtentSource>(FakeExtentSource::Shape{
       .model_id = "feedfacefeedfacefeedfacefeedface", .dense = {7 * kExpert}, .part_bytes = kPart});
@@ -139,7 +140,7 @@ TEST_F(SessionEndTest, PackBelowItsWorkingMinimumIsRefusedWithTheNumbers) {
   EXPECT_THAT(refused.status().ToString(), HasSubstr(std::to_string(9 * kExpert)));
 }
 
-TEST_F(SessionEndTest, LostConnectionGetsNoNewWorkButItsPinsHoldUntilTheProcessIsGone) {
+TEST_F(SessionEndTest, PinsOfALostSessionHoldUntilItsProcessEnds) {
   Start(6 * kExpert);
   const uint64_t first = OpenSession();
   LocalClient a = Client(first);
@@ -166,7 +167,7 @@ TEST_F(SessionEndTest, LostConnectionGetsNoNewWorkButItsPinsHoldUntilTheProcessI
   EXPECT_THAT(core_->Stats().sessions, SizeIs(1));
 }
 
-TEST_F(SessionEndTest, CloseReleasesEverythingAtOnceAndKeepsWhatIsResident) {
+TEST_F(SessionEndTest, CloseReleasesPinsAndKeepsResidentExtents) {
   Start(4 * kExpert);
   const uint64_t first = OpenSession();
   LocalClient a = Client(first);
@@ -181,7 +182,7 @@ TEST_F(SessionEndTest, CloseReleasesEverythingAtOnceAndKeepsWhatIsResident) {
   EXPECT_EQ(warm->bytes, 0u) << "a restart finds it warm";
 }
 
-TEST_F(SessionEndTest, RequestsOfAnEndedSessionDisturbNobodyWhoJoinedThem) {
+TEST_F(SessionEndTest, EndedSessionDisturbsNoCoalescedRequest) {
   Start(8 * kExpert);
   const uint64_t first = OpenSession();
   LocalClient a = Client(first);
@@ -198,7 +199,7 @@ TEST_F(SessionEndTest, RequestsOfAnEndedSessionDisturbNobodyWhoJoinedThem) {
   EXPECT_EQ(core_->Stats().in_flight_bytes, 0u);
 }
 
-TEST_F(SessionEndTest, GarbageInOneClientsRegionsLosesOnlyItsOwnSession) {
+TEST_F(SessionEndTest, GarbageInRegionsLosesOnlyThatSession) {
   Start(30 * kExpert);
   LocalClient good = Client(OpenSession());
   std::mt19937_64 random(5);
@@ -294,7 +295,7 @@ TEST_F(SessionEndTest, AnEntryRewrittenAfterItWasTakenChangesNothing) {
   EXPECT_EQ(core_->Stats().resident_extents, 6u) << "what was asked for at first, and nothing else";
 }
 
-TEST_F(SessionEndTest, OutOfRangeIndicesAreAnsweredAndTheSessionGoesOn) {
+TEST_F(SessionEndTest, OutOfRangeIndicesAreAnsweredOnly) {
   Start(8 * kExpert);
   LocalClient client = Client(OpenSession());
   std::mt19937_64 random(6);
@@ -331,10 +332,10 @@ TEST_F(SessionEndTest, OutOfRangeIndicesAreAnsweredAndTheSessionGoesOn) {
   EXPECT_EQ(CodeOf(Next(&client)), absl::StatusCode::kOk);
 }
 
-TEST_F(SessionEndTest, AStoppedReaderOfCompletionsKeepsOnlyItsOwnRequestsWaiting) {
+TEST_F(SessionEndTest, StalledReaperDelaysOnlyItsOwnRequests) {
   Start(12 * kExpert);
   SessionParams params = Params();
-  params.quota_bytes = 4 * kExpert;  // what it holds unreaped stays below this
+  params.quota_bytes = 4 * kExpert;  // its unreaped extents stay below this
   LocalClient stopped = Client(core_->OpenSession(params)->session);
   LocalClient good = Client(OpenSession());
   for (uint64_t i = 0; i < 32; ++i) {
@@ -353,7 +354,7 @@ TEST_F(SessionEndTest, AStoppedReaderOfCompletionsKeepsOnlyItsOwnRequestsWaiting
   EXPECT_EQ(core_->Stats().sessions_lost, 0u);
 }
 
-TEST_F(SessionEndTest, SessionThatIsNeverJoinedIsDropped) {
+TEST_F(SessionEndTest, UnattachedSessionIsDropped) {
   attach_timeout_nanos_ = 1'000'000'000;
   Start(8 * kExpert);
   OpenSession();

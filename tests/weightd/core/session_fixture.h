@@ -1,4 +1,4 @@
-// What tests of sessions share: a session that holds the memory, and the ends of side sockets.
+// Fixture for tests of sessions: a session that holds the memory, and the ends of side sockets.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -27,7 +27,7 @@ class SessionTest : public CoreTest {
     while (Next(client)) {
     }
   }
-  // What a second session gets when it asks for something else.
+  // The outcome of another expert's request by a second session.
   absl::StatusCode Ask(LocalClient* client, uint64_t id) {
     client->Submit(LocalClient::FillExpert(id, 2, 2));
     Pump();

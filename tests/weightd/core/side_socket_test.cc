@@ -1,4 +1,4 @@
-// What travels on a session's side socket: regions, segments that come and go, and the end of its process.
+// Messages on a session's side socket: regions, new and retired segments, and the end of its process.
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -60,7 +60,7 @@ TEST_F(SideSocketTest, WelcomeBringsTheRegionsAndTheSegmentsFollow) {
   EXPECT_TRUE(absl::IsUnavailable(ReceiveSideMessage(client.get()).status()));
 }
 
-TEST_F(SideSocketTest, RetiredSegmentWaitsForTheAcknowledgementAndThenTheFillGoesOn) {
+TEST_F(SideSocketTest, FillGoesOnOnceRetirementIsAcknowledged) {
   Start(1024 * 1024, {.layers = 2, .experts = 2, .part_bytes = 100 * 1024});
   AddPack(
       {.model_id = "feedfacefeedfacefeedfacefeedface", .layers = 1, .experts = 1, .part_bytes = 140 * 1024});
@@ -107,7 +107,7 @@ TEST_F(SideSocketTest, RetiredSegmentWaitsForTheAcknowledgementAndThenTheFillGoe
   EXPECT_LE(core_->Stats().segment_bytes, 1024u * 1024);
 }
 
-TEST_F(SideSocketTest, FillGivesUpOnAClientThatNeverUnmaps) {
+TEST_F(SideSocketTest, FillStopsWaitingForAClientThatNeverUnmaps) {
   Start(1024 * 1024, {.layers = 2, .experts = 2, .part_bytes = 100 * 1024});
   AddPack(
       {.model_id = "feedfacefeedfacefeedfacefeedface", .layers = 1, .experts = 1, .part_bytes = 140 * 1024});
@@ -131,7 +131,7 @@ TEST_F(SideSocketTest, FillGivesUpOnAClientThatNeverUnmaps) {
   EXPECT_EQ(Next(&client), std::nullopt);
   ASSERT_NE(core_->NextDeadline(), 0);
   const int64_t asked = clock_.NowNanos();
-  for (int i = 0; i < 2; ++i) {  // the client is slow, then given up
+  for (int i = 0; i < 2; ++i) {  // the client is slow, then lost
     clock_.Advance(core_->NextDeadline() - clock_.NowNanos());
     Pump();
   }
@@ -165,7 +165,7 @@ pid_t StartClient(const std::string& path, int gate) {
   }
 }
 
-TEST_F(SideSocketTest, ClosedSideSocketLosesTheSessionAndItsProcessExitEndsIt) {
+TEST_F(SideSocketTest, SocketCloseLosesAndProcessExitEndsSession) {
   Start(8 * kExpert);
   const uint64_t session = OpenSession();
   LocalClient leases = Client(session);
@@ -213,7 +213,7 @@ TEST_F(SideSocketTest, StrangeSideMessagesEndTheSession) {
     ASSERT_TRUE(core_->AttachSideSocket(session, std::move(server)).ok());
     SideMessage message;
     message.type = SideType::kSegmentUnmapped;
-    message.segment = 4711;  // of no such segment: ignored
+    message.segment = 4711;  // there is no such segment: ignored
     ASSERT_TRUE(SendSideMessage(peer.get(), message).ok());
     HandleEvents();
     ASSERT_THAT(core_->Stats().sessions, SizeIs(1));

@@ -1,4 +1,4 @@
-// Reads that do not end: second reads, and that no place is reused while a read may write to it.
+// Stuck reads: hedged reads, and no reuse of a slot while a read may still write to it.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -20,7 +20,7 @@ class SlowReadTest : public CoreTest {
     clock_.Advance(nanos);
     Pump();
   }
-  // Asks for an extent whose first read then gets stuck; the tag of the second read.
+  // Requests an extent whose first read then gets stuck; returns the tag of the hedged read.
   uint64_t Stick(LocalClient* client, uint64_t id, Gid gid) {
     client->Submit(LocalClient::FillExtent(id, gid));
     Pump();
@@ -48,7 +48,7 @@ class SlowReadTest : public CoreTest {
   uint64_t step_ = 0;
 };
 
-TEST_F(SlowReadTest, TheDeadlineOfReadsToComeCanChange) {
+TEST_F(SlowReadTest, ReadTimeoutCanChangeForLaterReads) {
   Start(4 * kExpert);
   LocalClient client = Client(OpenSession());
   core_->Tune({.read_deadline_ms = 5000});
@@ -61,7 +61,7 @@ TEST_F(SlowReadTest, TheDeadlineOfReadsToComeCanChange) {
   EXPECT_EQ(core_->Stats().second_reads, 1u);
 }
 
-TEST_F(SlowReadTest, TheSecondReadWinsAndThePlaceOfTheFirstWaitsForItsEnd) {
+TEST_F(SlowReadTest, HedgedReadWinsAndFirstSlotWaitsForItsEnd) {
   Start(4 * kExpert);
   LocalClient client = Client(OpenSession());
   const uint64_t second = Stick(&client, 1, 0);
@@ -71,7 +71,7 @@ TEST_F(SlowReadTest, TheSecondReadWinsAndThePlaceOfTheFirstWaitsForItsEnd) {
   Pump();
   EXPECT_EQ(CodeOf(Next(&client)), absl::StatusCode::kOk);
   EXPECT_TRUE(LeasedBytesAreRight(&client, 0));
-  // All other places change hands many times; that one never does.
+  // All other slots are reused many times; that one never is.
   for (uint32_t extent = 1; extent < 90; ++extent) {
     client.Submit(LocalClient::FillExtent(1000 + extent, extent));
     Pump();
@@ -96,7 +96,7 @@ TEST_F(SlowReadTest, TheSecondReadWinsAndThePlaceOfTheFirstWaitsForItsEnd) {
   EXPECT_EQ(core_->NextDeadline(), 0);
 }
 
-TEST_F(SlowReadTest, TheFirstReadMayWinYetAndThePlaceOfTheSecondWaitsForItsEnd) {
+TEST_F(SlowReadTest, FirstReadWinsAndHedgeSlotWaitsForItsEnd) {
   Start(4 * kExpert);
   LocalClient client = Client(OpenSession());
   const uint64_t second = Stick(&client, 1, 0);
@@ -151,7 +151,7 @@ TEST_F(SlowReadTest, AFailureOfOneOfTheTwoIsNoFailure) {
   EXPECT_EQ(core_->Stats().rereads, 0u);
 }
 
-TEST_F(SlowReadTest, BothStuckEndTheRequestInTimeAndLaterOnesTryAgain) {
+TEST_F(SlowReadTest, BothStuckTimeOutAndLaterRequestsRetry) {
   Start(4 * kExpert);
   LocalClient client = Client(OpenSession());
   const uint64_t second = Stick(&client, 1, 0);

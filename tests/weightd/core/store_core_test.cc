@@ -1,4 +1,4 @@
-// Requests: joining, overtaking, cancelling, room, damage, progress.
+// Requests: coalescing, overtaking, cancelling, room, damage, progress.
 #include "weightd/core/store_core.h"
 
 #include <gmock/gmock.h>
@@ -41,7 +41,7 @@ TEST_F(CoreTest, DuplicateFetchesJoinOneReadAndBothComplete) {
   EXPECT_EQ(core_->Stats().bytes_read, kExpert);
 }
 
-TEST_F(CoreTest, DemandOvertakesWaitingPrefetchesAndPromotesARunningOne) {
+TEST_F(CoreTest, DemandOvertakesAndPromotesPrefetches) {
   Start(30 * kExpert);
   LocalClient client = Client(OpenSession());
   for (uint64_t i = 0; i < 16; ++i) {
@@ -67,7 +67,7 @@ TEST_F(CoreTest, DemandOvertakesWaitingPrefetchesAndPromotesARunningOne) {
   EXPECT_EQ(done->id, 100u);
 }
 
-TEST_F(CoreTest, ADemandStartsBesideAStartedPrefetchHoweverLarge) {
+TEST_F(CoreTest, DemandStartsDespiteALargeStartedPrefetch) {
   constexpr uint64_t kMiB = 1024 * 1024;
   Start(5 * 48 * kMiB, {.layers = 2, .experts = 4, .part_bytes = 16 * kMiB});
   LocalClient client = Client(OpenSession());
@@ -81,7 +81,7 @@ TEST_F(CoreTest, ADemandStartsBesideAStartedPrefetchHoweverLarge) {
       << "48 MiB of prefetch are in flight; the second demand waits for the first";
 }
 
-TEST_F(CoreTest, TheNextPrefetchStartsBeforeTheLastBytesOfTheOneBeforeHaveLanded) {
+TEST_F(CoreTest, NextPrefetchStartsBeforeThePreviousEnds) {
   constexpr uint64_t kMiB = 1024 * 1024;
   Start(10 * 3 * kMiB, {.layers = 4, .experts = 8, .part_bytes = kMiB});
   LocalClient client = Client(OpenSession());
@@ -102,7 +102,7 @@ TEST_F(CoreTest, TheNextPrefetchStartsBeforeTheLastBytesOfTheOneBeforeHaveLanded
 TEST_F(CoreTest, StalePrefetchesAreCancelledByStepAndLayer) {
   Start(30 * kExpert);
   LocalClient client = Client(OpenSession());
-  // Fills the prefetch window, so that what follows waits.
+  // Fills the prefetch window, so that later prefetches wait.
   for (uint32_t i = 0; i < 8; ++i) {
     client.Submit(Prefetch(1000 + i, 9, 3, i));
     client.Submit(Prefetch(1100 + i, 9, 2, i));
@@ -132,7 +132,7 @@ TEST_F(CoreTest, StalePrefetchesAreCancelledByStepAndLayer) {
   EXPECT_THAT(cancelled, ElementsAre(1, 2, 4)) << "not layer 1 of this step, not the next step";
 }
 
-TEST_F(CoreTest, CancelEndsOneRequestAndItsReadUnlessAnotherWaitsForIt) {
+TEST_F(CoreTest, CancelSparesAReadThatAnotherWaitsFor) {
   Start(8 * kExpert);
   LocalClient client = Client(OpenSession());
   client.Submit(LocalClient::FillExpert(1, 0, 0));
@@ -274,7 +274,7 @@ TEST_F(CoreTest, OneDamagedReadIsHealedByTheSecond) {
   EXPECT_EQ(core_->Stats().rereads, 1u);
 }
 
-TEST_F(CoreTest, DiskErrorFailsTheRequestButTheExtentMayBeTriedAgain) {
+TEST_F(CoreTest, ExtentMayBeRetriedAfterADiskError) {
   Start(8 * kExpert);
   LocalClient client = Client(OpenSession());
   client.Submit(LocalClient::FillExtent(1, 4));
@@ -308,12 +308,12 @@ TEST_F(CoreTest, ProgressWordCountsLandedExtentsOfTheRequest) {
   EXPECT_EQ(word.load(), PackProgress(9, 3));
 }
 
-TEST_F(CoreTest, UnusedFieldsAndUnknownOpcodesAreAnsweredByName) {
+TEST_F(CoreTest, BadFieldsAndOpcodesAreAnsweredByName) {
   Start(8 * kExpert);
   LocalClient client = Client(OpenSession());
   SubmissionEntry transfer = LocalClient::Plain(1, Opcode::kTransfer);
   transfer.parts = kAllParts;
-  transfer.slab = 0;  // there is none
+  transfer.slab = 0;  // there is no slab
   client.Submit(transfer);
   SubmissionEntry slab = LocalClient::FillExpert(2, 0, 0);
   slab.slab = 3;

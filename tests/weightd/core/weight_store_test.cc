@@ -166,8 +166,8 @@ TEST(WeightStoreTest, ServesAModelFourTimesItsBudgetFromARealFile) {
   }
 }
 
-// A model as the sample is: a few dense extents leased for good, experts of 3 x 112 KiB.
-TEST(WeightStoreTest, SmallestBudgetHoldsDenseWeightsAndServesEveryExpert) {
+// A model like the sample: a few dense extents leased for good, experts of 3 x 112 KiB.
+TEST(WeightStoreTest, SmallestBudgetServesEveryExpert) {
   TempDir dir;
   FakeExtentSource::Shape shape;
   shape.path = dir.File("model.bin");
@@ -205,7 +205,7 @@ TEST(WeightStoreTest, SmallestBudgetHoldsDenseWeightsAndServesEveryExpert) {
   }
 }
 
-TEST(WeightStoreTest, ResidentExpertCostsNoMessageAndARequestForItReadsNothing) {
+TEST(WeightStoreTest, ResidentExpertNeedsNoMessageAndNoRead) {
   Opened o = Open({}, 1024 * kKiB, std::make_unique<FakeBlockReader>(FakeBlockReader::Mode::kImmediate));
   ASSERT_EQ(UseExpert(o, 1, 0, 0), absl::StatusCode::kOk);
   const uint64_t requests = o.store->Look(&StoreCore::Stats).sessions[0].requests;

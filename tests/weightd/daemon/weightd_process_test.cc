@@ -47,7 +47,7 @@ class WeightdProcessTest : public testing::Test {
     client->Release(0, 1);
   }
 
-  // Runs weightd with these arguments to its end; its exit code and output.
+  // Runs weightd with these arguments to its end; returns its exit code and output.
   std::pair<int, std::string> Run(std::vector<std::string> arguments) {
     arguments.insert(arguments.begin(), ProgramPath("weightd"));
     const std::string log = folder_.File("run.log");
@@ -80,7 +80,7 @@ TEST_F(WeightdProcessTest, ServesAndStatesItsOptionsOnOneLine) {
   EXPECT_TRUE(Has(line, pack_.dir()) && Has(line, weightd_.socket())) << line;
 }
 
-TEST_F(WeightdProcessTest, SecondInstanceOnTheSameSocketFailsNamingTheFirst) {
+TEST_F(WeightdProcessTest, SecondInstanceFailsNamingTheFirst) {
   weightd_.Start();
   ExpectServes();
   const auto [code, output] =

@@ -1,4 +1,4 @@
-// Probation: what was used once goes before what is used again, under each policy.
+// Probation: extents used once are evicted before those used again, under each policy.
 #include "weightd/dram/admission.h"
 
 #include <gtest/gtest.h>
@@ -35,8 +35,8 @@ class Replay {
   // One use in the engine step `step`; true if it was a hit.
   bool Use(uint32_t extent, uint64_t step) { return UseTogether({{extent}}, step) == 1; }
 
-  // Uses of experts that hold all their extents until the last expert has been fetched. Whole experts are
-  // leased first; of the others weightd is asked for in turn. How many extents were there.
+  // Uses experts that hold all their extents until the last expert has been fetched. Whole experts are leased
+  // first; the others are requested in turn. Returns the number of extents that were resident.
   int UseTogether(const std::vector<std::vector<uint32_t>>& experts, uint64_t step) {
     int hits = 0;
     std::vector<const std::vector<uint32_t>*> waiting;
@@ -106,7 +106,7 @@ constexpr uint32_t kLayers = 8;
 constexpr uint32_t kExperts = 64;
 constexpr uint32_t kPerToken = 4;
 
-// A token of a decode whose experts are mostly the eight of each layer that its text likes.
+// A decode token whose experts are mostly the eight preferred ones of each layer.
 double Token(Replay* replay, std::mt19937_64* random, uint64_t step) {
   int hits = 0;
   for (uint32_t layer = 0; layer < kLayers; ++layer) {
@@ -157,7 +157,7 @@ Outcome DecodePrefillDecode(const TierPolicy& policy, uint32_t capacity, int chu
   return outcome;
 }
 
-TEST(AdmissionTest, OneLongPrefillOverEverythingLeavesTheDecodeSetWhereItIs) {
+TEST(AdmissionTest, LongPrefillLeavesTheDecodeSetInMemory) {
   std::printf("%-6s %-8s %-7s %-22s %s\n", "policy", "capacity", "chunks", "hit rate, no admission",
               "hit rate, admission (before -> after)");
   for (EvictionKind kind : {EvictionKind::kLru, EvictionKind::kLfru, EvictionKind::kScore}) {
@@ -183,7 +183,7 @@ TEST(AdmissionTest, AnotherTextBecomesTheWorkingSetSoon) {
     std::mt19937_64 random(7);
     uint64_t step = 0;
     const double first = Tokens(&replay, &random, 400, &step);
-    // The same habits with all experts renamed: the far half of each layer.
+    // The same preferences with all experts renamed: the far half of each layer.
     double rate = 0;
     for (int token = 0; token < 200; ++token) {
       ++step;
@@ -201,7 +201,7 @@ TEST(AdmissionTest, AnotherTextBecomesTheWorkingSetSoon) {
 }
 
 TEST(AdmissionTest, ALoopJustAboveTheProbationLearnsItsWayIn) {
-  // 90 extents in turn fit into 100; a quarter for probation does not hold them, patience does.
+  // 90 extents in turn fit into 100; a quarter for probation does not hold them, lasting trust does.
   for (EvictionKind kind : {EvictionKind::kLru, EvictionKind::kLfru, EvictionKind::kScore}) {
     Replay replay(400, 100, {kind, true});
     uint64_t step = 0;
@@ -220,7 +220,7 @@ TEST(AdmissionTest, ALoopJustAboveTheProbationLearnsItsWayIn) {
   }
 }
 
-TEST(AdmissionTest, SpreadRoutingHitsAsOftenAsTheMemoryHasAShareOfThePack) {
+TEST(AdmissionTest, SpreadRoutingHitRateIsTheMemoryShare) {
   for (EvictionKind kind : {EvictionKind::kLru, EvictionKind::kLfru, EvictionKind::kScore}) {
     for (uint32_t capacity : {171u, 342u}) {
       Replay replay(512, capacity, {kind, true});
@@ -235,7 +235,7 @@ TEST(AdmissionTest, SpreadRoutingHitsAsOftenAsTheMemoryHasAShareOfThePack) {
   }
 }
 
-TEST(AdmissionTest, WhatComesBackSoonAfterItsEvictionIsTrustedAtOnce) {
+TEST(AdmissionTest, RefillSoonAfterEvictionIsTrustedAtOnce) {
   ProbationPolicy policy(EvictionKind::kLru);
   const auto look = [](uint32_t extent) { return ExtentUse{UseKey{extent + 1u, 0}, true, 0, 0}; };
   for (uint32_t e = 0; e < 8; ++e) {

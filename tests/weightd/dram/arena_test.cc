@@ -23,7 +23,7 @@ class ArenaTest : public ::testing::Test {
                                  },
                                  [this](uint32_t id) { retired_.push_back(id); }});
   }
-  // Takes slots until there are none.
+  // Allocates slots until there are none.
   std::vector<Slot> TakeAll(uint64_t bytes) {
     std::vector<Slot> slots;
     while (auto slot = arena_->Allocate(bytes, 7)) {
@@ -47,7 +47,7 @@ TEST_F(ArenaTest, ASmallBudgetIsUsedButForLessThanOneSlot) {
   }
 }
 
-TEST_F(ArenaTest, SixMiBHoldOneDenseExtentAndExpertsBesideIt) {
+TEST_F(ArenaTest, SixMiBHoldOneDenseExtentAndExperts) {
   Make(6 * kMiB);
   arena_->Declare(1740 * kKiB, 1);
   arena_->Declare(336 * kKiB, 64);
@@ -64,7 +64,7 @@ TEST_F(ArenaTest, SegmentsAreNoLargerThanTheirClassNeeds) {
   EXPECT_EQ(arena_->total_bytes(), 640 * kKiB);
 }
 
-TEST_F(ArenaTest, SlotsOfASegmentAreDisjointAndTheirMemoryIsDistinct) {
+TEST_F(ArenaTest, SlotsOfASegmentAreDisjoint) {
   Make(4 * kMiB);
   arena_->Declare(64 * kKiB, 64);
   std::map<std::byte*, Slot> by_address;
@@ -77,7 +77,7 @@ TEST_F(ArenaTest, SlotsOfASegmentAreDisjointAndTheirMemoryIsDistinct) {
   EXPECT_EQ(by_address.size(), 64u);
 }
 
-TEST_F(ArenaTest, EmptySegmentReturnsToThePoolAndServesAnotherClassThatFits) {
+TEST_F(ArenaTest, EmptySegmentServesAnotherClassThatFits) {
   Make(4 * kMiB);
   arena_->Declare(64 * kKiB, 64);
   arena_->Declare(32 * kKiB, 128);

@@ -1,4 +1,4 @@
-// Store, arena and eviction together, without I/O: what is where, who goes, and what the client sees of it.
+// Store, arena and eviction together, without I/O: slots, evictions, and the client's view of them.
 #include "weightd/dram/dram_tier.h"
 
 #include <gtest/gtest.h>
@@ -58,7 +58,7 @@ class DramTierTest : public ::testing::Test {
   void Release(uint32_t pack, uint32_t extent) {
     ReleaseLease(pins_[pack][extent], stamp_, StepStamp(++step_, 0));
   }
-  // One hit: lease and release, no word to weightd.
+  // One hit: lease and release, without a message to weightd.
   bool Use(uint32_t pack, uint32_t extent) {
     if (!Hold(pack, extent)) {
       return false;
@@ -92,7 +92,7 @@ TEST_F(DramTierTest, EvictsTheExtentWhoseLastLeaseIsOldest) {
   EXPECT_EQ(tier_->evictions(), 1u);
 }
 
-TEST_F(DramTierTest, WhatWeightdCopiesForAClientCountsAsUsed) {
+TEST_F(DramTierTest, CopiesByWeightdCountAsUses) {
   Make(4 * 64 * kKiB);
   AddPack(10, 64 * kKiB);
   for (uint32_t e = 0; e < 4; ++e) {
@@ -106,7 +106,7 @@ TEST_F(DramTierTest, WhatWeightdCopiesForAClientCountsAsUsed) {
   EXPECT_FALSE(IsResident(tables_[0][1]));
 }
 
-TEST_F(DramTierTest, WhatIsHeldStaysAndWithAllHeldThereIsNoRoom) {
+TEST_F(DramTierTest, HeldExtentsStayAndCanFillTheMemory) {
   Make(3 * 64 * kKiB);
   AddPack(10, 64 * kKiB);
   for (uint32_t e = 0; e < 3; ++e) {
@@ -126,7 +126,7 @@ TEST_F(DramTierTest, WhatIsHeldStaysAndWithAllHeldThereIsNoRoom) {
   EXPECT_FALSE(Hold(0, 3)) << "filled, never used, and older than the releases";
 }
 
-TEST_F(DramTierTest, AbandonedFillGivesItsPlaceBack) {
+TEST_F(DramTierTest, AbandonedFillFreesItsSlot) {
   Make(64 * kKiB);
   AddPack(3, 64 * kKiB);
   std::byte* dest;
@@ -174,7 +174,7 @@ TEST_F(DramTierTest, TwoPacksOfDifferentSizesTakeTheMemoryInTurns) {
   }
 }
 
-TEST_F(DramTierTest, ManyTurnsOfTwoPacksWasteAtMostAFewPercentAndTheBooksAddUp) {
+TEST_F(DramTierTest, AlternatingPacksWasteFewPercent) {
   // The parts of qwen3-30b-a3b at q4 and of qwen2-57b-a14b at q4; each pack alone is larger than the memory.
   constexpr uint64_t kLengths[] = {896 * kKiB, 5200 * kKiB};
   constexpr uint32_t kCounts[] = {640, 110};
@@ -215,7 +215,7 @@ TEST_F(DramTierTest, ManyTurnsOfTwoPacksWasteAtMostAFewPercentAndTheBooksAddUp) 
               100 * most, static_cast<unsigned long long>(tier_->evictions()));
 }
 
-TEST_F(DramTierTest, RoomOfRetiredSegmentsComesWithTheLastAcknowledgement) {
+TEST_F(DramTierTest, RetiredRoomComesWithTheLastAcknowledgement) {
   drop_at_once_ = false;
   Make(1024 * kKiB);
   AddPack(16, 100 * kKiB);
@@ -277,7 +277,7 @@ TEST_F(DramTierTest, ASmallerBudgetIsReachedByGivingUpTheColdest) {
   EXPECT_EQ(tier_->arena().total_bytes(), 3 * 64 * kKiB) << "the new budget holds for what comes";
 }
 
-TEST_F(DramTierTest, WhatIsHeldKeepsABudgetFromBeingReachedUntilItIsReleased) {
+TEST_F(DramTierTest, HeldExtentsDelayAShrunkBudget) {
   Make(4 * 64 * kKiB);
   AddPack(8, 64 * kKiB);
   for (uint32_t e = 0; e < 4; ++e) {
@@ -297,7 +297,7 @@ TEST_F(DramTierTest, WhatIsHeldKeepsABudgetFromBeingReachedUntilItIsReleased) {
   EXPECT_EQ(tier_->arena().total_bytes(), 2 * 64 * kKiB);
 }
 
-TEST_F(DramTierTest, RetiredSegmentsAreRoomOnlyBeyondWhatALargerBudgetHeld) {
+TEST_F(DramTierTest, RetiredSegmentsCountAgainstAShrunkBudget) {
   Make(4 * 64 * kKiB);
   AddPack(8, 64 * kKiB);
   for (uint32_t e = 0; e < 4; ++e) {
@@ -308,7 +308,7 @@ TEST_F(DramTierTest, RetiredSegmentsAreRoomOnlyBeyondWhatALargerBudgetHeld) {
   tier_->Tick();
   EXPECT_TRUE(tier_->Shrink(100)) << "what is retired is on its way back";
   EXPECT_EQ(tier_->arena().retired_bytes(), 2 * 64 * kKiB);
-  // No room comes of it: the budget is full without them.
+  // They free no room: the budget is full without them.
   ASSERT_EQ(Fill(0, 5), DramTier::Room::kPlaced) << "one of its own class gave way";
   for (const uint32_t segment : std::vector<uint32_t>(retired_)) tier_->DropSegment(segment);
   EXPECT_EQ(tier_->arena().total_bytes(), 2 * 64 * kKiB);

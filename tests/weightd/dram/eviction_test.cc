@@ -11,7 +11,7 @@
 namespace sluice {
 namespace {
 
-// What the clients know: the truth that a policy must ask for.
+// The clients' knowledge: the true uses that a policy must ask for.
 struct Truth {
   std::map<uint32_t, UseKey> last;
   std::set<uint32_t> held;
@@ -25,7 +25,7 @@ struct Truth {
   }
 };
 
-TEST(LruPolicyTest, OldestUseGoesFirstEvenIfThePolicyWasNotTold) {
+TEST(LruPolicyTest, OldestUseGoesFirstEvenIfUnreported) {
   LruPolicy policy;
   Truth truth;
   for (uint32_t e = 0; e < 5; ++e) {
@@ -101,7 +101,7 @@ TEST(LruPolicyTest, DecidesLikeAnExactLruUnderRandomUse) {
   }
 }
 
-// Uses of a few extents, of which policies learn by looking. One use a turnover unless said otherwise.
+// Uses of a few extents, which policies learn by looking. One use per turnover unless set otherwise.
 struct Counted {
   struct Extent {
     uint64_t uses = 0;
@@ -135,7 +135,7 @@ TEST(EvictionKindTest, NamesAreReadBack) {
   EXPECT_EQ(ParseEviction("fifo"), std::nullopt);
 }
 
-TEST(LfruPolicyTest, UsedLeastOftenGoesAndOldUsesCountHalfATurnover) {
+TEST(LfruPolicyTest, LeastUsedGoesAndUsesHalveEachTurnover) {
   LfruPolicy policy;
   Counted world;
   for (uint32_t e = 0; e < 3; ++e) {
@@ -151,7 +151,7 @@ TEST(LfruPolicyTest, UsedLeastOftenGoesAndOldUsesCountHalfATurnover) {
   EXPECT_EQ(world.Victim(&policy, 3), 2u) << "1 + 1 against 1.125";
 }
 
-TEST(LfruPolicyTest, OfEqualCountsTheLeastRecentlyUsedGoesAndHeldOnesStay) {
+TEST(LfruPolicyTest, LeastRecentOfEqualsGoesAndHeldOnesStay) {
   LfruPolicy policy;
   Counted world;
   for (uint32_t e = 0; e < 4; ++e) {
@@ -228,7 +228,7 @@ TEST(ScorePolicyTest, CountsOutliveEviction) {
   EXPECT_DOUBLE_EQ(policy.Score(1, 4), 3);
 }
 
-TEST(ScorePolicyTest, SamplesAreEnoughToFindTheColdHalfAndTheOnlyOneThatIsFree) {
+TEST(ScorePolicyTest, SamplesFindTheColdHalfAndTheOnlyFreeOne) {
   ScorePolicy policy;
   Counted world;
   for (uint32_t e = 0; e < 1000; ++e) {
@@ -280,7 +280,7 @@ TEST(StepTimelineTest, StampsLandBeforeTheDecisionThatSawThem) {
   timeline.Note(0, 5);
   EXPECT_EQ(timeline.ClockOf(1, 6), 6u);
   timeline.Note(StepStamp(1, 3), 10);
-  timeline.Note(StepStamp(1, 3), 11);  // nothing new
+  timeline.Note(StepStamp(1, 3), 11);  // no new stamp
   timeline.Note(StepStamp(2, 0), 12);
   timeline.Note(StepStamp(1, 9), 13);  // runs backwards: ignored
   EXPECT_EQ(timeline.ClockOf(StepStamp(1, 0), 20), 10u);
@@ -290,7 +290,7 @@ TEST(StepTimelineTest, StampsLandBeforeTheDecisionThatSawThem) {
   EXPECT_EQ(timeline.ClockOf(StepStamp(2, 1), 20), 20u);
 }
 
-TEST(StepTimelineTest, TwoSessionsWithDifferentStepsAreOrderedByDecisions) {
+TEST(StepTimelineTest, SessionsAreOrderedByDecisionsNotBySteps) {
   StepTimeline fast;
   StepTimeline slow;
   fast.Note(StepStamp(1'000'000, 0), 1);

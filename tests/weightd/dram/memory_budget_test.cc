@@ -18,7 +18,7 @@ TEST(MemoryBudgetTest, RefusalShowsTheFourNumbers) {
   }
 }
 
-TEST(MemoryBudgetTest, WaitsForADyingPredecessorAndGivesUpInTime) {
+TEST(MemoryBudgetTest, WaitsForADyingPredecessorUntilTheTimeout) {
   int reads = 0;
   int waited = 0;
   const auto pause = [&waited](int ms) { waited += ms; };

@@ -1,4 +1,4 @@
-// Where segments go on machines with several memory nodes, and that this kernel takes it.
+// Placement of segments on machines with several memory nodes, and a check that this kernel accepts it.
 #include "weightd/dram/memory_nodes.h"
 
 #include <gtest/gtest.h>
@@ -12,7 +12,7 @@
 namespace sluice {
 namespace {
 
-TEST(MemoryNodesTest, InterleavesPagesOverAllNodesOrWholeSegmentsInTurn) {
+TEST(MemoryNodesTest, InterleavesPagesOrWholeSegments) {
   const std::vector<uint32_t> nodes = {0, 2, 65};
   const NodePolicy pages = PolicyOfSegment(NodePlacement::kInterleave, nodes, 7);
   EXPECT_EQ(pages.mode, MPOL_INTERLEAVE);
@@ -33,7 +33,7 @@ TEST(MemoryNodesTest, LeavesOneNodeAndOffAlone) {
   EXPECT_TRUE(ApplyNodePolicy({}, nullptr, 0).ok());
 }
 
-TEST(MemoryNodesTest, ANodeThatThisMachineLacksIsAnErrorWithTheNumbers) {
+TEST(MemoryNodesTest, MissingNodeIsAnErrorWithTheNumbers) {
   auto memory = CreateSharedMemory("sluice-nodes", 1 << 20, PeerAccess::kReadOnly);
   ASSERT_TRUE(memory.ok()) << memory.status();
   const NodePolicy policy = PolicyOfSegment(NodePlacement::kSegments, std::vector<uint32_t>{900, 901}, 1);

@@ -16,7 +16,7 @@ size_t PresentPages(const Mapping& map) {
       std::count_if(present.begin(), present.end(), [](unsigned char page) { return (page & 1) != 0; }));
 }
 
-TEST(PrefaulterTest, EveryPageIsThereAfterwardsAndKeepsWhatWasWritten) {
+TEST(PrefaulterTest, PopulatesEveryPageAndKeepsContent) {
   Prefaulter prefaulter(2);
   std::vector<std::shared_ptr<const SharedMemory>> segments;
   for (uint64_t bytes : {uint64_t{4096}, uint64_t{340 * 1024}, uint64_t{5 * 1024 * 1024 + 8192}}) {
@@ -37,7 +37,7 @@ TEST(PrefaulterTest, EveryPageIsThereAfterwardsAndKeepsWhatWasWritten) {
   }
 }
 
-TEST(PrefaulterTest, SegmentsDroppedMeanwhileStayMappedUntilTheirRangesAreDone) {
+TEST(PrefaulterTest, DroppedSegmentsStayMappedWhileInUse) {
   Prefaulter prefaulter(1);
   for (int i = 0; i < 20; ++i) {
     auto memory = CreateSharedMemory("segment", 2 * 1024 * 1024, PeerAccess::kReadOnly);

@@ -1,5 +1,5 @@
-// A prompt over a pack that is larger than the memory, replayed without times: what it finds there, what it
-// leaves of others' working sets, and that no step reads an expert twice.
+// A prompt over a pack that is larger than the memory, replayed without times: its hits, the parts of others'
+// working sets that it leaves, and that no step reads an expert twice.
 #include "weightd/dram/scan_order.h"
 
 #include <gtest/gtest.h>
@@ -27,8 +27,8 @@ struct Shape {
   uint32_t extents() const { return layers * experts; }
 };
 
-// A host client's way with experts: what is there is leased when the layer begins, the rest demanded in turn
-// with `window` on their way, and what the layer after lacks asked for behind that.
+// A host client's use of experts: resident ones are leased when the layer begins, the rest demanded in turn
+// with `window` in flight, and missing experts of the next layer are prefetched after that.
 class ScanReplay {
  public:
   ScanReplay(const Shape& shape, uint32_t capacity, const TierPolicy& policy)
@@ -44,7 +44,7 @@ class ScanReplay {
     tier_.AddPins(0, /*session=*/1, pins_.data(), &timeline_);
   }
 
-  // A chunk of a prompt that uses all experts, or those that `skips` does not say. The share it found there.
+  // Runs a chunk of a prompt that uses all experts, except those in `skips`. Returns its hit rate.
   double Chunk(uint32_t window, bool ahead, const std::set<uint32_t>& skips = {}) {
     BeginStep(/*scan=*/true);
     uint64_t found = 0;
@@ -72,7 +72,7 @@ class ScanReplay {
     return static_cast<double>(found) / static_cast<double>(shape_.layers * experts.size());
   }
 
-  // Most reads of one extent in the last step.
+  // Maximum reads of one extent in the last step.
   uint32_t most_reads() const { return *std::max_element(reads_.begin(), reads_.end()); }
   uint32_t refused_prefetches() const { return refused_; }
   DramTier& tier() { return tier_; }
@@ -91,8 +91,7 @@ class ScanReplay {
     order_ = 0;
     std::fill(reads_.begin(), reads_.end(), 0);
   }
-  // Those that were there, whether or not they were prefetched in this step, are found only if nobody read
-  // them for this step.
+  // Resident extents, prefetched in this step or not, count as found only if nobody read them for this step.
   uint64_t Layer(uint32_t layer, const std::vector<uint32_t>& chosen, uint32_t window, bool ahead) {
     uint64_t found = 0;
     std::vector<uint32_t> held;
@@ -186,7 +185,7 @@ TEST(ScanOrderTest, EveryChunkFindsTheShareThatTheMemoryHolds) {
   }
 }
 
-TEST(ScanOrderTest, WithTheNextLayerComingMeanwhileALayersExpertsAreWhatItCosts) {
+TEST(ScanOrderTest, PrefetchAheadCostsAtMostOneLayer) {
   const Shape shape{24, 32};
   for (const double share : {0.2, 0.47, 0.8}) {
     for (const TierPolicy& policy : AllPolicies()) {
@@ -218,7 +217,7 @@ TEST(ScanOrderTest, AChunkThatLeavesExpertsOutFindsAsMuch) {
   }
 }
 
-TEST(ScanOrderTest, WhatDecodingUsesIsThereAfterALongPrompt) {
+TEST(ScanOrderTest, DecodeSetIsResidentAfterALongPrompt) {
   const Shape shape{24, 32};
   const std::vector<uint32_t> usual = {3, 7, 11, 19, 23, 30};
   for (const TierPolicy& policy : AllPolicies()) {
@@ -252,7 +251,7 @@ TEST(ScanOrderTest, AScansUsesMakeNothingTrusted) {
   EXPECT_EQ(replay.tier().trusted_extents(), 0u);
 }
 
-TEST(ScanOrderTest, WithRoomForLittleMoreThanALayerNothingIsReadTwice) {
+TEST(ScanOrderTest, NothingIsReadTwiceWithRoomForOneLayer) {
   const Shape shape{6, 32};
   for (const TierPolicy& policy : AllPolicies()) {
     ScanReplay replay(shape, 40, policy);
@@ -294,7 +293,7 @@ class FurthestTest : public ::testing::Test {
   std::set<uint32_t> counted_;
 };
 
-TEST_F(FurthestTest, WhatTheLayerHasUsedGoesFirstThenTheNearestBehindThenTheFurthestAhead) {
+TEST_F(FurthestTest, UsedGoesFirstThenBehindThenFurthestAhead) {
   const ScanPlace demand{kStep, 4, 6, false};
   EXPECT_EQ(Furthest(demand), 3u);
   used_ = {5};
@@ -307,7 +306,7 @@ TEST_F(FurthestTest, WhatTheLayerHasUsedGoesFirstThenTheNearestBehindThenTheFurt
   EXPECT_EQ(Furthest(demand), std::nullopt) << "4 is still to be used";
 }
 
-TEST_F(FurthestTest, APrefetchTakesNothingOfTheLayerThatIsComputedNorOfItsOwn) {
+TEST_F(FurthestTest, PrefetchSparesTheComputedAndItsOwnLayer) {
   const ScanPlace prefetch{kStep, 4, 8, true};
   held_ = {0, 1, 2, 3, 8, 9};
   EXPECT_EQ(Furthest(prefetch), std::nullopt);
@@ -315,7 +314,7 @@ TEST_F(FurthestTest, APrefetchTakesNothingOfTheLayerThatIsComputedNorOfItsOwn) {
   EXPECT_EQ(Furthest(prefetch), 4u) << "a copy of it has ended";
 }
 
-TEST_F(FurthestTest, WhatSomebodyUsesOtherwiseIsNoScansAnyMore) {
+TEST_F(FurthestTest, ExtentUsedElsewhereLeavesTheScanOrder) {
   counted_ = {3};
   EXPECT_EQ(Furthest({kStep, 4, 6, false}), 2u);
   EXPECT_EQ(order_.size(), 9u);

@@ -16,7 +16,7 @@ class PrefetchLedgerTest : public testing::Test {
   std::map<uint32_t, PrefetchLedger::View> views_;
 };
 
-TEST_F(PrefetchLedgerTest, UseMakesAPrefetchUsefulThoughTheExtentHasGoneSince) {
+TEST_F(PrefetchLedgerTest, UseCountsEvenIfTheExtentWasEvictedSince) {
   ledger_.Filled(1, 10);
   ledger_.Filled(2, 0);
   views_ = {{1, {11, true}}, {2, {5, false}}};
@@ -26,7 +26,7 @@ TEST_F(PrefetchLedgerTest, UseMakesAPrefetchUsefulThoughTheExtentHasGoneSince) {
   EXPECT_EQ(ledger_.open(), 0u);
 }
 
-TEST_F(PrefetchLedgerTest, OnesThatLeaveUnusedAreWastedAndThoseThatStayAreOpen) {
+TEST_F(PrefetchLedgerTest, UnusedEvictedAreWastedAndResidentOpen) {
   ledger_.Filled(1, 10);
   ledger_.Filled(2, 20);
   views_ = {{1, {10, false}}, {2, {20, true}}};

@@ -263,7 +263,7 @@ class StuckFile final : public ReadFile {
 
 class PreadReaderTest : public BlockReaderTest {};
 
-TEST_P(PreadReaderTest, ThreadsThatAreStuckAreReplacedWhenTheirReadsAreWrittenOff) {
+TEST_P(PreadReaderTest, AbandonedReadsGetReplacementThreads) {
   StuckFile* stuck = nullptr;
   PreadReader::Options options;
   options.threads = 1;
@@ -396,7 +396,7 @@ TEST(ReadRingTest, ReadsARealFileAndEndsAWaitWhenWoken) {
 }
 
 // Runs `work` in a process of its own in which one system call fails with `error_number`, as under a
-// container's seccomp profile. What `work` returned, or -1.
+// container's seccomp profile. Returns the result of `work`, or -1.
 int InSandbox(long system_call, int error_number, const std::function<int()>& work) {
   const pid_t child = fork();
   if (child == 0) {
@@ -419,7 +419,7 @@ int InSandbox(long system_call, int error_number, const std::function<int()>& wo
   return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
 }
 
-TEST(ReadRingTest, ASandboxThatForbidsAnyStepIsFoundOutByTheTrial) {
+TEST(ReadRingTest, TrialDetectsASandboxThatForbidsAnyStep) {
   for (const long call : {SYS_io_uring_setup, SYS_io_uring_register, SYS_io_uring_enter}) {
     for (const int error : {EPERM, ENOSYS, ENOMEM}) {
       EXPECT_NE(InSandbox(call, error, TryReadRing), 0) << "call " << call << ", errno " << error;

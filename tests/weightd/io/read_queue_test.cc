@@ -74,7 +74,7 @@ TEST(ReadQueueTest, DemandOvertakesPrefetchBetweenItsChunks) {
   EXPECT_EQ(queue.Next()->read->job.tag, 1u);
 }
 
-TEST(ReadQueueTest, ADemandThatIsStuckHoldsNoPrefetchBackOnceItIsWrittenOff) {
+TEST(ReadQueueTest, AbandonedDemandHoldsNoPrefetchBack) {
   ReadQueue queue(ReadLimits{.chunk_bytes = kChunk});
   queue.Add(Job(1, kChunk));
   queue.Add(Job(2, kChunk, RequestClass::kPrefetch));
@@ -84,7 +84,7 @@ TEST(ReadQueueTest, ADemandThatIsStuckHoldsNoPrefetchBackOnceItIsWrittenOff) {
   EXPECT_EQ(queue.Next()->read->job.tag, 2u);
 }
 
-TEST(ReadQueueTest, NoPrefetchStartsWhileADemandWaitsForRoom) {
+TEST(ReadQueueTest, NoPrefetchStartsWhileADemandWaits) {
   ReadLimits limits{.chunk_bytes = kChunk};
   limits.in_flight_bytes = kChunk;
   ReadQueue queue(limits);
@@ -97,7 +97,7 @@ TEST(ReadQueueTest, NoPrefetchStartsWhileADemandWaitsForRoom) {
   EXPECT_EQ(queue.Next()->read->job.tag, 1u);
 }
 
-TEST(ReadQueueTest, ALandedChunkMakesRoomBeforeItIsCheckedAndStaysItsJobs) {
+TEST(ReadQueueTest, LandedChunkMakesRoomBeforeItsCheck) {
   ReadLimits limits{.chunk_bytes = kChunk};
   limits.in_flight_bytes = kChunk;
   ReadQueue queue(limits);
@@ -113,7 +113,7 @@ TEST(ReadQueueTest, ALandedChunkMakesRoomBeforeItIsCheckedAndStaysItsJobs) {
   EXPECT_NE(queue.Finish(*first, ReadOutcome::kOk, absl::OkStatus(), kChunk), nullptr);
 }
 
-TEST(ReadQueueTest, UrgentJobsAndWhatIsWrittenOffStandBesideTheLimits) {
+TEST(ReadQueueTest, UrgentAndAbandonedReadsIgnoreTheLimits) {
   ReadLimits limits{.chunk_bytes = kChunk, .in_flight_bytes = kChunk};
   ReadQueue queue(limits);
   queue.Add(Job(1, 2 * kChunk));
@@ -171,7 +171,7 @@ TEST(ReadQueueTest, OneChunkRunsHoweverSmallTheBounds) {
   EXPECT_FALSE(queue.Next());
 }
 
-TEST(ReadQueueTest, PromotedPrefetchRunsAsDemandAndAccountsAsStarted) {
+TEST(ReadQueueTest, PromotedPrefetchRunsAsDemand) {
   ReadQueue queue(ReadLimits{.chunk_bytes = kChunk});
   queue.Add(Job(1, kChunk, RequestClass::kPrefetch));
   queue.Add(Job(2, 2 * kChunk, RequestClass::kPrefetch));

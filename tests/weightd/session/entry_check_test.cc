@@ -224,7 +224,7 @@ TEST_F(EntryCheckTest, NoRandomTransferLeavesItsSlab) {
   for (int i = 0; i < 200000; ++i) {
     SubmissionEntry entry = Transfer();
     auto* bytes = reinterpret_cast<unsigned char*>(&entry);
-    // Where parts, list, bases and strides lie.
+    // Offsets of parts, list, bases and strides.
     const size_t from =
         random() % 4 == 0 ? offsetof(SubmissionEntry, parts) : offsetof(SubmissionEntry, list_offset);
     for (int flips = 0; flips < 2; ++flips) {

@@ -1,4 +1,4 @@
-// Which sessions still map a retired segment, and for how long they have.
+// The sessions that still map a retired segment, and since when.
 #include "weightd/session/retired_segments.h"
 
 #include <gmock/gmock.h>

@@ -1,5 +1,4 @@
-// Which clients hear of a segment, and when a retired one is dropped: a tier, sessions on socket pairs, no
-// core.
+// The clients notified of a segment, and the end of a retired one: a tier, sessions on socket pairs, no core.
 #include "weightd/session/segment_notices.h"
 
 #include <gtest/gtest.h>
@@ -83,7 +82,7 @@ class SegmentNoticesTest : public ::testing::Test {
 
 using Heard = std::pair<SideType, uint32_t>;
 
-TEST_F(SegmentNoticesTest, WhoJoinsHearsOfEverySegmentAndThenThatItIsReady) {
+TEST_F(SegmentNoticesTest, NewClientGetsEverySegmentThenReady) {
   ASSERT_EQ(Fill(0), DramTier::Room::kPlaced);
   const uint32_t segment = tier_.arena().Mapped().front().first;
   Client client = Join();
@@ -102,7 +101,7 @@ TEST_F(SegmentNoticesTest, ANewSegmentIsAnnouncedToAllBeforeItIsUsed) {
   EXPECT_EQ(other.Next(), added);
 }
 
-TEST_F(SegmentNoticesTest, ARetiredSegmentGoesWithTheLastOneThatHadItMapped) {
+TEST_F(SegmentNoticesTest, RetiredSegmentGoesWithItsLastMapping) {
   Client one = Join();
   Client other = Join();
   ASSERT_EQ(Fill(0), DramTier::Room::kPlaced);
@@ -125,7 +124,7 @@ TEST_F(SegmentNoticesTest, WithoutClientsItGoesAtOnce) {
   EXPECT_EQ(tier_.arena().retired_bytes(), 0u);
 }
 
-TEST_F(SegmentNoticesTest, WhatHasNotBeenSentIsTakenBackUnheard) {
+TEST_F(SegmentNoticesTest, UnsentNoticesAreWithdrawn) {
   Client client = Join();
   const auto filler = side_.Message(SideType::kReady, *client.session);
   for (int i = 0; i < 100'000 && client.session->out.empty(); ++i)
@@ -144,7 +143,7 @@ TEST_F(SegmentNoticesTest, WhatHasNotBeenSentIsTakenBackUnheard) {
   EXPECT_EQ(heard, std::vector<uint32_t>{tier_.arena().Mapped().front().first});
 }
 
-TEST_F(SegmentNoticesTest, AClientThatUnmapsLateIsSlowFromItsDeadlineOn) {
+TEST_F(SegmentNoticesTest, ClientThatUnmapsLateIsSlowFromItsTimeout) {
   Client client = Join();
   ASSERT_EQ(Fill(0), DramTier::Room::kPlaced);
   const uint32_t segment = client.Next()->second;

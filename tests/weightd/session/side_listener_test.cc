@@ -117,7 +117,7 @@ TEST(SessionNonces, RevokedNonceIsUnknown) {
   EXPECT_TRUE(absl::IsNotFound(nonces.Redeem(*nonce).status()));
 }
 
-TEST_F(SideListenerTest, RightNonceJoinsItsSession) {
+TEST_F(SideListenerTest, RightNonceAttachesItsSession) {
   Start();
   const auto nonce = nonces_.Issue(42);
   const UniqueFd client = Connect();

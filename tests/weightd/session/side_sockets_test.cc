@@ -52,7 +52,7 @@ TEST_F(SideSocketsTest, MessagesNameTheSessionAndTheLifeOfWeightd) {
   EXPECT_EQ(packet->message.segment, 5u);
 }
 
-TEST_F(SideSocketsTest, WhatASlowClientsSocketHasNoRoomForComesLaterAndInOrder) {
+TEST_F(SideSocketsTest, FullSocketDelaysMessagesAndKeepsTheirOrder) {
   uint32_t sent = 0;
   while (session_->out.empty() && sent < 100'000) {
     Send(sent++);
@@ -77,7 +77,7 @@ TEST_F(SideSocketsTest, WhatASlowClientsSocketHasNoRoomForComesLaterAndInOrder) 
   EXPECT_EQ(session_->view().cursors->completion_tail.value.load(), 1u);
 }
 
-TEST_F(SideSocketsTest, AClosedSocketDoomsTheSessionWithoutBlame) {
+TEST_F(SideSocketsTest, ClosedSocketEndsTheSessionAsLost) {
   EXPECT_FALSE(side_.Receive(session_).has_value());
   EXPECT_TRUE(sessions_.TakeDoomed().empty()) << "it only had nothing to say";
   client_.reset();
@@ -87,7 +87,7 @@ TEST_F(SideSocketsTest, AClosedSocketDoomsTheSessionWithoutBlame) {
   EXPECT_FALSE(doomed[0].misbehaved);
 }
 
-TEST_F(SideSocketsTest, BytesThatAreNoMessageDoomItAsMisbehaved) {
+TEST_F(SideSocketsTest, InvalidMessageEndsItAsMisbehaving) {
   ASSERT_EQ(send(client_.get(), "what", 4, 0), 4);
   EXPECT_FALSE(side_.Receive(session_).has_value());
   sessions_.Doom(session_->id(), false, "a second reason");

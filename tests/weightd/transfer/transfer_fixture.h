@@ -1,4 +1,4 @@
-// A StoreCore whose transfers a test can hold up: clients with slabs, and what they ask for.
+// A StoreCore whose transfers a test can delay: clients with slabs, and their requests.
 #pragma once
 
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-// Transfers from the ring to the completion: fills, pins, joining, cancelling, lies, deaths.
+// Transfers from the ring to the completion: fills, pins, coalescing, cancelling, lies, deaths.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -15,7 +15,7 @@ namespace {
 
 using ::testing::SizeIs;
 
-TEST_F(TransferSessionTest, ATransferIsAFillAndACopyAndHoldsNothingAfterwards) {
+TEST_F(TransferSessionTest, TransferFillsCopiesAndReleases) {
   Start(8 * kExpert);
   Peer peer = Join();
   peer.client->Submit(Transfer(1, 2, 3));
@@ -44,7 +44,7 @@ TEST_F(TransferSessionTest, ATransferIsAFillAndACopyAndHoldsNothingAfterwards) {
   EXPECT_EQ(core_->Stats().link_bytes, 10 * kExpert);
 }
 
-TEST_F(TransferSessionTest, AnExtentIsCopiedWholeAndHeldByNobodyAfterwards) {
+TEST_F(TransferSessionTest, WholeExtentIsCopiedAndReleased) {
   Start(8 * kExpert);
   Peer peer = Join();
   const uint32_t extent = ExpertGid(1, 2) + 1;
@@ -56,7 +56,7 @@ TEST_F(TransferSessionTest, AnExtentIsCopiedWholeAndHeldByNobodyAfterwards) {
     return entry;
   };
   peer.client->Submit(whole(1, 4096));
-  peer.client->Submit(whole(2, 4096));  // the very same: it joins
+  peer.client->Submit(whole(2, 4096));  // the very same: coalesced
   Settle();
   EXPECT_THAT(reader_.waiting(), SizeIs(1));
   Read();
@@ -122,7 +122,7 @@ TEST_F(TransferSessionTest, SourcesStayWhileTheyAreCopied) {
   EXPECT_TRUE(Holds(peer, 0, 1, kExpert));
 }
 
-TEST_F(TransferSessionTest, ADemandJoinsThePrefetchOfTheSameRowsAndMovesItUp) {
+TEST_F(TransferSessionTest, DemandCoalescesWithAndPromotesThePrefetch) {
   Start(20 * kExpert);
   Peer peer = Join(MakeLinkRate(1, 0));
   // While it waits for the disk, and while it is copied.
@@ -257,7 +257,7 @@ TEST_F(TransferSessionTest, AListIsReadOnceAndLiesAreAnsweredByName) {
   }
 }
 
-TEST_F(TransferSessionTest, ADeathInTheMiddleOfACopyStopsItAndFreesEverything) {
+TEST_F(TransferSessionTest, DeathDuringACopyStopsItAndFreesAll) {
   Start(4 * kExpert);
   Peer victim = Join(MakeLinkRate(0.0001, 0));
   Peer other = Join();
@@ -319,7 +319,7 @@ TEST_F(TransferSessionTest, AFailedFillIsTheTransfersFailure) {
   EXPECT_EQ(done->link_bytes, 0u);
 }
 
-// Two clients, everything at random, many seeds: each request completes once, what a completion calls OK is
+// Two clients, everything at random, many seeds: each request completes once, rows of an OK completion are
 // right, and nothing is left pinned.
 TEST_F(TransferSessionTest, EveryRequestEndsOnceUnderRandomTraffic) {
   Start(12 * kExpert);

@@ -1,4 +1,4 @@
-// Slabs that clients offer for transfers: what is taken, what is refused and how.
+// Slabs that clients offer for transfers: the accepted ones, the refused ones and the reasons.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <poll.h>
@@ -20,8 +20,8 @@ namespace {
 
 using ::testing::SizeIs;
 
-// What a hostile client may offer on the side socket, and what it is told. The session lives on each time.
-TEST_F(TransferSessionTest, OffersThatLieAreRefusedByName) {
+// Offers of a hostile client on the side socket, and their replies. The session lives on each time.
+TEST_F(TransferSessionTest, FalseOffersAreRefusedByName) {
   Start(8 * kExpert);
   Peer stranger = Join();
   stranger.client->Submit(Transfer(1, 0, 0));  // so that there is a segment
@@ -80,7 +80,7 @@ TEST_F(TransferSessionTest, OffersThatLieAreRefusedByName) {
     EXPECT_EQ(offer(1, fd, bytes, file), absl::StatusCode::kInvalidArgument) << bytes;
   }
   EXPECT_EQ(offer(kNoSlab, fd, 64 * 1024, file), absl::StatusCode::kAlreadyExists);
-  // Weightd's own files: what it holds, and what it gave this session.
+  // weightd's own files: those it holds, and those it gave this session.
   EXPECT_EQ(offer(1, segments[0].fds[0].get(), segments[0].message.bytes, file),
             absl::StatusCode::kInvalidArgument);
   for (const size_t region : {WelcomeFds::kControl, WelcomeFds::Residency(0), WelcomeFds::Pins(0)}) {
@@ -111,7 +111,7 @@ TEST_F(TransferSessionTest, OffersThatLieAreRefusedByName) {
   EXPECT_EQ(core_->Stats().sessions_lost, 0u);
 }
 
-TEST_F(TransferSessionTest, AnOfferWithoutItsDescriptorOrWithOneTooManyEndsThatSessionAlone) {
+TEST_F(TransferSessionTest, OfferWithWrongDescriptorsEndsOnlyItsSession) {
   Start(8 * kExpert);
   Peer other = Join();
   uint64_t lost = 0;
@@ -144,8 +144,8 @@ TEST_F(TransferSessionTest, AnOfferWithoutItsDescriptorOrWithOneTooManyEndsThatS
   EXPECT_TRUE(Holds(other, 2, 3));
 }
 
-// What a client waits for before it frees its slabs: that its session is over it hears at once.
-TEST_F(TransferSessionTest, TheSideSocketClosesBehindTheLastCopyIntoTheSessionsSlabs) {
+// A client waits for this close before it frees its slabs: it learns at once that its session is over.
+TEST_F(TransferSessionTest, SideSocketClosesAfterTheLastCopyIntoSlabs) {
   Start(8 * kExpert);
   for (const bool lost : {false, true}) {
     int ends[2];

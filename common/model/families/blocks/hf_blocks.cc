@@ -12,8 +12,8 @@ namespace {
 constexpr double kMaxTheta = 1e30;
 constexpr double kMaxFactor = 1e9;
 
-// Everything that rope_scaling or rope_parameters may hold: older files have the first, newer the second,
-// some both. They are read one after the other into the same members, so the newer one wins.
+// All members that rope_scaling or rope_parameters may hold. Older files have the first, newer files the
+// second, some have both. They are read one after the other into the same members, so the newer one wins.
 struct RopeMembers {
   std::string type = "default";
   double theta = 0;
@@ -57,13 +57,13 @@ void ReadRopeMembers(HfFields* fields, RopeMembers* rope) {
   rope->long_mscale = fields->Real("long_mscale", 0, kMaxFactor, rope->long_mscale);
   rope->temperature = fields->Real("llama_4_scaling_beta", 0, kMaxFactor, rope->temperature);
   rope->alpha = fields->Real("alpha", 0, kMaxFactor, rope->alpha);
-  // Sections of multimodal positions: text has the same position in all of them.
+  // Sections of multimodal positions: text tokens have the same position in all of them.
   fields->Skip("mrope_section");
   fields->Skip("mrope_interleaved");
 }
 
-// transformers' order: a factor that is given, then the ratio of the two mscales (DeepSeek), then the paper's
-// 0.1 ln(factor) + 1.
+// Order of precedence in transformers: an explicit factor, then the ratio of the two mscales (DeepSeek), then
+// the paper's 0.1 ln(factor) + 1.
 double YarnAttentionFactor(const RopeMembers& members, double factor) {
   if (members.attention_factor != 0) return members.attention_factor;
   if (members.mscale != 0 && members.mscale_all_dim != 0) {
@@ -72,8 +72,8 @@ double YarnAttentionFactor(const RopeMembers& members, double factor) {
   return YarnMscale(factor, 1);
 }
 
-// Phi-3.5's LongRoPE: one divisor for each rotated pair, in a set for short and one for long sequences.
-// Phi-MoE gives the attention factors of the two as well, other models have them computed.
+// LongRoPE (Phi-3.5): one divisor for each rotated pair, in one set for short and one for long sequences.
+// Phi-MoE configs hold the attention factors of both sets; for other models they are computed.
 void SetLongRope(const RopeMembers& members, bool mscales, const char* name, RopeConfig* rope,
                  HfFields* fields) {
   const size_t pairs = rope->dimensions / 2;
@@ -131,7 +131,7 @@ RopeFields ReadRope(const RopeDefaults& defaults, uint32_t head_dim, uint32_t ma
       ReadRopeMembers(group, &members);
     });
   }
-  // Beside the group this member wins over the one inside it, and some models have only this one.
+  // The outer member overrides the one inside the group, and some models have only the outer one.
   members.original_max_position =
       fields->Number("original_max_position_embeddings", 1, kMaxPosition, members.original_max_position);
   if (members.original_max_position == 0) members.original_max_position = max_position;
@@ -151,7 +151,7 @@ RopeFields ReadRope(const RopeDefaults& defaults, uint32_t head_dim, uint32_t ma
     fields->Refuse(name, absl::StrCat("with alpha ", members.alpha));
   }
   if (members.alpha != 0 && members.type == "dynamic" && rope.dimensions > 2) {
-    // What the kind's other members say changes nothing then.
+    // The other members of this kind have no effect then.
     rope.theta *= std::pow(members.alpha, rope.dimensions / (rope.dimensions - 2.0));
     if (rope.theta > kMaxTheta)
       fields->Fail(name, absl::StrCat("has alpha ", members.alpha, ": theta passes 1e30"));
@@ -223,7 +223,7 @@ Activation ReadActivation(HfFields* fields, const char* key, const char* fallbac
 }
 
 void ReadExperts(const std::vector<const char*>& keys, MoeConfig* moe, HfFields* fields) {
-  // Of several names the last that is there counts; without any the error names the first.
+  // The last name present counts; if none is present the error names the first.
   const char* found = keys[0];
   for (const char* key : keys) {
     if (fields->Has(key)) found = key;

@@ -1,5 +1,5 @@
-// What the families' config readers share: the model's frame, grouped attention, position encoding, mixtures,
-// and which layers are dense. A family passes its defaults: those of transformers for members left out.
+// Config reading that the families share: base dimensions, grouped attention, position encoding, MoE blocks and
+// the choice of dense layers. A family passes its defaults: those of transformers for absent members.
 //
 // Private to common/model. Thread safety: free functions; the HfFields is used by one thread.
 #pragma once
@@ -13,22 +13,22 @@
 
 namespace sluice {
 
-// vocab_size, hidden_size, num_hidden_layers, max_position_embeddings, rms_norm_eps, tie_word_embeddings.
-// Every layer is a default one.
+// Base dimensions: vocab_size, hidden_size, num_hidden_layers, max_position_embeddings, rms_norm_eps,
+// tie_word_embeddings. Every layer starts as a default one.
 struct FrameDefaults {
   uint32_t max_position = 0;
   double epsilon = 1e-6;
 };
 ModelConfig ReadFrame(const std::string& family, const FrameDefaults& defaults, HfFields* fields);
 
-// rope_theta and rope_scaling of older files, rope_parameters of newer ones; types default, linear, yarn,
-// longrope and llama3 with transformers' attention factors.
+// Position encoding: rope_theta and rope_scaling of older files, rope_parameters of newer ones; types
+// default, linear, yarn, longrope and llama3 with the attention factors of transformers.
 struct RopeDefaults {
   double theta = 10000.0;
-  double partial = 1.0;         // partial_rotary_factor, where the family has one
-  bool may_be_partial = false;  // else the factor must be 1
+  double partial = 1.0;         // partial_rotary_factor, if the family has one
+  bool may_be_partial = false;  // otherwise the factor must be 1
   bool mscales = false;         // longrope: short_mscale and long_mscale are the attention factors
-  bool temperature = false;     // llama_4_scaling_beta, where the family has it
+  bool temperature = false;     // llama_4_scaling_beta, if the family has it
   bool alpha = false;           // dynamic: alpha stretches theta once and for all
 };
 struct RopeFields {
@@ -37,11 +37,12 @@ struct RopeFields {
   double temperature = 0;     // llama_4_scaling_beta; 0: absent
 };
 RopeFields ReadRope(const RopeDefaults& defaults, uint32_t head_dim, uint32_t max_position, HfFields* fields);
-// yarn's factor for a context `scale` times as long.
+// Returns yarn's attention factor for a context `scale` times as long.
 double YarnMscale(double scale, double mscale);
 
-// num_attention_heads, num_key_value_heads (absent: `kv_heads`, or the heads if that is 0; null: the heads),
-// head_dim (absent: `head_dim`, or hidden / heads if that is 0); rope; scale 1/sqrt(head_dim).
+// Grouped attention: num_attention_heads, num_key_value_heads (absent: `kv_heads`, or the heads if that is 0;
+// null: the heads), head_dim (absent: `head_dim`, or hidden / heads if that is 0); rope; scale
+// 1/sqrt(head_dim).
 struct GroupedDefaults {
   uint32_t kv_heads = 0;
   uint32_t head_dim = 0;
@@ -49,33 +50,33 @@ struct GroupedDefaults {
 };
 AttentionConfig ReadGrouped(const GroupedDefaults& defaults, const ModelConfig& model, HfFields* fields);
 
-// hidden_act, or the member of another name: silu, swish, gelu, gelu_new, gelu_pytorch_tanh.
+// Reads hidden_act or the member `key`: silu, swish, gelu, gelu_new, gelu_pytorch_tanh.
 Activation ReadActivation(HfFields* fields, const char* key = "hidden_act", const char* fallback = "silu");
 
-// The number of routed experts under the first of `keys` that is there, and num_experts_per_tok.
+// Reads the number of routed experts under the first of `keys` that is present, and num_experts_per_tok.
 void ReadExperts(const std::vector<const char*>& keys, MoeConfig* moe, HfFields* fields);
 
-// The dense FFN of layers without experts.
+// Returns the dense FFN of layers without experts.
 MoeConfig DenseFfn(uint32_t width, Activation activation);
 
-// Mixtures as DeepSeek's configs spell them, and GLM-4's after them: n_routed_experts, num_experts_per_tok,
-// moe_intermediate_size, n_shared_experts (one FFN of so many widths), norm_topk_prob.
+// Reads the MoE members that DeepSeek's and GLM-4's configs use: n_routed_experts, num_experts_per_tok,
+// moe_intermediate_size, n_shared_experts (one FFN of that many expert widths), norm_topk_prob.
 MoeConfig ReadDeepseekMixture(uint32_t shared, bool norm_topk_prob, HfFields* fields);
-// n_group and topk_group; one group is none.
+// Reads n_group and topk_group; one group counts as none.
 void ReadGroups(uint32_t groups, uint32_t top_groups, MoeConfig* moe, HfFields* fields);
-// Layers below first_k_dense_replace, and those that moe_layer_freq leaves out, are dense FFNs of
-// intermediate_size neurons; the others are `moe`.
+// Sets the layers below first_k_dense_replace, and those that moe_layer_freq leaves out, to dense FFNs of
+// intermediate_size neurons, the other layers to `moe`.
 void SetDeepseekFfns(uint32_t first_dense, const MoeConfig& moe, ModelConfig* model, HfFields* fields);
 
-// time_step_limit, if it is there.
+// Reads time_step_limit if it is present.
 void ReadTimeSteps(MambaConfig* mamba, HfFields* fields);
 
-// Qwen's: layers of mlp_only_layers are dense FFNs of intermediate_size neurons, and so are all but every
-// decoder_sparse_step-th; the others are `moe`.
+// Applies Qwen's rule: layers of mlp_only_layers, and all but every decoder_sparse_step-th layer, are dense
+// FFNs of intermediate_size neurons; the others are `moe`.
 void SetQwenFfns(const MoeConfig& moe, ModelConfig* model, HfFields* fields);
 
-// layer_types, or the member of another name: one of `words` for each layer. Empty if the member is absent;
-// the error is kept in `fields`.
+// Reads layer_types or the member `key`: one of `words` for each layer. Empty if the member is absent; the
+// error is kept in `fields`.
 std::vector<std::string> ReadLayerTypes(const std::vector<std::string>& words, size_t layers,
                                         HfFields* fields, const char* key = "layer_types");
 

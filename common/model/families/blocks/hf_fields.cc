@@ -115,7 +115,7 @@ bool IsInert(std::string_view key) {
   return std::find(std::begin(kInertFields), std::end(kInertFields), key) != std::end(kInertFields);
 }
 
-// A number, or what stands for an infinite one ({"__float__": "Infinity"}); NaN for anything else.
+// Returns a number or its spelling of infinity ({"__float__": "Infinity"}); NaN for anything else.
 double NumberOf(const json& value) {
   if (value.is_number()) return value.get<double>();
   if (!value.is_object() || value.size() != 1) return NAN;
@@ -133,8 +133,8 @@ bool HfFields::Has(std::string_view key) {
   return object_.Has(key);
 }
 
-// The first error is kept and reading goes on with a value that is in range, so that a family's reader needs
-// no check after every member.
+// Keeps the first error and goes on with a value in range, so that a family's reader needs no check after
+// every member.
 template <typename T>
 T HfFields::Take(const absl::StatusOr<T>& value, T otherwise) {
   if (value.ok()) return *value;
@@ -253,8 +253,8 @@ void HfFields::Refuse(std::string_view key, const std::string& what) {
       absl::StrCat(object_.subject(), ": ", std::string(key), " ", what, " is not supported")));
 }
 
-// A member that nobody asked for could change what the model computes, and ignoring it would give wrong
-// answers without a word. Only what is off, or known not to matter, may be left.
+// An unread member could change the computation, and ignoring it would silently give wrong results. Only
+// members that are off or known to be inert may remain.
 absl::Status HfFields::Finish() const {
   RETURN_IF_ERROR(status_);
   for (const auto& [key, value] : object_.value().items()) {

@@ -1,10 +1,10 @@
-// The members of a config.json, as a family's reader asks for them: with their ranges and defaults, the first
-// error kept for the end, and every member that nobody asked for refused.
+// HfFields: typed access to the members of a config.json with ranges and defaults. Keeps the first error
+// until Finish() and refuses every member that was never read.
 //
-// A reader is a straight list of questions; a wrong answer comes back as the lowest allowed value, so that
-// the code between the questions needs no checks, and Finish() tells what was wrong. A member that the reader
-// never asked for is a switch that this code does not know: it is refused, unless it is null, false, or one
-// of the names that change no computation (InertFields).
+// A reader is a straight list of reads; an invalid member reads as the lowest allowed value, so the code
+// between the reads needs no checks, and Finish() returns the error. A member that the reader never asked for
+// is an unknown switch: it is refused, unless it is null, false, or one of the names that change no
+// computation (InertFields).
 //
 // Private to common/model. Thread safety: used by one thread.
 #pragma once
@@ -21,44 +21,45 @@ namespace sluice {
 
 class HfFields {
  public:
-  // `object` outlives this.
+  // REQUIRES: `object` outlives this.
   explicit HfFields(const JsonObject& object) : object_(object) {}
 
-  // Whether `key` is there and not null; it counts as asked for.
+  // True if `key` is present and not null; marks the member as read.
   bool Has(std::string_view key);
-  // Whether `key` is there and null.
+  // True if `key` is present and null.
   bool IsNull(std::string_view key) const { return object_.value().contains(key) && !object_.Has(key); }
 
-  // Whether `key` is a whole number, where it may be something else.
+  // True if `key` is a whole number, for members that may have another type.
   bool IsWhole(std::string_view key) const {
     return object_.Has(key) && object_.Find(key)->is_number_unsigned();
   }
 
-  // Whole numbers in [low, high]; without a fallback the member is required.
+  // Reads a whole number in [low, high]; without a fallback the member is required.
   uint32_t Number(std::string_view key, uint64_t low, uint64_t high);
   uint32_t Number(std::string_view key, uint64_t low, uint64_t high, uint64_t fallback);
-  // Infinite ones (Infinity, or transformers' object for it) where the range ends there.
+  // Reads a real number. Infinities (Infinity, or transformers' object for it) are accepted if the range ends
+  // there.
   double Real(std::string_view key, double low, double high);
   double Real(std::string_view key, double low, double high, double fallback);
   bool Flag(std::string_view key, bool fallback);
   std::string Word(std::string_view key, const std::string& fallback);
-  // Lists; empty if the member is absent.
+  // Reads a list; empty if the member is absent.
   std::vector<uint32_t> Numbers(std::string_view key, uint64_t high);
   std::vector<double> Reals(std::string_view key, double low, double high);
   std::vector<std::string> Words(std::string_view key);
 
-  // The names of all members.
+  // Returns the names of all members.
   std::vector<std::string> Keys() const;
 
-  // A member that changes nothing here.
+  // Marks the member as read: it changes nothing here.
   void Skip(std::string_view key) { Ask(key); }
-  // Members that must be absent, null or false (`value`: or that): any other value is not supported.
+  // Requires the members to be absent, null or false (or equal to `value`): any other value is not supported.
   void OnlyOff(std::string_view key);
   void OnlyWord(std::string_view key, const std::string& value);
   void OnlyNumber(std::string_view key, double value);
   void OnlyFlag(std::string_view key, bool value);
 
-  // Reads the object `key` with `read`, if it is there; what `read` leaves is refused too.
+  // Reads the object `key` with `read` if it is present; members that `read` leaves unread are refused too.
   template <typename Read>
   void Group(std::string_view key, const Read& read) {
     if (!Has(key)) return;
@@ -69,13 +70,13 @@ class HfFields {
     Keep(group.Finish());
   }
 
-  // Errors of the reader's own: InvalidArgument "<key> <what>", Unimplemented "<key> <value> is not
-  // supported".
+  // Records errors found by the reader itself: InvalidArgument "<key> <what>", Unimplemented "<key> <value>
+  // is not supported".
   void Fail(std::string_view key, const std::string& what) { Keep(object_.Error(key, what)); }
   void Refuse(std::string_view key);
   void Refuse(std::string_view key, const std::string& what);
 
-  // The first error; else a member that nobody asked for.
+  // Returns the first error, or an error naming a member that was never read.
   absl::Status Finish() const;
 
  private:
@@ -85,8 +86,8 @@ class HfFields {
   }
   template <typename T>
   T Take(const absl::StatusOr<T>& value, T otherwise);
-  // The list under `key` by `read`(entry, &value), which says whether the entry is what was expected; an
-  // error names the first that is not. Empty: absent, or an error.
+  // Reads the list `key` with `read`(entry, &value), which returns false for an unexpected entry; the error
+  // names the first such entry. Empty: absent, or an error.
   template <typename T, typename Read>
   std::vector<T> List(std::string_view key, const char* of, const std::string& expected, const Read& read);
 

@@ -9,7 +9,7 @@
 namespace sluice {
 namespace {
 
-// The norms on compressed q and kv have their own epsilon, whatever rms_norm_eps says.
+// Norms on compressed q and kv have their own epsilon, independent of rms_norm_eps.
 constexpr float kLatentEpsilon = 1e-6f;
 
 }  // namespace
@@ -29,8 +29,8 @@ AttentionConfig ReadLatent(const LatentDefaults& defaults, const ModelConfig& mo
   latent.norm_epsilon = kLatentEpsilon;
   const uint32_t rotated = fields->Number("qk_rope_head_dim", 2, kMaxHeadDim, 64);
   attention.head_dim = latent.nope_dim + rotated;
-  // Newer files repeat what follows from the members above, head_dim as the rotated part or as the whole, of
-  // which partial_rotary_factor is then that part; a file that contradicts itself is refused.
+  // Newer files repeat the dimensions above: head_dim is the rotated part, or the whole head with
+  // partial_rotary_factor as its rotated share. A file that contradicts itself is refused.
   const uint32_t named = fields->Number("head_dim", 1, kMaxHeadDim, rotated);
   if (named != rotated && named != attention.head_dim) fields->Refuse("head_dim");
   const uint32_t both = fields->Number("qk_head_dim", 1, 2 * kMaxHeadDim, attention.head_dim);
@@ -40,7 +40,7 @@ AttentionConfig ReadLatent(const LatentDefaults& defaults, const ModelConfig& mo
   const RopeFields rope = ReadRope(rope_defaults, named, model.max_position, fields);
   attention.rope = rope.rope;
   if (named == attention.head_dim && named != rotated && rope.rope.dimensions == named) {
-    attention.rope.dimensions = rotated;  // the whole head, and no share of it
+    attention.rope.dimensions = rotated;  // the whole rotated part, not a share of it
   }
   if (attention.rope.dimensions != rotated) {
     fields->Fail("qk_rope_head_dim", absl::StrCat("is ", rotated, ", but ", attention.rope.dimensions, " of ",
@@ -65,7 +65,7 @@ AttentionConfig ReadLatent(const LatentDefaults& defaults, const ModelConfig& mo
   return attention;
 }
 
-// The up-projections of K are stored transposed, because attention over the cached latent rows multiplies the
+// Up-projections of K are stored transposed, because attention over the cached latent rows multiplies the
 // query by them instead of expanding every cached row to keys.
 void MapLatent(LayerMapper* layer) {
   const AttentionConfig& a = layer->attention();
@@ -83,13 +83,13 @@ void MapLatent(LayerMapper* layer) {
   layer->Dense(dense::kKvDownNorm, layer->Vector("self_attn.kv_a_layernorm.weight", latent.kv_rank));
   const uint32_t kv_rank = latent.kv_rank;
   if (layer->Has("self_attn.k_b_proj.weight")) {
-    // GGUF files keep the two halves of kv_b_proj apart, the keys' the way they are used here.
+    // GGUF files keep the two halves of kv_b_proj apart, the keys' half already transposed.
     layer->Dense(dense::kKUpT,
                  layer->Matrix("self_attn.k_b_proj.weight", uint64_t{a.heads} * kv_rank, latent.nope_dim));
     layer->Dense(dense::kVUp,
                  layer->Matrix("self_attn.v_b_proj.weight", uint64_t{a.heads} * latent.value_dim, kv_rank));
   } else {
-    // Per head: nope_dim rows that make keys of a cached row, then value_dim rows that make values.
+    // Each head has nope_dim rows that make keys of a cached row, then value_dim rows that make values.
     const SourceMatrix up = layer->Matrix("self_attn.kv_b_proj.weight",
                                           uint64_t{a.heads} * (latent.nope_dim + latent.value_dim), kv_rank);
     layer->Dense(dense::kKUpT, Transposed(RowsOfBlocks(up, a.heads, 0, latent.nope_dim)));

@@ -1,4 +1,4 @@
-// Latent attention as DeepSeek's configs and checkpoints spell it, and those after them.
+// Latent attention of DeepSeek's configs and checkpoints, and of later models that use the same layout.
 //
 // Private to common/model. Thread safety: free functions; fields and mapper are used by one thread.
 #pragma once
@@ -11,8 +11,8 @@
 
 namespace sluice {
 
-// q_lora_rank (null: none), kv_lora_rank, qk_nope_head_dim, qk_rope_head_dim, v_head_dim, rope; of a family
-// with `temperature` also llama_4_scaling_beta.
+// Reads q_lora_rank (null: none), kv_lora_rank, qk_nope_head_dim, qk_rope_head_dim, v_head_dim, rope; also
+// llama_4_scaling_beta if the family has `temperature`.
 struct LatentDefaults {
   uint32_t q_rank = 1536;
   uint32_t kv_rank = 512;
@@ -23,7 +23,7 @@ struct LatentDefaults {
 };
 AttentionConfig ReadLatent(const LatentDefaults& defaults, const ModelConfig& model, HfFields* fields);
 
-// self_attn.{q_a,q_b or q,kv_a,kv_b,o}_proj and the norms between them.
+// Maps self_attn.{q_a,q_b or q,kv_a,kv_b,o}_proj and the norms between them.
 void MapLatent(LayerMapper* layer);
 
 }  // namespace sluice

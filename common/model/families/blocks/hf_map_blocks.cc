@@ -54,12 +54,12 @@ void LayerMapper::Mamba(const std::string& base) {
   const MambaConfig& m = attention().mamba;
   const uint32_t values = m.heads * m.head_dim;
   const uint32_t conv_cols = values + 2 * m.groups * m.state;
-  // z, then what is convolved, then the time steps.
+  // Rows of in_proj: z, then the convolved values, then the time steps.
   const SourceMatrix in = Matrix(base + "in_proj.weight", uint64_t{values} + conv_cols + m.heads, hidden());
   Dense(dense::kMambaZ, Rows(in, 0, values));
   Dense(dense::kMambaXbc, Rows(in, values, conv_cols));
   Dense(dense::kMambaDt, Rows(in, uint64_t{values} + conv_cols, m.heads));
-  // A depthwise convolution: [channels, 1, kernel].
+  // Depthwise convolution: [channels, 1, kernel].
   Dense(dense::kMambaConv, Transposed(Stack(base + "conv1d.weight", conv_cols, 1, m.conv_kernel)));
   Dense(dense::kMambaConvBias, Vector(base + "conv1d.bias", conv_cols));
   Dense(dense::kMambaALog, Vector(base + "A_log", m.heads));
@@ -69,8 +69,8 @@ void LayerMapper::Mamba(const std::string& base) {
   Dense(dense::kO, Matrix(base + "out_proj.weight", hidden(), values));
 }
 
-// The down matrix is stored transposed, one row for each neuron: every part of a neuron is then one row,
-// which can travel and be computed alone.
+// The down matrix is stored transposed, one row for each neuron: every part of a neuron is then one row that
+// can be transferred and computed alone.
 void LayerMapper::Ffn(const std::string& mlp, const FfnNames& names, uint32_t width, std::string_view up,
                       std::string_view gate, std::string_view down) {
   const auto name = [&mlp](const char* part) { return absl::StrCat(mlp, part, ".weight"); };
@@ -146,8 +146,8 @@ void MapStackedInputs(const std::string& gate_up, const std::string& down, Layer
   }
 }
 
-// Layers for multi-token prediction come behind the model's own and are not part of its forward pass; eh_proj
-// is a tensor that only they have.
+// Layers for multi-token prediction follow the model's own layers and are not part of its forward pass; only
+// they have a tensor eh_proj.
 void IgnorePredictionLayers(const ModelConfig& config, TensorMapper* mapper) {
   for (size_t i = config.layers.size();; ++i) {
     const std::string base = absl::StrCat("model.layers.", i, ".");
@@ -163,7 +163,7 @@ void MapEnds(const ModelConfig& config, const EndNames& names, TensorMapper* map
   if (config.norm == NormKind::kLayer) {
     mapper->Dense(std::string(dense::kFinalNormBias), mapper->Tensor(names.norm + ".bias", {config.hidden}));
   }
-  // Some files store the head beside tied embeddings all the same.
+  // Some files store the head in spite of tied embeddings.
   if (config.tied_embeddings) {
     mapper->Ignore(names.head + ".weight");
   } else {

@@ -1,4 +1,4 @@
-// What the families' tensor maps share: the names that most checkpoints give the same things.
+// Tensor maps that the families share: the names that most checkpoints use.
 //
 // Private to common/model. Thread safety: free functions; a TensorMapper is used by one thread.
 #pragma once
@@ -13,16 +13,16 @@
 
 namespace sluice {
 
-// The norms of a layer, without ".weight"; nullptr: none. `plus_one`: the checkpoint holds weights less one.
+// Norms of a layer, without ".weight"; nullptr: none. `plus_one`: the checkpoint holds weights minus one.
 struct LayerNormNames {
   const char* attention = "input_layernorm";
   const char* ffn = "post_attention_layernorm";
-  const char* attention_post = nullptr;  // of what attention gives
-  const char* ffn_post = nullptr;        // of what the mixture gives
+  const char* attention_post = nullptr;  // on the output of attention
+  const char* ffn_post = nullptr;        // on the output of the MoE block
   bool plus_one = false;
 };
 
-// What grouped attention's tensors are called.
+// Tensor names of grouped attention.
 struct AttentionNames {
   std::string base = "self_attn.";
   std::string q_norm = "q_norm";
@@ -30,15 +30,15 @@ struct AttentionNames {
   std::string o = "o_proj";
 };
 
-// The matrices of an FFN, without ".weight"; one without gates has none.
+// Matrix names of an FFN, without ".weight"; an FFN without gates has no gate.
 struct FfnNames {
   const char* gate = "gate_proj";
   const char* up = "up_proj";
   const char* down = "down_proj";
 };
 
-// The tensors of one layer: names in the checkpoint begin with `base` ("model.layers.3."), canonical ones
-// with the layer's number.
+// LayerMapper: the tensors of one layer. Checkpoint names begin with `base` ("model.layers.3."), canonical
+// names with the layer's number.
 class LayerMapper {
  public:
   LayerMapper(const ModelConfig& config, uint32_t layer, const std::string& base, TensorMapper* mapper)
@@ -67,20 +67,20 @@ class LayerMapper {
   void Dense(std::string_view canonical, const SourceMatrix& matrix);
   void AddExpert(const ExpertSource& expert) { mapper_->AddExpert(layer_, expert); }
 
-  // With biases where the model's norm has them.
+  // Maps the norms, with biases if the model's norm has them.
   void Norms(const LayerNormNames& names);
-  // {q,k,v,o}_proj with the biases and norms that the layer's description asks for.
+  // Maps {q,k,v,o}_proj with the biases and norms that the layer's description requires.
   void GroupedAttention(const AttentionNames& names = {});
-  // `base`{in,out}_proj, conv1d and the vectors of Mamba-2.
+  // Maps `base`{in,out}_proj, conv1d and the vectors of Mamba-2.
   void Mamba(const std::string& base);
-  // `mlp`{gate,up,down}_proj.weight as dense_*, shared_* or beside_*.
+  // Maps `mlp`{gate,up,down}_proj.weight to dense_*, shared_* or beside_*.
   void DenseFfn(const std::string& mlp, const FfnNames& names = {});
   void SharedExpert(const std::string& mlp, const FfnNames& names = {});
   void BesideFfn(const std::string& mlp);
-  // What DeepSeek's and GLM-4's layers hold under "mlp.": a dense FFN, or router (with its correction),
-  // experts and shared FFN.
+  // Maps DeepSeek's and GLM-4's tensors under "mlp.": a dense FFN, or router (with its correction), experts
+  // and shared FFN.
   void DeepseekFfn();
-  // Each expert's matrices on its own, `experts`E.{gate,up,down}.weight, or stacked in `experts`gate_up_proj
+  // Maps the experts: separate matrices `experts`E.{gate,up,down}.weight, or stacked in `experts`gate_up_proj
   // [experts, 2 * width, hidden] (gate first) and down_proj [experts, hidden, width].
   void Experts(const std::string& experts, const FfnNames& names);
 
@@ -94,25 +94,26 @@ class LayerMapper {
   TensorMapper* const mapper_;
 };
 
-// Experts stacked in two tensors of these names, as LayerMapper::Experts says.
+// Maps experts stacked in two tensors of these names, in the layout of LayerMapper::Experts.
 void MapStackedExperts(const std::string& gate_up, const std::string& down, LayerMapper* layer);
-// The same with inputs before outputs: [experts, hidden, 2 * width], gate in the first half of the last
+// Maps stacked experts stored input-major: [experts, hidden, 2 * width], gate in the first half of the last
 // dimension, and [experts, width, hidden].
 void MapStackedInputs(const std::string& gate_up, const std::string& down, LayerMapper* layer);
 
-// Layers behind the last that predict further tokens (recognised by their eh_proj) are not needed.
+// Ignores the layers behind the last one that predict further tokens (recognised by their eh_proj).
 void IgnorePredictionLayers(const ModelConfig& config, TensorMapper* mapper);
 
-// Embedding, final norm (with bias for layer norm) and head.
+// Names of embedding, final norm (with bias for layer norm) and head.
 struct EndNames {
   std::string embed = "model.embed_tokens.weight";
   std::string norm = "model.norm";
   std::string head = "lm_head";
-  bool plus_one = false;  // the norm's weights, as in LayerNormNames
+  bool plus_one = false;  // the norm's weights, see LayerNormNames
 };
 void MapEnds(const ModelConfig& config, const EndNames& names, TensorMapper* mapper);
 
-// Calls `map` for every layer while the mapper has room for errors; `prefix` is "model.layers." mostly.
+// Calls `map` for every layer while the mapper has room for errors; `prefix` is "model.layers." in most
+// families.
 template <typename Map>
 void MapLayers(const ModelConfig& config, const std::string& prefix, TensorMapper* mapper, const Map& map,
                const LayerNormNames& norms = {}) {

@@ -17,15 +17,15 @@ std::string ShapeText(const std::vector<uint64_t>& shape) {
   return absl::StrCat("[", absl::StrJoin(shape, ", "), "]");
 }
 
-// Buffers that old checkpoints carry along; the forward pass computes them.
+// True for buffers that old checkpoints carry along; the forward pass computes them.
 bool IsKnownBuffer(const std::string& name) {
   return absl::EndsWith(name, ".rotary_emb.inv_freq") || absl::EndsWith(name, ".masked_bias");
 }
 
 }  // namespace
 
-// Views of a tensor on disk: each changes where lines begin, how many there are and how far apart, never the
-// bytes. Everything is counted in elements.
+// Views of a tensor in its file: each changes the start, number and distance of lines, never the bytes. All
+// counts are elements.
 SourceMatrix Rows(SourceMatrix m, uint64_t first, uint32_t count) {
   m.first += first * (m.transposed ? 1 : m.line_stride);
   (m.transposed ? m.length : m.lines) = count;
@@ -78,8 +78,8 @@ SourceMatrix Stacked(SourceMatrix first, std::vector<SourceMatrix> others) {
   return first;
 }
 
-// Errors are collected, so that one run names the tensors that are missing or of a wrong shape together, up
-// to kMaxErrors of them.
+// Errors are collected, so that one run names all missing or misshapen tensors together, up to kMaxErrors of
+// them.
 const CheckpointTensor* TensorMapper::Use(const std::string& name, const std::vector<uint64_t>& shape) {
   const CheckpointTensor* tensor = checkpoint_.Find(name);
   if (tensor == nullptr) {
@@ -148,7 +148,7 @@ absl::StatusOr<SourceMap> TensorMapper::Finish() {
     return absl::UnimplementedError(
         absl::StrCat("element type not supported (BF16, F16, F32 are): ", unsupported_, more));
   }
-  // A tensor that nobody used belongs to an architecture that only resembles this one.
+  // An unused tensor means an architecture that only resembles this one.
   std::string extra;
   int extras = 0;
   for (const CheckpointTensor& tensor : checkpoint_.tensors()) {

@@ -1,5 +1,5 @@
-// What a family's tensor map is written with: views of a checkpoint's tensors, and who collects them under
-// the canonical names.
+// TensorMapper and SourceMatrix: views of a checkpoint's tensors, and their collection under canonical names.
+// Every family's tensor map uses them.
 //
 // Thread safety: SourceMap is plain data; a TensorMapper is used by one thread.
 #pragma once
@@ -14,21 +14,21 @@
 
 namespace sluice {
 
-// A matrix somewhere in a source tensor, as `blocks` stacked pieces of `lines` lines of `length` values. The
-// pack's rows are the lines or, if `transposed`, each piece's columns. Numbers of elements, not of bytes; a
-// matrix's line lies within one of the tensor's lines.
+// A matrix within a source tensor: `blocks` stacked pieces of `lines` lines of `length` values. The rows of
+// the pack are the lines or, if `transposed`, the columns of each piece. All counts are elements, not bytes;
+// a line of the matrix lies within one line of the tensor.
 struct SourceMatrix {
   const CheckpointTensor* tensor = nullptr;
-  uint64_t first = 0;  // where the first value is in the tensor
+  uint64_t first = 0;  // index of the first value in the tensor
   uint32_t blocks = 1;
   uint64_t block_stride = 0;
   uint32_t lines = 0;
   uint64_t line_stride = 0;
   uint32_t length = 0;
-  uint32_t step = 1;  // from a line's value to its next
+  uint32_t step = 1;  // distance from a value of a line to the next
   bool transposed = false;
-  float scale = 1;                 // of every value
-  float add = 0;                   // to every value, behind the scale
+  float scale = 1;                 // factor of every value
+  float add = 0;                   // added to every value after scaling
   std::vector<SourceMatrix> then;  // matrices of as many columns whose rows follow
 
   uint32_t rows() const {
@@ -39,30 +39,30 @@ struct SourceMatrix {
   uint32_t cols() const { return transposed ? lines : length; }
 };
 
-// Parts of a matrix of one block, by the rows and columns that its name promises; where a checkpoint keeps it
-// by its columns, `transposed` is set from the start.
+// Parts of a matrix of one block, by its logical rows and columns; if the checkpoint stores it by columns,
+// `transposed` is already set.
 SourceMatrix Rows(SourceMatrix m, uint64_t first, uint32_t count);     // rows [first, first + count)
 SourceMatrix EverySecondRow(SourceMatrix m, uint32_t offset);          // rows offset, offset + 2, ...
 SourceMatrix Columns(SourceMatrix m, uint32_t first, uint32_t count);  // values [first, first + count)
 SourceMatrix EverySecondColumn(SourceMatrix m, uint32_t offset);       // values offset, offset + 2, ...
-// Rows [first, first + count) of each of `blocks` equal parts.
+// Returns rows [first, first + count) of each of `blocks` equal parts.
 SourceMatrix RowsOfBlocks(SourceMatrix m, uint32_t blocks, uint32_t first, uint32_t count);
 SourceMatrix Transposed(SourceMatrix m);
 SourceMatrix PlusOne(SourceMatrix m);
 SourceMatrix Scaled(SourceMatrix m, float scale);
-// The rows of one after those of the other, each of them of one or more blocks.
+// Returns the rows of `first` followed by those of the others; each matrix has one or more blocks.
 SourceMatrix Stacked(SourceMatrix first, std::vector<SourceMatrix> others);
 
-// A dense tensor under its canonical name (common/model/dense_names.h).
+// Dense tensor under its canonical name (common/model/dense_names.h).
 struct DenseSource {
   std::string name;
   SourceMatrix matrix;
 };
 
-// One expert, every part as the pack's rows want it: [neurons, hidden].
+// One expert; every part has the shape of the pack's rows: [neurons, hidden].
 struct ExpertSource {
   SourceMatrix up;
-  SourceMatrix gate;  // without a tensor where experts have no gates
+  SourceMatrix gate;  // no tensor if experts have no gates
   SourceMatrix down;
 };
 
@@ -71,40 +71,41 @@ struct SourceMap {
   std::vector<std::vector<ExpertSource>> experts;  // [layer][expert]
 };
 
-// What a family's mapper calls for each tensor: collects places, and errors of several tensors into one.
+// TensorMapper: resolves a family's tensor names, collects their matrices, and joins the errors of several
+// tensors into one.
 class TensorMapper {
  public:
   explicit TensorMapper(const Checkpoint& checkpoint) : checkpoint_(checkpoint) {}
 
   bool Has(const std::string& name) const { return checkpoint_.Find(name) != nullptr; }
 
-  // Whether the tensor is there and has this shape.
+  // True if the tensor is present and has this shape.
   bool HasShape(const std::string& name, const std::vector<uint64_t>& shape) const {
     const CheckpointTensor* tensor = checkpoint_.Find(name);
     return tensor != nullptr && tensor->shape == shape;
   }
 
-  // Whether the tensor is there in MXFP4.
+  // True if the tensor is present and stored in MXFP4.
   bool IsMxfp4(const std::string& name) const {
     const CheckpointTensor* tensor = checkpoint_.Find(name);
     return tensor != nullptr && tensor->mxfp4;
   }
 
-  // The tensor `name`, which must have this shape: its last dimension makes the columns.
+  // Returns the tensor `name`, which must have this shape: its last dimension makes the columns.
   SourceMatrix Tensor(const std::string& name, const std::vector<uint64_t>& shape);
 
-  // `matrix` as dense tensor `canonical`.
+  // Adds `matrix` as dense tensor `canonical`.
   void Dense(const std::string& canonical, const SourceMatrix& matrix);
   void AddExpert(uint32_t layer, const ExpertSource& expert);
 
-  // A tensor that may be there and is not needed; all tensors whose names begin so.
+  // Ignores an optional tensor that is not needed, or all tensors with this name prefix.
   void Ignore(const std::string& name);
   void IgnorePrefix(const std::string& prefix);
 
   // False once enough errors are collected: a mapper's loops end early.
   bool ok() const { return errors_ < kMaxErrors; }
 
-  // The map, or the collected errors; also refuses tensors that nobody asked for.
+  // Returns the map, or the collected errors; also refuses tensors that were never used.
   absl::StatusOr<SourceMap> Finish();
 
  private:

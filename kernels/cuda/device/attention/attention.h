@@ -1,5 +1,5 @@
-// What comes before the cache and what reads it: rope, norms and the writing of K and V, and attention over
-// the pages of sequences (ARITHMETIC.md section 6).
+// Launches of attention: rope, norms and the writing of K and V into the cache, and attention over the pages
+// of sequences (ARITHMETIC.md section 6).
 //
 // Thread safety: pure but for the work it enqueues.
 #pragma once
@@ -37,7 +37,7 @@ struct DeviceKv {
   bool operator==(const DeviceKv& other) const = default;
 };
 
-// What multiplies q at a position (ops.h); a scale of 0: nothing.
+// The factor of q at a position (ops.h). Scale 0: no factor.
 struct DeviceTemperature {
   float scale = 0;
   uint32_t floor = 0;

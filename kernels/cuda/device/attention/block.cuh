@@ -1,5 +1,5 @@
-// What a block of threads has of an attention: its heads, positions and shared memory; cached values read;
-// softmaxes of spans combined.
+// A thread block's share of an attention (heads, positions, shared memory), reads of cached values, and the
+// combination of the spans' softmaxes.
 #pragma once
 
 #include "kernels/cuda/device/attention/attention.h"
@@ -86,8 +86,8 @@ __device__ inline float2 LoadPair(const uint8_t* row, unsigned i) {
                      static_cast<float>(static_cast<signed char>(codes.y)));
 }
 
-// How a block is made. kHeads query heads share what is read of K and V. With kDim above 0 heads have so many
-// values, all rows are aligned to 16 bytes, and q is kept in registers; else q is in shared memory. For
+// The shape of a block. kHeads query heads share the K and V that are read. With kDim above 0 heads have so
+// many values, all rows are aligned to 16 bytes, and q is kept in registers; else q is in shared memory. For
 // values the threads are parts: one has kPartHeads heads and kPairs pairs of columns, kPairThreads apart.
 template <KvKind kKind_, int kHeads_, int kDim_>
 struct Shape {
@@ -123,8 +123,8 @@ struct Widths {
   bool operator==(const Widths& other) const = default;
 };
 
-// What a block has: heads [first_head, first_head + heads) of one KV head for one row, positions
-// [first, last] of a span, and shared memory.
+// A block's work: heads [first_head, first_head + heads) of one KV head for one row, positions [first, last]
+// of a span, and shared memory.
 struct Tile {
   RowPlace place;
   unsigned kv_head;

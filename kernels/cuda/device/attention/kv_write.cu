@@ -100,7 +100,7 @@ __device__ inline void TurnHead(const KvWriteLaunch& launch, const float* from, 
   }
 }
 
-// What multiplies q at a position (section 6).
+// Returns the factor of q at a position (section 6).
 __device__ inline float TemperatureAt(const DeviceTemperature& t, unsigned position) {
   if (t.scale == 0) {
     return 1.0f;

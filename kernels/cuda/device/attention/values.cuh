@@ -153,7 +153,7 @@ __device__ inline void SumValues(const AttentionLaunch& launch, const Tile& tile
   }
 }
 
-// What spans have come to, for the heads and columns of a thread.
+// Combined spans, for the heads and columns of a thread.
 template <typename S>
 struct Sums {
   Softmax softmax[S::kPartHeads];

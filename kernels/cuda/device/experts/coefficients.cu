@@ -97,9 +97,9 @@ __device__ inline void DotsOfList(const DeviceMatrix& m, const PartRow& part, un
 // A block: 64 neurons of one expert for one of its rows; absent neurons and a grid beyond an expert's neurons
 // end at once. The rounded x is in shared memory once for up and gate. The part that leads is multiplied
 // first (a warp four quantized rows, eight plain rows a warp, 16-byte loads: dots.cuh); of the other part
-// only the rows of neurons that count are read, their list being made once. What is left goes out as a
-// NeuronBlock, with the coefficients rounded for the down rows. Bytes: the rows read, once for each row of x;
-// x once a block, from the cache. Bound: memory.
+// only the rows of neurons that count are read, their list being made once. The remaining neurons are written
+// as a NeuronBlock, with the coefficients rounded for the down rows. Bytes: the rows read, once for each row
+// of x; x once a block, from the cache. Bound: memory.
 __global__ void __launch_bounds__(kThreads, 2) CoefficientsKernel(ExpertsLaunch launch) {
   extern __shared__ int4 shared[];
   __shared__ uint8_t wanted[kNeurons];
@@ -193,7 +193,7 @@ __global__ void __launch_bounds__(kThreads, 2) CoefficientsKernel(ExpertsLaunch 
                          block.blocks + blockIdx.x * launch.block_bytes, [&](unsigned n) { return up[n]; });
 }
 
-// What a block of LeadsKernel has; no lead: nothing.
+// The work of a block of LeadsKernel; empty without a lead.
 struct LeadRow {
   const DeviceLead* lead = nullptr;
   unsigned row = 0;  // of x

@@ -85,7 +85,7 @@ struct FourRows {
     }
   }
 
-  // What a column's sum is multiplied with by Add: its codes stand that many bits up.
+  // Bits by which Add shifts a column's sum up, since its codes stand that many bits up.
   static __device__ unsigned ShiftOf(unsigned unit) {
     return kEncoding == Encoding::kQ3 || kEncoding == Encoding::kMxfp4
                ? 0
@@ -109,8 +109,8 @@ struct FourRows {
   }
 };
 
-// What a lane has of a tile: a quarter of a block's columns, of every fourth four of neurons of one of the
-// warp's blocks of neurons. kGroup: columns of a group, or 0 where the matrix says it.
+// A lane's share of a tile: a quarter of a block's columns, of every fourth four of neurons of one of the
+// warp's blocks of neurons. kGroup: columns of a group; 0: the matrix has the number.
 template <Encoding kEncoding, unsigned kGroup>
 struct LaneColumns {
   static constexpr int kUnits = HalfBlock<kEncoding>::kUnits;
@@ -137,7 +137,7 @@ struct LaneColumns {
   static __device__ unsigned GroupOf(const DeviceMatrix& m, unsigned column) {
     return min(column, m.cols - 1) / (kGroup == 0 ? m.group : kGroup);
   }
-  // Whether a group may begin with unit `unit` of whole groups or of a part of one.
+  // True if a group may begin with unit `unit` of whole groups or of a part of one.
   static constexpr __device__ bool MayBegin(unsigned unit) {
     return unit * kUnit % (kGroup == 0 ? kUnit : kGroup) == 0;
   }
@@ -293,7 +293,7 @@ __device__ inline float SumBlocks(unsigned blocks, bool has_column, float y, Til
   return y;
 }
 
-// What a block of DownKernel adds up: the blocks of neurons of a pair, for the columns from `column` on.
+// The terms that a block of DownKernel adds: the blocks of neurons of a pair, for the columns from `column` on.
 struct TileOfPair {
   DeviceMatrix m;
   const uint8_t* blocks;
@@ -322,7 +322,7 @@ __device__ inline float SumTile(const TileOfPair& tile, float y, TileSums& sums)
   }
 }
 
-// What a block of DownKernel does, with rows of one encoding.
+// The body of a block of DownKernel for rows of one encoding.
 template <Encoding kEncoding, unsigned kGroup>
 __device__ inline void SumPair(const ExpertsLaunch& launch, const PairOfBlock& block, TileSums& sums) {
   const DeviceExpert& e = *block.expert;

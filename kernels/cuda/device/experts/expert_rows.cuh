@@ -1,4 +1,4 @@
-// Which row of which expert a block computes: of a listed pair, or of the pair that a router chose.
+// The row and the expert that a block computes: of a listed pair, or of a pair that a router chose.
 #pragma once
 
 #include "kernels/cuda/device/experts/experts.h"
@@ -12,7 +12,7 @@ __device__ inline unsigned ExpertOf(const RoutedPairs& routed, unsigned experts,
   return out ? kNoExpert : id;
 }
 
-// What a block of a grid of (?, pairs) has; no expert: nothing.
+// The pair of a block of a grid of (?, pairs); empty without an expert.
 struct PairOfBlock {
   const DeviceExpert* expert = nullptr;
   ExpertPair pair;

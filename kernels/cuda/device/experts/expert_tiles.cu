@@ -45,9 +45,9 @@ __device__ inline unsigned BeginsOf(unsigned experts, Of of, unsigned* begins) {
   return before;
 }
 
-// One block: the pairs that a router chose, by expert, and tiles of up to 32 of an expert's pairs. What order
-// an expert's pairs come in is left open: each is computed by itself. Pairs that are left out come last, as
-// those of no expert. Bytes: 8 read and 16 written a pair. Bound: latency.
+// One block: the pairs that a router chose, by expert, and tiles of up to 32 of an expert's pairs. The order
+// of an expert's pairs is left open, because each pair is computed by itself. Pairs that are left out come
+// last, as those of no expert. Bytes: 8 read and 16 written a pair. Bound: latency.
 __global__ void __launch_bounds__(kSortThreads)
     SortPairsKernel(ExpertsLaunch launch, ExpertPair* pairs, ExpertTile* tiles, uint32_t* tile_count) {
   extern __shared__ unsigned counters[];
@@ -92,7 +92,7 @@ __global__ void __launch_bounds__(kSortThreads)
   }
 }
 
-// What a tile's neurons and pairs have come to.
+// Sums and coefficients of a tile's neurons and pairs.
 struct Coefficients {
   float values[kNeurons][kTilePairs + 1];
   uint8_t wanted[kNeurons][kTilePairs];

@@ -25,7 +25,7 @@ struct ActivationLaunch {
   bool operator==(const ActivationLaunch& other) const = default;
 };
 
-// What decides whether a neuron counts (ops.h: SparsityOrder).
+// The part whose values decide if a neuron counts (ops.h: SparsityOrder).
 enum class Lead : uint8_t { kNone = 0, kUp = 1, kGate = 2, kProduct = 3 };
 
 // One expert. Rows of x that are its are pairs of the launch.
@@ -72,7 +72,7 @@ inline constexpr uint32_t TilesOf(uint32_t pairs, uint32_t experts) {
   return pairs / kTilePairs + (experts < pairs ? experts : pairs);
 }
 
-// What the router chose, which only the device knows: pair p = token * ranks + rank is of expert ids[p].
+// The router's choice, which is known on the device only: pair p = token * ranks + rank is of expert ids[p].
 struct RoutedPairs {
   const int32_t* ids = nullptr;    // none: pairs are listed
   const float* weights = nullptr;  // a pair of weight 0 is left out; none: none is
@@ -83,10 +83,10 @@ struct RoutedPairs {
   bool operator==(const RoutedPairs& other) const = default;
 };
 
-// What a block of kNeurons neurons has come to for a pair, in device memory: how many neurons are kept, the
+// The result of a block of kNeurons neurons for a pair, in device memory: the number of kept neurons, the
 // numbers of those from the block's first one in ascending order (the last one again up to whole fours), and
-// their coefficients. Then for each group of columns of a quantized down part, G of them, what section 3 has
-// of it: the scale and the zeros' sum, and the rounded coefficients, those of four neurons a word.
+// their coefficients. Then for each group of columns of a quantized down part, G of them, its values of
+// section 3: the scale and the zeros' sum, and the rounded coefficients, those of four neurons a word.
 struct NeuronBlock {
   uint32_t kept = 0;
   uint32_t counted = 0;  // kept ones, and those whose coefficient is 0
@@ -122,7 +122,7 @@ struct ExpertsLaunch {
   RoutedPairs routed;
   uint32_t first_pair = 0;
   uint32_t pair_count = 0;
-  // Of each expert's blocks of neurons: behind the first one y goes on from what it holds.
+  // First block of neurons in this launch. From the second block of an expert on, y is added to.
   uint32_t first_block = 0;
   uint32_t block_count = 0;
   uint8_t* blocks = nullptr;  // [pair_count][block_count][block_bytes]

@@ -1,4 +1,4 @@
-// How a block of neurons of a pair is written for the sums over down rows (experts.h: NeuronBlock).
+// Writes a block of neurons of a pair for the sums over down rows (experts.h: NeuronBlock).
 #pragma once
 
 #include "kernels/cuda/device/encoded.cuh"
@@ -7,7 +7,7 @@
 
 namespace sluice::cuda {
 
-// Who writes a block together: all threads of a block of threads, or a warp.
+// The threads that write a block together: all threads of a thread block, or a warp.
 struct WholeBlock {
   static __device__ unsigned Index() { return threadIdx.x; }
   static __device__ unsigned Size() { return blockDim.x; }

@@ -1,4 +1,4 @@
-// Each quantized layout as what it means, value by value, and what is refused.
+// Every quantized layout against its dequantized values, and refused input.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -15,7 +15,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// Small numbers that do not repeat with the sizes below.
+// Small numbers whose period does not match the sizes below.
 class Numbers {
  public:
   uint32_t Next(uint32_t below) { return (state_ = state_ * 1664525 + 1013904223) / 65536 % below; }
@@ -30,7 +30,7 @@ std::vector<uint16_t> Halves(const std::vector<float>& values, bool bf16) {
   return halves;
 }
 
-// Scales that f16 and bf16 hold.
+// Scales that f16 and bf16 represent exactly.
 std::vector<float> Scales(size_t count, Numbers* numbers) {
   std::vector<float> scales;
   for (size_t i = 0; i < count; ++i) scales.push_back(static_cast<float>(numbers->Next(60) + 1) / 256);
@@ -59,7 +59,7 @@ class FormatsTest : public ::testing::Test {
 };
 
 TEST(SmallFloat, ScaledCodesAreTheScalarProducts) {
-  // Every code at every place of a vector and its rest, by scales of every kind.
+  // Every code at every position of a vector and its remainder, with scales of every kind.
   std::vector<uint8_t> codes(256 + 7);
   for (size_t i = 0; i < codes.size(); ++i) codes[i] = static_cast<uint8_t>(i * 37);
   std::vector<float> values(codes.size());
@@ -111,7 +111,7 @@ TEST_F(FormatsTest, Fp8BlocksAreMultipliedByTheirScales) {
             << r << " " << c;
       }
     }
-    // A part of it is the same part.
+    // A part of the layer reads the same values.
     std::vector<float> part(2 * 7);
     ASSERT_TRUE(checkpoint
                     ->Read(*checkpoint->Find("p.weight"), {3, 2, 5, 7},
@@ -176,7 +176,7 @@ TEST_F(FormatsTest, PackedInt4WithAndWithoutZeros) {
               HasSubstr("does not hold the [9, 40]"));
 }
 
-// The same codes as modelopt keeps them, and as compressed-tensors does, whose layer's scale is the inverse.
+// The same codes in modelopt's form and in compressed-tensors' form, whose layer scale is the inverse.
 TEST_F(FormatsTest, Nvfp4ScalesOfALayerAreMultipliedOrDividedBy) {
   std::vector<uint8_t> codes(2 * 16), scale_codes(2 * 2);
   for (uint8_t& pair : codes) pair = static_cast<uint8_t>(numbers_.Next(256));
@@ -259,7 +259,7 @@ class GptqTest : public FormatsTest {
   std::vector<float> scales_;
 };
 
-TEST_F(GptqTest, ZerosAreStoredOneTooSmallOrAsTheyAreOrNotRead) {
+TEST_F(GptqTest, StoredZerosDependOnFormatAndSymmetry) {
   const RawTensors tensors = Tensors({});
   Quantization gptq = {.method = QuantMethod::kGptq, .group = 8, .zeros_less_one = true};
   Expect(ReadLayer(*MustOpen(tensors, gptq), "p.weight"), {}, 1, false);
@@ -276,7 +276,7 @@ TEST_F(GptqTest, BiasesOfZerosMayBeLeftOut) {
   const Quantization gptq = {.method = QuantMethod::kGptq, .group = 8};
   const auto zero = MustOpen(tensors, gptq);
   EXPECT_TRUE(zero->Find("p.bias")->is_neutral);
-  EXPECT_FALSE(zero->Find("q.bias")->is_neutral);  // no quantized layer's
+  EXPECT_FALSE(zero->Find("q.bias")->is_neutral);  // not a quantized layer's
   tensors["p.bias"] = Raw("F16", {kOut}, std::vector<uint16_t>(kOut, 1));
   EXPECT_FALSE(MustOpen(tensors, gptq)->Find("p.bias")->is_neutral);
 }
@@ -302,7 +302,7 @@ absl::StatusOr<Quantization> Read(const char* config) {
   return ReadQuantization(*JsonObject::Of(*root, "c"));
 }
 
-TEST(Quantization, ExoticOnesAreRefusedByNameAndWithWhatToDo) {
+TEST(Quantization, UnsupportedMethodsAreRefusedWithAdvice) {
   for (
       const auto& [config, word] : {
           std::pair(R"({"quant_method":"bitsandbytes"})", "quant_method \"bitsandbytes\""),

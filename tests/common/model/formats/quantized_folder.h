@@ -1,4 +1,4 @@
-// Writing small safetensors folders of any element types, and reading their layers back.
+// Helpers to write small safetensors folders of any element types, and to read their layers back.
 //
 // Thread safety: free functions.
 #pragma once
@@ -43,7 +43,7 @@ inline void WriteRawFolder(const RawTensors& tensors, const std::string& dir) {
   ASSERT_TRUE(WriteFileDurably(dir + "/model.safetensors", start + text + data).ok());
 }
 
-// The layer `name` as [rows][cols], read in one piece; the type is F32 or BF16, which comes as its bits.
+// Returns the layer `name` as [rows][cols], read in one piece; the type is F32, or BF16 as bits.
 inline std::vector<float> ReadLayer(const Checkpoint& checkpoint, const std::string& name) {
   const CheckpointTensor* tensor = checkpoint.Find(name);
   EXPECT_NE(tensor, nullptr) << name;

@@ -1,4 +1,4 @@
-// Every block format against what gguf-py 0.19 decodes of the same bytes, to the bit
+// Every block format against the values that gguf-py 0.19 decodes from the same bytes, to the bit
 // (tests/data/gguf/blocks.txt: the format's id, a block, its values, in hexadecimal).
 #include "common/model/gguf/gguf_blocks.h"
 

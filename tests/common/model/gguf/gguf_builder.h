@@ -1,4 +1,4 @@
-// Building the bytes of small GGUF files.
+// GgufBuilder: builds the bytes of small GGUF files.
 //
 // Thread safety: used by one thread.
 #pragma once
@@ -26,13 +26,13 @@ class GgufBuilder {
     for (const std::string& value : values) list += Text(value);
     return Key(key, 9, list);
   }
-  // A value of any type, as it stands in the file.
+  // Adds a value of any type in its file form.
   GgufBuilder& Key(std::string_view key, uint32_t type, const std::string& value) {
     keys_ += Text(key) + Bytes(type) + value;
     ++key_count_;
     return *this;
   }
-  // `dims` fastest first; `data` is padded to 32 bytes.
+  // `dims` has the fastest dimension first; `data` is padded to 32 bytes.
   GgufBuilder& Tensor(std::string_view name, const std::vector<uint64_t>& dims, uint32_t type,
                       std::string data) {
     infos_ += Text(name) + Bytes(static_cast<uint32_t>(dims.size()));

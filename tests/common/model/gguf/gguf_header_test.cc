@@ -1,4 +1,4 @@
-// Heads of GGUF files: what is read, and what is refused before anything is allocated for it.
+// Heads of GGUF files: valid ones are read, invalid ones are refused before anything is allocated for them.
 #include "common/model/gguf/gguf_header.h"
 
 #include <gmock/gmock.h>

@@ -24,7 +24,7 @@ std::string Values(uint64_t count, float first) {
   return data;
 }
 
-// A Mixtral of one layer in f32 whose values count up from a number of each tensor's own.
+// A Mixtral of one layer in f32 whose values count up from a number specific to each tensor.
 struct Small {
   bool separate_experts = false;
   bool fused_qkv = false;
@@ -107,7 +107,7 @@ class GgufModelTest : public ::testing::Test {
     EXPECT_THAT(std::string(status.message()), HasSubstr(word));
     EXPECT_THAT(std::string(status.message()), HasSubstr("m.gguf"));
   }
-  // First value of each line of a tensor.
+  // Returns the first value of each line of a tensor.
   static std::vector<float> FirstOfLines(const ModelSource& source, const std::string& name) {
     const CheckpointTensor* tensor = source.checkpoint->Find(name);
     EXPECT_NE(tensor, nullptr) << name;
@@ -138,8 +138,7 @@ TEST_F(GgufModelTest, KeysBecomeTheFamilysConfig) {
   EXPECT_TRUE(MapTensors(config, *source.checkpoint).ok());
 }
 
-// Rows of q and k come back from pairs to halves; v's stay.
-TEST_F(GgufModelTest, AFileIsKnownByItsBytesAndOtherFilesAreRefusedAsSuch) {
+TEST_F(GgufModelTest, FileKindIsDetectedByContent) {
   EXPECT_TRUE(Open(Small().File(), "download").ok());
   EXPECT_THAT(std::string(Open("hello", "notes.txt").status().message()),
               HasSubstr("notes.txt is a file, and no GGUF file"));
@@ -149,6 +148,7 @@ TEST_F(GgufModelTest, AFileIsKnownByItsBytesAndOtherFilesAreRefusedAsSuch) {
               HasSubstr("no GGUF file"));
 }
 
+// Rows of q and k change back from pairs to halves; v's rows stay.
 TEST_F(GgufModelTest, PermutedRowsComeBackToTheHubsOrder) {
   for (const bool fused : {false, true}) {
     const ModelSource source = MustOpen(Small{.fused_qkv = fused}.File());
@@ -171,8 +171,8 @@ TEST_F(GgufModelTest, ExpertsAreOneByOneWhereverTheyStand) {
   }
 }
 
-// Architectures that differ in names from a Mixtral with norms of q and k: each tensor finds its place, and
-// what is not the architecture's does not.
+// Architectures that differ in names from a Mixtral with norms of q and k: every tensor is mapped, and
+// tensors of other architectures are not.
 struct Named {
   const char* architecture;
   const char* family;
@@ -180,7 +180,7 @@ struct Named {
   std::function<void(GgufBuilder*)> keys = [](GgufBuilder*) {};
 };
 
-TEST_F(GgufModelTest, TensorsOfEveryArchitectureFindTheirPlaces) {
+TEST_F(GgufModelTest, TensorsOfEveryArchitectureAreMapped) {
   const std::vector<std::pair<const char*, std::vector<uint64_t>>> shared = {
       {"ffn_gate_shexp.weight", {kHidden, kWidth}},
       {"ffn_up_shexp.weight", {kHidden, kWidth}},
