@@ -6,9 +6,9 @@
 namespace sluice {
 namespace {
 
-// Timeout for weightd to unmap: a session's copies stop at the next chunk, some 40 microseconds of a real
-// link.
-constexpr absl::Duration kUnmapPatience = absl::Seconds(2);
+// Timeout for weightd to unmap. A session's copies stop at the next chunk, after some 40 microseconds of a real
+// link; registering segments takes longer, and the driver holds its lock meanwhile.
+constexpr absl::Duration kUnmapPatience = absl::Seconds(10);
 
 }  // namespace
 

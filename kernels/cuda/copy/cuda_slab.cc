@@ -14,6 +14,9 @@
 namespace sluice::cuda {
 namespace {
 
+// What an exporter rounds a slab by an IPC handle up to (kernels/cuda/memory.cc).
+constexpr uint64_t kMallocBlock = 2 << 20;
+
 // The driver's codes are the runtime's.
 absl::Status StatusOf(CUresult result, absl::string_view what) {
   return cuda::StatusOf(static_cast<cudaError_t>(result), what);
@@ -105,6 +108,10 @@ absl::Status CudaSlab::Map(int device, int fd, uint64_t bytes, Hold* hold) {
 
 // The handle says nothing of its size: that is the driver's to say, of what was opened.
 absl::Status CudaSlab::Open(const SlabHandle& handle, Hold* hold) {
+  if (handle.bytes == 0 || handle.bytes % kMallocBlock != 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(handle.bytes, " bytes are no whole blocks of ", kMallocBlock, " bytes"));
+  }
   cudaIpcMemHandle_t bytes;
   static_assert(sizeof(bytes) == sizeof(handle.ipc));
   std::memcpy(&bytes, handle.ipc.data(), sizeof(bytes));
@@ -116,10 +123,11 @@ absl::Status CudaSlab::Open(const SlabHandle& handle, Hold* hold) {
   size_t size = 0;
   RETURN_IF_ERROR(
       StatusOf(cuMemGetAddressRange(&base, &size, hold->address), "the size of what its IPC handle names"));
-  if (base != hold->address || size != handle.bytes) {
-    return absl::InvalidArgumentError(absl::StrCat("its IPC handle is of ", size, " bytes from byte ",
-                                                   hold->address - base, " on, ", handle.bytes,
-                                                   " were stated"));
+  // The manual says nothing of an opened address: the range may be that of a larger block around it.
+  const uint64_t before = hold->address - base;
+  if (before > size || handle.bytes > size - before) {
+    return absl::InvalidArgumentError(absl::StrCat("its IPC handle is of ", size, " bytes from byte ", before,
+                                                   " on, ", handle.bytes, " were stated"));
   }
   return absl::OkStatus();
 }

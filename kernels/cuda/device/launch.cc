@@ -51,9 +51,11 @@ cudaError_t LaunchList::Issue(cudaStream_t stream) const {
       // CUDA only reads there.
       values[i] = const_cast<uint8_t*>(&bytes_[arguments_[launch.first_argument + i].at]);
     }
-    cudaLaunchKernel(launch.kernel, {launch.grid[0], launch.grid[1], launch.grid[2]},
-                     {launch.block[0], launch.block[1], launch.block[2]}, values, launch.shared, stream);
-    if (const cudaError_t error = cudaGetLastError(); error != cudaSuccess) {
+    const cudaError_t error =
+        cudaLaunchKernel(launch.kernel, {launch.grid[0], launch.grid[1], launch.grid[2]},
+                         {launch.block[0], launch.block[1], launch.block[2]}, values, launch.shared, stream);
+    if (error != cudaSuccess) {
+      cudaGetLastError();  // said here
       return error;
     }
   }
@@ -81,8 +83,13 @@ cudaError_t Launcher::Put(const KernelCall& call) {
   for (size_t i = 0; i < call.count; ++i) {
     values[i] = call.arguments[i].value;
   }
-  cudaLaunchKernel(call.kernel, call.grid, call.block, values, call.shared, stream_);
-  return cudaGetLastError();
+  // The call's own result: cudaGetLastError() would say again what an earlier call of this thread left.
+  const cudaError_t error =
+      cudaLaunchKernel(call.kernel, call.grid, call.block, values, call.shared, stream_);
+  if (error != cudaSuccess) {
+    cudaGetLastError();  // said here
+  }
+  return error;
 }
 
 }  // namespace sluice::cuda

@@ -145,6 +145,22 @@ INSTANTIATE_TEST_SUITE_P(Handles, WeightdSlabsTest,
                          testing::Values(HandleKind::kCudaFd, HandleKind::kCudaIpc),
                          [](const auto& info) { return std::string(NameOf(info.param)); });
 
+// Whatever a driver counts to an opened address: the bytes stated lie within.
+TEST_P(WeightdSlabsTest, SlabsWithinALargerRangeAreTaken) {
+  weightd_.Kill();
+  setenv("SLUICE_FAKE_CUDA", ("ipc_margin=2097152 reports=" + folder_.File("reports")).c_str(), 1);
+  weightd_.Start();
+  const auto client = Connect();
+  ASSERT_NE(client, nullptr);
+  SlabOffer slab = NewSlab();
+  const absl::StatusOr<uint32_t> number = client->OfferSlab(slab);
+  ASSERT_TRUE(number.ok()) << number.status() << "\n" << weightd_.log();
+  ExpectArrives(client.get(), *number, 0);
+  slab = NewSlab();
+  slab.bytes *= 4;
+  EXPECT_EQ(CodeOf(client.get(), slab), absl::StatusCode::kInvalidArgument) << "more than there is";
+}
+
 TEST_P(WeightdSlabsTest, OffersThatLieAreRefusedByNameAndNobodyNotices) {
   const auto other = Connect();
   ASSERT_NE(other, nullptr);

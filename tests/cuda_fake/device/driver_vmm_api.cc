@@ -118,12 +118,14 @@ CUresult cuDeviceGetAttribute(int* value, CUdevice_attribute attribute, CUdevice
 // API).
 CUresult cuMemGetAddressRange(CUdeviceptr* base, size_t* bytes, CUdeviceptr address) {
   const MachineLock lock;
-  const Region* const region = Machine::Get().memory.Find(address);
+  const Machine& machine = Machine::Get();
+  const Region* const region = machine.memory.Find(address);
   if (region == nullptr) {
     return CUDA_ERROR_NOT_FOUND;
   }
-  *base = region->base;
-  *bytes = region->size;
+  const uint64_t margin = machine.ipc_opened.contains(region->base) ? machine.options.ipc_margin : 0;
+  *base = region->base - margin;
+  *bytes = region->size + 2 * margin;
   return CUDA_SUCCESS;
 }
 

@@ -1,5 +1,7 @@
 #include "tests/cuda_fake/device/machine.h"
 
+#include <unistd.h>
+
 #include <cstdio>
 #include <cstring>
 #include <utility>
@@ -85,6 +87,9 @@ void Machine::Reset(const FakeOptions& options) {
 }
 
 cudaError_t Machine::Enter() {
+  // "The first time a CUDA runtime function that needs it is called" the context is made (Programming Guide,
+  // initialization); on a GPU that nobody holds that takes seconds.
+  usleep(static_cast<useconds_t>(1000 * std::exchange(options.context_ms, 0)));
   if (sticky_ == cudaSuccess) {
     operations.Turn();
   }

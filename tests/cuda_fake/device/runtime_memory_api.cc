@@ -2,8 +2,10 @@
 #include <sys/mman.h>
 
 #include <cstddef>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
 #include <string>
 #include <utility>
 
@@ -22,6 +24,22 @@ constexpr size_t kHostAlignment = 4096;
 
 cudaError_t BadStream(Machine& machine) {
   return machine.Misuse(cudaErrorInvalidResourceHandle, "a stream that does not live");
+}
+
+// Whether the process may write all of these bytes, as far as they are mapped.
+bool MayBeWritten(const void* pointer, size_t bytes) {
+  const auto begin = reinterpret_cast<uint64_t>(pointer);
+  std::ifstream maps("/proc/self/maps");
+  for (std::string line; std::getline(maps, line);) {
+    unsigned long from = 0;
+    unsigned long to = 0;
+    char rights[5] = "";
+    if (std::sscanf(line.c_str(), "%lx-%lx %4s", &from, &to, rights) == 3 && from < begin + bytes &&
+        begin < to && rights[1] != 'w') {
+      return false;
+    }
+  }
+  return true;
 }
 
 }  // namespace
@@ -111,8 +129,10 @@ cudaError_t cudaFreeHost(void* pointer) {
 }
 
 // "Memory page-locked by this method cannot be registered again before it is unregistered" (Runtime API,
-// 712).
-cudaError_t cudaHostRegister(void* pointer, size_t bytes, unsigned int) {
+// 712). Pages that the host may not write are refused without cudaHostRegisterReadOnly, for the driver pins
+// them to be written (open-gpu-kernel-modules, os-mlock.c); "using this flag without a device that supports
+// it" is cudaErrorNotSupported.
+cudaError_t cudaHostRegister(void* pointer, size_t bytes, unsigned int flags) {
   const MachineLock lock;
   Machine& machine = Machine::Get();
   if (const cudaError_t error = machine.Enter(); error != cudaSuccess) {
@@ -122,6 +142,13 @@ cudaError_t cudaHostRegister(void* pointer, size_t bytes, unsigned int) {
     return machine.Leave(error);
   }
   if (pointer == nullptr || bytes == 0) {
+    return machine.Leave(cudaErrorInvalidValue);
+  }
+  const bool read_only = (flags & cudaHostRegisterReadOnly) != 0;
+  if (read_only && !machine.options.read_only_pages) {
+    return machine.Leave(cudaErrorNotSupported);
+  }
+  if (!read_only && !MayBeWritten(pointer, bytes)) {
     return machine.Leave(cudaErrorInvalidValue);
   }
   return machine.Leave(machine.memory.RegisterHost(pointer, bytes) ? cudaSuccess

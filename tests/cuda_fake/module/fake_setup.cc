@@ -2,8 +2,9 @@
 // what its checks have found is written down when the process ends.
 //
 // SLUICE_FAKE_CUDA: words NAME=VALUE with spaces between: seed, memory_mib, devices, capability,
-// questions, descriptors, drop_wait, drop_call (FakeOptions), and reports, a file to which the process'
-// reports are appended, one a line, "none" if there are none. A process that is killed writes nothing.
+// questions, descriptors, read_only_pages, ipc_margin, context_ms, drop_wait, drop_call (FakeOptions), and
+// reports, a file to which the process' reports are appended, one a line, "none" if there are none. A process
+// that is killed writes nothing.
 #include <unistd.h>
 
 #include <cstdint>
@@ -49,6 +50,12 @@ class Setup {
         options.questions = number;
       } else if (pair.first == "descriptors") {
         options.descriptors = number != 0;
+      } else if (pair.first == "read_only_pages") {
+        options.read_only_pages = number != 0;
+      } else if (pair.first == "ipc_margin") {
+        options.ipc_margin = number;
+      } else if (pair.first == "context_ms") {
+        options.context_ms = number;
       } else if (pair.first == "memory_mib") {
         options.memory_bytes = number << 20;
       } else if (pair.first == "devices") {

@@ -59,6 +59,18 @@ TEST_P(CudaBackendTest, WaitsAreCountedOnlyForUnknownEnds) {
   EXPECT_EQ(queue().Wait({event.value + 1}).code(), absl::StatusCode::kInvalidArgument);
 }
 
+// Of a call that its caller has handled or never asked after, as of cudaEventElapsedTime's.
+TEST_P(CudaBackendTest, AnErrorLeftByAnotherCallIsNoLaunchs) {
+  const BufferRef x = New(std::vector<float>(64, 1.0f));
+  const BufferRef weight = New(std::vector<float>(64, 2.0f));
+  for (int step = 0; step < 3; ++step) {
+    EXPECT_EQ(cudaHostUnregister(&queue()), cudaErrorHostMemoryNotRegistered);
+    Norm(x, weight, x);
+    ASSERT_TRUE(queue().Wait(queue().Record()).ok());
+  }
+  EXPECT_EQ(cudaGetLastError(), cudaErrorHostMemoryNotRegistered) << "nobody took it away";
+}
+
 TEST_P(CudaBackendTest, TimesOfTheLastPointsAreKnownAndOfOlderOnesNot) {
   const BufferRef x = New(std::vector<float>(64, 1.0f));
   const BufferRef weight = New(std::vector<float>(64, 2.0f));

@@ -149,6 +149,26 @@ TEST_P(CudaCopierTest, LockedMemoryTravelsWithoutAStop) {
   EXPECT_EQ(CountersOfFake().copies - before, 2u * ((kRows + 31) / 32) + 1);
 }
 
+// inferd's view of weightd's segments, of which a driver may know no way to lock them.
+TEST_P(CudaCopierTest, PagesWithoutWriteAccessAreLockedOrTravel) {
+  const auto segment = RandomSegment(2 * kRows * kRowBytes);
+  absl::StatusOr<Mapping> view =
+      MapSharedMemory(segment->fd.get(), segment->map.bytes(), /*writable=*/false, /*populate=*/false);
+  ASSERT_TRUE(view.ok()) << view.status();
+  auto seen = std::make_shared<SharedMemory>();
+  seen->map = *std::move(view);
+  for (const bool locks : {true, false}) {
+    cuda_fake::ResetFake({.seed = GetParam(), .read_only_pages = locks});
+    CudaCopier copier({});
+    ExpectArrives(&copier, {}, kRowBytes, seen);  // the device is there from here on
+    copier.AddSource({seen->map.data(), seen->map.bytes()}, seen);
+    copier.WaitForSources();
+    EXPECT_EQ(copier.locked_bytes(), locks ? seen->map.bytes() : 0u);
+    ExpectArrives(&copier, {}, kRowBytes, seen);
+    EXPECT_EQ(CountersOfFake().pageable_copies, 0u);
+  }
+}
+
 TEST_P(CudaCopierTest, ARingSmallerThanWhatTravelsIsUsedAgain) {
   const auto segment = RandomSegment(2 * kRows * kRowBytes);
   CudaCopier copier({.ring_bytes = 64 << 10});

@@ -161,6 +161,15 @@ class HandleTest(CudaTestCase):
 
 
 class StartTest(CudaTestCase):
+    @of_the_fake
+    def test_a_cold_gpu_may_take_longer_than_weightd(self):
+        """--weightd-wait is for a daemon that does not answer; the time of the device's trial is none of it."""
+        self.fake(context_ms=4000)
+        self.start_weightd()
+        inferd = self.start_inferd("--weightd-wait", "3s")
+        self.wait_for(lambda: "info serving" in self.log_of("inferd") or inferd.poll() is not None, "inferd to serve")
+        self.assertIsNone(inferd.poll(), self.log_of("inferd"))
+
     def refused(self, *args):
         began = time.monotonic()
         code, out, err = self.sluice(*self.run_tiny("--device", "cuda", *args))
