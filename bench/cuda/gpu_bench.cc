@@ -1,4 +1,4 @@
-// Measures device cuda on this machine's GPU, for docs/gpu.md: bandwidth of
+// Measures device cuda on this machine's GPU, run by deploy/gpu/lease.sh: bandwidth of
 // copies by chunk size, whether one process' copies run beside another's kernels, products by encoding, one
 // expert and layers of experts by the share of neurons left out, and what contexts take.
 //

@@ -1,29 +1,32 @@
-#!/usr/bin/python3
-"""Writes docs/gpu.md from what deploy/gpu_check.sh found on this machine.
+#!/usr/bin/env python3
+"""Prints a page of what deploy/gpu/lease.sh left on a machine with a GPU.
 
-usage: gpu_page.py --check gpu_check.json [--bench gpu_bench.json] [--decode decode.json ...] [--out docs/gpu.md]
+usage: gpu_page.py FOLDER [--out FILE]
 
-`--check`: the script's own outcomes; `--bench`: `gpu_bench --json`; `--decode`: `sluice bench -o json`, the file's name
-saying what was run. A run on the fake is refused: its times mean nothing. Exit status 1 if a file is not understood.
+A run on the fake is refused: its times mean nothing. Exit status 1 if a file is not understood.
 """
 import argparse
-import json
 import os
 import sys
 
-DOCUMENT = os.path.join(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))), "docs/gpu.md")
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+sys.path.insert(0, os.path.join(ROOT, "deploy/gpu"))
+import results  # noqa: E402
+
 # Share of both run alone, in percent; below it, copies of one process wait for kernels of the other.
 OVERLAP_MARK = 90
 PEAK_MARK = 95
 
 
-def table(rows):
-    return "| what | figure |\n|---|---|\n" + "".join(f"| {what} | {value:.4g} {unit} |\n" for what, value, unit in rows)
+def figures(folder):
+    """What gpu_bench measured, by name."""
+    entries = results.load(os.path.join(folder, "gpu_bench.json"), [])
+    return {row["what"]: row["value"] for entry in entries for row in entry["result"]["rows"]}
 
 
-def overlap_words(rows):
+def overlap_words(values):
     """Which transport is the better one here, and why."""
-    beside = [value for what, value, _ in rows if " beside another process' " in what]
+    beside = [value for what, value in values.items() if " beside another process' " in what]
     if not beside:
         return "Whether copies run beside kernels was not measured.\n"
     worst = min(beside)
@@ -38,51 +41,29 @@ def overlap_words(rows):
     )
 
 
-def page(check, bench, decode):
+def page(folder):
+    values = figures(folder)
     text = (
-        "# Device cuda on a GPU\n"
-        "Written by `deploy/gpu_check.sh` (`bench/cuda/gpu_page.py`); change the text there.\n\n"
-        f"{check['gpu']}; nvcc {check['nvcc']}; commit {check['commit']}.\n\n## Tests\n"
-        "| run | outcome |\n|---|---|\n"
+        "# A run of device cuda on a GPU\n"
+        "Written by `bench/cuda/gpu_page.py` from the files of `deploy/gpu/lease.sh`; change the text there.\n\n"
     )
-    text += "".join(
-        f"| {name} | {outcome} |\n" for name, outcome in check.items() if name not in ("gpu", "nvcc", "commit")
-    )
-    if bench is not None:
-        rows = [(row["what"], row["value"], row["unit"]) for row in bench["rows"]]
-        text += "\n## Figures\n" + overlap_words(rows)
-        peaks = [value for what, value, _ in rows if what.startswith("share of the peak")]
-        if peaks and max(peaks) < PEAK_MARK:
-            text += f"No size of chunk reaches {PEAK_MARK} % of the pinned peak.\n"
-        text += "\n" + table(rows)
-    for name, results in decode:
-        rows = []
-        for result in results:
-            what = f"{result['model']}, {result['preset']}, {result['test']}, batch {result['batch']}"
-            hits = "" if result["hit_rate"] is None else f", {100 * result['hit_rate']:.0f} % hits"
-            rows.append((what, result["avg_ts"], "tokens/s" + hits))
-        text += f"\n## {name}\n" + table(rows)
-    return text
-
-
-def load(path):
-    with open(path, encoding="utf-8") as file:
-        return json.load(file)
+    text += overlap_words(values)
+    peaks = [value for what, value in values.items() if what.startswith("share of the peak")]
+    if peaks and max(peaks) < PEAK_MARK:
+        text += f"No size of chunk reaches {PEAK_MARK} % of the pinned peak.\n"
+    return text + "\n" + "\n".join(results.tables(folder)) + "\n"
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", required=True)
-    parser.add_argument("--bench")
-    parser.add_argument("--decode", action="append", default=[])
-    parser.add_argument("--out", default=DOCUMENT)
+    parser.add_argument("folder")
+    parser.add_argument("--out", default="/dev/stdout")
     options = parser.parse_args()
-    check = load(options.check)
-    if "fake" in check["gpu"]:
-        sys.exit("gpu_page.py: a run on the fake says nothing of a GPU's speed")
-    decode = [(os.path.splitext(os.path.basename(path))[0], load(path)) for path in options.decode]
+    machine = results.load(os.path.join(options.folder, "stages.json"), {"machine": {}})["machine"]
+    if "fake" in machine.get("GPU", "fake"):
+        sys.exit("gpu_page.py: this is no run on a GPU")
     try:
-        text = page(check, load(options.bench) if options.bench else None, decode)
+        text = page(options.folder)
     except (KeyError, TypeError) as error:
         sys.exit(f"gpu_page.py: a file is not what it should be: {error!r}")
     with open(options.out, "w", encoding="utf-8") as file:

@@ -1,4 +1,4 @@
-// Device cuda on a GPU, with the real libraries, as a case of the operations' tests: what deploy/gpu_check.sh
+// Device cuda on a GPU, with the real libraries, as a case of the operations' tests: what deploy/gpu/lease.sh
 // runs.
 #include <cstdio>
 #include <cstdlib>
