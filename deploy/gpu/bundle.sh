@@ -90,9 +90,9 @@ prove() {
   inside /root/kit/bin/sluice pack /root/sample --out /root/sample.pack --bits q4 --force --quiet
   local answer said
   answer=$(inside /root/kit/bin/sluice run --pack /root/sample.pack --quiet -n 16 --temperature 0 \
-    "The film is a story about a young man who") || die "no answer in the bare root"
+    --prompt "The film is a story about a young man who") || die "no answer in the bare root"
   [ -n "$answer" ] || die "an empty answer in the bare root"
-  if said=$(inside /root/kit/bin/sluice run --pack /root/sample.pack --device cuda -n 1 "The" 2>&1) ||
+  if said=$(inside /root/kit/bin/sluice run --pack /root/sample.pack --device cuda -n 1 --prompt The 2>&1) ||
     [[ $said != *"the driver is missing"* ]]; then
     die "device cuda without a driver said: $said"
   fi
