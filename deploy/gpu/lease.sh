@@ -16,7 +16,7 @@ die() { echo "lease.sh: $*" >&2 && exit 1; }
 
 # NAME SECONDS: limits are some twice what is expected of an H100, which no GPU has confirmed.
 first="machine:40 probe:50 operations:90 kernels:90 answer:60 qwen:60 transports:60 daemons:90"
-second="first_token:30 ncu:60 mixtral:90 presets:60 qwen_whole:150 sanitizers:70 kill:40"
+second="first_token:30 ncu:60 mixtral:90 presets:90 qwen_whole:150 sanitizers:70 kill:40"
 skipped=77
 
 # ---------------------------------------------------------------- stages: run with `set -e`, in $work, by name
@@ -28,7 +28,7 @@ stage_machine() {
   df -h .
   grep -E 'MemTotal|MemAvailable' /proc/meminfo
   ! LD_LIBRARY_PATH="${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}$programs/../lib" ldd "$programs"/* 2>/dev/null |
-    grep 'not found' || return 1
+    grep 'not found' | grep -v "${without_driver:-^$}" || return 1
   # The memory of some machines starts small and grows as it is touched; weightd's budget is taken of what is there.
   [ "$fake" = 1 ] || timeout 15 python3 -c 'memory = [bytearray(b"\1") * (1 << 30) for _ in range(32)]' || true
   grep MemAvailable /proc/meminfo
@@ -39,7 +39,9 @@ stage_probe() {
   "$bin/gpu_probe"
 }
 
+# Goldens are found from the tree's root.
 stage_operations() {
+  cd "$root"
   if [ "$fake" = 1 ]; then
     "$bin/../tests/cuda_matmul_test" --gtest_brief=1 --gtest_filter='*RouterTest*' --gtest_output="json:$OUT/operations.json"
   else
@@ -133,10 +135,11 @@ stage_mixtral() {
   done
 }
 
+# Those that need no profile: a pack of random weights has no text to be calibrated on.
 stage_presets() {
   synth_pack qwen3-30b-a3b 8
   local failed=0
-  for preset in floe intra adapmoe importance; do
+  for preset in importance layerwise ondemand; do
     measure "Qwen3-30B, 8 of 48 layers, half on the device, $preset" --device-budget 50% --preset $preset || failed=1
   done
   return $failed
@@ -154,6 +157,7 @@ stage_qwen_whole() {
 stage_sanitizers() {
   command -v compute-sanitizer >/dev/null && [ "$fake" = 0 ] || return $skipped
   local failed=0
+  cd "$root"
   for tool in memcheck racecheck; do
     timeout -k 5 30 compute-sanitizer --tool $tool --report-api-errors no --error-exitcode 1 "$bin/gpu_operations_test" \
       --gtest_brief=1 --gtest_filter='*Moe*:*Attention*Bit*' || failed=1
@@ -256,6 +260,7 @@ trap cleanup EXIT
 
 if [ $fake = 1 ]; then
   bin=$root/build/release/bin programs=$bin bench=$root/build/release/bench/gpu_bench tiny=1 tokens=6
+  export without_driver=libcuda
   export SLUICE_CUDA_MODULE=$root/build/release/tests/libsluice_cuda_fake.so
   model=$root/tests/data/tiny/mixtral prompt_words="--token-ids 4,5,6,7,8 --context 256 --parallel 1"
   gpu="fake CUDA device" driver=none commit=$(git -C "$root" rev-parse HEAD 2>/dev/null)
