@@ -34,11 +34,11 @@ struct FakeOptions {
   bool descriptors = true;
   // Whether pages that the host may not write can be registered, as cudaHostRegisterReadOnly asks.
   bool read_only_pages = true;
-  // Bytes before and behind that cuMemGetAddressRange counts to what an IPC handle has opened: the manual says
-  // nothing of such addresses.
+  // Bytes before and behind that cuMemGetAddressRange counts to what an IPC handle has opened: the manual
+  // says nothing of such addresses.
   uint64_t ipc_margin = 0;
   uint64_t context_ms = 0;  // the first call that needs a context takes so long
-  bool counts = false;  // every launch's accesses are counted, for TakeKernelCounts()
+  bool counts = false;      // every launch's accesses are counted, for TakeKernelCounts()
 };
 
 // A fresh device: what the process had on the one before is gone, its reports too.
