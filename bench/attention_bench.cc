@@ -1,5 +1,5 @@
-// Bytes that one decoded token's attention reads, as a share of the read bandwidth, measured in one run over one
-// cache.
+// Bytes that one decoded token's attention reads, as a share of the read bandwidth, measured in one run over
+// one cache.
 //
 // Workloads, one token over a context of 8192 positions, layer after layer through the whole cache:
 //   grouped   32 heads on 8 KV heads of 128, f16 and q8; with sinks too

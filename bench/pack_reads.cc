@@ -1,4 +1,5 @@
-// Read rates of the disk and of a mapping for a pack's experts: the bound and the comparison of capped_decode.py.
+// Read rates of the disk and of a mapping for a pack's experts: the bound and the comparison of
+// capped_decode.py.
 //
 //   pack_reads direct PACK [LOOP [SEED]]
 //       bytes a second of the best bare O_DIRECT loop over random experts, or of the one that an earlier call

@@ -1,9 +1,9 @@
-// Time saved by masks: time of a layer's experts at several sparsities against the time that the touched bytes
-// take at this machine's read bandwidth, measured in the same run over the same mapping.
+// Time saved by masks: time of a layer's experts at several sparsities against the time that the touched
+// bytes take at this machine's read bandwidth, measured in the same run over the same mapping.
 //
 //   masks   one token; all routed experts of a layer in one region; each order, encoding and sparsity.
-//           `x` is time / (bytes of whole cache lines touched / bandwidth); the target is 1.25 (bf16, q8), 1.4
-//           (q4) or 1.8 (q3, q2) times that, plus 3 us where the bytes take less than 20 us.
+//           `x` is time / (bytes of whole cache lines touched / bandwidth); the target is 1.25 (bf16,
+//           q8), 1.4 (q4) or 1.8 (q3, q2) times that, plus 3 us where the bytes take less than 20 us.
 //   floe    FloE's Table 1: one Mixtral expert, time at 0 % over time at each sparsity, beside the paper's.
 //   intra   intra-expert's table: MoE layer speed-up by sparsity and batch size with the cut-over that the
 //           start-up profile finds; `paired` is the median of sparse time over dense time, run in turns.

@@ -198,7 +198,7 @@ struct AttentionArgs {
   float scale = 0;
   uint32_t sliding_window = 0;  // number of visible positions, its own included; 0: all
   uint32_t chunk = 0;           // position p sees from p / chunk * chunk on; 0: all
-  BufferRef sinks;  // float32 [heads]: scores in the softmax that have no value; or none
+  BufferRef sinks;              // float32 [heads]: scores in the softmax that have no value; or none
   absl::Span<const SequenceRows> sequences;
   KvView kv;
   Rows out;  // [T, heads * value_dim]; must not overlap q

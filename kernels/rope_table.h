@@ -26,7 +26,8 @@ absl::StatusOr<std::vector<double>> RopeFrequencies(const RopeConfig& rope, bool
 // Returns the kind's factor of cos and sin. INVALID_ARGUMENT unless it is positive.
 absl::StatusOr<double> RopeFactor(const RopeConfig& rope, bool long_text = false);
 
-// Fills the rows of a table from position `first` on, as many as `rows` holds: float32 [2][size(frequencies)] each.
+// Fills the rows of a table from position `first` on, as many as `rows` holds: float32 [2][size(frequencies)]
+// each.
 void FillRopeRows(absl::Span<const double> frequencies, double factor, uint32_t first,
                   absl::Span<float> rows);
 

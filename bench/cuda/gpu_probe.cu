@@ -1,6 +1,7 @@
-// What the code believes of the driver, asked of the driver of this machine: what it shares between processes
-// and how, what it locks, what an error leaves behind, latencies, launches, copies beside kernels. CUDA's
-// runtime alone is linked in, so that it runs where nothing of ours does; deploy/gpu/bundle.sh compiles it.
+// Checks the assumptions of the code about the driver, asked of the driver of this machine: what it shares
+// between processes and how, what it locks, what an error leaves behind, latencies, launches, copies beside
+// kernels. CUDA's runtime alone is linked in, so that it runs where nothing of ours does;
+// deploy/gpu/bundle.sh compiles it.
 //
 // usage: gpu_probe                    prints a line a question: "name: answer"
 #include <cuda.h>
@@ -378,7 +379,7 @@ static void Begin(const Slab& slab, Other* other) {
   other->tell = fdopen(down[1], "w");
   other->hear = fdopen(upw[0], "r");
 }
-// What it prints until it is ready; false if it never is.
+// Reads its output until it is ready; false if it never is.
 static bool AwaitReady(Other* other) {
   while (fgets(other->line, sizeof other->line, other->hear)) {
     if (strncmp(other->line, "ready", 5) == 0) return true;

@@ -123,7 +123,8 @@ void CommonOptions::DeclareCosts(ArgParser* parser) {
 void CommonOptions::DeclareServe(ArgParser* parser) {
   parser->Group("HTTP")
       .Texts("--http", &http, "ADDRESS: 127.0.0.1:PORT or unix:PATH; repeat for more [127.0.0.1:8080]")
-      .Text("--http-keys", &http_keys, "FILE: the keys that clients must have, as docs/reference/http.md says [none]")
+      .Text("--http-keys", &http_keys,
+            "FILE: the keys that clients must have, as docs/reference/http.md says [none]")
       .Text("--http-tls-certificate", &http_tls_certificate, "FILE: PEM chain of the TCP ports [no TLS]")
       .Text("--http-tls-key", &http_tls_key, "FILE: its key")
       .Texts("--http-cors", &http_cors, "ORIGIN whose pages may ask, or *; repeat for more [none]");

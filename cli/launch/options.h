@@ -89,8 +89,8 @@ struct CommonOptions {
 // {"--context", "8192", ...} for a command line.
 std::vector<std::string> AsFlags(const std::vector<OptionSetting>& settings);
 
-// Returns true if two values of an option are equal: numbers by value ("16" and "16.0"), sizes by bytes ("1KiB"
-// and "1024"), everything else by letters.
+// Returns true if two values of an option are equal: numbers by value ("16" and "16.0"), sizes by bytes
+// ("1KiB" and "1024"), everything else by letters.
 bool SameOptionValue(const std::string& a, const std::string& b);
 
 // Options that are given one by one and reported together, as "A,B".

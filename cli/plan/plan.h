@@ -40,9 +40,9 @@ struct PlanChoice {
 // are asked for by name.
 const std::vector<std::string>& ChosenBits(bool is_gguf);
 
-// Chooses among rows with preset `exact` and bits of ChosenBits() (a GGUF file's own where it has them) the widest whose
-// weights are all in memory, else the narrowest. Where none runs, the narrowest, with the reason. A row of
-// other bits where there is no other. REQUIRES: a row.
+// Chooses among rows with preset `exact` and bits of ChosenBits() (a GGUF file's own where it has them) the
+// widest whose weights are all in memory, else the narrowest. Where none runs, the narrowest, with the
+// reason. A row of other bits where there is no other. REQUIRES: a row.
 PlanChoice Choose(const std::vector<PlanRow>& rows);
 
 // Share of the experts' bytes that a token's kernels read under a preset's masks on `host`, the masked

@@ -7,8 +7,9 @@
 namespace sluice::cli {
 namespace {
 
-// Share of the shorter of a layer's computing and reading that is not hidden behind the longer: an expert is known
-// to be missing once its layer's router has run (lab/docs/measured.md: 1.02 to 1.10 of the longer one's time).
+// Share of the shorter of a layer's computing and reading that is not hidden behind the longer: an expert is
+// known to be missing once its layer's router has run (lab/docs/measured.md: 1.02 to 1.10 of the longer one's
+// time).
 constexpr double kNotHidden = 0.1;
 
 // Whole experts, one of which is on its way.

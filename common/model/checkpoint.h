@@ -1,6 +1,6 @@
 // Checkpoint: the tensors of a published model under the names of Hugging Face folders, and their values,
-// independent of the file format. Safetensors folders, plain or quantized, and GGUF files implement it; weight
-// readers see nothing else.
+// independent of the file format. Safetensors folders, plain or quantized, and GGUF files implement it;
+// weight readers see nothing else.
 //
 // A tensor is a matrix of lines in file order: the last dimension is the length of a line, the other
 // dimensions count the lines. Formats that store a linear layer input-major keep the layer's shape and set

@@ -46,10 +46,10 @@ struct UsageProfile {
 
 // AdapMoE's S_l, in three definitions; alpha is the best expert's weight, normalized over the top K.
 struct LayerSensitivity {
-  double measured = 0;     // loss_rise / mean_square: the default
-  double fisher = 0;       // sum diag(F_l), F over the output of the layer's MoE block before the residual add
-  double quadratic = 0;    // mean of (f1 - f2)^T diag(F_l) (f1 - f2), f1 and f2 the two best experts' outputs
-  double loss_rise = 0;    // nats per token when only this layer uses its best expert alone
+  double measured = 0;   // loss_rise / mean_square: the default
+  double fisher = 0;     // sum diag(F_l), F over the output of the layer's MoE block before the residual add
+  double quadratic = 0;  // mean of (f1 - f2)^T diag(F_l) (f1 - f2), f1 and f2 the two best experts' outputs
+  double loss_rise = 0;  // nats per token when only this layer uses its best expert alone
   double mean_square = 0;  // E[(1 - alpha)^2]
 };
 

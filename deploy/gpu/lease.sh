@@ -49,7 +49,7 @@ stage_operations() {
   fi
 }
 
-# What one process' copies and another's kernels leave of each other is measured first of all.
+# Measures first how far one process' copies and another's kernels slow each other down.
 stage_kernels() {
   local failed=0
   for case in overlap copies products expert layers; do

@@ -341,8 +341,8 @@ absl::Status InferdDaemon::StartEngine(absl::Time until) {
   std::unique_ptr<Backend> device;
   if (cuda_ != nullptr) {
     ASSIGN_OR_RETURN(device, StartDevice(client.get(), &options));
-    // weightd keeps the trial's lease as long as that session lasts. The trial created two contexts, and a cold
-    // GPU takes seconds for each: the second session has a time limit of its own.
+    // weightd keeps the trial's lease as long as that session lasts. The trial created two contexts, and a
+    // cold GPU takes seconds for each: the second session has a time limit of its own.
     client.reset();
     until = std::max(until, absl::Now() + options_.weightd_wait);
     ASSIGN_OR_RETURN(client, SessionWeightClient::Connect(session, until));

@@ -234,7 +234,7 @@ class Forward {
   BufferRef top_values_;  // float32 [R, max_candidates], host-visible
   BufferRef log_sums_;    // float32 [R], host-visible
   // Buffers for look-ahead and draft tokens; empty if both are off.
-  Rows ahead_;  // [T, hidden]: partial residual, or the draft tokens' residual after attention
+  Rows ahead_;               // [T, hidden]: partial residual, or the draft tokens' residual after attention
   BufferRef ahead_weights_;  // float32 [T, K], host-visible: 0 where the expert is missing
   TokenGuess guess_;
 };

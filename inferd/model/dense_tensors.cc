@@ -103,7 +103,8 @@ absl::Status Finder::FindAll() {
   RETURN_IF_ERROR(Matrix(dense::kEmbed, config_.vocab, hidden_, &tensors_->embed));
   RETURN_IF_ERROR(Matrix(config_.tied_embeddings ? dense::kEmbed : dense::kHead, config_.vocab, hidden_,
                          &tensors_->head));
-  tensors_->bytes_per_step -= uint64_t{config_.vocab} * tensors_->embed.stride;  // only the tokens' rows are read
+  tensors_->bytes_per_step -=
+      uint64_t{config_.vocab} * tensors_->embed.stride;  // only the tokens' rows are read
   if (config_.head_bias) {
     RETURN_IF_ERROR(Vector(dense::kHeadBias, config_.vocab, &tensors_->head_bias));
   }

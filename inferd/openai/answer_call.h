@@ -55,10 +55,9 @@ class AnswerWriter {
 };
 
 struct AnswerPlan {
-  std::vector<GenerateSpec> specs;  // by choice
-  std::vector<GenerateSpec>
-      unmade;  // replacement without generation: choices that end at once
-  std::vector<uint32_t> first_of;  // by choice: 1 for its prompt's first choice, which counts the prompt
+  std::vector<GenerateSpec> specs;   // by choice
+  std::vector<GenerateSpec> unmade;  // replacement without generation: choices that end at once
+  std::vector<uint32_t> first_of;    // by choice: 1 for its prompt's first choice, which counts the prompt
   bool stream = false;
   bool wants_tokens = false;
   std::string kind;        // for the log: "http_chat"

@@ -45,7 +45,7 @@ Conversation ConversationOf(const ServingContext& context, const ChatRequest& ch
 
 struct ChatPlan {
   std::vector<GenerateSpec> specs;  // by choice
-  Dialect dialect;  // of the answer; a guide may impose another dialect than the model's
+  Dialect dialect;                  // of the answer; a guide may impose another dialect than the model's
   MessageParserOptions parsing;
   std::vector<std::string> guide_fields;  // for InClientsTerms
 };

@@ -65,13 +65,12 @@ class GenerateSequence final : public Sequence {
   const uint64_t seed_;
   const std::optional<std::string> prefix_salt_;
   const std::shared_ptr<RequestSink> sink_;
-  const std::optional<int32_t>
-      guided_after_;                    // the grammar starts after this token; empty: at once
-  bool guided_ = false;                 // the grammar is active
-  const std::unique_ptr<Guide> guide_;  // null: no grammar
-  absl::Span<const uint32_t> allowed_;  // the grammar's mask of the current token; empty: none
-  std::vector<int32_t> stop_ids_;       // end tokens (unless ignored) and stop ids
-  TokenCounts counts_;                  // empty without penalties
+  const std::optional<int32_t> guided_after_;  // the grammar starts after this token; empty: at once
+  bool guided_ = false;                        // the grammar is active
+  const std::unique_ptr<Guide> guide_;         // null: no grammar
+  absl::Span<const uint32_t> allowed_;         // the grammar's mask of the current token; empty: none
+  std::vector<int32_t> stop_ids_;              // end tokens (unless ignored) and stop ids
+  TokenCounts counts_;                         // empty without penalties
   std::optional<StreamDecoder> decoder_;
   StopMatcher matcher_;
   std::string text_;  // text of the current token

@@ -15,9 +15,9 @@
 //  - Pages of generated tokens are allocated when needed, not reserved for max_tokens: most answers end
 //    early, and reserving would halve the batch. When pages run out the youngest sequence of the lowest
 //    priority is preempted: it releases all its pages and waits again, its known tokens to be recomputed or
-//    found in the prefix cache. Exact arithmetic makes the recomputed state the same. The oldest of the highest
-//    priority is never chosen while another runs, and the cache holds at least one whole context, so there is
-//    always progress.
+//    found in the prefix cache. Exact arithmetic makes the recomputed state the same. The oldest of the
+//    highest priority is never chosen while another runs, and the cache holds at least one whole context, so
+//    there is always progress.
 //
 // Thread safety: thread-compatible; belongs to the engine thread.
 #pragma once

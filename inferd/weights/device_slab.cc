@@ -6,8 +6,8 @@
 namespace sluice {
 namespace {
 
-// Timeout for weightd to unmap. A session's copies stop at the next chunk, after some 40 microseconds of a real
-// link; registering segments takes longer, and the driver holds its lock meanwhile.
+// Timeout for weightd to unmap. A session's copies stop at the next chunk, after some 40 microseconds of a
+// real link; registering segments takes longer, and the driver holds its lock meanwhile.
 constexpr absl::Duration kUnmapPatience = absl::Seconds(10);
 
 }  // namespace

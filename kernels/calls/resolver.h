@@ -51,7 +51,8 @@ class Resolver {
   // Checks that every sequence has pages for all positions that its rows see.
   absl::Status Pages(absl::Span<const SequenceRows> sequences, uint32_t sliding_window, uint32_t chunk,
                      uint32_t cache_pages) const;
-  // Checks a table for `dims` of a head's values and all positions of the sequences; `out` stays empty without dims.
+  // Checks a table for `dims` of a head's values and all positions of the sequences; `out` stays empty
+  // without dims.
   absl::Status RopeTable(BufferRef table, uint32_t positions, uint32_t dims, uint64_t head_dim,
                          absl::Span<const SequenceRows> sequences, const float** out) const;
 

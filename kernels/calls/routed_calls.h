@@ -47,7 +47,8 @@ struct RoutedLeadsCall {
 absl::StatusOr<RoutedExpertsCall> Resolve(const Resolver& r, const RoutedExpertsArgs& args);
 absl::StatusOr<RoutedLeadsCall> Resolve(const Resolver& r, const RoutedLeadsArgs& args);
 
-// Groups the work by expert, by the current ids. The result is valid until the next call with the same scratch.
+// Groups the work by expert, by the current ids. The result is valid until the next call with the same
+// scratch.
 MoeExpertsCall GroupedByExpert(const RoutedExpertsCall& call);
 ExpertLeadsCall AsLeads(const RoutedLeadsCall& call);
 

@@ -33,7 +33,8 @@ struct CallStates {
 
 namespace internal {
 
-// Checks that each sequence reads a slot that exists (unless it begins) and writes a slot that no other touches.
+// Checks that each sequence reads a slot that exists (unless it begins) and writes a slot that no other
+// touches.
 template <class Args>
 absl::Status CheckSlots(const Resolver& r, const Args& args) {
   const size_t count = args.sequences.size();

@@ -40,7 +40,8 @@ class MappedArray {
 class HostMemory final : public Addresses {
  public:
   absl::StatusOr<BufferId> Allocate(uint64_t bytes);
-  // Allocates a memory file with its pages populated, huge pages if there are any; read-only here. The table owns `fd`.
+  // Allocates a memory file with its pages populated, huge pages if there are any; read-only here. The table
+  // owns `fd`.
   absl::StatusOr<BufferId> AllocateShared(uint64_t bytes, int* fd);
   absl::StatusOr<BufferId> Import(absl::Span<const std::byte> memory);
   absl::Status Free(BufferId buffer);

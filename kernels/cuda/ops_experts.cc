@@ -70,7 +70,8 @@ absl::Status CheckShared(const Device& device, uint64_t bytes, uint32_t hidden, 
                                                      " bytes of shared memory of ", device.shared_bytes));
 }
 
-// Sets a launch's needs for these experts: the shape of its grid, shared memory, x rounded as their parts need it.
+// Sets a launch's needs for these experts: the shape of its grid, shared memory, x rounded as their parts
+// need it.
 absl::Status Widen(Device& device, absl::Span<const ExpertCall> experts, const char* what,
                    ExpertsLaunch* launch, RowsToPrepare* rows) {
   for (const ExpertCall& expert : experts) {

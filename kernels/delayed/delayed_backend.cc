@@ -67,7 +67,8 @@ struct DelayedBackend::Item {
   std::optional<KeptOperation> operation;
   std::vector<Access> accesses;
 
-  // Staging memory that the operation reads, as it was on the host when it was enqueued; `host`: the host's address.
+  // Staging memory that the operation reads, as it was on the host when it was enqueued; `host`: the host's
+  // address.
   struct HostBytes {
     std::byte* device = nullptr;
     const std::byte* host = nullptr;  // nullptr: the host may write there, since a later operation will

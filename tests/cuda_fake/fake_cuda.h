@@ -32,7 +32,7 @@ struct FakeOptions {
   // True if allocations of virtual memory management can be exported and imported as descriptors. False on
   // WSL2 and in some containers.
   bool descriptors = true;
-  // Whether pages that the host may not write can be registered, as cudaHostRegisterReadOnly asks.
+  // True if pages that the host may not write can be registered, as cudaHostRegisterReadOnly asks.
   bool read_only_pages = true;
   // Bytes before and behind that cuMemGetAddressRange counts to what an IPC handle has opened: the manual
   // says nothing of such addresses.

@@ -27,8 +27,8 @@ struct ExplainRows {
   uint32_t step = 1;
   uint32_t expert = 1;
 };
-// Rows for a model with `experts` a layer, `top_k` of them a token; 0 experts: dense. `chunk`: rows of a prompt
-// that a step takes at most.
+// Rows for a model with `experts` a layer, `top_k` of them a token; 0 experts: dense. `chunk`: rows of a
+// prompt that a step takes at most.
 ExplainRows RowsOf(const BenchTest& test, uint32_t experts, uint32_t top_k, uint32_t chunk);
 
 enum class Bound : uint8_t { kNone, kMemory, kInstructions };

@@ -20,9 +20,9 @@ struct ReadBaseSize {
   std::string note;    // what is less than wanted and why, for people; "" where nothing is
 };
 
-// Size for a pack of `pack_bytes`: all of it, at most 4 GiB and half of `usable_bytes`, which is what this process
-// may still take (UsableMemory: its cgroup counts too). Less than 256 MiB of a larger pack would measure
-// caches, so it is nothing.
+// Size for a pack of `pack_bytes`: all of it, at most 4 GiB and half of `usable_bytes`, which is what this
+// process may still take (UsableMemory: its cgroup counts too). Less than 256 MiB of a larger pack would
+// measure caches, so it is nothing.
 ReadBaseSize SizeOfReadBase(uint64_t pack_bytes, uint64_t usable_bytes);
 
 // Bytes per second of `threads` threads over `bytes` of memory, read until at least 4 GiB have passed.

@@ -14,9 +14,9 @@
 namespace sluice {
 
 struct GgufModel {
-  std::string config_json;      // equivalent config.json
-  std::string generation_json;  // equivalent generation_config.json; empty: none
-  std::string chat_template;    // empty: none
+  std::string config_json;                             // equivalent config.json
+  std::string generation_json;                         // equivalent generation_config.json; empty: none
+  std::string chat_template;                           // empty: none
   std::map<std::string, std::string> tokenizer_files;  // by base name
   std::unique_ptr<Checkpoint> checkpoint;
 };

@@ -32,9 +32,10 @@ class CacheStage final : public CalibrationStage, private LayerTap {
 
  private:
   struct Layer {
-    std::vector<uint16_t> chosen;                // [tokens, top_k], best first
-    std::vector<float> squares;                  // [tokens]: (1 - alpha)^2
-    std::array<uint64_t, kCacheDepths> right{};  // number of chosen experts predicted this many layers earlier
+    std::vector<uint16_t> chosen;  // [tokens, top_k], best first
+    std::vector<float> squares;    // [tokens]: (1 - alpha)^2
+    std::array<uint64_t, kCacheDepths>
+        right{};  // number of chosen experts predicted this many layers earlier
     std::array<uint64_t, kCacheDepths> wanted{};
   };
 

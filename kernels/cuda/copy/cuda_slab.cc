@@ -14,7 +14,7 @@
 namespace sluice::cuda {
 namespace {
 
-// What an exporter rounds a slab by an IPC handle up to (kernels/cuda/memory.cc).
+// Bytes by which an exporter rounds a slab by an IPC handle up to (kernels/cuda/memory.cc).
 constexpr uint64_t kMallocBlock = 2 << 20;
 
 // The driver's codes are the runtime's.

@@ -42,7 +42,8 @@ class AttentionPlan {
   // Cuts a call, which must outlive the use of the tasks.
   void Make(const AttentionCall& call);
   absl::Span<const AttentionTask> tasks() const { return tasks_; }
-  // Marks the task, a span of a block, as done. True if it was the block's last: then all results are visible.
+  // Marks the task, a span of a block, as done. True if it was the block's last: then all results are
+  // visible.
   bool EndSpan(const AttentionTask& task) { return spans_left_[task.block].fetch_sub(1) == 1; }
 
  private:

@@ -27,7 +27,8 @@ class BlockOrder {
   // hidden floats in the partials. Both must live until the next Begin().
   void Begin(const MoeExpertsCall& call, absl::Span<const ExpertJob> jobs);
 
-  // True if it is the block's turn to be added to y. Then no other worker adds to the expert before EndTurn().
+  // True if it is the block's turn to be added to y. Then no other worker adds to the expert before
+  // EndTurn().
   bool TakeTurn(uint32_t expert, uint32_t block);
   // Prepares y of a token before block `block`, whose turn it is, is added: a bias starts it. True if y holds
   // a sum; otherwise the block's sum must overwrite it.

@@ -36,8 +36,8 @@ struct ExpertBlock {
   bool in_halves = false;     // all rows are fetched and read in turn from both halves of the block
   const ExpertBlock* waiting = nullptr;  // the block whose kept rows are read after this one's first parts
   uint64_t* keep = nullptr;              // [tokens]: masks
-  uint32_t* kept = nullptr;   // [tokens]: counts of kept coefficients; nullptr: call->active
-  float* const* c = nullptr;  // [tokens][64]: coefficients
+  uint32_t* kept = nullptr;              // [tokens]: counts of kept coefficients; nullptr: call->active
+  float* const* c = nullptr;             // [tokens][64]: coefficients
 };
 
 // The rows of a block that are read: all; those that any token keeps, for all tokens; each token's own.

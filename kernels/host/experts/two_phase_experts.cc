@@ -29,7 +29,8 @@ uint32_t PartsOf(const ExpertCall& expert, bool by_lists) {
   return (whole + step - 1) / step;
 }
 
-// Writes the start values of a row of y, to which its blocks are added. (A bias of -0 is +0 after the first block.)
+// Writes the start values of a row of y, to which its blocks are added. (A bias of -0 is +0 after the first
+// block.)
 void StartRow(const float* bias, uint32_t column, uint32_t columns, float* y) {
   for (uint32_t h = 0; h < columns; ++h) {
     y[h] = bias == nullptr ? 0.0f : bias[column + h] + 0.0f;

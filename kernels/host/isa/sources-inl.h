@@ -1,4 +1,5 @@
-// Every kernel's source. Included by table-inl.h and quant_table-inl.h, each of which lists the kernels it uses.
+// Every kernel's source. Included by table-inl.h and quant_table-inl.h, each of which lists the kernels it
+// uses.
 //
 // Thread safety: pure functions.
 #ifndef SLUICE_ISA

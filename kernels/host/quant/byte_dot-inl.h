@@ -9,7 +9,8 @@
 #error "included by kernels_*.cc only"
 #endif
 
-// True if rows of a kind with groups of kUnits units are multiplied this way: at least half of a block's fields.
+// True if rows of a kind with groups of kUnits units are multiplied this way: at least half of a block's
+// fields.
 template <QuantKind kKind, uint32_t kUnits>
 inline constexpr bool kByBytes = kUnits > 0 && 2 * kUnits >= kByteFields<kKind>;
 
@@ -21,7 +22,8 @@ inline constexpr bool kInHalves = kKind != QuantKind::kMxfp4 && (kNative == 8 ||
 inline constexpr uint32_t kWovenOrders = 3;
 template <QuantKind kKind>
 inline constexpr uint32_t kOrderOf = kByteFields<kKind> / 2;
-// True if the two units of a field lie split, not woven. Always for two-bit planes, whose groups of 64 need it.
+// True if the two units of a field lie split, not woven. Always for two-bit planes, whose groups of 64 need
+// it.
 inline constexpr bool IsSplit(uint32_t fields, uint32_t units) { return fields == 4 || units <= fields; }
 
 // Writes `cols` codes, a multiple of kCodeAlign, in an order: for each two blocks and each field 32 bytes of
@@ -91,7 +93,8 @@ SLUICE_INLINE void FieldsAt(const GroupsAt& w, uint32_t i, B* out) {
   ByteFields<kKind>(bytes, third, out);
 }
 
-// Computes leaf kLeaf of each of kRows rows with each of kTokens tokens, whose codes for these groups begin at x.
+// Computes leaf kLeaf of each of kRows rows with each of kTokens tokens, whose codes for these groups begin
+// at x.
 template <QuantKind kKind, uint32_t kUnits, int kRows, int kTokens, uint32_t kLeaf>
 SLUICE_INLINE void LeafOf(const GroupsAt* w, const int8_t* const* x, LinesAhead* lines, B* out) {
   using L = Leaves<kKind, kUnits>;

@@ -123,7 +123,8 @@ void AddFourRowsOfBytes(const QuantDownCall& call, const uint32_t* factors, uint
   }
 }
 
-// Adds 16-bit sums to 32-bit ones [unit][16], whose units hold the columns 0-3 8-11 4-7 12-15; kFirst starts them.
+// Adds 16-bit sums to 32-bit ones [unit][16], whose units hold the columns 0-3 8-11 4-7 12-15; kFirst starts
+// them.
 template <QuantKind kKind, bool kFirst>
 void WidenSums(uint32_t cols, const __m256i* sums, int32_t* out) {
   constexpr uint32_t kPer = kBlockUnits<kKind>;

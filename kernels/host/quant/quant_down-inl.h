@@ -12,7 +12,8 @@
 // share of the time.
 inline constexpr uint32_t kRoundingShare = 8;
 
-// The lines to fetch in one of `parts` parts of the rounding, a step for each neuron. lines: lines of a row; 0: none.
+// The lines to fetch in one of `parts` parts of the rounding, a step for each neuron. lines: lines of a row;
+// 0: none.
 inline LinesAhead FetchWhileRounding(const QuantDownCall& call, uint32_t lines, uint32_t parts) {
   LinesAhead ahead;
   if (lines > 0) {

@@ -1,7 +1,8 @@
 // Rows of activations rounded to int8, one scale for each group (ARITHMETIC.md 2 b), for products with
 // quantized weights. Weights request their group size; each size is made once for all requests.
 //
-// Thread safety: thread-compatible; between two calls of Make() all workers may call Row(), and each may use its own().
+// Thread safety: thread-compatible; between two calls of Make() all workers may call Row(), and each may use
+// its own().
 #pragma once
 
 #include <cstdint>

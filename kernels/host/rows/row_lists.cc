@@ -33,7 +33,8 @@ RowPrefetch PrefetchOf(uint32_t row_bytes, uint32_t listed, uint32_t list_ahead 
 }
 
 RowPrefetch PrefetchOfFloats(uint32_t row_bytes, uint32_t listed, bool at_once, uint32_t tokens) {
-  // The arithmetic of several tokens with a row takes longer than reading it: a longer distance was 4 % slower.
+  // The arithmetic of several tokens with a row takes longer than reading it: a longer distance was 4 %
+  // slower.
   RowPrefetch prefetch = tokens == 1
                              ? PrefetchOf(row_bytes, listed, kFloatListAhead, at_once ? kRowsAtOnce : 1)
                              : PrefetchOf(row_bytes, listed);

@@ -51,7 +51,8 @@ class RowLists {
   // y[i][r] = dot(Workspace::x_rows[tokens[i]], row r). The operation has set x_rows and, if the encoding is
   // quantized, rounded them for its group.
   void Dot(const RowList& list, absl::Span<const uint32_t> tokens, uint32_t worker, float* const* y);
-  // Dot products with the worker's own rows: WorkerSpace::quant[i] if the encoding is quantized, else inputs[i].
+  // Dot products with the worker's own rows: WorkerSpace::quant[i] if the encoding is quantized, else
+  // inputs[i].
   void DotInputs(const RowList& list, uint32_t tokens, uint32_t worker, float* const* y);
   // Dot products with packed panels. REQUIRES an encoding that is not quantized.
   void DotPanels(const RowList& list, const float* packed, uint32_t tokens, uint32_t worker, float* const* y);

@@ -236,7 +236,8 @@ void DownColumns(const DownCall& call, uint32_t k0, uint32_t cols) {
   }
 }
 
-// Sums attention's values for the queries of few heads: rows that lie together, read by one tile of tokens only.
+// Sums attention's values for the queries of few heads: rows that lie together, read by one tile of tokens
+// only.
 template <class Row>
 void DownStored(const DownCall& call) {
   alignas(64) float sums[kDownTokens * kDownCols];

@@ -1,12 +1,14 @@
 // Fetches rows into the second-level cache while others are computed.
 //
 // Five rules keep memory busy (measured on Granite Rapids, one core of two).
-//   - Lines must be requested evenly, a few at a time: with 72 at once, computing in between, the bandwidth was
+//   - Lines must be requested evenly, a few at a time: with 72 at once, computing in between, the bandwidth
+//   was
 //     a third less than with four or sixteen.
 //   - Lines must form streams of neighbours, which the hardware follows: a core has 16 lines in flight of its
 //     own requests, a third of memory's bandwidth. Two streams in turn are best; scattered rows reach half of
 //     a stream's rate, so they alternate with one.
-//   - Lines must arrive before the reader. Rows that a mask keeps are known one block before they are read, so
+//   - Lines must arrive before the reader. Rows that a mask keeps are known one block before they are read,
+//   so
 //     either sort may be the more urgent one.
 //   - Lines must not be far ahead. A fetched line stays for about 150 KiB of others: 400 KiB ahead costs a
 //     third of the bandwidth.

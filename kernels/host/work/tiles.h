@@ -27,7 +27,8 @@ class Tiles {
   void BeginStep() { pool_.BeginStep(); }
   void EndStep() { pool_.EndStep(); }
 
-  // Calls function(tile, worker) once for each of `tiles`. `work`: multiply-adds, or values touched times a factor.
+  // Calls function(tile, worker) once for each of `tiles`. `work`: multiply-adds, or values touched times a
+  // factor.
   void Run(uint32_t tiles, uint64_t work, ThreadPool::TileFunction function) {
     Run(tiles, work, function, [](uint32_t) {});
   }

@@ -53,9 +53,10 @@ struct Workspace {
   float* normed = nullptr;         // [max_tokens][x_stride]
   const float** x_rows = nullptr;  // [max_tokens]: rows of the current call
   uint32_t* all_tokens = nullptr;  // 0, 1, ... max_tokens - 1
-  uint64_t packed_rows = 0;   // rows in `packed`: all of a call (experts: of all slots, each in its own panels)
-  float* packed = nullptr;    // [packed_rows][x_stride]
-  float* partials = nullptr;  // [kPartialFloats]
+  uint64_t packed_rows =
+      0;                    // rows in `packed`: all of a call (experts: of all slots, each in its own panels)
+  float* packed = nullptr;  // [packed_rows][x_stride]
+  float* partials = nullptr;          // [kPartialFloats]
   const uint8_t* zero_row = nullptr;  // zeros as long as any row in any encoding
   std::vector<WorkerSpace> workers;
 };

@@ -145,7 +145,7 @@ INSTANTIATE_TEST_SUITE_P(Handles, WeightdSlabsTest,
                          testing::Values(HandleKind::kCudaFd, HandleKind::kCudaIpc),
                          [](const auto& info) { return std::string(NameOf(info.param)); });
 
-// Whatever a driver counts to an opened address: the bytes stated lie within.
+// Regardless of the bytes that a driver counts to an opened address: the bytes stated lie within.
 TEST_P(WeightdSlabsTest, SlabsWithinALargerRangeAreTaken) {
   weightd_.Kill();
   setenv("SLUICE_FAKE_CUDA", ("ipc_margin=2097152 reports=" + folder_.File("reports")).c_str(), 1);

@@ -26,7 +26,7 @@ cudaError_t BadStream(Machine& machine) {
   return machine.Misuse(cudaErrorInvalidResourceHandle, "a stream that does not live");
 }
 
-// Whether the process may write all of these bytes, as far as they are mapped.
+// True if the process may write all of these bytes, as far as they are mapped.
 bool MayBeWritten(const void* pointer, size_t bytes) {
   const auto begin = reinterpret_cast<uint64_t>(pointer);
   std::ifstream maps("/proc/self/maps");

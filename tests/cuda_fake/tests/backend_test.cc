@@ -59,7 +59,7 @@ TEST_P(CudaBackendTest, WaitsAreCountedOnlyForUnknownEnds) {
   EXPECT_EQ(queue().Wait({event.value + 1}).code(), absl::StatusCode::kInvalidArgument);
 }
 
-// Of a call that its caller has handled or never asked after, as of cudaEventElapsedTime's.
+// The error of a call that its caller has handled or never asked after, as of cudaEventElapsedTime's.
 TEST_P(CudaBackendTest, AnErrorLeftByAnotherCallIsNoLaunchs) {
   const BufferRef x = New(std::vector<float>(64, 1.0f));
   const BufferRef weight = New(std::vector<float>(64, 2.0f));

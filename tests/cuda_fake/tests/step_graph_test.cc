@@ -156,7 +156,8 @@ TEST(StepGraphTest, TablesThatAreAsTheyWereAreNotSent) {
   EXPECT_TRUE(TakeReports().empty());
 }
 
-// With more kinds the oldest kind's graph is dropped, because it cannot be changed to another number of kernels.
+// With more kinds the oldest kind's graph is dropped, because it cannot be changed to another number of
+// kernels.
 TEST(StepGraphTest, KindsThatTakeTurnsKeepTheirGraphs) {
   Steps steps({.seed = 3});
   std::vector<const float*> results;

@@ -1,5 +1,5 @@
-// Config reading that the families share: base dimensions, grouped attention, position encoding, MoE blocks and
-// the choice of dense layers. A family passes its defaults: those of transformers for absent members.
+// Config reading that the families share: base dimensions, grouped attention, position encoding, MoE blocks
+// and the choice of dense layers. A family passes its defaults: those of transformers for absent members.
 //
 // Private to common/model. Thread safety: free functions; the HfFields is used by one thread.
 #pragma once

@@ -293,7 +293,8 @@ __device__ inline float SumBlocks(unsigned blocks, bool has_column, float y, Til
   return y;
 }
 
-// The terms that a block of DownKernel adds: the blocks of neurons of a pair, for the columns from `column` on.
+// The terms that a block of DownKernel adds: the blocks of neurons of a pair, for the columns from `column`
+// on.
 struct TileOfPair {
   DeviceMatrix m;
   const uint8_t* blocks;
