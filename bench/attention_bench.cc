@@ -56,7 +56,7 @@ class Bench {
     limits.heads = 128;
     limits.head_dim = 576;
     limits.max_context = kContext;
-    backend_ = Value(CreateHostBackend(limits, threads));
+    backend_ = Value(CreateCpuBackend(limits, threads));
     cache_ = {Value(backend_->Allocate(kCacheBytes, BufferKind::kKvCache)), 0};
     rows_ = {Value(backend_->Allocate(4 * 128 * 576 * 4, BufferKind::kActivations)), 0};
     // Codes and halves of small size everywhere: their values do not matter, denormals would.

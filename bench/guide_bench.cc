@@ -1,7 +1,7 @@
-// Guides: what a mask costs beside the step it is for, and what compiling costs. The mark: the sampler with a
-// mask, and what the engine thread does for it, in at most 2 % of a step. The step of a 30B-A3B model with 16
-// rows reads at least the head (152k rows of 2048 bf16 values = 622 MB), whose reading time on this machine
-// is the base, as in sampler_bench.cc.
+// GrammarManager: what a mask costs beside the step it is for, and what compiling costs. The mark: the
+// sampler with a mask, and what the engine thread does for it, in at most 2 % of a step. The step of a
+// 30B-A3B model with 16 rows reads at least the head (152k rows of 2048 bf16 values = 622 MB), whose reading
+// time on this machine is the base, as in sampler_bench.cc.
 //
 // Workloads: a vocabulary of 152k byte strings like those of a BPE; schemas of 5 and of 50 fields, a regex,
 // any JSON object; answers drawn at random among what masks allow. Printed: compiling; the first mask; making
@@ -47,8 +47,8 @@ double ReadSecondsOfTheHead() {
 
 // All bytes, all pairs of printable characters, words with and without a space before them, punctuation of
 // JSON.
-sluice::GuideVocabulary MakeVocabulary() {
-  sluice::GuideVocabulary vocabulary;
+sluice::GrammarVocabulary MakeVocabulary() {
+  sluice::GrammarVocabulary vocabulary;
   std::vector<std::string>& tokens = vocabulary.tokens;
   for (int byte = 0; byte < 256; ++byte) {
     tokens.push_back(std::string(1, static_cast<char>(byte)));
@@ -106,15 +106,16 @@ double Percentile(std::vector<double> values, double share) {
 }
 
 // Random answers by one matcher after the other; the time of each mask with the acceptance before it.
-void BenchMasks(const char* name, const sluice::GuideSpec& spec, const sluice::GuideVocabulary& vocabulary) {
-  sluice::GuideCompiler compiler(&vocabulary);
-  compiler.Compile(*sluice::SourceOf({sluice::GuideSpec::Kind::kChoice, "", {"a"}})).IgnoreError();
+void BenchMasks(const char* name, const sluice::GrammarSpec& spec,
+                const sluice::GrammarVocabulary& vocabulary) {
+  sluice::GrammarCompiler compiler(&vocabulary);
+  compiler.Compile(*sluice::SourceOf({sluice::GrammarSpec::Kind::kChoice, "", {"a"}})).IgnoreError();
   const auto start = Clock::now();
   const auto source = sluice::SourceOf(spec);
-  const auto guide = compiler.Compile(*source);
+  const auto constraint = compiler.Compile(*source);
   const double compile = Seconds(start);
-  if (!guide.ok()) {
-    std::printf("%-22s %s\n", name, guide.status().ToString().c_str());
+  if (!constraint.ok()) {
+    std::printf("%-22s %s\n", name, constraint.status().ToString().c_str());
     return;
   }
   std::mt19937 random(3);
@@ -123,7 +124,7 @@ void BenchMasks(const char* name, const sluice::GuideSpec& spec, const sluice::G
   std::vector<uint32_t> mask;
   for (int answer = 0; answer < 20; ++answer) {
     const auto begin = Clock::now();
-    auto matcher = *sluice::GuideMatcher::Create(*guide, vocabulary.end_ids);
+    auto matcher = *sluice::GrammarMatcher::Create(*constraint, vocabulary.end_ids);
     bool ok = matcher->FillMask(&mask).ok();
     first.push_back(Seconds(begin));
     for (int step = 0; step < 300 && ok; ++step) {
@@ -141,25 +142,25 @@ void BenchMasks(const char* name, const sluice::GuideSpec& spec, const sluice::G
 }
 
 // The engine thread's part, with a step of `step_seconds` between two tokens.
-void BenchEngineThread(const sluice::GuideVocabulary& vocabulary, double base) {
-  sluice::Guides guides(vocabulary);
+void BenchEngineThread(const sluice::GrammarVocabulary& vocabulary, double base) {
+  sluice::GrammarManager grammars(vocabulary);
   std::mt19937 random(3);
   const double step_seconds = base;
   std::vector<double> spent;
   for (int answer = 0; answer < 3; ++answer) {
-    auto guide = *guides.Start({sluice::GuideSpec::Kind::kJsonSchema, SchemaOf(50), {}}, {kEnd});
-    while (guide->state() == sluice::Guide::State::kPreparing) {
+    auto constraint = *grammars.Start({sluice::GrammarSpec::Kind::kJsonSchema, SchemaOf(50), {}}, {kEnd});
+    while (constraint->state() == sluice::GrammarConstraint::State::kPreparing) {
     }
     for (int step = 0; step < 40; ++step) {
       auto at = Clock::now();
-      const auto next = guide->Wait();
+      const auto next = constraint->Wait();
       double seconds = Seconds(at);
       const int32_t token = next.ok() && next->any ? DrawAllowed(next->allowed.data(), &random) : kEnd;
       if (token == kEnd) {
         break;
       }
       at = Clock::now();
-      guide->Accept(token);
+      constraint->Accept(token);
       seconds += Seconds(at);
       spent.push_back(seconds);
       for (const auto begin = Clock::now(); Seconds(begin) < step_seconds;) {
@@ -194,7 +195,7 @@ double SampleRows(const std::vector<std::vector<float>>& rows, const sluice::Sam
   return checksum == -1 ? 0 : total;
 }
 
-void BenchSampler(const sluice::GuideVocabulary& vocabulary, double base) {
+void BenchSampler(const sluice::GrammarVocabulary& vocabulary, double base) {
   std::mt19937 random(1);
   std::normal_distribution<float> normal(0.0f, 3.0f);
   std::vector<std::vector<float>> rows(kRows, std::vector<float>(kVocab));
@@ -226,8 +227,8 @@ void BenchSampler(const sluice::GuideVocabulary& vocabulary, double base) {
 }  // namespace
 
 int main() {
-  using Kind = sluice::GuideSpec::Kind;
-  const sluice::GuideVocabulary vocabulary = MakeVocabulary();
+  using Kind = sluice::GrammarSpec::Kind;
+  const sluice::GrammarVocabulary vocabulary = MakeVocabulary();
   const double base = ReadSecondsOfTheHead();
   std::printf("reading the head (%.0f MB) with one thread: %.2f ms\n", kHeadBytes * 1e-6, base * 1e3);
   std::printf("%-22s %11s %11s %11s %11s %11s\n", "guide", "compile, ms", "first, us", "mask, us", "p90",

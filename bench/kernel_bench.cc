@@ -40,7 +40,7 @@ namespace {
 
 struct Options {
   bench::KernelBenchOptions run;
-  std::vector<HostIsa> isas;
+  std::vector<CpuIsa> isas;
   std::string shapes = "all";
   std::string encodings = "all";
   std::string kinds = "all";
@@ -111,12 +111,12 @@ void PrintLines(const std::vector<Line>& lines, const std::string& isa, double h
   }
 }
 
-constexpr std::pair<const char*, HostIsa> kIsas[] = {{"avx2", HostIsa::kAvx2},
-                                                     {"avx2vnni", HostIsa::kAvx2Vnni},
-                                                     {"avx512", HostIsa::kAvx512},
-                                                     {"best", HostIsa::kBest}};  // AMX, where it is
+constexpr std::pair<const char*, CpuIsa> kIsas[] = {{"avx2", CpuIsa::kAvx2},
+                                                    {"avx2vnni", CpuIsa::kAvx2Vnni},
+                                                    {"avx512", CpuIsa::kAvx512},
+                                                    {"best", CpuIsa::kBest}};  // AMX, where it is
 
-std::string IsaWord(HostIsa isa) {
+std::string IsaWord(CpuIsa isa) {
   for (const auto& [name, known] : kIsas) {
     if (known == isa) {
       return name;
@@ -125,7 +125,7 @@ std::string IsaWord(HostIsa isa) {
   return "";
 }
 
-void RunIsa(const Options& options, const std::byte* weights, HostIsa isa, bench::Results* results) {
+void RunIsa(const Options& options, const std::byte* weights, CpuIsa isa, bench::Results* results) {
   bench::KernelBench bench(options.run, weights, isa);
   const double hertz = bench::MeasureClock();
   std::printf("\n== %s, %.1f GiB of weights on %s pages, %.2f GHz\n", bench.Describe().c_str(),
@@ -177,10 +177,10 @@ void RunIsa(const Options& options, const std::byte* weights, HostIsa isa, bench
   bench.PrintForkJoin();
 }
 
-bool ParseIsa(const std::string& value, std::vector<HostIsa>* isas) {
+bool ParseIsa(const std::string& value, std::vector<CpuIsa>* isas) {
   isas->clear();
   for (const auto& [name, isa] : kIsas) {
-    if (value == name || (value == "all" && isa != HostIsa::kBest && HostIsaSupported(isa))) {
+    if (value == name || (value == "all" && isa != CpuIsa::kBest && CpuIsaSupported(isa))) {
       isas->push_back(isa);
     }
   }
@@ -237,7 +237,7 @@ int main(int argc, char** argv) {
     return 2;
   }
   const std::byte* weights = sluice::MakeWeights(options);
-  for (const sluice::HostIsa isa : options.isas) {
+  for (const sluice::CpuIsa isa : options.isas) {
     sluice::RunIsa(options, weights, isa, &results);
   }
   const uint32_t threads =

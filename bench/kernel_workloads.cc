@@ -66,7 +66,7 @@ double MeasureClock() {
   return best;
 }
 
-KernelBench::KernelBench(const KernelBenchOptions& options, const std::byte* weights, HostIsa isa)
+KernelBench::KernelBench(const KernelBenchOptions& options, const std::byte* weights, CpuIsa isa)
     : options_(options), weights_(weights), isa_(isa), coefficients_(kBlock) {
   BackendLimits limits;
   limits.max_tokens = kMaxTokens;
@@ -78,13 +78,13 @@ KernelBench::KernelBench(const KernelBenchOptions& options, const std::byte* wei
   limits.experts = 128;
   limits.top_k = 8;
   limits.expert_width = 14336;
-  auto kernels = host::ChooseKernels(isa);
+  auto kernels = cpu::ChooseKernels(isa);
   Check(kernels.status());
   table_ = *kernels;
-  auto threads = host::ChooseThreads(options.threads);
+  auto threads = cpu::ChooseThreads(options.threads);
   Check(threads.status());
   pool_ = std::make_unique<ThreadPool>(*threads);
-  auto backend = CreateHostBackend(limits, *threads, isa);
+  auto backend = CreateCpuBackend(limits, *threads, isa);
   Check(backend.status());
   backend_ = *std::move(backend);
   auto imported = backend_->Import({weights, options.size});
@@ -103,7 +103,7 @@ KernelBench::KernelBench(const KernelBenchOptions& options, const std::byte* wei
   scratch_.resize(*threads);
   for (uint32_t i = 0; i < *threads; ++i) {
     sums_[i].resize(kMaxHidden + 16);
-    scratch_[i].resize(std::max(host::QuantDownWords(kMaxHidden), host::DownScratchFloats(kMaxHidden)) + 16);
+    scratch_[i].resize(std::max(cpu::QuantDownWords(kMaxHidden), cpu::DownScratchFloats(kMaxHidden)) + 16);
   }
 }
 
@@ -169,7 +169,7 @@ Pass KernelBench::RowsPass(const EncodingDescriptor& d, uint32_t cols) {
 }
 
 void KernelBench::DownBlock(const EncodingDescriptor& d, uint32_t cols, const uint8_t* place, uint32_t worker,
-                            host::RowFetch* fetch) {
+                            cpu::RowFetch* fetch) {
   const uint64_t stride = StrideOf(d, cols);
   const uint8_t* w[kBlock];
   for (uint32_t j = 0; j < kBlock; ++j) {
@@ -178,30 +178,30 @@ void KernelBench::DownBlock(const EncodingDescriptor& d, uint32_t cols, const ui
   const float* c = coefficients_.data();
   float* y = Aligned(sums_[worker]);
   if (IsQuantized(d.encoding)) {
-    host::QuantDownCall down;
-    down.shape = host::ShapeOf(d, cols);
+    cpu::QuantDownCall down;
+    down.shape = cpu::ShapeOf(d, cols);
     down.w = w;
     down.c = &c;
     down.y = &y;
     down.neurons = kBlock;
     down.tokens = 1;
-    down.in_halves = table_->in_halves[host::QuantKindOf(d.encoding)];
+    down.in_halves = table_->in_halves[cpu::QuantKindOf(d.encoding)];
     down.fetch = fetch;
     down.fetch_lines = static_cast<uint32_t>((stride + 63) / 64);
     down.scratch = Aligned(scratch_[worker]);
-    table_->quant_down[host::QuantKindOf(d.encoding)](down);
+    table_->quant_down[cpu::QuantKindOf(d.encoding)](down);
     return;
   }
-  host::DownCall down;
+  cpu::DownCall down;
   down.w = w;
   down.c = &c;
   down.y = &y;
   down.neurons = kBlock;
   down.tokens = 1;
   down.cols = cols;
-  down.prefetch = {host::kStreamAhead, 0, 0};
+  down.prefetch = {cpu::kStreamAhead, 0, 0};
   down.scratch = reinterpret_cast<float*>(Aligned(scratch_[worker]));
-  table_->down[host::RowKindOf(d.encoding)](down);
+  table_->down[cpu::RowKindOf(d.encoding)](down);
 }
 
 Pass KernelBench::DownPass(const EncodingDescriptor& d, uint32_t cols) {
@@ -215,12 +215,12 @@ Pass KernelBench::DownPass(const EncodingDescriptor& d, uint32_t cols) {
     // In tiles of 32 blocks, each a stream.
     pool_->Run((blocks + 31) / 32, [&](uint32_t tile, uint32_t worker) {
       const uint32_t end = std::min(blocks, (tile + 1) * 32);
-      host::RowFetch fetch;
+      cpu::RowFetch fetch;
       fetch.Clear(static_cast<uint32_t>(std::min<uint64_t>(tuning_.fetch_distance, block_bytes)));
       const auto add = [&](uint32_t b) {
         if (b < end && IsQuantized(d.encoding)) {
           const uint8_t* block = place + b * block_bytes;
-          table_->in_halves[host::QuantKindOf(d.encoding)]
+          table_->in_halves[cpu::QuantKindOf(d.encoding)]
               ? fetch.AddStreams(block, block + block_bytes / 2, block_bytes / 2)
               : fetch.AddStream(block, block + block_bytes);
         }
@@ -295,28 +295,28 @@ double KernelBench::CachedSpeed(const EncodingDescriptor& d, uint32_t cols, bool
   for (uint32_t r = 0; r < rows; ++r) {
     w[r] = place + r * stride;
   }
-  std::vector<int8_t> codes(cols + host::kCodeAlign + 64);
+  std::vector<int8_t> codes(cols + cpu::kCodeAlign + 64);
   std::vector<float> scales(cols / 16 + 16);
   std::vector<float> sums(cols / 16 + 16);
   const float* x = reinterpret_cast<const float*>(backend_->HostRead(x_, cols * 4));
   std::vector<int8_t> woven(3 * codes.size() + 64);
-  const host::QuantRow row{Aligned(codes), scales.data(), sums.data(), Aligned(woven)};
+  const cpu::QuantRow row{Aligned(codes), scales.data(), sums.data(), Aligned(woven)};
   table_->quantize({x, cols, d.group, Aligned(codes), scales.data(), sums.data(), Aligned(woven)});
   std::vector<float> outputs(rows);
   float* y = outputs.data();
-  host::QuantDotCall dot;
-  dot.shape = host::ShapeOf(d, cols);
+  cpu::QuantDotCall dot;
+  dot.shape = cpu::ShapeOf(d, cols);
   dot.w = w.data();
   dot.x = &row;
   dot.y = &y;
   dot.rows = rows;
   dot.tokens = 1;
-  host::RowFetch fetch;  // of nothing
+  cpu::RowFetch fetch;  // of nothing
   fetch.Clear(tuning_.fetch_distance);
   double best = 0;
   for (int i = 0; i < 200; ++i) {
     const double seconds = Seconds([&] {
-      down ? DownBlock(d, cols, place, 0, &fetch) : table_->quant_dot[host::QuantKindOf(d.encoding)](dot);
+      down ? DownBlock(d, cols, place, 0, &fetch) : table_->quant_dot[cpu::QuantKindOf(d.encoding)](dot);
     });
     best = std::max(best, static_cast<double>(rows * stride) / seconds);
   }

@@ -68,7 +68,7 @@ double MeasureClock();
 
 class KernelBench {
  public:
-  KernelBench(const KernelBenchOptions& options, const std::byte* weights, HostIsa isa);
+  KernelBench(const KernelBenchOptions& options, const std::byte* weights, CpuIsa isa);
 
   std::string Describe() const { return backend_->Describe(); }
   uint32_t threads() const { return pool_->threads(); }
@@ -94,15 +94,15 @@ class KernelBench {
   // One block of at most 64 rows from `place` on, by worker `worker`.
   // With quantized rows, `fetch` continues meanwhile.
   void DownBlock(const EncodingDescriptor& d, uint32_t cols, const uint8_t* place, uint32_t worker,
-                 host::RowFetch* fetch);
+                 cpu::RowFetch* fetch);
   void RunExperts(const uint64_t* order, uint32_t experts, uint32_t tokens, const EncodingDescriptor& d,
                   uint32_t hidden, uint32_t width);
 
   const KernelBenchOptions options_;
   const std::byte* const weights_;
-  const HostIsa isa_;
-  const host::MemoryTuning tuning_ = host::TuningOfThisCpu();  // asking takes longer than a block
-  const host::KernelTable* table_ = nullptr;
+  const CpuIsa isa_;
+  const cpu::MemoryTuning tuning_ = cpu::TuningOfThisCpu();  // asking takes longer than a block
+  const cpu::KernelTable* table_ = nullptr;
   std::unique_ptr<Backend> backend_;
   std::unique_ptr<ThreadPool> pool_;  // for what has no operation of its own
   BufferId imported_ = kNoBuffer;

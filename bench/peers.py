@@ -6,7 +6,7 @@ usage: peers.py --peer PATH [--bin build/release] [--work DIR] [--shape qwen3-30
                 [--routing uniform,zipf:1] [--limits MIB,MIB] [--presets exact] [--variant "-rtr 1 -fa 1"]...
 
 PATH is llama-bench of a built ik_llama.cpp or llama.cpp, or the folder that it is in; nothing is fetched. In DIR a pack is
-made by `sluice synth` and its twin in GGUF by gguf_twin, the same values in Q4_0 (q8: Q8_0) drawn with mean zero, so
+made by `sluice synth` and its twin in GGUF by gguf_reference, the same values in Q4_0 (q8: Q8_0) drawn with mean zero, so
 that both route alike. Each round runs ours and then each variant of the peer's options; a ratio is ours by the peer's
 best variant of that round, and what is printed is the median of the rounds and how far they lie apart.
 
@@ -136,7 +136,7 @@ def make_models(options, routing):
                         str(options.layers), "--vocab", str(options.vocab), "--bits", options.bits, "--routing", routing,
                         "--out", pack, "--quiet"], check=True, stdout=subprocess.DEVNULL)
     if not os.path.exists(twin):
-        subprocess.run([os.path.join(options.bin, "bench/gguf_twin"), pack, twin + ".part"], check=True)
+        subprocess.run([os.path.join(options.bin, "bench/gguf_reference"), pack, twin + ".part"], check=True)
         os.rename(twin + ".part", twin)
     return pack, twin
 

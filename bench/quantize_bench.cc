@@ -111,14 +111,14 @@ absl::StatusOr<double> QuantizeSeconds(const Units& units, uint32_t workers) {
 
 // "q4/64/8".
 absl::StatusOr<Recipe> RecipeOf(const std::string& word) {
-  RecipeWords words;
+  RecipeOptions words;
   words.bits = word.substr(0, word.find('/'));
   words.dense_bits = words.bits;
   int group = 64;
   int meta_bits = 16;
   if (std::sscanf(word.c_str(), "%*[^/]/%d/%d", &group, &meta_bits) >= 1) words.group = group;
   words.meta_bits = meta_bits;
-  return RecipeFromWords(words);
+  return RecipeFromOptions(words);
 }
 
 absl::Status Measure(const Arguments& arguments, const std::string& word) {

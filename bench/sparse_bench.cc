@@ -31,14 +31,14 @@ namespace {
 struct Options {
   uint64_t size = uint64_t{4} << 30;
   uint32_t threads = 0;
-  HostIsa isa = HostIsa::kBest;
+  CpuIsa isa = CpuIsa::kBest;
   uint32_t rounds = 5;
   std::string only;
   std::string kinds = "bf16,q8,q4,q3,q2,floe,corm";
   std::string shapes = "mixtral,qwen3";
 };
 
-constexpr uint32_t kMostTokens = 128;
+constexpr uint32_t kMaxTokens = 128;
 const LayerShape kShapes[] = {{"mixtral", 4096, 14336, 8, 2}, {"qwen3", 2048, 768, 128, 8}};
 
 double Seconds(std::chrono::steady_clock::time_point start) {
@@ -100,7 +100,7 @@ class Bench {
   Bench(const Options& options, bench::Results* results)
       : options_(options),
         results_(results),
-        layers_(options.size, options.threads, options.isa, kMostTokens) {}
+        layers_(options.size, options.threads, options.isa, kMaxTokens) {}
 
   void Run() {
     std::printf("%s, %.1f GiB of weights\n", layers_.backend().Describe().c_str(),
@@ -236,7 +236,7 @@ class Bench {
     spec.hidden = shape.hidden;
     spec.width = shape.width;
     spec.experts = shape.top_k;
-    spec.max_tokens = kMostTokens;
+    spec.max_tokens = kMaxTokens;
     const auto start = std::chrono::steady_clock::now();
     auto found = MeasureSparseSwitch(layers_.backend(), spec);
     CheckOk(found.status());
@@ -249,7 +249,7 @@ class Bench {
     const SparseSwitchEntry entry{spec.order, kind.up, kind.gate, kind.down, *found};
     CheckOk(layers_.backend().SetSparseSwitches({&entry, 1}));
     std::printf("\n%-10s", "batch");
-    for (uint32_t tokens = 1; tokens <= kMostTokens; tokens *= 2) {
+    for (uint32_t tokens = 1; tokens <= kMaxTokens; tokens *= 2) {
       std::printf(" %6u", tokens);
     }
     std::printf("   cut-over (tokens of an expert)\n");
@@ -262,7 +262,7 @@ class Bench {
   void IntraLine(double sparsity, const SparseSwitch& found) {
     const Masking masking{SparsityOrder::kGate, layers_.ThresholdFor(SparsityOrder::kGate, 1 - sparsity)};
     std::vector<double> paired;
-    for (uint32_t tokens = 1; tokens <= kMostTokens; tokens *= 2) {
+    for (uint32_t tokens = 1; tokens <= kMaxTokens; tokens *= 2) {
       paired.push_back(Paired(layers_.RouteRandomly(tokens, tokens), masking));
     }
     std::printf("%3.0f%% x     ", 100 * sparsity);
@@ -270,7 +270,7 @@ class Bench {
       std::printf(" %6.2f", 1 / ratio);
     }
     uint32_t cut_over = 0;
-    for (uint32_t tokens = 1; tokens <= kMostTokens; tokens *= 2) {
+    for (uint32_t tokens = 1; tokens <= kMaxTokens; tokens *= 2) {
       cut_over = 1 - sparsity < static_cast<double>(found.DenseAbove(tokens)) ? tokens : cut_over;
     }
     std::printf("   %u\n%3.0f%% paired", cut_over, 100 * sparsity);
@@ -325,10 +325,10 @@ bool ParseOptions(int argc, char** argv, Options* options) {
     } else if (flag == "--shapes") {
       options->shapes = value;
     } else if (flag == "--isa" && Has("best,avx2,avx2vnni,avx512", value)) {
-      options->isa = value == "avx2"       ? HostIsa::kAvx2
-                     : value == "avx2vnni" ? HostIsa::kAvx2Vnni
-                     : value == "avx512"   ? HostIsa::kAvx512
-                                           : HostIsa::kBest;
+      options->isa = value == "avx2"       ? CpuIsa::kAvx2
+                     : value == "avx2vnni" ? CpuIsa::kAvx2Vnni
+                     : value == "avx512"   ? CpuIsa::kAvx512
+                                           : CpuIsa::kBest;
     } else {
       return false;
     }

@@ -17,9 +17,9 @@
 namespace sluice {
 namespace {
 
-constexpr uint32_t kMostHidden = 4096;
-constexpr uint32_t kMostWidth = 14336;
-constexpr uint32_t kMostTopK = 8;
+constexpr uint32_t kMaxBenchHidden = 4096;
+constexpr uint32_t kMaxBenchWidth = 14336;
+constexpr uint32_t kMaxBenchTopK = 8;
 
 // Sixteen-bit values that are small and finite as bf16, as f16 and as codes.
 void Fill(std::byte* mapping, uint64_t bytes) {
@@ -55,7 +55,7 @@ void CheckOk(const absl::Status& status) {
   }
 }
 
-SparseLayers::SparseLayers(uint64_t bytes, uint32_t threads, HostIsa isa, uint32_t max_tokens)
+SparseLayers::SparseLayers(uint64_t bytes, uint32_t threads, CpuIsa isa, uint32_t max_tokens)
     : bytes_(bytes), threads_(threads), isa_(isa), max_tokens_(max_tokens) {
   void* memory =
       mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -68,14 +68,14 @@ SparseLayers::SparseLayers(uint64_t bytes, uint32_t threads, HostIsa isa, uint32
   BackendLimits limits;
   limits.max_tokens = max_tokens;
   limits.max_sequences = 1;
-  limits.max_cols = limits.hidden = kMostHidden;
+  limits.max_cols = limits.hidden = kMaxBenchHidden;
   limits.heads = 1;
   limits.head_dim = 128;
   limits.max_context = 1;
   limits.experts = 128;
-  limits.top_k = kMostTopK;
-  limits.expert_width = kMostWidth;
-  auto backend = CreateHostBackend(limits, threads, isa);
+  limits.top_k = kMaxBenchTopK;
+  limits.expert_width = kMaxBenchWidth;
+  auto backend = CreateCpuBackend(limits, threads, isa);
   CheckOk(backend.status());
   backend_ = *std::move(backend);
   auto imported = backend_->Import({mapping_, bytes});
@@ -86,9 +86,9 @@ SparseLayers::SparseLayers(uint64_t bytes, uint32_t threads, HostIsa isa, uint32
     CheckOk(buffer.status());
     return BufferRef{*buffer, 0};
   };
-  x_ = allocate(uint64_t{max_tokens} * kMostHidden);
-  y_ = allocate(uint64_t{max_tokens} * kMostTopK * kMostHidden);
-  active_ = allocate(uint64_t{max_tokens} * kMostTopK);
+  x_ = allocate(uint64_t{max_tokens} * kMaxBenchHidden);
+  y_ = allocate(uint64_t{max_tokens} * kMaxBenchTopK * kMaxBenchHidden);
+  active_ = allocate(uint64_t{max_tokens} * kMaxBenchTopK);
 }
 
 SparseLayers::~SparseLayers() {
@@ -129,7 +129,7 @@ absl::Status SparseLayers::Use(const LayerShape& shape, const ExpertKind& kind) 
 }
 
 absl::Status SparseLayers::ScaleActivations() {
-  float* x = reinterpret_cast<float*>(backend_->HostWrite(x_, uint64_t{max_tokens_} * kMostHidden * 4));
+  float* x = reinterpret_cast<float*>(backend_->HostWrite(x_, uint64_t{max_tokens_} * kMaxBenchHidden * 4));
   std::mt19937 random(2);
   std::normal_distribution<float> normal;
   for (uint64_t i = 0; i < uint64_t{max_tokens_} * shape_.hidden; ++i) {

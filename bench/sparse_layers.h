@@ -43,7 +43,7 @@ struct Masking {
 class SparseLayers {
  public:
   // Ends the process with a message if there is no memory or no such instruction set.
-  SparseLayers(uint64_t bytes, uint32_t threads, HostIsa isa, uint32_t max_tokens);
+  SparseLayers(uint64_t bytes, uint32_t threads, CpuIsa isa, uint32_t max_tokens);
   ~SparseLayers();
   SparseLayers(const SparseLayers&) = delete;
   SparseLayers& operator=(const SparseLayers&) = delete;
@@ -79,7 +79,7 @@ class SparseLayers {
 
   const uint64_t bytes_;
   const uint32_t threads_;
-  const HostIsa isa_;
+  const CpuIsa isa_;
   const uint32_t max_tokens_;
   std::byte* mapping_ = nullptr;
   std::unique_ptr<Backend> backend_;

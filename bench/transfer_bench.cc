@@ -341,7 +341,7 @@ double Figure7(double gbps, double latency_us, bool compact, uint32_t chunk, boo
       job.link = link;
       PlanOptions plan;
       plan.chunk_neurons = chunk;
-      plan.least_chunk_bytes = 0;
+      plan.min_chunk_bytes = 0;
       plan.merge = !row_by_row;
       plan.chunk_bytes = ~uint64_t{0};
       job.plan = MakeTransferPlan(parts, kFloeWidth, neurons, 0, plan);

@@ -54,14 +54,14 @@ std::optional<uint64_t> ReadKeyed(const std::string& path, const std::string& ke
   return std::nullopt;
 }
 
-struct CgroupPlace {
+struct CgroupLocation {
   std::string mount;  // where the hierarchy with the memory controller is mounted
   std::string path;   // this process's group in it
   bool v2 = true;
 };
 
-CgroupPlace FindCgroup(const std::string& root) {
-  CgroupPlace place{root + "/sys/fs/cgroup", "", true};
+CgroupLocation FindCgroup(const std::string& root) {
+  CgroupLocation location{root + "/sys/fs/cgroup", "", true};
   std::istringstream lines(ReadText(root + "/proc/self/cgroup").value_or(""));
   std::string line;
   while (std::getline(lines, line)) {  // "id:controllers:path"
@@ -72,33 +72,33 @@ CgroupPlace FindCgroup(const std::string& root) {
     }
     const std::string controllers = absl::StrCat(",", line.substr(first + 1, second - first - 1), ",");
     if (controllers.find(",memory,") != std::string::npos) {
-      return CgroupPlace{absl::StrCat(root, "/sys/fs/cgroup/memory"), line.substr(second + 1), false};
+      return CgroupLocation{absl::StrCat(root, "/sys/fs/cgroup/memory"), line.substr(second + 1), false};
     }
     if (controllers == ",,") {
-      place.path = line.substr(second + 1);
+      location.path = line.substr(second + 1);
     }
   }
-  return place;
+  return location;
 }
 
 // Checks this process's group and all its ancestors, and keeps the one with the least memory left.
 void ReadCgroup(const std::string& root, MemoryFacts* facts) {
-  const CgroupPlace place = FindCgroup(root);
-  std::string path = place.path;
-  uint64_t least = kNoMemoryLimit;
+  const CgroupLocation location = FindCgroup(root);
+  std::string path = location.path;
+  uint64_t tightest = kNoMemoryLimit;
   while (true) {
-    const std::string group = place.mount + (path == "/" ? "" : path);
-    const auto limit = ReadNumber(group + (place.v2 ? "/memory.max" : "/memory.limit_in_bytes"));
-    const auto current = ReadNumber(group + (place.v2 ? "/memory.current" : "/memory.usage_in_bytes"));
+    const std::string group = location.mount + (path == "/" ? "" : path);
+    const auto limit = ReadNumber(group + (location.v2 ? "/memory.max" : "/memory.limit_in_bytes"));
+    const auto current = ReadNumber(group + (location.v2 ? "/memory.current" : "/memory.usage_in_bytes"));
     if (limit.has_value() && *limit != kNoMemoryLimit && current.has_value()) {
       // Inactive file pages are reclaimed before any of our memory.
       const uint64_t cache =
-          ReadKeyed(group + "/memory.stat", place.v2 ? "inactive_file" : "total_inactive_file", 1)
+          ReadKeyed(group + "/memory.stat", location.v2 ? "inactive_file" : "total_inactive_file", 1)
               .value_or(0);
       const uint64_t used = *current - std::min(*current, cache);
       const uint64_t left = *limit - std::min(*limit, used);
-      if (left < least) {
-        least = left;
+      if (left < tightest) {
+        tightest = left;
         facts->cgroup_limit = *limit;
         facts->cgroup_used = used;
       }

@@ -6,7 +6,7 @@
 namespace sluice {
 namespace {
 
-absl::StatusCode CodeOf(int error_number) {
+absl::StatusCode ErrnoCode(int error_number) {
   switch (error_number) {
     case ENOENT:
       return absl::StatusCode::kNotFound;
@@ -51,7 +51,7 @@ absl::StatusCode CodeOf(int error_number) {
 absl::Status ErrnoToStatus(int error_number, const std::string& what) {
   char buffer[128];
   const char* text = strerror_r(error_number, buffer, sizeof(buffer));
-  return absl::Status(CodeOf(error_number), absl::StrCat(what, ": ", text, " (errno ", error_number, ")"));
+  return absl::Status(ErrnoCode(error_number), absl::StrCat(what, ": ", text, " (errno ", error_number, ")"));
 }
 
 absl::Status Annotate(const absl::Status& status, const std::string& context) {

@@ -14,7 +14,7 @@ DaemonLoop::DaemonLoop(Options options, ProcessSignals* signals, spdlog::logger*
     : options_(std::move(options)),
       signals_(signals),
       log_(log),
-      beat_(std::min(options_.most_between_beats, notifier_.watchdog() / 3)) {}
+      heartbeat_interval_(std::min(options_.max_heartbeat_interval, notifier_.watchdog() / 3)) {}
 
 void DaemonLoop::Ready() {
   ready_ = true;
@@ -24,7 +24,7 @@ void DaemonLoop::Ready() {
 // Rounds up, so that a watchdog beat is never awaited in a loop of waits of 0 ms, and limits to an hour, so
 // that an infinite deadline fits poll's milliseconds.
 int DaemonLoop::PollMs() const {
-  const absl::Duration left = std::min(next_beat_, end_at_) - absl::Now();
+  const absl::Duration left = std::min(next_heartbeat_, end_at_) - absl::Now();
   return left > absl::Hours(1)
              ? 3'600'000
              : static_cast<int>(absl::ToInt64Milliseconds(std::max(left, absl::ZeroDuration()))) + 1;
@@ -36,7 +36,7 @@ bool DaemonLoop::LifelineEnded() {
 }
 
 DaemonLoop::Turn DaemonLoop::End(const char* why) {
-  why_end_ = why;
+  end_reason_ = why;
   return Turn::kEnd;
 }
 
@@ -47,9 +47,9 @@ DaemonLoop::Turn DaemonLoop::Next(int event) {
     if (absl::Now() >= end_at_) {
       return End("the parent has gone");
     }
-    if (absl::Now() >= next_beat_) {
-      next_beat_ = absl::Now() + beat_;
-      return Turn::kBeat;
+    if (absl::Now() >= next_heartbeat_) {
+      next_heartbeat_ = absl::Now() + heartbeat_interval_;
+      return Turn::kHeartbeat;
     }
     pollfd polled[3] = {
         {signals_->fd(), POLLIN, 0}, {options_.lifeline.get(), POLLIN, 0}, {event, POLLIN, 0}};
@@ -58,7 +58,7 @@ DaemonLoop::Turn DaemonLoop::Next(int event) {
     }
     switch (polled[0].revents != 0 ? signals_->Take() : SignalKind::kNone) {
       case SignalKind::kEnd:
-        return End("told by a signal");
+        return End("ended by a signal");
       case SignalKind::kReload:
         Reload();
         break;

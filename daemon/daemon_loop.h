@@ -21,16 +21,16 @@ class DaemonLoop {
  public:
   struct Options {
     UniqueFd lifeline;  // the daemon ends when this descriptor closes; invalid: none
-    absl::Duration most_between_beats = absl::InfiniteDuration();
+    absl::Duration max_heartbeat_interval = absl::InfiniteDuration();
     std::function<absl::Duration()> keep;  // time that the daemon stays after the lifeline closed
     // Parses the options again, applies the reloadable ones and describes the changes. An error: the options
     // are wrong, and nothing was changed.
     std::function<absl::StatusOr<ReloadPlan>()> reload;
   };
   enum class Turn {
-    kBeat,   // a watchdog beat is due
-    kEvent,  // the caller's event is readable
-    kEnd     // why_end() has the reason
+    kHeartbeat,  // a watchdog beat is due
+    kEvent,      // the caller's event is readable
+    kEnd         // end_reason() has the reason
   };
 
   // `signals` and `log` are borrowed.
@@ -38,11 +38,11 @@ class DaemonLoop {
 
   // Waits for the next of these. Handles reload signals meanwhile. `event`: a descriptor, -1: none.
   Turn Next(int event = -1);
-  const std::string& why_end() const { return why_end_; }
+  const std::string& end_reason() const { return end_reason_; }
 
   const ServiceNotifier& notifier() const { return notifier_; }
   // True if the service manager wants watchdog beats.
-  bool watched() const { return notifier_.watchdog() != absl::InfiniteDuration(); }
+  bool has_watchdog() const { return notifier_.watchdog() != absl::InfiniteDuration(); }
   // Reports to the service manager that the start succeeded, now and after each reload.
   void Ready();
 
@@ -56,11 +56,11 @@ class DaemonLoop {
   ProcessSignals* const signals_;
   spdlog::logger* const log_;
   const ServiceNotifier notifier_;
-  const absl::Duration beat_;
-  absl::Time next_beat_ = absl::InfinitePast();
+  const absl::Duration heartbeat_interval_;
+  absl::Time next_heartbeat_ = absl::InfinitePast();
   absl::Time end_at_ = absl::InfiniteFuture();
   bool ready_ = false;
-  std::string why_end_;
+  std::string end_reason_;
 };
 
 }  // namespace sluice

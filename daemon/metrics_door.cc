@@ -39,19 +39,19 @@ absl::StatusOr<ListenAddress> Check(const std::string& text) {
 
 }  // namespace
 
-struct MetricsDoor::Impl {
+struct MetricsServer::Impl {
   httplib::Server server;
   std::string address;
   std::atomic<bool> ended{false};
   std::thread thread;
 };
 
-MetricsDoor::MetricsDoor(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+MetricsServer::MetricsServer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 
 absl::Status CheckMetricsAddress(const std::string& address) { return Check(address).status(); }
 
-absl::StatusOr<std::unique_ptr<MetricsDoor>> MetricsDoor::Open(const std::string& text,
-                                                               std::function<std::string()> metrics) {
+absl::StatusOr<std::unique_ptr<MetricsServer>> MetricsServer::Open(const std::string& text,
+                                                                   std::function<std::string()> metrics) {
   ASSIGN_OR_RETURN(ListenAddress address, Check(text));
   auto impl = std::make_unique<Impl>();
   httplib::Server& server = impl->server;
@@ -87,14 +87,14 @@ absl::StatusOr<std::unique_ptr<MetricsDoor>> MetricsDoor::Open(const std::string
   while (!server.is_running() && !impl->ended) {
     std::this_thread::yield();  // stop() has no effect on a server that does not run yet
   }
-  return std::unique_ptr<MetricsDoor>(new MetricsDoor(std::move(impl)));
+  return std::unique_ptr<MetricsServer>(new MetricsServer(std::move(impl)));
 }
 
-MetricsDoor::~MetricsDoor() {
+MetricsServer::~MetricsServer() {
   impl_->server.stop();
   impl_->thread.join();
 }
 
-const std::string& MetricsDoor::address() const { return impl_->address; }
+const std::string& MetricsServer::address() const { return impl_->address; }
 
 }  // namespace sluice

@@ -31,7 +31,7 @@ class OptionDeclarer {
             },
             help)
         ->type_name("")
-        ->default_str(HasPlainDefault(*member) ? ShowOptionValue(*member) : "");
+        ->default_str(HasPlainDefault(*member) ? FormatOptionValue(*member) : "");
   }
   template <typename T>
   void operator()(const char* name, std::vector<T>* member, const char* help) {

@@ -14,17 +14,17 @@ namespace sluice {
 
 // Each value in the form of a flag.
 template <typename Options>
-std::vector<OptionText> TextsOfAll(Options options) {
+std::vector<OptionText> OptionTexts(Options options) {
   std::vector<OptionText> texts;
   ForEachOption(&options, [&](const char* name, const auto* member, const char*) {
-    texts.push_back({name, ShowOptionValue(*member)});
+    texts.push_back({name, FormatOptionValue(*member)});
   });
   return texts;
 }
 
 // Returns `running` with the values of `read` for `names`.
 template <typename Options>
-Options TakeNamed(Options running, Options read, const std::set<std::string>& names) {
+Options MergeNamedOptions(Options running, Options read, const std::set<std::string>& names) {
   std::map<std::string, const void*> values;
   ForEachOption(&read, [&](const char* name, const auto* member, const char*) { values[name] = member; });
   ForEachOption(&running, [&]<typename T>(const char* name, T* member, const char*) {

@@ -114,19 +114,19 @@ absl::Status ParseOptionValue(const std::string& text, GroupId* value) {
   return absl::OkStatus();
 }
 
-std::string ShowOptionValue(const std::string& value) { return value; }
-std::string ShowOptionValue(uint32_t value) { return absl::StrCat(value); }
-std::string ShowOptionValue(int value) { return absl::StrCat(value); }
-std::string ShowOptionValue(double value) { return value < 0 ? "" : absl::StrCat(value); }
-std::string ShowOptionValue(bool value) { return value ? "on" : "off"; }
-std::string ShowOptionValue(ByteSize value) { return absl::StrCat(value.bytes); }
-std::string ShowOptionValue(SizeOrShare value) {
+std::string FormatOptionValue(const std::string& value) { return value; }
+std::string FormatOptionValue(uint32_t value) { return absl::StrCat(value); }
+std::string FormatOptionValue(int value) { return absl::StrCat(value); }
+std::string FormatOptionValue(double value) { return value < 0 ? "" : absl::StrCat(value); }
+std::string FormatOptionValue(bool value) { return value ? "on" : "off"; }
+std::string FormatOptionValue(ByteSize value) { return absl::StrCat(value.bytes); }
+std::string FormatOptionValue(SizeOrShare value) {
   return value.percent > 0 ? absl::StrCat(value.percent, "%") : absl::StrCat(value.bytes);
 }
-std::string ShowOptionValue(absl::Duration value) { return FormatTimeSpan(value); }
-std::string ShowOptionValue(FileMode value) { return absl::StrFormat("%04o", value.bits); }
-std::string ShowOptionValue(UserId value) { return absl::StrCat(value.id); }
-std::string ShowOptionValue(GroupId value) { return absl::StrCat(value.id); }
+std::string FormatOptionValue(absl::Duration value) { return FormatTimeSpan(value); }
+std::string FormatOptionValue(FileMode value) { return absl::StrFormat("%04o", value.bits); }
+std::string FormatOptionValue(UserId value) { return absl::StrCat(value.id); }
+std::string FormatOptionValue(GroupId value) { return absl::StrCat(value.id); }
 
 absl::Status CheckOneOf(const char* name, const std::string& value, const std::vector<std::string>& allowed) {
   if (std::find(allowed.begin(), allowed.end(), value) != allowed.end()) {

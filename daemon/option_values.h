@@ -62,20 +62,21 @@ absl::Status ParseOptionValue(const std::string& text, UserId* value);
 absl::Status ParseOptionValue(const std::string& text, GroupId* value);
 
 // The text that parses back to the value. A negative double stands for "not given": "".
-std::string ShowOptionValue(const std::string& value);
-std::string ShowOptionValue(uint32_t value);
-std::string ShowOptionValue(int value);
-std::string ShowOptionValue(double value);
-std::string ShowOptionValue(bool value);
-std::string ShowOptionValue(ByteSize value);
-std::string ShowOptionValue(SizeOrShare value);
-std::string ShowOptionValue(absl::Duration value);
-std::string ShowOptionValue(FileMode value);
-std::string ShowOptionValue(UserId value);
-std::string ShowOptionValue(GroupId value);
+std::string FormatOptionValue(const std::string& value);
+std::string FormatOptionValue(uint32_t value);
+std::string FormatOptionValue(int value);
+std::string FormatOptionValue(double value);
+std::string FormatOptionValue(bool value);
+std::string FormatOptionValue(ByteSize value);
+std::string FormatOptionValue(SizeOrShare value);
+std::string FormatOptionValue(absl::Duration value);
+std::string FormatOptionValue(FileMode value);
+std::string FormatOptionValue(UserId value);
+std::string FormatOptionValue(GroupId value);
 template <typename T>
-std::string ShowOptionValue(const std::vector<T>& values) {
-  return absl::StrJoin(values, ",", [](std::string* out, const T& value) { *out += ShowOptionValue(value); });
+std::string FormatOptionValue(const std::vector<T>& values) {
+  return absl::StrJoin(values, ",",
+                       [](std::string* out, const T& value) { *out += FormatOptionValue(value); });
 }
 
 // INVALID_ARGUMENT naming option, value and allowed values.

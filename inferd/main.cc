@@ -24,7 +24,7 @@ namespace {
 
 constexpr int kFailed = 1;
 // Interval of progress reports to the service manager during a long start.
-constexpr absl::Duration kBeat = absl::Seconds(5);
+constexpr absl::Duration kHeartbeat = absl::Seconds(5);
 constexpr absl::Duration kStartExtension = absl::Seconds(30);
 // Interval at which a second signal is checked while answers finish.
 constexpr absl::Duration kSignalCheck = absl::Milliseconds(50);
@@ -63,13 +63,13 @@ absl::StatusOr<ReloadPlan> Reload(Process* process) {
 absl::Status AwaitStart(DaemonLoop* loop, InferdDaemon* daemon) {
   while (true) {
     switch (loop->Next(daemon->start_event())) {
-      case DaemonLoop::Turn::kBeat:
+      case DaemonLoop::Turn::kHeartbeat:
         loop->notifier().ExtendStart(kStartExtension);
         break;
       case DaemonLoop::Turn::kEvent:
         return daemon->StartStatus();
       case DaemonLoop::Turn::kEnd:
-        return absl::CancelledError(loop->why_end());
+        return absl::CancelledError(loop->end_reason());
     }
   }
 }
@@ -77,7 +77,7 @@ absl::Status AwaitStart(DaemonLoop* loop, InferdDaemon* daemon) {
 void AwaitEnd(DaemonLoop* loop, const InferdDaemon& daemon) {
   while (loop->Next() != DaemonLoop::Turn::kEnd) {
     // Reports only real progress: a hanging step must end in a restart.
-    if (loop->watched() && !daemon.IsStuck()) {
+    if (loop->has_watchdog() && !daemon.IsStuck()) {
       loop->notifier().Watchdog();
     }
   }
@@ -90,9 +90,9 @@ void NotifyPhase(const ServiceNotifier& notifier, spdlog::logger* log, const Ser
 }
 
 // Lets answers finish; a second signal cancels them.
-void DrainAnswers(InferdDaemon* daemon, absl::Duration patience, ProcessSignals* signals,
+void DrainAnswers(InferdDaemon* daemon, absl::Duration timeout, ProcessSignals* signals,
                   spdlog::logger* log) {
-  const absl::Time end = absl::Now() + patience;
+  const absl::Time end = absl::Now() + timeout;
   while (!daemon->Drain(kSignalCheck) && absl::Now() < end) {
     if (signals->Take() == SignalKind::kEnd) {
       log->info("told again: answers are cut");
@@ -120,7 +120,7 @@ int Run(const InferdCommand& command, int argc, const char* const* argv, spdlog:
     log->error("cannot start: {}", Explain(signals.status()));
     return kFailed;
   }
-  LeaveGrpcToTheProcess();
+  SkipGrpcShutdown();
   auto daemon = Prepare(command, log);
   if (!daemon.ok()) {
     log->error("cannot start: {}", Explain(daemon.status()));
@@ -129,7 +129,7 @@ int Run(const InferdCommand& command, int argc, const char* const* argv, spdlog:
   Process process{argc, argv, log, command.options, *std::move(daemon)};
   log->info("{}", process.daemon->DescribeStart());
   process.daemon->Begin();
-  DaemonLoop loop({UniqueFd(command.options.parent_lifeline), kBeat,
+  DaemonLoop loop({UniqueFd(command.options.parent_lifeline), kHeartbeat,
                    [&process] { return process.options.keep; }, [&process] { return Reload(&process); }},
                   &*signals, log);
   if (const absl::Status started = AwaitStart(&loop, process.daemon.get()); !started.ok()) {
@@ -146,7 +146,7 @@ int Run(const InferdCommand& command, int argc, const char* const* argv, spdlog:
   }
   loop.Ready();
   AwaitEnd(&loop, *process.daemon);
-  log->info("ending: {}", loop.why_end());
+  log->info("ending: {}", loop.end_reason());
   loop.notifier().Stopping();
   DrainAnswers(process.daemon.get(), process.options.drain_timeout, &*signals, log);
   process.daemon.reset();

@@ -175,7 +175,7 @@ class Backend {
 };
 
 // Instruction set of the host backend. kBest is the best that the CPU and the system support.
-enum class HostIsa : uint8_t { kBest = 0, kAvx2 = 1, kAvx512 = 2, kAvx2Vnni = 3 };
+enum class CpuIsa : uint8_t { kBest = 0, kAvx2 = 1, kAvx512 = 2, kAvx2Vnni = 3 };
 
 // Creates the scalar oracle: one thread, slow, ARITHMETIC.md in code.
 absl::StatusOr<std::unique_ptr<Backend>> CreateReferenceBackend(const BackendLimits& limits);
@@ -183,10 +183,10 @@ absl::StatusOr<std::unique_ptr<Backend>> CreateReferenceBackend(const BackendLim
 // Creates the CPU backend. `threads` >= 1 counts the calling thread; 0: the CPUs in the affinity mask.
 // FAILED_PRECONDITION naming the missing instructions when the CPU lacks AVX2, FMA and F16C, or what `isa`
 // asks for.
-absl::StatusOr<std::unique_ptr<Backend>> CreateHostBackend(const BackendLimits& limits, uint32_t threads,
-                                                           HostIsa isa = HostIsa::kBest);
+absl::StatusOr<std::unique_ptr<Backend>> CreateCpuBackend(const BackendLimits& limits, uint32_t threads,
+                                                          CpuIsa isa = CpuIsa::kBest);
 
 // True if this CPU runs `isa` (kBest: any instruction set).
-bool HostIsaSupported(HostIsa isa);
+bool CpuIsaSupported(CpuIsa isa);
 
 }  // namespace sluice

@@ -12,11 +12,11 @@
 
 namespace sluice {
 
-// CreateHostBackend() with as many threads as `cpus`; thread i runs on cpus[i] alone. The calling thread is
+// CreateCpuBackend() with as many threads as `cpus`; thread i runs on cpus[i] alone. The calling thread is
 // thread 0 and is pinned from its first step on. Results are the same to the bit. Errors of
-// CreateHostBackend(); INVALID_ARGUMENT naming a CPU that this process may not use.
-absl::StatusOr<std::unique_ptr<Backend>> CreatePinnedHostBackend(const BackendLimits& limits,
-                                                                 absl::Span<const uint32_t> cpus,
-                                                                 HostIsa isa = HostIsa::kBest);
+// CreateCpuBackend(); INVALID_ARGUMENT naming a CPU that this process may not use.
+absl::StatusOr<std::unique_ptr<Backend>> CreatePinnedCpuBackend(const BackendLimits& limits,
+                                                                absl::Span<const uint32_t> cpus,
+                                                                CpuIsa isa = CpuIsa::kBest);
 
 }  // namespace sluice

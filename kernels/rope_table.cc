@@ -71,9 +71,9 @@ absl::Status ScaleLlama3(const RopeConfig& rope, std::vector<double>& frequencie
   return absl::OkStatus();
 }
 
-absl::Status ScaleLongRope(const RopeConfig& rope, bool long_text, std::vector<double>& frequencies) {
-  const std::vector<double>& factors = long_text ? rope.long_factors : rope.short_factors;
-  const char* name = long_text ? "long_factors" : "short_factors";
+absl::Status ScaleLongRope(const RopeConfig& rope, bool long_sequence, std::vector<double>& frequencies) {
+  const std::vector<double>& factors = long_sequence ? rope.long_factors : rope.short_factors;
+  const char* name = long_sequence ? "long_factors" : "short_factors";
   if (factors.size() != frequencies.size()) {
     return absl::InvalidArgumentError(
         absl::StrCat("rope ", name, " are ", factors.size(), " numbers for ", frequencies.size(), " pairs"));
@@ -85,13 +85,14 @@ absl::Status ScaleLongRope(const RopeConfig& rope, bool long_text, std::vector<d
   return absl::OkStatus();
 }
 
-double AttentionFactor(const RopeConfig& rope, bool long_text) {
-  return rope.kind == RopeKind::kLongRope && long_text ? rope.long_attention_factor : rope.attention_factor;
+double AttentionFactor(const RopeConfig& rope, bool long_sequence) {
+  return rope.kind == RopeKind::kLongRope && long_sequence ? rope.long_attention_factor
+                                                           : rope.attention_factor;
 }
 
 }  // namespace
 
-absl::StatusOr<std::vector<double>> RopeFrequencies(const RopeConfig& rope, bool long_text) {
+absl::StatusOr<std::vector<double>> RopeFrequencies(const RopeConfig& rope, bool long_sequence) {
   if (rope.kind == RopeKind::kNone) {
     return std::vector<double>();
   }
@@ -118,7 +119,7 @@ absl::StatusOr<std::vector<double>> RopeFrequencies(const RopeConfig& rope, bool
       RETURN_IF_ERROR(ScaleYarn(rope, frequencies));
       break;
     case RopeKind::kLongRope:
-      RETURN_IF_ERROR(ScaleLongRope(rope, long_text, frequencies));
+      RETURN_IF_ERROR(ScaleLongRope(rope, long_sequence, frequencies));
       break;
     case RopeKind::kLlama3:
       RETURN_IF_ERROR(ScaleLlama3(rope, frequencies));
@@ -137,8 +138,8 @@ absl::StatusOr<std::vector<double>> RopeFrequencies(const RopeConfig& rope, bool
   return frequencies;
 }
 
-absl::StatusOr<double> RopeFactor(const RopeConfig& rope, bool long_text) {
-  const double factor = AttentionFactor(rope, long_text);
+absl::StatusOr<double> RopeFactor(const RopeConfig& rope, bool long_sequence) {
+  const double factor = AttentionFactor(rope, long_sequence);
   RETURN_IF_ERROR(CheckPositive(factor, "attention factor"));
   return factor;
 }
@@ -157,12 +158,12 @@ void FillRopeRows(absl::Span<const double> frequencies, double factor, uint32_t 
 }
 
 absl::StatusOr<std::vector<float>> ComputeRopeTable(const RopeConfig& rope, uint32_t positions,
-                                                    bool long_text) {
-  ASSIGN_OR_RETURN(const std::vector<double> frequencies, RopeFrequencies(rope, long_text));
+                                                    bool long_sequence) {
+  ASSIGN_OR_RETURN(const std::vector<double> frequencies, RopeFrequencies(rope, long_sequence));
   if (frequencies.empty()) {
     return std::vector<float>();
   }
-  ASSIGN_OR_RETURN(const double factor, RopeFactor(rope, long_text));
+  ASSIGN_OR_RETURN(const double factor, RopeFactor(rope, long_sequence));
   std::vector<float> table(size_t{positions} * 2 * frequencies.size());
   FillRopeRows(frequencies, factor, 0, absl::MakeSpan(table));
   return table;

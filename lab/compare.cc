@@ -17,8 +17,8 @@
 namespace sluice::cli {
 namespace {
 
-constexpr uint64_t kMostTokens = 1 << 24;
-constexpr int64_t kMostSequences = 1024;
+constexpr uint64_t kMaxTokens = 1 << 24;
+constexpr int64_t kMaxSequences = 1024;
 
 absl::Status Write(const std::string& folder, const std::string& name, const std::string& text) {
   if (text.empty()) {
@@ -88,8 +88,7 @@ absl::StatusOr<PresetBenchOptions> BenchOptionsOf(const CompareOptions& o) {
   bench.prompt = o.prompt.value_or(bench.prompt);
   bench.generate = o.generate.value_or(bench.generate);
   if (o.batches.has_value()) {
-    ASSIGN_OR_RETURN(const std::vector<int64_t> batches,
-                     ParseNumberList(*o.batches, "-b", 1, kMostSequences));
+    ASSIGN_OR_RETURN(const std::vector<int64_t> batches, ParseNumberList(*o.batches, "-b", 1, kMaxSequences));
     bench.batches.assign(batches.begin(), batches.end());
   }
   bench.repetitions = o.repetitions.value_or(bench.repetitions);
@@ -197,9 +196,8 @@ absl::StatusOr<std::string> MakeScratch() {
 
 void CompareOptions::Declare(ArgParser* parser) {
   parser
-      ->Number("-p,--n-prompt", &prompt, "length of the prompts that TTFT is measured on [64]", 1,
-               kMostTokens)
-      .Number("-n,--n-gen", &generate, "length of the answers [64]", 2, kMostTokens)
+      ->Number("-p,--n-prompt", &prompt, "length of the prompts that TTFT is measured on [64]", 1, kMaxTokens)
+      .Number("-n,--n-gen", &generate, "length of the answers [64]", 2, kMaxTokens)
       .Text("-b,--batch", &batches, "1,3,16: sequences at once [1,3]")
       .Number("-r,--repetitions", &repetitions, "of each [3]", 1, 10000);
   parser->Group("Rows and curves")

@@ -22,10 +22,10 @@ namespace {
 
 // Prompts of the repetitions begin this many tokens apart in the text.
 constexpr uint64_t kPromptStride = 509;
-constexpr uint64_t kMostPromptTokens = 1 << 16;
+constexpr uint64_t kMaxPromptTokens = 1 << 16;
 // Maximum ratio of a batch's steps to those of its longest answer, and the number of tries.
-constexpr double kMostStagger = 1.05;
-constexpr int kMostAttempts = 12;
+constexpr double kMaxStagger = 1.05;
+constexpr int kMaxAttempts = 12;
 
 // The command line's options with the row's on top.
 absl::StatusOr<CommonOptions> OptionsOf(const PresetBenchOptions& o, const PresetRow& row,
@@ -93,7 +93,7 @@ class RowRun {
     if (o_.text.empty() || !text_.empty()) {
       return absl::OkStatus();
     }
-    ASSIGN_OR_RETURN(text_, EncodeTextFile(launcher_->pack().dir(), o_.text, kMostPromptTokens));
+    ASSIGN_OR_RETURN(text_, EncodeTextFile(launcher_->pack().dir(), o_.text, kMaxPromptTokens));
     return absl::OkStatus();
   }
 
@@ -122,13 +122,13 @@ class RowRun {
   absl::StatusOr<BenchSample> Run(const BenchTest& test, uint64_t repetition) {
     const bool virtual_time = launcher_->server_option("clock") == "virtual";
     BenchSample best;
-    for (int attempt = 0; attempt < (test.batch > 1 ? kMostAttempts : 1); ++attempt) {
+    for (int attempt = 0; attempt < (test.batch > 1 ? kMaxAttempts : 1); ++attempt) {
       ASSIGN_OR_RETURN(const BenchSample sample,
                        RunOnce(&launcher_->client(), test, InputOf(test, repetition), virtual_time));
       if (attempt == 0 || sample.steps < best.steps) {
         best = sample;
       }
-      if (static_cast<double>(best.steps) <= kMostStagger * static_cast<double>(test.generate) + 1) {
+      if (static_cast<double>(best.steps) <= kMaxStagger * static_cast<double>(test.generate) + 1) {
         break;
       }
     }

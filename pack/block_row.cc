@@ -60,7 +60,7 @@ void LoadNumbers(const EncodingDescriptor& d, const RowPlaces& at, size_t groups
 void EncodeBlockRow(const EncodingDescriptor& descriptor, absl::Span<const CodeBlock> blocks, size_t columns,
                     std::byte* out) {
   const RowPlaces at(descriptor, columns);
-  const size_t values = BlockValuesOf(descriptor.encoding);
+  const size_t values = ValuesPerBlock(descriptor.encoding);
   const size_t groups = GroupsPerRow(descriptor, columns);
   std::memset(out, 0, RowBytes(descriptor, columns));
   std::vector<uint8_t> codes(columns);
@@ -74,10 +74,10 @@ void EncodeBlockRow(const EncodingDescriptor& descriptor, absl::Span<const CodeB
 void DecodeBlockRow(const EncodingDescriptor& descriptor, const std::byte* row, absl::Span<float> values) {
   const RowPlaces at(descriptor, values.size());
   const size_t groups = GroupsPerRow(descriptor, values.size());
-  const size_t length = BlockValuesOf(descriptor.encoding);
+  const size_t length = ValuesPerBlock(descriptor.encoding);
   std::vector<uint8_t> codes(values.size());
   LoadCodes(descriptor.encoding, row, absl::MakeSpan(codes));
-  float decoded[kMostBlockValues];
+  float decoded[kMaxBlockValues];
   for (size_t first = 0, b = 0; first < values.size(); first += length, ++b) {
     CodeBlock block = {};
     const size_t count = std::min(length, values.size() - first);

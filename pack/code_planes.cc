@@ -41,26 +41,26 @@ void StorePlane(absl::Span<const uint8_t> codes, uint32_t bits, uint32_t code_sh
   }
 }
 
-// The same for bits at the positions of PlaceOfHighCode.
+// The same for bits at the positions of LocateHighCode.
 SLUICE_VECTOR_CLONES
 void StoreHighPlane(absl::Span<const uint8_t> codes, uint32_t bits, uint32_t code_shift, std::byte* plane) {
   for (size_t begin = 0; begin < codes.size(); begin += kPlaneLanes) {
-    const CodePlace place = PlaceOfHighCode(bits, begin);
+    const CodeLocation location = LocateHighCode(bits, begin);
     uint16_t words[kPlaneLanes];
-    std::memcpy(words, plane + place.byte_offset, kPlaneBlockBytes);
+    std::memcpy(words, plane + location.byte_offset, kPlaneBlockBytes);
     AddUnit(&codes[begin], std::min<size_t>(kPlaneLanes, codes.size() - begin), code_shift, (1u << bits) - 1,
-            place.shift, words);
-    std::memcpy(plane + place.byte_offset, words, kPlaneBlockBytes);
+            location.shift, words);
+    std::memcpy(plane + location.byte_offset, words, kPlaneBlockBytes);
   }
 }
 
 // Adds a plane's codes, shifted left by `code_shift`, to `codes`; place(column) returns each one's position.
-template <typename Place>
+template <typename Locator>
 void LoadPlane(const std::byte* plane, uint32_t bits, uint32_t code_shift, absl::Span<uint8_t> codes,
-               const Place& place) {
+               const Locator& location) {
   const uint32_t mask = (1u << bits) - 1;
   for (size_t column = 0; column < codes.size(); ++column) {
-    const CodePlace at = place(column);
+    const CodeLocation at = location(column);
     uint16_t word = 0;
     std::memcpy(&word, plane + at.byte_offset, 2);
     codes[column] |= static_cast<uint8_t>(((word >> at.shift) & mask) << code_shift);
@@ -82,12 +82,12 @@ void LoadCodes(Encoding encoding, const std::byte* row, absl::Span<uint8_t> code
   const RowTraits traits = TraitsOf(encoding);
   std::fill(codes.begin(), codes.end(), uint8_t{0});
   LoadPlane(row, traits.low_bits, 0, codes,
-            [&](uint64_t column) { return PlaceOfCode(traits.low_bits, column); });
+            [&](uint64_t column) { return LocateCode(traits.low_bits, column); });
   if (traits.high_bits == 0) return;
   LoadPlane(row + PlaneBytes(traits.low_bits, codes.size()), traits.high_bits, traits.low_bits, codes,
             [&](uint64_t column) {
-              return traits.low_bits == 4 ? PlaceOfHighCode(traits.high_bits, column)
-                                          : PlaceOfCode(traits.high_bits, column);
+              return traits.low_bits == 4 ? LocateHighCode(traits.high_bits, column)
+                                          : LocateCode(traits.high_bits, column);
             });
 }
 

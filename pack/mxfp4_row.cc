@@ -53,11 +53,11 @@ int64_t EncodeMxfp4Row(absl::Span<const float> values, std::byte* out) {
     for (size_t i = 0; i < group.size(); ++i) {
       const int code = CodeOf(group[i], scale);
       if (code < 0) return static_cast<int64_t>(begin + i);
-      const CodePlace place = PlaceOfCode(4, begin + i);
+      const CodeLocation location = LocateCode(4, begin + i);
       uint16_t word = 0;
-      std::memcpy(&word, out + place.byte_offset, sizeof(word));
-      word = static_cast<uint16_t>(word | code << place.shift);
-      std::memcpy(out + place.byte_offset, &word, sizeof(word));
+      std::memcpy(&word, out + location.byte_offset, sizeof(word));
+      word = static_cast<uint16_t>(word | code << location.shift);
+      std::memcpy(out + location.byte_offset, &word, sizeof(word));
     }
   }
   return -1;
@@ -66,10 +66,10 @@ int64_t EncodeMxfp4Row(absl::Span<const float> values, std::byte* out) {
 void DecodeMxfp4Row(const std::byte* row, absl::Span<float> values) {
   const std::byte* const scales = row + ScaleOffset(kDescriptor, values.size());
   for (size_t i = 0; i < values.size(); ++i) {
-    const CodePlace place = PlaceOfCode(4, i);
+    const CodeLocation location = LocateCode(4, i);
     uint16_t word = 0;
-    std::memcpy(&word, row + place.byte_offset, sizeof(word));
-    values[i] = Mxfp4Value(word >> place.shift & 15, static_cast<uint8_t>(scales[i / kDescriptor.group]));
+    std::memcpy(&word, row + location.byte_offset, sizeof(word));
+    values[i] = Mxfp4Value(word >> location.shift & 15, static_cast<uint8_t>(scales[i / kDescriptor.group]));
   }
 }
 

@@ -214,11 +214,11 @@ const ExpertFormat& Pack::expert_format(uint32_t layer, uint32_t expert) const {
 PartView Pack::part(uint32_t layer, uint32_t expert, Part part) const {
   const uint32_t first = expert_extents(layer, expert).first;
   const uint32_t format = table_.entries[first].format;
-  const PartPlace& place = plans_[format].parts[static_cast<size_t>(part)];
+  const PartLocation& location = plans_[format].parts[static_cast<size_t>(part)];
   PartView view;
-  view.extent = first + place.stream;
-  view.base = place.base;
-  view.stride = place.stride;
+  view.extent = first + location.stream;
+  view.base = location.base;
+  view.stride = location.stride;
   view.rows = config().layers[layer].moe.expert_width;
   view.cols = config().hidden;
   view.encoding = manifest_.expert_formats[format].parts[static_cast<size_t>(part)];

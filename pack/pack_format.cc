@@ -114,7 +114,7 @@ ExpertPlan PlanExpert(const ExpertFormat& format, uint32_t columns) {
   }
   constexpr size_t kUp = static_cast<size_t>(Part::kUp);
   if (!format.gates) plan.parts[static_cast<size_t>(Part::kGate)] = plan.parts[kUp];
-  for (PartPlace& place : plan.parts) place.stride = plan.stream_stride[place.stream];
+  for (PartLocation& location : plan.parts) location.stride = plan.stream_stride[location.stream];
   return plan;
 }
 

@@ -79,7 +79,7 @@ struct ExpertFormat {
 };
 
 // Position of one part in its stream.
-struct PartPlace {
+struct PartLocation {
   uint32_t stream = 0;
   uint32_t base = 0;    // byte offset of the part's row within a neuron's record
   uint32_t stride = 0;  // bytes from one neuron's record to the next
@@ -89,7 +89,7 @@ struct PartPlace {
 struct ExpertPlan {
   uint32_t streams = 0;
   std::array<uint32_t, kPartCount> stream_stride = {};  // by stream
-  std::array<PartPlace, kPartCount> parts = {};         // by Part
+  std::array<PartLocation, kPartCount> parts = {};      // by Part
 };
 ExpertPlan PlanExpert(const ExpertFormat& format, uint32_t columns);
 

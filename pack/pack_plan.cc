@@ -147,9 +147,9 @@ void AddWidthSpecs(uint32_t width, bool gates, uint32_t hidden, std::string_view
 }
 
 void AddBesideSpecs(const MoeConfig& moe, uint32_t hidden, SpecList* list) {
-  AddWidthSpecs(moe.beside_width, HasGates(moe.activation), hidden, dense::kBesideUp, dense::kBesideGate,
-                dense::kBesideDown, list);
-  list->Vector(dense::kBesidePostNorm, hidden);
+  AddWidthSpecs(moe.dense_ffn_width, HasGates(moe.activation), hidden, dense::kParallelUp,
+                dense::kParallelGate, dense::kParallelDown, list);
+  list->Vector(dense::kParallelPostNorm, hidden);
   list->Vector(dense::kRouterNorm, hidden);
   list->Vector(dense::kExpertsNorm, hidden);
   list->Vector(dense::kExpertsPostNorm, hidden);
@@ -162,7 +162,7 @@ void AddFfnSpecs(const MoeConfig& moe, uint32_t hidden, SpecList* list) {
                   list);
     return;
   }
-  if (moe.beside_width != 0) AddBesideSpecs(moe, hidden, list);
+  if (moe.dense_ffn_width != 0) AddBesideSpecs(moe, hidden, list);
   list->Router(dense::kRouter, moe.experts, hidden);
   if (moe.router_bias) list->Vector(dense::kRouterBias, moe.experts);
   if (moe.router_correction) list->Vector(dense::kRouterCorrection, moe.experts);

@@ -9,7 +9,7 @@
 // word c % 16 of the block, at bit B * ((c % (256/B)) / 16). So a 32-byte load, a shift and a mask give 16
 // consecutive codes in 16-bit lanes. q8: word i of a block holds code i in its low and code i + 16 in its
 // high byte. Codes of 3, 5 and 6 bits have two planes: a whole one of their low 2 or 4 bits, then one of the
-// others (of 5 and 6 bits by PlaceOfHighCode). mxfp4: the 4-bit plane of E2M1 values, then one E8M0 byte per
+// others (of 5 and 6 bits by LocateHighCode). mxfp4: the 4-bit plane of E2M1 values, then one E8M0 byte per
 // 32 values. Codes beyond the row are 0.
 //
 // Thread safety: pure constexpr functions.
@@ -106,11 +106,11 @@ inline constexpr uint64_t RoundStride(uint64_t bytes) { return AlignUp(bytes, by
 
 // Position of a code in a plane of `bits` bits: the word is at byte_offset (little-endian u16), the code at
 // `shift`.
-struct CodePlace {
+struct CodeLocation {
   uint64_t byte_offset = 0;
   uint32_t shift = 0;
 };
-inline constexpr CodePlace PlaceOfCode(uint32_t bits, uint64_t column) {
+inline constexpr CodeLocation LocateCode(uint32_t bits, uint64_t column) {
   const uint64_t codes_per_block = kPlaneBlockBytes * 8 / bits;
   const uint64_t within = column % codes_per_block;
   return {column / codes_per_block * kPlaneBlockBytes + within % kPlaneLanes * 2,
@@ -120,7 +120,7 @@ inline constexpr CodePlace PlaceOfCode(uint32_t bits, uint64_t column) {
 // The same in the second plane of a row whose first plane has 4 bits a code: a block of 32 bytes holds the
 // upper bits of the codes in four (1 bit) or two (2 bits) blocks of the first plane. The upper bits of a
 // byte's two codes are in the same byte, ordered by the block's index.
-inline constexpr CodePlace PlaceOfHighCode(uint32_t bits, uint64_t column) {
+inline constexpr CodeLocation LocateHighCode(uint32_t bits, uint64_t column) {
   const uint64_t block = column / 64;
   const uint64_t blocks = 4 / bits;  // blocks of the first plane that share one of this plane
   const uint64_t nibble = column % 64 / kPlaneLanes;

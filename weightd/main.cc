@@ -28,7 +28,7 @@ namespace {
 constexpr int kFailed = 1;
 constexpr absl::Duration kSessionCheck = absl::Milliseconds(20);
 // Lower bound of the stop time, however short the drain time: an orderly end needs a moment.
-constexpr absl::Duration kLeastStop = absl::Seconds(1);
+constexpr absl::Duration kMinStopTime = absl::Seconds(1);
 // Upper bound of one phase of the start: opening a pack, waiting for memory, a first fetch from a slow disk.
 constexpr absl::Duration kPhaseLimit = absl::Seconds(90);
 
@@ -80,7 +80,7 @@ absl::StatusOr<ReloadPlan> Reload(Process* process) {
 
 void AwaitEnd(DaemonLoop* loop, Process* process) {
   while (loop->Next() != DaemonLoop::Turn::kEnd) {
-    if (!loop->watched()) {
+    if (!loop->has_watchdog()) {
       continue;
     }
     // Only progress counts as alive: a pump or a disk that hangs must end in a restart.
@@ -96,10 +96,10 @@ void AwaitEnd(DaemonLoop* loop, Process* process) {
 }
 
 // Lets sessions end; a second signal cuts the wait short.
-void DrainSessions(WeightdServer* server, absl::Duration patience, ProcessSignals* signals,
+void DrainSessions(WeightdServer* server, absl::Duration timeout, ProcessSignals* signals,
                    spdlog::logger* logger) {
   server->Drain();
-  const absl::Time end = absl::Now() + patience;
+  const absl::Time end = absl::Now() + timeout;
   while (server->open_sessions() > 0 && absl::Now() < end && !signals->AwaitEnd(kSessionCheck)) {
   }
   if (const size_t left = server->open_sessions(); left > 0) {
@@ -108,9 +108,9 @@ void DrainSessions(WeightdServer* server, absl::Duration patience, ProcessSignal
 }
 
 void Stop(Process* process, ProcessSignals* signals) {
-  const absl::Duration patience = process->options.drain_timeout;
-  DrainSessions(process->server.get(), patience, signals, process->log);
-  const StopGuard guard(std::max(patience, kLeastStop), [log = process->log] {
+  const absl::Duration timeout = process->options.drain_timeout;
+  DrainSessions(process->server.get(), timeout, signals, process->log);
+  const StopGuard guard(std::max(timeout, kMinStopTime), [log = process->log] {
     log->error("ended with reads that the disk has not answered");
     log->flush();
     _exit(0);
@@ -128,7 +128,7 @@ int Serve(const WeightdOptions& options, int argc, const char* const* argv, spdl
       return kFailed;
     }
   }
-  LeaveGrpcToTheProcess();
+  SkipGrpcShutdown();
   RaiseFileLimit();
   Process process{argc, argv, logger, options, nullptr, {}};
   DaemonLoop loop({UniqueFd(options.parent_lifeline), absl::InfiniteDuration(),
@@ -154,9 +154,9 @@ int Serve(const WeightdOptions& options, int argc, const char* const* argv, spdl
       absl::StrCat("serving ", packs, packs == 1 ? " pack" : " packs", " on ", options.socket));
   loop.Ready();
   AwaitEnd(&loop, &process);
-  logger->info("ending: {}", loop.why_end());
+  logger->info("ending: {}", loop.end_reason());
   loop.notifier().Stopping();
-  loop.notifier().Status(absl::StrCat("ending: ", loop.why_end()));
+  loop.notifier().Status(absl::StrCat("ending: ", loop.end_reason()));
   Stop(&process, &*signals);
   logger->info("ended");
   return 0;

@@ -43,7 +43,7 @@ void Run(const std::string& pack, uint32_t tokens, bool counts) {
   RequestRegistry registry(options.queue);
   std::unique_ptr<EngineCore> core =
       Value(EngineCore::Create(plan, Value(ChoosePoliciesFor(options, client->pack())), client.get(),
-                               ComputePlaces{Value(CreateCudaBackend(plan.backend)), nullptr}, &registry));
+                               ComputeDevices{Value(CreateCudaBackend(plan.backend)), nullptr}, &registry));
   const GenerateSpec spec = GreedySpec("r", {4, 5, 6}, tokens + 1);
   auto sink = std::make_shared<CollectingSink>();
   core->Add(std::make_unique<GenerateSequence>(Value(registry.Enter(spec.request_id, 1, 1)), spec, sink,

@@ -19,7 +19,7 @@ echo "| expert weights | int8 activations | float activations | loss % |"
 echo "|---|---|---|---|"
 for bits in q8 q4 q3 q2; do
   "$bin/sluice" pack "$model" --out "$work/$bits" --bits "$bits" --dense-bits bf16 --json > "$work/log"
-  "$root/build/release/bench/float_twin" "$model" "$work/$bits" "$work/twin"
+  "$root/build/release/bench/float_reference" "$model" "$work/$bits" "$work/twin"
   "$bin/sluice" pack "$work/twin" --out "$work/float" --recipe "$root/lab/docs/quality/f32.toml" --json > "$work/log"
   python3 - "$bits" "$(ppl "$work/$bits")" "$(ppl "$work/float")" << 'PRINT'
 import sys

@@ -16,7 +16,7 @@ import tempfile
 import time
 
 LINE = re.compile(r"\s*([\d.]+)%\s+(\d+):\S+\s+\[(.)\]\s+(.*)")
-KERNELS = re.compile(r"host::|reference::|HostBackend|\bPrefetchOf\b|ThreadPool|Resolve|CpuBackend|CallWeights")
+KERNELS = re.compile(r"host::|reference::|CpuBackend|\bPrefetchOf\b|ThreadPool|Resolve|ImmediateBackend|CallWeights")
 POLICIES = re.compile(r"Neuron|Slot|Slab|Prefetch|Predict|Routing|Evict|Victim|Score|Choose|Balance|Demand|Residency|Fetch|"
                       r"WeightClient|WeightSession|RequestTable|ListArena|Ring|Completion|Pack::|GateReuse|Learned")
 

@@ -1,4 +1,4 @@
-// float_twin MODEL_DIR PACK OUT_DIR: the model of MODEL_DIR (Mixtral's tensor names) with the experts'
+// float_reference MODEL_DIR PACK OUT_DIR: the model of MODEL_DIR (Mixtral's tensor names) with the experts'
 // matrices replaced by the values that PACK's rows stand for, as float32 safetensors. Packed with f32 experts
 // it computes with float activations what PACK computes with rounded ones: the difference of their
 // perplexities is what the arithmetic of quantized rows costs (kernels/ARITHMETIC.md 2).
@@ -112,12 +112,12 @@ absl::Status Run(const std::string& model, const std::string& pack_dir, const st
 
 int main(int argc, char** argv) {
   if (argc != 4) {
-    std::fprintf(stderr, "usage: float_twin MODEL_DIR PACK OUT_DIR\n");
+    std::fprintf(stderr, "usage: float_reference MODEL_DIR PACK OUT_DIR\n");
     return 2;
   }
   const absl::Status status = sluice::Run(argv[1], argv[2], argv[3]);
   if (!status.ok()) {
-    std::fprintf(stderr, "float_twin: %s\n", status.ToString().c_str());
+    std::fprintf(stderr, "float_reference: %s\n", status.ToString().c_str());
     return 1;
   }
   return 0;

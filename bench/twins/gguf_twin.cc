@@ -1,4 +1,4 @@
-// gguf_twin PACK OUT.gguf: a synthetic pack's model as GGUF for programs of the llama.cpp family
+// gguf_reference PACK OUT.gguf: a synthetic pack's model as GGUF for programs of the llama.cpp family
 // (architecture llama): the values that the pack's rows stand for, as Q4_0 where rows are q4, as Q8_0 where
 // they are q8, as F32 else. So both sides of bench/peers.py route alike. The values have mean zero, as
 // synth_weights.h draws them.
@@ -149,16 +149,16 @@ class Header {
   std::string text_;
 };
 
-class Twin {
+class Reference {
  public:
-  static absl::StatusOr<std::unique_ptr<Twin>> Open(const std::string& dir) {
-    auto twin = std::unique_ptr<Twin>(new Twin);
-    ASSIGN_OR_RETURN(twin->pack_, Pack::Open(dir));
-    RETURN_IF_ERROR(twin->CheckModel());
-    ASSIGN_OR_RETURN(twin->dense_, File::OpenForRead(twin->pack_->file_path(PackFile::kDense)));
-    ASSIGN_OR_RETURN(twin->experts_, File::OpenForRead(twin->pack_->file_path(PackFile::kExperts)));
-    RETURN_IF_ERROR(twin->ListTensors());
-    return twin;
+  static absl::StatusOr<std::unique_ptr<Reference>> Open(const std::string& dir) {
+    auto reference = std::unique_ptr<Reference>(new Reference);
+    ASSIGN_OR_RETURN(reference->pack_, Pack::Open(dir));
+    RETURN_IF_ERROR(reference->CheckModel());
+    ASSIGN_OR_RETURN(reference->dense_, File::OpenForRead(reference->pack_->file_path(PackFile::kDense)));
+    ASSIGN_OR_RETURN(reference->experts_, File::OpenForRead(reference->pack_->file_path(PackFile::kExperts)));
+    RETURN_IF_ERROR(reference->ListTensors());
+    return reference;
   }
 
   absl::Status Write(const std::string& path) const {
@@ -178,7 +178,7 @@ class Twin {
   }
 
  private:
-  Twin() = default;
+  Reference() = default;
 
   absl::Status CheckModel() const {
     const ModelConfig& config = pack_->config();
@@ -348,8 +348,8 @@ class Twin {
 };
 
 absl::Status Run(const std::string& pack, const std::string& out) {
-  ASSIGN_OR_RETURN(const std::unique_ptr<Twin> twin, Twin::Open(pack));
-  return twin->Write(out);
+  ASSIGN_OR_RETURN(const std::unique_ptr<Reference> reference, Reference::Open(pack));
+  return reference->Write(out);
 }
 
 }  // namespace
@@ -357,12 +357,12 @@ absl::Status Run(const std::string& pack, const std::string& out) {
 
 int main(int argc, char** argv) {
   if (argc != 3) {
-    std::fprintf(stderr, "usage: gguf_twin PACK OUT.gguf\n");
+    std::fprintf(stderr, "usage: gguf_reference PACK OUT.gguf\n");
     return 2;
   }
   const absl::Status status = sluice::Run(argv[1], argv[2]);
   if (!status.ok()) {
-    std::fprintf(stderr, "gguf_twin: %s\n", status.ToString().c_str());
+    std::fprintf(stderr, "gguf_reference: %s\n", status.ToString().c_str());
     return 1;
   }
   return 0;

@@ -18,7 +18,7 @@ absl::StatusOr<std::string> ReadText(const std::string& path) {
 
 }  // namespace
 
-void GuideFlags::Declare(ArgParser* parser) {
+void GrammarFlags::Declare(ArgParser* parser) {
   parser->Flag("--json-object", &json_object, "the answer is a JSON object")
       .Text("--json-schema", &json_schema, "FILE: the answer is JSON that this schema allows")
       .Text("--regex", &regex, "R: the whole answer matches")
@@ -26,13 +26,13 @@ void GuideFlags::Declare(ArgParser* parser) {
       .Text("--choice", &choice, "A,B,C: the answer is one of these");
 }
 
-bool GuideFlags::Ambiguous() const {
+bool GrammarFlags::Ambiguous() const {
   return json_object + json_schema.has_value() + regex.has_value() + grammar.has_value() +
              choice.has_value() >
          1;
 }
 
-absl::Status GuideFlags::Fill(::sluice::inference::v1::GenerationSpec* spec) const {
+absl::Status GrammarFlags::Fill(::sluice::inference::v1::GenerationSpec* spec) const {
   if (json_object) {
     spec->mutable_guided()->mutable_json_object();
   }

@@ -12,7 +12,7 @@
 
 namespace sluice::cli {
 
-struct GuideFlags {
+struct GrammarFlags {
   bool json_object = false;
   std::optional<std::string> json_schema;  // files
   std::optional<std::string> grammar;

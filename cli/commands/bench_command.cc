@@ -22,9 +22,9 @@
 namespace sluice::cli {
 namespace {
 
-constexpr int64_t kMostTokens = 1 << 24;
-constexpr int64_t kMostSequences = 1024;
-constexpr uint64_t kMostSeed = 1'000'000'000;
+constexpr int64_t kMaxTokens = 1 << 24;
+constexpr int64_t kMaxSequences = 1024;
+constexpr uint64_t kMaxSeed = 1'000'000'000;
 // inferd's default; the launcher asks for more only where a test needs more.
 constexpr uint64_t kDefaultParallel = 4;
 constexpr uint64_t kDefaultContext = 8192;
@@ -53,11 +53,11 @@ absl::Status ReadList(const std::optional<std::string>& text, const char* what, 
 
 absl::StatusOr<std::vector<BenchTest>> TestsOf(const Options& o) {
   BenchLists lists;
-  RETURN_IF_ERROR(ReadList(o.prompts, "-p", 0, kMostTokens, &lists.prompts));
-  RETURN_IF_ERROR(ReadList(o.generates, "-n", 0, kMostTokens, &lists.generates));
-  RETURN_IF_ERROR(ReadList(o.batches, "-b", 1, kMostSequences, &lists.batches));
+  RETURN_IF_ERROR(ReadList(o.prompts, "-p", 0, kMaxTokens, &lists.prompts));
+  RETURN_IF_ERROR(ReadList(o.generates, "-n", 0, kMaxTokens, &lists.generates));
+  RETURN_IF_ERROR(ReadList(o.batches, "-b", 1, kMaxSequences, &lists.batches));
   for (const std::string& text : o.pairs) {
-    ASSIGN_OR_RETURN(const std::vector<int64_t> pair, ParseNumberList(text, "-pg", 1, kMostTokens));
+    ASSIGN_OR_RETURN(const std::vector<int64_t> pair, ParseNumberList(text, "-pg", 1, kMaxTokens));
     if (pair.size() != 2) {
       return absl::InvalidArgumentError(absl::StrCat("-pg: '", text, "' is not P,N"));
     }
@@ -141,7 +141,7 @@ class Explainer {
 
   absl::StatusOr<Explanation> Of(const BenchResult& result) const {
     const ModelConfig& config = facts_.config;
-    const ExplainRows rows = RowsOf(result.test, MostExperts(config), LargestTopK(config), chunk_);
+    const ExplainRows rows = RowsOf(result.test, MaxExperts(config), LargestTopK(config), chunk_);
     ExplainRates rates;
     rates.read = read_;
     ASSIGN_OR_RETURN(const ProductRates products,
@@ -229,7 +229,7 @@ int RunBench(const CommandContext& context, const std::vector<std::string>& args
       .Text("-b,--batch", &options.batches, "1,3,16: sequences at once [1]")
       .Number("-r,--repetitions", &options.repetitions, "of each test [5]", 1, 10000)
       .Number("--seed", &options.seed,
-              "of the first repetition's random ids; those after it take the next ones [1]", 0, kMostSeed)
+              "of the first repetition's random ids; those after it take the next ones [1]", 0, kMaxSeed)
       .Flag("--explain", &options.explain,
             "says which part of the model the time went to, and what bounds each (device host)")
       .Flag("--no-warmup", &options.no_warmup, "leaves out the repetition that does not count")

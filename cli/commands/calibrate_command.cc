@@ -217,7 +217,7 @@ absl::StatusOr<int> Calibrate(const CommandContext& context, const Options& o) {
 }  // namespace
 
 int RunCalibrate(const CommandContext& context, const std::vector<std::string>& args) {
-  constexpr uint64_t kMost = 1ull << 40;
+  constexpr uint64_t kMaxTokens = 1ull << 40;
   Options options;
   ArgParser parser("sluice calibrate",
                    "Measures a pack on a text and writes PACK/profile: expert usage, thresholds of neuron "
@@ -225,14 +225,14 @@ int RunCalibrate(const CommandContext& context, const std::vector<std::string>& 
                    "on where it stopped.");
   parser.Text("--text", &options.text, "FILE: taken as bytes, encoded without BOS, special tokens as text")
       .Required()
-      .Number("--max-tokens", &options.max_tokens, "takes the first N tokens only [65536]", 2, kMost)
+      .Number("--max-tokens", &options.max_tokens, "takes the first N tokens only [65536]", 2, kMaxTokens)
       .Number("--window", &options.window, "positions that go through the model together [512]", 2, 1u << 20)
       .Number("--sensitivity-tokens", &options.sensitivity_tokens,
-              "of them for sensitivities; 0: none [16384]", 0, kMost)
+              "of them for sensitivities; 0: none [16384]", 0, kMaxTokens)
       .Number("--fisher-draws", &options.fisher_draws,
               "random directions per window and layer for the Fisher sums [2]", 1, 1u << 20)
       .Number("--sparsity-tokens", &options.sparsity_tokens,
-              "of them for the largest sparsity within the bound; 0: none [16384]", 0, kMost)
+              "of them for the largest sparsity within the bound; 0: none [16384]", 0, kMaxTokens)
       .Real("--quality-bound", &options.quality_bound, "rise of perplexity allowed for it, percent [1]",
             0.001, 1000)
       .Flag("--no-predictors", &options.no_predictors, "trains no expert predictors")

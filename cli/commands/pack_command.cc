@@ -69,7 +69,7 @@ std::string EstimateText(const PackEstimate& estimate) {
 
 absl::StatusOr<int> Pack(const CommandContext& context, const Options& o) {
   PackOptions options;
-  ASSIGN_OR_RETURN(options.recipe, RecipeFromWords(o.rows.Words()));
+  ASSIGN_OR_RETURN(options.recipe, RecipeFromOptions(o.rows.Words()));
   if (!o.profile.empty() && !options.recipe.NeedsUsage()) {
     return absl::InvalidArgumentError(
         absl::StrCat("--profile: the recipe ", options.recipe.name, " reads no profile"));

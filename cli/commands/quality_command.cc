@@ -130,9 +130,9 @@ absl::StatusOr<QualityPlan> PlanFrom(const Options& o) {
     }
     std::vector<QualityRecipe> recipes;
     for (const std::string& word : SplitList(o.recipes)) {
-      RecipeWords words;
+      RecipeOptions words;
       words.recipe = word;
-      ASSIGN_OR_RETURN(const Recipe recipe, RecipeFromWords(words));
+      ASSIGN_OR_RETURN(const Recipe recipe, RecipeFromOptions(words));
       recipes.push_back({word, recipe.NeedsUsage()});
     }
     return PlanOf(recipes, presets);

@@ -15,7 +15,7 @@ namespace {
 struct Options {
   CommonOptions common;
   GenerationFlags generation;
-  GuideFlags guide;
+  GrammarFlags grammar;
   bool json = false;
 };
 
@@ -38,7 +38,7 @@ absl::StatusOr<Answer> Stream(Client* client, const api::GenerateStreamRequest& 
 absl::StatusOr<int> Run(const CommandContext& context, const Options& o) {
   api::GenerateStreamRequest request;
   RETURN_IF_ERROR(o.generation.Fill(request.mutable_spec()));
-  RETURN_IF_ERROR(o.guide.Fill(request.mutable_spec()));
+  RETURN_IF_ERROR(o.grammar.Fill(request.mutable_spec()));
   ASSIGN_OR_RETURN(const std::unique_ptr<Launcher> launcher, Launcher::Launch(context, o.common, o.json));
   // Token ids of a model without a tokenizer have no text.
   request.mutable_spec()->mutable_output()->set_return_text(launcher->model().has_tokenizer());
@@ -65,7 +65,7 @@ int RunRun(const CommandContext& context, const std::vector<std::string>& args) 
   Options options;
   ArgParser parser("sluice run", "Streams an answer to a prompt.");
   options.generation.Declare(&parser);
-  options.guide.Declare(&parser);
+  options.grammar.Declare(&parser);
   parser.Flag("--json", &options.json, "prints one JSON object instead of the text");
   options.common.Declare(&parser);
   if (const auto exit_code = parser.Parse(args)) {
@@ -74,7 +74,7 @@ int RunRun(const CommandContext& context, const std::vector<std::string>& args) 
   if (options.generation.Ambiguous(StdinIsTerminal())) {
     return parser.UsageError("give one of --prompt and --token-ids, or a prompt on standard input");
   }
-  if (options.guide.Ambiguous()) {
+  if (options.grammar.Ambiguous()) {
     return parser.UsageError(
         "give at most one of --json-object, --json-schema, --regex, --grammar and --choice");
   }

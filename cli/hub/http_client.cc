@@ -18,7 +18,7 @@ constexpr long kConnectSeconds = 30;
 // A connection that brings nothing for so long is dead; a slow one lives.
 constexpr long kStillSeconds = 60;
 constexpr long kMaxRedirects = 10;
-constexpr long kBufferBytes = 256 * 1024;
+constexpr long kTransferBufferBytes = 256 * 1024;
 
 // State of one request for libcurl's callbacks.
 struct Transfer {
@@ -136,7 +136,7 @@ absl::StatusOr<HttpHead> HttpClient::Get(const HttpRequest& request, const Sink&
   curl_easy_setopt(curl, CURLOPT_CONNECTTIMEOUT, kConnectSeconds);
   curl_easy_setopt(curl, CURLOPT_LOW_SPEED_LIMIT, 1L);
   curl_easy_setopt(curl, CURLOPT_LOW_SPEED_TIME, kStillSeconds);
-  curl_easy_setopt(curl, CURLOPT_BUFFERSIZE, kBufferBytes);
+  curl_easy_setopt(curl, CURLOPT_BUFFERSIZE, kTransferBufferBytes);
   curl_easy_setopt(curl, CURLOPT_HEADERFUNCTION, OnHeader);
   curl_easy_setopt(curl, CURLOPT_HEADERDATA, &transfer);
   curl_easy_setopt(curl, CURLOPT_WRITEFUNCTION, OnBody);

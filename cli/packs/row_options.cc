@@ -1,8 +1,8 @@
 #include "cli/packs/row_options.h"
 
 namespace sluice::cli {
-RecipeWords RowOptions::Words() const {
-  RecipeWords words;
+RecipeOptions RowOptions::Words() const {
+  RecipeOptions words;
   words.bits = bits.value_or("");
   words.recipe = recipe;
   if (group.has_value()) words.group = static_cast<int>(*group);

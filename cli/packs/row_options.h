@@ -22,7 +22,7 @@ struct RowOptions {
   std::string layout;
   std::optional<double> hot_share;
 
-  RecipeWords Words() const;
+  RecipeOptions Words() const;
 };
 
 // `options` outlives Parse.

@@ -104,11 +104,11 @@ class Kernels {
     limits.heads = 1;
     limits.head_dim = 64;
     limits.max_context = 1;
-    limits.experts = std::max(1u, MostExperts(config_));
+    limits.experts = std::max(1u, MaxExperts(config_));
     limits.top_k = std::max(1u, LargestTopK(config_));
     limits.expert_width = std::max(1u, WidestExpert(config_));
     limits.vocab = config_.vocab;
-    ASSIGN_OR_RETURN(backend_, CreateHostBackend(limits, threads));
+    ASSIGN_OR_RETURN(backend_, CreateCpuBackend(limits, threads));
     ASSIGN_OR_RETURN(weights_, backend_->Import({region_.map.data(), bytes_}));
     const uint64_t inputs = uint64_t{tokens_} * config_.hidden;
     ASSIGN_OR_RETURN(x_, backend_->Allocate(inputs * sizeof(float), BufferKind::kActivations));
@@ -225,7 +225,7 @@ class Kernels {
   // A part of the expert that begins at `place`, as a pack has it.
   WeightView PartView(Part part, uint32_t width, uint64_t place) const {
     const ExpertPlan plan = PlanExpert(sizes_.expert_format, config_.hidden);
-    const PartPlace& within = plan.parts[static_cast<size_t>(part)];
+    const PartLocation& within = plan.parts[static_cast<size_t>(part)];
     for (uint32_t stream = 0; stream < within.stream; ++stream)
       place += uint64_t{width} * plan.stream_stride[stream];
     return View(sizes_.expert_format.parts[static_cast<size_t>(part)], width, place + within.base,

@@ -19,7 +19,7 @@ struct KernelRates {
 };
 
 // Over half a second of steps, in memory of the kind that weightd has. RESOURCE_EXHAUSTED without that
-// memory; errors of CreateHostBackend.
+// memory; errors of CreateCpuBackend.
 absl::StatusOr<KernelRates> MeasureKernels(const ModelConfig& config, const StoredSizes& sizes,
                                            uint32_t threads);
 

@@ -16,8 +16,8 @@ absl::StatusOr<MemoryPlan> PlanMemory(const ModelConfig& config, const StoredSiz
       request.dram_budget.value_or(DefaultDramBudget(sizes.weights, request.threads, request.memory));
   plan.whole = plan.dram_budget >= sizes.weights.all;
   EngineOptions options = request.engine;
-  if (options.prefill_chunk_most == 0) {
-    options.prefill_chunk_most = GrowingChunk(options, plan.whole);
+  if (options.max_prefill_chunk == 0) {
+    options.max_prefill_chunk = GrowingChunk(options, plan.whole);
   }
   ASSIGN_OR_RETURN(const EnginePlan engine, PlanEngine(options, config));
   plan.kv = engine.kv_bytes;
@@ -35,7 +35,7 @@ absl::StatusOr<MemoryPlan> PlanMemory(const ModelConfig& config, const StoredSiz
                                   " of dense weights, KV cache and activations");
     }
   }
-  plan.least_budget = LeastDramBudget(sizes.weights, request.threads);
+  plan.least_budget = MinDramBudget(sizes.weights, request.threads);
   if (!plan.refusal.empty()) {
     return plan;
   }

@@ -144,13 +144,13 @@ bool IsGgufFile(const std::string& model) {
 bool IsAsInFile(const std::string& bits) { return bits == kAsInFile || bits == kAsInFileSmaller; }
 
 absl::StatusOr<Recipe> RecipeOfBits(const std::string& bits) {
-  RecipeWords words;
+  RecipeOptions words;
   if (bits == kAsInFileSmaller) {
     words.down_bits = "q4";
   } else if (bits != kAsInFile) {
     words.bits = bits;
   }
-  return RecipeFromWords(words);
+  return RecipeFromOptions(words);
 }
 
 absl::StatusOr<StoredSizes> SizesOf(const ModelConfig& config, const std::string& bits) {

@@ -10,7 +10,7 @@ namespace {
 
 constexpr char kExact[] = "exact";
 
-const PlanRow* Find(const std::vector<PlanRow>& rows, const std::string& bits) {
+const PlanRow* FindRow(const std::vector<PlanRow>& rows, const std::string& bits) {
   const auto found = std::find_if(
       rows.begin(), rows.end(), [&](const PlanRow& row) { return row.bits == bits && row.preset == kExact; });
   return found == rows.end() ? nullptr : &*found;
@@ -74,8 +74,8 @@ const std::vector<std::string>& ChosenBits(bool is_gguf) {
 PlanChoice Choose(const std::vector<PlanRow>& rows) {
   const PlanRow* narrowest = nullptr;
   const PlanRow* wider = nullptr;  // the one before, which did not fit
-  for (const std::string& bits : ChosenBits(Find(rows, kAsInFile) != nullptr)) {
-    const PlanRow* row = Find(rows, bits);
+  for (const std::string& bits : ChosenBits(FindRow(rows, kAsInFile) != nullptr)) {
+    const PlanRow* row = FindRow(rows, bits);
     if (row == nullptr) continue;
     if (row->memory.whole && row->memory.refusal.empty()) {
       if (wider == nullptr) return {row->bits, row->preset, "the widest that memory holds whole"};

@@ -26,7 +26,7 @@ namespace sluice {
 namespace {
 
 // Upper bound on CPU ids: a list that names more is not a list of CPUs.
-constexpr uint32_t kMostCpus = 1u << 16;
+constexpr uint32_t kMaxCpus = 1u << 16;
 
 // The file's text without space around it; empty if there is none.
 std::string TextOf(const std::string& path) {
@@ -87,8 +87,8 @@ std::vector<uint32_t> NodeIds(const std::string& system) {
 std::vector<uint32_t> CoresFirst(const CpuNode& node) {
   std::vector<std::pair<uint32_t, uint32_t>> order;  // CPUs of the same core before this one, and the CPU
   std::map<uint32_t, uint32_t> seen;
-  for (const CpuPlace& place : node.cpus) {
-    order.emplace_back(seen[place.core]++, place.cpu);
+  for (const LogicalCpu& logical_cpu : node.cpus) {
+    order.emplace_back(seen[logical_cpu.core]++, logical_cpu.cpu);
   }
   std::sort(order.begin(), order.end());
   std::vector<uint32_t> cpus;
@@ -109,7 +109,7 @@ uint32_t CpuTopology::cpus() const {
 uint32_t CpuTopology::cores() const {
   std::set<uint32_t> cores;
   for (const CpuNode& node : nodes) {
-    for (const CpuPlace& place : node.cpus) cores.insert(place.core);
+    for (const LogicalCpu& logical_cpu : node.cpus) cores.insert(logical_cpu.core);
   }
   return static_cast<uint32_t>(cores.size());
 }
@@ -123,14 +123,14 @@ std::vector<uint32_t> CpuTopology::MemoryNodes() const {
 }
 
 std::vector<uint32_t> AllowedCpus() {
-  for (uint32_t most = 1024; most <= kMostCpus; most *= 2) {
-    cpu_set_t* const set = CPU_ALLOC(most);
-    const size_t bytes = CPU_ALLOC_SIZE(most);
+  for (uint32_t capacity = 1024; capacity <= kMaxCpus; capacity *= 2) {
+    cpu_set_t* const set = CPU_ALLOC(capacity);
+    const size_t bytes = CPU_ALLOC_SIZE(capacity);
     CPU_ZERO_S(bytes, set);
     std::vector<uint32_t> cpus;
     const bool known = sched_getaffinity(0, bytes, set) == 0;
     const bool larger = !known && errno == EINVAL;  // the kernel's mask is larger
-    for (uint32_t cpu = 0; known && cpu < most; ++cpu) {
+    for (uint32_t cpu = 0; known && cpu < capacity; ++cpu) {
       if (CPU_ISSET_S(cpu, bytes, set)) cpus.push_back(cpu);
     }
     CPU_FREE(set);
@@ -147,7 +147,7 @@ absl::StatusOr<std::vector<uint32_t>> ParseCpuList(const std::string& text) {
     uint32_t first = 0;
     uint32_t last = 0;
     if (ends.size() > 2 || !absl::SimpleAtoi(ends.front(), &first) || !absl::SimpleAtoi(ends.back(), &last) ||
-        last < first || last >= kMostCpus) {
+        last < first || last >= kMaxCpus) {
       return absl::InvalidArgumentError(absl::StrCat("\"", text, "\" is no list such as 0-3,8"));
     }
     for (uint32_t cpu = first; cpu <= last; ++cpu) cpus.push_back(cpu);
@@ -159,28 +159,29 @@ absl::StatusOr<std::vector<uint32_t>> ParseCpuList(const std::string& text) {
 
 absl::StatusOr<CpuTopology> ReadCpuTopology(absl::Span<const uint32_t> allowed, const std::string& root) {
   const std::string system = root + "/sys/devices/system";
-  std::vector<CpuPlace> places;
+  std::vector<LogicalCpu> logical_cpus;
   for (const uint32_t cpu : allowed) {
     ASSIGN_OR_RETURN(const uint32_t core, CoreOf(cpu, system));
-    places.push_back({cpu, core});
+    logical_cpus.push_back({cpu, core});
   }
   CpuTopology topology;
   for (const uint32_t id : NodeIds(system)) {
     const std::string folder = absl::StrCat(system, "/node/node", id);
     ASSIGN_OR_RETURN(const std::vector<uint32_t> cpus, ListIn(folder + "/cpulist"));
     CpuNode node{id, {}, MemoryOf(folder)};
-    std::copy_if(places.begin(), places.end(), std::back_inserter(node.cpus), [&](const CpuPlace& place) {
-      return std::binary_search(cpus.begin(), cpus.end(), place.cpu);
-    });
+    std::copy_if(logical_cpus.begin(), logical_cpus.end(), std::back_inserter(node.cpus),
+                 [&](const LogicalCpu& logical_cpu) {
+                   return std::binary_search(cpus.begin(), cpus.end(), logical_cpu.cpu);
+                 });
     if (!node.cpus.empty() || node.memory_bytes > 0) topology.nodes.push_back(std::move(node));
   }
-  if (topology.cpus() < places.size()) {  // no tree, or that of another machine
-    topology.nodes = {CpuNode{0, std::move(places), 0}};
+  if (topology.cpus() < logical_cpus.size()) {  // no tree, or that of another machine
+    topology.nodes = {CpuNode{0, std::move(logical_cpus), 0}};
   }
   return topology;
 }
 
-absl::StatusOr<std::vector<uint32_t>> CpusOfThreads(const CpuTopology& topology, uint32_t threads) {
+absl::StatusOr<std::vector<uint32_t>> AssignCpus(const CpuTopology& topology, uint32_t threads) {
   const uint32_t cpus = topology.cpus();
   if (threads > cpus) {
     return absl::InvalidArgumentError(absl::StrCat(
@@ -203,7 +204,7 @@ std::string DescribeTopology(const CpuTopology& topology) {
   std::vector<std::string> nodes;
   for (const CpuNode& node : topology.nodes) {
     std::set<uint32_t> cores;
-    for (const CpuPlace& place : node.cpus) cores.insert(place.core);
+    for (const LogicalCpu& logical_cpu : node.cpus) cores.insert(logical_cpu.core);
     nodes.push_back(
         absl::StrCat(node.id, " with ", node.cpus.size(), node.cpus.size() == 1 ? " CPU" : " CPUs", " of ",
                      cores.size(), cores.size() == 1 ? " core" : " cores",

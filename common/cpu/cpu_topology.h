@@ -15,15 +15,15 @@
 namespace sluice {
 
 // A CPU that this process may use.
-struct CpuPlace {
+struct LogicalCpu {
   uint32_t cpu = 0;
   uint32_t core = 0;  // the lowest CPU of those that share its core
 };
 
 struct CpuNode {
   uint32_t id = 0;
-  std::vector<CpuPlace> cpus;  // ascending; may be empty
-  uint64_t memory_bytes = 0;   // MemTotal of the node; 0: unknown, or none
+  std::vector<LogicalCpu> cpus;  // ascending; may be empty
+  uint64_t memory_bytes = 0;     // MemTotal of the node; 0: unknown, or none
 };
 
 struct CpuTopology {
@@ -49,7 +49,7 @@ absl::StatusOr<std::vector<uint32_t>> ParseCpuList(const std::string& text);
 // Assigns a CPU to each of `threads` threads: nodes get threads in proportion to their CPUs, neighbouring
 // threads share a node, and no core gets a second thread before all cores have one. INVALID_ARGUMENT for more
 // threads than CPUs.
-absl::StatusOr<std::vector<uint32_t>> CpusOfThreads(const CpuTopology& topology, uint32_t threads);
+absl::StatusOr<std::vector<uint32_t>> AssignCpus(const CpuTopology& topology, uint32_t threads);
 
 // "2 nodes: 0 with 16 CPUs of 8 cores and 64 GiB, ..."
 std::string DescribeTopology(const CpuTopology& topology);

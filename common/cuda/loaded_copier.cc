@@ -10,35 +10,35 @@ namespace sluice {
 absl::StatusOr<Copier*> LoadedCopier::Load() {
   ASSIGN_OR_RETURN(const CudaModuleApi* const module, LoadCudaModule());
   const MutexLock lock(&mutex_);
-  if (behind_ == nullptr) {
+  if (loaded_ == nullptr) {
     absl::Status error;
-    behind_.reset(module->new_copier(&error));
+    loaded_.reset(module->new_copier(&error));
     RETURN_IF_ERROR(error);
     for (auto& [base, source] : sources_) {
-      behind_->AddSource({base, source.bytes}, source.owner);
+      loaded_->AddSource({base, source.bytes}, source.owner);
     }
   }
-  return behind_.get();
+  return loaded_.get();
 }
 
 absl::StatusOr<std::shared_ptr<Slab>> LoadedCopier::Open(UniqueFd fd, const SlabHandle& handle) {
-  ASSIGN_OR_RETURN(Copier* const behind, Load());
-  return behind->Open(std::move(fd), handle);
+  ASSIGN_OR_RETURN(Copier* const loaded, Load());
+  return loaded->Open(std::move(fd), handle);
 }
 
 absl::Status LoadedCopier::Begin(uint64_t tag, const TransferPlan& plan, const PlanChunk& chunk, Slab* slab) {
-  return behind()->Begin(tag, plan, chunk, slab);  // there is a slab, so there is a copier
+  return loaded()->Begin(tag, plan, chunk, slab);  // there is a slab, so there is a copier
 }
 
-std::vector<CopyDone> LoadedCopier::Completed(int64_t most_nanos) {
-  Copier* const copier = behind();
-  return copier == nullptr ? std::vector<CopyDone>() : copier->Completed(most_nanos);
+std::vector<CopyDone> LoadedCopier::Completed(int64_t max_wait_nanos) {
+  Copier* const copier = loaded();
+  return copier == nullptr ? std::vector<CopyDone>() : copier->Completed(max_wait_nanos);
 }
 
 void LoadedCopier::AddSource(absl::Span<const std::byte> memory, std::shared_ptr<const void> owner) {
   const MutexLock lock(&mutex_);
-  if (behind_ != nullptr) {
-    behind_->AddSource(memory, owner);
+  if (loaded_ != nullptr) {
+    loaded_->AddSource(memory, owner);
   }
   sources_[memory.data()] = {memory.size(), std::move(owner)};
 }
@@ -48,7 +48,7 @@ void LoadedCopier::RemoveSource(const std::byte* base) {
   {
     const MutexLock lock(&mutex_);
     sources_.erase(base);
-    copier = behind_.get();
+    copier = loaded_.get();
   }
   if (copier != nullptr) {
     copier->RemoveSource(base);  // may take a while

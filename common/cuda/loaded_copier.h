@@ -18,12 +18,12 @@ namespace sluice {
 
 class LoadedCopier final : public Copier {
  public:
-  bool Takes(HandleKind kind) const override { return IsOfCuda(kind); }
-  bool CopiesAtCall() const override { return false; }
+  bool Supports(HandleKind kind) const override { return IsCudaHandle(kind); }
+  bool IsSynchronous() const override { return false; }
   // Also returns LoadCudaModule()'s errors.
   absl::StatusOr<std::shared_ptr<Slab>> Open(UniqueFd fd, const SlabHandle& handle) override;
   absl::Status Begin(uint64_t tag, const TransferPlan& plan, const PlanChunk& chunk, Slab* slab) override;
-  std::vector<CopyDone> Completed(int64_t most_nanos) override;
+  std::vector<CopyDone> Completed(int64_t max_wait_nanos) override;
   void AddSource(absl::Span<const std::byte> memory, std::shared_ptr<const void> owner) override;
   void RemoveSource(const std::byte* base) override;
 
@@ -33,14 +33,14 @@ class LoadedCopier final : public Copier {
     std::shared_ptr<const void> owner;
   };
   // Null before the first Open().
-  Copier* behind() const {
+  Copier* loaded() const {
     const MutexLock lock(&mutex_);
-    return behind_.get();
+    return loaded_.get();
   }
   absl::StatusOr<Copier*> Load();
 
   mutable Mutex mutex_;
-  std::unique_ptr<Copier> behind_ ABSL_GUARDED_BY(mutex_);  // once set, never reset
+  std::unique_ptr<Copier> loaded_ ABSL_GUARDED_BY(mutex_);  // once set, never reset
   std::map<const std::byte*, Source> sources_ ABSL_GUARDED_BY(mutex_);
 };
 

@@ -14,13 +14,13 @@ void TransferSchedule::Add(LinkTransfer transfer) {
   Session& session = sessions_[transfer.session];
   if (session.transfers++ == 0) {
     // Idle time earns no credit: a session starts level with the least served active session.
-    std::optional<uint64_t> least;
+    std::optional<uint64_t> lowest_turn;
     for (const auto& [id, other] : sessions_) {
       if (&other != &session && other.transfers != 0) {
-        least = std::min(least.value_or(other.turn), other.turn);
+        lowest_turn = std::min(lowest_turn.value_or(other.turn), other.turn);
       }
     }
-    session.turn = std::max(session.turn, least.value_or(session.turn));
+    session.turn = std::max(session.turn, lowest_turn.value_or(session.turn));
   }
   const uint64_t number = transfer.number;
   links_[transfer.link].waiting[Index(transfer.link_class)].push_back(number);
@@ -29,7 +29,7 @@ void TransferSchedule::Add(LinkTransfer transfer) {
 
 // A prefetch never delays a demand by more than the chunks already in flight. min_chunks keeps the link busy
 // if one chunk is larger than the window.
-bool TransferSchedule::HasRoom(const Link& link, LinkClass link_class, uint32_t bytes) const {
+bool TransferSchedule::HasCapacity(const Link& link, LinkClass link_class, uint32_t bytes) const {
   if (link_class == LinkClass::kPrefetch &&
       (link.prefetches >= options_.prefetch_chunks || !link.waiting[Index(LinkClass::kDemand)].empty())) {
     return false;
@@ -41,7 +41,7 @@ bool TransferSchedule::HasRoom(const Link& link, LinkClass link_class, uint32_t 
 // with the fewest bytes sent.
 TransferSchedule::Link* TransferSchedule::Choose(LinkClass link_class) {
   Link* chosen = nullptr;
-  uint64_t least = 0;
+  uint64_t lowest_turn = 0;
   for (auto& [id, link] : links_) {
     const auto& waiting = link.waiting[Index(link_class)];
     if (waiting.empty()) {
@@ -49,9 +49,10 @@ TransferSchedule::Link* TransferSchedule::Choose(LinkClass link_class) {
     }
     const Entry& head = transfers_.at(waiting.front());
     const uint64_t turn = sessions_.at(head.transfer.session).turn;
-    if (HasRoom(link, link_class, head.transfer.chunks[head.next]) && (chosen == nullptr || turn < least)) {
+    if (HasCapacity(link, link_class, head.transfer.chunks[head.next]) &&
+        (chosen == nullptr || turn < lowest_turn)) {
       chosen = &link;
-      least = turn;
+      lowest_turn = turn;
     }
   }
   return chosen;

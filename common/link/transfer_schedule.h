@@ -89,7 +89,7 @@ class TransferSchedule {
     uint32_t transfers = 0;
   };
 
-  bool HasRoom(const Link& link, LinkClass link_class, uint32_t bytes) const;
+  bool HasCapacity(const Link& link, LinkClass link_class, uint32_t bytes) const;
   // The next link to serve in this class, by the head of its queue.
   Link* Choose(LinkClass link_class);
   LinkChunk Submit(Link* link, LinkClass link_class);

@@ -50,14 +50,14 @@ uint64_t VirtualLink::TakeArrived(uint64_t number) {
 
 void VirtualLink::Send(int64_t nanos) {
   while (const std::optional<LinkChunk> chunk = schedule_.Next()) {
-    flying_.push_back({*chunk, model_.Book(chunk->bytes, nanos, nanos)});
+    in_flight_chunks_.push_back({*chunk, model_.Book(chunk->bytes, nanos, nanos)});
   }
 }
 
 void VirtualLink::AdvanceTo(int64_t nanos) {
-  while (!flying_.empty() && flying_.front().arrives <= nanos) {
-    const Flying arrived = flying_.front();
-    flying_.pop_front();
+  while (!in_flight_chunks_.empty() && in_flight_chunks_.front().arrives <= nanos) {
+    const InFlightChunk arrived = in_flight_chunks_.front();
+    in_flight_chunks_.pop_front();
     delivered_bytes_ += arrived.chunk.bytes;
     arrived_[arrived.chunk.number] += arrived.chunk.bytes;
     const bool ended = schedule_.Deliver(arrived.chunk);

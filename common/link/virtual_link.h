@@ -37,12 +37,12 @@ class VirtualLink {
   // Processes all events up to `nanos`.
   void AdvanceTo(int64_t nanos);
   // Arrival time of the next chunk; -1: nothing is in flight.
-  int64_t NextEvent() const { return flying_.empty() ? -1 : flying_.front().arrives; }
+  int64_t NextEvent() const { return in_flight_chunks_.empty() ? -1 : in_flight_chunks_.front().arrives; }
   // Bytes that have arrived.
   uint64_t delivered_bytes() const { return delivered_bytes_; }
 
  private:
-  struct Flying {
+  struct InFlightChunk {
     LinkChunk chunk;
     int64_t arrives = 0;
   };
@@ -53,7 +53,7 @@ class VirtualLink {
   const OnEnd on_end_;
   LinkModel model_;
   TransferSchedule schedule_;
-  std::deque<Flying> flying_;  // in the order of their arrival
+  std::deque<InFlightChunk> in_flight_chunks_;  // in the order of their arrival
   std::unordered_map<uint64_t, bool> cancelled_;
   std::unordered_map<uint64_t, uint64_t> arrived_;  // bytes, of transfers with chunks outstanding
   uint64_t delivered_bytes_ = 0;

@@ -57,14 +57,14 @@ uint64_t HistogramData::count() const { return std::accumulate(counts.begin(), c
 // The upper bound of the bucket that holds the quantile. Values above the last bound count as that bound,
 // since their real size is unknown.
 double HistogramData::Quantile(double q) const {
-  const double wanted = q * static_cast<double>(count());
+  const double target_count = q * static_cast<double>(count());
   if (count() == 0 || bounds.empty()) {
     return 0;
   }
   uint64_t seen = 0;
   for (size_t i = 0; i < bounds.size(); ++i) {
     seen += counts[i];
-    if (seen != 0 && static_cast<double>(seen) >= wanted) {
+    if (seen != 0 && static_cast<double>(seen) >= target_count) {
       return bounds[i];
     }
   }

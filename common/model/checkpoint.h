@@ -37,7 +37,7 @@ struct CheckpointTensor {
   Encoding blocks = Encoding::kInvalid;
   // True if the tensor changes nothing (a bias of zeros, a scale of ones): a family may leave it out.
   bool is_neutral = false;
-  uint32_t place = 0;  // index private to the implementation
+  uint32_t source_index = 0;  // index private to the implementation
 
   uint64_t line_length() const {
     if (shape.empty()) return 1;
@@ -71,7 +71,7 @@ class Checkpoint {
                             absl::Span<std::byte> out) const = 0;
 
   // Reads the blocks that hold the values of `rect`, line by line; `out` holds exactly them. REQUIRES:
-  // IsBlockEncoding(tensor.blocks), and `rect` begins and ends on block boundaries (BlockValuesOf).
+  // IsBlockEncoding(tensor.blocks), and `rect` begins and ends on block boundaries (ValuesPerBlock).
   virtual absl::Status ReadBlocks(const CheckpointTensor& tensor, const TensorRect& rect,
                                   absl::Span<CodeBlock> out) const;
 

@@ -44,7 +44,7 @@ void DecodeGroups(const RowTraits& traits, bool is_iq4, const CodeBlock& block, 
 
 }  // namespace
 
-uint32_t BlockValuesOf(Encoding encoding) {
+uint32_t ValuesPerBlock(Encoding encoding) {
   const RowTraits traits = TraitsOf(encoding);
   return uint32_t{traits.group} * std::max<uint32_t>(1, traits.super_group);
 }

@@ -10,20 +10,20 @@
 
 namespace sluice {
 
-inline constexpr uint32_t kMostBlockValues = 256;
+inline constexpr uint32_t kMaxBlockValues = 256;
 
 struct CodeBlock {
   // Left uninitialized on purpose: blocks are made by the million.
-  uint8_t codes[kMostBlockValues];  // per value, as stored in rows: IQ4's index, Q8_0's number plus 128
+  uint8_t codes[kMaxBlockValues];  // per value, as stored in rows: IQ4's index, Q8_0's number plus 128
   // Group g has scale d * scales[g] and minimum dmin * mins[g]. Blocks of a single group use only d and dmin.
-  uint8_t scales[kMostBlockValues / 16];  // RowMeta::kSuperScale: signed
-  uint8_t mins[kMostBlockValues / 16];
+  uint8_t scales[kMaxBlockValues / 16];  // RowMeta::kSuperScale: signed
+  uint8_t mins[kMaxBlockValues / 16];
   uint16_t d = 0;  // f16
   uint16_t dmin = 0;
 };
 
 // Returns the number of values in a block of this encoding: a super-group, or a group if there are none.
-uint32_t BlockValuesOf(Encoding encoding);
+uint32_t ValuesPerBlock(Encoding encoding);
 
 // Decodes the block's values to float32. REQUIRES: IsBlockEncoding(encoding).
 void DecodeCodeBlock(Encoding encoding, const CodeBlock& block, float* out);

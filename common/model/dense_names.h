@@ -97,13 +97,13 @@ inline constexpr std::string_view kSharedRouter = "shared_router";  // [1, hidde
 
 inline constexpr std::string_view kExpertScale = "expert_scale";  // [1, experts]; expert_scale only
 
-// Parallel dense FFN; beside_width only. The post norms apply to the outputs.
-inline constexpr std::string_view kBesideUp = "beside_up";               // [beside_width, hidden]
-inline constexpr std::string_view kBesideGate = "beside_gate";           // [beside_width, hidden]
-inline constexpr std::string_view kBesideDown = "beside_down";           // [beside_width, hidden], transposed
-inline constexpr std::string_view kBesidePostNorm = "beside_post_norm";  // [1, hidden]
-inline constexpr std::string_view kRouterNorm = "router_norm";           // [1, hidden]
-inline constexpr std::string_view kExpertsNorm = "experts_norm";         // [1, hidden]
+// Parallel dense FFN; dense_ffn_width only. The post norms apply to the outputs.
+inline constexpr std::string_view kParallelUp = "beside_up";      // [dense_ffn_width, hidden]
+inline constexpr std::string_view kParallelGate = "beside_gate";  // [dense_ffn_width, hidden]
+inline constexpr std::string_view kParallelDown = "beside_down";  // [dense_ffn_width, hidden], transposed
+inline constexpr std::string_view kParallelPostNorm = "beside_post_norm";  // [1, hidden]
+inline constexpr std::string_view kRouterNorm = "router_norm";             // [1, hidden]
+inline constexpr std::string_view kExpertsNorm = "experts_norm";           // [1, hidden]
 inline constexpr std::string_view kExpertsPostNorm = "experts_post_norm";  // [1, hidden]
 
 // Layer without experts. Gate tensors, here and above, are absent without gates (HasGates).

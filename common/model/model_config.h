@@ -188,7 +188,7 @@ struct MoeConfig {
   // > 0: width of a dense FFN parallel to the experts. It uses the layer's norm; the experts have a norm of
   // their own and the router another, all on the same residual. The outputs of FFN and experts are each
   // normalized before they are added (Gemma-4).
-  uint32_t beside_width = 0;
+  uint32_t dense_ffn_width = 0;
   bool expert_bias = false;                   // routed experts have biases on up, gate and down
   Activation activation = Activation::kSilu;  // of dense and shared experts too
   float activation_alpha = 1.702f;            // kClampedSwiglu

@@ -146,7 +146,7 @@ void Members(const MoeConfig&, On* on) {
   on->Later("group_score", &MoeConfig::group_score);
   on->Later("norm_epsilon", &MoeConfig::norm_epsilon);
   on->Later("expert_scale", &MoeConfig::expert_scale);
-  on->Later("beside_width", &MoeConfig::beside_width);
+  on->Later("dense_ffn_width", &MoeConfig::dense_ffn_width);
   on->Later("expert_bias", &MoeConfig::expert_bias);
   on->Later("activation_alpha", &MoeConfig::activation_alpha);
   on->Later("activation_limit", &MoeConfig::activation_limit);

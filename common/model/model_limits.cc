@@ -16,20 +16,21 @@ absl::Status CheckRange(const std::string& subject, const char* field, uint64_t 
   return absl::OkStatus();
 }
 
-absl::Status Bad(const std::string& subject, const std::string& what) {
+absl::Status InvalidConfig(const std::string& subject, const std::string& what) {
   return absl::InvalidArgumentError(absl::StrCat(subject, ": ", what));
 }
 
 absl::Status CheckFinite(const std::string& subject, const char* field, double value, double low) {
   if (!std::isfinite(value) || value < low) {
-    return Bad(subject, absl::StrCat(field, " is ", value, "; a number of at least ", low, " is expected"));
+    return InvalidConfig(subject,
+                         absl::StrCat(field, " is ", value, "; a number of at least ", low, " is expected"));
   }
   return absl::OkStatus();
 }
 
 absl::Status CheckPositive(const std::string& subject, const char* field, double value) {
   if (!std::isfinite(value) || value <= 0) {
-    return Bad(subject, absl::StrCat(field, " is ", value, "; a positive number is expected"));
+    return InvalidConfig(subject, absl::StrCat(field, " is ", value, "; a positive number is expected"));
   }
   return absl::OkStatus();
 }
@@ -39,7 +40,8 @@ absl::Status CheckRopeFactors(const RopeConfig& rope, const std::string& subject
   const uint64_t expected = rope.kind == RopeKind::kLongRope ? rope.dimensions / 2 : 0;
   for (const std::vector<double>* factors : {&rope.short_factors, &rope.long_factors}) {
     if (factors->size() != expected) {
-      return Bad(subject, absl::StrCat("a list of ", factors->size(), " rope factors, expected ", expected));
+      return InvalidConfig(subject,
+                           absl::StrCat("a list of ", factors->size(), " rope factors, expected ", expected));
     }
     for (const double factor : *factors) RETURN_IF_ERROR(CheckPositive(subject, "a rope factor", factor));
   }
@@ -63,8 +65,8 @@ absl::Status CheckRope(const RopeConfig& rope, uint32_t head_dim, const std::str
                              scaled ? 1 : 0, kMaxPosition));
   RETURN_IF_ERROR(CheckRange(subject, "rope values that turn", rope.turned, 0, rope.dimensions));
   if (rope.dimensions % 2 != 0 || rope.turned % 2 != 0) {
-    return Bad(subject, absl::StrCat("rope dimensions ", rope.dimensions, ", of which ", rope.turned,
-                                     " turn, are odd"));
+    return InvalidConfig(subject, absl::StrCat("rope dimensions ", rope.dimensions, ", of which ",
+                                               rope.turned, " turn, are odd"));
   }
   return CheckRopeFactors(rope, subject);
 }
@@ -79,10 +81,10 @@ absl::Status CheckLatent(const AttentionConfig& attention, const std::string& su
   if (attention.rope.kind == RopeKind::kNone ||
       attention.head_dim != latent.nope_dim + attention.rope.dimensions ||
       attention.kv_heads != attention.heads) {
-    return Bad(subject,
-               absl::StrCat("latent attention of ", attention.heads, " heads of ", attention.head_dim,
-                            " values (", latent.nope_dim, " without rope, ", attention.rope.dimensions,
-                            " with) over ", attention.kv_heads, " key/value heads does not add up"));
+    return InvalidConfig(
+        subject, absl::StrCat("latent attention of ", attention.heads, " heads of ", attention.head_dim,
+                              " values (", latent.nope_dim, " without rope, ", attention.rope.dimensions,
+                              " with) over ", attention.kv_heads, " key/value heads does not add up"));
   }
   return absl::OkStatus();
 }
@@ -95,8 +97,8 @@ absl::Status CheckDelta(const AttentionConfig& attention, const std::string& sub
   RETURN_IF_ERROR(CheckRange(subject, "delta value dim", delta.value_dim, 1, kMaxHeadDim));
   RETURN_IF_ERROR(CheckRange(subject, "delta convolution kernel", delta.conv_kernel, 1, kMaxConvKernel));
   if (delta.value_heads % delta.key_heads != 0) {
-    return Bad(subject, absl::StrCat(delta.key_heads, " delta key heads do not divide ", delta.value_heads,
-                                     " value heads"));
+    return InvalidConfig(subject, absl::StrCat(delta.key_heads, " delta key heads do not divide ",
+                                               delta.value_heads, " value heads"));
   }
   return absl::OkStatus();
 }
@@ -111,7 +113,8 @@ absl::Status CheckMamba(const AttentionConfig& attention, const std::string& sub
   RETURN_IF_ERROR(CheckFinite(subject, "mamba's smallest time step", mamba.min_step, 0));
   RETURN_IF_ERROR(CheckFinite(subject, "mamba's largest time step", mamba.max_step, 0));
   if (mamba.heads % mamba.groups != 0) {
-    return Bad(subject, absl::StrCat(mamba.groups, " mamba groups do not divide ", mamba.heads, " heads"));
+    return InvalidConfig(subject,
+                         absl::StrCat(mamba.groups, " mamba groups do not divide ", mamba.heads, " heads"));
   }
   return absl::OkStatus();
 }
@@ -119,7 +122,7 @@ absl::Status CheckMamba(const AttentionConfig& attention, const std::string& sub
 // Checks attention kinds with a recurrent state or no attention at all.
 absl::Status CheckHeadless(const AttentionConfig& attention, const std::string& subject) {
   if (attention.heads != 0 || attention.kv_heads != 0 || attention.head_dim != 0) {
-    return Bad(subject, "a layer that keeps nothing in the cache has no attention heads");
+    return InvalidConfig(subject, "a layer that keeps nothing in the cache has no attention heads");
   }
   switch (attention.kind) {
     case AttentionKind::kGatedDelta:
@@ -146,14 +149,14 @@ absl::Status CheckAttention(const AttentionConfig& attention, const std::string&
   RETURN_IF_ERROR(CheckRange(subject, "sliding window", attention.sliding_window, 0, kMaxPosition));
   RETURN_IF_ERROR(CheckRange(subject, "attention chunk", attention.chunk, 0, kMaxPosition));
   if (attention.heads % attention.kv_heads != 0) {
-    return Bad(subject, absl::StrCat(attention.kv_heads, " key/value heads do not divide ", attention.heads,
-                                     " attention heads"));
+    return InvalidConfig(subject, absl::StrCat(attention.kv_heads, " key/value heads do not divide ",
+                                               attention.heads, " attention heads"));
   }
   RETURN_IF_ERROR(CheckPositive(subject, "attention scale", attention.scale));
   RETURN_IF_ERROR(CheckFinite(subject, "clip of q, k and v", attention.clip_qkv, 0));
   RETURN_IF_ERROR(CheckFinite(subject, "attention temperature scale", attention.temperature_scale, 0));
   if (attention.temperature_scale > 0 && attention.temperature_floor == 0) {
-    return Bad(subject, "attention temperature without its floor");
+    return InvalidConfig(subject, "attention temperature without its floor");
   }
   RETURN_IF_ERROR(CheckRope(attention.rope, attention.head_dim, subject));
   if (attention.kind == AttentionKind::kLatent) return CheckLatent(attention, subject);
@@ -167,8 +170,9 @@ absl::Status CheckGroups(const MoeConfig& moe, const std::string& subject) {
   const uint32_t size = moe.experts / moe.groups;
   if (moe.experts % moe.groups != 0 || moe.top_k > size * moe.top_groups ||
       (moe.group_score == GroupScore::kTopTwoSum && size < 2)) {
-    return Bad(subject, absl::StrCat(moe.experts, " experts in ", moe.groups, " groups, of which ",
-                                     moe.top_groups, " take part, cannot give ", moe.top_k, " a token"));
+    return InvalidConfig(
+        subject, absl::StrCat(moe.experts, " experts in ", moe.groups, " groups, of which ", moe.top_groups,
+                              " take part, cannot give ", moe.top_k, " a token"));
   }
   return absl::OkStatus();
 }
@@ -180,17 +184,17 @@ absl::Status CheckMoe(const MoeConfig& moe, const std::string& subject) {
   RETURN_IF_ERROR(CheckFinite(subject, "activation limit", moe.activation_limit, 0));
   RETURN_IF_ERROR(CheckFinite(subject, "router jitter", moe.router_jitter, 0));
   if (!std::isfinite(moe.routed_scale)) {
-    return Bad(subject, absl::StrCat("routed scale is ", moe.routed_scale));
+    return InvalidConfig(subject, absl::StrCat("routed scale is ", moe.routed_scale));
   }
   RETURN_IF_ERROR(CheckFinite(subject, "epsilon of the router's sum", moe.norm_epsilon, 0));
-  RETURN_IF_ERROR(CheckRange(subject, "width beside the experts", moe.beside_width, 0, kMaxWidth));
+  RETURN_IF_ERROR(CheckRange(subject, "width beside the experts", moe.dense_ffn_width, 0, kMaxWidth));
   if (moe.experts == 0) {
     return CheckRange(subject, "dense width", moe.dense_width, 0, kMaxWidth);
   }
-  if (moe.beside_width > 0 && (moe.shared_width > 0 || moe.router == RouterKind::kSigmoidInput)) {
-    return Bad(subject, absl::StrCat("an FFN of ", moe.beside_width,
-                                     " neurons beside the experts and a shared one of ", moe.shared_width,
-                                     ", or a router that scales inputs"));
+  if (moe.dense_ffn_width > 0 && (moe.shared_width > 0 || moe.router == RouterKind::kSigmoidInput)) {
+    return InvalidConfig(subject, absl::StrCat("an FFN of ", moe.dense_ffn_width,
+                                               " neurons beside the experts and a shared one of ",
+                                               moe.shared_width, ", or a router that scales inputs"));
   }
   RETURN_IF_ERROR(CheckRange(subject, "experts per token", moe.top_k, 1, moe.experts));
   RETURN_IF_ERROR(CheckRange(subject, "expert width", moe.expert_width, 1, kMaxWidth));
@@ -200,11 +204,12 @@ absl::Status CheckMoe(const MoeConfig& moe, const std::string& subject) {
 absl::Status CheckIds(const std::vector<int32_t>& ids, const char* field, size_t max_count, uint32_t vocab,
                       const std::string& subject) {
   if (ids.size() > max_count) {
-    return Bad(subject, absl::StrCat(ids.size(), " ", field, " ids, more than ", max_count));
+    return InvalidConfig(subject, absl::StrCat(ids.size(), " ", field, " ids, more than ", max_count));
   }
   for (const int32_t id : ids) {
     if (id < 0 || static_cast<uint32_t>(id) >= vocab) {
-      return Bad(subject, absl::StrCat(field, " token id ", id, " is outside the vocabulary of ", vocab));
+      return InvalidConfig(subject,
+                           absl::StrCat(field, " token id ", id, " is outside the vocabulary of ", vocab));
     }
   }
   return absl::OkStatus();
@@ -218,7 +223,7 @@ absl::Status ValidateModelConfig(const ModelConfig& config, const std::string& s
   RETURN_IF_ERROR(CheckRange(subject, "maximum position", config.max_position, 1, kMaxPosition));
   RETURN_IF_ERROR(CheckRange(subject, "layers", config.layers.size(), 1, kMaxLayers));
   if (!std::isfinite(config.norm_epsilon) || config.norm_epsilon < 0 || config.norm_epsilon > 1) {
-    return Bad(subject, absl::StrCat("norm epsilon is ", config.norm_epsilon));
+    return InvalidConfig(subject, absl::StrCat("norm epsilon is ", config.norm_epsilon));
   }
   RETURN_IF_ERROR(CheckPositive(subject, "embedding scale", config.embedding_scale));
   RETURN_IF_ERROR(CheckPositive(subject, "residual scale", config.residual_scale));
@@ -232,10 +237,10 @@ absl::Status ValidateModelConfig(const ModelConfig& config, const std::string& s
     RETURN_IF_ERROR(CheckAttention(config.layers[i].attention, layer));
     RETURN_IF_ERROR(CheckMoe(config.layers[i].moe, layer));
     if (!HasAttention(config.layers[i]) && !HasFfn(config.layers[i])) {
-      return Bad(layer, "neither attention nor an FFN");
+      return InvalidConfig(layer, "neither attention nor an FFN");
     }
     if (config.layers[i].post_norms && config.norm != NormKind::kRms) {
-      return Bad(layer, "norms of what attention and mixture give are RMS norms only");
+      return InvalidConfig(layer, "norms of what attention and mixture give are RMS norms only");
     }
     experts += config.layers[i].moe.experts;
   }

@@ -37,10 +37,12 @@ const TypeRow* FindType(std::string_view name) {
 }
 
 // Bounds a name from the file for error messages.
-std::string Shown(std::string_view name) { return JsonExcerpt(json(std::string(name.substr(0, 200)))); }
+std::string TensorExcerpt(std::string_view name) {
+  return JsonExcerpt(json(std::string(name.substr(0, 200))));
+}
 
 absl::Status BadTensor(const std::string& subject, std::string_view name, const std::string& what) {
-  return absl::InvalidArgumentError(absl::StrCat(subject, ": tensor ", Shown(name), ": ", what));
+  return absl::InvalidArgumentError(absl::StrCat(subject, ": tensor ", TensorExcerpt(name), ": ", what));
 }
 
 // Returns the shape's product times `element_bytes`; nullopt if it exceeds 64 bits or the shape is not whole

@@ -19,7 +19,7 @@ namespace {
 
 // The protocol of sd_listen_fds(3): descriptors from 3 on, their number in LISTEN_FDS.
 constexpr int kFirst = 3;
-constexpr int kMost = 256;  // a larger number is a mistake: our units have a few sockets each
+constexpr int kMaxSockets = 256;  // a larger number is a mistake: our units have a few sockets each
 
 // Path that a unix socket is bound to; "" for any other descriptor and for a socket without a path.
 std::string PathOf(int fd) {
@@ -52,7 +52,7 @@ absl::StatusOr<InheritedSockets> InheritedSockets::Take() {
     return sockets;
   }
   int count = 0;
-  if (!absl::SimpleAtoi(how_many, &count) || count < 0 || count > kMost) {
+  if (!absl::SimpleAtoi(how_many, &count) || count < 0 || count > kMaxSockets) {
     return absl::InvalidArgumentError(
         absl::StrCat("LISTEN_FDS is \"", how_many, "\", which is no number of sockets"));
   }

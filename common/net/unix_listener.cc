@@ -124,8 +124,8 @@ absl::StatusOr<UnixListener> UnixListener::Adopt(UniqueFd fd, UnixSocketType typ
     return ErrnoToStatus(errno, absl::StrCat("inherited descriptor ", fd.get()));
   }
   // The kernel may leave out the terminating NUL if the path fills the whole field.
-  const size_t room = address_length - offsetof(sockaddr_un, sun_path);
-  const std::string path(address.sun_path, strnlen(address.sun_path, room));
+  const size_t path_bytes = address_length - offsetof(sockaddr_un, sun_path);
+  const std::string path(address.sun_path, strnlen(address.sun_path, path_bytes));
   return UnixListener(std::move(fd), path, /*owns_file=*/false);
 }
 

@@ -82,7 +82,7 @@ absl::StatusOr<CacheProfile> ProfileOf(const json& root, const std::string& subj
 
 }  // namespace
 
-double LayerCacheProfile::SingleShare(double limit) const {
+double LayerCacheProfile::SingleExpertShare(double limit) const {
   const auto above = std::upper_bound(squares.begin(), squares.end(), limit);
   if (above == squares.begin()) return 0;
   if (above == squares.end()) return 1;
@@ -119,7 +119,7 @@ std::string SerializeCacheProfile(const CacheProfile& profile) {
                                                      {"squares", layer.squares},
                                                      {"accuracy", layer.accuracy}}));
   }
-  return SpellProfile(
+  return FormatProfile(
       {{"source_digest", profile.source_digest}, {"tokens", profile.tokens}, {"layers", std::move(layers)}});
 }
 

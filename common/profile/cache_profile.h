@@ -35,7 +35,7 @@ struct LayerCacheProfile {
   std::array<double, kCacheDepths> accuracy = {};
 
   // Returns the share of tokens whose (1 - alpha)^2 is at most `limit` (AdapMoE's a for limit = T / S_l).
-  double SingleShare(double limit) const;
+  double SingleExpertShare(double limit) const;
   // Returns the misses per token at 0, 1, .., experts slots of an LRU cache.
   std::vector<double> MissCurve(uint64_t tokens) const;
 };

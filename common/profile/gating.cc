@@ -15,7 +15,7 @@ using nlohmann::json;
 
 constexpr uint64_t kMaxGatingText = 1u << 20;
 constexpr size_t kMaxRises = 1000;
-constexpr double kMostRise = 1e300;
+constexpr double kMaxRise = 1e300;
 constexpr const char* kNames[kGatingKinds] = {"fisher", "quadratic", "measured", "score"};
 
 absl::StatusOr<GatingTable> TableOf(const json& value, const std::string& subject) {
@@ -38,7 +38,7 @@ absl::StatusOr<GatingTable> TableOf(const json& value, const std::string& subjec
     ASSIGN_OR_RETURN(const JsonObject of, JsonObject::Of(entry, subject + ": rises"));
     GatingTable::Rise rise;
     ASSIGN_OR_RETURN(rise.share, of.Double("share", table.rises.empty() ? 0 : table.rises.back().share, 1));
-    ASSIGN_OR_RETURN(rise.rise, of.Double("rise", -1, kMostRise));
+    ASSIGN_OR_RETURN(rise.rise, of.Double("rise", -1, kMaxRise));
     table.rises.push_back(rise);
   }
   return table;
@@ -121,10 +121,10 @@ std::string SerializeGating(const GatingProfile& gating) {
     }
     kinds[kNames[kind]] = {{"thresholds", table.thresholds}, {"rises", std::move(rises)}};
   }
-  return SpellProfile({{"source_digest", gating.source_digest},
-                       {"tokens", gating.tokens},
-                       {"held_out", gating.held_out},
-                       {"kinds", std::move(kinds)}});
+  return FormatProfile({{"source_digest", gating.source_digest},
+                        {"tokens", gating.tokens},
+                        {"held_out", gating.held_out},
+                        {"kinds", std::move(kinds)}});
 }
 
 absl::StatusOr<GatingProfile> ReadGating(const std::string& folder, const std::string& source_digest) {

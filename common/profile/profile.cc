@@ -182,7 +182,7 @@ absl::StatusOr<CutoffProfile> ParseCutoffs(std::string_view text, const std::str
 }
 
 std::string SerializeUsage(const UsageProfile& usage) {
-  return SpellProfile(
+  return FormatProfile(
       {{"source_digest", usage.source_digest}, {"tokens", usage.tokens}, {"layers", usage.experts}});
 }
 
@@ -195,9 +195,9 @@ std::string SerializeSensitivity(const SensitivityProfile& sensitivity) {
                       {"loss_rise", s.loss_rise},
                       {"mean_square", s.mean_square}});
   }
-  return SpellProfile({{"source_digest", sensitivity.source_digest},
-                       {"tokens", sensitivity.tokens},
-                       {"layers", std::move(layers)}});
+  return FormatProfile({{"source_digest", sensitivity.source_digest},
+                        {"tokens", sensitivity.tokens},
+                        {"layers", std::move(layers)}});
 }
 
 std::string SerializeCutoffs(const CutoffProfile& cutoffs) {
@@ -206,7 +206,7 @@ std::string SerializeCutoffs(const CutoffProfile& cutoffs) {
     list.push_back(
         {{"lead", LeadName(c.lead)}, {"bound", c.bound}, {"sparsity", c.sparsity}, {"rise", c.rise}});
   }
-  return SpellProfile(
+  return FormatProfile(
       {{"model_id", cutoffs.model_id}, {"tokens", cutoffs.tokens}, {"cutoffs", std::move(list)}});
 }
 

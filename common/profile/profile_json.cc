@@ -11,7 +11,7 @@ constexpr uint64_t kFormat = 1;
 
 }  // namespace
 
-absl::Status AsDamage(const absl::Status& status) {
+absl::Status ToDataLoss(const absl::Status& status) {
   return absl::IsInvalidArgument(status) ? absl::DataLossError(status.message()) : status;
 }
 
@@ -29,7 +29,7 @@ absl::StatusOr<JsonObject> CheckProfileRoot(const nlohmann::json& root, const st
   return object;
 }
 
-std::string SpellProfile(nlohmann::json body) {
+std::string FormatProfile(nlohmann::json body) {
   body["format"] = kFormat;
   return body.dump(1, ' ', /*ensure_ascii=*/true, nlohmann::json::error_handler_t::replace) + "\n";
 }

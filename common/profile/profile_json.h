@@ -17,7 +17,7 @@ namespace sluice {
 inline constexpr uint64_t kMaxProfileCount = 1ull << 53;  // exact in every JSON reader
 
 // Turns a parser's INVALID_ARGUMENT into DATA_LOSS: a malformed stored file is damaged.
-absl::Status AsDamage(const absl::Status& status);
+absl::Status ToDataLoss(const absl::Status& status);
 
 // Returns the root object of a profile's text after checking its format (1) and its key: UNIMPLEMENTED for
 // another format, CheckProfileKey()'s errors for another key. `*found` is the key in the file.
@@ -29,13 +29,13 @@ template <typename Value, typename Convert>
 absl::StatusOr<Value> ParseProfileText(std::string_view text, const std::string& subject, uint64_t max_values,
                                        const Convert& convert) {
   const absl::StatusOr<nlohmann::json> root = ParseStrictJson(text, subject, {.max_values = max_values});
-  if (!root.ok()) return AsDamage(root.status());
+  if (!root.ok()) return ToDataLoss(root.status());
   absl::StatusOr<Value> value = convert(*root);
-  if (!value.ok()) return AsDamage(value.status());
+  if (!value.ok()) return ToDataLoss(value.status());
   return value;
 }
 
 // Writes a profile's text: the format's number and the members of `body`, with sorted keys, one per line.
-std::string SpellProfile(nlohmann::json body);
+std::string FormatProfile(nlohmann::json body);
 
 }  // namespace sluice

@@ -155,7 +155,7 @@ SLUICE_ALWAYS_INLINE float LargestError(const Block& block, const Step& step) {
       largest[i] = std::max(largest[i], std::fabs(residual));
     }
   }
-  return LargestLane(LoadLanes(largest));
+  return MaxOfLanes(LoadLanes(largest));
 }
 
 // Half-quadratic quantization: finds the zero that minimises the sum of |w - w'|^0.7 for a fixed scale, by
@@ -193,10 +193,10 @@ Range RangeOf(const float* weights, size_t count) {
   size_t base = 0;
   for (; base + kLanes <= count; base += kLanes) {
     const LaneVectors lanes = LoadLanes(weights + base);
-    LowerLanes(lanes, &low);
-    RaiseLanes(lanes, &high);
+    UpdateMinLanes(lanes, &low);
+    UpdateMaxLanes(lanes, &high);
   }
-  Range range = {LeastLane(low), LargestLane(high)};
+  Range range = {MinOfLanes(low), MaxOfLanes(high)};
   // The sign of a zero becomes a bit of the row: it is the sign of the first lane with that value.
   if (range.low == 0) {
     float lanes[kLanes];

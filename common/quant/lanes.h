@@ -26,13 +26,13 @@ SLUICE_ALWAYS_INLINE LaneVectors LoadLanes(const float* values) {
 }
 
 // Lane by lane std::min and std::max of `lanes` and `others`: the former if they are equal.
-SLUICE_ALWAYS_INLINE void LowerLanes(const LaneVectors& others, LaneVectors* lanes) {
+SLUICE_ALWAYS_INLINE void UpdateMinLanes(const LaneVectors& others, LaneVectors* lanes) {
   for (int i = 0; i < 4; ++i) {
     const LaneVector other = others.quarters[i];
     lanes->quarters[i] = other < lanes->quarters[i] ? other : lanes->quarters[i];
   }
 }
-SLUICE_ALWAYS_INLINE void RaiseLanes(const LaneVectors& others, LaneVectors* lanes) {
+SLUICE_ALWAYS_INLINE void UpdateMaxLanes(const LaneVectors& others, LaneVectors* lanes) {
   for (int i = 0; i < 4; ++i) {
     const LaneVector other = others.quarters[i];
     lanes->quarters[i] = lanes->quarters[i] < other ? other : lanes->quarters[i];
@@ -54,10 +54,10 @@ SLUICE_ALWAYS_INLINE float SumOfLanes(const LaneVectors& lanes) {
 }
 
 // For two zeros of different signs, either one.
-SLUICE_ALWAYS_INLINE float LeastLane(const LaneVectors& lanes) {
+SLUICE_ALWAYS_INLINE float MinOfLanes(const LaneVectors& lanes) {
   return FoldLanes(lanes, [](auto a, auto b) { return b < a ? b : a; });
 }
-SLUICE_ALWAYS_INLINE float LargestLane(const LaneVectors& lanes) {
+SLUICE_ALWAYS_INLINE float MaxOfLanes(const LaneVectors& lanes) {
   return FoldLanes(lanes, [](auto a, auto b) { return a < b ? b : a; });
 }
 

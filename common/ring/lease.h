@@ -24,7 +24,7 @@ inline bool TryLease(const ResidencyEntry& entry, PinEntry& pin, uint64_t* place
   __builtin_prefetch(&entry, 0);
   ProtocolStep(ProtocolPoint::kLeasePin, &pin);
   pin.pins.fetch_add(1, std::memory_order_seq_cst);
-  ProtocolStep(ProtocolPoint::kLeaseLook, &entry);
+  ProtocolStep(ProtocolPoint::kLeaseCheck, &entry);
   const uint64_t state = entry.state.load(std::memory_order_seq_cst);
   if (StateOf(state) != ExtentState::kResident) [[unlikely]] {
     ProtocolStep(ProtocolPoint::kLeaseUndo, &pin);
@@ -95,7 +95,7 @@ bool TryEvict(ResidencyEntry& entry, const AnyPin& any_pin) {
 
 // weightd, within TryEvict.
 inline bool PinsHeld(const PinEntry& pin) {
-  ProtocolStep(ProtocolPoint::kEvictLook, &pin);
+  ProtocolStep(ProtocolPoint::kEvictCheck, &pin);
   return pin.pins.load(std::memory_order_seq_cst) != 0;
 }
 

@@ -26,7 +26,7 @@ using HandleBytes = std::array<uint8_t, 64>;
 // Number of descriptors that a handle of this kind consists of.
 constexpr size_t DescriptorsOf(HandleKind kind) { return kind == HandleKind::kCudaIpc ? 0 : 1; }
 
-constexpr bool IsOfCuda(HandleKind kind) {
+constexpr bool IsCudaHandle(HandleKind kind) {
   return kind == HandleKind::kCudaFd || kind == HandleKind::kCudaIpc;
 }
 

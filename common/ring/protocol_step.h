@@ -15,21 +15,21 @@ namespace sluice {
 // Each step is named after the operation that follows it.
 enum class ProtocolPoint {
   kLeasePin,       // client: pins + 1
-  kLeaseLook,      // client: load of the state
+  kLeaseCheck,     // client: load of the state
   kLeaseUndo,      // client: pins - 1, nothing was leased
   kReleaseStamp,   // client: uses, last_step and last_stamp
   kReleaseUnpin,   // client: pins - 1
   kPublishPlace,   // weightd: place and then state
   kPublishState,   // weightd: state RESIDENT, or any other outside an eviction
   kEvictMark,      // weightd: state EVICTING
-  kEvictLook,      // weightd: load of one session's pins
+  kEvictCheck,     // weightd: load of one session's pins
   kEvictDecide,    // weightd: state ABSENT, or RESIDENT again
   kRingCopy,       // either: an entry
   kRingPublish,    // either: a cursor
-  kRingLook,       // either: the other side's cursor
+  kRingCheck,      // either: the other side's cursor
   kSleepAnnounce,  // either: "I am about to sleep"
-  kSleepLook,      // either: the last look before sleeping
-  kSleepTake,      // either: resets the other side's announcement, to wake it
+  kSleepCheck,     // either: the last look before sleeping
+  kSleepReset,     // either: resets the other side's announcement, to wake it
   kWake            // either: writes the bell
 };
 

@@ -52,7 +52,7 @@ ControlView ViewOf(std::byte* base, const ControlLayout& layout) {
 template <typename Entry>
 RingResult PeekEntry(const ControlWord& tail, const Entry* ring, uint64_t capacity, uint64_t head,
                      Entry* entry) {
-  ProtocolStep(ProtocolPoint::kRingLook, &tail);
+  ProtocolStep(ProtocolPoint::kRingCheck, &tail);
   const uint64_t end = tail.value.load(std::memory_order_acquire);
   if (end == head) {
     return RingResult::kNone;
@@ -71,7 +71,7 @@ void PublishHead(uint64_t head, ControlWord* word) {
 }
 
 void TakeBack(ControlWord* announcement) {
-  ProtocolStep(ProtocolPoint::kSleepTake, announcement);
+  ProtocolStep(ProtocolPoint::kSleepReset, announcement);
   announcement->value.store(0, std::memory_order_relaxed);
 }
 
@@ -81,7 +81,7 @@ void TakeBack(ControlWord* announcement) {
 bool Announce(const ControlWord& tail, uint64_t head, ControlWord* announcement) {
   ProtocolStep(ProtocolPoint::kSleepAnnounce, announcement);
   announcement->value.store(1, std::memory_order_seq_cst);
-  ProtocolStep(ProtocolPoint::kSleepLook, &tail);
+  ProtocolStep(ProtocolPoint::kSleepCheck, &tail);
   if (tail.value.load(std::memory_order_seq_cst) != head) {
     TakeBack(announcement);
     return false;
@@ -92,11 +92,11 @@ bool Announce(const ControlWord& tail, uint64_t head, ControlWord* announcement)
 // Returns true if the reader must be woken: true for exactly one of several callers, so that it takes one
 // system call. The load first keeps the common case, a reader that is awake, free of a locked instruction.
 bool TakeAnnouncement(ControlWord* announcement) {
-  ProtocolStep(ProtocolPoint::kSleepTake, announcement);
+  ProtocolStep(ProtocolPoint::kSleepReset, announcement);
   if (announcement->value.load(std::memory_order_seq_cst) == 0) {
     return false;
   }
-  ProtocolStep(ProtocolPoint::kSleepTake, announcement);
+  ProtocolStep(ProtocolPoint::kSleepReset, announcement);
   return announcement->value.exchange(0, std::memory_order_seq_cst) != 0;
 }
 
@@ -186,13 +186,13 @@ RingResult SubmissionWriter::Push(SubmissionEntry entry) {
   entry.sequence = tail_;
   CopyIn(&view_.submissions[tail_ & (capacity - 1)], entry);
   ++tail_;
-  // The caller reads the announcement next (TakeServerSleep()); Announce() explains why that is enough.
+  // The caller reads the announcement next (ClaimServerWake()); Announce() explains why that is enough.
   ProtocolStep(ProtocolPoint::kRingPublish, &view_.cursors->submission_tail);
   view_.cursors->submission_tail.value.store(tail_, std::memory_order_seq_cst);
   return RingResult::kOk;
 }
 
-bool SubmissionWriter::TakeServerSleep() { return TakeAnnouncement(&view_.cursors->server_sleeping); }
+bool SubmissionWriter::ClaimServerWake() { return TakeAnnouncement(&view_.cursors->server_sleeping); }
 
 RingResult CompletionReader::Peek(CompletionEntry* entry) {
   return PeekEntry(view_.cursors->completion_tail, view_.completions, view_.layout.ring_entries, head_,
@@ -241,7 +241,7 @@ uint64_t CompletionWriter::Push(CompletionEntry entry) {
 }
 
 RingResult CompletionWriter::Reaped(uint64_t* head) {
-  ProtocolStep(ProtocolPoint::kRingLook, &view_.cursors->completion_head);
+  ProtocolStep(ProtocolPoint::kRingCheck, &view_.cursors->completion_head);
   const uint64_t now = view_.cursors->completion_head.value.load(std::memory_order_acquire);
   if (now < head_ || now > tail_) {
     return RingResult::kCorrupt;
@@ -251,6 +251,6 @@ RingResult CompletionWriter::Reaped(uint64_t* head) {
   return RingResult::kOk;
 }
 
-bool CompletionWriter::TakeClientWait() { return TakeAnnouncement(&view_.cursors->client_waiting); }
+bool CompletionWriter::ClaimClientWake() { return TakeAnnouncement(&view_.cursors->client_waiting); }
 
 }  // namespace sluice

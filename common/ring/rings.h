@@ -52,7 +52,7 @@ class SubmissionWriter {
 
   // Call after one or more Push: true if weightd sleeps and the server bell must be rung. At most one caller
   // per sleep gets true.
-  bool TakeServerSleep();
+  bool ClaimServerWake();
 
   uint64_t tail() const { return tail_; }
   // Number of entries that weightd has consumed, with their lists.
@@ -121,7 +121,7 @@ class CompletionWriter {
   RingResult Reaped(uint64_t* head);
 
   // Call after one or more Push: true if the client sleeps and the client bell must be rung.
-  bool TakeClientWait();
+  bool ClaimClientWake();
 
   uint64_t tail() const { return tail_; }
 

@@ -24,7 +24,7 @@ constexpr uint64_t kHugePage = 2ull * 1024 * 1024;
 // Maps all of a memory file. Files of a huge page or more start on a huge page boundary: only then can the
 // kernel map their pages as huge ones (else MADV_COLLAPSE is EINVAL).
 absl::StatusOr<Mapping> MapFile(int fd, uint64_t bytes, int protection, int flags) {
-  void* wanted = nullptr;
+  void* hint = nullptr;
   void* reserved = MAP_FAILED;
   if (bytes >= kHugePage) {
     // Reserves one huge page more than needed, which contains an aligned range; the rest before and behind it
@@ -35,7 +35,7 @@ absl::StatusOr<Mapping> MapFile(int fd, uint64_t bytes, int protection, int flag
   if (reserved != MAP_FAILED) {
     const uint64_t start = reinterpret_cast<uintptr_t>(reserved);
     const uint64_t aligned = (start + kHugePage - 1) / kHugePage * kHugePage;
-    wanted = reinterpret_cast<void*>(aligned);
+    hint = reinterpret_cast<void*>(aligned);
     const uint64_t end = (aligned + bytes + kPage - 1) / kPage * kPage;
     if (aligned != start) {
       munmap(reserved, aligned - start);
@@ -45,11 +45,11 @@ absl::StatusOr<Mapping> MapFile(int fd, uint64_t bytes, int protection, int flag
     }
     flags |= MAP_FIXED;
   }
-  void* address = mmap(wanted, bytes, protection, MAP_SHARED | flags, fd, 0);
+  void* address = mmap(hint, bytes, protection, MAP_SHARED | flags, fd, 0);
   if (address == MAP_FAILED) {
     const int error_number = errno;
-    if (wanted != nullptr) {
-      munmap(wanted, bytes);
+    if (hint != nullptr) {
+      munmap(hint, bytes);
     }
     return ErrnoToStatus(error_number, absl::StrCat("mapping a memory file of ", bytes, " bytes"));
   }

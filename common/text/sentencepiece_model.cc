@@ -119,7 +119,7 @@ absl::Status ParseNormalizerSpec(std::string_view message, Model* model) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<Model> ParseModel(std::string_view bytes) {
+absl::StatusOr<Model> ParseModelProto(std::string_view bytes) {
   Model model;
   ProtoReader reader(bytes);
   while (!reader.AtEnd()) {
@@ -243,7 +243,7 @@ bool IsControl(const Model& model, int32_t id) {
 }  // namespace
 
 absl::StatusOr<TokenizerSpec> ParseSentencePieceModel(std::string_view bytes, const TokenizerConfig& config) {
-  ASSIGN_OR_RETURN(const Model model, ParseModel(bytes));
+  ASSIGN_OR_RETURN(const Model model, ParseModelProto(bytes));
   RETURN_IF_ERROR(CheckIsSupported(model));
   TokenizerSpec spec;
   RETURN_IF_ERROR(AddPieces(model, &spec));

@@ -185,7 +185,7 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> Tokenizer::LoadFromFiles(const Tokeni
   ASSIGN_OR_RETURN(const TokenizerConfig config, ParseTokenizerConfig(files));
   ASSIGN_OR_RETURN(impl->spec, ParseFiles(files, config));
   RETURN_IF_ERROR(ApplySpecialTokenRules(config, &impl->spec));
-  impl->special_token_names = NamesOfSpecialTokens(config, impl->spec);
+  impl->special_token_names = CollectSpecialTokenNames(config, impl->spec);
   ASSIGN_OR_RETURN(impl->normalizer, Normalizer::Create(impl->spec.normalizers));
   ASSIGN_OR_RETURN(impl->pre_tokenizer, PreTokenizer::Create(impl->spec.pre_tokenizers));
   ASSIGN_OR_RETURN(impl->decoder, Decoder::Create(impl->spec.decoders));
@@ -237,7 +237,7 @@ absl::StatusOr<std::vector<int32_t>> Tokenizer::EncodeMarked(
   }
   std::string well_formed(text);
   std::string its_marks(marks);
-  ChangeRuns(&well_formed, &its_marks, [](std::string_view run) { return ReplaceIllFormedUtf8(run); });
+  TransformRuns(&well_formed, &its_marks, [](std::string_view run) { return ReplaceIllFormedUtf8(run); });
   std::vector<int32_t> ids;
   EncodeScratch scratch(control);
   RETURN_IF_ERROR(impl_->EncodeAll(well_formed, its_marks, &scratch, &ids));

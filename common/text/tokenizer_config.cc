@@ -221,8 +221,8 @@ absl::Status ApplySpecialTokenRules(const TokenizerConfig& config, TokenizerSpec
   return absl::OkStatus();
 }
 
-std::map<std::string, std::string> NamesOfSpecialTokens(const TokenizerConfig& config,
-                                                        const TokenizerSpec& spec) {
+std::map<std::string, std::string> CollectSpecialTokenNames(const TokenizerConfig& config,
+                                                            const TokenizerSpec& spec) {
   std::map<std::string, std::string> names = config.names;
   for (const auto& [name, id] : {std::pair("bos_token", spec.bos), std::pair("eos_token", spec.eos)}) {
     const std::optional<std::string_view> token =

@@ -39,8 +39,8 @@ absl::Status ApplyAddedTokens(const TokenizerConfig& config, TokenizerSpec* spec
 absl::Status ApplySpecialTokenRules(const TokenizerConfig& config, TokenizerSpec* spec);
 
 // Returns the config's names, plus bos_token and eos_token if only the vocabulary's own file defines them.
-std::map<std::string, std::string> NamesOfSpecialTokens(const TokenizerConfig& config,
-                                                        const TokenizerSpec& spec);
+std::map<std::string, std::string> CollectSpecialTokenNames(const TokenizerConfig& config,
+                                                            const TokenizerSpec& spec);
 
 // Parses GPT-2's and Qwen2's byte-level BPE; Unimplemented for another `tokenizer_class`.
 absl::StatusOr<TokenizerSpec> ParseVocabAndMerges(const std::string& vocab_json,

@@ -6,7 +6,7 @@
 namespace sluice {
 namespace {
 
-constexpr size_t kMaxDepth = 64;
+constexpr size_t kMaxDocumentDepth = 64;
 
 // DocumentReader: receives the parser's events; each handler returns false to stop. Vocabulary and merges,
 // hundreds of thousands of entries, go straight into vectors: a JSON tree of them would need many times the
@@ -153,8 +153,8 @@ class DocumentReader {
   }
 
   bool Open(Json container) {
-    if (open_.size() >= kMaxDepth) {
-      return Fail(absl::StrCat("nested deeper than ", kMaxDepth));
+    if (open_.size() >= kMaxDocumentDepth) {
+      return Fail(absl::StrCat("nested deeper than ", kMaxDocumentDepth));
     }
     Json* const slot = Slot();
     if (slot == nullptr) {

@@ -1,4 +1,4 @@
-// Tokenizer::Impl: the components of one tokenizer, shared by tokenizer.cc and stream_decoder.cc.
+// Tokenizer::Impl: the components of one tokenizer, private to tokenizer.cc.
 //
 // Thread safety: immutable once loaded; const methods may be called from any thread at once.
 #pragma once
@@ -26,10 +26,10 @@ namespace sluice {
 // Buffers of one call of Encode.
 struct EncodeScratch {
   explicit EncodeScratch(const EncodeOptions& options)
-      : parse_special(options.parse_special), bpe(/*may_give_special=*/options.parse_special) {}
+      : parse_special(options.parse_special), bpe(/*allow_special=*/options.parse_special) {}
   // Buffers of EncodeMarked.
   explicit EncodeScratch(const absl::flat_hash_set<int32_t>& control)
-      : parse_special(false), control(&control), bpe(/*may_give_special=*/false) {}
+      : parse_special(false), control(&control), bpe(/*allow_special=*/false) {}
   const bool parse_special;
   const absl::flat_hash_set<int32_t>* const control = nullptr;  // null: the text has no marks
   RegexScratch regex;

@@ -68,10 +68,10 @@ double BinaryLoss(uint32_t outputs, const float* target, float* out) {
 
 // The same for a distribution as target; the largest logit is taken off first, so that exp never overflows.
 double SoftmaxLoss(uint32_t outputs, const float* target, float* out) {
-  const double most = *std::max_element(out, out + outputs);
+  const double max_output = *std::max_element(out, out + outputs);
   double sum = 0;
-  for (uint32_t j = 0; j < outputs; ++j) sum += std::exp(out[j] - most);
-  const double log_sum = most + std::log(sum);
+  for (uint32_t j = 0; j < outputs; ++j) sum += std::exp(out[j] - max_output);
+  const double log_sum = max_output + std::log(sum);
   double loss = 0;
   for (uint32_t j = 0; j < outputs; ++j) {
     loss += target[j] * (log_sum - out[j]);
@@ -95,9 +95,9 @@ double Backward(const TrainedNet& net, TrainingLoss loss, uint32_t rows, const f
   double total = 0;
   for (uint32_t row = 0; row < rows; ++row) {
     float* out = batch->out.data() + uint64_t{row} * net.outputs;
-    const float* wanted = target + uint64_t{row} * net.outputs;
-    total += loss == TrainingLoss::kBinary ? BinaryLoss(net.outputs, wanted, out)
-                                           : SoftmaxLoss(net.outputs, wanted, out);
+    const float* expected = target + uint64_t{row} * net.outputs;
+    total += loss == TrainingLoss::kBinary ? BinaryLoss(net.outputs, expected, out)
+                                           : SoftmaxLoss(net.outputs, expected, out);
   }
   const float share = 1.0f / static_cast<float>(rows);
   for (float& value : batch->out) value *= share;

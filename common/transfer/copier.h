@@ -35,22 +35,22 @@ class Copier {
   virtual ~Copier() = default;
 
   // True if this copier writes memory of handles of this kind.
-  virtual bool Takes(HandleKind kind) const = 0;
+  virtual bool Supports(HandleKind kind) const = 0;
 
   // Opens memory that a client offered, of a kind that this copier handles; may take long. `fd`: for kinds
   // with a descriptor. INVALID_ARGUMENT naming the mismatch, NOT_FOUND: there is no such device.
   virtual absl::StatusOr<std::shared_ptr<Slab>> Open(UniqueFd fd, const SlabHandle& handle) = 0;
 
   // True if a copy has ended when its Begin() returns; Completed() then returns none.
-  virtual bool CopiesAtCall() const = 0;
+  virtual bool IsSynchronous() const = 0;
 
   // Begins to copy one chunk. `slab` came from Open(), and the chunk's rows lie within it. After an error
   // nothing is in flight, and Completed() does not return the tag.
   virtual absl::Status Begin(uint64_t tag, const TransferPlan& plan, const PlanChunk& chunk, Slab* slab) = 0;
 
-  // Copies that ended since the last call. If none has and some are in flight, waits up to `most_nanos` for
-  // one; every copy that was begun is returned within a time that does not depend on further calls.
-  virtual std::vector<CopyDone> Completed(int64_t most_nanos) = 0;
+  // Copies that ended since the last call. If none has and some are in flight, waits up to `max_wait_nanos`
+  // for one; every copy that was begun is returned within a time that does not depend on further calls.
+  virtual std::vector<CopyDone> Completed(int64_t max_wait_nanos) = 0;
 
   // Announces memory that chunks will be read from, for copiers that are faster from registered memory; a
   // chunk may still come from elsewhere. Returns at once.
@@ -63,11 +63,11 @@ class Copier {
 // Copies into memory files by stores of the calling thread.
 class HostCopier final : public Copier {
  public:
-  bool Takes(HandleKind kind) const override { return kind == HandleKind::kMemoryFile; }
+  bool Supports(HandleKind kind) const override { return kind == HandleKind::kMemoryFile; }
   absl::StatusOr<std::shared_ptr<Slab>> Open(UniqueFd fd, const SlabHandle& handle) override;
-  bool CopiesAtCall() const override { return true; }
+  bool IsSynchronous() const override { return true; }
   absl::Status Begin(uint64_t tag, const TransferPlan& plan, const PlanChunk& chunk, Slab* slab) override;
-  std::vector<CopyDone> Completed(int64_t /*most_nanos*/) override { return {}; }
+  std::vector<CopyDone> Completed(int64_t /*max_wait_nanos*/) override { return {}; }
 };
 
 }  // namespace sluice

@@ -19,7 +19,7 @@ template <_mm_hint kHint>
 __attribute__((target("avx2"))) void CopyLines(std::byte* dest, const std::byte* source, uint64_t body,
                                                const std::byte* next) {
   // Bytes behind a row are not fetched: they mostly belong to a neuron that was not requested.
-  const uint64_t ahead = std::min(kStreamAhead, body);
+  const uint64_t ahead = std::min(kPrefetchDistance, body);
   for (uint64_t i = 0; i < body; i += kLine) {
     if (i + ahead < body) {
       _mm_prefetch(reinterpret_cast<const char*>(source + i + ahead), kHint);

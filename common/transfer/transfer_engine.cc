@@ -14,7 +14,7 @@ namespace {
 
 // Time that a copy thread waits for the end of copies before it looks for new work. A copy takes some 40
 // microseconds (1 MiB at 25 GB/s), and a demand that arrives meanwhile should not wait longer than that.
-constexpr int64_t kLookNanos = 50'000;
+constexpr int64_t kCollectNanos = 50'000;
 
 std::vector<std::shared_ptr<Copier>> WithHost(std::vector<std::shared_ptr<Copier>> devices) {
   devices.push_back(std::make_shared<HostCopier>());
@@ -40,8 +40,8 @@ TransferEngine::TransferEngine(const Options& options, const Clock* clock, std::
       copiers_(WithHost(std::move(devices))),
       schedule_(options.schedule) {
   for (const std::shared_ptr<Copier>& copier : copiers_) {
-    if (!copier->CopiesAtCall()) {
-      later_.push_back(copier.get());
+    if (!copier->IsSynchronous()) {
+      async_copiers_.push_back(copier.get());
     }
   }
   for (int i = 0; i < options.threads; ++i) {
@@ -58,12 +58,12 @@ TransferEngine::~TransferEngine() {
     stop_ = true;
   }
   work_.SignalAll();
-  flights_.SignalAll();
+  arrivals_.SignalAll();
   for (std::thread& thread : threads_) {
     thread.join();
   }
   // Copiers write from sources and into slabs that are destroyed next.
-  while (TakeCompleted(kLookNanos) || [this] {
+  while (TakeCompleted(kCollectNanos) || [this] {
     MutexLock lock(&mutex_);
     return !begun_.empty();
   }()) {
@@ -72,7 +72,7 @@ TransferEngine::~TransferEngine() {
 
 Copier* TransferEngine::CopierOf(HandleKind kind) const {
   for (const std::shared_ptr<Copier>& copier : copiers_) {
-    if (copier->Takes(kind)) {
+    if (copier->Supports(kind)) {
       return copier.get();
     }
   }
@@ -201,7 +201,7 @@ TransferStats TransferEngine::stats() const {
 
 int64_t TransferEngine::NextArrival() const {
   MutexLock lock(&mutex_);
-  return flying_.empty() ? 0 : flying_.begin()->first;
+  return in_flight_.empty() ? 0 : in_flight_.begin()->first;
 }
 
 // ---------------------------------------------------------------- threads
@@ -212,18 +212,18 @@ void TransferEngine::CopyLoop() {
     bool taken = false;
     {
       MutexLock lock(&mutex_);
-      while (!stop_ && !(taken = Take(&task)) && (begun_.empty() || looking_)) {
+      while (!stop_ && !(taken = Take(&task)) && (begun_.empty() || collecting_)) {
         work_.Wait(&mutex_);
       }
       if (stop_) {
         return;
       }
-      looking_ = looking_ || !taken;
+      collecting_ = collecting_ || !taken;
     }
     if (!taken) {
-      TakeCompleted(kLookNanos);
+      TakeCompleted(kCollectNanos);
       MutexLock lock(&mutex_);
-      looking_ = false;
+      collecting_ = false;
       continue;
     }
     work_.Signal();  // there may be work for more than one thread
@@ -236,11 +236,12 @@ void TransferEngine::ArrivalLoop() {
   while (true) {
     {
       MutexLock lock(&mutex_);
-      while (!stop_ && (flying_.empty() || flying_.begin()->first > clock_->NowNanos())) {
-        if (flying_.empty()) {
-          flights_.Wait(&mutex_);
+      while (!stop_ && (in_flight_.empty() || in_flight_.begin()->first > clock_->NowNanos())) {
+        if (in_flight_.empty()) {
+          arrivals_.Wait(&mutex_);
         } else {
-          flights_.WaitFor(&mutex_, std::chrono::nanoseconds(flying_.begin()->first - clock_->NowNanos()));
+          arrivals_.WaitFor(&mutex_,
+                            std::chrono::nanoseconds(in_flight_.begin()->first - clock_->NowNanos()));
         }
       }
       if (stop_) {
@@ -288,7 +289,7 @@ bool TransferEngine::Take(Task* task) {
   task->slab = running.job.slab.get();
   task->copier = CopierOf(task->slab->kind());
   task->tag = 0;
-  if (!task->copier->CopiesAtCall()) {
+  if (!task->copier->IsSynchronous()) {
     task->tag = next_tag_++;
     begun_.emplace(task->tag, *chunk);
   }
@@ -322,10 +323,10 @@ void TransferEngine::Do(Task task) {
   Wake();
 }
 
-bool TransferEngine::TakeCompleted(int64_t most_nanos) {
+bool TransferEngine::TakeCompleted(int64_t max_wait_nanos) {
   bool any = false;
-  for (Copier* copier : later_) {
-    std::vector<CopyDone> done = copier->Completed(any ? 0 : most_nanos);
+  for (Copier* copier : async_copiers_) {
+    std::vector<CopyDone> done = copier->Completed(any ? 0 : max_wait_nanos);
     MutexLock lock(&mutex_);
     for (CopyDone& one : done) {
       const auto found = begun_.find(one.tag);
@@ -361,20 +362,20 @@ void TransferEngine::OnCopied(const LinkChunk& chunk, absl::Status copied) {
     return;
   }
   // The copy itself is part of the modelled time: it began when there was room.
-  const int64_t ready = std::max(running_.at(chunk.number)->added_nanos, link.room_nanos);
+  const int64_t ready = std::max(running_.at(chunk.number)->added_nanos, link.free_nanos);
   const int64_t arrives = link.model.Book(chunk.bytes, ready, now);
-  if (arrives <= now && flying_.empty()) {
+  if (arrives <= now && in_flight_.empty()) {
     Arrive(chunk, arrives);
     return;
   }
-  flying_.emplace(arrives, chunk);
-  flights_.Signal();
+  in_flight_.emplace(arrives, chunk);
+  arrivals_.Signal();
 }
 
 void TransferEngine::ArriveDue(int64_t now) {
-  while (!flying_.empty() && flying_.begin()->first <= now) {
-    const auto [nanos, chunk] = *flying_.begin();
-    flying_.erase(flying_.begin());
+  while (!in_flight_.empty() && in_flight_.begin()->first <= now) {
+    const auto [nanos, chunk] = *in_flight_.begin();
+    in_flight_.erase(in_flight_.begin());
     Arrive(chunk, nanos);
   }
 }
@@ -386,7 +387,7 @@ void TransferEngine::Arrive(const LinkChunk& chunk, int64_t nanos) {
   stats_.link_bytes += chunk.bytes;
   stats_.link_demand_bytes += running.job.link_class == LinkClass::kDemand ? chunk.bytes : 0;
   Link& link = links_.at(chunk.link);
-  link.room_nanos = std::max(link.room_nanos, nanos);
+  link.free_nanos = std::max(link.free_nanos, nanos);
   PublishTiles(&running, running.job.plan.chunks[chunk.index].tile);
   if (schedule_.Deliver(chunk)) {
     End(chunk.number);

@@ -131,7 +131,7 @@ class TransferEngine {
   };
   struct Link {
     LinkModel model;
-    int64_t room_nanos = 0;  // time at which the last arrival made room
+    int64_t free_nanos = 0;  // time at which the last arrival made room
     uint32_t jobs = 0;
     bool removed = false;
   };
@@ -161,8 +161,8 @@ class TransferEngine {
   void Do(Task task) ABSL_LOCKS_EXCLUDED(mutex_);
   // Null: no copier handles memory of this kind.
   Copier* CopierOf(HandleKind kind) const;
-  // Collects completed copies, waiting for them up to `most_nanos`; false: there were none.
-  bool TakeCompleted(int64_t most_nanos) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Collects completed copies, waiting for them up to `max_wait_nanos`; false: there were none.
+  bool TakeCompleted(int64_t max_wait_nanos) ABSL_LOCKS_EXCLUDED(mutex_);
   void OnCopied(const LinkChunk& chunk, absl::Status copied) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Arrive(const LinkChunk& chunk, int64_t nanos) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void ArriveDue(int64_t now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -174,20 +174,20 @@ class TransferEngine {
   const Clock* const clock_;
   const std::function<void()> wake_;
   const std::vector<std::shared_ptr<Copier>> copiers_;
-  std::vector<Copier*> later_;  // the asynchronous ones; const once constructed
+  std::vector<Copier*> async_copiers_;  // the asynchronous ones; const once constructed
 
   mutable Mutex mutex_;
-  CondVar work_;     // for copy threads
-  CondVar flights_;  // for the thread of arrivals
+  CondVar work_;      // for copy threads
+  CondVar arrivals_;  // for the thread of arrivals
   bool stop_ ABSL_GUARDED_BY(mutex_) = false;
   TransferSchedule schedule_ ABSL_GUARDED_BY(mutex_);
   std::map<uint32_t, Link> links_ ABSL_GUARDED_BY(mutex_);
   uint32_t next_link_ ABSL_GUARDED_BY(mutex_) = 0;
   std::unordered_map<uint64_t, std::unique_ptr<Running>> running_ ABSL_GUARDED_BY(mutex_);
-  std::multimap<int64_t, LinkChunk> flying_ ABSL_GUARDED_BY(mutex_);       // by arrival
+  std::multimap<int64_t, LinkChunk> in_flight_ ABSL_GUARDED_BY(mutex_);    // by arrival
   std::unordered_map<uint64_t, LinkChunk> begun_ ABSL_GUARDED_BY(mutex_);  // by tag
   uint64_t next_tag_ ABSL_GUARDED_BY(mutex_) = 1;
-  bool looking_ ABSL_GUARDED_BY(mutex_) = false;  // a thread is in TakeCompleted()
+  bool collecting_ ABSL_GUARDED_BY(mutex_) = false;  // a thread is in TakeCompleted()
   std::deque<MapJob> map_jobs_ ABSL_GUARDED_BY(mutex_);
   std::vector<TransferEvent> events_ ABSL_GUARDED_BY(mutex_);
   bool announced_ ABSL_GUARDED_BY(mutex_) = true;  // true if `wake` was called for every event

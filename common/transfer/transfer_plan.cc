@@ -42,9 +42,9 @@ std::vector<CopyLane> MakeLanes(std::vector<PartCopy> parts, bool merge) {
 }
 
 // The last row of the piece has no gap behind it.
-void CopyRun(const CopyLane& lane, uint64_t neuron, uint64_t place, uint64_t rows, const std::byte* next,
+void CopyRun(const CopyLane& lane, uint64_t neuron, uint64_t slab_row, uint64_t rows, const std::byte* next,
              std::byte* slab) {
-  StreamCopy(slab + lane.dest + place * lane.dest_stride, lane.source + neuron * lane.source_stride,
+  StreamCopy(slab + lane.dest + slab_row * lane.dest_stride, lane.source + neuron * lane.source_stride,
              (rows - 1) * lane.dest_stride + lane.row_bytes, next);
 }
 
@@ -55,7 +55,8 @@ void CopyLaneRows(const CopyLane& lane, const std::vector<uint32_t>& neurons, co
     CopyRun(lane, chunk.first, chunk.first, chunk.rows, nullptr, slab);
     return;
   }
-  const uint64_t rows_ahead = std::max<uint64_t>(1, kStreamAhead / std::max<uint64_t>(1, lane.row_bytes));
+  const uint64_t rows_ahead =
+      std::max<uint64_t>(1, kPrefetchDistance / std::max<uint64_t>(1, lane.row_bytes));
   for (uint64_t i = chunk.first; i < end;) {
     const uint64_t neuron = neurons.empty() ? i : neurons[i];
     uint64_t run = 1;
@@ -88,7 +89,7 @@ TransferPlan MakeTransferPlan(const std::vector<PartCopy>& parts, uint32_t rows,
   const auto total = listed ? static_cast<uint32_t>(plan.neurons.size()) : rows;
   const uint32_t tile = tile_neurons == 0 ? total : std::min(tile_neurons, total);
   const uint64_t by_bytes = std::max<uint64_t>(1, options.chunk_bytes / row_bytes);
-  const uint64_t by_count = std::max<uint64_t>(options.chunk_neurons, options.least_chunk_bytes / row_bytes);
+  const uint64_t by_count = std::max<uint64_t>(options.chunk_neurons, options.min_chunk_bytes / row_bytes);
   const auto step =
       static_cast<uint32_t>(std::min<uint64_t>(listed ? std::min(by_bytes, by_count) : by_bytes, tile));
   for (uint32_t begin = 0; begin < total; begin += std::min(tile, total - begin)) {

@@ -48,7 +48,7 @@ struct PlanOptions {
   // Neurons in a chunk of listed neurons (FloE's optimum; by transfer_bench 5 to 358 perform alike).
   uint32_t chunk_neurons = 50;
   // Minimum bytes of such a chunk: short rows are not worth a turn of the schedule.
-  uint64_t least_chunk_bytes = 512 << 10;
+  uint64_t min_chunk_bytes = 512 << 10;
   // Off for comparison: every row of every part on its own.
   bool merge = true;
 };

@@ -272,7 +272,7 @@ void GrpcServer::SetPeers(const PeerPolicy& peers) {
   }
 }
 
-void GrpcServer::Shutdown(absl::Duration patience) {
+void GrpcServer::Shutdown(absl::Duration timeout) {
   if (impl_->server == nullptr || impl_->stopped.load()) {
     return;
   }
@@ -283,7 +283,7 @@ void GrpcServer::Shutdown(absl::Duration patience) {
       endpoint->loop->Stop();  // before the server: gRPC would not close a socket that it gets later
     }
   }
-  impl_->server->Shutdown(absl::ToChronoTime(absl::Now() + patience));
+  impl_->server->Shutdown(absl::ToChronoTime(absl::Now() + timeout));
   impl_->server->Wait();
 }
 
@@ -306,7 +306,7 @@ size_t GrpcServer::CountConnections() const {
 
 // gRPC shuts down when its last user leaves, and a new user may arrive during that shutdown. This user never
 // leaves.
-void LeaveGrpcToTheProcess() { grpc_init(); }
+void SkipGrpcShutdown() { grpc_init(); }
 
 std::string ClientClassOf(const grpc::ServerContextBase& context) {
   const std::shared_ptr<const grpc::AuthContext> auth = context.auth_context();

@@ -62,9 +62,9 @@ class GrpcServer {
   // Replaces the policy for new connections to the unix sockets.
   void SetPeers(const PeerPolicy& peers);
 
-  // Reports NOT_SERVING, accepts no more connections, lets running calls end for up to `patience`, cancels
+  // Reports NOT_SERVING, accepts no more connections, lets running calls end for up to `timeout`, cancels
   // the rest. Idempotent.
-  void Shutdown(absl::Duration patience);
+  void Shutdown(absl::Duration timeout);
 
   // The addresses with the ports in use.
   const std::vector<ListenAddress>& addresses() const;
@@ -81,7 +81,7 @@ class GrpcServer {
 // Skips gRPC's own shutdown at process exit. Programs call it before their first server and after they have
 // blocked their signals (gRPC's threads start here and inherit the mask). That shutdown waits for a thread
 // that flushes data to slow readers and that, once it was needed, polls for up to 10 s more.
-void LeaveGrpcToTheProcess();
+void SkipGrpcShutdown();
 
 // Class of a caller: "owner" (the server's own user), "root", "listed" (PeerPolicy::allowed_uids), "tcp", or
 // with TLS "cert:" and the certificate's common name.

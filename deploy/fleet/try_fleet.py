@@ -124,7 +124,7 @@ class Host:
 
     def answers(self):
         """Answers that inferd has given whole, over all of its lives here that ended by an order."""
-        match = re.search(r'^inferd_answers_total\{code="OK"\} (\d+)', self.http_text("/metrics")[1], re.M)
+        match = re.search(r'^inferd_responses_total\{code="OK"\} (\d+)', self.http_text("/metrics")[1], re.M)
         return self.answers_before + (int(match.group(1)) if match else 0)
 
     def busy(self):

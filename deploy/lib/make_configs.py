@@ -53,7 +53,7 @@ EXAMPLES = {
     "sparsity-scope": '"expert"',
     "sparsity-target": "0.8",
     "sparsity-threshold": "0.25",
-    "prefill-chunk-most": "2048",
+    "max-prefill-chunk": "2048",
     "threads": "8",
     "tls-certificate": '"/etc/sluice/tls/chain.pem"',
     "tls-client-ca": '"/etc/sluice/tls/clients.pem"',

@@ -55,11 +55,11 @@ struct GenerateSpec {
   std::vector<int32_t> prompt;  // prompt ids, at least one, each < vocab
   SamplingParams sampling;
   StoppingParams stopping;
-  std::optional<GuideSpec> guide;  // guide on the answer
-  uint32_t logprobs = 0;           // number of candidates reported per token besides the chosen one
+  std::optional<GrammarSpec> constraint;  // guide on the answer
+  uint32_t logprobs = 0;                  // number of candidates reported per token besides the chosen one
   // Special tokens whose spelling is part of the answer's text; other special tokens are invisible.
   // Ascending.
-  std::vector<int32_t> spelled_tokens;
+  std::vector<int32_t> visible_special_tokens;
   int32_t priority = 0;  // larger runs earlier and preempts sequences of lower priority
   absl::Time deadline = absl::InfiniteFuture();
   // The request ends RESOURCE_EXHAUSTED (reason QUEUE_WAIT) if it has not started after this time.
@@ -169,7 +169,7 @@ struct EngineStats {
   uint64_t dense_leases_held = 0;   // pins held for the session's lifetime
   uint64_t fetches_outstanding = 0;
   // Unused pages that hold cached prefixes; not part of kv_pages_used.
-  uint64_t kv_pages_kept = 0;
+  uint64_t kv_pages_cached = 0;
   // Counters.
   uint64_t steps = 0;
   uint64_t prompt_tokens = 0;         // of finished prompts
@@ -183,10 +183,10 @@ struct EngineStats {
   uint64_t expert_requests = 0;  // (layer, expert) activations
   uint64_t expert_hits = 0;
   uint64_t prefetch_issued = 0;
-  uint64_t prefetch_useful = 0;      // resident by the time the router chose it
-  uint64_t token_guesses = 0;        // steps after which the following tokens were drafted
-  uint64_t token_guesses_right = 0;  // of these: the next step began with exactly these tokens
-  uint64_t predictions = 0;          // experts predicted and checked against the router
+  uint64_t prefetch_useful = 0;    // resident by the time the router chose it
+  uint64_t draft_steps = 0;        // steps after which the following tokens were drafted
+  uint64_t draft_steps_right = 0;  // of these: the next step began with exactly these tokens
+  uint64_t predictions = 0;        // experts predicted and checked against the router
   uint64_t predictions_right = 0;
   uint64_t predictions_wanted = 0;  // experts chosen by the router where a prediction existed
   uint64_t bytes_ssd = 0;
@@ -296,7 +296,7 @@ class EngineApi {
 
   // RESOURCE_EXHAUSTED (QUEUE_FULL), as Generate() and Score() would return it, if the queue has no place for
   // any request of `client`: servers refuse the request before they tokenize its text.
-  virtual absl::Status CheckPlace(const std::string& client) = 0;
+  virtual absl::Status CheckQueueSpace(const std::string& client) = 0;
 
   // Sets the limits for new requests; requests already in the queue stay there.
   virtual void SetQueueLimits(const QueueLimits& limits) = 0;

@@ -1,6 +1,6 @@
 // API between the engine and its clients: constraints, queue limits, requests, sinks, statistics.
 //
-// GuideSpec: a client's guide on an answer (structured output). The engine compiles it to token masks.
+// GrammarSpec: a client's guide on an answer (structured output). The engine compiles it to token masks.
 //
 // Thread safety: plain values.
 #pragma once
@@ -13,13 +13,13 @@
 namespace sluice {
 
 // A text with a JSON document in the middle, such as a tool call.
-struct GuideCall {
+struct ToolCallGrammar {
   std::string begin;
   std::string json_schema;
   std::string end;
 };
 
-struct GuideSpec {
+struct GrammarSpec {
   enum class Kind : uint8_t {
     kJsonObject,  // any JSON object
     kJsonSchema,  // a JSON document valid under `text`, a JSON schema
@@ -31,7 +31,7 @@ struct GuideSpec {
   Kind kind = Kind::kJsonObject;
   std::string text;
   std::vector<std::string> choices;
-  std::vector<GuideCall> calls;
+  std::vector<ToolCallGrammar> calls;
   // Token that ends the unconstrained part of the answer (included): the thoughts of a reasoning model. The
   // answer cannot end before it.
   std::optional<int32_t> after_token;

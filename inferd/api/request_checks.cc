@@ -86,17 +86,17 @@ absl::Status CheckStopping(const StoppingParams& p, const RequestBounds& bounds)
 }
 
 // A constraint itself decides where an answer may end, and needs a tokenizer.
-absl::Status CheckGuide(const StoppingParams& stopping, const RequestBounds& bounds) {
+absl::Status CheckConstraint(const StoppingParams& stopping, const RequestBounds& bounds) {
   if (!bounds.has_text) {
-    return Invalid("guided", "the model has no tokenizer, so there is no text to guide");
+    return Invalid("guided", "the model has no tokenizer, so output cannot be constrained");
   }
   if (stopping.min_tokens > 0) {
     return Invalid("stopping.min_tokens",
-                   "cannot be set together with a guide, which says where the answer may end");
+                   "cannot be set together with a constraint, which decides where the answer may end");
   }
   return stopping.ignore_eos
              ? Invalid("stopping.ignore_eos",
-                       "cannot be set together with a guide, which says where the answer ends")
+                       "cannot be set together with a constraint, which decides where the answer ends")
              : absl::OkStatus();
 }
 
@@ -118,7 +118,7 @@ absl::Status CheckGenerate(const GenerateSpec& spec, const RequestBounds& bounds
     return Invalid("prompt", "has no token");
   }
   RETURN_IF_ERROR(CheckStopping(spec.stopping, bounds));
-  RETURN_IF_ERROR(spec.guide.has_value() ? CheckGuide(spec.stopping, bounds) : absl::OkStatus());
+  RETURN_IF_ERROR(spec.constraint.has_value() ? CheckConstraint(spec.stopping, bounds) : absl::OkStatus());
   // The whole answer must fit from the start: otherwise it would be cut off at the end of the context without
   // notice.
   if (spec.prompt.size() + spec.stopping.max_tokens > bounds.context) {

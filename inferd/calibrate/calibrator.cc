@@ -30,7 +30,7 @@ constexpr char kWorkFolder[] = ".calibrate";
 constexpr uint64_t kComputation = 5;
 // Minimum number of positions to train predictors on. A tenth, here two, are held out to choose between
 // networks.
-constexpr uint64_t kFewestTrainingPositions = 20;
+constexpr uint64_t kMinTrainingPositions = 20;
 // Number of positions on which the use of experts is measured: enough for about a thousand uses of each of a
 // layer's experts.
 constexpr uint64_t kCacheTokens = 16384;
@@ -155,9 +155,9 @@ absl::Status OpenFeatures(const CalibratorOptions& options, const ModelConfig& c
                           const std::string& folder, StageSet* set) {
   const uint64_t positions = PositionsOf(set->windows, set->windows.size());
   const uint64_t kept = FeatureRecorder::PositionsFor(config, positions, options.feature_bytes);
-  if (kept < kFewestTrainingPositions) {
+  if (kept < kMinTrainingPositions) {
     return absl::InvalidArgumentError(absl::StrCat("predictors cannot be trained on ", kept,
-                                                   " positions: the least is ", kFewestTrainingPositions,
+                                                   " positions: the least is ", kMinTrainingPositions,
                                                    " (--no-predictors leaves them out)"));
   }
   ASSIGN_OR_RETURN(set->features, FeatureRecorder::Open(folder + "/features", config, kept));

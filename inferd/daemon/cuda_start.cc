@@ -107,12 +107,12 @@ struct Trial {
 
 // Tries `push` with the requested handle type or else the device's best one; also with legacy IPC if nothing
 // was requested and descriptors are supported in name only. Leaves the backend of the last trial.
-absl::StatusOr<Trial> TryHandles(const CudaModuleApi& cuda, BackendLimits limits, absl::Duration patience,
+absl::StatusOr<Trial> TryHandles(const CudaModuleApi& cuda, BackendLimits limits, absl::Duration timeout,
                                  WeightClient* client, CudaStart* start) {
   Trial trial;
   while (true) {
     HandleKind kind = HandleKind::kCudaFd;
-    trial.outcome = TryPush(start->backend.get(), client, absl::Now() + patience, &kind, &trial.lost);
+    trial.outcome = TryPush(start->backend.get(), client, absl::Now() + timeout, &kind, &trial.lost);
     absl::StrAppend(&trial.words, trial.words.empty() ? "" : "; ", "by ", NameOf(kind), ": ",
                     trial.outcome.ok() ? "its trial succeeded" : trial.outcome.message());
     const bool choice = limits.shared_handle == SharedHandle::kBest && kind != HandleKind::kCudaIpc;
@@ -120,7 +120,7 @@ absl::StatusOr<Trial> TryHandles(const CudaModuleApi& cuda, BackendLimits limits
       return trial;
     }
     if (!client->connected()) {
-      RETURN_IF_ERROR(client->Reconnect(absl::Now() + patience));
+      RETURN_IF_ERROR(client->Reconnect(absl::Now() + timeout));
     }
     limits.shared_handle = SharedHandle::kIpc;
     RETURN_IF_ERROR(StartBackend(cuda, limits, start));
@@ -131,7 +131,7 @@ absl::StatusOr<Trial> TryHandles(const CudaModuleApi& cuda, BackendLimits limits
 
 absl::StatusOr<CudaStart> StartCuda(const CudaModuleApi& cuda, const EnginePlan& plan,
                                     const DeviceBudget& budget, const Policies& policies,
-                                    std::optional<Transport> transport, absl::Duration patience,
+                                    std::optional<Transport> transport, absl::Duration timeout,
                                     WeightClient* client) {
   CudaStart start;
   ASSIGN_OR_RETURN(const CudaDeviceFacts bare, cuda.facts());
@@ -140,7 +140,7 @@ absl::StatusOr<CudaStart> StartCuda(const CudaModuleApi& cuda, const EnginePlan&
   start.transport = transport.value_or(Transport::kPush);
   start.why = "as it was asked for";
   if (start.transport == Transport::kPush) {
-    ASSIGN_OR_RETURN(const Trial trial, TryHandles(cuda, plan.backend, patience, client, &start));
+    ASSIGN_OR_RETURN(const Trial trial, TryHandles(cuda, plan.backend, timeout, client, &start));
     if (!trial.outcome.ok() && (transport.has_value() || trial.lost)) {
       return absl::Status(trial.outcome.code(), absl::StrCat("transport push cannot be used: ", trial.words));
     }
@@ -151,7 +151,7 @@ absl::StatusOr<CudaStart> StartCuda(const CudaModuleApi& cuda, const EnginePlan&
     }
   }
   ASSIGN_OR_RETURN(const CudaDeviceFacts after, cuda.facts());
-  DeviceRoom room;
+  DeviceCapacity room;
   room.total = after.total_bytes;
   room.free = after.free_bytes;
   // weightd's CUDA context was created by the trial. Our context is older than every measurement, and at

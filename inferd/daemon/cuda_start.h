@@ -31,7 +31,7 @@ struct CudaStart {
 // a trial whose transport was requested; of DivideDeviceMemory().
 absl::StatusOr<CudaStart> StartCuda(const CudaModuleApi& cuda, const EnginePlan& plan,
                                     const DeviceBudget& budget, const Policies& policies,
-                                    std::optional<Transport> transport, absl::Duration patience,
+                                    std::optional<Transport> transport, absl::Duration timeout,
                                     WeightClient* client);
 
 }  // namespace sluice

@@ -72,11 +72,11 @@ std::string WeightdSocket(const InferdOptions& options) {
 absl::StatusOr<std::unique_ptr<Backend>> MakeHostBackend(const BackendLimits& limits, uint32_t threads,
                                                          bool pin) {
   if (!pin) {
-    return CreateHostBackend(limits, threads);
+    return CreateCpuBackend(limits, threads);
   }
   ASSIGN_OR_RETURN(const CpuTopology topology, ReadCpuTopology(AllowedCpus()));
-  ASSIGN_OR_RETURN(const std::vector<uint32_t> cpus, CpusOfThreads(topology, threads));
-  return CreatePinnedHostBackend(limits, cpus);
+  ASSIGN_OR_RETURN(const std::vector<uint32_t> cpus, AssignCpus(topology, threads));
+  return CreatePinnedCpuBackend(limits, cpus);
 }
 
 }  // namespace
@@ -92,7 +92,7 @@ absl::StatusOr<std::unique_ptr<InferdDaemon>> InferdDaemon::Prepare(
     const InferdOptions& options, const SetOptions& set, spdlog::logger* log,
     std::function<void(const ServerState::View&)> on_phase, InheritedSockets* inherited) {
   RETURN_IF_ERROR(CheckInferdOptions(options, set));
-  RETURN_IF_ERROR(CheckCpuOf(options.device, HostIsaSupported(HostIsa::kBest)));
+  RETURN_IF_ERROR(CheckCpuOf(options.device, CpuIsaSupported(CpuIsa::kBest)));
   std::unique_ptr<InferdDaemon> daemon(new InferdDaemon(options, log));
   if (!daemon->start_event_.valid()) {
     return ErrnoToStatus(errno, "eventfd");
@@ -204,7 +204,8 @@ absl::Status InferdDaemon::OpenHttp(InheritedSockets* inherited) {
   if (chat_ == nullptr && chat_error_.ok() && tokenizer_ != nullptr) {
     log_->warn("the pack has no chat template: conversations over HTTP are continued as plain text");
   }
-  openai_ = std::make_unique<OpenAiDoor>(server_->context(), state_.get(), [this] { return MetricsText(); });
+  openai_ =
+      std::make_unique<OpenAiEndpoint>(server_->context(), state_.get(), [this] { return MetricsText(); });
   ASSIGN_OR_RETURN(HttpServerOptions http, HttpOptionsOf(options_));
   http.peers = {IdsOf(options_.allow_uid), IdsOf(options_.allow_group)};
   http.socket_mode = options_.socket_mode.bits;
@@ -238,7 +239,7 @@ std::string InferdDaemon::MetricsText() {
     http->WriteMetrics(&text);
   }
   if (const Engine* engine = engine_view_.load(); engine != nullptr) {
-    WriteGuideMetrics(engine->guide_stats(), &text);
+    WriteGrammarMetrics(engine->guide_stats(), &text);
   }
   return metrics_.Text(gate_.Stats(), state_->info(), state_->Look().phase, server_->pump()) + text.Take();
 }
@@ -246,10 +247,10 @@ std::string InferdDaemon::MetricsText() {
 // An empty address closes the metrics endpoint.
 absl::Status InferdDaemon::OpenMetrics(const std::string& address) {
   if (address.empty()) {
-    door_.reset();
+    metrics_endpoint_.reset();
   } else {
-    ASSIGN_OR_RETURN(door_, MetricsDoor::Open(address, [this] { return MetricsText(); }));
-    log_->info("metrics on http://{}/metrics", door_->address());
+    ASSIGN_OR_RETURN(metrics_endpoint_, MetricsServer::Open(address, [this] { return MetricsText(); }));
+    log_->info("metrics on http://{}/metrics", metrics_endpoint_->address());
   }
   metrics_address_ = address;
   return absl::OkStatus();
@@ -349,30 +350,30 @@ absl::Status InferdDaemon::StartEngine(absl::Time until) {
   }
   const std::string transport = client->Describe();
   options.slab.budget = slot_budget_;
-  if (options.prefill_chunk_most == 0) {
+  if (options.max_prefill_chunk == 0) {
     const uint64_t weights = pack_->dense_bytes() + pack_->total_expert_bytes();
-    options.prefill_chunk_most = GrowingChunk(options, client->dram_budget_bytes() >= weights);
+    options.max_prefill_chunk = GrowingChunk(options, client->dram_budget_bytes() >= weights);
   }
   std::string backend;
-  auto make_places = [&](const PlacesNeeded& needed) -> absl::StatusOr<ComputePlaces> {
-    const PlaceThreads shared =
-        ShareThreads(needed.device, needed.cpu_beside, threads_, options_.cpu_threads);
-    ComputePlaces places;
-    places.device = std::move(device);
-    if (places.device == nullptr) {
-      ASSIGN_OR_RETURN(places.device, MakeHostBackend(needed.limits, shared.device, options_.pin_threads));
-      RETURN_IF_ERROR(SetUpSparsity(needed.limits, *places.device));
+  auto device_factory = [&](const DeviceNeeds& needed) -> absl::StatusOr<ComputeDevices> {
+    const ThreadSplit shared =
+        SplitThreads(needed.device, needed.cpu_parallel, threads_, options_.cpu_threads);
+    ComputeDevices devices;
+    devices.device = std::move(device);
+    if (devices.device == nullptr) {
+      ASSIGN_OR_RETURN(devices.device, MakeHostBackend(needed.limits, shared.device, options_.pin_threads));
+      RETURN_IF_ERROR(SetUpSparsity(needed.limits, *devices.device));
     }
-    if (needed.cpu_beside) {
-      ASSIGN_OR_RETURN(places.cpu, MakeHostBackend(needed.limits, shared.cpu, /*pin=*/false));
-      RETURN_IF_ERROR(SetUpSparsity(needed.limits, *places.cpu));
+    if (needed.cpu_parallel) {
+      ASSIGN_OR_RETURN(devices.cpu, MakeHostBackend(needed.limits, shared.cpu, /*pin=*/false));
+      RETURN_IF_ERROR(SetUpSparsity(needed.limits, *devices.cpu));
     }
-    backend = places.device->Describe();
-    return places;
+    backend = devices.device->Describe();
+    return devices;
   };
   ASSIGN_OR_RETURN(std::vector<std::shared_ptr<Copier>> copiers, MakeCopiers());
-  ASSIGN_OR_RETURN(
-      engine_, Engine::Create(options, std::move(client), make_places, tokenizer_.get(), std::move(copiers)));
+  ASSIGN_OR_RETURN(engine_, Engine::Create(options, std::move(client), device_factory, tokenizer_.get(),
+                                           std::move(copiers)));
   state_->SetBackend(IsaName(), backend, transport);
   if (prefixes_.has_value()) {
     gate_.SetProgress(absl::StrCat("reading prefixes from ", options_.prefix_file));
@@ -394,16 +395,16 @@ absl::Status InferdDaemon::StartStatus() {
   return start_status_;
 }
 
-bool InferdDaemon::Drain(absl::Duration patience) {
+bool InferdDaemon::Drain(absl::Duration timeout) {
   server_->StartDrain();
-  return server_->AwaitCalls(patience);
+  return server_->AwaitCalls(timeout);
 }
 
-void InferdDaemon::Shutdown(absl::Duration patience) {
+void InferdDaemon::Shutdown(absl::Duration timeout) {
   if (server_ != nullptr) {
     server_->StartDrain();
-    server_->AwaitCalls(patience);
-    door_.reset();  // it reads from the servers
+    server_->AwaitCalls(timeout);
+    metrics_endpoint_.reset();  // it reads from the servers
     http_view_ = nullptr;
     engine_view_ = nullptr;
     http_.reset();  // its answers are in the server's pump

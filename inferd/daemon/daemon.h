@@ -57,11 +57,11 @@ class InferdDaemon {
   // Result of the start. REQUIRES: the start has ended.
   absl::Status StartStatus() ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // Refuses new requests from now on, and waits up to `patience` for the running ones; true if they have
+  // Refuses new requests from now on, and waits up to `timeout` for the running ones; true if they have
   // ended. May be called again.
-  bool Drain(absl::Duration patience);
-  // Lets answers finish for up to `patience`, cancels the rest, closes the sockets. Idempotent.
-  void Shutdown(absl::Duration patience);
+  bool Drain(absl::Duration timeout);
+  // Lets answers finish for up to `timeout`, cancels the rest, closes the sockets. Idempotent.
+  void Shutdown(absl::Duration timeout);
 
   // Applies the changes of WithReloaded(): allowed peers, limits of calls and of the queue, the metrics port.
   // If the port cannot be opened, returns that error and keeps the old metrics endpoint; all other changes
@@ -104,19 +104,19 @@ class InferdDaemon {
   std::unique_ptr<ServerState> state_;
   UniqueFd start_event_;
 
-  std::atomic<uint64_t> slot_budget_{0};  // bytes of experts on the device; 0: all experts
-  EngineGate gate_;                       // self-synchronised
-  ServingMetrics metrics_;                // self-synchronised
-  std::unique_ptr<MemoryTuner> tuner_;    // self-synchronised; closed before the engine
-  std::optional<PrefixFile> prefixes_;    // absent: the prefix cache is not kept over restarts
-  std::unique_ptr<Engine> engine_;        // owned by the starter thread, by main once the start has ended
-  std::unique_ptr<OpenAiDoor> openai_;    // null: no HTTP; outlives the server's pump
+  std::atomic<uint64_t> slot_budget_{0};    // bytes of experts on the device; 0: all experts
+  EngineGate gate_;                         // self-synchronised
+  ServingMetrics metrics_;                  // self-synchronised
+  std::unique_ptr<MemoryTuner> tuner_;      // self-synchronised; closed before the engine
+  std::optional<PrefixFile> prefixes_;      // absent: the prefix cache is not kept over restarts
+  std::unique_ptr<Engine> engine_;          // owned by the starter thread, by main once the start has ended
+  std::unique_ptr<OpenAiEndpoint> openai_;  // null: no HTTP; outlives the server's pump
   std::unique_ptr<InferdServer> server_;
   std::unique_ptr<HttpServer> http_;                   // null: no HTTP; destroyed before the server
   std::atomic<const HttpServer*> http_view_{nullptr};  // for metrics readers, also during the start
   std::atomic<const Engine*> engine_view_{nullptr};    // likewise
   std::string metrics_address_;                        // as in the options; empty: off
-  std::unique_ptr<MetricsDoor> door_;                  // null: off; destroyed before the server
+  std::unique_ptr<MetricsServer> metrics_endpoint_;    // null: off; destroyed before the server
   std::thread starter_;
   absl::Mutex mutex_;
   absl::Status start_status_ ABSL_GUARDED_BY(mutex_);

@@ -160,7 +160,7 @@ EngineOptions EngineOptionsOf(const InferdOptions& options) {
   engine.kv = KvTypeOf(options.kv);
   engine.kv_budget = options.kv_budget.bytes;
   engine.prefill_chunk = options.prefill_chunk;
-  engine.prefill_chunk_most = options.prefill_chunk_most;
+  engine.max_prefill_chunk = options.max_prefill_chunk;
   engine.prefix_cache = options.prefix_cache;
   engine.queue = QueueLimitsOf(options);
   engine.device = DeviceFromName(options.device).value_or(DeviceKind::kHost);  // checked when parsed
@@ -209,7 +209,7 @@ absl::StatusOr<HttpServerOptions> HttpOptionsOf(const InferdOptions& options) {
   return http;
 }
 
-std::vector<OptionText> OptionTextsOf(const InferdOptions& options) { return TextsOfAll(options); }
+std::vector<OptionText> OptionTextsOf(const InferdOptions& options) { return OptionTexts(options); }
 
 const std::set<std::string>& ReloadableInferdOptions() {
   static const std::set<std::string> kNames = {
@@ -219,7 +219,7 @@ const std::set<std::string>& ReloadableInferdOptions() {
 }
 
 InferdOptions WithReloaded(const InferdOptions& running, const InferdOptions& read) {
-  return TakeNamed(running, read, ReloadableInferdOptions());
+  return MergeNamedOptions(running, read, ReloadableInferdOptions());
 }
 
 std::vector<ReportedOption> ReportOptionsOf(const InferdOptions& options, const SetOptions& set,
@@ -250,7 +250,7 @@ std::vector<ReportedOption> ReportOptionsOf(const InferdOptions& options, const 
   }
   std::vector<ReportedOption> report;
   ForEachOption(&shown, [&](const char* name, const auto* member, const char*) {
-    report.push_back({name, ShowOptionValue(*member), set.count(name) > 0});
+    report.push_back({name, FormatOptionValue(*member), set.count(name) > 0});
   });
   return report;
 }

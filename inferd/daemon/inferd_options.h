@@ -47,7 +47,7 @@ struct InferdOptions {
   std::string kv = "f16";
   ByteSize kv_budget;
   uint32_t prefill_chunk = 512;
-  uint32_t prefill_chunk_most = 0;
+  uint32_t max_prefill_chunk = 0;
   bool prefix_cache = true;
   std::string prefix_file;
   ByteSize prefix_limit{4ull << 30};
@@ -157,8 +157,8 @@ void ForEachOption(InferdOptions* o, Visit visit) {
   visit("http-tls-key", &o->http_tls_key, "PEM file of that certificate's key");
   visit("http-cors", &o->http_cors,
         "Origin whose pages may ask over HTTP, as https://ui.example, or *; repeat for more (default: none)");
-  visit("http-max-body", &o->http_max_body, "Size of an HTTP request's body at most");
-  visit("http-connections", &o->http_connections, "HTTP connections at most");
+  visit("http-max-body", &o->http_max_body, "Maximum size of an HTTP request's body");
+  visit("http-connections", &o->http_connections, "Maximum number of HTTP connections");
 
   visit("device", &o->device, "Where the model runs: host, sim or cuda");
   visit(
@@ -171,16 +171,16 @@ void ForEachOption(InferdOptions* o, Visit visit) {
   visit("kv", &o->kv, "Type of the KV cache: f32, f16 or q8");
   visit("kv-budget", &o->kv_budget, "Memory of the KV cache (default: what all parallel contexts take)");
   visit("prefill-chunk", &o->prefill_chunk, "Prompt tokens of one step");
-  visit(
-      "prefill-chunk-most", &o->prefill_chunk_most,
-      "What it grows to while steps wait for the disk (default: 2048 on device host with weights that do not "
-      "fit into memory, else prefill-chunk)");
+  visit("max-prefill-chunk", &o->max_prefill_chunk,
+        "Maximum prefill chunk while steps wait for the disk (default: 2048 on device host with weights that "
+        "do not "
+        "fit into memory, else prefill-chunk)");
   visit("prefix-cache", &o->prefix_cache,
-        "Share what is computed of texts that begin alike, in what is free of the KV cache: on or off");
+        "Reuse cached prefixes of earlier prompts, in free pages of the KV cache: on or off");
   visit("prefix-file", &o->prefix_file,
         "File that this is written to at the end and read from at the start; of another model or options it "
         "is not used (default: none)");
-  visit("prefix-limit", &o->prefix_limit, "Size of the prefix file at most");
+  visit("prefix-limit", &o->prefix_limit, "Maximum size of the prefix file");
   visit("threads", &o->threads, "Compute threads (default: the CPUs that this process may use)");
   visit(
       "pin-threads", &o->pin_threads,
@@ -225,17 +225,17 @@ void ForEachOption(InferdOptions* o, Visit visit) {
   visit("measure-costs", &o->measure_costs,
         "File to write what this machine takes in, for --virtual-costs (--clock real; default: none)");
 
-  visit("max-queue", &o->max_queue, "Requests that may wait");
-  visit("max-queue-tokens", &o->max_queue_tokens, "Tokens that waiting requests may have");
-  visit("max-queue-bytes", &o->max_queue_bytes, "Memory that waiting requests may take");
-  visit("max-unsent", &o->max_unsent, "Output that a stream may hold back for a slow reader");
-  visit("stall-timeout", &o->stall_timeout, "A reader that takes nothing for so long is cut");
+  visit("max-queue", &o->max_queue, "Maximum number of queued requests");
+  visit("max-queue-tokens", &o->max_queue_tokens, "Maximum tokens of queued requests");
+  visit("max-queue-bytes", &o->max_queue_bytes, "Maximum memory of queued requests");
+  visit("max-unsent", &o->max_unsent, "Maximum unread output of a stream");
+  visit("stall-timeout", &o->stall_timeout, "Timeout after which a stalled reader is cut");
   visit("max-request-time", &o->max_request_time, "Time limit of requests without a deadline");
-  visit("weightd-wait", &o->weightd_wait, "At the start, wait so long for weightd");
-  visit("drain-timeout", &o->drain_timeout, "On SIGTERM, wait so long for answers to end");
+  visit("weightd-wait", &o->weightd_wait, "Timeout of the wait for weightd at the start");
+  visit("drain-timeout", &o->drain_timeout, "Timeout for answers to finish after SIGTERM");
   visit("parent-lifeline", &o->parent_lifeline, "Inherited descriptor at whose end inferd ends");
   visit("keep", &o->keep, "Stay so long after that");
-  visit("log-level", &o->log_level, "Least severity that is logged: debug, info, warning or error");
+  visit("log-level", &o->log_level, "Minimum severity that is logged: debug, info, warning or error");
 }
 
 }  // namespace sluice

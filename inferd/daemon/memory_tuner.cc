@@ -13,9 +13,9 @@
 namespace sluice {
 namespace {
 
-constexpr absl::Duration kWeightdPatience = absl::Seconds(5);
+constexpr absl::Duration kWeightdTimeout = absl::Seconds(5);
 // Timeout for clients of weightd to unmap released memory; memory still mapped afterwards is reported.
-constexpr absl::Duration kUnmapPatience = absl::Seconds(3);
+constexpr absl::Duration kUnmapTimeout = absl::Seconds(3);
 constexpr absl::Duration kLook = absl::Milliseconds(2);
 
 absl::Status Closed() {
@@ -25,12 +25,12 @@ absl::Status Closed() {
 // Sets the budget and waits until weightd's usage is within it.
 absl::StatusOr<WeightsRpcClient::DramBudget> SetBudget(WeightsRpcClient* weightd, uint64_t bytes) {
   ASSIGN_OR_RETURN(WeightsRpcClient::DramBudget budget,
-                   weightd->SetDramBudget(bytes, absl::Now() + kWeightdPatience));
-  const absl::Time end = absl::Now() + kUnmapPatience;
+                   weightd->SetDramBudget(bytes, absl::Now() + kWeightdTimeout));
+  const absl::Time end = absl::Now() + kUnmapTimeout;
   while (budget.segment_bytes > bytes && absl::Now() < end) {
     absl::SleepFor(kLook);
     ASSIGN_OR_RETURN(const WeightsRpcClient::DramBudget now,
-                     weightd->SetDramBudget(bytes, absl::Now() + kWeightdPatience));
+                     weightd->SetDramBudget(bytes, absl::Now() + kWeightdTimeout));
     budget.segment_bytes = now.segment_bytes;
   }
   return budget;

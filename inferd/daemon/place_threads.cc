@@ -4,8 +4,8 @@
 
 namespace sluice {
 
-PlaceThreads ShareThreads(DeviceKind device, bool cpu_beside, uint32_t threads, uint32_t cpu_threads) {
-  if (!cpu_beside) {
+ThreadSplit SplitThreads(DeviceKind device, bool cpu_parallel, uint32_t threads, uint32_t cpu_threads) {
+  if (!cpu_parallel) {
     return {threads, 0};
   }
   if (device == DeviceKind::kCuda) {  // the engine's own thread drives the device

@@ -52,9 +52,9 @@ std::vector<std::string> LinkedLibraries() {
 }
 
 const char* IsaName() {
-  return HostIsaSupported(HostIsa::kAvx512)     ? "avx512"
-         : HostIsaSupported(HostIsa::kAvx2Vnni) ? "avx2vnni"
-                                                : "avx2";
+  return CpuIsaSupported(CpuIsa::kAvx512)     ? "avx512"
+         : CpuIsaSupported(CpuIsa::kAvx2Vnni) ? "avx2vnni"
+                                              : "avx2";
 }
 
 }  // namespace sluice

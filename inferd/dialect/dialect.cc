@@ -82,7 +82,7 @@ Dialect DialectOf(std::string_view chat_template) {
   return dialect;
 }
 
-void GiveTools(ToolStyle style, Dialect* dialect) {
+void SetFallbackTools(ToolStyle style, Dialect* dialect) {
   dialect->tools = style;
   AddMarks(style, &dialect->marks);
 }

@@ -35,6 +35,6 @@ Dialect DialectOf(std::string_view chat_template);
 
 // Sets a call syntax for a model whose template has no tools; the prompt then describes it. REQUIRES: it has
 // none.
-void GiveTools(ToolStyle style, Dialect* dialect);
+void SetFallbackTools(ToolStyle style, Dialect* dialect);
 
 }  // namespace sluice

@@ -2,74 +2,74 @@
 
 namespace sluice {
 
-absl::Status AsideQueue::RunStep(EngineWork work) {
-  Aside aside;
-  aside.work = std::move(work);
-  return Await(&aside);
+absl::Status TaskQueue::RunStep(EngineWork work) {
+  ControlTask task;
+  task.work = std::move(work);
+  return Await(&task);
 }
 
-absl::Status AsideQueue::RunCall(std::function<absl::Status()> call) {
-  Aside aside;
-  aside.call = std::move(call);
-  return Await(&aside);
+absl::Status TaskQueue::RunCall(std::function<absl::Status()> call) {
+  ControlTask task;
+  task.call = std::move(call);
+  return Await(&task);
 }
 
-absl::Status AsideQueue::Await(Aside* aside) {
+absl::Status TaskQueue::Await(ControlTask* task) {
   {
     MutexLock lock(&mutex_);
     if (!closed_.ok()) {
       return closed_;
     }
-    asides_.push_back(aside);
+    tasks_.push_back(task);
   }
   wake_();
   MutexLock lock(&mutex_);
-  while (!aside->done) {
+  while (!task->done) {
     done_.Wait(&mutex_);
   }
-  return std::move(aside->status);
+  return std::move(task->status);
 }
 
-bool AsideQueue::RunNext(const std::function<absl::Status(const EngineWork&)>& run_step) {
-  Aside* aside = nullptr;
+bool TaskQueue::RunNext(const std::function<absl::Status(const EngineWork&)>& run_step) {
+  ControlTask* task = nullptr;
   {
     MutexLock lock(&mutex_);
-    if (asides_.empty()) {
+    if (tasks_.empty()) {
       return false;
     }
-    aside = asides_.front();
-    asides_.pop_front();
+    task = tasks_.front();
+    tasks_.pop_front();
   }
-  absl::Status status = aside->call ? aside->call() : run_step(aside->work);
+  absl::Status status = task->call ? task->call() : run_step(task->work);
   MutexLock lock(&mutex_);
-  aside->status = std::move(status);
-  aside->done = true;
+  task->status = std::move(status);
+  task->done = true;
   done_.SignalAll();
   return true;
 }
 
-void AsideQueue::FailSteps(const absl::Status& status) {
+void TaskQueue::FailSteps(const absl::Status& status) {
   MutexLock lock(&mutex_);
   Fail(status, /*calls_too=*/false);
 }
 
-void AsideQueue::Close(const absl::Status& status) {
+void TaskQueue::Close(const absl::Status& status) {
   MutexLock lock(&mutex_);
   closed_ = status;
   Fail(status, /*calls_too=*/true);
 }
 
-void AsideQueue::Fail(const absl::Status& status, bool calls_too) {
-  std::deque<Aside*> left;
-  for (Aside* aside : asides_) {
-    if (aside->call && !calls_too) {
-      left.push_back(aside);
+void TaskQueue::Fail(const absl::Status& status, bool calls_too) {
+  std::deque<ControlTask*> left;
+  for (ControlTask* task : tasks_) {
+    if (task->call && !calls_too) {
+      left.push_back(task);
       continue;
     }
-    aside->status = status;
-    aside->done = true;
+    task->status = status;
+    task->done = true;
   }
-  asides_ = std::move(left);
+  tasks_ = std::move(left);
   done_.SignalAll();
 }
 

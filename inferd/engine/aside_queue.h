@@ -15,10 +15,10 @@
 
 namespace sluice {
 
-class AsideQueue {
+class TaskQueue {
  public:
   // `wake` is called after each queued aside, to wake the engine thread.
-  explicit AsideQueue(std::function<void()> wake) : wake_(std::move(wake)) {}
+  explicit TaskQueue(std::function<void()> wake) : wake_(std::move(wake)) {}
 
   // Both block until the engine thread has run the aside. UNAVAILABLE once closed.
   absl::Status RunStep(EngineWork work);
@@ -33,20 +33,20 @@ class AsideQueue {
 
  private:
   // A aside's fields are guarded by mutex_ before it is taken and after it is done.
-  struct Aside {
+  struct ControlTask {
     EngineWork work;                     // a step, or
     std::function<absl::Status()> call;  // a call
     absl::Status status;
     bool done = false;
   };
 
-  absl::Status Await(Aside* aside);
+  absl::Status Await(ControlTask* task);
   void Fail(const absl::Status& status, bool calls_too) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const std::function<void()> wake_;
   Mutex mutex_;
   CondVar done_;
-  std::deque<Aside*> asides_ ABSL_GUARDED_BY(mutex_);
+  std::deque<ControlTask*> tasks_ ABSL_GUARDED_BY(mutex_);
   absl::Status closed_ ABSL_GUARDED_BY(mutex_);  // OK: open
 };
 

@@ -47,7 +47,7 @@ std::string DeviceMemory::Describe(const Pack& pack) const {
 
 absl::StatusOr<DeviceMemory> DivideDeviceMemory(const DeviceBudget& budget, const EnginePlan& plan,
                                                 const Policies& policies, const Pack& pack,
-                                                const std::optional<DeviceRoom>& room) {
+                                                const std::optional<DeviceCapacity>& room) {
   const uint64_t granule = room.has_value() ? room->granule : 1;
   const uint64_t all = Up(ExpertBytes(pack), granule);
   DeviceMemory memory;

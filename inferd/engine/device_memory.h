@@ -23,7 +23,7 @@ struct DeviceBudget {
 };
 
 // Memory of a real device, measured once both processes have created their contexts.
-struct DeviceRoom {
+struct DeviceCapacity {
   uint64_t total = 0;
   uint64_t free = 0;
   uint64_t contexts = 0;  // of both processes, with the backend's workspace: already allocated
@@ -47,6 +47,6 @@ struct DeviceMemory {
 // the parts: it exceeds the free memory in `room`.
 absl::StatusOr<DeviceMemory> DivideDeviceMemory(const DeviceBudget& budget, const EnginePlan& plan,
                                                 const Policies& policies, const Pack& pack,
-                                                const std::optional<DeviceRoom>& room = std::nullopt);
+                                                const std::optional<DeviceCapacity>& room = std::nullopt);
 
 }  // namespace sluice

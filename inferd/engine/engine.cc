@@ -29,7 +29,7 @@ constexpr absl::Duration kBackgroundPause = absl::Milliseconds(500);
 // A congested sink cannot wake the engine, so it is polled at this pace.
 constexpr absl::Duration kCongestedPause = absl::Milliseconds(1);
 // Maximum sleep of the engine thread with live requests, whatever it waits for.
-constexpr absl::Duration kLongestNap = absl::Milliseconds(100);
+constexpr absl::Duration kMaxSleep = absl::Milliseconds(100);
 
 uint64_t RandomSeed() {
   std::random_device device;
@@ -43,12 +43,12 @@ absl::Status Lost(const std::string& why) {
 // Upper estimate of a waiting request's memory besides its tokens: objects, buffers and names.
 constexpr uint64_t kRequestBytes = 4096;
 
-uint64_t BytesOf(const GuideSpec& guide) {
-  uint64_t bytes = guide.text.size();
-  for (const std::string& choice : guide.choices) {
+uint64_t BytesOf(const GrammarSpec& constraint) {
+  uint64_t bytes = constraint.text.size();
+  for (const std::string& choice : constraint.choices) {
     bytes += choice.size();
   }
-  for (const GuideCall& call : guide.calls) {
+  for (const ToolCallGrammar& call : constraint.calls) {
     bytes += call.begin.size() + call.json_schema.size() + call.end.size();
   }
   return bytes;
@@ -60,25 +60,26 @@ Engine::Engine(const EnginePlan& plan, std::unique_ptr<WeightClient> client, con
                std::vector<std::shared_ptr<Copier>> copiers)
     : plan_(plan),
       clock_(plan.options.virtual_clock ? std::make_unique<VirtualClock>() : nullptr),
-      client_(Transported(std::move(client), plan.options, clock_.get(), std::move(copiers))),
+      client_(WithTransport(std::move(client), plan.options, clock_.get(), std::move(copiers))),
       tokenizer_(tokenizer),
       config_(client_->pack().config()),
       seed_base_(RandomSeed()),
-      guides_(tokenizer == nullptr
-                  ? nullptr
-                  : std::make_unique<Guides>(VocabularyOf(*tokenizer, config_.vocab, config_.eos_ids))),
+      grammars_(tokenizer == nullptr ? nullptr
+                                     : std::make_unique<GrammarManager>(
+                                           VocabularyOf(*tokenizer, config_.vocab, config_.eos_ids))),
       registry_(plan.options.queue),
       context_(plan.options.context),
-      asides_([this] { WakeLoop(); }) {}
+      tasks_([this] { WakeLoop(); }) {}
 
 absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(const EngineOptions& options,
                                                        std::unique_ptr<WeightClient> client,
-                                                       PlacesFactory make_places, const Tokenizer* tokenizer,
+                                                       DeviceFactory device_factory,
+                                                       const Tokenizer* tokenizer,
                                                        std::vector<std::shared_ptr<Copier>> copiers) {
   ASSIGN_OR_RETURN(const EnginePlan plan, PlanEngine(options, client->pack().config()));
   std::unique_ptr<Engine> engine(new Engine(plan, std::move(client), tokenizer, std::move(copiers)));
   Engine* const raw = engine.get();
-  engine->thread_ = std::thread([raw, factory = std::move(make_places)] { raw->Main(factory); });
+  engine->thread_ = std::thread([raw, factory = std::move(device_factory)] { raw->Main(factory); });
   MutexLock lock(&engine->mutex_);
   while (!engine->started_) {
     engine->changed_.Wait(&engine->mutex_);
@@ -97,8 +98,8 @@ Engine::~Engine() {
   calibration_.reset();
 }
 
-void Engine::Main(const PlacesFactory& make_places) {
-  const absl::Status status = Setup(make_places);
+void Engine::Main(const DeviceFactory& device_factory) {
+  const absl::Status status = Setup(device_factory);
   {
     MutexLock lock(&mutex_);
     start_status_ = status;
@@ -110,12 +111,12 @@ void Engine::Main(const PlacesFactory& make_places) {
   }
 }
 
-absl::Status Engine::Setup(const PlacesFactory& make_places) {
+absl::Status Engine::Setup(const DeviceFactory& device_factory) {
   const EngineOptions& options = plan_.options;
   ASSIGN_OR_RETURN(PolicyChoice choice, ChoosePoliciesFor(options, client_->pack()));
-  ASSIGN_OR_RETURN(ComputePlaces places, MakePlaces(plan_, ComputesOnCpu(choice.policies, options.device),
-                                                    config_, clock_.get(), make_places));
-  ASSIGN_OR_RETURN(core_, EngineCore::Create(plan_, std::move(choice), client_.get(), std::move(places),
+  ASSIGN_OR_RETURN(ComputeDevices devices, MakeDevices(plan_, ComputesOnCpu(choice.policies, options.device),
+                                                       config_, clock_.get(), device_factory));
+  ASSIGN_OR_RETURN(core_, EngineCore::Create(plan_, std::move(choice), client_.get(), std::move(devices),
                                              &registry_, clock_.get()));
   core_->SetRemovalHook([this] { Publish(); });
   description_ = Describe();
@@ -148,19 +149,18 @@ void Engine::Loop() {
     TakeQueued();
     core_->EndExpired(absl::Now());
     if (!core_->has_weights()) {
-      asides_.FailSteps(Lost("the connection to weightd is lost"));
-      RunNextAside();  // the remaining tasks need no weights
+      tasks_.FailSteps(Lost("the connection to weightd is lost"));
+      RunNextTask();  // the remaining tasks need no weights
       HandleLoss();
       continue;
     }
-    const bool worked_aside = RunNextAside();
+    const bool ran_task = RunNextTask();
     const EngineCore::Outcome outcome = core_->Step(absl::Now());
     Publish();
     if (!core_->broken().ok()) {
       SetHealth(core_->broken(), core_->broken());
     }
-    if (!worked_aside &&
-        (outcome == EngineCore::Outcome::kIdle || outcome == EngineCore::Outcome::kCongested)) {
+    if (!ran_task && (outcome == EngineCore::Outcome::kIdle || outcome == EngineCore::Outcome::kCongested)) {
       Idle(outcome);
     }
   }
@@ -168,12 +168,12 @@ void Engine::Loop() {
   const absl::Status end =
       ReasonError(absl::StatusCode::kUnavailable, "SHUTTING_DOWN", "inferd is shutting down");
   core_->EndAll(end);
-  asides_.Close(end);
+  tasks_.Close(end);
 }
 
 // Runs one control task; false: none waits. Requests get a step between two tasks.
-bool Engine::RunNextAside() {
-  return asides_.RunNext([this](const EngineWork& work) { return core_->RunAside(work); });
+bool Engine::RunNextTask() {
+  return tasks_.RunNext([this](const EngineWork& work) { return core_->RunControlTask(work); });
 }
 
 // Wakes the engine thread, which may be waiting for weightd, or pausing between two attempts to reach it.
@@ -200,13 +200,13 @@ absl::StatusOr<Engine::KvTuned> Engine::TuneKv(std::optional<uint64_t> kv_budget
                                                    " are possible, which the start has laid out"));
   }
   KvTuned tuned;
-  RETURN_IF_ERROR(asides_.RunCall([&] { return TuneKvNow(kv_budget, wanted, coming, &tuned); }));
+  RETURN_IF_ERROR(tasks_.RunCall([&] { return TuneKvNow(kv_budget, wanted, coming, &tuned); }));
   return tuned;
 }
 
 absl::StatusOr<PrefixCache::Saved> Engine::SavePrefixes(const std::string& path, uint64_t limit) {
   absl::StatusOr<PrefixCache::Saved> saved;
-  RETURN_IF_ERROR(asides_.RunCall([&] {
+  RETURN_IF_ERROR(tasks_.RunCall([&] {
     saved = core_->SavePrefixes(path, limit);
     return saved.status();
   }));
@@ -215,7 +215,7 @@ absl::StatusOr<PrefixCache::Saved> Engine::SavePrefixes(const std::string& path,
 
 absl::StatusOr<PrefixCache::Saved> Engine::LoadPrefixes(const std::string& path) {
   absl::StatusOr<PrefixCache::Saved> loaded;
-  RETURN_IF_ERROR(asides_.RunCall([&] {
+  RETURN_IF_ERROR(tasks_.RunCall([&] {
     loaded = core_->LoadPrefixes(path);
     Publish();  // before the caller reads statistics
     return loaded.status();
@@ -279,7 +279,7 @@ void Engine::Idle(EngineCore::Outcome outcome) {
   if (outcome == EngineCore::Outcome::kCongested) {
     until = std::min(until, absl::Now() + kCongestedPause);
   } else if (core_->live() > 0) {
-    until = std::min(until, absl::Now() + kLongestNap);
+    until = std::min(until, absl::Now() + kMaxSleep);
   }
   const absl::Status status = client_->Wait(until);
   core_->Poll();
@@ -307,9 +307,9 @@ void Engine::HandleLoss() {
     return;
   }
   if (client_->connected() && !absl::IsUnavailable(status)) {
-    GiveUp(status);  // weightd is back but cannot give the dense weights
+    FailRequests(status);  // weightd is back but cannot give the dense weights
   } else if (absl::Now() >= give_up) {
-    GiveUp(Lost(
+    FailRequests(Lost(
         absl::StrCat("weightd is not back after ", absl::FormatDuration(grace), ": ", status.message())));
   }
   const absl::Duration pause =
@@ -321,7 +321,7 @@ void Engine::HandleLoss() {
   }
 }
 
-void Engine::GiveUp(const absl::Status& why) {
+void Engine::FailRequests(const absl::Status& why) {
   SetHealth(why, why);
   TakeQueued();
   core_->EndAll(why);
@@ -419,8 +419,8 @@ void Engine::Hand(std::unique_ptr<Sequence> sequence) {
 
 // Compiles the request's grammar; null if it has none. Besides the model's end tokens, an answer may end by
 // stop ids that have no visible text.
-absl::StatusOr<std::unique_ptr<Guide>> Engine::StartGuide(const GenerateSpec& spec) {
-  if (!spec.guide.has_value()) {
+absl::StatusOr<std::unique_ptr<GrammarConstraint>> Engine::StartConstraint(const GenerateSpec& spec) {
+  if (!spec.constraint.has_value()) {
     return nullptr;
   }
   std::vector<int32_t> end_ids(config_.eos_ids.begin(), config_.eos_ids.end());
@@ -429,22 +429,23 @@ absl::StatusOr<std::unique_ptr<Guide>> Engine::StartGuide(const GenerateSpec& sp
       end_ids.push_back(id);
     }
   }
-  return guides_->Start(*spec.guide, std::move(end_ids), spec.spelled_tokens);
+  return grammars_->Start(*spec.constraint, std::move(end_ids), spec.visible_special_tokens);
 }
 
 absl::Status Engine::Generate(GenerateSpec spec, std::shared_ptr<RequestSink> sink) {
   RETURN_IF_ERROR(Rejected(CheckGenerate(spec, Bounds())));
-  absl::StatusOr<std::unique_ptr<Guide>> guide = StartGuide(spec);
-  RETURN_IF_ERROR(Rejected(guide.status()));
+  absl::StatusOr<std::unique_ptr<GrammarConstraint>> constraint = StartConstraint(spec);
+  RETURN_IF_ERROR(Rejected(constraint.status()));
   const uint64_t tokens = spec.prompt.size() + spec.stopping.max_tokens;
-  const uint64_t guide_bytes = spec.guide.has_value() ? BytesOf(*spec.guide) + config_.vocab / 8 : 0;
+  const uint64_t constraint_bytes =
+      spec.constraint.has_value() ? BytesOf(*spec.constraint) + config_.vocab / 8 : 0;
   const absl::StatusOr<SequenceId> id = Enter(spec.request_id, spec.client, spec.deadline, spec.prompt.size(),
-                                              tokens * sizeof(int32_t) + kRequestBytes + guide_bytes);
+                                              tokens * sizeof(int32_t) + kRequestBytes + constraint_bytes);
   RETURN_IF_ERROR(Rejected(id.status()));
   RETURN_IF_ERROR(Rejected(StillWithin(spec.request_id, CheckGenerate(spec, Bounds()))));
   const uint64_t seed = seed_base_ + ++seeds_drawn_;
   Hand(std::make_unique<GenerateSequence>(*id, std::move(spec), std::move(sink), absl::Now(), seed,
-                                          config_.eos_ids, tokenizer_, *std::move(guide)));
+                                          config_.eos_ids, tokenizer_, *std::move(constraint)));
   return absl::OkStatus();
 }
 
@@ -473,7 +474,7 @@ absl::Status Engine::Calibrate(CalibrationSpec spec, std::shared_ptr<Calibration
   calibration_.reset();
   calibration_ = std::make_unique<CalibrationTask>(
       std::move(spec), options, client_->pack(),
-      [this](EngineWork work) { return asides_.RunStep(std::move(work)); }, std::move(sink));
+      [this](EngineWork work) { return tasks_.RunStep(std::move(work)); }, std::move(sink));
   return absl::OkStatus();
 }
 

@@ -42,7 +42,8 @@ class Engine final : public EngineApi {
   // this process pulls. Errors: those of PlanEngine, of the places, of leasing the dense weights.
   static absl::StatusOr<std::unique_ptr<Engine>> Create(const EngineOptions& options,
                                                         std::unique_ptr<WeightClient> client,
-                                                        PlacesFactory make_places, const Tokenizer* tokenizer,
+                                                        DeviceFactory device_factory,
+                                                        const Tokenizer* tokenizer,
                                                         std::vector<std::shared_ptr<Copier>> copiers = {});
 
   // Ends every live request UNAVAILABLE and joins the thread.
@@ -57,8 +58,8 @@ class Engine final : public EngineApi {
   std::vector<LayerStats> Layers() const override;
   absl::Status Health() const override;
   void StartDrain() override;
-  absl::Status CheckPlace(const std::string& client) override {
-    return Rejected(registry_.CheckPlace(client));
+  absl::Status CheckQueueSpace(const std::string& client) override {
+    return Rejected(registry_.CheckQueueSpace(client));
   }
   void SetQueueLimits(const QueueLimits& limits) override { registry_.SetLimits(limits); }
 
@@ -84,31 +85,31 @@ class Engine final : public EngineApi {
   const EnginePlan& plan() const { return plan_; }
   // Text for the start-up log: backend, session, sizes.
   const std::string& description() const { return description_; }
-  GuideStats guide_stats() const { return guides_ == nullptr ? GuideStats() : guides_->Stats(); }
+  GrammarStats guide_stats() const { return grammars_ == nullptr ? GrammarStats() : grammars_->Stats(); }
 
  private:
   Engine(const EnginePlan& plan, std::unique_ptr<WeightClient> client, const Tokenizer* tokenizer,
          std::vector<std::shared_ptr<Copier>> copiers);
 
-  void Main(const PlacesFactory& make_places);
-  absl::Status Setup(const PlacesFactory& make_places);
+  void Main(const DeviceFactory& device_factory);
+  absl::Status Setup(const DeviceFactory& device_factory);
   void Loop();
   void TakeQueued();
   std::string Describe() const;
   absl::Status StillWithin(const std::string& request_id, absl::Status check);
   absl::Status TuneKvNow(std::optional<uint64_t> kv_budget, uint32_t context, uint64_t coming,
                          KvTuned* tuned);
-  bool RunNextAside();
+  bool RunNextTask();
   void WakeLoop();
   void Idle(EngineCore::Outcome outcome);
   void HandleLoss();
-  void GiveUp(const absl::Status& why);
+  void FailRequests(const absl::Status& why);
   void SetHealth(const absl::Status& health, const absl::Status& refusal);
   void Publish();
   absl::StatusOr<SequenceId> Enter(const std::string& request_id, const std::string& client,
                                    absl::Time deadline, uint64_t tokens, uint64_t bytes);
   absl::Status Rejected(const absl::Status& status);
-  absl::StatusOr<std::unique_ptr<Guide>> StartGuide(const GenerateSpec& spec);
+  absl::StatusOr<std::unique_ptr<GrammarConstraint>> StartConstraint(const GenerateSpec& spec);
   void Hand(std::unique_ptr<Sequence> sequence);
   RequestBounds Bounds() const;
 
@@ -118,7 +119,7 @@ class Engine final : public EngineApi {
   const Tokenizer* const tokenizer_;
   const ModelConfig& config_;  // from the client's pack
   const uint64_t seed_base_;
-  const std::unique_ptr<Guides> guides_;  // null without a tokenizer
+  const std::unique_ptr<GrammarManager> grammars_;  // null without a tokenizer
   RequestRegistry registry_;
   std::atomic<bool> draining_{false};
   std::atomic<bool> stopping_{false};
@@ -126,10 +127,10 @@ class Engine final : public EngineApi {
   std::atomic<uint64_t> rejected_{0};
   std::atomic<uint32_t> context_;  // maximum tokens of a request, at most the plan's
 
-  AsideQueue asides_;
+  TaskQueue tasks_;
 
   mutable Mutex mutex_;
-  CondVar changed_;  // started_, stopping_, incoming_, cancelled_ or asides_ changed
+  CondVar changed_;  // started_, stopping_, incoming_, cancelled_ or tasks_ changed
   bool started_ ABSL_GUARDED_BY(mutex_) = false;
   absl::Status start_status_ ABSL_GUARDED_BY(mutex_);
   std::vector<std::unique_ptr<Sequence>> incoming_ ABSL_GUARDED_BY(mutex_);

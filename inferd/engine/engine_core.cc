@@ -17,20 +17,20 @@
 namespace sluice {
 
 EngineCore::EngineCore(const EnginePlan& plan, PolicyChoice choice, WeightClient* client,
-                       ComputePlaces places, RequestRegistry* registry, VirtualClock* clock)
+                       ComputeDevices devices, RequestRegistry* registry, VirtualClock* clock)
     : plan_(plan),
       choice_(std::move(choice)),
-      backend_(std::move(places.device)),
-      cpu_(std::move(places.cpu)),
+      backend_(std::move(devices.device)),
+      cpu_(std::move(devices.cpu)),
       segments_(cpu_ != nullptr ? cpu_.get() : backend_.get()),
       client_(client),
       registry_(registry),
       virtual_clock_(clock),
       fetches_(client_, backend_.get(), clock == nullptr ? static_cast<const Clock*>(&real_clock_) : clock),
-      rows_(plan.forward, client_->pack().config().vocab, ShortTextLimit(client_->pack().config())),
+      rows_(plan.forward, client_->pack().config().vocab, ShortRopeLimit(client_->pack().config())),
       scan_rows_(ScanRows(client_->pack().config())),
       chunk_(plan.options.prefill_chunk,
-             std::max(plan.options.prefill_chunk, plan.options.prefill_chunk_most)) {}
+             std::max(plan.options.prefill_chunk, plan.options.max_prefill_chunk)) {}
 
 EngineCore::~EngineCore() {
   if (residency_ != nullptr) {
@@ -43,11 +43,11 @@ EngineCore::~EngineCore() {
 }
 
 absl::StatusOr<std::unique_ptr<EngineCore>> EngineCore::Create(const EnginePlan& plan, PolicyChoice choice,
-                                                               WeightClient* client, ComputePlaces places,
+                                                               WeightClient* client, ComputeDevices devices,
                                                                RequestRegistry* registry,
                                                                VirtualClock* clock) {
   std::unique_ptr<EngineCore> core(
-      new EngineCore(plan, std::move(choice), client, std::move(places), registry, clock));
+      new EngineCore(plan, std::move(choice), client, std::move(devices), registry, clock));
   RETURN_IF_ERROR(core->Setup());
   return core;
 }
@@ -64,7 +64,8 @@ absl::Status EngineCore::Setup() {
                                         options.device == DeviceKind::kHost ? nullptr : backend_.get()));
   ASSIGN_OR_RETURN(kv_, KvCache::Create(config, options.kv, plan_.kv_pages, options.parallel, options.context,
                                         backend_.get()));
-  ASSIGN_OR_RETURN(states_, DeltaStates::Create(config, options.parallel, plan_.kept_states, backend_.get()));
+  ASSIGN_OR_RETURN(states_,
+                   RecurrentStates::Create(config, options.parallel, plan_.kept_states, backend_.get()));
   MakeScheduler(policies);
   ASSIGN_OR_RETURN(residency_, MakeResidency({&plan_, &policies, client_, &fetches_, &segments_,
                                               backend_.get(), cpu_.get(), virtual_clock_, weights_.get()}));
@@ -95,11 +96,11 @@ absl::Status EngineCore::Setup() {
     ASSIGN_OR_RETURN(
         trace_, TraceRecorder::Create(options.trace, config, &backend_->queue(), plan_.forward.max_tokens));
   }
-  taps_ = std::make_unique<StepTaps>(client_, prefetcher_.get(), trace_.get(), [this] { Beat(); });
+  hooks_ = std::make_unique<StepHooks>(client_, prefetcher_.get(), trace_.get(), [this] { Beat(); });
   ASSIGN_OR_RETURN(forward_, Forward::Create(config, plan_.forward,
                                              {backend_.get(), weights_.get(), kv_.get(), states_.get(),
                                               residency_.get(), residency_.get(), routing_.get(),
-                                              sparsity_.get(), taps_.get(), cpu_.get()}));
+                                              sparsity_.get(), hooks_.get(), cpu_.get()}));
   return AcquireWeights();
 }
 
@@ -114,11 +115,11 @@ void EngineCore::MakeScheduler(const Policies& policies) {
             rule.reuse,
             absl::StrCat(PrefixIdentity(pack.model_id(), options, policies), "; ", backend_->Describe()),
             StateBytesPerSequence(pack.config()) > 0, plan_.kept_states, options.parallel,
-            rows_.short_text_limit()},
+            rows_.short_rope_limit()},
         PrefixCache::Parts{kv_.get(), states_.get(), &backend_->queue(),
                            [this](SequenceId id) { return sequences_.at(id).get(); }});
   }
-  scheduler_ = std::make_unique<Scheduler>(SchedulerOptions{options.parallel, options.prefill_chunk_most},
+  scheduler_ = std::make_unique<Scheduler>(SchedulerOptions{options.parallel, options.max_prefill_chunk},
                                            &kv_->pages(), prefixes_.get());
 }
 
@@ -279,7 +280,7 @@ absl::Time EngineCore::Now() const {
   return virtual_clock_ == nullptr ? absl::Now() : absl::FromUnixNanos(virtual_clock_->NowNanos());
 }
 
-void EngineCore::TellScan(const StepPlan& plan) {
+void EngineCore::ReportScan(const StepPlan& plan) {
   const bool scan = scan_rows_ > 0 && plan.prefill_rows >= scan_rows_;
   client_->SetScan(scan);
   if (prefetcher_ != nullptr) {
@@ -295,8 +296,8 @@ EngineCore::Outcome EngineCore::RunStep(const StepPlan& plan) {
   const StepCost before = CostNow();
   backend_->BeginStep();
   residency_->SetPrefill(plan.prefill_rows > 0);
-  residency_->SetLossless(rows_.batch().decode_rows() < rows_.batch().tokens());
-  TellScan(plan);
+  residency_->RequireExact(rows_.batch().decode_rows() < rows_.batch().tokens());
+  ReportScan(plan);
   residency_->BeginStep(step_number_);
   absl::Status status = forward_->Run(rows_.mutable_batch());
   if (status.ok() && trace_ != nullptr) {
@@ -313,7 +314,7 @@ EngineCore::Outcome EngineCore::RunStep(const StepPlan& plan) {
                  : EndWithoutLogits();
   }
   if (status.ok() && prefetcher_ != nullptr) {
-    const OneBell bell(client_);
+    const BatchSubmit batch_submit(client_);
     status = prefetcher_->Continue();
   }
   if (!status.ok()) {
@@ -335,7 +336,7 @@ EngineCore::Outcome EngineCore::RunStep(const StepPlan& plan) {
   return Outcome::kRan;
 }
 
-absl::Status EngineCore::RunAside(const EngineWork& work) {
+absl::Status EngineCore::RunControlTask(const EngineWork& work) {
   if (!has_weights() || !client_->connected()) {
     LoseWeights();
     return ReasonError(absl::StatusCode::kUnavailable, "WEIGHTD_LOST", "the connection to weightd is lost");
@@ -344,9 +345,9 @@ absl::Status EngineCore::RunAside(const EngineWork& work) {
   const ModelParts parts{&client_->pack().config(), &plan_,          backend_.get(), weights_.get(),
                          residency_.get(),          residency_.get()};
   backend_->BeginStep();
-  residency_->SetCpu(false);
+  residency_->AllowCpu(false);
   const absl::Status status = work(parts, ++step_number_);
-  residency_->SetCpu(true);
+  residency_->AllowCpu(true);
   if (!status.ok()) {
     backend_->queue().Wait(backend_->queue().Record()).IgnoreError();  // as after a step
   }
@@ -418,7 +419,7 @@ void EngineCore::CommitStep() {
 // the short rope table.
 void EngineCore::CountToken(SequenceId id, const Sequence& sequence) {
   scheduler_->Append(id);
-  if (rows_.short_text_limit() > 0 && sequence.tokens().size() == rows_.short_text_limit() + 1) {
+  if (rows_.short_rope_limit() > 0 && sequence.tokens().size() == rows_.short_rope_limit() + 1) {
     scheduler_->Restart(id);
   }
 }

@@ -53,7 +53,7 @@ class EngineCore final {
   // Leases the dense weights, so the engine can compute a token when this returns. `client`, `registry` and
   // `clock` (null: real time), which times steps and answers, outlive the core.
   static absl::StatusOr<std::unique_ptr<EngineCore>> Create(const EnginePlan& plan, PolicyChoice choice,
-                                                            WeightClient* client, ComputePlaces places,
+                                                            WeightClient* client, ComputeDevices devices,
                                                             RequestRegistry* registry,
                                                             VirtualClock* clock = nullptr);
   ~EngineCore();
@@ -90,7 +90,7 @@ class EngineCore final {
   absl::StatusOr<PrefixCache::Saved> LoadPrefixes(const std::string& path);
 
   // Runs `work` as a step of its own. An error of weightd loses the weights, as in a step.
-  absl::Status RunAside(const EngineWork& work);
+  absl::Status RunControlTask(const EngineWork& work);
 
   // Processes completions that arrived outside of a step.
   void Poll() { residency_->Poll(); }
@@ -125,7 +125,7 @@ class EngineCore final {
   std::vector<LayerSparsity> Sparsity() const { return sparsity_->counts(); }
 
  private:
-  EngineCore(const EnginePlan& plan, PolicyChoice choice, WeightClient* client, ComputePlaces places,
+  EngineCore(const EnginePlan& plan, PolicyChoice choice, WeightClient* client, ComputeDevices devices,
              RequestRegistry* registry, VirtualClock* clock);
   absl::Status Setup();
   absl::Time Now() const;
@@ -158,7 +158,7 @@ class EngineCore final {
   double LoadSeconds() const;
   // Tells weightd if the step scans the model's experts like a long prompt, and if the next step continues
   // the scan.
-  void TellScan(const StepPlan& plan);
+  void ReportScan(const StepPlan& plan);
   void CountStep(const StepPlan& plan, const StepMarks& before);
   void CountTimes(const StepMarks& before, const StepMarks& now);
   std::unique_ptr<Sequence> Remove(SequenceId id);
@@ -175,13 +175,13 @@ class EngineCore final {
   FetchQueue fetches_;
   std::unique_ptr<DenseWeights> weights_;
   std::unique_ptr<KvCache> kv_;
-  std::unique_ptr<DeltaStates> states_;
+  std::unique_ptr<RecurrentStates> states_;
   std::unique_ptr<Residency> residency_;
   std::unique_ptr<RoutingPolicy> routing_;
   std::unique_ptr<SparsityPolicy> sparsity_;
   std::unique_ptr<Prefetcher> prefetcher_;  // null: no prefetch
   std::unique_ptr<TraceRecorder> trace_;    // null: no trace is recorded
-  std::unique_ptr<StepTaps> taps_;
+  std::unique_ptr<StepHooks> hooks_;
   std::unique_ptr<Forward> forward_;
   std::unique_ptr<PrefixCache> prefixes_;  // null: no prefix reuse
   std::unique_ptr<Scheduler> scheduler_;

@@ -13,28 +13,30 @@
 
 namespace sluice {
 
-absl::StatusOr<ComputePlaces> MakePlaces(const EnginePlan& plan, bool cpu_beside, const ModelConfig& config,
-                                         VirtualClock* clock, const PlacesFactory& factory) {
+absl::StatusOr<ComputeDevices> MakeDevices(const EnginePlan& plan, bool cpu_parallel,
+                                           const ModelConfig& config, VirtualClock* clock,
+                                           const DeviceFactory& factory) {
   const EngineOptions& options = plan.options;
-  ASSIGN_OR_RETURN(ComputePlaces places, factory({options.device, plan.backend, cpu_beside}));
+  ASSIGN_OR_RETURN(ComputeDevices devices, factory({options.device, plan.backend, cpu_parallel}));
   if (clock != nullptr) {
-    places.device = std::make_unique<VirtualDevice>(std::move(places.device), clock, options.costs,
-                                                    Bf16ExpertBytes(config));
+    devices.device = std::make_unique<VirtualDevice>(std::move(devices.device), clock, options.costs,
+                                                     Bf16ExpertBytes(config));
   } else if (!options.measure_costs.empty()) {
-    ASSIGN_OR_RETURN(places.device, MeasuredDevice::Create(std::move(places.device), options.measure_costs,
-                                                           Bf16ExpertBytes(config)));
+    ASSIGN_OR_RETURN(devices.device, MeasuredDevice::Create(std::move(devices.device), options.measure_costs,
+                                                            Bf16ExpertBytes(config)));
   }
   if (options.device == DeviceKind::kSim) {
-    places.device = std::make_unique<OwnMemoryDevice>(std::move(places.device));
+    devices.device = std::make_unique<OwnMemoryDevice>(std::move(devices.device));
   }
-  if (cpu_beside) {
-    places.cpu = std::make_unique<ThreadedBackend>(std::move(places.cpu));
+  if (cpu_parallel) {
+    devices.cpu = std::make_unique<ThreadedBackend>(std::move(devices.cpu));
   }
-  return places;
+  return devices;
 }
 
-std::unique_ptr<WeightClient> Transported(std::unique_ptr<WeightClient> client, const EngineOptions& options,
-                                          VirtualClock* clock, std::vector<std::shared_ptr<Copier>> copiers) {
+std::unique_ptr<WeightClient> WithTransport(std::unique_ptr<WeightClient> client,
+                                            const EngineOptions& options, VirtualClock* clock,
+                                            std::vector<std::shared_ptr<Copier>> copiers) {
   if (clock != nullptr) {
     return std::make_unique<VirtualWeightClient>(std::move(client), clock);
   }

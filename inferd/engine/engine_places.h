@@ -17,11 +17,13 @@
 namespace sluice {
 
 // Creates the places. `clock` null: real time.
-absl::StatusOr<ComputePlaces> MakePlaces(const EnginePlan& plan, bool cpu_beside, const ModelConfig& config,
-                                         VirtualClock* clock, const PlacesFactory& factory);
+absl::StatusOr<ComputeDevices> MakeDevices(const EnginePlan& plan, bool cpu_parallel,
+                                           const ModelConfig& config, VirtualClock* clock,
+                                           const DeviceFactory& factory);
 
 // Wraps the client for the device's transport. `copiers` are used if this process pulls.
-std::unique_ptr<WeightClient> Transported(std::unique_ptr<WeightClient> client, const EngineOptions& options,
-                                          VirtualClock* clock, std::vector<std::shared_ptr<Copier>> copiers);
+std::unique_ptr<WeightClient> WithTransport(std::unique_ptr<WeightClient> client,
+                                            const EngineOptions& options, VirtualClock* clock,
+                                            std::vector<std::shared_ptr<Copier>> copiers);
 
 }  // namespace sluice

@@ -114,7 +114,7 @@ void EngineCore::FillStats(EngineStats* stats) const {
   stats->sequences_running = scheduler_->running();
   stats->kv_pages_used = kv_->pages().used();
   stats->kv_pages_total = kv_->pages().total();
-  stats->kv_pages_kept = kv_->pages().kept_pages();
+  stats->kv_pages_cached = kv_->pages().kept_pages();
   stats->expert_leases_held = statistics().held();
   stats->dense_leases_held = weights_->leases();
   stats->fetches_outstanding = fetches_.outstanding();
@@ -122,8 +122,8 @@ void EngineCore::FillStats(EngineStats* stats) const {
   stats->expert_hits = residency.hits;
   stats->prefetch_issued = residency.prefetch_issued;
   stats->prefetch_useful = residency.prefetch_useful;
-  stats->token_guesses = forward_->guesses().made;
-  stats->token_guesses_right = forward_->guesses().right;
+  stats->draft_steps = forward_->drafts().made;
+  stats->draft_steps_right = forward_->drafts().right;
   if (prefetcher_ != nullptr) {
     const PredictionCounters predictions = prefetcher_->total();
     stats->predictions = predictions.predicted;
@@ -167,8 +167,8 @@ void EngineCore::FillLayers(std::vector<LayerStats>* layers) const {
     }
     if (prefetcher_ != nullptr) {
       stats.predictions = PredictionsOf(prefetcher_->counters(layer));
-      static_assert(std::tuple_size_v<decltype(stats.predictions_at)> == Prefetcher::kMostDepth + 1);
-      for (uint32_t depth = 0; depth <= Prefetcher::kMostDepth; ++depth) {
+      static_assert(std::tuple_size_v<decltype(stats.predictions_at)> == Prefetcher::kMaxPrefetchDepth + 1);
+      for (uint32_t depth = 0; depth <= Prefetcher::kMaxPrefetchDepth; ++depth) {
         stats.predictions_at[depth] = PredictionsOf(prefetcher_->counters_at(layer, depth));
       }
       AddNeuronPredictions(prefetcher_->neuron_predictions(layer), &stats);

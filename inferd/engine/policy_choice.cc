@@ -21,7 +21,7 @@ absl::StatusOr<PolicyChoice> ChoosePoliciesFor(const EngineOptions& options, con
                                             : options.slab.link_gbps;
   setup.link_seconds = link > 0 ? 1 / (link * 1e9) : 0;
   // On `sim` in real time the CPU's threads compute for the device.
-  setup.cpu_beside = options.virtual_clock || options.device == DeviceKind::kCuda;
+  setup.cpu_parallel = options.virtual_clock || options.device == DeviceKind::kCuda;
   MachineRates machine;
   if (options.virtual_clock) {
     setup.compute_seconds = options.costs.compute_ms * 1e-3 / static_cast<double>(Bf16ExpertBytes(config));

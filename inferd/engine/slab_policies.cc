@@ -177,7 +177,7 @@ std::vector<LayerDemand> LayerDemandsOf(const ModelConfig& config, const Policie
       const double sensitivity = gating->sensitivities[layer];
       const double limit =
           sensitivity > 0 ? gating->threshold / sensitivity : (gating->threshold >= 0 ? 1.0 : -1.0);
-      demand.single_share = profile->layers[layer].SingleShare(limit);
+      demand.single_share = profile->layers[layer].SingleExpertShare(limit);
     }
     if (policies.predictor == ExpertPredictorKind::kGateReuse) {
       demand.prefetch_accuracy = profile->layers[layer].accuracy[0];

@@ -6,9 +6,9 @@
 
 namespace sluice {
 
-StepRows::StepRows(const ForwardOptions& limits, uint32_t vocab, uint32_t short_text_limit)
+StepRows::StepRows(const ForwardOptions& limits, uint32_t vocab, uint32_t short_rope_limit)
     : vocab_(vocab),
-      short_text_limit_(short_text_limit),
+      short_text_limit_(short_rope_limit),
       logit_rows_(limits.logit_rows),
       sampler_(vocab),
       batch_(limits.max_tokens, limits.max_sequences) {
@@ -17,7 +17,7 @@ StepRows::StepRows(const ForwardOptions& limits, uint32_t vocab, uint32_t short_
   want_rows_.reserve(limits.logit_rows);
 }
 
-void StepRows::Begin(uint64_t step, const StepPlan& plan, KvCache* kv, const DeltaStates& states,
+void StepRows::Begin(uint64_t step, const StepPlan& plan, KvCache* kv, const RecurrentStates& states,
                      absl::FunctionRef<Sequence*(SequenceId)> find) {
   batch_.Clear(step);
   running_.clear();
@@ -34,7 +34,8 @@ void StepRows::Begin(uint64_t step, const StepPlan& plan, KvCache* kv, const Del
   }
 }
 
-void StepRows::Add(const ScheduledRows& rows, Sequence* sequence, KvCache* kv, const DeltaStates& states) {
+void StepRows::Add(const ScheduledRows& rows, Sequence* sequence, KvCache* kv,
+                   const RecurrentStates& states) {
   const uint32_t first_row = batch_.tokens();
   const uint32_t index =
       batch_.Add(sequence->tokens().subspan(rows.first_position, rows.rows),

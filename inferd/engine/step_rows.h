@@ -27,12 +27,12 @@ class StepRows {
     ScheduledRows rows;
   };
 
-  // `short_text_limit`: maximum positions for the model's short rope table; 0: the model has one table for
+  // `short_rope_limit`: maximum positions for the model's short rope table; 0: the model has one table for
   // all lengths.
-  StepRows(const ForwardOptions& limits, uint32_t vocab, uint32_t short_text_limit);
+  StepRows(const ForwardOptions& limits, uint32_t vocab, uint32_t short_rope_limit);
 
   // Fills the batch with the rows of a plan. `find` returns the sequence of an id.
-  void Begin(uint64_t step, const StepPlan& plan, KvCache* kv, const DeltaStates& states,
+  void Begin(uint64_t step, const StepPlan& plan, KvCache* kv, const RecurrentStates& states,
              absl::FunctionRef<Sequence*(SequenceId)> find);
 
   bool WantLogits() const { return !wants_.empty(); }
@@ -44,7 +44,7 @@ class StepRows {
   const StepBatch& batch() const { return batch_; }
   StepBatch* mutable_batch() { return &batch_; }
   absl::Span<const Running> running() const { return running_; }  // by index in the batch
-  uint32_t short_text_limit() const { return short_text_limit_; }
+  uint32_t short_rope_limit() const { return short_text_limit_; }
 
  private:
   struct LogitWant {
@@ -53,7 +53,7 @@ class StepRows {
     uint32_t position = 0;
   };
 
-  void Add(const ScheduledRows& rows, Sequence* sequence, KvCache* kv, const DeltaStates& states);
+  void Add(const ScheduledRows& rows, Sequence* sequence, KvCache* kv, const RecurrentStates& states);
   bool IsLongText(const Sequence& sequence) const;
   void Hand(const LogitRows& logits, size_t begin, size_t end, absl::Time now);
 

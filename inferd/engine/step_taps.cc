@@ -4,47 +4,47 @@
 
 namespace sluice {
 
-absl::Status StepTaps::BeforeChoice(const RouterTap& tap) {
-  return prefetcher_ == nullptr ? absl::OkStatus() : prefetcher_->BeforeChoice(tap);
+absl::Status StepHooks::BeforeChoice(const RouterState& state) {
+  return prefetcher_ == nullptr ? absl::OkStatus() : prefetcher_->BeforeChoice(state);
 }
 
-bool StepTaps::MayPass(uint32_t layer) const {
-  return trace_ == nullptr && (prefetcher_ == nullptr || prefetcher_->MayPass(layer));
+bool StepHooks::CanDeferRouting(uint32_t layer) const {
+  return trace_ == nullptr && (prefetcher_ == nullptr || prefetcher_->CanDeferRouting(layer));
 }
 
-absl::Status StepTaps::AfterRouter(const RouterTap& tap) {
+absl::Status StepHooks::AfterRouter(const RouterState& state) {
   moved_on_();
   if (trace_ != nullptr) {
-    RETURN_IF_ERROR(trace_->AfterRouter(tap));
+    RETURN_IF_ERROR(trace_->AfterRouter(state));
   }
-  const OneBell bell(client_);
-  return prefetcher_ == nullptr ? absl::OkStatus() : prefetcher_->AfterRouter(tap);
+  const BatchSubmit batch_submit(client_);
+  return prefetcher_ == nullptr ? absl::OkStatus() : prefetcher_->AfterRouter(state);
 }
 
-absl::Status StepTaps::BeforeExperts(uint32_t layer, const MoeExpertsArgs& args) {
-  const OneBell bell(client_);
+absl::Status StepHooks::BeforeExperts(uint32_t layer, const MoeExpertsArgs& args) {
+  const BatchSubmit batch_submit(client_);
   return prefetcher_ == nullptr ? absl::OkStatus() : prefetcher_->BeforeExperts(layer, args);
 }
 
-absl::Status StepTaps::AfterLayer(const LayerEnd& end) {
-  const OneBell bell(client_);
+absl::Status StepHooks::AfterLayer(const LayerEnd& end) {
+  const BatchSubmit batch_submit(client_);
   return prefetcher_ == nullptr ? absl::OkStatus() : prefetcher_->AfterLayer(end);
 }
 
-bool StepTaps::WantsLookAhead(uint32_t layer) const {
+bool StepHooks::WantsLookAhead(uint32_t layer) const {
   return prefetcher_ != nullptr && prefetcher_->WantsLookAhead(layer);
 }
 
-absl::Status StepTaps::LookAhead(const RouterTap& tap) {
-  const OneBell bell(client_);
-  return prefetcher_->LookAhead(tap);
+absl::Status StepHooks::LookAhead(const RouterState& state) {
+  const BatchSubmit batch_submit(client_);
+  return prefetcher_->LookAhead(state);
 }
 
-bool StepTaps::WantsNextTokens() { return prefetcher_ != nullptr && prefetcher_->WantsNextTokens(); }
+bool StepHooks::WantsNextTokens() { return prefetcher_ != nullptr && prefetcher_->WantsNextTokens(); }
 
-absl::Status StepTaps::NextTokens(const RouterTap& tap) {
-  const OneBell bell(client_);
-  return prefetcher_->NextTokens(tap);
+absl::Status StepHooks::NextTokens(const RouterState& state) {
+  const BatchSubmit batch_submit(client_);
+  return prefetcher_->NextTokens(state);
 }
 
 }  // namespace sluice

@@ -14,21 +14,22 @@
 
 namespace sluice {
 
-class StepTaps final : public LayerTap {
+class StepHooks final : public LayerObserver {
  public:
   // `prefetcher` and `trace` may be null; all outlive the hooks. `moved_on` is called at every layer.
-  StepTaps(WeightClient* client, Prefetcher* prefetcher, TraceRecorder* trace, std::function<void()> moved_on)
+  StepHooks(WeightClient* client, Prefetcher* prefetcher, TraceRecorder* trace,
+            std::function<void()> moved_on)
       : client_(client), prefetcher_(prefetcher), trace_(trace), moved_on_(std::move(moved_on)) {}
 
-  absl::Status BeforeChoice(const RouterTap& tap) override;
-  bool MayPass(uint32_t layer) const override;
-  absl::Status AfterRouter(const RouterTap& tap) override;
+  absl::Status BeforeChoice(const RouterState& state) override;
+  bool CanDeferRouting(uint32_t layer) const override;
+  absl::Status AfterRouter(const RouterState& state) override;
   absl::Status BeforeExperts(uint32_t layer, const MoeExpertsArgs& args) override;
   absl::Status AfterLayer(const LayerEnd& end) override;
   bool WantsLookAhead(uint32_t layer) const override;
-  absl::Status LookAhead(const RouterTap& tap) override;
+  absl::Status LookAhead(const RouterState& state) override;
   bool WantsNextTokens() override;
-  absl::Status NextTokens(const RouterTap& tap) override;
+  absl::Status NextTokens(const RouterState& state) override;
 
  private:
   WeightClient* const client_;

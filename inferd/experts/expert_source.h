@@ -92,13 +92,13 @@ class ExpertSource {
   virtual void LeadsMade(absl::Span<const uint32_t> /*rows*/) {}
   // True if all its experts are resident whole and every routed one is to be computed from there: the layer
   // can be deferred (RoutedExpertsArgs).
-  virtual bool AllThere(uint32_t /*layer*/) const { return false; }
-  // Returns one of these experts, whole. REQUIRES: AllThere().
+  virtual bool CanDeferLayer(uint32_t /*layer*/) const { return false; }
+  // Returns one of these experts, whole. REQUIRES: CanDeferLayer().
   virtual ReadyTile Whole(uint32_t /*layer*/, uint32_t /*expert*/) const { return {}; }
   // Notes that work queued before `used` may read any expert of that layer.
   virtual void LayerRead(uint32_t /*layer*/, Event /*used*/) {}
   // Counts the demands of a deferred layer that has run.
-  virtual void Heard(uint32_t /*layer*/, absl::Span<const ExpertDemand> /*demands*/) {}
+  virtual void CountDeferred(uint32_t /*layer*/, absl::Span<const ExpertDemand> /*demands*/) {}
 
   // Demands of this layer that failed so far.
   virtual absl::Span<const FailedDemand> failed() const = 0;

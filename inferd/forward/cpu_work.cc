@@ -16,8 +16,8 @@ CpuWork::CpuWork(const ModelConfig& config, uint32_t tokens, const Places& place
       cpu_(places.cpu),
       weights_(*places.weights),
       biases_(config.layers.size()) {
-  works_.reserve(MostExperts(config));
-  slots_.reserve(uint64_t{tokens} * MostRanks(config));
+  works_.reserve(MaxExperts(config));
+  slots_.reserve(uint64_t{tokens} * MaxRanks(config));
 }
 
 absl::StatusOr<std::unique_ptr<CpuWork>> CpuWork::Create(const ModelConfig& config, uint32_t tokens,
@@ -35,7 +35,7 @@ absl::StatusOr<BufferRef> CpuWork::Memory(uint64_t values, float** host) {
 }
 
 absl::Status CpuWork::Allocate(bool counts) {
-  const uint64_t pairs = uint64_t{tokens_} * MostRanks(config_);
+  const uint64_t pairs = uint64_t{tokens_} * MaxRanks(config_);
   const uint64_t hidden = config_.hidden;
   x_.stride = y_.stride = scaled_.stride = hidden;
   ASSIGN_OR_RETURN(x_.base, Memory(tokens_ * hidden, &x_host_));
@@ -58,12 +58,12 @@ absl::Status CpuWork::Ask(uint32_t layer, const Rows& normed, uint32_t tokens) {
   if (tokens == 0) {
     return absl::OkStatus();
   }
-  RETURN_IF_ERROR(AskBiases(layer));
+  RETURN_IF_ERROR(CopyBiases(layer));
   return device_->queue().Download(normed.base, uint64_t{tokens} * config_.hidden * sizeof(float), x_host_);
 }
 
 // The biases are dense weights on the device and never change, so they are copied once.
-absl::Status CpuWork::AskBiases(uint32_t layer) {
+absl::Status CpuWork::CopyBiases(uint32_t layer) {
   if (!config_.layers[layer].moe.expert_bias || biases_[layer].down) {
     return absl::OkStatus();
   }

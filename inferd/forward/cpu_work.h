@@ -51,7 +51,7 @@ class CpuWork {
  private:
   CpuWork(const ModelConfig& config, uint32_t tokens, const Places& places);
   absl::Status Allocate(bool counts);
-  absl::Status AskBiases(uint32_t layer);
+  absl::Status CopyBiases(uint32_t layer);
   absl::Status Scale(const MoeExpertsArgs& args, const float* weights);
   absl::Status GoOn(const MoeExpertsArgs& args, const ExpertWork& work);
   absl::StatusOr<BufferRef> Memory(uint64_t values, float** host);

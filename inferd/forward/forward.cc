@@ -11,27 +11,27 @@ namespace sluice {
 
 absl::Status Forward::Run(StepBatch* batch) {
   BeginBatch(batch);
-  const bool guessed = guess_.Take(*batch);
-  if (guessed) {
+  const bool drafted = draft_.Take(*batch);
+  if (drafted) {
     std::swap(x_, ahead_);
   } else {
     RETURN_IF_ERROR(Gather(0, *batch));
     RETURN_IF_ERROR(queue_->Embed({batch->ids(), weights_.embed(), config_.embedding_scale, x_}));
   }
-  return RunLayers(0, /*attended=*/guessed, batch);
+  return RunLayers(0, /*attended=*/drafted, batch);
 }
 
 absl::Status Forward::RunFrom(uint32_t first_layer, StepBatch* batch) {
   BeginBatch(batch);
-  guess_.Forget();
+  draft_.Forget();
   return RunLayers(first_layer, /*attended=*/false, batch);
 }
 
 // Drops the state left by a step that ended with an error.
 void Forward::BeginBatch(StepBatch* batch) {
   uncounted_.reset();
-  unheard_.clear();
-  led_.clear();
+  deferred_.clear();
+  early_lead_ids_.clear();
   batch_ = batch;
 }
 
@@ -39,7 +39,7 @@ absl::Status Forward::Await() {
   RETURN_IF_ERROR(queue_->EndGraph());
   RETURN_IF_ERROR(queue_->Wait(queue_->Record()));
   RETURN_IF_ERROR(CountActive());
-  return Hear();
+  return CollectDeferred();
 }
 
 void Forward::Abandon() {
@@ -58,10 +58,10 @@ absl::Status Forward::RunLayers(uint32_t first_layer, bool attended, StepBatch* 
     if (layer > first_layer || !attended) {
       RETURN_IF_ERROR(Attend(layer, x_, *batch));
     }
-    RETURN_IF_ERROR(Mix(layer, batch));
-    if (tap_ != nullptr) {
+    RETURN_IF_ERROR(MoeLayer(layer, batch));
+    if (observer_ != nullptr) {
       const bool routed = config_.layers[layer].moe.experts > 0;
-      RETURN_IF_ERROR(tap_->AfterLayer({layer, x_, routed ? outputs_ : Rows{}, batch}));
+      RETURN_IF_ERROR(observer_->AfterLayer({layer, x_, routed ? outputs_ : Rows{}, batch}));
     }
   }
   return absl::OkStatus();
@@ -70,7 +70,7 @@ absl::Status Forward::RunLayers(uint32_t first_layer, bool attended, StepBatch* 
 // x += sum over ranks of weight * expert(norm(x)): the routed experts and the common expert. Resident experts
 // are computed first, the others as they arrive; the sum goes by rank, so the order of arrival does not
 // change the result.
-absl::Status Forward::Mix(uint32_t layer, StepBatch* batch) {
+absl::Status Forward::MoeLayer(uint32_t layer, StepBatch* batch) {
   const LayerConfig& config = config_.layers[layer];
   const MoeConfig& moe = config.moe;
   const uint32_t tokens = batch->tokens();
@@ -78,13 +78,13 @@ absl::Status Forward::Mix(uint32_t layer, StepBatch* batch) {
     return experts_->BeginLayer(layer, {});
   }
   RETURN_IF_ERROR(queue_->Norm({x_, tokens, config_.hidden, weights_.layer(layer).ffn_norm, normed_}));
-  if (moe.beside_width > 0) {
-    RETURN_IF_ERROR(ComputeBeside(layer, tokens));
+  if (moe.dense_ffn_width > 0) {
+    RETURN_IF_ERROR(ComputeParallelFfn(layer, tokens));
   }
-  if (MayPass(layer, *batch)) {
-    return MixUnheard(layer, *batch);
+  if (CanDeferRouting(layer, *batch)) {
+    return RunLayerOnDevice(layer, *batch);
   }
-  RETURN_IF_ERROR(PlanMixture(layer, batch));
+  RETURN_IF_ERROR(DispatchExperts(layer, batch));
   RETURN_IF_ERROR(ComputeExperts(layer, *batch));
   RETURN_IF_ERROR(DropLostRows(layer, batch));
   // A router that scales the inputs has applied the weights already; a dense layer has no weights.
@@ -94,7 +94,7 @@ absl::Status Forward::Mix(uint32_t layer, StepBatch* batch) {
 
 // Computes the dense FFN parallel to the experts, with its norm; the experts' own norm of the same rows
 // follows.
-absl::Status Forward::ComputeBeside(uint32_t layer, uint32_t tokens) {
+absl::Status Forward::ComputeParallelFfn(uint32_t layer, uint32_t tokens) {
   const MoeConfig& moe = config_.layers[layer].moe;
   const LayerWeights& w = weights_.layer(layer);
   plan_.BuildDense(tokens);
@@ -109,9 +109,9 @@ absl::Status Forward::ComputeBeside(uint32_t layer, uint32_t tokens) {
                           .hidden = config_.hidden,
                           .activation = {moe.activation, moe.activation_alpha, moe.activation_limit},
                           .experts = work,
-                          .y = beside_,
+                          .y = parallel_ffn_,
                           .slots = tokens}));
-  RETURN_IF_ERROR(queue_->Norm({beside_, tokens, config_.hidden, w.beside_post_norm, beside_}));
+  RETURN_IF_ERROR(queue_->Norm({parallel_ffn_, tokens, config_.hidden, w.beside_post_norm, parallel_ffn_}));
   return queue_->Norm({x_, tokens, config_.hidden, w.experts_norm, normed_});
 }
 
@@ -127,9 +127,9 @@ absl::Status Forward::AddOutputs(uint32_t layer, uint32_t tokens, BufferRef weig
     return queue_->Combine({outputs_, weights, tokens, ranks, hidden, x_, to, scale});
   }
   RETURN_IF_ERROR(queue_->Combine({outputs_, weights, tokens, ranks, hidden, {}, sums_}));
-  if (config.moe.beside_width > 0) {
+  if (config.moe.dense_ffn_width > 0) {
     RETURN_IF_ERROR(queue_->Norm({sums_, tokens, hidden, w.experts_post_norm, sums_}));
-    RETURN_IF_ERROR(queue_->Combine({beside_, {}, tokens, 1, hidden, sums_, sums_}));
+    RETURN_IF_ERROR(queue_->Combine({parallel_ffn_, {}, tokens, 1, hidden, sums_, sums_}));
   }
   if (config.post_norms) {
     RETURN_IF_ERROR(queue_->Norm({sums_, tokens, hidden, w.ffn_post_norm, sums_}));
@@ -138,7 +138,7 @@ absl::Status Forward::AddOutputs(uint32_t layer, uint32_t tokens, BufferRef weig
 }
 
 // Routes the rows to experts, and requests these experts.
-absl::Status Forward::PlanMixture(uint32_t layer, StepBatch* batch) {
+absl::Status Forward::DispatchExperts(uint32_t layer, StepBatch* batch) {
   const MoeConfig& moe = config_.layers[layer].moe;
   const uint32_t tokens = batch->tokens();
   if (moe.experts == 0) {
@@ -150,15 +150,15 @@ absl::Status Forward::PlanMixture(uint32_t layer, StepBatch* batch) {
   }
   ASSIGN_OR_RETURN(const Routing routing, Route(layer, *batch));
   RETURN_IF_ERROR(plan_.Build(routing, moe.experts, *batch, /*keep_zeros=*/ScalesInputs(moe)));
-  TellLeads();
+  ReportEarlyLeads();
   RETURN_IF_ERROR(experts_->BeginLayer(layer, plan_.demands()));
-  return tap_ == nullptr
-             ? absl::OkStatus()
-             : tap_->AfterRouter({layer, x_, normed_, routing, batch, scores_, routing_->Wanted(routing)});
+  return observer_ == nullptr ? absl::OkStatus()
+                              : observer_->AfterRouter(
+                                    {layer, x_, normed_, routing, batch, scores_, routing_->Wanted(routing)});
 }
 
 // Copies the batch's router scores to the host, for an eviction policy that ranks by them.
-absl::Status Forward::AskScores(uint32_t experts, const StepBatch& batch) {
+absl::Status Forward::QueueScores(uint32_t experts, const StepBatch& batch) {
   score_rows_.clear();
   for (uint32_t row = 0; row < batch.tokens(); ++row) {
     if (!batch.lost(row)) {
@@ -179,17 +179,17 @@ absl::StatusOr<Routing> Forward::Route(uint32_t layer, const StepBatch& batch) {
   const RoutingInput input{layer, args, residency_, &batch};
   RETURN_IF_ERROR(routing_->Choose(input, queue_));
   if (router_scores_ != nullptr) {
-    RETURN_IF_ERROR(AskScores(moe.experts, batch));
+    RETURN_IF_ERROR(QueueScores(moe.experts, batch));
   }
   if (cpu_ != nullptr) {
     RETURN_IF_ERROR(cpu_->Ask(layer, normed_, experts_->MayUseCpu(layer) ? tokens : 0));
   }
   if (!queue_->RunsAtCall()) {
-    RETURN_IF_ERROR(AskLeads(layer, tokens));
+    RETURN_IF_ERROR(QueueEarlyLeads(layer, tokens));
     Routing unknown;
     unknown.tokens = tokens;
-    const RouterTap tap{layer, x_, normed_, unknown, &batch, scores_, {}};
-    RETURN_IF_ERROR(tap_ == nullptr ? absl::OkStatus() : tap_->BeforeChoice(tap));
+    const RouterState state{layer, x_, normed_, unknown, &batch, scores_, {}};
+    RETURN_IF_ERROR(observer_ == nullptr ? absl::OkStatus() : observer_->BeforeChoice(state));
   }
   RETURN_IF_ERROR(Await());  // also collects the counters of earlier layers
   const uint64_t bytes = uint64_t{tokens} * ranks * sizeof(float);
@@ -199,8 +199,8 @@ absl::StatusOr<Routing> Forward::Route(uint32_t layer, const StepBatch& batch) {
     return absl::InternalError("the router's staging memory cannot be read");
   }
   const auto* chosen = reinterpret_cast<const int32_t*>(ids);
-  if (!led_.empty()) {
-    led_.assign(chosen, chosen + moe.top_k);  // before the routing policy changes them
+  if (!early_lead_ids_.empty()) {
+    early_lead_ids_.assign(chosen, chosen + moe.top_k);  // before the routing policy changes them
   }
   RETURN_IF_ERROR(routing_->Decide(input, queue_));
   RETURN_IF_ERROR(ScaleInputs(moe, tokens));
@@ -256,7 +256,7 @@ absl::Status Forward::ComputeExperts(uint32_t layer, const StepBatch& batch) {
     }
     ASSIGN_OR_RETURN(const absl::Span<const ReadyTile> tiles, experts_->Next());
     if (tiles.empty() && work_.ready().empty()) {
-      guess_.EndWait();
+      draft_.EndWait();
       if (cpu_ != nullptr && cpu_->busy()) {
         RETURN_IF_ERROR(cpu_->Finish(outputs_, active_));
         experts_->CpuFinished();
@@ -302,8 +302,8 @@ absl::Status Forward::QueueExperts(uint32_t layer, uint32_t tokens) {
     return absl::OkStatus();
   }
   const MoeExpertsArgs args = ExpertsArgs(layer, tokens, work_.ready());
-  if (tap_ != nullptr) {
-    RETURN_IF_ERROR(tap_->BeforeExperts(layer, args));
+  if (observer_ != nullptr) {
+    RETURN_IF_ERROR(observer_->BeforeExperts(layer, args));
   }
   RETURN_IF_ERROR(queue_->MoeExperts(args));
   work_.Queued();
@@ -414,7 +414,7 @@ absl::Status Forward::QueueHead(const Rows& x, absl::Span<const uint32_t> rows, 
 }
 
 // Returns the host address of the logits, valid once the queued work has run.
-absl::StatusOr<const float*> Forward::AskLogits(uint32_t rows) {
+absl::StatusOr<const float*> Forward::QueueLogits(uint32_t rows) {
   const uint64_t bytes = uint64_t{rows} * config_.vocab * sizeof(float);
   if (const std::byte* there = backend_->HostRead(logits_.base, bytes); there != nullptr) {
     return reinterpret_cast<const float*>(there);
@@ -433,7 +433,7 @@ absl::StatusOr<LogitRows> Forward::Logits(absl::Span<const uint32_t> rows, uint3
   RETURN_IF_ERROR(QueueHead(x_, rows, k));
   LogitRows result;
   if (whole) {
-    ASSIGN_OR_RETURN(result.logits, AskLogits(count));
+    ASSIGN_OR_RETURN(result.logits, QueueLogits(count));
   }
   RETURN_IF_ERROR(Await());
   const auto read = [this](BufferRef ref, uint64_t values) { return backend_->HostRead(ref, values * 4); };

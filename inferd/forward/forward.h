@@ -57,7 +57,7 @@ struct ForwardOptions {
   uint32_t logit_rows = 0;      // maximum rows of one Logits() call
   uint32_t max_candidates = 1;  // largest k of Logits()
   bool look_ahead = false;      // true if the hook may request it
-  bool guess_tokens = false;    // draft the following tokens; REQUIRES: CanGuessTokens(config)
+  bool draft_tokens = false;    // draft the following tokens; REQUIRES: CanDraftTokens(config)
 };
 
 // Number of logit rows computed at once: as many as fit 32 MiB, so that a wide vocabulary does not need
@@ -69,16 +69,16 @@ uint64_t ActivationBytes(const ModelConfig& config, const ForwardOptions& option
 
 class Forward {
  public:
-  struct Parts {  // all outlive the forward pass; `tap` and `cpu` may be null
+  struct Parts {  // all outlive the forward pass; `observer` and `cpu` may be null
     Backend* backend = nullptr;
     const DenseWeights* weights = nullptr;
     KvCache* kv = nullptr;
-    DeltaStates* states = nullptr;
+    RecurrentStates* states = nullptr;
     ExpertSource* experts = nullptr;
     const ResidencyView* residency = nullptr;  // residency of the same experts, for the routing policy
     RoutingPolicy* routing = nullptr;
     SparsityPolicy* sparsity = nullptr;
-    LayerTap* tap = nullptr;
+    LayerObserver* observer = nullptr;
     Backend* cpu = nullptr;  // computes the CPU's share of `experts` beside `backend`
   };
   static absl::StatusOr<std::unique_ptr<Forward>> Create(const ModelConfig& config,
@@ -98,7 +98,7 @@ class Forward {
   absl::Status RunFrom(uint32_t first_layer, StepBatch* batch);
   Rows residual() const { return x_; }  // [max_tokens, hidden]
 
-  const TokenGuess::Counts& guesses() const { return guess_.counts(); }
+  const TokenDraft::Counts& drafts() const { return draft_.counts(); }
   // Cost of each part of the model over all steps; zeros on an asynchronous device.
   const PartWorks& part_works() const { return parts_.works(); }
 
@@ -113,7 +113,7 @@ class Forward {
     std::optional<RopeRows> long_texts;  // set if long sequences have their own table
   };
   // Use of the time in which experts of a layer travel and nothing else is ready.
-  enum class Wait : uint8_t { kIdle, kLookAhead, kGuessTokens };
+  enum class Wait : uint8_t { kIdle, kLookAhead, kDraftTokens };
   // The sequences of a batch that share one rope table.
   struct RopeGroup {
     BufferRef table;
@@ -138,20 +138,20 @@ class Forward {
   absl::Status ProjectOut(uint32_t layer, uint32_t tokens, const Rows& from, uint32_t cols, const Rows& x);
   std::array<RopeGroup, 2> RopeGroups(uint32_t layer, const StepBatch& batch) const;
 
-  absl::Status Mix(uint32_t layer, StepBatch* batch);
-  absl::Status ComputeBeside(uint32_t layer, uint32_t tokens);
+  absl::Status MoeLayer(uint32_t layer, StepBatch* batch);
+  absl::Status ComputeParallelFfn(uint32_t layer, uint32_t tokens);
   absl::Status AddOutputs(uint32_t layer, uint32_t tokens, BufferRef weights, const Rows& to);
   absl::Status QueueRouter(uint32_t layer, uint32_t tokens, BufferRef ids, BufferRef weights,
                            RouterArgs* args);
-  bool MayPass(uint32_t layer, const StepBatch& batch) const;
+  bool CanDeferRouting(uint32_t layer, const StepBatch& batch) const;
   absl::Status Gather(uint32_t layer, const StepBatch& batch);
-  absl::Status MixUnheard(uint32_t layer, const StepBatch& batch);
-  absl::Status Hear();
-  absl::Status AskLeads(uint32_t layer, uint32_t tokens);
-  void TellLeads();
-  absl::Status PlanMixture(uint32_t layer, StepBatch* batch);
+  absl::Status RunLayerOnDevice(uint32_t layer, const StepBatch& batch);
+  absl::Status CollectDeferred();
+  absl::Status QueueEarlyLeads(uint32_t layer, uint32_t tokens);
+  void ReportEarlyLeads();
+  absl::Status DispatchExperts(uint32_t layer, StepBatch* batch);
   absl::StatusOr<Routing> Route(uint32_t layer, const StepBatch& batch);
-  absl::Status AskScores(uint32_t experts, const StepBatch& batch);
+  absl::Status QueueScores(uint32_t experts, const StepBatch& batch);
   absl::Status ScaleInputs(const MoeConfig& moe, uint32_t tokens);
   absl::Status ComputeExperts(uint32_t layer, const StepBatch& batch);
   absl::Status QueueTiles(uint32_t layer, uint32_t tokens, absl::Span<const ReadyTile> tiles);
@@ -163,27 +163,27 @@ class Forward {
   absl::Status CountSlots(uint32_t layer, const WorkPlan& plan, BufferRef active);
   Wait WaitOf(uint32_t layer) const;
   absl::Status UseWait(Wait wait, uint32_t layer, const StepBatch& batch);
-  absl::Status WaitOrGuess(uint32_t layer, const StepBatch& batch);
+  absl::Status WaitOrDraft(uint32_t layer, const StepBatch& batch);
   absl::Status CombineComputed(uint32_t layer, const StepBatch& batch);
   absl::Status LookAhead(uint32_t layer, const StepBatch& batch);
-  absl::Status GuessTokens(uint32_t layer, const StepBatch& batch, absl::Span<const uint32_t> followed);
+  absl::Status DraftTokens(uint32_t layer, const StepBatch& batch, absl::Span<const uint32_t> followed);
   absl::Status QueueHead(const Rows& x, absl::Span<const uint32_t> rows, uint32_t k);
-  absl::StatusOr<const float*> AskLogits(uint32_t rows);
+  absl::StatusOr<const float*> QueueLogits(uint32_t rows);
   absl::Status DropLostRows(uint32_t layer, StepBatch* batch);
 
   const ModelConfig& config_;
   const ForwardOptions options_;
   Backend* const backend_;
-  PartQueue parts_;     // wraps the device's queue if that is synchronous
+  PartProfiler parts_;  // wraps the device's queue if that is synchronous
   Queue* const queue_;  // parts_ or the device's queue
   const DenseWeights& weights_;
   const KvCache& kv_;
-  const DeltaStates& states_;
+  const RecurrentStates& states_;
   ExpertSource* const experts_;
   const ResidencyView* const residency_;
   RoutingPolicy* const routing_;
   SparsityPolicy* const sparsity_;
-  LayerTap* const tap_;
+  LayerObserver* const observer_;
 
   std::vector<Rope> ropes_;        // distinct tables
   std::vector<uint32_t> rope_of_;  // by layer
@@ -195,11 +195,12 @@ class Forward {
   std::optional<uint32_t> uncounted_;  // plan_'s layer, if its active neurons are not counted yet
   std::vector<float> whole_logits_;    // [R, vocab], used if the host cannot read device memory
   // Deferred layers of the step: queued before the host knows their routing; empty on a synchronous device.
-  std::vector<uint32_t> unheard_;
+  std::vector<uint32_t> deferred_;
   StepBatch* batch_ = nullptr;  // the deferred layers' batch
-  WorkPlan heard_plan_;
-  std::vector<int32_t> led_;        // [K], ids whose leads were queued before the host read them; empty: none
-  std::vector<uint32_t> led_rows_;  // [maximum experts], by demand
+  WorkPlan deferred_plan_;
+  std::vector<int32_t>
+      early_lead_ids_;  // [K], ids whose leads were queued before the host read them; empty: none
+  std::vector<uint32_t> early_lead_rows_;  // [maximum experts], by demand
 
   // Device memory; T = max_tokens, R = logit_rows, K = maximum ranks. A buffer that no layer needs is empty.
   Rows x_;       // [T, hidden] residual stream
@@ -220,23 +221,23 @@ class Forward {
   Rows shared_scores_;        // [T, 1]
   Rows scaled_;               // [T * K, hidden], by (token, rank): inputs that the router scales
   Rows outputs_;              // [T * K, hidden], by (token, rank)
-  Rows beside_;               // [T, hidden]: output of the parallel dense FFN
+  Rows parallel_ffn_;         // [T, hidden]: output of the parallel dense FFN
   Rows sums_;                 // [T, hidden]: output of attention or MoE layer before the add
   Rows logits_;               // [R, vocab]
   BufferRef expert_ids_;      // int32 [T, K], host-visible
   BufferRef expert_weights_;  // float32 [T, K], host-visible
   BufferRef active_;          // uint32 [T * ranks], host-visible; none without sparsity
   // The same three buffers by layer, for deferred layers; empty on a synchronous device.
-  BufferRef unheard_ids_;
-  BufferRef unheard_weights_;
-  BufferRef unheard_active_;
+  BufferRef deferred_ids_;
+  BufferRef deferred_weights_;
+  BufferRef deferred_active_;
   BufferRef top_ids_;     // int32 [R, max_candidates], host-visible
   BufferRef top_values_;  // float32 [R, max_candidates], host-visible
   BufferRef log_sums_;    // float32 [R], host-visible
   // Buffers for look-ahead and draft tokens; empty if both are off.
   Rows ahead_;               // [T, hidden]: partial residual, or the draft tokens' residual after attention
   BufferRef ahead_weights_;  // float32 [T, K], host-visible: 0 where the expert is missing
-  TokenGuess guess_;
+  TokenDraft draft_;
 };
 
 }  // namespace sluice

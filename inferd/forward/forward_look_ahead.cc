@@ -9,13 +9,13 @@ namespace sluice {
 
 // Chooses the use of the layer's first wait; called before any work of the layer.
 Forward::Wait Forward::WaitOf(uint32_t layer) const {
-  if (tap_ == nullptr) {
+  if (observer_ == nullptr) {
     return Wait::kIdle;
   }
-  if (tap_->WantsLookAhead(layer)) {
+  if (observer_->WantsLookAhead(layer)) {
     return Wait::kLookAhead;
   }
-  return options_.guess_tokens ? Wait::kGuessTokens : Wait::kIdle;
+  return options_.draft_tokens ? Wait::kDraftTokens : Wait::kIdle;
 }
 
 // Uses the wait; all ready work of the layer is queued.
@@ -23,24 +23,24 @@ absl::Status Forward::UseWait(Wait wait, uint32_t layer, const StepBatch& batch)
   if (wait == Wait::kIdle || work_.missing() == 0) {
     return absl::OkStatus();
   }
-  return wait == Wait::kLookAhead ? LookAhead(layer, batch) : WaitOrGuess(layer, batch);
+  return wait == Wait::kLookAhead ? LookAhead(layer, batch) : WaitOrDraft(layer, batch);
 }
 
 // Drafts tokens in the last layer if that is worth its time. Layers without a draft measure the wait for
 // experts.
-absl::Status Forward::WaitOrGuess(uint32_t layer, const StepBatch& batch) {
-  const absl::Span<const uint32_t> followed = guess_.FindFollowed(batch);
+absl::Status Forward::WaitOrDraft(uint32_t layer, const StepBatch& batch) {
+  const absl::Span<const uint32_t> followed = draft_.FindDraftRows(batch);
   if (followed.empty()) {
     return absl::OkStatus();
   }
   const Event began = queue_->Record();
   const bool last = layer + 1 == config_.layers.size();
-  if (!last || !guess_.Pays(work_.missing()) || !tap_->WantsNextTokens()) {
-    guess_.BeginWait(work_.missing());
+  if (!last || !draft_.Pays(work_.missing()) || !observer_->WantsNextTokens()) {
+    draft_.BeginWait(work_.missing());
     return absl::OkStatus();
   }
-  RETURN_IF_ERROR(GuessTokens(layer, batch, followed));
-  guess_.Making(began, queue_->Record());
+  RETURN_IF_ERROR(DraftTokens(layer, batch, followed));
+  draft_.Making(began, queue_->Record());
   return absl::OkStatus();
 }
 
@@ -70,19 +70,19 @@ absl::Status Forward::CombineComputed(uint32_t layer, const StepBatch& batch) {
 absl::Status Forward::LookAhead(uint32_t layer, const StepBatch& batch) {
   RETURN_IF_ERROR(CombineComputed(layer, batch));
   RETURN_IF_ERROR(Attend(layer + 1, ahead_, batch));
-  RouterTap tap;
-  tap.layer = layer;
-  tap.residual = ahead_;
-  tap.routing.tokens = batch.tokens();
-  tap.batch = &batch;
-  return tap_->LookAhead(tap);
+  RouterState state;
+  state.layer = layer;
+  state.residual = ahead_;
+  state.routing.tokens = batch.tokens();
+  state.batch = &batch;
+  return observer_->LookAhead(state);
 }
 
 // The draft tokens are the head's choice from that residual. Their first-layer K and V are written to the
 // positions where the next step writes those of the real tokens, before any reader. If the next step begins
 // with exactly these tokens, K, V and the attention output are the same to the bit and are not computed
 // again.
-absl::Status Forward::GuessTokens(uint32_t layer, const StepBatch& batch,
+absl::Status Forward::DraftTokens(uint32_t layer, const StepBatch& batch,
                                   absl::Span<const uint32_t> followed) {
   RETURN_IF_ERROR(CombineComputed(layer, batch));
   RETURN_IF_ERROR(QueueHead(ahead_, followed, /*k=*/1));
@@ -91,16 +91,16 @@ absl::Status Forward::GuessTokens(uint32_t layer, const StepBatch& batch,
   if (best == nullptr) {
     return absl::InternalError("the logits' staging memory cannot be read");
   }
-  guess_.Make(batch, {reinterpret_cast<const int32_t*>(best), followed.size()});
-  const StepBatch& guessed = guess_.guessed();
-  RETURN_IF_ERROR(queue_->Embed({guessed.ids(), weights_.embed(), config_.embedding_scale, ahead_}));
-  RETURN_IF_ERROR(Attend(0, ahead_, guessed));
-  RouterTap tap;
-  tap.layer = layer;
-  tap.residual = ahead_;
-  tap.routing.tokens = guessed.tokens();
-  tap.batch = &guessed;
-  return tap_->NextTokens(tap);
+  draft_.Make(batch, {reinterpret_cast<const int32_t*>(best), followed.size()});
+  const StepBatch& drafted = draft_.drafted();
+  RETURN_IF_ERROR(queue_->Embed({drafted.ids(), weights_.embed(), config_.embedding_scale, ahead_}));
+  RETURN_IF_ERROR(Attend(0, ahead_, drafted));
+  RouterState state;
+  state.layer = layer;
+  state.residual = ahead_;
+  state.routing.tokens = drafted.tokens();
+  state.batch = &drafted;
+  return observer_->NextTokens(state);
 }
 
 }  // namespace sluice

@@ -93,7 +93,7 @@ absl::Status CheckAttention(uint32_t layer, const AttentionConfig& a) {
   return a.kind == AttentionKind::kLatent ? CheckLatent(layer, a) : CheckGrouped(layer, a);
 }
 
-absl::Status CheckMixture(uint32_t layer, const MoeConfig& moe) {
+absl::Status CheckMoeLayer(uint32_t layer, const MoeConfig& moe) {
   if (moe.experts == 0) {
     return absl::OkStatus();
   }
@@ -121,14 +121,14 @@ absl::Status CheckSupported(const ModelConfig& config) {
                                                    " layers, vocabulary ", config.vocab, " and hidden size ",
                                                    config.hidden));
   }
-  if (config.layers.size() > FetchQueue::kMaxLayers || MostExperts(config) > FetchQueue::kMaxExperts) {
-    return absl::UnimplementedError(absl::StrCat(config.layers.size(), " layers of ", MostExperts(config),
+  if (config.layers.size() > FetchQueue::kMaxLayers || MaxExperts(config) > FetchQueue::kMaxExperts) {
+    return absl::UnimplementedError(absl::StrCat(config.layers.size(), " layers of ", MaxExperts(config),
                                                  " experts; the limits are ", FetchQueue::kMaxLayers, " and ",
                                                  FetchQueue::kMaxExperts));
   }
   for (uint32_t layer = 0; layer < config.layers.size(); ++layer) {
     RETURN_IF_ERROR(CheckAttention(layer, config.layers[layer].attention));
-    RETURN_IF_ERROR(CheckMixture(layer, config.layers[layer].moe));
+    RETURN_IF_ERROR(CheckMoeLayer(layer, config.layers[layer].moe));
     if (!HasFfn(config.layers[layer]) &&
         (!HasAttention(config.layers[layer]) || config.layers[layer].layer_scale)) {
       return Contradiction(layer, "neither attention nor an FFN, or a factor without an FFN");
@@ -151,7 +151,7 @@ bool AnyNormsOutputs(const ModelConfig& config) {
 
 bool AnyBeside(const ModelConfig& config) {
   return std::any_of(config.layers.begin(), config.layers.end(),
-                     [](const LayerConfig& layer) { return layer.moe.beside_width > 0; });
+                     [](const LayerConfig& layer) { return layer.moe.dense_ffn_width > 0; });
 }
 
 // Returns the layer's rope; empty if the layer rotates nothing.
@@ -179,14 +179,14 @@ uint64_t RopeValuesPerPosition(const ModelConfig& config) {
 
 uint64_t ActivationBytes(const ModelConfig& config, const ForwardOptions& options) {
   const AttentionWidths w = WidestAttention(config);
-  const uint64_t ranks = MostRanks(config);
+  const uint64_t ranks = MaxRanks(config);
   const uint64_t attention =
       w.q + w.k + w.v + w.gate + w.q_low + w.latent + w.absorbed + w.attended + 2 * w.state_heads;
   const uint64_t mixture =
-      MostExperts(config) + 1 + 3 * ranks + ranks * config.hidden * (AnyScalesInputs(config) ? 2 : 1);
+      MaxExperts(config) + 1 + 3 * ranks + ranks * config.hidden * (AnyScalesInputs(config) ? 2 : 1);
   const uint64_t sums =
       uint64_t{config.hidden} * ((AnyNormsOutputs(config) ? 1 : 0) + (AnyBeside(config) ? 1 : 0));
-  const uint64_t ahead = options.look_ahead || options.guess_tokens ? config.hidden + ranks : 0;
+  const uint64_t ahead = options.look_ahead || options.draft_tokens ? config.hidden + ranks : 0;
   const uint64_t per_token = 2 * uint64_t{config.hidden} + attention + mixture + sums + ahead;
   const uint64_t per_logit_row = uint64_t{config.vocab} + 2 * options.max_candidates + 1;
   return sizeof(float) * (options.max_tokens * per_token + options.logit_rows * per_logit_row +
@@ -206,13 +206,13 @@ Forward::Forward(const ModelConfig& config, const ForwardOptions& options, const
       residency_(parts.residency),
       routing_(parts.routing),
       sparsity_(parts.sparsity),
-      tap_(parts.tap),
-      plan_(options.max_tokens, MostRanks(config), MostExperts(config)),
+      observer_(parts.observer),
+      plan_(options.max_tokens, MaxRanks(config), MaxExperts(config)),
       work_(config, parts.weights->layers(), *parts.sparsity, plan_),
-      heard_plan_(options.max_tokens, MostRanks(config), MostExperts(config)),
-      guess_({options.max_sequences, options.context, options.logit_rows}, queue_) {
+      deferred_plan_(options.max_tokens, MaxRanks(config), MaxExperts(config)),
+      draft_({options.max_sequences, options.context, options.logit_rows}, queue_) {
   if (experts_->WantsScores()) {
-    router_scores_ = std::make_unique<RouterScores>(options.max_tokens, MostExperts(config));
+    router_scores_ = std::make_unique<RouterScores>(options.max_tokens, MaxExperts(config));
     score_rows_.reserve(options.max_tokens);
   }
 }
@@ -240,7 +240,7 @@ absl::Status Forward::Allocate() {
 absl::Status Forward::AllocateRows() {
   const uint64_t tokens = options_.max_tokens;
   const uint64_t logit_rows = options_.logit_rows;
-  const uint64_t pairs = tokens * MostRanks(config_);
+  const uint64_t pairs = tokens * MaxRanks(config_);
   const uint64_t scaled_width = AnyScalesInputs(config_) ? config_.hidden : 0;
   const AttentionWidths w = WidestAttention(config_);
   struct Need {
@@ -261,14 +261,14 @@ absl::Status Forward::AllocateRows() {
       {&attended_, tokens, w.attended},
       {&beta_, tokens, w.state_heads},
       {&decay_, tokens, w.state_heads},
-      {&scores_, tokens, MostExperts(config_)},
+      {&scores_, tokens, MaxExperts(config_)},
       {&shared_scores_, tokens, 1},
       {&scaled_, pairs, scaled_width},
       {&outputs_, pairs, config_.hidden},
-      {&beside_, AnyBeside(config_) ? tokens : 0, config_.hidden},
+      {&parallel_ffn_, AnyBeside(config_) ? tokens : 0, config_.hidden},
       {&sums_, AnyNormsOutputs(config_) ? tokens : 0, config_.hidden},
       {&logits_, logit_rows, config_.vocab},
-      {&ahead_, options_.look_ahead || options_.guess_tokens ? tokens : 0, config_.hidden},
+      {&ahead_, options_.look_ahead || options_.draft_tokens ? tokens : 0, config_.hidden},
   };
   for (const Need& need : activations) {
     if (need.count * need.width > 0) {
@@ -284,12 +284,12 @@ absl::Status Forward::AllocateRows() {
   };
   if (!queue_->RunsAtCall()) {
     const uint64_t of_all = config_.layers.size() * pairs;
-    RETURN_IF_ERROR(staging(of_all, &unheard_ids_));
-    RETURN_IF_ERROR(staging(of_all, &unheard_weights_));
-    RETURN_IF_ERROR(staging(of_all, &unheard_active_));
-    unheard_.reserve(config_.layers.size());
-    led_.reserve(LargestTopK(config_));
-    led_rows_.reserve(MostExperts(config_));
+    RETURN_IF_ERROR(staging(of_all, &deferred_ids_));
+    RETURN_IF_ERROR(staging(of_all, &deferred_weights_));
+    RETURN_IF_ERROR(staging(of_all, &deferred_active_));
+    deferred_.reserve(config_.layers.size());
+    early_lead_ids_.reserve(LargestTopK(config_));
+    early_lead_rows_.reserve(MaxExperts(config_));
   }
   if (backend_->HostRead(logits_.base, sizeof(float)) == nullptr) {
     whole_logits_.resize(logit_rows * config_.vocab);
@@ -299,7 +299,7 @@ absl::Status Forward::AllocateRows() {
   if (sparsity_->enabled()) {
     RETURN_IF_ERROR(staging(pairs, &active_));
   }
-  if (options_.look_ahead || options_.guess_tokens) {
+  if (options_.look_ahead || options_.draft_tokens) {
     RETURN_IF_ERROR(staging(pairs, &ahead_weights_));
   }
   RETURN_IF_ERROR(staging(logit_rows * options_.max_candidates, &top_ids_));

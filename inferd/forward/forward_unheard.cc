@@ -9,10 +9,10 @@
 namespace sluice {
 
 // True if nothing needs the layer's routing before the end of the step.
-bool Forward::MayPass(uint32_t layer, const StepBatch& batch) const {
+bool Forward::CanDeferRouting(uint32_t layer, const StepBatch& batch) const {
   return !queue_->RunsAtCall() && config_.layers[layer].moe.experts > 0 && !batch.any_lost() &&
-         experts_->AllThere(layer) && routing_->KeepsResident(layer, batch) &&
-         (tap_ == nullptr || tap_->MayPass(layer));
+         experts_->CanDeferLayer(layer) && routing_->KeepsResident(layer, batch) &&
+         (observer_ == nullptr || observer_->CanDeferRouting(layer));
 }
 
 // Gathers consecutive deferred layers of a decode step into one device graph, with the work before the first
@@ -20,20 +20,20 @@ bool Forward::MayPass(uint32_t layer, const StepBatch& batch) const {
 // get none.
 absl::Status Forward::Gather(uint32_t layer, const StepBatch& batch) {
   const bool decodes = batch.decode_rows() == batch.tokens();
-  const bool unheard = config_.layers[layer].moe.experts == 0 || MayPass(layer, batch);
-  return decodes && unheard ? queue_->BeginGraph() : queue_->EndGraph();
+  const bool deferrable = config_.layers[layer].moe.experts == 0 || CanDeferRouting(layer, batch);
+  return decodes && deferrable ? queue_->BeginGraph() : queue_->EndGraph();
 }
 
 // Computes an MoE layer whose experts are all resident: router, experts and sum without a host sync.
-absl::Status Forward::MixUnheard(uint32_t layer, const StepBatch& batch) {
+absl::Status Forward::RunLayerOnDevice(uint32_t layer, const StepBatch& batch) {
   const MoeConfig& moe = config_.layers[layer].moe;
   const uint32_t tokens = batch.tokens();
   const uint32_t ranks = RanksOf(moe);
   const bool scaled = ScalesInputs(moe);
-  const uint64_t offset = uint64_t{layer} * options_.max_tokens * MostRanks(config_) * sizeof(float);
-  const BufferRef weights = unheard_weights_ + offset;
+  const uint64_t offset = uint64_t{layer} * options_.max_tokens * MaxRanks(config_) * sizeof(float);
+  const BufferRef weights = deferred_weights_ + offset;
   RouterArgs args;
-  RETURN_IF_ERROR(QueueRouter(layer, tokens, unheard_ids_ + offset, weights, &args));
+  RETURN_IF_ERROR(QueueRouter(layer, tokens, deferred_ids_ + offset, weights, &args));
   RETURN_IF_ERROR(routing_->Choose({layer, args, residency_, &batch}, queue_));
   if (scaled) {
     RETURN_IF_ERROR(queue_->ScaleRows({normed_, weights, tokens, ranks, config_.hidden, scaled_}));
@@ -49,43 +49,43 @@ absl::Status Forward::MixUnheard(uint32_t layer, const StepBatch& batch) {
                              .ranks = ranks,
                              .experts = work_.ByExpert(layer, *experts_),
                              .y = outputs_,
-                             .active = sparsity_->enabled() ? unheard_active_ + offset : BufferRef{}}));
+                             .active = sparsity_->enabled() ? deferred_active_ + offset : BufferRef{}}));
   RETURN_IF_ERROR(AddOutputs(layer, tokens, scaled ? BufferRef{} : weights, x_));
   experts_->LayerRead(layer, queue_->Record());
-  unheard_.push_back(layer);
+  deferred_.push_back(layer);
   return absl::OkStatus();
 }
 
 // Counts the chosen experts of the deferred layers, which are known to have run.
-absl::Status Forward::Hear() {
-  for (const uint32_t layer : unheard_) {
+absl::Status Forward::CollectDeferred() {
+  for (const uint32_t layer : deferred_) {
     const MoeConfig& moe = config_.layers[layer].moe;
     const uint32_t ranks = RanksOf(moe);
-    const uint64_t offset = uint64_t{layer} * options_.max_tokens * MostRanks(config_) * sizeof(float);
+    const uint64_t offset = uint64_t{layer} * options_.max_tokens * MaxRanks(config_) * sizeof(float);
     const uint64_t bytes = uint64_t{batch_->tokens()} * ranks * sizeof(float);
-    const std::byte* ids = backend_->HostRead(unheard_ids_ + offset, bytes);
-    const std::byte* weights = backend_->HostRead(unheard_weights_ + offset, bytes);
+    const std::byte* ids = backend_->HostRead(deferred_ids_ + offset, bytes);
+    const std::byte* weights = backend_->HostRead(deferred_weights_ + offset, bytes);
     if (ids == nullptr || weights == nullptr) {
       return absl::InternalError("the router's staging memory cannot be read");
     }
     const Routing routing{batch_->tokens(), moe.top_k, ranks, reinterpret_cast<const int32_t*>(ids),
                           reinterpret_cast<const float*>(weights)};
-    RETURN_IF_ERROR(heard_plan_.Build(routing, moe.experts, *batch_, ScalesInputs(moe)));
-    experts_->Heard(layer, heard_plan_.demands());
+    RETURN_IF_ERROR(deferred_plan_.Build(routing, moe.experts, *batch_, ScalesInputs(moe)));
+    experts_->CountDeferred(layer, deferred_plan_.demands());
     routing_->CountResident(layer, routing, *batch_);
     if (sparsity_->enabled()) {
-      RETURN_IF_ERROR(CountSlots(layer, heard_plan_, unheard_active_ + offset));
+      RETURN_IF_ERROR(CountSlots(layer, deferred_plan_, deferred_active_ + offset));
     }
   }
-  unheard_.clear();
+  deferred_.clear();
   return absl::OkStatus();
 }
 
 // Queues the leads of a single row's chosen experts before the host knows them, if all leads are on the
 // device.
-absl::Status Forward::AskLeads(uint32_t layer, uint32_t tokens) {
+absl::Status Forward::QueueEarlyLeads(uint32_t layer, uint32_t tokens) {
   const MoeConfig& moe = config_.layers[layer].moe;
-  led_.clear();
+  early_lead_ids_.clear();
   if (!sparsity_->enabled() || tokens != 1 || ScalesInputs(moe)) {
     return absl::OkStatus();
   }
@@ -93,7 +93,7 @@ absl::Status Forward::AskLeads(uint32_t layer, uint32_t tokens) {
   if (!leads.has_value()) {
     return absl::OkStatus();
   }
-  led_.resize(moe.top_k);
+  early_lead_ids_.resize(moe.top_k);
   return queue_->RoutedLeads({.x = normed_,
                               .tokens = tokens,
                               .hidden = config_.hidden,
@@ -108,17 +108,19 @@ absl::Status Forward::AskLeads(uint32_t layer, uint32_t tokens) {
 }
 
 // Tells the cache which row holds each demand's lead values; a policy may have replaced an expert since.
-void Forward::TellLeads() {
-  if (led_.empty()) {
+void Forward::ReportEarlyLeads() {
+  if (early_lead_ids_.empty()) {
     return;
   }
-  led_rows_.clear();
+  early_lead_rows_.clear();
   for (const ExpertDemand& demand : plan_.demands()) {
-    const auto found = std::find(led_.begin(), led_.end(), static_cast<int32_t>(demand.expert));
-    led_rows_.push_back(found == led_.end() ? ExpertSource::kNoRow
-                                            : static_cast<uint32_t>(found - led_.begin()));
+    const auto found =
+        std::find(early_lead_ids_.begin(), early_lead_ids_.end(), static_cast<int32_t>(demand.expert));
+    early_lead_rows_.push_back(found == early_lead_ids_.end()
+                                   ? ExpertSource::kNoRow
+                                   : static_cast<uint32_t>(found - early_lead_ids_.begin()));
   }
-  experts_->LeadsMade(led_rows_);
+  experts_->LeadsMade(early_lead_rows_);
 }
 
 }  // namespace sluice

@@ -1,4 +1,4 @@
-// Draft tokens (forward.h): tokens that probably follow a step. GuessTiming decides if a draft is worth its
+// Draft tokens (forward.h): tokens that probably follow a step. DraftTiming decides if a draft is worth its
 // time: most of it must overlap the wait for experts. With a wide vocabulary or few missing experts the layer
 // would wait for the draft instead.
 //
@@ -9,7 +9,7 @@
 
 namespace sluice {
 
-class GuessTiming {
+class DraftTiming {
  public:
   // True if a draft pays, by recent times of both: a draft may take kWorth times the wait, since a right one
   // saves an attention later and lets the disk read while it would be idle. True until both were measured. A
@@ -21,7 +21,7 @@ class GuessTiming {
   }
 
   // Adds the time of a draft.
-  void AddGuess(int64_t nanos) { Add(static_cast<double>(nanos), &cost_nanos_); }
+  void AddDraft(int64_t nanos) { Add(static_cast<double>(nanos), &cost_nanos_); }
   // Adds the wait for `missing` (> 0) experts of a layer without a draft.
   void AddWait(uint32_t missing, int64_t nanos) { Add(static_cast<double>(nanos) / missing, &wait_nanos_); }
 

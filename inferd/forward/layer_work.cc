@@ -9,7 +9,7 @@ namespace sluice {
 
 LayerWork::LayerWork(const ModelConfig& config, const std::vector<LayerWeights>& weights,
                      const SparsityPolicy& sparsity, const WorkPlan& plan)
-    : config_(config), weights_(weights), sparsity_(sparsity), plan_(plan), whole_(MostExperts(config)) {
+    : config_(config), weights_(weights), sparsity_(sparsity), plan_(plan), whole_(MaxExperts(config)) {
   ready_.reserve(whole_.size() + 1);
   on_cpu_.reserve(whole_.size());
   leads_.reserve(whole_.size());

@@ -90,7 +90,7 @@ PartWork WorkOf(const Operation& operation) {
   return counter.work;
 }
 
-absl::Status PartQueue::Enqueue(const Operation& operation) {
+absl::Status PartProfiler::Enqueue(const Operation& operation) {
   const int64_t began = clock_.NowNanos();
   const absl::Status status = device_->Enqueue(operation);
   const int64_t ended = clock_.NowNanos();

@@ -14,10 +14,10 @@
 
 namespace sluice {
 
-class PartQueue final : public Queue {
+class PartProfiler final : public Queue {
  public:
   // `device` outlives this.
-  explicit PartQueue(Queue* device) : device_(device) {}
+  explicit PartProfiler(Queue* device) : device_(device) {}
 
   // Sets the part of the following matrix products; only the caller knows it.
   void SetProducts(StepPart part) { products_ = part; }

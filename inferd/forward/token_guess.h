@@ -15,7 +15,7 @@
 
 namespace sluice {
 
-class TokenGuess {
+class TokenDraft {
  public:
   struct Limits {
     uint32_t max_sequences = 0;  // sequences of a step
@@ -28,7 +28,7 @@ class TokenGuess {
     uint64_t right = 0;
   };
   // `queue` computes the guesses; outlives this object.
-  TokenGuess(const Limits& limits, Queue* queue);
+  TokenDraft(const Limits& limits, Queue* queue);
 
   // True if the beginning step equals the draft of the previous step: the same tokens of the same sequences.
   // Consumes the draft.
@@ -37,12 +37,12 @@ class TokenGuess {
 
   // Returns the rows of the running batch whose next token already has a position in the KV cache; empty
   // unless all rows are generated ones, one per sequence.
-  absl::Span<const uint32_t> FindFollowed(const StepBatch& batch);
+  absl::Span<const uint32_t> FindDraftRows(const StepBatch& batch);
 
-  // Stores the draft: `tokens` follow `batch`, in the order of FindFollowed().
+  // Stores the draft: `tokens` follow `batch`, in the order of FindDraftRows().
   void Make(const StepBatch& batch, absl::Span<const int32_t> tokens);
   // The draft as the next step's batch; no tokens: no draft.
-  const StepBatch& guessed() const { return guessed_; }
+  const StepBatch& drafted() const { return guessed_; }
 
   // True if a draft pays while `missing` experts are awaited.
   bool Pays(uint32_t missing) {
@@ -74,7 +74,7 @@ class TokenGuess {
   const MonotonicClock clock_;
   StepBatch guessed_;
   std::vector<uint32_t> followed_;
-  GuessTiming timing_;
+  DraftTiming timing_;
   Span making_;  // the last draft, until its time is known
   Counts counts_;
   int64_t wait_begin_ = 0;     // 0: no wait is timed

@@ -9,7 +9,7 @@
 
 namespace sluice {
 
-struct CompiledGuide {
+struct CompiledGrammar {
   xgrammar::CompiledGrammar grammar;
   uint64_t bytes = 0;  // memory
   uint32_t vocab = 0;  // number of bits of a mask

@@ -34,7 +34,7 @@ std::string ChoiceGrammar(const std::vector<std::string>& choices) {
   return absl::StrCat(grammar, "\n");
 }
 
-absl::Status CheckCounts(std::string_view text, uint64_t most) {
+absl::Status CheckCounts(std::string_view text, uint64_t maximum) {
   for (size_t at = text.find('{'); at != std::string_view::npos; at = text.find('{', at + 1)) {
     for (size_t begin = at + 1; begin < text.size();) {
       size_t end = begin;
@@ -43,9 +43,9 @@ absl::Status CheckCounts(std::string_view text, uint64_t most) {
       }
       uint64_t count = 0;
       const std::string digits(text.substr(begin, end - begin));
-      if (!digits.empty() && (!absl::SimpleAtoi(digits, &count) || count > most)) {
+      if (!digits.empty() && (!absl::SimpleAtoi(digits, &count) || count > maximum)) {
         return absl::InvalidArgumentError(absl::StrCat("a repetition of ", digits.substr(0, 40),
-                                                       " times at byte ", at, "; at most ", most,
+                                                       " times at byte ", at, "; at most ", maximum,
                                                        " are supported"));
       }
       // Spaces are allowed within; the second number of {n,m} follows.

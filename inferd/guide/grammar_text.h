@@ -14,8 +14,8 @@ namespace sluice {
 // Returns a grammar of exactly these texts. REQUIRES: at least one; UTF-8 without NUL.
 std::string ChoiceGrammar(const std::vector<std::string>& choices);
 
-// INVALID_ARGUMENT if a repetition count {n} or {n,m} in `text`, a grammar, exceeds `most`: each count
+// INVALID_ARGUMENT if a repetition count {n} or {n,m} in `text`, a grammar, exceeds `maximum`: each count
 // multiplies the states. Quoted and escaped braces count, too; that refuses only very large numbers.
-absl::Status CheckCounts(std::string_view text, uint64_t most);
+absl::Status CheckCounts(std::string_view text, uint64_t maximum);
 
 }  // namespace sluice

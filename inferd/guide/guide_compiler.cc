@@ -24,7 +24,7 @@
 namespace sluice {
 namespace {
 
-using Language = GuideSource::Language;
+using Language = GrammarSource::Language;
 
 absl::Status Invalid(const std::string& field, const std::string& what) {
   return FieldError(absl::StatusCode::kInvalidArgument, field, what);
@@ -34,9 +34,9 @@ absl::Status CheckText(const std::string& field, std::string_view text) {
   if (text.empty()) {
     return Invalid(field, "is empty");
   }
-  if (text.size() > kMaxGuideBytes) {
+  if (text.size() > kMaxGrammarBytes) {
     return Invalid(field,
-                   absl::StrCat("has ", text.size(), " bytes, at most ", kMaxGuideBytes, " are supported"));
+                   absl::StrCat("has ", text.size(), " bytes, at most ", kMaxGrammarBytes, " are supported"));
   }
   if (!IsWellFormedUtf8(text) || text.find('\0') != std::string_view::npos) {
     return Invalid(field, "is not UTF-8 without NUL");
@@ -44,7 +44,7 @@ absl::Status CheckText(const std::string& field, std::string_view text) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<GuideSource> ChoiceSource(const std::vector<std::string>& choices) {
+absl::StatusOr<GrammarSource> ChoiceSource(const std::vector<std::string>& choices) {
   const std::string field = "guided.choice";
   if (choices.empty() || choices.size() > kMaxChoices) {
     return Invalid(field, absl::StrCat("has ", choices.size(), " texts, must have 1 to ", kMaxChoices));
@@ -54,20 +54,21 @@ absl::StatusOr<GuideSource> ChoiceSource(const std::vector<std::string>& choices
     RETURN_IF_ERROR(CheckText(field, choice));
     bytes += choice.size();
   }
-  if (bytes > kMaxGuideBytes) {
-    return Invalid(field, absl::StrCat("has ", bytes, " bytes, at most ", kMaxGuideBytes, " are supported"));
+  if (bytes > kMaxGrammarBytes) {
+    return Invalid(field,
+                   absl::StrCat("has ", bytes, " bytes, at most ", kMaxGrammarBytes, " are supported"));
   }
-  return GuideSource{Language::kGrammar, ChoiceGrammar(choices), {}, {}};
+  return GrammarSource{Language::kGrammar, ChoiceGrammar(choices), {}, {}};
 }
 
-absl::StatusOr<GuideSource> CallSource(const std::vector<GuideCall>& calls,
-                                       absl::Span<const int32_t> spelled) {
+absl::StatusOr<GrammarSource> CallSource(const std::vector<ToolCallGrammar>& calls,
+                                         absl::Span<const int32_t> visible_tokens) {
   if (calls.empty() || calls.size() > kMaxCalls) {
     return Invalid("guided.calls", absl::StrCat("has ", calls.size(), " calls, must have 1 to ", kMaxCalls));
   }
-  GuideSource source;
+  GrammarSource source;
   source.language = Language::kCalls;
-  source.spelled.assign(spelled.begin(), spelled.end());
+  source.visible_tokens.assign(visible_tokens.begin(), visible_tokens.end());
   size_t bytes = 0;
   for (size_t i = 0; i < calls.size(); ++i) {
     const std::string field = absl::StrCat("guided.calls[", i, "]");
@@ -83,9 +84,9 @@ absl::StatusOr<GuideSource> CallSource(const std::vector<GuideCall>& calls,
     }
     source.calls.push_back({calls[i].begin, *std::move(schema), calls[i].end});
   }
-  if (bytes > kMaxGuideBytes) {
+  if (bytes > kMaxGrammarBytes) {
     return Invalid("guided.calls",
-                   absl::StrCat("has ", bytes, " bytes, at most ", kMaxGuideBytes, " are supported"));
+                   absl::StrCat("has ", bytes, " bytes, at most ", kMaxGrammarBytes, " are supported"));
   }
   return source;
 }
@@ -101,20 +102,20 @@ absl::Status CheckNoOptions(std::string_view grammar) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<GuideSource> RegexSource(const std::string& text) {
+absl::StatusOr<GrammarSource> RegexSource(const std::string& text) {
   absl::StatusOr<std::string> regex = RewriteRegex(text, /*in_json_string=*/false);
   if (!regex.ok()) {
     return Invalid("guided.regex", std::string(regex.status().message()));
   }
-  return GuideSource{Language::kRegex, *std::move(regex), {}, {}};
+  return GrammarSource{Language::kRegex, *std::move(regex), {}, {}};
 }
 
-absl::StatusOr<GuideSource> SchemaSource(const std::string& text) {
+absl::StatusOr<GrammarSource> SchemaSource(const std::string& text) {
   absl::StatusOr<std::string> schema = CheckSchema(text);
   if (!schema.ok()) {
     return Invalid("guided.json_schema", std::string(schema.status().message()));
   }
-  return GuideSource{Language::kSchema, *std::move(schema), {}, {}};
+  return GrammarSource{Language::kSchema, *std::move(schema), {}, {}};
 }
 
 xgrammar::Grammar GrammarOfSchema(const std::string& schema) {
@@ -124,7 +125,7 @@ xgrammar::Grammar GrammarOfSchema(const std::string& schema) {
                                            /*strict_mode=*/true);
 }
 
-xgrammar::Grammar GrammarOfCall(const GuideCall& call) {
+xgrammar::Grammar GrammarOfCall(const ToolCallGrammar& call) {
   std::vector<xgrammar::Grammar> parts;
   if (!call.begin.empty()) {
     parts.push_back(xgrammar::Grammar::FromEBNF(ChoiceGrammar({call.begin}), "root"));
@@ -136,7 +137,7 @@ xgrammar::Grammar GrammarOfCall(const GuideCall& call) {
   return parts.size() == 1 ? parts[0] : xgrammar::Grammar::Concat(parts);
 }
 
-xgrammar::Grammar GrammarOf(const GuideSource& source) {
+xgrammar::Grammar GrammarOf(const GrammarSource& source) {
   switch (source.language) {
     case Language::kSchema:
       return GrammarOfSchema(source.text);
@@ -148,13 +149,13 @@ xgrammar::Grammar GrammarOf(const GuideSource& source) {
       break;
   }
   std::vector<xgrammar::Grammar> calls;
-  for (const GuideCall& call : source.calls) {
+  for (const ToolCallGrammar& call : source.calls) {
     calls.push_back(GrammarOfCall(call));
   }
   return calls.size() == 1 ? calls[0] : xgrammar::Grammar::Union(calls);
 }
 
-xgrammar::TokenizerInfo InfoOf(const GuideVocabulary& vocabulary, std::vector<std::string> tokens) {
+xgrammar::TokenizerInfo InfoOf(const GrammarVocabulary& vocabulary, std::vector<std::string> tokens) {
   tokens.resize(vocabulary.size);
   return xgrammar::TokenizerInfo(tokens, xgrammar::VocabType::RAW, static_cast<int>(vocabulary.size),
                                  vocabulary.end_ids);
@@ -174,55 +175,55 @@ std::vector<std::string> TokensForJson(std::vector<std::string> tokens) {
 
 }  // namespace
 
-absl::StatusOr<GuideSource> SourceOf(const GuideSpec& spec, absl::Span<const int32_t> spelled) {
+absl::StatusOr<GrammarSource> SourceOf(const GrammarSpec& spec, absl::Span<const int32_t> visible_tokens) {
   switch (spec.kind) {
-    case GuideSpec::Kind::kJsonObject:
+    case GrammarSpec::Kind::kJsonObject:
       return SchemaSource(R"({"type": "object"})");
-    case GuideSpec::Kind::kJsonSchema:
+    case GrammarSpec::Kind::kJsonSchema:
       RETURN_IF_ERROR(CheckText("guided.json_schema", spec.text));
       return SchemaSource(spec.text);
-    case GuideSpec::Kind::kRegex:
+    case GrammarSpec::Kind::kRegex:
       RETURN_IF_ERROR(CheckText("guided.regex", spec.text));
       return RegexSource(spec.text);
-    case GuideSpec::Kind::kGrammar:
+    case GrammarSpec::Kind::kGrammar:
       RETURN_IF_ERROR(CheckText("guided.grammar", spec.text));
       RETURN_IF_ERROR(CheckNoOptions(spec.text));
       if (const absl::Status counts = CheckCounts(spec.text, kMaxRepetitions); !counts.ok()) {
         return Invalid("guided.grammar", absl::StrCat("has ", counts.message()));
       }
-      return GuideSource{Language::kGrammar, spec.text, {}, {}};
-    case GuideSpec::Kind::kChoice:
+      return GrammarSource{Language::kGrammar, spec.text, {}, {}};
+    case GrammarSpec::Kind::kChoice:
       return ChoiceSource(spec.choices);
-    case GuideSpec::Kind::kCall:
-      return CallSource(spec.calls, spelled);
+    case GrammarSpec::Kind::kCall:
+      return CallSource(spec.calls, visible_tokens);
   }
-  return absl::InternalError("a guide of no kind");
+  return absl::InternalError("a constraint of no kind");
 }
 
-std::string GuideSource::Key() const {
+std::string GrammarSource::Key() const {
   std::string key = absl::StrCat(std::string(1, static_cast<char>(language)), text);
-  for (const GuideCall& call : calls) {
+  for (const ToolCallGrammar& call : calls) {
     for (const std::string* part : {&call.begin, &call.json_schema, &call.end}) {
       absl::StrAppend(&key, part->size(), ":", *part);
     }
   }
-  for (const int32_t id : spelled) {
+  for (const int32_t id : visible_tokens) {
     absl::StrAppend(&key, " ", id);
   }
   return key;
 }
 
-struct GuideCompiler::Impl {
-  const GuideVocabulary* vocabulary;
+struct GrammarCompiler::Impl {
+  const GrammarVocabulary* vocabulary;
   // Created on first use: sorting a vocabulary takes time, and most servers never see a constraint.
   std::optional<xgrammar::TokenizerInfo> for_text;
   std::optional<xgrammar::TokenizerInfo> for_json;
   std::optional<xgrammar::TokenizerInfo> for_calls;
-  std::vector<int32_t> spelled;  // special tokens in for_calls: a server has only one such set
+  std::vector<int32_t> visible_tokens;  // special tokens in for_calls: a server has only one such set
 
-  const xgrammar::TokenizerInfo& Info(const GuideSource& source) {
-    if (!source.spelled.empty()) {
-      return InfoWith(source.spelled);
+  const xgrammar::TokenizerInfo& Info(const GrammarSource& source) {
+    if (!source.visible_tokens.empty()) {
+      return InfoWith(source.visible_tokens);
     }
     const bool json = source.language == Language::kSchema || source.language == Language::kCalls;
     std::optional<xgrammar::TokenizerInfo>& info = json ? for_json : for_text;
@@ -233,7 +234,7 @@ struct GuideCompiler::Impl {
   }
 
   const xgrammar::TokenizerInfo& InfoWith(const std::vector<int32_t>& specials) {
-    if (!for_calls.has_value() || spelled != specials) {
+    if (!for_calls.has_value() || visible_tokens != specials) {
       std::vector<std::string> tokens = TokensForJson(vocabulary->tokens);
       for (const int32_t id : specials) {
         const auto found = vocabulary->spellings.find(id);
@@ -243,26 +244,26 @@ struct GuideCompiler::Impl {
         }
       }
       for_calls = InfoOf(*vocabulary, std::move(tokens));
-      spelled = specials;
+      visible_tokens = specials;
     }
     return *for_calls;
   }
 };
 
-GuideCompiler::GuideCompiler(const GuideVocabulary* vocabulary)
+GrammarCompiler::GrammarCompiler(const GrammarVocabulary* vocabulary)
     : impl_(new Impl{vocabulary, {}, {}, {}, {}}) {}
-GuideCompiler::~GuideCompiler() = default;
+GrammarCompiler::~GrammarCompiler() = default;
 
-absl::StatusOr<std::shared_ptr<const CompiledGuide>> GuideCompiler::Compile(const GuideSource& source) {
+absl::StatusOr<std::shared_ptr<const CompiledGrammar>> GrammarCompiler::Compile(const GrammarSource& source) {
   const WarningScope warnings;
-  std::shared_ptr<CompiledGuide> compiled;
+  std::shared_ptr<CompiledGrammar> compiled;
   try {
     const xgrammar::Grammar grammar = GrammarOf(source);
     if (!warnings.first().empty()) {  // before the expensive part
       return absl::InvalidArgumentError(warnings.first());
     }
     xgrammar::GrammarCompiler compiler(impl_->Info(source), /*max_threads=*/1, /*cache_enabled=*/false);
-    compiled = std::make_shared<CompiledGuide>(CompiledGuide{compiler.CompileGrammar(grammar)});
+    compiled = std::make_shared<CompiledGrammar>(CompiledGrammar{compiler.CompileGrammar(grammar)});
   } catch (const std::exception& error) {
     return absl::InvalidArgumentError(error.what());
   }
@@ -272,8 +273,9 @@ absl::StatusOr<std::shared_ptr<const CompiledGuide>> GuideCompiler::Compile(cons
   compiled->vocab = impl_->vocabulary->size;
   compiled->bytes = compiled->grammar.MemorySizeBytes() + source.Key().size();
   if (compiled->bytes > kMaxCompiledBytes) {
-    return absl::ResourceExhaustedError(absl::StrCat(
-        "the compiled guide has ", compiled->bytes, " bytes, at most ", kMaxCompiledBytes, " are supported"));
+    return absl::ResourceExhaustedError(absl::StrCat("the compiled grammar has ", compiled->bytes,
+                                                     " bytes, at most ", kMaxCompiledBytes,
+                                                     " are supported"));
   }
   return compiled;
 }

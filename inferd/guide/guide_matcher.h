@@ -1,4 +1,4 @@
-// GuideMatcher: state of one answer in a compiled grammar; computes the tokens allowed next.
+// GrammarMatcher: state of one answer in a compiled grammar; computes the tokens allowed next.
 //
 // Thread safety: thread-compatible.
 #pragma once
@@ -14,12 +14,12 @@
 
 namespace sluice {
 
-class GuideMatcher {
+class GrammarMatcher {
  public:
   // `end_ids`: tokens that end an answer; they are allowed only where the answer is complete.
-  static absl::StatusOr<std::unique_ptr<GuideMatcher>> Create(std::shared_ptr<const CompiledGuide> guide,
-                                                              absl::Span<const int32_t> end_ids);
-  ~GuideMatcher();
+  static absl::StatusOr<std::unique_ptr<GrammarMatcher>> Create(
+      std::shared_ptr<const CompiledGrammar> grammar, absl::Span<const int32_t> end_ids);
+  ~GrammarMatcher();
 
   // Sets the bits of the allowed tokens: bit id % 32 of word id / 32. INTERNAL: the matcher failed.
   absl::Status FillMask(std::vector<uint32_t>* mask);
@@ -32,7 +32,7 @@ class GuideMatcher {
 
  private:
   struct Impl;
-  explicit GuideMatcher(std::unique_ptr<Impl> impl);
+  explicit GrammarMatcher(std::unique_ptr<Impl> impl);
   const std::unique_ptr<Impl> impl_;
 };
 

@@ -1,4 +1,4 @@
-// Writes the counters of Guides in Prometheus' text format.
+// Writes the counters of GrammarManager in Prometheus' text format.
 //
 // Thread safety: a pure function over its arguments, safe to call from any thread.
 #pragma once
@@ -8,6 +8,6 @@
 
 namespace sluice {
 
-void WriteGuideMetrics(const GuideStats& stats, MetricText* text);
+void WriteGrammarMetrics(const GrammarStats& stats, MetricText* text);
 
 }  // namespace sluice

@@ -4,8 +4,9 @@
 
 namespace sluice {
 
-GuideVocabulary VocabularyOf(const Tokenizer& tokenizer, uint32_t vocab, absl::Span<const int32_t> end_ids) {
-  GuideVocabulary vocabulary;
+GrammarVocabulary VocabularyOf(const Tokenizer& tokenizer, uint32_t vocab,
+                               absl::Span<const int32_t> end_ids) {
+  GrammarVocabulary vocabulary;
   vocabulary.size = vocab;
   vocabulary.end_ids.assign(end_ids.begin(), end_ids.end());
   // A tokenizer can have more tokens than the model has rows; those are never sampled.

@@ -1,6 +1,6 @@
 // Grammar compilation: a model's vocabulary, the compiler, and the matcher of one answer.
 //
-// GuideVocabulary: a model's tokens as needed by guides.
+// GrammarVocabulary: a model's tokens as needed by guides.
 //
 // Thread safety: plain values.
 #pragma once
@@ -15,7 +15,7 @@
 
 namespace sluice {
 
-struct GuideVocabulary {
+struct GrammarVocabulary {
   uint32_t size = 0;                // rows of logits; at least tokens.size()
   std::vector<std::string> tokens;  // bytes by id; empty: no text, so never part of an answer
   std::vector<int32_t> end_ids;     // the model's end tokens
@@ -24,6 +24,6 @@ struct GuideVocabulary {
 };
 
 // Drops tokens that have no row in the model. REQUIRES: `end_ids` below `vocab`.
-GuideVocabulary VocabularyOf(const Tokenizer& tokenizer, uint32_t vocab, absl::Span<const int32_t> end_ids);
+GrammarVocabulary VocabularyOf(const Tokenizer& tokenizer, uint32_t vocab, absl::Span<const int32_t> end_ids);
 
 }  // namespace sluice

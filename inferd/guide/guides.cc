@@ -26,28 +26,28 @@ absl::Duration ThreadTime() {
   return absl::DurationFromTimespec(now);
 }
 
-absl::Status InvalidGuide(const std::string& what) {
+absl::Status InvalidGrammar(const std::string& what) {
   return ReasonError(absl::StatusCode::kInvalidArgument, "INVALID_GUIDE", absl::StrCat("guided: ", what));
 }
 
 }  // namespace
 
 // `phase` decides who owns the other members: the threads while kWorking, the answer otherwise.
-struct GuideRun {
+struct GrammarRun {
   enum class Phase : uint8_t { kPreparing, kWorking, kReady, kFailed };
 
   std::atomic<Phase> phase{Phase::kPreparing};
   std::atomic<bool> abandoned{false};  // masks are no longer needed
   std::vector<int32_t> end_ids;
-  std::shared_ptr<const CompiledGuide> guide;
-  std::unique_ptr<GuideMatcher> matcher;  // null before the first mask
-  int32_t token = 0;                      // to accept next
+  std::shared_ptr<const CompiledGrammar> grammar;
+  std::unique_ptr<GrammarMatcher> matcher;  // null before the first mask
+  int32_t token = 0;                        // to accept next
   std::vector<uint32_t> mask;
   bool any = false;
   bool complete = false;
   absl::Status status;  // error, if kFailed
 
-  std::weak_ptr<GuideMaskQueue> masks;
+  std::weak_ptr<GrammarMaskQueue> masks;
   Mutex mutex;
   CondVar changed;  // signals a change of phase
 
@@ -64,20 +64,20 @@ struct GuideRun {
   absl::Status MakeMask();
 };
 
-struct GuideMaskQueue {
+struct GrammarMaskQueue {
   Mutex mutex;
   CondVar changed;
   bool stopping ABSL_GUARDED_BY(mutex) = false;
   bool idle ABSL_GUARDED_BY(mutex) = false;
-  std::deque<std::shared_ptr<GuideRun>> runs ABSL_GUARDED_BY(mutex);
+  std::deque<std::shared_ptr<GrammarRun>> runs ABSL_GUARDED_BY(mutex);
   // Written by the masks' thread only.
   std::atomic<uint64_t> made{0};
   std::atomic<int64_t> nanos{0};
 
-  void Push(std::shared_ptr<GuideRun> run) {
+  void Push(std::shared_ptr<GrammarRun> run) {
     MutexLock lock(&mutex);
     if (stopping) {
-      run->Fail(absl::UnavailableError("guides have ended"));
+      run->Fail(absl::UnavailableError("the grammar manager has stopped"));
       return;
     }
     runs.push_back(std::move(run));
@@ -87,62 +87,62 @@ struct GuideMaskQueue {
   }
 };
 
-absl::Status GuideRun::MakeMask() {
+absl::Status GrammarRun::MakeMask() {
   const bool first = matcher == nullptr;
   if (first) {
-    ASSIGN_OR_RETURN(matcher, GuideMatcher::Create(guide, end_ids));
+    ASSIGN_OR_RETURN(matcher, GrammarMatcher::Create(grammar, end_ids));
   } else {
     RETURN_IF_ERROR(matcher->Accept(token));
   }
   RETURN_IF_ERROR(matcher->FillMask(&mask));
   any = std::any_of(mask.begin(), mask.end(), [](uint32_t word) { return word != 0; });
   complete = matcher->complete();
-  return first && !any ? InvalidGuide("no token of the model can begin an answer") : absl::OkStatus();
+  return first && !any ? InvalidGrammar("no token of the model can begin an answer") : absl::OkStatus();
 }
 
-Guide::~Guide() { run_->abandoned = true; }
+GrammarConstraint::~GrammarConstraint() { run_->abandoned = true; }
 
-Guide::State Guide::state() const {
+GrammarConstraint::State GrammarConstraint::state() const {
   switch (run_->phase.load(std::memory_order_acquire)) {
-    case GuideRun::Phase::kPreparing:
+    case GrammarRun::Phase::kPreparing:
       return State::kPreparing;
-    case GuideRun::Phase::kFailed:
+    case GrammarRun::Phase::kFailed:
       return State::kFailed;
     default:
       return State::kReady;
   }
 }
 
-absl::StatusOr<Guide::Next> Guide::Wait() {
-  if (run_->phase.load(std::memory_order_acquire) == GuideRun::Phase::kWorking) {
+absl::StatusOr<GrammarConstraint::Next> GrammarConstraint::Wait() {
+  if (run_->phase.load(std::memory_order_acquire) == GrammarRun::Phase::kWorking) {
     MutexLock lock(&run_->mutex);
-    while (run_->phase.load(std::memory_order_acquire) == GuideRun::Phase::kWorking) {
+    while (run_->phase.load(std::memory_order_acquire) == GrammarRun::Phase::kWorking) {
       run_->changed.Wait(&run_->mutex);
     }
   }
-  if (run_->phase.load(std::memory_order_acquire) == GuideRun::Phase::kFailed) {
+  if (run_->phase.load(std::memory_order_acquire) == GrammarRun::Phase::kFailed) {
     return run_->status;
   }
   return Next{run_->mask, run_->any, run_->complete};
 }
 
-void Guide::Accept(int32_t token) {
+void GrammarConstraint::Accept(int32_t token) {
   run_->token = token;
-  run_->phase.store(GuideRun::Phase::kWorking, std::memory_order_release);
-  if (const std::shared_ptr<GuideMaskQueue> masks = run_->masks.lock()) {
+  run_->phase.store(GrammarRun::Phase::kWorking, std::memory_order_release);
+  if (const std::shared_ptr<GrammarMaskQueue> masks = run_->masks.lock()) {
     masks->Push(run_);
   } else {
-    run_->Fail(absl::UnavailableError("guides have ended"));
+    run_->Fail(absl::UnavailableError("the grammar manager has stopped"));
   }
 }
 
-Guides::Guides(GuideVocabulary vocabulary, const GuideLimits& limits)
-    : vocabulary_(std::move(vocabulary)), limits_(limits), masks_(std::make_shared<GuideMaskQueue>()) {
+GrammarManager::GrammarManager(GrammarVocabulary vocabulary, const GrammarLimits& limits)
+    : vocabulary_(std::move(vocabulary)), limits_(limits), masks_(std::make_shared<GrammarMaskQueue>()) {
   compile_thread_ = std::thread([this] { CompileLoop(); });
   mask_thread_ = std::thread([this] { MaskLoop(); });
 }
 
-Guides::~Guides() {
+GrammarManager::~GrammarManager() {
   {
     MutexLock lock(&mutex_);
     stopping_ = true;
@@ -155,24 +155,24 @@ Guides::~Guides() {
   }
   compile_thread_.join();
   mask_thread_.join();
-  const absl::Status end = absl::UnavailableError("guides have ended");
+  const absl::Status end = absl::UnavailableError("the grammar manager has stopped");
   MutexLock lock(&mutex_);
   for (const auto& [key, compilation] : pending_) {
-    for (const std::shared_ptr<GuideRun>& run : compilation->runs) {
+    for (const std::shared_ptr<GrammarRun>& run : compilation->runs) {
       run->Fail(end);
     }
   }
   MutexLock masks_lock(&masks_->mutex);
-  for (const std::shared_ptr<GuideRun>& run : masks_->runs) {
+  for (const std::shared_ptr<GrammarRun>& run : masks_->runs) {
     run->Fail(end);
   }
   masks_->runs.clear();
 }
 
-absl::StatusOr<std::unique_ptr<Guide>> Guides::Start(const GuideSpec& spec, std::vector<int32_t> end_ids,
-                                                     absl::Span<const int32_t> spelled) {
-  ASSIGN_OR_RETURN(GuideSource source, SourceOf(spec, spelled));
-  auto run = std::make_shared<GuideRun>();
+absl::StatusOr<std::unique_ptr<GrammarConstraint>> GrammarManager::Start(
+    const GrammarSpec& spec, std::vector<int32_t> end_ids, absl::Span<const int32_t> visible_tokens) {
+  ASSIGN_OR_RETURN(GrammarSource source, SourceOf(spec, visible_tokens));
+  auto run = std::make_shared<GrammarRun>();
   run->end_ids = std::move(end_ids);
   run->masks = masks_;
   const std::string key = source.Key();
@@ -180,9 +180,9 @@ absl::StatusOr<std::unique_ptr<Guide>> Guides::Start(const GuideSpec& spec, std:
   if (const auto cached = cache_.find(key); cached != cache_.end()) {
     cached->second.used = ++uses_;
     stats_.cache_hits++;
-    run->guide = cached->second.guide;
+    run->grammar = cached->second.grammar;
     masks_->Push(run);
-    return std::make_unique<Guide>(std::move(run));
+    return std::make_unique<GrammarConstraint>(std::move(run));
   }
   std::shared_ptr<Compilation>& compilation = pending_[key];
   if (compilation == nullptr) {
@@ -190,7 +190,7 @@ absl::StatusOr<std::unique_ptr<Guide>> Guides::Start(const GuideSpec& spec, std:
       pending_.erase(key);
       return WithRetryDelay(
           ReasonError(absl::StatusCode::kResourceExhausted, "GUIDES_WAIT",
-                      absl::StrCat(limits_.max_waiting, " guides wait to be compiled; no more may")),
+                      absl::StrCat(limits_.max_waiting, " constraints are queued, the maximum")),
           absl::Seconds(1));
     }
     compilation = std::make_shared<Compilation>();
@@ -199,29 +199,29 @@ absl::StatusOr<std::unique_ptr<Guide>> Guides::Start(const GuideSpec& spec, std:
     changed_.SignalAll();
   }
   compilation->runs.push_back(run);
-  return std::make_unique<Guide>(std::move(run));
+  return std::make_unique<GrammarConstraint>(std::move(run));
 }
 
-GuideStats Guides::Stats() const {
+GrammarStats GrammarManager::Stats() const {
   MutexLock lock(&mutex_);
-  GuideStats stats = stats_;
+  GrammarStats stats = stats_;
   stats.waiting = pending_.size();
   stats.masks = masks_->made.load(std::memory_order_relaxed);
   stats.mask_seconds = static_cast<double>(masks_->nanos.load(std::memory_order_relaxed)) * 1e-9;
   return stats;
 }
 
-bool Guides::IsWanted(const Compilation& compilation) const {
+bool GrammarManager::IsWanted(const Compilation& compilation) const {
   return std::any_of(compilation.runs.begin(), compilation.runs.end(),
-                     [](const std::shared_ptr<GuideRun>& run) { return !run->abandoned; });
+                     [](const std::shared_ptr<GrammarRun>& run) { return !run->abandoned; });
 }
 
-void Guides::CompileLoop() {
+void GrammarManager::CompileLoop() {
   setpriority(PRIO_PROCESS, static_cast<id_t>(syscall(SYS_gettid)), kCompileNice);
-  GuideCompiler compiler(&vocabulary_);
+  GrammarCompiler compiler(&vocabulary_);
   for (;;) {
     std::string key;
-    GuideSource source;
+    GrammarSource source;
     {
       MutexLock lock(&mutex_);
       while (queue_.empty() && !stopping_) {
@@ -243,33 +243,34 @@ void Guides::CompileLoop() {
   }
 }
 
-void Guides::Finish(const std::string& key,
-                    const absl::StatusOr<std::shared_ptr<const CompiledGuide>>& guide) {
+void GrammarManager::Finish(const std::string& key,
+                            const absl::StatusOr<std::shared_ptr<const CompiledGrammar>>& grammar) {
   std::shared_ptr<Compilation> compilation;
   {
     MutexLock lock(&mutex_);
     const auto pending = pending_.find(key);
     compilation = std::move(pending->second);
     pending_.erase(pending);
-    (guide.ok() ? stats_.compiled : stats_.refused)++;
-    if (guide.ok()) {
-      Keep(key, *guide);
+    (grammar.ok() ? stats_.compiled : stats_.refused)++;
+    if (grammar.ok()) {
+      Keep(key, *grammar);
     }
   }
-  for (const std::shared_ptr<GuideRun>& run : compilation->runs) {
-    if (guide.ok()) {
-      run->guide = *guide;
+  for (const std::shared_ptr<GrammarRun>& run : compilation->runs) {
+    if (grammar.ok()) {
+      run->grammar = *grammar;
       masks_->Push(run);
     } else {
-      run->Fail(absl::IsInvalidArgument(guide.status()) ? InvalidGuide(std::string(guide.status().message()))
-                                                        : guide.status());
+      run->Fail(absl::IsInvalidArgument(grammar.status())
+                    ? InvalidGrammar(std::string(grammar.status().message()))
+                    : grammar.status());
     }
   }
 }
 
 // Evicts the least recently used grammars; grammars in use live on with their answers.
-void Guides::Keep(const std::string& key, std::shared_ptr<const CompiledGuide> guide) {
-  const uint64_t bytes = guide->bytes;
+void GrammarManager::Keep(const std::string& key, std::shared_ptr<const CompiledGrammar> grammar) {
+  const uint64_t bytes = grammar->bytes;
   if (bytes > limits_.cache_bytes) {
     return;
   }
@@ -277,16 +278,16 @@ void Guides::Keep(const std::string& key, std::shared_ptr<const CompiledGuide> g
     const auto oldest = std::min_element(cache_.begin(), cache_.end(), [](const auto& a, const auto& b) {
       return a.second.used < b.second.used;
     });
-    stats_.cache_bytes -= oldest->second.guide->bytes;
+    stats_.cache_bytes -= oldest->second.grammar->bytes;
     cache_.erase(oldest);
   }
-  cache_.emplace(key, Cached{std::move(guide), ++uses_});
+  cache_.emplace(key, Cached{std::move(grammar), ++uses_});
   stats_.cache_bytes += bytes;
 }
 
-void Guides::MaskLoop() {
+void GrammarManager::MaskLoop() {
   for (;;) {
-    std::shared_ptr<GuideRun> run;
+    std::shared_ptr<GrammarRun> run;
     {
       MutexLock lock(&masks_->mutex);
       while (masks_->runs.empty() && !masks_->stopping) {
@@ -316,7 +317,7 @@ void Guides::MaskLoop() {
           absl::StrCat("guided: the tokens that may come next took ", absl::FormatDuration(took),
                        " to find, above the limit of ", absl::FormatDuration(limits_.mask_cpu_time))));
     } else {
-      run->Set(GuideRun::Phase::kReady);
+      run->Set(GrammarRun::Phase::kReady);
     }
   }
 }

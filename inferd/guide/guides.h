@@ -1,5 +1,5 @@
-// Guides: guides of running answers. Each text is compiled once, and each answer's next mask is computed in
-// parallel to the running step.
+// GrammarManager: guides of running answers. Each text is compiled once, and each answer's next mask is
+// computed in parallel to the running step.
 //
 // One thread compiles clients' constraints, in order and at a low priority; a second thread computes masks.
 // States of an answer's constraint:
@@ -11,8 +11,8 @@
 // grammar that exceeds the last one fails alone. A compilation cannot be interrupted: the limits of
 // guide_compiler.h keep it within seconds; meanwhile running answers continue and only new constraints wait.
 //
-// Thread safety: Guides is thread-safe. A Guide belongs to one thread at a time, and may outlive its Guides;
-// then it fails.
+// Thread safety: GrammarManager is thread-safe. A GrammarConstraint belongs to one thread at a time, and may
+// outlive its GrammarManager; then it fails.
 #pragma once
 
 #include <cstdint>
@@ -34,14 +34,14 @@
 
 namespace sluice {
 
-struct GuideLimits {
+struct GrammarLimits {
   uint32_t max_waiting = 64;           // maximum number of queued constraints
   uint64_t cache_bytes = 64ull << 20;  // compiled guides kept for later
   absl::Duration mask_cpu_time =
       absl::Milliseconds(250);  // per mask; thread time, so a busy machine does not count
 };
 
-struct GuideStats {
+struct GrammarStats {
   uint64_t compiled = 0;
   uint64_t refused = 0;     // by the compiler
   uint64_t cache_hits = 0;  // started without compiling
@@ -51,18 +51,18 @@ struct GuideStats {
   double mask_seconds = 0;  // processor time of computing masks
 };
 
-struct GuideRun;        // state shared by an answer and the threads
-struct GuideMaskQueue;  // runs whose next mask is due
+struct GrammarRun;        // state shared by an answer and the threads
+struct GrammarMaskQueue;  // runs whose next mask is due
 
 // The constraint of one answer.
-class Guide {
+class GrammarConstraint {
  public:
   enum class State : uint8_t { kPreparing, kReady, kFailed };
 
-  explicit Guide(std::shared_ptr<GuideRun> run) : run_(std::move(run)) {}
-  ~Guide();
-  Guide(const Guide&) = delete;
-  Guide& operator=(const Guide&) = delete;
+  explicit GrammarConstraint(std::shared_ptr<GrammarRun> run) : run_(std::move(run)) {}
+  ~GrammarConstraint();
+  GrammarConstraint(const GrammarConstraint&) = delete;
+  GrammarConstraint& operator=(const GrammarConstraint&) = delete;
 
   // kPreparing until the first mask or an error is there.
   State state() const;
@@ -81,43 +81,45 @@ class Guide {
   void Accept(int32_t token);
 
  private:
-  const std::shared_ptr<GuideRun> run_;
+  const std::shared_ptr<GrammarRun> run_;
 };
 
-class Guides {
+class GrammarManager {
  public:
-  explicit Guides(GuideVocabulary vocabulary, const GuideLimits& limits = {});
+  explicit GrammarManager(GrammarVocabulary vocabulary, const GrammarLimits& limits = {});
   // Waits for a running compilation.
-  ~Guides();
+  ~GrammarManager();
 
   // Starts the constraint of an answer, which ends with one of `end_ids` (of the vocabulary; none: where no
-  // token is allowed). `spelled`: as in SourceOf. Parses the text here, compiles elsewhere. INVALID_ARGUMENT
-  // naming the field: refused by SourceOf; RESOURCE_EXHAUSTED with a retry delay: the queue is full.
-  absl::StatusOr<std::unique_ptr<Guide>> Start(const GuideSpec& spec, std::vector<int32_t> end_ids,
-                                               absl::Span<const int32_t> spelled = {});
+  // token is allowed). `visible_tokens`: as in SourceOf. Parses the text here, compiles elsewhere.
+  // INVALID_ARGUMENT naming the field: refused by SourceOf; RESOURCE_EXHAUSTED with a retry delay: the queue
+  // is full.
+  absl::StatusOr<std::unique_ptr<GrammarConstraint>> Start(const GrammarSpec& spec,
+                                                           std::vector<int32_t> end_ids,
+                                                           absl::Span<const int32_t> visible_tokens = {});
 
-  GuideStats Stats() const;
+  GrammarStats Stats() const;
 
  private:
   struct Compilation {
-    GuideSource source;
-    std::vector<std::shared_ptr<GuideRun>> runs;  // waiting for this compilation
+    GrammarSource source;
+    std::vector<std::shared_ptr<GrammarRun>> runs;  // waiting for this compilation
   };
   struct Cached {
-    std::shared_ptr<const CompiledGuide> guide;
+    std::shared_ptr<const CompiledGrammar> grammar;
     uint64_t used = 0;  // time of last use; larger is later
   };
 
   void CompileLoop();
   void MaskLoop();
   bool IsWanted(const Compilation& compilation) const;
-  void Finish(const std::string& key, const absl::StatusOr<std::shared_ptr<const CompiledGuide>>& guide);
-  void Keep(const std::string& key, std::shared_ptr<const CompiledGuide> guide)
+  void Finish(const std::string& key, const absl::StatusOr<std::shared_ptr<const CompiledGrammar>>& grammar);
+  void Keep(const std::string& key, std::shared_ptr<const CompiledGrammar> grammar)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
-  const GuideVocabulary vocabulary_;
-  const GuideLimits limits_;
-  const std::shared_ptr<GuideMaskQueue> masks_;  // shared with the runs, which may outlive this
+  const GrammarVocabulary vocabulary_;
+  const GrammarLimits limits_;
+  const std::shared_ptr<GrammarMaskQueue> masks_;  // shared with the runs, which may outlive this
 
   mutable Mutex mutex_;
   CondVar changed_;  // signals queue_ or stopping_
@@ -126,7 +128,7 @@ class Guides {
   absl::flat_hash_map<std::string, std::shared_ptr<Compilation>> pending_ ABSL_GUARDED_BY(mutex_);
   absl::flat_hash_map<std::string, Cached> cache_ ABSL_GUARDED_BY(mutex_);
   uint64_t uses_ ABSL_GUARDED_BY(mutex_) = 0;
-  GuideStats stats_ ABSL_GUARDED_BY(mutex_);
+  GrammarStats stats_ ABSL_GUARDED_BY(mutex_);
 
   std::thread compile_thread_;
   std::thread mask_thread_;

@@ -21,20 +21,20 @@ class ConnectionExchange final : public HttpExchange {
                      uint64_t request)
       : core_(std::move(core)), connection_(std::move(connection)), request_(request) {}
 
-  void Watch(std::shared_ptr<HttpWatcher> watcher) override {
-    const bool posted = core_->Post([connection = connection_, request = request_, watcher] {
+  void SetObserver(std::shared_ptr<HttpObserver> observer) override {
+    const bool posted = core_->Post([connection = connection_, request = request_, observer] {
       if (const auto to = connection.lock(); to != nullptr) {
-        to->Watch(request, watcher);
+        to->SetObserver(request, observer);
       } else {
-        watcher->OnOver(/*gone=*/true);
+        observer->OnEnded(/*disconnected=*/true);
       }
     });
     if (!posted) {
-      watcher->OnOver(/*gone=*/true);
+      observer->OnEnded(/*disconnected=*/true);
     }
   }
-  void Answer(HttpAnswer answer) override { Call(&HttpConnection::Answer, std::move(answer)); }
-  void Begin(HttpAnswer head) override { Call(&HttpConnection::Begin, std::move(head)); }
+  void Answer(HttpResponse answer) override { Call(&HttpConnection::Answer, std::move(answer)); }
+  void Begin(HttpResponse head) override { Call(&HttpConnection::Begin, std::move(head)); }
   void Write(std::string part) override { Call(&HttpConnection::Write, std::move(part)); }
   void End(bool whole) override { Call(&HttpConnection::End, whole); }
 

@@ -12,13 +12,13 @@ namespace {
 constexpr size_t kReadBytes = 16 << 10;
 // Maximum bytes of pipelined requests kept while an answer is under way.
 constexpr size_t kMaxAheadBytes = 64 << 10;
-constexpr absl::Duration kLingerPatience = absl::Seconds(2);
+constexpr absl::Duration kLingerTimeout = absl::Seconds(2);
 constexpr size_t kBodyBytesPerSecond = 8 << 10;
 constexpr char kContinue[] = "HTTP/1.1 100 Continue\r\n\r\n";
 
 }  // namespace
 
-HttpConnection::HttpConnection(std::shared_ptr<HttpCore> core, std::shared_ptr<Transport> transport,
+HttpConnection::HttpConnection(std::shared_ptr<HttpCore> core, std::shared_ptr<HttpTransport> transport,
                                std::shared_ptr<const HttpOrigin> origin)
     : core_(std::move(core)),
       transport_(std::move(transport)),
@@ -48,22 +48,22 @@ void HttpConnection::Tick(absl::Time now) {
     Drop();
     return;
   }
-  if (state_ == State::kHandshake && now > since_ + limits.head_patience) {
+  if (state_ == State::kHandshake && now > since_ + limits.head_timeout) {
     Drop();
   } else if (idle_since().has_value()) {
-    if (now > since_ + limits.idle_patience) {
+    if (now > since_ + limits.idle_timeout) {
       Drop();
     }
   } else if (state_ == State::kReading && !reader_.head_done()) {
-    if (now > since_ + limits.head_patience) {
+    if (now > since_ + limits.head_timeout) {
       Refuse({408, "", "the head of the request took too long"});
     }
   } else if (state_ == State::kReading) {
     const auto earned = absl::Seconds(static_cast<int64_t>(reader_.body_bytes() / kBodyBytesPerSecond));
-    if (now > since_ + limits.body_patience + earned) {
+    if (now > since_ + limits.body_timeout + earned) {
       Refuse({408, "", "the body of the request came too slowly"});
     }
-  } else if (state_ == State::kLingering && now > since_ + kLingerPatience) {
+  } else if (state_ == State::kLingering && now > since_ + kLingerTimeout) {
     Drop();
   }
 }
@@ -78,8 +78,8 @@ void HttpConnection::Drop() {
   transport_->Close();
   if (answering) {
     core_->metrics.Left();
-    if (watcher_ != nullptr) {
-      watcher_->OnOver(/*gone=*/true);
+    if (observer_ != nullptr) {
+      observer_->OnEnded(/*disconnected=*/true);
     }
   }
   ForgetRequest();
@@ -179,7 +179,7 @@ void HttpConnection::AdmitHead() {
 
 std::optional<HttpProblem> HttpConnection::CheckKey() {
   reader_.head().request.client = origin_->client;
-  if (core_->keys == nullptr || core_->handler->IsOpen(reader_.head().request.path)) {
+  if (core_->keys == nullptr || core_->handler->IsPublic(reader_.head().request.path)) {
     return std::nullopt;
   }
   const std::shared_ptr<HttpKeyUse> use = core_->keys->Find(reader_.head().key);
@@ -192,7 +192,7 @@ std::optional<HttpProblem> HttpConnection::CheckKey() {
                : std::nullopt;
   }
   reader_.head().request.client = absl::StrCat("key:", use->name);
-  if (!core_->handler->IsCounted(reader_.head().request.path)) {
+  if (!core_->handler->IsRateLimited(reader_.head().request.path)) {
     return std::nullopt;
   }
   if (const std::optional<absl::Duration> wait = use->Enter(absl::Now()); wait.has_value()) {
@@ -226,7 +226,7 @@ void HttpConnection::Dispatch() {
 void HttpConnection::Refuse(const HttpProblem& problem) {
   // The unread rest of the request's body would be parsed as the next request.
   const bool whole = reader_.head().keep_alive && reader_.is_head_alone();
-  HttpAnswer answer = core_->handler->Refusal(reader_.head().request.path, problem);
+  HttpResponse answer = core_->handler->Refusal(reader_.head().request.path, problem);
   if (problem.retry_seconds > 0) {
     answer.headers.emplace_back("Retry-After", absl::StrCat(problem.retry_seconds));
   }
@@ -241,7 +241,7 @@ void HttpConnection::Refuse(const HttpProblem& problem) {
 
 // CORS answers reveal nothing about the server, so they need no key: a browser sends none here.
 void HttpConnection::AnswerOptions() {
-  HttpAnswer answer;
+  HttpResponse answer;
   answer.status = 204;
   if (!reader_.head().preflight) {
     answer.headers = {{"Allow", "GET, HEAD, POST, OPTIONS"}};
@@ -267,15 +267,15 @@ void HttpConnection::AnswerOptions() {
   Answer(number_, std::move(answer));
 }
 
-void HttpConnection::Watch(uint64_t request, std::shared_ptr<HttpWatcher> watcher) {
+void HttpConnection::SetObserver(uint64_t request, std::shared_ptr<HttpObserver> observer) {
   if (!IsCurrent(request)) {
-    watcher->OnOver(/*gone=*/true);
+    observer->OnEnded(/*disconnected=*/true);
     return;
   }
-  watcher_ = std::move(watcher);
+  observer_ = std::move(observer);
 }
 
-void HttpConnection::Answer(uint64_t request, HttpAnswer answer) {
+void HttpConnection::Answer(uint64_t request, HttpResponse answer) {
   if (!IsCurrent(request) || begun_) {
     return;
   }
@@ -292,7 +292,7 @@ void HttpConnection::Answer(uint64_t request, HttpAnswer answer) {
   Send(std::move(bytes));
 }
 
-void HttpConnection::Begin(uint64_t request, HttpAnswer head) {
+void HttpConnection::Begin(uint64_t request, HttpResponse head) {
   if (!IsCurrent(request) || begun_) {
     return;
   }
@@ -370,14 +370,14 @@ void HttpConnection::OnWrite(boost::system::error_code error, size_t size) {
   }
   if (ending_) {
     AnswerIsOver();
-  } else if (watcher_ != nullptr) {
-    watcher_->OnWritten();
+  } else if (observer_ != nullptr) {
+    observer_->OnWritten();
   }
 }
 
 void HttpConnection::AnswerIsOver() {
-  if (watcher_ != nullptr) {
-    watcher_->OnOver(/*gone=*/false);
+  if (observer_ != nullptr) {
+    observer_->OnEnded(/*disconnected=*/false);
   }
   ForgetRequest();
   if (!keep_alive_ || core_->draining) {
@@ -390,7 +390,7 @@ void HttpConnection::AnswerIsOver() {
 }
 
 void HttpConnection::ForgetRequest() {
-  watcher_.reset();
+  observer_.reset();
   begun_ = false;
   ending_ = false;
   ++number_;

@@ -32,7 +32,7 @@ struct HttpOrigin {
 
 class HttpConnection final : public std::enable_shared_from_this<HttpConnection> {
  public:
-  HttpConnection(std::shared_ptr<HttpCore> core, std::shared_ptr<Transport> transport,
+  HttpConnection(std::shared_ptr<HttpCore> core, std::shared_ptr<HttpTransport> transport,
                  std::shared_ptr<const HttpOrigin> origin);
 
   void Start();
@@ -46,9 +46,9 @@ class HttpConnection final : public std::enable_shared_from_this<HttpConnection>
   std::optional<absl::Time> idle_since() const;
 
   // Sets the watcher of the request of that number, for exchanges; no effect once the request is over.
-  void Watch(uint64_t request, std::shared_ptr<HttpWatcher> watcher);
-  void Answer(uint64_t request, HttpAnswer answer);
-  void Begin(uint64_t request, HttpAnswer head);
+  void SetObserver(uint64_t request, std::shared_ptr<HttpObserver> observer);
+  void Answer(uint64_t request, HttpResponse answer);
+  void Begin(uint64_t request, HttpResponse head);
   void Write(uint64_t request, std::string part);
   void End(uint64_t request, bool whole);
 
@@ -80,7 +80,7 @@ class HttpConnection final : public std::enable_shared_from_this<HttpConnection>
   }
 
   const std::shared_ptr<HttpCore> core_;
-  const std::shared_ptr<Transport> transport_;
+  const std::shared_ptr<HttpTransport> transport_;
   const std::shared_ptr<const HttpOrigin> origin_;
 
   State state_ = State::kHandshake;
@@ -93,7 +93,7 @@ class HttpConnection final : public std::enable_shared_from_this<HttpConnection>
   size_t reserved_bytes_ = 0;        // of core_->bodies_bytes
 
   uint64_t number_ = 0;  // sequence number of the request
-  std::shared_ptr<HttpWatcher> watcher_;
+  std::shared_ptr<HttpObserver> observer_;
   bool begun_ = false;       // a stream's head was sent
   bool ending_ = false;      // the answer's last byte is in out_ or sent
   bool keep_alive_ = false;  // keep the connection after this answer

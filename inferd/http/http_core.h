@@ -29,9 +29,9 @@ struct HttpLimits {
   size_t max_body_bytes = 16 << 20;     // per request
   size_t max_bodies_bytes = 256 << 20;  // all requests that are being read or handled
   uint32_t max_connections = 2048;
-  absl::Duration idle_patience = absl::Seconds(120);  // idle timeout between two requests
-  absl::Duration head_patience = absl::Seconds(10);   // from a request's first byte to the end of its head
-  absl::Duration body_patience = absl::Seconds(20);   // base timeout of a body, plus 1 s for each 8 KiB of it
+  absl::Duration idle_timeout = absl::Seconds(120);  // idle timeout between two requests
+  absl::Duration head_timeout = absl::Seconds(10);   // from a request's first byte to the end of its head
+  absl::Duration body_timeout = absl::Seconds(20);   // base timeout of a body, plus 1 s for each 8 KiB of it
 };
 
 // Requests are parsed on two threads, so that tokenizing a long prompt does not delay a short one.

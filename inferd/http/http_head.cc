@@ -197,7 +197,7 @@ std::optional<HttpProblem> ParseHead(const BeastHead& head, std::string_view raw
   return std::nullopt;
 }
 
-std::string AnswerHead(const HttpAnswer& answer, const ParsedHead& request, bool keep_alive,
+std::string AnswerHead(const HttpResponse& answer, const ParsedHead& request, bool keep_alive,
                        std::optional<size_t> length) {
   std::string head = absl::StrCat("HTTP/1.1 ", answer.status, " ", ReasonPhrase(answer.status), "\r\n");
   if (answer.status != 204) {

@@ -43,7 +43,7 @@ std::optional<HttpProblem> ParseHead(const BeastHead& head, std::string_view raw
 
 // Returns the head of an answer as sent. `length`: of a known body; otherwise chunked or until the connection
 // closes.
-std::string AnswerHead(const HttpAnswer& answer, const ParsedHead& request, bool keep_alive,
+std::string AnswerHead(const HttpResponse& answer, const ParsedHead& request, bool keep_alive,
                        std::optional<size_t> length);
 
 }  // namespace sluice

@@ -23,7 +23,7 @@ struct HttpRequest {
   bool foreign_form = false;  // cross-site browser request of a form that needs no CORS permission
 };
 
-struct HttpAnswer {
+struct HttpResponse {
   int status = 200;
   std::string content_type = "application/json";
   std::vector<std::pair<std::string, std::string>> headers;
@@ -39,13 +39,13 @@ struct HttpProblem {
 };
 
 // Observer of an answer's delivery. Called on the server's thread; must not block.
-class HttpWatcher {
+class HttpObserver {
  public:
-  virtual ~HttpWatcher() = default;
+  virtual ~HttpObserver() = default;
   // The socket has accepted everything written so far.
   virtual void OnWritten() = 0;
-  // The answer was sent completely, or (`gone`) the client disconnected or was cut. Nothing follows.
-  virtual void OnOver(bool gone) = 0;
+  // The answer was sent completely, or (`disconnected`) the client disconnected or was cut. Nothing follows.
+  virtual void OnEnded(bool disconnected) = 0;
 };
 
 // One request's answer. Thread-safe; no method blocks. Calls after the end have no effect.
@@ -53,12 +53,12 @@ class HttpExchange {
  public:
   virtual ~HttpExchange() = default;
   // Sets the watcher; notifies it at once if the client has already disconnected.
-  virtual void Watch(std::shared_ptr<HttpWatcher> watcher) = 0;
+  virtual void SetObserver(std::shared_ptr<HttpObserver> observer) = 0;
   // Sends the whole answer.
-  virtual void Answer(HttpAnswer answer) = 0;
+  virtual void Answer(HttpResponse answer) = 0;
   // Head, parts and end of a stream. A stream that is not `whole` ends with the connection, so that the
   // client detects the truncation.
-  virtual void Begin(HttpAnswer head) = 0;
+  virtual void Begin(HttpResponse head) = 0;
   virtual void Write(std::string part) = 0;
   virtual void End(bool whole) = 0;
 };
@@ -70,11 +70,11 @@ class HttpHandler {
   // Runs on a worker thread; may compute, but must not wait. Answers through `exchange`, now or later.
   virtual void Handle(HttpRequest request, std::shared_ptr<HttpExchange> exchange) = 0;
   // Returns the answer for a refused request in the format of `path`. Called on the server's thread.
-  virtual HttpAnswer Refusal(const std::string& path, const HttpProblem& problem) = 0;
+  virtual HttpResponse Refusal(const std::string& path, const HttpProblem& problem) = 0;
   // True if `path` needs no key.
-  virtual bool IsOpen(const std::string& path) const = 0;
+  virtual bool IsPublic(const std::string& path) const = 0;
   // True if requests for `path` count against the limits of their key.
-  virtual bool IsCounted(const std::string& path) const = 0;
+  virtual bool IsRateLimited(const std::string& path) const = 0;
 };
 
 }  // namespace sluice

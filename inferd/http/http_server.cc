@@ -229,7 +229,7 @@ void HttpServer::Impl::Add(StreamSocket socket, std::shared_ptr<TlsContext> with
     idlest->Drop();
   }
   const auto connection = std::make_shared<HttpConnection>(
-      core, MakeTransport(std::move(socket), std::move(with)), std::move(origin));
+      core, MakeHttpTransport(std::move(socket), std::move(with)), std::move(origin));
   core->connections.insert(connection);
   core->metrics.ConnectionsAre(core->connections.size());
   if (core->connections.size() == 1) {
@@ -280,8 +280,8 @@ absl::StatusOr<std::unique_ptr<HttpServer>> HttpServer::Start(HttpServerOptions 
   impl.core->handler = handler;
   impl.core->limits.max_body_bytes = impl.options.max_body_bytes;
   impl.core->limits.max_connections = impl.options.max_connections;
-  impl.core->limits.head_patience = impl.options.head_patience;
-  impl.core->limits.body_patience = impl.options.body_patience;
+  impl.core->limits.head_timeout = impl.options.head_timeout;
+  impl.core->limits.body_timeout = impl.options.body_timeout;
   impl.core->stall_timeout =
       impl.options.stall_timeout ? impl.options.stall_timeout : [] { return absl::Seconds(30); };
   RaiseFileLimit();

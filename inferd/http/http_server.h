@@ -36,8 +36,8 @@ struct HttpServerOptions {
   std::vector<std::string> cors_origins;  // origins of allowed pages; "*": all
   size_t max_body_bytes = 16 << 20;
   uint32_t max_connections = 2048;
-  absl::Duration head_patience = absl::Seconds(10);    // from a request's first byte to the end of its head
-  absl::Duration body_patience = absl::Seconds(20);    // base timeout of a body, plus 1 s for each 8 KiB
+  absl::Duration head_timeout = absl::Seconds(10);     // from a request's first byte to the end of its head
+  absl::Duration body_timeout = absl::Seconds(20);     // base timeout of a body, plus 1 s for each 8 KiB
   std::function<absl::Duration()> stall_timeout;       // a reader that accepts nothing for so long is cut
   std::function<void(const std::string&)> on_refused;  // called for refused connections; may be empty
 };

@@ -16,7 +16,7 @@ constexpr size_t kMaxHeadBytes = 32 << 10;
 // Returns the reason for which the bytes cannot become a head, so that there is no need to wait for the rest:
 // another protocol (TLS on a plain port), or wrong line ends. Null if they can. Bytes before `from` were
 // checked before.
-const char* WhyNoHead(const std::string& in, size_t from) {
+const char* HeadError(const std::string& in, size_t from) {
   if (const char first = in[0]; !absl::ascii_isalpha(static_cast<unsigned char>(first))) {
     return first == 0x16 ? "this port speaks plain HTTP, and TLS came" : "it begins with no method";
   }
@@ -53,7 +53,7 @@ RequestReader::Step RequestReader::ReadHead(const HeadPolicy& policy, bool* fres
     head_ = {};
     *fresh = true;
   }
-  if (const char* why = WhyNoHead(in_, scanned_); why != nullptr) {
+  if (const char* why = HeadError(in_, scanned_); why != nullptr) {
     return Refuse({400, "bad_request", absl::StrCat("this is no HTTP request: ", why)});
   }
   const size_t end = in_.find("\r\n\r\n", scanned_ > 3 ? scanned_ - 3 : 0);

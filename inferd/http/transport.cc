@@ -13,7 +13,7 @@ namespace {
 
 namespace asio = boost::asio;
 
-class PlainTransport final : public Transport {
+class PlainTransport final : public HttpTransport {
  public:
   explicit PlainTransport(StreamSocket socket) : socket_(std::move(socket)) {}
   void Handshake(Done done) override {
@@ -38,7 +38,7 @@ class PlainTransport final : public Transport {
   StreamSocket socket_;
 };
 
-class TlsTransport final : public Transport, public std::enable_shared_from_this<TlsTransport> {
+class TlsTransport final : public HttpTransport, public std::enable_shared_from_this<TlsTransport> {
  public:
   TlsTransport(StreamSocket socket, std::shared_ptr<TlsContext> tls)
       : tls_(std::move(tls)), stream_(std::move(socket), *tls_) {}
@@ -68,7 +68,7 @@ class TlsTransport final : public Transport, public std::enable_shared_from_this
 
 }  // namespace
 
-std::shared_ptr<Transport> MakeTransport(StreamSocket socket, std::shared_ptr<TlsContext> tls) {
+std::shared_ptr<HttpTransport> MakeHttpTransport(StreamSocket socket, std::shared_ptr<TlsContext> tls) {
   if (tls == nullptr) {
     return std::make_shared<PlainTransport>(std::move(socket));
   }

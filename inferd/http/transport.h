@@ -1,4 +1,4 @@
-// Transport: byte stream to and from one client, plain or TLS, over TCP or a unix socket; and its TLS
+// HttpTransport: byte stream to and from one client, plain or TLS, over TCP or a unix socket; and its TLS
 // context.
 //
 // Include it only in sources that use Asio.
@@ -23,11 +23,11 @@ namespace sluice {
 using StreamSocket = boost::asio::generic::stream_protocol::socket;
 using TlsContext = boost::asio::ssl::context;
 
-class Transport {
+class HttpTransport {
  public:
   using Done = std::function<void(boost::system::error_code, size_t)>;
 
-  virtual ~Transport() = default;
+  virtual ~HttpTransport() = default;
   // Runs the TLS handshake, first of all; completes at once without TLS.
   virtual void Handshake(Done done) = 0;
   // Reads at least one byte. One read and one write may be pending; their memory must stay valid until done.
@@ -40,7 +40,7 @@ class Transport {
 };
 
 // `tls` null: plain.
-std::shared_ptr<Transport> MakeTransport(StreamSocket socket, std::shared_ptr<TlsContext> tls);
+std::shared_ptr<HttpTransport> MakeHttpTransport(StreamSocket socket, std::shared_ptr<TlsContext> tls);
 
 // Creates a context for TLS 1.2 and up with the certificate chain and the key of these PEM files.
 // INVALID_ARGUMENT naming the file, also if the key does not match the certificate.

@@ -47,10 +47,10 @@ uint64_t StateBytes(const ModelConfig& config) {
 
 uint64_t StateBytesPerSequence(const ModelConfig& config) { return 2 * StateBytes(config); }
 
-absl::StatusOr<std::unique_ptr<DeltaStates>> DeltaStates::Create(const ModelConfig& config,
-                                                                 uint32_t sequences, uint32_t kept,
-                                                                 Backend* backend) {
-  std::unique_ptr<DeltaStates> states(new DeltaStates(sequences, kept));
+absl::StatusOr<std::unique_ptr<RecurrentStates>> RecurrentStates::Create(const ModelConfig& config,
+                                                                         uint32_t sequences, uint32_t kept,
+                                                                         Backend* backend) {
+  std::unique_ptr<RecurrentStates> states(new RecurrentStates(sequences, kept));
   const uint32_t slots = 2 * sequences + kept;
   const uint64_t bytes = StateBytes(config) * slots;
   BufferId buffer = kNoBuffer;
@@ -67,7 +67,7 @@ absl::StatusOr<std::unique_ptr<DeltaStates>> DeltaStates::Create(const ModelConf
   return states;
 }
 
-DeltaStates::DeltaStates(uint32_t sequences, uint32_t kept)
+RecurrentStates::RecurrentStates(uint32_t sequences, uint32_t kept)
     : running_(sequences), holders_(2 * sequences + kept, 0) {
   free_.reserve(holders_.size());
   for (uint32_t slot = static_cast<uint32_t>(holders_.size()); slot > 0; --slot) {
@@ -81,40 +81,40 @@ DeltaStates::DeltaStates(uint32_t sequences, uint32_t kept)
 
 // A free slot always exists: a sequence holds at most two, kept or not, and releases one before it takes
 // another.
-uint32_t DeltaStates::Take() {
+uint32_t RecurrentStates::Take() {
   const uint32_t slot = free_.back();
   free_.pop_back();
   holders_[slot] = 1;
   return slot;
 }
 
-void DeltaStates::Release(uint32_t slot) {
+void RecurrentStates::Release(uint32_t slot) {
   if (--holders_[slot] == 0) {
     free_.push_back(slot);
   }
 }
 
-void DeltaStates::Commit(uint32_t sequence) {
+void RecurrentStates::Commit(uint32_t sequence) {
   StateSlots& slots = running_[sequence];
   Release(slots.from);
   slots.from = slots.to;
   slots.to = Take();
 }
 
-uint32_t DeltaStates::Keep(uint32_t sequence) {
+uint32_t RecurrentStates::Keep(uint32_t sequence) {
   const uint32_t slot = running_[sequence].from;
   holders_[slot]++;
   return slot;
 }
 
-void DeltaStates::Adopt(uint32_t sequence, uint32_t state) {
+void RecurrentStates::Adopt(uint32_t sequence, uint32_t state) {
   StateSlots& slots = running_[sequence];
   holders_[state]++;
   Release(slots.from);
   slots.from = state;
 }
 
-uint64_t DeltaStates::state_bytes() const {
+uint64_t RecurrentStates::state_bytes() const {
   uint64_t bytes = 0;
   for (const DeltaStateView& view : views_) {
     bytes += view.slot_stride;
@@ -122,7 +122,7 @@ uint64_t DeltaStates::state_bytes() const {
   return bytes;
 }
 
-absl::Status DeltaStates::Read(uint32_t state, absl::Span<std::byte> to, Queue* queue) const {
+absl::Status RecurrentStates::Read(uint32_t state, absl::Span<std::byte> to, Queue* queue) const {
   std::byte* at = to.data();
   for (const DeltaStateView& view : views_) {
     if (view.slot_stride > 0) {
@@ -133,7 +133,7 @@ absl::Status DeltaStates::Read(uint32_t state, absl::Span<std::byte> to, Queue* 
   return absl::OkStatus();
 }
 
-absl::Status DeltaStates::Write(uint32_t state, absl::Span<const std::byte> from, Queue* queue) const {
+absl::Status RecurrentStates::Write(uint32_t state, absl::Span<const std::byte> from, Queue* queue) const {
   const std::byte* at = from.data();
   for (const DeltaStateView& view : views_) {
     if (view.slot_stride > 0) {

@@ -33,12 +33,13 @@ uint64_t StateBytesPerSequence(const ModelConfig& config);
 // Bytes of one kept state over all layers.
 uint64_t StateBytes(const ModelConfig& config);
 
-class DeltaStates {
+class RecurrentStates {
  public:
   // Creates states for `sequences` running sequences, named by the scheduler's slots 0..sequences-1, and
   // `kept` others.
-  static absl::StatusOr<std::unique_ptr<DeltaStates>> Create(const ModelConfig& config, uint32_t sequences,
-                                                             uint32_t kept, Backend* backend);
+  static absl::StatusOr<std::unique_ptr<RecurrentStates>> Create(const ModelConfig& config,
+                                                                 uint32_t sequences, uint32_t kept,
+                                                                 Backend* backend);
 
   // States of a layer. REQUIRES: its attention is recurrent (IsRecurrent).
   const DeltaStateView& view(uint32_t layer) const { return views_[layer]; }
@@ -65,7 +66,7 @@ class DeltaStates {
   absl::Status Write(uint32_t state, absl::Span<const std::byte> from, Queue* queue) const;
 
  private:
-  DeltaStates(uint32_t sequences, uint32_t kept);
+  RecurrentStates(uint32_t sequences, uint32_t kept);
   uint32_t Take();
   void Release(uint32_t slot);
 

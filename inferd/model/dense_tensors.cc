@@ -255,9 +255,9 @@ absl::Status Finder::Beside(const MoeConfig& moe, LayerWeights* w) {
   RETURN_IF_ERROR(RmsNorm(dense::kRouterNorm, &w->router_norm));
   RETURN_IF_ERROR(RmsNorm(dense::kExpertsNorm, &w->experts_norm));
   RETURN_IF_ERROR(RmsNorm(dense::kExpertsPostNorm, &w->experts_post_norm));
-  RETURN_IF_ERROR(RmsNorm(dense::kBesidePostNorm, &w->beside_post_norm));
-  return Ffn(moe.beside_width, moe.activation, dense::kBesideUp, dense::kBesideGate, dense::kBesideDown,
-             &w->beside);
+  RETURN_IF_ERROR(RmsNorm(dense::kParallelPostNorm, &w->beside_post_norm));
+  return Ffn(moe.dense_ffn_width, moe.activation, dense::kParallelUp, dense::kParallelGate,
+             dense::kParallelDown, &w->beside);
 }
 
 absl::Status Finder::Mixture(const MoeConfig& moe, LayerWeights* w) {
@@ -265,7 +265,7 @@ absl::Status Finder::Mixture(const MoeConfig& moe, LayerWeights* w) {
     return Ffn(moe.dense_width, moe.activation, dense::kDenseUp, dense::kDenseGate, dense::kDenseDown,
                &w->common);
   }
-  if (moe.beside_width > 0) {
+  if (moe.dense_ffn_width > 0) {
     RETURN_IF_ERROR(Beside(moe, w));
   }
   if (moe.expert_scale) {

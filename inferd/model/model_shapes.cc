@@ -56,7 +56,7 @@ uint32_t RanksOf(const MoeConfig& moe) {
   return (moe.experts > 0 ? moe.top_k : 0) + (HasCommonExpert(moe) ? 1 : 0);
 }
 
-uint32_t MostExperts(const ModelConfig& config) {
+uint32_t MaxExperts(const ModelConfig& config) {
   return Largest(config, [](const MoeConfig& moe) { return moe.experts; });
 }
 
@@ -64,13 +64,13 @@ uint32_t LargestTopK(const ModelConfig& config) {
   return Largest(config, [](const MoeConfig& moe) { return moe.experts > 0 ? moe.top_k : 0; });
 }
 
-uint32_t MostRanks(const ModelConfig& config) {
+uint32_t MaxRanks(const ModelConfig& config) {
   return Largest(config, [](const MoeConfig& moe) { return RanksOf(moe); });
 }
 
 uint32_t WidestExpert(const ModelConfig& config) {
   return Largest(config, [](const MoeConfig& moe) {
-    return moe.experts > 0 ? std::max({moe.expert_width, moe.shared_width, moe.beside_width})
+    return moe.experts > 0 ? std::max({moe.expert_width, moe.shared_width, moe.dense_ffn_width})
                            : moe.dense_width;
   });
 }
@@ -84,13 +84,13 @@ bool AnyScalesInputs(const ModelConfig& config) {
 // A draft needs experts to wait for in the last layer and experts to request in the first. A recurrent layer
 // would change its state by the draft, and if the router scales inputs the outputs cannot be summed without
 // the missing experts.
-bool CanGuessTokens(const ModelConfig& config) {
+bool CanDraftTokens(const ModelConfig& config) {
   return config.layers.front().moe.experts > 0 && config.layers.back().moe.experts > 0 &&
          !IsRecurrent(config.layers.front().attention.kind) && !AnyScalesInputs(config);
 }
 
 bool NormsOutputs(const LayerConfig& layer) {
-  return layer.post_norms || layer.layer_scale || layer.moe.beside_width > 0;
+  return layer.post_norms || layer.layer_scale || layer.moe.dense_ffn_width > 0;
 }
 
 uint32_t ConvCols(const MambaConfig& mamba) {
@@ -103,7 +103,7 @@ uint32_t ConvCols(const DeltaConfig& delta) {
 
 // Returns the smallest of the layers' limits: up to it every layer uses its short factors, beyond it some use
 // the long ones.
-uint32_t ShortTextLimit(const ModelConfig& config) {
+uint32_t ShortRopeLimit(const ModelConfig& config) {
   uint32_t limit = 0;
   for (const LayerConfig& layer : config.layers) {
     const RopeConfig& rope = layer.attention.rope;

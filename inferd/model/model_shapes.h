@@ -17,9 +17,9 @@ bool HasCommonExpert(const MoeConfig& moe);
 uint32_t RanksOf(const MoeConfig& moe);
 
 // The following functions return the maximum of a field over all layers.
-uint32_t MostExperts(const ModelConfig& config);
+uint32_t MaxExperts(const ModelConfig& config);
 uint32_t LargestTopK(const ModelConfig& config);
-uint32_t MostRanks(const ModelConfig& config);
+uint32_t MaxRanks(const ModelConfig& config);
 uint32_t WidestExpert(const ModelConfig& config);  // maximum of routed, shared and dense experts
 
 // True if the router's weights scale the experts' inputs, then one row per rank, instead of their outputs.
@@ -29,7 +29,7 @@ bool AnyScalesInputs(const ModelConfig& config);
 // True if draft tokens can be computed from the last layer's resident experts and run through the first
 // layer's attention (forward.h): both layers have experts, outputs of experts can be left out one by one, and
 // that attention keeps its history in the KV cache, not in a state that a wrong draft would advance.
-bool CanGuessTokens(const ModelConfig& config);
+bool CanDraftTokens(const ModelConfig& config);
 
 // True if norms or a factor, not only a sum, stand between the experts' outputs and the residual stream.
 bool NormsOutputs(const LayerConfig& layer);
@@ -40,7 +40,7 @@ uint32_t ConvCols(const MambaConfig& mamba);
 
 // Maximum number of positions of a sequence that uses the short rope factors in every layer; 0: no layer has
 // long rope.
-uint32_t ShortTextLimit(const ModelConfig& config);
+uint32_t ShortRopeLimit(const ModelConfig& config);
 
 // The widest row of each activation of attention, over all layers; 0: no layer has it.
 struct AttentionWidths {

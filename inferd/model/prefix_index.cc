@@ -98,7 +98,8 @@ uint32_t PrefixIndex::FindWhole(const Digest128& before, absl::Span<const int32_
 PrefixIndex::Part PrefixIndex::FindPart(const Digest128& before, absl::Span<const int32_t> tokens) const {
   Part best;
   uint32_t looks = 0;
-  for (uint32_t page = behind_.First(before); page != kNoPage && looks < kLooks; page = behind_.Next(page)) {
+  for (uint32_t page = behind_.First(before); page != kNoPage && looks < kMaxPageLooks;
+       page = behind_.Next(page)) {
     if (pages_[page].before != before) {
       continue;  // another digest in the same list
     }

@@ -45,12 +45,12 @@ class PrefixIndex {
   uint32_t FindWhole(const Digest128& before, absl::Span<const int32_t> tokens) const;
 
   // Returns the page after `before` with the longest common prefix with these tokens, and that length; checks
-  // the newest kLooks pages. kNoPage and 0 if none begins with the first token.
+  // the newest kMaxPageLooks pages. kNoPage and 0 if none begins with the first token.
   struct Part {
     uint32_t page = kNoPage;
     uint32_t tokens = 0;
   };
-  static constexpr uint32_t kLooks = 64;
+  static constexpr uint32_t kMaxPageLooks = 64;
   Part FindPart(const Digest128& before, absl::Span<const int32_t> tokens) const;
 
  private:

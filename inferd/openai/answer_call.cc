@@ -46,7 +46,7 @@ AnswerCall::AnswerCall(const ServingContext& context, AnswerPlan plan, std::uniq
   }
   const MutexLock lock(&mutex_);
   choices_.resize(plan_.specs.size());
-  for (const GenerateSpec& spec : plan_.unmade) {
+  for (const GenerateSpec& spec : plan_.ungenerated) {
     FinishInfo end;
     end.reason = FinishReason::kLength;
     end.usage.prompt_tokens = static_cast<uint32_t>(spec.prompt.size());
@@ -61,12 +61,12 @@ void AnswerCall::Start(const ServingContext& context, AnswerPlan plan, std::uniq
   // The call is added to the pump before the engine gets it, since its first token may arrive at once; the
   // connection's end always removes it.
   context.pump->Add(call);
-  call->exchange_->Watch(call);  // before any answer
+  call->exchange_->SetObserver(call);  // before any answer
   call->Submit();
 }
 
 void AnswerCall::Submit() {
-  if (!plan_.unmade.empty()) {
+  if (!plan_.ungenerated.empty()) {
     const MutexLock lock(&mutex_);
     Wake();
   }
@@ -97,7 +97,7 @@ void AnswerCall::Wake() {
 
 void AnswerCall::Fail(const absl::Status& status) {
   if (!error_.has_value() && !over_) {
-    error_ = InClientsTerms(status, plan_.guide_fields);
+    error_ = ToClientFieldNames(status, plan_.constraint_fields);
     Wake();
   }
 }
@@ -164,20 +164,20 @@ std::optional<AnswerCall::Round> AnswerCall::TakeRound() {
     ended_ = true;
     return round;
   }
-  round.all_told = true;
+  round.all_delivered = true;
   for (size_t i = 0; i < choices_.size(); ++i) {
     Choice& choice = choices_[i];
-    if (!choice.told &&
+    if (!choice.end_delivered &&
         (choice.end.has_value() || !choice.pending.text.empty() || !choice.pending.tokens.empty())) {
       round.parts.push_back({i, std::exchange(choice.pending, {}), choice.running, choice.end});
-      choice.told = choice.end.has_value();
+      choice.end_delivered = choice.end.has_value();
     }
-    round.all_told = round.all_told && choice.told;
+    round.all_delivered = round.all_delivered && choice.end_delivered;
   }
-  if (plan_.stream || round.all_told) {
+  if (plan_.stream || round.all_delivered) {
     unsent_.fetch_sub(std::exchange(pending_bytes_, 0), std::memory_order_relaxed);
   }
-  ended_ = round.all_told;
+  ended_ = round.all_delivered;
   return round;
 }
 
@@ -204,7 +204,7 @@ void AnswerCall::WriteRound(Round round) {
       writer_->Finish(part.choice, *part.end, &out);
     }
   }
-  if (round.all_told) {
+  if (round.all_delivered) {
     AnswerTotals totals;
     {
       const MutexLock lock(&mutex_);
@@ -213,8 +213,8 @@ void AnswerCall::WriteRound(Round round) {
     writer_->End(totals, &out);
   }
   if (!plan_.stream) {
-    if (round.all_told) {
-      HttpAnswer answer;
+    if (round.all_delivered) {
+      HttpResponse answer;
       answer.headers = plan_.headers;
       answer.body = std::move(out);
       exchange_->Answer(std::move(answer));
@@ -230,14 +230,14 @@ void AnswerCall::WriteRound(Round round) {
     Begin();
     exchange_->Write(std::move(out));
   }
-  if (round.all_told) {
+  if (round.all_delivered) {
     exchange_->End(/*whole=*/true);
   }
 }
 
 void AnswerCall::Begin() {
   if (!std::exchange(begun_, true)) {
-    HttpAnswer head;
+    HttpResponse head;
     head.content_type = "text/event-stream";
     head.headers = plan_.headers;
     head.headers.emplace_back("Cache-Control", "no-cache");
@@ -248,7 +248,7 @@ void AnswerCall::Begin() {
 
 void AnswerCall::WriteError(const absl::Status& status) {
   if (!begun_) {
-    HttpAnswer answer = ErrorAnswer(status, plan_.errors);
+    HttpResponse answer = ErrorAnswer(status, plan_.errors);
     answer.headers.insert(answer.headers.end(), plan_.headers.begin(), plan_.headers.end());
     exchange_->Answer(std::move(answer));
     return;
@@ -275,7 +275,7 @@ void AnswerCall::OnWritten() {
   writing_ = false;
   const bool more =
       error_.has_value() || std::any_of(choices_.begin(), choices_.end(), [](const Choice& choice) {
-        return !choice.told &&
+        return !choice.end_delivered &&
                (choice.end.has_value() || !choice.pending.text.empty() || !choice.pending.tokens.empty());
       });
   if (more && !ended_) {
@@ -283,7 +283,7 @@ void AnswerCall::OnWritten() {
   }
 }
 
-void AnswerCall::OnOver(bool gone) {
+void AnswerCall::OnEnded(bool disconnected) {
   std::optional<FinishInfo> info;
   absl::Status status;
   {
@@ -292,7 +292,7 @@ void AnswerCall::OnOver(bool gone) {
       return;
     }
     status = end_status_;
-    if (gone && status.ok()) {
+    if (disconnected && status.ok()) {
       status = absl::CancelledError("the client went away");
     }
     if (status.ok()) {
@@ -302,7 +302,7 @@ void AnswerCall::OnOver(bool gone) {
       info->timings = totals.timings;
     }
   }
-  if (gone) {
+  if (disconnected) {
     CancelAll();
   }
   LogRequestEnd(context_, plan_.kind, plan_.request_id, plan_.client, info.has_value() ? &*info : nullptr,

@@ -55,21 +55,21 @@ class AnswerWriter {
 };
 
 struct AnswerPlan {
-  std::vector<GenerateSpec> specs;   // by choice
-  std::vector<GenerateSpec> unmade;  // replacement without generation: choices that end at once
-  std::vector<uint32_t> first_of;    // by choice: 1 for its prompt's first choice, which counts the prompt
+  std::vector<GenerateSpec> specs;        // by choice
+  std::vector<GenerateSpec> ungenerated;  // replacement without generation: choices that end at once
+  std::vector<uint32_t> first_of;  // by choice: 1 for its prompt's first choice, which counts the prompt
   bool stream = false;
   bool wants_tokens = false;
   std::string kind;        // for the log: "http_chat"
   std::string request_id;  // for the log and the response head
   std::string client;
   ErrorStyle errors = ErrorStyle::kOpenAi;
-  std::vector<std::string> guide_fields;                     // for InClientsTerms
+  std::vector<std::string> constraint_fields;                // for ToClientFieldNames
   std::vector<std::pair<std::string, std::string>> headers;  // response headers
 };
 
 class AnswerCall final : public PumpedCall,
-                         public HttpWatcher,
+                         public HttpObserver,
                          public std::enable_shared_from_this<AnswerCall> {
  public:
   // Submits the plan to the engine; the answer goes to `exchange`. `context` must outlive the call.
@@ -84,7 +84,7 @@ class AnswerCall final : public PumpedCall,
   uint64_t unsent_bytes() const override { return unsent_.load(std::memory_order_relaxed); }
 
   void OnWritten() override ABSL_LOCKS_EXCLUDED(mutex_);
-  void OnOver(bool gone) override ABSL_LOCKS_EXCLUDED(mutex_);
+  void OnEnded(bool disconnected) override ABSL_LOCKS_EXCLUDED(mutex_);
 
   // Called by the choices' sinks.
   void Tokens(size_t choice, absl::Span<const TokenOut> tokens, std::string_view text)
@@ -98,7 +98,7 @@ class AnswerCall final : public PumpedCall,
     AnswerPiece pending;
     Usage running;                  // so far
     std::optional<FinishInfo> end;  // set until the writer gets it
-    bool told = false;              // the writer got the end
+    bool end_delivered = false;     // the writer got the end
   };
   // Output collected by one round of the pump.
   struct Round {
@@ -109,7 +109,7 @@ class AnswerCall final : public PumpedCall,
       std::optional<FinishInfo> end;
     };
     std::vector<Part> parts;
-    bool all_told = false;
+    bool all_delivered = false;
     std::optional<absl::Status> error;
   };
 

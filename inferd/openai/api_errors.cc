@@ -118,9 +118,9 @@ ErrorStyle ErrorStyleOf(const std::string& path) {
   return absl::StartsWith(path, "/v1/messages") ? ErrorStyle::kAnthropic : ErrorStyle::kOpenAi;
 }
 
-HttpAnswer ErrorAnswer(const absl::Status& status, ErrorStyle style) {
+HttpResponse ErrorAnswer(const absl::Status& status, ErrorStyle style) {
   const Explained explained = ExplainStatus(status);
-  HttpAnswer answer;
+  HttpResponse answer;
   answer.status = explained.http;
   answer.body = Dump(Object(explained.http, std::string(status.message()), FieldOf(status),
                             CodeOf(explained.reason), style));
@@ -136,8 +136,8 @@ HttpAnswer ErrorAnswer(const absl::Status& status, ErrorStyle style) {
   return answer;
 }
 
-HttpAnswer ErrorAnswer(const HttpProblem& problem, ErrorStyle style) {
-  HttpAnswer answer;
+HttpResponse ErrorAnswer(const HttpProblem& problem, ErrorStyle style) {
+  HttpResponse answer;
   answer.status = problem.status;
   answer.body = Dump(Object(problem.status, problem.message, "", problem.code, style));
   return answer;

@@ -17,8 +17,8 @@ enum class ErrorStyle { kOpenAi, kAnthropic };
 ErrorStyle ErrorStyleOf(const std::string& path);
 
 // Formats `status` as a response. REQUIRES: it is not OK.
-HttpAnswer ErrorAnswer(const absl::Status& status, ErrorStyle style);
-HttpAnswer ErrorAnswer(const HttpProblem& problem, ErrorStyle style);
+HttpResponse ErrorAnswer(const absl::Status& status, ErrorStyle style);
+HttpResponse ErrorAnswer(const HttpProblem& problem, ErrorStyle style);
 
 // Returns the object alone, for a stream that has begun.
 std::string ErrorObject(const absl::Status& status, ErrorStyle style);

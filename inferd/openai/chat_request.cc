@@ -183,7 +183,7 @@ absl::Status Open(const ServingContext& context, const std::string& text, ChatPr
   return absl::OkStatus();
 }
 
-absl::StatusOr<GuideCall> CallOf(const Json& tool, const CallForm& form, const std::string& field) {
+absl::StatusOr<ToolCallGrammar> CallOf(const Json& tool, const CallForm& form, const std::string& field) {
   std::string name = tool["function"]["name"];
   if (form.quoted) {
     const std::string quoted = Dump(Json(name));
@@ -194,53 +194,54 @@ absl::StatusOr<GuideCall> CallOf(const Json& tool, const CallForm& form, const s
     return BadField(field, absl::StrCat("belongs to a tool of the name \"", name.substr(0, 100),
                                         "\": letters, digits, _, - and . are called by this model"));
   }
-  return GuideCall{absl::StrCat(form.before_name, name, form.before_arguments),
-                   Dump(tool["function"]["parameters"]), form.end};
+  return ToolCallGrammar{absl::StrCat(form.before_name, name, form.before_arguments),
+                         Dump(tool["function"]["parameters"]), form.end};
 }
 
 // Constraint for an answer that is a call; or, if tools are offered and the answer must be JSON, either of
 // both.
-absl::StatusOr<GuideSpec> GuideOfCalls(const ChatRequest& chat, const CallForm& form, ChatPlan* plan) {
-  GuideSpec guide;
-  guide.kind = GuideSpec::Kind::kCall;
+absl::StatusOr<GrammarSpec> ToolCallConstraint(const ChatRequest& chat, const CallForm& form,
+                                               ChatPlan* plan) {
+  GrammarSpec constraint;
+  constraint.kind = GrammarSpec::Kind::kCall;
   const ChatTools& tools = chat.tools;
   const Json& callable = tools.forced ? tools.callable : tools.offered;
   for (size_t i = 0; i < callable.size(); ++i) {
-    plan->guide_fields.push_back(tools.forced ? tools.callable_fields[i]
-                                              : absl::StrCat("tools[", i, "].function.parameters"));
-    ASSIGN_OR_RETURN(GuideCall call, CallOf(callable[i], form, plan->guide_fields.back()));
-    guide.calls.push_back(std::move(call));
+    plan->constraint_fields.push_back(tools.forced ? tools.callable_fields[i]
+                                                   : absl::StrCat("tools[", i, "].function.parameters"));
+    ASSIGN_OR_RETURN(ToolCallGrammar call, CallOf(callable[i], form, plan->constraint_fields.back()));
+    constraint.calls.push_back(std::move(call));
   }
   if (tools.forced) {
-    return guide;
+    return constraint;
   }
-  const GuideSpec& text = *chat.fields.guide;
-  if (text.kind != GuideSpec::Kind::kJsonSchema && text.kind != GuideSpec::Kind::kJsonObject) {
-    return BadField(chat.guide_field, "does not go with tools, with which only JSON does");
+  const GrammarSpec& text = *chat.fields.constraint;
+  if (text.kind != GrammarSpec::Kind::kJsonSchema && text.kind != GrammarSpec::Kind::kJsonObject) {
+    return BadField(chat.constraint_field, "does not go with tools, with which only JSON does");
   }
-  plan->guide_fields.push_back(chat.guide_field);
-  guide.calls.push_back({TextOpening(form.style),
-                         text.kind == GuideSpec::Kind::kJsonObject ? R"({"type": "object"})" : text.text,
-                         ""});
-  return guide;
+  plan->constraint_fields.push_back(chat.constraint_field);
+  constraint.calls.push_back(
+      {TextOpening(form.style),
+       text.kind == GrammarSpec::Kind::kJsonObject ? R"({"type": "object"})" : text.text, ""});
+  return constraint;
 }
 
 // Sets spec's guide, and the parsing options that follow from it. A thought opened by the template stays
 // unconstrained; a model that opens thoughts itself answers at once.
-absl::Status PlanGuide(const ServingContext& context, const ChatRequest& chat, ChatPrompt* prompt,
-                       GenerateSpec* spec, ChatPlan* plan) {
+absl::Status PlanConstraint(const ServingContext& context, const ChatRequest& chat, ChatPrompt* prompt,
+                            GenerateSpec* spec, ChatPlan* plan) {
   const CallForm form = CallFormOf(plan->dialect.tools);
   if (!chat.tools.offered.is_null()) {
-    ASSIGN_OR_RETURN(spec->guide, GuideOfCalls(chat, form, plan));
+    ASSIGN_OR_RETURN(spec->constraint, ToolCallConstraint(chat, form, plan));
     plan->dialect.tools = form.style;
   } else {
-    plan->guide_fields = {chat.guide_field};
+    plan->constraint_fields = {chat.constraint_field};
     plan->parsing.opening = TextOpening(plan->dialect.tools);
     RETURN_IF_ERROR(Open(context, plan->parsing.opening, prompt));
   }
   if (plan->parsing.begins_in_thought) {
-    spec->guide->after_token = context.tokenizer->TokenToId(plan->dialect.think_close);
-    if (!spec->guide->after_token.has_value()) {  // no token marks the end of the thought
+    spec->constraint->after_token = context.tokenizer->TokenToId(plan->dialect.think_close);
+    if (!spec->constraint->after_token.has_value()) {  // no token marks the end of the thought
       plan->parsing.begins_in_thought = false;
       RETURN_IF_ERROR(Open(context, plan->dialect.think_close + "\n\n", prompt));
     }
@@ -260,7 +261,7 @@ absl::StatusOr<std::string> ConversationText(const ChatRequest& chat, ArgumentsA
       }
     }
   }
-  if (!chat.tools.offered.is_null() && !chat.tools.told) {
+  if (!chat.tools.offered.is_null() && !chat.tools.in_prompt) {
     json["tools"] = chat.tools.offered;
   }
   return Dump(json);
@@ -309,10 +310,10 @@ absl::StatusOr<ChatRequest> ReadChat(const Json& body, const ServingContext& con
   ChatRequest chat;
   chat.names = ApiFieldNames(fields);
   RETURN_IF_ERROR(ReadGeneration(fields, context, /*least_tokens=*/1, &chat.fields, &chat.style));
-  ASSIGN_OR_RETURN(std::optional<AskedGuide> guide, ReadGuide(fields));
-  if (guide.has_value()) {
-    chat.guide_field = std::move(guide->field);
-    chat.fields.guide = std::move(guide->spec);
+  ASSIGN_OR_RETURN(std::optional<RequestedGrammar> constraint, ReadGrammar(fields));
+  if (constraint.has_value()) {
+    chat.constraint_field = std::move(constraint->field);
+    chat.fields.constraint = std::move(constraint->spec);
   }
   RETURN_IF_ERROR(ReadMessages(fields, &chat));
   RETURN_IF_ERROR(ReadTools(fields, context.dialect, &chat.messages, &chat.tools));
@@ -334,7 +335,7 @@ Conversation ConversationOf(const ServingContext& context, const ChatRequest& ch
   return conversation;
 }
 
-std::vector<int32_t> SpelledTokens(const Tokenizer& tokenizer, const std::vector<std::string>& marks) {
+std::vector<int32_t> VisibleSpecialTokens(const Tokenizer& tokenizer, const std::vector<std::string>& marks) {
   std::vector<int32_t> ids;
   for (const std::string& mark : marks) {
     const std::optional<int32_t> id = mark.empty() ? std::nullopt : tokenizer.TokenToId(mark);
@@ -366,8 +367,8 @@ absl::StatusOr<ChatPlan> PlanChatAnswer(const ServingContext& context, const Cal
   ChatPlan plan;
   plan.dialect = context.dialect;
   plan.parsing.tools = !chat.tools.offered.is_null();
-  if (chat.tools.told) {
-    GiveTools(ToolStyle::kHermes, &plan.dialect);
+  if (chat.tools.in_prompt) {
+    SetFallbackTools(ToolStyle::kHermes, &plan.dialect);
   }
   plan.parsing.max_calls = chat.tools.max_calls;
   plan.parsing.types = chat.tools.types;
@@ -375,13 +376,13 @@ absl::StatusOr<ChatPlan> PlanChatAnswer(const ServingContext& context, const Cal
   const absl::string_view text = absl::StripTrailingAsciiWhitespace(prompt.text);
   const std::string& think_open = plan.dialect.think_open;
   plan.parsing.begins_in_thought = !think_open.empty() && absl::EndsWith(text, think_open);
-  if (chat.tools.forced || spec.guide.has_value()) {
-    RETURN_IF_ERROR(PlanGuide(context, chat, &prompt, &spec, &plan));
+  if (chat.tools.forced || spec.constraint.has_value()) {
+    RETURN_IF_ERROR(PlanConstraint(context, chat, &prompt, &spec, &plan));
   }
   spec.prompt = std::move(prompt.ids);
   RETURN_IF_ERROR(FitToPrompt(context, chat.fields, chat.names, "messages", &spec));
   StopAtEndOfTurn(context, prompt.end_of_turn, &spec);
-  spec.spelled_tokens = SpelledTokens(*context.tokenizer, plan.dialect.marks);
+  spec.visible_special_tokens = VisibleSpecialTokens(*context.tokenizer, plan.dialect.marks);
   plan.specs = Choices(spec, chat.style.n, 0);
   return plan;
 }

@@ -27,7 +27,7 @@ struct ChatRequest {
   uint32_t top_logprobs = 0;
   Json messages = Json::array();  // in the form of templates: arguments of calls as objects
   ChatTools tools;
-  std::string guide_field;          // the client's name of the guide
+  std::string constraint_field;     // the client's name of the guide
   Json variables = Json::object();  // variables of the template
   bool continue_last = false;
   bool has_tool_calls = false;
@@ -47,7 +47,7 @@ struct ChatPlan {
   std::vector<GenerateSpec> specs;  // by choice
   Dialect dialect;                  // of the answer; a guide may impose another dialect than the model's
   MessageParserOptions parsing;
-  std::vector<std::string> guide_fields;  // for InClientsTerms
+  std::vector<std::string> constraint_fields;  // for ToClientFieldNames
 };
 
 // Renders and checks the prompt. Errors of PlanRequest, RenderConversation and FitToPrompt.
@@ -55,7 +55,7 @@ absl::StatusOr<ChatPlan> PlanChatAnswer(const ServingContext& context, const Cal
                                         const ChatRequest& chat);
 
 // Returns those tokens of `marks` that are special, and would otherwise be omitted from the text. Ascending.
-std::vector<int32_t> SpelledTokens(const Tokenizer& tokenizer, const std::vector<std::string>& marks);
+std::vector<int32_t> VisibleSpecialTokens(const Tokenizer& tokenizer, const std::vector<std::string>& marks);
 
 // Splits `spec` into `n` requests: index appended to the id, seed incremented.
 std::vector<GenerateSpec> Choices(const GenerateSpec& spec, uint32_t n, uint32_t first);

@@ -14,7 +14,7 @@ namespace {
 
 constexpr uint32_t kDefaultMaxTokens = 16;
 constexpr uint32_t kMaxLogprobs = 20;  // OpenAI's 5, and the larger counts of evaluation tools
-constexpr size_t kMaxChoices = 1024;
+constexpr size_t kMaxCompletionChoices = 1024;
 
 absl::StatusOr<CompletionPrompt> TextPrompt(const ServingContext& context, const std::string& text,
                                             const std::string& field) {
@@ -120,10 +120,10 @@ absl::StatusOr<CompletionPlan> PlanCompletion(const Json& body, const ServingCon
   RequestFields request;
   RETURN_IF_ERROR(ReadGeneration(fields, context, /*least_tokens=*/0, &request, &plan.style));
   RETURN_IF_ERROR(ReadRest(fields, &plan));
-  ASSIGN_OR_RETURN(std::optional<AskedGuide> guide, ReadGuide(fields));
-  if (guide.has_value()) {
-    plan.guide_field = std::move(guide->field);
-    request.guide = std::move(guide->spec);
+  ASSIGN_OR_RETURN(std::optional<RequestedGrammar> constraint, ReadGrammar(fields));
+  if (constraint.has_value()) {
+    plan.constraint_field = std::move(constraint->field);
+    request.constraint = std::move(constraint->spec);
   }
   request.max_tokens = request.max_tokens.value_or(kDefaultMaxTokens);
   plan.generates = *request.max_tokens > 0 || !plan.echo;
@@ -135,9 +135,9 @@ absl::StatusOr<CompletionPlan> PlanCompletion(const Json& body, const ServingCon
   const FieldNames names = ApiFieldNames(fields);
   ASSIGN_OR_RETURN(GenerateSpec spec, PlanRequest(context, call, request, names));
   ASSIGN_OR_RETURN(plan.prompts, ReadPrompts(fields, context));
-  if (plan.prompts.size() * plan.style.n > kMaxChoices) {
+  if (plan.prompts.size() * plan.style.n > kMaxCompletionChoices) {
     return BadField("prompt", absl::StrCat(plan.prompts.size(), " prompts with ", plan.style.n,
-                                           " choices each are more than ", kMaxChoices));
+                                           " choices each are more than ", kMaxCompletionChoices));
   }
   for (const CompletionPrompt& prompt : plan.prompts) {
     GenerateSpec own = spec;
@@ -150,7 +150,7 @@ absl::StatusOr<CompletionPlan> PlanCompletion(const Json& body, const ServingCon
   return plan;
 }
 
-CompletionWriter::CompletionWriter(AnswerFacts facts, const CompletionPlan& plan)
+CompletionsWriter::CompletionsWriter(AnswerFacts facts, const CompletionPlan& plan)
     : facts_(std::move(facts)), style_(plan.style), logprobs_(plan.logprobs) {
   for (const CompletionPrompt& prompt : plan.prompts) {
     Choice choice;
@@ -164,7 +164,7 @@ CompletionWriter::CompletionWriter(AnswerFacts facts, const CompletionPlan& plan
   }
 }
 
-Json CompletionWriter::Chunk() const {
+Json CompletionsWriter::Chunk() const {
   return {{"id", facts_.id},
           {"object", "text_completion"},
           {"created", facts_.created},
@@ -172,7 +172,7 @@ Json CompletionWriter::Chunk() const {
           {"system_fingerprint", facts_.fingerprint}};
 }
 
-Json CompletionWriter::Logprobs(Choice* choice) {
+Json CompletionsWriter::Logprobs(Choice* choice) {
   Json names = Json::array();
   Json logprobs = Json::array();
   Json tops = Json::array();
@@ -205,7 +205,7 @@ Json CompletionWriter::Logprobs(Choice* choice) {
           {"text_offset", std::move(offsets)}};
 }
 
-Json CompletionWriter::Entry(size_t index, Choice* choice) {
+Json CompletionsWriter::Entry(size_t index, Choice* choice) {
   Json entry = {{"index", index},
                 {"text", std::exchange(choice->text, "")},
                 {"logprobs", logprobs_.has_value() ? Logprobs(choice) : Json()},
@@ -216,7 +216,7 @@ Json CompletionWriter::Entry(size_t index, Choice* choice) {
   return entry;
 }
 
-void CompletionWriter::Add(size_t index, AnswerPiece piece, const Usage& running, std::string* out) {
+void CompletionsWriter::Add(size_t index, AnswerPiece piece, const Usage& running, std::string* out) {
   Choice& choice = choices_[index];
   choice.text += piece.text;
   choice.tokens.insert(choice.tokens.end(), std::make_move_iterator(piece.tokens.begin()),
@@ -233,7 +233,7 @@ void CompletionWriter::Add(size_t index, AnswerPiece piece, const Usage& running
   }
 }
 
-void CompletionWriter::Finish(size_t index, const FinishInfo& info, std::string* out) {
+void CompletionsWriter::Finish(size_t index, const FinishInfo& info, std::string* out) {
   Choice& choice = choices_[index];
   choice.finish = FinishWord(info.reason);
   if (info.matched_stop_string.has_value()) {
@@ -250,7 +250,7 @@ void CompletionWriter::Finish(size_t index, const FinishInfo& info, std::string*
   }
 }
 
-void CompletionWriter::End(const AnswerTotals& totals, std::string* out) {
+void CompletionsWriter::End(const AnswerTotals& totals, std::string* out) {
   Json chunk = Chunk();
   const Json usage = UsageJson(totals.usage, 0);
   chunk["choices"] = Json::array();
@@ -270,7 +270,7 @@ void CompletionWriter::End(const AnswerTotals& totals, std::string* out) {
   *out = Dump(chunk);
 }
 
-std::string CompletionWriter::ErrorEvent(const absl::Status& status) const {
+std::string CompletionsWriter::ErrorEvent(const absl::Status& status) const {
   return absl::StrCat("data: ", ErrorObject(status, ErrorStyle::kOpenAi), "\n\n");
 }
 

@@ -29,7 +29,7 @@ struct CompletionPlan {
   std::vector<CompletionPrompt> prompts;
   bool echo = false;
   std::optional<uint32_t> logprobs;
-  std::string guide_field;          // the client's name of the guide in `specs`
+  std::string constraint_field;     // the client's name of the guide in `specs`
   bool generates = true;            // false (max_tokens 0 with echo): the prompt is only scored
   std::vector<GenerateSpec> specs;  // by choice, prompt by prompt; also where nothing is generated
 };
@@ -38,10 +38,10 @@ struct CompletionPlan {
 absl::StatusOr<CompletionPlan> PlanCompletion(const Json& body, const ServingContext& context,
                                               const CallFacts& call);
 
-class CompletionWriter final : public AnswerWriter {
+class CompletionsWriter final : public AnswerWriter {
  public:
   // `plan`: with the scores for echo with logprobs.
-  CompletionWriter(AnswerFacts facts, const CompletionPlan& plan);
+  CompletionsWriter(AnswerFacts facts, const CompletionPlan& plan);
 
   void Add(size_t choice, AnswerPiece piece, const Usage& running, std::string* out) override;
   void Finish(size_t choice, const FinishInfo& info, std::string* out) override;

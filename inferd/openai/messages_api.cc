@@ -119,7 +119,7 @@ class MessageBlocks {
   bool has_text_ = false;
 };
 
-absl::StatusOr<Json> ReadMessages(const JsonFields& body) {
+absl::StatusOr<Json> ConvertMessages(const JsonFields& body) {
   Json messages = Json::array();
   if (const Json* system = body.Find("system"); system != nullptr) {
     ASSIGN_OR_RETURN(std::string text, TextOfBlocks(*system, "system"));
@@ -222,7 +222,7 @@ absl::StatusOr<Json> ChatOfMessages(const Json& body, bool counts) {
   if (!counts && !fields.Has("max_tokens")) {
     return BadField("max_tokens", "is missing");
   }
-  ASSIGN_OR_RETURN(chat["messages"], ReadMessages(fields));
+  ASSIGN_OR_RETURN(chat["messages"], ConvertMessages(fields));
   RETURN_IF_ERROR(ReadMessagesTools(fields, &chat));
   ASSIGN_OR_RETURN(const Json* output, fields.TakeObject("output_config"));
   if (output != nullptr && output->contains("format")) {

@@ -39,39 +39,39 @@ AnswerPlan PlanOf(const HttpRequest& request, const AnswerStyle& style, const ch
 
 }  // namespace
 
-OpenAiDoor::OpenAiDoor(const ServingContext& context, ServerState* state,
-                       std::function<std::string()> metrics)
+OpenAiEndpoint::OpenAiEndpoint(const ServingContext& context, ServerState* state,
+                               std::function<std::string()> metrics)
     : context_(context),
       state_(state),
       metrics_(std::move(metrics)),
       created_(absl::ToUnixSeconds(absl::Now())) {}
 
-const OpenAiDoor::Route* OpenAiDoor::Find(const HttpRequest& request, std::string* allowed) {
+const OpenAiEndpoint::Route* OpenAiEndpoint::Find(const HttpRequest& request, std::string* allowed) {
   constexpr bool kWaits = true;
   static const Route kRoutes[] = {
-      {"GET", "/", &OpenAiDoor::Page},
-      {"GET", "/v1/models", &OpenAiDoor::Models},
-      {"GET", "/models", &OpenAiDoor::Models},
-      {"GET", "/health", &OpenAiDoor::Health},
-      {"GET", "/v1/health", &OpenAiDoor::Health},
-      {"GET", "/metrics", &OpenAiDoor::Metrics},
-      {"POST", "/v1/chat/completions", &OpenAiDoor::Chat, kWaits},
-      {"POST", "/chat/completions", &OpenAiDoor::Chat, kWaits},
-      {"POST", "/v1/completions", &OpenAiDoor::Completions, kWaits},
-      {"POST", "/completions", &OpenAiDoor::Completions, kWaits},
-      {"POST", "/v1/responses", &OpenAiDoor::Responses, kWaits, &ResponseAliases()},
-      {"POST", "/v1/messages", &OpenAiDoor::Messages, kWaits, &MessageAliases()},
-      {"POST", "/v1/messages/count_tokens", &OpenAiDoor::CountTokens, !kWaits, &MessageAliases()},
-      {"POST", "/tokenize", &OpenAiDoor::Tokenize},
-      {"POST", "/detokenize", &OpenAiDoor::Detokenize},
-      {"POST", "/apply-template", &OpenAiDoor::ApplyTemplate},
-      {"POST", "/v1/embeddings", &OpenAiDoor::Unserved},
-      {"POST", "/v1/images/generations", &OpenAiDoor::Unserved},
-      {"POST", "/v1/images/edits", &OpenAiDoor::Unserved},
-      {"POST", "/v1/audio/speech", &OpenAiDoor::Unserved},
-      {"POST", "/v1/audio/transcriptions", &OpenAiDoor::Unserved},
-      {"POST", "/v1/moderations", &OpenAiDoor::Unserved},
-      {"POST", "/v1/rerank", &OpenAiDoor::Unserved},
+      {"GET", "/", &OpenAiEndpoint::Page},
+      {"GET", "/v1/models", &OpenAiEndpoint::Models},
+      {"GET", "/models", &OpenAiEndpoint::Models},
+      {"GET", "/health", &OpenAiEndpoint::Health},
+      {"GET", "/v1/health", &OpenAiEndpoint::Health},
+      {"GET", "/metrics", &OpenAiEndpoint::Metrics},
+      {"POST", "/v1/chat/completions", &OpenAiEndpoint::Chat, kWaits},
+      {"POST", "/chat/completions", &OpenAiEndpoint::Chat, kWaits},
+      {"POST", "/v1/completions", &OpenAiEndpoint::Completions, kWaits},
+      {"POST", "/completions", &OpenAiEndpoint::Completions, kWaits},
+      {"POST", "/v1/responses", &OpenAiEndpoint::Responses, kWaits, &ResponseAliases()},
+      {"POST", "/v1/messages", &OpenAiEndpoint::Messages, kWaits, &MessageAliases()},
+      {"POST", "/v1/messages/count_tokens", &OpenAiEndpoint::CountTokens, !kWaits, &MessageAliases()},
+      {"POST", "/tokenize", &OpenAiEndpoint::Tokenize},
+      {"POST", "/detokenize", &OpenAiEndpoint::Detokenize},
+      {"POST", "/apply-template", &OpenAiEndpoint::ApplyTemplate},
+      {"POST", "/v1/embeddings", &OpenAiEndpoint::Unserved},
+      {"POST", "/v1/images/generations", &OpenAiEndpoint::Unserved},
+      {"POST", "/v1/images/edits", &OpenAiEndpoint::Unserved},
+      {"POST", "/v1/audio/speech", &OpenAiEndpoint::Unserved},
+      {"POST", "/v1/audio/transcriptions", &OpenAiEndpoint::Unserved},
+      {"POST", "/v1/moderations", &OpenAiEndpoint::Unserved},
+      {"POST", "/v1/rerank", &OpenAiEndpoint::Unserved},
   };
   for (const Route& route : kRoutes) {
     if (request.path == route.path) {
@@ -84,7 +84,7 @@ const OpenAiDoor::Route* OpenAiDoor::Find(const HttpRequest& request, std::strin
   return nullptr;
 }
 
-void OpenAiDoor::Handle(HttpRequest request, std::shared_ptr<HttpExchange> exchange) {
+void OpenAiEndpoint::Handle(HttpRequest request, std::shared_ptr<HttpExchange> exchange) {
   if (request.foreign_form) {
     exchange->Answer(
         Refusal(request.path, {403, "foreign_origin", "a form of another site is not answered"}));
@@ -97,12 +97,12 @@ void OpenAiDoor::Handle(HttpRequest request, std::shared_ptr<HttpExchange> excha
   absl::Status status;
   if (const Route* route = Find(asked.request, &allowed); route != nullptr) {
     // Admission before parsing: under overload a refusal must not cost the parsing of its request.
-    status = route->waits ? context_.engine->CheckPlace(asked.facts.client) : absl::OkStatus();
+    status = route->waits ? context_.engine->CheckQueueSpace(asked.facts.client) : absl::OkStatus();
     if (status.ok()) {
       status = (this->*route->handle)(asked);
     }
     if (route->aliases != nullptr) {
-      status = InApisTerms(status, *route->aliases);
+      status = ToApiFieldNames(status, *route->aliases);
     }
   } else if (absl::StartsWith(asked.request.path, kModelPrefix) && asked.request.method == "GET") {
     status = Model(asked, asked.request.path.substr(sizeof(kModelPrefix) - 1));
@@ -111,7 +111,7 @@ void OpenAiDoor::Handle(HttpRequest request, std::shared_ptr<HttpExchange> excha
     return;
   }
   if (!status.ok()) {
-    HttpAnswer answer = ErrorAnswer(status, ErrorStyleOf(asked.request.path));
+    HttpResponse answer = ErrorAnswer(status, ErrorStyleOf(asked.request.path));
     if (asked.request.request_id.empty()) {
       answer.headers.emplace_back("x-request-id", NewRequestId());
     }
@@ -120,9 +120,9 @@ void OpenAiDoor::Handle(HttpRequest request, std::shared_ptr<HttpExchange> excha
 }
 
 // `allowed`: the method of the path; empty if the path is unknown.
-void OpenAiDoor::AnswerUnknown(const Asked& asked, const std::string& allowed) {
+void OpenAiEndpoint::AnswerUnknown(const Asked& asked, const std::string& allowed) {
   const std::string path = asked.request.path.substr(0, 200);
-  HttpAnswer answer =
+  HttpResponse answer =
       allowed.empty()
           ? Refusal(asked.request.path, {404, "", absl::StrCat("there is nothing at ", path)})
           : Refusal(asked.request.path, {405, "", absl::StrCat(asked.request.method, " is not for ", path)});
@@ -132,17 +132,17 @@ void OpenAiDoor::AnswerUnknown(const Asked& asked, const std::string& allowed) {
   asked.exchange->Answer(std::move(answer));
 }
 
-HttpAnswer OpenAiDoor::Refusal(const std::string& path, const HttpProblem& problem) {
+HttpResponse OpenAiEndpoint::Refusal(const std::string& path, const HttpProblem& problem) {
   return ErrorAnswer(problem, ErrorStyleOf(path));
 }
 
-void OpenAiDoor::Reply(const Asked& asked, const Json& json) const {
-  HttpAnswer answer;
+void OpenAiEndpoint::Reply(const Asked& asked, const Json& json) const {
+  HttpResponse answer;
   answer.body = Dump(json);
   asked.exchange->Answer(std::move(answer));
 }
 
-AnswerFacts OpenAiDoor::Facts(const std::string& prefix, const std::string& id) const {
+AnswerFacts OpenAiEndpoint::Facts(const std::string& prefix, const std::string& id) const {
   AnswerFacts facts;
   facts.id = absl::StrCat(prefix, id);
   facts.model = context_.model.name;
@@ -152,7 +152,7 @@ AnswerFacts OpenAiDoor::Facts(const std::string& prefix, const std::string& id) 
   return facts;
 }
 
-Json OpenAiDoor::ModelJson() const {
+Json OpenAiEndpoint::ModelJson() const {
   const ServedModel& model = context_.model;
   return {{"id", model.name},
           {"object", "model"},
@@ -168,23 +168,23 @@ Json OpenAiDoor::ModelJson() const {
             {"size", model.expert_bytes + model.dense_bytes}}}};
 }
 
-absl::Status OpenAiDoor::Page(const Asked& asked) {
+absl::Status OpenAiEndpoint::Page(const Asked& asked) {
   asked.exchange->Answer(PageAnswer());
   return absl::OkStatus();
 }
 
-absl::Status OpenAiDoor::Models(const Asked& asked) {
+absl::Status OpenAiEndpoint::Models(const Asked& asked) {
   Reply(asked, {{"object", "list"}, {"data", Json::array({ModelJson()})}});
   return absl::OkStatus();
 }
 
-absl::Status OpenAiDoor::Model(const Asked& asked, const std::string& id) {
+absl::Status OpenAiEndpoint::Model(const Asked& asked, const std::string& id) {
   RETURN_IF_ERROR(CheckModel(context_, id));
   Reply(asked, ModelJson());
   return absl::OkStatus();
 }
 
-absl::Status OpenAiDoor::Health(const Asked& asked) {
+absl::Status OpenAiEndpoint::Health(const Asked& asked) {
   const ServerState::View view = state_->Look();
   if (view.phase != ServerState::Phase::kServing) {
     return absl::UnavailableError(view.detail);
@@ -193,15 +193,15 @@ absl::Status OpenAiDoor::Health(const Asked& asked) {
   return absl::OkStatus();
 }
 
-absl::Status OpenAiDoor::Metrics(const Asked& asked) {
-  HttpAnswer answer;
+absl::Status OpenAiEndpoint::Metrics(const Asked& asked) {
+  HttpResponse answer;
   answer.content_type = kMetricsType;
   answer.body = metrics_();
   asked.exchange->Answer(std::move(answer));
   return absl::OkStatus();
 }
 
-absl::Status OpenAiDoor::Chat(const Asked& asked) {
+absl::Status OpenAiEndpoint::Chat(const Asked& asked) {
   ASSIGN_OR_RETURN(const Json body, ParseBody(asked.request.body));
   ASSIGN_OR_RETURN(const ChatRequest chat, ReadChat(body, context_));
   CallFacts facts = asked.facts;
@@ -210,7 +210,7 @@ absl::Status OpenAiDoor::Chat(const Asked& asked) {
   AnswerPlan plan = PlanOf(asked.request, chat.style, "http_chat", facts.request_id);
   plan.wants_tokens = chat.logprobs;
   plan.specs = std::move(planned.specs);
-  plan.guide_fields = std::move(planned.guide_fields);
+  plan.constraint_fields = std::move(planned.constraint_fields);
   plan.first_of.assign(plan.specs.size(), 0);
   plan.first_of[0] = 1;
   ChatWriterOptions options{
@@ -221,14 +221,14 @@ absl::Status OpenAiDoor::Chat(const Asked& asked) {
   return absl::OkStatus();
 }
 
-absl::Status OpenAiDoor::Completions(const Asked& asked) {
+absl::Status OpenAiEndpoint::Completions(const Asked& asked) {
   ASSIGN_OR_RETURN(const Json body, ParseBody(asked.request.body));
   CallFacts facts = asked.facts;
   facts.request_id = absl::StrCat("cmpl-", NewRequestId());
   ASSIGN_OR_RETURN(CompletionPlan planned, PlanCompletion(body, context_, facts));
   AnswerPlan plan = PlanOf(asked.request, planned.style, "http_completion", facts.request_id);
   plan.wants_tokens = planned.logprobs.has_value();
-  plan.guide_fields = {planned.guide_field};
+  plan.constraint_fields = {planned.constraint_field};
   for (size_t i = 0; i < planned.specs.size(); ++i) {
     plan.first_of.push_back(i % planned.style.n == 0 ? 1 : 0);
   }
@@ -236,13 +236,13 @@ absl::Status OpenAiDoor::Completions(const Asked& asked) {
   if (planned.generates) {
     plan.specs = planned.specs;
   } else {
-    plan.unmade = planned.specs;
+    plan.ungenerated = planned.specs;
   }
   const AnswerFacts answer = Facts("", facts.request_id);
   const bool scores = planned.echo && planned.logprobs.has_value();
   auto start = [this, plan = std::move(plan), answer,
                 exchange = asked.exchange](const CompletionPlan& ready) {
-    AnswerCall::Start(context_, plan, std::make_unique<CompletionWriter>(answer, ready), exchange);
+    AnswerCall::Start(context_, plan, std::make_unique<CompletionsWriter>(answer, ready), exchange);
   };
   if (!scores) {
     start(planned);
@@ -271,7 +271,7 @@ absl::Status OpenAiDoor::Completions(const Asked& asked) {
   return absl::OkStatus();
 }
 
-absl::Status OpenAiDoor::Messages(const Asked& asked) {
+absl::Status OpenAiEndpoint::Messages(const Asked& asked) {
   ASSIGN_OR_RETURN(const Json body, ParseBody(asked.request.body));
   ASSIGN_OR_RETURN(const Json as_chat, ChatOfMessages(body, /*counts=*/false));
   ASSIGN_OR_RETURN(const ChatRequest chat, ReadChat(as_chat, context_));
@@ -280,8 +280,8 @@ absl::Status OpenAiDoor::Messages(const Asked& asked) {
   ASSIGN_OR_RETURN(ChatPlan planned, PlanChatAnswer(context_, facts, chat));
   AnswerPlan plan = PlanOf(asked.request, chat.style, "http_messages", facts.request_id);
   plan.specs = std::move(planned.specs);
-  for (const std::string& field : planned.guide_fields) {
-    plan.guide_fields.push_back(AliasOf(field, MessageAliases()));
+  for (const std::string& field : planned.constraint_fields) {
+    plan.constraint_fields.push_back(AliasOf(field, MessageAliases()));
   }
   plan.first_of = {1};
   MessagesWriter::Options options{Facts("", facts.request_id), chat.style.stream, std::move(planned.dialect),
@@ -291,7 +291,7 @@ absl::Status OpenAiDoor::Messages(const Asked& asked) {
   return absl::OkStatus();
 }
 
-absl::Status OpenAiDoor::Responses(const Asked& asked) {
+absl::Status OpenAiEndpoint::Responses(const Asked& asked) {
   ASSIGN_OR_RETURN(Json body, ParseBody(asked.request.body));
   ASSIGN_OR_RETURN(const Json as_chat, ChatOfResponse(body));
   ASSIGN_OR_RETURN(const ChatRequest chat, ReadChat(as_chat, context_));
@@ -300,8 +300,8 @@ absl::Status OpenAiDoor::Responses(const Asked& asked) {
   ASSIGN_OR_RETURN(ChatPlan planned, PlanChatAnswer(context_, facts, chat));
   AnswerPlan plan = PlanOf(asked.request, chat.style, "http_response", facts.request_id);
   plan.specs = std::move(planned.specs);
-  for (const std::string& field : planned.guide_fields) {
-    plan.guide_fields.push_back(AliasOf(field, ResponseAliases()));
+  for (const std::string& field : planned.constraint_fields) {
+    plan.constraint_fields.push_back(AliasOf(field, ResponseAliases()));
   }
   plan.first_of = {1};
   ResponsesWriter::Options options{Facts("", facts.request_id), chat.style.stream, std::move(planned.dialect),
@@ -311,7 +311,7 @@ absl::Status OpenAiDoor::Responses(const Asked& asked) {
   return absl::OkStatus();
 }
 
-absl::Status OpenAiDoor::CountTokens(const Asked& asked) {
+absl::Status OpenAiEndpoint::CountTokens(const Asked& asked) {
   ASSIGN_OR_RETURN(const Json body, ParseBody(asked.request.body));
   ASSIGN_OR_RETURN(const Json as_chat, ChatOfMessages(body, /*counts=*/true));
   ASSIGN_OR_RETURN(const ChatRequest chat, ReadChat(as_chat, context_));
@@ -321,7 +321,7 @@ absl::Status OpenAiDoor::CountTokens(const Asked& asked) {
   return absl::OkStatus();
 }
 
-absl::Status OpenAiDoor::Tokenize(const Asked& asked) {
+absl::Status OpenAiEndpoint::Tokenize(const Asked& asked) {
   ASSIGN_OR_RETURN(const Json body, ParseBody(asked.request.body));
   RETURN_IF_ERROR(CheckTokenizer(context_));
   const JsonFields fields(body);
@@ -349,7 +349,7 @@ absl::Status OpenAiDoor::Tokenize(const Asked& asked) {
   return absl::OkStatus();
 }
 
-absl::Status OpenAiDoor::Detokenize(const Asked& asked) {
+absl::Status OpenAiEndpoint::Detokenize(const Asked& asked) {
   ASSIGN_OR_RETURN(const Json body, ParseBody(asked.request.body));
   RETURN_IF_ERROR(CheckTokenizer(context_));
   const JsonFields fields(body);
@@ -363,7 +363,7 @@ absl::Status OpenAiDoor::Detokenize(const Asked& asked) {
   return absl::OkStatus();
 }
 
-absl::Status OpenAiDoor::ApplyTemplate(const Asked& asked) {
+absl::Status OpenAiEndpoint::ApplyTemplate(const Asked& asked) {
   ASSIGN_OR_RETURN(const Json body, ParseBody(asked.request.body));
   ASSIGN_OR_RETURN(const ChatRequest chat, ReadChat(body, context_));
   ASSIGN_OR_RETURN(const ChatPrompt prompt, RenderConversation(context_, ConversationOf(context_, chat)));
@@ -371,7 +371,7 @@ absl::Status OpenAiDoor::ApplyTemplate(const Asked& asked) {
   return absl::OkStatus();
 }
 
-absl::Status OpenAiDoor::Unserved(const Asked& asked) {
+absl::Status OpenAiEndpoint::Unserved(const Asked& asked) {
   const std::string what = asked.request.path.substr(sizeof("/v1/") - 1);
   asked.exchange->Answer(Refusal(
       asked.request.path,

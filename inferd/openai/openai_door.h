@@ -1,4 +1,4 @@
-// OpenAiDoor: server of the OpenAI, Anthropic and llama.cpp compatible HTTP APIs: routes each path to its
+// OpenAiEndpoint: server of the OpenAI, Anthropic and llama.cpp compatible HTTP APIs: routes each path to its
 // handler.
 //
 // Thread safety: thread-safe.
@@ -19,17 +19,17 @@
 
 namespace sluice {
 
-class OpenAiDoor final : public HttpHandler {
+class OpenAiEndpoint final : public HttpHandler {
  public:
   // Both are borrowed; `metrics` is the text of /metrics.
-  OpenAiDoor(const ServingContext& context, ServerState* state, std::function<std::string()> metrics);
+  OpenAiEndpoint(const ServingContext& context, ServerState* state, std::function<std::string()> metrics);
 
   void Handle(HttpRequest request, std::shared_ptr<HttpExchange> exchange) override;
-  HttpAnswer Refusal(const std::string& path, const HttpProblem& problem) override;
-  bool IsOpen(const std::string& path) const override {
+  HttpResponse Refusal(const std::string& path, const HttpProblem& problem) override;
+  bool IsPublic(const std::string& path) const override {
     return path == "/health" || path == "/v1/health" || path == "/";
   }
-  bool IsCounted(const std::string& path) const override { return path != "/metrics"; }
+  bool IsRateLimited(const std::string& path) const override { return path != "/metrics"; }
 
  private:
   // A request being handled.
@@ -38,7 +38,7 @@ class OpenAiDoor final : public HttpHandler {
     std::shared_ptr<HttpExchange> exchange;
     CallFacts facts;
   };
-  using Method = absl::Status (OpenAiDoor::*)(const Asked& asked);
+  using Method = absl::Status (OpenAiEndpoint::*)(const Asked& asked);
   struct Route {
     const char* method;
     const char* path;

@@ -75,7 +75,7 @@ void ScoreCall::Start(const ServingContext& context, ScoreWork work,
                       const std::shared_ptr<HttpExchange>& exchange, Then then) {
   const auto call = std::make_shared<ScoreCall>(context, std::move(work), std::move(then));
   context.pump->Add(call);
-  exchange->Watch(call);
+  exchange->SetObserver(call);
   call->Submit();
 }
 
@@ -149,10 +149,10 @@ void ScoreCall::Pump() {
   context_.pump->Remove(this);
 }
 
-void ScoreCall::OnOver(bool gone) {
+void ScoreCall::OnEnded(bool disconnected) {
   {
     const MutexLock lock(&mutex_);
-    if (!gone || std::exchange(over_, true)) {
+    if (!disconnected || std::exchange(over_, true)) {
       return;
     }
   }

@@ -29,7 +29,7 @@ struct ScoreWork {
 };
 
 class ScoreCall final : public PumpedCall,
-                        public HttpWatcher,
+                        public HttpObserver,
                         public std::enable_shared_from_this<ScoreCall> {
  public:
   // Receives the tokens of each prompt with log probabilities (none for the first token), or an error. Not
@@ -44,7 +44,7 @@ class ScoreCall final : public PumpedCall,
   void CheckStall(absl::Time) override {}
   uint64_t unsent_bytes() const override { return 0; }
   void OnWritten() override {}
-  void OnOver(bool gone) override ABSL_LOCKS_EXCLUDED(mutex_);
+  void OnEnded(bool disconnected) override ABSL_LOCKS_EXCLUDED(mutex_);
 
   // Called by the sinks.
   void Rows(size_t prompt, uint32_t first, absl::Span<const float> logits) ABSL_LOCKS_EXCLUDED(mutex_);

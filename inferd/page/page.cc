@@ -26,9 +26,9 @@ void Replace(std::string_view mark, std::string_view text, std::string* page) {
   }
 }
 
-HttpAnswer MakePage() {
+HttpResponse MakePage() {
   const PageText text = ReadPageText();
-  HttpAnswer answer;
+  HttpResponse answer;
   answer.content_type = "text/html; charset=utf-8";
   answer.body = std::string(text.html);
   Replace("@STYLE@", text.style, &answer.body);
@@ -47,8 +47,8 @@ HttpAnswer MakePage() {
 
 }  // namespace
 
-HttpAnswer PageAnswer() {
-  static const HttpAnswer& page = *new HttpAnswer(MakePage());
+HttpResponse PageAnswer() {
+  static const HttpResponse& page = *new HttpResponse(MakePage());
   return page;
 }
 

@@ -10,6 +10,6 @@ namespace sluice {
 
 // Returns the page, with headers that restrict the browser to its own content and to requests to its own
 // server.
-HttpAnswer PageAnswer();
+HttpResponse PageAnswer();
 
 }  // namespace sluice

@@ -24,25 +24,25 @@ class FetchWindow {
       : most_(most), quick_retries_(quick_retries), window_(most) {}
 
   // True if a request may be sent now, with `in_flight` demands outstanding.
-  bool MayAsk(uint32_t in_flight, absl::Time now) const {
+  bool CanRequest(uint32_t in_flight, absl::Time now) const {
     return !no_room_ || (in_flight == 0 && now >= retry_at_);
   }
   bool IsFull(uint32_t in_flight) const { return in_flight >= window_; }
 
   // A demand completed.
-  void Came() {
+  void OnCompleted() {
     window_ = std::min(most_, window_ + 1);
     refusals_ = 0;
   }
   // A demand found no room; `in_flight` others are outstanding.
-  void Refused(uint32_t in_flight, absl::Time now) {
+  void OnRefused(uint32_t in_flight, absl::Time now) {
     no_room_ = true;
     window_ = std::max(1u, in_flight);
     ++refusals_;
     retry_at_ = refusals_ > quick_retries_ ? now + kRetryPace : absl::InfinitePast();
   }
   // There may be room again: a demand completed, memory was released, or another layer begins.
-  void RoomMade() {
+  void OnRoomMade() {
     no_room_ = false;
     refusals_ = 0;
   }

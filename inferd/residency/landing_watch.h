@@ -9,20 +9,20 @@
 
 namespace sluice {
 
-class LandingWatch {
+class LandingPoller {
  public:
   // Maximum polling time without news: twice the time of a megabyte at 10 GB/s. A sleep and its wake-up take
   // some 50 us.
-  static constexpr int64_t kMostNanos = 200'000;
+  static constexpr int64_t kMaxPollNanos = 200'000;
 
   // `on`: false disables polling.
-  explicit LandingWatch(bool on) : on_(on) {}
+  explicit LandingPoller(bool on) : on_(on) {}
 
   // Restarts the polling time: something arrived, or a wait began.
-  void News(int64_t now) { until_ = now + kMostNanos; }
+  void Restart(int64_t now) { until_ = now + kMaxPollNanos; }
 
   // True if the caller shall poll again at once, after other threads had a chance to run.
-  bool Look(int64_t now) {
+  bool ShouldPoll(int64_t now) {
     if (!on_ || now >= until_) {
       return false;
     }

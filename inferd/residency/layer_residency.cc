@@ -17,7 +17,7 @@ LayerResidency::LayerResidency(WeightClient* client, FetchQueue* fetches, Queue*
       stall_(stall_limit),
       counters_(pack_.config().layers.size()),
       stall_limit_(stall_limit),
-      watch_(watch) {
+      poller_(watch) {
   const std::vector<uint32_t> experts = ExpertsByLayer(pack_);
   const uint32_t most = experts.empty() ? 0 : *std::max_element(experts.begin(), experts.end());
   demand_of_.assign(most, 0);
@@ -34,7 +34,7 @@ void LayerResidency::BeginStep(uint64_t step) {
 void LayerResidency::Poll() { TakeCompletions(); }
 
 size_t LayerResidency::TakeCompletions() {
-  GiveBackRead();
+  ReleaseRead();
   return fetches_->Poll(
       [this](const FetchKey& key, const FetchCompletion& completion) { Handle(key, completion); });
 }
@@ -47,8 +47,8 @@ absl::Status LayerResidency::OpenLayer(uint32_t layer, absl::Span<const ExpertDe
   CloseLayer();
   layer_ = layer;
   failed_.clear();
-  window_.RoomMade();
-  trouble_ = absl::OkStatus();
+  window_.OnRoomMade();
+  unexpected_error_ = absl::OkStatus();
   return absl::OkStatus();
 }
 
@@ -68,7 +68,7 @@ void LayerResidency::CloseLayer() {
 }
 
 void LayerResidency::CountRefusal() {
-  window_.Refused(in_flight(), absl::Now());
+  window_.OnRefused(in_flight(), absl::Now());
   counters_.Add(layer_, &ResidencyCounters::no_room);
 }
 
@@ -76,27 +76,27 @@ void LayerResidency::CountRefusal() {
 absl::StatusOr<absl::Span<const ReadyTile>> LayerResidency::Next() {
   RETURN_IF_ERROR(LeadsQueued());
   if (!ready_.empty()) {
-    RETURN_IF_ERROR(TakeBack(queue_->Record()));
+    RETURN_IF_ERROR(ReturnTiles(queue_->Record()));
     ready_.clear();
   }
   stall_.Restart(absl::Now());  // computing is not waiting
-  watch_.News(clock_.NowNanos());
+  poller_.Restart(clock_.NowNanos());
   const auto tiles = AwaitTiles();
-  fetches_->CountWatched(watch_.Take(clock_.NowNanos()));
+  fetches_->CountPolled(poller_.Take(clock_.NowNanos()));
   return tiles;
 }
 
 absl::StatusOr<absl::Span<const ReadyTile>> LayerResidency::AwaitTiles() {
   while (open_ > 0) {
     if (TakeCompletions() > 0) {
-      watch_.News(clock_.NowNanos());
+      poller_.Restart(clock_.NowNanos());
     }
     RETURN_IF_ERROR(Arrived());
     if (ListenerWaits()) {
       RETURN_IF_ERROR(listener_->OnLeads());
     }
-    RETURN_IF_ERROR(trouble_);
-    RETURN_IF_ERROR(AskForWaiting());
+    RETURN_IF_ERROR(unexpected_error_);
+    RETURN_IF_ERROR(RequestWaiting());
     RETURN_IF_ERROR(HandOut());
     if (!ready_.empty()) {
       return absl::MakeConstSpan(ready_);
@@ -114,10 +114,10 @@ absl::StatusOr<absl::Span<const ReadyTile>> LayerResidency::AwaitTiles() {
 
 absl::Status LayerResidency::WaitForMore() {
   const int64_t nanos = clock_.NowNanos();
-  if (in_flight() > 0 && watch_.Look(nanos)) {
+  if (in_flight() > 0 && poller_.ShouldPoll(nanos)) {
     return absl::OkStatus();
   }
-  fetches_->CountWatched(watch_.Take(nanos));
+  fetches_->CountPolled(poller_.Take(nanos));
   const absl::Time now = absl::Now();
   const absl::Time listener = ListenerWaits() ? now + kDevicePace : absl::InfiniteFuture();
   return fetches_->Wait(stall_.EndOfWait(now, std::min(WaitUntil(), listener)));

@@ -48,15 +48,15 @@ class LayerResidency : public Residency {
   static constexpr absl::Duration kDevicePace = absl::Microseconds(100);
 
   // Releases memory that the device has read for the last time.
-  virtual void GiveBackRead() {}
+  virtual void ReleaseRead() {}
   // Called after completions were handled, before anything is requested.
   virtual absl::Status Arrived() { return absl::OkStatus(); }
   // Sends requests for missing experts, as far as the window and weightd's ring allow.
-  virtual absl::Status AskForWaiting() = 0;
+  virtual absl::Status RequestWaiting() = 0;
   // Appends everything to ready_ that is ready and was not handed out.
   virtual absl::Status HandOut() = 0;
   // Takes ready_ back: all work that reads it was queued before `used`.
-  virtual absl::Status TakeBack(Event used) = 0;
+  virtual absl::Status ReturnTiles(Event used) = 0;
   // Waits for a completion, or until HandOut() may have more for another reason.
   virtual absl::Status WaitForMore();
   // End of the wait in WaitForMore(); infinite if only a completion changes anything.
@@ -100,7 +100,7 @@ class LayerResidency : public Residency {
   std::vector<ReadyTile> ready_;  // handed out by the last Next()
   FetchWindow window_;
   StallLimit stall_;
-  absl::Status trouble_;  // completion that no rule covers
+  absl::Status unexpected_error_;  // completion that no rule covers
   LayerCounters counters_;
   LeadListener* listener_ = nullptr;  // null: no listener
 
@@ -112,7 +112,7 @@ class LayerResidency : public Residency {
 
   const absl::Duration stall_limit_;
   const MonotonicClock clock_;
-  LandingWatch watch_;
+  LandingPoller poller_;
   std::vector<uint32_t> demand_of_;   // [most experts], by expert: demand + 1, 0: none
   std::vector<uint32_t> experts_;     // by demand
   std::vector<FailedDemand> failed_;  // of the current layer

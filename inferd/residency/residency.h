@@ -22,12 +22,12 @@ class Residency : public ExpertSource, public ExpertPrefetch, public ResidencySt
   // decoding uses.
   virtual void SetPrefill(bool /*prefill*/) {}
 
-  // `lossless`: the following steps hold rows with exact results, as a prompt's: no neuron is left out,
+  // `exact`: the following steps hold rows with exact results, as a prompt's: no neuron is left out,
   // whatever the policy.
-  virtual void SetLossless(bool /*lossless*/) {}
+  virtual void RequireExact(bool /*exact*/) {}
 
   // `cpu`: false keeps experts off the CPU, for readers on the device alone; true at the start.
-  virtual void SetCpu(bool /*cpu*/) {}
+  virtual void AllowCpu(bool /*cpu*/) {}
 
   // Handles completions that have arrived. Called between steps.
   virtual void Poll() = 0;

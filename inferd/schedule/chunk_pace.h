@@ -17,7 +17,7 @@ class ChunkPace {
   static constexpr uint32_t kQuantum = 64;
 
   // `least` is used while nothing is read, `most` is the maximum; 1 <= least <= most.
-  ChunkPace(uint32_t least, uint32_t most) : least_(least), most_(most), rows_(least) {}
+  ChunkPace(uint32_t least, uint32_t most) : min_rows_(least), max_rows_(most), rows_(least) {}
 
   // Number of prompt rows of the next step.
   uint32_t rows() const { return rows_; }
@@ -32,19 +32,19 @@ class ChunkPace {
     rate_ = std::max(rate_ * kFade, static_cast<double>(bytes) / seconds);
     const double reading = rate_ > 0 ? std::max(waited, static_cast<double>(bytes) / rate_) : 0;
     const double computing = seconds - waited;
-    const double balanced = prompt_rows * std::min(reading / computing, static_cast<double>(most_));
+    const double balanced = prompt_rows * std::min(reading / computing, static_cast<double>(max_rows_));
     // At most doubled at a time: one step's times may be outliers.
     const double next = std::min(balanced, 2.0 * rows_);
     const auto rounded = static_cast<uint32_t>(next / kQuantum + 0.5) * kQuantum;
-    rows_ = std::clamp(rounded, least_, most_);
+    rows_ = std::clamp(rounded, min_rows_, max_rows_);
   }
 
  private:
   // Decay per step of a rate that is not reached again.
   static constexpr double kFade = 0.98;
 
-  const uint32_t least_;
-  const uint32_t most_;
+  const uint32_t min_rows_;
+  const uint32_t max_rows_;
   uint32_t rows_;
   double rate_ = 0;  // bytes per second
 };

@@ -20,19 +20,19 @@ Sequence::Header HeaderOf(SequenceId id, const GenerateSpec& spec, absl::Time no
 
 GenerateSequence::GenerateSequence(SequenceId id, GenerateSpec spec, std::shared_ptr<RequestSink> sink,
                                    absl::Time now, uint64_t seed, absl::Span<const int32_t> eos_ids,
-                                   const Tokenizer* tokenizer, std::unique_ptr<Guide> guide)
+                                   const Tokenizer* tokenizer, std::unique_ptr<GrammarConstraint> constraint)
     : Sequence(HeaderOf(id, spec, now), std::move(spec.prompt)),
       sampling_(spec.sampling),
       stopping_(spec.stopping),
       logprobs_(spec.logprobs),
-      spelled_(std::move(spec.spelled_tokens)),
+      visible_special_(std::move(spec.visible_special_tokens)),
       tokenizer_(tokenizer),
       seed_(spec.sampling.seed.value_or(seed)),
       prefix_salt_(spec.bypass_prefix_cache ? std::nullopt : std::optional(std::move(spec.cache_salt))),
       sink_(std::move(sink)),
-      guided_after_(spec.guide.has_value() ? spec.guide->after_token : std::nullopt),
-      guided_(guide != nullptr && !guided_after_.has_value()),
-      guide_(std::move(guide)),
+      constraint_after_(spec.constraint.has_value() ? spec.constraint->after_token : std::nullopt),
+      constrained_(constraint != nullptr && !constraint_after_.has_value()),
+      constraint_(std::move(constraint)),
       stop_ids_(spec.stopping.stop_token_ids),
       matcher_(spec.stopping.stop, spec.stopping.include_stop_in_output) {
   const uint32_t most = prompt_tokens_ + stopping_.max_tokens;
@@ -61,11 +61,12 @@ GenerateSequence::GenerateSequence(SequenceId id, GenerateSpec spec, std::shared
 void GenerateSequence::OnStarted(double queue_seconds) { sink_->OnStarted(MakeUsage(), queue_seconds); }
 
 bool GenerateSequence::Congested() {
-  if (guide_ == nullptr || guide_->state() == Guide::State::kReady || state_ != State::kRunning) {
+  if (constraint_ == nullptr || constraint_->state() == GrammarConstraint::State::kReady ||
+      state_ != State::kRunning) {
     return false;
   }
-  if (guide_->state() == Guide::State::kFailed) {
-    error_ = guide_->Wait().status();
+  if (constraint_->state() == GrammarConstraint::State::kFailed) {
+    error_ = constraint_->Wait().status();
     state_ = State::kFailed;
   }
   return true;
@@ -73,8 +74,8 @@ bool GenerateSequence::Congested() {
 
 // Gets the grammar mask of the next token. False if there is no next token: the answer is complete, or the
 // grammar failed.
-bool GenerateSequence::AskGuide() {
-  const absl::StatusOr<Guide::Next> next = guide_->Wait();
+bool GenerateSequence::QueryConstraint() {
+  const absl::StatusOr<GrammarConstraint::Next> next = constraint_->Wait();
   if (!next.ok()) {
     error_ = next.status();
     state_ = State::kFailed;
@@ -101,7 +102,7 @@ bool GenerateSequence::AskGuide() {
 }
 
 void GenerateSequence::Take(const LogitSlice& slice, absl::Time now, Sampler* sampler) {
-  if (!CheckFinite(slice) || (guided_ && !AskGuide())) {
+  if (!CheckFinite(slice) || (constrained_ && !QueryConstraint())) {
     return;
   }
   const int32_t token = Sample(slice, sampler);
@@ -128,10 +129,10 @@ void GenerateSequence::Take(const LogitSlice& slice, absl::Time now, Sampler* sa
   }
   if (state_ == State::kFinished && matcher_.matched() < 0) {
     FinishText(stops);
-  } else if (state_ == State::kRunning && guided_) {
-    guide_->Accept(token);
+  } else if (state_ == State::kRunning && constrained_) {
+    constraint_->Accept(token);
   }
-  guided_ = guided_ || (guide_ != nullptr && guided_after_ == token);
+  constrained_ = constrained_ || (constraint_ != nullptr && constraint_after_ == token);
   Report(slice, token);
 }
 
@@ -148,14 +149,14 @@ void GenerateSequence::FinishText(bool stops) {
 // True if the whole row is needed: for changed logits or a grammar mask. Otherwise the backend has found the
 // largest logit, with ties to the lower id as in the sampler.
 bool GenerateSequence::WantsLogits() const {
-  const bool may_stop = generated() >= stopping_.min_tokens && guided_ == (guide_ != nullptr);
+  const bool may_stop = generated() >= stopping_.min_tokens && constrained_ == (constraint_ != nullptr);
   const bool greedy = sampling_.temperature < kGreedyTemperature || sampling_.top_k == 1;
-  return !greedy || counts_.enabled() || !sampling_.logit_bias.empty() || guide_ != nullptr ||
+  return !greedy || counts_.enabled() || !sampling_.logit_bias.empty() || constraint_ != nullptr ||
          !(may_stop || stop_ids_.empty());
 }
 
 int32_t GenerateSequence::Sample(const LogitSlice& slice, Sampler* sampler) {
-  const bool may_stop = generated() >= stopping_.min_tokens && guided_ == (guide_ != nullptr);
+  const bool may_stop = generated() >= stopping_.min_tokens && constrained_ == (constraint_ != nullptr);
   if (!WantsLogits()) {
     return slice.logits->ids[uint64_t{slice.first} * slice.logits->k];
   }
@@ -178,7 +179,7 @@ bool GenerateSequence::Stops(int32_t token) const {
 // Returns the text completed by `token`. A visible special token separates two texts: incomplete bytes before
 // it stay incomplete.
 std::string GenerateSequence::Decode(int32_t token) {
-  if (!std::binary_search(spelled_.begin(), spelled_.end(), token)) {
+  if (!std::binary_search(visible_special_.begin(), visible_special_.end(), token)) {
     return decoder_->Push(token);
   }
   return decoder_->Flush().append(tokenizer_->IdToToken(token).value_or(""));

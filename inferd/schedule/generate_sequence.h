@@ -28,10 +28,10 @@ namespace sluice {
 class GenerateSequence final : public Sequence {
  public:
   // `spec`: validated; `seed`: used if `spec` names none; `eos_ids`: the model's end tokens; `tokenizer`:
-  // null: no text is made. Both outlive the sequence. `guide`: null: no grammar.
+  // null: no text is made. Both outlive the sequence. `constraint`: null: no grammar.
   GenerateSequence(SequenceId id, GenerateSpec spec, std::shared_ptr<RequestSink> sink, absl::Time now,
                    uint64_t seed, absl::Span<const int32_t> eos_ids, const Tokenizer* tokenizer,
-                   std::unique_ptr<Guide> guide = nullptr);
+                   std::unique_ptr<GrammarConstraint> constraint = nullptr);
 
   bool WantsLogits() const override;
   uint32_t LogitRowsOf(const ScheduledRows& rows) const override { return rows.reaches_end ? 1 : 0; }
@@ -48,7 +48,7 @@ class GenerateSequence final : public Sequence {
   void OnStarted(double queue_seconds) override;
 
  private:
-  bool AskGuide();
+  bool QueryConstraint();
   void FinishText(bool stops);
   int32_t Sample(const LogitSlice& slice, Sampler* sampler);
   void Report(const LogitSlice& slice, int32_t token);
@@ -60,17 +60,17 @@ class GenerateSequence final : public Sequence {
   const SamplingParams sampling_;
   const StoppingParams stopping_;
   const uint32_t logprobs_;
-  const std::vector<int32_t> spelled_;  // ascending
+  const std::vector<int32_t> visible_special_;  // ascending
   const Tokenizer* const tokenizer_;
   const uint64_t seed_;
   const std::optional<std::string> prefix_salt_;
   const std::shared_ptr<RequestSink> sink_;
-  const std::optional<int32_t> guided_after_;  // the grammar starts after this token; empty: at once
-  bool guided_ = false;                        // the grammar is active
-  const std::unique_ptr<Guide> guide_;         // null: no grammar
-  absl::Span<const uint32_t> allowed_;         // the grammar's mask of the current token; empty: none
-  std::vector<int32_t> stop_ids_;              // end tokens (unless ignored) and stop ids
-  TokenCounts counts_;                         // empty without penalties
+  const std::optional<int32_t> constraint_after_;  // the grammar starts after this token; empty: at once
+  bool constrained_ = false;                       // the grammar is active
+  const std::unique_ptr<GrammarConstraint> constraint_;  // null: no grammar
+  absl::Span<const uint32_t> allowed_;  // the grammar's mask of the current token; empty: none
+  std::vector<int32_t> stop_ids_;       // end tokens (unless ignored) and stop ids
+  TokenCounts counts_;                  // empty without penalties
   std::optional<StreamDecoder> decoder_;
   StopMatcher matcher_;
   std::string text_;  // text of the current token

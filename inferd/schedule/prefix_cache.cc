@@ -36,7 +36,7 @@ PrefixCache::PrefixCache(const PrefixCacheOptions& options, const Parts& parts)
 // Sequences with another salt, or with RoPE for another length, never share.
 Digest128 PrefixCache::RootOf(const Sequence& sequence) const {
   const Digest128 salt = DigestOf(*sequence.prefix_salt());
-  const bool is_long = options_.short_text_limit > 0 && sequence.tokens().size() > options_.short_text_limit;
+  const bool is_long = options_.short_rope_limit > 0 && sequence.tokens().size() > options_.short_rope_limit;
   const uint64_t parts[] = {secret_.high, secret_.low, salt.high, salt.low, is_long ? 1u : 0u};
   return DigestOf(std::as_bytes(std::span(parts)));
 }
@@ -163,7 +163,7 @@ PrefixSource::Start PrefixCache::Begin(SequenceId id, uint32_t slot) {
   chain.stored = match.positions;
   const bool far = match.reach >= match.positions + kStateDistance;
   chain.stop = options_.recurrent && options_.states > 0 && far ? match.reach : 0;
-  sequence->FoundPrefix(match.positions);
+  sequence->NotePrefix(match.positions);
   return {match.positions, chain.stop};
 }
 

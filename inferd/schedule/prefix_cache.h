@@ -44,14 +44,14 @@ struct PrefixCacheOptions {
   bool recurrent = false;                 // the model has recurrent layers
   uint32_t states = 0;                    // maximum number of kept states
   uint32_t slots = 0;                     // the scheduler's
-  uint32_t short_text_limit = 0;          // ShortTextLimit() (model_shapes.h)
+  uint32_t short_rope_limit = 0;          // ShortRopeLimit() (model_shapes.h)
 };
 
 class PrefixCache final : public PrefixSource {
  public:
   struct Parts {  // all outlive the cache
     KvCache* kv = nullptr;
-    DeltaStates* states = nullptr;
+    RecurrentStates* states = nullptr;
     Queue* queue = nullptr;
     std::function<Sequence*(SequenceId)> find;  // finds a live sequence; null if none
   };
@@ -108,7 +108,7 @@ class PrefixCache final : public PrefixSource {
     Digest128 before;  // digest of the whole pages before it
     std::array<int32_t, kPageTokens> tail{};
     uint32_t position = 0;
-    uint32_t state = 0;  // number in DeltaStates
+    uint32_t state = 0;  // number in RecurrentStates
     uint64_t used = 0;   // time of last use
   };
 

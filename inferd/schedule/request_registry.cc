@@ -34,7 +34,7 @@ absl::Duration RequestRegistry::RetryDelay() const {
 absl::Duration RequestRegistry::RetryDelayLocked() const {
   const absl::Duration delay =
       pace_nanos_ == 0 ? kFirstRetry : absl::Nanoseconds(pace_nanos_ * (1.0 + refused_));
-  return std::clamp(delay, kShortestRetry, kLongestRetry);
+  return std::clamp(delay, kMinRetry, kMaxRetry);
 }
 
 void RequestRegistry::SetLimits(const QueueLimits& limits) {
@@ -42,12 +42,12 @@ void RequestRegistry::SetLimits(const QueueLimits& limits) {
   limits_ = limits;
 }
 
-absl::Status RequestRegistry::CheckPlace(const std::string& client) {
+absl::Status RequestRegistry::CheckQueueSpace(const std::string& client) {
   MutexLock lock(&mutex_);
-  return CheckPlaceLocked(client);
+  return CheckQueueSpaceLocked(client);
 }
 
-absl::Status RequestRegistry::CheckPlaceLocked(const std::string& client) {
+absl::Status RequestRegistry::CheckQueueSpaceLocked(const std::string& client) {
   if (waiting_ >= limits_.count) {
     return QueueFull(absl::StrCat(waiting_, " of ", limits_.count, " requests wait"));
   }
@@ -69,7 +69,7 @@ absl::StatusOr<SequenceId> RequestRegistry::Enter(const std::string& request_id,
     return ReasonError(absl::StatusCode::kAlreadyExists, "REQUEST_EXISTS",
                        absl::StrCat("a request with the id \"", request_id, "\" is live"));
   }
-  RETURN_IF_ERROR(CheckPlaceLocked(client));
+  RETURN_IF_ERROR(CheckQueueSpaceLocked(client));
   // One request may always wait, whatever its size: limits of tokens and bytes bound the queue, not a prompt.
   if (waiting_ > 0 && waiting_tokens_ + tokens > limits_.tokens) {
     return QueueFull(

@@ -35,7 +35,7 @@ class RequestRegistry {
                                    const std::string& client = "");
 
   // Returns the errors of Enter() that do not depend on the request.
-  absl::Status CheckPlace(const std::string& client);
+  absl::Status CheckQueueSpace(const std::string& client);
 
   // Takes a request out of the queue. Later calls for the same request do nothing.
   void LeaveQueue(const std::string& request_id);
@@ -44,10 +44,10 @@ class RequestRegistry {
   void End(const std::string& request_id);
 
   // Estimates the time until a queue place is free, from the recent pace of freed places; each request
-  // refused since the last one counts as one place ahead. Within kShortestRetry..kLongestRetry.
+  // refused since the last one counts as one place ahead. Within kMinRetry..kMaxRetry.
   absl::Duration RetryDelay() const;
-  static constexpr absl::Duration kShortestRetry = absl::Milliseconds(50);
-  static constexpr absl::Duration kLongestRetry = absl::Seconds(60);
+  static constexpr absl::Duration kMinRetry = absl::Milliseconds(50);
+  static constexpr absl::Duration kMaxRetry = absl::Seconds(60);
 
   std::optional<SequenceId> Find(const std::string& request_id) const;
   uint64_t waiting() const;
@@ -62,7 +62,7 @@ class RequestRegistry {
     bool waiting = true;
   };
   void StopWaiting(Request* request) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  absl::Status CheckPlaceLocked(const std::string& client) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status CheckQueueSpaceLocked(const std::string& client) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status QueueFull(const std::string& what) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Duration RetryDelayLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 

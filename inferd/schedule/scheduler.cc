@@ -17,7 +17,7 @@ Scheduler::Scheduler(const SchedulerOptions& options, KvPages* pages, PrefixSour
       prefill_rows_(options.prefill_chunk),
       pages_(pages),
       prefixes_(prefixes),
-      let_go_(pages->total(), 0) {
+      leaving_holders_(pages->total(), 0) {
   running_.reserve(options.parallel);
   plan_.sequences.reserve(options.parallel);
   plan_.admitted.reserve(options.parallel);
@@ -145,10 +145,10 @@ const StepPlan& Scheduler::Plan() {
   chunk_left_ = prefill_rows_;
   // Decoding comes first, so that prompts never delay a running answer's next token; the rest of the step
   // goes to running prompts, and only then to waiting requests.
-  MakeWayForPriority();
+  PreemptForPriority();
   PlanDecode();
   PlanPrefill();
-  MakeWay();
+  PreemptBlocked();
   AdmitWaiting();
   return plan_;
 }
@@ -235,7 +235,7 @@ bool Scheduler::Fits(const Entry& entry) const {
   if (free_slots_.empty() || running_.empty()) {
     return !free_slots_.empty();
   }
-  return PagesToStart(entry) + PagesPromised(kAnyPriority) <= pages_->free_pages();
+  return PagesToStart(entry) + PagesCommitted(kAnyPriority) <= pages_->free_pages();
 }
 
 // Number of free pages that a waiting entry needs for its known tokens and one more.
@@ -268,7 +268,7 @@ Scheduler::Entry* Scheduler::NextWaiting() {
 
 // While others wait, preempts a sequence whose reader has been slow for long. One per plan: a single slot may
 // be enough.
-void Scheduler::MakeWay() {
+void Scheduler::PreemptBlocked() {
   if (NextWaiting() == nullptr) {
     return;
   }
@@ -282,7 +282,7 @@ void Scheduler::MakeWay() {
 
 // Preempts running sequences of lower priority than the first waiting one, if that makes enough room: their
 // results are found in the prefix cache or recomputed, to the same bits.
-void Scheduler::MakeWayForPriority() {
+void Scheduler::PreemptForPriority() {
   const Entry* first = NextWaiting();
   if (first == nullptr || Fits(*first) || !WouldFit(*first)) {
     return;
@@ -300,7 +300,7 @@ bool Scheduler::WouldFit(const Entry& entry) {
   }
   const uint32_t free = FreePagesWithout([=](const Entry& e) { return e.request.priority < priority; });
   return running_.front()->request.priority < priority ||
-         PagesToStart(entry) + PagesPromised(priority) <= free;
+         PagesToStart(entry) + PagesCommitted(priority) <= free;
 }
 
 uint32_t Scheduler::PeakPages(uint32_t positions) const {
@@ -309,7 +309,7 @@ uint32_t Scheduler::PeakPages(uint32_t positions) const {
 
 // Number of pages that running sequences of this priority and above still need for their known tokens. Future
 // answer tokens are unknown and not reserved: preemption makes up for that.
-uint32_t Scheduler::PagesPromised(int64_t priority) const {
+uint32_t Scheduler::PagesCommitted(int64_t priority) const {
   uint32_t pages = 0;
   for (const Entry* entry : running_) {
     if (entry->request.priority >= priority) {
@@ -351,8 +351,8 @@ uint32_t Scheduler::FreePagesWithout(absl::FunctionRef<bool(const Entry&)> leave
       }
     }
   };
-  for_each_page([&](uint32_t page) { free += ++let_go_[page] == pages_->holders(page) ? 1 : 0; });
-  for_each_page([&](uint32_t page) { let_go_[page] = 0; });
+  for_each_page([&](uint32_t page) { free += ++leaving_holders_[page] == pages_->holders(page) ? 1 : 0; });
+  for_each_page([&](uint32_t page) { leaving_holders_[page] = 0; });
   return free;
 }
 
@@ -393,7 +393,7 @@ void Scheduler::WithoutPages(absl::FunctionRef<void()> change) {
     waiting_.push_back(entry);
   }
   change();
-  let_go_.assign(pages_->total(), 0);
+  leaving_holders_.assign(pages_->total(), 0);
 }
 
 void Scheduler::Restart(SequenceId id) {

@@ -158,8 +158,8 @@ class Scheduler {
   void PlanDecode();
   void PlanPrefill();
   void AdmitWaiting();
-  void MakeWay();
-  void MakeWayForPriority();
+  void PreemptBlocked();
+  void PreemptForPriority();
   bool Fits(const Entry& entry) const;
   bool WouldFit(const Entry& entry);
   uint32_t PagesToStart(const Entry& entry) const;
@@ -172,7 +172,7 @@ class Scheduler {
   void Preempt(Entry* entry);
   void StopRunning(Entry* entry);
   uint32_t PeakPages(uint32_t positions) const;
-  uint32_t PagesPromised(int64_t priority) const;
+  uint32_t PagesCommitted(int64_t priority) const;
 
   const SchedulerOptions options_;
   uint32_t prefill_rows_;
@@ -185,7 +185,8 @@ class Scheduler {
   std::vector<uint32_t> free_slots_;
   std::vector<SequenceId> expired_;
   std::vector<SequenceId> overdue_;
-  std::vector<uint32_t> let_go_;  // by page: number of holders that could be preempted; all 0 between calls
+  std::vector<uint32_t>
+      leaving_holders_;  // by page: number of holders that could be preempted; all 0 between calls
   StepPlan plan_;
   uint32_t chunk_left_ = 0;
   uint64_t arrivals_ = 0;

@@ -7,7 +7,7 @@
 
 namespace sluice {
 
-void Sequence::FoundPrefix(uint32_t positions) {
+void Sequence::NotePrefix(uint32_t positions) {
   if (admitted_ == absl::InfinitePast()) {
     cached_tokens_ = std::min(positions, prompt_tokens_);
   }

@@ -72,7 +72,7 @@ class Sequence {
   virtual const std::string* prefix_salt() const { return nullptr; }
 
   // Notes that the sequence starts after `positions` cached ones. Only the first start counts.
-  void FoundPrefix(uint32_t positions);
+  void NotePrefix(uint32_t positions);
   // Number of prompt tokens found in the prefix cache.
   uint32_t cached_tokens() const { return cached_tokens_; }
 

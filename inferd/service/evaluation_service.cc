@@ -25,9 +25,9 @@ constexpr size_t kMessageBytes = 1 << 20;
 // logits are produced far faster than a client reads them.
 constexpr size_t kCongestedBytes = 4 << 20;
 
-class ScoreCall final : public ServiceStream<v1::ScoreResponse>, public ScoreSink {
+class ScoreStreamCall final : public ServiceStream<v1::ScoreResponse>, public ScoreSink {
  public:
-  ScoreCall(const ServingContext& context, grpc::CallbackServerContext* call, const ScoreSpec& spec)
+  ScoreStreamCall(const ServingContext& context, grpc::CallbackServerContext* call, const ScoreSpec& spec)
       : ServiceStream(context, call), client_(spec.client), request_(context.engine, spec.request_id) {}
   EngineRequest& request() { return request_; }
 
@@ -60,8 +60,8 @@ class ScoreCall final : public ServiceStream<v1::ScoreResponse>, public ScoreSin
   std::optional<FinishInfo> info_ ABSL_GUARDED_BY(mutex_);
 };
 
-void ScoreCall::OnRows(uint32_t first, absl::Span<const int32_t> argmax,
-                       absl::Span<const float> target_logprobs, absl::Span<const float> logits) {
+void ScoreStreamCall::OnRows(uint32_t first, absl::Span<const int32_t> argmax,
+                             absl::Span<const float> target_logprobs, absl::Span<const float> logits) {
   const size_t rows = argmax.size();
   const size_t row_floats = rows == 0 ? 0 : logits.size() / rows;
   const size_t row_bytes = row_floats * sizeof(float) + (target_logprobs.empty() ? 4 : 8);
@@ -87,7 +87,7 @@ void ScoreCall::OnRows(uint32_t first, absl::Span<const int32_t> argmax,
   Wake();
 }
 
-void ScoreCall::OnFinished(const Usage& usage, const Timings& timings) {
+void ScoreStreamCall::OnFinished(const Usage& usage, const Timings& timings) {
   request_.Ended();
   {
     const absl::MutexLock lock(&mutex_);
@@ -103,7 +103,7 @@ void ScoreCall::OnFinished(const Usage& usage, const Timings& timings) {
   End(absl::OkStatus());
 }
 
-std::optional<size_t> ScoreCall::Take(bool, v1::ScoreResponse* out) {
+std::optional<size_t> ScoreStreamCall::Take(bool, v1::ScoreResponse* out) {
   if (pending_.empty()) {
     return std::nullopt;
   }
@@ -123,7 +123,7 @@ grpc::ServerWriteReactor<v1::ScoreResponse>* EvaluationServiceImpl::Score(grpc::
     return Refuse<v1::ScoreResponse>(spec.status());
   }
   call->AddInitialMetadata("x-request-id", spec->request_id);
-  auto score = std::make_shared<ScoreCall>(context_, call, *spec);
+  auto score = std::make_shared<ScoreStreamCall>(context_, call, *spec);
   context_.pump->Add(score);
   const absl::Status status = context_.engine->Score(*std::move(spec), score);
   if (status.ok()) {

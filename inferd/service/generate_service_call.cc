@@ -117,8 +117,8 @@ void StreamedAnswerCall<Response>::Ending(const absl::Status& status) {
 }
 
 template <typename Response>
-AnswerCall<Response>::AnswerCall(const ServingContext& context, const GenerateSpec& spec,
-                                 const ReportOptions& report, Response* response)
+UnaryAnswerCall<Response>::UnaryAnswerCall(const ServingContext& context, const GenerateSpec& spec,
+                                           const ReportOptions& report, Response* response)
     : serving_(context),
       client_(spec.client),
       report_(report),
@@ -126,7 +126,7 @@ AnswerCall<Response>::AnswerCall(const ServingContext& context, const GenerateSp
       response_(response) {}
 
 template <typename Response>
-void AnswerCall<Response>::End(absl::Status status) {
+void UnaryAnswerCall<Response>::End(absl::Status status) {
   const absl::MutexLock lock(&mutex_);
   if (!end_.has_value()) {
     end_ = std::move(status);
@@ -138,7 +138,7 @@ void AnswerCall<Response>::End(absl::Status status) {
 }
 
 template <typename Response>
-void AnswerCall<Response>::OnTokens(absl::Span<const TokenOut> tokens, std::string_view text) {
+void UnaryAnswerCall<Response>::OnTokens(absl::Span<const TokenOut> tokens, std::string_view text) {
   const absl::MutexLock lock(&mutex_);
   if (!end_.has_value()) {
     AppendTokens(tokens, text, report_, &collected_);
@@ -146,7 +146,7 @@ void AnswerCall<Response>::OnTokens(absl::Span<const TokenOut> tokens, std::stri
 }
 
 template <typename Response>
-void AnswerCall<Response>::OnFinished(const FinishInfo& info) {
+void UnaryAnswerCall<Response>::OnFinished(const FinishInfo& info) {
   request_.Ended();
   {
     const absl::MutexLock lock(&mutex_);
@@ -156,13 +156,13 @@ void AnswerCall<Response>::OnFinished(const FinishInfo& info) {
 }
 
 template <typename Response>
-void AnswerCall<Response>::OnError(const absl::Status& status) {
+void UnaryAnswerCall<Response>::OnError(const absl::Status& status) {
   request_.Ended();
   End(status);
 }
 
 template <typename Response>
-void AnswerCall<Response>::Pump() {
+void UnaryAnswerCall<Response>::Pump() {
   const absl::MutexLock lock(&mutex_);
   if (end_.has_value()) {
     FinishLocked();
@@ -170,7 +170,7 @@ void AnswerCall<Response>::Pump() {
 }
 
 template <typename Response>
-void AnswerCall<Response>::OnCancel() {
+void UnaryAnswerCall<Response>::OnCancel() {
   request_.Cancel();
   const absl::MutexLock lock(&mutex_);
   if (!end_.has_value()) {
@@ -180,7 +180,7 @@ void AnswerCall<Response>::OnCancel() {
 }
 
 template <typename Response>
-void AnswerCall<Response>::FinishLocked() {
+void UnaryAnswerCall<Response>::FinishLocked() {
   if (std::exchange(finished_, true)) {
     return;
   }
@@ -198,7 +198,7 @@ void AnswerCall<Response>::FinishLocked() {
 
 template class StreamedAnswerCall<v1::GenerateStreamResponse>;
 template class StreamedAnswerCall<v1::ChatStreamResponse>;
-template class AnswerCall<v1::GenerateResponse>;
-template class AnswerCall<v1::ChatResponse>;
+template class UnaryAnswerCall<v1::GenerateResponse>;
+template class UnaryAnswerCall<v1::ChatResponse>;
 
 }  // namespace sluice

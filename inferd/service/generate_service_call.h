@@ -58,14 +58,14 @@ class StreamedAnswerCall final : public ServiceStream<Response>, public RequestS
 
 // `Response` is GenerateResponse or ChatResponse.
 template <typename Response>
-class AnswerCall final : public grpc::ServerUnaryReactor,
-                         public PumpedCall,
-                         public RequestSink,
-                         public std::enable_shared_from_this<AnswerCall<Response>> {
+class UnaryAnswerCall final : public grpc::ServerUnaryReactor,
+                              public PumpedCall,
+                              public RequestSink,
+                              public std::enable_shared_from_this<UnaryAnswerCall<Response>> {
  public:
   // `response` is owned by gRPC until OnDone.
-  AnswerCall(const ServingContext& context, const GenerateSpec& spec, const ReportOptions& report,
-             Response* response);
+  UnaryAnswerCall(const ServingContext& context, const GenerateSpec& spec, const ReportOptions& report,
+                  Response* response);
   EngineRequest& request() { return request_; }
   void End(absl::Status status) ABSL_LOCKS_EXCLUDED(mutex_);
 
@@ -101,12 +101,12 @@ class AnswerCall final : public grpc::ServerUnaryReactor,
 
 using GenerateStreamCall = StreamedAnswerCall<inference::v1::GenerateStreamResponse>;
 using ChatStreamCall = StreamedAnswerCall<inference::v1::ChatStreamResponse>;
-using GenerateCall = AnswerCall<inference::v1::GenerateResponse>;
-using ChatCall = AnswerCall<inference::v1::ChatResponse>;
+using GenerateCall = UnaryAnswerCall<inference::v1::GenerateResponse>;
+using ChatCall = UnaryAnswerCall<inference::v1::ChatResponse>;
 
 extern template class StreamedAnswerCall<inference::v1::GenerateStreamResponse>;
 extern template class StreamedAnswerCall<inference::v1::ChatStreamResponse>;
-extern template class AnswerCall<inference::v1::GenerateResponse>;
-extern template class AnswerCall<inference::v1::ChatResponse>;
+extern template class UnaryAnswerCall<inference::v1::GenerateResponse>;
+extern template class UnaryAnswerCall<inference::v1::ChatResponse>;
 
 }  // namespace sluice

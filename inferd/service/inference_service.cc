@@ -26,7 +26,7 @@ ConversationView ConversationOf(const Request& request) {
 absl::Status Admit(const ServingContext& context, const grpc::CallbackServerContext& call,
                    const google::protobuf::Message& request) {
   RETURN_IF_ERROR(CheckNoUnknownFields(request));
-  return context.engine->CheckPlace(FactsOf(call).client);
+  return context.engine->CheckQueueSpace(FactsOf(call).client);
 }
 
 // Submits the request to the engine; a refusal ends the call. The call is added to the pump before the engine

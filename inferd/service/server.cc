@@ -121,23 +121,23 @@ void InferdServer::StartDrain() {
   state_->StartDrain();
 }
 
-bool InferdServer::AwaitCalls(absl::Duration patience) {
+bool InferdServer::AwaitCalls(absl::Duration timeout) {
   if (parts_->pump.calls() == 0) {
     return true;
   }
-  const bool ended = parts_->pump.AwaitIdle(patience);
+  const bool ended = parts_->pump.AwaitIdle(timeout);
   if (ended) {
     absl::SleepFor(kLinger);
   }
   return ended;
 }
 
-void InferdServer::Shutdown(absl::Duration patience) {
+void InferdServer::Shutdown(absl::Duration timeout) {
   if (!parts_->health.joinable()) {
     return;
   }
   StartDrain();
-  AwaitCalls(patience);
+  AwaitCalls(timeout);
   // The admin service ends last, so that an operator can observe the drain.
   parts_->client_server->Shutdown(absl::ZeroDuration());
   {

@@ -49,12 +49,12 @@ class InferdServer {
 
   // Reports NOT_SERVING and refuses new requests from now on; running requests continue.
   void StartDrain();
-  // Waits up to `patience` until every call has ended; true if they have.
-  bool AwaitCalls(absl::Duration patience);
+  // Waits up to `timeout` until every call has ended; true if they have.
+  bool AwaitCalls(absl::Duration timeout);
 
-  // Calls StartDrain() and AwaitCalls(patience), then cancels the rest and closes the sockets, the admin
+  // Calls StartDrain() and AwaitCalls(timeout), then cancels the rest and closes the sockets, the admin
   // socket last. Idempotent.
-  void Shutdown(absl::Duration patience) ABSL_LOCKS_EXCLUDED(mutex_);
+  void Shutdown(absl::Duration timeout) ABSL_LOCKS_EXCLUDED(mutex_);
 
   // Sets allowed peers and call limits for new connections and calls, while others run.
   void Tune(std::vector<uid_t> allowed_uids, std::vector<gid_t> allowed_gids, const ServingLimits& limits);

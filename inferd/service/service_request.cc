@@ -124,23 +124,23 @@ absl::StatusOr<absl::Duration> MaxQueueWait(const v1::SchedulingParams& scheduli
   return duration;
 }
 
-absl::StatusOr<std::optional<GuideSpec>> Guided(const v1::GenerationSpec& spec) {
+absl::StatusOr<std::optional<GrammarSpec>> Guided(const v1::GenerationSpec& spec) {
   if (!spec.has_guided()) {
     return std::nullopt;
   }
   const v1::GuidedDecoding& guided = spec.guided();
   switch (guided.guide_case()) {
     case v1::GuidedDecoding::kJsonSchema:
-      return GuideSpec{GuideSpec::Kind::kJsonSchema, guided.json_schema(), {}, {}, {}};
+      return GrammarSpec{GrammarSpec::Kind::kJsonSchema, guided.json_schema(), {}, {}, {}};
     case v1::GuidedDecoding::kRegex:
-      return GuideSpec{GuideSpec::Kind::kRegex, guided.regex(), {}, {}, {}};
+      return GrammarSpec{GrammarSpec::Kind::kRegex, guided.regex(), {}, {}, {}};
     case v1::GuidedDecoding::kGrammar:
-      return GuideSpec{GuideSpec::Kind::kGrammar, guided.grammar(), {}, {}, {}};
+      return GrammarSpec{GrammarSpec::Kind::kGrammar, guided.grammar(), {}, {}, {}};
     case v1::GuidedDecoding::kChoice:
-      return GuideSpec{
-          GuideSpec::Kind::kChoice, "", {guided.choice().texts().begin(), guided.choice().texts().end()}};
+      return GrammarSpec{
+          GrammarSpec::Kind::kChoice, "", {guided.choice().texts().begin(), guided.choice().texts().end()}};
     case v1::GuidedDecoding::kJsonObject:
-      return GuideSpec{GuideSpec::Kind::kJsonObject, "", {}, {}, {}};
+      return GrammarSpec{GrammarSpec::Kind::kJsonObject, "", {}, {}, {}};
     case v1::GuidedDecoding::GUIDE_NOT_SET:
       break;
   }
@@ -159,7 +159,7 @@ absl::StatusOr<Draft> PlanWithoutPrompt(const ServingContext& context, const Cal
   RETURN_IF_ERROR(CheckUnsupported(spec));
   Draft draft;
   ASSIGN_OR_RETURN(draft.fields, FieldsOf(context, spec));
-  ASSIGN_OR_RETURN(draft.fields.guide, Guided(spec));
+  ASSIGN_OR_RETURN(draft.fields.constraint, Guided(spec));
   ASSIGN_OR_RETURN(draft.fields.max_queue_wait, MaxQueueWait(spec.scheduling()));
   ASSIGN_OR_RETURN(draft.plan.spec, PlanRequest(context, call, draft.fields, kNames));
   draft.plan.report = Report(spec.output());

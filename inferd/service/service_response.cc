@@ -147,7 +147,7 @@ void FillStats(const EngineStats& stats, v1::GetStatsResponse* out) {
   gauges->set_fetches_outstanding(stats.fetches_outstanding);
   v1::Resources* resources = out->mutable_resources();
   resources->set_kv_pages_total(stats.kv_pages_total);
-  resources->set_kv_pages_kept(stats.kv_pages_kept);
+  resources->set_kv_pages_kept(stats.kv_pages_cached);
   resources->set_dense_leases(stats.dense_leases_held);
   v1::Counters* counters = out->mutable_counters();
   counters->set_steps(stats.steps);

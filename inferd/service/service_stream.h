@@ -63,18 +63,18 @@ class ServiceStream : public grpc::ServerWriteReactor<Response>,
   void CheckStall(absl::Time now) final ABSL_LOCKS_EXCLUDED(mutex_) {
     {
       const absl::MutexLock lock(&mutex_);
-      const absl::Duration patience = serving_.limits.stall_timeout.Get();
-      if (done_ || !writing_ || now < write_began_ + patience) {
+      const absl::Duration timeout = serving_.limits.stall_timeout.Get();
+      if (done_ || !writing_ || now < write_began_ + timeout) {
         return;
       }
       if (finished_) {
         // The reader has not read the error either.
-        if (now >= write_began_ + 2 * patience) {
+        if (now >= write_began_ + 2 * timeout) {
           call_->TryCancel();
         }
         return;
       }
-      CutLocked(absl::StrCat("nothing was read for ", absl::FormatDuration(patience)));
+      CutLocked(absl::StrCat("nothing was read for ", absl::FormatDuration(timeout)));
     }
     Pump();
   }
@@ -122,9 +122,9 @@ class ServiceStream : public grpc::ServerWriteReactor<Response>,
 
   // Counts about `bytes` of appended output; above the limit the stream is cut if `may_cut`.
   void Appended(size_t bytes, bool may_cut) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    const size_t most = serving_.limits.max_unsent_bytes.Get();
-    if (unsent_.fetch_add(bytes) + bytes > most && may_cut) {
-      CutLocked(absl::StrCat("more than ", most, " bytes wait to be read"));
+    const size_t maximum = serving_.limits.max_unsent_bytes.Get();
+    if (unsent_.fetch_add(bytes) + bytes > maximum && may_cut) {
+      CutLocked(absl::StrCat("more than ", maximum, " bytes wait to be read"));
     }
   }
   // True if appended output still has a reader.

@@ -90,9 +90,9 @@ absl::Status EngineGate::Health() const {
   return engine->Health();
 }
 
-absl::Status EngineGate::CheckPlace(const std::string& client) {
+absl::Status EngineGate::CheckQueueSpace(const std::string& client) {
   ASSIGN_OR_RETURN(EngineApi* const engine, Engine());
-  return engine->CheckPlace(client);
+  return engine->CheckQueueSpace(client);
 }
 
 void EngineGate::SetQueueLimits(const QueueLimits& limits) {

@@ -33,7 +33,7 @@ class EngineGate final : public EngineApi {
   std::vector<LayerStats> Layers() const override;
   absl::Status Health() const override;
   void StartDrain() override;
-  absl::Status CheckPlace(const std::string& client) override;
+  absl::Status CheckQueueSpace(const std::string& client) override;
   void SetQueueLimits(const QueueLimits& limits) override ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:

@@ -146,9 +146,9 @@ absl::StatusOr<GenerateSpec> PlanRequest(const ServingContext& context, const Ca
   }
   spec.logprobs = fields.logprobs;
   spec.priority = fields.priority;
-  if (fields.guide.has_value()) {
+  if (fields.constraint.has_value()) {
     RETURN_IF_ERROR(CheckTokenizer(context));
-    spec.guide = fields.guide;
+    spec.constraint = fields.constraint;
   }
   if (fields.cache_salt.size() > kMaxSaltBytes) {
     return Invalid(

@@ -54,7 +54,7 @@ struct RequestFields {
   absl::Duration max_queue_wait = absl::InfiniteDuration();  // until its start
   std::string cache_salt;
   bool bypass_prefix_cache = false;
-  std::optional<GuideSpec> guide;
+  std::optional<GrammarSpec> constraint;
 };
 
 // Client names of the groups of fields: errors name "<sampling>top_p".

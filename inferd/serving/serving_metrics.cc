@@ -21,10 +21,10 @@ void Load(const EngineStats& stats, const StreamPump& pump, MetricText* text) {
   text->One("inferd_requests_running", kGauge, "Sequences in the batch.", stats.sequences_running);
   text->One("inferd_requests_waiting", kGauge, "Sequences in the queue.", stats.sequences_waiting);
   text->One("inferd_calls_active", kGauge, "Calls that have not ended.", pump.calls());
-  text->One("inferd_unsent_bytes", kGauge, "Bytes that wait for clients to read them.", pump.unsent_bytes());
+  text->One("inferd_unsent_bytes", kGauge, "Output bytes that clients have not read.", pump.unsent_bytes());
   text->One("inferd_kv_pages_used", kGauge, "Pages of the KV cache in use.", stats.kv_pages_used);
-  text->One("inferd_kv_pages_kept", kGauge, "Pages that nobody uses, kept for texts that begin like theirs.",
-            stats.kv_pages_kept);
+  text->One("inferd_kv_pages_cached", kGauge, "Unused pages that hold cached prefixes.",
+            stats.kv_pages_cached);
   text->One("inferd_kv_pages", kGauge, "Pages of the KV cache.", stats.kv_pages_total);
   text->One("inferd_kv_usage_ratio", kGauge, "Share of the KV cache in use.",
             stats.kv_pages_total == 0
@@ -36,18 +36,17 @@ void Load(const EngineStats& stats, const StreamPump& pump, MetricText* text) {
 }
 
 void Work(const EngineStats& stats, const StreamPump& pump, MetricText* text) {
-  text->Family("inferd_finished_requests_total", kCounter, "Requests of all kinds by how they ended.");
+  text->Family("inferd_finished_requests_total", kCounter, "Finished requests, by outcome.");
   text->Sample({{"end", "ok"}}, stats.requests_finished);
   text->Sample({{"end", "cancelled"}}, stats.requests_cancelled);
   text->Sample({{"end", "failed"}}, stats.requests_failed);
   text->Sample({{"end", "rejected"}}, stats.requests_rejected);
-  text->One("inferd_slow_consumers_total", kCounter, "Streams cut because of their reader.",
+  text->One("inferd_slow_consumers_total", kCounter, "Streams cut because of a slow reader.",
             pump.slow_consumers());
-  text->One("inferd_prompt_tokens_total", kCounter, "Tokens of prompts that were done.", stats.prompt_tokens);
-  text->One("inferd_cached_prompt_tokens_total", kCounter, "Of these: found computed in the prefix cache.",
+  text->One("inferd_prompt_tokens_total", kCounter, "Tokens of finished prompts.", stats.prompt_tokens);
+  text->One("inferd_cached_prompt_tokens_total", kCounter, "Prompt tokens found in the prefix cache.",
             stats.cached_prompt_tokens);
-  text->One("inferd_preemptions_total", kCounter, "Sequences that gave way to others, to go on later.",
-            stats.preemptions);
+  text->One("inferd_preemptions_total", kCounter, "Preempted sequences.", stats.preemptions);
   text->One("inferd_generation_tokens_total", kCounter, "Tokens generated.", stats.generated_tokens);
   text->One("inferd_steps_total", kCounter, "Steps of the engine.", stats.steps);
   text->One("inferd_device_waits_total", kCounter,
@@ -56,40 +55,40 @@ void Work(const EngineStats& stats, const StreamPump& pump, MetricText* text) {
   text->One("inferd_device_kernels_total", kCounter,
             "Kernels that the device was given; 0 for a device without, as the next two.",
             stats.device_kernels);
-  text->One("inferd_device_graph_launches_total", kCounter, "Graphs of kernels that were launched.",
+  text->One("inferd_device_graph_launches_total", kCounter, "Kernel graphs launched.",
             stats.device_graph_launches);
-  text->One("inferd_device_graph_changes_total", kCounter, "Graphs that were made for that, or changed.",
+  text->One("inferd_device_graph_changes_total", kCounter, "Kernel graphs created or updated.",
             stats.device_graph_changes);
-  text->One("inferd_prompt_seconds_total", kCounter, "Time of steps with tokens of prompts.",
+  text->One("inferd_prompt_seconds_total", kCounter, "Time of steps with prompt tokens.",
             stats.prompt_seconds);
-  text->One("inferd_decode_seconds_total", kCounter, "Time of steps of generated tokens alone.",
+  text->One("inferd_decode_seconds_total", kCounter, "Time of steps with generated tokens only.",
             stats.decode_seconds);
-  text->One("inferd_decode_weight_bytes_total", kCounter, "Bytes of weights that these steps read.",
+  text->One("inferd_decode_weight_bytes_total", kCounter, "Bytes of weights read by decode steps.",
             stats.weight_bytes_touched);
 }
 
 void Experts(const EngineStats& stats, MetricText* text) {
   text->One("inferd_expert_requests_total", kCounter, "Experts that the routers chose.",
             stats.expert_requests);
-  text->One("inferd_expert_hits_total", kCounter, "Of these: resident when chosen.", stats.expert_hits);
+  text->One("inferd_expert_hits_total", kCounter, "Experts resident when chosen.", stats.expert_hits);
   text->One("inferd_expert_stall_seconds_total", kCounter, "Time that steps waited for bytes.",
             stats.stall_seconds);
-  text->Family("inferd_weight_bytes_total", kCounter, "Bytes of weights by the tier that they came from.");
+  text->Family("inferd_weight_bytes_total", kCounter, "Bytes of weights, by source tier.");
   text->Sample({{"tier", "ssd"}}, stats.bytes_ssd);
   text->Sample({{"tier", "link"}}, stats.bytes_link);
-  text->One("inferd_prefetch_issued_total", kCounter, "Prefetches asked for.", stats.prefetch_issued);
+  text->One("inferd_prefetch_issued_total", kCounter, "Prefetches issued.", stats.prefetch_issued);
   text->One("inferd_prefetch_useful_total", kCounter,
             "Of these: resident by the time the router chose the expert.", stats.prefetch_useful);
-  text->One("inferd_token_guesses_total", kCounter, "Steps at whose end the tokens that follow were guessed.",
-            stats.token_guesses);
-  text->One("inferd_token_guesses_right_total", kCounter,
-            "Of these: the next step began with just these tokens.", stats.token_guesses_right);
+  text->One("inferd_draft_steps_total", kCounter, "Steps after which the following tokens were drafted.",
+            stats.draft_steps);
+  text->One("inferd_draft_steps_right_total", kCounter,
+            "Of these: the next step began with just these tokens.", stats.draft_steps_right);
   text->One("inferd_predictions_total", kCounter, "Experts predicted and compared with the router's choice.",
             stats.predictions);
-  text->One("inferd_predictions_right_total", kCounter, "Of these: right.", stats.predictions_right);
-  text->One("inferd_predictions_wanted_total", kCounter,
+  text->One("inferd_predictions_right_total", kCounter, "Correct predictions.", stats.predictions_right);
+  text->One("inferd_prediction_targets_total", kCounter,
             "Experts that the router chose where there was a prediction.", stats.predictions_wanted);
-  text->One("inferd_predictor_precision_ratio", kGauge, "Share of the predictions so far that were right.",
+  text->One("inferd_predictor_precision_ratio", kGauge, "Share of correct predictions.",
             stats.predictions == 0
                 ? 0.0
                 : static_cast<double>(stats.predictions_right) / static_cast<double>(stats.predictions));
@@ -114,13 +113,13 @@ ServingMetrics::ServingMetrics()
                                    "From a request's arrival to its first token.", kFirstTokenBounds)),
       tpot_(registry_.AddHistogram("inferd_time_per_output_token_seconds",
                                    "Mean time between the tokens of an answer.", kNextTokenBounds)),
-      queue_(registry_.AddHistogram("inferd_request_queue_seconds", "Time that a request waited to begin.",
+      queue_(registry_.AddHistogram("inferd_request_queue_seconds", "Queue time of a request.",
                                     kFirstTokenBounds)),
       seconds_(registry_.AddHistogram("inferd_request_seconds", "From a request's arrival to its last token.",
                                       kAnswerBounds)) {
   for (size_t code = 0; code < by_code_.size(); ++code) {
     by_code_[code] =
-        registry_.AddCounter("inferd_answers_total", "Answers that ended, by status.",
+        registry_.AddCounter("inferd_responses_total", "Finished responses, by status.",
                              {{"code", absl::StatusCodeToString(static_cast<absl::StatusCode>(code))}});
   }
 }
@@ -145,10 +144,10 @@ void ServingMetrics::Ended(const FinishInfo* info, const absl::Status& status) {
 std::string ServingMetrics::Text(const EngineStats& stats, const ServerInfo& info, ServerState::Phase phase,
                                  const StreamPump& pump) const {
   MetricText text;
-  text.Family("inferd_build_info", kGauge, "What runs.");
+  text.Family("inferd_build_info", kGauge, "Build and model.");
   text.Sample({{"version", info.version}, {"model", info.model_id}, {"isa", info.isa}}, 1);
   const std::string device = OptionOf(info, "device");
-  text.Family("inferd_device_info", kGauge, "Where the model runs, and how experts get there.");
+  text.Family("inferd_device_info", kGauge, "Device of the model, and transport of experts.");
   text.Sample({{"device", device}, {"transport", device == "host" ? "lease" : OptionOf(info, "transport")}},
               1);
   text.One("inferd_serving", kGauge, "1 while tokens can be made.",

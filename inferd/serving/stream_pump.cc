@@ -70,8 +70,8 @@ uint64_t StreamPump::unsent_bytes() const {
   return total;
 }
 
-bool StreamPump::AwaitIdle(absl::Duration patience) const {
-  const absl::Time deadline = absl::Now() + patience;
+bool StreamPump::AwaitIdle(absl::Duration timeout) const {
+  const absl::Time deadline = absl::Now() + timeout;
   const MutexLock lock(&mutex_);
   while (!live_.empty()) {
     const absl::Duration left = deadline - absl::Now();

@@ -55,8 +55,8 @@ class StreamPump {
   uint64_t calls() const ABSL_LOCKS_EXCLUDED(mutex_);
   uint64_t unsent_bytes() const ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // Waits up to `patience` until there is no call; true if there is none.
-  bool AwaitIdle(absl::Duration patience) const ABSL_LOCKS_EXCLUDED(mutex_);
+  // Waits up to `timeout` until there is no call; true if there is none.
+  bool AwaitIdle(absl::Duration timeout) const ABSL_LOCKS_EXCLUDED(mutex_);
 
   // Number of streams cut because of a slow reader, since the start.
   void CountSlowConsumer() { slow_consumers_.fetch_add(1); }

@@ -23,10 +23,10 @@ namespace {
 constexpr absl::Duration kConnectPause = absl::Milliseconds(20);
 // Timeout for the exit of a weightd that closed its sockets. A dying process is gone well within it; one that
 // is still there has only closed the session.
-constexpr absl::Duration kPeerExitPatience = absl::Seconds(1);
+constexpr absl::Duration kPeerExitTimeout = absl::Seconds(1);
 // Timeout for weightd to map a slab: populating its pages takes about a second for 8 GiB.
-constexpr absl::Duration kSlabPatience = absl::Minutes(2);
-constexpr absl::Duration kClosePatience = absl::Seconds(1);
+constexpr absl::Duration kSlabTimeout = absl::Minutes(2);
+constexpr absl::Duration kCloseTimeout = absl::Seconds(1);
 // Interval of Poll()'s checks of the side socket, each of which costs a system call. Memory of retired
 // segments returns to weightd within this time.
 constexpr int64_t kDrainNanos = 200'000;
@@ -34,7 +34,7 @@ constexpr int64_t kDrainNanos = 200'000;
 // between is lost with it, like one sent just before.
 constexpr int64_t kLookNanos = 200'000;
 // Maximum time that queued requests of a batch wait for the doorbell.
-constexpr int64_t kMostHeldNanos = 200'000;
+constexpr int64_t kMaxBatchNanos = 200'000;
 // Reserved ring entries: with a full ring a cancel, which makes room, must still be possible.
 constexpr size_t kCancelPlaces = 4;
 
@@ -89,7 +89,7 @@ SessionWeightClient::~SessionWeightClient() {
   if (session_ != nullptr && connected()) {
     // Without this call weightd would hold the session's pins until this process has exited.
     WeightsRpcClient(options_.socket)
-        .CloseSession(session_->opened().session, session_->opened().boot_epoch, absl::Now() + kClosePatience)
+        .CloseSession(session_->opened().session, session_->opened().boot_epoch, absl::Now() + kCloseTimeout)
         .IgnoreError();
   }
 }
@@ -110,9 +110,9 @@ absl::Status SessionWeightClient::OpenSession(absl::Time deadline) {
                                             options_.layout.ring_entries, " were asked for"));
   }
   lost_ = absl::OkStatus();
-  taken_.reset();
+  revoked_.reset();
   next_look_nanos_ = 0;
-  held_since_.reset();
+  batch_since_.reset();
   description_.Set(absl::StrFormat(
       "weightd at %s (process %d, %s), session %d of epoch %016x, %s of %s reserved, %d segments mapped, "
       "wakes by eventfd and pipe, spin %s",
@@ -189,23 +189,23 @@ absl::Status SessionWeightClient::Push(SubmissionEntry entry, const PendingReque
     requests_.Take(entry.id);
     return status;
   }
-  const int64_t now = holds_ == 0 ? 0 : MonotonicClock().NowNanos();
-  held_since_ = held_since_.value_or(now);
-  if (holds_ == 0 || now - *held_since_ > kMostHeldNanos) {
+  const int64_t now = batch_depth_ == 0 ? 0 : MonotonicClock().NowNanos();
+  batch_since_ = batch_since_.value_or(now);
+  if (batch_depth_ == 0 || now - *batch_since_ > kMaxBatchNanos) {
     RingNow();
   }
   return absl::OkStatus();
 }
 
 void SessionWeightClient::RingNow() {
-  if (held_since_.has_value() && session_ != nullptr) {
-    bells_.Add(session_->RingBell() ? 1 : 0);
+  if (batch_since_.has_value() && session_ != nullptr) {
+    wakeups_.Add(session_->WakeWeightd() ? 1 : 0);
   }
-  held_since_.reset();
+  batch_since_.reset();
 }
 
-void SessionWeightClient::RingBell() {
-  if (--holds_ == 0) {
+void SessionWeightClient::EndSubmitBatch() {
+  if (--batch_depth_ == 0) {
     RingNow();
   }
 }
@@ -215,27 +215,27 @@ absl::StatusOr<uint32_t> SessionWeightClient::OfferSlab(const SlabOffer& offer) 
     return lost();
   }
   const uint32_t number = next_slab_++;
-  RETURN_IF_ERROR(session_->OfferSlab(number, offer, absl::Now() + kSlabPatience));
+  RETURN_IF_ERROR(session_->OfferSlab(number, offer, absl::Now() + kSlabTimeout));
   return number;
 }
 
 // A second slab of the session needs no wait, nor one behind a failed wait.
-absl::Status SessionWeightClient::TakeSlabsBack(absl::Time deadline) {
+absl::Status SessionWeightClient::RevokeSlabs(absl::Time deadline) {
   if (session_ == nullptr) {
     return absl::OkStatus();  // DropSession() has waited
   }
-  if (!taken_.has_value()) {
+  if (!revoked_.has_value()) {
     session_->Lose(absl::UnavailableError("the session was ended, to take slabs back"));
-    taken_ = Close(session_->opened(), session_->side(), session_->peer_pidfd(), deadline);
+    revoked_ = Close(session_->opened(), session_->side(), session_->peer_pidfd(), deadline);
   }
-  return *taken_;
+  return *revoked_;
 }
 
 absl::Status SessionWeightClient::Close(const OpenedSession& opened, int side, int process,
                                         absl::Time deadline) const {
   const absl::Status closed =
       WeightsRpcClient(options_.socket)
-          .CloseSession(opened.session, opened.boot_epoch, std::min(deadline, absl::Now() + kClosePatience));
+          .CloseSession(opened.session, opened.boot_epoch, std::min(deadline, absl::Now() + kCloseTimeout));
   // weightd's sockets are closed in the middle of a process' death: a peer that closes one and does not
   // answer is dying, and its other resources are gone at its end.
   const bool answers = closed.ok() || absl::IsNotFound(closed);
@@ -426,18 +426,18 @@ void SessionWeightClient::DropSession(absl::Time deadline) {
   const OpenedSession opened = session_->opened();
   lost_ = session_->lost();
   session_.reset();
-  if (taken_.has_value()) {
+  if (revoked_.has_value()) {
     return;  // already closed
   }
   bool exited = false;
   if (ends.process.valid() && !same_process) {
     pollfd polled{ends.process.get(), POLLIN, 0};
-    exited = poll(&polled, 1, MillisLeft(std::min(deadline, absl::Now() + kPeerExitPatience))) > 0;
+    exited = poll(&polled, 1, MillisLeft(std::min(deadline, absl::Now() + kPeerExitTimeout))) > 0;
   }
   if (!exited) {
     // A live weightd keeps the pins and the reserve of a lost session until this process exits or reports
     // that it reads nothing any more.
-    Close(opened, ends.side.get(), ends.process.get(), absl::Now() + kClosePatience).IgnoreError();
+    Close(opened, ends.side.get(), ends.process.get(), absl::Now() + kCloseTimeout).IgnoreError();
   }
 }
 

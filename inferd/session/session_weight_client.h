@@ -55,10 +55,10 @@ class SessionWeightClient final : public WeightClient {
   void SetScan(bool scan) override { scan_ = scan; }
   bool IsResident(uint32_t extent) const override;
   absl::Status Submit(const FetchRequest& request) override;
-  void HoldBell() override { ++holds_; }
-  void RingBell() override;
+  void BeginSubmitBatch() override { ++batch_depth_; }
+  void EndSubmitBatch() override;
   absl::StatusOr<uint32_t> OfferSlab(const SlabOffer& offer) override;
-  absl::Status TakeSlabsBack(absl::Time deadline) override;
+  absl::Status RevokeSlabs(absl::Time deadline) override;
   uint32_t LandedTiles(uint64_t id) const override;
   void Cancel(uint64_t id) override;
   void CancelPrefetches(uint64_t step, uint32_t layer) override;
@@ -79,7 +79,7 @@ class SessionWeightClient final : public WeightClient {
   // Reason of the session's end; OK while it lives.
   absl::Status lost() const;
   // Number of wake-ups of a sleeping weightd.
-  uint64_t bells() const { return bells_.value(); }
+  uint64_t wakeups() const { return wakeups_.value(); }
 
  private:
   // A value with one writing thread and any number of readers.
@@ -143,11 +143,11 @@ class SessionWeightClient final : public WeightClient {
   uint64_t order_ = 0;  // releases in that step
   bool scan_ = false;
   int64_t next_drain_nanos_ = 0;
-  int64_t next_look_nanos_ = 0;        // time of the next check for a dead weightd
-  uint32_t holds_ = 0;                 // nesting of doorbell batches
-  std::optional<int64_t> held_since_;  // time of the first entry queued without a doorbell
-  absl::Status lost_;                  // reason of the last session's end, when session_ is null
-  std::optional<absl::Status> taken_;  // TakeSlabsBack()'s result in this session
+  int64_t next_look_nanos_ = 0;          // time of the next check for a dead weightd
+  uint32_t batch_depth_ = 0;             // nesting of doorbell batches
+  std::optional<int64_t> batch_since_;   // time of the first entry queued without a doorbell
+  absl::Status lost_;                    // reason of the last session's end, when session_ is null
+  std::optional<absl::Status> revoked_;  // RevokeSlabs()'s result in this session
 
   Counter leases_;
   Counter releases_;
@@ -158,7 +158,7 @@ class SessionWeightClient final : public WeightClient {
   Counter bytes_ssd_;
   Counter bytes_link_;
   Counter reconnects_;
-  Counter bells_;
+  Counter wakeups_;
   SharedText description_;
 };
 

@@ -120,8 +120,8 @@ absl::Status WeightSession::Submit(SubmissionEntry entry, absl::Span<const uint3
   return absl::OkStatus();
 }
 
-bool WeightSession::RingBell() {
-  if (!submissions_->TakeServerSleep()) {
+bool WeightSession::WakeWeightd() {
+  if (!submissions_->ClaimServerWake()) {
     return false;
   }
   ProtocolStep(ProtocolPoint::kWake, &control_.cursors->server_sleeping);

@@ -57,7 +57,7 @@ class WeightSession {
   // INVALID_ARGUMENT: a list longer than the arena.
   absl::Status Submit(SubmissionEntry entry, absl::Span<const uint32_t> neurons = {});
   // Wakes weightd if it sleeps; it may not see earlier entries otherwise. Returns true if it slept.
-  bool RingBell();
+  bool WakeWeightd();
   // The oldest completion, left in the ring until Advance(). False: none, or the session is lost.
   bool Peek(CompletionEntry* entry);
   void Advance() { completions_->Advance(); }

@@ -37,7 +37,7 @@ std::optional<Uniform> UniformOf(const MoeExpertsArgs& args, Backend* backend) {
     for (const WeightView* view : PartsOf(work)) {
       if (found.view == nullptr) found = {view, 0, kept};
       if (!(view->encoding == found.view->encoding) || kept != found.kept) return std::nullopt;
-      found.rows += kept ? CountedByLead(backend, work) : NeuronsOf(work);
+      found.rows += kept ? ActiveByLead(backend, work) : NeuronsOf(work);
     }
   }
   return found.rows > 0 ? std::optional(found) : std::nullopt;
@@ -46,10 +46,10 @@ std::optional<Uniform> UniformOf(const MoeExpertsArgs& args, Backend* backend) {
 }  // namespace
 
 void CostSamples::Add(double value) {
-  if (values_.size() < kMost) {
+  if (values_.size() < kMaxSamples) {
     values_.push_back(value);
   } else {
-    values_[next_++ % kMost] = value;
+    values_[next_++ % kMaxSamples] = value;
   }
 }
 

@@ -24,11 +24,12 @@
 
 namespace sluice {
 
-// The last kMost values added; older ones are dropped, as the first steps after a start meet cold memory.
+// The last kMaxSamples values added; older ones are dropped, as the first steps after a start meet cold
+// memory.
 class CostSamples {
  public:
-  static constexpr size_t kMost = 32;
-  CostSamples() { values_.reserve(kMost); }
+  static constexpr size_t kMaxSamples = 32;
+  CostSamples() { values_.reserve(kMaxSamples); }
   void Add(double value);
   bool empty() const { return values_.empty(); }
   // Returns the median; the upper middle value for an even count. REQUIRES: not empty.

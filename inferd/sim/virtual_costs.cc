@@ -33,7 +33,7 @@ struct RowField {
   double RowCost::*member;
 };
 constexpr RowField kRowFields[] = {{"_all_ns", &RowCost::all_ns}, {"_kept_ns", &RowCost::kept_ns}};
-constexpr uint64_t kMostFileBytes = 1 << 16;
+constexpr uint64_t kMaxCostFileBytes = 1 << 16;
 
 struct Regime {
   const char* name;
@@ -90,7 +90,7 @@ absl::Status SetField(const std::string& assignment, VirtualCosts* costs) {
 }
 
 absl::Status SetFromFile(const std::string& path, VirtualCosts* costs) {
-  ASSIGN_OR_RETURN(const std::string text, ReadFile(path, kMostFileBytes));
+  ASSIGN_OR_RETURN(const std::string text, ReadFile(path, kMaxCostFileBytes));
   for (const absl::string_view line : absl::StrSplit(text, '\n')) {
     const std::string assignment(absl::StripAsciiWhitespace(line.substr(0, line.find('#'))));
     if (const absl::Status set = assignment.empty() ? absl::OkStatus() : SetField(assignment, costs);

@@ -36,7 +36,7 @@ uint64_t VirtualQueue::Active(const MoeExpertsArgs& args, const ExpertWork& work
   return sum;
 }
 
-uint32_t CountedByLead(Backend* backend, const ExpertWork& work) {
+uint32_t ActiveByLead(Backend* backend, const ExpertWork& work) {
   const uint64_t bytes = uint64_t{work.up.rows} * sizeof(float);
   const absl::Span<const int32_t> positions = work.down.positions;
   uint32_t counted = 0;
@@ -95,7 +95,7 @@ absl::Status VirtualQueue::Run(const MoeExpertsArgs& args) {
   for (size_t i = 0; i < args.experts.size(); ++i) {
     const ExpertWork& work = args.experts[i];
     const double range = NeuronsOf(work);
-    const double active = work.lead_values.base ? CountedByLead(backend_, work)
+    const double active = work.lead_values.base ? ActiveByLead(backend_, work)
                           : args.active && work.sparsity != SparsityOrder::kNone
                               ? Active(args, work) - active_before_[i]
                               : range;

@@ -17,7 +17,7 @@ namespace sluice {
 
 // Number of neurons in the work's range that are resident and active in any row, for a work with computed
 // lead values.
-uint32_t CountedByLead(Backend* backend, const ExpertWork& work);
+uint32_t ActiveByLead(Backend* backend, const ExpertWork& work);
 // Number of neurons in a work's range.
 uint32_t NeuronsOf(const ExpertWork& work);
 

@@ -28,11 +28,11 @@ void StepBatch::Clear(uint64_t step) {
   lost_sequences_ = 0;
 }
 
-uint32_t StepBatch::Add(absl::Span<const int32_t> tokens, const BatchPlace& place) {
+uint32_t StepBatch::Add(absl::Span<const int32_t> tokens, const SequenceInput& place) {
   const uint32_t index = static_cast<uint32_t>(sequences_.size());
   sequences_.push_back(
       {this->tokens(), static_cast<uint32_t>(tokens.size()), place.first_position, place.pages});
-  short_texts_ += place.long_text ? 0 : 1;
+  short_texts_ += place.long_sequence ? 0 : 1;
   state_from_.push_back(place.state.from);
   state_to_.push_back(place.state.to);
   ids_.insert(ids_.end(), tokens.begin(), tokens.end());

@@ -13,11 +13,11 @@
 namespace sluice {
 
 // A sequence's data for a step besides its tokens.
-struct BatchPlace {
+struct SequenceInput {
   uint32_t first_position = 0;
   absl::Span<const uint32_t> pages;  // its page table; must live as long as the batch
   StateSlots state;
-  bool long_text = false;  // longer than the model's short rope table allows
+  bool long_sequence = false;  // longer than the model's short rope table allows
   // First position of generated tokens, for policies that save work in decoding only. Rows reported by a
   // scoring request count as generated.
   uint32_t decode_from = 0xffffffffu;
@@ -34,7 +34,7 @@ class StepBatch {
 
   // Adds the rows of a sequence. Short sequences come before long ones. Returns the sequence's index in the
   // batch.
-  uint32_t Add(absl::Span<const int32_t> tokens, const BatchPlace& place);
+  uint32_t Add(absl::Span<const int32_t> tokens, const SequenceInput& place);
 
   // Fails a sequence because weights it needs, in `extent`, are damaged. Its rows are computed no further.
   void Fail(uint32_t sequence, uint32_t extent);

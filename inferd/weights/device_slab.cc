@@ -8,7 +8,7 @@ namespace {
 
 // Timeout for weightd to unmap. A session's copies stop at the next chunk, after some 40 microseconds of a
 // real link; registering segments takes longer, and the driver holds its lock meanwhile.
-constexpr absl::Duration kUnmapPatience = absl::Seconds(10);
+constexpr absl::Duration kUnmapTimeout = absl::Seconds(10);
 
 }  // namespace
 
@@ -22,7 +22,7 @@ absl::StatusOr<std::unique_ptr<DeviceSlab>> DeviceSlab::Create(uint64_t bytes, B
 // with it.
 DeviceSlab::~DeviceSlab() {
   if (client_ != nullptr) {
-    client_->TakeSlabsBack(absl::Now() + kUnmapPatience).IgnoreError();
+    client_->RevokeSlabs(absl::Now() + kUnmapTimeout).IgnoreError();
   }
   backend_->Free(memory_.buffer).IgnoreError();  // the id is valid
 }

@@ -18,7 +18,7 @@ class DeviceSlab {
  public:
   // `backend` outlives the slab, as does every client that it is offered to. Errors of the backend.
   static absl::StatusOr<std::unique_ptr<DeviceSlab>> Create(uint64_t bytes, Backend* backend);
-  // Revokes the memory before it is freed (WeightClient::TakeSlabsBack), which ends the client's session.
+  // Revokes the memory before it is freed (WeightClient::RevokeSlabs), which ends the client's session.
   ~DeviceSlab();
   DeviceSlab(const DeviceSlab&) = delete;
   DeviceSlab& operator=(const DeviceSlab&) = delete;

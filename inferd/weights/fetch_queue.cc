@@ -30,7 +30,7 @@ FetchKey KeyOf(uint64_t id) {
 
 }  // namespace
 
-absl::Status FetchTrouble(const FetchKey& key, absl::StatusCode code) {
+absl::Status FetchError(const FetchKey& key, absl::StatusCode code) {
   const std::string expert = absl::StrCat("expert ", key.expert, " of layer ", key.layer);
   if (code == absl::StatusCode::kDeadlineExceeded) {
     return ReasonError(code, "WEIGHTS_LATE", absl::StrCat("the disk did not answer in time for ", expert));

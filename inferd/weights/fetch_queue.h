@@ -30,7 +30,7 @@ struct FetchKey {
 
 // Error of a step whose expert weightd could not fetch: DEADLINE_EXCEEDED with the reason WEIGHTS_LATE if the
 // disk did not answer, else the completion's own code.
-absl::Status FetchTrouble(const FetchKey& key, absl::StatusCode code);
+absl::Status FetchError(const FetchKey& key, absl::StatusCode code);
 
 class FetchQueue {
  public:
@@ -62,7 +62,7 @@ class FetchQueue {
   void CountStall(int64_t nanos) { stall_nanos_ += nanos; }
 
   // Adds a wait for completions without Wait(), in real time.
-  void CountWatched(int64_t nanos) {
+  void CountPolled(int64_t nanos) {
     stall_nanos_ += nanos;
     real_stall_nanos_ += nanos;
   }

@@ -77,7 +77,7 @@ absl::StatusOr<uint32_t> PullClient::OfferSlab(const SlabOffer& offer) {
   HostCopier host;
   Copier* opener = offer.kind == HandleKind::kMemoryFile ? &host : nullptr;
   for (const std::shared_ptr<Copier>& device : devices_) {
-    opener = device->Takes(offer.kind) ? device.get() : opener;
+    opener = device->Supports(offer.kind) ? device.get() : opener;
   }
   if (opener == nullptr) {
     return absl::UnimplementedError(
@@ -471,7 +471,7 @@ void PullClient::DropSlabs() {
 }
 
 // weightd has mapped none of them, so its session may continue.
-absl::Status PullClient::TakeSlabsBack(absl::Time /*deadline*/) {
+absl::Status PullClient::RevokeSlabs(absl::Time /*deadline*/) {
   DropSlabs();
   return absl::OkStatus();
 }

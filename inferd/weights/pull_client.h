@@ -39,10 +39,10 @@ class PullClient final : public WeightClient, private SegmentObserver {
   void SetScan(bool scan) override { behind_->SetScan(scan); }
   bool IsResident(uint32_t extent) const override { return behind_->IsResident(extent); }
   absl::Status Submit(const FetchRequest& request) override;
-  void HoldBell() override { behind_->HoldBell(); }
-  void RingBell() override { behind_->RingBell(); }
+  void BeginSubmitBatch() override { behind_->BeginSubmitBatch(); }
+  void EndSubmitBatch() override { behind_->EndSubmitBatch(); }
   absl::StatusOr<uint32_t> OfferSlab(const SlabOffer& offer) override;
-  absl::Status TakeSlabsBack(absl::Time deadline) override;
+  absl::Status RevokeSlabs(absl::Time deadline) override;
   uint32_t LandedTiles(uint64_t id) const override;
   void Cancel(uint64_t id) override;
   void CancelPrefetches(uint64_t step, uint32_t layer) override;

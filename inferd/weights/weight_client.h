@@ -140,11 +140,12 @@ class WeightClient {
   // prefetch a demand, and both complete together, the later one with link_bytes 0.
   virtual absl::Status Submit(const FetchRequest& request) = 0;
 
-  // Doorbell batching: requests queued between HoldBell() and RingBell() wake a sleeping weightd once, at
-  // RingBell(), or earlier if another request follows after more than a fifth of a millisecond. Pairs nest. A
-  // wake costs the caller more than some ten requests. Clients without a doorbell ignore both.
-  virtual void HoldBell() {}
-  virtual void RingBell() {}
+  // Doorbell batching: requests queued between BeginSubmitBatch() and EndSubmitBatch() wake a sleeping
+  // weightd once, at EndSubmitBatch(), or earlier if another request follows after more than a fifth of a
+  // millisecond. Pairs nest. A wake costs the caller more than some ten requests. Clients without a doorbell
+  // ignore both.
+  virtual void BeginSubmitBatch() {}
+  virtual void EndSubmitBatch() {}
 
   // Lends a slab to weightd; blocks until weightd has mapped it. A slab belongs to the session: Reconnect()
   // forgets it, and it is offered again under another number. UNIMPLEMENTED: a client without slabs, or a
@@ -158,7 +159,7 @@ class WeightClient {
   // This ends weightd's session, to which they belong, and Reconnect() opens another; connected() is false
   // until then. Leases stay readable. DEADLINE_EXCEEDED: a live weightd has not answered. Does nothing in
   // clients whose slabs no other process maps.
-  virtual absl::Status TakeSlabsBack(absl::Time /*deadline*/) { return absl::OkStatus(); }
+  virtual absl::Status RevokeSlabs(absl::Time /*deadline*/) { return absl::OkStatus(); }
 
   // Number of landed tiles of the outstanding transfer `id`; their bytes may be read. 0 for other requests.
   virtual uint32_t LandedTiles(uint64_t /*id*/) const { return 0; }
@@ -197,12 +198,12 @@ class WeightClient {
 };
 
 // Batches a client's doorbell over its lifetime.
-class OneBell {
+class BatchSubmit {
  public:
-  explicit OneBell(WeightClient* client) : client_(client) { client_->HoldBell(); }
-  ~OneBell() { client_->RingBell(); }
-  OneBell(const OneBell&) = delete;
-  OneBell& operator=(const OneBell&) = delete;
+  explicit BatchSubmit(WeightClient* client) : client_(client) { client_->BeginSubmitBatch(); }
+  ~BatchSubmit() { client_->EndSubmitBatch(); }
+  BatchSubmit(const BatchSubmit&) = delete;
+  BatchSubmit& operator=(const BatchSubmit&) = delete;
 
  private:
   WeightClient* const client_;

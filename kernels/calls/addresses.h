@@ -1,7 +1,8 @@
-// The addresses of a device's buffers, in the memory that its kernels address. Argument checks need nothing
-// else of a device.
+// Checks of operation arguments, the same for every device: buffer references become addresses of the
+// device's memory, encodings are checked against the format, sizes against limits. Every error names the
+// operation, the argument and the numbers.
 //
-// Thread safety: thread-compatible.
+// Thread safety: thread-compatible; the Addresses must not change meanwhile.
 #pragma once
 
 #include <cstddef>
@@ -11,6 +12,9 @@
 #include "kernels/buffer.h"
 
 namespace sluice {
+
+// The addresses of a device's buffers, in the memory that its kernels address. Argument checks need nothing
+// else of a device.
 
 class Addresses {
  public:

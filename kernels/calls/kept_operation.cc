@@ -6,7 +6,7 @@
 
 namespace sluice {
 
-std::byte* KeptOperation::Room(size_t bytes) {
+std::byte* OwnedOperation::Room(size_t bytes) {
   constexpr size_t kAlign = alignof(std::max_align_t);
   constexpr size_t kFirstBlock = 4096;
   bytes = (bytes + kAlign - 1) / kAlign * kAlign;
@@ -21,7 +21,7 @@ std::byte* KeptOperation::Room(size_t bytes) {
 }
 
 template <class T>
-absl::Span<T> KeptOperation::Copy(absl::Span<const T> values) {
+absl::Span<T> OwnedOperation::Copy(absl::Span<const T> values) {
   static_assert(std::is_trivially_copyable_v<T> && alignof(T) <= alignof(std::max_align_t));
   if (values.empty()) {
     return {};
@@ -31,7 +31,7 @@ absl::Span<T> KeptOperation::Copy(absl::Span<const T> values) {
   return {copy, values.size()};
 }
 
-void KeptOperation::Keep(const Operation& operation) {
+void OwnedOperation::Keep(const Operation& operation) {
   if (blocks_.size() > 1) {
     blocks_.erase(blocks_.begin(), blocks_.end() - 1);
   }
@@ -44,7 +44,7 @@ void KeptOperation::Keep(const Operation& operation) {
       operation);
 }
 
-Operation KeptOperation::get() const {
+Operation OwnedOperation::get() const {
   return std::visit(
       [](const auto& args) -> Operation {
         if constexpr (std::is_same_v<std::remove_cvref_t<decltype(args)>, std::monostate>) {
@@ -56,19 +56,19 @@ Operation KeptOperation::get() const {
       args_);
 }
 
-const char* KeptOperation::name() const {
+const char* OwnedOperation::name() const {
   return std::visit([](const auto* args) { return NameOf(*args); }, get());
 }
 
-absl::Span<const SequenceRows> KeptOperation::KeepTexts(absl::Span<const SequenceRows> texts) {
-  const absl::Span<SequenceRows> copy = Copy(texts);
-  for (SequenceRows& text : copy) {
-    text.pages = KeepList(text.pages);
+absl::Span<const SequenceRows> OwnedOperation::KeepSequences(absl::Span<const SequenceRows> sequences) {
+  const absl::Span<SequenceRows> copy = Copy(sequences);
+  for (SequenceRows& sequence : copy) {
+    sequence.pages = KeepList(sequence.pages);
   }
   return copy;
 }
 
-absl::Span<const ExpertWork> KeptOperation::KeepExperts(absl::Span<const ExpertWork> experts) {
+absl::Span<const ExpertWork> OwnedOperation::KeepExperts(absl::Span<const ExpertWork> experts) {
   const absl::Span<ExpertWork> copy = Copy(experts);
   for (ExpertWork& work : copy) {
     work.rows = KeepList(work.rows);
@@ -80,7 +80,7 @@ absl::Span<const ExpertWork> KeptOperation::KeepExperts(absl::Span<const ExpertW
   return copy;
 }
 
-absl::Span<const LeadWork> KeptOperation::KeepLeads(absl::Span<const LeadWork> leads) {
+absl::Span<const LeadWork> OwnedOperation::KeepLeads(absl::Span<const LeadWork> leads) {
   const absl::Span<LeadWork> copy = Copy(leads);
   for (LeadWork& work : copy) {
     work.rows = KeepList(work.rows);
@@ -88,7 +88,7 @@ absl::Span<const LeadWork> KeptOperation::KeepLeads(absl::Span<const LeadWork> l
   return copy;
 }
 
-void KeptOperation::KeepLists(MatMulArgs& args) {
+void OwnedOperation::KeepLists(MatMulArgs& args) {
   args.row_ids = KeepList(args.row_ids);
   args.parts = KeepList(args.parts);
 }

@@ -13,12 +13,12 @@
 
 namespace sluice {
 
-class KeptOperation {
+class OwnedOperation {
  public:
-  KeptOperation() = default;
-  explicit KeptOperation(const Operation& operation) { Keep(operation); }
-  KeptOperation(const KeptOperation&) = delete;
-  KeptOperation& operator=(const KeptOperation&) = delete;
+  OwnedOperation() = default;
+  explicit OwnedOperation(const Operation& operation) { Keep(operation); }
+  OwnedOperation(const OwnedOperation&) = delete;
+  OwnedOperation& operator=(const OwnedOperation&) = delete;
 
   // Forgets the earlier operation.
   void Keep(const Operation& operation);
@@ -38,13 +38,13 @@ class KeptOperation {
   absl::Span<const T> KeepList(absl::Span<const T> values) {
     return Copy(values);
   }
-  absl::Span<const SequenceRows> KeepTexts(absl::Span<const SequenceRows> texts);
+  absl::Span<const SequenceRows> KeepSequences(absl::Span<const SequenceRows> sequences);
   absl::Span<const ExpertWork> KeepExperts(absl::Span<const ExpertWork> experts);
   absl::Span<const LeadWork> KeepLeads(absl::Span<const LeadWork> leads);
 
   template <class RecurrentArgs>
   void KeepStates(RecurrentArgs& args) {
-    args.sequences = KeepTexts(args.sequences);
+    args.sequences = KeepSequences(args.sequences);
     args.from = KeepList(args.from);
     args.to = KeepList(args.to);
   }
@@ -53,9 +53,9 @@ class KeptOperation {
   void KeepLists(T& /*args*/) {}  // operations without lists
   void KeepLists(EmbedArgs& args) { args.ids = KeepList(args.ids); }
   void KeepLists(MatMulArgs& args);
-  void KeepLists(RopeKvWriteArgs& args) { args.sequences = KeepTexts(args.sequences); }
-  void KeepLists(LatentKvWriteArgs& args) { args.sequences = KeepTexts(args.sequences); }
-  void KeepLists(AttentionArgs& args) { args.sequences = KeepTexts(args.sequences); }
+  void KeepLists(RopeKvWriteArgs& args) { args.sequences = KeepSequences(args.sequences); }
+  void KeepLists(LatentKvWriteArgs& args) { args.sequences = KeepSequences(args.sequences); }
+  void KeepLists(AttentionArgs& args) { args.sequences = KeepSequences(args.sequences); }
   void KeepLists(GatedDeltaArgs& args) { KeepStates(args); }
   void KeepLists(MambaArgs& args) { KeepStates(args); }
   void KeepLists(ShortConvArgs& args) { KeepStates(args); }

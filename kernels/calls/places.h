@@ -1,7 +1,5 @@
 // The tensors of a resolved call: addresses of the device that computes it, with their shapes. Made by the
 // Resolver (resolver.h); valid during the call only.
-//
-// Thread safety: plain values.
 #pragma once
 
 #include <cstdint>

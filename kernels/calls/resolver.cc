@@ -44,21 +44,21 @@ absl::Status Resolver::Place(BufferRef ref, uint64_t count, uint64_t stride, uin
 namespace {
 
 // True if `place` may be read as 4-byte values.
-bool Aligned4(const std::byte* place) { return reinterpret_cast<uintptr_t>(place) % 4 == 0; }
+bool Aligned4(const std::byte* address) { return reinterpret_cast<uintptr_t>(address) % 4 == 0; }
 
 }  // namespace
 
 absl::Status Resolver::In(const Rows& rows, uint64_t count, uint64_t cols, const char* what,
                           InRows* out) const {
-  const std::byte* place = nullptr;
+  const std::byte* address = nullptr;
   if (rows.stride > UINT64_MAX / 4) {
     return Invalid(absl::StrCat(what, ": stride of ", rows.stride, " floats"));
   }
-  RETURN_IF_ERROR(Place(rows.base, count, rows.stride * 4, cols * 4, false, what, &place));
-  if (!Aligned4(place)) {
+  RETURN_IF_ERROR(Place(rows.base, count, rows.stride * 4, cols * 4, false, what, &address));
+  if (!Aligned4(address)) {
     return Invalid(absl::StrCat(what, " is not aligned to 4 bytes"));
   }
-  *out = {reinterpret_cast<const float*>(place), rows.stride};
+  *out = {reinterpret_cast<const float*>(address), rows.stride};
   return absl::OkStatus();
 }
 
@@ -67,11 +67,11 @@ absl::Status Resolver::Out(const Rows& rows, uint64_t count, uint64_t cols, cons
   InRows in;
   RETURN_IF_ERROR(In(rows, count, cols, what, &in));
   const uint64_t bytes = ((count - 1) * rows.stride + cols) * 4;
-  std::byte* place = memory_.Write(rows.base, bytes);
-  if (place == nullptr) {
+  std::byte* address = memory_.Write(rows.base, bytes);
+  if (address == nullptr) {
     return Annotate(memory_.Explain(rows.base, bytes, true, what), op_);
   }
-  *out = {reinterpret_cast<float*>(place), rows.stride};
+  *out = {reinterpret_cast<float*>(address), rows.stride};
   return absl::OkStatus();
 }
 
@@ -90,9 +90,9 @@ absl::Status Resolver::OutFloats(BufferRef ref, uint64_t count, const char* what
 }
 
 absl::Status Resolver::OutInts(BufferRef ref, uint64_t count, const char* what, int32_t** out) const {
-  float* place = nullptr;
-  RETURN_IF_ERROR(OutFloats(ref, count, what, &place));
-  *out = reinterpret_cast<int32_t*>(place);
+  float* address = nullptr;
+  RETURN_IF_ERROR(OutFloats(ref, count, what, &address));
+  *out = reinterpret_cast<int32_t*>(address);
   return absl::OkStatus();
 }
 
@@ -112,7 +112,7 @@ absl::Status Resolver::Weights(const WeightView& view, bool indexed, const char*
     return Unimplemented(absl::StrCat(what, ": an index list is for experts only"));
   }
   const uint64_t row_bytes = RowBytes(view.encoding, view.cols);
-  const std::byte* place = nullptr;
+  const std::byte* address = nullptr;
   uint64_t stored = view.rows;
   if (!view.positions.empty()) {
     if (view.positions.size() != view.rows) {
@@ -124,12 +124,12 @@ absl::Status Resolver::Weights(const WeightView& view, bool indexed, const char*
     const int32_t last = *std::max_element(view.positions.begin(), view.positions.end());
     stored = last < 0 ? 1 : static_cast<uint64_t>(last) + 1;
   }
-  RETURN_IF_ERROR(Place(view.base, stored, view.stride, row_bytes, false, what, &place));
-  if (reinterpret_cast<uintptr_t>(place) % 2 != 0 || (stored > 1 && view.stride % 2 != 0)) {
+  RETURN_IF_ERROR(Place(view.base, stored, view.stride, row_bytes, false, what, &address));
+  if (reinterpret_cast<uintptr_t>(address) % 2 != 0 || (stored > 1 && view.stride % 2 != 0)) {
     return Invalid(absl::StrCat(what, ": rows are not aligned to 2 bytes"));
   }
   out->encoding = view.encoding;
-  out->base = reinterpret_cast<const uint8_t*>(place);
+  out->base = reinterpret_cast<const uint8_t*>(address);
   out->stride = view.stride;
   out->rows = view.rows;
   out->cols = view.cols;

@@ -1,8 +1,3 @@
-// Checks of operation arguments, the same for every device: buffer references become addresses of the
-// device's memory, encodings are checked against the format, sizes against limits. Every error names the
-// operation, the argument and the numbers.
-//
-// Thread safety: thread-compatible; the Addresses must not change meanwhile.
 #pragma once
 
 #include <cstdint>

@@ -76,7 +76,7 @@ absl::StatusOr<RoutedExpertsCall> Resolve(const Resolver& r, const RoutedExperts
   return call;
 }
 
-MoeExpertsCall GroupedByExpert(const RoutedExpertsCall& call) {
+MoeExpertsCall GroupByExpert(const RoutedExpertsCall& call) {
   CallScratch& s = *call.scratch;
   const size_t experts = call.experts.size();
   const uint32_t pairs = call.tokens * call.ranks;

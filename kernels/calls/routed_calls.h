@@ -49,7 +49,7 @@ absl::StatusOr<RoutedLeadsCall> Resolve(const Resolver& r, const RoutedLeadsArgs
 
 // Groups the work by expert, by the current ids. The result is valid until the next call with the same
 // scratch.
-MoeExpertsCall GroupedByExpert(const RoutedExpertsCall& call);
+MoeExpertsCall GroupByExpert(const RoutedExpertsCall& call);
 ExpertLeadsCall AsLeads(const RoutedLeadsCall& call);
 
 }  // namespace sluice

@@ -18,7 +18,7 @@
 namespace sluice {
 
 // A derived backend implements Enqueue() with Compute().
-class CpuBackend : public Backend, public Queue {
+class ImmediateBackend : public Backend, public Queue {
  public:
   absl::StatusOr<BufferId> Allocate(uint64_t bytes, BufferKind kind) override;
   absl::StatusOr<SharedBuffer> AllocateShared(uint64_t bytes) override;
@@ -41,7 +41,7 @@ class CpuBackend : public Backend, public Queue {
   absl::StatusOr<double> Seconds(Event from, Event to) override;
 
  protected:
-  explicit CpuBackend(const BackendLimits& limits) : limits_(limits), scratch_(limits) {}
+  explicit ImmediateBackend(const BackendLimits& limits) : limits_(limits), scratch_(limits) {}
 
   // Checks and resolves the operation, then calls Run(device, call), the device's function for that
   // operation.

@@ -53,7 +53,7 @@ uint64_t PageBytes(const BackendLimits& l) {
 // The call that has most tables; those of a decode step, whose layers have pages twice and every expert by
 // its number. With the pages of a very long context fewer layers fit, and their steps are sent in pieces.
 Tables::Sizes TableSizes(const BackendLimits& l) {
-  constexpr uint64_t kMostPages = 4 << 20;
+  constexpr uint64_t kMaxPages = 4 << 20;
   const uint64_t slots = uint64_t{l.max_tokens} * (l.top_k + 1);
   // With an index list and its rounding up for each of an expert's three parts.
   const uint64_t experts =
@@ -64,7 +64,7 @@ Tables::Sizes TableSizes(const BackendLimits& l) {
   const uint64_t row = 2 * sizeof(RowPlace) + sizeof(ExpertPair) + sizeof(ExpertTile) + 4 * sizeof(uint64_t);
   const uint64_t layer = 2 * PageBytes(l) + l.max_sequences * row + sizeof(DeviceExpert) + 256;
   return {.call = std::max(experts, pages) + 1024,
-          .kept = {std::min(l.layers * layer, kMostPages),
+          .kept = {std::min(l.layers * layer, kMaxPages),
                    uint64_t{l.layers} * (uint64_t{l.experts} + 8) * sizeof(DeviceExpert)}};
 }
 

@@ -111,11 +111,11 @@ void PutExperts(Device& device, absl::Span<const ExpertCall> experts, const Prep
 
 // All pairs, as many at once as the workspace has room for the blocks of.
 absl::Status EnqueuePairs(Device& device, ExpertsLaunch launch, uint32_t pairs, Workspace* workspace) {
-  constexpr uint64_t kMostOfAGrid = 65535;
+  constexpr uint64_t kMaxOfAGrid = 65535;
   launch.block_count = BlocksOf(launch.max_neurons);
   const uint64_t pair_bytes = launch.block_count * launch.block_bytes;
   const uint64_t at_once =
-      std::clamp<uint64_t>(workspace->left() / pair_bytes, 1, std::min<uint64_t>(pairs, kMostOfAGrid));
+      std::clamp<uint64_t>(workspace->left() / pair_bytes, 1, std::min<uint64_t>(pairs, kMaxOfAGrid));
   ASSIGN_OR_RETURN(launch.blocks, workspace->Take(at_once * pair_bytes, "coefficients"));
   for (uint32_t first = 0; first < pairs; first += static_cast<uint32_t>(at_once)) {
     launch.first_pair = first;
@@ -131,8 +131,8 @@ absl::Status EnqueuePairs(Device& device, ExpertsLaunch launch, uint32_t pairs, 
 bool TakesTiles(const ExpertsLaunch& launch, absl::Span<const ExpertCall> experts,
                 const PreparedRows& prepared, uint32_t pairs, uint64_t workspace) {
   constexpr uint32_t kFewPairs = 4;  // of an expert: weights are read again for each, from the cache
-  constexpr uint32_t kMostPairs = 65535;
-  if (pairs <= kFewPairs * experts.size() || pairs > kMostPairs || pairs * launch.block_bytes > workspace) {
+  constexpr uint32_t kMaxPairs = 65535;
+  if (pairs <= kFewPairs * experts.size() || pairs > kMaxPairs || pairs * launch.block_bytes > workspace) {
     return false;
   }
   return std::all_of(experts.begin(), experts.end(), [&](const ExpertCall& call) {

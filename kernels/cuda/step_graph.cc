@@ -19,7 +19,7 @@ StepGraph::~StepGraph() {
 absl::Status StepGraph::HandOver() {
   auto run = std::find_if(runs_.begin(), runs_.end(), [this](const Run& r) { return r.launches == kept_; });
   const bool known = run != runs_.end();
-  if (!known && runs_.size() < kMostRuns) {
+  if (!known && runs_.size() < kMaxRuns) {
     runs_.emplace_back();
   }
   run = known ? run : runs_.end() - 1;

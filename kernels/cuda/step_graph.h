@@ -44,7 +44,7 @@ class StepGraph {
 
  private:
   // Steps of as many kinds may take turns.
-  static constexpr size_t kMostRuns = 4;
+  static constexpr size_t kMaxRuns = 4;
   struct Run {
     LaunchList launches;
     cudaGraphExec_t exec = nullptr;

@@ -63,8 +63,8 @@ constexpr bool kReadsExperts =
 
 struct DelayedBackend::Item {
   const char* name = "";
-  std::function<absl::Status(Backend& behind, Item& item)> run;
-  std::optional<KeptOperation> operation;
+  std::function<absl::Status(Backend& inner, Item& item)> run;
+  std::optional<OwnedOperation> operation;
   std::vector<Access> accesses;
 
   // Staging memory that the operation reads, as it was on the host when it was enqueued; `host`: the host's
@@ -87,9 +87,9 @@ struct DelayedBackend::Item {
   void* destination = nullptr;  // of Download
 };
 
-DelayedBackend::DelayedBackend(std::unique_ptr<Backend> behind, const BackendLimits& limits,
+DelayedBackend::DelayedBackend(std::unique_ptr<Backend> inner, const BackendLimits& limits,
                                const DelayOptions& options)
-    : behind_(std::move(behind)),
+    : inner_(std::move(inner)),
       limits_(limits),
       options_(options),
       scratch_(limits),
@@ -139,8 +139,8 @@ void DelayedBackend::AwaitTurn(const Item& item, uint64_t index) {
   if (!item.operation.has_value() || (draw > 4 && !held)) {
     return;
   }
-  const uint64_t most_us = held ? options_.most_held_us : 1 + random_() % options_.most_us;
-  const int64_t until = clock_.NowNanos() + static_cast<int64_t>(most_us) * 1000;
+  const uint64_t max_delay_us = held ? options_.max_hold_us : 1 + random_() % options_.max_delay_us;
+  const int64_t until = clock_.NowNanos() + static_cast<int64_t>(max_delay_us) * 1000;
   while (!stopping_ && !(held && wanted_ >= index)) {
     const int64_t left = until - clock_.NowNanos();
     if (options_.hold) {
@@ -154,7 +154,7 @@ void DelayedBackend::AwaitTurn(const Item& item, uint64_t index) {
 }
 
 absl::Status DelayedBackend::RunItem(Item* item) {
-  MutexLock lock(&behind_mutex_);
+  MutexLock lock(&inner_mutex_);
   const auto intact = [&](const char* when) -> absl::Status {
     for (const Item::Sum& sum : item->sums) {
       if (!(SumOf(sum.place, sum.bytes) == sum.digest)) {
@@ -172,14 +172,14 @@ absl::Status DelayedBackend::RunItem(Item* item) {
     std::memcpy(host.device, host.bytes.data(), host.bytes.size());
   }
   RETURN_IF_ERROR(intact("before it ran"));
-  RETURN_IF_ERROR(item->run(*behind_, *item));
+  RETURN_IF_ERROR(item->run(*inner_, *item));
   return intact("while it ran");
 }
 
 // Enqueueing, on the host's thread.
 
 uint64_t DelayedBackend::Push(std::unique_ptr<Item> item) {
-  TakeHostsBytes(item.get());
+  CaptureHostBytes(item.get());
   Poison(*item);
   pending_.push_back(std::move(item));
   MutexLock lock(&mutex_);
@@ -190,7 +190,7 @@ uint64_t DelayedBackend::Push(std::unique_ptr<Item> item) {
 
 // Staging bytes that the host wrote go to the device with the first operation that reads them. Bytes that an
 // operation writes there belong to the device until the host knows that it is done.
-void DelayedBackend::TakeHostsBytes(Item* item) const {
+void DelayedBackend::CaptureHostBytes(Item* item) const {
   for (const Access& access : item->accesses) {
     const std::byte* host = memory_.Host(access);
     if (access.write || host == nullptr || IsWritten(access)) {
@@ -211,7 +211,7 @@ void DelayedBackend::Poison(const Item& item) {
         for (Item::HostBytes& bytes : earlier->host_bytes) {
           if (bytes.host != nullptr && bytes.host < host + (access.end - access.begin) &&
               host < bytes.host + bytes.bytes.size()) {
-            MutexLock lock(&behind_mutex_);
+            MutexLock lock(&inner_mutex_);
             bytes.host = nullptr;
           }
         }
@@ -226,11 +226,11 @@ void DelayedBackend::Poison(const Item& item) {
 
 absl::Status DelayedBackend::Enqueue(const Operation& operation) {
   auto item = std::make_unique<Item>();
-  memory_.TakeNotes();
+  memory_.TakeAccesses();
   RETURN_IF_ERROR(std::visit(
       [&](const auto* args) -> absl::Status {
         RETURN_IF_ERROR(Resolve(Resolver(memory_, limits_, scratch_, NameOf(*args)), *args).status());
-        item->accesses = memory_.TakeNotes();
+        item->accesses = memory_.TakeAccesses();
         std::vector<Access> read = item->accesses;
         if constexpr (kReadsExperts<std::remove_cvref_t<decltype(*args)>>) {
           read.clear();
@@ -248,39 +248,39 @@ absl::Status DelayedBackend::Enqueue(const Operation& operation) {
       operation));
   item->operation.emplace(operation);
   item->name = item->operation->name();
-  item->run = [](Backend& behind, Item& self) { return behind.queue().Enqueue(self.operation->get()); };
+  item->run = [](Backend& inner, Item& self) { return inner.queue().Enqueue(self.operation->get()); };
   Push(std::move(item));
   return absl::OkStatus();
 }
 
 absl::Status DelayedBackend::Upload(const void* source, uint64_t bytes, BufferRef destination) {
-  memory_.TakeNotes();
+  memory_.TakeAccesses();
   if (memory_.Write(destination, bytes) == nullptr) {
     return memory_.Explain(destination, bytes, true, "upload");
   }
   auto item = std::make_unique<Item>();
   item->name = "Upload";
-  item->accesses = memory_.TakeNotes();
+  item->accesses = memory_.TakeAccesses();
   item->data.assign(static_cast<const std::byte*>(source), static_cast<const std::byte*>(source) + bytes);
-  item->run = [destination](Backend& behind, Item& self) {
-    return behind.queue().Upload(self.data.data(), self.data.size(), destination);
+  item->run = [destination](Backend& inner, Item& self) {
+    return inner.queue().Upload(self.data.data(), self.data.size(), destination);
   };
   Push(std::move(item));
   return absl::OkStatus();
 }
 
 absl::Status DelayedBackend::Download(BufferRef source, uint64_t bytes, void* destination) {
-  memory_.TakeNotes();
+  memory_.TakeAccesses();
   if (memory_.Read(source, bytes) == nullptr) {
     return memory_.Explain(source, bytes, false, "download");
   }
   auto item = std::make_unique<Item>();
   item->name = "Download";
-  item->accesses = memory_.TakeNotes();
+  item->accesses = memory_.TakeAccesses();
   item->data.resize(bytes);
   item->destination = destination;
-  item->run = [source](Backend& behind, Item& self) {
-    return behind.queue().Download(source, self.data.size(), self.data.data());
+  item->run = [source](Backend& inner, Item& self) {
+    return inner.queue().Download(source, self.data.size(), self.data.data());
   };
   Push(std::move(item));
   return absl::OkStatus();
@@ -289,8 +289,8 @@ absl::Status DelayedBackend::Download(BufferRef source, uint64_t bytes, void* de
 void DelayedBackend::BeginStep() {
   auto item = std::make_unique<Item>();
   item->name = "BeginStep";
-  item->run = [](Backend& behind, Item&) {
-    behind.BeginStep();
+  item->run = [](Backend& inner, Item&) {
+    inner.BeginStep();
     return absl::OkStatus();
   };
   Push(std::move(item));
@@ -299,8 +299,8 @@ void DelayedBackend::BeginStep() {
 void DelayedBackend::EndStep() {
   auto item = std::make_unique<Item>();
   item->name = "EndStep";
-  item->run = [](Backend& behind, Item&) {
-    behind.EndStep();
+  item->run = [](Backend& inner, Item&) {
+    inner.EndStep();
     return absl::OkStatus();
   };
   Push(std::move(item));
@@ -322,7 +322,7 @@ uint64_t DelayedBackend::Ran() {
 
 bool DelayedBackend::IsDone(Event event) {
   if (event.value > known_ && Ran() >= event.value) {
-    LearnDone(event.value);
+    MarkDone(event.value);
   }
   return event.value <= known_;
 }
@@ -342,7 +342,7 @@ absl::Status DelayedBackend::Wait(Event event) {
         changed_.Wait(&mutex_);
       }
     }
-    LearnDone(event.value);
+    MarkDone(event.value);
   }
   MutexLock lock(&mutex_);
   return error_;
@@ -360,17 +360,17 @@ absl::StatusOr<double> DelayedBackend::Seconds(Event from, Event to) {
   return static_cast<double>(times_[to.value % kTimedEvents] - times_[from.value % kTimedEvents]) * 1e-9;
 }
 
-void DelayedBackend::LearnDone(uint64_t index) {
+void DelayedBackend::MarkDone(uint64_t index) {
   while (known_ < index) {
     const std::shared_ptr<Item> item = std::move(pending_.front());
     pending_.pop_front();
     ++known_;
-    Show(*item);
+    Publish(*item);
   }
 }
 
 // Makes the operation's writes visible to the host, unless a later operation writes there too.
-void DelayedBackend::Show(const Item& item) const {
+void DelayedBackend::Publish(const Item& item) const {
   for (const Access& access : item.accesses) {
     std::byte* host = memory_.Lives(access.buffer) ? memory_.Host(access) : nullptr;
     if (access.write && host != nullptr && !IsWritten(access)) {
@@ -382,7 +382,7 @@ void DelayedBackend::Show(const Item& item) const {
   }
 }
 
-const DelayedBackend::Item* DelayedBackend::Disturbed(const Access& access, bool reads) const {
+const DelayedBackend::Item* DelayedBackend::FindConflict(const Access& access, bool reads) const {
   for (const std::shared_ptr<Item>& item : pending_) {
     for (const Access& used : item->accesses) {
       if ((used.write || reads) && used.Overlaps(access)) {
@@ -403,24 +403,24 @@ void DelayedBackend::Fail(absl::Status status) {
 // Memory.
 
 absl::StatusOr<BufferId> DelayedBackend::Allocate(uint64_t bytes, BufferKind kind) {
-  MutexLock lock(&behind_mutex_);
-  ASSIGN_OR_RETURN(const BufferId buffer, behind_->Allocate(bytes, kind));
-  memory_.Add(buffer, behind_->HostWrite({buffer, 0}, bytes), bytes,
+  MutexLock lock(&inner_mutex_);
+  ASSIGN_OR_RETURN(const BufferId buffer, inner_->Allocate(bytes, kind));
+  memory_.Add(buffer, inner_->HostWrite({buffer, 0}, bytes), bytes,
               kind == BufferKind::kStaging ? DelayedMemory::Kind::kStaging : DelayedMemory::Kind::kDevice);
   return buffer;
 }
 
 absl::StatusOr<SharedBuffer> DelayedBackend::AllocateShared(uint64_t bytes) {
-  MutexLock lock(&behind_mutex_);
-  ASSIGN_OR_RETURN(const SharedBuffer shared, behind_->AllocateShared(bytes));
-  const std::byte* place = behind_->HostRead({shared.buffer, 0}, shared.bytes);
+  MutexLock lock(&inner_mutex_);
+  ASSIGN_OR_RETURN(const SharedBuffer shared, inner_->AllocateShared(bytes));
+  const std::byte* place = inner_->HostRead({shared.buffer, 0}, shared.bytes);
   memory_.Add(shared.buffer, const_cast<std::byte*>(place), shared.bytes, DelayedMemory::Kind::kOthers);
   return shared;
 }
 
 absl::StatusOr<BufferId> DelayedBackend::Import(absl::Span<const std::byte> memory) {
-  MutexLock lock(&behind_mutex_);
-  ASSIGN_OR_RETURN(const BufferId buffer, behind_->Import(memory));
+  MutexLock lock(&inner_mutex_);
+  ASSIGN_OR_RETURN(const BufferId buffer, inner_->Import(memory));
   memory_.Add(buffer, const_cast<std::byte*>(memory.data()), memory.size(), DelayedMemory::Kind::kOthers);
   return buffer;
 }
@@ -431,15 +431,15 @@ absl::Status DelayedBackend::Free(BufferId buffer) {
     return absl::NotFoundError(absl::StrCat("buffer ", buffer, " does not live"));
   }
   absl::Status early;
-  if (const Item* item = Disturbed({buffer, 0, UINT64_MAX}, /*reads=*/true); item != nullptr) {
+  if (const Item* item = FindConflict({buffer, 0, UINT64_MAX}, /*reads=*/true); item != nullptr) {
     early = absl::FailedPreconditionError(
         absl::StrCat(item->name, ": buffer ", buffer, " was freed before it is known to have run"));
     Fail(early);
     Drain();
   }
   memory_.Remove(buffer);
-  MutexLock lock(&behind_mutex_);
-  const absl::Status freed = behind_->Free(buffer);
+  MutexLock lock(&inner_mutex_);
+  const absl::Status freed = inner_->Free(buffer);
   return early.ok() ? freed : early;
 }
 
@@ -452,7 +452,7 @@ void DelayedBackend::Drain() {
       changed_.Wait(&mutex_);
     }
   }
-  LearnDone(pushed_);
+  MarkDone(pushed_);
 }
 
 const std::byte* DelayedBackend::HostRead(BufferRef ref, uint64_t bytes) {
@@ -460,7 +460,7 @@ const std::byte* DelayedBackend::HostRead(BufferRef ref, uint64_t bytes) {
   if (host == nullptr) {
     return nullptr;
   }
-  if (const Item* item = Disturbed({ref.buffer, ref.offset, ref.offset + bytes}, /*reads=*/false);
+  if (const Item* item = FindConflict({ref.buffer, ref.offset, ref.offset + bytes}, /*reads=*/false);
       item != nullptr) {
     Fail(absl::FailedPreconditionError(
         absl::StrCat(item->name, ": the host reads what it is not known to have written")));
@@ -474,7 +474,7 @@ std::byte* DelayedBackend::HostWrite(BufferRef ref, uint64_t bytes) {
   if (host == nullptr) {
     return nullptr;
   }
-  if (const Item* item = Disturbed({ref.buffer, ref.offset, ref.offset + bytes}, /*reads=*/true);
+  if (const Item* item = FindConflict({ref.buffer, ref.offset, ref.offset + bytes}, /*reads=*/true);
       item != nullptr) {
     Fail(absl::FailedPreconditionError(
         absl::StrCat(item->name, ": the host writes to staging memory that it still uses")));
@@ -484,18 +484,18 @@ std::byte* DelayedBackend::HostWrite(BufferRef ref, uint64_t bytes) {
 }
 
 absl::Status DelayedBackend::SetSparseSwitches(absl::Span<const SparseSwitchEntry> entries) {
-  MutexLock lock(&behind_mutex_);
-  return behind_->SetSparseSwitches(entries);
+  MutexLock lock(&inner_mutex_);
+  return inner_->SetSparseSwitches(entries);
 }
 
 BackendCounters DelayedBackend::Counters() const {
-  BackendCounters counters = behind_->Counters();
+  BackendCounters counters = inner_->Counters();
   counters.waits = waits_.load(std::memory_order_relaxed);
   return counters;
 }
 
 std::string DelayedBackend::Describe() const {
-  return absl::StrCat(behind_->Describe(), ", delayed (seed ", options_.seed, ")");
+  return absl::StrCat(inner_->Describe(), ", delayed (seed ", options_.seed, ")");
 }
 
 }  // namespace sluice

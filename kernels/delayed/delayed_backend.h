@@ -1,12 +1,3 @@
-// A test device that computes later. It copies operations when they are enqueued; its own thread runs them on
-// the inner backend, in order, after random delays: at once, some microseconds later, or only when the host
-// waits.
-//
-// The host can access staging memory only, and reads poison there until it knows that the writer is done.
-// Accesses that are too early make the queue's error, which names the pending operation: a buffer freed,
-// staging memory read or changed, weights overwritten before an operation read them.
-//
-// Thread safety: as Backend.
 #pragma once
 
 #include <array>
@@ -32,15 +23,15 @@ namespace sluice {
 
 struct DelayOptions {
   uint64_t seed = 1;
-  uint32_t most_us = 40;        // maximum delay of an operation that is not held
-  uint32_t most_held_us = 500;  // maximum delay of an operation that is held until a wait
-  bool hold = false;            // holds every operation until a wait
+  uint32_t max_delay_us = 40;  // maximum delay of an operation that is not held
+  uint32_t max_hold_us = 500;  // maximum delay of an operation that is held until a wait
+  bool hold = false;           // holds every operation until a wait
 };
 
 class DelayedBackend final : public Backend, public Queue {
  public:
-  // The inner backend `behind` has its memory on the host and runs at the call.
-  DelayedBackend(std::unique_ptr<Backend> behind, const BackendLimits& limits, const DelayOptions& options);
+  // The inner backend `inner` has its memory on the host and runs at the call.
+  DelayedBackend(std::unique_ptr<Backend> inner, const BackendLimits& limits, const DelayOptions& options);
   ~DelayedBackend() override;
 
   absl::StatusOr<BufferId> Allocate(uint64_t bytes, BufferKind kind) override;
@@ -72,19 +63,19 @@ class DelayedBackend final : public Backend, public Queue {
   void AwaitTurn(const Item& item, uint64_t index) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status RunItem(Item* item);
   uint64_t Push(std::unique_ptr<Item> item);
-  void TakeHostsBytes(Item* item) const;
+  void CaptureHostBytes(Item* item) const;
   void Poison(const Item& item);
-  void LearnDone(uint64_t index);
-  void Show(const Item& item) const;
+  void MarkDone(uint64_t index);
+  void Publish(const Item& item) const;
   // True if an operation that is not known to be done writes there.
-  bool IsWritten(const Access& access) const { return Disturbed(access, /*reads=*/false) != nullptr; }
+  bool IsWritten(const Access& access) const { return FindConflict(access, /*reads=*/false) != nullptr; }
   // The operation that conflicts with a host access now; null: none. `reads`: readers conflict too.
-  const Item* Disturbed(const Access& access, bool reads) const;
+  const Item* FindConflict(const Access& access, bool reads) const;
   void Fail(absl::Status status);
   uint64_t Ran();
   void Drain();
 
-  const std::unique_ptr<Backend> behind_;
+  const std::unique_ptr<Backend> inner_;
   const BackendLimits limits_;
   const DelayOptions options_;
   const MonotonicClock clock_;
@@ -97,7 +88,7 @@ class DelayedBackend final : public Backend, public Queue {
   uint64_t pushed_ = 0;
   uint64_t known_ = 0;  // known to be done
 
-  Mutex behind_mutex_;  // held while the inner backend is used
+  Mutex inner_mutex_;  // held while the inner backend is used
   Mutex mutex_;
   CondVar changed_;
   std::deque<std::shared_ptr<Item>> queue_ ABSL_GUARDED_BY(mutex_);

@@ -20,7 +20,7 @@ void DelayedMemory::Add(BufferId buffer, std::byte* device, uint64_t bytes, Kind
   }
 }
 
-std::vector<Access> DelayedMemory::TakeNotes() { return std::exchange(notes_, {}); }
+std::vector<Access> DelayedMemory::TakeAccesses() { return std::exchange(noted_accesses_, {}); }
 
 const DelayedMemory::Buffer* DelayedMemory::Find(BufferRef ref, uint64_t bytes) const {
   if (!Lives(ref.buffer)) {
@@ -40,7 +40,7 @@ const std::byte* DelayedMemory::Read(BufferRef ref, uint64_t bytes) const {
   if (buffer == nullptr) {
     return nullptr;
   }
-  notes_.push_back({ref.buffer, ref.offset, ref.offset + bytes, false});
+  noted_accesses_.push_back({ref.buffer, ref.offset, ref.offset + bytes, false});
   return buffer->device + ref.offset;
 }
 
@@ -49,7 +49,7 @@ std::byte* DelayedMemory::Write(BufferRef ref, uint64_t bytes) const {
   if (buffer == nullptr || buffer->kind == Kind::kOthers) {
     return nullptr;
   }
-  notes_.push_back({ref.buffer, ref.offset, ref.offset + bytes, true});
+  noted_accesses_.push_back({ref.buffer, ref.offset, ref.offset + bytes, true});
   return buffer->device + ref.offset;
 }
 

@@ -1,7 +1,12 @@
-// The buffers of a delayed backend: the bytes that each operation reads and writes, and the bytes that the
-// host may access. Staging memory has two copies, as with a link between host and device.
+// A test device that computes later. It copies operations when they are enqueued; its own thread runs them on
+// the inner backend, in order, after random delays: at once, some microseconds later, or only when the host
+// waits.
 //
-// Thread safety: thread-compatible; used by the enqueueing thread.
+// The host can access staging memory only, and reads poison there until it knows that the writer is done.
+// Accesses that are too early make the queue's error, which names the pending operation: a buffer freed,
+// staging memory read or changed, weights overwritten before an operation read them.
+//
+// Thread safety: as Backend.
 #pragma once
 
 #include <cstddef>
@@ -14,6 +19,9 @@
 #include "kernels/calls/addresses.h"
 
 namespace sluice {
+
+// The buffers of a delayed backend: the bytes that each operation reads and writes, and the bytes that the
+// host may access. Staging memory has two copies, as with a link between host and device.
 
 // Bytes [begin, end) of a buffer.
 struct Access {
@@ -43,7 +51,7 @@ class DelayedMemory final : public Addresses {
   Kind kind(BufferId buffer) const { return buffers_[buffer - 1].kind; }
 
   // Returns the accesses noted since the last call, and begins to note anew.
-  std::vector<Access> TakeNotes();
+  std::vector<Access> TakeAccesses();
 
   // Returns the host's copy of staging memory; nullptr for other memory, or outside.
   std::byte* Host(BufferRef ref, uint64_t bytes) const;
@@ -66,7 +74,7 @@ class DelayedMemory final : public Addresses {
   const Buffer* Find(BufferRef ref, uint64_t bytes) const;
 
   std::vector<Buffer> buffers_;  // buffers_[id - 1]
-  mutable std::vector<Access> notes_;
+  mutable std::vector<Access> noted_accesses_;
 };
 
 }  // namespace sluice

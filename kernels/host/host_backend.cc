@@ -12,41 +12,39 @@
 
 namespace sluice {
 
-absl::StatusOr<std::unique_ptr<HostBackend>> HostBackend::Create(const BackendLimits& limits,
-                                                                 uint32_t threads,
-                                                                 const host::KernelTable& kernels,
-                                                                 const host::MemoryTuning& tuning,
-                                                                 std::vector<uint32_t> cpus) {
+absl::StatusOr<std::unique_ptr<CpuBackend>> CpuBackend::Create(const BackendLimits& limits, uint32_t threads,
+                                                               const cpu::KernelTable& kernels,
+                                                               const cpu::MemoryTuning& tuning,
+                                                               std::vector<uint32_t> cpus) {
   const bool pinned = !cpus.empty();
-  ASSIGN_OR_RETURN(std::unique_ptr<host::Device> device,
-                   host::Device::Create(limits, threads, kernels, tuning, std::move(cpus)));
-  return std::unique_ptr<HostBackend>(new HostBackend(limits, std::move(device), pinned));
+  ASSIGN_OR_RETURN(std::unique_ptr<cpu::Device> device,
+                   cpu::Device::Create(limits, threads, kernels, tuning, std::move(cpus)));
+  return std::unique_ptr<CpuBackend>(new CpuBackend(limits, std::move(device), pinned));
 }
 
-BackendCounters HostBackend::Counters() const {
-  BackendCounters counters = CpuBackend::Counters();
+BackendCounters CpuBackend::Counters() const {
+  BackendCounters counters = ImmediateBackend::Counters();
   device_->tiles.AddTo(&counters);
   return counters;
 }
 
-std::string HostBackend::Describe() const {
+std::string CpuBackend::Describe() const {
   const uint32_t threads = device_->tiles.threads();
   return absl::StrCat("device host, ", device_->kernels.name, ", ", threads,
                       threads == 1 ? " thread" : " threads", pinned_ ? ", pinned" : "");
 }
 
-absl::StatusOr<std::unique_ptr<Backend>> CreateHostBackend(const BackendLimits& limits, uint32_t threads,
-                                                           HostIsa isa) {
-  ASSIGN_OR_RETURN(const host::KernelTable* kernels, host::ChooseKernels(isa));
-  ASSIGN_OR_RETURN(threads, host::ChooseThreads(threads));
-  return HostBackend::Create(limits, threads, *kernels, host::TuningOfThisCpu());
+absl::StatusOr<std::unique_ptr<Backend>> CreateCpuBackend(const BackendLimits& limits, uint32_t threads,
+                                                          CpuIsa isa) {
+  ASSIGN_OR_RETURN(const cpu::KernelTable* kernels, cpu::ChooseKernels(isa));
+  ASSIGN_OR_RETURN(threads, cpu::ChooseThreads(threads));
+  return CpuBackend::Create(limits, threads, *kernels, cpu::TuningOfThisCpu());
 }
 
-absl::StatusOr<std::unique_ptr<Backend>> CreatePinnedHostBackend(const BackendLimits& limits,
-                                                                 absl::Span<const uint32_t> cpus,
-                                                                 HostIsa isa) {
-  ASSIGN_OR_RETURN(const host::KernelTable* kernels, host::ChooseKernels(isa));
-  ASSIGN_OR_RETURN(const uint32_t threads, host::ChooseThreads(static_cast<uint32_t>(cpus.size())));
+absl::StatusOr<std::unique_ptr<Backend>> CreatePinnedCpuBackend(const BackendLimits& limits,
+                                                                absl::Span<const uint32_t> cpus, CpuIsa isa) {
+  ASSIGN_OR_RETURN(const cpu::KernelTable* kernels, cpu::ChooseKernels(isa));
+  ASSIGN_OR_RETURN(const uint32_t threads, cpu::ChooseThreads(static_cast<uint32_t>(cpus.size())));
   if (cpus.empty()) {
     return absl::InvalidArgumentError("no CPU to pin a thread to");
   }
@@ -56,7 +54,7 @@ absl::StatusOr<std::unique_ptr<Backend>> CreatePinnedHostBackend(const BackendLi
       return absl::InvalidArgumentError(absl::StrCat("this process may not use CPU ", cpu));
     }
   }
-  return HostBackend::Create(limits, threads, *kernels, host::TuningOfThisCpu(), {cpus.begin(), cpus.end()});
+  return CpuBackend::Create(limits, threads, *kernels, cpu::TuningOfThisCpu(), {cpus.begin(), cpus.end()});
 }
 
 }  // namespace sluice

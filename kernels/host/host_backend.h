@@ -1,7 +1,3 @@
-// The CPU backend: puts the parts of ops/device.h behind the device interface. Operations run when they are
-// enqueued.
-//
-// Thread safety: as Backend; the owner thread is worker 0.
 #pragma once
 
 #include <memory>
@@ -15,13 +11,13 @@
 
 namespace sluice {
 
-class HostBackend : public CpuBackend {
+class CpuBackend : public ImmediateBackend {
  public:
   // `cpus`: the CPUs to pin the threads to, or empty. RESOURCE_EXHAUSTED naming the memory that is missing.
-  static absl::StatusOr<std::unique_ptr<HostBackend>> Create(const BackendLimits& limits, uint32_t threads,
-                                                             const host::KernelTable& kernels,
-                                                             const host::MemoryTuning& tuning,
-                                                             std::vector<uint32_t> cpus = {});
+  static absl::StatusOr<std::unique_ptr<CpuBackend>> Create(const BackendLimits& limits, uint32_t threads,
+                                                            const cpu::KernelTable& kernels,
+                                                            const cpu::MemoryTuning& tuning,
+                                                            std::vector<uint32_t> cpus = {});
 
   absl::Status Enqueue(const Operation& operation) override { return Compute(operation, *device_); }
   void BeginStep() override { device_->tiles.BeginStep(); }
@@ -33,10 +29,10 @@ class HostBackend : public CpuBackend {
   std::string Describe() const override;
 
  private:
-  HostBackend(const BackendLimits& limits, std::unique_ptr<host::Device> device, bool pinned)
-      : CpuBackend(limits), device_(std::move(device)), pinned_(pinned) {}
+  CpuBackend(const BackendLimits& limits, std::unique_ptr<cpu::Device> device, bool pinned)
+      : ImmediateBackend(limits), device_(std::move(device)), pinned_(pinned) {}
 
-  const std::unique_ptr<host::Device> device_;
+  const std::unique_ptr<cpu::Device> device_;
   const bool pinned_;
 };
 

@@ -20,8 +20,8 @@ constexpr uint32_t kPrefetchBytes = 2048;
 
 absl::StatusOr<ReadBandwidth> MeasureReadBandwidth(absl::Span<const absl::Span<const std::byte>> regions,
                                                    const ReadBandwidthOptions& options) {
-  ASSIGN_OR_RETURN(const host::KernelTable* kernels, host::ChooseKernels(options.isa));
-  ASSIGN_OR_RETURN(const uint32_t threads, host::ChooseThreads(options.threads));
+  ASSIGN_OR_RETURN(const cpu::KernelTable* kernels, cpu::ChooseKernels(options.isa));
+  ASSIGN_OR_RETURN(const uint32_t threads, cpu::ChooseThreads(options.threads));
   std::vector<const uint8_t*> pieces;
   for (const absl::Span<const std::byte> region : regions) {
     for (uint64_t at = 0; at + kPieceBytes <= region.size(); at += kPieceBytes) {

@@ -16,7 +16,7 @@ namespace sluice {
 
 struct ReadBandwidthOptions {
   uint32_t threads = 0;  // 0: the CPUs in the affinity mask
-  HostIsa isa = HostIsa::kBest;
+  CpuIsa isa = CpuIsa::kBest;
   uint64_t min_bytes = uint64_t{4} << 30;  // minimum bytes read in a round: regions are repeated
   uint32_t rounds = 3;                     // each variant's best round counts; variants take turns
 };
@@ -29,7 +29,7 @@ struct ReadBandwidth {
 };
 
 // Reads `regions`. INVALID_ARGUMENT with less than 1 MiB of them (smaller pieces are left out);
-// FAILED_PRECONDITION as CreateHostBackend.
+// FAILED_PRECONDITION as CreateCpuBackend.
 absl::StatusOr<ReadBandwidth> MeasureReadBandwidth(absl::Span<const absl::Span<const std::byte>> regions,
                                                    const ReadBandwidthOptions& options);
 

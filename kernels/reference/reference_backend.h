@@ -18,9 +18,9 @@ SLUICE_OPERATIONS(SLUICE_REFERENCE_RUN)
 
 }  // namespace reference
 
-class ReferenceBackend : public CpuBackend {
+class ReferenceBackend : public ImmediateBackend {
  public:
-  explicit ReferenceBackend(const BackendLimits& limits) : CpuBackend(limits) {}
+  explicit ReferenceBackend(const BackendLimits& limits) : ImmediateBackend(limits) {}
   absl::Status Enqueue(const Operation& operation) override { return Compute(operation, device_); }
   std::string Describe() const override { return "device reference, scalar, 1 thread"; }
 

@@ -33,13 +33,13 @@ struct State {
 // The convolved columns [first, first + count) of the row `qkv`.
 std::vector<float> Convolve(const GatedDeltaCall& call, const State& state, const float* qkv, uint32_t first,
                             uint32_t count) {
-  const uint32_t taps = call.shape.conv_kernel;
+  const uint32_t kernel_size = call.shape.conv_kernel;
   std::vector<float> out;
   for (uint32_t c = first; c < first + count; ++c) {
     float sum = 0;
-    for (uint32_t j = 0; j < taps; ++j) {
-      const float x = j + 1 < taps ? state.inputs[uint64_t{j} * call.ConvCols() + c] : qkv[c];
-      sum = std::fma(x, call.conv[uint64_t{c} * taps + j], sum);
+    for (uint32_t j = 0; j < kernel_size; ++j) {
+      const float x = j + 1 < kernel_size ? state.inputs[uint64_t{j} * call.ConvCols() + c] : qkv[c];
+      sum = std::fma(x, call.conv[uint64_t{c} * kernel_size + j], sum);
     }
     out.push_back(Silu(sum + 0.0f));
   }

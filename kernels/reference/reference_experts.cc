@@ -138,7 +138,7 @@ void Run(Device&, const MoeExpertsCall& call) {
   }
 }
 
-void Run(Device& device, const RoutedExpertsCall& call) { Run(device, GroupedByExpert(call)); }
+void Run(Device& device, const RoutedExpertsCall& call) { Run(device, GroupByExpert(call)); }
 
 void Run(Device& device, const RoutedLeadsCall& call) { Run(device, AsLeads(call)); }
 

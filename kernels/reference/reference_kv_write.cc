@@ -56,8 +56,8 @@ void StoreKv(const CallKv& kv, uint8_t* page, uint32_t kv_head, uint32_t token, 
 }
 
 // Applies everything but the temperature to one row of `heads` heads.
-void TurnHeads(const RopeKvWriteCall& call, const CallNorm& norm, uint32_t heads, const float* cos_sin,
-               float* row) {
+void TransformHeads(const RopeKvWriteCall& call, const CallNorm& norm, uint32_t heads, const float* cos_sin,
+                    float* row) {
   const uint32_t head_dim = call.kv.head_dim;
   if (call.qk_norm == QkNorm::kAcrossHeads) {
     NormRow(norm, row, uint64_t{heads} * head_dim, row);
@@ -88,7 +88,7 @@ void WriteRow(const RopeKvWriteCall& call, const SequenceRows& sequence, uint32_
   const uint32_t position = sequence.first_position + i;
   const float* cos_sin = call.rope_table + uint64_t{position} * call.rope_dims;
   float* q = call.q.Row(t);
-  TurnHeads(call, call.q_norm, call.heads, cos_sin, q);
+  TransformHeads(call, call.q_norm, call.heads, cos_sin, q);
   if (call.temperature_scale != 0) {
     const float temperature = TemperatureOf(call, position);
     for (uint64_t c = 0; c < uint64_t{call.heads} * kv.head_dim; ++c) {
@@ -98,7 +98,7 @@ void WriteRow(const RopeKvWriteCall& call, const SequenceRows& sequence, uint32_
   const uint64_t cols = uint64_t{kv.kv_heads} * kv.head_dim;
   std::vector<float> k(call.k.Row(t), call.k.Row(t) + cols);
   std::vector<float> v(call.v.Row(t), call.v.Row(t) + cols);
-  TurnHeads(call, call.k_norm, kv.kv_heads, cos_sin, k.data());
+  TransformHeads(call, call.k_norm, kv.kv_heads, cos_sin, k.data());
   for (uint32_t h = 0; h < kv.kv_heads && call.value_norm; ++h) {
     float* head = v.data() + uint64_t{h} * kv.head_dim;
     NormRow({.epsilon = call.k_norm.epsilon}, head, kv.head_dim, head);

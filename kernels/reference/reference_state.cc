@@ -10,9 +10,7 @@
 namespace sluice::reference {
 namespace {
 
-float Silu(float x) { return x / (1.0f + Exp(-x)); }
-
-// `taps` rows of `cols` values, oldest first, of which the last is this token's: the sum for column c.
+// `kernel_size` rows of `cols` values, oldest first, of which the last is this token's: the sum for column c.
 float Convolve(const std::vector<std::vector<float>>& rows, const InRows& weights, float bias, uint32_t c) {
   float sum = bias;
   for (size_t j = 0; j < rows.size(); ++j) {

@@ -20,7 +20,7 @@ int8_t RoundCode(float value) {
 
 // Code k of a plane of `bits` bits.
 uint32_t PlaneCode(uint32_t bits, const uint8_t* plane, uint64_t k) {
-  const CodePlace place = PlaceOfCode(bits, k);
+  const CodeLocation place = LocateCode(bits, k);
   return (LoadU16(plane + place.byte_offset) >> place.shift) & ((1u << bits) - 1);
 }
 
@@ -174,8 +174,8 @@ int32_t CodeAt(const EncodingDescriptor& d, const uint8_t* row, uint64_t cols, u
   const RowTraits traits = TraitsOf(d.encoding);
   uint32_t code = PlaneCode(traits.low_bits, row, k);
   if (traits.high_bits != 0) {
-    const CodePlace place =
-        traits.low_bits == 4 ? PlaceOfHighCode(traits.high_bits, k) : PlaceOfCode(traits.high_bits, k);
+    const CodeLocation place =
+        traits.low_bits == 4 ? LocateHighCode(traits.high_bits, k) : LocateCode(traits.high_bits, k);
     const uint32_t word = LoadU16(row + HighPlaneOffset(d, cols) + place.byte_offset);
     code |= (word >> place.shift & ((1u << traits.high_bits) - 1)) << traits.low_bits;
   }

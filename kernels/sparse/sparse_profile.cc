@@ -24,17 +24,17 @@ namespace {
 constexpr float kShares[] = {0.95f, 0.8f, 0.65f, 0.5f, 0.4f, 0.3f, 0.2f, 0.1f, 0.05f};
 constexpr int kShareCount = static_cast<int>(std::size(kShares));
 // Maximum ratio of sparse to dense time at which sparse execution is chosen, so that noise does not decide.
-constexpr double kWorthIt = 0.96;
+constexpr double kMaxTimeRatio = 0.96;
 constexpr int kPairs = 7;
 // Pairs of the final, longer measurement at the share where the search ends.
-constexpr int kLastPairs = 15;
+constexpr int kFinalPairs = 15;
 // Sparse execution is chosen up to this many times a measured share: never far from one, and never beyond the
 // next.
 constexpr float kNear = 1.02f;
 // Maximum multiply-adds of one timed run, as far as whole blocks of neurons allow.
 constexpr uint64_t kRunWork = 60'000'000;
 constexpr uint64_t kLeastBytes = uint64_t{64} << 20;
-constexpr uint64_t kMostBytes = uint64_t{512} << 20;
+constexpr uint64_t kMaxBytes = uint64_t{512} << 20;
 
 // Number of rows that are repeated to fill the working set; a prime, so that parts and experts differ.
 constexpr uint32_t kPatternRows = 251;
@@ -42,7 +42,7 @@ constexpr uint32_t kPatternRows = 251;
 // Writes a row in a block encoding: every group's scale is 1 times d.
 void WriteBlockRow(const EncodingDescriptor& d, uint32_t cols, float sigma, std::mt19937& random,
                    uint8_t* row) {
-  const uint32_t length = BlockValuesOf(d.encoding);
+  const uint32_t length = ValuesPerBlock(d.encoding);
   const float levels = IsIq4(d.encoding) ? 255 : static_cast<float>((1u << BitsOf(d.encoding)) - 1);
   std::vector<CodeBlock> blocks((cols + length - 1) / length);
   for (CodeBlock& block : blocks) {
@@ -184,7 +184,7 @@ absl::Status Trial::Prepare() {
     neuron_bytes += RoundStride(RowBytes(d, spec_.hidden));
   }
   const uint64_t cache = static_cast<uint64_t>(std::max(0L, sysconf(_SC_LEVEL3_CACHE_SIZE)));
-  const uint64_t bytes = spec_.bytes != 0 ? spec_.bytes : std::clamp(4 * cache, kLeastBytes, kMostBytes);
+  const uint64_t bytes = spec_.bytes != 0 ? spec_.bytes : std::clamp(4 * cache, kLeastBytes, kMaxBytes);
   // At least four layers, narrow ones if need be: a block of neurons costs the same in a wide expert.
   const uint64_t wide = bytes / 4 / (spec_.experts * neuron_bytes) / 64 * 64;
   width_ = static_cast<uint32_t>(std::min<uint64_t>(spec_.width, std::max<uint64_t>(64, wide)));
@@ -299,12 +299,12 @@ absl::StatusOr<float> BreakEven(Trial& trial, uint32_t tokens, const std::vector
     const int middle = (fast + slow) / 2;
     ASSIGN_OR_RETURN(const double ratio,
                      trial.Ratio(tokens, thresholds[static_cast<size_t>(middle)], kPairs));
-    (ratio <= kWorthIt ? fast : slow) = middle;
+    (ratio <= kMaxTimeRatio ? fast : slow) = middle;
   }
   for (; fast < kShareCount; ++fast) {
     ASSIGN_OR_RETURN(const double ratio,
-                     trial.Ratio(tokens, thresholds[static_cast<size_t>(fast)], kLastPairs));
-    if (ratio <= kWorthIt) {
+                     trial.Ratio(tokens, thresholds[static_cast<size_t>(fast)], kFinalPairs));
+    if (ratio <= kMaxTimeRatio) {
       return fast == 0 ? 1.0f : kShares[fast] * kNear;
     }
   }

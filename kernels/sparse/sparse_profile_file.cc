@@ -22,8 +22,8 @@ namespace sluice {
 namespace {
 
 // Raised when kernels change so much that old measurements mislead.
-constexpr int kMeasurement = 2;
-constexpr uint64_t kMostFileBytes = 16 << 10;
+constexpr int kMeasurementVersion = 2;
+constexpr uint64_t kMaxFileBytes = 16 << 10;
 
 std::string CpuModel() {
   const absl::StatusOr<std::string> info = ReadFile("/proc/cpuinfo", 16 << 20);
@@ -43,11 +43,11 @@ std::string Words(const EncodingDescriptor& d) {
 
 // The key: everything that the times depend on.
 std::string KeyOf(const Backend& backend, const SparseProfileSpec& s) {
-  return absl::StrCat("sluice dense or sparse ", kMeasurement, "\ncpu ", CpuModel(), "\n", backend.Describe(),
-                      "\norder ", static_cast<int>(s.order), " up ", Words(s.up), " gate ", Words(s.gate),
-                      " down ", Words(s.down), "\nactivation ", static_cast<int>(s.activation.kind),
-                      " hidden ", s.hidden, " width ", s.width, " experts ", s.experts, " tokens ",
-                      s.max_tokens, "\n");
+  return absl::StrCat("sluice dense or sparse ", kMeasurementVersion, "\ncpu ", CpuModel(), "\n",
+                      backend.Describe(), "\norder ", static_cast<int>(s.order), " up ", Words(s.up),
+                      " gate ", Words(s.gate), " down ", Words(s.down), "\nactivation ",
+                      static_cast<int>(s.activation.kind), " hidden ", s.hidden, " width ", s.width,
+                      " experts ", s.experts, " tokens ", s.max_tokens, "\n");
 }
 
 std::string ContentOf(const std::string& key, const SparseSwitch& found) {
@@ -122,7 +122,7 @@ absl::StatusOr<SparseProfile> LoadOrMeasureSparseSwitch(Backend& backend, const 
   const std::string path =
       absl::StrCat(folder, "/sparse-", DigestOf(std::string_view(key)).ToHex().substr(0, 16), ".txt");
   SparseProfile profile;
-  if (const absl::StatusOr<std::string> content = ReadFile(path, kMostFileBytes);
+  if (const absl::StatusOr<std::string> content = ReadFile(path, kMaxFileBytes);
       content.ok() && Parse(*content, key, &profile.found)) {
     return profile;
   }

@@ -7,8 +7,8 @@
 
 namespace sluice {
 
-ThreadedBackend::ThreadedBackend(std::unique_ptr<Backend> behind)
-    : behind_(std::move(behind)), thread_([this] { Run(); }) {}
+ThreadedBackend::ThreadedBackend(std::unique_ptr<Backend> inner)
+    : inner_(std::move(inner)), thread_([this] { Run(); }) {}
 
 ThreadedBackend::~ThreadedBackend() {
   {
@@ -64,14 +64,14 @@ ThreadedBackend::Item* ThreadedBackend::TakeNext() {
 void ThreadedBackend::SetStepping(bool stepping) {
   if (stepping_ != stepping) {
     stepping_ = stepping;
-    MutexLock lock(&behind_mutex_);
-    stepping ? behind_->BeginStep() : behind_->EndStep();
+    MutexLock lock(&inner_mutex_);
+    stepping ? inner_->BeginStep() : inner_->EndStep();
   }
 }
 
 absl::Status ThreadedBackend::RunItem(const Item& item) {
-  MutexLock lock(&behind_mutex_);
-  Queue& queue = behind_->queue();
+  MutexLock lock(&inner_mutex_);
+  Queue& queue = inner_->queue();
   if (!item.copies) {
     return queue.Enqueue(item.operation.get());
   }
@@ -166,48 +166,48 @@ absl::StatusOr<double> ThreadedBackend::Seconds(Event from, Event to) {
 // Memory.
 
 absl::StatusOr<BufferId> ThreadedBackend::Allocate(uint64_t bytes, BufferKind kind) {
-  MutexLock lock(&behind_mutex_);
-  return behind_->Allocate(bytes, kind);
+  MutexLock lock(&inner_mutex_);
+  return inner_->Allocate(bytes, kind);
 }
 
 absl::StatusOr<SharedBuffer> ThreadedBackend::AllocateShared(uint64_t bytes) {
-  MutexLock lock(&behind_mutex_);
-  return behind_->AllocateShared(bytes);
+  MutexLock lock(&inner_mutex_);
+  return inner_->AllocateShared(bytes);
 }
 
 absl::StatusOr<BufferId> ThreadedBackend::Import(absl::Span<const std::byte> memory) {
-  MutexLock lock(&behind_mutex_);
-  return behind_->Import(memory);
+  MutexLock lock(&inner_mutex_);
+  return inner_->Import(memory);
 }
 
 absl::Status ThreadedBackend::Free(BufferId buffer) {
-  MutexLock lock(&behind_mutex_);
-  return behind_->Free(buffer);
+  MutexLock lock(&inner_mutex_);
+  return inner_->Free(buffer);
 }
 
 const std::byte* ThreadedBackend::HostRead(BufferRef ref, uint64_t bytes) {
-  MutexLock lock(&behind_mutex_);
-  return behind_->HostRead(ref, bytes);
+  MutexLock lock(&inner_mutex_);
+  return inner_->HostRead(ref, bytes);
 }
 
 std::byte* ThreadedBackend::HostWrite(BufferRef ref, uint64_t bytes) {
-  MutexLock lock(&behind_mutex_);
-  return behind_->HostWrite(ref, bytes);
+  MutexLock lock(&inner_mutex_);
+  return inner_->HostWrite(ref, bytes);
 }
 
 absl::Status ThreadedBackend::SetSparseSwitches(absl::Span<const SparseSwitchEntry> entries) {
-  MutexLock lock(&behind_mutex_);
-  return behind_->SetSparseSwitches(entries);
+  MutexLock lock(&inner_mutex_);
+  return inner_->SetSparseSwitches(entries);
 }
 
 BackendCounters ThreadedBackend::Counters() const {
-  BackendCounters counters = behind_->Counters();
+  BackendCounters counters = inner_->Counters();
   counters.waits = waits_.load(std::memory_order_relaxed);
   return counters;
 }
 
 std::string ThreadedBackend::Describe() const {
-  return absl::StrCat(behind_->Describe(), ", on a thread of its own");
+  return absl::StrCat(inner_->Describe(), ", on a thread of its own");
 }
 
 }  // namespace sluice

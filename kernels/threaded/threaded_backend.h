@@ -28,8 +28,8 @@ namespace sluice {
 
 class ThreadedBackend final : public Backend, public Queue {
  public:
-  // The inner backend `behind` has its memory on the host and runs at the call.
-  explicit ThreadedBackend(std::unique_ptr<Backend> behind);
+  // The inner backend `inner` has its memory on the host and runs at the call.
+  explicit ThreadedBackend(std::unique_ptr<Backend> inner);
   // Drops the queued operations.
   ~ThreadedBackend() override;
 
@@ -66,7 +66,7 @@ class ThreadedBackend final : public Backend, public Queue {
   // An item of the queue. Items are reused, so that only items larger than before allocate.
   struct Item {
     bool copies = false;  // Upload or Download, else `operation`
-    KeptOperation operation;
+    OwnedOperation operation;
     BufferRef place;
     std::vector<std::byte> data;  // source of an Upload
     uint64_t bytes = 0;
@@ -90,8 +90,8 @@ class ThreadedBackend final : public Backend, public Queue {
   std::array<Item, kDepth> items_;   // by number; queued items belong to the thread
   bool stepping_ = false;            // true while the inner backend is in a step; used by the thread
 
-  mutable Mutex behind_mutex_;  // held while the inner backend is used
-  const std::unique_ptr<Backend> behind_;
+  mutable Mutex inner_mutex_;  // held while the inner backend is used
+  const std::unique_ptr<Backend> inner_;
 
   Mutex mutex_;
   CondVar changed_;

@@ -24,13 +24,13 @@
 namespace sluice {
 namespace {
 
-constexpr char kGenerator[] = "sluice synth 2";
+constexpr char kSynthGenerator[] = "sluice synth 2";
 // Encoded records that all experts are cut from: 16 M values of each part (or one layer's, if that is less),
 // far more than one expert of the fine-grained models and generated quickly; an expert then costs only a copy
 // and a checksum.
 constexpr uint64_t kPoolValues = 16ull << 20;
 constexpr uint64_t kDenseExtentBytes = 64ull << 20;
-constexpr uint64_t kBlockValues = 256 * 1024;
+constexpr uint64_t kSynthBlockValues = 256 * 1024;
 
 enum Use : uint64_t { kDenseTensor = 1, kPoolRows = 2, kPoolStart = 3 };
 
@@ -192,7 +192,7 @@ class DenseRows {
 absl::Status WriteDenseTensor(const SynthJob& job, size_t index, ExtentWriter* writer, ProgressMeter* meter) {
   const DenseTensor& tensor = job.manifest.dense_tensors[index];
   const uint32_t block =
-      static_cast<uint32_t>(std::clamp<uint64_t>(kBlockValues / tensor.cols, 1, tensor.rows));
+      static_cast<uint32_t>(std::clamp<uint64_t>(kSynthBlockValues / tensor.cols, 1, tensor.rows));
   std::vector<float> values;
   std::vector<std::byte> records;
   DenseRows rows(job, index);
@@ -217,8 +217,8 @@ absl::Status WriteDenseTensor(const SynthJob& job, size_t index, ExtentWriter* w
 absl::Status WriteExpertStream(const SynthJob& job, const ExtentEntry& entry, ExtentWriter* writer,
                                ProgressMeter* meter) {
   const RecordPool& pool = job.pools[entry.format][entry.stream];
-  const uint64_t place = SynthSeed(job.options.seed, kPoolStart + entry.stream, entry.layer, entry.expert);
-  uint32_t row = static_cast<uint32_t>(place % pool.rows);
+  const uint64_t location = SynthSeed(job.options.seed, kPoolStart + entry.stream, entry.layer, entry.expert);
+  uint32_t row = static_cast<uint32_t>(location % pool.rows);
   uint32_t left = job.manifest.config.layers[entry.layer].moe.expert_width;
   while (left > 0) {
     const uint32_t count = std::min(left, pool.rows - row);
@@ -261,13 +261,13 @@ absl::StatusOr<SynthJob> Prepare(const SynthOptions& options) {
         absl::StrCat("similarity is ", options.similarity, "; a number from 0 to 1 is expected"));
   }
   ASSIGN_OR_RETURN(const double zipf, ParseRouting(options.routing));
-  ASSIGN_OR_RETURN(const Recipe recipe, RecipeFromWords(options.rows));
+  ASSIGN_OR_RETURN(const Recipe recipe, RecipeFromOptions(options.rows));
   SynthJob job;
   job.options = options;
   ASSIGN_OR_RETURN(job.manifest.config, SynthModel(options));
   RETURN_IF_ERROR(PlanJob(recipe, &job));
   Provenance& provenance = job.manifest.provenance;
-  provenance.generator = kGenerator;
+  provenance.generator = kSynthGenerator;
   provenance.options =
       absl::StrCat("shape=", options.shape, " ", RecipeText(recipe), " routing=", options.routing,
                    " reuse=", options.reuse, " similarity=", options.similarity, " seed=", options.seed);

@@ -20,7 +20,7 @@ struct SynthOptions {
   uint32_t vocab = 0;   // 0: the shape's; at least 258 (the embedded tokenizer's bytes, BOS and EOS)
   // As the options of `sluice pack`. Recipes that use usage counts take the experts of each layer by
   // ascending id.
-  RecipeWords rows;
+  RecipeOptions rows;
   // "uniform", or "zipf:S" with 0 < S <= 4: a layer's i-th most used expert is chosen about i^-S as often as
   // its first. The ranking differs from layer to layer, unless similarity is set.
   std::string routing = "uniform";

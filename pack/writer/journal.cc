@@ -69,10 +69,10 @@ bool ParseRecord(absl::Span<const std::byte> bytes, uint64_t* at, JournalRecord*
   if (ChunkChecksum(kJournalFileNumber, *at, bytes.subspan(*at, body)) != LoadU64(bytes, *at + body))
     return false;
   record->unit = head[0];
-  uint64_t place = *at + kRecordHeaderBytes;
-  for (uint32_t i = 0; i < head[1]; ++i, place += 8) record->checksums.push_back(LoadU64(bytes, place));
-  for (uint32_t i = 0; i < head[2]; ++i, place += 16) {
-    record->digests.push_back({LoadU64(bytes, place), LoadU64(bytes, place + 8)});
+  uint64_t location = *at + kRecordHeaderBytes;
+  for (uint32_t i = 0; i < head[1]; ++i, location += 8) record->checksums.push_back(LoadU64(bytes, location));
+  for (uint32_t i = 0; i < head[2]; ++i, location += 16) {
+    record->digests.push_back({LoadU64(bytes, location), LoadU64(bytes, location + 8)});
   }
   *at += body + 8;
   return true;

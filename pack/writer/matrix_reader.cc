@@ -125,7 +125,7 @@ class LineReader {
   // Reads the blocks of lines [first, first + count) of `block`, which a read of their values would span.
   absl::Status ReadBlocks(uint32_t block, uint32_t first, uint32_t count, absl::Span<CodeBlock> out) {
     const uint64_t length = matrix_.tensor->line_length();
-    const uint64_t of_line = matrix_.length / BlockValuesOf(matrix_.tensor->blocks);
+    const uint64_t of_line = matrix_.length / ValuesPerBlock(matrix_.tensor->blocks);
     for (uint32_t done = 0; done < count; ++done) {
       const uint64_t element = ElementOf(matrix_, block, first + done);
       const TensorRect rect{
@@ -192,7 +192,7 @@ class StraightReader final : public RowReader {
 
   absl::Status NextBlocks(uint32_t count, absl::Span<float> out, absl::Span<CodeBlock> blocks) override {
     const Encoding encoding = matrix_.tensor->blocks;
-    const uint32_t block_values = BlockValuesOf(encoding);
+    const uint32_t block_values = ValuesPerBlock(encoding);
     return Read(count, out, [&](uint32_t block, uint32_t line, uint32_t rows, absl::Span<float> to) {
       const absl::Span<CodeBlock> read = blocks.first(to.size() / block_values);
       blocks.remove_prefix(read.size());
@@ -333,8 +333,8 @@ class TransposedReader final : public RowReader {
 class StackedReader final : public RowReader {
  public:
   StackedReader(const Checkpoint& checkpoint, SourceMatrix first) {
-    const std::vector<SourceMatrix> others = std::move(first.then);
-    first.then.clear();
+    const std::vector<SourceMatrix> others = std::move(first.more_rows);
+    first.more_rows.clear();
     Add(checkpoint, first);
     for (const SourceMatrix& matrix : others) Add(checkpoint, matrix);
   }
@@ -386,7 +386,7 @@ class StackedReader final : public RowReader {
 }  // namespace
 
 std::unique_ptr<RowReader> MakeRowReader(const Checkpoint& checkpoint, const SourceMatrix& matrix) {
-  if (!matrix.then.empty()) return std::make_unique<StackedReader>(checkpoint, matrix);
+  if (!matrix.more_rows.empty()) return std::make_unique<StackedReader>(checkpoint, matrix);
   if (matrix.transposed) return std::make_unique<TransposedReader>(checkpoint, matrix);
   return std::make_unique<StraightReader>(checkpoint, matrix);
 }
@@ -397,22 +397,23 @@ Encoding BlocksOf(const SourceMatrix& matrix) {
       matrix.add != 0) {
     return Encoding::kInvalid;
   }
-  const uint64_t values = BlockValuesOf(encoding);
+  const uint64_t values = ValuesPerBlock(encoding);
   // Lines are whole blocks, and so are parts of them that begin and end between blocks.
   if (matrix.first % values != 0 || matrix.block_stride % values != 0 || matrix.line_stride % values != 0 ||
       matrix.length % values != 0) {
     return Encoding::kInvalid;
   }
-  const bool alike = std::all_of(matrix.then.begin(), matrix.then.end(),
+  const bool alike = std::all_of(matrix.more_rows.begin(), matrix.more_rows.end(),
                                  [encoding](const SourceMatrix& next) { return BlocksOf(next) == encoding; });
   return alike ? encoding : Encoding::kInvalid;
 }
 
 uint64_t MatrixMemory(const SourceMatrix& matrix) {
-  uint64_t most = 0;
-  for (const SourceMatrix& next : matrix.then) most = std::max(most, MatrixMemory(next));
-  if (!matrix.transposed) return most;
-  return std::max(most, uint64_t{matrix.lines} * StripColumns(matrix) * ElementBytes(matrix.tensor->type));
+  uint64_t max_bytes = 0;
+  for (const SourceMatrix& next : matrix.more_rows) max_bytes = std::max(max_bytes, MatrixMemory(next));
+  if (!matrix.transposed) return max_bytes;
+  return std::max(max_bytes,
+                  uint64_t{matrix.lines} * StripColumns(matrix) * ElementBytes(matrix.tensor->type));
 }
 
 const std::string& SourceTypeName(const SourceMatrix& matrix) { return matrix.tensor->format; }

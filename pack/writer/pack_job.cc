@@ -27,14 +27,14 @@ Encoding EncodingOfValues(const SourceMatrix& matrix) {
                             : matrix.tensor->type == ElementType::kF16 ? Encoding::kF16
                                                                        : Encoding::kF32;
   const bool alike =
-      std::all_of(matrix.then.begin(), matrix.then.end(),
+      std::all_of(matrix.more_rows.begin(), matrix.more_rows.end(),
                   [encoding](const SourceMatrix& next) { return EncodingOfValues(next) == encoding; });
   return alike ? encoding : Encoding::kF32;
 }
 
 bool IsKeptMxfp4(const SourceMatrix& matrix) {
   return matrix.tensor->mxfp4 && !matrix.transposed &&
-         std::all_of(matrix.then.begin(), matrix.then.end(), IsKeptMxfp4);
+         std::all_of(matrix.more_rows.begin(), matrix.more_rows.end(), IsKeptMxfp4);
 }
 
 // Storage format of a GGUF file's rows that should stay unchanged (recipe.recoded if they cannot); none for
@@ -115,7 +115,7 @@ bool StoredInMxfp4(const SourceMap& sources, Part part) { return AllExperts(sour
 // tensors keep the encoding of the recipe, which would else follow the experts'.
 void KeepMxfp4(const SourceMap& sources, Recipe* recipe) {
   if (!recipe->keep_mxfp4) return;
-  const RowChoice dense = recipe->Dense();
+  const RowFormat dense = recipe->Dense();
   for (int p = 0; p < kPartCount; ++p) {
     if (!StoredInMxfp4(sources, static_cast<Part>(p))) continue;
     recipe->parts[p].encoding = Encoding::kMxfp4;
@@ -321,7 +321,7 @@ std::string SourceDigest(const PackJob& job, absl::Span<const Digest128> digests
   const auto add = [&](const std::string& name, const SourceMatrix& matrix) {
     hasher.UpdateSized(name);
     hasher.UpdateSized(SourceTypeName(matrix));
-    hasher.UpdateU64(matrix.then.empty() ? uint64_t{matrix.blocks} * matrix.lines : matrix.rows());
+    hasher.UpdateU64(matrix.more_rows.empty() ? uint64_t{matrix.blocks} * matrix.lines : matrix.rows());
     hasher.UpdateU64(matrix.length);
     hasher.UpdateU64(digests[next].high);
     hasher.UpdateU64(digests[next].low);

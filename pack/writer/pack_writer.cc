@@ -37,14 +37,14 @@ class Conversion {
   absl::Status Do(uint32_t unit, UnitEncoder* encoder) {
     JournalRecord& record = records_[unit];  // this unit is this thread's alone
     if (!record.checksums.empty()) {
-      ASSIGN_OR_RETURN(const bool there, encoder->IsThere(record));
+      ASSIGN_OR_RETURN(const bool there, encoder->IsWritten(record));
       if (there) {
         reused_any_.store(true);
         return meter_->Add(job_.unit_bytes(unit), /*found=*/true);
       }
     }
     record = {};
-    // A unit enters the journal only after its bytes are written. IsThere() reads them again to check that
+    // A unit enters the journal only after its bytes are written. IsWritten() reads them again to check that
     // they reached the disk.
     RETURN_IF_ERROR(encoder->Encode(unit, &record));
     return staging_.journal().Append(record);
@@ -100,17 +100,16 @@ absl::Status CheckProfileIsOfSource(const PackJob& job) {
 
 }  // namespace
 
-absl::StatusOr<PackOptions> PackOptionsFromWords(const std::string& bits, const std::string& recipe,
-                                                 int group, const std::string& dense_bits,
-                                                 const std::string& layout) {
-  RecipeWords words;
+absl::StatusOr<PackOptions> PackOptionsFromText(const std::string& bits, const std::string& recipe, int group,
+                                                const std::string& dense_bits, const std::string& layout) {
+  RecipeOptions words;
   words.bits = bits;
   words.recipe = recipe;
   words.group = group;
   words.dense_bits = dense_bits;
   words.layout = layout;
   PackOptions options;
-  ASSIGN_OR_RETURN(options.recipe, RecipeFromWords(words));
+  ASSIGN_OR_RETURN(options.recipe, RecipeFromOptions(words));
   return options;
 }
 

@@ -33,10 +33,9 @@ struct PackOptions {
   uint32_t threads = 0;
 };
 
-// Returns options with the recipe of these words (RecipeFromWords).
-absl::StatusOr<PackOptions> PackOptionsFromWords(const std::string& bits, const std::string& recipe,
-                                                 int group, const std::string& dense_bits,
-                                                 const std::string& layout);
+// Returns options with the recipe of these words (RecipeFromOptions).
+absl::StatusOr<PackOptions> PackOptionsFromText(const std::string& bits, const std::string& recipe, int group,
+                                                const std::string& dense_bits, const std::string& layout);
 
 struct PackingProgress {
   const char* stage = "";   // "packing", "resuming", "finishing", "verifying", "writing"

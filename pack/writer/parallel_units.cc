@@ -39,8 +39,8 @@ class FirstError {
 
 }  // namespace
 
-uint32_t WorkerCount(uint32_t wanted, uint32_t units) {
-  uint32_t count = wanted;
+uint32_t WorkerCount(uint32_t requested, uint32_t units) {
+  uint32_t count = requested;
   if (count == 0) {
     cpu_set_t set;
     count = sched_getaffinity(0, sizeof(set), &set) == 0 ? static_cast<uint32_t>(CPU_COUNT(&set)) : 1;

@@ -11,9 +11,9 @@
 
 namespace sluice {
 
-// Number of workers for `units` units: `wanted`, or the CPUs of the affinity mask if it is 0; at most 8 (they
-// saturate every disk measured so far, and each holds a part of an expert in memory), at least 1.
-uint32_t WorkerCount(uint32_t wanted, uint32_t units);
+// Number of workers for `units` units: `requested`, or the CPUs of the affinity mask if it is 0; at most 8
+// (they saturate every disk measured so far, and each holds a part of an expert in memory), at least 1.
+uint32_t WorkerCount(uint32_t requested, uint32_t units);
 
 // Calls work(worker, unit) for every unit below `units`, in ascending order per worker. The first error stops
 // the rest and is returned.

@@ -13,7 +13,7 @@ namespace {
 constexpr uint64_t kMaxSuperGroup = 256;
 constexpr size_t kMaxRules = 1024;
 
-absl::Status CheckChoice(const RowChoice& choice, const std::string& what) {
+absl::Status CheckChoice(const RowFormat& choice, const std::string& what) {
   if (!CanEncode(choice.encoding)) {
     return absl::UnimplementedError(absl::StrCat(what, ": writing ", EncodingName(choice.encoding),
                                                  " rows is not supported (known: bf16, f16, f32, q8, q4, "
@@ -50,7 +50,7 @@ absl::Status CheckRule(const RecipeRule& rule, const std::string& what) {
   return absl::OkStatus();
 }
 
-std::string ChoiceText(const RowChoice& choice) {
+std::string ChoiceText(const RowFormat& choice) {
   std::string text = EncodingName(choice.encoding);
   if (IsQuantized(choice.encoding)) absl::StrAppend(&text, ":", choice.group);
   if (IsQuantized(choice.encoding) && choice.meta_bits != 16) absl::StrAppend(&text, ":", choice.meta_bits);
@@ -92,21 +92,22 @@ std::vector<double> PlacesByUsage(const std::vector<uint64_t>& usage) {
   std::vector<uint32_t> order(usage.size());
   std::iota(order.begin(), order.end(), 0u);
   std::stable_sort(order.begin(), order.end(), [&](uint32_t a, uint32_t b) { return usage[a] > usage[b]; });
-  std::vector<double> places(usage.size());
+  std::vector<double> usage_positions(usage.size());
   for (size_t rank = 0; rank < order.size(); ++rank) {
     // Each expert is at the middle of its share of the order: of eight the most used at 1/16.
-    places[order[rank]] = (static_cast<double>(rank) + 0.5) / static_cast<double>(order.size());
+    usage_positions[order[rank]] = (static_cast<double>(rank) + 0.5) / static_cast<double>(order.size());
   }
-  return places;
+  return usage_positions;
 }
 
 // Rules apply in their order, each to the parts and the layout that it names, so a later one wins.
-ExpertFormat FormatOf(const Recipe& recipe, uint32_t layer, double place, const ModelConfig& config) {
+ExpertFormat FormatOf(const Recipe& recipe, uint32_t layer, double usage_position,
+                      const ModelConfig& config) {
   ExpertLayout layout = recipe.layout;
-  std::array<RowChoice, kPartCount> parts = recipe.parts;
+  std::array<RowFormat, kPartCount> parts = recipe.parts;
   for (const RecipeRule& rule : recipe.rules) {
     if (layer < rule.first_layer || layer > rule.last_layer) continue;
-    if (rule.ByUsage() && !(place >= rule.usage_from && place < rule.usage_to)) continue;
+    if (rule.ByUsage() && !(usage_position >= rule.usage_from && usage_position < rule.usage_to)) continue;
     layout = rule.layout.value_or(layout);
     for (int p = 0; p < kPartCount; ++p) parts[p] = rule.parts[p].value_or(parts[p]);
   }
@@ -134,25 +135,25 @@ bool Recipe::NeedsUsage() const {
   return std::any_of(rules.begin(), rules.end(), [](const RecipeRule& rule) { return rule.ByUsage(); });
 }
 
-RowChoice Recipe::Dense() const {
+RowFormat Recipe::Dense() const {
   // Dense weights are used by every token and are few compared to the experts: they get the most bits that
   // the recipe gives any part, and never less than q8.
   if (dense.has_value()) return *dense;
-  RowChoice widest = parts[0];
+  RowFormat widest = parts[0];
   widest.encoding = Encoding::kQ8;
-  const auto widen = [&](const RowChoice& choice) {
+  const auto widen = [&](const RowFormat& choice) {
     if (BitsOf(choice.encoding) > BitsOf(widest.encoding)) widest = choice;
   };
-  for (const RowChoice& choice : parts) widen(choice);
+  for (const RowFormat& choice : parts) widen(choice);
   for (const RecipeRule& rule : rules) {
-    for (const std::optional<RowChoice>& choice : rule.parts) {
+    for (const std::optional<RowFormat>& choice : rule.parts) {
       if (choice.has_value()) widen(*choice);
     }
   }
   return widest;
 }
 
-Recipe UniformRecipe(const RowChoice& choice) {
+Recipe UniformRecipe(const RowFormat& choice) {
   Recipe recipe;
   recipe.name = EncodingName(choice.encoding);
   recipe.parts.fill(choice);
@@ -175,7 +176,7 @@ absl::Status CheckRecipe(const Recipe& recipe) {
   return absl::OkStatus();
 }
 
-EncodingDescriptor DescriptorOf(const RowChoice& choice, uint32_t columns) {
+EncodingDescriptor DescriptorOf(const RowFormat& choice, uint32_t columns) {
   EncodingDescriptor descriptor = MakeDescriptor(choice.encoding, choice.group);
   if (choice.meta_bits == 8 && IsQuantized(choice.encoding) && choice.encoding != Encoding::kMxfp4) {
     descriptor.meta_bits = 8;
@@ -220,11 +221,11 @@ absl::StatusOr<ExpertFormats> ResolveFormats(const Recipe& recipe, const ModelCo
   result.of_expert.resize(config.layers.size());
   for (uint32_t layer = 0; layer < config.layers.size(); ++layer) {
     const uint32_t experts = config.layers[layer].moe.experts;
-    const std::vector<double> places =
+    const std::vector<double> usage_positions =
         recipe.NeedsUsage() ? PlacesByUsage(usage[layer]) : std::vector<double>(experts);
     for (uint32_t expert = 0; expert < experts; ++expert) {
       result.of_expert[layer].push_back(
-          IndexOf(FormatOf(recipe, layer, places[expert], config), &result.formats));
+          IndexOf(FormatOf(recipe, layer, usage_positions[expert], config), &result.formats));
     }
   }
   // A model whose layers are all dense still has a format, because readers expect one.

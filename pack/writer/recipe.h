@@ -19,11 +19,11 @@
 namespace sluice {
 
 // Storage format of the rows of one matrix, before their length is known.
-struct RowChoice {
+struct RowFormat {
   Encoding encoding = Encoding::kBf16;
   uint16_t group = 64;     // values that share a scale and a zero: 16..128, a multiple of 16
   uint8_t meta_bits = 16;  // of a scale or zero: 16 (f16), or 8 in super-groups of min(256, the row's groups)
-  bool operator==(const RowChoice&) const = default;
+  bool operator==(const RowFormat&) const = default;
 };
 
 // Formats of some experts that replace the recipe's own choice. An expert of rank r (0: the most used) among
@@ -33,7 +33,7 @@ struct RecipeRule {
   uint32_t last_layer = 0xffffffffu;  // inclusive
   double usage_from = 0;              // experts at positions [usage_from, usage_to)
   double usage_to = 1;
-  std::array<std::optional<RowChoice>, kPartCount> parts;  // by Part; absent: unchanged by the rule
+  std::array<std::optional<RowFormat>, kPartCount> parts;  // by Part; absent: unchanged by the rule
   std::optional<ExpertLayout> layout;
 
   bool ByUsage() const { return usage_from > 0 || usage_to < 1; }
@@ -42,9 +42,9 @@ struct RecipeRule {
 struct Recipe {
   std::string name = "custom";
   ExpertLayout layout = ExpertLayout::kUpGateDown;
-  std::array<RowChoice, kPartCount> parts;  // by Part
+  std::array<RowFormat, kPartCount> parts;  // by Part
   // Embeddings, attention, shared experts, head. Absent: the experts' widest, but at least q8.
-  std::optional<RowChoice> dense;
+  std::optional<RowFormat> dense;
   std::vector<RecipeRule> rules;  // if several apply, the later one decides
   // Parts whose neuron rows the model stores in MXFP4 stay unchanged, regardless of `parts`.
   bool keep_mxfp4 = false;
@@ -52,24 +52,24 @@ struct Recipe {
   // (down, whose blocks run across neurons) are stored as `recoded`, if it is quantized, else as without this
   // flag. A file's F16 rows stay f16.
   bool keep_blocks = false;
-  RowChoice recoded = {Encoding::kQ8, 64, 16};
+  RowFormat recoded = {Encoding::kQ8, 64, 16};
   // Keeps every value of the source, in rows of the smallest unquantized encoding that can hold it; computing
   // with them rounds no activation either. `parts` is then ignored, and so is `dense` unless it is given.
   bool keep_values = false;
 
   bool NeedsUsage() const;
-  RowChoice Dense() const;
+  RowFormat Dense() const;
 };
 
 // Sets all three parts alike.
-Recipe UniformRecipe(const RowChoice& choice);
+Recipe UniformRecipe(const RowFormat& choice);
 
 // InvalidArgument naming the part, the number and the possible values; Unimplemented for rows that cannot be
 // written.
 absl::Status CheckRecipe(const Recipe& recipe);
 
 // The descriptor of rows of `columns` values. REQUIRES: CheckRecipe accepts the choice.
-EncodingDescriptor DescriptorOf(const RowChoice& choice, uint32_t columns);
+EncodingDescriptor DescriptorOf(const RowFormat& choice, uint32_t columns);
 
 // One line that names every choice: equal lines store equal weights in equal bytes.
 std::string RecipeText(const Recipe& recipe);
@@ -87,7 +87,7 @@ absl::StatusOr<ExpertFormats> ResolveFormats(const Recipe& recipe, const ModelCo
                                              const std::vector<std::vector<uint64_t>>& usage);
 
 // Recipe options of the command line.
-struct RecipeWords {
+struct RecipeOptions {
   // "": bf16; MXFP4 rows and those of a GGUF file unchanged; "source": every value exactly, unquantized; with
   // floe: bits of gate and down.
   std::string bits;
@@ -101,9 +101,9 @@ struct RecipeWords {
 };
 
 // InvalidArgument naming the word and the known ones. Reads the file if a path is given.
-absl::StatusOr<Recipe> RecipeFromWords(const RecipeWords& words);
+absl::StatusOr<Recipe> RecipeFromOptions(const RecipeOptions& words);
 
-// "bf16, q8, q4, q2, floe, ...": the names that RecipeFromWords accepts.
+// "bf16, q8, q4, q2, floe, ...": the names that RecipeFromOptions accepts.
 std::string RecipeNames();
 
 // Parses a recipe file (pack/README.md has an example). InvalidArgument with `subject`, line or key.

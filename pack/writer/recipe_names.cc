@@ -10,7 +10,7 @@ namespace {
 constexpr uint64_t kMaxRecipeBytes = 1 << 20;
 constexpr double kHotShare = 0.5;
 
-RowChoice Choice(Encoding encoding, uint16_t group = 64) { return {encoding, group, 16}; }
+RowFormat Choice(Encoding encoding, uint16_t group = 64) { return {encoding, group, 16}; }
 
 // FloE 3.2: up loses least by quantization and stays resident in 2 bits; a neuron's gate and down rows are
 // fetched together.
@@ -90,7 +90,7 @@ absl::StatusOr<Recipe> NamedRecipe(const std::string& name, double hot_share) {
   return recipe;
 }
 
-absl::StatusOr<Recipe> BaseRecipe(const RecipeWords& words) {
+absl::StatusOr<Recipe> BaseRecipe(const RecipeOptions& words) {
   if (words.hot_share.has_value() && words.recipe != "corm") {
     return absl::InvalidArgumentError("a hot share is for the recipe corm only");
   }
@@ -117,7 +117,7 @@ absl::StatusOr<Recipe> BaseRecipe(const RecipeWords& words) {
 }
 
 // Applies `--bits` beside a recipe, which is allowed only for floe.
-absl::Status ApplyBits(const RecipeWords& words, Recipe* recipe) {
+absl::Status ApplyBits(const RecipeOptions& words, Recipe* recipe) {
   if (words.bits.empty() || words.recipe.empty()) return absl::OkStatus();
   if (words.recipe != "floe") {
     return absl::InvalidArgumentError(absl::StrCat("bits \"", words.bits, "\" beside the recipe ",
@@ -135,31 +135,31 @@ absl::Status ApplyBits(const RecipeWords& words, Recipe* recipe) {
 
 // Sets a number of every choice of the recipe; unquantized rows ignore it.
 template <typename T>
-void SetEverywhere(T RowChoice::*member, T value, Recipe* recipe) {
-  for (RowChoice& choice : recipe->parts) choice.*member = value;
+void SetEverywhere(T RowFormat::*member, T value, Recipe* recipe) {
+  for (RowFormat& choice : recipe->parts) choice.*member = value;
   if (recipe->dense.has_value()) (*recipe->dense).*member = value;
   recipe->recoded.*member = value;
   for (RecipeRule& rule : recipe->rules) {
-    for (std::optional<RowChoice>& choice : rule.parts) {
+    for (std::optional<RowFormat>& choice : rule.parts) {
       if (choice.has_value()) (*choice).*member = value;
     }
   }
 }
 
-absl::Status ApplyNumbers(const RecipeWords& words, Recipe* recipe) {
+absl::Status ApplyNumbers(const RecipeOptions& words, Recipe* recipe) {
   if (words.group.has_value()) {
     if (*words.group < 16 || *words.group > 128 || *words.group % 16 != 0) {
       return absl::InvalidArgumentError(
           absl::StrCat("group is ", *words.group, "; a multiple of 16 from 16 to 128 is expected"));
     }
-    SetEverywhere(&RowChoice::group, static_cast<uint16_t>(*words.group), recipe);
+    SetEverywhere(&RowFormat::group, static_cast<uint16_t>(*words.group), recipe);
   }
   if (words.meta_bits.has_value()) {
     if (*words.meta_bits != 8 && *words.meta_bits != 16) {
       return absl::InvalidArgumentError(
           absl::StrCat("meta bits are ", *words.meta_bits, "; 16 or 8 is expected"));
     }
-    SetEverywhere(&RowChoice::meta_bits, static_cast<uint8_t>(*words.meta_bits), recipe);
+    SetEverywhere(&RowFormat::meta_bits, static_cast<uint8_t>(*words.meta_bits), recipe);
   }
   return absl::OkStatus();
 }
@@ -168,11 +168,11 @@ absl::Status ApplyNumbers(const RecipeWords& words, Recipe* recipe) {
 
 std::string RecipeNames() { return "bf16, f16, q8, q4, q3, q2, floe, corm, resident-q2, q4+2, q4-all"; }
 
-absl::StatusOr<Recipe> RecipeFromWords(const RecipeWords& words) {
+absl::StatusOr<Recipe> RecipeFromOptions(const RecipeOptions& words) {
   ASSIGN_OR_RETURN(Recipe recipe, BaseRecipe(words));
   RETURN_IF_ERROR(ApplyBits(words, &recipe));
   if (!words.dense_bits.empty()) {
-    RowChoice dense = recipe.Dense();
+    RowFormat dense = recipe.Dense();
     ASSIGN_OR_RETURN(dense.encoding, BitsFromWord(words.dense_bits));
     recipe.dense = dense;
   }

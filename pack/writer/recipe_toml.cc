@@ -54,7 +54,7 @@ absl::StatusOr<T> Named(const JsonObject& object, const std::string& key, absl::
 }
 
 // "q4", or {bits = "q4", group = 64, meta_bits = 16}. Missing keys are taken from `base`.
-absl::StatusOr<RowChoice> ReadChoice(const JsonObject& parent, const std::string& key, RowChoice base) {
+absl::StatusOr<RowFormat> ReadChoice(const JsonObject& parent, const std::string& key, RowFormat base) {
   const json& value = *parent.Find(key);
   if (value.is_string()) {
     ASSIGN_OR_RETURN(base.encoding, Named(parent, key, EncodingFromName(value.get<std::string>())));
@@ -70,17 +70,17 @@ absl::StatusOr<RowChoice> ReadChoice(const JsonObject& parent, const std::string
 }
 
 // `bits`, `group` and `meta_bits` of all parts at once; absent if none is given.
-absl::StatusOr<std::optional<RowChoice>> ReadCommonChoice(const JsonObject& object) {
-  RowChoice choice;
+absl::StatusOr<std::optional<RowFormat>> ReadCommonChoice(const JsonObject& object) {
+  RowFormat choice;
   ASSIGN_OR_RETURN(choice.group, object.UintOr("group", 0, 0xffff, choice.group));
   ASSIGN_OR_RETURN(choice.meta_bits, object.UintOr("meta_bits", 0, 255, choice.meta_bits));
   if (!object.Has("bits")) {
     if (object.Has("group") || object.Has("meta_bits")) return object.Error("bits", "is missing");
-    return std::optional<RowChoice>();
+    return std::optional<RowFormat>();
   }
   ASSIGN_OR_RETURN(const std::string bits, object.String("bits"));
   ASSIGN_OR_RETURN(choice.encoding, Named(object, "bits", EncodingFromName(bits)));
-  return std::optional<RowChoice>(choice);
+  return std::optional<RowFormat>(choice);
 }
 
 // Two numbers from `low` to `high`.
@@ -104,8 +104,8 @@ absl::StatusOr<RecipeRule> ReadRule(const JsonObject& object) {
       OnlyKeys(object, {"layers", "usage", "layout", "bits", "group", "meta_bits", "up", "gate", "down"}));
   RecipeRule rule;
   if (object.Has("layers")) {
-    constexpr double kMostLayers = 1 << 20;
-    ASSIGN_OR_RETURN(const auto layers, ReadPair(object, "layers", 0, kMostLayers));
+    constexpr double kMaxRecipeLayers = 1 << 20;
+    ASSIGN_OR_RETURN(const auto layers, ReadPair(object, "layers", 0, kMaxRecipeLayers));
     if (layers.first != std::floor(layers.first) || layers.second != std::floor(layers.second)) {
       return object.Error("layers", "is not a pair of whole numbers");
     }
@@ -121,12 +121,12 @@ absl::StatusOr<RecipeRule> ReadRule(const JsonObject& object) {
     ASSIGN_OR_RETURN(const std::string layout, object.String("layout"));
     ASSIGN_OR_RETURN(rule.layout, Named(object, "layout", ExpertLayoutFromName(layout)));
   }
-  ASSIGN_OR_RETURN(const std::optional<RowChoice> all, ReadCommonChoice(object));
+  ASSIGN_OR_RETURN(const std::optional<RowFormat> all, ReadCommonChoice(object));
   rule.parts.fill(all);
   for (int p = 0; p < kPartCount; ++p) {
     const std::string part = PartName(static_cast<Part>(p));
     if (!object.Has(part)) continue;
-    ASSIGN_OR_RETURN(rule.parts[p], ReadChoice(object, part, all.value_or(RowChoice())));
+    ASSIGN_OR_RETURN(rule.parts[p], ReadChoice(object, part, all.value_or(RowFormat())));
   }
   return rule;
 }
@@ -142,11 +142,11 @@ absl::StatusOr<Recipe> ReadRecipe(const JsonObject& object) {
   }
   ASSIGN_OR_RETURN(const std::string layout, object.StringOr("layout", ExpertLayoutName(recipe.layout)));
   ASSIGN_OR_RETURN(recipe.layout, Named(object, "layout", ExpertLayoutFromName(layout)));
-  ASSIGN_OR_RETURN(const std::optional<RowChoice> all, ReadCommonChoice(object));
+  ASSIGN_OR_RETURN(const std::optional<RowFormat> all, ReadCommonChoice(object));
   for (int p = 0; p < kPartCount; ++p) {
     const std::string part = PartName(static_cast<Part>(p));
     if (object.Has(part)) {
-      ASSIGN_OR_RETURN(recipe.parts[p], ReadChoice(object, part, all.value_or(RowChoice())));
+      ASSIGN_OR_RETURN(recipe.parts[p], ReadChoice(object, part, all.value_or(RowFormat())));
     } else if (all.has_value()) {
       recipe.parts[p] = *all;
     } else {
@@ -154,7 +154,7 @@ absl::StatusOr<Recipe> ReadRecipe(const JsonObject& object) {
     }
   }
   if (object.Has("dense")) {
-    ASSIGN_OR_RETURN(recipe.dense, ReadChoice(object, "dense", all.value_or(RowChoice())));
+    ASSIGN_OR_RETURN(recipe.dense, ReadChoice(object, "dense", all.value_or(RowFormat())));
   }
   if (!object.Has("rule")) return recipe;
   ASSIGN_OR_RETURN(const json* rules, object.Array("rule"));

@@ -25,7 +25,7 @@ namespace fs = std::filesystem;
 // minimum, both generous.
 constexpr uint64_t kOverheadShare = 1000;
 constexpr uint64_t kOverheadFloor = 1ull << 20;
-constexpr int kMostLinks = 40;  // as the kernel
+constexpr int kMaxLinks = 40;  // as the kernel
 
 std::string WithoutSlash(std::string path) {
   while (path.size() > 1 && path.back() == '/') path.pop_back();
@@ -81,7 +81,7 @@ std::string TargetFolder(const std::string& out_dir) {
     path = error ? path : folder.string();
   }
   // A link is followed, so that --force replaces the pack that it leads to and keeps the link.
-  for (int link = 0; link < kMostLinks && fs::is_symlink(path, error); ++link) {
+  for (int link = 0; link < kMaxLinks && fs::is_symlink(path, error); ++link) {
     // An absolute target replaces the folder that the link is in.
     path = WithoutSlash(fs::path(path).parent_path() / fs::read_symlink(path, error));
   }

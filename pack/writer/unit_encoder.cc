@@ -55,7 +55,7 @@ absl::Status UnitEncoder::WriteRecords(absl::Span<const Column> columns, uint32_
 }
 
 absl::Status UnitEncoder::TakeBlocks(const Column& column, uint32_t count, uint32_t cols, uint32_t stride) {
-  const uint64_t of_row = cols / BlockValuesOf(column.encoding.encoding);
+  const uint64_t of_row = cols / ValuesPerBlock(column.encoding.encoding);
   if (blocks_.size() < count * of_row) blocks_.resize(count * of_row);
   RETURN_IF_ERROR(column.reader->NextBlocks(count, absl::MakeSpan(values_),
                                             absl::MakeSpan(blocks_).first(count * of_row)));
@@ -86,24 +86,24 @@ absl::Status UnitEncoder::EncodeDense(uint32_t unit, JournalRecord* record) {
 }
 
 absl::Status UnitEncoder::EncodeExpert(uint32_t unit, JournalRecord* record) {
-  const ExpertUnit& place = job_.expert_units[unit - job_.dense_extents];
-  const ExpertSource& source = job_.experts[place.layer][place.expert];
-  const ExpertFormat& format = job_.manifest.expert_formats[place.format];
+  const ExpertUnit& location = job_.expert_units[unit - job_.dense_extents];
+  const ExpertSource& source = job_.experts[location.layer][location.expert];
+  const ExpertFormat& format = job_.manifest.expert_formats[location.format];
   const std::array<std::unique_ptr<RowReader>, kPartCount> readers = {
       MakeRowReader(*job_.checkpoint, source.up),
       format.gates ? MakeRowReader(*job_.checkpoint, source.gate) : nullptr,
       MakeRowReader(*job_.checkpoint, source.down)};
-  const ExpertPlan& plan = job_.plans[place.format];
+  const ExpertPlan& plan = job_.plans[location.format];
   for (uint32_t stream = 0; stream < plan.streams; ++stream) {
     std::vector<Column> columns;
     for (int p = 0; p < kPartCount; ++p) {
       if (readers[p] == nullptr || plan.parts[p].stream != stream) continue;
       const std::string name =
-          absl::StrCat(dense::LayerName(place.layer, absl::StrCat("experts.", place.expert, ".")),
+          absl::StrCat(dense::LayerName(location.layer, absl::StrCat("experts.", location.expert, ".")),
                        PartName(static_cast<Part>(p)));
       columns.push_back({readers[p].get(), format.parts[p], plan.parts[p].base, name});
     }
-    const ExtentEntry& entry = job_.extents[place.first_extent + stream];
+    const ExtentEntry& entry = job_.extents[location.first_extent + stream];
     const uint32_t stride = plan.stream_stride[stream];
     ExtentWriter writer(staging_.file(entry.file), entry);
     RETURN_IF_ERROR(WriteRecords(columns, source.up.rows(), source.up.cols(), stride, &writer));
@@ -122,7 +122,7 @@ absl::Status UnitEncoder::Encode(uint32_t unit, JournalRecord* record) {
   return unit < job_.dense_extents ? EncodeDense(unit, record) : EncodeExpert(unit, record);
 }
 
-absl::StatusOr<bool> UnitEncoder::IsThere(const JournalRecord& record) {
+absl::StatusOr<bool> UnitEncoder::IsWritten(const JournalRecord& record) {
   size_t next = 0;
   for (const ExtentEntry& entry : job_.unit_extents(record.unit)) {
     for (uint64_t at = 0; at < entry.length; at += kChecksumChunkBytes, ++next) {

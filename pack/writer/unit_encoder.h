@@ -29,7 +29,7 @@ class UnitEncoder {
   absl::Status Encode(uint32_t unit, JournalRecord* record);
 
   // True if the payload already holds the data of `record`: re-reads the unit's extents and compares.
-  absl::StatusOr<bool> IsThere(const JournalRecord& record);
+  absl::StatusOr<bool> IsWritten(const JournalRecord& record);
 
  private:
   // One matrix to be encoded into records: the source of its rows, their encoding, and their place.

@@ -26,10 +26,10 @@ constexpr uint64_t kGiB = uint64_t{1} << 30;
 constexpr char kSample[] = "deploy/sample";
 
 uint64_t PackedBytes(const std::string& model, const std::string& bits) {
-  RecipeWords words;
+  RecipeOptions words;
   words.bits = bits;
   PackOptions options;
-  options.recipe = *RecipeFromWords(words);
+  options.recipe = *RecipeFromOptions(words);
   const TempDir dir;
   const auto estimate = EstimatePack(model, dir.path() + "/out", options);
   EXPECT_TRUE(estimate.ok()) << estimate.status();

@@ -43,7 +43,7 @@ class User {
   explicit User(const std::string& path) : fd_(*ConnectUnix(path, UnixSocketType::kSeqPacket)) {}
   void Say(const std::string& text) { ASSERT_TRUE(SendPacket(fd_.get(), text)); }
   // The next packet, "" at the end of the connection.
-  std::string Hear() {
+  std::string ReadMessage() {
     WaitReadable(fd_.get());
     std::string text;
     return ReceivePacket(fd_.get(), &text) == Receive::kPacket ? text : "";
@@ -132,7 +132,7 @@ TEST_F(SupervisorTest, DaemonsEndWithTheLastUserWhoHearsIt) {
   const pid_t one = Pids("one", 1)[0];
   const pid_t two = Pids("two", 1)[0];
   user.Say(kByeWord);
-  EXPECT_EQ(user.Hear(), "");
+  EXPECT_EQ(user.ReadMessage(), "");
   EXPECT_TRUE(Gone(one));
   EXPECT_TRUE(Gone(two));
   ExpectEnds();
@@ -153,10 +153,10 @@ TEST_F(SupervisorTest, SecondUserKeepsThemAlive) {
   User second(options_.socket_path);
   const pid_t one = Pids("one", 1)[0];
   first.Say(kByeWord);
-  EXPECT_EQ(first.Hear(), "");
+  EXPECT_EQ(first.ReadMessage(), "");
   EXPECT_FALSE(Gone(one));
   second.Say(kByeWord);
-  EXPECT_EQ(second.Hear(), "");
+  EXPECT_EQ(second.ReadMessage(), "");
   EXPECT_TRUE(Gone(one));
   ExpectEnds();
 }
@@ -169,7 +169,7 @@ TEST_F(SupervisorTest, KeptDaemonsServeALaterUser) {
     one = Pids("one", 1)[0];
     user.Say("keep 600000");
     user.Say(kByeWord);
-    EXPECT_EQ(user.Hear(), "");
+    EXPECT_EQ(user.ReadMessage(), "");
   }
   EXPECT_FALSE(Gone(one));
   User later(options_.socket_path);
@@ -184,14 +184,14 @@ TEST_F(SupervisorTest, YieldingUserEndsUnusedKeptDaemons) {
   first.Say("keep 600000");
   const pid_t one = Pids("one", 1)[0];
   second.Say(kYieldWord);
-  EXPECT_EQ(second.Hear(), "");
+  EXPECT_EQ(second.ReadMessage(), "");
   EXPECT_FALSE(Gone(one));
   first.Say(kByeWord);
-  EXPECT_EQ(first.Hear(), "");
+  EXPECT_EQ(first.ReadMessage(), "");
   EXPECT_FALSE(Gone(one)) << "kept, as another's yield changes nothing";
   User third(options_.socket_path);
   third.Say(kYieldWord);
-  EXPECT_EQ(third.Hear(), "");
+  EXPECT_EQ(third.ReadMessage(), "");
   EXPECT_TRUE(Gone(one));
   ExpectEnds();
 }
@@ -201,7 +201,7 @@ TEST_F(SupervisorTest, KeepEndsAfterItsTime) {
   User user(options_.socket_path);
   user.Say("keep 20");
   user.Say(kByeWord);
-  EXPECT_EQ(user.Hear(), "");
+  EXPECT_EQ(user.ReadMessage(), "");
   ExpectEnds();
   EXPECT_TRUE(Gone(Pids("one", 1)[0]));
 }
@@ -210,7 +210,7 @@ TEST_F(SupervisorTest, KilledDaemonIsStartedAgainAndUsersAreTold) {
   Start();
   User user(options_.socket_path);
   kill(Pids("one", 1)[0], SIGKILL);
-  EXPECT_EQ(user.Hear(), "restarted one");
+  EXPECT_EQ(user.ReadMessage(), "restarted one");
   const std::vector<pid_t> lives = Pids("one", 2);
   EXPECT_NE(lives[0], lives[1]);
   EXPECT_FALSE(Gone(lives[1]));
@@ -222,7 +222,7 @@ TEST_F(SupervisorTest, WithoutRestartAKilledDaemonStaysGone) {
   User user(options_.socket_path);
   const pid_t two = Pids("two", 1)[0];
   kill(Pids("one", 1)[0], SIGKILL);
-  EXPECT_THAT(user.Hear(), StartsWith("failed one signal 9"));
+  EXPECT_THAT(user.ReadMessage(), StartsWith("failed one signal 9"));
   EXPECT_FALSE(Gone(two));
 }
 
@@ -232,7 +232,7 @@ TEST_F(SupervisorTest, DaemonThatDiesAgainAndAgainIsGivenUp) {
   std::string heard;
   for (size_t life = 1; life <= 5; ++life) {
     kill(Pids("one", life).back(), SIGKILL);
-    heard = user.Hear();
+    heard = user.ReadMessage();
     if (life < 5) {
       EXPECT_EQ(heard, "restarted one");
     }
@@ -245,9 +245,9 @@ TEST_F(SupervisorTest, DaemonThatEndsItselfIsReportedAlsoToNewcomers) {
   Add("three", "fail");
   Start();
   User user(options_.socket_path);
-  EXPECT_EQ(user.Hear(), "failed three exit code 3");
+  EXPECT_EQ(user.ReadMessage(), "failed three exit code 3");
   User newcomer(options_.socket_path);
-  EXPECT_EQ(newcomer.Hear(), "failed three exit code 3");
+  EXPECT_EQ(newcomer.ReadMessage(), "failed three exit code 3");
   std::ifstream log(absl::StrCat(root_, "/three.log"));
   std::string line;
   std::getline(log, line);
@@ -258,7 +258,7 @@ TEST_F(SupervisorTest, MissingProgramIsReported) {
   options_.daemons.push_back({"absent", {"/nonexistent/daemon"}, absl::StrCat(root_, "/absent.log")});
   Start();
   User user(options_.socket_path);
-  EXPECT_THAT(user.Hear(), HasSubstr("cannot start /nonexistent/daemon"));
+  EXPECT_THAT(user.ReadMessage(), HasSubstr("cannot start /nonexistent/daemon"));
 }
 
 TEST_F(SupervisorTest, DaemonsEndWhenTheSupervisorIsKilled) {

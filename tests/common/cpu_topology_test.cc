@@ -84,7 +84,7 @@ TEST(CpuTopologyTest, OnlyCpusInTheMaskCount) {
   EXPECT_EQ(topology->cpus(), 3u);
   EXPECT_EQ(topology->nodes.size(), 4u) << "a node without CPUs to use still has memory";
   EXPECT_TRUE(topology->nodes[0].cpus.empty());
-  EXPECT_EQ(*CpusOfThreads(*topology, 3), (std::vector<uint32_t>{5, 6, 15}));
+  EXPECT_EQ(*AssignCpus(*topology, 3), (std::vector<uint32_t>{5, 6, 15}));
 }
 
 TEST(CpuTopologyTest, WithoutATreeAllCpusAreOfOneNode) {
@@ -125,7 +125,7 @@ TEST(CpuTopologyTest, ThreadsAreSpreadEvenlyAndNeighboursShareANode) {
     const auto topology = ReadCpuTopology(AllCpus(machine), root.path());
     ASSERT_TRUE(topology.ok()) << topology.status();
     for (uint32_t threads = 1; threads <= machine.cpus(); ++threads) {
-      const auto cpus = CpusOfThreads(*topology, threads);
+      const auto cpus = AssignCpus(*topology, threads);
       ASSERT_TRUE(cpus.ok()) << cpus.status();
       ASSERT_EQ(cpus->size(), threads);
       ASSERT_EQ(std::set<uint32_t>(cpus->begin(), cpus->end()).size(), threads);
@@ -150,7 +150,7 @@ TEST(CpuTopologyTest, ThreadsAreSpreadEvenlyAndNeighboursShareANode) {
         }
       }
     }
-    EXPECT_FALSE(CpusOfThreads(*topology, machine.cpus() + 1).ok());
+    EXPECT_FALSE(AssignCpus(*topology, machine.cpus() + 1).ok());
   }
 }
 

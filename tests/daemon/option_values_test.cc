@@ -10,7 +10,7 @@ TEST(OptionValuesTest, ModesAreOctal) {
   FileMode mode;
   EXPECT_TRUE(ParseOptionValue("0660", &mode).ok());
   EXPECT_EQ(mode.bits, 0660u);
-  EXPECT_EQ(ShowOptionValue(mode), "0660");
+  EXPECT_EQ(FormatOptionValue(mode), "0660");
   for (const char* wrong : {"", "0888", "06600", "rw", "-1"}) {
     EXPECT_TRUE(absl::IsInvalidArgument(ParseOptionValue(wrong, &mode))) << wrong;
   }
@@ -22,7 +22,7 @@ TEST(OptionValuesTest, UsersAndGroupsAreNamesOrNumbers) {
   EXPECT_TRUE(ParseOptionValue("root", &user).ok());
   EXPECT_EQ(user.id, 0u);
   EXPECT_TRUE(ParseOptionValue("1234", &user).ok());
-  EXPECT_EQ(ShowOptionValue(user), "1234");
+  EXPECT_EQ(FormatOptionValue(user), "1234");
   EXPECT_TRUE(ParseOptionValue("root", &group).ok());
   EXPECT_EQ(group.id, 0u);
   EXPECT_TRUE(absl::IsNotFound(ParseOptionValue("no-such-user-here", &user)));
@@ -30,8 +30,8 @@ TEST(OptionValuesTest, UsersAndGroupsAreNamesOrNumbers) {
 }
 
 TEST(OptionValuesTest, ListsAreShownWithCommas) {
-  EXPECT_EQ(ShowOptionValue(std::vector<UserId>{{1}, {2}}), "1,2");
-  EXPECT_EQ(ShowOptionValue(std::vector<std::string>{}), "");
+  EXPECT_EQ(FormatOptionValue(std::vector<UserId>{{1}, {2}}), "1,2");
+  EXPECT_EQ(FormatOptionValue(std::vector<std::string>{}), "");
 }
 
 TEST(OptionValuesTest, ReloadListsAppliedAndRestartOptions) {

@@ -117,7 +117,7 @@ class InferdProgramTest(unittest.TestCase):
                 if len(calls) == 1:
                     next(calls[0])  # runs before the others arrive
             self.daemons.inferd.process.send_signal(signal.SIGTERM)
-            self.daemons.inferd.wait_for("ending: told by a signal")
+            self.daemons.inferd.wait_for("ending: ended by a signal")
             self.daemons.inferd.process.send_signal(signal.SIGTERM)
             self.assertEqual(0, self.daemons.inferd.wait())
             self.assertIn("told again", self.daemons.inferd.text())

@@ -115,7 +115,7 @@ class ServiceTest(unittest.TestCase):
         rates = 'scrub-rate = "64MiB"\nread-deadline = "3s"\nsession-quota = "1GiB"\nallow-uid = [65534]\n'
         self.reload(weightd, config, base + rates + 'metrics = "127.0.0.1:0"\n')
         applied = weightd.text().split("read anew: ")[-1]
-        for change in ("scrub-rate=", "read-deadline=3s", "session-quota=", "allow-uid=65534", "metrics="):
+        for change in ("scrub-rate=", "read-timeout=3s", "session-quota=", "allow-uid=65534", "metrics="):
             self.assertIn(change, applied)
         self.assertNotIn("needs a restart", applied)
         url = weightd.wait_for(r"metrics on (\S+)").group(1)
@@ -172,7 +172,7 @@ class ServiceTest(unittest.TestCase):
             with self.assertRaises(grpc.RpcError) as caught:
                 list(stub.GenerateStream(stream_request("x", tokens=900, stopping={"ignore_eos": True})))
             self.assertEqual(grpc.StatusCode.DEADLINE_EXCEEDED, caught.exception.code())
-            self.assertIn('inferd_answers_total{code="DEADLINE_EXCEEDED"} 1', answers())
+            self.assertIn('inferd_responses_total{code="DEADLINE_EXCEEDED"} 1', answers())
             self.reload(inferd, config, 'max-queue = 0\nmetrics = "127.0.0.1:0"\n')
             with self.assertRaises(grpc.RpcError) as caught:
                 list(stub.GenerateStream(stream_request("x", tokens=4)))
@@ -183,7 +183,7 @@ class ServiceTest(unittest.TestCase):
                 self.reload(inferd, config, f'metrics = "127.0.0.1:{port}"\n')
             self.assertIn("metrics stay as they were", inferd.text())
             self.assertTrue(list(stub.GenerateStream(stream_request("x", tokens=4))))
-        self.assertIn('inferd_answers_total{code="OK"} 1', answers())
+        self.assertIn('inferd_responses_total{code="OK"} 1', answers())
         self.reload(inferd, config, "")
         with self.assertRaises(urllib.error.URLError):
             answers()
@@ -197,7 +197,7 @@ class ServiceTest(unittest.TestCase):
             list(inference_pb2_grpc.InferenceServiceStub(channel).GenerateStream(stream_request("x", tokens=4)))
         with urllib.request.urlopen(url, timeout=daemons.PATIENCE) as answer:
             lines = answer.read().decode().splitlines()
-        self.assertIn('inferd_answers_total{code="OK"} 1', lines)
+        self.assertIn('inferd_responses_total{code="OK"} 1', lines)
         self.assertIn("inferd_time_to_first_token_seconds_count 1", lines)
         self.assertIn("inferd_serving 1", lines)
         if shutil.which("promtool") is None:

@@ -186,7 +186,7 @@ bool FuzzRecipe(const uint8_t* data, size_t size) {
   const auto recipe = ParseRecipeToml(std::string(Text(data, size)), "f");
   if (!recipe.ok()) return false;
   Require(CheckRecipe(*recipe).ok(), "recipe is possible");
-  for (const RowChoice& choice : recipe->parts) {
+  for (const RowFormat& choice : recipe->parts) {
     for (const uint32_t columns : {1u, 100u, 20000u}) {
       Require(IsValidDescriptor(DescriptorOf(choice, columns)), "rows are defined");
     }

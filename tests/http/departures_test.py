@@ -14,17 +14,17 @@ sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../
 
 import daemons  # noqa: E402
 from daemons import grpc, inference_pb2_grpc, stream_request  # noqa: E402
-from http_test import SAY, Door, http_arguments  # noqa: E402
+from http_test import SAY, HttpEndpoint, http_arguments  # noqa: E402
 
-DEPARTURES = 10_000 if os.environ.get("SLUICE_STRESS") == "full" else 400
+DISCONNECTS = 10_000 if os.environ.get("SLUICE_STRESS") == "full" else 400
 CLIENTS = 8
 # Bound for inferd's own memory: a leak per request would exceed it a thousandfold. Allocators keep some.
 GROWTH = 24 << 20
 GAUGES = ("inferd_requests_running", "inferd_requests_waiting", "inferd_calls_active", "inferd_unsent_bytes",
-          "inferd_kv_pages_used", "inferd_guides_waiting")  # fmt: skip
+          "inferd_kv_pages_used", "inferd_grammars_waiting")  # fmt: skip
 
 
-class DeparturesTest(unittest.TestCase):
+class DisconnectsTest(unittest.TestCase):
     def setUp(self):
         self.daemons = daemons.Daemons()
         self.addCleanup(self.daemons.close)
@@ -32,7 +32,7 @@ class DeparturesTest(unittest.TestCase):
         self.daemons.start_inferd(*http_arguments("--parallel", "4", "--max-queue", "64", "--context", "512"))
         self.port = int(re.search(r"over HTTP to 127\.0\.0\.1:(\d+)", self.daemons.inferd.text()).group(1))
 
-    def http_departure(self, rng):
+    def http_disconnect(self, rng):
         body = {"messages": SAY, "max_tokens": rng.choice((1, 20, 400)), "ignore_eos": True, "n": rng.choice((1, 1, 3)),
                 "stream": rng.random() < 0.6, "logprobs": rng.random() < 0.2}  # fmt: skip
         if rng.random() < 0.2:
@@ -56,7 +56,7 @@ class DeparturesTest(unittest.TestCase):
                 linger = (1).to_bytes(4, sys.byteorder) + (0).to_bytes(4, sys.byteorder)
                 connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
 
-    def grpc_departure(self, rng, stub):
+    def grpc_disconnect(self, rng, stub):
         deadline = rng.uniform(0.001, 0.05) if rng.random() < 0.3 else None
         call = stub.GenerateStream(stream_request("The film", tokens=rng.choice((1, 20, 400))), timeout=deadline)
         try:
@@ -76,9 +76,9 @@ class DeparturesTest(unittest.TestCase):
                         return
                     self.left -= 1
                 if rng.random() < 0.6:
-                    self.http_departure(rng)
+                    self.http_disconnect(rng)
                 else:
-                    self.grpc_departure(rng, stub)
+                    self.grpc_disconnect(rng, stub)
 
     def depart(self, count):
         self.left = count
@@ -92,7 +92,7 @@ class DeparturesTest(unittest.TestCase):
         daemons.wait_until(self.idle, "gauges back to zero")
 
     def metrics(self):
-        return Door(self.port).ask("GET", "/metrics")[2]
+        return HttpEndpoint(self.port).ask("GET", "/metrics")[2]
 
     def idle(self):
         metrics = self.metrics()
@@ -104,17 +104,17 @@ class DeparturesTest(unittest.TestCase):
             return int(re.search(r"RssAnon:\s+(\d+) kB", file.read()).group(1)) << 10
 
     def test_nothing_stays_behind(self):
-        warm = DEPARTURES // 4
+        warm = DISCONNECTS // 4
         self.depart(warm)
         before = self.memory()
         begin = time.monotonic()
-        self.depart(DEPARTURES - warm)
+        self.depart(DISCONNECTS - warm)
         after = self.memory()
         print("%d departures, %.0f a second, memory %.1f MiB, then %.1f MiB" % (
-            DEPARTURES, (DEPARTURES - warm) / (time.monotonic() - begin), before / 2**20, after / 2**20), flush=True)  # fmt: skip
+            DISCONNECTS, (DISCONNECTS - warm) / (time.monotonic() - begin), before / 2**20, after / 2**20), flush=True)  # fmt: skip
         self.assertLess(after - before, GROWTH)
         self.assertIn("inferd_expert_leases 0\n", self.metrics())
-        answer = Door(self.port).post("/v1/chat/completions", {"messages": SAY, "max_tokens": 8, "temperature": 0})
+        answer = HttpEndpoint(self.port).post("/v1/chat/completions", {"messages": SAY, "max_tokens": 8, "temperature": 0})
         self.assertEqual(8, answer["usage"]["completion_tokens"])
 
 

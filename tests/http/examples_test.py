@@ -9,7 +9,7 @@ import unittest
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../e2e"))
 
 import daemons  # noqa: E402
-from http_test import SAY, Door, http_arguments  # noqa: E402
+from http_test import SAY, HttpEndpoint, http_arguments  # noqa: E402
 
 EXAMPLES = "deploy/examples/"
 GO_GRPC = "/usr/share/gocode/src/google.golang.org/grpc"
@@ -27,7 +27,7 @@ class ExamplesTest(unittest.TestCase):
             raise
         cls.port = int(re.search(r"over HTTP to 127\.0\.0\.1:(\d+)", cls.daemons.inferd.text()).group(1))
         completion = {"prompt": SAY[0]["content"], "max_tokens": 32, "temperature": 0}
-        cls.answer = Door(cls.port).post("/v1/completions", completion)["choices"][0]["text"]
+        cls.answer = HttpEndpoint(cls.port).post("/v1/completions", completion)["choices"][0]["text"]
 
     @classmethod
     def tearDownClass(cls):
@@ -41,7 +41,7 @@ class ExamplesTest(unittest.TestCase):
 
     def test_http_in_python(self):
         chat = {"messages": SAY, "max_tokens": 32, "temperature": 0}
-        said = Door(self.port).post("/v1/chat/completions", chat)["choices"][0]["message"]["content"]
+        said = HttpEndpoint(self.port).post("/v1/chat/completions", chat)["choices"][0]["message"]["content"]
         out = self.run_example(sys.executable, EXAMPLES + "chat_http.py", "http://127.0.0.1:%d/v1" % self.port)
         self.assertTrue(out.startswith(said + "\n"), out)
         self.assertRegex(out.splitlines()[-1], r"^\{'name': .*'age': \d+\}$")

@@ -12,7 +12,7 @@ sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../
 
 import daemons  # noqa: E402
 from guided_test import ANSWERS, fifty_fields  # noqa: E402
-from http_test import SAY, Door, http_arguments  # noqa: E402
+from http_test import SAY, HttpEndpoint, http_arguments  # noqa: E402
 
 WEATHER = {
     "name": "get_weather",
@@ -55,7 +55,7 @@ class HttpGuidedTest(unittest.TestCase):
 
     def chat(self, **members):
         body = {"messages": SAY, "max_tokens": 900, "temperature": 1, "seed": 1, **members}
-        return Door(self.port).post("/v1/chat/completions", body)["choices"][0]
+        return HttpEndpoint(self.port).post("/v1/chat/completions", body)["choices"][0]
 
     def test_fifty_field_schema_answers_are_valid(self):
         schema = fifty_fields()
@@ -103,11 +103,11 @@ class HttpGuidedTest(unittest.TestCase):
             self.assertTrue(good(whole["message"]["content"]), (members, whole))
             self.assertEqual("stop", whole["finish_reason"])
             body = {"messages": SAY, "max_tokens": 900, "temperature": 1, "seed": 1, **members}
-            events = Door(self.port).events("/v1/chat/completions", body)
+            events = HttpEndpoint(self.port).events("/v1/chat/completions", body)
             text = "".join(e["choices"][0]["delta"].get("content") or "" for e in events)
             self.assertEqual(whole["message"]["content"], text)
             completion = {"prompt": "It is ", "max_tokens": 900, "temperature": 1, "seed": 2, **members}
-            self.assertTrue(good(Door(self.port).post("/v1/completions", completion)["choices"][0]["text"]))
+            self.assertTrue(good(HttpEndpoint(self.port).post("/v1/completions", completion)["choices"][0]["text"]))
         free = self.chat(response_format={"type": "json_object"}, max_tokens=60)["message"]["content"]
         self.assertTrue(free.startswith("{"), free)
 
@@ -123,7 +123,7 @@ class HttpGuidedTest(unittest.TestCase):
                 self.assertIn(call["function"]["name"], names)
                 schema = {one["name"]: one for one in (WEATHER, NEWS)}[call["function"]["name"]]["parameters"]
                 jsonschema.validate(json.loads(call["function"]["arguments"]), schema)
-        door = Door(self.port)
+        door = HttpEndpoint(self.port)
         message = {"max_tokens": 300, "messages": SAY, "temperature": 1}
         weather = {"name": "get_weather", "input_schema": WEATHER["parameters"]}
         got = door.post("/v1/messages", {**message, "tools": [weather], "tool_choice": {"type": "any"}})
@@ -147,10 +147,10 @@ class HttpGuidedTest(unittest.TestCase):
         ]:  # fmt: skip
             for stream in (False, True):
                 body = {"messages": SAY, "max_tokens": 20, "stream": stream, **members}
-                status, _, answer = Door(self.port).ask("POST", "/v1/chat/completions", body)
+                status, _, answer = HttpEndpoint(self.port).ask("POST", "/v1/chat/completions", body)
                 self.assertEqual((400, param), (status, answer["error"]["param"]), answer)
                 self.assertIn(word, answer["error"]["message"])
-        metrics = Door(self.port).ask("GET", "/metrics")[2]
+        metrics = HttpEndpoint(self.port).ask("GET", "/metrics")[2]
         self.assertRegex(metrics, r'\ninferd_guides_total\{outcome="refused"\} [1-9]')
         self.assertRegex(metrics, r"\ninferd_guide_masks_total [0-9]+\n")
         self.assertRegex(metrics, r"\ninferd_guides_waiting 0\n")

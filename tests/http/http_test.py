@@ -21,7 +21,7 @@ def http_arguments(*more):
     return ["--http", "127.0.0.1:0", *more]
 
 
-class Door:
+class HttpEndpoint:
     """One connection to the HTTP server."""
 
     def __init__(self, port, key=None):
@@ -62,7 +62,7 @@ class HttpTest(unittest.TestCase):
         self.daemons.start_weightd()
         self.daemons.start_inferd(*http_arguments(*arguments))
         self.port = int(re.search(r"over HTTP to 127\.0\.0\.1:(\d+)", self.daemons.inferd.text()).group(1))
-        return Door(self.port)
+        return HttpEndpoint(self.port)
 
     def test_answers_whole_and_streamed_are_the_same(self):
         door = self.start()
@@ -94,7 +94,7 @@ class HttpTest(unittest.TestCase):
         for a, b in zip(made["token_logprobs"][1:], scored["token_logprobs"][1:]):
             self.assertAlmostEqual(a, b, places=3)
 
-    def test_the_rest_of_the_door(self):
+    def test_the_rest_of_the_http_server(self):
         door = self.start()
         model = door.ask("GET", "/v1/models")[2]["data"][0]["id"]
         self.assertEqual(200, door.ask("GET", "/v1/models/" + model)[0])
@@ -103,7 +103,7 @@ class HttpTest(unittest.TestCase):
         self.assertEqual("The film", door.post("/detokenize", {"tokens": ids})["content"].strip())
         self.assertIn("The film", door.post("/apply-template", {"messages": SAY})["prompt"])
         metrics = door.ask("GET", "/metrics")[2]
-        self.assertIn('inferd_http_answers_total{client="tcp",code="200"}', metrics)
+        self.assertIn('inferd_http_responses_total{client="tcp",code="200"}', metrics)
         for method, path, body, status, param in [
             ("POST", "/v1/chat/completions", {"messages": SAY, "max_tokens": "many"}, 400, "max_tokens"),
             ("POST", "/v1/chat/completions", {"messages": SAY, "n": 0}, 400, "n"),
@@ -131,11 +131,11 @@ class HttpTest(unittest.TestCase):
         door = self.start("--http-keys", keys)
         self.assertEqual(401, door.ask("GET", "/v1/models")[0])
         self.assertEqual(200, door.ask("GET", "/health")[0])
-        self.assertEqual(401, Door(self.port, "eve").ask("GET", "/v1/models")[0])
-        ann = Door(self.port, "ann")
+        self.assertEqual(401, HttpEndpoint(self.port, "eve").ask("GET", "/v1/models")[0])
+        ann = HttpEndpoint(self.port, "ann")
         self.assertEqual([200, 200, 429], [ann.ask("GET", "/v1/models")[0] for _ in range(3)])
         self.assertEqual("30", ann.ask("GET", "/v1/models")[1]["Retry-After"])
-        metrics = Door(self.port, "bob").ask("GET", "/metrics")[2]
+        metrics = HttpEndpoint(self.port, "bob").ask("GET", "/metrics")[2]
         self.assertIn('client="key:ann",code="200"} 2', metrics)
 
     def test_disconnect_cancels_its_requests(self):
@@ -150,7 +150,7 @@ class HttpTest(unittest.TestCase):
             one.close()
 
         def idle():
-            metrics = Door(self.port).ask("GET", "/metrics")[2]
+            metrics = HttpEndpoint(self.port).ask("GET", "/metrics")[2]
             return all("\n%s 0\n" % name in metrics for name in ("inferd_requests_running", "inferd_requests_waiting",
                                                                  "inferd_calls_active"))  # fmt: skip
 
@@ -162,7 +162,7 @@ class HttpTest(unittest.TestCase):
 
         def stream(seed):
             chat = {"messages": SAY, "max_tokens": 12, "temperature": 0}
-            events = Door(self.port).events("/v1/chat/completions", chat)
+            events = HttpEndpoint(self.port).events("/v1/chat/completions", chat)
             texts.append("".join(e["choices"][0]["delta"].get("content", "") for e in events))
 
         threads = [threading.Thread(target=stream, args=(i,)) for i in range(24)]

@@ -10,7 +10,7 @@ import unittest
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../e2e"))
 
 import daemons  # noqa: E402
-from http_test import SAY, Door, http_arguments  # noqa: E402
+from http_test import SAY, HttpEndpoint, http_arguments  # noqa: E402
 
 TEMPLATE = "tests/common/text/data/chat/templates/qwen2_moe_tools.jinja"
 SHELL = {
@@ -47,7 +47,7 @@ class ReplaysTest(unittest.TestCase):
         cls.daemons.close()
 
     def setUp(self):
-        self.door = Door(self.port)
+        self.door = HttpEndpoint(self.port)
 
     def ask(self, path, body, **headers):
         status, _, answer = self.door.ask("POST", path, body, **headers)

@@ -9,7 +9,7 @@ import unittest
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../e2e"))
 
 import daemons  # noqa: E402
-from http_test import SAY, Door, http_arguments  # noqa: E402
+from http_test import SAY, HttpEndpoint, http_arguments  # noqa: E402
 
 LONG = [{"role": "user", "content": SAY[0]["content"] + " went to the river and the town " * 30}]
 
@@ -25,7 +25,7 @@ class RestartTest(unittest.TestCase):
         arguments = http_arguments("--context", "1024", "--prefix-file", self.file, *more)
         self.inferd = self.daemons.start_inferd(*arguments)
         log = self.daemons.inferd.text()
-        self.door = Door(int(re.search(r"over HTTP to 127\.0\.0\.1:(\d+)", log).group(1)))
+        self.door = HttpEndpoint(int(re.search(r"over HTTP to 127\.0\.0\.1:(\d+)", log).group(1)))
 
     def stop(self):
         self.assertEqual(0, self.daemons.inferd.stop())

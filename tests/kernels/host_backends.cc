@@ -17,31 +17,31 @@ constexpr bool kSanitized = false;
 }  // namespace
 
 std::vector<BackendCase> AllBackends() {
-  std::vector<BackendCase> cases = {{"reference", true, HostIsa::kBest, 1}};
+  std::vector<BackendCase> cases = {{"reference", true, CpuIsa::kBest, 1}};
   for (const uint32_t threads : {1u, 2u, 3u}) {
     // Under a sanitizer one thread count for each instruction set is enough, in a third of the time.
-    if (HostIsaSupported(HostIsa::kAvx2) && (!kSanitized || threads == 3)) {
-      cases.push_back({"avx2_t" + std::to_string(threads), false, HostIsa::kAvx2, threads});
+    if (CpuIsaSupported(CpuIsa::kAvx2) && (!kSanitized || threads == 3)) {
+      cases.push_back({"avx2_t" + std::to_string(threads), false, CpuIsa::kAvx2, threads});
     }
     // Only single rows differ from the other two instruction sets.
-    if (HostIsaSupported(HostIsa::kAvx2Vnni) && threads == 2) {
-      cases.push_back({"avx2vnni_t2", false, HostIsa::kAvx2Vnni, threads});
+    if (CpuIsaSupported(CpuIsa::kAvx2Vnni) && threads == 2) {
+      cases.push_back({"avx2vnni_t2", false, CpuIsa::kAvx2Vnni, threads});
     }
-    if (HostIsaSupported(HostIsa::kAvx512) && (!kSanitized || threads == 2)) {
-      cases.push_back({"avx512_t" + std::to_string(threads), false, HostIsa::kAvx512, threads});
+    if (CpuIsaSupported(CpuIsa::kAvx512) && (!kSanitized || threads == 2)) {
+      cases.push_back({"avx512_t" + std::to_string(threads), false, CpuIsa::kAvx512, threads});
     }
   }
   // AMX has no name of its own: it is kBest where the CPU has it.
-  const auto best = host::ChooseKernels(HostIsa::kBest);
-  if (best.ok() && *best == &host::AmxKernels()) {
-    cases.push_back({"amx_t2", false, HostIsa::kBest, 2});
+  const auto best = cpu::ChooseKernels(CpuIsa::kBest);
+  if (best.ok() && *best == &cpu::AmxKernels()) {
+    cases.push_back({"amx_t2", false, CpuIsa::kBest, 2});
   }
   return cases;
 }
 
 std::vector<BackendCase> BackendsAndDelayed() {
   std::vector<BackendCase> cases = AllBackends();
-  cases.push_back({"delayed", true, HostIsa::kBest, 1, true});
+  cases.push_back({"delayed", true, CpuIsa::kBest, 1, true});
   return cases;
 }
 
@@ -49,7 +49,7 @@ std::string CaseName(const testing::TestParamInfo<BackendCase>& info) { return i
 
 std::unique_ptr<Backend> MakeBackend(const BackendCase& which, const BackendLimits& limits) {
   auto backend =
-      which.reference ? CreateReferenceBackend(limits) : CreateHostBackend(limits, which.threads, which.isa);
+      which.reference ? CreateReferenceBackend(limits) : CreateCpuBackend(limits, which.threads, which.isa);
   EXPECT_TRUE(backend.ok()) << backend.status();
   if (backend.ok() && which.delayed) {
     return std::make_unique<DelayedBackend>(*std::move(backend), limits, DelayOptions{.seed = 3});

@@ -118,7 +118,7 @@ std::vector<float> RunInChunks(const BackendCase& which, const Shape& s, const I
 }
 
 // The cache row of a position before its rounding, with interleaved pairs rotated.
-std::vector<double> Turned(const float* x, uint32_t dims, uint32_t position) {
+std::vector<double> RotatedRow(const float* x, uint32_t dims, uint32_t position) {
   std::vector<double> out(x, x + dims);
   for (uint32_t i = 0; i < dims / 2; ++i) {
     const double angle = position * std::pow(10000.0, -2.0 * i / dims);
@@ -138,7 +138,7 @@ std::vector<double> ExactRow(const Shape& s, const Inputs& inputs, uint32_t posi
   for (uint32_t i = 0; i < s.kv_rank; ++i) {
     row.push_back(x[i] / std::sqrt(square / s.kv_rank + 1e-6) * inputs.norm[i]);
   }
-  const std::vector<double> turned = Turned(x + s.kv_rank, s.rope_dims, position);
+  const std::vector<double> turned = RotatedRow(x + s.kv_rank, s.rope_dims, position);
   row.insert(row.end(), turned.begin(), turned.end());
   return row;
 }
@@ -146,7 +146,7 @@ std::vector<double> ExactRow(const Shape& s, const Inputs& inputs, uint32_t posi
 std::vector<double> ExactLatent(const Shape& s, const Inputs& inputs, uint32_t position, uint32_t head) {
   const float* absorbed = inputs.absorbed.data() + (uint64_t{position} * s.heads + head) * s.kv_rank;
   const uint32_t q_head = s.nope_dim + s.rope_dims;
-  const std::vector<double> turned = Turned(
+  const std::vector<double> turned = RotatedRow(
       inputs.q.data() + (uint64_t{position} * s.heads + head) * q_head + s.nope_dim, s.rope_dims, position);
   double total = 0;
   std::vector<double> out(s.kv_rank);

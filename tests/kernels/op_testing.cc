@@ -100,7 +100,7 @@ void EncodePlain(Random& random, EncodedMatrix* m, uint32_t r, float sigma) {
 }
 
 void OrCode(uint8_t* plane, uint32_t bits, uint32_t column, uint32_t code) {
-  const CodePlace place = PlaceOfCode(bits, column);
+  const CodeLocation place = LocateCode(bits, column);
   uint16_t word = 0;
   std::memcpy(&word, plane + place.byte_offset, 2);
   PutU16(plane + place.byte_offset, static_cast<uint16_t>(word | (code << place.shift)));
@@ -146,7 +146,7 @@ GroupMeta PutMeta(Random& random, const EncodingDescriptor& d, uint8_t* row, uin
 void EncodeBlocks(Random& random, EncodedMatrix* m, uint32_t r, float sigma) {
   const EncodingDescriptor& d = m->encoding;
   const RowTraits traits = TraitsOf(d.encoding);
-  const uint32_t length = BlockValuesOf(d.encoding);
+  const uint32_t length = ValuesPerBlock(d.encoding);
   const float levels = IsIq4(d.encoding) ? 255 : static_cast<float>((1u << BitsOf(d.encoding)) - 1);
   const bool super = traits.super_group != 0;
   const float sign = random.Below(8) == 0 ? -1.0f : 1.0f;  // scales may be negative

@@ -20,7 +20,7 @@ namespace sluice {
 struct BackendCase {
   std::string name;  // "reference", "avx2_t1", "avx512_t3"
   bool reference = false;
-  HostIsa isa = HostIsa::kBest;
+  CpuIsa isa = CpuIsa::kBest;
   uint32_t threads = 1;
   bool delayed = false;  // wrapped, so that it computes later
   int capability = 0;    // compute capability of a GPU, 80 for 8.0; 0: none

@@ -10,15 +10,15 @@ namespace sluice {
 namespace {
 
 // Frequencies as transformers computes them, in float32: a few roundings and a power.
-void ExpectTransformersValues(const RopeConfig& rope, bool long_text, const std::string& name) {
+void ExpectTransformersValues(const RopeConfig& rope, bool long_sequence, const std::string& name) {
   SCOPED_TRACE(name);
   const Goldens goldens;
   const std::vector<float>& expected = goldens.Floats("rope." + name + ".frequencies");
-  const auto frequencies = RopeFrequencies(rope, long_text);
+  const auto frequencies = RopeFrequencies(rope, long_sequence);
   ASSERT_TRUE(frequencies.ok()) << frequencies.status();
   ASSERT_EQ(frequencies->size(), expected.size());
   const uint32_t positions = 300;
-  const auto table = ComputeRopeTable(rope, positions, long_text);
+  const auto table = ComputeRopeTable(rope, positions, long_sequence);
   ASSERT_TRUE(table.ok()) << table.status();
   const double factor = goldens.Floats("rope." + name + ".attention_factor")[0];
   const size_t half = expected.size();

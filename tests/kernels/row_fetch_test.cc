@@ -11,7 +11,7 @@
 #include "kernels/host/simd/row_kind.h"
 #include "pack/row_layout.h"
 
-namespace sluice::host {
+namespace sluice::cpu {
 namespace {
 
 std::vector<uintptr_t>* noted = nullptr;  // line numbers, in order
@@ -145,8 +145,8 @@ TEST_F(RowFetchTest, StaysADistanceAheadOfReadersThatMiscount) {
     }
     fetch_.Advance(1000);
     for (uint32_t block = 0; block < 50; ++block) {
-      fetch_.HasRead(RowSort::kStream, streams[block]);
-      fetch_.HasRead(RowSort::kGathered, kept[block]);
+      fetch_.SetRead(RowSort::kStream, streams[block]);
+      fetch_.SetRead(RowSort::kGathered, kept[block]);
       ASSERT_GE(lines_.size(), 900 * block + 850u) << block;
       ASSERT_LE(lines_.size(), 900 * block + 1150u) << block;
       for (const RowSort sort : {RowSort::kStream, RowSort::kGathered}) {
@@ -169,8 +169,8 @@ TEST_F(RowFetchTest, DoesNotFetchWhatHasBeenRead) {
   EXPECT_EQ(fetch_.added(RowSort::kStream), 18u);
   EXPECT_EQ(fetch_.added(RowSort::kGathered), 6u);
   fetch_.AddStream(Line(400), Line(402));
-  fetch_.HasRead(RowSort::kStream, 14);
-  fetch_.HasRead(RowSort::kGathered, 3);
+  fetch_.SetRead(RowSort::kStream, 14);
+  fetch_.SetRead(RowSort::kGathered, 3);
   fetch_.Advance(1000);
   std::sort(lines_.begin(), lines_.end());
   EXPECT_EQ(lines_, (std::vector<uintptr_t>{202, 203, 302, 303, 400, 401, 901, 902, 903}));
@@ -317,7 +317,7 @@ struct Sums {
     }
   }
 
-  std::vector<float> Make(HostIsa isa, QuantKind kind, bool add, RowFetch* fetch,
+  std::vector<float> Make(CpuIsa isa, QuantKind kind, bool add, RowFetch* fetch,
                           bool in_halves = false) const {
     const bool one = shape.cols > 4096;  // long rows that one token keeps go by themselves
     const KernelTable& table = **ChooseKernels(isa);
@@ -359,9 +359,9 @@ TEST(RowFetchKernelTest, WeightedSumsDoNotDependOnFetches) {
         for (const uint32_t neurons : {1u, 4u, 7u, 11u, 15u, 17u, 33u, 50u, 64u}) {
           const Sums sums(MakeDescriptor(encoding, group), cols, neurons);
           const bool add = neurons % 3 != 1;
-          const std::vector<float> expected = sums.Make(HostIsa::kAvx2, kind, add, nullptr);
-          for (const HostIsa isa : {HostIsa::kAvx2, HostIsa::kAvx2Vnni, HostIsa::kAvx512}) {
-            if (!HostIsaSupported(isa)) {
+          const std::vector<float> expected = sums.Make(CpuIsa::kAvx2, kind, add, nullptr);
+          for (const CpuIsa isa : {CpuIsa::kAvx2, CpuIsa::kAvx2Vnni, CpuIsa::kAvx512}) {
+            if (!CpuIsaSupported(isa)) {
               continue;
             }
             for (const uint32_t variant : {1u, 17u, 32u, 64u, 101u, 117u, 132u, 164u}) {
@@ -384,4 +384,4 @@ TEST(RowFetchKernelTest, WeightedSumsDoNotDependOnFetches) {
 }
 
 }  // namespace
-}  // namespace sluice::host
+}  // namespace sluice::cpu

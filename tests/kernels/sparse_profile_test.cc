@@ -29,7 +29,7 @@ SparseProfileSpec SmallSpec() {
 }
 
 std::unique_ptr<Backend> Host(uint32_t threads) {
-  auto backend = CreateHostBackend(TestLimits(), threads);
+  auto backend = CreateCpuBackend(TestLimits(), threads);
   EXPECT_TRUE(backend.ok()) << backend.status();
   return *std::move(backend);
 }

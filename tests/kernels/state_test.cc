@@ -248,12 +248,12 @@ double Silu(double x) { return x / (1 + std::exp(-x)); }
 
 // The convolved inputs of every position in double, [positions][cols].
 std::vector<std::vector<double>> Convolved(const std::vector<float>& rows, const std::vector<float>& weights,
-                                           uint32_t taps, uint32_t cols) {
+                                           uint32_t kernel_size, uint32_t cols) {
   std::vector<std::vector<double>> out(rows.size() / cols, std::vector<double>(cols));
   for (size_t t = 0; t < out.size(); ++t) {
-    for (uint32_t j = 0; j < taps && j <= t; ++j) {  // j rows back
+    for (uint32_t j = 0; j < kernel_size && j <= t; ++j) {  // j rows back
       for (uint32_t c = 0; c < cols; ++c) {
-        out[t][c] += double{rows[(t - j) * cols + c]} * weights[(taps - 1 - j) * cols + c];
+        out[t][c] += double{rows[(t - j) * cols + c]} * weights[(kernel_size - 1 - j) * cols + c];
       }
     }
   }

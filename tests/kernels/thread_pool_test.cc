@@ -124,7 +124,7 @@ TEST(PinnedThreadPoolTest, EveryWorkerRunsOnItsCpuFromTheFirstStepOn) {
 
 TEST(PinnedThreadPoolTest, ACpuThatMayNotBeUsedIsRefusedByName) {
   const std::vector<uint32_t> cpus = {AllowedCpus().front(), 60000};
-  const auto backend = CreatePinnedHostBackend({}, cpus);
+  const auto backend = CreatePinnedCpuBackend({}, cpus);
   ASSERT_FALSE(backend.ok());
   EXPECT_EQ(backend.status().message(), "this process may not use CPU 60000");
 }

@@ -39,7 +39,7 @@ std::string WriteExample(const TempDir& dir) {
   PackOptions options;
   options.recipe.name = "example";
   options.recipe.parts[static_cast<size_t>(Part::kUp)] = {Encoding::kQ8, 16};
-  options.recipe.dense = RowChoice{Encoding::kBf16};
+  options.recipe.dense = RowFormat{Encoding::kBf16};
   options.recipe.layout = ExpertLayout::kUpGatedown;
   const auto summary = PackModel(dir.File("model"), dir.File("pack"), options, nullptr, nullptr);
   EXPECT_TRUE(summary.ok()) << summary.status();

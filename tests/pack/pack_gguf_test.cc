@@ -20,9 +20,9 @@ namespace {
 constexpr char kGranite[] = "tests/data/gguf/granitemoe-q5_k_m/model.gguf";
 constexpr char kGptOss[] = "tests/data/gguf/gptoss-mxfp4/model.gguf";
 
-PackValues Packed(const std::string& model, const std::string& out, const RecipeWords& words) {
+PackValues Packed(const std::string& model, const std::string& out, const RecipeOptions& words) {
   PackOptions options;
-  options.recipe = *RecipeFromWords(words);
+  options.recipe = *RecipeFromOptions(words);
   const auto summary = PackModel(model, out, options, nullptr, nullptr);
   EXPECT_TRUE(summary.ok()) << summary.status();
   EXPECT_TRUE(VerifyPack(out, nullptr, nullptr).ok());
@@ -90,7 +90,7 @@ TEST(PackGguf, DownBitsAndBitsAndDenseBitsAreFollowed) {
   const PackValues dense = Packed(kGranite, dir.File("dense"), {.dense_bits = "q8"});
   EXPECT_EQ(dense.pack().FindDense("layers.0.q")->encoding, MakeDescriptor(Encoding::kQ8, 64));
   EXPECT_EQ(dense.pack().part(1, 0, Part::kUp).encoding, MakeDescriptor(blocks::kQ5_K));
-  EXPECT_FALSE(RecipeFromWords({.bits = "q8", .down_bits = "q4"}).ok());
+  EXPECT_FALSE(RecipeFromOptions({.bits = "q8", .down_bits = "q4"}).ok());
 }
 
 TEST(PackGguf, Mxfp4AndOtherRowsStayUnchanged) {

@@ -186,7 +186,7 @@ TEST(PackModel, OptionsChangeTheModelId) {
   PackOptions q8;
   q8.recipe = UniformRecipe({Encoding::kQ8});
   PackOptions mixed = q8;
-  mixed.recipe.dense = RowChoice{Encoding::kBf16};
+  mixed.recipe.dense = RowFormat{Encoding::kBf16};
   const std::string a = MustPack(dir.File("model"), dir.File("a")).model_id;
   const std::string b = MustPack(dir.File("model"), dir.File("b"), q8).model_id;
   const std::string c = MustPack(dir.File("model"), dir.File("c"), mixed).model_id;

@@ -25,7 +25,7 @@ std::string BitsWord(int bits) { return absl::StrCat("q", bits); }
 // A pack of the sample model with `bits` (a word) in groups of `group`.
 PackValues SamplePack(const TempDir& dir, const std::string& bits, int group) {
   const std::string out = dir.File(absl::StrCat(bits, "_", group));
-  const auto options = PackOptionsFromWords(bits, "", group, "bf16", "");
+  const auto options = PackOptionsFromText(bits, "", group, "bf16", "");
   EXPECT_TRUE(options.ok()) << options.status();
   const auto summary = PackModel(kSampleModel, out, *options, nullptr, nullptr);
   EXPECT_TRUE(summary.ok()) << summary.status();

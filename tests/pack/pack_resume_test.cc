@@ -151,11 +151,11 @@ TEST_F(PackResume, CancelLeavesNoTargetAndTheNextRunFinishes) {
 TEST_F(PackResume, EveryEncodingResumesToTheSameBytes) {
   for (const char* bits : {"q8", "q4", "q3", "q2", "floe"}) {
     for (const int meta_bits : {16, 8}) {
-      RecipeWords words;
+      RecipeOptions words;
       words.recipe = bits;
       words.meta_bits = meta_bits;
       PackOptions options;
-      options.recipe = *RecipeFromWords(words);
+      options.recipe = *RecipeFromOptions(words);
       options.threads = 1;
       fs::remove_all(out_);
       ASSERT_TRUE(PackModel(model_, out_, options, nullptr, nullptr).ok());

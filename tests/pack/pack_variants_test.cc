@@ -228,7 +228,7 @@ TEST(PackVariantsTest, Mxfp4ExpertsStayUnlessBitsAreGiven) {
   const Mxfp4Checkpoint checkpoint(dir.File("model"));
   const auto packed_as = [&](const std::string& bits) {
     PackOptions options;
-    options.recipe = *RecipeFromWords({.bits = bits});
+    options.recipe = *RecipeFromOptions({.bits = bits});
     const std::string out = dir.File("pack" + bits);
     const auto summary = PackModel(dir.File("model"), out, options, nullptr, nullptr);
     EXPECT_TRUE(summary.ok()) << summary.status();

@@ -21,15 +21,15 @@ namespace {
 
 using ::testing::HasSubstr;
 
-Recipe MustRecipe(const RecipeWords& words) {
-  auto recipe = RecipeFromWords(words);
+Recipe MustRecipe(const RecipeOptions& words) {
+  auto recipe = RecipeFromOptions(words);
   EXPECT_TRUE(recipe.ok()) << recipe.status();
   return recipe.ok() ? *recipe : Recipe();
 }
 Recipe Named(const std::string& name) { return MustRecipe({.recipe = name}); }
 
-std::string MessageOf(const RecipeWords& words) {
-  return std::string(RecipeFromWords(words).status().message());
+std::string MessageOf(const RecipeOptions& words) {
+  return std::string(RecipeFromOptions(words).status().message());
 }
 std::string TomlError(const std::string& text) {
   const auto recipe = ParseRecipeToml(text, "r.toml");

@@ -38,20 +38,20 @@ static_assert(RowBytes(MakeDescriptor(Encoding::kMxfp4), 2880) == 1440 + 90);
 static_assert(ZeroOffset(MakeDescriptor(Encoding::kQ8, 64), 2048) == 2048 + 64);
 static_assert(RoundStride(512) == 512 && RoundStride(513) == 576 && RoundStride(500) == 512 &&
               RoundStride(1) == 16);
-static_assert(PlaceOfCode(8, 17).byte_offset == 2 && PlaceOfCode(8, 17).shift == 8);
-static_assert(PlaceOfCode(4, 64 + 16 * 3 + 5).byte_offset == 32 + 10 &&
-              PlaceOfCode(4, 64 + 16 * 3 + 5).shift == 12);
-static_assert(PlaceOfCode(2, 127).byte_offset == 30 && PlaceOfCode(2, 127).shift == 14);
-static_assert(PlaceOfCode(1, 255).byte_offset == 30 && PlaceOfCode(1, 255).shift == 15);
+static_assert(LocateCode(8, 17).byte_offset == 2 && LocateCode(8, 17).shift == 8);
+static_assert(LocateCode(4, 64 + 16 * 3 + 5).byte_offset == 32 + 10 &&
+              LocateCode(4, 64 + 16 * 3 + 5).shift == 12);
+static_assert(LocateCode(2, 127).byte_offset == 30 && LocateCode(2, 127).shift == 14);
+static_assert(LocateCode(1, 255).byte_offset == 30 && LocateCode(1, 255).shift == 15);
 // Fifth bits of four blocks, and upper pairs of two, in a block each: those of a byte's two codes are in the
 // same byte.
-static_assert(PlaceOfHighCode(1, 0).byte_offset == 0 && PlaceOfHighCode(1, 0).shift == 0);
-static_assert(PlaceOfHighCode(1, 16).shift == 1 && PlaceOfHighCode(1, 32).shift == 8);
-static_assert(PlaceOfHighCode(1, 64 * 3 + 16 * 3 + 5).byte_offset == 10 &&
-              PlaceOfHighCode(1, 64 * 3 + 16 * 3 + 5).shift == 8 + 7);
-static_assert(PlaceOfHighCode(2, 64 + 16 * 2 + 1).byte_offset == 2 &&
-              PlaceOfHighCode(2, 64 + 16 * 2 + 1).shift == 8 + 4);
-static_assert(PlaceOfHighCode(2, 128).byte_offset == 32 && PlaceOfHighCode(1, 256).byte_offset == 32);
+static_assert(LocateHighCode(1, 0).byte_offset == 0 && LocateHighCode(1, 0).shift == 0);
+static_assert(LocateHighCode(1, 16).shift == 1 && LocateHighCode(1, 32).shift == 8);
+static_assert(LocateHighCode(1, 64 * 3 + 16 * 3 + 5).byte_offset == 10 &&
+              LocateHighCode(1, 64 * 3 + 16 * 3 + 5).shift == 8 + 7);
+static_assert(LocateHighCode(2, 64 + 16 * 2 + 1).byte_offset == 2 &&
+              LocateHighCode(2, 64 + 16 * 2 + 1).shift == 8 + 4);
+static_assert(LocateHighCode(2, 128).byte_offset == 32 && LocateHighCode(1, 256).byte_offset == 32);
 static_assert(!IsValidDescriptor({blocks::kQ4_K, 8, 32, 16}) &&
               !IsValidDescriptor({blocks::kQ4_0, 16, 64, 0}) && !IsValidDescriptor({Encoding{85}, 8, 32, 8}));
 static_assert(!IsValidDescriptor({Encoding::kQ8, 16, 24, 0}) &&
@@ -171,7 +171,7 @@ const std::vector<EncodingDescriptor>& QuantizedRows() {
 // The code of a column, directly from the format's definition.
 uint32_t CodeAt(const EncodingDescriptor& d, const std::vector<std::byte>& row, size_t columns, size_t c) {
   const auto read = [&](uint32_t bits, size_t base) {
-    const CodePlace place = PlaceOfCode(bits, c);
+    const CodeLocation place = LocateCode(bits, c);
     uint16_t word = 0;
     std::memcpy(&word, row.data() + base + place.byte_offset, 2);
     return (word >> place.shift) & ((1u << bits) - 1);
@@ -338,7 +338,7 @@ TEST(RowCodec, BlockRowsHoldTheValuesOfGgufsBlocks) {
     const EncodingDescriptor descriptor = MakeDescriptor(format->rows);
     EXPECT_TRUE(IsValidDescriptor(descriptor)) << format->name;
     EXPECT_FALSE(CanEncode(format->rows)) << format->name;
-    ASSERT_EQ(BlockValuesOf(format->rows), format->values) << format->name;
+    ASSERT_EQ(ValuesPerBlock(format->rows), format->values) << format->name;
     for (const size_t count : {size_t{1}, size_t{3}, size_t{8}, size_t{9}}) {
       std::vector<CodeBlock> blocks(count);
       std::vector<float> want(count * format->values);

@@ -267,7 +267,7 @@ class UnitsLiveTest(unittest.TestCase):
             journal = self.machine.journal("inferd", mark)
             self.machine.run("systemctl", "reset-failed", "inferd")  # else the fifth start exceeds the start limit
             self.machine.run("systemctl", "start", "inferd")
-            ending, answered = journal.find("ending: told by a signal"), journal.find("completion=900")
+            ending, answered = journal.find("ending: ended by a signal"), journal.find("completion=900")
             if 0 <= ending < answered:
                 self.assertEqual(0, client.returncode, err)
                 self.assertEqual(900, json.loads(out)["usage"]["completion_tokens"])

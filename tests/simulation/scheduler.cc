@@ -174,7 +174,7 @@ void ProtocolStep(ProtocolPoint point, const volatile void* word) {
   }
   // Where two sides decide by each other's words, a task is preempted more often.
   const bool decisive = point == ProtocolPoint::kEvictMark || point == ProtocolPoint::kEvictDecide ||
-                        point == ProtocolPoint::kLeaseLook || point == ProtocolPoint::kSleepLook;
+                        point == ProtocolPoint::kLeaseCheck || point == ProtocolPoint::kSleepCheck;
   scheduler->MaybeYield(decisive ? 6 : 48);
   if (scheduler->on_step) {
     scheduler->on_step(point, word, /*before_switch=*/false);

@@ -82,7 +82,7 @@ class SimClient final : public SegmentObserver {
   const std::vector<Held>& held() const { return held_; }
   // True if it has given no sign for long enough that weightd may have ended its session, and did: its leases
   // no longer hold anything.
-  bool ended_as_stopped() const;
+  bool ended_as_stalled() const;
   uint64_t epoch() const { return epoch_; }  // the life in which the leases were granted
   bool finished() const { return session_ == nullptr && paused_; }
   // Describes a side that sleeps though it has work and no wake will come; empty if there is none. REQUIRES:
@@ -137,7 +137,7 @@ class SimClient final : public SegmentObserver {
   void SubmitOdd();
   void ChangeMind();
   void Scribble();
-  bool Ruin();
+  bool Misbehave();
   void Knock();
   void AwaitLoss();
   bool ReapOne(bool lease);
@@ -172,7 +172,7 @@ class SimClient final : public SegmentObserver {
   bool in_submit_ = false;
   bool in_sleep_ = false;
   bool napping_ = false;
-  int64_t stopped_since_ = -1;  // -1: not stalled
+  int64_t stalled_since_ = -1;  // -1: not stalled
   bool paused_ = false;
   Scheduler::Task* task_ = nullptr;
 };

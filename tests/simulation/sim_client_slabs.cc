@@ -140,7 +140,7 @@ void SimClient::Pull() {
       slab_->Put(entry.id, part, row, from->lease.data + rows.base + uint64_t{row} * rows.stride);
       scheduler().MaybeYield();
       if (ends && !ended && Chance(8)) {
-        ended = Ruin();
+        ended = Misbehave();
       } else if (Chance(300)) {
         Nap(static_cast<int64_t>(Below(9'000'000'000)));
       }

@@ -10,9 +10,9 @@
 namespace sluice {
 namespace {
 
-constexpr size_t kMostHeld = 6;
+constexpr size_t kMaxHeld = 6;
 // Longer than the sum of the slowest reads, their repetition and the wait for retired segments.
-constexpr int64_t kPatienceNanos = 60'000'000'000;
+constexpr int64_t kTimeoutNanos = 60'000'000'000;
 
 }  // namespace
 
@@ -63,24 +63,24 @@ void SimClient::Act() {
 
 void SimClient::Nap(int64_t nanos) {
   napping_ = true;
-  stopped_since_ = scheduler().NowNanos();
+  stalled_since_ = scheduler().NowNanos();
   scheduler().Sleep(nanos);
   napping_ = false;
-  if (ended_as_stopped()) {  // its bytes are no longer those that it leased
+  if (ended_as_stalled()) {  // its bytes are no longer those that it leased
     ++shared_->counters.stopped;
     held_.clear();
     session_->Lose(absl::UnavailableError("weightd has ended the session"));
   }
-  stopped_since_ = -1;
+  stalled_since_ = -1;
   for (auto& [id, pending] : pending_) {
-    pending.deadline = scheduler().NowNanos() + kPatienceNanos;
+    pending.deadline = scheduler().NowNanos() + kTimeoutNanos;
   }
 }
 
-bool SimClient::ended_as_stopped() const {
+bool SimClient::ended_as_stalled() const {
   SimServer* const server = shared_->server.get();
-  const bool long_enough = stopped_since_ >= 0 && shared_->scheduler->NowNanos() - stopped_since_ >=
-                                                      StoreCore::Options().stopped_nanos;
+  const bool long_enough = stalled_since_ >= 0 && shared_->scheduler->NowNanos() - stalled_since_ >=
+                                                      StoreCore::Options().stall_nanos;
   return long_enough && session_ != nullptr && server != nullptr && server->epoch() == epoch_ &&
          !server->core().Local(session_->opened().session).ok();
 }
@@ -109,14 +109,14 @@ void SimClient::Compute() {
     }
     AwaitAll();
   }
-  if (held_.size() >= kMostHeld || Chance(2)) {
+  if (held_.size() >= kMaxHeld || Chance(2)) {
     ReleaseSome();
   }
 }
 
 bool SimClient::TakeLease(uint32_t extent) {
   ExtentLease lease;
-  if (held_.size() >= 2 * kMostHeld || !session_->TryLease(extent, &lease)) {
+  if (held_.size() >= 2 * kMaxHeld || !session_->TryLease(extent, &lease)) {
     ++shared_->counters.lease_misses;
     return false;
   }
@@ -129,10 +129,10 @@ bool SimClient::TakeLease(uint32_t extent) {
   const bool again = std::count_if(held_.begin(), held_.end(),
                                    [extent](const Held& other) { return other.extent == extent; }) > 1;
   if (server != nullptr && server->epoch() == epoch_ && !again) {
-    const Gid gid = server->core().tier().store().FirstGid(pack_) + extent;
-    if (held.fill != server->LastFill(gid)) {
+    const ExtentId extent_id = server->core().tier().store().FirstExtentId(pack_) + extent;
+    if (held.fill != server->LastFill(extent_id)) {
       Fail(absl::StrCat("extent ", extent, " is of fill ", held.fill, ", the latest is ",
-                        server->LastFill(gid)));
+                        server->LastFill(extent_id)));
     }
   }
   Verify(Held(held));
@@ -144,7 +144,8 @@ void SimClient::Verify(const Held& held) {
   const uint64_t offset = source_.extent(held.extent).offset;
   for (uint64_t at = 0; at < bytes.size(); at += kSimCellBytes) {
     const SimCell cell = SimPack::Cell(bytes, at);
-    const bool wrong = cell.place != SimPlaceWord(pack_, offset + at) && !shared_->rotten.contains(held.fill);
+    const bool wrong =
+        cell.place != SimPositionWord(pack_, offset + at) && !shared_->rotten.contains(held.fill);
     if (wrong || cell.fill != held.fill) {
       Fail(absl::StrCat("leased extent ", held.extent, " at ", at, ": ",
                         cell.fill != held.fill ? "bytes of another fill" : "wrong bytes"));
@@ -202,12 +203,12 @@ bool SimClient::Submit(SubmissionEntry entry, std::vector<uint32_t> extents,
   Pending& pending = pending_[entry.id];
   pending.fill = !extents.empty();
   pending.extents = std::move(extents);
-  pending.deadline = scheduler().NowNanos() + kPatienceNanos;
+  pending.deadline = scheduler().NowNanos() + kTimeoutNanos;
   pending.progress = entry.progress;
   ++shared_->counters.submitted;
   in_submit_ = true;
   const absl::Status status = session_->Submit(entry, neurons);
-  session_->RingBell();
+  session_->WakeWeightd();
   in_submit_ = false;
   if (!status.ok()) {
     if (session_->lost().ok() && neurons.empty()) {  // lists have less room than rings
@@ -286,13 +287,13 @@ void SimClient::ChangeMind() {
 // Impossible cursors: only this session is lost.
 void SimClient::Scribble() {
   ReleaseAll();
-  if (Ruin()) {
+  if (Misbehave()) {
     AwaitLoss();
   }
 }
 
 // Misbehaves so that weightd ends the session and ignores its pins. False: that life of weightd has ended.
-bool SimClient::Ruin() {
+bool SimClient::Misbehave() {
   SimServer* const server = shared_->server.get();
   if (server == nullptr || server->epoch() != epoch_) {
     return false;
@@ -318,7 +319,7 @@ bool SimClient::Ruin() {
 void SimClient::Knock() {
   in_submit_ = true;
   session_->Submit(Entry(Opcode::kNop, RequestClass::kDemand)).IgnoreError();
-  session_->RingBell();
+  session_->WakeWeightd();
   in_submit_ = false;
 }
 
@@ -360,7 +361,7 @@ bool SimClient::ReapOne(bool lease) {
     for (uint32_t extent : pending.extents) {
       // The scrub may have found the extent rotten since: then it is no longer available.
       const bool rotten = shared_->rotten_extents.contains({pack_, extent});
-      if (held_.size() < kMostHeld && !TakeLease(extent) && !Lost() && !rotten) {
+      if (held_.size() < kMaxHeld && !TakeLease(extent) && !Lost() && !rotten) {
         Fail(absl::StrCat("extent ", extent, " was filled for request ", entry.id, ", but cannot be leased"));
       }
     }

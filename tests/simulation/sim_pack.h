@@ -24,7 +24,7 @@ struct SimCell {
 inline constexpr uint64_t kSimCellBytes = 512;
 
 // The first word of the cell at `offset` of the pack's file.
-inline uint64_t SimPlaceWord(uint32_t pack, uint64_t offset) {
+inline uint64_t SimPositionWord(uint32_t pack, uint64_t offset) {
   return (uint64_t{pack} << 48 ^ (offset + 1)) * 0x9e3779b97f4a7c15ull;
 }
 
@@ -106,7 +106,7 @@ class SimPack final : public ExtentSource {
   }
   absl::Status Verify(uint32_t extent, uint64_t offset, std::span<const std::byte> bytes) const override {
     for (uint64_t at = 0; at < bytes.size(); at += kSimCellBytes) {
-      if (Cell(bytes, at).place != SimPlaceWord(shape_.number, extents_[extent].offset + offset + at)) {
+      if (Cell(bytes, at).place != SimPositionWord(shape_.number, extents_[extent].offset + offset + at)) {
         return absl::DataLossError(absl::StrCat(ExtentName(extent), " at ", offset + at, ": wrong checksum"));
       }
     }

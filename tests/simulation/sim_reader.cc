@@ -146,7 +146,7 @@ void SimReader::Arrive(const ReadChunk& chunk, uint64_t offset, uint64_t length,
 void SimReader::Write(std::byte* dest, uint32_t file, uint64_t offset, uint64_t length, uint64_t fill) {
   hooks_.check_write(dest, length);
   for (uint64_t at = 0; at < length; at += kSimCellBytes) {
-    const SimCell cell{SimPlaceWord(file, offset + at), fill};
+    const SimCell cell{SimPositionWord(file, offset + at), fill};
     std::memcpy(dest + at, &cell, sizeof(cell));
   }
 }

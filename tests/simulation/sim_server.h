@@ -61,7 +61,9 @@ class SimServer {
   }
   uint64_t epoch() const { return options_.epoch; }
   // The last fill of an extent that was reported as good, by extent id; 0 before the first.
-  uint64_t LastFill(Gid gid) const { return gid < last_fill_.size() ? last_fill_[gid].fill : 0; }
+  uint64_t LastFill(ExtentId extent_id) const {
+    return extent_id < last_fill_.size() ? last_fill_[extent_id].fill : 0;
+  }
   size_t calls_waiting() const { return calls_.size(); }
 
  private:

@@ -10,7 +10,7 @@ namespace sluice {
 namespace {
 
 // Maximum delay of a device's queue, in events.
-constexpr uint64_t kMostReadEvents = 500;
+constexpr uint64_t kMaxReadEvents = 500;
 
 }  // namespace
 
@@ -108,7 +108,7 @@ uint32_t SimSlab::Rows(const Slot& slot) const {
 std::string SimSlab::CheckCell(const Slot& slot, uint64_t at, uint64_t offset) const {
   SimCell cell;
   std::memcpy(&cell, memory_.map.data() + at, sizeof(cell));
-  if (cell.place == SimPlaceWord(pack_, offset) || rotten_->contains(cell.fill)) {
+  if (cell.place == SimPositionWord(pack_, offset) || rotten_->contains(cell.fill)) {
     return "";
   }
   return absl::StrCat("byte ", offset, " of the pack in transfer ", slot.entry.id,
@@ -167,7 +167,7 @@ std::string SimSlab::TakeBack(uint64_t id, bool ok) {
   if (ok && kind_ == Kind::kDense) {
     slot->stays = true;
   } else if (ok && scheduler_->Chance(2)) {
-    slot->read_until = scheduler_->events() + 1 + scheduler_->Below(kMostReadEvents);
+    slot->read_until = scheduler_->events() + 1 + scheduler_->Below(kMaxReadEvents);
     readers_.push_back({*slot, index});
   } else if (!IsRead(*slot)) {
     Paint(index);

@@ -217,12 +217,13 @@ void World::Each() {
 
 void World::Rot() {
   const DramTier& tier = shared_.server->core().tier();
-  const auto gid = static_cast<Gid>(scheduler_.Below(tier.store().extent_count()));
-  if (tier.store().state(gid) == ExtentState::kResident) {
-    std::byte* extent = tier.arena().memory(tier.store().segment(gid))->map.data() + tier.store().offset(gid);
+  const auto extent_id = static_cast<ExtentId>(scheduler_.Below(tier.store().extent_count()));
+  if (tier.store().state(extent_id) == ExtentState::kResident) {
+    std::byte* extent =
+        tier.arena().memory(tier.store().segment(extent_id))->map.data() + tier.store().offset(extent_id);
     shared_.rotten.insert(SimPack::Cell({extent, kSimCellBytes}, 0).fill);
-    extent[scheduler_.Below(tier.store().length(gid) / kSimCellBytes) * kSimCellBytes] ^= std::byte{4};
-    const ExtentRef ref = tier.store().RefOf(gid);
+    extent[scheduler_.Below(tier.store().length(extent_id) / kSimCellBytes) * kSimCellBytes] ^= std::byte{4};
+    const ExtentRef ref = tier.store().RefOf(extent_id);
     shared_.rotten_extents.insert({ref.pack, ref.extent});
     ++shared_.counters.rotten;
   }
@@ -231,7 +232,7 @@ void World::Rot() {
 void World::CheckWrite(const std::byte* dest, uint64_t bytes) {
   SimServer* const server = shared_.server.get();
   for (const auto& client : clients_) {
-    if (client == nullptr || client->epoch() != server->epoch() || client->ended_as_stopped()) {
+    if (client == nullptr || client->epoch() != server->epoch() || client->ended_as_stalled()) {
       continue;
     }
     for (const SimClient::Held& held : client->held()) {
@@ -331,10 +332,10 @@ void World::CheckQuiet() {
     scheduler_.Fail(absl::StrCat("at rest, ", stats.sessions.size(), " sessions, ", stats.in_flight_bytes,
                                  " bytes in flight and ", stats.retired_bytes, " retired bytes are left"));
   }
-  const Store& store = server->core().tier().store();
-  for (Gid gid = 0; gid < store.extent_count(); ++gid) {
-    if (store.Held(gid) || store.state(gid) == ExtentState::kFilling) {
-      scheduler_.Fail(absl::StrCat("at rest, extent ", gid, " is held or being filled"));
+  const ExtentStore& store = server->core().tier().store();
+  for (ExtentId extent_id = 0; extent_id < store.extent_count(); ++extent_id) {
+    if (store.Held(extent_id) || store.state(extent_id) == ExtentState::kFilling) {
+      scheduler_.Fail(absl::StrCat("at rest, extent ", extent_id, " is held or being filled"));
     }
   }
   // weightd: epoll, bell, one table per pack, the segments; each client: a wake, and dense weights if it has
@@ -376,7 +377,7 @@ void World::PlantStep(ProtocolPoint point, const volatile void* word, bool befor
   }
   if (point == ProtocolPoint::kEvictMark || point == ProtocolPoint::kEvictDecide) {
     evicting_ = point == ProtocolPoint::kEvictMark;
-  } else if (point == ProtocolPoint::kEvictLook && evicting_) {
+  } else if (point == ProtocolPoint::kEvictCheck && evicting_) {
     auto* pin = reinterpret_cast<PinEntry*>(const_cast<void*>(static_cast<const volatile void*>(word)));
     hidden_ = &pin->pins;
     hidden_pins_ = hidden_->exchange(0);

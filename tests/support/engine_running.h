@@ -32,7 +32,7 @@ inline std::vector<TokenOut> AnswerOf(const EngineOptions& options, uint32_t cou
   absl::StatusOr<PolicyChoice> choice = ChoosePoliciesFor(options, client->pack());
   EXPECT_TRUE(choice.ok()) << choice.status();
   absl::StatusOr<std::unique_ptr<EngineCore>> core = EngineCore::Create(
-      *plan, *std::move(choice), client, ComputePlaces{*std::move(backend), nullptr}, &registry);
+      *plan, *std::move(choice), client, ComputeDevices{*std::move(backend), nullptr}, &registry);
   *status = core.status();
   if (!core.ok()) {
     return {};

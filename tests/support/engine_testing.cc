@@ -12,7 +12,7 @@ namespace sluice {
 
 absl::Status PackFolder(const std::string& model_dir, const std::string& out_dir, const std::string& bits) {
   const std::string dense_bits = bits == "bf16" || bits == "source" ? "" : "bf16";
-  ASSIGN_OR_RETURN(PackOptions options, PackOptionsFromWords(bits, "", 64, dense_bits, ""));
+  ASSIGN_OR_RETURN(PackOptions options, PackOptionsFromText(bits, "", 64, dense_bits, ""));
   options.threads = 1;
   return PackModel(model_dir, out_dir, options, nullptr, nullptr).status();
 }
@@ -185,24 +185,24 @@ absl::StatusOr<TestEngine> StartEngine(const std::string& pack_dir, const TestEn
                    FakeWeightClient::Open(pack_dir, options.weights));
   TestEngine test;
   test.client = client.get();
-  const auto make_places = [threads = options.threads, seed = options.delay_seed](
-                               const PlacesNeeded& needed) -> absl::StatusOr<ComputePlaces> {
+  const auto device_factory = [threads = options.threads, seed = options.delay_seed](
+                                  const DeviceNeeds& needed) -> absl::StatusOr<ComputeDevices> {
     const auto make = [&] {
-      return threads == 0 ? CreateReferenceBackend(needed.limits) : CreateHostBackend(needed.limits, threads);
+      return threads == 0 ? CreateReferenceBackend(needed.limits) : CreateCpuBackend(needed.limits, threads);
     };
-    ComputePlaces places;
+    ComputeDevices places;
     ASSIGN_OR_RETURN(places.device, make());
     if (seed != 0) {
       places.device = std::make_unique<DelayedBackend>(std::move(places.device), needed.limits,
                                                        DelayOptions{.seed = seed});
     }
-    if (needed.cpu_beside) {
+    if (needed.cpu_parallel) {
       ASSIGN_OR_RETURN(places.cpu, make());
     }
     return places;
   };
   ASSIGN_OR_RETURN(test.engine,
-                   Engine::Create(options.engine, std::move(client), make_places, options.tokenizer));
+                   Engine::Create(options.engine, std::move(client), device_factory, options.tokenizer));
   return test;
 }
 

@@ -57,7 +57,7 @@ class LocalClient {
 
   RingResult Submit(const SubmissionEntry& entry) {
     const RingResult result = submissions_.Push(entry);
-    if (submissions_.TakeServerSleep()) {
+    if (submissions_.ClaimServerWake()) {
       const uint64_t one = 1;
       [[maybe_unused]] const ssize_t written = write(session_.server_bell, &one, sizeof(one));
     }

@@ -52,7 +52,7 @@ bool PrefetchSession::Request(uint32_t extent, RequestClass request_class) {
   }
   ++next_id_;
   ++outstanding_;
-  if (submissions_->TakeServerSleep()) {
+  if (submissions_->ClaimServerWake()) {
     eventfd_write(server_bell_, 1);
   }
   return true;

@@ -69,14 +69,14 @@ absl::Status FetchOne(PrefetchSession* session, const Pack& pack, uint32_t exten
 
 }  // namespace
 
-absl::Status FetchForTest(WeightStore* store, uint32_t number, absl::Duration patience) {
+absl::Status FetchForTest(WeightStore* store, uint32_t number, absl::Duration timeout) {
   const Pack* pack = store->Look(&StoreCore::pack, number);
   if (pack == nullptr) {
     return absl::NotFoundError(absl::StrCat("there is no pack ", number, " to fetch from"));
   }
   ASSIGN_OR_RETURN(const std::unique_ptr<PrefetchSession> session,
                    PrefetchSession::Open(store, number, "self-test"));
-  const absl::Time deadline = absl::Now() + patience;
+  const absl::Time deadline = absl::Now() + timeout;
   absl::Status status = absl::OkStatus();
   for (const uint32_t extent : Candidates(*pack)) {
     status = FetchOne(session.get(), *pack, extent, deadline);

@@ -14,6 +14,6 @@ namespace sluice {
 // Fetches the smallest extent of `pack`; if that fails, the smallest of the pack's other file, so that one
 // bad block does not prevent serving everything else. The error of the last attempt, or DEADLINE_EXCEEDED
 // after the timeout.
-absl::Status FetchForTest(WeightStore* store, uint32_t pack, absl::Duration patience);
+absl::Status FetchForTest(WeightStore* store, uint32_t pack, absl::Duration timeout);
 
 }  // namespace sluice

@@ -58,7 +58,7 @@ absl::StatusOr<uint64_t> BudgetShares::QuotaOf(const SessionParams& params, uint
   return asked <= allowed ? absl::InvalidArgumentError(why) : absl::ResourceExhaustedError(why);
 }
 
-uint64_t BudgetShares::PrefetchRoom(uint64_t taken) const {
+uint64_t BudgetShares::PrefetchHeadroom(uint64_t taken) const {
   for (const auto& [id, session] : sessions_->all()) {
     taken += session->options().reserved_bytes + session->held_bytes();
   }

@@ -19,7 +19,7 @@ class BudgetShares {
  public:
   // All borrowed; all numbers are bytes. `session_quota`: maximum bytes that a session may fill; 0: no bound.
   BudgetShares(uint64_t budget, uint64_t session_quota, const PackTable* packs, const SessionTable* sessions,
-               const Store* store)
+               const ExtentStore* store)
       : budget_(budget), session_quota_(session_quota), packs_(packs), sessions_(sessions), store_(store) {}
 
   // Sets the quota of sessions that open from now on.
@@ -37,7 +37,7 @@ class BudgetShares {
   absl::StatusOr<uint64_t> QuotaOf(const SessionParams& params, uint64_t reserved) const;
   // Bytes that prefetches may still use, when prefetches and transfers hold `taken`: nothing of the dense
   // weights' room or of any session's reserved minimum, since a demand relies on that room.
-  uint64_t PrefetchRoom(uint64_t taken) const;
+  uint64_t PrefetchHeadroom(uint64_t taken) const;
   // Bytes that each session may hold while others find no room: an equal part of the budget without dense
   // weights.
   uint64_t FairShare() const;
@@ -49,7 +49,7 @@ class BudgetShares {
   uint64_t session_quota_;
   const PackTable* const packs_;
   const SessionTable* const sessions_;
-  const Store* const store_;
+  const ExtentStore* const store_;
 };
 
 }  // namespace sluice

@@ -31,7 +31,7 @@ absl::StatusOr<uint32_t> PackTable::Add(std::unique_ptr<ExtentSource> source, st
                      ", twice the largest expert of ", source->largest_expert_bytes(), ")"));
   }
   const uint32_t extents = source->extent_count();
-  if (extents == 0 || tier_->store().extent_count() + extents >= kCondemnedOwner) {
+  if (extents == 0 || tier_->store().extent_count() + extents >= kBadSlotOwner) {
     return absl::InvalidArgumentError(
         absl::StrCat("pack ", source->model_id(), ": ", extents, " extents cannot be served"));
   }

@@ -17,7 +17,7 @@ std::string ProgressWatch::Look(const StoreProgress& now, int64_t now_nanos) {
     return absl::StrCat("the pump has made no round since it was nudged (", now.rounds, " so far)");
   }
   const int64_t silent = now_nanos - reader_moved_nanos_;
-  if (silent > kReaderPatienceNanos) {
+  if (silent > kReaderTimeoutNanos) {
     return absl::StrCat("no read has ended for ", silent / 1'000'000'000, " s, ", now.in_flight_bytes,
                         " bytes are under way");
   }

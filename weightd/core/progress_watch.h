@@ -21,7 +21,7 @@ class ProgressWatch {
  public:
   // A disk without any answer for this long, with reads in flight, counts as hung. Slow disks answer within
   // seconds, dying ones retry a sector for up to 30 s.
-  static constexpr int64_t kReaderPatienceNanos = 60'000'000'000;
+  static constexpr int64_t kReaderTimeoutNanos = 60'000'000'000;
 
   // The reason why nothing moves; "" when it does. The caller nudges the store after each look, and looks
   // again no sooner than a round can last.

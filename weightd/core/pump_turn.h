@@ -28,7 +28,7 @@ class ReadInbox {
       MutexLock lock(&mutex_);
       reads_.push_back(std::move(result));
     }
-    ProtocolStep(ProtocolPoint::kSleepTake, &asleep_);
+    ProtocolStep(ProtocolPoint::kSleepReset, &asleep_);
     return asleep_.exchange(false);
   }
 
@@ -46,7 +46,7 @@ class ReadInbox {
   bool BeginSleep() {
     ProtocolStep(ProtocolPoint::kSleepAnnounce, &asleep_);
     asleep_.store(true);
-    ProtocolStep(ProtocolPoint::kSleepLook, &asleep_);
+    ProtocolStep(ProtocolPoint::kSleepCheck, &asleep_);
     MutexLock lock(&mutex_);
     return reads_.empty();
   }

@@ -25,7 +25,7 @@ bool RequestRouter::Serve(Session* session) {
     Handle(session, entry, std::move(neurons));
   }
   if (result == RingResult::kCorrupt || !session->ReleaseReaped(&parts_.tier->store())) {
-    parts_.sessions->Doom(session->id(), /*misbehaved=*/true, "impossible ring cursor or sequence");
+    parts_.sessions->MarkForClose(session->id(), /*misbehaved=*/true, "impossible ring cursor or sequence");
     return false;
   }
   return taken == kBatch;
@@ -115,13 +115,13 @@ void RequestRouter::Answer(Session* session, const SubmissionEntry& entry, Entry
   Deliver(session, completion, {});
 }
 
-void RequestRouter::OnFilled(uint64_t id, const CompletionEntry& entry, std::vector<Gid> held) {
+void RequestRouter::OnFilled(uint64_t id, const CompletionEntry& entry, std::vector<ExtentId> held) {
   if (parts_.transfers->OnFilled(id, entry, &held)) {
     return;
   }
   Session* session = parts_.sessions->Find(id);
   if (!held.empty()) {
-    parts_.stopped->OnRoom(id);
+    parts_.stopped->OnServed(id);
     if (session != nullptr) session->bytes_read += entry.bytes;
   }
   Deliver(session, entry, std::move(held));
@@ -136,13 +136,13 @@ void RequestRouter::OnTransferred(uint64_t id, const CompletionEntry& entry) {
   Deliver(session, entry, {});
 }
 
-void RequestRouter::Deliver(Session* session, const CompletionEntry& entry, std::vector<Gid> held) {
+void RequestRouter::Deliver(Session* session, const CompletionEntry& entry, std::vector<ExtentId> held) {
   if (session != nullptr && session->state != SessionState::kLost) {
     session->Deliver(entry, std::move(held), parts_.tier->store());
     return;
   }
-  for (const Gid gid : held) {
-    parts_.tier->store().Unpin(gid);
+  for (const ExtentId extent_id : held) {
+    parts_.tier->store().Unpin(extent_id);
   }
 }
 

@@ -25,7 +25,7 @@ class RequestRouter {
     Fetcher* fetcher = nullptr;
     TransferRequests* transfers = nullptr;
     DramTier* tier = nullptr;
-    StoppedSessions* stopped = nullptr;
+    StalledSessions* stopped = nullptr;
     StoreMetrics* metrics = nullptr;
   };
   explicit RequestRouter(const Parts& parts) : parts_(parts) {}
@@ -35,7 +35,7 @@ class RequestRouter {
   bool Serve(Session* session);
 
   // Handles a request that the fetcher ended; `held` extents carry one pin each.
-  void OnFilled(uint64_t session, const CompletionEntry& entry, std::vector<Gid> held);
+  void OnFilled(uint64_t session, const CompletionEntry& entry, std::vector<ExtentId> held);
   // Handles a transfer that has ended.
   void OnTransferred(uint64_t session, const CompletionEntry& entry);
 
@@ -47,7 +47,7 @@ class RequestRouter {
   // Completes requests that are over at once.
   void Answer(Session* session, const SubmissionEntry& entry, EntryVerdict verdict, uint64_t count);
   // Passes the pins of `held` to the session until it has reaped the completion; drops them if it is gone.
-  void Deliver(Session* session, const CompletionEntry& entry, std::vector<Gid> held);
+  void Deliver(Session* session, const CompletionEntry& entry, std::vector<ExtentId> held);
 
   const Parts parts_;
 };

@@ -10,7 +10,7 @@
 
 namespace sluice {
 
-absl::Status SessionDoor::CheckParams(const SessionParams& params) const {
+absl::Status SessionManager::CheckParams(const SessionParams& params) const {
   if (closed_) {
     return absl::UnavailableError("weightd is draining");
   }
@@ -37,7 +37,7 @@ absl::Status SessionDoor::CheckParams(const SessionParams& params) const {
   return absl::OkStatus();
 }
 
-absl::StatusOr<SessionHandle> SessionDoor::Open(const SessionParams& params) {
+absl::StatusOr<SessionHandle> SessionManager::Open(const SessionParams& params) {
   RETURN_IF_ERROR(CheckParams(params));
   Session::Options options;
   uint64_t largest_expert = 0;
@@ -74,16 +74,16 @@ absl::StatusOr<SessionHandle> SessionDoor::Open(const SessionParams& params) {
   return handle;
 }
 
-void SessionDoor::EndUnjoined(int64_t now) {
+void SessionManager::EndUnattached(int64_t now) {
   for (const auto& [id, session] : parts_.sessions->all()) {
     if (session->state == SessionState::kOpened && attach_timeout_nanos_ != 0 &&
         session->options().opened_nanos + attach_timeout_nanos_ <= now) {
-      parts_.sessions->Doom(id, /*misbehaved=*/true, "its side socket never came");
+      parts_.sessions->MarkForClose(id, /*misbehaved=*/true, "its side socket never came");
     }
   }
 }
 
-int64_t SessionDoor::next_deadline() const {
+int64_t SessionManager::next_deadline() const {
   int64_t next = 0;
   for (const auto& [id, session] : parts_.sessions->all()) {
     if (session->state == SessionState::kOpened && attach_timeout_nanos_ != 0) {

@@ -18,7 +18,7 @@
 
 namespace sluice {
 
-class SessionDoor {
+class SessionManager {
  public:
   // All borrowed.
   struct Parts {
@@ -30,7 +30,7 @@ class SessionDoor {
     const Clock* clock = nullptr;
   };
   // Sessions without a side socket after `attach_timeout_nanos` are ended; 0: never.
-  SessionDoor(uint64_t boot_epoch, int64_t attach_timeout_nanos, const Parts& parts)
+  SessionManager(uint64_t boot_epoch, int64_t attach_timeout_nanos, const Parts& parts)
       : boot_epoch_(boot_epoch), attach_timeout_nanos_(attach_timeout_nanos), parts_(parts) {}
 
   // FAILED_PRECONDITION: another ABI (names the field); INVALID_ARGUMENT: layout or pack; RESOURCE_EXHAUSTED:
@@ -41,7 +41,7 @@ class SessionDoor {
   bool closed() const { return closed_; }
 
   // Marks sessions whose side socket never came for their end.
-  void EndUnjoined(int64_t now);
+  void EndUnattached(int64_t now);
   // Time at which the next of them is due; 0: none.
   int64_t next_deadline() const;
 

@@ -7,8 +7,8 @@
 
 namespace sluice {
 
-StopGuard::StopGuard(absl::Duration patience, std::function<void()> late) {
-  thread_ = std::thread([this, end = absl::Now() + patience, late = std::move(late)] {
+StopGuard::StopGuard(absl::Duration timeout, std::function<void()> late) {
+  thread_ = std::thread([this, end = absl::Now() + timeout, late = std::move(late)] {
     MutexLock lock(&mutex_);
     while (!done_ && absl::Now() < end) {
       // The condition variable adds the duration to its own clock: forever would overflow.

@@ -15,7 +15,7 @@ namespace sluice {
 class StopGuard {
  public:
   // Calls `late` once if the guard still exists after the timeout.
-  StopGuard(absl::Duration patience, std::function<void()> late);
+  StopGuard(absl::Duration timeout, std::function<void()> late);
   // After this `late` does not run.
   ~StopGuard();
   StopGuard(const StopGuard&) = delete;

@@ -16,21 +16,21 @@
 
 namespace sluice {
 
-class StoppedSessions {
+class StalledSessions {
  public:
-  // A session is stalled if it gave no sign for `stopped_nanos` and holds more than its fair share while
+  // A session is stalled if it gave no sign for `stall_nanos` and holds more than its fair share while
   // another finds no room for as long. The rest is borrowed.
-  StoppedSessions(int64_t stopped_nanos, const BudgetShares* shares, SessionTable* sessions)
-      : stopped_nanos_(stopped_nanos), shares_(shares), sessions_(sessions) {}
+  StalledSessions(int64_t stall_nanos, const BudgetShares* shares, SessionTable* sessions)
+      : stall_nanos_(stall_nanos), shares_(shares), sessions_(sessions) {}
 
   // Notes that at `now` a demand of the session, accepted at `since`, found no room.
-  void OnNoRoom(uint64_t session, int64_t since, int64_t now) {
+  void OnStarved(uint64_t session, int64_t since, int64_t now) {
     starving_.try_emplace(session, Starving{since, 0}).first->second.last = now;
   }
   // Notes that a fill of the session succeeded, or that it has ended.
-  void OnRoom(uint64_t session) { starving_.erase(session); }
+  void OnServed(uint64_t session) { starving_.erase(session); }
   // Marks stalled sessions for their end.
-  void EndStopped(int64_t now);
+  void EndStalled(int64_t now);
   // Number of stalled sessions ended so far.
   uint64_t ended() const { return ended_; }
 
@@ -42,7 +42,7 @@ class StoppedSessions {
   // True if a session has found no room for long and still asks.
   bool Starves(int64_t now) const;
 
-  const int64_t stopped_nanos_;
+  const int64_t stall_nanos_;
   const BudgetShares* const shares_;
   SessionTable* const sessions_;
   std::map<uint64_t, Starving> starving_;  // by session, until a fill succeeds

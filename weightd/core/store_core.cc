@@ -25,24 +25,24 @@ StoreCore::StoreCore(const Options& options, const Environment& environment)
       fetcher_(options.fetcher, &tier_, environment.reader, environment.clock, FetcherHooks()),
       packs_(options.boot_epoch, &tier_, &fetcher_),
       shares_(options.arena.budget, options.session_quota, &packs_, &sessions_, &tier_.store()),
-      door_(options.boot_epoch, options.attach_timeout_nanos,
-            {&packs_, &shares_, &sessions_, &tier_, environment.poller, environment.clock}),
+      session_manager_(options.boot_epoch, options.attach_timeout_nanos,
+                       {&packs_, &shares_, &sessions_, &tier_, environment.poller, environment.clock}),
       side_(options.boot_epoch, environment.poller, &tier_.store(), &sessions_),
-      notices_({options.slow_unmap_nanos, options.fetcher.retire_wait_nanos}, &tier_, &fetcher_, &sessions_,
-               &side_, environment.clock),
+      notices_({options.slow_unmap_nanos, options.fetcher.retire_timeout_nanos}, &tier_, &fetcher_,
+               &sessions_, &side_, environment.clock),
       slabs_(environment.transfers, &sessions_, &side_, &log_),
-      stopped_(options.stopped_nanos, &shares_, &sessions_),
+      stalled_(options.stall_nanos, &shares_, &sessions_),
       transfers_(
           options.transfers, &fetcher_, &tier_, environment.transfers,
           [this](uint64_t session, const CompletionEntry& entry) { router_.OnTransferred(session, entry); }),
-      router_({&sessions_, &fetcher_, &transfers_, &tier_, &stopped_, environment.metrics}),
+      router_({&sessions_, &fetcher_, &transfers_, &tier_, &stalled_, environment.metrics}),
       scrubber_(options.scrub_rate, &tier_, [this](uint32_t pack) { return source(pack); }) {}
 
 Arena::Listener StoreCore::Segments() {
   Arena::Listener listener;
   listener.added = [this](uint32_t segment, const std::shared_ptr<const SharedMemory>& memory) {
-    if (const std::string& error = tier_.arena().placement_error(); !error.empty() && !placement_told_) {
-      placement_told_ = true;
+    if (const std::string& error = tier_.arena().placement_error(); !error.empty() && !placement_logged_) {
+      placement_logged_ = true;
       log_.Say(LogSeverity::kWarning, absl::StrCat(error, "; segments lie where the kernel puts them"));
     }
     if (environment_.prefault) {
@@ -64,25 +64,25 @@ Arena::Listener StoreCore::Segments() {
 
 Fetcher::Hooks StoreCore::FetcherHooks() {
   Fetcher::Hooks hooks;
-  hooks.complete = [this](uint64_t session, const CompletionEntry& entry, std::vector<Gid> held) {
+  hooks.complete = [this](uint64_t session, const CompletionEntry& entry, std::vector<ExtentId> held) {
     router_.OnFilled(session, entry, std::move(held));
   };
   hooks.progress = [this](uint64_t session, uint32_t word, uint64_t value) {
     if (Session* found = sessions_.Find(session)) found->SetProgress(word, value);
   };
   hooks.log_error = [this](const std::string& message) { log_.Say(LogSeverity::kError, message); };
-  hooks.prefetch_room = [this] {
-    return shares_.PrefetchRoom(fetcher_.started_prefetch_bytes() + transfers_.pinned_bytes());
+  hooks.prefetch_headroom = [this] {
+    return shares_.PrefetchHeadroom(fetcher_.started_prefetch_bytes() + transfers_.pinned_bytes());
   };
   hooks.starved = [this](uint64_t session, int64_t since) {
-    stopped_.OnNoRoom(session, since, environment_.clock->NowNanos());
+    stalled_.OnStarved(session, since, environment_.clock->NowNanos());
   };
   hooks.metrics = environment_.metrics;
   return hooks;
 }
 
 void StoreCore::Tune(const StoreTuning& tuning) {
-  fetcher_.SetSlowRead(int64_t{tuning.read_deadline_ms} * 1'000'000);
+  fetcher_.SetSlowRead(int64_t{tuning.read_timeout_ms} * 1'000'000);
   scrubber_.SetRate(tuning.scrub_rate);
   shares_.SetSessionQuota(tuning.session_quota);
 }
@@ -120,7 +120,7 @@ void StoreCore::BeginDecision() {
 
 bool StoreCore::Pump(const std::vector<ReadResult>& reads) {
   BeginDecision();
-  tier_.SweepCondemned();
+  tier_.ReclaimBadSlots();
   for (const ReadResult& read : reads) {
     fetcher_.OnRead(read);
   }
@@ -135,12 +135,12 @@ bool StoreCore::Pump(const std::vector<ReadResult>& reads) {
     shrink_at_ = tier_.Shrink(kShrinkSegments) ? 0 : now + kShrinkPauseNanos;
   }
   fetcher_.Pump();
-  stopped_.EndStopped(now);
+  stalled_.EndStalled(now);
   for (const auto& [id, session] : sessions_.all()) {
-    session->RingBell();
+    session->WakeClient();
   }
-  door_.EndUnjoined(now);
-  EndDoomed();
+  session_manager_.EndUnattached(now);
+  CloseMarked();
   return more;
 }
 
@@ -189,7 +189,7 @@ int64_t StoreCore::NextDeadline() const {
     // anyway.
     next = earlier(next, notices_.NextSlow(environment_.clock->NowNanos()));
   }
-  return earlier(earlier(next, door_.next_deadline()), shrink_at_);
+  return earlier(earlier(next, session_manager_.next_deadline()), shrink_at_);
 }
 
 bool StoreCore::FinishScrub(const Scrubber::Chunk& chunk, const absl::Status& verdict) {
@@ -203,7 +203,7 @@ bool StoreCore::FinishScrub(const Scrubber::Chunk& chunk, const absl::Status& ve
   FillRequest again;  // for nobody: session 0 does not exist
   again.id = ++scrub_refills_;
   again.request_class = RequestClass::kPrefetch;
-  again.pack = tier_.store().RefOf(chunk.gid).pack;
+  again.pack = tier_.store().RefOf(chunk.extent_id).pack;
   again.extents.ids[0] = chunk.extent;
   again.extents.count = 1;
   fetcher_.Accept(again);
@@ -213,7 +213,7 @@ bool StoreCore::FinishScrub(const Scrubber::Chunk& chunk, const absl::Status& ve
 // ---------------------------------------------------------------- sessions
 
 absl::StatusOr<SessionHandle> StoreCore::OpenSession(const SessionParams& params) {
-  ASSIGN_OR_RETURN(SessionHandle handle, door_.Open(params));
+  ASSIGN_OR_RETURN(SessionHandle handle, session_manager_.Open(params));
   fetcher_.SetSole(sessions_.size() == 1);
   return handle;
 }
@@ -224,7 +224,7 @@ absl::Status StoreCore::AttachSideSocket(uint64_t id, UniqueFd socket) {
     return absl::NotFoundError(absl::StrCat("session ", id, " does not exist"));
   }
   if (session->state != SessionState::kOpened || session->side_socket.valid()) {
-    return absl::FailedPreconditionError(absl::StrCat("session ", id, " is joined already"));
+    return absl::FailedPreconditionError(absl::StrCat("session ", id, " is attached already"));
   }
   const absl::Status joined = side_.Join(session, std::move(socket));
   if (joined.ok()) {
@@ -272,7 +272,7 @@ void StoreCore::HandleEvent(PollEvent event) {
   } else if (event.kind == PollKind::kSideSocket && session->side_socket.valid()) {
     side_.Flush(session);
     OnSideReadable(session);
-    EndDoomed();
+    CloseMarked();
   }
 }
 
@@ -282,13 +282,13 @@ void StoreCore::OnSideReadable(Session* session) {
     if (message.type == SideType::kSlabOffered) {
       const absl::Status offered = slabs_.OnOffered(session, *std::move(packet));
       if (!offered.ok()) {
-        sessions_.Doom(session->id(), /*misbehaved=*/true, std::string(offered.message()));
+        sessions_.MarkForClose(session->id(), /*misbehaved=*/true, std::string(offered.message()));
         return;
       }
     } else if (message.type == SideType::kSegmentUnmapped && message.fd_count == 0) {
       notices_.OnUnmapped(session->id(), message.segment);
     } else {
-      sessions_.Doom(session->id(), /*misbehaved=*/true, "unexpected side message");
+      sessions_.MarkForClose(session->id(), /*misbehaved=*/true, "unexpected side message");
       return;
     }
   }
@@ -300,13 +300,13 @@ void StoreCore::OnConnectionLost(uint64_t session) {
   }
 }
 
-void StoreCore::EndDoomed() {
-  for (const SessionTable::Doomed& doomed : sessions_.TakeDoomed()) {
-    if (doomed.misbehaved) {
+void StoreCore::CloseMarked() {
+  for (const SessionTable::MarkedSession& marked : sessions_.TakeMarked()) {
+    if (marked.misbehaved) {
       ++sessions_lost_;
-      End(doomed.session);
+      End(marked.session);
     } else {
-      OnConnectionLost(doomed.session);
+      OnConnectionLost(marked.session);
     }
   }
 }
@@ -353,7 +353,7 @@ void StoreCore::End(uint64_t id) {
   }
   fetcher_.RebasePrefetches();
   tier_.RemoveSession(id);
-  stopped_.OnRoom(id);
+  stalled_.OnServed(id);
   notices_.OnSessionEnd(id);
   sessions_.Erase(id);
   fetcher_.SetSole(sessions_.size() == 1);
@@ -385,7 +385,7 @@ StoreStats StoreCore::Stats() const {
   stats.prefetch_useful = fetcher_.prefetches().useful();
   stats.prefetch_wasted = fetcher_.prefetches().wasted();
   stats.sessions_lost = sessions_lost_;
-  stats.sessions_stopped = stopped_.ended();
+  stats.sessions_stalled = stalled_.ended();
   stats.eviction = NameOf(tier_.policy_kind().eviction);
   stats.admission = tier_.policy_kind().admission;
   stats.io_engine = environment_.reader->Describe();
@@ -410,7 +410,7 @@ SessionStats StoreCore::StatsOf(const Session& session) const {
   stats.quota_bytes = session.options().quota_bytes;
   stats.charged_bytes = tier_.charged_bytes(session.id());
   for (const SessionPackPlan& plan : session.options().packs) {
-    const Store::Holdings held = tier_.store().HeldBy(plan.pack, session.id());
+    const ExtentStore::Holdings held = tier_.store().HeldBy(plan.pack, session.id());
     stats.held_extents += held.extents;
     stats.held_bytes += held.bytes;
   }

@@ -48,7 +48,7 @@ namespace sluice {
 // Options that can be changed at runtime.
 struct StoreTuning {
   uint64_t scrub_rate = 0;
-  int read_deadline_ms = 1000;
+  int read_timeout_ms = 1000;
   uint64_t session_quota = 0;  // for sessions that open from then on
 };
 
@@ -62,13 +62,13 @@ class StoreCore {
     PlanOptions transfers;
     int64_t attach_timeout_nanos = 0;  // 0: never
     // A session that has not unmapped a retired segment after this long is slow: fills use other room if
-    // there is any. After the fetcher's retire_wait_nanos no fill waits for it.
+    // there is any. After the fetcher's retire_timeout_nanos no fill waits for it.
     int64_t slow_unmap_nanos = 250'000'000;
     uint64_t scrub_rate = 0;     // bytes of resident weights verified per second; 0: none
     uint64_t session_quota = 0;  // maximum bytes that a session may fill; 0: no bound
     // A session that gave no sign for this long, and holds more than its fair share while another finds no
     // room for as long, is stalled and is ended.
-    int64_t stopped_nanos = 3'000'000'000;
+    int64_t stall_nanos = 3'000'000'000;
   };
   struct Environment {
     BlockReader* reader = nullptr;
@@ -97,7 +97,7 @@ class StoreCore {
   const ResidencyEntry* residency(uint32_t pack) const { return packs_.residency(pack); }
   uint32_t pack_count() const { return static_cast<uint32_t>(packs_.size()); }
 
-  // Sessions. See SessionDoor::Open.
+  // Sessions. See SessionManager::Open.
   absl::StatusOr<SessionHandle> OpenSession(const SessionParams& params);
   // Attaches the side socket (connected, its HELLO already read and its nonce checked) to the session, sends
   // WELCOME and the segments. From here on the socket's end loses the session, and the peer process's exit
@@ -119,8 +119,8 @@ class StoreCore {
   // The start of a segment, null if there is none. It stays mapped while an extent in it is leased.
   const std::byte* SegmentData(uint32_t segment) const;
   // Refuses new sessions; running ones go on.
-  void Drain() { door_.Close(); }
-  bool draining() const { return door_.closed(); }
+  void Drain() { session_manager_.Close(); }
+  bool draining() const { return session_manager_.closed(); }
   void Tune(const StoreTuning& tuning);
   // Sets the DRAM budget. A smaller one is reached round by round, as clients release extents and unmap
   // retired segments. FAILED_PRECONDITION with the numbers if it cannot hold the reserves of the open
@@ -164,7 +164,7 @@ class StoreCore {
   // The connection is gone, the process perhaps not.
   void Lose(Session* session);
   void End(uint64_t session);
-  void EndDoomed();
+  void CloseMarked();
   // Completes nothing of the session any more and releases its pins.
   void StopServing(Session* session);
   SessionStats StatsOf(const Session& session) const;
@@ -172,17 +172,17 @@ class StoreCore {
   const Options options_;
   const Environment environment_;
   StoreLog log_;
-  bool placement_told_ = false;
+  bool placement_logged_ = false;
   SessionTable sessions_{&log_};
   DramTier tier_;
   Fetcher fetcher_;
   PackTable packs_;
   BudgetShares shares_;
-  SessionDoor door_;
+  SessionManager session_manager_;
   SideSockets side_;
   SegmentNotices notices_;
   SlabRegistry slabs_;
-  StoppedSessions stopped_;
+  StalledSessions stalled_;
   TransferRequests transfers_;
   RequestRouter router_;
   Scrubber scrubber_;

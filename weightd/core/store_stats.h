@@ -51,7 +51,7 @@ struct StoreStats : FetcherStats, TransferStats, ScrubStats {
   uint64_t prefetch_useful = 0;   // prefetched extents that a session used
   uint64_t prefetch_wasted = 0;   // prefetched extents that left memory unused
   uint64_t sessions_lost = 0;     // sessions that weightd ended: misbehaving or stalled
-  uint64_t sessions_stopped = 0;  // the stalled ones of these
+  uint64_t sessions_stalled = 0;  // the stalled ones of these
 
   // Bytes of mapped slabs, by kHandleKinds.
   std::array<uint64_t, kHandleKinds.size()> slab_bytes = {};

@@ -79,7 +79,7 @@ StoreCore::Options CoreOptions(const WeightStoreOptions& options, uint64_t epoch
   core.session_quota = options.session_quota;
   core.scrub_rate = options.scrub_rate;
   core.transfers.chunk_neurons = std::max(1u, options.gather_neurons);
-  core.fetcher.slow_read_nanos = int64_t{options.read_deadline_ms} * 1'000'000;
+  core.fetcher.slow_read_nanos = int64_t{options.read_timeout_ms} * 1'000'000;
   core.attach_timeout_nanos = int64_t{options.attach_timeout_ms} * 1'000'000;
   return core;
 }

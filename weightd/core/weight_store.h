@@ -50,7 +50,7 @@ struct WeightStoreOptions {
   // the disk's rate while chunks are checked (reader_bench); larger ones are bounded by the bytes in flight.
   int reader_threads = 64;
   // Timeout of a read before it is hedged by a second one; requests for it end after four times as long.
-  int read_deadline_ms = 1000;
+  int read_timeout_ms = 1000;
   // Maximum wait for memory to become available before refusing to start: a predecessor may still be mapped.
   int budget_wait_ms = 10'000;
   // Sessions that are not attached to their side socket after this long are dropped.

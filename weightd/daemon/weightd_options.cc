@@ -84,17 +84,17 @@ absl::Status CheckWeightdOptions(const WeightdOptions& options) {
   return absl::OkStatus();
 }
 
-std::vector<OptionText> OptionTextsOf(const WeightdOptions& options) { return TextsOfAll(options); }
+std::vector<OptionText> OptionTextsOf(const WeightdOptions& options) { return OptionTexts(options); }
 
 const std::set<std::string>& ReloadableWeightdOptions() {
-  static const std::set<std::string> kNames = {"allow-uid",     "allow-group",   "metrics",
-                                               "read-deadline", "scrub-rate",    "session-quota",
-                                               "keep",          "drain-timeout", "log-level"};
+  static const std::set<std::string> kNames = {"allow-uid",    "allow-group",   "metrics",
+                                               "read-timeout", "scrub-rate",    "session-quota",
+                                               "keep",         "drain-timeout", "log-level"};
   return kNames;
 }
 
 WeightdOptions WithReloaded(const WeightdOptions& running, const WeightdOptions& read) {
-  return TakeNamed(running, read, ReloadableWeightdOptions());
+  return MergeNamedOptions(running, read, ReloadableWeightdOptions());
 }
 
 }  // namespace sluice

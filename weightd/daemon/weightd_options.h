@@ -27,7 +27,7 @@ struct WeightdOptions {
   std::string io = "uring";  // or "pread"
   bool direct = true;
   int reader_threads = 64;  // of the pread engine
-  absl::Duration read_deadline = absl::Seconds(1);
+  absl::Duration read_timeout = absl::Seconds(1);
   std::string eviction = "lru";
   bool admission = true;
   std::string numa = "interleave";
@@ -66,40 +66,42 @@ WeightdOptions WithReloaded(const WeightdOptions& running, const WeightdOptions&
 template <typename Visit>
 void ForEachOption(WeightdOptions* o, Visit visit) {
   visit("socket", &o->socket,
-        "Unix socket to serve on; side channel beside it, .side (default: weightd.sock in the runtime "
-        "directory)");
+        "Unix socket to serve on; the side channel is at <socket>.side (default: weightd.sock in the "
+        "runtime directory)");
   visit("pack", &o->packs, "Folder of a pack to serve; repeat for more");
   visit("allow-uid", &o->allowed_uids,
-        "User who may connect, by name or number, beside this one and root; repeat for more");
+        "User who may connect, by name or number, besides weightd's user and root; repeat for more");
   visit("allow-group", &o->allowed_gids, "Group whose members may connect; repeat for more");
   visit("socket-mode", &o->socket_mode, "Mode of the socket files, octal");
   visit("metrics", &o->metrics, "Loopback port of Prometheus metrics, as 127.0.0.1:9400 (default: off)");
 
   visit("dram-budget", &o->dram_budget,
         "Memory for weights, as 512MiB or 2GB (default: the packs, at most 70 % of what is available)");
-  visit("io", &o->io, "Engine that reads packs: uring, or pread, which stands in where io_uring is refused");
-  visit("read-deadline", &o->read_deadline,
-        "A slower read is tried again beside; after four times as long its requests end");
+  visit("io", &o->io,
+        "Engine that reads packs: uring or pread; pread is the fallback where io_uring is refused");
+  visit("read-timeout", &o->read_timeout,
+        "A slower read is hedged by another one; after four times as long its requests time out");
   visit("eviction", &o->eviction, "Which weights leave memory first: lru, lfru or score");
   visit(
       "numa", &o->numa,
       "Where weights lie on a machine with several memory nodes: interleave (every segment's pages in turn), "
       "segments (whole ones in turn) or off (where weightd's threads run)");
-  visit("admission", &o->admission, "Keep what is used again and again from one long prefill: on or off");
-  visit("session-quota", &o->session_quota,
-        "Memory that one session may fill; beyond it its own coldest goes (default: no bound)");
-  visit("scrub-rate", &o->scrub_rate,
-        "Weights in memory that are verified again each second, as 64MiB (default: off)");
+  visit("admission", &o->admission, "Protect the working set from one long prefill: on or off");
+  visit(
+      "session-quota", &o->session_quota,
+      "Memory that one session may fill; beyond it its own coldest extents are evicted (default: no bound)");
+  visit("scrub-rate", &o->scrub_rate, "Resident weights verified again per second, as 64MiB (default: off)");
   visit("copy-threads", &o->copy_threads,
         "Threads that copy into slabs; 0: one for every four CPUs, at most four");
-  visit("gather-neurons", &o->gather_neurons, "Listed neurons that travel into a slab in one chunk");
+  visit("gather-neurons", &o->gather_neurons, "Listed neurons copied into a slab per chunk");
   visit("direct", &o->direct, "Read past the page cache: on or off");
   visit("threads", &o->reader_threads, "Threads of the pread engine");
 
-  visit("budget-wait", &o->budget_wait, "At the start, wait so long for the memory to be free");
-  visit("drain-timeout", &o->drain_timeout, "On SIGTERM, wait so long for sessions to end");
-  visit("parent-lifeline", &o->parent_lifeline, "Inherited descriptor at whose end weightd ends");
-  visit("keep", &o->keep, "Stay so long after that");
+  visit("budget-wait", &o->budget_wait, "Maximum wait for free memory at the start");
+  visit("drain-timeout", &o->drain_timeout, "Maximum wait for sessions to end on SIGTERM");
+  visit("parent-lifeline", &o->parent_lifeline,
+        "Inherited descriptor; weightd exits when its other end closes");
+  visit("keep", &o->keep, "Delay of that exit");
   visit("log-level", &o->log_level, "Least severity that is logged: debug, info, warning or error");
 }
 

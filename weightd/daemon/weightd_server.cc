@@ -34,8 +34,8 @@
 namespace sluice {
 namespace {
 
-constexpr absl::Duration kTestFetchPatience = absl::Seconds(60);  // timeout for a hung disk, too
-constexpr absl::Duration kRpcPatience = absl::Milliseconds(500);  // for calls that run when the server ends
+constexpr absl::Duration kSelfTestTimeout = absl::Seconds(60);   // timeout for a hung disk, too
+constexpr absl::Duration kRpcTimeout = absl::Milliseconds(500);  // for calls that run when the server ends
 
 PeerPolicy PeersOf(const WeightdOptions& options) {
   PeerPolicy peers;
@@ -48,9 +48,8 @@ PeerPolicy PeersOf(const WeightdOptions& options) {
   return peers;
 }
 
-int DeadlineMs(const WeightdOptions& options) {
-  return static_cast<int>(
-      std::clamp<int64_t>(absl::ToInt64Milliseconds(options.read_deadline), 0, INT32_MAX));
+int ReadTimeoutMs(const WeightdOptions& options) {
+  return static_cast<int>(std::clamp<int64_t>(absl::ToInt64Milliseconds(options.read_timeout), 0, INT32_MAX));
 }
 
 absl::StatusOr<uint64_t> BudgetOf(const WeightdOptions& options) {
@@ -85,7 +84,7 @@ struct WeightdServer::Impl {
   std::unique_ptr<SideListener> side;
   std::unique_ptr<WeightsService> service;
   std::unique_ptr<GrpcServer> server;
-  std::unique_ptr<MetricsDoor> metrics;  // null: off
+  std::unique_ptr<MetricsServer> metrics;  // null: off
 
   void Say(const std::string& what) const {
     if (extras.on_phase) {
@@ -125,7 +124,7 @@ absl::Status WeightdServer::Impl::OpenStore() {
   store_options.direct = options.direct;
   store_options.uring = options.io == "uring";
   store_options.reader_threads = options.reader_threads;
-  store_options.read_deadline_ms = DeadlineMs(options);
+  store_options.read_timeout_ms = ReadTimeoutMs(options);
   store_options.eviction = ParseEviction(options.eviction).value_or(EvictionKind::kLru);
   store_options.admission = options.admission;
   store_options.placement = ParseNodePlacement(options.numa).value_or(NodePlacement::kInterleave);
@@ -175,7 +174,7 @@ absl::Status WeightdServer::Impl::StartSide() {
 absl::Status WeightdServer::Impl::TestFetches() {
   for (uint32_t pack = 0; extras.self_test && pack < store->Look(&StoreCore::pack_count); ++pack) {
     Say(absl::StrCat("fetching an extent of ", store->Look(&StoreCore::pack, pack)->dir()));
-    RETURN_IF_ERROR(FetchForTest(store.get(), pack, kTestFetchPatience));
+    RETURN_IF_ERROR(FetchForTest(store.get(), pack, kSelfTestTimeout));
   }
   return absl::OkStatus();
 }
@@ -207,7 +206,7 @@ absl::Status WeightdServer::Impl::StartMetrics(const std::string& address) {
     return absl::OkStatus();
   }
   ASSIGN_OR_RETURN(
-      metrics, MetricsDoor::Open(address, [raw = store.get()] { return WeightdMetrics(*raw, Version()); }));
+      metrics, MetricsServer::Open(address, [raw = store.get()] { return WeightdMetrics(*raw, Version()); }));
   log(LogSeverity::kInfo, absl::StrCat("metrics on http://", metrics->address(), "/metrics"));
   return absl::OkStatus();
 }
@@ -235,7 +234,7 @@ absl::StatusOr<std::unique_ptr<WeightdServer>> WeightdServer::Start(const Weight
 WeightdServer::~WeightdServer() {
   if (impl_->server != nullptr) {
     impl_->store->Control(&StoreCore::Drain);
-    impl_->server->Shutdown(kRpcPatience);
+    impl_->server->Shutdown(kRpcTimeout);
   }
   // Destroyed before the store, whose reads may last long: no client finds a socket that is not served.
   impl_->side.reset();
@@ -243,7 +242,7 @@ WeightdServer::~WeightdServer() {
 }
 
 absl::Status WeightdServer::Reload(const WeightdOptions& options) {
-  impl_->store->Tune({options.scrub_rate.bytes, DeadlineMs(options), options.session_quota.bytes});
+  impl_->store->Tune({options.scrub_rate.bytes, ReadTimeoutMs(options), options.session_quota.bytes});
   impl_->peers = PeersOf(options);
   impl_->server->SetPeers(impl_->peers);
   impl_->side->SetPolicy(impl_->peers);

@@ -57,7 +57,7 @@ bool ProbationPolicy::Demote(double now, Look look, bool only_stale) {
     return false;
   }
   const ExtentUse use = look(coldest->extent);
-  if (only_stale && now - use.at <= patience_) {
+  if (only_stale && now - use.at <= trust_turnovers_) {
     return false;
   }
   Member& member = members_.at(coldest->extent);

@@ -33,7 +33,7 @@ class ProbationPolicy final : public EvictionPolicy {
       : young_(NewEvictionPolicy(kind)), trusted_(NewEvictionPolicy(kind)) {}
 
   // Sets the duration of a scan over everything, in turnovers.
-  void set_patience(double turnovers) { patience_ = turnovers; }
+  void set_trust_turnovers(double turnovers) { trust_turnovers_ = turnovers; }
   void set_plain(bool plain) { plain_ = plain; }
 
   void Add(uint32_t extent, const ExtentUse& filled) override;
@@ -59,7 +59,7 @@ class ProbationPolicy final : public EvictionPolicy {
   const std::unique_ptr<EvictionPolicy> trusted_;
   absl::flat_hash_map<uint32_t, Member> members_;
   absl::flat_hash_map<uint32_t, double> gone_;  // turnovers at the eviction; one entry an extent at most
-  double patience_ = 1;
+  double trust_turnovers_ = 1;
   bool plain_ = false;
   uint64_t decisions_ = 0;
   uint64_t promotions_ = 0;

@@ -28,7 +28,7 @@ namespace sluice {
 inline constexpr uint32_t kNoOwner = std::numeric_limits<uint32_t>::max();
 // Owner of a slot without an extent: its bytes went bad in memory and may still be read, or an abandoned read
 // may still write to it.
-inline constexpr uint32_t kCondemnedOwner = kNoOwner - 1;
+inline constexpr uint32_t kBadSlotOwner = kNoOwner - 1;
 
 struct Slot {
   uint32_t segment = 0;

@@ -8,12 +8,12 @@
 
 namespace sluice {
 
-uint64_t LeastDramBudget(const WeightSizes& sizes, uint32_t threads) {
+uint64_t MinDramBudget(const WeightSizes& sizes, uint32_t threads) {
   return sizes.dense + 2 * sizes.largest_expert * threads;
 }
 
 uint64_t DefaultDramBudget(const WeightSizes& sizes, uint32_t threads, uint64_t usable) {
-  return std::min(std::max(sizes.all, LeastDramBudget(sizes, threads)), usable / 10 * 7);
+  return std::min(std::max(sizes.all, MinDramBudget(sizes, threads)), usable / 10 * 7);
 }
 
 uint64_t DefaultDramBudget(const std::vector<const Pack*>& packs, uint32_t threads, uint64_t usable) {

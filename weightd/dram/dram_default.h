@@ -17,7 +17,7 @@ struct WeightSizes {
   uint64_t largest_expert = 0;
 };
 // The minimum budget of a session with `threads` compute threads: the dense weights and its reserved minimum.
-uint64_t LeastDramBudget(const WeightSizes& sizes, uint32_t threads);
+uint64_t MinDramBudget(const WeightSizes& sizes, uint32_t threads);
 // All weights, at least the minimum budget, but at most 70 % of `usable` bytes of memory: the rest of the
 // machine needs some too.
 uint64_t DefaultDramBudget(const WeightSizes& sizes, uint32_t threads, uint64_t usable);

@@ -9,17 +9,17 @@ namespace sluice {
 namespace {
 
 // Number of other classes' segments sampled per decision, and of extents sampled in each.
-constexpr size_t kForeignProbes = 4;
+constexpr size_t kOtherClassProbes = 4;
 constexpr size_t kSamples = 8;
 // Maximum number of evictions that clients undo in one decision.
 constexpr int kMaxAttempts = 1000;
 // Trust ends when this many times the bytes of all packs have been filled without a use.
-constexpr double kPatience = 1.25;
+constexpr double kTrustTurnovers = 1.25;
 // Probation ends for a class when a step uses at least this share of its resident bytes, and not more than
 // all.
 constexpr double kPlainFrom = 0.7;
 // A class evicts from others when its share of all reads exceeds its share of the memory by this fraction.
-constexpr double kHungerMargin = 1.0 / 16;
+constexpr double kUnderservedMargin = 1.0 / 16;
 
 }  // namespace
 
@@ -44,9 +44,9 @@ void DramTier::AddPins(uint32_t pack, uint64_t session, const PinEntry* pins, co
 }
 
 void DramTier::RemovePins(uint32_t pack, uint64_t session) {
-  store_.RemovePins(pack, session, clock_, [this](Gid gid, UseKey use) {
-    filled_[gid] = std::max(filled_[gid], use);
-    policy(store_.length(gid)).Touch(gid, use);
+  store_.RemovePins(pack, session, clock_, [this](ExtentId extent_id, UseKey use) {
+    filled_[extent_id] = std::max(filled_[extent_id], use);
+    policy(store_.length(extent_id)).Touch(extent_id, use);
   });
 }
 
@@ -62,8 +62,8 @@ DramTier::SizeClass& DramTier::size_class(uint64_t slot_bytes) {
     }
   }
   if (found.probation != nullptr) {
-    found.probation->set_patience(kPatience * static_cast<double>(pack_bytes_) /
-                                  static_cast<double>(std::max<uint64_t>(1, arena_.budget())));
+    found.probation->set_trust_turnovers(kTrustTurnovers * static_cast<double>(pack_bytes_) /
+                                         static_cast<double>(std::max<uint64_t>(1, arena_.budget())));
     const StepUses::Range used = step_uses_.OfLength(slot_bytes);
     found.probation->set_plain(static_cast<double>(used.least) >=
                                    kPlainFrom * static_cast<double>(found.resident_bytes) &&
@@ -72,22 +72,22 @@ DramTier::SizeClass& DramTier::size_class(uint64_t slot_bytes) {
   return found;
 }
 
-ExtentUse DramTier::Look(Gid gid) const {
-  if (store_.Held(gid)) {
-    return ExtentUse{UseKey{clock_, UINT64_MAX}, false, store_.Uses(gid), turnovers(), false};
+ExtentUse DramTier::Look(ExtentId extent_id) const {
+  if (store_.Held(extent_id)) {
+    return ExtentUse{UseKey{clock_, UINT64_MAX}, false, store_.Uses(extent_id), turnovers(), false};
   }
   ExtentUse use;
-  use.last = std::max(filled_[gid], store_.LastUse(gid, clock_));
+  use.last = std::max(filled_[extent_id], store_.LastUse(extent_id, clock_));
   use.evictable = true;
-  use.uses = store_.Uses(gid);
+  use.uses = store_.Uses(extent_id);
   use.at = static_cast<double>(fill_bytes_.ClockOf(use.last.clock, filled_bytes_)) /
            static_cast<double>(std::max<uint64_t>(1, arena_.budget()));
   return use;
 }
 
-void DramTier::NoteUse(Gid gid) {
-  store_.CountUse(gid);
-  filled_[gid] = std::max(filled_[gid], UseKey{clock_, UINT64_MAX});
+void DramTier::NoteUse(ExtentId extent_id) {
+  store_.CountUse(extent_id);
+  filled_[extent_id] = std::max(filled_[extent_id], UseKey{clock_, UINT64_MAX});
 }
 
 uint64_t DramTier::trusted_extents() const {
@@ -110,7 +110,7 @@ double DramTier::Recent(const SizeClass& size_class) const {
   return size_class.recent_bytes * std::exp2(size_class.recent_at - turnovers());
 }
 
-bool DramTier::Hungry(uint64_t slot_bytes) {
+bool DramTier::IsUnderserved(uint64_t slot_bytes) {
   double read = 0;
   double held = 0;
   for (const auto& [bytes, size_class] : classes_) {
@@ -118,33 +118,33 @@ bool DramTier::Hungry(uint64_t slot_bytes) {
     held += static_cast<double>(size_class.resident_bytes);
   }
   const SizeClass& own = size_class(slot_bytes);
-  return Recent(own) * held > (static_cast<double>(own.resident_bytes) + kHungerMargin * held) * read;
+  return Recent(own) * held > (static_cast<double>(own.resident_bytes) + kUnderservedMargin * held) * read;
 }
 
 void DramTier::SetQuota(uint64_t session, uint64_t quota) {
-  Tenant& tenant = tenants_[session];
+  SessionQuota& tenant = session_quotas_[session];
   tenant.quota = quota;
   tenant.policy = NewEvictionPolicy(policy_.eviction);
 }
 
 void DramTier::RemoveSession(uint64_t session) {
   step_uses_.Remove(session);
-  if (tenants_.erase(session) != 0) {
+  if (session_quotas_.erase(session) != 0) {
     absl::erase_if(charged_to_, [session](const auto& charge) { return charge.second == session; });
   }
 }
 
 uint64_t DramTier::charged_bytes(uint64_t session) const {
-  const auto found = tenants_.find(session);
-  return found == tenants_.end() ? 0 : found->second.charged;
+  const auto found = session_quotas_.find(session);
+  return found == session_quotas_.end() ? 0 : found->second.charged;
 }
 
-void DramTier::NoteScanned(Gid gid, uint64_t step) {
-  size_class(store_.length(gid)).scan.Spend(gid, step);
-  filled_[gid] = std::max(filled_[gid], UseKey{clock_, UINT64_MAX});
+void DramTier::NoteScanned(ExtentId extent_id, uint64_t step) {
+  size_class(store_.length(extent_id)).scan.NoteScanUse(extent_id, step);
+  filled_[extent_id] = std::max(filled_[extent_id], UseKey{clock_, UINT64_MAX});
 }
 
-std::optional<EvictionCandidate> DramTier::ScannedOf(uint64_t session, const ScanPlace& scan) {
+std::optional<EvictionCandidate> DramTier::ScanVictim(uint64_t session, const ScanPlace& scan) {
   const auto look = [&](uint32_t extent) {
     ExtentUse use = Look(extent);
     const auto charge = charged_to_.find(extent);
@@ -152,30 +152,30 @@ std::optional<EvictionCandidate> DramTier::ScannedOf(uint64_t session, const Sca
     return use;
   };
   for (auto& [slot_bytes, size_class] : classes_) {
-    if (const auto victim = size_class.scan.Furthest(scan, look); victim.has_value()) {
+    if (const auto victim = size_class.scan.NextVictim(scan, look); victim.has_value()) {
       return victim;
     }
   }
   return std::nullopt;
 }
 
-bool DramTier::StillNeeds(const ScanPlace& scan, Gid gid) const {
-  return scan.optional && scan.IsNear(gid) && !ScanOrder::UsedIn(scan.step, Look(gid));
+bool DramTier::IsWorthKeeping(const ScanPlace& scan, ExtentId extent_id) const {
+  return scan.optional && scan.IsNear(extent_id) && !ScanOrder::UsedIn(scan.step, Look(extent_id));
 }
 
 bool DramTier::MakeQuota(uint64_t session, uint64_t bytes, const ScanPlace* scan) {
-  const auto found = tenants_.find(session);
-  if (found == tenants_.end()) {
+  const auto found = session_quotas_.find(session);
+  if (found == session_quotas_.end()) {
     return true;
   }
-  Tenant& tenant = found->second;
+  SessionQuota& tenant = found->second;
   for (int attempt = 0; tenant.charged + bytes > tenant.quota; ++attempt) {
-    auto victim = scan == nullptr ? std::nullopt : ScannedOf(session, *scan);
+    auto victim = scan == nullptr ? std::nullopt : ScanVictim(session, *scan);
     if (!victim.has_value()) {
       victim = tenant.policy->Coldest(turnovers(), [this](uint32_t extent) { return Look(extent); });
     }
     if (!victim.has_value() || attempt == kMaxAttempts ||
-        (scan != nullptr && StillNeeds(*scan, victim->extent))) {
+        (scan != nullptr && IsWorthKeeping(*scan, victim->extent))) {
       return false;
     }
     if (!EvictOne(victim->extent)) {
@@ -185,133 +185,134 @@ bool DramTier::MakeQuota(uint64_t session, uint64_t bytes, const ScanPlace* scan
   return true;
 }
 
-void DramTier::Uncharge(Gid gid) {
-  const auto charge = charged_to_.find(gid);
+void DramTier::Uncharge(ExtentId extent_id) {
+  const auto charge = charged_to_.find(extent_id);
   if (charge == charged_to_.end()) {
     return;
   }
-  Tenant& tenant = tenants_.at(charge->second);
-  tenant.charged -= store_.length(gid);
-  tenant.policy->Remove(gid, turnovers());
+  SessionQuota& tenant = session_quotas_.at(charge->second);
+  tenant.charged -= store_.length(extent_id);
+  tenant.policy->Remove(extent_id, turnovers());
   charged_to_.erase(charge);
 }
 
-DramTier::Room DramTier::BeginFill(Gid gid, std::byte** dest, uint64_t session, uint64_t step,
-                                   const ScanPlace* scan) {
-  if (!MakeQuota(session, store_.length(gid), scan)) {
-    return Room::kNone;
+DramTier::AllocResult DramTier::BeginFill(ExtentId extent_id, std::byte** dest, uint64_t session,
+                                          uint64_t step, const ScanPlace* scan) {
+  if (!MakeQuota(session, store_.length(extent_id), scan)) {
+    return AllocResult::kNone;
   }
   Slot slot;
-  const Room room = MakeRoom(store_.length(gid), gid, &slot, scan);
-  if (room == Room::kPlaced) {
+  const AllocResult room = AllocateSlot(store_.length(extent_id), extent_id, &slot, scan);
+  if (room == AllocResult::kAllocated) {
     if (scan != nullptr) {
-      scanning_.insert(gid);
+      scanning_.insert(extent_id);
     }
-    const auto tenant = tenants_.find(session);
-    if (tenant != tenants_.end()) {
-      tenant->second.charged += store_.length(gid);
-      charged_to_[gid] = session;
+    const auto tenant = session_quotas_.find(session);
+    if (tenant != session_quotas_.end()) {
+      tenant->second.charged += store_.length(extent_id);
+      charged_to_[extent_id] = session;
     }
     step_uses_.Note(session, step, [&](uint64_t ended) { return store_.BytesUsedIn(session, ended); });
-    store_.BeginFill(gid, slot.segment, slot.offset);
+    store_.BeginFill(extent_id, slot.segment, slot.offset);
     *dest = slot.data;
   }
   return room;
 }
 
-DramTier::Room DramTier::SecondPlace(Gid gid, Slot* place) {
-  return MakeRoom(store_.length(gid), kCondemnedOwner, place, nullptr);
+DramTier::AllocResult DramTier::AllocateHedgeSlot(ExtentId extent_id, Slot* slot) {
+  return AllocateSlot(store_.length(extent_id), kBadSlotOwner, slot, nullptr);
 }
 
-Slot DramTier::MoveFill(Gid gid, const Slot& second) {
-  const Slot former{store_.segment(gid), store_.offset(gid), nullptr};
-  arena_.SetOwner(former.segment, former.offset, kCondemnedOwner);
-  arena_.SetOwner(second.segment, second.offset, gid);
-  store_.BeginFill(gid, second.segment, second.offset);
+Slot DramTier::MoveFill(ExtentId extent_id, const Slot& second) {
+  const Slot former{store_.segment(extent_id), store_.offset(extent_id), nullptr};
+  arena_.SetOwner(former.segment, former.offset, kBadSlotOwner);
+  arena_.SetOwner(second.segment, second.offset, extent_id);
+  store_.BeginFill(extent_id, second.segment, second.offset);
   return former;
 }
 
-void DramTier::Publish(Gid gid) {
-  const uint64_t length = store_.length(gid);
-  filled_[gid] = UseKey{clock_, UINT64_MAX};
+void DramTier::Publish(ExtentId extent_id) {
+  const uint64_t length = store_.length(extent_id);
+  filled_[extent_id] = UseKey{clock_, UINT64_MAX};
   filled_bytes_ += length;
   SizeClass& own = size_class(length);
   own.recent_bytes = Recent(own) + static_cast<double>(length);
   own.recent_at = turnovers();
   own.resident_bytes += length;
-  const bool scanned = scanning_.erase(gid) != 0;
-  const ExtentUse use{filled_[gid], true, store_.Uses(gid), turnovers(), scanned};
-  own.policy->Add(gid, use);
+  const bool scanned = scanning_.erase(extent_id) != 0;
+  const ExtentUse use{filled_[extent_id], true, store_.Uses(extent_id), turnovers(), scanned};
+  own.policy->Add(extent_id, use);
   if (scanned) {
-    own.scan.Add(gid, use.uses);
+    own.scan.Add(extent_id, use.uses);
   }
-  if (const auto charge = charged_to_.find(gid); charge != charged_to_.end()) {
-    tenants_.at(charge->second).policy->Add(gid, use);
+  if (const auto charge = charged_to_.find(extent_id); charge != charged_to_.end()) {
+    session_quotas_.at(charge->second).policy->Add(extent_id, use);
   }
-  store_.Publish(gid);
+  store_.Publish(extent_id);
 }
 
-void DramTier::AbandonFill(Gid gid, bool bad) {
-  arena_.Free(store_.segment(gid), store_.offset(gid));
-  scanning_.erase(gid);
-  Uncharge(gid);
+void DramTier::AbandonFill(ExtentId extent_id, bool bad) {
+  arena_.Free(store_.segment(extent_id), store_.offset(extent_id));
+  scanning_.erase(extent_id);
+  Uncharge(extent_id);
   if (bad) {
-    store_.MarkBad(gid);
+    store_.MarkBad(extent_id);
   } else {
-    store_.AbandonFill(gid);
+    store_.AbandonFill(extent_id);
   }
 }
 
-bool DramTier::EvictOne(Gid gid) {
-  SizeClass& owner = size_class(store_.length(gid));
-  if (!store_.Evict(gid)) {
-    owner.policy->Touch(gid, UseKey{clock_, UINT64_MAX});
+bool DramTier::EvictOne(ExtentId extent_id) {
+  SizeClass& owner = size_class(store_.length(extent_id));
+  if (!store_.Evict(extent_id)) {
+    owner.policy->Touch(extent_id, UseKey{clock_, UINT64_MAX});
     return false;
   }
-  owner.policy->Remove(gid, turnovers());
-  owner.scan.Remove(gid);
-  owner.resident_bytes -= store_.length(gid);
-  Uncharge(gid);
-  arena_.Free(store_.segment(gid), store_.offset(gid));
+  owner.policy->Remove(extent_id, turnovers());
+  owner.scan.Remove(extent_id);
+  owner.resident_bytes -= store_.length(extent_id);
+  Uncharge(extent_id);
+  arena_.Free(store_.segment(extent_id), store_.offset(extent_id));
   ++evictions_;
   return true;
 }
 
-void DramTier::Condemn(Gid gid) {
-  if (store_.state(gid) != ExtentState::kResident) {
+void DramTier::DiscardCorrupt(ExtentId extent_id) {
+  if (store_.state(extent_id) != ExtentState::kResident) {
     return;
   }
-  SizeClass& owner = size_class(store_.length(gid));
-  owner.policy->Remove(gid, turnovers());
-  owner.scan.Remove(gid);
-  owner.resident_bytes -= store_.length(gid);
-  Uncharge(gid);
-  store_.Withdraw(gid);
-  arena_.SetOwner(store_.segment(gid), store_.offset(gid), kCondemnedOwner);
-  condemned_.push_back(Condemned{gid, store_.segment(gid), store_.offset(gid)});
-  SweepCondemned();
+  SizeClass& owner = size_class(store_.length(extent_id));
+  owner.policy->Remove(extent_id, turnovers());
+  owner.scan.Remove(extent_id);
+  owner.resident_bytes -= store_.length(extent_id);
+  Uncharge(extent_id);
+  store_.Withdraw(extent_id);
+  arena_.SetOwner(store_.segment(extent_id), store_.offset(extent_id), kBadSlotOwner);
+  bad_slots_.push_back(BadSlot{extent_id, store_.segment(extent_id), store_.offset(extent_id)});
+  ReclaimBadSlots();
 }
 
-void DramTier::SweepCondemned() {
+void DramTier::ReclaimBadSlots() {
   // Once the slot was seen free after the withdrawal, nobody reads it: later leases find the new slot.
-  std::erase_if(condemned_, [this](const Condemned& place) {
-    const bool free = !store_.Held(place.gid);
+  std::erase_if(bad_slots_, [this](const BadSlot& slot) {
+    const bool free = !store_.Held(slot.extent_id);
     if (free) {
-      arena_.Free(place.segment, place.offset);
+      arena_.Free(slot.segment, slot.offset);
     }
     return free;
   });
 }
 
-DramTier::Room DramTier::MakeRoom(uint64_t slot_bytes, Gid gid, Slot* slot, const ScanPlace* scan) {
+DramTier::AllocResult DramTier::AllocateSlot(uint64_t slot_bytes, ExtentId extent_id, Slot* slot,
+                                             const ScanPlace* scan) {
   const auto look = [this](uint32_t extent) { return Look(extent); };
   for (int attempt = 0; attempt < kMaxAttempts; ++attempt) {
-    if (std::optional<Slot> free = arena_.Allocate(slot_bytes, gid)) {
+    if (std::optional<Slot> free = arena_.Allocate(slot_bytes, extent_id)) {
       *slot = *free;
-      return Room::kPlaced;
+      return AllocResult::kAllocated;
     }
-    if (RoomComes(slot_bytes, arena_.retired_bytes() - slow_bytes_)) {
-      return Room::kRetiring;
+    if (RetirementSuffices(slot_bytes, arena_.retired_bytes() - slow_bytes_)) {
+      return AllocResult::kRetiring;
     }
     // While a session does not unmap retired segments they are lost to the budget: pooled ones are kept, and
     // serve this class though much of them is wasted.
@@ -319,46 +320,48 @@ DramTier::Room DramTier::MakeRoom(uint64_t slot_bytes, Gid gid, Slot* slot, cons
       continue;
     }
     if (scan != nullptr) {
-      const auto passed = size_class(slot_bytes).scan.Furthest(*scan, look);
+      const auto passed = size_class(slot_bytes).scan.NextVictim(*scan, look);
       if (passed.has_value()) {
         EvictOne(passed->extent);
         continue;
       }
     }
     const auto victim = policy(slot_bytes).Coldest(turnovers(), look);
-    if (scan != nullptr && victim.has_value() && StillNeeds(*scan, victim->extent)) {
-      return Room::kNone;
+    if (scan != nullptr && victim.has_value() && IsWorthKeeping(*scan, victim->extent)) {
+      return AllocResult::kNone;
     }
     std::optional<ColdSegment> foreign;
-    if (!victim.has_value() || !policy_.admission || Hungry(slot_bytes)) {
-      foreign = ColdestForeign(slot_bytes, !victim.has_value(), slow_bytes_ == 0 ? 0 : slot_bytes);
+    if (!victim.has_value() || !policy_.admission || IsUnderserved(slot_bytes)) {
+      foreign = ColdestOfOtherClasses(slot_bytes, !victim.has_value(), slow_bytes_ == 0 ? 0 : slot_bytes);
     }
     if (victim.has_value() && (!foreign.has_value() || victim->last <= foreign->median)) {
       EvictOne(victim->extent);
     } else if (foreign.has_value()) {
       Empty(arena_.active(foreign->index));
     } else {
-      return RoomComes(slot_bytes, arena_.retired_bytes() - lost_bytes_) ? Room::kRetiring : Room::kNone;
+      return RetirementSuffices(slot_bytes, arena_.retired_bytes() - lost_bytes_) ? AllocResult::kRetiring
+                                                                                  : AllocResult::kNone;
     }
   }
-  return Room::kNone;
+  return AllocResult::kNone;
 }
 
 bool DramTier::Shrink(int segments) {
   while (arena_.total_bytes() - arena_.retired_bytes() > arena_.budget()) {
     if (arena_.RetirePooled()) continue;
     // No class has slots of 0 bytes, so every class counts as foreign here.
-    const std::optional<ColdSegment> coldest = ColdestForeign(/*slot_bytes=*/0, /*exhaustive=*/true, 0);
+    const std::optional<ColdSegment> coldest =
+        ColdestOfOtherClasses(/*slot_bytes=*/0, /*exhaustive=*/true, 0);
     if (segments-- == 0 || !coldest.has_value()) return false;
     Empty(arena_.active(coldest->index));
   }
   return true;
 }
 
-std::optional<DramTier::ColdSegment> DramTier::ColdestForeign(uint64_t slot_bytes, bool exhaustive,
-                                                              uint64_t least_bytes) {
+std::optional<DramTier::ColdSegment> DramTier::ColdestOfOtherClasses(uint64_t slot_bytes, bool exhaustive,
+                                                                     uint64_t least_bytes) {
   const size_t count = arena_.active_count();
-  const size_t probes = exhaustive ? count : std::min(count, kForeignProbes);
+  const size_t probes = exhaustive ? count : std::min(count, kOtherClassProbes);
   std::optional<ColdSegment> coldest;
   for (size_t i = 0; i < probes; ++i) {
     const size_t index = (probe_ + i) % count;
@@ -382,7 +385,7 @@ std::optional<UseKey> DramTier::MedianUse(const Arena::SegmentView& segment) con
   const size_t step = std::max<size_t>(1, segment.owners->size() / kSamples);
   for (size_t i = 0; i < segment.owners->size() && found < kSamples; i += step) {
     const uint32_t owner = (*segment.owners)[i];
-    if (owner != kNoOwner && owner != kCondemnedOwner) {
+    if (owner != kNoOwner && owner != kBadSlotOwner) {
       uses[found++] = Look(owner).last;
     }
   }
@@ -398,7 +401,7 @@ bool DramTier::AllEvictable(const Arena::SegmentView& segment) const {
     if (owner == kNoOwner) {
       return false;
     }
-    return owner == kCondemnedOwner || store_.state(owner) != ExtentState::kResident || store_.Held(owner);
+    return owner == kBadSlotOwner || store_.state(owner) != ExtentState::kResident || store_.Held(owner);
   });
 }
 

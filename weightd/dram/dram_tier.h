@@ -29,8 +29,8 @@ struct TierPolicy {
 class DramTier {
  public:
   // Outcome of a request for a slot.
-  enum class Room {
-    kPlaced,
+  enum class AllocResult {
+    kAllocated,
     kRetiring,  // sessions must first unmap retired segments; retry when one was dropped
     kNone       // every extent that could be evicted is held
   };
@@ -55,12 +55,12 @@ class DramTier {
   // are charged to `session` (0: nobody); a session with a quota evicts its own coldest extents before it
   // exceeds the quota. `step`: the engine step that the extent is filled for. `scan`: the position of a step
   // that scans, which evicts as ScanOrder says; null: no scan.
-  Room BeginFill(Gid gid, std::byte** dest, uint64_t session = 0, uint64_t step = 0,
-                 const ScanPlace* scan = nullptr);
+  AllocResult BeginFill(ExtentId extent_id, std::byte** dest, uint64_t session = 0, uint64_t step = 0,
+                        const ScanPlace* scan = nullptr);
   // Makes the extent RESIDENT. REQUIRES: the bytes are in place and verified.
-  void Publish(Gid gid);
+  void Publish(ExtentId extent_id);
   // Ends a failed fill: the slot is free again; `bad` marks the extent for good.
-  void AbandonFill(Gid gid, bool bad);
+  void AbandonFill(ExtentId extent_id, bool bad);
 
   // Limits the session to `quota` filled bytes.
   void SetQuota(uint64_t session, uint64_t quota);
@@ -77,22 +77,22 @@ class DramTier {
   }
 
   // Allocates a second slot for an extent that is FILLING, for a hedged read of it. The slot belongs to that
-  // read: no extent lies there until MoveFill(), and FreePlace() frees it when the read has ended.
-  Room SecondPlace(Gid gid, Slot* place);
+  // read: no extent lies there until MoveFill(), and FreeSlot() frees it when the read has ended.
+  AllocResult AllocateHedgeSlot(ExtentId extent_id, Slot* slot);
   // Moves the fill to `second`. Returns its former slot, which belongs to the first read.
-  Slot MoveFill(Gid gid, const Slot& second);
-  void FreePlace(const Slot& place) { arena_.Free(place.segment, place.offset); }
+  Slot MoveFill(ExtentId extent_id, const Slot& second);
+  void FreeSlot(const Slot& slot) { arena_.Free(slot.segment, slot.offset); }
 
   // Counts a read of an unleased extent by weightd for a client (a copy from it) like a client's use.
-  void NoteUse(Gid gid);
+  void NoteUse(ExtentId extent_id);
   // The same in a step that scans, whose uses do not count for eviction.
-  void NoteScanned(Gid gid, uint64_t step);
+  void NoteScanned(ExtentId extent_id, uint64_t step);
 
   // Handles a resident extent whose bytes have gone bad in memory: it is ABSENT at once and may be filled
-  // anew in another slot. Its slot is free when nobody holds the extent any more (SweepCondemned).
-  void Condemn(Gid gid);
-  void SweepCondemned();
-  size_t condemned() const { return condemned_.size(); }
+  // anew in another slot. Its slot is free when nobody holds the extent any more (ReclaimBadSlots).
+  void DiscardCorrupt(ExtentId extent_id);
+  void ReclaimBadSlots();
+  size_t bad_slots() const { return bad_slots_.size(); }
 
   void DropSegment(uint32_t segment) { arena_.Drop(segment); }
 
@@ -102,8 +102,8 @@ class DramTier {
   // being retired are within the budget. True if they are. REQUIRES: a fresh decision (Tick).
   bool Shrink(int segments);
 
-  Store& store() { return store_; }
-  const Store& store() const { return store_; }
+  ExtentStore& store() { return store_; }
+  const ExtentStore& store() const { return store_; }
   const Arena& arena() const { return arena_; }
   uint64_t evictions() const { return evictions_; }
   const TierPolicy& policy_kind() const { return policy_; }
@@ -128,7 +128,7 @@ class DramTier {
     double recent_at = 0;
   };
 
-  struct Tenant {
+  struct SessionQuota {
     uint64_t quota = 0;
     uint64_t charged = 0;
     std::unique_ptr<EvictionPolicy> policy;  // over the resident extents that this session filled
@@ -137,53 +137,54 @@ class DramTier {
   // Evicts the session's own extents until `bytes` more are within its quota.
   bool MakeQuota(uint64_t session, uint64_t bytes, const ScanPlace* scan);
   // The extent that a scan evicts first, among those charged to the session's quota.
-  std::optional<EvictionCandidate> ScannedOf(uint64_t session, const ScanPlace& scan);
+  std::optional<EvictionCandidate> ScanVictim(uint64_t session, const ScanPlace& scan);
   // True if the scan is better off with the extent than with its room.
-  bool StillNeeds(const ScanPlace& scan, Gid gid) const;
-  void Uncharge(Gid gid);
+  bool IsWorthKeeping(const ScanPlace& scan, ExtentId extent_id) const;
+  void Uncharge(ExtentId extent_id);
   // True if `retired` bytes on their way back would make room.
-  bool RoomComes(uint64_t slot_bytes, uint64_t retired) const {
+  bool RetirementSuffices(uint64_t slot_bytes, uint64_t retired) const {
     return retired != 0 && arena_.budget() + retired >= arena_.total_bytes() + slot_bytes;
   }
-  Room MakeRoom(uint64_t slot_bytes, Gid gid, Slot* slot, const ScanPlace* scan);
-  bool EvictOne(Gid gid);
+  AllocResult AllocateSlot(uint64_t slot_bytes, ExtentId extent_id, Slot* slot, const ScanPlace* scan);
+  bool EvictOne(ExtentId extent_id);
   // The segment of another class whose typical extent is coldest: among a few samples, or all with
   // `exhaustive`.
-  std::optional<ColdSegment> ColdestForeign(uint64_t slot_bytes, bool exhaustive, uint64_t least_bytes);
+  std::optional<ColdSegment> ColdestOfOtherClasses(uint64_t slot_bytes, bool exhaustive,
+                                                   uint64_t least_bytes);
   std::optional<UseKey> MedianUse(const Arena::SegmentView& segment) const;
   bool AllEvictable(const Arena::SegmentView& segment) const;
   // Evicts every extent in the segment; false if a client leased one meanwhile.
   bool Empty(const Arena::SegmentView& segment);
   // True if the class's share of reads exceeds its share of the memory so much that it may evict from others.
-  bool Hungry(uint64_t slot_bytes);
+  bool IsUnderserved(uint64_t slot_bytes);
   SizeClass& size_class(uint64_t slot_bytes);
   EvictionPolicy& policy(uint64_t slot_bytes) { return *size_class(slot_bytes).policy; }
-  ExtentUse Look(Gid gid) const;
+  ExtentUse Look(ExtentId extent_id) const;
   double Recent(const SizeClass& size_class) const;
 
   const TierPolicy policy_;
-  Store store_;
+  ExtentStore store_;
   Arena arena_;
   std::map<uint64_t, SizeClass> classes_;  // by slot size
   std::vector<UseKey> filled_;             // by extent id: when it was filled, or its last known use
   StepUses step_uses_;
   StepTimeline fill_bytes_;  // maps clock() to filled_bytes_
-  struct Condemned {
-    Gid gid;
+  struct BadSlot {
+    ExtentId extent_id;
     uint32_t segment;
     uint64_t offset;
   };
-  std::vector<Condemned> condemned_;
-  absl::flat_hash_set<Gid> scanning_;   // being filled for a scan
-  std::map<uint64_t, Tenant> tenants_;  // sessions with a quota
-  absl::flat_hash_map<Gid, uint64_t> charged_to_;
+  std::vector<BadSlot> bad_slots_;
+  absl::flat_hash_set<ExtentId> scanning_;           // being filled for a scan
+  std::map<uint64_t, SessionQuota> session_quotas_;  // sessions with a quota
+  absl::flat_hash_map<ExtentId, uint64_t> charged_to_;
   uint64_t slow_bytes_ = 0;
   uint64_t lost_bytes_ = 0;
   uint64_t filled_bytes_ = 0;
   uint64_t pack_bytes_ = 0;
   uint64_t clock_ = 1;
   uint64_t evictions_ = 0;
-  size_t probe_ = 0;  // the next probe of ColdestForeign
+  size_t probe_ = 0;  // the next probe of ColdestOfOtherClasses
 };
 
 }  // namespace sluice

@@ -25,7 +25,7 @@ uint64_t RangeAt(uint64_t address, uint64_t left) { return std::min(left, kHugeP
 
 // A page that is just being read into cannot move, so its range cannot be collapsed yet: worth a retry.
 constexpr auto kTryAgainAfter = std::chrono::milliseconds(500);
-constexpr int kMostTries = 20;
+constexpr int kMaxTries = 20;
 
 // Collapsing needs one existing page, and zeroes the rest in one go: 8 GB/s and more, against 1.6 GB/s for 4
 // KiB pages one by one. False: 4 KiB pages, but a later Collapse() may succeed.
@@ -128,7 +128,7 @@ void Prefaulter::Run() {
     const std::weak_ptr<const SharedMemory> memory = range.memory;
     range.memory.reset();
     mutex_.Lock();
-    if (!done && range.tries + 1 < kMostTries) {
+    if (!done && range.tries + 1 < kMaxTries) {
       again_.push_back(Retry{memory, range.offset, range.bytes, range.tries + 1,
                              std::chrono::steady_clock::now() + kTryAgainAfter});
     }

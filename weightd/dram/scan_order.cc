@@ -10,14 +10,14 @@ bool ScanOrder::UsedIn(uint64_t step, const ExtentUse& use) {
   return use.last.stamp >> kStampOrderBits == step;
 }
 
-void ScanOrder::Spend(uint32_t extent, uint64_t step) {
+void ScanOrder::NoteScanUse(uint32_t extent, uint64_t step) {
   const auto found = members_.find(extent);
   if (found != members_.end()) {
     found->second.spent = step;
   }
 }
 
-std::optional<EvictionCandidate> ScanOrder::Furthest(const ScanPlace& place, EvictionPolicy::Look look) {
+std::optional<EvictionCandidate> ScanOrder::NextVictim(const ScanPlace& place, EvictionPolicy::Look look) {
   int looks = 0;
   std::optional<EvictionCandidate> found;
   // Looks at a member; true if it leaves the order because somebody else uses it.

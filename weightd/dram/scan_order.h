@@ -40,12 +40,12 @@ class ScanOrder {
   void Add(uint32_t extent, uint64_t uses) { members_[extent] = Member{uses, 0}; }
   void Remove(uint32_t extent) { members_.erase(extent); }
   // Notes that a scan has used it in `step` without a lease.
-  void Spend(uint32_t extent, uint64_t step);
+  void NoteScanUse(uint32_t extent, uint64_t step);
 
   // The extent that the scan needs again last: one of the current layers that it has used in this step, else
   // the nearest behind them, else the furthest ahead. None: nothing else may be evicted, or too many were
   // looked at.
-  std::optional<EvictionCandidate> Furthest(const ScanPlace& place, EvictionPolicy::Look look);
+  std::optional<EvictionCandidate> NextVictim(const ScanPlace& place, EvictionPolicy::Look look);
   size_t size() const { return members_.size(); }
 
   // True if a client's last use of the extent was in `step`.

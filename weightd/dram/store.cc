@@ -6,10 +6,10 @@
 
 namespace sluice {
 
-uint32_t Store::AddPack(const std::vector<uint64_t>& lengths, ResidencyEntry* table) {
+uint32_t ExtentStore::AddPack(const std::vector<uint64_t>& lengths, ResidencyEntry* table) {
   const auto number = static_cast<uint32_t>(packs_.size());
   PackRecord pack;
-  pack.first = static_cast<Gid>(extents_.size());
+  pack.first = static_cast<ExtentId>(extents_.size());
   pack.count = static_cast<uint32_t>(lengths.size());
   pack.table = table;
   packs_.push_back(pack);
@@ -22,17 +22,18 @@ uint32_t Store::AddPack(const std::vector<uint64_t>& lengths, ResidencyEntry* ta
   return number;
 }
 
-ExtentRef Store::RefOf(Gid gid) const {
-  const uint32_t pack = extents_[gid].pack;
-  return ExtentRef{pack, gid - packs_[pack].first};
+ExtentRef ExtentStore::RefOf(ExtentId extent_id) const {
+  const uint32_t pack = extents_[extent_id].pack;
+  return ExtentRef{pack, extent_id - packs_[pack].first};
 }
 
-void Store::AddPins(uint32_t pack, uint64_t session, const PinEntry* pins, const StepTimeline* timeline) {
+void ExtentStore::AddPins(uint32_t pack, uint64_t session, const PinEntry* pins,
+                          const StepTimeline* timeline) {
   packs_[pack].sources.push_back(PinSource{session, pins, timeline});
 }
 
-void Store::RemovePins(uint32_t pack, uint64_t session, uint64_t now,
-                       absl::FunctionRef<void(Gid, UseKey)> seen) {
+void ExtentStore::RemovePins(uint32_t pack, uint64_t session, uint64_t now,
+                             absl::FunctionRef<void(ExtentId, UseKey)> seen) {
   PackRecord& record = packs_[pack];
   auto source = std::find_if(record.sources.begin(), record.sources.end(),
                              [session](const PinSource& s) { return s.session == session; });
@@ -40,75 +41,75 @@ void Store::RemovePins(uint32_t pack, uint64_t session, uint64_t now,
     return;
   }
   for (uint32_t i = 0; i < record.count; ++i) {
-    const Gid gid = record.first + i;
+    const ExtentId extent_id = record.first + i;
     const PinEntry& pin = source->pins[i];
     const bool held = PinsHeld(pin);
-    extents_[gid].past_uses += pin.uses.load(std::memory_order_relaxed) + (held ? 1 : 0);
-    if (extents_[gid].state != ExtentState::kResident) {
+    extents_[extent_id].past_uses += pin.uses.load(std::memory_order_relaxed) + (held ? 1 : 0);
+    if (extents_[extent_id].state != ExtentState::kResident) {
       continue;
     }
     const uint64_t stamp = pin.last_step.load(std::memory_order_relaxed);
     if (held) {
-      seen(gid, UseKey{now, UINT64_MAX});  // leases of a killed client count as a use now
+      seen(extent_id, UseKey{now, UINT64_MAX});  // leases of a killed client count as a use now
     } else if (stamp != 0) {
-      seen(gid, UseKey{source->timeline->ClockOf(stamp, now), stamp});
+      seen(extent_id, UseKey{source->timeline->ClockOf(stamp, now), stamp});
     }
   }
   record.sources.erase(source);
 }
 
-void Store::BeginFill(Gid gid, uint32_t segment, uint64_t offset) {
-  Extent& extent = extents_[gid];
+void ExtentStore::BeginFill(ExtentId extent_id, uint32_t segment, uint64_t offset) {
+  Extent& extent = extents_[extent_id];
   extent.state = ExtentState::kFilling;
   extent.segment = segment;
   extent.offset = offset;
   ++extent.generation;
-  PublishState(entry(gid), ExtentState::kFilling, extent.generation);
+  PublishState(entry(extent_id), ExtentState::kFilling, extent.generation);
 }
 
-void Store::Publish(Gid gid) {
-  Extent& extent = extents_[gid];
+void ExtentStore::Publish(ExtentId extent_id) {
+  Extent& extent = extents_[extent_id];
   extent.state = ExtentState::kResident;
   resident_bytes_ += extent.length;
   ++resident_extents_;
-  PublishResident(entry(gid), extent.segment, extent.offset, extent.generation);
+  PublishResident(entry(extent_id), extent.segment, extent.offset, extent.generation);
 }
 
-void Store::SetAbsent(Gid gid) {
-  Extent& extent = extents_[gid];
+void ExtentStore::SetAbsent(ExtentId extent_id) {
+  Extent& extent = extents_[extent_id];
   extent.state = ExtentState::kAbsent;
-  PublishState(entry(gid), ExtentState::kAbsent, extent.generation);
+  PublishState(entry(extent_id), ExtentState::kAbsent, extent.generation);
 }
 
-void Store::AbandonFill(Gid gid) { SetAbsent(gid); }
+void ExtentStore::AbandonFill(ExtentId extent_id) { SetAbsent(extent_id); }
 
-void Store::MarkBad(Gid gid) {
-  Extent& extent = extents_[gid];
+void ExtentStore::MarkBad(ExtentId extent_id) {
+  Extent& extent = extents_[extent_id];
   extent.state = ExtentState::kBad;
   ++bad_extents_;
-  PublishState(entry(gid), ExtentState::kBad, extent.generation);
+  PublishState(entry(extent_id), ExtentState::kBad, extent.generation);
 }
 
-bool Store::Held(Gid gid) const {
-  const Extent& extent = extents_[gid];
+bool ExtentStore::Held(ExtentId extent_id) const {
+  const Extent& extent = extents_[extent_id];
   if (extent.internal_pins != 0) {
     return true;
   }
   const PackRecord& pack = packs_[extent.pack];
   for (const PinSource& source : pack.sources) {
-    if (PinsHeld(source.pins[gid - pack.first])) {
+    if (PinsHeld(source.pins[extent_id - pack.first])) {
       return true;
     }
   }
   return false;
 }
 
-bool Store::Evict(Gid gid) {
-  Extent& extent = extents_[gid];
+bool ExtentStore::Evict(ExtentId extent_id) {
+  Extent& extent = extents_[extent_id];
   if (extent.state != ExtentState::kResident || extent.internal_pins != 0) {
     return false;
   }
-  if (!TryEvict(entry(gid), [this, gid] { return Held(gid); })) {
+  if (!TryEvict(entry(extent_id), [this, extent_id] { return Held(extent_id); })) {
     return false;
   }
   extent.state = ExtentState::kAbsent;
@@ -117,17 +118,17 @@ bool Store::Evict(Gid gid) {
   return true;
 }
 
-void Store::Withdraw(Gid gid) {
-  resident_bytes_ -= extents_[gid].length;
+void ExtentStore::Withdraw(ExtentId extent_id) {
+  resident_bytes_ -= extents_[extent_id].length;
   --resident_extents_;
-  SetAbsent(gid);
+  SetAbsent(extent_id);
 }
 
-UseKey Store::LastUse(Gid gid, uint64_t now) const {
-  const PackRecord& pack = packs_[extents_[gid].pack];
+UseKey ExtentStore::LastUse(ExtentId extent_id, uint64_t now) const {
+  const PackRecord& pack = packs_[extents_[extent_id].pack];
   UseKey last;
   for (const PinSource& source : pack.sources) {
-    const uint64_t stamp = source.pins[gid - pack.first].last_step.load(std::memory_order_relaxed);
+    const uint64_t stamp = source.pins[extent_id - pack.first].last_step.load(std::memory_order_relaxed);
     if (stamp != 0) {
       last = std::max(last, UseKey{source.timeline->ClockOf(stamp, now), stamp});
     }
@@ -135,16 +136,16 @@ UseKey Store::LastUse(Gid gid, uint64_t now) const {
   return last;
 }
 
-uint64_t Store::Uses(Gid gid) const {
-  const PackRecord& pack = packs_[extents_[gid].pack];
-  uint64_t uses = extents_[gid].past_uses;
+uint64_t ExtentStore::Uses(ExtentId extent_id) const {
+  const PackRecord& pack = packs_[extents_[extent_id].pack];
+  uint64_t uses = extents_[extent_id].past_uses;
   for (const PinSource& source : pack.sources) {
-    uses += source.pins[gid - pack.first].uses.load(std::memory_order_relaxed);
+    uses += source.pins[extent_id - pack.first].uses.load(std::memory_order_relaxed);
   }
   return uses;
 }
 
-Store::Holdings Store::HeldBy(uint32_t pack, uint64_t session) const {
+ExtentStore::Holdings ExtentStore::HeldBy(uint32_t pack, uint64_t session) const {
   const PackRecord& record = packs_[pack];
   Holdings held;
   for (const PinSource& source : record.sources) {
@@ -158,7 +159,7 @@ Store::Holdings Store::HeldBy(uint32_t pack, uint64_t session) const {
   return held;
 }
 
-std::map<uint64_t, uint64_t> Store::BytesUsedIn(uint64_t session, uint64_t step) const {
+std::map<uint64_t, uint64_t> ExtentStore::BytesUsedIn(uint64_t session, uint64_t step) const {
   std::map<uint64_t, uint64_t> used;
   for (const PackRecord& pack : packs_) {
     for (const PinSource& source : pack.sources) {
@@ -174,11 +175,11 @@ std::map<uint64_t, uint64_t> Store::BytesUsedIn(uint64_t session, uint64_t step)
   return used;
 }
 
-uint64_t Store::UseMark(Gid gid) const {
-  const PackRecord& pack = packs_[extents_[gid].pack];
+uint64_t ExtentStore::UseVersion(ExtentId extent_id) const {
+  const PackRecord& pack = packs_[extents_[extent_id].pack];
   uint64_t mark = 0;
   for (const PinSource& source : pack.sources) {
-    const PinEntry& pin = source.pins[gid - pack.first];
+    const PinEntry& pin = source.pins[extent_id - pack.first];
     mark += pin.last_step.load(std::memory_order_relaxed) + pin.uses.load(std::memory_order_relaxed) +
             (PinsHeld(pin) ? 1 : 0);
   }

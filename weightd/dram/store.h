@@ -1,7 +1,7 @@
 // All extents, with their state, slot and holders: bookkeeping without I/O or policy.
 //
-// Extents of all packs share one number space (the extent id): extent e of a pack is FirstGid(pack) + e. The
-// store is the only writer of the residency tables, and reads the sessions' pins as lease.h prescribes.
+// Extents of all packs share one number space (the extent id): extent e of a pack is FirstExtentId(pack) + e.
+// The store is the only writer of the residency tables, and reads the sessions' pins as lease.h prescribes.
 //
 // Thread safety: thread-compatible, guarded by the core's lock; the tables and pins it points to are shared
 // with other threads and processes through atomics.
@@ -17,7 +17,7 @@
 
 namespace sluice {
 
-using Gid = uint32_t;
+using ExtentId = uint32_t;
 
 // Pack and extent of an extent id.
 struct ExtentRef {
@@ -25,58 +25,59 @@ struct ExtentRef {
   uint32_t extent = 0;
 };
 
-class Store {
+class ExtentStore {
  public:
   // Adds a pack of `lengths.size()` extents whose table is `table` (borrowed, all ABSENT). Returns its
   // number.
   uint32_t AddPack(const std::vector<uint64_t>& lengths, ResidencyEntry* table);
 
-  Gid FirstGid(uint32_t pack) const { return packs_[pack].first; }
-  ExtentRef RefOf(Gid gid) const;
-  uint64_t length(Gid gid) const { return extents_[gid].length; }
+  ExtentId FirstExtentId(uint32_t pack) const { return packs_[pack].first; }
+  ExtentRef RefOf(ExtentId extent_id) const;
+  uint64_t length(ExtentId extent_id) const { return extents_[extent_id].length; }
   size_t extent_count() const { return extents_.size(); }
 
   // Adds a session's pins of one pack (borrowed), and the timeline of its stamps.
   void AddPins(uint32_t pack, uint64_t session, const PinEntry* pins, const StepTimeline* timeline);
   // Removes the session's pins: from here on they hold nothing. `seen` is called for each resident extent
   // that the session used or holds, with that use. Its counts of uses are kept.
-  void RemovePins(uint32_t pack, uint64_t session, uint64_t now, absl::FunctionRef<void(Gid, UseKey)> seen);
+  void RemovePins(uint32_t pack, uint64_t session, uint64_t now,
+                  absl::FunctionRef<void(ExtentId, UseKey)> seen);
 
-  ExtentState state(Gid gid) const { return extents_[gid].state; }
-  uint32_t segment(Gid gid) const { return extents_[gid].segment; }
-  uint64_t offset(Gid gid) const { return extents_[gid].offset; }
+  ExtentState state(ExtentId extent_id) const { return extents_[extent_id].state; }
+  uint32_t segment(ExtentId extent_id) const { return extents_[extent_id].segment; }
+  uint64_t offset(ExtentId extent_id) const { return extents_[extent_id].offset; }
   // Grows with every fill.
-  uint64_t generation(Gid gid) const { return extents_[gid].generation; }
+  uint64_t generation(ExtentId extent_id) const { return extents_[extent_id].generation; }
 
   // Transitions: ABSENT -> FILLING at a slot, then RESIDENT, ABSENT or BAD.
-  void BeginFill(Gid gid, uint32_t segment, uint64_t offset);
-  void Publish(Gid gid);
-  void AbandonFill(Gid gid);
-  void MarkBad(Gid gid);
+  void BeginFill(ExtentId extent_id, uint32_t segment, uint64_t offset);
+  void Publish(ExtentId extent_id);
+  void AbandonFill(ExtentId extent_id);
+  void MarkBad(ExtentId extent_id);
 
   // Pins of weightd itself: unfinished requests and unreaped completions.
-  void Pin(Gid gid) { ++extents_[gid].internal_pins; }
-  void Unpin(Gid gid) { --extents_[gid].internal_pins; }
+  void Pin(ExtentId extent_id) { ++extents_[extent_id].internal_pins; }
+  void Unpin(ExtentId extent_id) { --extents_[extent_id].internal_pins; }
 
   // True if anything holds the extent now; a client may lease it a moment later.
-  bool Held(Gid gid) const;
+  bool Held(ExtentId extent_id) const;
   // RESIDENT -> ABSENT unless somebody holds it. After true the slot is free.
-  bool Evict(Gid gid);
+  bool Evict(ExtentId extent_id);
   // RESIDENT -> ABSENT though somebody may hold it: no new lease succeeds, but its bytes may still be read
   // until Held() was seen false.
-  void Withdraw(Gid gid);
+  void Withdraw(ExtentId extent_id);
   // The latest use by any session; a zero key if none ever used it.
-  UseKey LastUse(Gid gid, uint64_t now) const;
+  UseKey LastUse(ExtentId extent_id, uint64_t now) const;
   // Number of uses by all sessions, ended ones too.
-  uint64_t Uses(Gid gid) const;
+  uint64_t Uses(ExtentId extent_id) const;
   // Counts a use by weightd itself for a client: a copy from it ended.
-  void CountUse(Gid gid) { ++extents_[gid].past_uses; }
+  void CountUse(ExtentId extent_id) { ++extents_[extent_id].past_uses; }
 
   // Bytes of the extents whose last use by the session was in its step `step`, by extent length.
   std::map<uint64_t, uint64_t> BytesUsedIn(uint64_t session, uint64_t step) const;
 
   // A number that changes when a session uses the extent.
-  uint64_t UseMark(Gid gid) const;
+  uint64_t UseVersion(ExtentId extent_id) const;
 
   uint64_t resident_bytes() const { return resident_bytes_; }
   uint64_t resident_extents() const { return resident_extents_; }
@@ -105,17 +106,17 @@ class Store {
     const StepTimeline* timeline = nullptr;
   };
   struct PackRecord {
-    Gid first = 0;
+    ExtentId first = 0;
     uint32_t count = 0;
     ResidencyEntry* table = nullptr;
     std::vector<PinSource> sources;
   };
 
-  ResidencyEntry& entry(Gid gid) {
-    const PackRecord& pack = packs_[extents_[gid].pack];
-    return pack.table[gid - pack.first];
+  ResidencyEntry& entry(ExtentId extent_id) {
+    const PackRecord& pack = packs_[extents_[extent_id].pack];
+    return pack.table[extent_id - pack.first];
   }
-  void SetAbsent(Gid gid);
+  void SetAbsent(ExtentId extent_id);
 
   std::vector<Extent> extents_;
   std::vector<PackRecord> packs_;

@@ -15,15 +15,15 @@ namespace sluice {
 
 // The slowest tier that a request needed for its bytes.
 enum class FetchTier : uint8_t {
-  kResident = 0,  // all were in memory
-  kJoined = 1,    // coalesced with another request's read
+  kResident = 0,   // all were in memory
+  kCoalesced = 1,  // coalesced with another request's read
   kSsd = 2
 };
 
 inline constexpr size_t kRequestClasses = 2;
 inline constexpr size_t kFetchTiers = 3;
 inline constexpr std::array<const char*, kRequestClasses> kRequestClassNames = {"demand", "prefetch"};
-inline constexpr std::array<const char*, kFetchTiers> kFetchTierNames = {"resident", "joined", "ssd"};
+inline constexpr std::array<const char*, kFetchTiers> kFetchTierNames = {"resident", "coalesced", "ssd"};
 
 struct StoreMetrics {
   struct Class {
@@ -38,7 +38,7 @@ struct StoreMetrics {
 
   Class& of(RequestClass request_class) { return classes[static_cast<size_t>(request_class)]; }
 
-  void Took(RequestClass request_class, FetchTier tier, uint64_t bytes) {
+  void Count(RequestClass request_class, FetchTier tier, uint64_t bytes) {
     of(request_class).bytes[static_cast<size_t>(tier)].Add(bytes);
   }
   void Ended(RequestClass request_class, FetchTier tier, uint32_t queue_us, uint32_t io_us) {

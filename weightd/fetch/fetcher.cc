@@ -37,13 +37,13 @@ void Fetcher::Accept(const FillRequest& fill) {
   request->accepted_nanos = clock_->NowNanos();
   bool resident = true;
   for (uint32_t i = 0; i < fill.extents.count; ++i) {
-    request->gids[i] = tier_->store().FirstGid(fill.pack) + fill.extents.ids[i];
-    resident = resident && tier_->store().state(request->gids[i]) == ExtentState::kResident;
+    request->extent_ids[i] = tier_->store().FirstExtentId(fill.pack) + fill.extents.ids[i];
+    resident = resident && tier_->store().state(request->extent_ids[i]) == ExtentState::kResident;
   }
   requests_[{fill.session, fill.id}] = std::move(owned);
   if (resident) {
     ++stats_.resident_requests;
-    TakeWhatIsThere(request);
+    PinAndCoalesce(request);
     Finish(request, absl::StatusCode::kOk, kNoExtent);
     return;
   }
@@ -53,8 +53,8 @@ void Fetcher::Accept(const FillRequest& fill) {
 uint64_t Fetcher::MissingBytes(const Request& request) const {
   uint64_t bytes = 0;
   for (uint32_t i = 0; i < count(request); ++i) {
-    if (tier_->store().state(request.gids[i]) == ExtentState::kAbsent) {
-      bytes += tier_->store().length(request.gids[i]);
+    if (tier_->store().state(request.extent_ids[i]) == ExtentState::kAbsent) {
+      bytes += tier_->store().length(request.extent_ids[i]);
     }
   }
   return bytes;
@@ -77,24 +77,25 @@ bool Fetcher::MayStart(const Request& request) const {
 }
 
 void Fetcher::SettlePrefetches(size_t most) {
-  const Store& store = tier_->store();
-  ledger_.Settle(most, [&store](Gid gid) {
-    return PrefetchLedger::View{store.UseMark(gid), store.state(gid) == ExtentState::kResident};
+  const ExtentStore& store = tier_->store();
+  ledger_.Settle(most, [&store](ExtentId extent_id) {
+    return PrefetchLedger::View{store.UseVersion(extent_id),
+                                store.state(extent_id) == ExtentState::kResident};
   });
 }
 
 void Fetcher::RebasePrefetches() {
-  ledger_.Rebase([this](Gid gid) { return tier_->store().UseMark(gid); });
+  ledger_.Rebase([this](ExtentId extent_id) { return tier_->store().UseVersion(extent_id); });
 }
 
 void Fetcher::Pump() {
   SettlePrefetches(kSettledPerPump);
   const int64_t now = clock_->NowNanos();
   PassDeadlines(now);
-  while (!waiting_room_.empty() && waiting_room_.front()->room_deadline <= now) {
-    Request* request = waiting_room_.front();
-    waiting_room_.pop_front();
-    RefuseRoom(request);
+  while (!waiting_for_retirement_.empty() && waiting_for_retirement_.front()->retire_deadline <= now) {
+    Request* request = waiting_for_retirement_.front();
+    waiting_for_retirement_.pop_front();
+    FailWithoutRoom(request);
   }
   while (StartNext(&demand_)) {
   }
@@ -112,7 +113,7 @@ bool Fetcher::StartNext(Queue* queue) {
   return true;
 }
 
-void Fetcher::RefuseRoom(Request* request) {
+void Fetcher::FailWithoutRoom(Request* request) {
   ++stats_.no_room;
   // Memory that the system refused within the budget is not the budget's fault.
   const std::string& refused = tier_->arena().last_error();
@@ -126,55 +127,55 @@ void Fetcher::RefuseRoom(Request* request) {
 }
 
 void Fetcher::Start(Request* request) {
-  if (request->fill.request_class == RequestClass::kPrefetch && hooks_.prefetch_room) {
+  if (request->fill.request_class == RequestClass::kPrefetch && hooks_.prefetch_headroom) {
     // Dense weights have their room in every budget.
     const uint32_t extent = request->fill.extents.ids[0];
     const bool dense = packs_[request->fill.pack].source->extent(extent).dense;
     const uint64_t missing = dense ? 0 : MissingBytes(*request);
-    if (missing != 0 && missing > hooks_.prefetch_room()) {
-      RefuseRoom(request);
+    if (missing != 0 && missing > hooks_.prefetch_headroom()) {
+      FailWithoutRoom(request);
       return;
     }
   }
-  if (!TakeWhatIsThere(request)) {
+  if (!PinAndCoalesce(request)) {
     return;
   }
-  const DramTier::Room room = PlaceMissing(request);
-  if (room == DramTier::Room::kPlaced) {
+  const DramTier::AllocResult room = AllocateMissing(request);
+  if (room == DramTier::AllocResult::kAllocated) {
     if (request->missing == 0) {
       Finish(request, absl::StatusCode::kOk, kNoExtent);
     }
     return;
   }
-  if (room == DramTier::Room::kRetiring) {
+  if (room == DramTier::AllocResult::kRetiring) {
     Leave(request);
-    if (request->room_deadline == 0) {
-      request->room_deadline = clock_->NowNanos() + options_.retire_wait_nanos;
+    if (request->retire_deadline == 0) {
+      request->retire_deadline = clock_->NowNanos() + options_.retire_timeout_nanos;
     }
     const auto at = std::upper_bound(
-        waiting_room_.begin(), waiting_room_.end(), request,
-        [](const Request* a, const Request* b) { return a->room_deadline < b->room_deadline; });
-    waiting_room_.insert(at, request);
+        waiting_for_retirement_.begin(), waiting_for_retirement_.end(), request,
+        [](const Request* a, const Request* b) { return a->retire_deadline < b->retire_deadline; });
+    waiting_for_retirement_.insert(at, request);
     return;
   }
-  RefuseRoom(request);
+  FailWithoutRoom(request);
 }
 
-bool Fetcher::TakeWhatIsThere(Request* request) {
+bool Fetcher::PinAndCoalesce(Request* request) {
   for (uint32_t i = 0; i < count(*request); ++i) {
-    const Gid gid = request->gids[i];
-    switch (tier_->store().state(gid)) {
+    const ExtentId extent_id = request->extent_ids[i];
+    switch (tier_->store().state(extent_id)) {
       case ExtentState::kResident:
-        tier_->store().Pin(gid);
+        tier_->store().Pin(extent_id);
         request->pinned[i] = true;
-        metrics_->Took(request->fill.request_class, FetchTier::kResident, tier_->store().length(gid));
+        metrics_->Count(request->fill.request_class, FetchTier::kResident, tier_->store().length(extent_id));
         if (request->fill.request_class == RequestClass::kDemand) {
-          ledger_.Demanded(gid);
+          ledger_.Demanded(extent_id);
         }
         break;
       case ExtentState::kFilling:
-        ++stats_.joined;
-        Join(request, gid);
+        ++stats_.coalesced;
+        Join(request, extent_id);
         break;
       case ExtentState::kBad:
         Finish(request, absl::StatusCode::kDataLoss, request->fill.extents.ids[i]);
@@ -186,21 +187,21 @@ bool Fetcher::TakeWhatIsThere(Request* request) {
   return true;
 }
 
-void Fetcher::Join(Request* request, Gid gid) {
-  Fill& fill = fills_.at(gid);
+void Fetcher::Join(Request* request, ExtentId extent_id) {
+  Fill& fill = fills_.at(extent_id);
   fill.waiters.push_back(request);
   ++request->missing;
-  request->tier = std::max(request->tier, FetchTier::kJoined);
-  metrics_->Took(request->fill.request_class, FetchTier::kJoined, tier_->store().length(gid));
+  request->tier = std::max(request->tier, FetchTier::kCoalesced);
+  metrics_->Count(request->fill.request_class, FetchTier::kCoalesced, tier_->store().length(extent_id));
   if (request->fill.request_class == RequestClass::kDemand && fill.started_as == RequestClass::kPrefetch) {
     metrics_->prefetch_late.Add();
     fill.started_as = RequestClass::kDemand;
-    started_prefetch_bytes_ -= fill.counted ? tier_->store().length(gid) : 0;
+    started_prefetch_bytes_ -= fill.counted ? tier_->store().length(extent_id) : 0;
     reader_->Promote(fill.tag);
   }
   if (fill.slow && fill.waiters.size() == 1) {  // earlier requests timed out
-    SetDeadline(gid, &fill, (options_.give_up_after - 1) * slow_read_nanos_);
-    ReadAgainBeside(gid, &fill);
+    SetDeadline(extent_id, &fill, (options_.timeout_multiple - 1) * slow_read_nanos_);
+    StartHedgedRead(extent_id, &fill);
   }
 }
 
@@ -218,48 +219,49 @@ std::optional<ScanPlace> Fetcher::PlaceInScan(const FillRequest& fill) const {
     } while (pack.expert_count(running) == 0);
   }
   const ExtentList last = pack.ExpertExtents(fill.layer, pack.expert_count(fill.layer) - 1, kAllParts);
-  const Gid pack_gid = tier_->store().FirstGid(fill.pack);
-  return ScanPlace{fill.step, pack_gid + first_of(running), pack_gid + last.ids[last.count - 1] + 1,
+  const ExtentId pack_extent_id = tier_->store().FirstExtentId(fill.pack);
+  return ScanPlace{fill.step, pack_extent_id + first_of(running),
+                   pack_extent_id + last.ids[last.count - 1] + 1,
                    fill.request_class == RequestClass::kPrefetch};
 }
 
-DramTier::Room Fetcher::PlaceMissing(Request* request) {
+DramTier::AllocResult Fetcher::AllocateMissing(Request* request) {
   const std::optional<ScanPlace> scan = PlaceInScan(request->fill);
-  std::vector<std::pair<Gid, std::byte*>> placed;
-  DramTier::Room room = DramTier::Room::kPlaced;
-  for (uint32_t i = 0; i < count(*request) && room == DramTier::Room::kPlaced; ++i) {
-    const Gid gid = request->gids[i];
-    if (tier_->store().state(gid) == ExtentState::kAbsent) {
+  std::vector<std::pair<ExtentId, std::byte*>> placed;
+  DramTier::AllocResult room = DramTier::AllocResult::kAllocated;
+  for (uint32_t i = 0; i < count(*request) && room == DramTier::AllocResult::kAllocated; ++i) {
+    const ExtentId extent_id = request->extent_ids[i];
+    if (tier_->store().state(extent_id) == ExtentState::kAbsent) {
       std::byte* dest = nullptr;
-      room = tier_->BeginFill(gid, &dest, request->fill.session, request->fill.step,
+      room = tier_->BeginFill(extent_id, &dest, request->fill.session, request->fill.step,
                               scan.has_value() ? &*scan : nullptr);
-      if (room == DramTier::Room::kPlaced) {
-        placed.emplace_back(gid, dest);
+      if (room == DramTier::AllocResult::kAllocated) {
+        placed.emplace_back(extent_id, dest);
       }
     }
   }
-  for (const auto& [gid, dest] : placed) {
-    if (room != DramTier::Room::kPlaced) {
-      tier_->AbandonFill(gid, /*bad=*/false);
+  for (const auto& [extent_id, dest] : placed) {
+    if (room != DramTier::AllocResult::kAllocated) {
+      tier_->AbandonFill(extent_id, /*bad=*/false);
       continue;
     }
-    Fill& fill = fills_[gid];
+    Fill& fill = fills_[extent_id];
     fill.dest = dest;
     fill.started_as = request->fill.request_class;
     fill.waiters.push_back(request);
     request->tier = FetchTier::kSsd;
     ++request->missing;
-    started_bytes_ += tier_->store().length(gid);
+    started_bytes_ += tier_->store().length(extent_id);
     if (fill.started_as == RequestClass::kPrefetch) {
-      started_prefetch_bytes_ += tier_->store().length(gid);
+      started_prefetch_bytes_ += tier_->store().length(extent_id);
     }
-    SubmitRead(gid, &fill);
+    SubmitRead(extent_id, &fill);
   }
   return room;
 }
 
-ReadJob Fetcher::JobFor(Gid gid, uint64_t tag, std::byte* dest, RequestClass request_class) const {
-  const ExtentRef ref = tier_->store().RefOf(gid);
+ReadJob Fetcher::JobFor(ExtentId extent_id, uint64_t tag, std::byte* dest, RequestClass request_class) const {
+  const ExtentRef ref = tier_->store().RefOf(extent_id);
   const PackRecord& pack = packs_[ref.pack];
   const ExtentInfo info = pack.source->extent(ref.extent);
   ReadJob job;
@@ -276,30 +278,30 @@ ReadJob Fetcher::JobFor(Gid gid, uint64_t tag, std::byte* dest, RequestClass req
   return job;
 }
 
-void Fetcher::SubmitRead(Gid gid, Fill* fill) {
-  fill->tag = orphans_.contains(gid) ? ++read_serial_ << 32 | gid : gid;
+void Fetcher::SubmitRead(ExtentId extent_id, Fill* fill) {
+  fill->tag = abandoned_.contains(extent_id) ? ++read_serial_ << 32 | extent_id : extent_id;
   fill->first_over = false;
   if (!fill->slow) {  // for a slow read the waiters' timeout goes on
-    SetDeadline(gid, fill, slow_read_nanos_);
+    SetDeadline(extent_id, fill, slow_read_nanos_);
   }
-  reader_->Submit(JobFor(gid, fill->tag, fill->dest, fill->started_as));
+  reader_->Submit(JobFor(extent_id, fill->tag, fill->dest, fill->started_as));
 }
 
 void Fetcher::OnRetired() {
   // These go ahead of the queue: they have waited longest.
-  while (!waiting_room_.empty()) {
-    Request* request = waiting_room_.back();
-    waiting_room_.pop_back();
+  while (!waiting_for_retirement_.empty()) {
+    Request* request = waiting_for_retirement_.back();
+    waiting_for_retirement_.pop_back();
     queue(request->fill.request_class).PushFront(request->fill.session, request);
   }
 }
 
-void Fetcher::EndFill(Gid gid, Fill* fill) {
+void Fetcher::EndFill(ExtentId extent_id, Fill* fill) {
   if (!fill->counted) {
     return;
   }
   fill->counted = false;
-  const uint64_t length = tier_->store().length(gid);
+  const uint64_t length = tier_->store().length(extent_id);
   started_bytes_ -= length;
   if (fill->started_as == RequestClass::kPrefetch) {
     started_prefetch_bytes_ -= length;
@@ -308,18 +310,18 @@ void Fetcher::EndFill(Gid gid, Fill* fill) {
 
 void Fetcher::OnRead(const ReadResult& result) {
   stats_.bytes_read += result.bytes_read;
-  if (auto orphan = orphans_.find(result.tag); orphan != orphans_.end()) {
-    tier_->FreePlace(orphan->second);
-    orphans_.erase(orphan);
+  if (auto abandoned = abandoned_.find(result.tag); abandoned != abandoned_.end()) {
+    tier_->FreeSlot(abandoned->second);
+    abandoned_.erase(abandoned);
     return;
   }
-  const Gid gid = static_cast<Gid>(result.tag);
-  auto found = fills_.find(gid);
+  const ExtentId extent_id = static_cast<ExtentId>(result.tag);
+  auto found = fills_.find(extent_id);
   if (found == fills_.end()) {
     return;
   }
   Fill& fill = found->second;
-  metrics_->Took(fill.started_as, FetchTier::kSsd, result.bytes_read);
+  metrics_->Count(fill.started_as, FetchTier::kSsd, result.bytes_read);
   for (Request* waiter : fill.waiters) {
     if (waiter->started_nanos == 0) {
       waiter->started_nanos = result.started_nanos;
@@ -331,15 +333,15 @@ void Fetcher::OnRead(const ReadResult& result) {
   stats_.checksum_failures += result.outcome == ReadOutcome::kCorrupt ? 1 : 0;
   stats_.io_errors +=
       result.outcome == ReadOutcome::kIoError || result.outcome == ReadOutcome::kEndOfFile ? 1 : 0;
-  if (TakeSecond(gid, &fill, result)) {
+  if (OnHedgedResult(extent_id, &fill, result)) {
     return;
   }
   if (result.outcome == ReadOutcome::kOk) {
     Fill done = std::move(fill);
     fills_.erase(found);
     ClearDeadline(&done);
-    EndFill(gid, &done);
-    OnFilled(gid, done);
+    EndFill(extent_id, &done);
+    OnFilled(extent_id, done);
     return;
   }
   // A damaged read is repeated once; a cancelled read that gained a waiter meanwhile starts over.
@@ -351,14 +353,14 @@ void Fetcher::OnRead(const ReadResult& result) {
       fill.reread = true;
       ++stats_.rereads;
     }
-    SubmitRead(gid, &fill);
+    SubmitRead(extent_id, &fill);
     return;
   }
   Fill failed = std::move(fill);
   fills_.erase(found);
   ClearDeadline(&failed);
-  EndFill(gid, &failed);
-  OnFailed(gid, failed, result);
+  EndFill(extent_id, &failed);
+  OnFailed(extent_id, failed, result);
 }
 
 }  // namespace sluice

@@ -55,21 +55,21 @@ class Fetcher {
     // reader keeps in flight of them, so that the next one's reads are queued when the last of these land.
     uint64_t prefetch_bytes = 2ull * 1024 * 1024;
     // Maximum time that a request waits for sessions to unmap retired segments.
-    int64_t retire_wait_nanos = 2'000'000'000;
+    int64_t retire_timeout_nanos = 2'000'000'000;
     // A read that takes longer is slow: it is hedged by another read into another slot. 0: never.
     int64_t slow_read_nanos = 1'000'000'000;
     // Requests for an extent time out after this multiple of slow_read_nanos.
-    int64_t give_up_after = 4;
+    int64_t timeout_multiple = 4;
     // Maximum number of hedged reads at a time. They count against no limit of the reader.
-    uint32_t second_reads = 8;
+    uint32_t hedged_reads = 8;
   };
   struct Hooks {
     // A request ended. `held` extents carry one pin each, now owned by the callee.
-    std::function<void(uint64_t session, const CompletionEntry& entry, std::vector<Gid> held)> complete;
+    std::function<void(uint64_t session, const CompletionEntry& entry, std::vector<ExtentId> held)> complete;
     std::function<void(uint64_t session, uint32_t word, uint64_t value)> progress;
     std::function<void(const std::string& message)> log_error;
     // Bytes that prefetches may still use, without those in flight. May be empty: no bound.
-    std::function<uint64_t()> prefetch_room;
+    std::function<uint64_t()> prefetch_headroom;
     // A demand, accepted at that time, ended for lack of room. May be empty.
     std::function<void(uint64_t session, int64_t accepted_nanos)> starved;
     // Hot-path counters. May be null.
@@ -110,7 +110,8 @@ class Fetcher {
   void RebasePrefetches();
   // Number of requests that wait for their turn or for room.
   size_t queued(RequestClass request_class) const {
-    return request_class == RequestClass::kDemand ? demand_.size() + waiting_room_.size() : prefetch_.size();
+    return request_class == RequestClass::kDemand ? demand_.size() + waiting_for_retirement_.size()
+                                                  : prefetch_.size();
   }
   uint64_t started_bytes() const { return started_bytes_; }
   // Notes that only one session is open: its prefetches are nearly all wanted, and delay no other demand.
@@ -120,27 +121,27 @@ class Fetcher {
  private:
   struct Request {
     FillRequest fill;
-    std::array<Gid, kPartCount> gids = {};
+    std::array<ExtentId, kPartCount> extent_ids = {};
     std::array<bool, kPartCount> pinned = {};
     uint32_t missing = 0;  // extents still being read for it
     uint64_t bytes = 0;
     FetchTier tier = FetchTier::kResident;  // the slowest so far
     int64_t accepted_nanos = 0;
     int64_t started_nanos = 0;
-    int64_t room_deadline = 0;
+    int64_t retire_deadline = 0;
   };
   // A hedged read of an extent whose first read is slow. The slot belongs to it until it has ended.
-  struct SecondRead {
+  struct HedgedRead {
     uint64_t tag = 0;
-    Slot place;
+    Slot slot;
   };
-  using Deadlines = std::multimap<int64_t, Gid>;
+  using Deadlines = std::multimap<int64_t, ExtentId>;
   // One extent that is being read.
   struct Fill {
     std::vector<Request*> waiters;  // the first remaining one pays for the bytes
     std::byte* dest = nullptr;
     uint64_t tag = 0;  // tag of the first read
-    std::optional<SecondRead> second;
+    std::optional<HedgedRead> second;
     bool first_over = false;  // the first failed while the second runs
     bool counted = true;      // in started_bytes_
     bool slow = false;
@@ -159,36 +160,36 @@ class Fetcher {
   bool StartNext(Queue* queue);
   bool MayStart(const Request& request) const;
   uint64_t MissingBytes(const Request& request) const;
-  void RefuseRoom(Request* request);
+  void FailWithoutRoom(Request* request);
   void Start(Request* request);
   // Pins resident extents and coalesces with running reads; false: an extent is bad, the request is over.
-  bool TakeWhatIsThere(Request* request);
+  bool PinAndCoalesce(Request* request);
   // Allocates slots for the rest and submits their reads.
-  DramTier::Room PlaceMissing(Request* request);
+  DramTier::AllocResult AllocateMissing(Request* request);
   // The position of a scanning step at this request; none: the step does not scan.
   std::optional<ScanPlace> PlaceInScan(const FillRequest& fill) const;
-  void Join(Request* request, Gid gid);
+  void Join(Request* request, ExtentId extent_id);
   // Reads the extent to fill.dest. A tag's low 32 bits are the extent id, the others distinguish its reads.
-  void SubmitRead(Gid gid, Fill* fill);
-  ReadJob JobFor(Gid gid, uint64_t tag, std::byte* dest, RequestClass request_class) const;
+  void SubmitRead(ExtentId extent_id, Fill* fill);
+  ReadJob JobFor(ExtentId extent_id, uint64_t tag, std::byte* dest, RequestClass request_class) const;
   // Handles a report of an extent that has or had two reads: true if nothing more is to do.
-  bool TakeSecond(Gid gid, Fill* fill, const ReadResult& result);
+  bool OnHedgedResult(ExtentId extent_id, Fill* fill, const ReadResult& result);
   // Abandons the losing read: its slot is free once it has ended.
-  void Orphan(uint64_t tag, const Slot& place);
-  void SetDeadline(Gid gid, Fill* fill, int64_t nanos);
+  void AbandonRead(uint64_t tag, const Slot& slot);
+  void SetDeadline(ExtentId extent_id, Fill* fill, int64_t nanos);
   void ClearDeadline(Fill* fill);
   void PassDeadlines(int64_t now);
-  void OnSlow(Gid gid, Fill* fill);
-  void GiveUp(Gid gid, Fill* fill);
+  void OnSlow(ExtentId extent_id, Fill* fill);
+  void GiveUp(ExtentId extent_id, Fill* fill);
   // Starts a hedged read if there is room for it, and starts nothing more of the first.
-  void ReadAgainBeside(Gid gid, Fill* fill);
-  std::string NameOf(Gid gid) const;
+  void StartHedgedRead(ExtentId extent_id, Fill* fill);
+  std::string NameOf(ExtentId extent_id) const;
   void Leave(Request* request);
   void Finish(Request* request, absl::StatusCode code, uint32_t bad_extent);
   void Erase(Request* request);
-  void OnFilled(Gid gid, const Fill& fill);
-  void OnFailed(Gid gid, const Fill& fill, const ReadResult& result);
-  void EndFill(Gid gid, Fill* fill);
+  void OnFilled(ExtentId extent_id, const Fill& fill);
+  void OnFailed(ExtentId extent_id, const Fill& fill, const ReadResult& result);
+  void EndFill(ExtentId extent_id, Fill* fill);
 
   const Options options_;
   DramTier* const tier_;
@@ -204,12 +205,12 @@ class Fetcher {
   absl::flat_hash_map<std::pair<uint64_t, uint64_t>, std::unique_ptr<Request>> requests_;
   Queue demand_;
   Queue prefetch_;
-  std::deque<Request*> waiting_room_;  // wait for retired segments, in the order of their deadlines
-  absl::flat_hash_map<Gid, Fill> fills_;
+  std::deque<Request*> waiting_for_retirement_;  // wait for retired segments, in the order of their deadlines
+  absl::flat_hash_map<ExtentId, Fill> fills_;
   Deadlines deadlines_;
-  absl::flat_hash_map<uint64_t, Slot> orphans_;  // by tag: abandoned reads, and their slots
+  absl::flat_hash_map<uint64_t, Slot> abandoned_;  // by tag: abandoned reads, and their slots
   uint64_t read_serial_ = 0;
-  uint32_t second_reads_ = 0;  // running ones
+  uint32_t hedged_reads_ = 0;  // running ones
   uint64_t started_bytes_ = 0;
   uint64_t started_prefetch_bytes_ = 0;
   bool sole_ = false;

@@ -21,13 +21,13 @@ void EraseFrom(Queue* queue, const Item& item) {
 
 void Fetcher::Leave(Request* request) {
   for (uint32_t i = 0; i < count(*request); ++i) {
-    const Gid gid = request->gids[i];
+    const ExtentId extent_id = request->extent_ids[i];
     if (request->pinned[i]) {
-      tier_->store().Unpin(gid);
+      tier_->store().Unpin(extent_id);
       request->pinned[i] = false;
       continue;
     }
-    auto found = fills_.find(gid);
+    auto found = fills_.find(extent_id);
     if (found == fills_.end()) {
       continue;
     }
@@ -55,10 +55,10 @@ void Fetcher::Finish(Request* request, absl::StatusCode code, uint32_t bad_exten
   entry.queue_us =
       Micros(request->accepted_nanos, request->started_nanos == 0 ? now : request->started_nanos);
   entry.io_us = Micros(request->started_nanos, now);
-  std::vector<Gid> held;
+  std::vector<ExtentId> held;
   if (code == absl::StatusCode::kOk) {
     metrics_->Ended(request->fill.request_class, request->tier, entry.queue_us, entry.io_us);
-    held.assign(request->gids.begin(), request->gids.begin() + count(*request));
+    held.assign(request->extent_ids.begin(), request->extent_ids.begin() + count(*request));
     entry.extents = count(*request);
   } else {
     Leave(request);
@@ -79,7 +79,7 @@ bool Fetcher::Cancel(uint64_t session, uint64_t id) {
   queue(request->fill.request_class).RemoveIf(session, [request](Request* other) {
     return other == request;
   });
-  EraseFrom(&waiting_room_, request);
+  EraseFrom(&waiting_for_retirement_, request);
   ++stats_.cancelled;
   Finish(request, absl::StatusCode::kCancelled, kNoExtent);
   return true;
@@ -116,22 +116,22 @@ void Fetcher::DropSession(uint64_t session) {
   demand_.Drop(session);
   prefetch_.Drop(session);
   for (Request* request : gone) {
-    EraseFrom(&waiting_room_, request);
+    EraseFrom(&waiting_for_retirement_, request);
     Leave(request);
     Erase(request);
   }
 }
 
-void Fetcher::OnFilled(Gid gid, const Fill& fill) {
+void Fetcher::OnFilled(ExtentId extent_id, const Fill& fill) {
   ++stats_.fills;
-  tier_->Publish(gid);
+  tier_->Publish(extent_id);
   if (fill.started_as == RequestClass::kPrefetch) {
-    ledger_.Filled(gid, tier_->store().UseMark(gid));
+    ledger_.Filled(extent_id, tier_->store().UseVersion(extent_id));
   }
   for (Request* request : fill.waiters) {
     for (uint32_t i = 0; i < count(*request); ++i) {
-      if (request->gids[i] == gid) {
-        tier_->store().Pin(gid);
+      if (request->extent_ids[i] == extent_id) {
+        tier_->store().Pin(extent_id);
         request->pinned[i] = true;
       }
     }
@@ -146,19 +146,19 @@ void Fetcher::OnFilled(Gid gid, const Fill& fill) {
   }
 }
 
-void Fetcher::OnFailed(Gid gid, const Fill& fill, const ReadResult& result) {
-  const ExtentRef ref = tier_->store().RefOf(gid);
+void Fetcher::OnFailed(ExtentId extent_id, const Fill& fill, const ReadResult& result) {
+  const ExtentRef ref = tier_->store().RefOf(extent_id);
   // A file that ends early is no damage of the medium: it was cut and may be restored, and the next demand
   // detects that by a read that costs nothing while it fails.
   const bool bad = fill.reread && result.outcome == ReadOutcome::kCorrupt;
-  tier_->AbandonFill(gid, bad);
+  tier_->AbandonFill(extent_id, bad);
   if (result.outcome == ReadOutcome::kCancelled) {
     return;
   }
   if (hooks_.log_error) {
     hooks_.log_error(
-        absl::StrCat(NameOf(gid), ": ", std::string(result.status.message()),
-                     bad ? "; marked bad after a second read: mend the pack and restart weightd" : ""));
+        absl::StrCat(NameOf(extent_id), ": ", std::string(result.status.message()),
+                     bad ? "; marked bad after a reread: repair the pack and restart weightd" : ""));
   }
   for (Request* request : fill.waiters) {
     Finish(request, absl::StatusCode::kDataLoss, ref.extent);

@@ -10,15 +10,15 @@
 namespace sluice {
 
 int64_t Fetcher::next_deadline() const {
-  const int64_t room = waiting_room_.empty() ? 0 : waiting_room_.front()->room_deadline;
+  const int64_t room = waiting_for_retirement_.empty() ? 0 : waiting_for_retirement_.front()->retire_deadline;
   const int64_t read = deadlines_.empty() ? 0 : deadlines_.begin()->first;
   return room == 0 || read == 0 ? room + read : std::min(room, read);
 }
 
-void Fetcher::SetDeadline(Gid gid, Fill* fill, int64_t nanos) {
+void Fetcher::SetDeadline(ExtentId extent_id, Fill* fill, int64_t nanos) {
   ClearDeadline(fill);
   if (slow_read_nanos_ > 0) {
-    fill->deadline = deadlines_.emplace(clock_->NowNanos() + nanos, gid);
+    fill->deadline = deadlines_.emplace(clock_->NowNanos() + nanos, extent_id);
   }
 }
 
@@ -31,69 +31,69 @@ void Fetcher::ClearDeadline(Fill* fill) {
 
 void Fetcher::PassDeadlines(int64_t now) {
   while (!deadlines_.empty() && deadlines_.begin()->first <= now) {
-    const Gid gid = deadlines_.begin()->second;
-    Fill& fill = fills_.at(gid);
+    const ExtentId extent_id = deadlines_.begin()->second;
+    Fill& fill = fills_.at(extent_id);
     ClearDeadline(&fill);
     if (fill.slow) {
-      GiveUp(gid, &fill);
+      GiveUp(extent_id, &fill);
     } else {
-      OnSlow(gid, &fill);
+      OnSlow(extent_id, &fill);
     }
   }
 }
 
-void Fetcher::OnSlow(Gid gid, Fill* fill) {
+void Fetcher::OnSlow(ExtentId extent_id, Fill* fill) {
   fill->slow = true;
   ++stats_.slow_reads;
   // A permanently slow disk would fill the log.
   if (hooks_.log_error && std::has_single_bit(stats_.slow_reads)) {
-    hooks_.log_error(absl::StrCat(NameOf(gid), ": no answer from the disk for ", slow_read_nanos_ / 1'000'000,
-                                  " ms; slow read number ", stats_.slow_reads));
+    hooks_.log_error(absl::StrCat(NameOf(extent_id), ": no answer from the disk for ",
+                                  slow_read_nanos_ / 1'000'000, " ms; slow read number ", stats_.slow_reads));
   }
-  SetDeadline(gid, fill, (options_.give_up_after - 1) * slow_read_nanos_);
-  EndFill(gid, fill);  // others may start in its stead
-  reader_->WriteOff(fill->tag);
-  ReadAgainBeside(gid, fill);
+  SetDeadline(extent_id, fill, (options_.timeout_multiple - 1) * slow_read_nanos_);
+  EndFill(extent_id, fill);  // others may start in its stead
+  reader_->Abandon(fill->tag);
+  StartHedgedRead(extent_id, fill);
 }
 
-void Fetcher::ReadAgainBeside(Gid gid, Fill* fill) {
+void Fetcher::StartHedgedRead(ExtentId extent_id, Fill* fill) {
   if (fill->waiters.empty() || fill->second.has_value() || fill->first_over ||
-      second_reads_ >= options_.second_reads) {
+      hedged_reads_ >= options_.hedged_reads) {
     return;
   }
-  SecondRead second;
-  if (tier_->SecondPlace(gid, &second.place) != DramTier::Room::kPlaced) {
+  HedgedRead second;
+  if (tier_->AllocateHedgeSlot(extent_id, &second.slot) != DramTier::AllocResult::kAllocated) {
     return;
   }
-  second.tag = ++read_serial_ << 32 | gid;
-  ReadJob job = JobFor(gid, second.tag, second.place.data, fill->started_as);
+  second.tag = ++read_serial_ << 32 | extent_id;
+  ReadJob job = JobFor(extent_id, second.tag, second.slot.data, fill->started_as);
   job.urgent = true;
   fill->second = second;
-  ++second_reads_;
-  ++stats_.second_reads;
+  ++hedged_reads_;
+  ++stats_.hedged_reads;
   reader_->Submit(std::move(job));
   reader_->Cancel(fill->tag);
 }
 
-void Fetcher::GiveUp(Gid gid, Fill* fill) {
+void Fetcher::GiveUp(ExtentId extent_id, Fill* fill) {
   if (hooks_.log_error && !fill->waiters.empty()) {
-    hooks_.log_error(absl::StrCat(NameOf(gid), ": given up after ",
-                                  options_.give_up_after * slow_read_nanos_ / 1'000'000,
+    hooks_.log_error(absl::StrCat(NameOf(extent_id), ": given up after ",
+                                  options_.timeout_multiple * slow_read_nanos_ / 1'000'000,
                                   " ms without an answer from the disk"));
   }
   const std::vector<Request*> waiters = fill->waiters;
   for (Request* request : waiters) {
     ++stats_.timed_out;
-    Finish(request, absl::StatusCode::kDeadlineExceeded, tier_->store().RefOf(gid).extent);
+    Finish(request, absl::StatusCode::kDeadlineExceeded, tier_->store().RefOf(extent_id).extent);
   }
 }
 
-void Fetcher::Orphan(uint64_t tag, const Slot& place) {
-  orphans_[tag] = place;
+void Fetcher::AbandonRead(uint64_t tag, const Slot& slot) {
+  abandoned_[tag] = slot;
   reader_->Cancel(tag);
 }
 
-bool Fetcher::TakeSecond(Gid gid, Fill* fill, const ReadResult& result) {
+bool Fetcher::OnHedgedResult(ExtentId extent_id, Fill* fill, const ReadResult& result) {
   if (!fill->second.has_value()) {
     return false;
   }
@@ -103,31 +103,31 @@ bool Fetcher::TakeSecond(Gid gid, Fill* fill, const ReadResult& result) {
       fill->first_over = true;
       return true;
     }
-    --second_reads_;
-    Orphan(fill->second->tag, fill->second->place);
+    --hedged_reads_;
+    AbandonRead(fill->second->tag, fill->second->slot);
     fill->second.reset();
     return false;
   }
-  const SecondRead second = *fill->second;
+  const HedgedRead second = *fill->second;
   fill->second.reset();
-  --second_reads_;
+  --hedged_reads_;
   if (!good) {
-    tier_->FreePlace(second.place);
+    tier_->FreeSlot(second.slot);
     return !fill->first_over;  // otherwise both have failed
   }
-  ++stats_.second_reads_won;
-  const Slot former = tier_->MoveFill(gid, second.place);
-  fill->dest = second.place.data;
+  ++stats_.hedged_reads_won;
+  const Slot former = tier_->MoveFill(extent_id, second.slot);
+  fill->dest = second.slot.data;
   if (fill->first_over) {
-    tier_->FreePlace(former);
+    tier_->FreeSlot(former);
   } else {
-    Orphan(fill->tag, former);
+    AbandonRead(fill->tag, former);
   }
   return false;
 }
 
-std::string Fetcher::NameOf(Gid gid) const {
-  const ExtentRef ref = tier_->store().RefOf(gid);
+std::string Fetcher::NameOf(ExtentId extent_id) const {
+  const ExtentRef ref = tier_->store().RefOf(extent_id);
   const ExtentSource& source = *packs_[ref.pack].source;
   return absl::StrCat("pack ", source.model_id(), ", ", source.ExtentName(ref.extent));
 }

@@ -28,26 +28,26 @@ class PrefetchLedger {
   size_t open() const { return entries_.size(); }
 
   // Adds an extent brought by a prefetch; `last_use` is the value before.
-  void Filled(uint32_t gid, uint64_t last_use) {
-    if (at_.try_emplace(gid, entries_.size()).second) {
-      entries_.push_back({gid, last_use});
+  void Filled(uint32_t extent_id, uint64_t last_use) {
+    if (at_.try_emplace(extent_id, entries_.size()).second) {
+      entries_.push_back({extent_id, last_use});
     } else {
-      entries_[at_[gid]].last_use = last_use;
+      entries_[at_[extent_id]].last_use = last_use;
     }
   }
   // Notes that a demand found it in memory.
-  void Demanded(uint32_t gid) {
-    if (const auto found = at_.find(gid); found != at_.end()) {
+  void Demanded(uint32_t extent_id) {
+    if (const auto found = at_.find(extent_id); found != at_.end()) {
       ++useful_;
       Erase(found->second);
     }
   }
   // Looks at up to `most` open extents, continuing after the last call's end.
-  void Settle(size_t most, absl::FunctionRef<View(uint32_t gid)> look) {
+  void Settle(size_t most, absl::FunctionRef<View(uint32_t extent_id)> look) {
     for (size_t left = std::min(most, entries_.size()); left > 0 && !entries_.empty(); --left) {
       next_ = next_ < entries_.size() ? next_ : 0;
       const Entry entry = entries_[next_];
-      const View view = look(entry.gid);
+      const View view = look(entry.extent_id);
       const bool used = view.last_use != entry.last_use;
       if (!used && view.resident) {
         ++next_;
@@ -58,22 +58,22 @@ class PrefetchLedger {
     }
   }
   // Resets the known last uses: something other than a use has changed these values.
-  void Rebase(absl::FunctionRef<uint64_t(uint32_t gid)> last_use) {
+  void Rebase(absl::FunctionRef<uint64_t(uint32_t extent_id)> last_use) {
     for (Entry& entry : entries_) {
-      entry.last_use = last_use(entry.gid);
+      entry.last_use = last_use(entry.extent_id);
     }
   }
 
  private:
   struct Entry {
-    uint32_t gid = 0;
+    uint32_t extent_id = 0;
     uint64_t last_use = 0;
   };
   void Erase(size_t index) {
-    at_.erase(entries_[index].gid);
+    at_.erase(entries_[index].extent_id);
     if (index + 1 != entries_.size()) {
       entries_[index] = entries_.back();
-      at_[entries_[index].gid] = index;
+      at_[entries_[index].extent_id] = index;
     }
     entries_.pop_back();
   }

@@ -29,7 +29,7 @@ class Scrubber {
  public:
   // A checksum chunk of a resident extent, which is pinned until Done().
   struct Chunk {
-    Gid gid = 0;
+    ExtentId extent_id = 0;
     uint32_t extent = 0;  // in its pack
     const ExtentSource* source = nullptr;
     uint64_t offset = 0;  // in the extent
@@ -61,7 +61,7 @@ class Scrubber {
   uint64_t rate_;
   DramTier* const tier_;
   const std::function<const ExtentSource*(uint32_t)> source_;
-  Gid next_gid_ = 0;
+  ExtentId next_extent_id_ = 0;
   uint64_t next_offset_ = 0;
   uint64_t generation_ = 0;  // generation of the fill that next_offset_ belongs to
   int64_t next_due_ = 0;

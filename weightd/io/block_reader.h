@@ -71,7 +71,7 @@ class BlockReader {
   virtual void Cancel(uint64_t tag) = 0;
 
   // Marks the job's running reads as stuck: they count against no limit, so others may start in their stead.
-  virtual void WriteOff(uint64_t) {}
+  virtual void Abandon(uint64_t) {}
 
   // E.g. "uring, O_DIRECT", "pread, buffered (...)": for logs, metrics and doctor.
   virtual std::string Describe() const = 0;

@@ -61,10 +61,10 @@ void PreadReader::Cancel(uint64_t tag) {
   }
 }
 
-void PreadReader::WriteOff(uint64_t tag) {
+void PreadReader::Abandon(uint64_t tag) {
   MutexLock lock(&mutex_);
   const size_t most = static_cast<size_t>(std::max(1, options_.threads)) + kSpareThreads;
-  for (uint32_t stuck = queue_.WriteOff(tag); stuck > 0 && threads_.size() < most && !stop_; --stuck) {
+  for (uint32_t stuck = queue_.Abandon(tag); stuck > 0 && threads_.size() < most && !stop_; --stuck) {
     threads_.emplace_back([this] { Run(); });
   }
   WakeOne();

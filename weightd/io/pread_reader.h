@@ -43,7 +43,7 @@ class PreadReader final : public BlockReader {
   void Submit(ReadJob job) override;
   void Promote(uint64_t tag) override;
   void Cancel(uint64_t tag) override;
-  void WriteOff(uint64_t tag) override;
+  void Abandon(uint64_t tag) override;
   std::string Describe() const override;
 
  private:

@@ -53,7 +53,7 @@ std::shared_ptr<QueuedRead> ReadQueue::Cancel(uint64_t tag) {
   return RetireIfOver(read);
 }
 
-uint32_t ReadQueue::WriteOff(uint64_t tag) {
+uint32_t ReadQueue::Abandon(uint64_t tag) {
   auto found = by_tag_.find(tag);
   if (found == by_tag_.end()) {
     return 0;
@@ -62,7 +62,7 @@ uint32_t ReadQueue::WriteOff(uint64_t tag) {
   in_flight_ -= read.demand_in_flight + read.prefetch_in_flight;
   prefetch_in_flight_ -= read.prefetch_in_flight;
   read.demand_in_flight = read.prefetch_in_flight = 0;
-  read.written_off = read.handed;
+  read.abandoned_bytes = read.handed;
   return read.running;
 }
 
@@ -121,7 +121,7 @@ std::optional<ReadChunk> ReadQueue::Next() {
 
 void ReadQueue::Landed(const ReadChunk& chunk) {
   QueuedRead& read = *chunk.read;
-  if (read.job.urgent || chunk.offset < read.written_off) {
+  if (read.job.urgent || chunk.offset < read.abandoned_bytes) {
     return;
   }
   in_flight_ -= chunk.length;

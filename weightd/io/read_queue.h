@@ -38,7 +38,7 @@ struct QueuedRead {
   // Bytes of chunks handed out and not landed, as they count against the limits.
   uint64_t demand_in_flight = 0;
   uint64_t prefetch_in_flight = 0;
-  uint64_t written_off = 0;  // leading bytes in abandoned chunks
+  uint64_t abandoned_bytes = 0;  // leading bytes in abandoned chunks
   uint64_t bytes_read = 0;
   int64_t started_nanos = 0;
   bool cancelled = false;
@@ -66,7 +66,7 @@ class ReadQueue {
   std::shared_ptr<QueuedRead> Cancel(uint64_t tag);
 
   // Abandons the job's running chunks: they count against no limit. Returns their number.
-  uint32_t WriteOff(uint64_t tag);
+  uint32_t Abandon(uint64_t tag);
 
   // The next chunk of an urgent job.
   std::optional<ReadChunk> NextUrgent();

@@ -83,10 +83,10 @@ void UringReader::Cancel(uint64_t tag) {
   }
 }
 
-void UringReader::WriteOff(uint64_t tag) {
+void UringReader::Abandon(uint64_t tag) {
   {
     MutexLock lock(&mutex_);
-    queue_.WriteOff(tag);
+    queue_.Abandon(tag);
   }
   ring_->Wake();  // others may start now
 }

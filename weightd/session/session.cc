@@ -126,7 +126,7 @@ RingResult Session::Pop(SubmissionEntry* entry, std::vector<uint32_t>* neurons) 
   return RingResult::kOk;
 }
 
-void Session::Deliver(const CompletionEntry& entry, std::vector<Gid> held, const Store& store) {
+void Session::Deliver(const CompletionEntry& entry, std::vector<ExtentId> held, const ExtentStore& store) {
   if (!out.empty() || !delayed_.empty()) {
     delayed_.push_back(DelayedCompletion{entry, std::move(held)});
     return;
@@ -134,7 +134,7 @@ void Session::Deliver(const CompletionEntry& entry, std::vector<Gid> held, const
   Complete(entry, std::move(held), store);
 }
 
-void Session::CompleteDelayed(const Store& store) {
+void Session::CompleteDelayed(const ExtentStore& store) {
   while (!delayed_.empty()) {
     DelayedCompletion next = std::move(delayed_.front());
     delayed_.pop_front();
@@ -142,10 +142,10 @@ void Session::CompleteDelayed(const Store& store) {
   }
 }
 
-void Session::Complete(const CompletionEntry& entry, std::vector<Gid> held, const Store& store) {
+void Session::Complete(const CompletionEntry& entry, std::vector<ExtentId> held, const ExtentStore& store) {
   uint64_t bytes = 0;
-  for (Gid gid : held) {
-    bytes += store.length(gid);
+  for (ExtentId extent_id : held) {
+    bytes += store.length(extent_id);
   }
   const uint64_t sequence = completions_.Push(entry);
   unannounced_ = true;
@@ -155,14 +155,14 @@ void Session::Complete(const CompletionEntry& entry, std::vector<Gid> held, cons
   }
 }
 
-bool Session::ReleaseReaped(Store* store) {
+bool Session::ReleaseReaped(ExtentStore* store) {
   uint64_t reaped;
   if (completions_.Reaped(&reaped) != RingResult::kOk) {
     return false;
   }
   while (!holds_.empty() && holds_.front().sequence < reaped) {
-    for (Gid gid : holds_.front().extents) {
-      store->Unpin(gid);
+    for (ExtentId extent_id : holds_.front().extents) {
+      store->Unpin(extent_id);
     }
     held_bytes_ -= holds_.front().bytes;
     holds_.pop_front();
@@ -170,28 +170,28 @@ bool Session::ReleaseReaped(Store* store) {
   return true;
 }
 
-void Session::ReleaseAll(Store* store) {
+void Session::ReleaseAll(ExtentStore* store) {
   for (const Hold& hold : holds_) {
-    for (Gid gid : hold.extents) {
-      store->Unpin(gid);
+    for (ExtentId extent_id : hold.extents) {
+      store->Unpin(extent_id);
     }
   }
   holds_.clear();
   held_bytes_ = 0;
   for (const DelayedCompletion& completion : delayed_) {
-    for (Gid gid : completion.held) {
-      store->Unpin(gid);
+    for (ExtentId extent_id : completion.held) {
+      store->Unpin(extent_id);
     }
   }
   delayed_.clear();
 }
 
-void Session::RingBell() {
+void Session::WakeClient() {
   if (!unannounced_) {
     return;
   }
   unannounced_ = false;
-  if (completions_.TakeClientWait()) {
+  if (completions_.ClaimClientWake()) {
     ProtocolStep(ProtocolPoint::kWake, &view_.cursors->client_waiting);
     const char byte = 1;
     // A full pipe is as good: the client already has wakes to read.

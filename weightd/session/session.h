@@ -71,15 +71,15 @@ class Session {
   // Publishes a completion, or delays it while side messages wait: the client must know the segment of an
   // extent first. `held` are extents with an internal pin that is dropped when the completion has been
   // reaped.
-  void Deliver(const CompletionEntry& entry, std::vector<Gid> held, const Store& store);
+  void Deliver(const CompletionEntry& entry, std::vector<ExtentId> held, const ExtentStore& store);
   // Publishes delayed completions. REQUIRES: no side message waits.
-  void CompleteDelayed(const Store& store);
+  void CompleteDelayed(const ExtentStore& store);
   // Drops the pins of completions that the client has reaped. False: its cursor is impossible.
-  bool ReleaseReaped(Store* store);
+  bool ReleaseReaped(ExtentStore* store);
   // Drops all of them, reaped or not.
-  void ReleaseAll(Store* store);
+  void ReleaseAll(ExtentStore* store);
   // Wakes the client if it sleeps and something was completed since the last call.
-  void RingBell();
+  void WakeClient();
 
   // The progress word, for a copy to store to; it stays valid as long as the copy keeps the owner.
   std::shared_ptr<std::atomic<uint64_t>> ProgressWord(uint32_t word) const {
@@ -134,15 +134,15 @@ class Session {
 
   struct Hold {
     uint64_t sequence;
-    std::vector<Gid> extents;
+    std::vector<ExtentId> extents;
     uint64_t bytes;
   };
   struct DelayedCompletion {
     CompletionEntry entry;
-    std::vector<Gid> held;
+    std::vector<ExtentId> held;
   };
 
-  void Complete(const CompletionEntry& entry, std::vector<Gid> held, const Store& store);
+  void Complete(const CompletionEntry& entry, std::vector<ExtentId> held, const ExtentStore& store);
 
   const Options options_;
   std::shared_ptr<SharedMemory> control_;  // shared with copies that report progress into it
@@ -160,7 +160,7 @@ class Session {
   uint64_t held_bytes_ = 0;
   std::array<uint64_t, 3> seen_ = {};  // cursors and stamp at the last sign
   int64_t last_sign_nanos_ = 0;
-  bool unannounced_ = false;  // completions were pushed since the last RingBell
+  bool unannounced_ = false;  // completions were pushed since the last WakeClient
 };
 
 }  // namespace sluice

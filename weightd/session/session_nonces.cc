@@ -31,7 +31,7 @@ absl::StatusOr<SessionNonce> SessionNonces::Issue(uint64_t session) {
   DropExpired(now);
   if (waiting_.size() >= options_.limit) {
     return ReasonError(absl::StatusCode::kResourceExhausted, "TOO_MANY_SESSIONS",
-                       absl::StrCat(waiting_.size(), " sessions wait to be joined on the side socket"));
+                       absl::StrCat(waiting_.size(), " sessions wait for their side socket"));
   }
   waiting_[nonce] = Waiting{session, now + options_.lifetime};
   return nonce;

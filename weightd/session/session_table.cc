@@ -27,12 +27,12 @@ std::set<uint32_t> SessionTable::Packs() const {
   return packs;
 }
 
-void SessionTable::Doom(uint64_t session, bool misbehaved, const std::string& why) {
-  if (std::any_of(doomed_.begin(), doomed_.end(),
-                  [session](const Doomed& doomed) { return doomed.session == session; })) {
+void SessionTable::MarkForClose(uint64_t session, bool misbehaved, const std::string& why) {
+  if (std::any_of(marked_.begin(), marked_.end(),
+                  [session](const MarkedSession& marked) { return marked.session == session; })) {
     return;
   }
-  doomed_.push_back(Doomed{session, misbehaved});
+  marked_.push_back(MarkedSession{session, misbehaved});
   log_->Say(misbehaved ? LogSeverity::kWarning : LogSeverity::kInfo,
             absl::StrCat("session ", session, misbehaved ? " misbehaved and is ended: " : ": ", why));
 }

@@ -22,7 +22,7 @@ namespace sluice {
 
 class SessionTable {
  public:
-  struct Doomed {
+  struct MarkedSession {
     uint64_t session = 0;
     bool misbehaved = false;  // false: its connection has gone, the process perhaps not
   };
@@ -43,14 +43,14 @@ class SessionTable {
   std::set<uint32_t> Packs() const;
 
   // Marks the session to end after this round; the first reason is logged, later ones are not.
-  void Doom(uint64_t session, bool misbehaved, const std::string& why);
+  void MarkForClose(uint64_t session, bool misbehaved, const std::string& why);
   // Sessions doomed since the last call.
-  std::vector<Doomed> TakeDoomed() { return std::exchange(doomed_, {}); }
+  std::vector<MarkedSession> TakeMarked() { return std::exchange(marked_, {}); }
 
  private:
   StoreLog* const log_;
   std::map<uint64_t, std::unique_ptr<Session>> sessions_;
-  std::vector<Doomed> doomed_;
+  std::vector<MarkedSession> marked_;
   uint64_t next_id_ = 1;
 };
 

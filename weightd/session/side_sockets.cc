@@ -48,7 +48,7 @@ void SideSockets::Flush(Session* session) {
       break;
     }
     if (!sent.ok()) {
-      sessions_->Doom(session->id(), /*misbehaved=*/false, std::string(sent.message()));
+      sessions_->MarkForClose(session->id(), /*misbehaved=*/false, std::string(sent.message()));
       return;
     }
     session->out.pop_front();
@@ -59,7 +59,7 @@ void SideSockets::Flush(Session* session) {
     const absl::Status watched =
         poller_->RewatchReadable(session->side_socket.get(), {session->id(), PollKind::kSideSocket}, blocked);
     if (!watched.ok()) {
-      sessions_->Doom(session->id(), /*misbehaved=*/false, std::string(watched.message()));
+      sessions_->MarkForClose(session->id(), /*misbehaved=*/false, std::string(watched.message()));
     }
   }
   if (!blocked) {
@@ -80,9 +80,9 @@ std::optional<SidePacket> SideSockets::Receive(Session* session) {
     return *std::move(packet);
   }
   if (absl::IsInvalidArgument(packet.status())) {
-    sessions_->Doom(session->id(), /*misbehaved=*/true, std::string(packet.status().message()));
+    sessions_->MarkForClose(session->id(), /*misbehaved=*/true, std::string(packet.status().message()));
   } else if (!absl::IsUnavailable(packet.status())) {
-    sessions_->Doom(session->id(), /*misbehaved=*/false, "its side socket has closed");
+    sessions_->MarkForClose(session->id(), /*misbehaved=*/false, "its side socket has closed");
   }
   return std::nullopt;
 }

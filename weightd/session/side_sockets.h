@@ -24,7 +24,7 @@ namespace sluice {
 class SideSockets {
  public:
   // All borrowed.
-  SideSockets(uint64_t boot_epoch, Poller* poller, const Store* store, SessionTable* sessions)
+  SideSockets(uint64_t boot_epoch, Poller* poller, const ExtentStore* store, SessionTable* sessions)
       : boot_epoch_(boot_epoch), poller_(poller), store_(store), sessions_(sessions) {}
 
   // Sends WELCOME and watches the socket and the process behind it. An error before WELCOME was sent leaves
@@ -46,7 +46,7 @@ class SideSockets {
  private:
   const uint64_t boot_epoch_;
   Poller* const poller_;
-  const Store* const store_;
+  const ExtentStore* const store_;
   SessionTable* const sessions_;
 };
 

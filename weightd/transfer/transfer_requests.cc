@@ -54,15 +54,15 @@ void TransferRequests::Accept(Session* session, const SubmissionEntry& entry, st
     return;
   }
   // The demand's own fill is coalesced with the prefetch's reads, so their queue need not be waited for.
-  swallowed_ = {same->session, same->entry.id};
+  superseded_ = {same->session, same->entry.id};
   for (uint64_t follower : std::exchange(same->followers, {})) {
     Follow(Find(follower), request);
   }
   Follow(same, request);
-  const std::pair<uint64_t, uint64_t> waited = *swallowed_;
+  const std::pair<uint64_t, uint64_t> waited = *superseded_;
   StartFill(*request);
   fetcher_->Cancel(waited.first, waited.second);
-  swallowed_.reset();
+  superseded_.reset();
 }
 
 TransferRequests::Request* TransferRequests::Find(uint64_t number) {
@@ -121,10 +121,10 @@ void TransferRequests::StartFill(const Request& request) {
   fetcher_->Accept(fill);
 }
 
-bool TransferRequests::OnFilled(uint64_t session, const CompletionEntry& entry, std::vector<Gid>* held) {
-  if (swallowed_ == std::pair(session, entry.id)) {
-    for (Gid gid : std::exchange(*held, {})) {
-      tier_->store().Unpin(gid);
+bool TransferRequests::OnFilled(uint64_t session, const CompletionEntry& entry, std::vector<ExtentId>* held) {
+  if (superseded_ == std::pair(session, entry.id)) {
+    for (ExtentId extent_id : std::exchange(*held, {})) {
+      tier_->store().Unpin(extent_id);
     }
     return true;  // it ends with its leader
   }
@@ -134,12 +134,12 @@ bool TransferRequests::OnFilled(uint64_t session, const CompletionEntry& entry, 
   }
   request->completion = entry;
   request->held = std::exchange(*held, {});
-  for (Gid gid : request->held) {
-    pinned_bytes_ += tier_->store().length(gid);
+  for (ExtentId extent_id : request->held) {
+    pinned_bytes_ += tier_->store().length(extent_id);
   }
   auto code = static_cast<absl::StatusCode>(entry.code);
-  const bool gone = std::any_of(request->held.begin(), request->held.end(), [this](Gid gid) {
-    return tier_->store().state(gid) != ExtentState::kResident;
+  const bool gone = std::any_of(request->held.begin(), request->held.end(), [this](ExtentId extent_id) {
+    return tier_->store().state(extent_id) != ExtentState::kResident;
   });
   if (gone && code == absl::StatusCode::kOk && !request->stale) {
     // The scrub took an extent away while the others were read.
@@ -161,15 +161,15 @@ bool TransferRequests::OnFilled(uint64_t session, const CompletionEntry& entry, 
 // A link may be slower than its prefetches; their sources must not fill all of memory.
 bool TransferRequests::PrefetchesPinTooMuch(const Request& request) const {
   uint64_t own = 0;
-  for (Gid gid : request.held) {
-    own += tier_->store().length(gid);
+  for (ExtentId extent_id : request.held) {
+    own += tier_->store().length(extent_id);
   }
   return pinned_bytes_ > own && pinned_bytes_ > tier_->arena().budget() / kPrefetchShare;
 }
 
-const std::byte* TransferRequests::DataOf(Gid gid) const {
-  const Store& store = tier_->store();
-  return tier_->arena().memory(store.segment(gid))->map.data() + store.offset(gid);
+const std::byte* TransferRequests::DataOf(ExtentId extent_id) const {
+  const ExtentStore& store = tier_->store();
+  return tier_->arena().memory(store.segment(extent_id))->map.data() + store.offset(extent_id);
 }
 
 PartCopy TransferRequests::CopyOf(const Request& request, Part part) const {
@@ -177,7 +177,7 @@ PartCopy TransferRequests::CopyOf(const Request& request, Part part) const {
   const PartRows place = request.source->ExpertPart(entry.layer, entry.expert, part);
   const auto p = static_cast<size_t>(part);
   PartCopy copy;
-  copy.source = DataOf(tier_->store().FirstGid(request.pack) + place.extent) + place.base;
+  copy.source = DataOf(tier_->store().FirstExtentId(request.pack) + place.extent) + place.base;
   copy.source_stride = place.stride;
   copy.dest = entry.base[p];
   copy.dest_stride = entry.stride[p];
@@ -188,7 +188,7 @@ PartCopy TransferRequests::CopyOf(const Request& request, Part part) const {
 TransferPlan TransferRequests::PlanOf(const Request& request) const {
   const SubmissionEntry& entry = request.entry;
   if (entry.opcode == Opcode::kTransferExtent) {
-    return MakeRangePlan(DataOf(tier_->store().FirstGid(request.pack) + entry.extent), entry.base[0],
+    return MakeRangePlan(DataOf(tier_->store().FirstExtentId(request.pack) + entry.extent), entry.base[0],
                          static_cast<uint32_t>(request.source->extent(entry.extent).length), plan_);
   }
   std::vector<PartCopy> parts;
@@ -229,12 +229,12 @@ void TransferRequests::OnEnd(const TransferEnd& end) {
   }
   request->completion.copy_us = static_cast<uint32_t>(std::min<int64_t>(end.copy_nanos / 1000, UINT32_MAX));
   request->completion.link_bytes = end.link_bytes;
-  for (Gid gid : request->held) {
+  for (ExtentId extent_id : request->held) {
     // The use has no lease, so the eviction learns of it here.
     if (!end.cancelled && IsScan(request->entry)) {
-      tier_->NoteScanned(gid, request->entry.step);
+      tier_->NoteScanned(extent_id, request->entry.step);
     } else if (!end.cancelled) {
-      tier_->NoteUse(gid);
+      tier_->NoteUse(extent_id);
     }
   }
   Finish(request, !end.error.ok() ? absl::StatusCode::kInternal
@@ -263,9 +263,9 @@ void TransferRequests::Finish(Request* request, absl::StatusCode code) {
 }
 
 void TransferRequests::Unpin(Request* request) {
-  for (Gid gid : std::exchange(request->held, {})) {
-    pinned_bytes_ -= tier_->store().length(gid);
-    tier_->store().Unpin(gid);
+  for (ExtentId extent_id : std::exchange(request->held, {})) {
+    pinned_bytes_ -= tier_->store().length(extent_id);
+    tier_->store().Unpin(extent_id);
   }
 }
 

@@ -37,7 +37,7 @@ class TransferRequests {
   void Accept(Session* session, const SubmissionEntry& entry, std::vector<uint32_t> neurons);
   bool IsOutstanding(uint64_t session, uint64_t id) const { return by_id_.contains({session, id}); }
   // Handles the end of a request's fill. False: it is no transfer; else `held` was taken over.
-  bool OnFilled(uint64_t session, const CompletionEntry& entry, std::vector<Gid>* held);
+  bool OnFilled(uint64_t session, const CompletionEntry& entry, std::vector<ExtentId>* held);
   // True if there is such a request; it ends soon, cancelled or not.
   bool Cancel(uint64_t session, uint64_t id);
   // Ends the session's prefetches of `pack` whose copies have not started and that are not after (step,
@@ -63,7 +63,7 @@ class TransferRequests {
     std::shared_ptr<std::atomic<uint64_t>> progress;
     const ExtentSource* source = nullptr;
     CompletionEntry completion{};  // the fill's completion
-    std::vector<Gid> held;
+    std::vector<ExtentId> held;
     bool copying = false;
     bool stale = false;               // a prefetch that is not to be copied after its fill
     bool dropped = false;             // its session is gone
@@ -80,7 +80,7 @@ class TransferRequests {
   void StartFill(const Request& request);
   void StartCopy(Request* request);
   bool PrefetchesPinTooMuch(const Request& request) const;
-  const std::byte* DataOf(Gid gid) const;
+  const std::byte* DataOf(ExtentId extent_id) const;
   PartCopy CopyOf(const Request& request, Part part) const;
   TransferPlan PlanOf(const Request& request) const;
   // Completes and removes the request and its followers.
@@ -98,7 +98,7 @@ class TransferRequests {
   std::map<uint64_t, std::unique_ptr<Request>> requests_;    // by number
   std::map<std::pair<uint64_t, uint64_t>, uint64_t> by_id_;  // (session, id) -> number
   // A prefetch whose fill ends because a demand's fill replaced it.
-  std::optional<std::pair<uint64_t, uint64_t>> swallowed_;
+  std::optional<std::pair<uint64_t, uint64_t>> superseded_;
   uint64_t next_number_ = 1;
   uint64_t pinned_bytes_ = 0;
 };

@@ -70,29 +70,29 @@ void Add(const api::LayerStats& layer, double sign, Counts* to) {
   add(layer.neurons().wanted(), &to->neurons_wanted);
 }
 
-Json Share(double part, double whole) { return whole > 0 ? Json(part / whole) : Json(); }
+Json ShareJson(double part, double whole) { return whole > 0 ? Json(part / whole) : Json(); }
 
 Json Shares(const Counts& c) {
   return Json::Object()
       .Set("requests", static_cast<uint64_t>(c.requests))
-      .Set("hit_rate", Share(c.hits, c.requests))
-      .Set("late_share", Share(c.late, c.requests))
+      .Set("hit_rate", ShareJson(c.hits, c.requests))
+      .Set("late_share", ShareJson(c.late, c.requests))
       .Set("skipped", static_cast<uint64_t>(c.skipped))
-      .Set("predictor_precision", Share(c.predictions.right, c.predictions.predicted))
-      .Set("predictor_recall", Share(c.predictions.right, c.predictions.wanted))
-      .Set("best_prediction_right", Share(c.predictions.best_right, c.predictions.rows))
-      .Set("best_expert_predicted", Share(c.predictions.best_found, c.predictions.rows))
+      .Set("predictor_precision", ShareJson(c.predictions.right, c.predictions.predicted))
+      .Set("predictor_recall", ShareJson(c.predictions.right, c.predictions.wanted))
+      .Set("best_prediction_right", ShareJson(c.predictions.best_right, c.predictions.rows))
+      .Set("best_expert_predicted", ShareJson(c.predictions.best_found, c.predictions.rows))
       .Set("prefetched", static_cast<uint64_t>(c.issued))
-      .Set("prefetched_active", Share(c.useful + c.late, c.issued))
-      .Set("single_share", Share(c.single, c.routed_rows))
-      .Set("exchanged_share", Share(c.exchanged, c.pairs))
+      .Set("prefetched_active", ShareJson(c.useful + c.late, c.issued))
+      .Set("single_share", ShareJson(c.single, c.routed_rows))
+      .Set("exchanged_share", ShareJson(c.exchanged, c.pairs))
       .Set("neurons_requested", static_cast<uint64_t>(c.neurons))
-      .Set("neuron_hit_rate", Share(c.neuron_hits, c.neurons))
+      .Set("neuron_hit_rate", ShareJson(c.neuron_hits, c.neurons))
       .Set("neurons_fetched", static_cast<uint64_t>(c.neurons_fetched))
-      .Set("neurons_left_out_share", Share(c.neurons_left_out, c.neurons))
+      .Set("neurons_left_out_share", ShareJson(c.neurons_left_out, c.neurons))
       .Set("neurons_predicted", static_cast<uint64_t>(c.neurons_predicted))
-      .Set("neuron_precision", Share(c.neurons_right, c.neurons_predicted))
-      .Set("neuron_recall", Share(c.neurons_right, c.neurons_wanted));
+      .Set("neuron_precision", ShareJson(c.neurons_right, c.neurons_predicted))
+      .Set("neuron_recall", ShareJson(c.neurons_right, c.neurons_wanted));
 }
 
 // Counters of one layer by prediction depth.
@@ -107,8 +107,8 @@ Json DepthsJson(const api::LayerStats* before, const api::LayerStats& after) {
     depths.Append(Json::Object()
                       .Set("depth", uint64_t{at.depth()})
                       .Set("predicted", static_cast<uint64_t>(counts.predicted))
-                      .Set("predictor_precision", Share(counts.right, counts.predicted))
-                      .Set("predictor_recall", Share(counts.right, counts.wanted)));
+                      .Set("predictor_precision", ShareJson(counts.right, counts.predicted))
+                      .Set("predictor_recall", ShareJson(counts.right, counts.wanted)));
   }
   return depths;
 }

@@ -15,7 +15,7 @@
 namespace sluice {
 namespace {
 
-constexpr uint64_t kMostBytes = uint64_t{4} << 30;
+constexpr uint64_t kMaxBytes = uint64_t{4} << 30;
 // Beyond the caches of any CPU with a few cores.
 constexpr uint64_t kLeastBytes = uint64_t{256} << 20;
 constexpr uint64_t kHugePage = uint64_t{2} << 20;
@@ -23,7 +23,7 @@ constexpr uint64_t kHugePage = uint64_t{2} << 20;
 }  // namespace
 
 ReadBaseSize SizeOfReadBase(uint64_t pack_bytes, uint64_t usable_bytes) {
-  const uint64_t wanted = std::max(std::min(pack_bytes, kMostBytes) / kHugePage, uint64_t{1}) * kHugePage;
+  const uint64_t wanted = std::max(std::min(pack_bytes, kMaxBytes) / kHugePage, uint64_t{1}) * kHugePage;
   const uint64_t bytes = std::min(wanted, usable_bytes / 2 / kHugePage * kHugePage);
   if (bytes == wanted) {
     return {bytes, ""};

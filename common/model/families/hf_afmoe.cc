@@ -26,26 +26,26 @@ MoeConfig ReadAfmoeMixture(HfFields* fields) {
   moe.routed_scale = static_cast<float>(fields->Real("route_scale", 1e-6, 1e6, 1));
   moe.norm_topk_prob = fields->Flag("route_norm", true);
   moe.activation = ReadActivation(fields);
-  fields->OnlyWord("score_func", "sigmoid");
+  fields->RequireWord("score_func", "sigmoid");
   // One group counts as none, regardless of its score.
-  fields->OnlyNumber("num_expert_groups", 1);
-  fields->OnlyNumber("num_limited_groups", 1);
-  fields->OnlyNumber("n_group", 1);
-  fields->OnlyNumber("topk_group", 1);
+  fields->RequireNumber("num_expert_groups", 1);
+  fields->RequireNumber("num_limited_groups", 1);
+  fields->RequireNumber("n_group", 1);
+  fields->RequireNumber("topk_group", 1);
   return moe;
 }
 
 }  // namespace
 
 ModelConfig ReadAfmoe(HfFields* fields) {
-  ModelConfig model = ReadFrame("afmoe", {.max_position = 16384, .epsilon = 1e-5}, fields);
+  ModelConfig model = ReadBaseConfig("afmoe", {.max_position = 16384, .epsilon = 1e-5}, fields);
   if (fields->Flag("mup_enabled", false)) {
     model.embedding_scale = std::sqrt(static_cast<float>(model.hidden));
   }
   AttentionConfig attention = ReadGrouped({.head_dim = 128}, model, fields);
   attention.qk_norm = QkNorm::kPerHead;
   attention.output_gate = true;
-  fields->OnlyOff("attention_bias");
+  fields->RequireOff("attention_bias");
   const MoeConfig moe = ReadAfmoeMixture(fields);
   const MoeConfig dense = DenseFfn(fields->Number("intermediate_size", 1, kMaxWidth), moe.activation);
   const uint32_t dense_layers = fields->Number("num_dense_layers", 0, kMaxLayers, 1);
@@ -68,7 +68,7 @@ ModelConfig ReadAfmoe(HfFields* fields) {
 }
 
 void MapAfmoe(const ModelConfig& config, TensorMapper* mapper) {
-  MapEnds(config, {}, mapper);
+  MapEmbeddingAndHead(config, {}, mapper);
   const LayerNormNames norms = {.ffn = "pre_mlp_layernorm",
                                 .attention_post = "post_attention_layernorm",
                                 .ffn_post = "post_mlp_layernorm"};

@@ -13,9 +13,9 @@ namespace sluice {
 namespace {
 
 // V3 and models of the same design.
-ModelConfig ReadV3(const std::string& family, const FrameDefaults& defaults, uint32_t first_dense,
+ModelConfig ReadV3(const std::string& family, const BaseDefaults& defaults, uint32_t first_dense,
                    HfFields* fields) {
-  ModelConfig model = ReadFrame(family, defaults, fields);
+  ModelConfig model = ReadBaseConfig(family, defaults, fields);
   const bool interleaved = fields->Flag("rope_interleave", true);
   const AttentionConfig attention = ReadLatent({.interleaved = interleaved}, model, fields);
   for (LayerConfig& layer : model.layers) layer.attention = attention;
@@ -23,8 +23,8 @@ ModelConfig ReadV3(const std::string& family, const FrameDefaults& defaults, uin
   moe.router = RouterKind::kSigmoidTopK;
   moe.router_correction = true;
   moe.routed_scale = static_cast<float>(fields->Real("routed_scaling_factor", 1e-6, 1e6, 2.5));
-  fields->OnlyWord("scoring_func", "sigmoid");
-  fields->OnlyWord("topk_method", "noaux_tc");
+  fields->RequireWord("scoring_func", "sigmoid");
+  fields->RequireWord("topk_method", "noaux_tc");
   moe.group_score = GroupScore::kTopTwoSum;
   ReadGroups(8, 4, &moe, fields);
   SetDeepseekFfns(first_dense, moe, &model, fields);
@@ -33,7 +33,7 @@ ModelConfig ReadV3(const std::string& family, const FrameDefaults& defaults, uin
   return model;
 }
 
-ModelConfig ReadIndexed(const std::string& family, const FrameDefaults& defaults, HfFields* fields) {
+ModelConfig ReadIndexed(const std::string& family, const BaseDefaults& defaults, HfFields* fields) {
   ModelConfig model = ReadV3(family, defaults, 3, fields);
   fields->Skip("index_head_dim");
   fields->Skip("index_n_heads");
@@ -44,29 +44,29 @@ ModelConfig ReadIndexed(const std::string& family, const FrameDefaults& defaults
 }  // namespace
 
 ModelConfig ReadDeepseek(HfFields* fields) {
-  ModelConfig model = ReadFrame("deepseek", {.max_position = 2048}, fields);
+  ModelConfig model = ReadBaseConfig("deepseek", {.max_position = 2048}, fields);
   AttentionConfig attention = ReadGrouped({}, model, fields);
-  fields->OnlyOff("attention_bias");
+  fields->RequireOff("attention_bias");
   for (LayerConfig& layer : model.layers) layer.attention = attention;
-  fields->OnlyWord("scoring_func", "softmax");
+  fields->RequireWord("scoring_func", "softmax");
   SetDeepseekFfns(0, ReadDeepseekMixture(0, false, fields), &model, fields);
   return model;
 }
 
 ModelConfig ReadDeepseekV2(HfFields* fields) {
-  ModelConfig model = ReadFrame("deepseek_v2", {.max_position = 2048}, fields);
+  ModelConfig model = ReadBaseConfig("deepseek_v2", {.max_position = 2048}, fields);
   const AttentionConfig attention = ReadLatent({}, model, fields);
   for (LayerConfig& layer : model.layers) layer.attention = attention;
   MoeConfig moe = ReadDeepseekMixture(2, false, fields);
   moe.norm_topk_prob = false;  // transformers' router has the member and never normalizes
   moe.routed_scale = static_cast<float>(fields->Real("routed_scaling_factor", 1e-6, 1e6, 1));
-  fields->OnlyWord("scoring_func", "softmax");
+  fields->RequireWord("scoring_func", "softmax");
   // V2 has groups; V2-Lite has their members but does not use them.
   const std::string method = fields->Word("topk_method", "greedy");
   if (method == "group_limited_greedy") {
     ReadGroups(1, 1, &moe, fields);
   } else {
-    fields->OnlyWord("topk_method", "greedy");
+    fields->RequireWord("topk_method", "greedy");
     fields->Skip("n_group");
     fields->Skip("topk_group");
   }
@@ -88,7 +88,7 @@ ModelConfig ReadGlmMoeDsa(HfFields* fields) {
 }
 
 ModelConfig ReadMistral4(HfFields* fields) {
-  ModelConfig model = ReadFrame("mistral4", {.max_position = 1048576}, fields);
+  ModelConfig model = ReadBaseConfig("mistral4", {.max_position = 1048576}, fields);
   const bool interleaved = fields->Flag("rope_interleave", true);
   const AttentionConfig attention = ReadLatent(
       {.q_rank = 1024, .kv_rank = 256, .nope_dim = 64, .interleaved = interleaved, .temperature = true},
@@ -104,7 +104,7 @@ ModelConfig ReadMistral4(HfFields* fields) {
 
 void MapDeepseek(const ModelConfig& config, TensorMapper* mapper) {
   IgnorePredictionLayers(config, mapper);
-  MapEnds(config, {}, mapper);
+  MapEmbeddingAndHead(config, {}, mapper);
   MapLayers(config, "model.layers.", mapper, [](LayerMapper* layer) {
     if (layer->attention().kind == AttentionKind::kLatent) {
       MapLatent(layer);

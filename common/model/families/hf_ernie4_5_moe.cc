@@ -25,18 +25,18 @@ MoeConfig ReadErnieMixture(HfFields* fields) {
   moe.activation = ReadActivation(fields);
   // Lower bound of the sum of the chosen probabilities; the experts of a smaller sum are negligible.
   fields->Real("moe_norm_min", 0, 1e-6, 1e-12);
-  fields->OnlyFlag("moe_use_aux_free", true);
+  fields->RequireFlag("moe_use_aux_free", true);
   return moe;
 }
 
 }  // namespace
 
 ModelConfig ReadErnie45Moe(HfFields* fields) {
-  ModelConfig model = ReadFrame("ernie4_5_moe", {.max_position = 131072, .epsilon = 1e-5}, fields);
+  ModelConfig model = ReadBaseConfig("ernie4_5_moe", {.max_position = 131072, .epsilon = 1e-5}, fields);
   model.tied_embeddings = fields->Flag("tie_word_embeddings", true);
   AttentionConfig attention = ReadGrouped({.kv_heads = 4, .rope = {.theta = 5e5}}, model, fields);
   attention.rope.interleaved = true;
-  fields->OnlyOff("use_bias");
+  fields->RequireOff("use_bias");
   const MoeConfig moe = ReadErnieMixture(fields);
   const MoeConfig dense = DenseFfn(fields->Number("intermediate_size", 1, kMaxWidth), moe.activation);
   const uint32_t layers = static_cast<uint32_t>(model.layers.size());
@@ -54,7 +54,7 @@ ModelConfig ReadErnie45Moe(HfFields* fields) {
 void MapErnie45Moe(const ModelConfig& config, TensorMapper* mapper) {
   mapper->IgnorePrefix("model.mtp_");
   mapper->IgnorePrefix("mtp");
-  MapEnds(config, {}, mapper);
+  MapEmbeddingAndHead(config, {}, mapper);
   MapLayers(config, "model.layers.", mapper, [](LayerMapper* layer) {
     const MoeConfig& moe = layer->moe();
     layer->GroupedAttention();

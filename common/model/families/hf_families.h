@@ -1,5 +1,5 @@
 // The families: the config reader of each, and the tensor names of its checkpoints. Rows of the tables in
-// hf_config.cc and hf_tensors.cc.
+// hf_config.cc.
 //
 // A reader asks `fields` for every member that matters; the caller checks fields->Finish(). A mapper names
 // every tensor of the checkpoint; the caller checks mapper->Finish().

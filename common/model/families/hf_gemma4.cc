@@ -23,11 +23,11 @@ Ropes ReadRopes(HfFields* fields) {
   Ropes ropes;
   fields->Group("rope_parameters", [&](HfFields* types) {
     types->Group("sliding_attention", [&](HfFields* group) {
-      group->OnlyWord("rope_type", "default");
+      group->RequireWord("rope_type", "default");
       ropes.sliding.theta = group->Real("rope_theta", 1e-3, 1e30, ropes.sliding.theta);
     });
     types->Group("full_attention", [&](HfFields* group) {
-      group->OnlyWord("rope_type", "proportional");
+      group->RequireWord("rope_type", "proportional");
       ropes.full.theta = group->Real("rope_theta", 1e-3, 1e30, ropes.full.theta);
       ropes.turned_share = group->Real("partial_rotary_factor", 0, 1, 1);
     });
@@ -55,7 +55,7 @@ void ReadGemmaAttention(ModelConfig* model, HfFields* fields) {
   sliding.scale = 1;  // the norms of q and k replace the usual scaling
   sliding.qk_norm = QkNorm::kPerHead;
   sliding.value_norm = true;
-  fields->OnlyOff("attention_bias");
+  fields->RequireOff("attention_bias");
   const Ropes ropes = ReadRopes(fields);
   AttentionConfig full = sliding;
   full.head_dim = fields->Number("global_head_dim", 2, kMaxHeadDim, 512);
@@ -89,7 +89,7 @@ MoeConfig ReadGemmaMixture(HfFields* fields) {
   moe.experts = fields->Number("num_experts", 1, kMaxExperts);
   moe.top_k = fields->Number("top_k_experts", 1, moe.experts);
   moe.expert_width = fields->Number("moe_intermediate_size", 1, kMaxWidth);
-  moe.beside_width = fields->Number("intermediate_size", 1, kMaxWidth);
+  moe.dense_ffn_width = fields->Number("intermediate_size", 1, kMaxWidth);
   moe.expert_scale = true;
   moe.activation = ReadActivation(fields, "hidden_activation", "gelu_pytorch_tanh");
   return moe;
@@ -98,7 +98,7 @@ MoeConfig ReadGemmaMixture(HfFields* fields) {
 }  // namespace
 
 ModelConfig ReadGemma4(HfFields* fields) {
-  ModelConfig model = ReadFrame("gemma4_text", {.max_position = 131072}, fields);
+  ModelConfig model = ReadBaseConfig("gemma4_text", {.max_position = 131072}, fields);
   model.tied_embeddings = fields->Flag("tie_word_embeddings", true);
   model.embedding_scale = std::sqrt(static_cast<float>(model.hidden));
   model.logit_cap = static_cast<float>(fields->Real("final_logit_softcapping", 0, 1e6, 0));
@@ -112,9 +112,9 @@ ModelConfig ReadGemma4(HfFields* fields) {
     fields->Refuse("hidden_size_per_layer_input");
   }
   fields->Skip("vocab_size_per_layer_input");
-  fields->OnlyNumber("num_kv_shared_layers", 0);
-  fields->OnlyOff("use_double_wide_mlp");
-  fields->OnlyWord("use_bidirectional_attention", "vision");  // applies to images only
+  fields->RequireNumber("num_kv_shared_layers", 0);
+  fields->RequireOff("use_double_wide_mlp");
+  fields->RequireWord("use_bidirectional_attention", "vision");  // applies to images only
   return model;
 }
 
@@ -126,7 +126,7 @@ void MapGemma4(const ModelConfig& config, TensorMapper* mapper) {
        {"model.vision_tower.", "model.embed_vision.", "model.audio_tower.", "model.embed_audio."}) {
     if (nested) mapper->IgnorePrefix(prefix);
   }
-  MapEnds(config, {.embed = inner + "embed_tokens.weight", .norm = inner + "norm"}, mapper);
+  MapEmbeddingAndHead(config, {.embed = inner + "embed_tokens.weight", .norm = inner + "norm"}, mapper);
   const LayerNormNames norms = {.ffn = "pre_feedforward_layernorm",
                                 .attention_post = "post_attention_layernorm",
                                 .ffn_post = "post_feedforward_layernorm"};
@@ -136,8 +136,8 @@ void MapGemma4(const ModelConfig& config, TensorMapper* mapper) {
         const MoeConfig& moe = layer->moe();
         const uint32_t hidden = layer->hidden();
         layer->GroupedAttention();
-        layer->BesideFfn("mlp.");
-        layer->Dense(dense::kBesidePostNorm, layer->Vector("post_feedforward_layernorm_1.weight", hidden));
+        layer->ParallelFfn("mlp.");
+        layer->Dense(dense::kParallelPostNorm, layer->Vector("post_feedforward_layernorm_1.weight", hidden));
         layer->Dense(dense::kExpertsNorm, layer->Vector("pre_feedforward_layernorm_2.weight", hidden));
         layer->Dense(dense::kExpertsPostNorm, layer->Vector("post_feedforward_layernorm_2.weight", hidden));
         layer->Dense(dense::kRouter, layer->Matrix("router.proj.weight", moe.experts, hidden));

@@ -24,7 +24,7 @@ MoeConfig ReadCorrected(uint32_t shared, bool norm_topk_prob, double routed_scal
 }  // namespace
 
 ModelConfig ReadGlm4Moe(HfFields* fields) {
-  ModelConfig model = ReadFrame("glm4_moe", {.max_position = 131072, .epsilon = 1e-5}, fields);
+  ModelConfig model = ReadBaseConfig("glm4_moe", {.max_position = 131072, .epsilon = 1e-5}, fields);
   AttentionConfig attention =
       ReadGrouped({.kv_heads = 8, .rope = {.partial = 0.5, .may_be_partial = true}}, model, fields);
   attention.qkv_bias = fields->Flag("attention_bias", false);
@@ -37,7 +37,7 @@ ModelConfig ReadGlm4Moe(HfFields* fields) {
 }
 
 ModelConfig ReadGlm4MoeLite(HfFields* fields) {
-  ModelConfig model = ReadFrame("glm4_moe_lite", {.max_position = 202752, .epsilon = 1e-5}, fields);
+  ModelConfig model = ReadBaseConfig("glm4_moe_lite", {.max_position = 202752, .epsilon = 1e-5}, fields);
   const bool interleaved = fields->Flag("rope_interleave", true);
   const AttentionConfig attention = ReadLatent(
       {.q_rank = 768, .nope_dim = 192, .value_dim = 256, .interleaved = interleaved}, model, fields);
@@ -50,19 +50,19 @@ ModelConfig ReadGlm4MoeLite(HfFields* fields) {
     const bool is_dense = types.empty() ? i == 0 : types[i] == "dense";
     model.layers[i] = {attention, is_dense ? dense : moe};
   }
-  fields->OnlyWord("topk_method", "noaux_tc");
+  fields->RequireWord("topk_method", "noaux_tc");
   fields->Skip("num_nextn_predict_layers");
   return model;
 }
 
 ModelConfig ReadDots1(HfFields* fields) {
-  ModelConfig model = ReadFrame("dots1", {.max_position = 2048}, fields);
+  ModelConfig model = ReadBaseConfig("dots1", {.max_position = 2048}, fields);
   AttentionConfig attention = ReadGrouped({.kv_heads = 32}, model, fields);
   attention.qkv_bias = attention.output_bias = fields->Flag("attention_bias", false);
   attention.qk_norm = QkNorm::kPerHead;
   SetDeepseekFfns(0, ReadCorrected(0, false, 1, fields), &model, fields);
   // Published folders name the method in place of the function.
-  if (fields->Word("scoring_func", "noaux_tc") != "noaux_tc") fields->OnlyWord("scoring_func", "sigmoid");
+  if (fields->Word("scoring_func", "noaux_tc") != "noaux_tc") fields->RequireWord("scoring_func", "sigmoid");
   const uint32_t window =
       fields->Number("sliding_window", 0, kMaxPosition, fields->IsNull("sliding_window") ? 0 : 4096);
   const uint32_t from = fields->Number("max_window_layers", 0, kMaxLayers, 62);
@@ -78,7 +78,7 @@ ModelConfig ReadDots1(HfFields* fields) {
 
 void MapGlm4Moe(const ModelConfig& config, TensorMapper* mapper) {
   IgnorePredictionLayers(config, mapper);
-  MapEnds(config, {}, mapper);
+  MapEmbeddingAndHead(config, {}, mapper);
   MapLayers(config, "model.layers.", mapper, [](LayerMapper* layer) {
     if (layer->attention().kind == AttentionKind::kLatent) {
       MapLatent(layer);

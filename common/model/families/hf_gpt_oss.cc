@@ -56,7 +56,7 @@ void MapMxfp4Experts(LayerMapper* layer) {
 }  // namespace
 
 ModelConfig ReadGptOss(HfFields* fields) {
-  ModelConfig model = ReadFrame("gpt_oss", {.max_position = 131072, .epsilon = 1e-5}, fields);
+  ModelConfig model = ReadBaseConfig("gpt_oss", {.max_position = 131072, .epsilon = 1e-5}, fields);
   AttentionConfig attention =
       ReadGrouped({.kv_heads = 8, .head_dim = 64, .rope = {.theta = 150000}}, model, fields);
   if (!fields->Has("rope_parameters") && !fields->Has("rope_scaling")) {
@@ -88,7 +88,7 @@ ModelConfig ReadGptOss(HfFields* fields) {
 }
 
 void MapGptOss(const ModelConfig& config, TensorMapper* mapper) {
-  MapEnds(config, {}, mapper);
+  MapEmbeddingAndHead(config, {}, mapper);
   MapLayers(config, "model.layers.", mapper, [](LayerMapper* layer) {
     const MoeConfig& moe = layer->moe();
     layer->GroupedAttention();

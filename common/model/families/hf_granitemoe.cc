@@ -18,7 +18,7 @@ float ReadFactor(const char* key, HfFields* fields) {
 }
 
 ModelConfig ReadGraniteFrame(const std::string& family, HfFields* fields) {
-  ModelConfig model = ReadFrame(family, {.max_position = 2048}, fields);
+  ModelConfig model = ReadBaseConfig(family, {.max_position = 2048}, fields);
   model.embedding_scale = ReadFactor("embedding_multiplier", fields);
   model.residual_scale = ReadFactor("residual_multiplier", fields);
   model.logit_scale = static_cast<float>(1 / fields->Real("logits_scaling", kSmallest, kLargest, 1));
@@ -48,10 +48,10 @@ AttentionConfig ReadGraniteMamba(uint32_t hidden, HfFields* fields) {
   MambaConfig& mamba = attention.mamba;
   mamba.heads = fields->Number("mamba_n_heads", 1, kMaxHeads, 128);
   const uint32_t expand = fields->Number("mamba_expand", 1, 64, 2);
-  if (fields->IsWhole("mamba_d_head")) {
+  if (fields->IsUnsigned("mamba_d_head")) {
     mamba.head_dim = fields->Number("mamba_d_head", 1, kMaxHeadDim);
   } else {
-    fields->OnlyWord("mamba_d_head", "auto");
+    fields->RequireWord("mamba_d_head", "auto");
     mamba.head_dim = static_cast<uint32_t>(uint64_t{expand} * hidden / mamba.heads);
   }
   if (uint64_t{mamba.heads} * mamba.head_dim != uint64_t{expand} * hidden) {
@@ -62,8 +62,8 @@ AttentionConfig ReadGraniteMamba(uint32_t hidden, HfFields* fields) {
   mamba.state = fields->Number("mamba_d_state", 1, kMaxHeadDim, 256);
   mamba.conv_kernel = fields->Number("mamba_d_conv", 1, kMaxConvKernel, 4);
   ReadTimeSteps(&mamba, fields);
-  fields->OnlyFlag("mamba_conv_bias", true);
-  fields->OnlyOff("mamba_proj_bias");
+  fields->RequireFlag("mamba_conv_bias", true);
+  fields->RequireOff("mamba_proj_bias");
   fields->Skip("mamba_chunk_size");
   return attention;
 }
@@ -115,7 +115,7 @@ ModelConfig ReadGraniteMoeHybrid(HfFields* fields) {
   const AttentionConfig mamba = ReadGraniteMamba(model.hidden, fields);
   const uint32_t shared = fields->Number("shared_intermediate_size", 1, kMaxWidth, 1024);
   MoeConfig moe;
-  if (fields->IsWhole("num_local_experts") && fields->Number("num_local_experts", 0, kMaxExperts) == 0) {
+  if (fields->IsUnsigned("num_local_experts") && fields->Number("num_local_experts", 0, kMaxExperts) == 0) {
     moe = DenseFfn(shared, ReadActivation(fields));
     fields->Skip("num_experts_per_tok");
     fields->Skip("intermediate_size");
@@ -129,13 +129,13 @@ ModelConfig ReadGraniteMoeHybrid(HfFields* fields) {
     const bool attends = !types.empty() && (types[i] == "attention" || types[i] == "full_attention");
     model.layers[i] = {attends ? attention : mamba, moe};
   }
-  fields->OnlyWord("normalization_function", "rmsnorm");
+  fields->RequireWord("normalization_function", "rmsnorm");
   fields->Skip("init_method");
   return model;
 }
 
 void MapGraniteMoe(const ModelConfig& config, TensorMapper* mapper) {
-  MapEnds(config, {}, mapper);
+  MapEmbeddingAndHead(config, {}, mapper);
   MapLayers(config, "model.layers.", mapper, [](LayerMapper* layer) {
     layer->GroupedAttention();
     MapGraniteExperts(layer);
@@ -143,7 +143,7 @@ void MapGraniteMoe(const ModelConfig& config, TensorMapper* mapper) {
 }
 
 void MapGraniteMoeHybrid(const ModelConfig& config, TensorMapper* mapper) {
-  MapEnds(config, {}, mapper);
+  MapEmbeddingAndHead(config, {}, mapper);
   MapLayers(config, "model.layers.", mapper, [](LayerMapper* layer) {
     if (layer->attention().kind == AttentionKind::kMamba) {
       layer->Mamba("mamba.");

@@ -12,7 +12,7 @@ namespace {
 
 // Reads a number, or one for each layer; differing values are refused.
 uint32_t ReadPerLayer(const char* key, size_t layers, uint64_t high, HfFields* fields) {
-  if (fields->IsWhole(key)) return fields->Number(key, 1, high);
+  if (fields->IsUnsigned(key)) return fields->Number(key, 1, high);
   const std::vector<uint32_t> numbers = fields->Numbers(key, high);
   if (numbers.empty() || numbers.size() < layers || numbers[0] == 0) {
     fields->Fail(key, absl::StrCat("has ", numbers.size(), " entries for ", layers, " layers, or zeros"));
@@ -32,12 +32,12 @@ void OnlyRepeats(const char* key, uint32_t value, size_t layers, HfFields* field
 }  // namespace
 
 ModelConfig ReadHunyuanV1Moe(HfFields* fields) {
-  ModelConfig model = ReadFrame("hunyuan_v1_moe", {.max_position = 2048, .epsilon = 1e-5}, fields);
+  ModelConfig model = ReadBaseConfig("hunyuan_v1_moe", {.max_position = 2048, .epsilon = 1e-5}, fields);
   const size_t layers = model.layers.size();
   LayerConfig layer;
   layer.attention = ReadGrouped({.rope = {.alpha = true}}, model, fields);
   layer.attention.qk_norm = QkNorm::kWeightedAfterRope;
-  fields->OnlyFlag("use_qk_norm", true);
+  fields->RequireFlag("use_qk_norm", true);
   layer.attention.qkv_bias = layer.attention.output_bias = fields->Flag("attention_bias", false);
   MoeConfig& moe = layer.moe;
   moe.experts = ReadPerLayer("num_experts", layers, kMaxExperts, fields);
@@ -50,15 +50,15 @@ ModelConfig ReadHunyuanV1Moe(HfFields* fields) {
   moe.activation = ReadActivation(fields);
   OnlyRepeats("moe_intermediate_size", moe.expert_width, layers, fields);
   OnlyRepeats("num_shared_expert", 1, layers, fields);
-  fields->OnlyFlag("use_mixed_mlp_moe", true);
-  fields->OnlyFlag("norm_topk_prob", true);
+  fields->RequireFlag("use_mixed_mlp_moe", true);
+  fields->RequireFlag("norm_topk_prob", true);
   fields->Skip("eod_token_id");
   model.layers.assign(layers, layer);
   return model;
 }
 
 void MapHunyuanV1Moe(const ModelConfig& config, TensorMapper* mapper) {
-  MapEnds(config, {}, mapper);
+  MapEmbeddingAndHead(config, {}, mapper);
   MapLayers(config, "model.layers.", mapper, [](LayerMapper* layer) {
     const MoeConfig& moe = layer->moe();
     layer->GroupedAttention({.q_norm = "query_layernorm", .k_norm = "key_layernorm"});

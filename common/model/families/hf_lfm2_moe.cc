@@ -33,7 +33,7 @@ void MapConvolution(LayerMapper* layer) {
 }  // namespace
 
 ModelConfig ReadLfm2Moe(HfFields* fields) {
-  ModelConfig model = ReadFrame("lfm2_moe", {.max_position = 128000}, fields);
+  ModelConfig model = ReadBaseConfig("lfm2_moe", {.max_position = 128000}, fields);
   model.norm_epsilon = static_cast<float>(fields->Real("norm_eps", 0, 1, 1e-5));
   model.tied_embeddings = fields->Flag("tie_embedding", fields->Flag("tie_word_embeddings", true));
   AttentionConfig attention = ReadGrouped({.kv_heads = 8, .rope = {.theta = 1e6}}, model, fields);
@@ -43,7 +43,7 @@ ModelConfig ReadLfm2Moe(HfFields* fields) {
   conv.rope = RopeConfig{.kind = RopeKind::kNone};
   conv.conv.width = model.hidden;
   conv.conv.kernel = fields->Number("conv_L_cache", 2, kMaxConvKernel, 3);
-  fields->OnlyOff("conv_bias");
+  fields->RequireOff("conv_bias");
   const MoeConfig moe = ReadLfm2Mixture(fields);
   const MoeConfig dense = DenseFfn(fields->Number("intermediate_size", 1, kMaxWidth), moe.activation);
   const uint32_t dense_layers = fields->Number("num_dense_layers", 0, kMaxLayers, 2);
@@ -57,7 +57,7 @@ ModelConfig ReadLfm2Moe(HfFields* fields) {
 }
 
 void MapLfm2Moe(const ModelConfig& config, TensorMapper* mapper) {
-  MapEnds(config, {.norm = "model.embedding_norm"}, mapper);
+  MapEmbeddingAndHead(config, {.norm = "model.embedding_norm"}, mapper);
   MapLayers(
       config, "model.layers.", mapper,
       [](LayerMapper* layer) {

@@ -53,14 +53,14 @@ MoeConfig ReadLlama4Mixture(HfFields* fields) {
 
 // attn_temperature_tuning was a number in the first files and is a flag in later ones.
 bool ReadTemperatureTuning(HfFields* fields) {
-  if (!fields->IsWhole("attn_temperature_tuning")) return fields->Flag("attn_temperature_tuning", true);
+  if (!fields->IsUnsigned("attn_temperature_tuning")) return fields->Flag("attn_temperature_tuning", true);
   return fields->Number("attn_temperature_tuning", 0, kMaxPosition) != 0;
 }
 
 }  // namespace
 
 ModelConfig ReadLlama4(HfFields* fields) {
-  ModelConfig model = ReadFrame("llama4_text", {.max_position = 4096 * 32, .epsilon = 1e-5}, fields);
+  ModelConfig model = ReadBaseConfig("llama4_text", {.max_position = 4096 * 32, .epsilon = 1e-5}, fields);
   AttentionConfig attention =
       ReadGrouped({.kv_heads = 8, .head_dim = 128, .rope = {.theta = 5e5}}, model, fields);
   attention.rope.interleaved = true;
@@ -105,7 +105,8 @@ void MapLlama4(const ModelConfig& config, TensorMapper* mapper) {
     mapper->IgnorePrefix("vision_model.");
     mapper->IgnorePrefix("multi_modal_projector.");
   }
-  MapEnds(config, {outer + "model.embed_tokens.weight", outer + "model.norm", outer + "lm_head"}, mapper);
+  MapEmbeddingAndHead(config, {outer + "model.embed_tokens.weight", outer + "model.norm", outer + "lm_head"},
+                      mapper);
   MapLayers(config, outer + "model.layers.", mapper, [](LayerMapper* layer) {
     layer->GroupedAttention();
     if (layer->moe().experts == 0) return layer->DenseFfn("feed_forward.");

@@ -12,18 +12,18 @@ namespace {
 // Reads published members that repeat the family's fixed behaviour, and those of the layers that predict
 // further tokens.
 void ReadRepeated(HfFields* fields) {
-  fields->OnlyFlag("use_qk_norm", true);
-  fields->OnlyWord("qk_norm_type", "per_layer");
-  fields->OnlyWord("scoring_func", "sigmoid");
-  fields->OnlyFlag("use_routing_bias", true);
-  fields->OnlyNumber("shared_intermediate_size", 0);
-  fields->OnlyOff("attention_bias");
+  fields->RequireFlag("use_qk_norm", true);
+  fields->RequireWord("qk_norm_type", "per_layer");
+  fields->RequireWord("scoring_func", "sigmoid");
+  fields->RequireFlag("use_routing_bias", true);
+  fields->RequireNumber("shared_intermediate_size", 0);
+  fields->RequireOff("attention_bias");
   for (const uint32_t type : fields->Numbers("attn_type_list", kMaxLayers)) {
     if (type != 1) fields->Refuse("attn_type_list");
   }
   for (const char* key :
        {"layernorm_full_attention_beta", "layernorm_linear_attention_beta", "layernorm_mlp_beta"}) {
-    fields->OnlyNumber(key, 1);
+    fields->RequireNumber(key, 1);
   }
   for (const char* key : {"use_mtp", "num_mtp_modules", "mtp_transformer_layers"}) fields->Skip(key);
 }
@@ -31,7 +31,7 @@ void ReadRepeated(HfFields* fields) {
 }  // namespace
 
 ModelConfig ReadMinimaxM2(HfFields* fields) {
-  ModelConfig model = ReadFrame("minimax_m2", {.max_position = 196608}, fields);
+  ModelConfig model = ReadBaseConfig("minimax_m2", {.max_position = 196608}, fields);
   LayerConfig layer;
   layer.attention = ReadGrouped(
       {.kv_heads = 8, .head_dim = 128, .rope = {.theta = 5e6, .may_be_partial = true}}, model, fields);
@@ -53,7 +53,7 @@ ModelConfig ReadMinimaxM2(HfFields* fields) {
 
 void MapMinimaxM2(const ModelConfig& config, TensorMapper* mapper) {
   IgnorePredictionLayers(config, mapper);
-  MapEnds(config, {}, mapper);
+  MapEmbeddingAndHead(config, {}, mapper);
   MapLayers(config, "model.layers.", mapper, [](LayerMapper* layer) {
     const uint32_t experts = layer->moe().experts;
     layer->GroupedAttention();

@@ -8,7 +8,7 @@
 namespace sluice {
 
 ModelConfig ReadMixtral(HfFields* fields) {
-  ModelConfig model = ReadFrame("mixtral", {.max_position = 4096 * 32, .epsilon = 1e-5}, fields);
+  ModelConfig model = ReadBaseConfig("mixtral", {.max_position = 4096 * 32, .epsilon = 1e-5}, fields);
   LayerConfig layer;
   layer.attention = ReadGrouped({.kv_heads = 8, .rope = {.theta = 1e6}}, model, fields);
   layer.attention.sliding_window = fields->Number("sliding_window", 1, kMaxPosition, 0);
@@ -21,7 +21,7 @@ ModelConfig ReadMixtral(HfFields* fields) {
 
 // Maps both generations of names: block_sparse_moe with w1, w3, w2, and mlp with stacked experts.
 void MapMixtral(const ModelConfig& config, TensorMapper* mapper) {
-  MapEnds(config, {}, mapper);
+  MapEmbeddingAndHead(config, {}, mapper);
   MapLayers(config, "model.layers.", mapper, [](LayerMapper* layer) {
     layer->GroupedAttention();
     const std::string moe = layer->Has("block_sparse_moe.gate.weight") ? "block_sparse_moe." : "mlp.";

@@ -37,10 +37,10 @@ AttentionConfig ReadNemotronMamba(HfFields* fields) {
   mamba.state = fields->Number("ssm_state_size", 1, kMaxHeadDim, 128);
   mamba.conv_kernel = fields->Number("conv_kernel", 1, kMaxConvKernel, 4);
   ReadTimeSteps(&mamba, fields);
-  fields->OnlyWord("mamba_hidden_act", "silu");
-  fields->OnlyFlag("use_conv_bias", true);
-  fields->OnlyOff("mamba_proj_bias");
-  fields->OnlyOff("use_bias");
+  fields->RequireWord("mamba_hidden_act", "silu");
+  fields->RequireFlag("use_conv_bias", true);
+  fields->RequireOff("mamba_proj_bias");
+  fields->RequireOff("use_bias");
   // Members for weight initialization, kernel availability and the chunking of rows.
   for (const char* key : {"time_step_min", "time_step_max", "time_step_floor", "use_mamba_kernels",
                           "chunk_size", "expand", "mamba_ssm_cache_dtype"}) {
@@ -59,8 +59,8 @@ MoeConfig ReadNemotronMixture(HfFields* fields) {
   moe.routed_scale = static_cast<float>(fields->Real("routed_scaling_factor", 1e-6, 1e6, 1));
   ReadGroups(1, 1, &moe, fields);
   moe.activation = Activation::kRelu2;
-  fields->OnlyWord("mlp_hidden_act", "relu2");
-  fields->OnlyOff("moe_latent_size");
+  fields->RequireWord("mlp_hidden_act", "relu2");
+  fields->RequireOff("moe_latent_size");
   fields->Skip("moe_shared_expert_overlap");
   return moe;
 }
@@ -94,13 +94,13 @@ void MapFfn(LayerMapper* layer) {
 }  // namespace
 
 ModelConfig ReadNemotronH(HfFields* fields) {
-  ModelConfig model = ReadFrame("nemotron_h", {.max_position = 4096}, fields);
+  ModelConfig model = ReadBaseConfig("nemotron_h", {.max_position = 4096}, fields);
   model.norm_epsilon =
       static_cast<float>(fields->Real("layer_norm_epsilon", 0, 1, fields->Real("norm_eps", 0, 1, 1e-5)));
   AttentionConfig attention = ReadGrouped({.kv_heads = 8, .head_dim = 128}, model, fields);
   attention.rope = RopeConfig{.kind = RopeKind::kNone};
-  fields->OnlyOff("attention_bias");
-  fields->OnlyOff("sliding_window");
+  fields->RequireOff("attention_bias");
+  fields->RequireOff("sliding_window");
   const MoeConfig moe = ReadNemotronMixture(fields);
   const MoeConfig dense =
       DenseFfn(fields->Number("intermediate_size", 1, kMaxWidth, 21504), Activation::kRelu2);
@@ -120,7 +120,7 @@ ModelConfig ReadNemotronH(HfFields* fields) {
 
 void MapNemotronH(const ModelConfig& config, TensorMapper* mapper) {
   mapper->IgnorePrefix("mtp.");
-  MapEnds(config, {.embed = "backbone.embeddings.weight", .norm = "backbone.norm_f"}, mapper);
+  MapEmbeddingAndHead(config, {.embed = "backbone.embeddings.weight", .norm = "backbone.norm_f"}, mapper);
   uint32_t block = 0;
   const auto next = [&block] { return absl::StrCat("backbone.layers.", block++, "."); };
   for (uint32_t i = 0; i < config.layers.size() && mapper->ok(); ++i) {

@@ -8,7 +8,7 @@
 namespace sluice {
 
 ModelConfig ReadOlmoe(HfFields* fields) {
-  ModelConfig model = ReadFrame("olmoe", {.max_position = 4096, .epsilon = 1e-5}, fields);
+  ModelConfig model = ReadBaseConfig("olmoe", {.max_position = 4096, .epsilon = 1e-5}, fields);
   LayerConfig layer;
   layer.attention = ReadGrouped({}, model, fields);
   layer.attention.qkv_bias = layer.attention.output_bias = fields->Flag("attention_bias", false);

@@ -8,7 +8,7 @@
 namespace sluice {
 
 ModelConfig ReadPhimoe(HfFields* fields) {
-  ModelConfig model = ReadFrame("phimoe", {.max_position = 4096 * 32, .epsilon = 1e-5}, fields);
+  ModelConfig model = ReadBaseConfig("phimoe", {.max_position = 4096 * 32, .epsilon = 1e-5}, fields);
   model.norm = NormKind::kLayer;
   model.head_bias = fields->Flag("lm_head_bias", false);
   LayerConfig layer;
@@ -26,7 +26,7 @@ ModelConfig ReadPhimoe(HfFields* fields) {
 }
 
 void MapPhimoe(const ModelConfig& config, TensorMapper* mapper) {
-  MapEnds(config, {}, mapper);
+  MapEmbeddingAndHead(config, {}, mapper);
   MapLayers(config, "model.layers.", mapper, [](LayerMapper* layer) {
     layer->GroupedAttention();
     // The names changed when transformers moved the MoE block to `mlp`.

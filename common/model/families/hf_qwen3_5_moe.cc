@@ -91,7 +91,7 @@ MoeConfig ReadMixture(HfFields* fields) {
   moe.expert_width = fields->Number("moe_intermediate_size", 1, kMaxWidth);
   moe.shared_width = fields->Number("shared_expert_intermediate_size", 1, kMaxWidth);
   moe.shared_gate = true;
-  fields->OnlyWord("hidden_act", "silu");  // also the convolution's activation
+  fields->RequireWord("hidden_act", "silu");  // also the convolution's activation
   return moe;
 }
 
@@ -101,7 +101,7 @@ void ReadAttention(ModelConfig* model, HfFields* fields) {
       {.kv_heads = 2, .head_dim = 256, .rope = {.partial = 0.25, .may_be_partial = true}}, *model, fields);
   full.qk_norm = QkNorm::kPerHead;
   full.output_gate = true;
-  fields->OnlyOff("attention_bias");
+  fields->RequireOff("attention_bias");
   const AttentionConfig delta = ReadDelta(fields);
   const uint32_t interval = fields->Number("full_attention_interval", 1, kMaxLayers, 4);
   const std::vector<std::string> types =
@@ -115,23 +115,23 @@ void ReadAttention(ModelConfig* model, HfFields* fields) {
 }  // namespace
 
 ModelConfig ReadQwen35Moe(HfFields* fields) {
-  ModelConfig model = ReadFrame("qwen3_5_moe_text", {.max_position = 32768}, fields);
+  ModelConfig model = ReadBaseConfig("qwen3_5_moe_text", {.max_position = 32768}, fields);
   const MoeConfig moe = ReadMixture(fields);
   ReadAttention(&model, fields);
   for (LayerConfig& layer : model.layers) layer.moe = moe;
   fields->Skip("intermediate_size");  // of dense layers; the family has none
-  fields->OnlyNumber("decoder_sparse_step", 1);
+  fields->RequireNumber("decoder_sparse_step", 1);
   if (!fields->Numbers("mlp_only_layers", kMaxLayers).empty()) fields->Refuse("mlp_only_layers");
-  fields->OnlyFlag("attn_output_gate", true);
-  fields->OnlyFlag("norm_topk_prob", true);
+  fields->RequireFlag("attn_output_gate", true);
+  fields->RequireFlag("norm_topk_prob", true);
   fields->Skip("mamba_ssm_dtype");
   fields->Skip("mtp_num_hidden_layers");
-  fields->OnlyOff("mtp_use_dedicated_embeddings");
+  fields->RequireOff("mtp_use_dedicated_embeddings");
   return model;
 }
 
 ModelConfig ReadQwen3Next(HfFields* fields) {
-  ModelConfig model = ReadFrame("qwen3_next", {.max_position = 32768}, fields);
+  ModelConfig model = ReadBaseConfig("qwen3_next", {.max_position = 32768}, fields);
   MoeConfig moe = ReadMixture(fields);
   moe.norm_topk_prob = fields->Flag("norm_topk_prob", true);
   ReadAttention(&model, fields);
@@ -145,7 +145,8 @@ void MapQwen35Moe(const ModelConfig& config, TensorMapper* mapper) {
   const std::string inner = nested ? "model.language_model." : "model.";
   mapper->IgnorePrefix("mtp.");
   if (nested) mapper->IgnorePrefix("model.visual.");
-  MapEnds(config, {.embed = inner + "embed_tokens.weight", .norm = inner + "norm", .plus_one = true}, mapper);
+  MapEmbeddingAndHead(
+      config, {.embed = inner + "embed_tokens.weight", .norm = inner + "norm", .plus_one = true}, mapper);
   MapLayers(config, inner + "layers.", mapper,
             [](LayerMapper* layer) {
               const MoeConfig& moe = layer->moe();

@@ -22,7 +22,7 @@ MoeConfig ReadQwenMixture(HfFields* fields) {
 }  // namespace
 
 ModelConfig ReadQwen2Moe(HfFields* fields) {
-  ModelConfig model = ReadFrame("qwen2_moe", {.max_position = 32768}, fields);
+  ModelConfig model = ReadBaseConfig("qwen2_moe", {.max_position = 32768}, fields);
   AttentionConfig attention = ReadGrouped({.kv_heads = 16}, model, fields);
   attention.qkv_bias = fields->Flag("qkv_bias", true);
   MoeConfig moe = ReadQwenMixture(fields);
@@ -49,7 +49,7 @@ ModelConfig ReadQwen2Moe(HfFields* fields) {
 }
 
 ModelConfig ReadQwen3Moe(HfFields* fields) {
-  ModelConfig model = ReadFrame("qwen3_moe", {.max_position = 32768}, fields);
+  ModelConfig model = ReadBaseConfig("qwen3_moe", {.max_position = 32768}, fields);
   AttentionConfig attention = ReadGrouped({.kv_heads = 4}, model, fields);
   attention.qkv_bias = attention.output_bias = fields->Flag("attention_bias", false);
   attention.qk_norm = QkNorm::kPerHead;
@@ -65,7 +65,7 @@ ModelConfig ReadQwen3Moe(HfFields* fields) {
 
 // Positions have three parts, which are equal for text; the router always normalizes.
 ModelConfig ReadQwen3VlMoe(HfFields* fields) {
-  ModelConfig model = ReadFrame("qwen3_vl_moe_text", {.max_position = 128000}, fields);
+  ModelConfig model = ReadBaseConfig("qwen3_vl_moe_text", {.max_position = 128000}, fields);
   AttentionConfig attention = ReadGrouped({.kv_heads = 16, .rope = {.theta = 5e5}}, model, fields);
   attention.qkv_bias = attention.output_bias = fields->Flag("attention_bias", false);
   attention.qk_norm = QkNorm::kPerHead;
@@ -73,15 +73,15 @@ ModelConfig ReadQwen3VlMoe(HfFields* fields) {
   MoeConfig moe = ReadQwenMixture(fields);
   moe.norm_topk_prob = true;
   SetQwenFfns(moe, &model, fields);
-  fields->OnlyOff("sliding_window");
-  fields->OnlyOff("use_sliding_window");
+  fields->RequireOff("sliding_window");
+  fields->RequireOff("use_sliding_window");
   return model;
 }
 
 void MapQwen3VlMoe(const ModelConfig& config, TensorMapper* mapper) {
   const std::string inner = "model.language_model.";
   mapper->IgnorePrefix("model.visual.");
-  MapEnds(config, {.embed = inner + "embed_tokens.weight", .norm = inner + "norm"}, mapper);
+  MapEmbeddingAndHead(config, {.embed = inner + "embed_tokens.weight", .norm = inner + "norm"}, mapper);
   MapLayers(config, inner + "layers.", mapper, [](LayerMapper* layer) {
     const MoeConfig& moe = layer->moe();
     layer->GroupedAttention();
@@ -101,7 +101,7 @@ void MapQwen3VlMoe(const ModelConfig& config, TensorMapper* mapper) {
 }
 
 void MapQwenMoe(const ModelConfig& config, TensorMapper* mapper) {
-  MapEnds(config, {}, mapper);
+  MapEmbeddingAndHead(config, {}, mapper);
   MapLayers(config, "model.layers.", mapper, [](LayerMapper* layer) {
     const MoeConfig& moe = layer->moe();
     layer->GroupedAttention();

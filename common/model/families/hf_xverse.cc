@@ -9,10 +9,10 @@
 namespace sluice {
 
 ModelConfig ReadXverse(HfFields* fields) {
-  ModelConfig model = ReadFrame("xverse", {.max_position = 8192}, fields);
+  ModelConfig model = ReadBaseConfig("xverse", {.max_position = 8192}, fields);
   LayerConfig layer;
   layer.attention = ReadGrouped({}, model, fields);
-  fields->OnlyOff("attention_bias");
+  fields->RequireOff("attention_bias");
   layer.moe.experts = fields->Number("num_experts", 1, kMaxExperts);
   layer.moe.top_k = fields->Number("moe_top_k", 1, layer.moe.experts);
   layer.moe.expert_width = fields->Number("intermediate_size", 1, kMaxWidth);
@@ -30,7 +30,7 @@ ModelConfig ReadXverse(HfFields* fields) {
 }
 
 void MapXverse(const ModelConfig& config, TensorMapper* mapper) {
-  MapEnds(config, {}, mapper);
+  MapEmbeddingAndHead(config, {}, mapper);
   MapLayers(config, "model.layers.", mapper, [](LayerMapper* layer) {
     const MoeConfig& moe = layer->moe();
     layer->GroupedAttention();

@@ -14,7 +14,7 @@ namespace sluice {
 namespace {
 
 // Part of the fingerprint: changes when layers are decoded to other values.
-constexpr char kDecoderVersion[] = "decoded 1\n";
+constexpr char kFolderDecoderVersion[] = "decoded 1\n";
 
 class CheckpointFolder final : public Checkpoint {
  public:
@@ -35,12 +35,13 @@ class CheckpointFolder final : public Checkpoint {
   }
 
   const std::string& PathOf(const CheckpointTensor& tensor) const override {
-    const TensorInfo* info = tensor.decoded ? layer_codes_[tensor.place] : &folder_->tensors()[tensor.place];
+    const TensorInfo* info =
+        tensor.decoded ? layer_codes_[tensor.source_index] : &folder_->tensors()[tensor.source_index];
     return folder_->files()[info->file].path();
   }
 
   std::string fingerprint() const override {
-    return absl::StrCat(folder_->fingerprint(), layers_.empty() ? "" : kDecoderVersion);
+    return absl::StrCat(folder_->fingerprint(), layers_.empty() ? "" : kFolderDecoderVersion);
   }
 
  private:
@@ -48,11 +49,11 @@ class CheckpointFolder final : public Checkpoint {
     std::vector<CheckpointTensor> tensors;
     absl::flat_hash_set<const TensorInfo*> used;
     for (const TensorInfo& info : folder_->tensors()) {
-      absl::StatusOr<LayerParts> parts = LayerOfCodes(*folder_, quantization, info);
+      absl::StatusOr<LayerParts> parts = FindQuantizedLayer(*folder_, quantization, info);
       if (!parts.ok()) return Annotate(parts.status(), folder_->files()[info.file].path());
       if (parts->layer == nullptr) continue;
       used.insert(parts->used.begin(), parts->used.end());
-      parts->tensor.place = static_cast<uint32_t>(layers_.size());
+      parts->tensor.source_index = static_cast<uint32_t>(layers_.size());
       layers_.push_back(std::move(parts->layer));
       layer_codes_.push_back(&info);
       tensors.push_back(std::move(parts->tensor));
@@ -62,7 +63,7 @@ class CheckpointFolder final : public Checkpoint {
       if (used.contains(&info) || IsActivationScale(quantization, info)) continue;
       CheckpointTensor tensor{.name = info.name, .shape = info.shape, .type = info.type};
       tensor.format = ElementTypeName(info.type);
-      tensor.place = i;
+      tensor.source_index = i;
       ASSIGN_OR_RETURN(tensor.is_neutral, IsZeroBias(quantization, info));
       tensors.push_back(std::move(tensor));
     }
@@ -82,7 +83,7 @@ class CheckpointFolder final : public Checkpoint {
 
   absl::Status ReadPlain(const CheckpointTensor& tensor, const TensorRect& rect,
                          absl::Span<std::byte> out) const {
-    const TensorInfo& info = folder_->tensors()[tensor.place];
+    const TensorInfo& info = folder_->tensors()[tensor.source_index];
     const uint64_t width = ElementBytes(info.type);
     const uint64_t line_bytes = tensor.line_length() * width;
     const uint64_t bytes = rect.columns * width;
@@ -96,7 +97,7 @@ class CheckpointFolder final : public Checkpoint {
 
   absl::Status ReadDecoded(const CheckpointTensor& tensor, const TensorRect& rect,
                            absl::Span<std::byte> out) const {
-    const QuantizedLayer& layer = *layers_[tensor.place];
+    const QuantizedLayer& layer = *layers_[tensor.source_index];
     const uint64_t values = rect.lines * rect.columns;
     if (tensor.type == ElementType::kF32) {
       return layer.Read(rect, absl::MakeSpan(reinterpret_cast<float*>(out.data()), values));
@@ -111,8 +112,9 @@ class CheckpointFolder final : public Checkpoint {
   }
 
   std::unique_ptr<TensorFolder> folder_;
-  std::vector<std::unique_ptr<QuantizedLayer>> layers_;  // by CheckpointTensor::place of decoded tensors
-  std::vector<const TensorInfo*> layer_codes_;           // same index; points into folder_
+  std::vector<std::unique_ptr<QuantizedLayer>>
+      layers_;                                  // by CheckpointTensor::source_index of decoded tensors
+  std::vector<const TensorInfo*> layer_codes_;  // same index; points into folder_
 };
 
 }  // namespace

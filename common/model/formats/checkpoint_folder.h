@@ -14,7 +14,7 @@
 namespace sluice {
 
 // Opens the safetensors of `dir`; reads headers, and a few numbers of layers that store their shape in a
-// tensor. Errors as TensorFolder::Open's and LayerOfCodes's.
+// tensor. Errors as TensorFolder::Open's and FindQuantizedLayer's.
 absl::StatusOr<std::unique_ptr<Checkpoint>> OpenCheckpointFolder(const std::string& dir,
                                                                  const Quantization& quantization);
 

@@ -19,7 +19,7 @@ uint32_t Nibble(const uint8_t* bytes, uint32_t n) {
 
 }  // namespace
 
-absl::Status InputLayer::ReadGroupsOf(const TensorRect& rect, std::vector<uint64_t>* groups) const {
+absl::Status InputMajorLayer::ReadGroupsOf(const TensorRect& rect, std::vector<uint64_t>* groups) const {
   groups->resize(rect.lines);
   std::vector<uint8_t> raw;
   if (parts_.group_of != nullptr) {
@@ -43,8 +43,8 @@ absl::Status InputLayer::ReadGroupsOf(const TensorRect& rect, std::vector<uint64
   return absl::OkStatus();
 }
 
-absl::Status InputLayer::ReadGroup(uint64_t group, const TensorRect& rect, std::vector<float>* scales,
-                                   std::vector<float>* zeros) const {
+absl::Status InputMajorLayer::ReadGroup(uint64_t group, const TensorRect& rect, std::vector<float>* scales,
+                                        std::vector<float>* zeros) const {
   RETURN_IF_ERROR(
       ReadScales(folder_, *parts_.scales, group * parts_.outputs + rect.column, rect.columns, scales));
   zeros->assign(rect.columns, kMiddle);
@@ -59,13 +59,13 @@ absl::Status InputLayer::ReadGroup(uint64_t group, const TensorRect& rect, std::
     const uint32_t in_word = static_cast<uint32_t>(output % kPerWord);
     const uint32_t stored =
         Nibble(raw.data() + 4 * (output / kPerWord - first_word), parts_.awq ? kAwqNibble[in_word] : in_word);
-    (*zeros)[c] = static_cast<float>(stored + parts_.zero_add);
+    (*zeros)[c] = static_cast<float>(stored + parts_.zero_offset);
   }
   return absl::OkStatus();
 }
 
-absl::Status InputLayer::ReadCodes(uint64_t line, const TensorRect& rect, std::vector<uint8_t>* words,
-                                   uint64_t* words_line) const {
+absl::Status InputMajorLayer::ReadCodes(uint64_t line, const TensorRect& rect, std::vector<uint8_t>* words,
+                                        uint64_t* words_line) const {
   const uint64_t stored = parts_.awq ? line : line / kPerWord;
   if (stored == *words_line) return absl::OkStatus();
   *words_line = stored;
@@ -76,8 +76,8 @@ absl::Status InputLayer::ReadCodes(uint64_t line, const TensorRect& rect, std::v
   return ReadLineBytes(folder_, *parts_.codes, 4 * line_words, stored, 1, 4 * first, 4 * count, words);
 }
 
-uint32_t InputLayer::CodeOf(uint64_t line, uint64_t output, const TensorRect& rect,
-                            const std::vector<uint8_t>& words) const {
+uint32_t InputMajorLayer::CodeOf(uint64_t line, uint64_t output, const TensorRect& rect,
+                                 const std::vector<uint8_t>& words) const {
   if (parts_.awq) {
     return Nibble(words.data() + 4 * (output / kPerWord - rect.column / kPerWord),
                   kAwqNibble[output % kPerWord]);
@@ -85,7 +85,7 @@ uint32_t InputLayer::CodeOf(uint64_t line, uint64_t output, const TensorRect& re
   return Nibble(words.data() + 4 * (output - rect.column), static_cast<uint32_t>(line % kPerWord));
 }
 
-absl::Status InputLayer::Read(const TensorRect& rect, absl::Span<float> out) const {
+absl::Status InputMajorLayer::Read(const TensorRect& rect, absl::Span<float> out) const {
   std::vector<uint64_t> groups;
   RETURN_IF_ERROR(ReadGroupsOf(rect, &groups));
   std::vector<float> scales;

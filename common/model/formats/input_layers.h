@@ -1,7 +1,7 @@
 // Layers stored input-major: AWQ and GPTQ, four-bit codes in 32-bit words, a zero and a scale for each output
 // and group of inputs. A line is one input's weights for all outputs.
 //
-// Private to common/model/formats. Thread safety: immutable after construction.
+// Private to common/model. Thread safety: immutable after construction.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 
 namespace sluice {
 
-class InputLayer final : public QuantizedLayer {
+class InputMajorLayer final : public QuantizedLayer {
  public:
   struct Parts {
     bool awq = false;  // words hold eight outputs, interleaved; otherwise (GPTQ) eight inputs, in order
@@ -22,9 +22,9 @@ class InputLayer final : public QuantizedLayer {
     uint64_t outputs = 0;
     uint64_t groups = 0;
     uint64_t group = 0;
-    uint32_t zero_add = 0;  // added to stored zeros
+    uint32_t zero_offset = 0;  // added to stored zeros
   };
-  InputLayer(const TensorFolder& folder, const Parts& parts) : folder_(folder), parts_(parts) {}
+  InputMajorLayer(const TensorFolder& folder, const Parts& parts) : folder_(folder), parts_(parts) {}
   absl::Status Read(const TensorRect& rect, absl::Span<float> out) const override;
 
  private:

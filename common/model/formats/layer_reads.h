@@ -1,6 +1,6 @@
 // Reads of parts of the tensors that make up a quantized layer.
 //
-// Private to common/model/formats. Thread safety: free functions.
+// Private to common/model. Thread safety: free functions.
 #pragma once
 
 #include <cstdint>

@@ -18,7 +18,7 @@ using Shape = std::vector<uint64_t>;
 constexpr uint64_t kMxfp4Group = 32;
 constexpr uint64_t kNvfp4Group = 16;
 
-absl::Status Bad(const TensorInfo& tensor, const std::string& what) {
+absl::Status InvalidTensor(const TensorInfo& tensor, const std::string& what) {
   return absl::InvalidArgumentError(absl::StrCat("tensor ", tensor.name, " (", ElementTypeName(tensor.type),
                                                  " [", absl::StrJoin(tensor.shape, ", "), "]) ", what));
 }
@@ -42,12 +42,12 @@ class Gatherer {
   }
   const TensorInfo* Need(const std::string& suffix) {
     const TensorInfo* tensor = Optional(suffix);
-    if (tensor == nullptr) Keep(Bad(codes_, absl::StrCat("has no ", base_, suffix, " beside it")));
+    if (tensor == nullptr) Keep(InvalidTensor(codes_, absl::StrCat("has no ", base_, suffix, " beside it")));
     return tensor == nullptr ? &codes_ : tensor;
   }
   const TensorInfo* NeedScales(const std::string& suffix) {
     const TensorInfo* tensor = Need(suffix);
-    if (!IsScaleType(tensor->type)) Keep(Bad(*tensor, "has a type that is no scale's"));
+    if (!IsScaleType(tensor->type)) Keep(InvalidTensor(*tensor, "has a type that is no scale's"));
     return tensor;
   }
   // Returns an optional word tensor of this shape.
@@ -58,12 +58,12 @@ class Gatherer {
   }
   void Expect(const TensorInfo& tensor, ElementType type, const Shape& shape) {
     if (tensor.type != type || tensor.shape != shape) {
-      Keep(Bad(tensor,
-               absl::StrCat("should be ", ElementTypeName(type), " [", absl::StrJoin(shape, ", "), "]")));
+      Keep(InvalidTensor(
+          tensor, absl::StrCat("should be ", ElementTypeName(type), " [", absl::StrJoin(shape, ", "), "]")));
     }
   }
   void Require(bool condition, const TensorInfo& tensor, const std::string& what) {
-    if (!condition) Keep(Bad(tensor, what));
+    if (!condition) Keep(InvalidTensor(tensor, what));
   }
   void Keep(const absl::Status& status) {
     if (status_.ok()) status_ = status;
@@ -111,14 +111,14 @@ absl::StatusOr<LayerParts> Fp8Of(const TensorFolder& folder, const Quantization&
   RETURN_IF_ERROR(gather.status());
   Shape by = scales->shape;  // one scale, one per row, or one per block
   while (by.size() < 2) by.push_back(1);
-  Fp8Layer::Parts parts{.codes = &codes, .scales = scales, .cols = codes.shape[1]};
+  Fp8BlockLayer::Parts parts{.codes = &codes, .scales = scales, .cols = codes.shape[1]};
   parts.block_rows = BlockOf(codes.shape[0], by[0], quantization.block_rows);
   parts.block_cols = BlockOf(codes.shape[1], by[1], quantization.block_cols);
   gather.Require(by.size() == 2 && parts.block_rows != 0 && parts.block_cols != 0, *scales,
                  absl::StrCat("does not fit ", codes.name, " [", absl::StrJoin(codes.shape, ", "),
                               "] in blocks of ", quantization.block_rows, " x ", quantization.block_cols));
   RETURN_IF_ERROR(gather.status());
-  return gather.Finish(".weight", codes.shape, "F8_E4M3", std::make_unique<Fp8Layer>(folder, parts));
+  return gather.Finish(".weight", codes.shape, "F8_E4M3", std::make_unique<Fp8BlockLayer>(folder, parts));
 }
 
 // Returns the true shape of a packed layer; it is read from a tensor, because padding can make the words'
@@ -136,7 +136,8 @@ absl::StatusOr<Shape> PackedShape(const TensorFolder& folder, const TensorInfo& 
   }
   if (codes.shape.size() != 2 || dims[0] != codes.shape[0] || dims[1] == 0 ||
       CeilDiv(dims[1], 8) != codes.shape[1]) {
-    return Bad(codes, absl::StrCat("does not hold the [", dims[0], ", ", dims[1], "] of ", shape.name));
+    return InvalidTensor(codes,
+                         absl::StrCat("does not hold the [", dims[0], ", ", dims[1], "] of ", shape.name));
   }
   return Shape{dims[0], dims[1]};
 }
@@ -230,7 +231,7 @@ absl::StatusOr<LayerParts> InputsOf(const TensorFolder& folder, const Quantizati
   gather.Require(codes.shape.size() == 2 && codes.type == ElementType::kI32, codes, "is no matrix of words");
   gather.Require(scales->shape.size() == 2 && scales->shape[0] > 0, *scales, "is no matrix");
   RETURN_IF_ERROR(gather.status());
-  InputLayer::Parts parts{.awq = awq, .codes = &codes, .scales = scales};
+  InputMajorLayer::Parts parts{.awq = awq, .codes = &codes, .scales = scales};
   parts.inputs = codes.shape[0] * (awq ? 1 : 8);
   parts.outputs = codes.shape[1] * (awq ? 8 : 1);
   parts.groups = scales->shape[0];
@@ -245,7 +246,7 @@ absl::StatusOr<LayerParts> InputsOf(const TensorFolder& folder, const Quantizati
     gather.Need(".qzeros");
   } else {
     parts.group_of = gather.OptionalWords(".g_idx", {parts.inputs});
-    parts.zero_add = quantization.zeros_less_one ? 1 : 0;
+    parts.zero_offset = quantization.zeros_minus_one ? 1 : 0;
   }
   const TensorInfo* stored_zeros = gather.OptionalWords(".qzeros", zeros);
   // Folders differ in their stored zeros of symmetric layers; the true zeros are the same.
@@ -253,7 +254,7 @@ absl::StatusOr<LayerParts> InputsOf(const TensorFolder& folder, const Quantizati
   gather.Require(quantization.symmetric || stored_zeros != nullptr, codes, "has no .qzeros beside it");
   RETURN_IF_ERROR(gather.status());
   LayerParts result = gather.Finish(".weight", {parts.outputs, parts.inputs}, awq ? "AWQ" : "GPTQ",
-                                    std::make_unique<InputLayer>(folder, parts));
+                                    std::make_unique<InputMajorLayer>(folder, parts));
   result.tensor.by_columns = true;
   return result;
 }
@@ -269,8 +270,8 @@ bool IsActivationScale(const Quantization& quantization, const TensorInfo& tenso
   return false;
 }
 
-absl::StatusOr<LayerParts> LayerOfCodes(const TensorFolder& folder, const Quantization& quantization,
-                                        const TensorInfo& codes) {
+absl::StatusOr<LayerParts> FindQuantizedLayer(const TensorFolder& folder, const Quantization& quantization,
+                                              const TensorInfo& codes) {
   const auto is = [&](const char* suffix) { return absl::EndsWith(codes.name, suffix); };
   const bool has_fp8 = is(".weight") && codes.type == ElementType::kF8E4m3;
   switch (quantization.method) {

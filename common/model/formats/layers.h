@@ -27,7 +27,7 @@ class QuantizedLayer {
 
 // A layer, its name and shape in the family's terms, and the tensors that it is made of.
 struct LayerParts {
-  CheckpointTensor tensor;  // decoded; `place` is not set
+  CheckpointTensor tensor;  // decoded; `source_index` is not set
   std::unique_ptr<QuantizedLayer> layer;
   std::vector<const TensorInfo*> used;  // the first one holds the codes
 };
@@ -35,8 +35,8 @@ struct LayerParts {
 // Finds the layer whose codes are in `codes`, by the method of its folder; `layer` is null if the tensor
 // belongs to none. InvalidArgument naming tensors that are missing, misshapen or of another type;
 // Unimplemented naming an unsupported layout. The layer reads `folder`, which outlives it.
-absl::StatusOr<LayerParts> LayerOfCodes(const TensorFolder& folder, const Quantization& quantization,
-                                        const TensorInfo& codes);
+absl::StatusOr<LayerParts> FindQuantizedLayer(const TensorFolder& folder, const Quantization& quantization,
+                                              const TensorInfo& codes);
 
 // True if the tensor only scales activations or a KV cache, which no weight needs.
 bool IsActivationScale(const Quantization& quantization, const TensorInfo& tensor);

@@ -30,7 +30,7 @@ absl::Status OneOf(const JsonObject& object, std::string_view key, const char* f
   return Refused(object, key);
 }
 
-absl::Status OnlyNumber(const JsonObject& object, std::string_view key, uint64_t number) {
+absl::Status RequireNumber(const JsonObject& object, std::string_view key, uint64_t number) {
   ASSIGN_OR_RETURN(const uint64_t value, object.UintOr(key, 0, kMaxGroup, number));
   return value == number ? absl::OkStatus() : Refused(object, key);
 }
@@ -95,7 +95,7 @@ absl::StatusOr<Quantization> ReadCompressedTensors(const JsonObject& object) {
 
 absl::StatusOr<Quantization> ReadModelopt(const JsonObject& object) {
   RETURN_IF_ERROR(OneOf(object, "quant_algo", "", {"NVFP4", "W4A16_NVFP4"}));
-  RETURN_IF_ERROR(OnlyNumber(object, "group_size", 16));
+  RETURN_IF_ERROR(RequireNumber(object, "group_size", 16));
   return Quantization{.method = QuantMethod::kModelopt};
 }
 
@@ -110,7 +110,7 @@ absl::Status ReadGroupSize(const JsonObject& object, uint32_t* group) {
 
 absl::StatusOr<Quantization> ReadAwq(const JsonObject& object) {
   Quantization result{.method = QuantMethod::kAwq};
-  RETURN_IF_ERROR(OnlyNumber(object, "bits", 4));
+  RETURN_IF_ERROR(RequireNumber(object, "bits", 4));
   RETURN_IF_ERROR(OneOf(object, "version", "gemm", {"gemm", "GEMM"}));
   ASSIGN_OR_RETURN(const bool zeros, object.BoolOr("zero_point", true));
   if (!zeros) return Refused(object, "zero_point");
@@ -120,10 +120,10 @@ absl::StatusOr<Quantization> ReadAwq(const JsonObject& object) {
 
 absl::StatusOr<Quantization> ReadGptq(const JsonObject& object) {
   Quantization result{.method = QuantMethod::kGptq};
-  RETURN_IF_ERROR(OnlyNumber(object, "bits", 4));
+  RETURN_IF_ERROR(RequireNumber(object, "bits", 4));
   RETURN_IF_ERROR(OneOf(object, "pack_dtype", "int32", {"int32"}));
   RETURN_IF_ERROR(OneOf(object, "checkpoint_format", "gptq", {"gptq", "gptq_v2"}));
-  result.zeros_less_one = !object.Has("checkpoint_format") || *object.Find("checkpoint_format") == "gptq";
+  result.zeros_minus_one = !object.Has("checkpoint_format") || *object.Find("checkpoint_format") == "gptq";
   ASSIGN_OR_RETURN(result.symmetric, object.BoolOr("sym", false));
   RETURN_IF_ERROR(ReadGroupSize(object, &result.group));
   if (!object.Has("dynamic")) return result;

@@ -1,7 +1,7 @@
 // Quantization: the method of a folder's linear layers and its parameters, read from `quantization_config` of
 // config.json or from hf_quant_config.json. It holds only the numbers that the tensors do not determine. The
-// tensors also determine the set of quantized layers (layers.h); lists of names in a config are hints and are
-// not read.
+// tensors also determine the set of quantized layers (quantized_layers.h); lists of names in a config are
+// hints and are not read.
 //
 // Thread safety: plain values and free functions.
 #pragma once
@@ -30,9 +30,9 @@ struct Quantization {
   QuantMethod method = QuantMethod::kNone;
   uint32_t block_rows = 0;  // kFp8: values that share a scale; 0: determined by the scale's shape
   uint32_t block_cols = 0;
-  uint32_t group = 0;           // kAwq, kGptq: inputs that share a scale; 0: all of them
-  bool symmetric = false;       // kGptq: zeros are 8, regardless of the stored ones
-  bool zeros_less_one = false;  // kGptq: stored zeros are one too small
+  uint32_t group = 0;            // kAwq, kGptq: inputs that share a scale; 0: all of them
+  bool symmetric = false;        // kGptq: zeros are 8, regardless of the stored ones
+  bool zeros_minus_one = false;  // kGptq: stored zeros are one too small
   bool operator==(const Quantization&) const = default;
 };
 

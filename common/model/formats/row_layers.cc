@@ -9,7 +9,7 @@
 
 namespace sluice {
 
-absl::Status Fp8Layer::Read(const TensorRect& rect, absl::Span<float> out) const {
+absl::Status Fp8BlockLayer::Read(const TensorRect& rect, absl::Span<float> out) const {
   std::vector<uint8_t> codes;
   RETURN_IF_ERROR(ReadLineBytes(folder_, *parts_.codes, parts_.cols, rect.line, rect.lines, rect.column,
                                 rect.columns, &codes));

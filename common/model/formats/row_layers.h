@@ -1,7 +1,7 @@
 // Layers stored output-major: F8_E4M3 values with a scale per block, and four-bit codes in groups along a row
 // (int4, MXFP4, NVFP4).
 //
-// Private to common/model/formats. Thread safety: immutable after construction.
+// Private to common/model. Thread safety: immutable after construction.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@
 namespace sluice {
 
 // Codes are F8_E4M3 [rows, cols]; a value is its code times the scale of its block.
-class Fp8Layer final : public QuantizedLayer {
+class Fp8BlockLayer final : public QuantizedLayer {
  public:
   struct Parts {
     const TensorInfo* codes = nullptr;
@@ -20,7 +20,7 @@ class Fp8Layer final : public QuantizedLayer {
     uint64_t block_rows = 0;
     uint64_t block_cols = 0;
   };
-  Fp8Layer(const TensorFolder& folder, const Parts& parts) : folder_(folder), parts_(parts) {}
+  Fp8BlockLayer(const TensorFolder& folder, const Parts& parts) : folder_(folder), parts_(parts) {}
   absl::Status Read(const TensorRect& rect, absl::Span<float> out) const override;
 
  private:

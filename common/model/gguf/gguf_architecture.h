@@ -1,7 +1,7 @@
 // The supported GGUF architectures: the hub's tensor names for their layers, and the conventions in which
 // their files differ.
 //
-// Private to common/model/gguf. Thread safety: constants and pure functions.
+// Private to common/model. Thread safety: constants and pure functions.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@
 namespace sluice {
 
 // Change that the converter made to a module's weight and that is undone here.
-enum class GgufChange : uint8_t {
+enum class GgufTransform : uint8_t {
   kNone,
   kSqueezed,    // a depthwise convolution's [channels, 1, kernel] lost its 1
   kUnsqueezed,  // a vector is a matrix
@@ -25,7 +25,7 @@ enum class GgufChange : uint8_t {
 struct GgufModule {
   const char* gguf;
   const char* hub;
-  GgufChange change = GgufChange::kNone;
+  GgufTransform change = GgufTransform::kNone;
 };
 
 struct GgufArchitecture {

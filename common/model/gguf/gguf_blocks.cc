@@ -177,13 +177,13 @@ void UnpackIq4Xs(const uint8_t* block, CodeBlock* out) {
   }
 }
 
-constexpr float kE2m1Values[16] = {0.0f,  0.5f,  1.0f,  1.5f,  2.0f,  3.0f,  4.0f,  6.0f,
-                                   -0.0f, -0.5f, -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f};
+constexpr float kGgufE2m1Values[16] = {0.0f,  0.5f,  1.0f,  1.5f,  2.0f,  3.0f,  4.0f,  6.0f,
+                                       -0.0f, -0.5f, -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f};
 
 // Block: an exponent, qs[16]. Exponent 255 is NaN by the standard.
 void DecodeMxfp4(const uint8_t* block, float* out) {
   const float scale = block[0] == 255 ? NAN : std::ldexp(1.0f, block[0] - 127);
-  for (uint32_t i = 0; i < kSmall; ++i) out[i] = scale * kE2m1Values[HalfNibble(block + 1, i)];
+  for (uint32_t i = 0; i < kSmall; ++i) out[i] = scale * kGgufE2m1Values[HalfNibble(block + 1, i)];
 }
 
 // Decodes values through codes, so each format is written once.

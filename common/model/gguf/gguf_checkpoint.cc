@@ -17,7 +17,7 @@ namespace sluice {
 namespace {
 
 // Part of the fingerprint: changes when blocks are decoded to other values.
-constexpr char kDecoderVersion[] = "gguf 1\n";
+constexpr char kGgufDecoderVersion[] = "gguf 1\n";
 
 ElementType TypeOf(const GgufBlockFormat& format) {
   switch (format.id) {
@@ -52,7 +52,7 @@ class GgufCheckpoint final : public Checkpoint {
                                                      view.source->name, " is ", tensor.format,
                                                      "; only F32 is supported for it"));
       }
-      tensor.place = i;
+      tensor.source_index = i;
       if (absl::EndsWith(view.name, ".scale")) {
         ASSIGN_OR_RETURN(const std::vector<float> scales, checkpoint->files_->ReadSmall(*view.source));
         tensor.is_neutral = std::all_of(scales.begin(), scales.end(), [](float scale) { return scale == 1; });
@@ -65,7 +65,7 @@ class GgufCheckpoint final : public Checkpoint {
 
   absl::Status Read(const CheckpointTensor& tensor, const TensorRect& rect,
                     absl::Span<std::byte> out) const override {
-    const GgufView& view = views_[tensor.place];
+    const GgufView& view = views_[tensor.source_index];
     if (view.tiles.columns) return ReadTiles(tensor, rect, out);
     const GgufBlockFormat& format = *view.source->format;
     const uint64_t line_bytes = rect.columns * ElementBytes(tensor.type);
@@ -78,7 +78,7 @@ class GgufCheckpoint final : public Checkpoint {
 
   absl::Status ReadBlocks(const CheckpointTensor& tensor, const TensorRect& rect,
                           absl::Span<CodeBlock> out) const override {
-    const GgufBlockFormat& format = *views_[tensor.place].source->format;
+    const GgufBlockFormat& format = *views_[tensor.source_index].source->format;
     const uint64_t blocks = rect.columns / format.values;
     return ReadLines(tensor, rect, [&](uint64_t line, const std::byte* raw, uint64_t /*skip*/) {
       for (uint64_t b = 0; b < blocks; ++b) {
@@ -88,16 +88,16 @@ class GgufCheckpoint final : public Checkpoint {
   }
 
   const std::string& PathOf(const CheckpointTensor& tensor) const override {
-    return files_->PathOf(*views_[tensor.place].source);
+    return files_->PathOf(*views_[tensor.source_index].source);
   }
 
-  std::string fingerprint() const override { return files_->fingerprint() + kDecoderVersion; }
+  std::string fingerprint() const override { return files_->fingerprint() + kGgufDecoderVersion; }
 
  private:
   // Reads lines whose heads are stored in tiles: reads whole lines and reorders them.
   absl::Status ReadTiles(const CheckpointTensor& tensor, const TensorRect& rect,
                          absl::Span<std::byte> out) const {
-    const GgufView& view = views_[tensor.place];
+    const GgufView& view = views_[tensor.source_index];
     const uint64_t width = ElementBytes(tensor.type);
     const TensorRect whole{
         .line = rect.line, .lines = rect.lines, .column = 0, .columns = tensor.line_length()};
@@ -146,7 +146,7 @@ class GgufCheckpoint final : public Checkpoint {
   // `rect`.
   template <typename Use>
   absl::Status ReadLines(const CheckpointTensor& to_read, const TensorRect& rect, const Use& use) const {
-    const GgufView& view = views_[to_read.place];
+    const GgufView& view = views_[to_read.source_index];
     const GgufTensorInfo& tensor = *view.source;
     const GgufBlockFormat& format = *tensor.format;
     const uint64_t column = view.first_column + rect.column;
@@ -175,7 +175,7 @@ class GgufCheckpoint final : public Checkpoint {
       std::memcpy(out, raw, count * format.bytes);
       return;
     }
-    float values[kMostBlockValues];
+    float values[kMaxBlockValues];
     for (; count > 0; raw += format.bytes) {
       format.decode(reinterpret_cast<const uint8_t*>(raw), values);
       const uint64_t part = std::min(count, format.values - skip);
@@ -194,13 +194,13 @@ class GgufCheckpoint final : public Checkpoint {
   }
 
   std::unique_ptr<GgufFiles> files_;
-  std::vector<GgufView> views_;  // by CheckpointTensor::place; points into files_
+  std::vector<GgufView> views_;  // by CheckpointTensor::source_index; points into files_
 };
 
 }  // namespace
 
-absl::StatusOr<GgufModel> ReadGgufHead(const std::string& path) {
-  ASSIGN_OR_RETURN(const std::unique_ptr<GgufFiles> files, GgufFiles::OpenHead(path));
+absl::StatusOr<GgufModel> ReadGgufMetadata(const std::string& path) {
+  ASSIGN_OR_RETURN(const std::unique_ptr<GgufFiles> files, GgufFiles::OpenMetadata(path));
   ASSIGN_OR_RETURN(const GgufConfig config, ReadGgufConfig(*files));
   GgufModel model;
   model.config_json = config.config_json;

@@ -28,6 +28,6 @@ absl::StatusOr<GgufModel> OpenGguf(const std::string& path);
 
 // Reads only the two JSON texts and the chat template from the head of the first file; the rest of the model
 // may be missing.
-absl::StatusOr<GgufModel> ReadGgufHead(const std::string& path);
+absl::StatusOr<GgufModel> ReadGgufMetadata(const std::string& path);
 
 }  // namespace sluice

@@ -59,23 +59,23 @@ absl::StatusOr<const GgufArchitecture*> ArchitectureOf(const GgufKeys& keys) {
   return architecture;
 }
 
-GgufFrame ReadFrame(GgufQuestions* q) {
-  GgufFrame frame;
-  const uint64_t blocks = q->NeedWhole("block_count");
-  const uint64_t predicting = q->Whole("nextn_predict_layers", 0);
+GgufBaseConfig ReadGgufBase(GgufKeyReader* q) {
+  GgufBaseConfig base;
+  const uint64_t blocks = q->RequiredInt("block_count");
+  const uint64_t predicting = q->IntOr("nextn_predict_layers", 0);
   if (predicting >= blocks) q->Refuse("nextn_predict_layers", absl::StrCat(predicting, " of ", blocks));
-  frame.layers = std::min<uint64_t>(predicting < blocks ? blocks - predicting : 1, kMaxLayers);
+  base.layers = std::min<uint64_t>(predicting < blocks ? blocks - predicting : 1, kMaxLayers);
   if (blocks > kMaxLayers) q->Refuse("block_count", absl::StrCat(blocks));
-  frame.blocks = blocks;
-  frame.hidden = q->NeedWhole("embedding_length");
-  frame.context = q->NeedWhole("context_length");
-  frame.heads = q->SameWhole("attention.head_count", 0);
-  frame.head_dim = q->Whole("attention.key_length", frame.hidden / std::max<uint64_t>(frame.heads, 1), 1);
-  return frame;
+  base.blocks = blocks;
+  base.hidden = q->RequiredInt("embedding_length");
+  base.context = q->RequiredInt("context_length");
+  base.heads = q->UniformInt("attention.head_count", 0);
+  base.head_dim = q->IntOr("attention.key_length", base.hidden / std::max<uint64_t>(base.heads, 1), 1);
+  return base;
 }
 
 // Adds the tokens that begin a sequence, and all that end a turn.
-void AddTokens(GgufQuestions* q, json* config) {
+void AddTokens(GgufKeyReader* q, json* config) {
   bool found = false;
   const uint64_t bos = q->Id("tokenizer.ggml.bos_token_id", &found);
   if (found) (*config)["bos_token_id"] = bos;
@@ -87,7 +87,7 @@ void AddTokens(GgufQuestions* q, json* config) {
   if (!ends.empty()) (*config)["eos_token_id"] = ends;
 }
 
-std::string GenerationOf(const GgufKeys& keys, GgufQuestions* q) {
+std::string GenerationOf(const GgufKeys& keys, GgufKeyReader* q) {
   json generation = json::object();
   for (const char* name : {"temp", "top_p", "min_p", "top_k"}) {
     const std::string key = absl::StrCat("general.sampling.", name);
@@ -107,13 +107,13 @@ std::string GenerationOf(const GgufKeys& keys, GgufQuestions* q) {
 absl::StatusOr<GgufConfig> ReadGgufConfig(const GgufFiles& files) {
   GgufConfig result;
   ASSIGN_OR_RETURN(result.architecture, ArchitectureOf(files.keys()));
-  GgufQuestions questions(files, result.architecture->name);
-  const GgufFrame frame = ReadFrame(&questions);
+  GgufKeyReader questions(files, result.architecture->name);
+  const GgufBaseConfig base = ReadGgufBase(&questions);
   const auto reader = std::find_if(std::begin(kReaders), std::end(kReaders), [&](const NamedReader& row) {
     return row.architecture == result.architecture->name;
   });
   if (reader == std::end(kReaders)) return absl::InternalError("an architecture without a reader");
-  json config = reader->read(frame, &questions);
+  json config = reader->read(base, &questions);
   AddTokens(&questions, &config);
   result.generation_json = GenerationOf(files.keys(), &questions);
   ASSIGN_OR_RETURN(const std::vector<std::string>* tokens, files.keys().Texts("tokenizer.ggml.tokens"));
@@ -125,11 +125,11 @@ absl::StatusOr<GgufConfig> ReadGgufConfig(const GgufFiles& files) {
   }
   result.chat_template = questions.Text("tokenizer.chat_template");
   RETURN_IF_ERROR(questions.status());
-  result.shape.layers = static_cast<uint32_t>(frame.layers);
-  result.shape.blocks = static_cast<uint32_t>(frame.blocks);
-  result.shape.head_dim = static_cast<uint32_t>(frame.head_dim);
-  result.shape.q_rows = frame.heads * frame.head_dim;
-  result.shape.kv_rows = config.value("num_key_value_heads", uint64_t{0}) * frame.head_dim;
+  result.shape.layers = static_cast<uint32_t>(base.layers);
+  result.shape.blocks = static_cast<uint32_t>(base.blocks);
+  result.shape.head_dim = static_cast<uint32_t>(base.head_dim);
+  result.shape.q_rows = base.heads * base.head_dim;
+  result.shape.kv_rows = config.value("num_key_value_heads", uint64_t{0}) * base.head_dim;
   result.shape.linear_keys = config.value("linear_num_key_heads", 0u);
   if (result.shape.linear_keys > 0) {
     result.shape.linear_sharers = config.value("linear_num_value_heads", 0u) / result.shape.linear_keys;

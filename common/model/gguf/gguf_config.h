@@ -1,6 +1,6 @@
 // ReadGgufConfig: converts a GGUF model's keys to the config.json that the family's reader expects.
 //
-// Private to common/model/gguf. Thread safety: a free function.
+// Private to common/model. Thread safety: a free function.
 #pragma once
 
 #include <string>

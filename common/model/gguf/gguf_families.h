@@ -1,7 +1,7 @@
 // The families of GGUF architectures: conversion of each one's keys to the config.json that its reader
 // expects, and the parts that they share. Rows of the table in gguf_config.cc.
 //
-// Private to common/model/gguf. Thread safety: free functions, safe to call from any thread.
+// Private to common/model. Thread safety: free functions, safe to call from any thread.
 #pragma once
 
 #include <algorithm>
@@ -17,13 +17,13 @@
 
 namespace sluice {
 
-constexpr int64_t kMaxGgufWhole = INT32_MAX;
+constexpr int64_t kMaxGgufInt = INT32_MAX;
 
 // Typed reads of the keys of one architecture. Keeps the first error for the end; an invalid key reads as the
 // lowest allowed value.
-class GgufQuestions {
+class GgufKeyReader {
  public:
-  GgufQuestions(const GgufFiles& files, const std::string& architecture)
+  GgufKeyReader(const GgufFiles& files, const std::string& architecture)
       : files_(files), keys_(files.keys()), prefix_(architecture + ".") {}
 
   const GgufFiles& files() const { return files_; }
@@ -42,21 +42,21 @@ class GgufQuestions {
     if (!value.ok()) Keep(value.status());
     return value.ok() && value->has_value() ? **value : otherwise;
   }
-  uint64_t Whole(const std::string& name, uint64_t fallback, int64_t low = 0) {
+  uint64_t IntOr(const std::string& name, uint64_t fallback, int64_t low = 0) {
     const uint64_t otherwise = std::max<uint64_t>(fallback, static_cast<uint64_t>(low));
     return static_cast<uint64_t>(
-        Take(keys_.Int(Key(name), low, kMaxGgufWhole), static_cast<int64_t>(otherwise)));
+        Take(keys_.Int(Key(name), low, kMaxGgufInt), static_cast<int64_t>(otherwise)));
   }
-  uint64_t NeedWhole(const std::string& name, int64_t low = 1) {
+  uint64_t RequiredInt(const std::string& name, int64_t low = 1) {
     if (!Has(name)) Keep(keys_.Error(Key(name), "is missing"));
-    return Whole(name, 0, low);
+    return IntOr(name, 0, low);
   }
   // Reads a number for all layers, or a list of one per layer whose entries must be equal.
-  uint64_t SameWhole(const std::string& name, uint64_t fallback) {
+  uint64_t UniformInt(const std::string& name, uint64_t fallback) {
     const auto list = keys_.Ints(Key(name));
-    if (!list.ok() || *list == nullptr) return Whole(name, fallback, 1);
+    if (!list.ok() || *list == nullptr) return IntOr(name, fallback, 1);
     const std::vector<int64_t>& values = **list;
-    if (values.empty() || values[0] < 1 || values[0] > kMaxGgufWhole)
+    if (values.empty() || values[0] < 1 || values[0] > kMaxGgufInt)
       Keep(keys_.Error(Key(name), "is no such list"));
     for (const int64_t value : values) {
       if (value != values[0]) Refuse(name, "with another number in each layer");
@@ -64,7 +64,7 @@ class GgufQuestions {
     return status_.ok() ? static_cast<uint64_t>(values[0]) : 1;
   }
   double Real(const std::string& name, double fallback) { return Take(keys_.Real(Key(name)), fallback); }
-  bool Flag(const std::string& name) { return Whole(name, 0) != 0; }
+  bool Flag(const std::string& name) { return IntOr(name, 0) != 0; }
   std::string Word(const std::string& name, const std::string& fallback) {
     return Take(keys_.Text(Key(name)), fallback);
   }
@@ -88,7 +88,7 @@ class GgufQuestions {
     return HasTensor(absl::StrCat("blk.", layer, ".", module));
   }
   // Reads a list of whole numbers; empty if absent.
-  std::vector<int64_t> Wholes(const std::string& name) {
+  std::vector<int64_t> IntList(const std::string& name) {
     const auto list = keys_.Ints(Key(name));
     if (!list.ok()) Keep(list.status());
     return list.ok() && *list != nullptr ? **list : std::vector<int64_t>();
@@ -115,7 +115,7 @@ class GgufQuestions {
 };
 
 // Numbers of the file that every family has.
-struct GgufFrame {
+struct GgufBaseConfig {
   uint64_t layers = 0;
   uint64_t blocks = 0;  // includes layers that predict further tokens
   uint64_t hidden = 0;
@@ -127,65 +127,66 @@ struct GgufFrame {
 // --- Shared parts ---
 
 // Returns rope_scaling, or null. `mscales`: the family uses these names for its attention factors.
-nlohmann::json GgufRopeScaling(const GgufFrame& frame, double mscale_all_dim, bool mscales, GgufQuestions* q);
+nlohmann::json GgufRopeScaling(const GgufBaseConfig& base, double mscale_all_dim, bool mscales,
+                               GgufKeyReader* q);
 
 // Returns the members that every config has.
-nlohmann::json GgufFrameConfig(const char* model_type, const char* architecture, const GgufFrame& frame,
-                               GgufQuestions* q);
+nlohmann::json GgufBaseJson(const char* model_type, const char* architecture, const GgufBaseConfig& base,
+                            GgufKeyReader* q);
 
 // Adds the heads of grouped attention and its rope; `kv_heads` are the heads of k and v.
-void AddGgufHeads(const GgufFrame& frame, uint64_t kv_heads, bool mscales, GgufQuestions* q,
+void AddGgufHeads(const GgufBaseConfig& base, uint64_t kv_heads, bool mscales, GgufKeyReader* q,
                   nlohmann::json* config);
-void AddGgufGrouped(const GgufFrame& frame, bool mscales, GgufQuestions* q, nlohmann::json* config);
-void RequireWholeHeadRope(const GgufFrame& frame, GgufQuestions* q);
+void AddGgufGrouped(const GgufBaseConfig& base, bool mscales, GgufKeyReader* q, nlohmann::json* config);
+void RequireWholeHeadRope(const GgufBaseConfig& base, GgufKeyReader* q);
 
 // Adds the counts of the experts and returns their width, which old files determine only by the tensors.
-uint64_t GgufExpertWidth(const GgufFrame& frame, GgufQuestions* q);
-void AddGgufExperts(const char* count_name, const char* width_name, const GgufFrame& frame, GgufQuestions* q,
-                    nlohmann::json* config);
+uint64_t GgufExpertWidth(const GgufBaseConfig& base, GgufKeyReader* q);
+void AddGgufExperts(const char* count_name, const char* width_name, const GgufBaseConfig& base,
+                    GgufKeyReader* q, nlohmann::json* config);
 
 // Requires the gating function to be this one or absent.
-void RequireGgufGating(uint64_t function, GgufQuestions* q);
+void RequireGgufGating(uint64_t function, GgufKeyReader* q);
 
 // Returns the heads of k and v from a list that has 0 for layers without attention; the other entries must be
 // equal.
-uint64_t GgufHeadsOfSomeLayers(const GgufFrame& frame, GgufQuestions* q);
+uint64_t GgufHeadsOfSomeLayers(const GgufBaseConfig& base, GgufKeyReader* q);
 
 // Returns the layers that have a dense FFN and no router.
-nlohmann::json GgufDenseLayers(const GgufFrame& frame, const GgufQuestions& q);
+nlohmann::json GgufDenseLayers(const GgufBaseConfig& base, const GgufKeyReader& q);
 // Returns the number of those layers, which must be the first ones.
-uint64_t GgufLeadingDenseLayers(const GgufFrame& frame, GgufQuestions* q);
+uint64_t GgufLeadingDenseLayers(const GgufBaseConfig& base, GgufKeyReader* q);
 
 // --- Families ---
 
-using GgufConfigReader = nlohmann::json (*)(const GgufFrame& frame, GgufQuestions* q);
+using GgufConfigReader = nlohmann::json (*)(const GgufBaseConfig& base, GgufKeyReader* q);
 
-nlohmann::json ReadGgufMixtral(const GgufFrame& frame, GgufQuestions* q);
-nlohmann::json ReadGgufQwen2Moe(const GgufFrame& frame, GgufQuestions* q);
-nlohmann::json ReadGgufQwen3Moe(const GgufFrame& frame, GgufQuestions* q);
-nlohmann::json ReadGgufQwen3VlMoe(const GgufFrame& frame, GgufQuestions* q);
-nlohmann::json ReadGgufOlmoe(const GgufFrame& frame, GgufQuestions* q);
-nlohmann::json ReadGgufGraniteMoe(const GgufFrame& frame, GgufQuestions* q);
-nlohmann::json ReadGgufPhimoe(const GgufFrame& frame, GgufQuestions* q);
-nlohmann::json ReadGgufGptOss(const GgufFrame& frame, GgufQuestions* q);
-nlohmann::json ReadGgufHunyuanMoe(const GgufFrame& frame, GgufQuestions* q);
-nlohmann::json ReadGgufLlama4(const GgufFrame& frame, GgufQuestions* q);
-nlohmann::json ReadGgufMinimaxM2(const GgufFrame& frame, GgufQuestions* q);
+nlohmann::json ReadGgufMixtral(const GgufBaseConfig& base, GgufKeyReader* q);
+nlohmann::json ReadGgufQwen2Moe(const GgufBaseConfig& base, GgufKeyReader* q);
+nlohmann::json ReadGgufQwen3Moe(const GgufBaseConfig& base, GgufKeyReader* q);
+nlohmann::json ReadGgufQwen3VlMoe(const GgufBaseConfig& base, GgufKeyReader* q);
+nlohmann::json ReadGgufOlmoe(const GgufBaseConfig& base, GgufKeyReader* q);
+nlohmann::json ReadGgufGraniteMoe(const GgufBaseConfig& base, GgufKeyReader* q);
+nlohmann::json ReadGgufPhimoe(const GgufBaseConfig& base, GgufKeyReader* q);
+nlohmann::json ReadGgufGptOss(const GgufBaseConfig& base, GgufKeyReader* q);
+nlohmann::json ReadGgufHunyuanMoe(const GgufBaseConfig& base, GgufKeyReader* q);
+nlohmann::json ReadGgufLlama4(const GgufBaseConfig& base, GgufKeyReader* q);
+nlohmann::json ReadGgufMinimaxM2(const GgufBaseConfig& base, GgufKeyReader* q);
 
-nlohmann::json ReadGgufGlm4Moe(const GgufFrame& frame, GgufQuestions* q);
-nlohmann::json ReadGgufDeepseek(const GgufFrame& frame, GgufQuestions* q);
-nlohmann::json ReadGgufDeepseek2(const GgufFrame& frame, GgufQuestions* q);
-nlohmann::json ReadGgufMistral4(const GgufFrame& frame, GgufQuestions* q);
-nlohmann::json ReadGgufDots1(const GgufFrame& frame, GgufQuestions* q);
+nlohmann::json ReadGgufGlm4Moe(const GgufBaseConfig& base, GgufKeyReader* q);
+nlohmann::json ReadGgufDeepseek(const GgufBaseConfig& base, GgufKeyReader* q);
+nlohmann::json ReadGgufDeepseek2(const GgufBaseConfig& base, GgufKeyReader* q);
+nlohmann::json ReadGgufMistral4(const GgufBaseConfig& base, GgufKeyReader* q);
+nlohmann::json ReadGgufDots1(const GgufBaseConfig& base, GgufKeyReader* q);
 
-nlohmann::json ReadGgufErnie45Moe(const GgufFrame& frame, GgufQuestions* q);
-nlohmann::json ReadGgufAfmoe(const GgufFrame& frame, GgufQuestions* q);
-nlohmann::json ReadGgufLfm2Moe(const GgufFrame& frame, GgufQuestions* q);
-nlohmann::json ReadGgufGemma4(const GgufFrame& frame, GgufQuestions* q);
+nlohmann::json ReadGgufErnie45Moe(const GgufBaseConfig& base, GgufKeyReader* q);
+nlohmann::json ReadGgufAfmoe(const GgufBaseConfig& base, GgufKeyReader* q);
+nlohmann::json ReadGgufLfm2Moe(const GgufBaseConfig& base, GgufKeyReader* q);
+nlohmann::json ReadGgufGemma4(const GgufBaseConfig& base, GgufKeyReader* q);
 
-nlohmann::json ReadGgufQwen3Next(const GgufFrame& frame, GgufQuestions* q);
-nlohmann::json ReadGgufQwen35Moe(const GgufFrame& frame, GgufQuestions* q);
-nlohmann::json ReadGgufGraniteHybrid(const GgufFrame& frame, GgufQuestions* q);
-nlohmann::json ReadGgufNemotronHMoe(const GgufFrame& frame, GgufQuestions* q);
+nlohmann::json ReadGgufQwen3Next(const GgufBaseConfig& base, GgufKeyReader* q);
+nlohmann::json ReadGgufQwen35Moe(const GgufBaseConfig& base, GgufKeyReader* q);
+nlohmann::json ReadGgufGraniteHybrid(const GgufBaseConfig& base, GgufKeyReader* q);
+nlohmann::json ReadGgufNemotronHMoe(const GgufBaseConfig& base, GgufKeyReader* q);
 
 }  // namespace sluice

@@ -7,7 +7,7 @@ namespace {
 
 using nlohmann::json;
 
-void AddYarn(double mscale_all_dim, GgufQuestions* q, json* rope) {
+void AddYarn(double mscale_all_dim, GgufKeyReader* q, json* rope) {
   (*rope)["rope_type"] = "yarn";
   (*rope)["factor"] = q->Real("rope.scaling.factor", 1);
   (*rope)["beta_fast"] = q->Real("rope.scaling.yarn_beta_fast", 32);
@@ -26,11 +26,11 @@ void AddYarn(double mscale_all_dim, GgufQuestions* q, json* rope) {
 }
 
 // Divisors of the frequencies, one set for short sequences and one for long ones.
-void AddDivisors(std::vector<double> shorts, std::vector<double> longs, bool mscales, const GgufFrame& frame,
-                 GgufQuestions* q, json* rope) {
+void AddDivisors(std::vector<double> shorts, std::vector<double> longs, bool mscales,
+                 const GgufBaseConfig& base, GgufKeyReader* q, json* rope) {
   (*rope)["rope_type"] = "longrope";
   const double original = (*rope)["original_max_position_embeddings"].get<double>();
-  const double stretch = static_cast<double>(frame.context) / original;
+  const double stretch = static_cast<double>(base.context) / original;
   const double factor =
       q->Real("rope.scaling.attn_factor",
               stretch <= 1 || original < 2 ? 1 : std::sqrt(1 + std::log(stretch) / std::log(original)));
@@ -46,19 +46,19 @@ void AddDivisors(std::vector<double> shorts, std::vector<double> longs, bool msc
 
 }  // namespace
 
-json GgufRopeScaling(const GgufFrame& frame, double mscale_all_dim, bool mscales, GgufQuestions* q) {
+json GgufRopeScaling(const GgufBaseConfig& base, double mscale_all_dim, bool mscales, GgufKeyReader* q) {
   json rope = json::object();
-  const uint64_t original = q->Whole("rope.scaling.original_context_length", frame.context, 1);
+  const uint64_t original = q->IntOr("rope.scaling.original_context_length", base.context, 1);
   rope["original_max_position_embeddings"] = original;
   std::vector<double> shorts = q->Values("rope_factors_short.weight");
   std::vector<double> longs = q->Values("rope_factors_long.weight");
   if (!shorts.empty() || !longs.empty()) {
-    AddDivisors(std::move(shorts), std::move(longs), mscales, frame, q, &rope);
+    AddDivisors(std::move(shorts), std::move(longs), mscales, base, q, &rope);
     return rope;
   }
   std::vector<double> divisors = q->Values("rope_freqs.weight");
   if (std::any_of(divisors.begin(), divisors.end(), [](double d) { return d != 1; })) {
-    AddDivisors(divisors, divisors, mscales, frame, q, &rope);
+    AddDivisors(divisors, divisors, mscales, base, q, &rope);
     return rope;
   }
   const std::string type = q->Word("rope.scaling.type", "none");
@@ -73,8 +73,8 @@ json GgufRopeScaling(const GgufFrame& frame, double mscale_all_dim, bool mscales
   return {{"rope_type", "linear"}, {"factor", linear}};
 }
 
-json GgufFrameConfig(const char* model_type, const char* architecture, const GgufFrame& frame,
-                     GgufQuestions* q) {
+json GgufBaseJson(const char* model_type, const char* architecture, const GgufBaseConfig& base,
+                  GgufKeyReader* q) {
   json config = {{"model_type", model_type}, {"architectures", {architecture}}};
   const GgufTensorInfo* embed = q->files().Find("token_embd.weight");
   if (embed == nullptr || embed->dims.size() != 2) {
@@ -82,58 +82,59 @@ json GgufFrameConfig(const char* model_type, const char* architecture, const Ggu
   } else {
     config["vocab_size"] = embed->dims[1];
   }
-  config["hidden_size"] = frame.hidden;
-  config["num_hidden_layers"] = frame.layers;
-  config["max_position_embeddings"] = frame.context;
+  config["hidden_size"] = base.hidden;
+  config["num_hidden_layers"] = base.layers;
+  config["max_position_embeddings"] = base.context;
   config["rms_norm_eps"] = q->Real("attention.layer_norm_rms_epsilon", 1e-5);
-  config["num_attention_heads"] = frame.heads;
+  config["num_attention_heads"] = base.heads;
   config["tie_word_embeddings"] = !q->HasTensor("output.weight");
   config["rope_theta"] = q->Real("rope.freq_base", 10000);
   return config;
 }
 
-void AddGgufHeads(const GgufFrame& frame, uint64_t kv_heads, bool mscales, GgufQuestions* q, json* config) {
+void AddGgufHeads(const GgufBaseConfig& base, uint64_t kv_heads, bool mscales, GgufKeyReader* q,
+                  json* config) {
   (*config)["num_key_value_heads"] = kv_heads;
-  (*config)["head_dim"] = frame.head_dim;
-  if (q->Whole("attention.value_length", frame.head_dim) != frame.head_dim) {
+  (*config)["head_dim"] = base.head_dim;
+  if (q->IntOr("attention.value_length", base.head_dim) != base.head_dim) {
     q->Refuse("attention.value_length", "other than attention.key_length");
   }
-  const json rope = GgufRopeScaling(frame, 0, mscales, q);
+  const json rope = GgufRopeScaling(base, 0, mscales, q);
   if (!rope.is_null()) (*config)["rope_scaling"] = rope;
 }
 
-void AddGgufGrouped(const GgufFrame& frame, bool mscales, GgufQuestions* q, json* config) {
-  AddGgufHeads(frame, q->SameWhole("attention.head_count_kv", frame.heads), mscales, q, config);
+void AddGgufGrouped(const GgufBaseConfig& base, bool mscales, GgufKeyReader* q, json* config) {
+  AddGgufHeads(base, q->UniformInt("attention.head_count_kv", base.heads), mscales, q, config);
 }
 
-void RequireWholeHeadRope(const GgufFrame& frame, GgufQuestions* q) {
-  if (q->Whole("rope.dimension_count", frame.head_dim) != frame.head_dim) {
+void RequireWholeHeadRope(const GgufBaseConfig& base, GgufKeyReader* q) {
+  if (q->IntOr("rope.dimension_count", base.head_dim) != base.head_dim) {
     q->Refuse("rope.dimension_count", "other than a whole head");
   }
 }
 
-uint64_t GgufExpertWidth(const GgufFrame& frame, GgufQuestions* q) {
+uint64_t GgufExpertWidth(const GgufBaseConfig& base, GgufKeyReader* q) {
   // Old files lack this key; one tensor per expert is an even older layout.
-  uint64_t width = q->DimOf("ffn_up_exps.weight", 1, frame.layers);
-  if (width == 0) width = q->DimOf("ffn_up.0.weight", 1, frame.layers);
-  if (width == 0) width = q->DimOf("ffn_gate_up_exps.weight", 1, frame.layers) / 2;
-  return q->Whole("expert_feed_forward_length", width, 1);
+  uint64_t width = q->DimOf("ffn_up_exps.weight", 1, base.layers);
+  if (width == 0) width = q->DimOf("ffn_up.0.weight", 1, base.layers);
+  if (width == 0) width = q->DimOf("ffn_gate_up_exps.weight", 1, base.layers) / 2;
+  return q->IntOr("expert_feed_forward_length", width, 1);
 }
 
-void AddGgufExperts(const char* count_name, const char* width_name, const GgufFrame& frame, GgufQuestions* q,
-                    json* config) {
-  (*config)[count_name] = q->NeedWhole("expert_count");
-  (*config)["num_experts_per_tok"] = q->NeedWhole("expert_used_count");
-  (*config)[width_name] = GgufExpertWidth(frame, q);
+void AddGgufExperts(const char* count_name, const char* width_name, const GgufBaseConfig& base,
+                    GgufKeyReader* q, json* config) {
+  (*config)[count_name] = q->RequiredInt("expert_count");
+  (*config)["num_experts_per_tok"] = q->RequiredInt("expert_used_count");
+  (*config)[width_name] = GgufExpertWidth(base, q);
 }
 
-void RequireGgufGating(uint64_t function, GgufQuestions* q) {
-  const uint64_t said = q->Whole("expert_gating_func", function);
+void RequireGgufGating(uint64_t function, GgufKeyReader* q) {
+  const uint64_t said = q->IntOr("expert_gating_func", function);
   if (said != function) q->Refuse("expert_gating_func", absl::StrCat(said));
 }
 
-uint64_t GgufHeadsOfSomeLayers(const GgufFrame& frame, GgufQuestions* q) {
-  const std::vector<int64_t> kv_heads = q->Wholes("attention.head_count_kv");
+uint64_t GgufHeadsOfSomeLayers(const GgufBaseConfig& base, GgufKeyReader* q) {
+  const std::vector<int64_t> kv_heads = q->IntList("attention.head_count_kv");
   int64_t heads = 0;
   for (const int64_t of_layer : kv_heads) {
     if (of_layer < 0 || (heads != 0 && of_layer != 0 && of_layer != heads)) {
@@ -141,23 +142,23 @@ uint64_t GgufHeadsOfSomeLayers(const GgufFrame& frame, GgufQuestions* q) {
     }
     if (of_layer > 0) heads = of_layer;
   }
-  if (kv_heads.size() < frame.layers || heads == 0) {
+  if (kv_heads.size() < base.layers || heads == 0) {
     q->Refuse("attention.head_count_kv",
-              absl::StrCat("of ", kv_heads.size(), " numbers for ", frame.layers, " layers, or of zeros"));
+              absl::StrCat("of ", kv_heads.size(), " numbers for ", base.layers, " layers, or of zeros"));
   }
   return static_cast<uint64_t>(std::max<int64_t>(heads, 1));
 }
 
-json GgufDenseLayers(const GgufFrame& frame, const GgufQuestions& q) {
+json GgufDenseLayers(const GgufBaseConfig& base, const GgufKeyReader& q) {
   json layers = json::array();
-  for (uint64_t i = 0; i < frame.layers; ++i) {
+  for (uint64_t i = 0; i < base.layers; ++i) {
     if (q.LayerHas(i, "ffn_up.weight") && !q.LayerHas(i, "ffn_gate_inp.weight")) layers.push_back(i);
   }
   return layers;
 }
 
-uint64_t GgufLeadingDenseLayers(const GgufFrame& frame, GgufQuestions* q) {
-  const json dense = GgufDenseLayers(frame, *q);
+uint64_t GgufLeadingDenseLayers(const GgufBaseConfig& base, GgufKeyReader* q) {
+  const json dense = GgufDenseLayers(base, *q);
   for (size_t i = 0; i < dense.size(); ++i) {
     if (dense[i] != i) q->Refuse("leading_dense_block_count", "with dense layers elsewhere");
   }

@@ -100,7 +100,7 @@ absl::StatusOr<std::unique_ptr<GgufFiles>> GgufFiles::Open(const std::string& pa
   return files;
 }
 
-absl::StatusOr<std::unique_ptr<GgufFiles>> GgufFiles::OpenHead(const std::string& path) {
+absl::StatusOr<std::unique_ptr<GgufFiles>> GgufFiles::OpenMetadata(const std::string& path) {
   auto files = std::unique_ptr<GgufFiles>(new GgufFiles());
   ASSIGN_OR_RETURN(GgufHeader header, files->AddFile(path, /*whole=*/false));
   files->keys_ = std::move(header.keys);

@@ -23,7 +23,7 @@ class GgufFiles {
   static absl::StatusOr<std::unique_ptr<GgufFiles>> Open(const std::string& path);
   // Reads only the head of the first file; its data may be missing. Tensors of other parts are not listed,
   // and no tensor can be read.
-  static absl::StatusOr<std::unique_ptr<GgufFiles>> OpenHead(const std::string& path);
+  static absl::StatusOr<std::unique_ptr<GgufFiles>> OpenMetadata(const std::string& path);
 
   const GgufKeys& keys() const { return keys_; }  // of the first file
   absl::Span<const GgufTensorInfo> tensors() const { return tensors_; }

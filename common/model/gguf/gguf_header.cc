@@ -47,7 +47,7 @@ uint64_t LeastBytes(uint32_t type) {
 }
 
 // Makes a name from the file bounded and printable for error messages.
-std::string Shown(std::string_view name) {
+std::string KeyExcerpt(std::string_view name) {
   std::string shown(name.substr(0, 100));
   for (char& c : shown) {
     if (c < 0x20 || c > 0x7e) c = '?';
@@ -169,13 +169,13 @@ class HeaderParser {
     absl::StatusOr<GgufValue> value = type == kList ? ParseList(key) : ParseValue(type, key);
     if (!value.ok()) return value.status();
     if (key == kAlignmentKey && type != kU32) return Bad(absl::StrCat(kAlignmentKey, " is no 32-bit number"));
-    return header_.keys.Add(Shown(key), *std::move(value));
+    return header_.keys.Add(KeyExcerpt(key), *std::move(value));
   }
 
   absl::Status Account(uint64_t bytes, const std::string& key) {
     value_bytes_ += bytes;
     if (value_bytes_ <= kMaxValueBytes) return absl::OkStatus();
-    return Bad(absl::StrCat("key ", Shown(key), ": values of more than ", kMaxValueBytes, " bytes"));
+    return Bad(absl::StrCat("key ", KeyExcerpt(key), ": values of more than ", kMaxValueBytes, " bytes"));
   }
 
   absl::StatusOr<int64_t> ParseInt(uint32_t type, const std::string& key) {
@@ -201,14 +201,14 @@ class HeaderParser {
       case kU64: {
         ASSIGN_OR_RETURN(const uint64_t number, cursor_.Number<uint64_t>());
         if (number > static_cast<uint64_t>(INT64_MAX))
-          return Bad(absl::StrCat("key ", Shown(key), ": ", number));
+          return Bad(absl::StrCat("key ", KeyExcerpt(key), ": ", number));
         return static_cast<int64_t>(number);
       }
       default:
         break;
     }
     ASSIGN_OR_RETURN(const uint8_t boolean, cursor_.Number<uint8_t>());
-    if (boolean > 1) return Bad(absl::StrCat("key ", Shown(key), ": truth value ", boolean));
+    if (boolean > 1) return Bad(absl::StrCat("key ", KeyExcerpt(key), ": truth value ", boolean));
     return int64_t{boolean};
   }
 
@@ -221,12 +221,13 @@ class HeaderParser {
   absl::StatusOr<std::string> ParseText(const std::string& key) {
     ASSIGN_OR_RETURN(std::string text, cursor_.Text(kMaxValueBytes));
     RETURN_IF_ERROR(Account(text.size(), key));
-    if (!IsWellFormedUtf8(text)) return Bad(absl::StrCat("key ", Shown(key), ": a text that is not UTF-8"));
+    if (!IsWellFormedUtf8(text))
+      return Bad(absl::StrCat("key ", KeyExcerpt(key), ": a text that is not UTF-8"));
     return text;
   }
 
   absl::StatusOr<GgufValue> ParseValue(uint32_t type, const std::string& key) {
-    if (LeastBytes(type) == 0) return Bad(absl::StrCat("key ", Shown(key), ": unknown type ", type));
+    if (LeastBytes(type) == 0) return Bad(absl::StrCat("key ", KeyExcerpt(key), ": unknown type ", type));
     if (type == kText) {
       ASSIGN_OR_RETURN(std::string text, ParseText(key));
       return GgufValue(std::move(text));
@@ -243,9 +244,9 @@ class HeaderParser {
     ASSIGN_OR_RETURN(const uint32_t type, cursor_.Number<uint32_t>());
     ASSIGN_OR_RETURN(const uint64_t count, cursor_.Number<uint64_t>());
     const uint64_t least = LeastBytes(type);
-    if (least == 0) return Bad(absl::StrCat("key ", Shown(key), ": a list of type ", type));
+    if (least == 0) return Bad(absl::StrCat("key ", KeyExcerpt(key), ": a list of type ", type));
     if (count > std::min(kMaxElements, cursor_.left() / least)) {
-      return Bad(absl::StrCat("key ", Shown(key), ": a list of ", count, " elements of at least ", least,
+      return Bad(absl::StrCat("key ", KeyExcerpt(key), ": a list of ", count, " elements of at least ", least,
                               " bytes, with ", cursor_.left(), " left"));
     }
     RETURN_IF_ERROR(Account(count * (type == kText ? sizeof(std::string) : sizeof(int64_t)), key));
@@ -281,8 +282,8 @@ class HeaderParser {
   absl::Status ParseTensor() {
     GgufTensorInfo tensor;
     ASSIGN_OR_RETURN(tensor.name, cursor_.Text(kMaxName));
-    const std::string name = absl::StrCat("tensor ", Shown(tensor.name));
-    if (tensor.name.empty() || tensor.name != Shown(tensor.name) || !names_.insert(tensor.name).second) {
+    const std::string name = absl::StrCat("tensor ", KeyExcerpt(tensor.name));
+    if (tensor.name.empty() || tensor.name != KeyExcerpt(tensor.name) || !names_.insert(tensor.name).second) {
       return Bad(absl::StrCat(name, ": its name is empty, unprintable, or another's too"));
     }
     ASSIGN_OR_RETURN(const uint32_t rank, cursor_.Number<uint32_t>());

@@ -1,6 +1,6 @@
 // Table of the pre-tokenizers of byte-level BPE: GGUF name -> the hub's patterns. A file holds only the name.
 //
-// Private to common/model/gguf. Thread safety: constants and a pure function.
+// Private to common/model. Thread safety: constants and a pure function.
 #pragma once
 
 #include <string_view>

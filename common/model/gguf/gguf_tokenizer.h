@@ -1,7 +1,7 @@
 // GgufTokenizerFiles: a GGUF file's tokenizer converted to the hub's files: tokenizer.json for byte-level
 // BPE, tokenizer.model for SentencePiece, and tokenizer_config.json.
 //
-// Private to common/model/gguf. Thread safety: a free function.
+// Private to common/model. Thread safety: a free function.
 #pragma once
 
 #include <map>

@@ -151,13 +151,13 @@ class ViewMaker {
   // Adds the tensor under its hub name, with the converter's change to be undone.
   void Change(const GgufModule& module, const GgufTensorInfo& tensor, const std::string& name) {
     GgufView& view = Add(name, tensor);
-    if (module.change == GgufChange::kSqueezed && view.shape.size() == 2) {
+    if (module.change == GgufTransform::kSqueezed && view.shape.size() == 2) {
       view.shape.insert(view.shape.begin() + 1, 1);
     }
-    if (module.change >= GgufChange::kUnsqueezed && view.shape.size() == 2) {
+    if (module.change >= GgufTransform::kUnsqueezed && view.shape.size() == 2) {
       view.shape = {view.shape[0] * view.shape[1]};
     }
-    view.is_decay = module.change == GgufChange::kDecay;
+    view.is_decay = module.change == GgufTransform::kDecay;
     if (architecture_.tiled_values) view.tiles = TilesOf(module.gguf, view.shape);
   }
 

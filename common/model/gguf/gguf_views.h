@@ -2,7 +2,7 @@
 // the converter: experts one by one, gate and up apart, q, k and v apart, rows of q and k in the hub's order,
 // layers that predict further tokens left out.
 //
-// Private to common/model/gguf. Thread safety: plain values and a free function.
+// Private to common/model. Thread safety: plain values and a free function.
 #pragma once
 
 #include <cstdint>

@@ -17,7 +17,7 @@ namespace sluice {
 namespace {
 
 constexpr uint64_t kMaxTokenizerFileBytes = 256ull << 20;
-constexpr uint64_t kMaxConfigBytes = 16ull << 20;
+constexpr uint64_t kMaxConfigFileBytes = 16ull << 20;
 constexpr const char* kTokenizerFileNames[] = {
     "tokenizer.json",        "tokenizer.model",         "vocab.json",        "merges.txt",
     "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
@@ -86,12 +86,12 @@ absl::StatusOr<ModelSource> OpenModelSource(const std::string& path) {
 
 absl::StatusOr<HfConfig> ReadModelConfig(const std::string& path) {
   if (absl::EndsWith(path, ".json")) {
-    ASSIGN_OR_RETURN(const std::string text, ReadFile(path, kMaxConfigBytes));
+    ASSIGN_OR_RETURN(const std::string text, ReadFile(path, kMaxConfigFileBytes));
     return ParseHfConfig(text, "", path);
   }
   ASSIGN_OR_RETURN(const SourceKind kind, KindOf(path));
   if (kind == SourceKind::kFolder) return ReadHfConfig(path);
-  ASSIGN_OR_RETURN(const GgufModel gguf, ReadGgufHead(path));
+  ASSIGN_OR_RETURN(const GgufModel gguf, ReadGgufMetadata(path));
   return ParseHfConfig(gguf.config_json, gguf.generation_json, path);
 }
 

@@ -12,7 +12,7 @@
 namespace sluice {
 namespace {
 
-using Json = nlohmann::ordered_json;
+using OrderedJson = nlohmann::ordered_json;
 
 constexpr int kMaxJsonDepth = 64;
 constexpr size_t kMaxConversationBytes = 16 << 20;
@@ -25,7 +25,7 @@ constexpr std::string_view kContinueTag = "CONTINUE_FINAL_MESSAGE_TAG";
 // that none of it can become a control token.
 class Reader {
  public:
-  absl::StatusOr<jinja::Value> Read(const Json& json, int depth) {
+  absl::StatusOr<jinja::Value> Read(const OrderedJson& json, int depth) {
     if (depth > kMaxJsonDepth) {
       return absl::InvalidArgumentError(absl::StrCat("conversation: nested deeper than ", kMaxJsonDepth));
     }
@@ -33,18 +33,18 @@ class Reader {
       return absl::InvalidArgumentError(absl::StrCat("conversation: more than ", kMaxValues, " values"));
     }
     switch (json.type()) {
-      case Json::value_t::string:
-        return jinja::Value(jinja::String::Client(json.get_ref<const std::string&>()));
-      case Json::value_t::boolean:
+      case OrderedJson::value_t::string:
+        return jinja::Value(jinja::String::FromClient(json.get_ref<const std::string&>()));
+      case OrderedJson::value_t::boolean:
         return jinja::Value(json.get<bool>());
-      case Json::value_t::number_integer:
-      case Json::value_t::number_unsigned:
+      case OrderedJson::value_t::number_integer:
+      case OrderedJson::value_t::number_unsigned:
         return jinja::Value(json.get<int64_t>());
-      case Json::value_t::number_float:
+      case OrderedJson::value_t::number_float:
         return jinja::Value(json.get<double>());
-      case Json::value_t::array:
+      case OrderedJson::value_t::array:
         return ReadList(json, depth);
-      case Json::value_t::object:
+      case OrderedJson::value_t::object:
         return ReadMap(json, depth);
       default:
         return jinja::Value(jinja::None{});
@@ -52,16 +52,16 @@ class Reader {
   }
 
  private:
-  absl::StatusOr<jinja::Value> ReadList(const Json& json, int depth) {
+  absl::StatusOr<jinja::Value> ReadList(const OrderedJson& json, int depth) {
     jinja::List list;
-    for (const Json& item : json) {
+    for (const OrderedJson& item : json) {
       ASSIGN_OR_RETURN(jinja::Value value, Read(item, depth + 1));
       list.push_back(std::move(value));
     }
     return jinja::Value(std::move(list));
   }
 
-  absl::StatusOr<jinja::Value> ReadMap(const Json& json, int depth) {
+  absl::StatusOr<jinja::Value> ReadMap(const OrderedJson& json, int depth) {
     if (json.size() > kMaxMembers) {
       return absl::InvalidArgumentError(
           absl::StrCat("conversation: an object of ", json.size(), " members, more than ", kMaxMembers));
@@ -80,12 +80,12 @@ class Reader {
 
 // Drops null members, which templates would print as "None", and stores reasoning under all the names that
 // templates use for it.
-absl::Status NormalizeMessages(Json* messages) {
-  for (Json& message : *messages) {
+absl::Status NormalizeMessages(OrderedJson* messages) {
+  for (OrderedJson& message : *messages) {
     if (!message.is_object()) {
       return absl::InvalidArgumentError("conversation: a message is not an object");
     }
-    Json kept = Json::object();
+    OrderedJson kept = OrderedJson::object();
     for (const auto& [name, value] : message.items()) {
       if (!value.is_null()) {
         kept[name] = value;
@@ -93,7 +93,7 @@ absl::Status NormalizeMessages(Json* messages) {
     }
     for (const char* name : {"reasoning_content", "thinking", "reasoning"}) {
       if (kept.contains(name)) {
-        const Json reasoning = kept[name];
+        const OrderedJson reasoning = kept[name];
         if (!kept.contains("thinking")) {
           kept["thinking"] = reasoning;
         }
@@ -108,7 +108,7 @@ absl::Status NormalizeMessages(Json* messages) {
 
 // Tags the end of the message to be continued. A template may trim a message or add to it, so the cut
 // position in the rendered text is found by a tag, as in transformers.
-absl::Status TagFinalMessage(const ChatRenderOptions& options, Json* messages) {
+absl::Status TagFinalMessage(const ChatRenderOptions& options, OrderedJson* messages) {
   if (options.add_generation_prompt) {
     return absl::InvalidArgumentError(
         "conversation: the last message cannot be continued and a new one begun at once");
@@ -152,7 +152,7 @@ void MarkRoles(const jinja::Value& messages) {
     }
     for (const std::string_view known : kChatRoles) {
       if (role->string()->text == known) {
-        *role = jinja::Value(jinja::String::Own(known));
+        *role = jinja::Value(jinja::String::FromTemplate(known));
         break;
       }
     }
@@ -183,7 +183,7 @@ absl::StatusOr<RenderedChat> ChatTemplate::Render(const std::string& conversatio
     return absl::InvalidArgumentError(
         absl::StrCat("conversation: ", conversation.size(), " bytes, more than ", kMaxConversationBytes));
   }
-  Json json = Json::parse(conversation, nullptr, /*allow_exceptions=*/false);
+  OrderedJson json = OrderedJson::parse(conversation, nullptr, /*allow_exceptions=*/false);
   if (json.is_discarded() || !json.is_object() || !json.contains("messages") ||
       !json["messages"].is_array()) {
     return absl::InvalidArgumentError("conversation: expected a JSON object with a list `messages`");
@@ -211,7 +211,7 @@ absl::StatusOr<RenderedChat> ChatTemplate::Render(const std::string& conversatio
 absl::StatusOr<RenderedChat> ChatTemplate::RenderVariables(jinja::Map variables,
                                                            const ChatRenderOptions& options) const {
   for (const auto& [name, token] : special_tokens_) {
-    jinja::SetKey(variables, name, jinja::Value(jinja::String::Own(token)));
+    jinja::SetKey(variables, name, jinja::Value(jinja::String::FromTemplate(token)));
   }
   jinja::SetKey(variables, "add_generation_prompt", jinja::Value(options.add_generation_prompt));
   for (const char* name : {"tools", "documents"}) {

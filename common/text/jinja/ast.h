@@ -1,4 +1,5 @@
-// Syntax tree of a template. Built by Parser (parser.h), walked by the interpreter (interpreter.h).
+// Syntax tree of a template. Built by Parser (jinja_parser.h), walked by the interpreter
+// (jinja_interpreter.h).
 //
 // Thread safety: immutable after parsing; may be walked by any number of threads.
 #pragma once
@@ -60,7 +61,7 @@ struct Statement {
     kText,         // text
     kOutput,       // expression
     kIf,           // branches
-    kFor,          // targets, expression (the iterable), condition (may be null), body, otherwise
+    kFor,          // targets, expression (the iterable), condition (may be null), body, else_body
     kSet,          // targets (or attribute of targets[0]), expression; null expression: body is captured
     kMacro,        // name, parameters, body
     kCallBlock,    // expression (a call), parameters, body: the callee's caller()
@@ -80,7 +81,7 @@ struct Statement {
   std::vector<Branch> branches;
   std::vector<std::pair<std::string, ExpressionPtr>> parameters;  // default may be null
   Block body;
-  Block otherwise;
+  Block else_body;
 };
 
 }  // namespace sluice::jinja

@@ -23,7 +23,7 @@ absl::Status Evaluator::Step(int line) {
 
 // Copying and searching a large value costs steps too: otherwise a template that doubles a string in a loop
 // would stay within its steps.
-void Evaluator::Charge(const Value& value) {
+void Evaluator::CountWork(const Value& value) {
   constexpr size_t kPerStep = 256;  // bytes, or items of a list
   if (const String* text = value.string()) {
     steps_ += text->text.size() / kPerStep;
@@ -32,7 +32,7 @@ void Evaluator::Charge(const Value& value) {
   }
 }
 
-absl::Status Evaluator::AtLine(const absl::Status& status, int line) {
+absl::Status Evaluator::WithLine(const absl::Status& status, int line) {
   const std::string message(status.message());
   return message.rfind("template line ", 0) == 0 ? status
                                                  : Annotate(status, absl::StrCat("template line ", line));
@@ -67,16 +67,16 @@ absl::StatusOr<Arguments> Evaluator::EvaluateArguments(const CallArguments& argu
 
 absl::StatusOr<Value> Evaluator::Evaluate(const Expression& expression) {
   RETURN_IF_ERROR(Step(expression.line));
-  const Depth depth(&depth_);
+  const DepthGuard depth(&depth_);
   absl::StatusOr<Value> value = EvaluateKind(expression);
   if (!value.ok()) {
-    return AtLine(value.status(), expression.line);
+    return WithLine(value.status(), expression.line);
   }
   if (value->string() != nullptr && value->string()->text.size() > limits_.output_bytes) {
     return absl::ResourceExhaustedError(absl::StrCat(
         "template line ", expression.line, ": a text of more than ", limits_.output_bytes, " bytes"));
   }
-  Charge(*value);
+  CountWork(*value);
   return value;
 }
 
@@ -95,7 +95,7 @@ absl::StatusOr<Value> Evaluator::EvaluateKind(const Expression& expression) {
     case Expression::Kind::kSubscript: {
       ASSIGN_OR_RETURN(const Value object, Evaluate(*expression.items[0]));
       ASSIGN_OR_RETURN(const Value index, Evaluate(*expression.items[1]));
-      Charge(object);
+      CountWork(object);
       return Subscript(object, index);
     }
     case Expression::Kind::kSlice:
@@ -166,7 +166,7 @@ absl::StatusOr<Value> Evaluator::EvaluateAttribute(const Expression& expression)
     index = std::stoll(expression.name);
     return Subscript(object, Value(index));
   }
-  return Subscript(object, Value(String::Own(expression.name)));
+  return Subscript(object, Value(String::FromTemplate(expression.name)));
 }
 
 absl::StatusOr<Value> Evaluator::EvaluateSlice(const Expression& expression) {

@@ -21,10 +21,10 @@ struct Frame {
 };
 
 // Counts one level of nesting during its lifetime.
-class Depth {
+class DepthGuard {
  public:
-  explicit Depth(int* depth) : depth_(depth) { ++*depth_; }
-  ~Depth() { --*depth_; }
+  explicit DepthGuard(int* depth) : depth_(depth) { ++*depth_; }
+  ~DepthGuard() { --*depth_; }
 
  private:
   int* depth_;
@@ -42,7 +42,7 @@ class Evaluator {
   // nesting.
   absl::Status Step(int line);
   // Adds the line to the error, unless it already has one.
-  static absl::Status AtLine(const absl::Status& status, int line);
+  static absl::Status WithLine(const absl::Status& status, int line);
 
   const RenderLimits& limits() const { return limits_; }
   std::vector<Frame>& frames() { return frames_; }
@@ -51,7 +51,7 @@ class Evaluator {
   void set_filter_body(Value body) { filter_body_ = std::move(body); }
 
  private:
-  void Charge(const Value& value);
+  void CountWork(const Value& value);
   absl::StatusOr<Value> EvaluateKind(const Expression& expression);
   absl::StatusOr<Value> EvaluateList(const Expression& expression);
   absl::StatusOr<Value> EvaluateMap(const Expression& expression);

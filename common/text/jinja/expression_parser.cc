@@ -43,7 +43,7 @@ absl::StatusOr<ExpressionPtr> ExpressionParser::ParseTuple() {
 }
 
 absl::StatusOr<ExpressionPtr> ExpressionParser::ParseExpression() {
-  const Nesting nesting(this);
+  const NestingGuard nesting(this);
   RETURN_IF_ERROR(CheckNesting());
   ASSIGN_OR_RETURN(ExpressionPtr value, ParseOr());
   while (TakeName("if")) {
@@ -80,7 +80,7 @@ absl::StatusOr<ExpressionPtr> ExpressionParser::ParseAnd() {
 }
 
 absl::StatusOr<ExpressionPtr> ExpressionParser::ParseNot() {
-  const Nesting nesting(this);
+  const NestingGuard nesting(this);
   RETURN_IF_ERROR(CheckNesting());
   if (TakeName("not")) {
     ExpressionPtr node = Node(Expression::Kind::kUnary, "not");
@@ -153,7 +153,7 @@ absl::StatusOr<ExpressionPtr> ExpressionParser::ParseProduct() {
 // Filters bind tighter than binary operators but not than a sign: -1 | abs is (-1) | abs. So only the
 // outermost of several signs applies the filters after the operand.
 absl::StatusOr<ExpressionPtr> ExpressionParser::ParseUnary(bool filters) {
-  const Nesting nesting(this);
+  const NestingGuard nesting(this);
   RETURN_IF_ERROR(CheckNesting());
   if (IsOperator("-") || IsOperator("+")) {
     ExpressionPtr node = Node(Expression::Kind::kUnary, Next().text);
@@ -288,7 +288,7 @@ absl::StatusOr<ExpressionPtr> ExpressionParser::ParsePrimary() {
       while (Peek().kind == Kind::kString) {  // adjacent strings are concatenated
         text += Next().text;
       }
-      node->literal = Value(String::Own(text));
+      node->literal = Value(String::FromTemplate(text));
       return node;
     }
     case Kind::kInteger: {

@@ -59,7 +59,7 @@ absl::StatusOr<Value> ToJsonFilter(const Value& value, const Arguments& argument
       return absl::InvalidArgumentError("tojson: indent must be an integer of 0..16");
     }
     format.indent = static_cast<int>(indent);
-    format.item_separator = String::Own(",");
+    format.item_separator = String::FromTemplate(",");
   }
   if (const Value* given = arguments.Find(2, "separators"); given != nullptr && !given->none()) {
     const List* pair = given->list();
@@ -282,13 +282,14 @@ absl::StatusOr<Value> Indent(const Value& value, const Arguments& arguments) {
   if (text == nullptr) {
     return NoString("indent", value);
   }
-  String prefix = String::Own("    ");
+  String prefix = String::FromTemplate("    ");
   if (const Value* width = arguments.Find(0, "width")) {
     int64_t count = 4;
     if (width->string() != nullptr) {
       prefix = *width->string();
     } else if (width->integer(&count)) {
-      prefix = String::Own(std::string(static_cast<size_t>(std::clamp<int64_t>(count, 0, 1000)), ' '));
+      prefix =
+          String::FromTemplate(std::string(static_cast<size_t>(std::clamp<int64_t>(count, 0, 1000)), ' '));
     }
   }
   const Value* first = arguments.Find(1, "first");
@@ -357,7 +358,7 @@ absl::StatusOr<Value> AttributeOf(Value value, const std::string& path) {
   size_t begin = 0;
   while (true) {
     const size_t dot = path.find('.', begin);
-    ASSIGN_OR_RETURN(value, Subscript(value, Value(String::Own(path.substr(begin, dot - begin)))));
+    ASSIGN_OR_RETURN(value, Subscript(value, Value(String::FromTemplate(path.substr(begin, dot - begin)))));
     if (dot == std::string::npos || value.undefined()) {
       return value;
     }

@@ -30,7 +30,7 @@ absl::StatusOr<Value> MakeMap(const Arguments& arguments) {
   return Value(std::move(made));
 }
 
-absl::StatusOr<Value> Range(const Arguments& arguments) {
+absl::StatusOr<Value> MakeRange(const Arguments& arguments) {
   int64_t bounds[3] = {0, 0, 1};
   const size_t count = arguments.positional.size();
   if (count < 1 || count > 3) {
@@ -63,13 +63,13 @@ void AddGlobals(absl::Time now, Map* globals) {
   SetKey(*globals, "raise_exception", Value(Function(&RaiseException)));
   SetKey(*globals, "namespace", Value(Function(&MakeMap)));
   SetKey(*globals, "dict", Value(Function(&MakeMap)));
-  SetKey(*globals, "range", Value(Function(&Range)));
+  SetKey(*globals, "range", Value(Function(&MakeRange)));
   SetKey(*globals, "strftime_now", Value(Function([now](const Arguments& arguments) -> absl::StatusOr<Value> {
     const Value* format = arguments.Find(0, "format");
     if (format == nullptr || format->string() == nullptr) {
       return absl::InvalidArgumentError("strftime_now: needs a format");
     }
-    return Value(String::Own(absl::FormatTime(format->string()->text, now, absl::UTCTimeZone())));
+    return Value(String::FromTemplate(absl::FormatTime(format->string()->text, now, absl::UTCTimeZone())));
   })));
 }
 

@@ -63,12 +63,12 @@ class Interpreter {
   }
 
   absl::StatusOr<Flow> RunBlock(const Block& block, String* out) {
-    const Depth depth(evaluator_.depth());
+    const DepthGuard depth(evaluator_.depth());
     for (const Statement& statement : block) {
       RETURN_IF_ERROR(evaluator_.Step(statement.line));
       absl::StatusOr<Flow> flow = RunStatement(statement, out);
       if (!flow.ok()) {
-        return Evaluator::AtLine(flow.status(), statement.line);
+        return Evaluator::WithLine(flow.status(), statement.line);
       }
       if (*flow != Flow::kNormal) {
         return flow;
@@ -80,7 +80,7 @@ class Interpreter {
   absl::StatusOr<Flow> RunStatement(const Statement& statement, String* out) {
     switch (statement.kind) {
       case Statement::Kind::kText:
-        RETURN_IF_ERROR(Emit(String::Own(statement.text), out, statement.line));
+        RETURN_IF_ERROR(Emit(String::FromTemplate(statement.text), out, statement.line));
         return Flow::kNormal;
       case Statement::Kind::kOutput: {
         ASSIGN_OR_RETURN(const Value value, evaluator_.Evaluate(*statement.expression));
@@ -196,7 +196,7 @@ class Interpreter {
       }
       completed = completed || *flow == Flow::kNormal;
     }
-    return completed ? absl::StatusOr<Flow>(Flow::kNormal) : RunBlock(statement.otherwise, out);
+    return completed ? absl::StatusOr<Flow>(Flow::kNormal) : RunBlock(statement.else_body, out);
   }
 
   absl::Status RunSet(const Statement& statement) {
@@ -228,7 +228,7 @@ class Interpreter {
 
   absl::StatusOr<Value> CallMacro(const Statement& statement, const Arguments& arguments) {
     RETURN_IF_ERROR(evaluator_.Step(statement.line));
-    const Depth depth(evaluator_.depth());
+    const DepthGuard depth(evaluator_.depth());
     if (arguments.positional.size() > statement.parameters.size()) {
       return absl::InvalidArgumentError(absl::StrCat("macro '", statement.name, "' takes ",
                                                      statement.parameters.size(), " arguments, got ",

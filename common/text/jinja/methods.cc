@@ -159,7 +159,7 @@ absl::StatusOr<Value> CallString(const String& text, const std::string& method, 
     return SplitMethod(text, method, arguments);
   }
   if (method == "splitlines") {
-    const String newline = String::Own("\n");
+    const String newline = String::FromTemplate("\n");
     List lines = Split(text, &newline, -1, false);
     if (lines.back().string()->text.empty()) {
       lines.pop_back();

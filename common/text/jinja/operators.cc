@@ -13,7 +13,7 @@ namespace {
 constexpr size_t kMaxRepeat = 1 << 20;      // maximum characters or items of a `*` result
 constexpr size_t kMaxCharacters = 1 << 20;  // of a string in a loop
 
-absl::Status Unsupported(const std::string& op, const Value& left, const Value& right) {
+absl::Status UnsupportedOperands(const std::string& op, const Value& left, const Value& right) {
   return absl::InvalidArgumentError(
       absl::StrCat("'", op, "' is not defined between ", left.TypeName(), " and ", right.TypeName()));
 }
@@ -30,14 +30,14 @@ absl::StatusOr<Value> Repeat(const Value& value, int64_t times, const Value& rig
     }
     return Value(std::move(out));
   }
-  return Unsupported("*", value, right);
+  return UnsupportedOperands("*", value, right);
 }
 
 absl::StatusOr<Value> Arithmetic(const std::string& op, const Value& left, const Value& right) {
   double x = 0;
   double y = 0;
   if (!left.number(&x) || !right.number(&y)) {
-    return Unsupported(op, left, right);
+    return UnsupportedOperands(op, left, right);
   }
   int64_t a = 0;
   int64_t b = 0;
@@ -104,7 +104,7 @@ absl::StatusOr<Value> Compare(const std::string& op, const Value& left, const Va
     const int compared = left.string()->text.compare(right.string()->text);
     order = compared < 0 ? -1 : compared > 0 ? 1 : 0;
   } else {
-    return Unsupported(op, left, right);
+    return UnsupportedOperands(op, left, right);
   }
   return Value(op == "<" ? order < 0 : op == "<=" ? order <= 0 : op == ">" ? order > 0 : order >= 0);
 }
@@ -112,7 +112,7 @@ absl::StatusOr<Value> Compare(const std::string& op, const Value& left, const Va
 absl::StatusOr<bool> Contains(const Value& container, const Value& item) {
   if (const String* text = container.string()) {
     if (item.string() == nullptr) {
-      return Unsupported("in", item, container);
+      return UnsupportedOperands("in", item, container);
     }
     return text->text.find(item.string()->text) != std::string::npos;
   }
@@ -125,7 +125,7 @@ absl::StatusOr<bool> Contains(const Value& container, const Value& item) {
   if (container.undefined()) {
     return false;
   }
-  return Unsupported("in", item, container);
+  return UnsupportedOperands("in", item, container);
 }
 
 // Returns the byte offsets of the characters of a UTF-8 text, and of its end: Python counts characters, these

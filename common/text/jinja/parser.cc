@@ -29,7 +29,7 @@ class StatementParser : public ExpressionParser {
   // Reads statements up to the template's end or to a tag that begins with one of `ends`; does not consume
   // that tag's StatementBegin.
   absl::StatusOr<Block> ParseBlock(std::initializer_list<const char*> ends) {
-    const Nesting nesting(this);
+    const NestingGuard nesting(this);
     RETURN_IF_ERROR(CheckNesting());
     Block block;
     while (Peek().kind != Kind::kEnd) {
@@ -170,7 +170,7 @@ class StatementParser : public ExpressionParser {
       Next();
       Next();
       RETURN_IF_ERROR(ExpectStatementEnd());
-      ASSIGN_OR_RETURN(statement.otherwise, ParseBlock({"endfor"}));
+      ASSIGN_OR_RETURN(statement.else_body, ParseBlock({"endfor"}));
     }
     RETURN_IF_ERROR(ExpectEnd("endfor"));
     return statement;

@@ -24,12 +24,12 @@ class TokenReader {
   static constexpr int kMaxNesting = 200;  // of blocks and of expressions: the parser recurses
 
   // Counts one level of recursion during its lifetime.
-  class Nesting {
+  class NestingGuard {
    public:
-    explicit Nesting(TokenReader* reader) : reader_(reader) { ++reader_->depth_; }
-    ~Nesting() { --reader_->depth_; }
-    Nesting(const Nesting&) = delete;
-    Nesting& operator=(const Nesting&) = delete;
+    explicit NestingGuard(TokenReader* reader) : reader_(reader) { ++reader_->depth_; }
+    ~NestingGuard() { --reader_->depth_; }
+    NestingGuard(const NestingGuard&) = delete;
+    NestingGuard& operator=(const NestingGuard&) = delete;
 
    private:
     TokenReader* const reader_;

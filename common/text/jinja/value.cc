@@ -10,7 +10,7 @@
 namespace sluice::jinja {
 namespace {
 
-constexpr int kMaxDepth = 64;  // maximum depth of printed lists and maps
+constexpr int kMaxPrintDepth = 64;  // maximum depth of printed lists and maps
 
 std::string FormatDouble(double value) {
   if (std::isnan(value)) {
@@ -99,30 +99,30 @@ String Repr(const Value& value, int depth);
 String ReprContainer(const Value& value, int depth) {
   String out;
   if (const List* list = value.list()) {
-    out.Append(String::Own("["));
+    out.Append(String::FromTemplate("["));
     for (size_t i = 0; i < list->size(); ++i) {
-      out.Append(String::Own(i == 0 ? "" : ", "));
+      out.Append(String::FromTemplate(i == 0 ? "" : ", "));
       out.Append(Repr((*list)[i], depth + 1));
     }
-    out.Append(String::Own("]"));
+    out.Append(String::FromTemplate("]"));
     return out;
   }
-  out.Append(String::Own("{"));
+  out.Append(String::FromTemplate("{"));
   const Map& map = *value.map();
   for (size_t i = 0; i < map.size(); ++i) {
-    out.Append(String::Own(i == 0 ? "" : ", "));
-    out.Append(map.integer_keys ? String::Own(map[i].first)
+    out.Append(String::FromTemplate(i == 0 ? "" : ", "));
+    out.Append(map.integer_keys ? String::FromTemplate(map[i].first)
                                 : Escaped(map.KeyText(map[i].first), '\'', EscapeStyle::kPython));
-    out.Append(String::Own(": "));
+    out.Append(String::FromTemplate(": "));
     out.Append(Repr(map[i].second, depth + 1));
   }
-  out.Append(String::Own("}"));
+  out.Append(String::FromTemplate("}"));
   return out;
 }
 
 String Repr(const Value& value, int depth) {
-  if (depth > kMaxDepth) {
-    return String::Own("...");
+  if (depth > kMaxPrintDepth) {
+    return String::FromTemplate("...");
   }
   if (const String* string = value.string()) {
     const bool doubled =
@@ -144,15 +144,15 @@ class JsonWriter {
         out_(out) {}
 
   absl::Status Write(const Value& value, int depth) {
-    if (depth > kMaxDepth) {
-      return absl::InvalidArgumentError(absl::StrCat("tojson: nested deeper than ", kMaxDepth));
+    if (depth > kMaxPrintDepth) {
+      return absl::InvalidArgumentError(absl::StrCat("tojson: nested deeper than ", kMaxPrintDepth));
     }
     if (const String* string = value.string()) {
       out_->Append(Escaped(*string, '"', style_));
     } else if (const bool* flag = value.As<bool>()) {
-      out_->Append(String::Own(*flag ? "true" : "false"));
+      out_->Append(String::FromTemplate(*flag ? "true" : "false"));
     } else if (value.none()) {
-      out_->Append(String::Own("null"));
+      out_->Append(String::FromTemplate("null"));
     } else if (value.As<int64_t>() != nullptr || value.As<double>() != nullptr) {
       out_->Append(ToString(value));
     } else if (const List* list = value.list()) {
@@ -184,7 +184,7 @@ class JsonWriter {
 
   template <typename Range, typename Item>
   absl::Status Items(const Range& items, const char* brackets, int depth, Item write) {
-    out_->Append(String::Own({brackets, 1}));
+    out_->Append(String::FromTemplate({brackets, 1}));
     bool first = true;
     for (const auto& item : items) {
       if (!first) {
@@ -200,7 +200,7 @@ class JsonWriter {
     if (!first) {
       NewLine(depth);
     }
-    out_->Append(String::Own({brackets + 1, 1}));
+    out_->Append(String::FromTemplate({brackets + 1, 1}));
     return absl::OkStatus();
   }
 
@@ -208,7 +208,7 @@ class JsonWriter {
     if (format_.indent >= 0) {
       std::string line(1, '\n');
       line.append(static_cast<size_t>(format_.indent) * depth, ' ');
-      out_->Append(String::Own(line));
+      out_->Append(String::FromTemplate(line));
     }
   }
 
@@ -309,9 +309,9 @@ void SetKey(Map& map, const std::string& key, Value value) {
 
 namespace {
 
-// A namespace may contain itself, so comparison stops at kMaxDepth; deeper values count as unequal.
+// A namespace may contain itself, so comparison stops at kMaxPrintDepth; deeper values count as unequal.
 bool EqualAt(const Value& a, const Value& b, int depth) {
-  if (depth > kMaxDepth) {
+  if (depth > kMaxPrintDepth) {
     return false;
   }
   double x = 0;
@@ -365,22 +365,22 @@ String ToString(const Value& value) {
     return *string;
   }
   if (const bool* flag = value.As<bool>()) {
-    return String::Own(*flag ? "True" : "False");
+    return String::FromTemplate(*flag ? "True" : "False");
   }
   if (const int64_t* whole = value.As<int64_t>()) {
-    return String::Own(absl::StrCat(*whole));
+    return String::FromTemplate(absl::StrCat(*whole));
   }
   if (const double* real = value.As<double>()) {
-    return String::Own(FormatDouble(*real));
+    return String::FromTemplate(FormatDouble(*real));
   }
   if (value.none()) {
-    return String::Own("None");
+    return String::FromTemplate("None");
   }
   if (value.undefined()) {
     return {};
   }
   if (value.function() != nullptr) {
-    return String::Own("<function>");
+    return String::FromTemplate("<function>");
   }
   return ReprContainer(value, 0);
 }

@@ -25,8 +25,10 @@ struct String {
   std::string text;
   std::string marks;  // per byte: 0 the template's own, 1 a client's
 
-  static String Own(std::string_view text) { return {std::string(text), std::string(text.size(), 0)}; }
-  static String Client(std::string_view text) { return {std::string(text), std::string(text.size(), 1)}; }
+  static String FromTemplate(std::string_view text) {
+    return {std::string(text), std::string(text.size(), 0)};
+  }
+  static String FromClient(std::string_view text) { return {std::string(text), std::string(text.size(), 1)}; }
   void Append(const String& other) {
     text += other.text;
     marks += other.marks;
@@ -61,7 +63,7 @@ class Value {
   Value(int value) : data_(int64_t{value}) {}
   Value(double value) : data_(value) {}
   Value(String value) : data_(std::move(value)) {}
-  Value(const char* own) : data_(String::Own(own)) {}
+  Value(const char* own) : data_(String::FromTemplate(own)) {}
   Value(List list) : data_(std::make_shared<List>(std::move(list))) {}
   Value(Map map);
   Value(Function function) : data_(std::make_shared<Function>(std::move(function))) {}
@@ -103,7 +105,9 @@ class Value {
 struct Map : std::vector<std::pair<std::string, Value>> {
   bool client = false;        // the keys are a client's text
   bool integer_keys = false;  // the keys are decimal integers, not text; never mixed
-  String KeyText(const std::string& key) const { return client ? String::Client(key) : String::Own(key); }
+  String KeyText(const std::string& key) const {
+    return client ? String::FromClient(key) : String::FromTemplate(key);
+  }
   // Returns the key as a template sees it.
   Value Key(const std::string& key) const;
 };
@@ -136,9 +140,10 @@ String ToString(const Value& value);
 
 // JSON format of transformers' tojson filter (json.dumps): non-ASCII kept, keys in order unless sorted.
 struct JsonFormat {
-  int indent = -1;                            // below 0: one line
-  String item_separator = String::Own(", ");  // with an indent json.dumps uses ","; the caller sets it
-  String key_separator = String::Own(": ");
+  int indent = -1;  // below 0: one line
+  String item_separator =
+      String::FromTemplate(", ");  // with an indent json.dumps uses ","; the caller sets it
+  String key_separator = String::FromTemplate(": ");
   bool sort_keys = false;
   bool ensure_ascii = false;  // \uXXXX for non-ASCII characters
 };

@@ -10,7 +10,7 @@
 namespace sluice {
 namespace {
 
-constexpr size_t kMaxPatternBytes = 1024;
+constexpr size_t kMaxTokenBytes = 1024;
 constexpr int32_t kNoToken = -1;
 
 size_t PreviousCharacter(std::string_view text, size_t position) {
@@ -62,9 +62,9 @@ size_t SpacesAfter(std::string_view text, size_t begin) {
 AddedTokenMatcher::AddedTokenMatcher() : token_of_node_(1, kNoToken) {}
 
 absl::Status AddedTokenMatcher::Add(const std::string& pattern, const AddedToken& token) {
-  if (pattern.empty() || pattern.size() > kMaxPatternBytes) {
+  if (pattern.empty() || pattern.size() > kMaxTokenBytes) {
     return absl::InvalidArgumentError(absl::StrCat("added token ", token.id, " is spelt by ", pattern.size(),
-                                                   " bytes; 1 to ", kMaxPatternBytes, " are allowed"));
+                                                   " bytes; 1 to ", kMaxTokenBytes, " are allowed"));
   }
   uint32_t node = 0;
   for (const char byte : pattern) {

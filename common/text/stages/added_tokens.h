@@ -38,7 +38,7 @@ class AddedTokenMatcher {
   // special tokens are text; so is a single_word token inside a word.
   void Split(std::string_view text, bool parse_special, std::vector<TextSegment>* segments) const;
 
-  // Splits a text with marks (marked_text.h): the tokens in `control` are matched first, and only where all
+  // Splits a text with marks (normalizer.h): the tokens in `control` are matched first, and only where all
   // bytes are the template's own; the others between them, regardless of origin.
   void SplitMarked(std::string_view text, std::string_view marks, const absl::flat_hash_set<int32_t>& control,
                    std::vector<TextSegment>* segments) const;

@@ -77,7 +77,7 @@ void BpeModel::IndexMerges(const BpeSpec& spec) {
     merges_[Pair(static_cast<uint32_t>(rule.left), static_cast<uint32_t>(rule.right))] = {
         rule.rank, rule.result, special_ids_.contains(rule.result)};
     // Last character of the left part and first of the right part: candidates for a merge (MayMerge()).
-    joints_.insert(
+    merge_boundaries_.insert(
         Pair(LastChar(*vocabulary_.TokenOf(rule.left)), FirstChar(*vocabulary_.TokenOf(rule.right))));
   }
 }
@@ -98,7 +98,8 @@ int32_t BpeModel::IdOfCharacter(char32_t c) const {
 // True if some merge can join a token ending in `left` with one beginning with `right`. A character outside
 // the vocabulary is replaced by other tokens, which may fuse with its neighbour, so it counts as mergeable.
 bool BpeModel::MayMerge(char32_t left, char32_t right) const {
-  return joints_.contains(Pair(left, right)) || IdOfCharacter(left) == kNone || IdOfCharacter(right) == kNone;
+  return merge_boundaries_.contains(Pair(left, right)) || IdOfCharacter(left) == kNone ||
+         IdOfCharacter(right) == kNone;
 }
 
 void BpeModel::Encode(std::string_view word, BpeScratch* scratch, std::vector<int32_t>* ids) const {
@@ -107,7 +108,7 @@ void BpeModel::Encode(std::string_view word, BpeScratch* scratch, std::vector<in
   }
   if (ignore_merges_) {
     const std::optional<int32_t> id = FindInModel(word);
-    if (id.has_value() && (scratch->may_give_special || !special_ids_.contains(*id))) {
+    if (id.has_value() && (scratch->allow_special || !special_ids_.contains(*id))) {
       ids->push_back(*id);
       return;
     }
@@ -157,7 +158,7 @@ void BpeModel::EncodeCached(std::string_view word, BpeScratch* scratch, std::vec
 }
 
 void BpeModel::EncodeWord(std::string_view word, BpeScratch* scratch, std::vector<int32_t>* ids) const {
-  Spell(word, &scratch->symbols);
+  SplitIntoSymbols(word, &scratch->symbols);
   MergeAll(scratch);
   for (const BpeScratch::Symbol& symbol : scratch->symbols) {
     if (symbol.alive) {
@@ -169,7 +170,7 @@ void BpeModel::EncodeWord(std::string_view word, BpeScratch* scratch, std::vecto
 // Splits a word into symbols: one for each character, byte token or unknown. A pending unknown that may fuse
 // is written when the next known character comes, after byte tokens, which is the order of Hugging Face
 // `tokenizers`.
-void BpeModel::Spell(std::string_view word, std::vector<BpeScratch::Symbol>* symbols) const {
+void BpeModel::SplitIntoSymbols(std::string_view word, std::vector<BpeScratch::Symbol>* symbols) const {
   symbols->clear();
   const auto add = [symbols](int32_t id) {
     const auto index = static_cast<int32_t>(symbols->size());
@@ -210,7 +211,7 @@ void BpeModel::Spell(std::string_view word, std::vector<BpeScratch::Symbol>* sym
 
 const BpeModel::Merge* BpeModel::FindMerge(int32_t left, int32_t right, const BpeScratch& scratch) const {
   const auto it = merges_.find(Pair(static_cast<uint32_t>(left), static_cast<uint32_t>(right)));
-  if (it == merges_.end() || (it->second.gives_special && !scratch.may_give_special)) {
+  if (it == merges_.end() || (it->second.makes_special && !scratch.allow_special)) {
     return nullptr;
   }
   return &it->second;

@@ -20,9 +20,9 @@ namespace sluice {
 // BpeScratch: buffers of one caller and its cache of encoded words.
 class BpeScratch {
  public:
-  // Without `may_give_special` no merge and no ignore_merges produces a special token: text that equals one
+  // Without `allow_special` no merge and no ignore_merges produces a special token: text that equals one
   // but is not to be parsed must not become it.
-  explicit BpeScratch(bool may_give_special) : may_give_special(may_give_special) {}
+  explicit BpeScratch(bool allow_special) : allow_special(allow_special) {}
 
  private:
   friend class BpeModel;
@@ -43,7 +43,7 @@ class BpeScratch {
     uint32_t count;
   };
 
-  const bool may_give_special;
+  const bool allow_special;
   std::vector<Symbol> symbols;
   std::vector<Candidate> heap;
   absl::flat_hash_map<std::string, CachedWord> cache;
@@ -65,7 +65,7 @@ class BpeModel {
   struct Merge {
     uint32_t rank;
     int32_t result;
-    bool gives_special;
+    bool makes_special;
   };
 
   BpeModel(const Vocabulary& vocabulary, const BpeSpec& spec,
@@ -78,7 +78,7 @@ class BpeModel {
   bool MayMerge(char32_t left, char32_t right) const;
   void EncodeCached(std::string_view word, BpeScratch* scratch, std::vector<int32_t>* ids) const;
   void EncodeWord(std::string_view word, BpeScratch* scratch, std::vector<int32_t>* ids) const;
-  void Spell(std::string_view word, std::vector<BpeScratch::Symbol>* symbols) const;
+  void SplitIntoSymbols(std::string_view word, std::vector<BpeScratch::Symbol>* symbols) const;
   void MergeAll(BpeScratch* scratch) const;
   const Merge* FindMerge(int32_t left, int32_t right, const BpeScratch& scratch) const;
   void Queue(int32_t position, BpeScratch* scratch) const;
@@ -90,8 +90,9 @@ class BpeModel {
   const bool fuse_unknown_;
   const bool ignore_merges_;
   absl::flat_hash_map<uint64_t, Merge> merges_;  // by (left << 32 | right)
-  absl::flat_hash_set<uint64_t> joints_;         // (last char of left << 32 | first char of right) of merges
-  std::vector<int32_t> ids_of_characters_;       // by code point below 0x800; -1: not in the vocabulary
+  absl::flat_hash_set<uint64_t>
+      merge_boundaries_;                    // (last char of left << 32 | first char of right) of merges
+  std::vector<int32_t> ids_of_characters_;  // by code point below 0x800; -1: not in the vocabulary
   absl::flat_hash_map<char32_t, int32_t> ids_of_other_characters_;
   std::vector<int32_t> ids_of_bytes_;  // "<0x00>"..: empty without byte fallback; -1 where missing
 };

@@ -34,7 +34,7 @@ ByteRange StripRange(const StripNormalizer& strip, std::string_view text) {
 template <typename Change>
 void ChangeText(std::string* text, std::string* marks, Change change) {
   if (marks != nullptr) {
-    ChangeRuns(text, marks, change);
+    TransformRuns(text, marks, change);
   } else {
     *text = change(*text);
   }

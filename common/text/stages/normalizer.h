@@ -21,7 +21,7 @@ class Normalizer {
   static absl::StatusOr<std::unique_ptr<const Normalizer>> Create(const std::vector<NormalizerSpec>& specs);
 
   // `text` is well-formed UTF-8, so is the result. ResourceExhausted from a regex. `marks`, if given, has a
-  // byte per byte of `text` (marked_text.h) and is changed with it; then no character is composed across a
+  // byte per byte of `text` (normalizer.h) and is changed with it; then no character is composed across a
   // border of marks, and a replacement is the client's if any byte of its match was.
   absl::StatusOr<std::string> Apply(std::string text, RegexScratch* scratch,
                                     std::string* marks = nullptr) const;

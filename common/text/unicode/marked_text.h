@@ -18,7 +18,7 @@ inline size_t EndOfRun(std::string_view marks, size_t begin) {
 
 // Replaces each run of `*text` by `change` of it, so that no change reaches across a border.
 template <typename Change>
-void ChangeRuns(std::string* text, std::string* marks, Change change) {
+void TransformRuns(std::string* text, std::string* marks, Change change) {
   std::string new_text;
   std::string new_marks;
   for (size_t begin = 0; begin < text->size();) {

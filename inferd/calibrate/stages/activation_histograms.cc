@@ -11,15 +11,15 @@ namespace {
 
 constexpr int kFloatMantissa = 23;
 constexpr int kFloatBias = 127;
-constexpr int kFewestBits = 4;
-constexpr int kMostBits = 10;
+constexpr int kMinMantissaBits = 4;
+constexpr int kMaxMantissaBits = 10;
 constexpr double kRounding = 1e-15;  // relative error of a product of two doubles
 
 }  // namespace
 
 int ActivationHistograms::MantissaBitsFor(uint64_t tables, uint64_t budget_bytes) {
-  int bits = kMostBits;
-  while (bits > kFewestBits && (tables * kExponents * sizeof(uint32_t) << bits) > budget_bytes) --bits;
+  int bits = kMaxMantissaBits;
+  while (bits > kMinMantissaBits && (tables * kExponents * sizeof(uint32_t) << bits) > budget_bytes) --bits;
   return bits;
 }
 

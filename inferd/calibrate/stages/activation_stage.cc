@@ -34,20 +34,20 @@ ActivationStage::ActivationStage(const ModelConfig& config, const ProfileKeys& k
 
 absl::Status ActivationStage::RunUnit(uint64_t unit) {
   if (features_ != nullptr) features_->BeginWindow(tokens_);
-  RETURN_IF_ERROR(host_->Run(windows_[unit], {.tap = this, .loss = false}).status());
+  RETURN_IF_ERROR(host_->Run(windows_[unit], {.observer = this, .loss = false}).status());
   tokens_ += windows_[unit].input.size();
   return CheckFinite();
 }
 
-absl::Status ActivationStage::AfterRouter(const RouterTap& tap) {
-  routing_ = tap.routing;
-  const uint64_t first = first_expert_[tap.layer];
+absl::Status ActivationStage::AfterRouter(const RouterState& state) {
+  routing_ = state.routing;
+  const uint64_t first = first_expert_[state.layer];
   for (uint32_t token = 0; token < routing_.tokens; ++token) {
     for (uint32_t rank = 0; rank < routing_.top_k; ++rank) {
       ++used_[first + static_cast<uint32_t>(routing_.ids[uint64_t{token} * routing_.ranks + rank])];
     }
   }
-  return features_ == nullptr ? absl::OkStatus() : features_->TakeRouter(tap, host_->runner());
+  return features_ == nullptr ? absl::OkStatus() : features_->TakeRouter(state, host_->runner());
 }
 
 absl::Status ActivationStage::AfterLayer(const LayerEnd& end) {

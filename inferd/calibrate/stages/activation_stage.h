@@ -20,7 +20,7 @@
 
 namespace sluice {
 
-class ActivationStage final : public CalibrationStage, private LayerTap {
+class ActivationStage final : public CalibrationStage, private LayerObserver {
  public:
   // Borrows all arguments; `features` may be null.
   ActivationStage(const ModelConfig& config, const ProfileKeys& keys,
@@ -35,7 +35,7 @@ class ActivationStage final : public CalibrationStage, private LayerTap {
   absl::StatusOr<std::map<std::string, std::string>> Finish() override;
 
  private:
-  absl::Status AfterRouter(const RouterTap& tap) override;
+  absl::Status AfterRouter(const RouterState& state) override;
   absl::Status BeforeExperts(uint32_t layer, const MoeExpertsArgs& args) override;
   absl::Status AfterLayer(const LayerEnd& end) override;
   absl::Status CountExpert(uint32_t layer, const MoeExpertsArgs& args, const ExpertWork& work);

@@ -46,13 +46,13 @@ absl::Status CacheStage::RunUnit(uint64_t unit) {
   for (auto& layer : named_) {
     for (std::vector<uint16_t>& depth : layer) depth.clear();
   }
-  return host_->Run(windows_[unit], {.tap = this, .loss = false}).status();
+  return host_->Run(windows_[unit], {.observer = this, .loss = false}).status();
 }
 
-absl::Status CacheStage::AfterRouter(const RouterTap& tap) {
-  const Routing& routing = tap.routing;
-  Layer& layer = layers_[tap.layer];
-  Compare(tap);
+absl::Status CacheStage::AfterRouter(const RouterState& state) {
+  const Routing& routing = state.routing;
+  Layer& layer = layers_[state.layer];
+  Compare(state);
   for (uint32_t token = 0; token < routing.tokens; ++token) {
     const int32_t* ids = routing.ids + uint64_t{token} * routing.ranks;
     const float* weights = routing.weights + uint64_t{token} * routing.ranks;
@@ -63,18 +63,18 @@ absl::Status CacheStage::AfterRouter(const RouterTap& tap) {
     const double rest = sum > 0 ? std::clamp(1 - double{weights[0]} / sum, 0.0, 1.0) : 0;
     layer.squares.push_back(static_cast<float>(rest * rest));
   }
-  const uint32_t place = place_of_[tap.layer];
+  const uint32_t place = place_of_[state.layer];
   for (uint32_t depth = 1; depth <= kCacheDepths && place + depth < routed_.size(); ++depth) {
-    RETURN_IF_ERROR(Predict(tap, routed_[place + depth], depth));
+    RETURN_IF_ERROR(Predict(state, routed_[place + depth], depth));
   }
   return absl::OkStatus();
 }
 
-void CacheStage::Compare(const RouterTap& tap) {
-  const Routing& routing = tap.routing;
-  Layer& layer = layers_[tap.layer];
+void CacheStage::Compare(const RouterState& state) {
+  const Routing& routing = state.routing;
+  Layer& layer = layers_[state.layer];
   for (uint32_t depth = 0; depth < kCacheDepths; ++depth) {
-    const std::vector<uint16_t>& named = named_[tap.layer][depth];
+    const std::vector<uint16_t>& named = named_[state.layer][depth];
     if (named.size() != uint64_t{routing.tokens} * routing.top_k) continue;
     for (uint64_t i = 0; i < named.size(); ++i) {
       const auto begin = named.begin() + static_cast<std::ptrdiff_t>(i / routing.top_k * routing.top_k);
@@ -87,15 +87,15 @@ void CacheStage::Compare(const RouterTap& tap) {
 
 // Predicts by the logits alone. The correction that some models add for the choice is ignored, as in the
 // serving predictor.
-absl::Status CacheStage::Predict(const RouterTap& tap, uint32_t target, uint32_t depth) {
+absl::Status CacheStage::Predict(const RouterState& state, uint32_t target, uint32_t depth) {
   const WindowRunner& runner = host_->runner();
   const ModelParts& parts = runner.parts();
   const LayerWeights& weights = parts.weights->layer(target);
   const MoeConfig& moe = config_.layers[target].moe;
   const MatMulPart router[] = {{weights.router, runner.scratch(0), weights.router_bias}};
   MatMulArgs args;
-  args.x = tap.residual;
-  args.tokens = tap.routing.tokens;
+  args.x = state.residual;
+  args.tokens = state.routing.tokens;
   args.cols = config_.hidden;
   args.norm = weights.RouterNorm();
   args.parts = router;

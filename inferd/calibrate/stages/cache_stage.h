@@ -17,7 +17,7 @@
 
 namespace sluice {
 
-class CacheStage final : public CalibrationStage, private LayerTap {
+class CacheStage final : public CalibrationStage, private LayerObserver {
  public:
   // Borrows all arguments. Runs the first `count` windows.
   CacheStage(const ModelConfig& config, const ProfileKeys& keys,
@@ -39,9 +39,9 @@ class CacheStage final : public CalibrationStage, private LayerTap {
     std::array<uint64_t, kCacheDepths> wanted{};
   };
 
-  absl::Status AfterRouter(const RouterTap& tap) override;
-  void Compare(const RouterTap& tap);
-  absl::Status Predict(const RouterTap& tap, uint32_t target, uint32_t depth);
+  absl::Status AfterRouter(const RouterState& state) override;
+  void Compare(const RouterState& state);
+  absl::Status Predict(const RouterState& state, uint32_t target, uint32_t depth);
   LayerCacheProfile ProfileOf(uint32_t layer) const;
 
   const ModelConfig& config_;

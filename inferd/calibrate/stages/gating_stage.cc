@@ -17,16 +17,16 @@ constexpr uint64_t kShareCount = std::size(kShares);
 
 // Records for each token the squared weight share of all its experts except the best, (1 - alpha)^2 in
 // AdapMoE's rule.
-class SquaresTap final : public LayerTap {
+class SquaresHook final : public LayerObserver {
  public:
-  explicit SquaresTap(std::vector<std::vector<float>>* squares) : squares_(squares) {}
-  absl::Status AfterRouter(const RouterTap& tap) override {
-    const Routing& routing = tap.routing;
+  explicit SquaresHook(std::vector<std::vector<float>>* squares) : squares_(squares) {}
+  absl::Status AfterRouter(const RouterState& state) override {
+    const Routing& routing = state.routing;
     for (uint32_t token = 0; routing.top_k >= 2 && token < routing.tokens; ++token) {
       const float* weights = routing.weights + uint64_t{token} * routing.ranks;
       const double sum = std::accumulate(weights, weights + routing.top_k, 0.0);
       const double rest = sum > 0 ? 1 - double{weights[0]} / sum : 0;
-      (*squares_)[tap.layer].push_back(static_cast<float>(rest * rest));
+      (*squares_)[state.layer].push_back(static_cast<float>(rest * rest));
     }
     return absl::OkStatus();
   }
@@ -55,8 +55,8 @@ absl::Status GatingStage::RunUnit(uint64_t unit) {
   // Units in order: recording on the first windows, the base loss on the held-out ones, then one pass over
   // these for each kind of sensitivity and share.
   if (unit < count_) {
-    SquaresTap tap(&squares_);
-    return host_->Run(windows_[unit], {.tap = &tap, .loss = false}).status();
+    SquaresHook observer(&squares_);
+    return host_->Run(windows_[unit], {.observer = &observer, .loss = false}).status();
   }
   RETURN_IF_ERROR(FindThresholds());
   const uint64_t run = (unit - count_) / held_out_;  // 0: the base run with all experts

@@ -32,7 +32,7 @@ NeuronStage::NeuronStage(const ModelConfig& config, const ProfileKeys& keys,
 
 absl::Status NeuronStage::RunUnit(uint64_t unit) {
   known_ = false;
-  RETURN_IF_ERROR(host_->Run(windows_[unit], {.tap = this, .loss = false}).status());
+  RETURN_IF_ERROR(host_->Run(windows_[unit], {.observer = this, .loss = false}).status());
   tokens_ += windows_[unit].input.size();
   return absl::OkStatus();
 }
@@ -64,18 +64,18 @@ int NeuronStage::NextRouted(uint32_t layer) const {
   return -1;
 }
 
-absl::Status NeuronStage::AfterRouter(const RouterTap& tap) {
+absl::Status NeuronStage::AfterRouter(const RouterState& state) {
   if (!allocated_) RETURN_IF_ERROR(Allocate());
-  routing_ = tap.routing;
-  const int next = NextRouted(tap.layer);
+  routing_ = state.routing;
+  const int next = NextRouted(state.layer);
   if (next < 0) return absl::OkStatus();
   const ModelParts& parts = host_->runner().parts();
   Queue& queue = parts.backend->queue();
   const uint32_t hidden = config_.hidden;
   const uint32_t tokens = routing_.tokens;
-  RETURN_IF_ERROR(host_->runner().Read(tap.normed, tokens, hidden, copied_.data()));
+  RETURN_IF_ERROR(host_->runner().Read(state.normed, tokens, hidden, copied_.data()));
   RETURN_IF_ERROR(queue.Upload(copied_.data(), uint64_t{tokens} * hidden * sizeof(float), next_[0].base));
-  return queue.Norm({tap.residual, tokens, hidden,
+  return queue.Norm({state.residual, tokens, hidden,
                      parts.weights->layer(static_cast<uint32_t>(next)).ExpertsNorm(), next_[1]});
 }
 

@@ -19,7 +19,7 @@
 
 namespace sluice {
 
-class NeuronStage final : public CalibrationStage, private LayerTap {
+class NeuronStage final : public CalibrationStage, private LayerObserver {
  public:
   // Runs the first `count` windows. Borrows all arguments.
   NeuronStage(const ModelConfig& config, const ProfileKeys& keys,
@@ -37,7 +37,7 @@ class NeuronStage final : public CalibrationStage, private LayerTap {
   static constexpr uint32_t kLeads = 2;      // up, gate
   using Inputs = std::array<Rows, kInputs>;  // [positions, hidden] each
 
-  absl::Status AfterRouter(const RouterTap& tap) override;
+  absl::Status AfterRouter(const RouterState& state) override;
   absl::Status BeforeExperts(uint32_t layer, const MoeExpertsArgs& args) override;
   absl::Status AfterLayer(const LayerEnd& end) override;
   absl::Status Allocate();

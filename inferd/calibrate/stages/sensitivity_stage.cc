@@ -50,7 +50,7 @@ double SumOfSquares(const std::vector<float>& values) {
 
 }  // namespace
 
-ResidualTap::ResidualTap(const ModelConfig& config, const WindowRunner* runner, RoutingSums* sums)
+ResidualHook::ResidualHook(const ModelConfig& config, const WindowRunner* runner, RoutingSums* sums)
     : config_(config),
       runner_(runner),
       sums_(sums),
@@ -58,19 +58,19 @@ ResidualTap::ResidualTap(const ModelConfig& config, const WindowRunner* runner, 
       choice_(config.layers.size()),
       output_size_(config.layers.size()) {}
 
-absl::Status ResidualTap::AfterRouter(const RouterTap& tap) {
-  routing_ = tap.routing;
-  std::vector<int32_t>& choice = choice_[tap.layer];
+absl::Status ResidualHook::AfterRouter(const RouterState& state) {
+  routing_ = state.routing;
+  std::vector<int32_t>& choice = choice_[state.layer];
   choice.clear();
   for (uint32_t token = 0; token < routing_.tokens; ++token) {
     const int32_t* ids = routing_.ids + uint64_t{token} * routing_.ranks;
     choice.insert(choice.end(), ids, ids + routing_.top_k);
   }
-  before_.resize(uint64_t{tap.routing.tokens} * config_.hidden);
-  return runner_->Read(tap.residual, tap.routing.tokens, config_.hidden, before_.data());
+  before_.resize(uint64_t{state.routing.tokens} * config_.hidden);
+  return runner_->Read(state.residual, state.routing.tokens, config_.hidden, before_.data());
 }
 
-absl::Status ResidualTap::AfterLayer(const LayerEnd& end) {
+absl::Status ResidualHook::AfterLayer(const LayerEnd& end) {
   const uint32_t tokens = end.batch->tokens();
   std::vector<float>& after = after_[end.layer];
   after.resize(uint64_t{tokens} * config_.hidden);
@@ -82,7 +82,7 @@ absl::Status ResidualTap::AfterLayer(const LayerEnd& end) {
   return sums_ != nullptr && routing_.top_k >= 2 ? AddDifferences(end) : absl::OkStatus();
 }
 
-absl::Status ResidualTap::AddDifferences(const LayerEnd& end) {
+absl::Status ResidualHook::AddDifferences(const LayerEnd& end) {
   const uint32_t hidden = config_.hidden;
   pair_.resize(2 * uint64_t{hidden});
   std::vector<double>& difference = sums_->difference[end.layer];
@@ -115,8 +115,8 @@ RoutingStage::RoutingStage(const ModelConfig& config, const std::vector<Calibrat
 
 absl::Status RoutingStage::RunUnit(uint64_t unit) {
   const CalibrationWindow& window = windows_[unit];
-  ResidualTap base(config_, &host_->runner(), sums_);
-  ASSIGN_OR_RETURN(const double loss, host_->Run(window, {.tap = &base}));
+  ResidualHook base(config_, &host_->runner(), sums_);
+  ASSIGN_OR_RETURN(const double loss, host_->Run(window, {.observer = &base}));
   sums_->positions += window.input.size();
   sums_->targets += window.targets.size();
   for (uint32_t layer = 0; layer < config_.layers.size(); ++layer) {
@@ -172,8 +172,8 @@ FisherStage::FisherStage(const ModelConfig& config, const ProfileKeys& keys,
       quadratic_(config.layers.size()) {}
 
 absl::Status FisherStage::RunUnit(uint64_t unit) {
-  ResidualTap base(config_, &host_->runner(), nullptr);
-  RETURN_IF_ERROR(host_->Run(windows_[unit], {.tap = &base, .loss = false}).status());
+  ResidualHook base(config_, &host_->runner(), nullptr);
+  RETURN_IF_ERROR(host_->Run(windows_[unit], {.observer = &base, .loss = false}).status());
   const std::vector<float> ones(config_.hidden, 1.0f);
   std::vector<float> spread(config_.hidden);
   for (uint32_t layer = 0; layer < config_.layers.size(); ++layer) {
@@ -196,7 +196,7 @@ absl::Status FisherStage::RunUnit(uint64_t unit) {
 }
 
 absl::StatusOr<double> FisherStage::Draw(uint64_t unit, uint32_t layer, uint64_t stream,
-                                         const ResidualTap& base, const std::vector<float>& scale) {
+                                         const ResidualHook& base, const std::vector<float>& scale) {
   // Hutchinson's estimate of the diagonal Fisher: for a random direction v the square of the loss's
   // derivative along v has the sum of squared gradients as its mean. The derivative is a central difference,
   // with the base run's choice of experts fixed, since a changed choice would be a discontinuity.

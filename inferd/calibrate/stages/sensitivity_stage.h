@@ -34,12 +34,12 @@ struct RoutingSums {
 };
 
 // Records a window's residual stream: the input of each layer, and the size of each MoE output.
-class ResidualTap final : public LayerTap {
+class ResidualHook final : public LayerObserver {
  public:
   // `sums` may be null.
-  ResidualTap(const ModelConfig& config, const WindowRunner* runner, RoutingSums* sums);
+  ResidualHook(const ModelConfig& config, const WindowRunner* runner, RoutingSums* sums);
 
-  absl::Status AfterRouter(const RouterTap& tap) override;
+  absl::Status AfterRouter(const RouterState& state) override;
   absl::Status AfterLayer(const LayerEnd& end) override;
 
   // Output rows of `layer`, [positions, hidden].
@@ -99,7 +99,7 @@ class FisherStage final : public CalibrationStage {
 
  private:
   // Returns one draw of the squared directional derivative. `scale`: standard deviation of v by dimension.
-  absl::StatusOr<double> Draw(uint64_t unit, uint32_t layer, uint64_t stream, const ResidualTap& base,
+  absl::StatusOr<double> Draw(uint64_t unit, uint32_t layer, uint64_t stream, const ResidualHook& base,
                               const std::vector<float>& scale);
 
   const ModelConfig& config_;

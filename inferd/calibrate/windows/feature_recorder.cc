@@ -10,7 +10,7 @@ namespace sluice {
 namespace {
 
 uint64_t BytesPerPosition(const ModelConfig& config) {
-  uint64_t bytes = 2 * uint64_t{config.hidden} * sizeof(float) + MostExperts(config) * sizeof(float);
+  uint64_t bytes = 2 * uint64_t{config.hidden} * sizeof(float) + MaxExperts(config) * sizeof(float);
   for (const LayerConfig& layer : config.layers) {
     if (layer.moe.experts > 0) bytes += (uint64_t{config.hidden} + layer.moe.top_k) * sizeof(uint16_t);
   }
@@ -70,33 +70,33 @@ absl::StatusOr<std::vector<T>> FeatureRecorder::Read(uint64_t section, uint32_t 
   return values;
 }
 
-absl::Status FeatureRecorder::TakeRouter(const RouterTap& tap, const WindowRunner& runner) {
-  const uint32_t rows = Kept(tap.routing.tokens);
+absl::Status FeatureRecorder::TakeRouter(const RouterState& state, const WindowRunner& runner) {
+  const uint32_t rows = Kept(state.routing.tokens);
   if (rows == 0) return absl::OkStatus();
   const uint32_t hidden = config_.hidden;
   rows_.resize(uint64_t{rows} * hidden);
-  RETURN_IF_ERROR(runner.Read(tap.normed, rows, hidden, rows_.data()));
+  RETURN_IF_ERROR(runner.Read(state.normed, rows, hidden, rows_.data()));
   halves_.resize(rows_.size());
   std::transform(rows_.begin(), rows_.end(), halves_.begin(), FloatToF16);
-  RETURN_IF_ERROR(Write(inputs_at_[tap.layer], hidden, halves_));
-  const uint32_t top_k = tap.routing.top_k;
+  RETURN_IF_ERROR(Write(inputs_at_[state.layer], hidden, halves_));
+  const uint32_t top_k = state.routing.top_k;
   halves_.resize(uint64_t{rows} * top_k);
   for (uint64_t row = 0; row < rows; ++row) {
-    const int32_t* ids = tap.routing.ids + row * tap.routing.ranks;
+    const int32_t* ids = state.routing.ids + row * state.routing.ranks;
     std::transform(ids, ids + top_k, halves_.begin() + static_cast<ptrdiff_t>(row * top_k),
                    [](int32_t id) { return static_cast<uint16_t>(id); });
   }
-  RETURN_IF_ERROR(Write(experts_at_[tap.layer], top_k, halves_));
-  return tap.layer == first_routed_ ? TakeFirstLogits(tap, rows, runner) : absl::OkStatus();
+  RETURN_IF_ERROR(Write(experts_at_[state.layer], top_k, halves_));
+  return state.layer == first_routed_ ? TakeFirstLogits(state, rows, runner) : absl::OkStatus();
 }
 
-absl::Status FeatureRecorder::TakeFirstLogits(const RouterTap& tap, uint32_t rows,
+absl::Status FeatureRecorder::TakeFirstLogits(const RouterState& state, uint32_t rows,
                                               const WindowRunner& runner) {
   const ModelParts& parts = runner.parts();
-  const uint32_t experts = config_.layers[tap.layer].moe.experts;
-  const MatMulPart router[] = {{parts.weights->layer(tap.layer).router, runner.scratch(0), {}}};
+  const uint32_t experts = config_.layers[state.layer].moe.experts;
+  const MatMulPart router[] = {{parts.weights->layer(state.layer).router, runner.scratch(0), {}}};
   MatMulArgs args;
-  args.x = tap.normed;
+  args.x = state.normed;
   args.tokens = rows;
   args.cols = config_.hidden;
   args.parts = router;

@@ -36,7 +36,7 @@ class FeatureRecorder {
   // The next rows are positions `first`, first + 1, ... of the text; rows after the last position are
   // dropped.
   void BeginWindow(uint64_t first) { first_ = first; }
-  absl::Status TakeRouter(const RouterTap& tap, const WindowRunner& runner);
+  absl::Status TakeRouter(const RouterState& state, const WindowRunner& runner);
   absl::Status TakeLayerEnd(const LayerEnd& end, const WindowRunner& runner);
   absl::Status Sync() const { return file_.Sync(); }
 
@@ -54,7 +54,7 @@ class FeatureRecorder {
   absl::Status Write(uint64_t section, uint32_t width, const std::vector<T>& values);
   template <typename T>
   absl::StatusOr<std::vector<T>> Read(uint64_t section, uint32_t width) const;
-  absl::Status TakeFirstLogits(const RouterTap& tap, uint32_t rows, const WindowRunner& runner);
+  absl::Status TakeFirstLogits(const RouterState& state, uint32_t rows, const WindowRunner& runner);
 
   const ModelConfig& config_;
   const uint64_t positions_;

@@ -11,21 +11,21 @@
 namespace sluice {
 
 // Forwards to the running window's hook, if it has one. The forward pass is created once with a fixed hook.
-class WindowRunner::SwitchedTap final : public LayerTap {
+class WindowRunner::SwitchedHook final : public LayerObserver {
  public:
-  void Set(LayerTap* tap) { tap_ = tap; }
-  absl::Status AfterRouter(const RouterTap& tap) override {
-    return tap_ == nullptr ? absl::OkStatus() : tap_->AfterRouter(tap);
+  void Set(LayerObserver* observer) { observer_ = observer; }
+  absl::Status AfterRouter(const RouterState& state) override {
+    return observer_ == nullptr ? absl::OkStatus() : observer_->AfterRouter(state);
   }
   absl::Status BeforeExperts(uint32_t layer, const MoeExpertsArgs& args) override {
-    return tap_ == nullptr ? absl::OkStatus() : tap_->BeforeExperts(layer, args);
+    return observer_ == nullptr ? absl::OkStatus() : observer_->BeforeExperts(layer, args);
   }
   absl::Status AfterLayer(const LayerEnd& end) override {
-    return tap_ == nullptr ? absl::OkStatus() : tap_->AfterLayer(end);
+    return observer_ == nullptr ? absl::OkStatus() : observer_->AfterLayer(end);
   }
 
  private:
-  LayerTap* tap_ = nullptr;
+  LayerObserver* observer_ = nullptr;
 };
 
 WindowRunner::WindowRunner(const ModelParts& parts, uint32_t positions,
@@ -33,7 +33,7 @@ WindowRunner::WindowRunner(const ModelParts& parts, uint32_t positions,
     : parts_(parts),
       positions_(positions),
       sparsity_(std::move(sparsity)),
-      tap_(std::make_unique<SwitchedTap>()),
+      observer_(std::make_unique<SwitchedHook>()),
       routing_(std::make_unique<CalibrationRouting>(parts.backend)),
       batch_(positions, 1) {}
 
@@ -64,12 +64,12 @@ absl::Status WindowRunner::Setup() {
   // K and V stay in float32: rounding to 16 bits would hide the small changes from which derivatives are
   // computed.
   ASSIGN_OR_RETURN(kv_, KvCache::Create(*parts_.config, KvType::kF32, pages, 1, positions_, parts_.backend));
-  ASSIGN_OR_RETURN(states_, DeltaStates::Create(*parts_.config, 1, /*kept=*/0, parts_.backend));
+  ASSIGN_OR_RETURN(states_, RecurrentStates::Create(*parts_.config, 1, /*kept=*/0, parts_.backend));
   ASSIGN_OR_RETURN(forward_,
                    Forward::Create(*parts_.config, options_,
                                    {parts_.backend, parts_.weights, kv_.get(), states_.get(), parts_.experts,
-                                    parts_.residency, routing_.get(), sparsity_.get(), tap_.get()}));
-  uint64_t width = std::max(parts_.config->hidden, MostExperts(*parts_.config));
+                                    parts_.residency, routing_.get(), sparsity_.get(), observer_.get()}));
+  uint64_t width = std::max(parts_.config->hidden, MaxExperts(*parts_.config));
   for (const LayerConfig& layer : parts_.config->layers) {
     width = std::max<uint64_t>(width, layer.moe.expert_width);
   }
@@ -83,13 +83,13 @@ absl::Status WindowRunner::Setup() {
 }
 
 absl::StatusOr<double> WindowRunner::Run(const CalibrationWindow& window, const Hooks& hooks, uint64_t step) {
-  tap_->Set(hooks.tap);
+  observer_->Set(hooks.observer);
   routing_->Use(hooks.single_expert_layer, hooks.choice, hooks.gating);
   batch_.Clear(step);
   // Recurrent states of an earlier step are never used, since every window begins at position 0.
   batch_.Add(window.input, {.pages = kv_->pages().table(0),
                             .state = states_->slots(0),
-                            .long_text = window.input.size() > ShortTextLimit(*parts_.config)});
+                            .long_sequence = window.input.size() > ShortRopeLimit(*parts_.config)});
   parts_.experts->BeginStep(step);
   if (hooks.residual != nullptr) {
     RETURN_IF_ERROR(WriteResidual(hooks.residual, batch_.tokens()));

@@ -38,9 +38,9 @@ class WindowRunner {
   ~WindowRunner();
 
   struct Hooks {
-    LayerTap* tap = nullptr;          // may be null
-    int single_expert_layer = -1;     // this layer uses its best expert alone, with the weight of all
-    const float* residual = nullptr;  // [positions, hidden] into `first_layer`; null: from the tokens
+    LayerObserver* observer = nullptr;  // may be null
+    int single_expert_layer = -1;       // this layer uses its best expert alone, with the weight of all
+    const float* residual = nullptr;    // [positions, hidden] into `first_layer`; null: from the tokens
     uint32_t first_layer = 0;
     const ExpertChoice* choice = nullptr;  // fixed experts; null: the router's own
     const GatingRule* gating = nullptr;    // rule that reduces experts; null: none
@@ -63,7 +63,7 @@ class WindowRunner {
   const float* HostRow(Rows rows, uint32_t row, uint32_t width) const;
 
  private:
-  class SwitchedTap;
+  class SwitchedHook;
 
   WindowRunner(const ModelParts& parts, uint32_t positions, std::unique_ptr<SparsityPolicy> sparsity);
   absl::Status Setup();
@@ -74,10 +74,10 @@ class WindowRunner {
   const uint32_t positions_;
   const std::unique_ptr<SparsityPolicy> sparsity_;
   ForwardOptions options_;
-  std::unique_ptr<SwitchedTap> tap_;
+  std::unique_ptr<SwitchedHook> observer_;
   std::unique_ptr<CalibrationRouting> routing_;
   std::unique_ptr<KvCache> kv_;
-  std::unique_ptr<DeltaStates> states_;
+  std::unique_ptr<RecurrentStates> states_;
   std::unique_ptr<Forward> forward_;
   std::array<Rows, 2> scratch_;
   StepBatch batch_;

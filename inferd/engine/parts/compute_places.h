@@ -13,19 +13,19 @@
 
 namespace sluice {
 
-struct PlacesNeeded {
+struct DeviceNeeds {
   DeviceKind device = DeviceKind::kHost;
-  BackendLimits limits;     // of either device
-  bool cpu_beside = false;  // the CPU may compute experts
+  BackendLimits limits;       // of either device
+  bool cpu_parallel = false;  // the CPU may compute experts
 };
 
-struct ComputePlaces {
+struct ComputeDevices {
   std::unique_ptr<Backend> device;
   // The CPU's synchronous backend; the engine gives it a thread. Null unless it was needed.
   std::unique_ptr<Backend> cpu;
 };
 
 // Creates the places. Errors name the feature that the machine lacks.
-using PlacesFactory = std::function<absl::StatusOr<ComputePlaces>(const PlacesNeeded& needed)>;
+using DeviceFactory = std::function<absl::StatusOr<ComputeDevices>(const DeviceNeeds& needed)>;
 
 }  // namespace sluice

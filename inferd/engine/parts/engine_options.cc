@@ -35,7 +35,7 @@ absl::Status PlanKv(const ModelConfig& config, EnginePlan* plan) {
   const EngineOptions& o = plan->options;
   const uint64_t page_bytes = KvBytesPerPage(config, o.kv);
   const uint64_t one_context =
-      KvPages::PeakPages(o.context, WidestWindow(config), std::min(o.prefill_chunk_most, o.context));
+      KvPages::PeakPages(o.context, WidestWindow(config), std::min(o.max_prefill_chunk, o.context));
   plan->state_bytes = StateBytesPerSequence(config) * o.parallel;
   const uint64_t kept_bytes = o.prefix_cache ? StateBytes(config) : 0;
   // Two per running sequence: a chat leaves one at the end of its prompt and one at the end of its answer.
@@ -101,13 +101,13 @@ void AddAttentionLimits(const AttentionConfig& a, BackendLimits* limits) {
 BackendLimits LimitsOf(const ModelConfig& config, const EnginePlan& plan) {
   BackendLimits limits;
   // Inputs scaled by the router exist once per rank.
-  limits.max_tokens = plan.forward.max_tokens * (AnyScalesInputs(config) ? MostRanks(config) : 1);
+  limits.max_tokens = plan.forward.max_tokens * (AnyScalesInputs(config) ? MaxRanks(config) : 1);
   limits.max_sequences = plan.forward.max_sequences;
   limits.hidden = config.hidden;
   limits.max_cols = config.hidden;
   limits.max_context = plan.options.context;
   limits.vocab = config.vocab;
-  limits.experts = MostExperts(config);
+  limits.experts = MaxExperts(config);
   limits.top_k = LargestTopK(config);
   limits.expert_width = WidestExpert(config);
   limits.layers = static_cast<uint32_t>(config.layers.size());
@@ -137,19 +137,19 @@ absl::StatusOr<EnginePlan> PlanEngine(const EngineOptions& options, const ModelC
   RETURN_IF_ERROR(CheckRange("context", o.context, 1, config.max_position));
   RETURN_IF_ERROR(CheckRange("parallel", o.parallel, 1, kMaxParallel));
   RETURN_IF_ERROR(CheckRange("prefill_chunk", o.prefill_chunk, 1, kMaxChunk));
-  RETURN_IF_ERROR(CheckRange("prefill_chunk_most", o.prefill_chunk_most, 0, kMaxChunk));
-  o.prefill_chunk_most = std::max(o.prefill_chunk, std::min(o.prefill_chunk_most, o.context));
+  RETURN_IF_ERROR(CheckRange("max_prefill_chunk", o.max_prefill_chunk, 0, kMaxChunk));
+  o.max_prefill_chunk = std::max(o.prefill_chunk, std::min(o.max_prefill_chunk, o.context));
   RETURN_IF_ERROR(CheckRange("max_logprobs", o.max_logprobs, 0, kMaxCandidates - 1));
   RETURN_IF_ERROR(PlanKv(config, &plan));
   plan.forward.context = o.context;
   plan.forward.max_sequences = o.parallel;
-  plan.forward.max_tokens = o.parallel + o.prefill_chunk_most;
+  plan.forward.max_tokens = o.parallel + o.max_prefill_chunk;
   plan.forward.logit_rows = LogitRowsFor(config.vocab, plan.forward.max_tokens);
   plan.forward.max_candidates = std::min(config.vocab, 1 + o.max_logprobs);
   // The choice of `auto` is not known yet.
   plan.forward.look_ahead = options.prefetch && (policies.predictor == ExpertPredictorKind::kLookahead ||
                                                  policies.preset == "auto");
-  plan.forward.guess_tokens = options.prefetch && policies.token_guess && CanGuessTokens(config);
+  plan.forward.draft_tokens = options.prefetch && policies.token_draft && CanDraftTokens(config);
   plan.activation_bytes = ActivationBytes(config, plan.forward);
   plan.backend = LimitsOf(config, plan);
   return plan;

@@ -46,7 +46,7 @@ struct EngineOptions {
   // Maximum to which the chunk may grow while reading experts takes longer than computing them
   // (schedule/chunk_pace.h). At most the context; a value below prefill_chunk means prefill_chunk.
   // GrowingChunk() returns the best default.
-  uint32_t prefill_chunk_most = 0;
+  uint32_t max_prefill_chunk = 0;
   // Sequences that begin alike share their common prefix.
   bool prefix_cache = true;
   // Limits of the waiting queue.
@@ -94,7 +94,7 @@ struct EnginePlan {
   BackendLimits backend;          // limits for which the backend is created
 };
 
-// Returns the default of prefill_chunk_most: with all weights in memory, or on a device with its own memory,
+// Returns the default of max_prefill_chunk: with all weights in memory, or on a device with its own memory,
 // a larger value than prefill_chunk gains nothing.
 uint32_t GrowingChunk(const EngineOptions& options, bool whole);
 

@@ -17,7 +17,7 @@ absl::StatusOr<uint32_t> PagesWithin(const EnginePlan& plan, const ModelConfig& 
   const EngineOptions& o = plan.options;
   const uint64_t page_bytes = KvBytesPerPage(config, o.kv);
   const auto peak = [&](uint32_t positions) {
-    return KvPages::PeakPages(positions, WidestWindow(config), std::min(o.prefill_chunk_most, positions));
+    return KvPages::PeakPages(positions, WidestWindow(config), std::min(o.max_prefill_chunk, positions));
   };
   const uint64_t most = uint64_t{peak(o.context)} * o.parallel;
   if (page_bytes == 0) return static_cast<uint32_t>(most);

@@ -132,9 +132,9 @@ absl::Status TakeCallable(const ToolChoice& choice, const Json& list, ChatTools*
 }  // namespace
 
 absl::Status ReadTools(const JsonFields& body, const Dialect& dialect, Json* messages, ChatTools* tools) {
-  const bool told = dialect.tools == ToolStyle::kNone;
-  if (told) {
-    WriteOutCalls(messages);
+  const bool in_prompt = dialect.tools == ToolStyle::kNone;
+  if (in_prompt) {
+    ConvertCallsToText(messages);
   }
   ASSIGN_OR_RETURN(const Json* asked, body.TakeList("tools"));
   ASSIGN_OR_RETURN(const ToolChoice choice, ReadToolChoice(body));
@@ -159,9 +159,9 @@ absl::Status ReadTools(const JsonFields& body, const Dialect& dialect, Json* mes
   if (choice.forced) {
     RETURN_IF_ERROR(TakeCallable(choice, list, tools));
   }
-  tools->told = told;
-  if (told) {
-    TellOfTools(choice.forced ? tools->callable : list, messages);
+  tools->in_prompt = in_prompt;
+  if (in_prompt) {
+    DescribeToolsInPrompt(choice.forced ? tools->callable : list, messages);
   }
   tools->offered = std::move(list);
   return absl::OkStatus();

@@ -15,8 +15,9 @@
 namespace sluice {
 
 struct ChatTools {
-  Json offered;         // in the form of templates; null: no tools are offered to the model
-  bool told = false;    // described in the messages, if the template has no tools; calls are in Hermes' form
+  Json offered;  // in the form of templates; null: no tools are offered to the model
+  bool in_prompt =
+      false;            // described in the messages, if the template has no tools; calls are in Hermes' form
   ToolTypes types;      // types of their parameters
   bool forced = false;  // true: the answer must be a call
   Json callable;        // tools allowed for a forced call: all, or the named one

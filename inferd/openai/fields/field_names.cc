@@ -15,18 +15,18 @@ std::string AliasOf(const std::string& field, const FieldAliases& aliases) {
   return field;
 }
 
-absl::Status InApisTerms(const absl::Status& status, const FieldAliases& aliases) {
+absl::Status ToApiFieldNames(const absl::Status& status, const FieldAliases& aliases) {
   const std::string field = FieldOf(status);
   const std::string alias = AliasOf(field, aliases);
   if (alias == field) {
     return status;
   }
   const absl::string_view description = absl::StripPrefix(status.message(), field);
-  absl::Status told(status.code(), absl::StrCat(alias, description));
+  absl::Status renamed(status.code(), absl::StrCat(alias, description));
   status.ForEachPayload(
-      [&told](absl::string_view type, const absl::Cord& payload) { told.SetPayload(type, payload); });
-  told.SetPayload(kFieldPayload, absl::Cord(alias));
-  return told;
+      [&renamed](absl::string_view type, const absl::Cord& payload) { renamed.SetPayload(type, payload); });
+  renamed.SetPayload(kFieldPayload, absl::Cord(alias));
+  return renamed;
 }
 
 }  // namespace sluice

@@ -17,6 +17,6 @@ using FieldAliases = std::vector<std::pair<std::string, std::string>>;
 std::string AliasOf(const std::string& field, const FieldAliases& aliases);
 
 // Returns `status` with the field's alias; a status without a match is unchanged.
-absl::Status InApisTerms(const absl::Status& status, const FieldAliases& aliases);
+absl::Status ToApiFieldNames(const absl::Status& status, const FieldAliases& aliases);
 
 }  // namespace sluice

@@ -64,12 +64,12 @@ absl::Status ReadSampling(const JsonFields& body, RequestFields* fields) {
 
 absl::Status ReadStopping(const JsonFields& body, const ServingContext& context, int64_t least,
                           RequestFields* fields) {
-  constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
-  RETURN_IF_ERROR(body.Take("max_tokens", least, kMost, &fields->max_tokens));
-  RETURN_IF_ERROR(body.Take("max_completion_tokens", 1, kMost, &fields->max_tokens));
+  constexpr int64_t kMaxInteger = std::numeric_limits<int32_t>::max();
+  RETURN_IF_ERROR(body.Take("max_tokens", least, kMaxInteger, &fields->max_tokens));
+  RETURN_IF_ERROR(body.Take("max_completion_tokens", 1, kMaxInteger, &fields->max_tokens));
   fields->clip_max_tokens = true;
   std::optional<uint32_t> min_tokens;
-  RETURN_IF_ERROR(body.Take("min_tokens", 0, kMost, &min_tokens));
+  RETURN_IF_ERROR(body.Take("min_tokens", 0, kMaxInteger, &min_tokens));
   fields->min_tokens = min_tokens.value_or(0);
   RETURN_IF_ERROR(body.TakeTexts("stop", &fields->stop));
   RETURN_IF_ERROR(body.TakeIds("stop_token_ids", context.model.vocab, &fields->stop_token_ids));
@@ -93,13 +93,13 @@ absl::Status ReadStyle(const JsonFields& body, AnswerStyle* style) {
 
 // Reads a duration in seconds.
 absl::Status ReadSeconds(const JsonFields& body, const char* name, absl::Duration* out) {
-  constexpr double kMostSeconds = 1e9;
+  constexpr double kMaxSeconds = 1e9;
   std::optional<double> seconds;
   RETURN_IF_ERROR(body.Take(name, &seconds));
   if (!seconds.has_value()) {
     return absl::OkStatus();
   }
-  if (!(*seconds > 0 && *seconds <= kMostSeconds)) {
+  if (!(*seconds > 0 && *seconds <= kMaxSeconds)) {
     return BadField(body.Path(name), absl::StrCat("is ", *seconds, ", must be above 0, in seconds"));
   }
   *out = absl::Seconds(*seconds);
@@ -108,9 +108,9 @@ absl::Status ReadSeconds(const JsonFields& body, const char* name, absl::Duratio
 
 // Reads scheduling fields and the use of the prefix cache.
 absl::Status ReadServing(const JsonFields& body, RequestFields* fields) {
-  constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
+  constexpr int64_t kMaxInteger = std::numeric_limits<int32_t>::max();
   std::optional<int64_t> priority;
-  RETURN_IF_ERROR(body.Take("priority", -kMost, kMost, &priority));
+  RETURN_IF_ERROR(body.Take("priority", -kMaxInteger, kMaxInteger, &priority));
   fields->priority = static_cast<int32_t>(priority.value_or(0));
   RETURN_IF_ERROR(ReadSeconds(body, "timeout", &fields->timeout));
   RETURN_IF_ERROR(ReadSeconds(body, "max_queue_wait", &fields->max_queue_wait));

@@ -12,12 +12,10 @@
 namespace sluice {
 namespace {
 
-using Kind = GuideSpec::Kind;
-
 constexpr char kCalls[] = "guided.calls[";
 
-AskedGuide Asked(Kind kind, std::string text, std::string field) {
-  AskedGuide asked;
+RequestedGrammar Asked(GrammarSpec::Kind kind, std::string text, std::string field) {
+  RequestedGrammar asked;
   asked.spec.kind = kind;
   asked.spec.text = std::move(text);
   asked.field = std::move(field);
@@ -25,30 +23,30 @@ AskedGuide Asked(Kind kind, std::string text, std::string field) {
 }
 
 // Reads a schema, given as an object or as its text.
-absl::StatusOr<AskedGuide> Schema(const JsonFields& fields, const char* name) {
+absl::StatusOr<RequestedGrammar> Schema(const JsonFields& fields, const char* name) {
   const Json& schema = *fields.Find(name);
   if (!schema.is_object() && !schema.is_string()) {
     return BadField(fields.Path(name), absl::StrCat("is ", KindOf(schema), ", must be a JSON schema"));
   }
-  return Asked(Kind::kJsonSchema, schema.is_string() ? schema.get<std::string>() : Dump(schema),
+  return Asked(GrammarSpec::Kind::kJsonSchema, schema.is_string() ? schema.get<std::string>() : Dump(schema),
                fields.Path(name));
 }
 
-absl::StatusOr<AskedGuide> Text(const JsonFields& fields, const char* name, Kind kind) {
-  AskedGuide asked = Asked(kind, "", fields.Path(name));
+absl::StatusOr<RequestedGrammar> Text(const JsonFields& fields, const char* name, GrammarSpec::Kind kind) {
+  RequestedGrammar asked = Asked(kind, "", fields.Path(name));
   RETURN_IF_ERROR(fields.Take(name, &asked.spec.text));
   return asked;
 }
 
-absl::StatusOr<AskedGuide> Choice(const JsonFields& fields, const char* name) {
-  AskedGuide asked = Asked(Kind::kChoice, "", fields.Path(name));
+absl::StatusOr<RequestedGrammar> Choice(const JsonFields& fields, const char* name) {
+  RequestedGrammar asked = Asked(GrammarSpec::Kind::kChoice, "", fields.Path(name));
   RETURN_IF_ERROR(fields.TakeTexts(name, &asked.spec.choices));
   return asked;
 }
 
 // Reads {"type": "json_schema", "json_schema": {"name", "schema"}}; other APIs have the schema at "schema",
 // and so does json_object in llama.cpp.
-absl::StatusOr<std::optional<AskedGuide>> Format(const Json& format, const std::string& path) {
+absl::StatusOr<std::optional<RequestedGrammar>> Format(const Json& format, const std::string& path) {
   const JsonFields fields(format, path + ".");
   std::string type;
   RETURN_IF_ERROR(fields.Take("type", &type));
@@ -63,7 +61,7 @@ absl::StatusOr<std::optional<AskedGuide>> Format(const Json& format, const std::
     return Schema(fields, "schema");
   }
   if (type == "json_object") {
-    return Asked(Kind::kJsonObject, "", path);
+    return Asked(GrammarSpec::Kind::kJsonObject, "", path);
   }
   ASSIGN_OR_RETURN(const Json* named, fields.TakeObject("json_schema"));
   if (named == nullptr) {
@@ -78,14 +76,14 @@ absl::StatusOr<std::optional<AskedGuide>> Format(const Json& format, const std::
 
 struct Name {
   const char* name;
-  Kind kind;
+  GrammarSpec::Kind kind;
 };
 
-absl::StatusOr<AskedGuide> Read(const JsonFields& fields, const Name& name) {
+absl::StatusOr<RequestedGrammar> Read(const JsonFields& fields, const Name& name) {
   switch (name.kind) {
-    case Kind::kJsonSchema:
+    case GrammarSpec::Kind::kJsonSchema:
       return Schema(fields, name.name);
-    case Kind::kChoice:
+    case GrammarSpec::Kind::kChoice:
       return Choice(fields, name.name);
     default:
       return Text(fields, name.name, name.kind);
@@ -93,17 +91,18 @@ absl::StatusOr<AskedGuide> Read(const JsonFields& fields, const Name& name) {
 }
 
 // Adds the members of `names` that are present in `fields`.
-absl::Status AddNamed(const JsonFields& fields, absl::Span<const Name> names, std::vector<AskedGuide>* out) {
+absl::Status AddNamed(const JsonFields& fields, absl::Span<const Name> names,
+                      std::vector<RequestedGrammar>* out) {
   for (const Name& name : names) {
     if (fields.Has(name.name)) {
-      ASSIGN_OR_RETURN(AskedGuide asked, Read(fields, name));
+      ASSIGN_OR_RETURN(RequestedGrammar asked, Read(fields, name));
       out->push_back(std::move(asked));
     }
   }
   return absl::OkStatus();
 }
 
-absl::Status AddStructured(const JsonFields& body, std::vector<AskedGuide>* out) {
+absl::Status AddStructured(const JsonFields& body, std::vector<RequestedGrammar>* out) {
   constexpr char kStructured[] = "structured_outputs";
   ASSIGN_OR_RETURN(const Json* structured, body.TakeObject(kStructured));
   if (structured == nullptr) {
@@ -112,15 +111,15 @@ absl::Status AddStructured(const JsonFields& body, std::vector<AskedGuide>* out)
   const JsonFields fields(*structured, absl::StrCat(kStructured, "."));
   const size_t before = out->size();
   RETURN_IF_ERROR(AddNamed(fields,
-                           {{"json", Kind::kJsonSchema},
-                            {"regex", Kind::kRegex},
-                            {"grammar", Kind::kGrammar},
-                            {"choice", Kind::kChoice}},
+                           {{"json", GrammarSpec::Kind::kJsonSchema},
+                            {"regex", GrammarSpec::Kind::kRegex},
+                            {"grammar", GrammarSpec::Kind::kGrammar},
+                            {"choice", GrammarSpec::Kind::kChoice}},
                            out));
   bool object = false;
   RETURN_IF_ERROR(fields.Take("json_object", &object));
   if (object) {
-    out->push_back(Asked(Kind::kJsonObject, "", fields.Path("json_object")));
+    out->push_back(Asked(GrammarSpec::Kind::kJsonObject, "", fields.Path("json_object")));
   }
   if (fields.Has("structural_tag")) {
     return BadField(fields.Path("structural_tag"), "is not served");
@@ -137,24 +136,24 @@ std::string DescriptionOf(const absl::Status& status, const std::string& field) 
 
 }  // namespace
 
-absl::StatusOr<std::optional<AskedGuide>> ReadGuide(const JsonFields& body) {
-  std::vector<AskedGuide> all;
+absl::StatusOr<std::optional<RequestedGrammar>> ReadGrammar(const JsonFields& body) {
+  std::vector<RequestedGrammar> all;
   for (const char* name : {"response_format", "text.format", "output_config.format", "output_format"}) {
     ASSIGN_OR_RETURN(const Json* format, body.TakeObject(name));
     if (format != nullptr) {
-      ASSIGN_OR_RETURN(std::optional<AskedGuide> asked, Format(*format, body.Path(name)));
+      ASSIGN_OR_RETURN(std::optional<RequestedGrammar> asked, Format(*format, body.Path(name)));
       if (asked.has_value()) {
         all.push_back(*std::move(asked));
       }
     }
   }
   RETURN_IF_ERROR(AddNamed(body,
-                           {{"guided_json", Kind::kJsonSchema},
-                            {"guided_regex", Kind::kRegex},
-                            {"guided_grammar", Kind::kGrammar},
-                            {"guided_choice", Kind::kChoice},
-                            {"json_schema", Kind::kJsonSchema},
-                            {"grammar", Kind::kGrammar}},
+                           {{"guided_json", GrammarSpec::Kind::kJsonSchema},
+                            {"guided_regex", GrammarSpec::Kind::kRegex},
+                            {"guided_grammar", GrammarSpec::Kind::kGrammar},
+                            {"guided_choice", GrammarSpec::Kind::kChoice},
+                            {"json_schema", GrammarSpec::Kind::kJsonSchema},
+                            {"grammar", GrammarSpec::Kind::kGrammar}},
                            &all));
   RETURN_IF_ERROR(AddStructured(body, &all));
   if (all.size() > 1) {
@@ -164,7 +163,7 @@ absl::StatusOr<std::optional<AskedGuide>> ReadGuide(const JsonFields& body) {
   return all.empty() ? std::nullopt : std::optional(std::move(all[0]));
 }
 
-absl::Status InClientsTerms(const absl::Status& status, absl::Span<const std::string> fields) {
+absl::Status ToClientFieldNames(const absl::Status& status, absl::Span<const std::string> fields) {
   const std::string field = FieldOf(status);
   const bool compiled = ReasonOf(status) == "INVALID_GUIDE";
   if (fields.empty() || (!compiled && !absl::StartsWith(field, "guided."))) {
@@ -177,12 +176,12 @@ absl::Status InClientsTerms(const absl::Status& status, absl::Span<const std::st
       index = 0;
     }
   }
-  absl::Status told =
+  absl::Status renamed =
       FieldError(status.code(), fields[index], DescriptionOf(status, compiled ? "guided" : field));
   if (compiled) {
-    told.SetPayload(kReasonPayload, absl::Cord("INVALID_GUIDE"));
+    renamed.SetPayload(kReasonPayload, absl::Cord("INVALID_GUIDE"));
   }
-  return told;
+  return renamed;
 }
 
 }  // namespace sluice

@@ -16,17 +16,17 @@
 
 namespace sluice {
 
-struct AskedGuide {
-  GuideSpec spec;
+struct RequestedGrammar {
+  GrammarSpec spec;
   std::string field;  // the client's name: "response_format.json_schema.schema"
 };
 
 // Requests converted from other APIs keep their own names: text.format of a response is the member
 // "text.format". INVALID_ARGUMENT naming the field; two constraints are an error.
-absl::StatusOr<std::optional<AskedGuide>> ReadGuide(const JsonFields& body);
+absl::StatusOr<std::optional<RequestedGrammar>> ReadGrammar(const JsonFields& body);
 
 // Replaces the name that the engine uses in errors ("guided.json_schema", "guided.calls[2]") by the
 // client's name: the first of `fields`, or the field of the call. Other errors are unchanged.
-absl::Status InClientsTerms(const absl::Status& status, absl::Span<const std::string> fields);
+absl::Status ToClientFieldNames(const absl::Status& status, absl::Span<const std::string> fields);
 
 }  // namespace sluice

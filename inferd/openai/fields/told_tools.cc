@@ -29,18 +29,18 @@ void Append(const std::string& text, Json* message) {
 
 }  // namespace
 
-void TellOfTools(const Json& tools, Json* messages) {
-  std::string told = "\nTools that can be called:\n";
+void DescribeToolsInPrompt(const Json& tools, Json* messages) {
+  std::string description = "\nTools that can be called:\n";
   for (const Json& tool : tools) {
-    absl::StrAppend(&told, Dump(tool["function"]), "\n");
+    absl::StrAppend(&description, Dump(tool["function"]), "\n");
   }
-  absl::StrAppend(&told, "To call one, write:\n", Written("its name", "{..}"));
+  absl::StrAppend(&description, "To call one, write:\n", Written("its name", "{..}"));
   const auto first = std::find_if(messages->begin(), messages->end(),
                                   [](const Json& message) { return message["role"] != "assistant"; });
-  Append(told, first != messages->end() ? &*first : &messages->front());
+  Append(description, first != messages->end() ? &*first : &messages->front());
 }
 
-void WriteOutCalls(Json* messages) {
+void ConvertCallsToText(Json* messages) {
   Json out = Json::array();
   bool results = false;  // true if the last of `out` holds results
   for (Json& message : *messages) {

@@ -10,10 +10,10 @@ namespace sluice {
 
 // Appends the list of tools and the call syntax to the first system message, or else the first user message.
 // REQUIRES: `messages` as read by ReadChatMessage, at least one.
-void TellOfTools(const Json& tools, Json* messages);
+void DescribeToolsInPrompt(const Json& tools, Json* messages);
 
 // Appends calls to the assistant's text. Results become user messages, merged with the user's next message:
 // many templates require alternating roles.
-void WriteOutCalls(Json* messages);
+void ConvertCallsToText(Json* messages);
 
 }  // namespace sluice

@@ -18,11 +18,11 @@ LearnedExperts::LearnedExperts(const ModelConfig& config, PredictorProfile profi
     units = std::max(units, learned.net.units);
     inputs = std::max(inputs, learned.net.inputs);
   }
-  const uint32_t experts = MostExperts(config);
-  const uint64_t pairs = uint64_t{kMostRows} * LargestTopK(config);
+  const uint32_t experts = MaxExperts(config);
+  const uint64_t pairs = uint64_t{kMaxRows} * LargestTopK(config);
   own_.ids.resize(pairs);
   before_.ids.resize(pairs);
-  rows_.resize(uint64_t{kMostRows} * config.hidden);
+  rows_.resize(uint64_t{kMaxRows} * config.hidden);
   input_.resize(inputs);
   scratch_.resize(units);
   scores_.resize(experts);
@@ -43,57 +43,58 @@ absl::StatusOr<std::unique_ptr<LearnedExperts>> LearnedExperts::Create(const Mod
   return std::unique_ptr<LearnedExperts>(new LearnedExperts(config, std::move(profile), backend));
 }
 
-absl::Status LearnedExperts::Observe(const RouterTap& tap) {
+absl::Status LearnedExperts::Observe(const RouterState& state) {
   std::swap(own_, before_);
-  own_.step = tap.batch->step();
-  own_.layer = tap.layer;
-  own_.top_k = tap.routing.top_k;
-  own_.tokens = tap.routing.tokens <= kMostRows ? tap.routing.tokens : 0;
+  own_.step = state.batch->step();
+  own_.layer = state.layer;
+  own_.top_k = state.routing.top_k;
+  own_.tokens = state.routing.tokens <= kMaxRows ? state.routing.tokens : 0;
   for (uint32_t token = 0; token < own_.tokens; ++token) {
-    std::copy_n(tap.routing.ids + uint64_t{token} * tap.routing.ranks, own_.top_k,
+    std::copy_n(state.routing.ids + uint64_t{token} * state.routing.ranks, own_.top_k,
                 own_.ids.begin() + uint64_t{token} * own_.top_k);
   }
   return absl::OkStatus();
 }
 
 // Network input: x_l, then the multi-hot experts of this layer and of the routed one before.
-void LearnedExperts::MakeInput(const RouterTap& tap, uint32_t token) {
+void LearnedExperts::MakeInput(const RouterState& state, uint32_t token) {
   const uint32_t hidden = config_.hidden;
   std::copy_n(rows_.begin() + uint64_t{token} * hidden, hidden, input_.begin());
   std::fill(input_.begin() + hidden, input_.end(), 0.0f);
   uint32_t begin = hidden;
-  const int layer_before = RoutedLayerBefore(config_, tap.layer);
+  const int layer_before = RoutedLayerBefore(config_, state.layer);
   for (const Choice* choice : {&own_, &before_}) {
-    const bool known = choice->step == tap.batch->step() && token < choice->tokens &&
+    const bool known = choice->step == state.batch->step() && token < choice->tokens &&
                        (choice == &own_ || static_cast<int>(choice->layer) == layer_before);
     for (uint32_t rank = 0; known && rank < choice->top_k; ++rank) {
       const uint32_t expert = static_cast<uint32_t>(choice->ids[uint64_t{token} * choice->top_k + rank]);
       if (begin + expert < input_.size()) input_[begin + expert] = 1;
     }
-    begin += config_.layers[tap.layer].moe.experts;
+    begin += config_.layers[state.layer].moe.experts;
   }
 }
 
-bool LearnedExperts::Knows(const RouterTap& tap, uint32_t target) const {
-  return profile_.Learned(tap.layer) != nullptr && target == tap.layer + 1 && tap.routing.tokens <= kMostRows;
+bool LearnedExperts::Knows(const RouterState& state, uint32_t target) const {
+  return profile_.Learned(state.layer) != nullptr && target == state.layer + 1 &&
+         state.routing.tokens <= kMaxRows;
 }
 
-absl::Status LearnedExperts::Ask(const RouterTap& tap, uint32_t target) {
+absl::Status LearnedExperts::Ask(const RouterState& state, uint32_t target) {
   const uint64_t bytes = uint64_t{config_.hidden} * sizeof(float);
-  for (uint32_t token = 0; token < tap.routing.tokens && Knows(tap, target); ++token) {
-    RETURN_IF_ERROR(queue()->Download(tap.normed.base + token * tap.normed.stride * sizeof(float), bytes,
+  for (uint32_t token = 0; token < state.routing.tokens && Knows(state, target); ++token) {
+    RETURN_IF_ERROR(queue()->Download(state.normed.base + token * state.normed.stride * sizeof(float), bytes,
                                       rows_.data() + uint64_t{token} * config_.hidden));
   }
   return absl::OkStatus();
 }
 
-absl::StatusOr<Routing> LearnedExperts::Answer(const RouterTap& tap, uint32_t target) {
-  if (!Knows(tap, target)) return Routing{};
-  const PredictorNet* net = profile_.Learned(tap.layer);
-  const uint32_t tokens = tap.routing.tokens;
+absl::StatusOr<Routing> LearnedExperts::Answer(const RouterState& state, uint32_t target) {
+  if (!Knows(state, target)) return Routing{};
+  const PredictorNet* net = profile_.Learned(state.layer);
+  const uint32_t tokens = state.routing.tokens;
   const uint32_t top_k = top_k_ = config_.layers[target].moe.top_k;
   for (uint32_t token = 0; token < tokens; ++token) {
-    MakeInput(tap, token);
+    MakeInput(state, token);
     net->Run(input_.data(), scratch_.data(), scores_.data());
     std::iota(order_.begin(), order_.begin() + net->outputs, 0);
     std::partial_sort(

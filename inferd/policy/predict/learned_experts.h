@@ -18,23 +18,23 @@ class LearnedExperts final : public ExpertPredictor {
  public:
   // Maximum rows of a predicted step. A network costs a decode step little, but a prompt chunk uses nearly
   // every expert anyway.
-  static constexpr uint32_t kMostRows = 32;
+  static constexpr uint32_t kMaxRows = 32;
 
   // FAILED_PRECONDITION if the profile has no network for any layer.
   static absl::StatusOr<std::unique_ptr<LearnedExperts>> Create(const ModelConfig& config,
                                                                 PredictorProfile profile, Backend* backend);
 
-  absl::Status Observe(const RouterTap& tap) override;
+  absl::Status Observe(const RouterState& state) override;
   // Does nothing for a layer without a network, or for one that does not follow the observed layer.
-  absl::Status Ask(const RouterTap& tap, uint32_t target) override;
-  absl::StatusOr<Routing> Answer(const RouterTap& tap, uint32_t target) override;
+  absl::Status Ask(const RouterState& state, uint32_t target) override;
+  absl::StatusOr<Routing> Answer(const RouterState& state, uint32_t target) override;
   // The network's own probability of the expert.
   float Confidence(uint32_t row, uint32_t rank) const override {
     return chances_[uint64_t{row} * top_k_ + rank];
   }
 
  private:
-  struct Choice {  // experts of a layer, at most kMostRows tokens
+  struct Choice {  // experts of a layer, at most kMaxRows tokens
     uint64_t step = 0;
     uint32_t layer = 0;
     uint32_t tokens = 0;
@@ -43,19 +43,19 @@ class LearnedExperts final : public ExpertPredictor {
   };
 
   LearnedExperts(const ModelConfig& config, PredictorProfile profile, Backend* backend);
-  bool Knows(const RouterTap& tap, uint32_t target) const;
-  void MakeInput(const RouterTap& tap, uint32_t token);
+  bool Knows(const RouterState& state, uint32_t target) const;
+  void MakeInput(const RouterState& state, uint32_t token);
 
   const ModelConfig& config_;
   const PredictorProfile profile_;
   Choice own_;                  // the observed layer's
   Choice before_;               // the previous routed layer's
-  std::vector<float> rows_;     // [kMostRows, hidden]
+  std::vector<float> rows_;     // [kMaxRows, hidden]
   std::vector<float> input_;    // input of one token
   std::vector<float> scratch_;  // units
   std::vector<float> scores_;   // experts
   std::vector<int32_t> order_;  // experts
-  std::vector<int32_t> ids_;    // [kMostRows, top_k]
+  std::vector<int32_t> ids_;    // [kMaxRows, top_k]
   std::vector<float> chances_;  // scores after a logistic function, same shape
   uint32_t top_k_ = 0;          // top_k of the last prediction
 };

@@ -66,8 +66,8 @@ absl::Status NeuronPredictor::Allocate() {
                      backend_->Allocate(pairs * width * sizeof(float), BufferKind::kStaging));
     *products = {{buffer, 0}, width};
   }
-  work_.reserve(MostExperts(config_));
-  guesses_.reserve(MostExperts(config_));
+  work_.reserve(MaxExperts(config_));
+  guesses_.reserve(MaxExperts(config_));
   rows_.resize(pairs);
   masks_.resize(pairs * WordsFor(width));
   union_.resize(WordsFor(width));
@@ -76,25 +76,25 @@ absl::Status NeuronPredictor::Allocate() {
   return absl::OkStatus();
 }
 
-absl::StatusOr<bool> NeuronPredictor::Begin(const RouterTap& tap, uint32_t target, uint32_t top_k,
+absl::StatusOr<bool> NeuronPredictor::Begin(const RouterState& state, uint32_t target, uint32_t top_k,
                                             absl::Span<const int32_t> ids, bool only_counts) {
   only_counts_ = only_counts;
   step_ = 0;
   waiting_ = queued_ = 0;
-  tokens_ = tap.routing.tokens;
+  tokens_ = state.routing.tokens;
   if (tokens_ > options_.max_rows) return false;
   target_ = target;
   width_ = config_.layers[target].moe.expert_width;
   words_ = WordsFor(width_);
   MakeGuesses(tokens_, top_k, ids);
   if (guesses_.empty()) return false;
-  input_ = tap.normed;
+  input_ = state.normed;
   if (options_.input == NeuronInput::kNormed) {
     RETURN_IF_ERROR(backend_->queue().Norm(
-        {tap.residual, tokens_, config_.hidden, layers_[target].ExpertsNorm(), normed_}));
+        {state.residual, tokens_, config_.hidden, layers_[target].ExpertsNorm(), normed_}));
     input_ = normed_;
   }
-  step_ = tap.batch->step();
+  step_ = state.batch->step();
   for (const Guess& guess : guesses_) {
     if (!only_counts_ && !residency_->Lead(target_, guess.expert).has_value()) {
       residency_->PrefetchNeurons(target_, guess.expert, {});
@@ -110,7 +110,7 @@ void NeuronPredictor::MakeGuesses(uint32_t tokens, uint32_t top_k, absl::Span<co
   guesses_.clear();
   uint32_t used = 0;
   const bool behind = !only_counts_ && options_.enough <= 1 && residency_->IsBehind();
-  const uint32_t ranks = behind ? std::min(top_k, options_.most_behind) : top_k;
+  const uint32_t ranks = behind ? std::min(top_k, options_.max_behind) : top_k;
   for (uint32_t expert = 0; expert < config_.layers[target_].moe.experts; ++expert) {
     Guess guess{expert, used, 0};
     for (uint32_t pair = 0; pair < tokens * top_k; ++pair) {
@@ -194,13 +194,13 @@ absl::Status NeuronPredictor::TakeLeads() {
     }
     guess.done = true;
     --queued_;
-    if (!only_counts_) AskFor(guess);
+    if (!only_counts_) Request(guess);
   }
   return absl::OkStatus();
 }
 
 // Requests the union of the neurons that its rows want.
-void NeuronPredictor::AskFor(const Guess& guess) {
+void NeuronPredictor::Request(const Guess& guess) {
   std::fill_n(union_.begin(), words_, 0);
   for (uint32_t i = 0; i < guess.count; ++i) {
     const absl::Span<const uint64_t> one = mask(guess.first + i);
@@ -224,15 +224,16 @@ absl::StatusOr<absl::Span<float>> NeuronPredictor::Values(const Rows& products, 
 }
 
 // Compares every row that was predicted to choose an expert, though some rows will not choose it.
-absl::Status NeuronPredictor::AskToCompare(const RouterTap& tap) {
-  if (step_ == 0 || tap.batch->step() != step_ || tap.layer != target_ || !Counts()) return absl::OkStatus();
+absl::Status NeuronPredictor::QueueCompare(const RouterState& state) {
+  if (step_ == 0 || state.batch->step() != step_ || state.layer != target_ || !Counts())
+    return absl::OkStatus();
   work_.clear();
   for (Guess& guess : guesses_) {
     const std::optional<WeightView> lead = residency_->Lead(target_, guess.expert);
     guess.compared = guess.queued && lead.has_value();
     if (guess.compared) AddWork(guess, *lead, true_products_);
   }
-  RETURN_IF_ERROR(QueueWork(tap.normed));
+  RETURN_IF_ERROR(QueueWork(state.normed));
   const Event queued = backend_->queue().Record();
   for (const Guess& guess : guesses_) {
     if (guess.compared) residency_->LeadRead(target_, guess.expert, queued);
@@ -241,16 +242,16 @@ absl::Status NeuronPredictor::AskToCompare(const RouterTap& tap) {
   return absl::OkStatus();
 }
 
-absl::Status NeuronPredictor::Compare(const RouterTap& tap) {
-  if (tap.batch->step() != step_) step_ = 0;  // the predicted step ended with an error
-  if (step_ == 0 || tap.layer != target_) return absl::OkStatus();
+absl::Status NeuronPredictor::Compare(const RouterState& state) {
+  if (state.batch->step() != step_) step_ = 0;  // the predicted step ended with an error
+  if (step_ == 0 || state.layer != target_) return absl::OkStatus();
   if (Counts()) {
     if (compares_ != step_) {
-      RETURN_IF_ERROR(AskToCompare(tap));
+      RETURN_IF_ERROR(QueueCompare(state));
       RETURN_IF_ERROR(backend_->queue().Wait(backend_->queue().Record()));
     }
     for (const Guess& guess : guesses_) {
-      if (guess.done && guess.compared) RETURN_IF_ERROR(CompareGuess(guess, tap));
+      if (guess.done && guess.compared) RETURN_IF_ERROR(CompareGuess(guess, state));
     }
   }
   step_ = compares_ = 0;
@@ -258,15 +259,15 @@ absl::Status NeuronPredictor::Compare(const RouterTap& tap) {
 }
 
 // Compares the rows that were predicted to choose the expert and did.
-absl::Status NeuronPredictor::CompareGuess(const Guess& guess, const RouterTap& tap) {
-  const Routing& routing = tap.routing;
+absl::Status NeuronPredictor::CompareGuess(const Guess& guess, const RouterState& state) {
+  const Routing& routing = state.routing;
   const float threshold = thresholds_.actual(target_, guess.expert);
   NeuronPredictions& sum = counters_[target_];
   for (uint32_t pair = guess.first; pair < guess.first + guess.count; ++pair) {
     const uint32_t row = rows_[pair];
     const int32_t* ids = routing.ids + uint64_t{row} * routing.ranks;
     const float* weights = routing.weights + uint64_t{row} * routing.ranks;
-    for (uint32_t rank = 0; rank < routing.top_k && !tap.batch->lost(row); ++rank) {
+    for (uint32_t rank = 0; rank < routing.top_k && !state.batch->lost(row); ++rank) {
       if (ids[rank] != static_cast<int32_t>(guess.expert) || weights[rank] == 0.0f) continue;
       ASSIGN_OR_RETURN(const absl::Span<float> values, Values(true_products_, pair));
       ChooseByThreshold(values, threshold, absl::MakeSpan(union_).first(words_));

@@ -46,7 +46,7 @@ struct NeuronPredictorOptions {
   NeuronInput input = NeuronInput::kHidden;
   uint32_t max_rows = 64;     // maximum rows of a predicted step
   uint32_t count_every = 32;  // the true set is computed in one of so many steps, for counting
-  uint32_t most_behind = 16;  // predicted experts of a row used while the link is behind
+  uint32_t max_behind = 16;   // predicted experts of a row used while the link is behind
   // Experts that hold this share of their neurons are kept and not predicted: missing neurons are worth less
   // than the product. Above 1: all experts are predicted, for counting.
   double enough = 0.5;
@@ -66,12 +66,12 @@ class NeuronPredictor {
                                                                  NeuronThresholds thresholds,
                                                                  const Parts& parts);
 
-  // Starts a prediction after the router of tap.layer has run. `ids` [tap.routing.tokens, top_k] are the
+  // Starts a prediction after the router of state.layer has run. `ids` [state.routing.tokens, top_k] are the
   // experts predicted for `target`, a later layer, each row's best first; -1: none. Replaces the previous
   // prediction. Experts that hold enough neurons are kept and not predicted. Returns false, and predicts
   // nothing, if no expert is left or there are more rows than max_rows. `only_counts`: nothing is requested
   // or kept, and experts whose lead is present are predicted and counted in this step.
-  absl::StatusOr<bool> Begin(const RouterTap& tap, uint32_t target, uint32_t top_k,
+  absl::StatusOr<bool> Begin(const RouterState& state, uint32_t target, uint32_t top_k,
                              absl::Span<const int32_t> ids, bool only_counts = false);
   // Queues experts whose leads have arrived, and requests the neurons of finished predictions. Called while
   // the observed layer is computed, and at its end.
@@ -80,10 +80,10 @@ class NeuronPredictor {
   bool AwaitsDevice() const { return step_ != 0 && queued_ > 0; }
 
   // Queues the inputs of Compare() after the router of a layer was queued, if it counts in this step.
-  absl::Status AskToCompare(const RouterTap& tap);
+  absl::Status QueueCompare(const RouterState& state);
   // Counts, if the layer is the predicted one. REQUIRES: the router has run, and earlier queued work is done.
   // Called before the next Begin().
-  absl::Status Compare(const RouterTap& tap);
+  absl::Status Compare(const RouterState& state);
 
   const NeuronPredictions& counters(uint32_t layer) const { return counters_[layer]; }
 
@@ -105,8 +105,8 @@ class NeuronPredictor {
   void AddWork(const Guess& guess, const WeightView& lead, const Rows& products);
   absl::Status QueueWork(const Rows& x);
   bool Counts() const { return only_counts_ || step_ % options_.count_every == 0; }
-  void AskFor(const Guess& guess);
-  absl::Status CompareGuess(const Guess& guess, const RouterTap& tap);
+  void Request(const Guess& guess);
+  absl::Status CompareGuess(const Guess& guess, const RouterState& state);
   // factors| of a pair that were queued into `products`; valid until the next call.
   absl::StatusOr<absl::Span<float>> Values(const Rows& products, uint32_t pair);
   absl::Span<uint64_t> mask(uint32_t pair) { return absl::MakeSpan(masks_).subspan(pair * words_, words_); }

@@ -13,10 +13,10 @@ namespace {
 
 constexpr size_t kSetWordBits = 64;
 // Number of guesses at the last selected value before the interval is only halved.
-constexpr int kGuesses = 8;
+constexpr int kMaxInterpolations = 8;
 
 // Integers in the order of the values; -0 is below 0, and a NaN of positive sign above everything.
-int32_t OrderOf(float value) {
+int32_t OrderedBits(float value) {
   const auto bits = std::bit_cast<int32_t>(value);
   return bits ^ ((bits >> 31) & 0x7fffffff);
 }
@@ -51,7 +51,7 @@ void Mark(absl::Span<const float> values, absl::Span<uint64_t> chosen, Takes tak
 
 uint32_t CountFrom(absl::Span<const float> values, int32_t order) {
   uint32_t count = 0;
-  for (const float value : values) count += OrderOf(value) >= order ? 1 : 0;
+  for (const float value : values) count += OrderedBits(value) >= order ? 1 : 0;
   return count;
 }
 
@@ -86,8 +86,8 @@ Least LeastOf(absl::Span<const float> values, uint32_t wanted) {
   const double mean = MeanOf(values);
   double guess = -mean * std::log(static_cast<double>(wanted) / static_cast<double>(values.size()));
   for (int pass = 0; above.order - least.order > 1 && least.count != wanted; ++pass) {
-    const int64_t guessed = OrderOf(static_cast<float>(guess));
-    const bool inside = pass < kGuesses && guessed > least.order && guessed < above.order;
+    const int64_t guessed = OrderedBits(static_cast<float>(guess));
+    const bool inside = pass < kMaxInterpolations && guessed > least.order && guessed < above.order;
     const int64_t order = inside ? guessed : least.order + (above.order - least.order) / 2;
     const uint32_t count = CountFrom(values, static_cast<int32_t>(order));
     (count >= wanted ? least : above) = {order, count};
@@ -118,14 +118,14 @@ void ChooseByShare(absl::Span<const float> values, double share, absl::Span<uint
   const Least found = LeastOf(values, wanted);
   const auto least = static_cast<int32_t>(found.order);
   if (found.count == wanted) {
-    Mark(values, chosen, [least](float value) { return OrderOf(value) >= least; });
+    Mark(values, chosen, [least](float value) { return OrderedBits(value) >= least; });
     return;
   }
-  Mark(values, chosen, [least](float value) { return OrderOf(value) > least; });
+  Mark(values, chosen, [least](float value) { return OrderedBits(value) > least; });
   uint32_t left = wanted;
   for (const uint64_t word : chosen) left -= static_cast<uint32_t>(std::popcount(word));
   for (size_t i = 0; left > 0; ++i) {
-    if (OrderOf(values[i]) == least) {
+    if (OrderedBits(values[i]) == least) {
       chosen[i / kSetWordBits] |= uint64_t{1} << i % kSetWordBits;
       --left;
     }

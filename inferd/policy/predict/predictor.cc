@@ -9,10 +9,10 @@
 
 namespace sluice {
 
-absl::StatusOr<Routing> ExpertPredictor::Predict(const RouterTap& tap, uint32_t target) {
-  RETURN_IF_ERROR(Ask(tap, target));
+absl::StatusOr<Routing> ExpertPredictor::Predict(const RouterState& state, uint32_t target) {
+  RETURN_IF_ERROR(Ask(state, target));
   RETURN_IF_ERROR(queue_->Wait(queue_->Record()));
-  return Answer(tap, target);
+  return Answer(state, target);
 }
 
 absl::StatusOr<std::unique_ptr<GateReuse>> GateReuse::Create(const ModelConfig& config,
@@ -33,7 +33,7 @@ absl::StatusOr<std::unique_ptr<GateReuse>> GateReuse::Create(const ModelConfig& 
 
 absl::Status GateReuse::AddQuestion(uint32_t max_tokens, bool confidence) {
   const uint64_t pairs = uint64_t{max_tokens} * LargestTopK(config_);
-  const uint64_t stride = MostExperts(config_);
+  const uint64_t stride = MaxExperts(config_);
   ASSIGN_OR_RETURN(const BufferId scores,
                    backend_->Allocate(max_tokens * stride * sizeof(float), BufferKind::kActivations));
   ASSIGN_OR_RETURN(const BufferId choice,
@@ -42,7 +42,7 @@ absl::Status GateReuse::AddQuestion(uint32_t max_tokens, bool confidence) {
   question.scores = {{scores, 0}, stride};
   question.ids = {choice, 0};
   question.chances = {choice, pairs * sizeof(float)};
-  if (confidence) question.told.emplace(max_tokens, MostExperts(config_));
+  if (confidence) question.told.emplace(max_tokens, MaxExperts(config_));
   return absl::OkStatus();
 }
 
@@ -52,7 +52,7 @@ GateReuse::Question* GateReuse::Find(uint32_t target) {
   return found == questions_.end() ? nullptr : &*found;
 }
 
-absl::Status GateReuse::Ask(const RouterTap& tap, uint32_t target) {
+absl::Status GateReuse::Ask(const RouterState& state, uint32_t target) {
   Question* question = Find(target);
   if (question == nullptr) {
     // Reuses the oldest question, so that those just asked keep their answers.
@@ -66,28 +66,28 @@ absl::Status GateReuse::Ask(const RouterTap& tap, uint32_t target) {
   const MoeConfig& moe = config_.layers[target].moe;
   const MatMulPart router[] = {{w.router, question->scores, w.router_bias}};
   MatMulArgs args;
-  args.x = tap.residual;
-  args.tokens = tap.routing.tokens;
+  args.x = state.residual;
+  args.tokens = state.routing.tokens;
   args.cols = config_.hidden;
   args.norm = w.RouterNorm();
   args.parts = router;
   RETURN_IF_ERROR(queue.MatMul(args));
   RouterArgs router_args = ModelRouterArgs(moe, w);
   router_args.logits = question->scores;
-  router_args.tokens = tap.routing.tokens;
+  router_args.tokens = state.routing.tokens;
   router_args.ids = question->ids;
   router_args.weights = question->chances;
   RETURN_IF_ERROR(queue.Router(router_args));
   if (!question->told.has_value()) return absl::OkStatus();
-  const auto rows = absl::MakeConstSpan(rows_).first(tap.routing.tokens);
+  const auto rows = absl::MakeConstSpan(rows_).first(state.routing.tokens);
   return question->told->Ask(question->scores, moe.experts, rows, &queue);
 }
 
-absl::StatusOr<Routing> GateReuse::Answer(const RouterTap& tap, uint32_t target) {
+absl::StatusOr<Routing> GateReuse::Answer(const RouterState& state, uint32_t target) {
   Question* question = Find(target);
   if (question == nullptr) return absl::InternalError(absl::StrCat("nobody asked about layer ", target));
   const MoeConfig& moe = config_.layers[target].moe;
-  const uint32_t tokens = tap.routing.tokens;
+  const uint32_t tokens = state.routing.tokens;
   const uint64_t bytes = uint64_t{tokens} * moe.top_k * sizeof(float);
   const std::byte* ids = backend_->HostRead(question->ids, bytes);
   const std::byte* chances = backend_->HostRead(question->chances, bytes);

@@ -21,7 +21,7 @@
 namespace sluice {
 
 // State of a layer once its router has run and its experts have been requested.
-struct RouterTap {
+struct RouterState {
   uint32_t layer = 0;
   Rows residual;  // [tokens, hidden], after attention
   Rows normed;    // [tokens, hidden], the router's input
@@ -41,15 +41,15 @@ struct LayerEnd {
 };
 
 // Observer that is called at layer boundaries; the base of predictors and calibration stages.
-class LayerTap {
+class LayerObserver {
  public:
-  virtual ~LayerTap() = default;
+  virtual ~LayerObserver() = default;
   // Called on an asynchronous device after the router was queued, before the host waits for it. Device reads
-  // for AfterRouter() are best queued here; of tap.routing only the token count is set.
-  virtual absl::Status BeforeChoice(const RouterTap& /*tap*/) { return absl::OkStatus(); }
+  // for AfterRouter() are best queued here; of state.routing only the token count is set.
+  virtual absl::Status BeforeChoice(const RouterState& /*state*/) { return absl::OkStatus(); }
   // True if AfterRouter() may be skipped for `layer` in this step. All experts of the layer are resident.
-  virtual bool MayPass(uint32_t /*layer*/) const { return false; }
-  virtual absl::Status AfterRouter(const RouterTap& tap) = 0;
+  virtual bool CanDeferRouting(uint32_t /*layer*/) const { return false; }
+  virtual absl::Status AfterRouter(const RouterState& state) = 0;
   // Called before the queue computes `args`: ready experts with their rows and weights. The first call of a
   // layer also has the common expert of every token, if there is one, before the others.
   virtual absl::Status BeforeExperts(uint32_t /*layer*/, const MoeExpertsArgs& /*args*/) {
@@ -60,17 +60,17 @@ class LayerTap {
   // True if LookAhead() shall be called after `layer`, whose router has run, when some of its experts are
   // missing.
   virtual bool WantsLookAhead(uint32_t /*layer*/) const { return false; }
-  // Called when the resident experts of tap.layer have been computed and others are in flight. tap.residual
-  // is the next layer's attention output without the missing experts; of tap.routing only the token count is
-  // set.
-  virtual absl::Status LookAhead(const RouterTap& /*tap*/) { return absl::OkStatus(); }
+  // Called when the resident experts of state.layer have been computed and others are in flight.
+  // state.residual is the next layer's attention output without the missing experts; of state.routing only
+  // the token count is set.
+  virtual absl::Status LookAhead(const RouterState& /*state*/) { return absl::OkStatus(); }
 
   // True if NextTokens() shall be called in this step, whose last layer's router has run, when some of that
   // layer's experts are missing.
   virtual bool WantsNextTokens() { return false; }
-  // LookAhead() for the next step: tap.batch has the draft tokens, one of each sequence, and tap.residual is
-  // their output of the first layer's attention.
-  virtual absl::Status NextTokens(const RouterTap& /*tap*/) { return absl::OkStatus(); }
+  // LookAhead() for the next step: state.batch has the draft tokens, one of each sequence, and state.residual
+  // is their output of the first layer's attention.
+  virtual absl::Status NextTokens(const RouterState& /*state*/) { return absl::OkStatus(); }
 };
 
 // Predictions about a layer that has not run yet.
@@ -88,15 +88,15 @@ class ExpertPredictor {
   explicit ExpertPredictor(Queue* queue) : queue_(queue) {}
   virtual ~ExpertPredictor() = default;
   // Called for every routed layer, before Predict() for it.
-  virtual absl::Status Observe(const RouterTap& /*tap*/) { return absl::OkStatus(); }
+  virtual absl::Status Observe(const RouterState& /*state*/) { return absl::OkStatus(); }
   // Queues the inputs of Answer() for the same state and target.
-  virtual absl::Status Ask(const RouterTap& tap, uint32_t target) = 0;
-  // Returns the experts that `target` (> tap.layer, with experts) will probably choose for the observed rows,
-  // routed ranks only, with predicted weights. Valid until the next call. No tokens: no prediction. REQUIRES:
-  // the queued work of Ask() is done.
-  virtual absl::StatusOr<Routing> Answer(const RouterTap& tap, uint32_t target) = 0;
+  virtual absl::Status Ask(const RouterState& state, uint32_t target) = 0;
+  // Returns the experts that `target` (> state.layer, with experts) will probably choose for the observed
+  // rows, routed ranks only, with predicted weights. Valid until the next call. No tokens: no prediction.
+  // REQUIRES: the queued work of Ask() is done.
+  virtual absl::StatusOr<Routing> Answer(const RouterState& state, uint32_t target) = 0;
   // Ask(), a wait, and Answer().
-  absl::StatusOr<Routing> Predict(const RouterTap& tap, uint32_t target);
+  absl::StatusOr<Routing> Predict(const RouterState& state, uint32_t target);
   // Confidence of the last prediction that the row chooses this expert, 0..1. REQUIRES: the predictor was
   // created with confidence.
   virtual float Confidence(uint32_t row, uint32_t rank) const = 0;
@@ -117,8 +117,8 @@ class GateReuse final : public ExpertPredictor {
                                                            const DenseWeights* weights, Backend* backend,
                                                            uint32_t max_tokens, bool confidence,
                                                            uint32_t targets = 1);
-  absl::Status Ask(const RouterTap& tap, uint32_t target) override;
-  absl::StatusOr<Routing> Answer(const RouterTap& tap, uint32_t target) override;
+  absl::Status Ask(const RouterState& state, uint32_t target) override;
+  absl::StatusOr<Routing> Answer(const RouterState& state, uint32_t target) override;
   float Confidence(uint32_t row, uint32_t rank) const override {
     return confidence_[uint64_t{row} * top_k_ + rank];
   }

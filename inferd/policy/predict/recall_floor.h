@@ -33,13 +33,13 @@ class RecallFloor {
   // True if an untrusted layer is predicted this time.
   bool Measures(uint32_t layer) {
     const bool measures = WouldMeasure(layer);
-    ++layers_[layer].looks;
+    ++layers_[layer].steps;
     return measures;
   }
   // Result of the next Measures(), without a change of state.
   bool WouldMeasure(uint32_t layer) const {
-    const uint32_t look = layers_[layer].looks;
-    return look < kFirst || look % kEvery == 0;
+    const uint32_t step = layers_[layer].steps;
+    return step < kFirst || step % kEvery == 0;
   }
 
   // Counts of one step: targets of the predictions, and correct ones among them. Without targets nothing
@@ -59,7 +59,7 @@ class RecallFloor {
   struct Layer {
     Share experts;
     Share neurons;
-    uint32_t looks = 0;
+    uint32_t steps = 0;
   };
 
   bool Reaches(const Share& share) const { return share.counts >= kEnough && share.mean >= floor_; }

@@ -20,16 +20,16 @@ namespace {
 
 // If loading takes a smaller share of computing than this, prediction has nothing to gain.
 constexpr double kNoticeable = 0.02;
-constexpr uint32_t kMostDepth = 3;
+constexpr uint32_t kMaxPrefetchDepth = 3;
 // With more missing experts of a layer than this the link has no time for predictions.
-constexpr double kMissesBesideGuesses = 1;
+constexpr double kMaxMissesForPrefetch = 1;
 constexpr size_t kProbeBytes = size_t{64} << 20;
 
 std::string Ms(double seconds) { return absl::StrFormat("%.3g ms", seconds * 1e3); }
 std::string Percent(double share) { return absl::StrFormat("%.3g %%", share * 100); }
 
 // The two times compared, in seconds of one layer of one generated token.
-struct LayerTimes {
+struct PresetLayerTimes {
   double compute = 0;
   double load = 0;
 };
@@ -41,12 +41,12 @@ double ExpectedMisses(const AutoFacts& facts) {
   return facts.top_k * (1 - std::min(held, 1.0));
 }
 
-LayerTimes TimesOf(const AutoFacts& facts) {
+PresetLayerTimes TimesOf(const AutoFacts& facts) {
   return {facts.attention_seconds + facts.top_k * facts.compute_seconds,
           ExpectedMisses(facts) * facts.load_seconds};
 }
 
-void ChoosePredictor(const AutoFacts& facts, const LayerTimes& times, AutoChoice* choice) {
+void ChoosePredictor(const AutoFacts& facts, const PresetLayerTimes& times, AutoChoice* choice) {
   Policies& p = choice->policies;
   if (times.load < kNoticeable * times.compute) {
     p.predictor = ExpertPredictorKind::kNone;
@@ -63,7 +63,7 @@ void ChoosePredictor(const AutoFacts& facts, const LayerTimes& times, AutoChoice
     return;
   }
   const double layers = std::ceil(facts.load_seconds / std::max(times.compute, 1e-12));
-  p.predictor_depth = static_cast<uint32_t>(std::clamp(layers, 1.0, double{kMostDepth}));
+  p.predictor_depth = static_cast<uint32_t>(std::clamp(layers, 1.0, double{kMaxPrefetchDepth}));
   choice->reasons.push_back(absl::StrCat("prediction to depth ", p.predictor_depth,
                                          ": an expert travels for ", Ms(facts.load_seconds),
                                          ", a layer computes for ", Ms(times.compute)));
@@ -71,13 +71,13 @@ void ChoosePredictor(const AutoFacts& facts, const LayerTimes& times, AutoChoice
 
 // Chooses the predictor where experts are shared with the CPU: missing experts keep link and CPU busy
 // together, and prefetches use the remaining time.
-void ChooseBesideCpu(const AutoFacts& facts, AutoChoice* choice) {
+void ChoosePredictorWithCpu(const AutoFacts& facts, AutoChoice* choice) {
   Policies& p = choice->policies;
   if (p.predictor == ExpertPredictorKind::kNone) {
     return;
   }
   const double misses = ExpectedMisses(facts);
-  if (misses > kMissesBesideGuesses) {
+  if (misses > kMaxMissesForPrefetch) {
     p.predictor = ExpertPredictorKind::kNone;
     p.predictor_depth = 1;
     choice->reasons.push_back(absl::StrFormat(
@@ -86,7 +86,7 @@ void ChooseBesideCpu(const AutoFacts& facts, AutoChoice* choice) {
     return;
   }
   p.predictor = facts.look_ahead ? ExpertPredictorKind::kLookahead : ExpertPredictorKind::kGateReuse;
-  p.predictor_depth = kMostDepth;
+  p.predictor_depth = kMaxPrefetchDepth;
   p.depth_rule = DepthRule::kReach;
   p.max_prefetch = 1;
   choice->reasons.push_back("of the layers ahead the best expert is fetched, where it comes in time");
@@ -95,8 +95,8 @@ void ChooseBesideCpu(const AutoFacts& facts, AutoChoice* choice) {
 // A CPU in parallel with the device also helps behind a faster link, if it computes an expert before the
 // device has computed a token's experts of a layer.
 bool CpuHelps(const AutoFacts& facts) {
-  const double beside = facts.cpu_beside ? facts.top_k * facts.compute_seconds : 0;
-  return facts.cpu_seconds > 0 && facts.cpu_seconds < std::max(facts.load_seconds, beside);
+  const double parallel_seconds = facts.cpu_parallel ? facts.top_k * facts.compute_seconds : 0;
+  return facts.cpu_seconds > 0 && facts.cpu_seconds < std::max(facts.load_seconds, parallel_seconds);
 }
 
 void ChooseMisses(const AutoFacts& facts, AutoChoice* choice) {
@@ -108,7 +108,7 @@ void ChooseMisses(const AutoFacts& facts, AutoChoice* choice) {
     choice->reasons.push_back(absl::StrCat("experts are shared with the CPU: one takes it ",
                                            Ms(facts.cpu_seconds), ", the link ", Ms(facts.load_seconds),
                                            ", the device ", Ms(facts.compute_seconds)));
-    ChooseBesideCpu(facts, choice);
+    ChoosePredictorWithCpu(facts, choice);
     return;
   }
   choice->policies.miss = ExpertMiss::kLoad;
@@ -136,7 +136,7 @@ void ChooseCache(const AutoFacts& facts, AutoChoice* choice) {
 
 // Chooses losses within the quality bound: experts if the link bounds the run, neurons if computing does; the
 // other way would cost quality and save no time.
-void ChooseLosses(const AutoFacts& facts, const LayerTimes& times, AutoChoice* choice) {
+void ChooseLosses(const AutoFacts& facts, const PresetLayerTimes& times, AutoChoice* choice) {
   Policies& p = choice->policies;
   if (!(facts.quality_bound > 0)) {
     choice->reasons.push_back("nothing is left out: the bound of quality is 0 (quality_bound)");
@@ -177,7 +177,7 @@ AutoChoice ChoosePolicies(const AutoFacts& facts) {
     ChooseLosses(facts, {1, 0}, &choice);
     return choice;
   }
-  const LayerTimes times = TimesOf(facts);
+  const PresetLayerTimes times = TimesOf(facts);
   ChoosePredictor(facts, times, &choice);
   ChooseMisses(facts, &choice);
   ChooseCache(facts, &choice);
@@ -214,7 +214,7 @@ AutoFacts AutoFactsOf(const AutoSetup& setup, const Pack& pack, const MachineRat
   facts.load_seconds = bytes * (setup.link_seconds > 0 ? setup.link_seconds : copy);
   facts.compute_seconds = bytes * (setup.compute_seconds > 0 ? setup.compute_seconds : read);
   facts.cpu_seconds = bytes * (setup.cpu_seconds > 0 ? setup.cpu_seconds : read);
-  facts.cpu_beside = setup.cpu_beside;
+  facts.cpu_parallel = setup.cpu_parallel;
   facts.attention_seconds = setup.attention_seconds;
   facts.quality_bound = setup.quality_bound;
   const std::string folder = ProfileFolder(pack.dir());

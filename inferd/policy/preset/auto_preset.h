@@ -29,7 +29,7 @@ struct AutoFacts {
   double compute_seconds = 0;
   double cpu_seconds = 0;
   double attention_seconds = 0;
-  bool cpu_beside = false;  // true if the CPU computes in parallel with the device
+  bool cpu_parallel = false;  // true if the CPU computes in parallel with the device
 
   double quality_bound = 0;  // relative increase of perplexity
   // Values of the profile; 0: nothing lies within the bound, or it was not measured.
@@ -62,7 +62,7 @@ struct AutoSetup {
   double compute_seconds = 0;  // modelled device
   double cpu_seconds = 0;      // CPU in parallel with the device
   double attention_seconds = 0;
-  bool cpu_beside = false;  // as in AutoFacts
+  bool cpu_parallel = false;  // as in AutoFacts
 };
 // Adds the facts of the machine and of the pack's profile. Decoding reads each weight once, so computing a
 // byte takes as long as reading it.

@@ -65,9 +65,9 @@ absl::Status CheckNeurons(const Policies& p) {
 }
 
 absl::Status CheckSlots(const Policies& p) {
-  if (p.token_guess) {
+  if (p.token_draft) {
     return absl::InvalidArgumentError(
-        absl::StrCat(Shown(p, "token_guess"), " is about reads from SSD on --device host"));
+        absl::StrCat(Shown(p, "token_draft"), " is about reads from SSD on --device host"));
   }
   if (p.cache == CacheKind::kLease) {
     return absl::InvalidArgumentError(
@@ -111,8 +111,8 @@ absl::Status CheckPredictor(const Policies& p) {
   const bool one_ahead =
       p.predictor == ExpertPredictorKind::kLearned ||
       (p.predictor == ExpertPredictorKind::kLookahead && p.depth_rule != DepthRule::kReach);
-  if (p.token_guess && p.first_layer) {
-    return Contradiction(p, "token_guess", "first_layer");
+  if (p.token_draft && p.first_layer) {
+    return Contradiction(p, "token_draft", "first_layer");
   }
   if (p.predictor_depth > 1 && one_ahead) {
     return Contradiction(p, "predictor_depth", "expert_predictor");

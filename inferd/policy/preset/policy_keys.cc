@@ -186,7 +186,7 @@ constexpr PolicyKey kKeys[] = {
     RealKey<&Policies::predictor_recall, 1>("predictor_recall", "0 to 1"),
     WordKey<&Policies::prefetch_cancel, kPrefetchCancels>("prefetch_cancel", "unbegun, disproved"),
     SwitchKey<&Policies::first_layer>("first_layer"),
-    SwitchKey<&Policies::token_guess>("token_guess"),
+    SwitchKey<&Policies::token_draft>("token_draft"),
     CountKey<&Policies::max_prefetch, 0, 65536>("max_prefetch", "0 to 65536"),
     WordKey<&Policies::neuron_predictor, kNeuronPredictors>("neuron_predictor", "none, up_reuse, gate_reuse"),
     WordKey<&Policies::neuron_set, kNeuronSets>("neuron_set", "threshold, share, calibrated"),

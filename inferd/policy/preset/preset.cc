@@ -143,7 +143,7 @@ Policies OnHost(Policies p) {
   p.prefetch_cancel = plain.prefetch_cancel;
   p.predictor_recall = plain.predictor_recall;
   p.first_layer = false;
-  p.token_guess = true;
+  p.token_draft = true;
   p.neuron_predictor = plain.neuron_predictor;
   p.neuron_set = plain.neuron_set;
   p.cache = CacheKind::kLease;
@@ -158,7 +158,7 @@ Policies OnHost(Policies p) {
   return p;
 }
 
-absl::StatusOr<SparsityOrder> OrderOf(const std::string& word) {
+absl::StatusOr<SparsityOrder> ParseSparsityOrder(const std::string& word) {
   for (const SparsityOrder order :
        {SparsityOrder::kNone, SparsityOrder::kUp, SparsityOrder::kGate, SparsityOrder::kProduct}) {
     if (word == SparsityWord(order)) {
@@ -171,7 +171,7 @@ absl::StatusOr<SparsityOrder> OrderOf(const std::string& word) {
 
 absl::Status Override(const PolicyOverrides& o, SparsityConfig* sparsity) {
   if (!o.sparsity.empty()) {
-    ASSIGN_OR_RETURN(const SparsityOrder order, OrderOf(o.sparsity));
+    ASSIGN_OR_RETURN(const SparsityOrder order, ParseSparsityOrder(o.sparsity));
     if (order != sparsity->order) {
       *sparsity = {};  // a target or threshold of another lead is invalid for this one
       sparsity->order = order;

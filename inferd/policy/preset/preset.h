@@ -75,7 +75,7 @@ struct Policies {
   bool first_layer = false;
   // On `host`: while experts of the last layer are read, drafts the next token without them and prefetches
   // the experts of its first layer.
-  bool token_guess = false;
+  bool token_draft = false;
   // Maximum number of experts of a layer ahead that one step requests. A decode batch uses few; a prefill
   // chunk uses most of a layer, and requesting them all would only evict experts that the layer itself still
   // needs (DepthRule::kReach requests as many of them as arrive in time).

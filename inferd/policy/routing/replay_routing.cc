@@ -41,7 +41,7 @@ uint64_t CommonRows(const Trace& trace) {
 
 bool SameRows(const TraceLayer& a, const TraceLayer& b, uint64_t rows) {
   const auto end = static_cast<std::ptrdiff_t>(rows);
-  return std::equal(a.texts.begin(), a.texts.begin() + end, b.texts.begin()) &&
+  return std::equal(a.sequences.begin(), a.sequences.begin() + end, b.sequences.begin()) &&
          std::equal(a.positions.begin(), a.positions.begin() + end, b.positions.begin());
 }
 
@@ -72,20 +72,21 @@ absl::StatusOr<RecordedScores> RecordedScores::Create(const Trace& trace, const 
   }
   // The last run of a row counts if it ran twice (a step after a loss of weightd, a resumed sequence).
   std::map<uint64_t, std::map<uint32_t, uint32_t>> row_of;
-  for (uint32_t row = 0; row < rows; ++row) row_of[first->texts[row]][first->positions[row]] = row;
+  for (uint32_t row = 0; row < rows; ++row) row_of[first->sequences[row]][first->positions[row]] = row;
   for (const auto& [number, by_position] : row_of) {
-    Text& text = scores.texts_.emplace_back();
-    text.first_position = by_position.begin()->first;
+    RecordedSequence& sequence = scores.recorded_sequences_.emplace_back();
+    sequence.first_position = by_position.begin()->first;
     for (const auto& [position, row] : by_position) {
-      if (position != text.first_position + text.rows.size()) break;  // a gap: the rows after it are unknown
-      text.rows.push_back(row);
+      if (position != sequence.first_position + sequence.rows.size())
+        break;  // a gap: the rows after it are unknown
+      sequence.rows.push_back(row);
     }
   }
   return scores;
 }
 
-absl::Span<const float> RecordedScores::Logits(uint32_t layer, uint64_t text, uint32_t position) const {
-  const Text& from = texts_[text % texts_.size()];
+absl::Span<const float> RecordedScores::Logits(uint32_t layer, uint64_t sequence, uint32_t position) const {
+  const RecordedSequence& from = recorded_sequences_[sequence % recorded_sequences_.size()];
   const uint32_t offset = position >= from.first_position ? position - from.first_position : position;
   const uint64_t row = from.rows[offset % from.rows.size()];
   return absl::MakeConstSpan(logits_[layer].data() + row * experts_[layer], experts_[layer]);

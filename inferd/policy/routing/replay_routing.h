@@ -30,17 +30,17 @@ class RecordedScores {
   static absl::StatusOr<RecordedScores> Create(const Trace& trace, const std::string& subject,
                                                const ModelConfig& config);
 
-  // Logits whose softmax is the recorded p. `text` is the sequence's number from 0. REQUIRES: a layer with
+  // Logits whose softmax is the recorded p. `sequence` is its number from 0. REQUIRES: a layer with
   // experts.
-  absl::Span<const float> Logits(uint32_t layer, uint64_t text, uint32_t position) const;
-  size_t texts() const { return texts_.size(); }
+  absl::Span<const float> Logits(uint32_t layer, uint64_t sequence, uint32_t position) const;
+  size_t sequences() const { return recorded_sequences_.size(); }
 
  private:
-  struct Text {
+  struct RecordedSequence {
     uint32_t first_position = 0;
     std::vector<uint32_t> rows;  // index of the layers' scores, by position
   };
-  std::vector<Text> texts_;
+  std::vector<RecordedSequence> recorded_sequences_;
   std::vector<uint32_t> experts_;           // by layer
   std::vector<std::vector<float>> logits_;  // by layer: [rows, experts]
 };

@@ -174,14 +174,14 @@ absl::StatusOr<std::unique_ptr<RoutingPolicy>> MakeRouting(const RoutingSetup& s
       RETURN_IF_ERROR(CheckSoftmax(*setup.config));
       return std::make_unique<CacheAwareRouting>(
           policies.cache_alpha, static_cast<uint32_t>(setup.config->layers.size()), setup.max_tokens,
-          MostExperts(*setup.config), LargestTopK(*setup.config), setup.backend);
+          MaxExperts(*setup.config), LargestTopK(*setup.config), setup.backend);
   }
   return absl::InternalError("no such routing policy");
 }
 
 absl::StatusOr<GatingRule> ResolveGating(const SensitivityConfig& config, const ModelConfig& model,
                                          const std::string& profile_dir, const std::string& source_digest) {
-  constexpr double kUsualRise = 0.01;  // increase of perplexity, if no other value is set
+  constexpr double kDefaultIncrease = 0.01;  // increase of perplexity, if no other value is set
   GatingRule rule;
   if (config.kind == SensitivityKind::kScore) {
     rule.sensitivities.assign(model.layers.size(), 1.0);
@@ -197,7 +197,7 @@ absl::StatusOr<GatingRule> ResolveGating(const SensitivityConfig& config, const 
   }
   ASSIGN_OR_RETURN(const GatingProfile gating, ReadGating(profile_dir, source_digest));
   const GatingTable& table = gating.tables[static_cast<size_t>(config.kind)];
-  rule.threshold = table.Threshold(config.share.value_or(table.ShareWithin(kUsualRise)));
+  rule.threshold = table.Threshold(config.share.value_or(table.ShareWithin(kDefaultIncrease)));
   return rule;
 }
 

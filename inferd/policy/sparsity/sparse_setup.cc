@@ -11,7 +11,7 @@ namespace sluice {
 namespace {
 
 // Maximum tokens of one expert that are measured; steps with more use this measurement.
-constexpr uint32_t kMostTokens = 128;
+constexpr uint32_t kMaxTokens = 128;
 
 // One spec for each set of encodings that routed experts have.
 std::vector<SparseProfileSpec> KindsOf(const Pack& pack, SparsityOrder order, const BackendLimits& limits) {
@@ -29,7 +29,7 @@ std::vector<SparseProfileSpec> KindsOf(const Pack& pack, SparsityOrder order, co
       spec.hidden = config.hidden;
       spec.width = moe.expert_width;
       spec.experts = moe.top_k;
-      spec.max_tokens = std::min(limits.max_tokens, kMostTokens);
+      spec.max_tokens = std::min(limits.max_tokens, kMaxTokens);
       const bool known = std::any_of(kinds.begin(), kinds.end(), [&](const SparseProfileSpec& kind) {
         return kind.up == spec.up && kind.gate == spec.gate && kind.down == spec.down;
       });

@@ -70,10 +70,10 @@ absl::StatusOr<std::unique_ptr<MissRouting>> MissRouting::Create(Setup setup) {
 
 MissRouting::MissRouting(Setup setup)
     : setup_(std::move(setup)),
-      scores_(setup_.max_tokens, MostExperts(*setup_.config)),
-      wanted_ids_(uint64_t{setup_.max_tokens} * MostRanks(*setup_.config)),
+      scores_(setup_.max_tokens, MaxExperts(*setup_.config)),
+      wanted_ids_(uint64_t{setup_.max_tokens} * MaxRanks(*setup_.config)),
       wanted_weights_(wanted_ids_.size()),
-      left_out_(MostExperts(*setup_.config)),
+      left_out_(MaxExperts(*setup_.config)),
       skipped_(setup_.config->layers.size()) {
   rows_.reserve(setup_.max_tokens);
 }

@@ -16,14 +16,14 @@ Prefetcher::Prefetcher(const ModelConfig& config, PrefetcherOptions options, Pre
       predictor_(std::move(predictors.experts)),
       first_layer_(std::move(predictors.first_layer)),
       neurons_(std::move(predictors.neurons)),
-      guessed_(std::move(predictors.guessed)),
+      draft_predictor_(std::move(predictors.draft)),
       residency_(residency),
-      predictions_(config.layers.size() * (kMostDepth + 1)),
-      ranking_(MostExperts(config)),
+      predictions_(config.layers.size() * (kMaxPrefetchDepth + 1)),
+      ranking_(MaxExperts(config)),
       next_routed_(config.layers.size(), kNoLayer),
-      counts_(config.layers.size() * (kMostDepth + 1)),
+      counts_(config.layers.size() * (kMaxPrefetchDepth + 1)),
       recall_(options_.recall, config.layers.size(), neurons_ != nullptr),
-      guesses_(kLeastGuessed, 1, false) {
+      draft_recall_(kMinDraftRecall, 1, false) {
   uint32_t next = kNoLayer;
   for (uint32_t layer = static_cast<uint32_t>(config.layers.size()); layer > 0; --layer) {
     next_routed_[layer - 1] = next;
@@ -39,16 +39,16 @@ Prefetcher::Prefetcher(const ModelConfig& config, PrefetcherOptions options, Pre
   if (first_layer_ != nullptr) {
     at(first_layer_->layer(), 0)
         .ids.resize(uint64_t{options_.max_sequences} * config.layers[first_layer_->layer()].moe.top_k);
-  } else if (guessed_ != nullptr) {
+  } else if (draft_predictor_ != nullptr) {
     at(0, 0).ids.resize(uint64_t{options_.max_sequences} * config.layers[0].moe.top_k);
   }
-  followers_.reserve(options_.max_sequences);
+  drafted_sequences_.reserve(options_.max_sequences);
   last_rows_.reserve(options_.max_sequences);
-  asked_.reserve(kMostDepth);
-  queue_ = predictor_ != nullptr     ? predictor_->queue()
-           : first_layer_ != nullptr ? first_layer_->queue()
-           : guessed_ != nullptr     ? guessed_->queue()
-                                     : nullptr;
+  asked_.reserve(kMaxPrefetchDepth);
+  queue_ = predictor_ != nullptr         ? predictor_->queue()
+           : first_layer_ != nullptr     ? first_layer_->queue()
+           : draft_predictor_ != nullptr ? draft_predictor_->queue()
+                                         : nullptr;
   residency_->SetLeadListener(this);
 }
 
@@ -56,7 +56,7 @@ Prefetcher::~Prefetcher() { residency_->SetLeadListener(nullptr); }
 
 PredictionCounters Prefetcher::counters(uint32_t layer) const {
   PredictionCounters sum;
-  for (uint32_t depth = 0; depth <= kMostDepth; ++depth) sum.Add(counters_at(layer, depth));
+  for (uint32_t depth = 0; depth <= kMaxPrefetchDepth; ++depth) sum.Add(counters_at(layer, depth));
   return sum;
 }
 
@@ -67,16 +67,16 @@ PredictionCounters Prefetcher::total() const {
 }
 
 // Asks about the same layers as AfterRouter() would reach if all requested experts were already in flight.
-absl::Status Prefetcher::BeforeChoice(const RouterTap& tap) {
+absl::Status Prefetcher::BeforeChoice(const RouterState& state) {
   asked_.clear();
-  if (neurons_ != nullptr) RETURN_IF_ERROR(neurons_->AskToCompare(tap));
+  if (neurons_ != nullptr) RETURN_IF_ERROR(neurons_->QueueCompare(state));
   if (scan_ || predictor_ == nullptr || (options_.look_ahead && !options_.in_reach)) return absl::OkStatus();
-  uint32_t target = next_routed_[tap.layer];
+  uint32_t target = next_routed_[state.layer];
   for (uint32_t depth = 1; depth <= options_.depth && target != kNoLayer; ++depth) {
     if (depth > 1 && options_.deep_when_idle && !residency_->LinkIdle()) break;
     const bool looked_at = options_.in_reach ? (depth > 1 || !options_.look_ahead) && InReach(depth) : true;
     if (looked_at && MayPredict(target) && (options_.predict_resident || !residency_->AllResident(target))) {
-      RETURN_IF_ERROR(predictor_->Ask(tap, target));
+      RETURN_IF_ERROR(predictor_->Ask(state, target));
       asked_.push_back(target);
     }
     target = next_routed_[target];
@@ -85,10 +85,10 @@ absl::Status Prefetcher::BeforeChoice(const RouterTap& tap) {
 }
 
 // True if nothing was predicted about the layer, and nothing would be predicted from it.
-bool Prefetcher::MayPass(uint32_t layer) const {
+bool Prefetcher::CanDeferRouting(uint32_t layer) const {
   if (options_.predict_resident || AwaitsDevice()) return false;
   for (uint32_t depth = 0; depth <= options_.depth; ++depth) {
-    if (predictions_[uint64_t{layer} * (kMostDepth + 1) + depth].step != 0) return false;
+    if (predictions_[uint64_t{layer} * (kMaxPrefetchDepth + 1) + depth].step != 0) return false;
   }
   uint32_t target = next_routed_[layer];
   for (uint32_t depth = 1; depth <= options_.depth && target != kNoLayer; ++depth) {
@@ -98,31 +98,31 @@ bool Prefetcher::MayPass(uint32_t layer) const {
   return true;
 }
 
-absl::Status Prefetcher::AfterRouter(const RouterTap& tap) {
+absl::Status Prefetcher::AfterRouter(const RouterState& state) {
   RETURN_IF_ERROR(Continue());
-  Compare(tap);
-  if (neurons_ != nullptr) RETURN_IF_ERROR(CompareNeurons(tap));
+  Compare(state);
+  if (neurons_ != nullptr) RETURN_IF_ERROR(CompareNeurons(state));
   if (scan_) {
-    const uint32_t next = next_routed_[tap.layer];
-    AskForAll(next != kNoLayer || !more_ ? next : first_routed_);
+    const uint32_t next = next_routed_[state.layer];
+    RequestAll(next != kNoLayer || !more_ ? next : first_routed_);
     return absl::OkStatus();
   }
   if (predictor_ == nullptr || (options_.look_ahead && !options_.in_reach)) return absl::OkStatus();
-  RETURN_IF_ERROR(predictor_->Observe(tap));
-  if (options_.in_reach) return PredictInReach(tap);
-  uint32_t target = tap.layer;
+  RETURN_IF_ERROR(predictor_->Observe(state));
+  if (options_.in_reach) return PredictInReach(state);
+  uint32_t target = state.layer;
   for (uint32_t depth = 1; depth <= options_.depth; ++depth) {
     target = next_routed_[target];
     if (target == kNoLayer) break;
     if (depth > 1 && options_.deep_when_idle && !residency_->LinkIdle()) break;
     if (!options_.predict_resident && residency_->AllResident(target)) continue;
-    ASSIGN_OR_RETURN(const bool fetched, PredictLayer(tap, target, depth));
+    ASSIGN_OR_RETURN(const bool fetched, PredictLayer(state, target, depth));
     if (fetched) break;
   }
   return absl::OkStatus();
 }
 
-void Prefetcher::AskForAll(uint32_t target) {
+void Prefetcher::RequestAll(uint32_t target) {
   if (target == kNoLayer || residency_->AllResident(target)) return;
   for (uint32_t expert = 0; expert < config_.layers[target].moe.experts; ++expert) {
     residency_->Prefetch(target, expert);
@@ -130,12 +130,12 @@ void Prefetcher::AskForAll(uint32_t target) {
 }
 
 // LookAhead() predicts the next layer, if that is the predictor.
-absl::Status Prefetcher::PredictInReach(const RouterTap& tap) {
-  uint32_t target = next_routed_[tap.layer];
+absl::Status Prefetcher::PredictInReach(const RouterState& state) {
+  uint32_t target = next_routed_[state.layer];
   for (uint32_t depth = 1; depth <= options_.depth && target != kNoLayer; ++depth) {
     const bool predicted = depth > 1 || !options_.look_ahead;
     if (predicted && InReach(depth) && (options_.predict_resident || !residency_->AllResident(target))) {
-      RETURN_IF_ERROR(PredictLayer(tap, target, depth).status());
+      RETURN_IF_ERROR(PredictLayer(state, target, depth).status());
     }
     target = next_routed_[target];
   }
@@ -148,11 +148,11 @@ bool Prefetcher::WantsLookAhead(uint32_t layer) const {
          !residency_->AllResident(layer + 1) && (!options_.in_reach || InReach(1));
 }
 
-absl::Status Prefetcher::LookAhead(const RouterTap& tap) {
-  if (!MayPredict(tap.layer + 1)) return PredictLayer(tap, tap.layer + 1, 1).status();
-  RETURN_IF_ERROR(predictor_->Ask(tap, tap.layer + 1));
-  asked_.push_back(tap.layer + 1);
-  ahead_ = {tap.batch->step(), queue_->Record(), tap};
+absl::Status Prefetcher::LookAhead(const RouterState& state) {
+  if (!MayPredict(state.layer + 1)) return PredictLayer(state, state.layer + 1, 1).status();
+  RETURN_IF_ERROR(predictor_->Ask(state, state.layer + 1));
+  asked_.push_back(state.layer + 1);
+  ahead_ = {state.batch->step(), queue_->Record(), state};
   return Continue();
 }
 
@@ -162,9 +162,9 @@ bool Prefetcher::AwaitsDevice() const {
 
 absl::Status Prefetcher::Continue() {
   if (ahead_.step != 0 && queue_->IsDone(ahead_.queued)) {
-    const bool same = ahead_.tap.batch->step() == ahead_.step;  // false: that step has ended with an error
+    const bool same = ahead_.state.batch->step() == ahead_.step;  // false: that step has ended with an error
     ahead_.step = 0;
-    if (same) RETURN_IF_ERROR(PredictLayer(ahead_.tap, ahead_.tap.layer + 1, 1).status());
+    if (same) RETURN_IF_ERROR(PredictLayer(ahead_.state, ahead_.state.layer + 1, 1).status());
   }
   if (first_.step != 0 && queue_->IsDone(first_.queued)) {
     PredictFirstLayer();
@@ -174,24 +174,24 @@ absl::Status Prefetcher::Continue() {
 }
 
 // Returns true if an expert was lacking and requested.
-absl::StatusOr<bool> Prefetcher::PredictLayer(const RouterTap& tap, uint32_t target, uint32_t depth) {
+absl::StatusOr<bool> Prefetcher::PredictLayer(const RouterState& state, uint32_t target, uint32_t depth) {
   const bool trusted = recall_.Trusts(target);
   if (!trusted && !recall_.Measures(target)) return false;
   const auto asked = std::find(asked_.begin(), asked_.end(), target);
   // A prediction that was not queued together with the router's choice would need a wait of its own.
   if (asked == asked_.end() && !queue_->RunsAtCall()) return false;
   absl::StatusOr<Routing> answer =
-      asked == asked_.end() ? predictor_->Predict(tap, target) : predictor_->Answer(tap, target);
+      asked == asked_.end() ? predictor_->Predict(state, target) : predictor_->Answer(state, target);
   if (asked != asked_.end()) asked_.erase(asked);
   ASSIGN_OR_RETURN(const Routing routing, std::move(answer));
   Prediction& prediction = at(target, depth);
   Remember(routing, &prediction);
   prediction.trusted = trusted;
-  prediction.step = routing.tokens == 0 ? 0 : tap.batch->step();
+  prediction.step = routing.tokens == 0 ? 0 : state.batch->step();
   for (uint32_t row = 0; row < prediction.tokens; ++row) {
     int32_t* ids = prediction.ids.data() + uint64_t{row} * prediction.top_k;
-    uint32_t kept = tap.batch->lost(row) ? 0 : prediction.top_k;
-    if (kept > 0 && options_.gating.has_value() && tap.batch->decodes(row)) {
+    uint32_t kept = state.batch->lost(row) ? 0 : prediction.top_k;
+    if (kept > 0 && options_.gating.has_value() && state.batch->decodes(row)) {
       const float* chances = routing.weights + uint64_t{row} * routing.ranks;
       kept = ExpertsKept(absl::MakeConstSpan(chances, prediction.top_k),
                          options_.gating->sensitivities[target], options_.gating->threshold);
@@ -204,7 +204,7 @@ absl::StatusOr<bool> Prefetcher::PredictLayer(const RouterTap& tap, uint32_t tar
   if (neurons_ != nullptr && prediction.tokens > 0) {
     const auto ids =
         absl::MakeConstSpan(prediction.ids).first(uint64_t{prediction.tokens} * prediction.top_k);
-    ASSIGN_OR_RETURN(const bool begun, neurons_->Begin(tap, target, prediction.top_k, ids, !trusted));
+    ASSIGN_OR_RETURN(const bool begun, neurons_->Begin(state, target, prediction.top_k, ids, !trusted));
     if (begun && trusted && options_.by_neuron) return true;
   }
   if (!trusted || AllComing(prediction, target)) return false;
@@ -212,8 +212,8 @@ absl::StatusOr<bool> Prefetcher::PredictLayer(const RouterTap& tap, uint32_t tar
   // requested.
   const uint32_t rows = options_.in_reach ? prediction.tokens : 0;
   bool prompt = false;
-  for (uint32_t row = 0; row < rows && !prompt; ++row) prompt = !tap.batch->decodes(row);
-  AskFor(prediction, routing, target, depth, prompt ? kAllExperts : options_.max_prefetch);
+  for (uint32_t row = 0; row < rows && !prompt; ++row) prompt = !state.batch->decodes(row);
+  Request(prediction, routing, target, depth, prompt ? kAllExperts : options_.max_prefetch);
   return true;
 }
 
@@ -234,8 +234,8 @@ bool Prefetcher::AllComing(const Prediction& prediction, uint32_t target) const 
 }
 
 // Requests experts wanted by more rows first; with equal rows the likelier one.
-void Prefetcher::AskFor(const Prediction& prediction, const Routing& routing, uint32_t target, uint32_t depth,
-                        uint32_t most) {
+void Prefetcher::Request(const Prediction& prediction, const Routing& routing, uint32_t target,
+                         uint32_t depth, uint32_t most) {
   const uint32_t experts = config_.layers[target].moe.experts;
   for (uint32_t expert = 0; expert < experts; ++expert) ranking_[expert] = {expert, 0, 0};
   for (uint64_t i = 0; i < uint64_t{prediction.tokens} * prediction.top_k; ++i) {
@@ -244,7 +244,7 @@ void Prefetcher::AskFor(const Prediction& prediction, const Routing& routing, ui
     ranking_[expert].tokens++;
     ranking_[expert].chance += routing.weights[i / prediction.top_k * routing.ranks + i % prediction.top_k];
   }
-  const auto wanted_more = [this](const Wish& a, const Wish& b) {
+  const auto wanted_more = [this](const RankedExpert& a, const RankedExpert& b) {
     if (!options_.look_ahead && a.tokens != b.tokens) return a.tokens > b.tokens;
     return a.chance > b.chance || (a.chance == b.chance && a.expert < b.expert);
   };
@@ -267,23 +267,23 @@ absl::Status Prefetcher::BeforeExperts(uint32_t /*layer*/, const MoeExpertsArgs&
 
 absl::Status Prefetcher::AfterLayer(const LayerEnd& end) {
   RETURN_IF_ERROR(Continue());
-  RETURN_IF_ERROR(AskFirstLayer(end));
+  RETURN_IF_ERROR(QueueFirstLayer(end));
   return Continue();
 }
 
 // Predicts the first layer for the token after the last row of each sequence.
-absl::Status Prefetcher::AskFirstLayer(const LayerEnd& end) {
+absl::Status Prefetcher::QueueFirstLayer(const LayerEnd& end) {
   if (first_layer_ == nullptr || end.layer + 1 != config_.layers.size()) return absl::OkStatus();
   const uint32_t target = first_layer_->layer();
   at(target, 0).step = 0;
-  followers_.clear();
+  drafted_sequences_.clear();
   last_rows_.clear();
   if (!options_.predict_resident && residency_->AllResident(target)) return absl::OkStatus();
-  for (const SequenceRows& text : end.batch->sequences()) {
-    const uint32_t last = text.first_row + text.rows - 1;
-    if (text.rows == 0 || end.batch->lost(last)) continue;
+  for (const SequenceRows& sequence : end.batch->sequences()) {
+    const uint32_t last = sequence.first_row + sequence.rows - 1;
+    if (sequence.rows == 0 || end.batch->lost(last)) continue;
     last_rows_.push_back(last);
-    followers_.push_back({text.pages.data(), text.first_position + text.rows});
+    drafted_sequences_.push_back({sequence.pages.data(), sequence.first_position + sequence.rows});
   }
   if (last_rows_.empty()) return absl::OkStatus();
   RETURN_IF_ERROR(first_layer_->Ask(end, last_rows_));
@@ -297,31 +297,32 @@ void Prefetcher::PredictFirstLayer() {
   const Routing routing = first_layer_->Answer();
   Remember(routing, &prediction);
   prediction.step = first_.step;
-  AskFor(prediction, routing, target, 1, options_.max_prefetch);
+  Request(prediction, routing, target, 1, options_.max_prefetch);
 }
 
 bool Prefetcher::WantsNextTokens() {
-  return !scan_ && guessed_ != nullptr && (options_.predict_resident || !residency_->AllResident(0)) &&
-         (guesses_.Trusts(0) || guesses_.Measures(0));
+  return !scan_ && draft_predictor_ != nullptr &&
+         (options_.predict_resident || !residency_->AllResident(0)) &&
+         (draft_recall_.Trusts(0) || draft_recall_.Measures(0));
 }
 
-absl::Status Prefetcher::NextTokens(const RouterTap& tap) {
-  ASSIGN_OR_RETURN(const Routing routing, guessed_->Predict(tap, 0));
+absl::Status Prefetcher::NextTokens(const RouterState& state) {
+  ASSIGN_OR_RETURN(const Routing routing, draft_predictor_->Predict(state, 0));
   Prediction& prediction = at(0, 0);
   Remember(routing, &prediction);
-  prediction.step = tap.batch->step();
-  followers_.clear();
-  for (const SequenceRows& text : tap.batch->sequences()) {
-    followers_.push_back({text.pages.data(), text.first_position});
+  prediction.step = state.batch->step();
+  drafted_sequences_.clear();
+  for (const SequenceRows& sequence : state.batch->sequences()) {
+    drafted_sequences_.push_back({sequence.pages.data(), sequence.first_position});
   }
-  if (guesses_.Trusts(0)) AskFor(prediction, routing, 0, 1, options_.max_prefetch);
+  if (draft_recall_.Trusts(0)) Request(prediction, routing, 0, 1, options_.max_prefetch);
   return absl::OkStatus();
 }
 
 // The latest prediction is the most accurate one.
 absl::Span<const int32_t> Prefetcher::Predicted(uint32_t layer, uint32_t row, uint64_t step) const {
   for (uint32_t depth = 1; depth <= options_.depth; ++depth) {
-    const Prediction& prediction = predictions_[uint64_t{layer} * (kMostDepth + 1) + depth];
+    const Prediction& prediction = predictions_[uint64_t{layer} * (kMaxPrefetchDepth + 1) + depth];
     if (prediction.step == step && step > 0 && prediction.trusted && row < prediction.tokens) {
       return absl::MakeConstSpan(prediction.ids.data() + uint64_t{row} * prediction.top_k, prediction.top_k);
     }
@@ -329,53 +330,55 @@ absl::Span<const int32_t> Prefetcher::Predicted(uint32_t layer, uint32_t row, ui
   return {};
 }
 
-absl::Status Prefetcher::CompareNeurons(const RouterTap& tap) {
-  const NeuronPredictions before = neurons_->counters(tap.layer);
-  RETURN_IF_ERROR(neurons_->Compare(tap));
-  const NeuronPredictions& after = neurons_->counters(tap.layer);
-  recall_.CountNeurons(tap.layer, after.right - before.right, after.wanted - before.wanted);
+absl::Status Prefetcher::CompareNeurons(const RouterState& state) {
+  const NeuronPredictions before = neurons_->counters(state.layer);
+  RETURN_IF_ERROR(neurons_->Compare(state));
+  const NeuronPredictions& after = neurons_->counters(state.layer);
+  recall_.CountNeurons(state.layer, after.right - before.right, after.wanted - before.wanted);
   return absl::OkStatus();
 }
 
-void Prefetcher::Compare(const RouterTap& tap) {
-  const PredictionCounters before = counters_at(tap.layer, 1);
-  const PredictionCounters ahead = counters_at(tap.layer, 0);
+void Prefetcher::Compare(const RouterState& state) {
+  const PredictionCounters before = counters_at(state.layer, 1);
+  const PredictionCounters ahead = counters_at(state.layer, 0);
   for (uint32_t depth = 0; depth <= options_.depth; ++depth) {
-    Prediction& prediction = at(tap.layer, depth);
+    Prediction& prediction = at(state.layer, depth);
     if (prediction.step == 0) continue;
     if (depth == 0) {
-      CompareFirstLayer(tap, prediction);
-    } else if (prediction.step == tap.batch->step()) {
-      for (uint32_t row = 0; row < std::min(prediction.tokens, tap.routing.tokens); ++row) {
-        CountRow(tap, row, prediction.ids.data() + uint64_t{row} * prediction.top_k, prediction.top_k, depth);
+      CompareFirstLayer(state, prediction);
+    } else if (prediction.step == state.batch->step()) {
+      for (uint32_t row = 0; row < std::min(prediction.tokens, state.routing.tokens); ++row) {
+        CountRow(state, row, prediction.ids.data() + uint64_t{row} * prediction.top_k, prediction.top_k,
+                 depth);
       }
     }
     prediction.step = 0;
   }
-  const PredictionCounters& after = counters_at(tap.layer, 1);
-  recall_.CountExperts(tap.layer, after.right - before.right, after.wanted - before.wanted);
-  if (guessed_ != nullptr && tap.layer == 0) {
+  const PredictionCounters& after = counters_at(state.layer, 1);
+  recall_.CountExperts(state.layer, after.right - before.right, after.wanted - before.wanted);
+  if (draft_predictor_ != nullptr && state.layer == 0) {
     const PredictionCounters& now = counters_at(0, 0);
-    guesses_.CountExperts(0, now.right - ahead.right, now.wanted - ahead.wanted);
+    draft_recall_.CountExperts(0, now.right - ahead.right, now.wanted - ahead.wanted);
   }
 }
 
 // Compares the rows of this step that follow the predicted rows, sequence by sequence.
-void Prefetcher::CompareFirstLayer(const RouterTap& tap, const Prediction& prediction) {
-  for (uint32_t i = 0; i < followers_.size(); ++i) {
-    for (const SequenceRows& text : tap.batch->sequences()) {
-      if (text.pages.data() == followers_[i].pages && text.first_position == followers_[i].position) {
-        CountRow(tap, text.first_row, prediction.ids.data() + uint64_t{i} * prediction.top_k,
+void Prefetcher::CompareFirstLayer(const RouterState& state, const Prediction& prediction) {
+  for (uint32_t i = 0; i < drafted_sequences_.size(); ++i) {
+    for (const SequenceRows& sequence : state.batch->sequences()) {
+      if (sequence.pages.data() == drafted_sequences_[i].pages &&
+          sequence.first_position == drafted_sequences_[i].position) {
+        CountRow(state, sequence.first_row, prediction.ids.data() + uint64_t{i} * prediction.top_k,
                  prediction.top_k, 0);
       }
     }
   }
 }
 
-void Prefetcher::CountRow(const RouterTap& tap, uint32_t row, const int32_t* predicted, uint32_t top_k,
+void Prefetcher::CountRow(const RouterState& state, uint32_t row, const int32_t* predicted, uint32_t top_k,
                           uint32_t depth) {
-  if (tap.batch->lost(row)) return;
-  const Routing& routing = tap.wanted.tokens > 0 ? tap.wanted : tap.routing;
+  if (state.batch->lost(row)) return;
+  const Routing& routing = state.wanted.tokens > 0 ? state.wanted : state.routing;
   const int32_t* chosen = routing.ids + uint64_t{row} * routing.ranks;
   const float* weights = routing.weights + uint64_t{row} * routing.ranks;
   PredictionCounters count;
@@ -392,7 +395,7 @@ void Prefetcher::CountRow(const RouterTap& tap, uint32_t row, const int32_t* pre
     count.best_found += predicted[i] == chosen[0];
   }
   count.rows = count.predicted > 0;
-  counts_[uint64_t{tap.layer} * (kMostDepth + 1) + depth].Add(count);
+  counts_[uint64_t{state.layer} * (kMaxPrefetchDepth + 1) + depth].Add(count);
 }
 
 namespace {
@@ -408,7 +411,7 @@ absl::StatusOr<std::unique_ptr<NeuronPredictor>> MakeNeuronPredictor(const Prefe
   options.input = policies.neuron_input;
   options.max_rows = std::min(options.max_rows, setup.max_tokens);
   options.count_every = policies.predict_resident ? 1 : options.count_every;
-  options.most_behind = policies.max_prefetch;
+  options.max_behind = policies.max_prefetch;
   options.enough = policies.predict_resident ? 2 : options.enough;
   NeuronThresholds thresholds(setup.sparsity);
   if (options.set == NeuronSet::kCalibrated) {
@@ -457,11 +460,11 @@ absl::StatusOr<std::unique_ptr<Prefetcher>> MakePrefetcher(const PrefetcherSetup
   }
   ASSIGN_OR_RETURN(made.experts, MakeExpertPredictor(setup, std::move(profile)));
   ASSIGN_OR_RETURN(made.neurons, MakeNeuronPredictor(setup));
-  if (policies.token_guess && CanGuessTokens(*setup.config)) {
-    ASSIGN_OR_RETURN(made.guessed, GateReuse::Create(*setup.config, setup.weights, setup.backend,
-                                                     setup.max_sequences, /*confidence=*/false));
+  if (policies.token_draft && CanDraftTokens(*setup.config)) {
+    ASSIGN_OR_RETURN(made.draft, GateReuse::Create(*setup.config, setup.weights, setup.backend,
+                                                   setup.max_sequences, /*confidence=*/false));
   }
-  if (made.experts == nullptr && made.first_layer == nullptr && made.guessed == nullptr) return nullptr;
+  if (made.experts == nullptr && made.first_layer == nullptr && made.draft == nullptr) return nullptr;
   PrefetcherOptions options{.max_tokens = setup.max_tokens,
                             .max_sequences = setup.max_sequences,
                             .max_prefetch = policies.max_prefetch,

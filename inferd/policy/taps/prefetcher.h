@@ -72,34 +72,34 @@ struct PrefetcherOptions {
   bool by_neuron = false;         // fetch the neurons that are predicted, not whole experts
 };
 
-class Prefetcher final : public LayerTap, public ExpertPredictions, public LeadListener {
+class Prefetcher final : public LayerObserver, public ExpertPredictions, public LeadListener {
  public:
-  static constexpr uint32_t kMostDepth = 3;
+  static constexpr uint32_t kMaxPrefetchDepth = 3;
   // Minimum share of correct experts for which a draft token's experts are fetched: a wrong one costs reads
   // at a time when the disk would be idle, and evicts other experts.
-  static constexpr double kLeastGuessed = 0.5;
+  static constexpr double kMinDraftRecall = 0.5;
 
   // Predictors; null if the options do not use them.
   struct Predictors {
     std::unique_ptr<ExpertPredictor> experts;
     std::unique_ptr<FirstLayerPredictor> first_layer;
     std::unique_ptr<NeuronPredictor> neurons;
-    std::unique_ptr<ExpertPredictor> guessed;  // first layer, for draft tokens
+    std::unique_ptr<ExpertPredictor> draft;  // first layer, for draft tokens
   };
   // `residency` outlives the prefetcher.
   Prefetcher(const ModelConfig& config, PrefetcherOptions options, Predictors predictors,
              ExpertPrefetch* residency);
   ~Prefetcher() override;
 
-  absl::Status BeforeChoice(const RouterTap& tap) override;
-  bool MayPass(uint32_t layer) const override;
-  absl::Status AfterRouter(const RouterTap& tap) override;
+  absl::Status BeforeChoice(const RouterState& state) override;
+  bool CanDeferRouting(uint32_t layer) const override;
+  absl::Status AfterRouter(const RouterState& state) override;
   absl::Status BeforeExperts(uint32_t layer, const MoeExpertsArgs& args) override;
   absl::Status AfterLayer(const LayerEnd& end) override;
   bool WantsLookAhead(uint32_t layer) const override;
-  absl::Status LookAhead(const RouterTap& tap) override;
+  absl::Status LookAhead(const RouterState& state) override;
   bool WantsNextTokens() override;
-  absl::Status NextTokens(const RouterTap& tap) override;
+  absl::Status NextTokens(const RouterState& state) override;
   absl::Status OnLeads() override { return Continue(); }
   bool AwaitsDevice() const override;
   // `scan`: the following steps use nearly every expert, as long prompts do. Then nothing is predicted, and
@@ -117,9 +117,10 @@ class Prefetcher final : public LayerTap, public ExpertPredictions, public LeadL
   // Sum over all depths. For the first layer: its gate's counts.
   PredictionCounters counters(uint32_t layer) const;
   PredictionCounters total() const;
-  // Counts of one layer for predictions `depth` layers ahead (1..kMostDepth; 0: the first layer's gate).
+  // Counts of one layer for predictions `depth` layers ahead (1..kMaxPrefetchDepth; 0: the first layer's
+  // gate).
   const PredictionCounters& counters_at(uint32_t layer, uint32_t depth) const {
-    return counts_[uint64_t{layer} * (kMostDepth + 1) + depth];
+    return counts_[uint64_t{layer} * (kMaxPrefetchDepth + 1) + depth];
   }
   // Neurons of a layer's experts; zeros without a neuron predictor.
   NeuronPredictions neuron_predictions(uint32_t layer) const {
@@ -139,42 +140,43 @@ class Prefetcher final : public LayerTap, public ExpertPredictions, public LeadL
     std::vector<int32_t> ids;  // [tokens, top_k]; -1: left out
   };
   // A sequence whose next token's first layer was predicted.
-  struct Follower {
+  struct DraftedSequence {
     const uint32_t* pages = nullptr;  // identifies the sequence
     uint32_t position = 0;            // of the next token
   };
 
   // Expected demand of a layer for an expert.
-  struct Wish {
+  struct RankedExpert {
     uint32_t expert = 0;
     uint32_t tokens = 0;
     float chance = 0;  // sum of the predicted weights
   };
 
   Prediction& at(uint32_t layer, uint32_t depth) {
-    return predictions_[uint64_t{layer} * (kMostDepth + 1) + depth];
+    return predictions_[uint64_t{layer} * (kMaxPrefetchDepth + 1) + depth];
   }
   // Queued work about a later layer whose result was not read yet.
-  struct Open {
+  struct PendingPrediction {
     uint64_t step = 0;  // 0: none
     Event queued;
-    RouterTap tap;
+    RouterState state;
   };
 
-  void AskForAll(uint32_t target);
-  absl::Status AskFirstLayer(const LayerEnd& end);
+  void RequestAll(uint32_t target);
+  absl::Status QueueFirstLayer(const LayerEnd& end);
   void PredictFirstLayer();
   bool MayPredict(uint32_t target) const { return recall_.Trusts(target) || recall_.WouldMeasure(target); }
-  void Compare(const RouterTap& tap);
-  absl::Status CompareNeurons(const RouterTap& tap);
-  void CompareFirstLayer(const RouterTap& tap, const Prediction& prediction);
-  void CountRow(const RouterTap& tap, uint32_t row, const int32_t* predicted, uint32_t top_k, uint32_t depth);
-  absl::StatusOr<bool> PredictLayer(const RouterTap& tap, uint32_t target, uint32_t depth);
+  void Compare(const RouterState& state);
+  absl::Status CompareNeurons(const RouterState& state);
+  void CompareFirstLayer(const RouterState& state, const Prediction& prediction);
+  void CountRow(const RouterState& state, uint32_t row, const int32_t* predicted, uint32_t top_k,
+                uint32_t depth);
+  absl::StatusOr<bool> PredictLayer(const RouterState& state, uint32_t target, uint32_t depth);
   void Remember(const Routing& routing, Prediction* prediction) const;
   bool AllComing(const Prediction& prediction, uint32_t target) const;
-  void AskFor(const Prediction& prediction, const Routing& routing, uint32_t target, uint32_t depth,
-              uint32_t most);
-  absl::Status PredictInReach(const RouterTap& tap);
+  void Request(const Prediction& prediction, const Routing& routing, uint32_t target, uint32_t depth,
+               uint32_t most);
+  absl::Status PredictInReach(const RouterState& state);
   // True if an expert requested now arrives in time for a layer so far ahead.
   bool InReach(uint32_t depth) const { return residency_->LayersToFetch() <= depth + 1; }
 
@@ -183,24 +185,24 @@ class Prefetcher final : public LayerTap, public ExpertPredictions, public LeadL
   const std::unique_ptr<ExpertPredictor> predictor_;
   const std::unique_ptr<FirstLayerPredictor> first_layer_;
   const std::unique_ptr<NeuronPredictor> neurons_;
-  const std::unique_ptr<ExpertPredictor> guessed_;
+  const std::unique_ptr<ExpertPredictor> draft_predictor_;
   ExpertPrefetch* const residency_;
 
-  std::vector<Prediction> predictions_;  // by layer and depth 0..kMostDepth
-  std::vector<Follower> followers_;      // sequences of the first layer's prediction, by its rows
-  std::vector<uint32_t> last_rows_;      // rows for the first layer's gate
-  std::vector<Wish> ranking_;            // [most experts]
-  std::vector<uint32_t> next_routed_;    // by layer: the next one with experts, or kNoLayer
+  std::vector<Prediction> predictions_;             // by layer and depth 0..kMaxPrefetchDepth
+  std::vector<DraftedSequence> drafted_sequences_;  // sequences of the first layer's prediction, by its rows
+  std::vector<uint32_t> last_rows_;                 // rows for the first layer's gate
+  std::vector<RankedExpert> ranking_;               // [most experts]
+  std::vector<uint32_t> next_routed_;               // by layer: the next one with experts, or kNoLayer
   uint32_t first_routed_ = kNoLayer;
   std::vector<PredictionCounters> counts_;  // by layer and depth
   RecallFloor recall_;
-  RecallFloor guesses_;          // trust in draft tokens; index 0 only
+  RecallFloor draft_recall_;     // trust in draft tokens; index 0 only
   Queue* queue_ = nullptr;       // queue of the predictors; null without any
   std::vector<uint32_t> asked_;  // layers asked for the running layer
   bool scan_ = false;
   bool more_ = false;
-  Open ahead_;  // look-ahead prediction of the next layer
-  Open first_;  // prediction of the first layer's gate
+  PendingPrediction ahead_;  // look-ahead prediction of the next layer
+  PendingPrediction first_;  // prediction of the first layer's gate
 };
 
 // Makes the prefetcher for the policies; null if they use none. Networks come from `profile_dir`.

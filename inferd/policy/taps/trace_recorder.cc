@@ -18,10 +18,10 @@ TraceRecorder::TraceRecorder(std::FILE* file, std::string path, const ModelConfi
       path_(std::move(path)),
       config_(config),
       queue_(queue),
-      scores_(max_tokens, MostExperts(config)),
+      scores_(max_tokens, MaxExperts(config)),
       rows_(max_tokens) {
   std::iota(rows_.begin(), rows_.end(), 0u);
-  const uint64_t row = 16 + LargestTopK(config) * sizeof(uint16_t) + MostExperts(config) * sizeof(float);
+  const uint64_t row = 16 + LargestTopK(config) * sizeof(uint16_t) + MaxExperts(config) * sizeof(float);
   record_.reserve(16 + max_tokens * row);
 }
 
@@ -58,20 +58,20 @@ absl::Status TraceRecorder::Flush() {
   return error_;
 }
 
-absl::Status TraceRecorder::AfterRouter(const RouterTap& tap) {
-  const Routing& routing = tap.routing;
-  RETURN_IF_ERROR(scores_.Read(tap.scores, config_.layers[tap.layer].moe.experts,
+absl::Status TraceRecorder::AfterRouter(const RouterState& state) {
+  const Routing& routing = state.routing;
+  RETURN_IF_ERROR(scores_.Read(state.scores, config_.layers[state.layer].moe.experts,
                                absl::MakeConstSpan(rows_.data(), routing.tokens), queue_));
   record_.clear();
-  AppendValue(tap.batch->step(), &record_);
-  AppendValue(tap.layer, &record_);
+  AppendValue(state.batch->step(), &record_);
+  AppendValue(state.layer, &record_);
   AppendValue(routing.tokens, &record_);
-  const absl::Span<const SequenceRows> texts = tap.batch->sequences();
+  const absl::Span<const SequenceRows> sequences = state.batch->sequences();
   for (uint32_t row = 0; row < routing.tokens; ++row) {
-    const SequenceRows& text = texts[tap.batch->sequence_of(row)];
-    AppendValue(tap.batch->number(tap.batch->sequence_of(row)), &record_);
-    AppendValue(text.first_position + row - text.first_row, &record_);
-    AppendValue((tap.batch->decodes(row) ? kTraceDecode : 0) | (tap.batch->lost(row) ? kTraceLost : 0),
+    const SequenceRows& sequence = sequences[state.batch->sequence_of(row)];
+    AppendValue(state.batch->number(state.batch->sequence_of(row)), &record_);
+    AppendValue(sequence.first_position + row - sequence.first_row, &record_);
+    AppendValue((state.batch->decodes(row) ? kTraceDecode : 0) | (state.batch->lost(row) ? kTraceLost : 0),
                 &record_);
   }
   for (uint32_t row = 0; row < routing.tokens; ++row) {
@@ -83,7 +83,7 @@ absl::Status TraceRecorder::AfterRouter(const RouterTap& tap) {
   }
   RETURN_IF_ERROR(Write(record_.data(), record_.size()));
   return Write(scores_.data(),
-               uint64_t{routing.tokens} * config_.layers[tap.layer].moe.experts * sizeof(float));
+               uint64_t{routing.tokens} * config_.layers[state.layer].moe.experts * sizeof(float));
 }
 
 }  // namespace sluice

@@ -14,7 +14,7 @@
 
 namespace sluice {
 
-class TraceRecorder final : public LayerTap {
+class TraceRecorder final : public LayerObserver {
  public:
   // Replaces `path`. Errors: those of the file, naming it.
   static absl::StatusOr<std::unique_ptr<TraceRecorder>> Create(const std::string& path,
@@ -26,7 +26,7 @@ class TraceRecorder final : public LayerTap {
 
   // Adds the layer's record. The first error of the file is sticky: nothing more is written, and this and
   // Flush return it.
-  absl::Status AfterRouter(const RouterTap& tap) override;
+  absl::Status AfterRouter(const RouterState& state) override;
   // Writes everything so far to the file. Called at the end of each step, before its tokens are released, so
   // that no token exists whose routes are not in the file.
   absl::Status Flush();

@@ -9,8 +9,8 @@
 namespace sluice {
 namespace {
 
-constexpr uint32_t kMostLayers = 1u << 16;
-constexpr uint64_t kMostTraceBytes = 8ull << 30;
+constexpr uint32_t kMaxTraceLayers = 1u << 16;
+constexpr uint64_t kMaxTraceBytes = 8ull << 30;
 
 class Reader {
  public:
@@ -41,7 +41,7 @@ class Reader {
 };
 
 struct Row {
-  uint64_t text;
+  uint64_t sequence;
   uint32_t position;
   uint32_t flags;
 };
@@ -77,7 +77,7 @@ absl::Status AddRows(const Reader& reader, Record* record, TraceLayer* layer) {
       }
     }
     layer->Add(record->step, record->row[i].flags, record->chosen);
-    layer->texts.push_back(record->row[i].text);
+    layer->sequences.push_back(record->row[i].sequence);
     layer->positions.push_back(record->row[i].position);
     layer->scores.insert(layer->scores.end(), scores, scores + layer->experts);
   }
@@ -99,7 +99,7 @@ absl::StatusOr<Trace> ParseTrace(std::string_view bytes, const std::string& subj
   char magic[8] = {};
   uint32_t layers = 0;
   if (!reader.TakeMany(magic, 8) || std::memcmp(magic, kTraceMagic, 8) != 0 || !reader.Take(&layers) ||
-      layers > kMostLayers || layers > reader.left() / 8) {
+      layers > kMaxTraceLayers || layers > reader.left() / 8) {
     return reader.Bad("this is no router trace");
   }
   Trace trace;
@@ -133,7 +133,7 @@ absl::StatusOr<Trace> ParseTrace(std::string_view bytes, const std::string& subj
 }
 
 absl::StatusOr<Trace> ReadTrace(const std::string& path) {
-  ASSIGN_OR_RETURN(const std::string bytes, ReadFile(path, kMostTraceBytes));
+  ASSIGN_OR_RETURN(const std::string bytes, ReadFile(path, kMaxTraceBytes));
   return ParseTrace(bytes, path);
 }
 

@@ -27,7 +27,7 @@ struct TraceLayer {
   std::vector<uint32_t> begin;           // [tokens + 1]: indices in chosen
   std::vector<uint32_t> chosen;          // best first, without ranks that were left out
   std::vector<float> scores;             // [tokens, experts]; empty: unknown
-  std::vector<uint64_t> texts = {};      // [tokens]: sequence numbers; empty: unknown
+  std::vector<uint64_t> sequences = {};  // [tokens]: sequence numbers; empty: unknown
   std::vector<uint32_t> positions = {};  // [tokens], in their sequences; empty: unknown
 
   uint64_t tokens() const { return flags.size(); }

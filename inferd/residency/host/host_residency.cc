@@ -80,10 +80,10 @@ absl::Status HostResidency::BeginLayer(uint32_t layer, absl::Span<const ExpertDe
     }
   }
   LookAtLayer(layer);
-  const OneBell bell(client_);
+  const BatchSubmit batch_submit(client_);
   client_->CancelPrefetches(step_, layer);
   CancelDisproved();
-  return AskForWaiting();
+  return RequestWaiting();
 }
 
 // Cancels prefetches of this layer that no row chose: their remaining reads would delay the next demands.
@@ -112,11 +112,11 @@ void HostResidency::GiveBack(uint32_t index) {
   const ExtentRange range = pack_.expert_extents(layer_, experts()[index]);
   ReleaseExtents(range, step_, client_);
   held_ -= range.count;
-  window_.RoomMade();
+  window_.OnRoomMade();
 }
 
 // A lease that was released may be overwritten at once.
-absl::Status HostResidency::TakeBack(Event used) {
+absl::Status HostResidency::ReturnTiles(Event used) {
   RETURN_IF_ERROR(queue_->Wait(used));
   for (const ReadyTile& tile : ready_) {
     GiveBack(tile.demand);
@@ -151,7 +151,7 @@ void HostResidency::Handle(const FetchKey& key, const FetchCompletion& completio
   }
   --in_flight_;
   if (completion.code == absl::StatusCode::kOk && LeaseExpert(index)) {
-    window_.Came();
+    window_.OnCompleted();
     stall_.Restart(absl::Now());
     return;
   }
@@ -167,7 +167,7 @@ void HostResidency::Handle(const FetchKey& key, const FetchCompletion& completio
     case absl::StatusCode::kCancelled:  // coalesced with a prefetch that was dropped
       break;
     default:
-      trouble_ = FetchTrouble(key, completion.code);
+      unexpected_error_ = FetchError(key, completion.code);
   }
   entry.state = State::kWaiting;
   ++waiting_;
@@ -175,11 +175,11 @@ void HostResidency::Handle(const FetchKey& key, const FetchCompletion& completio
 
 // Sends requests for waiting demands as far as the window, the ring and weightd's room allow. After a refusal
 // one request goes out alone.
-absl::Status HostResidency::AskForWaiting() {
+absl::Status HostResidency::RequestWaiting() {
   const absl::Time now = absl::Now();
-  const OneBell bell(client_);
+  const BatchSubmit batch_submit(client_);
   for (uint32_t i = 0; i < demands() && waiting_ > 0; ++i) {
-    if (window_.IsFull(in_flight_) || !window_.MayAsk(in_flight_, now)) {
+    if (window_.IsFull(in_flight_) || !window_.CanRequest(in_flight_, now)) {
       return absl::OkStatus();
     }
     if (entries_[i].state != State::kWaiting) {

@@ -75,9 +75,9 @@ class HostResidency final : public LayerResidency {
   void CancelDisproved();
   void GiveBack(uint32_t index);
   void Handle(const FetchKey& key, const FetchCompletion& completion) override;
-  absl::Status AskForWaiting() override;
+  absl::Status RequestWaiting() override;
   absl::Status HandOut() override;
-  absl::Status TakeBack(Event used) override;
+  absl::Status ReturnTiles(Event used) override;
   absl::Time WaitUntil() const override;
   uint32_t in_flight() const override { return in_flight_; }
   absl::StatusOr<WeightView> PartOf(uint32_t index, Part part) const;

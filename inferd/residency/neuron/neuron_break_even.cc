@@ -8,11 +8,11 @@
 namespace sluice {
 namespace {
 
-constexpr int kRounds = 5;  // the fastest counts
+constexpr int kBreakEvenRounds = 5;  // the fastest counts
 // CORM's share, if nothing can be measured.
-constexpr double kUsualShare = 0.75;
+constexpr double kDefaultShare = 0.75;
 // Lower bound: a smaller measured share is noise.
-constexpr double kLeastShare = 0.05;
+constexpr double kMinShare = 0.05;
 
 }  // namespace
 
@@ -21,12 +21,12 @@ absl::Status NeuronResidency::MeasureBreakEven() {
   if (copy_all_share_ >= 0) {
     return absl::OkStatus();
   }
-  copy_all_share_ = kUsualShare;
+  copy_all_share_ = kDefaultShare;
   uint32_t layer = 0;
   while (layer < pack_.config().layers.size() && pack_.expert_count(layer) == 0) {
     ++layer;
   }
-  if (!slots_->MayTake(layer, 0)) {
+  if (!slots_->CanTake(layer, 0)) {
     return absl::OkStatus();  // weightd died in an earlier attempt
   }
   const uint32_t slot = slots_->Take(layer, 0, SlotTable::For::kDemand, NoVictim);
@@ -40,19 +40,19 @@ absl::Status NeuronResidency::MeasureBreakEven() {
   const uint32_t width = slots_->layout(layer, 0).width;
   double all = 0;
   double half = 0;
-  for (int round = 0; round < kRounds && slots_->HasLead(layer, 0); ++round) {
+  for (int round = 0; round < kBreakEvenRounds && slots_->HasLead(layer, 0); ++round) {
     ASSIGN_OR_RETURN(const double whole, TimeNeurons(slot, width, 1));
     ASSIGN_OR_RETURN(const double gathered, TimeNeurons(slot, width, 2));
     all = round == 0 ? whole : std::min(all, whole);
     half = round == 0 ? gathered : std::min(half, gathered);
   }
-  if (slots_->MayTake(layer, 0)) {
+  if (slots_->CanTake(layer, 0)) {
     return absl::OkStatus();  // its lead did not arrive
   }
-  slots_->GiveUp(slot);
+  slots_->FreeSlot(slot);
   if (all > 0 && half > 0) {
     const double gathered_each = half / ((width + 1) / 2);
-    copy_all_share_ = std::clamp(all / gathered_each / width, kLeastShare, 1.0);
+    copy_all_share_ = std::clamp(all / gathered_each / width, kMinShare, 1.0);
   }
   return absl::OkStatus();
 }

@@ -13,7 +13,7 @@ namespace {
 
 // Maximum rows of an expert with a lead check: more rows need nearly all of its neurons, at 90 % sparsity
 // too.
-constexpr uint32_t kMostRowsLookedAt = 32;
+constexpr uint32_t kMaxLeadCheckRows = 32;
 
 }  // namespace
 
@@ -24,12 +24,12 @@ void NeuronResidency::BeginEntry(const ExpertDemand& demand) {
   entry = {};
   entry.rows = demand.tokens;
   entry.slot = slots_->Find(layer_, demand.expert);
-  entry.looks = demand.tokens <= kMostRowsLookedAt && value_rows_ + demand.tokens <= kValueRows;
-  entry.made = index < made_.size() && made_[index] != kNoRow;
+  entry.checks_lead = demand.tokens <= kMaxLeadCheckRows && value_rows_ + demand.tokens <= kValueRows;
+  entry.made = index < early_rows_.size() && early_rows_[index] != kNoRow;
   if (entry.made) {
-    entry.looks = true;
-    entry.values_row = made_[index];
-  } else if (entry.looks) {
+    entry.checks_lead = true;
+    entry.values_row = early_rows_[index];
+  } else if (entry.checks_lead) {
     entry.values_row = value_rows_;
     value_rows_ += demand.tokens;
   } else {
@@ -38,7 +38,7 @@ void NeuronResidency::BeginEntry(const ExpertDemand& demand) {
   CountDemand(demand.expert, entry);
   if (entry.slot == NeuronSlots::kNoSlot) {
     if (slots_->lead_resident()) {
-      entry.state = entry.looks ? State::kLeadReady : State::kNeedsNeurons;
+      entry.state = entry.checks_lead ? State::kLeadReady : State::kNeedsNeurons;
     }
     return;
   }
@@ -49,7 +49,7 @@ void NeuronResidency::BeginEntry(const ExpertDemand& demand) {
   slot.fresh = slot.prefetched = false;
   slots_->Promote(step_, entry.slot);
   entry.state = !slots_->HasLead(layer_, demand.expert) ? State::kLeadComes
-                : entry.looks                           ? State::kLeadReady
+                : entry.checks_lead                     ? State::kLeadReady
                                                         : State::kNeedsNeurons;
 }
 
@@ -66,17 +66,17 @@ void NeuronResidency::CountDemand(uint32_t expert, const Entry& entry) {
 }
 
 // Sends waiting requests as far as the window, the ring and the slots allow.
-absl::Status NeuronResidency::AskForWaiting() {
-  if (!window_.MayAsk(slots_->demands_in_flight(), absl::Now())) {
+absl::Status NeuronResidency::RequestWaiting() {
+  if (!window_.CanRequest(slots_->demands_in_flight(), absl::Now())) {
     return absl::OkStatus();
   }
-  const OneBell bell(client_);
+  const BatchSubmit batch_submit(client_);
   for (uint32_t i = 0; i < demands() && !window_.IsFull(slots_->demands_in_flight()); ++i) {
     absl::Status status;
     if (entries_[i].state == State::kNeedsSlot) {
-      status = AskForSlot(i);
+      status = RequestSlot(i);
     } else if (entries_[i].state == State::kNeedsNeurons) {
-      status = AskForNeurons(i);
+      status = RequestNeurons(i);
     }
     if (absl::IsResourceExhausted(status)) {
       return absl::OkStatus();  // the ring is full: completions will make room
@@ -87,7 +87,7 @@ absl::Status NeuronResidency::AskForWaiting() {
 }
 
 uint32_t NeuronResidency::TakeSlot(uint32_t expert) {
-  if (!slots_->MayTake(layer_, expert)) {
+  if (!slots_->CanTake(layer_, expert)) {
     return NeuronSlots::kNoSlot;  // weightd may still write there
   }
   const uint32_t slot =
@@ -104,25 +104,25 @@ uint32_t NeuronResidency::ListAll(uint32_t slot) {
 }
 
 // OK without a request if there is no slot: an expert being computed will free one.
-absl::Status NeuronResidency::AskForSlot(uint32_t index) {
+absl::Status NeuronResidency::RequestSlot(uint32_t index) {
   Entry& entry = entries_[index];
   const uint32_t expert = experts()[index];
   const uint32_t slot = TakeSlot(expert);
   if (slot == NeuronSlots::kNoSlot) {
     return absl::OkStatus();
   }
-  const absl::Status sent = entry.looks
+  const absl::Status sent = entry.checks_lead
                                 ? slots_->FetchLead(FetchKind::kDemand, step_, layer_, expert, slot)
                                 : slots_->FetchNeurons(FetchKind::kDemand, step_, slot,
                                                        absl::MakeConstSpan(list_.data(), ListAll(slot)));
   if (!sent.ok()) {
-    slots_->GiveUp(slot);
+    slots_->FreeSlot(slot);
     return sent;
   }
-  layer_counters().fetched += entry.looks ? 0 : width_;
-  layer_counters().copied_all += entry.looks ? 0 : 1;
+  layer_counters().fetched += entry.checks_lead ? 0 : width_;
+  layer_counters().copied_all += entry.checks_lead ? 0 : 1;
   entry.slot = slot;
-  entry.state = entry.looks ? State::kLeadComes : State::kNeuronsCome;
+  entry.state = entry.checks_lead ? State::kLeadComes : State::kNeuronsCome;
   return absl::OkStatus();
 }
 
@@ -133,7 +133,7 @@ bool NeuronResidency::HasAll(uint32_t index) const {
                          CountBoth(NeedOf(index), slots_->neurons().present(entry.slot)) == needed);
 }
 
-absl::Status NeuronResidency::AskForNeurons(uint32_t index) {
+absl::Status NeuronResidency::RequestNeurons(uint32_t index) {
   Entry& entry = entries_[index];
   if (HasAll(index)) {
     entry.state = State::kReady;
@@ -155,7 +155,7 @@ absl::Status NeuronResidency::AskForNeurons(uint32_t index) {
   if (absl::IsOutOfRange(sent)) {
     if (!slots_->IsBusy(entry.slot) && slots_->table().IsIdle(entry.slot)) {
       slots_->neurons().Reset(entry.slot, width_);  // dropped records are free again
-      return AskForNeurons(index);
+      return RequestNeurons(index);
     }
     return absl::OkStatus();  // freed once its transfers have ended and nothing reads it
   }
@@ -174,7 +174,7 @@ BufferRef NeuronResidency::MaskOf(uint32_t index) const {
 }
 
 // Processes leads that were computed before the layer began.
-void NeuronResidency::DecideMade() {
+void NeuronResidency::ProcessEarlyLeads() {
   wants_.clear();
   for (uint32_t i = 0; i < demands(); ++i) {
     if (entries_[i].made) {
@@ -214,7 +214,7 @@ void NeuronResidency::DecideFor(uint32_t index) {
   const uint32_t count = CountNeurons(active);
   layer_counters().requests += count;
   layer_counters().hits += CountBoth(active, present);
-  if (lossless_ || options_.miss == NeuronMiss::kLoad ||
+  if (exact_ || options_.miss == NeuronMiss::kLoad ||
       (options_.miss == NeuronMiss::kProceed && !entry.predicted)) {
     return;
   }
@@ -288,8 +288,8 @@ void NeuronResidency::Handle(const FetchKey& key, const FetchCompletion& complet
 
 void NeuronResidency::CountArrival() {
   stall_.Restart(absl::Now());
-  window_.Came();
-  window_.RoomMade();
+  window_.OnCompleted();
+  window_.OnRoomMade();
 }
 
 void NeuronResidency::CountFailure(const FetchCompletion& completion, uint32_t index) {
@@ -307,8 +307,9 @@ void NeuronResidency::CountFailure(const FetchCompletion& completion, uint32_t i
     case absl::StatusCode::kCancelled:  // a prefetch that had not begun
       return;
     default:
-      trouble_ = absl::Status(completion.code, absl::StrCat("weightd could not transfer neurons of expert ",
-                                                            experts()[index], " of layer ", layer_));
+      unexpected_error_ =
+          absl::Status(completion.code, absl::StrCat("weightd could not transfer neurons of expert ",
+                                                     experts()[index], " of layer ", layer_));
   }
 }
 
@@ -323,7 +324,7 @@ void NeuronResidency::Reconsider(uint32_t index, const NeuronSlots::Ended& ended
     entry.state = State::kNeedsSlot;
     entry.handed = 0;
   } else if (entry.state == State::kLeadComes && slots_->HasLead(layer_, experts()[index])) {
-    entry.state = entry.looks ? State::kLeadReady : State::kNeedsNeurons;
+    entry.state = entry.checks_lead ? State::kLeadReady : State::kNeedsNeurons;
   } else if (entry.state == State::kNeuronsCome && HasAll(index)) {
     entry.state = State::kReady;
   } else if (entry.state == State::kNeuronsCome && ended.counts && !ok) {
@@ -343,14 +344,14 @@ void NeuronResidency::PrefetchNeurons(uint32_t layer, uint32_t expert, absl::Spa
     return;
   }
   if (slot == NeuronSlots::kNoSlot) {
-    slot = slots_->MayTake(layer, expert) ? slots_->Take(layer, expert, SlotTable::For::kPrefetch, keeper_)
+    slot = slots_->CanTake(layer, expert) ? slots_->Take(layer, expert, SlotTable::For::kPrefetch, keeper_)
                                           : NeuronSlots::kNoSlot;
     if (slot == NeuronSlots::kNoSlot) {
       return;
     }
     if (!slots_->lead_resident() &&
         !slots_->FetchLead(FetchKind::kPrefetch, step_, layer, expert, slot).ok()) {
-      slots_->GiveUp(slot);
+      slots_->FreeSlot(slot);
       return;
     }
     counters_.Add(layer, &ResidencyCounters::prefetch_issued, neurons.empty() ? 1 : 0);

@@ -10,7 +10,7 @@ namespace sluice {
 namespace {
 
 // Poll interval while tiles travel; landed tiles send no signal.
-constexpr absl::Duration kTilePace = absl::Microseconds(300);
+constexpr absl::Duration kNeuronTilePace = absl::Microseconds(300);
 
 }  // namespace
 
@@ -63,22 +63,22 @@ absl::Status NeuronResidency::BeginLayer(uint32_t layer, absl::Span<const Expert
     all_[neuron / 64] |= uint64_t{1} << neuron % 64;
   }
   // Rows with precomputed values are the first ones.
-  value_rows_ = made_.empty() ? 0 : LargestTopKOf(pack_);
+  value_rows_ = early_rows_.empty() ? 0 : LargestTopKOf(pack_);
   budget_ = {options_.budget_us * 1e-6, link_.SecondsPerByte(), options_.slots.link_latency_us * 1e-6};
   std::fill(begun_.begin(), begun_.end(), uint8_t{0});
   streams_ = prefill_ && demands.size() > slots_->table().quota(layer);
   for (const ExpertDemand& demand : demands) {
     BeginEntry(demand);
   }
-  made_.clear();
-  DecideMade();
+  early_rows_.clear();
+  ProcessEarlyLeads();
   keeper_.BeginLayer(layer, experts(), streams_);
-  const OneBell bell(client_);
+  const BatchSubmit batch_submit(client_);
   client_->CancelPrefetches(step_, layer);
-  return AskForWaiting();
+  return RequestWaiting();
 }
 
-absl::Status NeuronResidency::TakeBack(Event used) {
+absl::Status NeuronResidency::ReturnTiles(Event used) {
   gaps_.Queued(used);
   for (const ReadyTile& tile : ready_) {
     Entry& entry = entries_[tile.demand];
@@ -125,10 +125,10 @@ ReadyTile NeuronResidency::Whole(uint32_t layer, uint32_t expert) const {
   return tile;
 }
 
-void NeuronResidency::Heard(uint32_t layer, absl::Span<const ExpertDemand> demands) {
-  heard_.clear();
+void NeuronResidency::CountDeferred(uint32_t layer, absl::Span<const ExpertDemand> demands) {
+  used_experts_.clear();
   for (const ExpertDemand& demand : demands) {
-    heard_.push_back(demand.expert);
+    used_experts_.push_back(demand.expert);
     counters_.Add(layer, &ResidencyCounters::requests);
     counters_.Add(layer, &ResidencyCounters::hits);
     const NeuronLayout& layout = slots_->layout(layer, demand.expert);
@@ -140,7 +140,7 @@ void NeuronResidency::Heard(uint32_t layer, absl::Span<const ExpertDemand> deman
       slot.fresh = slot.prefetched = false;
     }
   }
-  keeper_.NoteUse(layer, heard_);
+  keeper_.NoteUse(layer, used_experts_);
 }
 
 void NeuronResidency::LeadRead(uint32_t layer, uint32_t expert, Event used) {
@@ -170,7 +170,7 @@ absl::Status NeuronResidency::TakeLeads() {
     return absl::OkStatus();
   }
   DecideNeurons();
-  return AskForWaiting();
+  return RequestWaiting();
 }
 
 // Predictors read prefetched leads, and request neurons, while a layer waits for its own.
@@ -179,7 +179,7 @@ absl::Status NeuronResidency::Arrived() {
   if (!std::exchange(leads_came_, false) || listener_ == nullptr) {
     return absl::OkStatus();
   }
-  const OneBell bell(client_);
+  const BatchSubmit batch_submit(client_);
   return listener_->OnLeads();
 }
 
@@ -193,7 +193,7 @@ absl::Time NeuronResidency::WaitUntil() const {
   if (slots_->demands_in_flight() == 0) {  // waits for a slot that is still read, or that a prefetch holds
     return absl::Now() + FetchWindow::kRetryPace;
   }
-  return slots_->TileOf(width_) < width_ ? absl::Now() + kTilePace : absl::InfiniteFuture();
+  return slots_->TileOf(width_) < width_ ? absl::Now() + kNeuronTilePace : absl::InfiniteFuture();
 }
 
 bool NeuronResidency::NextWaits() const {
@@ -282,7 +282,7 @@ void NeuronResidency::HandOutRange(uint32_t index, uint32_t end) {
   tile.neuron_begin = entry.handed;
   tile.neuron_end = end;
   uint64_t records = end - entry.handed;
-  if (entry.looks) {
+  if (entry.checks_lead) {
     tile.lead_values = {{leads_, entry.values_row * value_stride_ * sizeof(float)}, value_stride_};
     records = CountNeurons(NeedOf(index)) * records / width_;
   } else {

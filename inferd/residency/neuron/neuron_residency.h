@@ -66,7 +66,7 @@ class NeuronResidency final : public LayerResidency {
   bool WantsScores() const override { return keeper_.NeedsScores(); }
   void SetScores(absl::Span<const float> scores) override { keeper_.SetScores(scores); }
   void SetPrefill(bool prefill) override { prefill_ = prefill; }
-  void SetLossless(bool lossless) override { lossless_ = lossless; }
+  void RequireExact(bool exact) override { exact_ = exact; }
   absl::Status BeginLayer(uint32_t layer, absl::Span<const ExpertDemand> demands) override;
   absl::Status LeadsQueued() override;
   bool NextWaits() const override;
@@ -76,11 +76,11 @@ class NeuronResidency final : public LayerResidency {
   bool IsBehind() const override { return demands() > 0 && slots_->in_flight() > 0; }
   void LeadRead(uint32_t layer, uint32_t expert, Event used) override;
   std::optional<LayerLeads> LeadsAhead(uint32_t layer, uint32_t rows) override;
-  void LeadsMade(absl::Span<const uint32_t> rows) override { made_.assign(rows.begin(), rows.end()); }
-  bool AllThere(uint32_t layer) const override { return AllResident(layer); }
+  void LeadsMade(absl::Span<const uint32_t> rows) override { early_rows_.assign(rows.begin(), rows.end()); }
+  bool CanDeferLayer(uint32_t layer) const override { return AllResident(layer); }
   ReadyTile Whole(uint32_t layer, uint32_t expert) const override;
   void LayerRead(uint32_t layer, Event used) override { slots_->table().SetUsed(layer, used); }
-  void Heard(uint32_t layer, absl::Span<const ExpertDemand> demands) override;
+  void CountDeferred(uint32_t layer, absl::Span<const ExpertDemand> demands) override;
   std::optional<WeightView> Lead(uint32_t layer, uint32_t expert) const override;
   void Abandon() override;
   uint64_t held() const override { return 0; }
@@ -116,18 +116,18 @@ class NeuronResidency final : public LayerResidency {
     uint32_t rows = 0;
     uint32_t slot = NeuronSlots::kNoSlot;
     State state = State::kNeedsSlot;
-    bool looks = false;       // lead check before neurons are requested
-    bool predicted = false;   // neurons were predicted recently
-    uint32_t values_row = 0;  // with a lead check: its first row of lead values
-    bool made = false;        // values and mask were computed before the layer began
-    uint32_t handed = 0;      // neurons handed out
+    bool checks_lead = false;  // lead check before neurons are requested
+    bool predicted = false;    // neurons were predicted recently
+    uint32_t values_row = 0;   // with a lead check: its first row of lead values
+    bool made = false;         // values and mask were computed before the layer began
+    uint32_t handed = 0;       // neurons handed out
   };
 
   NeuronResidency(const NeuronResidencyOptions& options, std::unique_ptr<NeuronSlots> slots,
                   WeightClient* client, FetchQueue* fetches, Backend* backend);
   absl::Status AllocateLeads();
   absl::Status FillLeads();
-  absl::StatusOr<uint64_t> AskForLeads();
+  absl::StatusOr<uint64_t> RequestLeads();
   absl::Status FillSlots();
   absl::Status FillSlot(uint32_t layer, uint32_t expert);
   absl::Status MeasureBreakEven();
@@ -136,14 +136,14 @@ class NeuronResidency final : public LayerResidency {
   void BeginEntry(const ExpertDemand& demand);
   void CountDemand(uint32_t expert, const Entry& entry);
   void EndLayer();
-  absl::Status AskForWaiting() override;
-  absl::Status AskForSlot(uint32_t index);
-  absl::Status AskForNeurons(uint32_t index);
+  absl::Status RequestWaiting() override;
+  absl::Status RequestSlot(uint32_t index);
+  absl::Status RequestNeurons(uint32_t index);
   uint32_t TakeSlot(uint32_t expert);
   uint32_t ListAll(uint32_t slot);
   absl::Status TakeLeads();
   void DecideNeurons();
-  void DecideMade();
+  void ProcessEarlyLeads();
   void DecideFor(uint32_t index);
   void WantNeurons(uint32_t index, absl::Span<const uint64_t> active);
   void ChooseWithinBudget();
@@ -153,7 +153,7 @@ class NeuronResidency final : public LayerResidency {
   void CountArrival();
   void CountFailure(const FetchCompletion& completion, uint32_t index);
   void Reconsider(uint32_t index, const NeuronSlots::Ended& ended, bool ok);
-  absl::Status TakeBack(Event used) override;
+  absl::Status ReturnTiles(Event used) override;
   absl::Status HandOut() override;
   void HandOutLead(uint32_t index);
   bool HandOutEntry(uint32_t index);
@@ -183,22 +183,23 @@ class NeuronResidency final : public LayerResidency {
   SlotKeeper keeper_;
   SlotFill fill_;
   const LinkPace link_;
-  GapOrder gaps_;
+  StreamOrder gaps_;
   bool filled_ = false;  // set once, at the start
   double copy_all_share_ = 1;
   double last_copy_us_ = 0;  // the last transfer's
   bool leads_came_ = false;  // prefetched leads arrived since the listener was called
 
   bool prefill_ = false;
-  bool lossless_ = false;
-  bool streams_ = false;             // prefill with more experts than the layer may keep
-  uint32_t width_ = 0;               // neurons of each of the layer's experts
-  uint32_t value_rows_ = 0;          // rows of the layer's lead values
-  std::vector<uint32_t> made_;       // by demand of the next layer: its row, kNoRow; empty: none was computed
+  bool exact_ = false;
+  bool streams_ = false;     // prefill with more experts than the layer may keep
+  uint32_t width_ = 0;       // neurons of each of the layer's experts
+  uint32_t value_rows_ = 0;  // rows of the layer's lead values
+  std::vector<uint32_t>
+      early_rows_;                   // by demand of the next layer: its row, kNoRow; empty: none was computed
   std::vector<uint32_t> leads_out_;  // demands whose leads were queued and not processed
   Event leads_queued_;               // event behind them
   std::vector<WeightView> layer_leads_;  // [most experts]
-  std::vector<uint32_t> heard_;          // [most experts], deferred choice
+  std::vector<uint32_t> used_experts_;   // [most experts], deferred choice
   std::vector<Entry> entries_;           // [most experts of a layer], by demand
   const uint32_t words_;                 // of a mask
   std::vector<uint64_t> need_;           // [most experts][words_]: neurons required before it is computed

@@ -29,10 +29,10 @@ NeuronResidency::NeuronResidency(const NeuronResidencyOptions& options, std::uni
     wants_.reserve(most * words_ * 64);
   }
   begun_.assign(most, 0);
-  made_.reserve(most);
+  early_rows_.reserve(most);
   leads_out_.reserve(most);
   layer_leads_.reserve(most);
-  heard_.reserve(most);
+  used_experts_.reserve(most);
   neuron_counters_.resize(pack_.config().layers.size());
 }
 
@@ -93,7 +93,7 @@ absl::Status NeuronResidency::FillLeads() {
   uint64_t missing = pack_.expert_total();
   absl::Time limit = absl::Now() + options_.slots.stall_limit;
   for (;;) {
-    ASSIGN_OR_RETURN(const uint64_t asked, AskForLeads());
+    ASSIGN_OR_RETURN(const uint64_t asked, RequestLeads());
     RETURN_IF_ERROR(fill_.Drain(0));
     RETURN_IF_ERROR(start_error_);
     if (asked == 0) {
@@ -112,7 +112,7 @@ absl::Status NeuronResidency::FillLeads() {
 }
 
 // Requests missing leads; returns their number, though the ring may have accepted fewer.
-absl::StatusOr<uint64_t> NeuronResidency::AskForLeads() {
+absl::StatusOr<uint64_t> NeuronResidency::RequestLeads() {
   uint64_t asked = 0;
   for (uint32_t layer = 0; layer < pack_.config().layers.size(); ++layer) {
     for (uint32_t expert = 0; expert < pack_.expert_count(layer); ++expert) {
@@ -137,7 +137,7 @@ absl::Status NeuronResidency::FillSlots() {
 }
 
 absl::Status NeuronResidency::FillSlot(uint32_t layer, uint32_t expert) {
-  if (!slots_->MayTake(layer, expert)) {
+  if (!slots_->CanTake(layer, expert)) {
     return absl::OkStatus();
   }
   const uint32_t slot = slots_->Take(layer, expert, SlotTable::For::kDemand, NoVictim);
@@ -152,7 +152,7 @@ absl::Status NeuronResidency::FillSlot(uint32_t layer, uint32_t expert) {
     return slots_->FetchNeurons(FetchKind::kDemand, step_, slot, absl::MakeConstSpan(list_.data(), width));
   });
   if (!sent.ok()) {
-    slots_->GiveUp(slot);
+    slots_->FreeSlot(slot);
   }
   return sent;
 }

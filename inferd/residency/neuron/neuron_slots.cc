@@ -9,7 +9,7 @@ namespace sluice {
 namespace {
 
 // Maximum transfers in flight; more wait as for a full ring.
-constexpr uint32_t kMostTransfers = 512;
+constexpr uint32_t kMaxTransfers = 512;
 
 }  // namespace
 
@@ -35,7 +35,7 @@ NeuronSlots::NeuronSlots(const NeuronSlotsOptions& options, SlabPlan plan, TileS
   }
   lead_offsets_.push_back(leads);
   lead_there_.assign(shape_of_.size(), 0);
-  transfers_.reserve(kMostTransfers);
+  transfers_.reserve(kMaxTransfers);
 }
 
 void NeuronSlots::AddExpert(uint32_t layer, uint32_t expert) {

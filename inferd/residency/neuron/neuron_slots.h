@@ -61,12 +61,12 @@ class NeuronSlots {
   // The expert's slot; kNoSlot if it has none, or a dead one.
   uint32_t Find(uint32_t layer, uint32_t expert) const;
   // True if a slot may be allocated for it: no transfer to a dead slot of it is left.
-  bool MayTake(uint32_t layer, uint32_t expert) const { return table_.Find(layer, expert) == kNoSlot; }
+  bool CanTake(uint32_t layer, uint32_t expert) const { return table_.Find(layer, expert) == kNoSlot; }
   // Allocates a slot for the expert, without neurons; kNoSlot: nothing may be evicted now. REQUIRES:
-  // MayTake().
+  // CanTake().
   uint32_t Take(uint32_t layer, uint32_t expert, SlotTable::For purpose, SlotTable::Victim victim);
   // Frees a slot without transfers.
-  void GiveUp(uint32_t slot) { table_.SetFree(slot); }
+  void FreeSlot(uint32_t slot) { table_.SetFree(slot); }
 
   bool HasLead(uint32_t layer, uint32_t expert) const;
   bool IsFull(uint32_t layer, uint32_t expert) const;
@@ -163,7 +163,7 @@ class NeuronSlots {
   SlotTable table_;
   NeuronTable neurons_;
   std::vector<State> states_;        // by slot
-  std::vector<Transfer> transfers_;  // [kMostTransfers]
+  std::vector<Transfer> transfers_;  // [kMaxTransfers]
 };
 
 }  // namespace sluice

@@ -12,12 +12,12 @@ namespace {
 
 // CPU time of an expert and one row as a share of a load, if no value is given or measured (the paper's S3).
 constexpr double kCpuShareOfLoad = 1.0 / 3;
-constexpr uint32_t kMostRows = 64;
-constexpr uint32_t kRounds = 3;  // the best counts: other processes use the machine too
+constexpr uint32_t kMaxRows = 64;
+constexpr uint32_t kTimedRounds = 3;  // the best counts: other processes use the machine too
 // Each round uses an expert of its own, up to this size, so that none lies in a CPU cache.
-constexpr uint64_t kMostCopiedBytes = 128ull << 20;
+constexpr uint64_t kMaxCopiedBytes = 128ull << 20;
 // Bounds of one observation against the measurement at the start, and the weight of observations.
-constexpr double kMostScale = 8;
+constexpr double kMaxScale = 8;
 constexpr double kWindow = 16;
 
 uint32_t FirstMixture(const Pack& pack) {
@@ -115,11 +115,11 @@ void CpuCosts::Assume() {
   }
 }
 
-void CpuCosts::Took(double seconds, double predicted) {
+void CpuCosts::ReportTime(double seconds, double predicted) {
   if (!(predicted > 0)) {
     return;
   }
-  const double now = std::clamp(scale_ * seconds / predicted, 1 / kMostScale, kMostScale);
+  const double now = std::clamp(scale_ * seconds / predicted, 1 / kMaxScale, kMaxScale);
   scale_ += (now - scale_) / kWindow;
   for (CpuCostTable& table : tables_) {
     table.SetScale(scale_);
@@ -145,14 +145,14 @@ ExpertWork CpuCosts::WorkAt(uint32_t layer, uint32_t expert, BufferRef place) co
 absl::Status CpuCosts::Measure(uint32_t max_rows, Backend* cpu) {
   const uint32_t layer = FirstMixture(*pack_);
   const uint64_t bytes = (pack_->expert_bytes(layer, 0) + 63) / 64 * 64;
-  const uint64_t copies = std::clamp<uint64_t>(kMostCopiedBytes / bytes, 1, kRounds);
+  const uint64_t copies = std::clamp<uint64_t>(kMaxCopiedBytes / bytes, 1, kTimedRounds);
   ASSIGN_OR_RETURN(const Buffers weights, Buffers::Allocate(copies * bytes, cpu));
-  const uint32_t most = std::clamp(max_rows, 1u, kMostRows);
+  const uint32_t most = std::clamp(max_rows, 1u, kMaxRows);
   ASSIGN_OR_RETURN(ExpertTimer timer, ExpertTimer::Create(pack_->config(), layer, most, cpu));
   std::vector<CpuCostTable::Point> points;
   for (uint32_t rows = 1; rows <= most; rows *= 2) {
     double best = HUGE_VAL;
-    for (uint32_t round = 0; round < kRounds; ++round) {
+    for (uint32_t round = 0; round < kTimedRounds; ++round) {
       const ExpertWork work = WorkAt(layer, 0, weights.ref() + round % copies * bytes);
       ASSIGN_OR_RETURN(const double seconds, timer.Time(work, rows));
       best = std::min(best, seconds);
@@ -187,7 +187,7 @@ absl::StatusOr<double> CpuCosts::MeasureDevice(Backend* device) const {
   work.down = slots_->PartOf(slot, Part::kDown);
   ASSIGN_OR_RETURN(ExpertTimer timer, ExpertTimer::Create(pack_->config(), measured.layer, 1, device));
   double best = HUGE_VAL;
-  for (uint32_t round = 0; round < kRounds; ++round) {
+  for (uint32_t round = 0; round < kTimedRounds; ++round) {
     ASSIGN_OR_RETURN(const double seconds, timer.Time(work, 1));
     best = std::min(best, seconds);
   }

@@ -35,7 +35,7 @@ class CpuCosts {
   // (the first fill found no room).
   absl::StatusOr<double> MeasureDevice(Backend* device) const;
   // Reports that work predicted by Seconds() as `predicted` took `seconds`.
-  void Took(double seconds, double predicted);
+  void ReportTime(double seconds, double predicted);
 
   // Time per byte for one row.
   double SecondsPerByte() const;

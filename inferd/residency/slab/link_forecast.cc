@@ -8,7 +8,7 @@ namespace {
 
 constexpr double kLayerShare = 0.125;  // weight of a layer's time in the running mean
 constexpr double kRounding = 1e-9;     // tolerance of a quotient: a whole number of layers is not one more
-constexpr double kMostLayers = 1e6;
+constexpr double kMaxForecastLayers = 1e6;
 
 }  // namespace
 
@@ -47,8 +47,8 @@ void LayerPace::Begin(uint32_t layer, bool prefill, int64_t now_nanos) {
 }
 
 uint32_t LayersIn(double seconds, double layer_seconds) {
-  return layer_seconds > 0 ? static_cast<uint32_t>(
-                                 std::clamp(std::ceil(seconds / layer_seconds - kRounding), 1.0, kMostLayers))
+  return layer_seconds > 0 ? static_cast<uint32_t>(std::clamp(std::ceil(seconds / layer_seconds - kRounding),
+                                                              1.0, kMaxForecastLayers))
                            : 1;
 }
 

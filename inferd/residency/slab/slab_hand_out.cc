@@ -66,7 +66,7 @@ void SlabResidency::HandOutRange(uint32_t index, uint32_t end) {
   ready_.push_back(tile);
 }
 
-absl::Status SlabResidency::TakeBack(Event used) {
+absl::Status SlabResidency::ReturnTiles(Event used) {
   gaps_.Queued(used);
   for (const ReadyTile& tile : ready_) {
     Entry& entry = entries_[tile.demand];
@@ -86,18 +86,18 @@ absl::Status SlabResidency::TakeBack(Event used) {
       CloseDemand();
     }
   }
-  GiveBackRead();
+  ReleaseRead();
   return absl::OkStatus();
 }
 
 // A released lease may be overwritten at once. The measured CPU time corrects later forecasts.
-void SlabResidency::GiveBackRead() {
+void SlabResidency::ReleaseRead() {
   if (cpu_.held() == 0 || !cpu_place_->queue().IsDone(cpu_used_)) {
     return;
   }
   if (!std::exchange(cpu_measured_, true)) {
     if (const auto took = cpu_place_->queue().Seconds(cpu_began_, cpu_used_); took.ok()) {
-      costs_.Took(*took, cpu_queued_);
+      costs_.ReportTime(*took, cpu_queued_);
     }
   }
   for (uint32_t i = 0; i < demands(); ++i) {

@@ -21,7 +21,7 @@ double SlabResidency::BacklogSeconds() const {
 }
 
 void SlabResidency::DecideMisses(absl::Span<const ExpertDemand> demands) {
-  if (AllThere(layer_) || (!BalancesLayers() && (Miss() == ExpertMiss::kLoad || waiting_ == 0))) {
+  if (CanDeferLayer(layer_) || (!BalancesLayers() && (Miss() == ExpertMiss::kLoad || waiting_ == 0))) {
     return;
   }
   CollectDemands(demands);
@@ -40,14 +40,14 @@ void SlabResidency::CollectDemands(absl::Span<const ExpertDemand> demands) {
       plan_.AddResident(demands[i]);
     } else if (entry.state == State::kLate) {
       const uint64_t request = table().slot(entry.slot).request;
-      const auto before = [&](const Slot& slot) { return slot.request < request && IsOthers(slot); };
+      const auto before = [&](const Slot& slot) { return slot.request < request && IsOtherTraffic(slot); };
       plan_.AddLate(demands[i], {request, slots_->Landed(entry.slot), forecast_.ToCome(before)});
     }
   }
 }
 
 // True if the transfer into a slot is not for this layer's demands, and will not be cancelled.
-bool SlabResidency::IsOthers(const Slot& slot) const {
+bool SlabResidency::IsOtherTraffic(const Slot& slot) const {
   return slot.layer != layer_ || (!IsDemanded(slot.expert) && !options_.cancel_begun);
 }
 
@@ -60,7 +60,7 @@ absl::Span<const MissPlan::Verdict> SlabResidency::PlanMisses(absl::Span<const E
   if (BalancesLayers()) {
     const bool on = TravelsOn();
     const double wait =
-        on ? forecast_.ToCome([this](const Slot& slot) { return IsOthers(slot); }) : times.backlog;
+        on ? forecast_.ToCome([this](const Slot& slot) { return IsOtherTraffic(slot); }) : times.backlog;
     const auto cpu = [this](const ExpertDemand& demand) {
       return costs_.Seconds(layer_, demand.expert, demand.tokens);
     };

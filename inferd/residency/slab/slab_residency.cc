@@ -33,7 +33,7 @@ SlabResidency::SlabResidency(const SlabResidencyOptions& options, std::unique_pt
       plan_(most_experts()),
       gaps_(slots_->plan(), queue_),
       entries_(most_experts()) {
-  heard_.reserve(most_experts());
+  used_experts_.reserve(most_experts());
 }
 
 absl::StatusOr<std::unique_ptr<SlabResidency>> SlabResidency::Create(
@@ -106,20 +106,20 @@ absl::Status SlabResidency::BeginLayer(uint32_t layer, absl::Span<const ExpertDe
     BeginEntry(demand, /*idle=*/false);
   }
   if (options_.whole_layers) {
-    AddIdle();
+    AddUnchosen();
   }
   DecideMisses(demands);
   keeper_.BeginLayer(layer, experts().first(demands.size()), streams_);
-  const OneBell bell(client_);
+  const BatchSubmit batch_submit(client_);
   client_->CancelPrefetches(step_, layer);
   if (options_.cancel_begun) {
     CancelDisproved();
   }
-  return AskForWaiting();
+  return RequestWaiting();
 }
 
 // Adds experts that no row chose, behind the chosen ones.
-void SlabResidency::AddIdle() {
+void SlabResidency::AddUnchosen() {
   for (uint32_t expert = 0; expert < pack_.expert_count(layer_); ++expert) {
     if (!IsDemanded(expert)) {
       BeginEntry({expert, 0}, /*idle=*/true);
@@ -190,7 +190,7 @@ void SlabResidency::EndLayer() {
   if (cpu_.held() > 0 && cpu_place_ != nullptr) {
     Queue& queue = cpu_place_->queue();
     queue.Wait(queue.Record()).IgnoreError();  // sticky: reported to the reader of the results
-    GiveBackRead();
+    ReleaseRead();
   }
   for (uint32_t i = 0; i < demands(); ++i) {
     cpu_.Release(i, step_);
@@ -200,11 +200,11 @@ void SlabResidency::EndLayer() {
   keeper_.EndLayer(layer_);
 }
 
-absl::Status SlabResidency::AskForWaiting() {
-  if (!window_.MayAsk(in_flight_, absl::Now())) {
+absl::Status SlabResidency::RequestWaiting() {
+  if (!window_.CanRequest(in_flight_, absl::Now())) {
     return absl::OkStatus();
   }
-  const OneBell bell(client_);
+  const BatchSubmit batch_submit(client_);
   for (uint32_t i = 0; i < demands() && waiting_ > 0 && !window_.IsFull(in_flight_); ++i) {
     if (entries_[i].state != State::kWaiting) {
       continue;
@@ -264,8 +264,8 @@ void SlabResidency::HandleForDemand(uint32_t index, const FetchKey& key, const F
   switch (completion.code) {
     case absl::StatusCode::kOk:
       entry.state = State::kReady;
-      window_.Came();
-      window_.RoomMade();
+      window_.OnCompleted();
+      window_.OnRoomMade();
       stall_.Restart(absl::Now());
       return;
     case absl::StatusCode::kDataLoss:
@@ -282,7 +282,7 @@ void SlabResidency::HandleForDemand(uint32_t index, const FetchKey& key, const F
     case absl::StatusCode::kCancelled:  // a prefetch that had not begun
       break;
     default:
-      trouble_ = FetchTrouble(key, completion.code);
+      unexpected_error_ = FetchError(key, completion.code);
   }
   entry.state = State::kWaiting;
   entry.slot = ExpertSlots::kNoSlot;
@@ -324,10 +324,10 @@ ReadyTile SlabResidency::Whole(uint32_t layer, uint32_t expert) const {
   return tile;
 }
 
-void SlabResidency::Heard(uint32_t layer, absl::Span<const ExpertDemand> demands) {
-  heard_.clear();
+void SlabResidency::CountDeferred(uint32_t layer, absl::Span<const ExpertDemand> demands) {
+  used_experts_.clear();
   for (const ExpertDemand& demand : demands) {
-    heard_.push_back(demand.expert);
+    used_experts_.push_back(demand.expert);
     counters_.Add(layer, &ResidencyCounters::requests);
     counters_.Add(layer, &ResidencyCounters::hits);
     counters_.Add(layer, &ResidencyCounters::bytes_touched, pack_.expert_bytes(layer, demand.expert));
@@ -337,7 +337,7 @@ void SlabResidency::Heard(uint32_t layer, absl::Span<const ExpertDemand> demands
       slot.fresh = slot.prefetched = false;
     }
   }
-  keeper_.NoteUse(layer, heard_);
+  keeper_.NoteUse(layer, used_experts_);
 }
 
 void SlabResidency::LeadRead(uint32_t layer, uint32_t expert, Event used) {

@@ -76,21 +76,23 @@ class SlabResidency final : public LayerResidency {
   bool WantsScores() const override { return keeper_.NeedsScores(); }
   void SetScores(absl::Span<const float> scores) override { keeper_.SetScores(scores); }
   void SetPrefill(bool prefill) override { prefill_ = prefill; }
-  void SetCpu(bool cpu) override { cpu_allowed_ = cpu; }
+  void AllowCpu(bool cpu) override { cpu_allowed_ = cpu; }
   absl::Status BeginLayer(uint32_t layer, absl::Span<const ExpertDemand> demands) override;
   bool NextWaits() const override;
-  bool MayUseCpu(uint32_t layer) const override { return Miss() != ExpertMiss::kLoad && !AllThere(layer); }
-  void CpuFinished() override { GiveBackRead(); }
+  bool MayUseCpu(uint32_t layer) const override {
+    return Miss() != ExpertMiss::kLoad && !CanDeferLayer(layer);
+  }
+  void CpuFinished() override { ReleaseRead(); }
   void Prefetch(uint32_t layer, uint32_t expert) override;
   std::optional<WeightView> Lead(uint32_t layer, uint32_t expert) const override;
   void LeadRead(uint32_t layer, uint32_t expert, Event used) override;
   // In real time a fully resident layer is the device's alone, so the host need not decide.
-  bool AllThere(uint32_t layer) const override {
+  bool CanDeferLayer(uint32_t layer) const override {
     return AllResident(layer) && !(clock_ != nullptr && BalancesLayers());
   }
   ReadyTile Whole(uint32_t layer, uint32_t expert) const override;
   void LayerRead(uint32_t layer, Event used) override { table().SetUsed(layer, used); }
-  void Heard(uint32_t layer, absl::Span<const ExpertDemand> demands) override;
+  void CountDeferred(uint32_t layer, absl::Span<const ExpertDemand> demands) override;
   bool LinkIdle() override;
   uint32_t LayersToFetch() override;
   void Abandon() override;
@@ -128,7 +130,7 @@ class SlabResidency final : public LayerResidency {
 
   // Begin and end of a layer's demands.
   void BeginEntry(const ExpertDemand& demand, bool idle);
-  void AddIdle();
+  void AddUnchosen();
   void Join(Entry* entry);
   void CancelDisproved();
   void EndLayer();
@@ -144,7 +146,7 @@ class SlabResidency final : public LayerResidency {
   bool BalancesLayers() const;
   // True if an expert that the CPU shares continues to travel after it was computed, for later tokens.
   bool TravelsOn() const { return !prefill_ && table().quota(layer_) > 0; }
-  bool IsOthers(const Slot& slot) const;
+  bool IsOtherTraffic(const Slot& slot) const;
   double BacklogSeconds() const;
   bool LateToCpu(uint32_t index, uint32_t tokens);
   bool GiveSlotToCpu(uint32_t index, uint32_t tokens);
@@ -157,7 +159,7 @@ class SlabResidency final : public LayerResidency {
   void LeaveToCpu(Entry* entry);
   bool AwaitCpu();
 
-  absl::Status AskForWaiting() override;
+  absl::Status RequestWaiting() override;
   absl::Status Ask(uint32_t index);
   void Handle(const FetchKey& key, const FetchCompletion& completion) override;
   void HandleForDemand(uint32_t index, const FetchKey& key, const FetchCompletion& completion);
@@ -171,8 +173,8 @@ class SlabResidency final : public LayerResidency {
   bool HandOutEntry(uint32_t index);
   void HandOutRange(uint32_t index, uint32_t end);
   void HandOutCpu(uint32_t index);
-  absl::Status TakeBack(Event used) override;
-  void GiveBackRead() override;
+  absl::Status ReturnTiles(Event used) override;
+  void ReleaseRead() override;
   absl::Status WaitForMore() override;
   absl::Time WaitUntil() const override;
   uint32_t in_flight() const override { return in_flight_; }
@@ -195,22 +197,22 @@ class SlabResidency final : public LayerResidency {
   CpuExperts cpu_;
   MissPlan plan_;
   LayerPace pace_;
-  GapOrder gaps_;
+  StreamOrder gaps_;
 
   double device_seconds_ = 0;  // per byte of an expert on the device; 0: not known
   bool cpu_measured_ = true;   // the time of the layer's CPU work was reported
   bool filled_ = false;        // set once, at the start
   bool cpu_allowed_ = true;
   bool prefill_ = false;
-  bool streams_ = false;         // prefill with more experts than the layer may keep
-  uint32_t width_ = 0;           // neurons of each of the layer's experts
-  std::vector<Entry> entries_;   // [most experts of a layer], by demand
-  Event cpu_began_;              // CPU queue before the layer's work
-  Event cpu_used_;               // behind the last reader of a lease
-  double cpu_queued_ = 0;        // seconds of the CPU's work for this layer
-  uint32_t waiting_ = 0;         // entries in kWaiting
-  uint32_t in_flight_ = 0;       // entries in kInFlight
-  std::vector<uint32_t> heard_;  // [most experts], deferred choice
+  bool streams_ = false;                // prefill with more experts than the layer may keep
+  uint32_t width_ = 0;                  // neurons of each of the layer's experts
+  std::vector<Entry> entries_;          // [most experts of a layer], by demand
+  Event cpu_began_;                     // CPU queue before the layer's work
+  Event cpu_used_;                      // behind the last reader of a lease
+  double cpu_queued_ = 0;               // seconds of the CPU's work for this layer
+  uint32_t waiting_ = 0;                // entries in kWaiting
+  uint32_t in_flight_ = 0;              // entries in kInFlight
+  std::vector<uint32_t> used_experts_;  // [most experts], deferred choice
 };
 
 }  // namespace sluice

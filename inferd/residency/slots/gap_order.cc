@@ -18,10 +18,10 @@ uint32_t PortionOf(const SlabPlan& plan) {
 
 }  // namespace
 
-GapOrder::GapOrder(const SlabPlan& plan, Queue* queue) : queue_(queue), portion_(PortionOf(plan)) {}
+StreamOrder::StreamOrder(const SlabPlan& plan, Queue* queue) : queue_(queue), portion_(PortionOf(plan)) {}
 
-void GapOrder::HandOut(uint32_t demands, bool gaps, absl::FunctionRef<bool(uint32_t)> stays,
-                       absl::FunctionRef<bool(uint32_t)> hand_out) {
+void StreamOrder::HandOut(uint32_t demands, bool gaps, absl::FunctionRef<bool(uint32_t)> stays,
+                          absl::FunctionRef<bool(uint32_t)> hand_out) {
   bool came = false;
   for (uint32_t i = 0; i < demands; ++i) {
     if (!gaps || !stays(i)) {
@@ -38,7 +38,7 @@ void GapOrder::HandOut(uint32_t demands, bool gaps, absl::FunctionRef<bool(uint3
   }
 }
 
-void GapOrder::Queued(Event used) {
+void StreamOrder::Queued(Event used) {
   if (std::exchange(in_gap_, false)) {
     before_ = std::exchange(last_, used);
   }

@@ -16,10 +16,10 @@
 
 namespace sluice {
 
-class GapOrder {
+class StreamOrder {
  public:
   // `queue`: runs the work handed out; outlives this object.
-  GapOrder(const SlabPlan& plan, Queue* queue);
+  StreamOrder(const SlabPlan& plan, Queue* queue);
 
   // Calls `hand_out` for the demands of [0, demands) whose turn it is; it returns true if anything of the
   // demand was ready and handed out. `stays`: true for experts ready in slots that they keep. `gaps`: true if

@@ -219,9 +219,9 @@ void CudaCopier::Reap(Device* device) {
   }
 }
 
-std::vector<CopyDone> CudaCopier::Completed(int64_t most_nanos) {
+std::vector<CopyDone> CudaCopier::Completed(int64_t max_wait_nanos) {
   const MonotonicClock clock;
-  const int64_t end = clock.NowNanos() + most_nanos;
+  const int64_t end = clock.NowNanos() + max_wait_nanos;
   while (true) {
     {
       const std::lock_guard lock(mutex_);

@@ -1,15 +1,3 @@
-// CudaCopier: the copier into CUDA memory. Chunks from locked memory are one copy a lane, rows that lie apart
-// are put side by side in a ring of pinned memory first; all of a device go down one stream of its own, in
-// the order of Begin(), and an event behind each says when it has arrived. No kernels, no memset, no copies
-// on the device, from pageable memory or on the default stream: this process' work is the copy engine's
-// alone, so that it runs beside another process' kernels.
-//
-// The transfer engine (common/link/transfer_schedule.h) limits the copies in flight and puts demand first.
-// One stream is enough: a copy engine takes one copy at a time, and the next is queued while it runs.
-//
-// A device that has failed fails every copy from then on, as its driver does.
-//
-// Thread safety: as Copier's.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -40,11 +28,11 @@ class CudaCopier final : public Copier {
   // Waits for what is on its way.
   ~CudaCopier() override;
 
-  bool Takes(HandleKind kind) const override { return IsOfCuda(kind); }
-  bool CopiesAtCall() const override { return false; }
+  bool Supports(HandleKind kind) const override { return IsCudaHandle(kind); }
+  bool IsSynchronous() const override { return false; }
   absl::StatusOr<std::shared_ptr<Slab>> Open(UniqueFd fd, const SlabHandle& handle) override;
   absl::Status Begin(uint64_t tag, const TransferPlan& plan, const PlanChunk& chunk, Slab* slab) override;
-  std::vector<CopyDone> Completed(int64_t most_nanos) override;
+  std::vector<CopyDone> Completed(int64_t max_wait_nanos) override;
   void AddSource(absl::Span<const std::byte> memory, std::shared_ptr<const void> owner) override {
     sources_.Add(memory, std::move(owner));
   }

@@ -1,7 +1,15 @@
-// Pinned host memory where rows that lie apart are put side by side, for one copy instead of many: a ring
-// whose pieces are given back in any order and used again in the order in which they were taken.
+// CudaCopier: the copier into CUDA memory. Chunks from locked memory are one copy a lane, rows that lie apart
+// are put side by side in a ring of pinned memory first; all of a device go down one stream of its own, in
+// the order of Begin(), and an event behind each says when it has arrived. No kernels, no memset, no copies
+// on the device, from pageable memory or on the default stream: this process' work is the copy engine's
+// alone, so that it runs beside another process' kernels.
 //
-// Thread safety: thread-compatible; the copier's lock guards it. The bytes of a piece are its taker's.
+// The transfer engine (common/link/transfer_schedule.h) limits the copies in flight and puts demand first.
+// One stream is enough: a copy engine takes one copy at a time, and the next is queued while it runs.
+//
+// A device that has failed fails every copy from then on, as its driver does.
+//
+// Thread safety: as Copier's.
 #pragma once
 
 #include <cstddef>
@@ -13,6 +21,9 @@
 #include "absl/status/statusor.h"
 
 namespace sluice::cuda {
+
+// Pinned host memory where rows that lie apart are put side by side, for one copy instead of many: a ring
+// whose pieces are given back in any order and used again in the order in which they were taken.
 
 class PinnedRing {
  public:

@@ -1,8 +1,6 @@
 // Host memory that copies read from, page-locked for the copy engines: by a thread of its own, since locking
 // a segment takes tens of milliseconds and holds nobody up. Memory that is not locked yet, or that the system
 // refuses to lock, is copied through pinned memory.
-//
-// Thread safety: thread-safe.
 #pragma once
 
 #include <condition_variable>

@@ -199,7 +199,7 @@ __device__ inline auto WithKind(const DeviceMatrix& m, Use use) {
 template <Encoding kEncoding>
 constexpr int kPlaneBits = 16 / UnitsABlock(kEncoding);
 
-// Bits of a code in a second plane behind one of four bits (pack/row_layout.h: PlaceOfHighCode).
+// Bits of a code in a second plane behind one of four bits (pack/row_layout.h: LocateHighCode).
 template <Encoding kEncoding>
 constexpr int kHighBits = kEncoding == blocks::kQ5_0   ? 1
                           : kEncoding == blocks::kQ6_K ? 2

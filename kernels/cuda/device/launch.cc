@@ -46,7 +46,7 @@ bool LaunchList::operator==(const LaunchList& other) const {
 
 cudaError_t LaunchList::Issue(cudaStream_t stream) const {
   for (const Launch& launch : launches_) {
-    void* values[KernelCall::kMostArguments];
+    void* values[KernelCall::kMaxArguments];
     for (size_t i = 0; i < launch.count; ++i) {
       // CUDA only reads there.
       values[i] = const_cast<uint8_t*>(&bytes_[arguments_[launch.first_argument + i].at]);
@@ -79,7 +79,7 @@ cudaError_t Launcher::Put(const KernelCall& call) {
     list_->Add(call);
     return cudaSuccess;
   }
-  void* values[KernelCall::kMostArguments];
+  void* values[KernelCall::kMaxArguments];
   for (size_t i = 0; i < call.count; ++i) {
     values[i] = call.arguments[i].value;
   }

@@ -25,7 +25,7 @@ bool EqualValues(const void* a, const void* b) {
 
 // A launch by its kernel's host function.
 struct KernelCall {
-  static constexpr size_t kMostArguments = 8;
+  static constexpr size_t kMaxArguments = 8;
   struct Argument {
     void* value = nullptr;
     size_t bytes = 0;
@@ -81,7 +81,7 @@ class Launcher {
   template <typename... Params>
   cudaError_t Launch(void (*kernel)(Params...), dim3 grid, dim3 block, uint64_t shared,
                      std::type_identity_t<Params>... arguments) {
-    static_assert(sizeof...(Params) > 0 && sizeof...(Params) <= KernelCall::kMostArguments);
+    static_assert(sizeof...(Params) > 0 && sizeof...(Params) <= KernelCall::kMaxArguments);
     const KernelCall::Argument all[] = {{&arguments, sizeof(arguments), EqualValues<Params>}...};
     return Put({reinterpret_cast<const void*>(kernel), grid, block, shared, all, sizeof...(Params)});
   }

@@ -9,7 +9,7 @@ namespace {
 using namespace tiles;
 
 constexpr uint32_t kFewTokens = 8;  // that the kernel of matmul.cu does in two turns
-constexpr uint32_t kMostOfAGroup = 128;
+constexpr uint32_t kMaxOfAGroup = 128;
 
 // A block has 64 rows and 32 tokens: tiles.cuh says who computes what, and how wide it loads. Bytes: a row's
 // codes, scales and zeros once for 32 tokens; x once for 64 rows, from the cache. Bound: instructions, about
@@ -48,7 +48,7 @@ __global__ void __launch_bounds__(kThreads) MatMulTilesKernel(const __grid_const
 
 template <Encoding kEncoding>
 cudaError_t Enqueue(const MatMulLaunch& launch, const MatMulLaunchPart& part, Launcher& launcher) {
-  static_assert(ChunkBytes(kMostOfAGroup) <= kDefaultShared);
+  static_assert(ChunkBytes(kMaxOfAGroup) <= kDefaultShared);
   const dim3 grid((part.rows + kRows - 1) / kRows, (launch.tokens + kTokens - 1) / kTokens, launch.heads);
   return launcher.Launch(MatMulTilesKernel<static_cast<unsigned>(kEncoding)>, grid, kThreads,
                          ChunkBytes(part.weights.group), launch, part);

@@ -7,7 +7,6 @@ namespace sluice::cuda {
 namespace {
 
 constexpr unsigned kThreads = 256;
-constexpr unsigned kMaxThreads = 1024;
 
 __device__ __host__ inline unsigned ConvCols(const MambaLaunch& launch) {
   return launch.heads * launch.head_dim + 2 * launch.groups * launch.state;

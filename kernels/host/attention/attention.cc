@@ -6,7 +6,7 @@
 #include "common/status.h"
 #include "kernels/kv_layout.h"
 
-namespace sluice::host {
+namespace sluice::cpu {
 namespace {
 
 // m, l and o of up to kSpanQueries queries: [query] m, [query] l, [query][value_dim] o.
@@ -217,4 +217,4 @@ void Attention::Run(const AttentionCall& call) {
              [&](uint32_t tile, uint32_t worker) { RunTask(call, tasks[tile], worker); });
 }
 
-}  // namespace sluice::host
+}  // namespace sluice::cpu

@@ -1,7 +1,3 @@
-// Attention over the paged cache: walks the spans of each block of queries in order and combines their
-// softmaxes; the sums and their order do not depend on how the work is shared (ARITHMETIC.md 6).
-//
-// Thread safety: as Backend; tiles write disjoint memory.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +11,7 @@
 #include "kernels/host/work/tiles.h"
 #include "kernels/host/work/workspace.h"
 
-namespace sluice::host {
+namespace sluice::cpu {
 
 class Attention {
  public:
@@ -49,4 +45,4 @@ class Attention {
   std::vector<Worker> workers_;
 };
 
-}  // namespace sluice::host
+}  // namespace sluice::cpu

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-namespace sluice::host {
+namespace sluice::cpu {
 
 AttentionPlan::AttentionPlan(const BackendLimits& l, uint32_t threads, uint64_t partial_floats)
     : threads_(threads), partial_floats_(partial_floats) {
@@ -74,4 +74,4 @@ void AttentionPlan::SplitBlocks(uint64_t span_floats) {
   tasks_.erase(tasks_.begin(), tasks_.begin() + static_cast<std::ptrdiff_t>(blocks));
 }
 
-}  // namespace sluice::host
+}  // namespace sluice::cpu

@@ -1,8 +1,7 @@
-// Cuts the queries of an attention call into tasks. The queries of one sequence and one KV head form blocks,
-// each over all its spans. Where there are too few blocks for the threads (one long context in decode), each
-// span of a block is a task, and the last one to finish combines the block.
+// Attention over the paged cache: walks the spans of each block of queries in order and combines their
+// softmaxes; the sums and their order do not depend on how the work is shared (ARITHMETIC.md 6).
 //
-// Thread safety: thread-compatible; EndSpan() may be called by all workers.
+// Thread safety: as Backend; tiles write disjoint memory.
 #pragma once
 
 #include <atomic>
@@ -15,7 +14,11 @@
 #include "kernels/calls/attention_calls.h"
 #include "kernels/host/simd/kernel_table.h"
 
-namespace sluice::host {
+namespace sluice::cpu {
+
+// Cuts the queries of an attention call into tasks. The queries of one sequence and one KV head form blocks,
+// each over all its spans. Where there are too few blocks for the threads (one long context in decode), each
+// span of a block is a task, and the last one to finish combines the block.
 
 // One block of queries of one sequence and KV head, over all its spans or (partial) over one.
 struct AttentionTask {
@@ -56,4 +59,4 @@ class AttentionPlan {
   std::unique_ptr<std::atomic<uint32_t>[]> spans_left_;  // by block
 };
 
-}  // namespace sluice::host
+}  // namespace sluice::cpu

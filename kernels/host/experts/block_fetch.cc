@@ -6,7 +6,7 @@
 #include "kernels/host/simd/row_kind.h"
 #include "pack/row_layout.h"
 
-namespace sluice::host {
+namespace sluice::cpu {
 namespace {
 
 // Lines that are fetched at once when a worker begins; it reads them while the others are in flight.
@@ -22,7 +22,7 @@ constexpr uint32_t kLeadAhead = 16 << 10;
 
 // Maximum fetch distance in bytes where all rows are read: a block of them and a little more. Where the cache
 // has room for more short rows, 96 and 128 of them were slower than 72.
-uint32_t MostAhead(const ExpertCall& expert) {
+uint32_t MaxAhead(const ExpertCall& expert) {
   const uint64_t longest = std::max({RowBytes(expert.up.encoding, expert.up.cols),
                                      RowBytes(expert.gate.encoding, expert.gate.cols),
                                      RowBytes(expert.down.encoding, expert.down.cols)});
@@ -72,7 +72,7 @@ void FetchBeginnings(const CallWeights& part, uint32_t first, uint64_t mask) {
 uint32_t BlockFetch::DistanceOf(absl::Span<const ExpertJob> jobs, const MemoryTuning& tuning) {
   uint32_t distance = 0;
   for (const ExpertJob& job : jobs) {
-    distance = std::max(distance, std::min(tuning.fetch_distance, MostAhead(*job.call)));
+    distance = std::max(distance, std::min(tuning.fetch_distance, MaxAhead(*job.call)));
   }
   return distance;
 }
@@ -108,7 +108,7 @@ void BlockFetch::NoteKept(const ExpertBlock& b) {
 
 // Lists the rows that a tile reads before its masks are known.
 void BlockFetch::ListTile(const FusedCall& fused, uint32_t tile) {
-  const uint32_t e = JobOfTile(fused.jobs, tile);
+  const uint32_t e = FindJobOfTile(fused.jobs, tile);
   const ExpertCall& expert = *fused.jobs[e].call;
   if (!IsFetched(expert)) {
     return;
@@ -139,7 +139,7 @@ void BlockFetch::ListTile(const FusedCall& fused, uint32_t tile) {
 void BlockFetch::ListThrough(const FusedCall& fused, uint32_t tile) {
   for (; listed_tile_ < std::min(tile + 1, tiles_.RunEnd(worker_)); ++listed_tile_) {
     tile_begin_[listed_tile_ % 4] = ahead_.added(RowSort::kStream);
-    tile_whole_[listed_tile_ % 4] = ExpectsWhole(fused.jobs[JobOfTile(fused.jobs, listed_tile_)]);
+    tile_whole_[listed_tile_ % 4] = ExpectsWhole(fused.jobs[FindJobOfTile(fused.jobs, listed_tile_)]);
     ListTile(fused, listed_tile_);
   }
 }
@@ -149,7 +149,7 @@ void BlockFetch::AddKept(WaitingBlock* waiting) {
   const ExpertBlock& b = waiting->block;
   const ExpertCall& expert = *b.job->call;
   waiting->kept_begin = ahead_.added(RowSort::kGathered);
-  const uint64_t mask = HowToRead(b, 1) == Reading::kAll ? PresentNeurons(b) : AnyKept(b);
+  const uint64_t mask = ChooseReading(b, 1) == Reading::kAll ? PresentNeurons(b) : AnyKept(b);
   const bool few = std::popcount(mask) <= kFewKept;
   const auto add = [&](const CallWeights& part) {
     if (few) {
@@ -163,7 +163,7 @@ void BlockFetch::AddKept(WaitingBlock* waiting) {
   }
   add(expert.down);
   waiting->kept_lines = ahead_.added(RowSort::kGathered) - waiting->kept_begin;
-  const bool own_lists = b.tokens > 1 && HowToRead(b, b.tokens) == Reading::kTokens;
+  const bool own_lists = b.tokens > 1 && ChooseReading(b, b.tokens) == Reading::kTokens;
   waiting->in_any_order = own_lists ? waiting->kept_lines / (LeadDecides(expert) ? 2 : 1) : 0;
   ahead_.SetDistance(std::min(tuning_.fetch_distance, kLeadAhead + ahead_.gathered_bytes()));
 }
@@ -189,8 +189,8 @@ void BlockFetch::Follow(const FusedCall& fused, uint32_t tile, WaitingBlock* wai
     }
     ahead_.Advance(kFirstLines);
   } else {
-    ahead_.HasRead(RowSort::kStream, tile_begin_[tile % 4]);
-    ahead_.HasRead(RowSort::kGathered,
+    ahead_.SetRead(RowSort::kStream, tile_begin_[tile % 4]);
+    ahead_.SetRead(RowSort::kGathered,
                    waiting->waits ? waiting->kept_begin : ahead_.added(RowSort::kGathered));
   }
   next_tile_ = tile + 1;
@@ -209,4 +209,4 @@ void BlockFetch::ReadKept(const WaitingBlock& waiting) {
   ahead_.Reads(RowSort::kGathered, waiting.kept_lines, waiting.in_any_order);
 }
 
-}  // namespace sluice::host
+}  // namespace sluice::cpu

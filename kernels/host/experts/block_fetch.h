@@ -5,8 +5,6 @@
 // With masks a block waits between its two steps (fused_experts.h): rows read before the masks are known are
 // a stream, rows that the masks keep are gathered. While masks leave so little out that all rows are read,
 // blocks are `whole`: computed in one step, as without masks.
-//
-// Thread safety: each object belongs to one worker.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +19,7 @@
 #include "kernels/host/simd/row_fetch.h"
 #include "kernels/host/work/tiles.h"
 
-namespace sluice::host {
+namespace sluice::cpu {
 
 // True if blocks have masks and wait for them between their steps.
 inline bool IsMasked(const ExpertCall& expert) { return expert.sparsity != SparsityOrder::kNone; }
@@ -102,4 +100,4 @@ class BlockFetch {
   float kept_share_[kFusedTokens] = {};  // share kept by about the last eight masked blocks, by tokens - 1
 };
 
-}  // namespace sluice::host
+}  // namespace sluice::cpu

@@ -2,13 +2,13 @@
 
 #include <cstring>
 
-namespace sluice::host {
+namespace sluice::cpu {
 
 BlockOrder::BlockOrder(const BackendLimits& limits, const KernelTable& kernels, const Workspace& space)
     : kernels_(kernels),
       space_(space),
       turns_(std::make_unique<Turn[]>(limits.experts + 8)),
-      kept_(std::make_unique<std::atomic<bool>[]>(MostBlocks(limits))) {}
+      kept_(std::make_unique<std::atomic<bool>[]>(MaxBlocks(limits))) {}
 
 void BlockOrder::Begin(const MoeExpertsCall& call, absl::Span<const ExpertJob> jobs) {
   call_ = &call;
@@ -63,7 +63,7 @@ bool BlockOrder::StartToken(uint32_t expert, uint32_t block, float* y) const {
 
 void BlockOrder::EndTurn(uint32_t expert) {
   turns_[expert].next_block += 1;
-  AddKeptAndLetGo(expert);
+  AddKeptAndRelease(expert);
 }
 
 void BlockOrder::Finish(uint32_t expert, uint32_t block, const float* sums, uint64_t sums_stride) {
@@ -82,12 +82,12 @@ void BlockOrder::Finish(uint32_t expert, uint32_t block, const float* sums, uint
   // One worker at a time adds kept blocks. A worker that holds the turn checks again after releasing it, so
   // no block is missed.
   if (!turns_[expert].taken.exchange(true)) {
-    AddKeptAndLetGo(expert);
+    AddKeptAndRelease(expert);
   }
 }
 
 // Adds the next kept blocks to y in order, then releases the turn. Called by the worker that holds the turn.
-void BlockOrder::AddKeptAndLetGo(uint32_t expert) {
+void BlockOrder::AddKeptAndRelease(uint32_t expert) {
   const ExpertJob& job = jobs_[expert];
   Turn& turn = turns_[expert];
   const uint32_t rows = static_cast<uint32_t>(job.call->rows.size());
@@ -107,4 +107,4 @@ void BlockOrder::AddKeptAndLetGo(uint32_t expert) {
   } while (!turn.taken.exchange(true));
 }
 
-}  // namespace sluice::host
+}  // namespace sluice::cpu

@@ -1,8 +1,13 @@
-// Adds the sums of experts' blocks to y in the order of ARITHMETIC.md 3, so that a result has the same bits
-// on any number of threads. A block in its turn is added to y directly; an early block is kept until its
-// predecessors are added, and no worker waits.
+// Experts with few tokens (decode), in tiles of one block of 64 neurons: all experts of a layer are one
+// region.
 //
-// Thread safety: between two calls of Begin() every worker may call, for a block each.
+// With masks a block is computed in two steps, and each worker has one block between them: first the parts
+// that are read whole, which make the masks; then, after the first step of the worker's next block, the rows
+// that the masks keep. So there are always known rows that are not read yet, to fetch ahead. Quantized rows
+// are fetched ahead of the worker (block_fetch.h); float rows are prefetched by lists, each of which ends in
+// the first rows of what is read next. The block sums are added to y in block order (block_order.h).
+//
+// Thread safety: as Backend; tiles write disjoint memory.
 #pragma once
 
 #include <atomic>
@@ -16,7 +21,11 @@
 #include "kernels/host/simd/kernel_table.h"
 #include "kernels/host/work/workspace.h"
 
-namespace sluice::host {
+namespace sluice::cpu {
+
+// Adds the sums of experts' blocks to y in the order of ARITHMETIC.md 3, so that a result has the same bits
+// on any number of threads. A block in its turn is added to y directly; an early block is kept until its
+// predecessors are added, and no worker waits.
 
 class BlockOrder {
  public:
@@ -49,7 +58,7 @@ class BlockOrder {
 
   float* Kept(const ExpertJob& job, uint32_t block, uint32_t row) const;
   void Add(const ExpertJob& job, uint32_t block, uint32_t row, const float* sum);
-  void AddKeptAndLetGo(uint32_t expert);
+  void AddKeptAndRelease(uint32_t expert);
 
   const KernelTable& kernels_;
   const Workspace& space_;
@@ -59,4 +68,4 @@ class BlockOrder {
   std::unique_ptr<std::atomic<bool>[]> kept_;  // by tile: true if its sums are in the partials
 };
 
-}  // namespace sluice::host
+}  // namespace sluice::cpu

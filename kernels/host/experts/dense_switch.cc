@@ -2,7 +2,7 @@
 
 #include "absl/strings/str_cat.h"
 
-namespace sluice::host {
+namespace sluice::cpu {
 
 absl::Status DenseSwitch::Set(absl::Span<const SparseSwitchEntry> entries) {
   if (entries.size() > kMaxSparseSwitches) {
@@ -26,4 +26,4 @@ float DenseSwitch::Above(const ExpertCall& expert) const {
   return SparseSwitch().DenseAbove(expert.rows.size());
 }
 
-}  // namespace sluice::host
+}  // namespace sluice::cpu

@@ -1,7 +1,7 @@
-// The share of kept coefficients from which all of an expert's rows are read: measured switches, or the
-// defaults.
+// The experts of a MoeExperts call: experts with few tokens are fused, the others run in two phases. Both
+// compute the same bits.
 //
-// Thread safety: thread-compatible.
+// Thread safety: as Backend.
 #pragma once
 
 #include <vector>
@@ -11,7 +11,10 @@
 #include "kernels/calls/expert_calls.h"
 #include "kernels/sparse_switch.h"
 
-namespace sluice::host {
+namespace sluice::cpu {
+
+// The share of kept coefficients from which all of an expert's rows are read: measured switches, or the
+// defaults.
 
 class DenseSwitch {
  public:
@@ -24,4 +27,4 @@ class DenseSwitch {
   std::vector<SparseSwitchEntry> entries_;
 };
 
-}  // namespace sluice::host
+}  // namespace sluice::cpu

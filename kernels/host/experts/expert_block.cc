@@ -9,7 +9,7 @@
 #include "kernels/host/simd/row_kind.h"
 #include "pack/row_layout.h"
 
-namespace sluice::host {
+namespace sluice::cpu {
 namespace {
 
 uint64_t FirstBits(uint32_t n) { return n == 64 ? ~uint64_t{0} : (uint64_t{1} << n) - 1; }
@@ -30,7 +30,7 @@ uint32_t FirstKept(const ExpertBlock& b, const uint8_t** rows) {
   const ExpertCall& expert = *b.job->call;
   const CallWeights& part = !LeadDecides(expert) ? expert.down : UpLeads(expert) ? expert.gate : expert.up;
   uint32_t count = 0;
-  for (uint64_t left = AnyKept(b); left != 0 && count < kMostRowsAhead; left &= left - 1) {
+  for (uint64_t left = AnyKept(b); left != 0 && count < kMaxRowsAhead; left &= left - 1) {
     rows[count++] = part.Row(b.first + static_cast<uint32_t>(std::countr_zero(left)));
   }
   return count;
@@ -51,7 +51,7 @@ uint32_t NextLeads(const ExpertBlock& b, const uint8_t** rows) {
   const ExpertCall& expert = *job->call;
   const CallWeights& lead = UpLeads(expert) ? expert.up : expert.gate;
   uint32_t count = 0;
-  for (uint32_t j = next; j < expert.neuron_end && count < kMostRowsAhead; ++j) {
+  for (uint32_t j = next; j < expert.neuron_end && count < kMaxRowsAhead; ++j) {
     rows[count] = lead.Row(j);
     count += rows[count] != nullptr ? 1 : 0;
   }
@@ -91,7 +91,7 @@ uint32_t KeptInAll(const ExpertBlock& b) {
   return kept;
 }
 
-Reading HowToRead(const ExpertBlock& b, uint32_t passes) {
+Reading ChooseReading(const ExpertBlock& b, uint32_t passes) {
   const uint64_t any = AnyKept(b);
   const uint32_t kept = KeptInAll(b);
   // An absent neuron has no row to read.
@@ -139,7 +139,7 @@ void ExpertBlocks::ListKept(const CallWeights& weights, const CallWeights* next,
     out->rows[i] = weights.Row(first + out->index[i]);
   }
   out->listed = out->count;
-  for (uint32_t i = 0; next != nullptr && i < std::min(out->count, kMostRowsAhead); ++i) {
+  for (uint32_t i = 0; next != nullptr && i < std::min(out->count, kMaxRowsAhead); ++i) {
     out->rows[out->listed++] = next->Row(first + out->index[i]);
   }
 }
@@ -161,7 +161,7 @@ void ExpertBlocks::DotKept(const ExpertBlock& b, const CallWeights& weights, con
   // Rounded rows are multiplied token by token; panels pay only for tokens with the same rows.
   const bool one_by_one = b.packed || IsQuantized(weights.encoding.encoding);
   const uint32_t passes = one_by_one ? b.tokens : (b.tokens + kernels_.dot_tokens - 1) / kernels_.dot_tokens;
-  const Reading reading = HowToRead(b, passes);
+  const Reading reading = ChooseReading(b, passes);
   if (reading == Reading::kAll) {
     return DotAll(b, weights, next, y);
   }
@@ -173,12 +173,12 @@ void ExpertBlocks::DotAll(const ExpertBlock& b, const CallWeights& weights, cons
                           float* const* y) {
   const EncodingDescriptor& e = weights.encoding;
   float* const* dots = space_.workers[b.worker].rows[2];
-  const uint8_t* w[kNeuronBlock + kMostRowsAhead];
+  const uint8_t* w[kNeuronBlock + kMaxRowsAhead];
   uint32_t listed = 0;
   for (uint32_t j = 0; j < b.neurons; ++j) {
     w[listed++] = space_.RowOrZero(weights, b.first + (b.in_halves ? InHalves(j, b.neurons) : j));
   }
-  for (uint32_t j = 0; next != nullptr && j < std::min(b.neurons, kMostRowsAhead); ++j) {
+  for (uint32_t j = 0; next != nullptr && j < std::min(b.neurons, kMaxRowsAhead); ++j) {
     w[listed++] = space_.RowOrZero(*next, b.first + j);
   }
   if (next == nullptr && b.waiting != nullptr && b.fetch == nullptr) {
@@ -301,7 +301,7 @@ uint32_t ExpertBlocks::Coefficients(const ExpertBlock& b) {
 
 void ExpertBlocks::Sums(const ExpertBlock& b, bool add, float* const* sums) {
   const CallWeights& down = b.job->call->down;
-  const Reading reading = HowToRead(b, IsQuantized(down.encoding.encoding) ? b.tokens : 1);
+  const Reading reading = ChooseReading(b, IsQuantized(down.encoding.encoding) ? b.tokens : 1);
   if (reading == Reading::kAll) {
     const uint8_t* w[kNeuronBlock];
     for (uint32_t j = 0; j < b.neurons; ++j) {
@@ -349,4 +349,4 @@ void ExpertBlocks::SumKept(const ExpertBlock& b, uint64_t mask, uint32_t begin, 
   lists_.Down(list, c + begin, end - begin, add, b.worker, sums + begin);
 }
 
-}  // namespace sluice::host
+}  // namespace sluice::cpu

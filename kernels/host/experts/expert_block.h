@@ -1,10 +1,3 @@
-// One block of 64 neurons of an expert: its coefficients and its sums. A block's mask is 64 bits per token.
-// The lead part is read for all present neurons; its factors make the masks, the masks become lists of rows,
-// and the other parts are read by these lists: by one list for all tokens (the union of their masks), or by a
-// list for each token, whichever reads fewer rows, or by all rows when few are left out. The choice changes
-// no bit of the result: a masked coefficient is 0 either way.
-//
-// Thread safety: every worker may call for its own blocks at the same time.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +12,7 @@
 #include "kernels/host/simd/row_fetch.h"
 #include "kernels/host/work/workspace.h"
 
-namespace sluice::host {
+namespace sluice::cpu {
 
 // A block, as one worker computes it.
 struct ExpertBlock {
@@ -46,7 +39,7 @@ enum class Reading : uint8_t { kAll, kUnion, kTokens };
 // Rows of a block that are kept, in order.
 struct KeptRows {
   uint32_t index[kNeuronBlock];  // in the block
-  const uint8_t* rows[kNeuronBlock + kMostRowsAhead];
+  const uint8_t* rows[kNeuronBlock + kMaxRowsAhead];
   uint32_t count = 0;
   uint32_t listed = 0;  // including the first rows of the next part
 };
@@ -59,7 +52,7 @@ uint64_t PresentNeurons(const ExpertBlock& b);
 uint64_t AnyKept(const ExpertBlock& b);
 uint32_t KeptInAll(const ExpertBlock& b);
 // Returns the cheaper way to read the block. `passes`: passes over a row when one list serves all tokens.
-Reading HowToRead(const ExpertBlock& b, uint32_t passes);
+Reading ChooseReading(const ExpertBlock& b, uint32_t passes);
 
 class ExpertBlocks {
  public:
@@ -105,4 +98,4 @@ class ExpertBlocks {
   std::vector<uint64_t*> keep_;  // [workers][max_tokens]
 };
 
-}  // namespace sluice::host
+}  // namespace sluice::cpu

@@ -1,6 +1,10 @@
-// An expert of a MoeExperts call, cut into blocks of 64 neurons, which are the tiles of a region.
+// One block of 64 neurons of an expert: its coefficients and its sums. A block's mask is 64 bits per token.
+// The lead part is read for all present neurons; its factors make the masks, the masks become lists of rows,
+// and the other parts are read by these lists: by one list for all tokens (the union of their masks), or by a
+// list for each token, whichever reads fewer rows, or by all rows when few are left out. The choice changes
+// no bit of the result: a masked coefficient is 0 either way.
 //
-// Thread safety: plain values.
+// Thread safety: every worker may call for its own blocks at the same time.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +12,9 @@
 #include "absl/types/span.h"
 #include "kernels/calls/expert_calls.h"
 
-namespace sluice::host {
+namespace sluice::cpu {
+
+// An expert of a MoeExperts call, cut into blocks of 64 neurons, which are the tiles of a region.
 
 // Up to this many tokens the weights of an expert are the bottleneck, not the arithmetic.
 inline constexpr uint32_t kFusedTokens = 4;
@@ -34,7 +40,7 @@ inline uint64_t WorkOf(const MoeExpertsCall& call, const ExpertCall& expert) {
 }
 
 // Returns the index of a tile's job.
-inline uint32_t JobOfTile(absl::Span<const ExpertJob> jobs, uint32_t tile) {
+inline uint32_t FindJobOfTile(absl::Span<const ExpertJob> jobs, uint32_t tile) {
   uint32_t e = static_cast<uint32_t>(jobs.size()) - 1;
   while (jobs[e].first_tile > tile) {
     --e;
@@ -43,8 +49,8 @@ inline uint32_t JobOfTile(absl::Span<const ExpertJob> jobs, uint32_t tile) {
 }
 
 // Maximum number of blocks of all experts of a call together.
-inline uint32_t MostBlocks(const BackendLimits& limits) {
+inline uint32_t MaxBlocks(const BackendLimits& limits) {
   return (limits.experts + 8) * ((limits.expert_width + kNeuronBlock - 1) / kNeuronBlock);
 }
 
-}  // namespace sluice::host
+}  // namespace sluice::cpu

@@ -2,7 +2,7 @@
 
 #include "common/status.h"
 
-namespace sluice::host {
+namespace sluice::cpu {
 
 Experts::Experts(const BackendLimits& limits, const KernelTable& kernels, const MemoryTuning& tuning,
                  Workspace& space, Tiles& tiles, RoundedRows& rounded, RowLists& lists)
@@ -24,8 +24,8 @@ absl::Status Experts::Reserve(const BackendLimits& limits, Scratch* scratch) {
 // Rounds x for every group size of gate or up parts.
 void Experts::PrepareRows(const MoeExpertsCall& call) {
   for (const ExpertCall& expert : call.experts) {
-    rounded_.Want(expert.gate.encoding);
-    rounded_.Want(expert.up.encoding);
+    rounded_.RequestForm(expert.gate.encoding);
+    rounded_.RequestForm(expert.up.encoding);
   }
   for (uint32_t t = 0; t < call.tokens; ++t) {
     space_.x_rows[t] = call.x.Row(t);
@@ -67,4 +67,4 @@ void Experts::Run(const MoeExpertsCall& call) {
   }
 }
 
-}  // namespace sluice::host
+}  // namespace sluice::cpu

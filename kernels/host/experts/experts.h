@@ -1,7 +1,3 @@
-// The experts of a MoeExperts call: experts with few tokens are fused, the others run in two phases. Both
-// compute the same bits.
-//
-// Thread safety: as Backend.
 #pragma once
 
 #include <vector>
@@ -20,7 +16,7 @@
 #include "kernels/host/work/tiles.h"
 #include "kernels/host/work/workspace.h"
 
-namespace sluice::host {
+namespace sluice::cpu {
 
 class Experts {
  public:
@@ -47,4 +43,4 @@ class Experts {
   std::vector<ExpertJob> jobs_;
 };
 
-}  // namespace sluice::host
+}  // namespace sluice::cpu

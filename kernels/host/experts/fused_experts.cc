@@ -4,7 +4,7 @@
 
 #include "common/status.h"
 
-namespace sluice::host {
+namespace sluice::cpu {
 
 FusedExperts::FusedExperts(const BackendLimits& limits, const KernelTable& kernels,
                            const MemoryTuning& tuning, Workspace& space, Tiles& tiles, RowLists& lists,
@@ -40,7 +40,7 @@ WaitingBlock FusedExperts::Start(uint32_t tile, uint32_t worker) {
   WaitingBlock out;
   out.waits = true;
   out.slot = w.waiting.slot ^ 1;
-  out.expert = JobOfTile(fused_.jobs, tile);
+  out.expert = FindJobOfTile(fused_.jobs, tile);
   const ExpertJob& job = fused_.jobs[out.expert];
   out.number = tile - job.first_tile;
   out.block = blocks_.BlockOf(*fused_.call, fused_.jobs, out.expert, out.number, /*packed=*/false, worker);
@@ -150,4 +150,4 @@ void FusedExperts::Run(const MoeExpertsCall& call, absl::Span<ExpertJob> jobs) {
   SumKeptCounts();
 }
 
-}  // namespace sluice::host
+}  // namespace sluice::cpu

@@ -1,13 +1,3 @@
-// Experts with few tokens (decode), in tiles of one block of 64 neurons: all experts of a layer are one
-// region.
-//
-// With masks a block is computed in two steps, and each worker has one block between them: first the parts
-// that are read whole, which make the masks; then, after the first step of the worker's next block, the rows
-// that the masks keep. So there are always known rows that are not read yet, to fetch ahead. Quantized rows
-// are fetched ahead of the worker (block_fetch.h); float rows are prefetched by lists, each of which ends in
-// the first rows of what is read next. The block sums are added to y in block order (block_order.h).
-//
-// Thread safety: as Backend; tiles write disjoint memory.
 #pragma once
 
 #include <cstdint>
@@ -26,7 +16,7 @@
 #include "kernels/host/work/tiles.h"
 #include "kernels/host/work/workspace.h"
 
-namespace sluice::host {
+namespace sluice::cpu {
 
 class FusedExperts {
  public:
@@ -68,4 +58,4 @@ class FusedExperts {
   FusedCall fused_;  // the current call
 };
 
-}  // namespace sluice::host
+}  // namespace sluice::cpu

@@ -8,7 +8,7 @@
 #include "kernels/host/simd/row_kind.h"
 #include "pack/row_layout.h"
 
-namespace sluice::host {
+namespace sluice::cpu {
 namespace {
 
 // Columns of y in one tile of the second phase: 512 bytes of a bf16 row; twice that by lists, which cost more
@@ -43,7 +43,7 @@ absl::Status TwoPhaseExperts::Reserve(const BackendLimits& limits, Scratch* scra
   coefficient_stride_ = RoundUp(limits.expert_width, kNeuronBlock);
   RETURN_IF_ERROR(
       scratch->Reserve(space_.packed_rows * coefficient_stride_, "expert coefficients", &coefficients_));
-  return scratch->Reserve(MostBlocks(limits), "block counts", &block_kept_);
+  return scratch->Reserve(MaxBlocks(limits), "block counts", &block_kept_);
 }
 
 // Returns part `part`: some columns for all tokens, or with quantized rows all columns for some tokens.
@@ -66,7 +66,7 @@ TwoPhaseExperts::DownPart TwoPhaseExperts::PartOf(const ExpertCall& expert, bool
 // Computes one tile of the second phase.
 void TwoPhaseExperts::DownTile(const MoeExpertsCall& call, absl::Span<const ExpertJob> jobs, uint32_t tile,
                                uint32_t worker) {
-  const uint32_t e = JobOfTile(jobs, tile);
+  const uint32_t e = FindJobOfTile(jobs, tile);
   const ExpertJob& job = jobs[e];
   const ExpertCall& expert = *job.call;
   WorkerSpace& w = space_.workers[worker];
@@ -158,7 +158,7 @@ void TwoPhaseExperts::PackRows(const MoeExpertsCall& call, absl::Span<const Expe
 // Computes one tile of the first phase: the coefficients of a block for all tokens.
 void TwoPhaseExperts::CoefficientTile(const MoeExpertsCall& call, absl::Span<const ExpertJob> jobs,
                                       uint32_t tile, uint32_t worker) {
-  const uint32_t e = JobOfTile(jobs, tile);
+  const uint32_t e = FindJobOfTile(jobs, tile);
   const uint32_t block = tile - jobs[e].first_tile;
   const ExpertBlock b = blocks_.BlockOf(call, jobs, e, block, /*packed=*/true, worker);
   blocks_.FirstParts(b);
@@ -202,4 +202,4 @@ void TwoPhaseExperts::Run(const MoeExpertsCall& call, absl::Span<ExpertJob> jobs
   tiles_.Run(tiles, work, [&](uint32_t tile, uint32_t worker) { DownTile(call, jobs, tile, worker); });
 }
 
-}  // namespace sluice::host
+}  // namespace sluice::cpu

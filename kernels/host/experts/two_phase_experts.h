@@ -1,7 +1,5 @@
 // Experts with many tokens (prefill), in two phases of register tiles: the coefficients of all neurons, then
 // columns of y. The bits equal those of the fused experts.
-//
-// Thread safety: as Backend; tiles write disjoint memory.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +14,7 @@
 #include "kernels/host/work/tiles.h"
 #include "kernels/host/work/workspace.h"
 
-namespace sluice::host {
+namespace sluice::cpu {
 
 class TwoPhaseExperts {
  public:
@@ -59,7 +57,7 @@ class TwoPhaseExperts {
   ExpertBlocks& blocks_;
   float* coefficients_ = nullptr;  // [Workspace::packed_rows][expert_width rounded up to 64]
   uint64_t coefficient_stride_ = 0;
-  uint32_t* block_kept_ = nullptr;  // [MostBlocks]: coefficients kept in each block of all experts
+  uint32_t* block_kept_ = nullptr;  // [MaxBlocks]: coefficients kept in each block of all experts
 };
 
-}  // namespace sluice::host
+}  // namespace sluice::cpu

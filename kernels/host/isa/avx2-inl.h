@@ -1,12 +1,11 @@
-// Kernels compiled for AVX2, FMA and F16C. SLUICE_PART names the list of kernels that a source compiles.
+// Kernels compiled for AVX2, FMA and F16C.
 //
 // Included by kernels_avx2.cc and quant_avx2.cc.
 //
 // Thread safety: pure functions.
-#ifndef SLUICE_PART
-#error "included by kernels_avx2.cc and quant_avx2.cc only"
+#if defined(SLUICE_ISA)
+#error "included once, by kernels_avx2.cc or quant_avx2.cc"
 #endif
-
 #include <immintrin.h>
 
 #include <algorithm>
@@ -17,18 +16,17 @@
 #include "kernels/host/simd/kernel_table.h"
 
 #define SLUICE_ISA avx2
-#define SLUICE_LANES "kernels/host/quant/lanes_avx2-inl.h"
 #define SLUICE_DOWN "kernels/host/quant/byte_down-inl.h"
 SLUICE_BEGIN_ISA("avx2,fma,f16c")
 
-namespace sluice::host {
+namespace sluice::cpu {
 namespace avx2 {
 #include "kernels/host/simd/native_avx2-inl.h"
 
 // Kernels follow the instruction set's vectors, which they use.
-#include SLUICE_PART
+#include "kernels/host/isa/table-inl.h"
 }  // namespace avx2
 
 SLUICE_END_ISA
 
-}  // namespace sluice::host
+}  // namespace sluice::cpu

@@ -1,13 +1,12 @@
 // Kernels compiled for AVX2, FMA and F16C with AVX-VNNI: the byte and word products of AVX-512 VNNI in 256
-// bits, for CPUs without AVX-512. SLUICE_PART names the list of kernels that a source compiles.
+// bits, for CPUs without AVX-512.
 //
 // Included by kernels_avx2vnni.cc and quant_avx2vnni.cc.
 //
 // Thread safety: pure functions.
-#ifndef SLUICE_PART
-#error "included by kernels_avx2vnni.cc and quant_avx2vnni.cc only"
+#if defined(SLUICE_ISA)
+#error "included once, by kernels_avx2vnni.cc or quant_avx2vnni.cc"
 #endif
-
 #include <immintrin.h>
 
 #include <algorithm>
@@ -19,18 +18,17 @@
 
 #define SLUICE_ISA avx2vnni
 #define SLUICE_VNNI
-#define SLUICE_LANES "kernels/host/quant/lanes_avx2-inl.h"
 #define SLUICE_DOWN "kernels/host/quant/byte_down-inl.h"
 SLUICE_BEGIN_ISA("avx2,fma,f16c,avxvnni")
 
-namespace sluice::host {
+namespace sluice::cpu {
 namespace avx2vnni {
 #include "kernels/host/simd/native_avx2-inl.h"
 
 // Kernels follow the instruction set's vectors, which they use.
-#include SLUICE_PART
+#include "kernels/host/isa/table-inl.h"
 }  // namespace avx2vnni
 
 SLUICE_END_ISA
 
-}  // namespace sluice::host
+}  // namespace sluice::cpu

@@ -54,7 +54,7 @@ bool HasAvx2Vnni() {
 
 // True if the CPU has the tiles and their byte products, and the system permits them: it grants the state of
 // a thread's tiles, 8 KiB, only on request.
-bool AskForAmx() {
+bool RequestAmx() {
   constexpr uint32_t kTileAndInt8 = 3u << 24;  // bits of EDX in leaf 7
   constexpr uint32_t kTileState = 3u << 17;    // bits of XCR0: configuration and data
   constexpr int kRequestPermission = 0x1023;   // ARCH_REQ_XCOMP_PERM
@@ -74,16 +74,16 @@ bool AskForAmx() {
 
 // Asks once per process: later threads inherit the permission.
 bool HasAmx() {
-  static const bool has = AskForAmx();
+  static const bool has = RequestAmx();
   return has;
 }
 
 // The best kernels for this CPU, which has AVX2.
-const host::KernelTable& BestKernels() {
+const cpu::KernelTable& BestKernels() {
   if (HasAmx()) {
-    return host::AmxKernels();
+    return cpu::AmxKernels();
   }
-  return HasAvx512() ? host::Avx512Kernels() : HasAvx2Vnni() ? host::Avx2VnniKernels() : host::Avx2Kernels();
+  return HasAvx512() ? cpu::Avx512Kernels() : HasAvx2Vnni() ? cpu::Avx2VnniKernels() : cpu::Avx2Kernels();
 }
 
 uint32_t AffinityCpus() {
@@ -97,27 +97,27 @@ uint32_t AffinityCpus() {
 
 }  // namespace
 
-namespace host {
+namespace cpu {
 
-absl::StatusOr<const KernelTable*> ChooseKernels(HostIsa isa) {
+absl::StatusOr<const KernelTable*> ChooseKernels(CpuIsa isa) {
   if (const std::string missing = MissingForAvx2(); !missing.empty()) {
     return absl::FailedPreconditionError(
         absl::StrCat("device host needs an x86-64 CPU with AVX2, FMA and F16C; this one lacks ", missing));
   }
-  if (isa == HostIsa::kAvx512 && !HasAvx512()) {
+  if (isa == CpuIsa::kAvx512 && !HasAvx512()) {
     return absl::FailedPreconditionError("this CPU or system has no AVX-512 (F, BW, DQ, VL, VNNI)");
   }
-  if (isa == HostIsa::kAvx2Vnni && !HasAvx2Vnni()) {
+  if (isa == CpuIsa::kAvx2Vnni && !HasAvx2Vnni()) {
     return absl::FailedPreconditionError("this CPU has no AVX-VNNI");
   }
   switch (isa) {
-    case HostIsa::kAvx2:
+    case CpuIsa::kAvx2:
       return &Avx2Kernels();
-    case HostIsa::kAvx2Vnni:
+    case CpuIsa::kAvx2Vnni:
       return &Avx2VnniKernels();
-    case HostIsa::kAvx512:
+    case CpuIsa::kAvx512:
       return &Avx512Kernels();
-    case HostIsa::kBest:
+    case CpuIsa::kBest:
       break;
   }
   return &BestKernels();
@@ -144,12 +144,12 @@ MemoryTuning TuningOfThisCpu() {
   return out;
 }
 
-}  // namespace host
+}  // namespace cpu
 
-bool HostIsaSupported(HostIsa isa) {
-  return isa == HostIsa::kAvx512     ? HasAvx512()
-         : isa == HostIsa::kAvx2Vnni ? HasAvx2Vnni()
-                                     : MissingForAvx2().empty();
+bool CpuIsaSupported(CpuIsa isa) {
+  return isa == CpuIsa::kAvx512     ? HasAvx512()
+         : isa == CpuIsa::kAvx2Vnni ? HasAvx2Vnni()
+                                    : MissingForAvx2().empty();
 }
 
 }  // namespace sluice

@@ -9,10 +9,10 @@
 #include "kernels/backend.h"
 #include "kernels/host/simd/kernel_table.h"
 
-namespace sluice::host {
+namespace sluice::cpu {
 
 // Returns a table that lives forever. FAILED_PRECONDITION naming the missing CPU or system features.
-absl::StatusOr<const KernelTable*> ChooseKernels(HostIsa isa);
+absl::StatusOr<const KernelTable*> ChooseKernels(CpuIsa isa);
 
 // Returns `threads`, or for 0 the number of CPUs in the affinity mask. INVALID_ARGUMENT above 1024.
 absl::StatusOr<uint32_t> ChooseThreads(uint32_t threads);
@@ -24,4 +24,4 @@ struct MemoryTuning {
 };
 MemoryTuning TuningOfThisCpu();
 
-}  // namespace sluice::host
+}  // namespace sluice::cpu

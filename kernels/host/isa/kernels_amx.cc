@@ -18,7 +18,7 @@
 #define SLUICE_AVX512
 SLUICE_BEGIN_ISA("avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")
 
-namespace sluice::host {
+namespace sluice::cpu {
 namespace amx {
 inline const KernelTable& TileBase() { return Avx512Kernels(); }
 
@@ -43,4 +43,4 @@ const KernelTable& AmxKernels() {
   return table;
 }
 
-}  // namespace sluice::host
+}  // namespace sluice::cpu

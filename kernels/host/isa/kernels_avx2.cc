@@ -1,12 +1,11 @@
 // The kernels for AVX2, FMA and F16C: their table, and all but the products of quantized rows.
-#define SLUICE_PART "kernels/host/isa/table-inl.h"
 #include "kernels/host/isa/avx2-inl.h"
 
-namespace sluice::host {
+namespace sluice::cpu {
 
 const KernelTable& Avx2Kernels() {
   static const KernelTable table = avx2::MakeTable("avx2");
   return table;
 }
 
-}  // namespace sluice::host
+}  // namespace sluice::cpu

@@ -1,12 +1,11 @@
 // The kernels for AVX2 with AVX-VNNI: their table, which is that of AVX2 except for quantized rows.
-#define SLUICE_PART "kernels/host/isa/over_avx2-inl.h"
 #include "kernels/host/isa/avx2vnni-inl.h"
 
-namespace sluice::host {
+namespace sluice::cpu {
 
 const KernelTable& Avx2VnniKernels() {
   static const KernelTable table = avx2vnni::MakeTable("avx2vnni");
   return table;
 }
 
-}  // namespace sluice::host
+}  // namespace sluice::cpu

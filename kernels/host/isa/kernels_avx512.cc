@@ -1,12 +1,11 @@
 // The kernels for AVX-512: their table, and all but the products of quantized rows.
-#define SLUICE_PART "kernels/host/isa/table-inl.h"
 #include "kernels/host/isa/avx512-inl.h"
 
-namespace sluice::host {
+namespace sluice::cpu {
 
 const KernelTable& Avx512Kernels() {
   static const KernelTable table = avx512::MakeTable("avx512");
   return table;
 }
 
-}  // namespace sluice::host
+}  // namespace sluice::cpu

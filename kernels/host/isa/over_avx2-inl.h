@@ -1,16 +1,6 @@
-// The kernel table of an instruction set that is AVX2 with other products of bytes: it has its own kernels
-// for quantized rows, all others are AVX2's. Included by kernels_avx2vnni.cc.
-//
-// Thread safety: pure functions.
-#ifndef SLUICE_ISA
-#error "included by kernels_avx2vnni.cc only"
-#endif
+#else  // SLUICE_VNNI
 
-// clang-format off
-#include "kernels/host/isa/sources-inl.h"
-#include "kernels/host/isa/quant_downs-inl.h"
-// clang-format on
-
+// AVX2 with other products of bytes: only the kernels of quantized rows are its own.
 inline KernelTable MakeTable(const char* name) {
   KernelTable table = Avx2Kernels();
   table.name = name;
@@ -18,3 +8,7 @@ inline KernelTable MakeTable(const char* name) {
   SetQuantDowns(&table);
   return table;
 }
+
+#endif  // SLUICE_VNNI
+
+#else  // SLUICE_QUANT_PRODUCTS

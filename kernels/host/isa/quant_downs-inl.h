@@ -1,11 +1,3 @@
-// Sets the weighted sums of quantized rows in a kernel table. Included by the instruction sets' kernels_*.cc,
-// after the kernels.
-//
-// Thread safety: pure functions.
-#ifndef SLUICE_ISA
-#error "included by kernels_*.cc only"
-#endif
-
 template <QuantKind kKind>
 void SetQuantDown(KernelTable* table) {
   table->quant_down[static_cast<int>(kKind)] = QuantDown<kKind>;
@@ -20,5 +12,5 @@ inline void SetQuantDowns(KernelTable* table) {
   SetQuantDown<QuantKind::kMxfp4>(table);
 }
 
-// Defined by quant_table-inl.h.
+// Defined by the instruction set's quant_*.cc.
 void SetQuantProducts(KernelTable* table);

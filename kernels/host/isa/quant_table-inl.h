@@ -1,13 +1,3 @@
-// The products of quantized rows with tokens: the part of the kernel table that takes longest to compile, in
-// a source of its own for each instruction set. Included by the instruction sets' quant_*.cc.
-//
-// Thread safety: pure functions.
-#ifndef SLUICE_ISA
-#error "included by quant_*.cc only"
-#endif
-
-#include "kernels/host/isa/sources-inl.h"
-
 template <QuantKind kKind>
 void SetQuantProducts(KernelTable* table) {
   const int i = static_cast<int>(kKind);
@@ -30,3 +20,5 @@ void SetQuantProducts(KernelTable* table) {
   SetQuantProducts<QuantKind::kIq4>(table);
   static_assert(kQuantKinds == 8);
 }
+
+#endif  // SLUICE_QUANT_PRODUCTS

@@ -1,9 +1,12 @@
-// Every kernel's source. Included by table-inl.h and quant_table-inl.h, each of which lists the kernels it
-// uses.
+// The kernels of one instruction set, and its table of them. An instruction set has two sources, so that two
+// CPUs share the compilation: kernels_*.cc makes the table; quant_*.cc, which defines SLUICE_QUANT_PRODUCTS,
+// has the products of quantized rows with tokens, which take longest to compile.
+//
+// Included by isa_avx2-inl.h, isa_avx2vnni-inl.h and isa_avx512-inl.h.
 //
 // Thread safety: pure functions.
 #ifndef SLUICE_ISA
-#error "included by kernels_*.cc and quant_*.cc only"
+#error "included by isa_*-inl.h only"
 #endif
 
 // In this order: later ones use earlier ones.
@@ -18,7 +21,6 @@
 #include "kernels/host/simd/down-inl.h"
 #include "kernels/host/simd/codes-inl.h"
 #include "kernels/host/quant/byte_codes-inl.h"
-#include SLUICE_LANES
 #include "kernels/host/quant/byte_dot-inl.h"
 #include "kernels/host/quant/quant_dot-inl.h"
 #include "kernels/host/quant/quad_sums-inl.h"

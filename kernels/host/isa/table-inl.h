@@ -1,15 +1,4 @@
-// The kernel table of one instruction set: every kernel by name.
-// Included by the instruction sets' kernels_*.cc.
-//
-// Thread safety: pure functions.
-#ifndef SLUICE_ISA
-#error "included by kernels_*.cc only"
-#endif
-
-// clang-format off
-#include "kernels/host/isa/sources-inl.h"
-#include "kernels/host/isa/quant_downs-inl.h"
-// clang-format on
+#if !defined(SLUICE_VNNI)
 
 // Ors one line of 64 bytes into a sum.
 inline constexpr int kLineParts = 16 / kNative;  // registers of 16 floats, a line
@@ -95,7 +84,7 @@ inline KernelTable MakeTable(const char* name) {
   table.select_kept = SelectKept;
   table.compress_kept = CompressKept;
   table.kept_indices = KeptIndices;
-  table.dot_tokens = kMostTokens;
+  table.dot_tokens = kMaxTokens;
   table.add = AddRows;
   table.sigmoid = SigmoidRow;
   table.soft_cap = SoftCap;

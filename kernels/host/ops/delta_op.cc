@@ -7,7 +7,7 @@
 #include "kernels/host/ops/device.h"
 #include "kernels/host/rows/norm_row.h"
 
-namespace sluice::host {
+namespace sluice::cpu {
 
 namespace {
 
@@ -18,7 +18,7 @@ struct DeltaTile {
   const float* old_inputs = nullptr;  // the convolution's inputs before the first row; nullptr: zeros
   const float* old_cells = nullptr;   // the head's state before the first row
   float* cells = nullptr;             // the state in its new slot
-  // For q, k and v: first column of qkv, number of columns, weights [taps][count], convolved row.
+  // For q, k and v: first column of qkv, number of columns, weights [kernel_size][count], convolved row.
   uint32_t column[3] = {};
   uint32_t count[3] = {};
   float* weights[3] = {};
@@ -52,7 +52,7 @@ void DeltaToken(Device& d, const GatedDeltaCall& call, const DeltaTile& tile, ui
     convolve.rows = inputs;
     convolve.weights = tile.weights[part];
     convolve.stride = tile.count[part];
-    convolve.taps = shape.conv_kernel;
+    convolve.kernel_size = shape.conv_kernel;
     convolve.cols = tile.count[part];
     convolve.y = tile.values[part];
     d.kernels.convolve_silu(convolve);
@@ -141,4 +141,4 @@ void Run(Device& d, const GatedDeltaCall& call) {
       [&](uint32_t tile, uint32_t worker) { DeltaHead(d, call, tile / heads, tile % heads, worker); });
 }
 
-}  // namespace sluice::host
+}  // namespace sluice::cpu

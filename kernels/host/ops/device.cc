@@ -4,7 +4,7 @@
 
 #include "common/status.h"
 
-namespace sluice::host {
+namespace sluice::cpu {
 
 Device::Device(const BackendLimits& limits, uint32_t threads, const KernelTable& kernels,
                const MemoryTuning& tuning, std::vector<uint32_t> cpus)
@@ -32,4 +32,4 @@ absl::Status Device::Reserve(const BackendLimits& limits) {
   return experts.Reserve(limits, &scratch);
 }
 
-}  // namespace sluice::host
+}  // namespace sluice::cpu

@@ -1,7 +1,7 @@
-// The host device: its parts, and for every operation of ops.h a function that computes its call. A new
-// operation is a function in a file of this folder; helpers of one file stay in it.
+// The CPU backend: its parts, and the device interface over them. Operations run when they are
+// enqueued.
 //
-// Thread safety: as Backend; while tiles run, the parts' own rules apply.
+// Thread safety: as Backend; the owner thread is worker 0.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +21,10 @@
 #include "kernels/host/work/tiles.h"
 #include "kernels/host/work/workspace.h"
 
-namespace sluice::host {
+namespace sluice::cpu {
+
+// The host device: its parts, and for every operation of ops.h a function that computes its call. A new
+// operation is a function in a file of this folder; helpers of one file stay in it.
 
 struct Device {
   // `cpus`: as in ThreadPool. Errors: as Scratch.
@@ -46,8 +49,8 @@ struct Device {
   absl::Status Reserve(const BackendLimits& limits);
 };
 
-#define SLUICE_HOST_RUN(Name) void Run(Device& device, const Name##Call& call);
-SLUICE_OPERATIONS(SLUICE_HOST_RUN)
-#undef SLUICE_HOST_RUN
+#define SLUICE_CPU_RUN(Name) void Run(Device& device, const Name##Call& call);
+SLUICE_OPERATIONS(SLUICE_CPU_RUN)
+#undef SLUICE_CPU_RUN
 
-}  // namespace sluice::host
+}  // namespace sluice::cpu

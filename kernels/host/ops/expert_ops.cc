@@ -6,7 +6,7 @@
 
 #include "kernels/host/ops/device.h"
 
-namespace sluice::host {
+namespace sluice::cpu {
 
 namespace {
 
@@ -44,7 +44,7 @@ void Run(Device& d, const ExpertLeadsCall& call) {
   uint32_t tiles = 0;
   uint64_t work = 0;
   for (const LeadCallPart& expert : call.experts) {
-    d.rounded.Want(expert.lead.encoding);
+    d.rounded.RequestForm(expert.lead.encoding);
     tiles += (expert.lead.rows + kNeuronBlock - 1) / kNeuronBlock;
     work += uint64_t{expert.lead.rows} * call.hidden * expert.rows.size();
   }
@@ -66,8 +66,8 @@ void Run(Device& d, const ExpertLeadsCall& call) {
 
 void Run(Device& d, const MoeExpertsCall& call) { d.experts.Run(call); }
 
-void Run(Device& d, const RoutedExpertsCall& call) { Run(d, GroupedByExpert(call)); }
+void Run(Device& d, const RoutedExpertsCall& call) { Run(d, GroupByExpert(call)); }
 
 void Run(Device& d, const RoutedLeadsCall& call) { Run(d, AsLeads(call)); }
 
-}  // namespace sluice::host
+}  // namespace sluice::cpu

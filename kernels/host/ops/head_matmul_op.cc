@@ -4,7 +4,7 @@
 #include "kernels/host/ops/device.h"
 #include "pack/row_layout.h"
 
-namespace sluice::host {
+namespace sluice::cpu {
 namespace {
 
 constexpr uint32_t kHeadTokens = RoundedRows::kOwnRows;
@@ -47,4 +47,4 @@ void Run(Device& d, const HeadMatMulCall& call) {
   });
 }
 
-}  // namespace sluice::host
+}  // namespace sluice::cpu

@@ -7,13 +7,13 @@
 #include "kernels/host/simd/row_kind.h"
 #include "kernels/kv_layout.h"
 
-namespace sluice::host {
+namespace sluice::cpu {
 
 namespace {
 
 // Applies everything but the temperature to one row of `heads` heads.
-void TurnHeads(const KernelTable& kernels, const RopeKvWriteCall& call, const CallNorm& norm, uint32_t heads,
-               const float* cos_sin, float* row) {
+void TransformHeads(const KernelTable& kernels, const RopeKvWriteCall& call, const CallNorm& norm,
+                    uint32_t heads, const float* cos_sin, float* row) {
   const uint32_t head_dim = call.kv.head_dim;
   const uint32_t half = call.rope_dims / 2;
   if (call.qk_norm == QkNorm::kAcrossHeads) {
@@ -39,7 +39,8 @@ void TurnHeads(const KernelTable& kernels, const RopeKvWriteCall& call, const Ca
 
 // Multiplies the q of a row by its position's temperature, if there is one.
 template <class Call>
-void Temper(const KernelTable& kernels, const Call& call, uint32_t position, uint32_t cols, float* q) {
+void ApplyTemperature(const KernelTable& kernels, const Call& call, uint32_t position, uint32_t cols,
+                      float* q) {
   if (call.temperature_scale == 0) {
     return;
   }
@@ -70,12 +71,12 @@ void Run(Device& d, const RopeKvWriteCall& call) {
       const uint32_t t = sequence.first_row + i;
       const float* cos_sin = call.rope_table + uint64_t{position} * call.rope_dims;
       float* q = call.q.Row(t);
-      TurnHeads(d.kernels, call, call.q_norm, call.heads, cos_sin, q);
-      Temper(d.kernels, call, position, q_cols, q);
+      TransformHeads(d.kernels, call, call.q_norm, call.heads, cos_sin, q);
+      ApplyTemperature(d.kernels, call, position, q_cols, q);
       const uint64_t page = sequence.pages[position / kPageTokens] * kv.page_stride;
       float* row = d.space.workers[worker].any;
       std::memcpy(row, call.k.Row(t), cols * sizeof(float));
-      TurnHeads(d.kernels, call, call.k_norm, kv.kv_heads, cos_sin, row);
+      TransformHeads(d.kernels, call, call.k_norm, kv.kv_heads, cos_sin, row);
       for (uint32_t h = 0; h < kv.kv_heads; ++h) {
         StoreHead(d.kernels, kv, kv.k + page, h, position % kPageTokens, row + uint64_t{h} * kv.head_dim);
       }
@@ -112,7 +113,7 @@ void Run(Device& d, const LatentKvWriteCall& call) {
         std::memcpy(out, q, call.rope_dims * sizeof(float));
         d.kernels.rope(out, cos_sin, cos_sin + half, half, call.rope_interleaved);
       }
-      Temper(d.kernels, call, position, call.heads * row_cols, call.q_out.Row(t));
+      ApplyTemperature(d.kernels, call, position, call.heads * row_cols, call.q_out.Row(t));
       float* row = d.space.workers[worker].any;
       std::memcpy(row, call.latent.Row(t), row_cols * sizeof(float));
       if (call.norm.weight != nullptr) {
@@ -125,4 +126,4 @@ void Run(Device& d, const LatentKvWriteCall& call) {
   }
 }
 
-}  // namespace sluice::host
+}  // namespace sluice::cpu

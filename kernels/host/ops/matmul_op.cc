@@ -1,3 +1,5 @@
+// Products with weight matrices.
+//
 // MatMul: rows of weights are cut into tiles; all tiles of all parts are one region.
 #include <algorithm>
 
@@ -6,7 +8,7 @@
 #include "kernels/host/simd/row_kind.h"
 #include "pack/row_layout.h"
 
-namespace sluice::host {
+namespace sluice::cpu {
 namespace {
 
 // Tokens from which converting weights once per tile and packing x pays.
@@ -65,7 +67,7 @@ void PrepareRows(Device& d, const MatMulCall& call, bool pack) {
   bool plain = false;
   for (uint32_t p = 0; p < call.part_count; ++p) {
     const EncodingDescriptor& e = call.parts[p].weights.encoding;
-    d.rounded.Want(e);
+    d.rounded.RequestForm(e);
     plain = plain || !IsQuantized(e.encoding);
   }
   d.rounded.Make(d.space.x_rows, call.tokens, call.cols);
@@ -85,7 +87,7 @@ void PrepareRows(Device& d, const MatMulCall& call, bool pack) {
 }
 
 // Lists the rows of a tile, then the first ones of the next, which nearly always is this worker's too. w:
-// [kNeuronBlock + kMostRowsAhead].
+// [kNeuronBlock + kMaxRowsAhead].
 RowList ListTile(const MatMulCall& call, const RowTile& tile, const uint8_t** w) {
   const CallWeights& weights = tile.part->weights;
   const uint32_t next = tile.row + tile.rows;
@@ -94,7 +96,7 @@ RowList ListTile(const MatMulCall& call, const RowTile& tile, const uint8_t** w)
     w[listed] = weights.Row(tile.row + (tile.halves ? InHalves(listed, tile.rows) : listed));
     ++listed;
   }
-  for (uint32_t i = 0; i < std::min(tile.next_rows, kMostRowsAhead); ++i) {
+  for (uint32_t i = 0; i < std::min(tile.next_rows, kMaxRowsAhead); ++i) {
     w[listed++] = weights.Row(next + (tile.halves ? InHalves(i, tile.next_rows) : i));
   }
   RowList list{weights.encoding, call.cols, w, tile.rows,
@@ -115,7 +117,7 @@ void RunTile(Device& d, const MatMulCall& call, const RowTile& tile, bool packed
   for (uint32_t t = 0; t < call.tokens && !to_scratch; ++t) {
     y[t] = part.y.Row(t) + row;
   }
-  const uint8_t* w[kNeuronBlock + kMostRowsAhead];
+  const uint8_t* w[kNeuronBlock + kMaxRowsAhead];
   const RowList list = ListTile(call, tile, w);
   if (packed && !IsQuantized(list.encoding.encoding)) {
     d.lists.DotPanels(list, d.space.packed, call.tokens, worker, y);
@@ -156,4 +158,4 @@ void Run(Device& d, const MatMulCall& call) {
   });
 }
 
-}  // namespace sluice::host
+}  // namespace sluice::cpu

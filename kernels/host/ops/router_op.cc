@@ -7,7 +7,7 @@
 #include "kernels/host/ops/device.h"
 #include "kernels/host/simd/best.h"
 
-namespace sluice::host {
+namespace sluice::cpu {
 namespace {
 
 // Scratch of one token: two rows of values for the experts, two for the groups (at most as many).
@@ -29,7 +29,7 @@ float Exp(const KernelTable& kernels, float x) { return kernels.exp_sum(&x, 0.0f
 // softmax_topk without corrections and groups, which needs only the chosen values and the sum.
 void SoftmaxTopK(const KernelTable& kernels, const RouterCall& call, const float* logits, int32_t* ids,
                  float* weights) {
-  Best best(call.top_k, ids, weights);
+  TopK best(call.top_k, ids, weights);
   for (uint32_t e = 0; e < call.experts; ++e) {
     best.Offer(static_cast<int32_t>(e), logits[e]);
   }
@@ -44,7 +44,7 @@ float GroupScoreOf(const RouterCall& call, const float* values, uint32_t size) {
   int32_t ids[2];
   float two[2];
   const bool sum = call.group_score == GroupScore::kTopTwoSum;
-  Best best(sum ? 2 : 1, ids, two);
+  TopK best(sum ? 2 : 1, ids, two);
   for (uint32_t i = 0; i < size; ++i) {
     best.Offer(static_cast<int32_t>(i), values[i]);
   }
@@ -57,13 +57,13 @@ void Choose(const RouterCall& call, const float* choice, const RouterScratch& sc
   const uint32_t groups = std::max(call.groups, 1u);
   const uint32_t size = call.experts / groups;
   const uint32_t top_groups = call.groups == 0 ? 1 : call.top_groups;
-  Best best_groups(top_groups, scratch.group_ids, scratch.group_values);
+  TopK best_groups(top_groups, scratch.group_ids, scratch.group_values);
   for (uint32_t g = 0; g < groups; ++g) {
     best_groups.Offer(static_cast<int32_t>(g),
                       call.groups == 0 ? 0.0f : GroupScoreOf(call, choice + uint64_t{g} * size, size));
   }
   std::sort(scratch.group_ids, scratch.group_ids + top_groups);
-  Best best(call.top_k, ids, values);
+  TopK best(call.top_k, ids, values);
   for (uint32_t i = 0; i < top_groups; ++i) {
     const uint32_t first = static_cast<uint32_t>(scratch.group_ids[i]) * size;
     for (uint32_t e = first; e < first + size; ++e) {
@@ -109,7 +109,7 @@ void Normalize(const RouterCall& call, float* weights) {
 // topk_softmax and sigmoid_input.
 void ByLogit(const KernelTable& kernels, const RouterCall& call, const float* logits, int32_t* ids,
              float* weights) {
-  Best best(call.top_k, ids, weights);
+  TopK best(call.top_k, ids, weights);
   for (uint32_t e = 0; e < call.experts; ++e) {
     best.Offer(static_cast<int32_t>(e), logits[e]);
   }
@@ -123,7 +123,7 @@ void ByLogit(const KernelTable& kernels, const RouterCall& call, const float* lo
 void SparseMixer(const KernelTable& kernels, const RouterCall& call, const float* logits,
                  const RouterScratch& scratch, int32_t* ids, float* weights) {
   constexpr float kMasked = -std::numeric_limits<float>::infinity();
-  Best best(2, ids, weights);
+  TopK best(2, ids, weights);
   for (uint32_t e = 0; e < call.experts; ++e) {
     best.Offer(static_cast<int32_t>(e), logits[e]);
   }
@@ -192,4 +192,4 @@ void Run(Device& d, const RouterCall& call) {
   });
 }
 
-}  // namespace sluice::host
+}  // namespace sluice::cpu

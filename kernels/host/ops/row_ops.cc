@@ -8,7 +8,7 @@
 #include "kernels/host/simd/row_kind.h"
 #include "pack/row_layout.h"
 
-namespace sluice::host {
+namespace sluice::cpu {
 
 void Run(Device& d, const EmbedCall& call) {
   const EncodingDescriptor& e = call.table.encoding;
@@ -71,7 +71,7 @@ void Run(Device& d, const TopLogitsCall& call) {
   d.tiles.Run(call.tokens, uint64_t{call.tokens} * call.vocab * 8, [&](uint32_t t, uint32_t) {
     const float* logits = call.logits.Row(t);
     float* values = call.values + uint64_t{t} * call.k;
-    Best best(call.k, call.ids + uint64_t{t} * call.k, values);
+    TopK best(call.k, call.ids + uint64_t{t} * call.k, values);
     for (uint32_t first = 0; first < call.vocab; first += kRun) {
       const uint32_t n = std::min(kRun, call.vocab - first);
       if (!best.Wants(d.kernels.largest(logits + first, n))) {
@@ -88,4 +88,4 @@ void Run(Device& d, const TopLogitsCall& call) {
   });
 }
 
-}  // namespace sluice::host
+}  // namespace sluice::cpu

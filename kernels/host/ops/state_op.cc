@@ -6,7 +6,7 @@
 #include "kernels/common/scalar_math.h"
 #include "kernels/host/ops/device.h"
 
-namespace sluice::host {
+namespace sluice::cpu {
 
 namespace {
 
@@ -24,9 +24,6 @@ struct MambaTile {
   float* values[kMambaParts] = {};  // the convolved row
 };
 
-// exp of one value: the lane sum of a single term is the term.
-float Exp(const KernelTable& kernels, float x) { return kernels.exp_sum(&x, 0.0f, 1, nullptr); }
-
 // The convolution's input `back` rows before the sequence's row `row`.
 const float* InputAt(const MambaCall& call, const MambaTile& tile, const float* zeros, uint32_t row,
                      uint32_t back, uint32_t column) {
@@ -40,17 +37,17 @@ const float* InputAt(const MambaCall& call, const MambaTile& tile, const float* 
 }
 
 void ConvolvePart(Device& d, const MambaCall& call, const MambaTile& tile, uint32_t row, int part) {
-  const uint32_t taps = call.shape.conv_kernel;
+  const uint32_t kernel_size = call.shape.conv_kernel;
   const float* inputs[kMaxConvKernel];
-  for (uint32_t j = 0; j < taps; ++j) {
-    inputs[j] = InputAt(call, tile, d.space.zeros(), row, taps - 1 - j, tile.column[part]);
+  for (uint32_t j = 0; j < kernel_size; ++j) {
+    inputs[j] = InputAt(call, tile, d.space.zeros(), row, kernel_size - 1 - j, tile.column[part]);
   }
   ConvolveCall convolve;
   convolve.rows = inputs;
   convolve.weights = call.conv.base + tile.column[part];
   convolve.stride = call.conv.stride;
   convolve.bias = call.conv_bias + tile.column[part];
-  convolve.taps = taps;
+  convolve.kernel_size = kernel_size;
   convolve.cols = tile.count[part];
   convolve.y = tile.values[part];
   d.kernels.convolve_silu(convolve);
@@ -129,11 +126,12 @@ void MambaHead(Device& d, const MambaCall& call, uint32_t sequence, uint32_t hea
 void ConvolveColumns(Device& d, const ShortConvCall& call, uint32_t sequence, uint32_t first, uint32_t count,
                      float* memory) {
   const uint32_t width = call.shape.width;
-  const uint32_t taps = call.shape.kernel;
+  const uint32_t kernel_size = call.shape.kernel;
   const SequenceRows& rows = call.states.sequences[sequence];
   const float* old_slot = call.states.From(sequence);
-  // The last `taps` rows of u in a ring: row i of the sequence is at (i + taps - 1) % taps.
-  for (uint32_t j = 0; j + 1 < taps; ++j) {
+  // The last `kernel_size` rows of u in a ring: row i of the sequence is at (i + kernel_size - 1) %
+  // kernel_size.
+  for (uint32_t j = 0; j + 1 < kernel_size; ++j) {
     float* place = memory + uint64_t{j} * kConvColumns;
     if (old_slot == nullptr) {
       std::memset(place, 0, count * sizeof(float));
@@ -145,24 +143,24 @@ void ConvolveColumns(Device& d, const ShortConvCall& call, uint32_t sequence, ui
     const uint32_t t = rows.first_row + row;
     const float* bcx = call.bcx.Row(t) + first;
     const float* inputs[kMaxConvKernel];
-    for (uint32_t j = 0; j < taps; ++j) {
-      inputs[j] = memory + uint64_t{(row + j) % taps} * kConvColumns;
+    for (uint32_t j = 0; j < kernel_size; ++j) {
+      inputs[j] = memory + uint64_t{(row + j) % kernel_size} * kConvColumns;
     }
     d.kernels.multiply(bcx, bcx + 2 * uint64_t{width}, count,
-                       memory + uint64_t{(row + taps - 1) % taps} * kConvColumns);
+                       memory + uint64_t{(row + kernel_size - 1) % kernel_size} * kConvColumns);
     ConvolveCall convolve;
     convolve.rows = inputs;
     convolve.weights = call.conv.base + first;
     convolve.stride = call.conv.stride;
-    convolve.taps = taps;
+    convolve.kernel_size = kernel_size;
     convolve.cols = count;
     convolve.y = call.out.Row(t) + first;
     d.kernels.convolve(convolve);
     d.kernels.multiply(bcx + width, convolve.y, count, convolve.y);
   }
-  for (uint32_t j = 0; j + 1 < taps; ++j) {
+  for (uint32_t j = 0; j + 1 < kernel_size; ++j) {
     std::memcpy(call.states.To(sequence) + uint64_t{j} * width + first,
-                memory + uint64_t{(rows.rows + j) % taps} * kConvColumns, count * sizeof(float));
+                memory + uint64_t{(rows.rows + j) % kernel_size} * kConvColumns, count * sizeof(float));
   }
 }
 
@@ -197,4 +195,4 @@ void Run(Device& d, const ShortConvCall& call) {
               });
 }
 
-}  // namespace sluice::host
+}  // namespace sluice::cpu

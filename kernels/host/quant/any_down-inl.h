@@ -1,11 +1,6 @@
+#if !defined(SLUICE_QUANT_PRODUCTS)
+
 // Weighted sums of quantized rows: chooses the kernel by the number of tokens and the group size.
-//
-// Included by the instruction sets' kernels_*.cc.
-//
-// Thread safety: pure but for the memory that the calls name.
-#ifndef SLUICE_ISA
-#error "included by kernels_*.cc only"
-#endif
 
 // Tokens from which codes are unpacked once for all of them. Panels are fast with AVX-512, and for two bits
 // it never gained (Zen 4, groups of 64, both in turn; q3 and mxfp4 were not measured).

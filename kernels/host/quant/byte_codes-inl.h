@@ -5,13 +5,6 @@
 // field f of the even bytes is unit f, of the odd bytes unit f + h. Rows of activations lie *woven* likewise,
 // or *split* where the two units must not meet in one sum: EvenOdd() moves the even bytes of each 128 bits to
 // the lower half and the odd ones to the upper half.
-//
-// Included by the instruction sets' kernels_*.cc.
-//
-// Thread safety: pure functions.
-#ifndef SLUICE_ISA
-#error "included by kernels_*.cc only"
-#endif
 
 // Fields of each byte of a plane: h.
 template <QuantKind kKind>
@@ -148,11 +141,11 @@ SLUICE_INLINE __m256i UpperBits(const uint8_t* high_plane, uint32_t b) {
 }
 
 // Sums of bytes times signed bytes, of four neighbours in 32 bits, as they come: unsigned codes of a kind,
-// with at most kMostAdds additions. Every product and sum is exact: without the byte products of AVX-VNNI
-// and AVX-512 two neighbours are added up in 16 bits, and kMostAdds times two products fit these.
+// with at most kMaxAdds additions. Every product and sum is exact: without the byte products of AVX-VNNI
+// and AVX-512 two neighbours are added up in 16 bits, and kMaxAdds times two products fit these.
 #if defined(SLUICE_AVX512) || defined(SLUICE_VNNI)
 template <QuantKind kKind>
-inline constexpr uint32_t kMostAdds = UINT32_MAX;
+inline constexpr uint32_t kMaxAdds = UINT32_MAX;
 template <QuantKind kKind>
 inline constexpr int kByteBias = 0;
 
@@ -175,9 +168,8 @@ struct ByteSum {
 template <QuantKind kKind>
 inline constexpr int kByteBias = kLargestCode<kKind> > 127 ? 128 : 0;
 template <QuantKind kKind>
-inline constexpr uint32_t kMostAdds = kByteBias<kKind> != 0
-                                          ? UINT32_MAX
-                                          : 32767 / (2 * kLargestByte * kLargestCode<kKind>);
+inline constexpr uint32_t kMaxAdds = kByteBias<kKind> != 0 ? UINT32_MAX
+                                                           : 32767 / (2 * kLargestByte * kLargestCode<kKind>);
 
 template <QuantKind kKind>
 struct ByteSum {
@@ -214,21 +206,21 @@ SLUICE_INLINE N FloatSum(NInt sum, N x_sum) {
 
 // Maximum number of quads added before the sums must be widened to 32 bits; 0: unlimited.
 template <QuantKind kKind>
-inline constexpr uint32_t kQuadPiece = kMostAdds<kKind> == UINT32_MAX ? 0
-                                       : kMostAdds<kKind> >= 8        ? 8
-                                       : kMostAdds<kKind> >= 4        ? 4
-                                                                      : 2;
+inline constexpr uint32_t kQuadPiece = kMaxAdds<kKind> == UINT32_MAX ? 0
+                                       : kMaxAdds<kKind> >= 8        ? 8
+                                       : kMaxAdds<kKind> >= 4        ? 4
+                                                                     : 2;
 
 // The representative kind of all kinds whose unpacked codes are summed alike, so that sums are compiled once
 // for them. With byte products that add up to 32 bits these are all kinds.
 template <QuantKind kKind>
-inline constexpr QuantKind kSummedAs = kQuadPiece<kKind> == 0   ? QuantKind::kQ8
-                                       : kQuadPiece<kKind> == 8 ? QuantKind::kQ4
-                                       : kQuadPiece<kKind> == 4 ? QuantKind::kQ5
-                                                                : QuantKind::kQ6;
+inline constexpr QuantKind kSumKind = kQuadPiece<kKind> == 0   ? QuantKind::kQ8
+                                      : kQuadPiece<kKind> == 8 ? QuantKind::kQ4
+                                      : kQuadPiece<kKind> == 4 ? QuantKind::kQ5
+                                                               : QuantKind::kQ6;
 template <QuantKind kKind>
 inline constexpr bool kSumsAreShared =
-    kQuadPiece<kSummedAs<kKind>> == kQuadPiece<kKind>&& kByteBias<kSummedAs<kKind>> == kByteBias<kKind>;
+    kQuadPiece<kSumKind<kKind>> == kQuadPiece<kKind>&& kByteBias<kSumKind<kKind>> == kByteBias<kKind>;
 static_assert(kSumsAreShared<QuantKind::kQ8> && kSumsAreShared<QuantKind::kQ4> &&
               kSumsAreShared<QuantKind::kQ3> && kSumsAreShared<QuantKind::kQ2> &&
               kSumsAreShared<QuantKind::kMxfp4> && kSumsAreShared<QuantKind::kQ5> &&

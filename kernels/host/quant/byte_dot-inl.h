@@ -1,13 +1,6 @@
 // Dot products by bytes (byte_codes-inl.h): the sums of eight groups at a time, for groups that are made of
 // whole fields. A leaf is a register of partial sums of one group, or of up to four that lie in it; leaves
 // are added up in pairs, as they come, so that few are alive.
-//
-// Included by the instruction sets' kernels_*.cc.
-//
-// Thread safety: pure but for the memory that the calls name.
-#ifndef SLUICE_ISA
-#error "included by kernels_*.cc only"
-#endif
 
 // True if rows of a kind with groups of kUnits units are multiplied this way: at least half of a block's
 // fields.
@@ -68,7 +61,7 @@ struct Leaves {
   static constexpr uint32_t kOfLeaf = kHalves ? 1 : kRegisters / kCount;  // registers
   static constexpr uint32_t kFieldsOfLeaf = kHalves ? kFields / 2 : kFields;
   static constexpr bool kSplit = IsSplit(kFields, kUnits);
-  static_assert(kOfLeaf * kFieldsOfLeaf <= kMostAdds<kKind>);
+  static_assert(kOfLeaf * kFieldsOfLeaf <= kMaxAdds<kKind>);
   // Maximum of a leaf's lane.
   static constexpr int kLargest =
       static_cast<int>(4 * kOfLeaf * kFieldsOfLeaf) * kLargestByte * kLargestCode<kKind>;

@@ -1,11 +1,6 @@
-// Register operations for dot products by bytes with 256 bits; the 512-bit version is lanes_avx512-inl.h.
-//
-// Included by isa/avx2-inl.h and isa/avx2vnni-inl.h.
-//
-// Thread safety: pure functions.
-#ifndef SLUICE_ISA
-#error "included by isa/avx2*-inl.h only"
-#endif
+#else  // SLUICE_AVX512
+
+// Register operations for dot products by bytes with 256 bits.
 
 // Rows at once, which share loads of x, or tokens at once, which share unpacked codes. Without AVX-VNNI two
 // rows need more registers than there are.
@@ -37,3 +32,5 @@ SLUICE_INLINE void JoinLanes(const B* a, const B* b, __m256i* out) {
     }
   }
 }
+
+#endif  // SLUICE_AVX512

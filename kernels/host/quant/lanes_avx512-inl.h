@@ -1,11 +1,16 @@
-// Register operations for dot products by bytes with 512 bits; the 256-bit version is lanes_avx2-inl.h.
+// Dot products of quantized rows (ARITHMETIC.md 2 b): int8 activations, exact group sums in int32, eight
+// groups at a time.
 //
-// Included by isa/avx512-inl.h only.
+// Included by the instruction sets' kernels_*.cc.
 //
-// Thread safety: pure functions.
+// Thread safety: pure but for the memory that the calls name.
 #ifndef SLUICE_ISA
-#error "included by isa/avx512-inl.h only"
+#error "included by isa_table-inl.h only"
 #endif
+
+#if defined(SLUICE_AVX512)
+
+// Register operations for dot products by bytes with 512 bits.
 
 // Rows at once, which share loads of x, or tokens at once, which share unpacked codes.
 inline constexpr int kRowsOfBytes = 2;

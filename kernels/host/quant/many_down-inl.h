@@ -319,5 +319,5 @@ void ManyDownBy(const QuantDownCall& call, const SumUnitsFunction& sum_units) {
 
 template <QuantKind kKind>
 void ManyDown(const QuantDownCall& call) {
-  ManyDownBy<kKind, kNative>(call, SumInPasses<kSummedAs<kKind>>);
+  ManyDownBy<kKind, kNative>(call, SumInPasses<kSumKind<kKind>>);
 }

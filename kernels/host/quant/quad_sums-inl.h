@@ -1,12 +1,17 @@
-// Sums over unpacked codes for many tokens, shared by quant_gemm-inl.h and many_down-inl.h: a word of four
-// codes for each lane, so that a register times four values of a token gives a partial sum in each lane.
+// Dot products of quantized rows with many tokens (ARITHMETIC.md 2 b): as many rows as a register has lanes
+// are unpacked once, four codes of each row in its lane; every token then costs one multiplication for all of
+// them, and no folding. Lane g mod 8 of a dot is one lane of register g mod 8 of its rows, so the sums are
+// those of QuantDot, to the bit.
 //
 // Included by the instruction sets' kernels_*.cc.
 //
-// Thread safety: pure but for the memory that the arguments name.
+// Thread safety: pure but for the memory that the calls name.
 #ifndef SLUICE_ISA
 #error "included by kernels_*.cc only"
 #endif
+
+// Sums over unpacked codes for many tokens, shared by this file and many_down-inl.h: a word of four
+// codes for each lane, so that a register times four values of a token gives a partial sum in each lane.
 
 // Tokens and registers of codes in one pass over the codes: their sums, the codes and a token's values fill
 // the registers. Two registers of codes halve the loads of token values.
@@ -63,7 +68,7 @@ template <QuantKind kKind, uint32_t T, uint32_t R, QuadLayout kLayout>
 __attribute__((noinline)) void SumQuads(const int32_t* codes, uint32_t quads, const int8_t* values,
                                         NInt* out) {
   constexpr uint32_t kPiece = kQuadPiece<kKind>;
-  static_assert(kPiece <= kMostAdds<kKind>);
+  static_assert(kPiece <= kMaxAdds<kKind>);
   ByteSum<kKind> sums[R][T];
   NInt totals[R][T];
   SLUICE_UNROLL

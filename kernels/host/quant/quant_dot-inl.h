@@ -1,13 +1,3 @@
-// Dot products of quantized rows (ARITHMETIC.md 2 b): int8 activations, exact group sums in int32, eight
-// groups at a time.
-//
-// Included by the instruction sets' kernels_*.cc.
-//
-// Thread safety: pure but for the memory that the calls name.
-#ifndef SLUICE_ISA
-#error "included by kernels_*.cc only"
-#endif
-
 // Adds the eight lanes of v[i] into lane i.
 SLUICE_INLINE __m256i FoldEight(const __m256i* v) {
   const __m256i a = _mm256_hadd_epi32(_mm256_hadd_epi32(v[0], v[1]), _mm256_hadd_epi32(v[2], v[3]));

@@ -1,15 +1,3 @@
-// Dot products of quantized rows with many tokens (ARITHMETIC.md 2 b): as many rows as a register has lanes
-// are unpacked once, four codes of each row in its lane; every token then costs one multiplication for all of
-// them, and no folding. Lane g mod 8 of a dot is one lane of register g mod 8 of its rows, so the sums are
-// those of QuantDot, to the bit.
-//
-// Included by the instruction sets' kernels_*.cc.
-//
-// Thread safety: pure but for the memory that the calls name.
-#ifndef SLUICE_ISA
-#error "included by kernels_*.cc only"
-#endif
-
 inline constexpr uint32_t kGemmQuantRows = kQuadRegisters * kNative;
 
 // Rows as the passes read them, in the call's scratch memory.
@@ -320,7 +308,7 @@ void QuantGemm(const QuantDotCall& call) {
       const TokenPanel panel = PanelAt(call.packed, call.shape.cols, call.shape.groups, pass);
       alignas(64) float totals[kQuadTokens * kGemmQuantRows];
       WithTokens(tokens, [&]<uint32_t T>() {
-        MultiplyTokens<kSummedAs<kKind>, T>(call.shape, panel, unpacked, totals);
+        MultiplyTokens<kSumKind<kKind>, T>(call.shape, panel, unpacked, totals);
       });
       for (uint32_t t = 0; t < tokens; ++t) {
         __builtin_memcpy(call.y[first + t] + call.first + r, totals + t * kGemmQuantRows,

@@ -5,7 +5,7 @@
 #include "common/status.h"
 #include "pack/row_layout.h"
 
-namespace sluice::host {
+namespace sluice::cpu {
 namespace {
 
 // True for group sizes that are multiplied by bytes.
@@ -56,22 +56,22 @@ absl::Status RoundedRows::Reserve(uint32_t max_tokens, uint32_t max_cols, Scratc
   return absl::OkStatus();
 }
 
-void RoundedRows::Want(const EncodingDescriptor& encoding) {
+void RoundedRows::RequestForm(const EncodingDescriptor& encoding) {
   if (IsQuantized(encoding.encoding)) {
-    wanted_[encoding.group / 16 - 1] = true;
+    requested_[encoding.group / 16 - 1] = true;
   }
 }
 
 void RoundedRows::Make(const float* const* x, uint32_t tokens, uint32_t cols) {
   ++generation_;
   for (uint32_t i = 0; i < kForms; ++i) {
-    if (!wanted_[i]) {
+    if (!requested_[i]) {
       continue;
     }
-    wanted_[i] = false;
+    requested_[i] = false;
     tiles_.Run(tokens, uint64_t{tokens} * cols * 4,
                [&](uint32_t t, uint32_t) { forms_[i].Round(kernels_, x[t], cols, (i + 1) * 16, t); });
   }
 }
 
-}  // namespace sluice::host
+}  // namespace sluice::cpu

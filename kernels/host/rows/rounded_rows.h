@@ -1,8 +1,5 @@
 // Rows of activations rounded to int8, one scale for each group (ARITHMETIC.md 2 b), for products with
 // quantized weights. Weights request their group size; each size is made once for all requests.
-//
-// Thread safety: thread-compatible; between two calls of Make() all workers may call Row(), and each may use
-// its own().
 #pragma once
 
 #include <cstdint>
@@ -14,7 +11,7 @@
 #include "kernels/host/work/scratch.h"
 #include "kernels/host/work/tiles.h"
 
-namespace sluice::host {
+namespace sluice::cpu {
 
 // Memory for rows rounded for one group size at a time.
 class RoundedForm {
@@ -44,7 +41,7 @@ class RoundedRows {
   absl::Status Reserve(uint32_t max_tokens, uint32_t max_cols, Scratch* scratch);
 
   // Requests the form for weights of this encoding in the next Make(); no effect if not quantized.
-  void Want(const EncodingDescriptor& encoding);
+  void RequestForm(const EncodingDescriptor& encoding);
   // Rounds the rows x[0 .. tokens) of `cols` values in the forms requested since the last Make().
   void Make(const float* const* x, uint32_t tokens, uint32_t cols);
   // Changes with every Make(), so that data derived from earlier rows can be detected.
@@ -62,9 +59,9 @@ class RoundedRows {
   const KernelTable& kernels_;
   Tiles& tiles_;
   RoundedForm forms_[kForms];
-  bool wanted_[kForms] = {};
+  bool requested_[kForms] = {};
   uint64_t generation_ = 0;
   std::vector<RoundedForm> own_;  // [workers]
 };
 
-}  // namespace sluice::host
+}  // namespace sluice::cpu

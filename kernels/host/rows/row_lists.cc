@@ -6,7 +6,7 @@
 #include "kernels/host/simd/row_kind.h"
 #include "pack/row_layout.h"
 
-namespace sluice::host {
+namespace sluice::cpu {
 namespace {
 
 // Tokens from which unpacking rows once for all of them pays: with rows of 2048 values 6 (q8) to 12 (q4) on
@@ -28,7 +28,7 @@ RowPrefetch PrefetchOf(uint32_t row_bytes, uint32_t listed, uint32_t list_ahead 
   if (listed == 0) {
     return {kStreamAhead, 0, 0};
   }
-  const uint32_t rows = std::clamp((list_ahead + row_bytes - 1) / row_bytes, least_rows, kMostRowsAhead);
+  const uint32_t rows = std::clamp((list_ahead + row_bytes - 1) / row_bytes, least_rows, kMaxRowsAhead);
   return {0, rows, listed};
 }
 
@@ -46,7 +46,7 @@ RowPrefetch PrefetchOfFloats(uint32_t row_bytes, uint32_t listed, bool at_once, 
 RowPrefetch PrefetchOfTwo(uint32_t row_bytes, uint32_t listed) {
   constexpr uint32_t kAhead = 6144;
   const uint32_t rows = (kAhead + 2 * row_bytes - 1) / (2 * row_bytes) * 2;
-  RowPrefetch out{0, std::min(rows, kMostRowsAhead), listed};
+  RowPrefetch out{0, std::min(rows, kMaxRowsAhead), listed};
   out.two_streams = true;
   return out;
 }
@@ -190,4 +190,4 @@ void RowLists::Down(const RowList& list, const float* const* c, uint32_t tokens,
   kernels_.down[RowKindOf(list.encoding.encoding)](down);
 }
 
-}  // namespace sluice::host
+}  // namespace sluice::cpu

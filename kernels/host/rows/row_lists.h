@@ -1,8 +1,3 @@
-// Dot products and weighted sums over lists of weight rows in any encoding, for one worker. A list names rows
-// of one encoding anywhere in memory, so rows may be gathered at no cost; it describes their layout, so that
-// the right ones are prefetched.
-//
-// Thread safety: every worker may call with its own index at the same time.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +10,7 @@
 #include "kernels/host/simd/row_fetch.h"
 #include "kernels/host/work/workspace.h"
 
-namespace sluice::host {
+namespace sluice::cpu {
 
 struct RowList {
   EncodingDescriptor encoding;
@@ -88,4 +83,4 @@ class RowLists {
   std::vector<PackedTokens> packed_;  // [workers]
 };
 
-}  // namespace sluice::host
+}  // namespace sluice::cpu

@@ -1,10 +1,4 @@
-// Makes a neuron's coefficient from its two dot products (ARITHMETIC.md 3 and 7). Included by the instruction
-// sets' kernels_*.cc.
-//
-// Thread safety: pure but for the memory that the calls name.
-#ifndef SLUICE_ISA
-#error "included by kernels_*.cc only"
-#endif
+// Makes a neuron's coefficient from its two dot products (ARITHMETIC.md 3 and 7).
 
 // x / (1 + exp(-z)).
 inline N NTimesSigmoid(N x, N z) { return NDiv(x, NAdd(NSet1(1.0f), NExp(NSub(NZero(), z)))); }

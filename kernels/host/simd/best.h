@@ -5,13 +5,13 @@
 
 #include <cstdint>
 
-namespace sluice::host {
+namespace sluice::cpu {
 
 // The best k of the values offered so far, best first; among equal values the lower index is first.
-class Best {
+class TopK {
  public:
   // The caller owns ids[k] and values[k].
-  Best(uint32_t k, int32_t* ids, float* values) : k_(k), ids_(ids), values_(values) {}
+  TopK(uint32_t k, int32_t* ids, float* values) : k_(k), ids_(ids), values_(values) {}
 
   // Offers candidates in ascending order of index.
   void Offer(int32_t id, float value) {
@@ -37,4 +37,4 @@ class Best {
   uint32_t count_ = 0;
 };
 
-}  // namespace sluice::host
+}  // namespace sluice::cpu

@@ -74,7 +74,7 @@ SLUICE_INLINE __m128i Mxfp4Codes() {
 // IQ4's values plus 128, by index.
 SLUICE_INLINE __m128i Iq4Codes() { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(kIq4Codes)); }
 
-// Codes [16 u, 16 u + 16) of the second plane of a row whose first one has 4 bits a code (PlaceOfHighCode).
+// Codes [16 u, 16 u + 16) of the second plane of a row whose first one has 4 bits a code (LocateHighCode).
 template <uint32_t kBits>
 inline __m256i HighUnit(const uint8_t* plane, uint32_t u) {
   constexpr uint32_t kBlocks = 4 / kBits;  // blocks of the first plane

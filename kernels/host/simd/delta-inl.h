@@ -1,10 +1,5 @@
 // The gated delta rule and Mamba-2 (ARITHMETIC.md 9 and 10), one token of one head at a time, with the value
-// columns in the lanes. Included by the instruction sets' kernels_*.cc.
-//
-// Thread safety: pure but for the memory that the calls name.
-#ifndef SLUICE_ISA
-#error "included by kernels_*.cc only"
-#endif
+// columns in the lanes.
 
 inline void L2Norm(float* x, uint32_t cols, float scale) {
   V sum = Zero();
@@ -20,7 +15,7 @@ template <bool kSilu>
 void Convolve(const ConvolveCall& call) {
   SLUICE_FOR_COLUMNS(call.cols) {
     V sum = call.bias == nullptr ? Zero() : LoadUpTo(call.bias + k, n);
-    for (uint32_t j = 0; j < call.taps; ++j) {
+    for (uint32_t j = 0; j < call.kernel_size; ++j) {
       sum = Fma(LoadUpTo(call.rows[j] + k, n), LoadUpTo(call.weights + j * call.stride + k, n), sum);
     }
     sum = Add(sum, Zero());

@@ -11,7 +11,7 @@
 // in passes, one register of them at a time: two passes with AVX-512, four with AVX2.
 inline constexpr uint32_t kTileRows = 4;
 inline constexpr uint32_t kTileTokens = kNative == 16 ? 6 : 3;
-inline constexpr uint32_t kMostTokens = kNative == 16 ? 4 : 2;  // tokens of one pass over rows, see DotTokens
+inline constexpr uint32_t kMaxTokens = kNative == 16 ? 4 : 2;  // tokens of one pass over rows, see DotTokens
 
 // The address to prefetch while row r is read: the bytes ahead, or a row of the list ahead.
 inline const uint8_t* RowAhead(const uint8_t* const* w, uint32_t r, const RowPrefetch& prefetch) {
@@ -97,8 +97,8 @@ void DotTokens(const DotCall& call, uint32_t t) {
 template <class Row, Prefetch kPrefetch>
 void DotAnyTokens(const DotCall& call) {
   uint32_t t = 0;
-  for (; t + kMostTokens <= call.tokens; t += kMostTokens) {
-    DotTokens<Row, kMostTokens, kPrefetch>(call, t);
+  for (; t + kMaxTokens <= call.tokens; t += kMaxTokens) {
+    DotTokens<Row, kMaxTokens, kPrefetch>(call, t);
   }
   switch (call.tokens - t) {
     case 3:
@@ -161,7 +161,7 @@ void Dot(const DotCall& call) {
   DotCall part = call;
   const uint64_t row_bytes = uint64_t{call.cols} * Row::kBytes;
   const uint32_t step =
-      call.tokens <= kMostTokens ? call.rows : static_cast<uint32_t>(1 + (16 << 10) / (row_bytes + 1));
+      call.tokens <= kMaxTokens ? call.rows : static_cast<uint32_t>(1 + (16 << 10) / (row_bytes + 1));
   for (uint32_t r = 0; r < call.rows; r += step) {
     part.w = call.w + r;
     part.rows = call.rows - r < step ? call.rows - r : step;

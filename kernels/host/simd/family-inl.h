@@ -1,10 +1,4 @@
 // Small kernels over one row that only some families need (ARITHMETIC.md 4, 5 and 6).
-// Included by the instruction sets' kernels_*.cc.
-//
-// Thread safety: pure but for the memory that the arguments name.
-#ifndef SLUICE_ISA
-#error "included by kernels_*.cc only"
-#endif
 
 inline V Sigmoid(V x) {
   for (int i = 0; i < kParts; ++i) {

@@ -12,7 +12,7 @@
 #include "kernels/kv_layout.h"
 #include "kernels/ops.h"
 
-namespace sluice::host {
+namespace sluice::cpu {
 
 // The storage type of a row's values, as kernels see it.
 enum class RowKind : uint8_t { kBf16 = 0, kF16 = 1, kF32 = 2 };
@@ -30,7 +30,7 @@ struct RowPrefetch {
   bool two_streams = false;
 };
 
-inline constexpr uint32_t kMostRowsAhead = 12;  // even
+inline constexpr uint32_t kMaxRowsAhead = 12;  // even
 
 // Prefetch distance in bytes of rows that follow each other in memory: two pages.
 inline constexpr uint32_t kStreamAhead = 8 << 10;
@@ -258,13 +258,14 @@ struct MambaStepCall {
   float* y = nullptr;  // [head_dim]
 };
 
-// y = the sum of rows[j] * weights[j] over the taps (sections 9 and 10), from the bias (nullptr: +0) on.
+// y = the sum of rows[j] * weights[j] over the kernel_size rows (sections 9 and 10), from the bias (nullptr:
+// +0) on.
 struct ConvolveCall {
   const float* const* rows = nullptr;
   const float* weights = nullptr;
-  uint64_t stride = 0;  // floats from one tap's weights to the next
+  uint64_t stride = 0;  // floats from one row's weights to the next
   const float* bias = nullptr;
-  uint32_t taps = 0;
+  uint32_t kernel_size = 0;
   uint32_t cols = 0;
   float* y = nullptr;
 };
@@ -386,4 +387,4 @@ const KernelTable& Avx2VnniKernels();
 const KernelTable& Avx512Kernels();
 const KernelTable& AmxKernels();
 
-}  // namespace sluice::host
+}  // namespace sluice::cpu

@@ -1,10 +1,4 @@
 // Masks of a block of at most 64 neurons, one bit each, and the values that they keep (ARITHMETIC.md 3).
-// Included by the instruction sets' kernels_*.cc.
-//
-// Thread safety: pure but for the memory that the arguments name.
-#ifndef SLUICE_ISA
-#error "included by kernels_*.cc only"
-#endif
 
 // Bit j, j < n: not |lead[j]| < threshold. Reads 64 values.
 inline uint64_t KeepMask(const float* lead, uint32_t n, float threshold) {

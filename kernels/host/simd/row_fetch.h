@@ -21,7 +21,7 @@
 #include <algorithm>
 #include <cstdint>
 
-namespace sluice::host {
+namespace sluice::cpu {
 
 // The i-th of `rows` consecutive rows that are read in turn from both halves: a core reads two streams that
 // lie apart a tenth faster than one, or than neighbours (Granite Rapids).
@@ -48,12 +48,12 @@ class BasicLinesAhead {
     due_ = lines * 64 - rate_ * steps;
   }
 
-  // kAside: the fetching code is kept out of line. Weighted sums of q8 and q4 by panels gain a tenth by it,
-  // everything else loses (GCC 12, Granite Rapids).
-  template <bool kAside = false>
+  // kOutOfLine: the fetching code is kept out of line. Weighted sums of q8 and q4 by panels gain a tenth by
+  // it, everything else loses (GCC 12, Granite Rapids).
+  template <bool kOutOfLine = false>
   __attribute__((always_inline)) void Step() {
     due_ += rate_;
-    while (__builtin_expect(at_ < due_, kAside ? 0 : 1)) {
+    while (__builtin_expect(at_ < due_, kOutOfLine ? 0 : 1)) {
       Line::At(places_[0] + at_);
       Line::At(places_[1] + at_);
       at_ += 64;
@@ -98,7 +98,7 @@ class BasicRowFetch {
   // Corrects the read count of a sort: exactly the lines added before added() was `end` have been read.
   // Readers' counts are rounded: without this, 1 % missing in every block adds up to the whole distance, and
   // lines are fetched that have been read already.
-  void HasRead(RowSort sort, uint32_t end) {
+  void SetRead(RowSort sort, uint32_t end) {
     EndRead();
     read_[Index(sort)] = end;
     Of(sort).DropBefore(end);
@@ -216,7 +216,7 @@ class BasicRowFetch {
           return;
         }
       }
-      if (count_ < kMost) {
+      if (count_ < kMaxRanges) {
         const uint32_t lines = static_cast<uint32_t>(last - first + 1);
         Nth(count_++) = {reinterpret_cast<const uint8_t*>(first * 64), lines};
         Count(lines);
@@ -224,7 +224,7 @@ class BasicRowFetch {
     }
 
     void AddTwo(const uint8_t* a, const uint8_t* b, uint64_t bytes) {
-      if (count_ < kMost) {
+      if (count_ < kMaxRanges) {
         const uintptr_t first = reinterpret_cast<uintptr_t>(a) / 64;
         const uintptr_t last = (reinterpret_cast<uintptr_t>(a) + bytes - 1) / 64;
         const uintptr_t other = reinterpret_cast<uintptr_t>(b) / 64;
@@ -244,21 +244,21 @@ class BasicRowFetch {
     // Drops the first ranges that are used up.
     void DropEmpty() {
       while (count_ > 0 && Nth(0).lines == 0) {
-        first_ = (first_ + 1) % kMost;
+        first_ = (first_ + 1) % kMaxRanges;
         --count_;
       }
     }
 
    private:
-    static constexpr uint32_t kMost = 512;
+    static constexpr uint32_t kMaxRanges = 512;
 
-    Range& Nth(uint32_t i) { return ranges_[(first_ + i) % kMost]; }
+    Range& Nth(uint32_t i) { return ranges_[(first_ + i) % kMaxRanges]; }
     void Count(uint32_t lines) {
       lines_ += lines;
       added_ += lines;
     }
 
-    Range ranges_[kMost];
+    Range ranges_[kMaxRanges];
     uint32_t first_ = 0;
     uint32_t count_ = 0;
     uint32_t lines_ = 0;  // lines of all ranges
@@ -384,4 +384,4 @@ class BasicRowFetch {
 };
 using RowFetch = BasicRowFetch<FetchLine>;
 
-}  // namespace sluice::host
+}  // namespace sluice::cpu

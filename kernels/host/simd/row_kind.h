@@ -6,7 +6,7 @@
 #include "kernels/host/simd/kernel_table.h"
 #include "pack/row_layout.h"
 
-namespace sluice::host {
+namespace sluice::cpu {
 
 // REQUIRES bf16, f16 or f32.
 inline int RowKindOf(Encoding encoding) {
@@ -57,4 +57,4 @@ inline RowShape ShapeOf(const EncodingDescriptor& d, uint32_t cols) {
   return shape;
 }
 
-}  // namespace sluice::host
+}  // namespace sluice::cpu

@@ -1,10 +1,4 @@
 // One span of attention (ARITHMETIC.md 6): scores, exponentials, weighted sum of values.
-// Included by the instruction sets' kernels_*.cc.
-//
-// Thread safety: pure but for the memory that the call names.
-#ifndef SLUICE_ISA
-#error "included by kernels_*.cc only"
-#endif
 
 // Scores of query i lie at row i of the scratch, indexed by position - start of the span, so that lane =
 // position mod kLanes.

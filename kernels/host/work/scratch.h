@@ -1,6 +1,7 @@
-// Memory that a backend reserves at creation and keeps while it lives, so that no operation allocates.
+// Memory shared by operations, since only one runs at a time: rows of the call, partial sums, and each
+// worker's memory for its tile. Memory for one operation only belongs to that operation.
 //
-// Thread safety: thread-compatible.
+// Thread safety: thread-compatible; while tiles run, a worker uses its own WorkerSpace only.
 #pragma once
 
 #include <algorithm>
@@ -13,7 +14,9 @@
 #include "common/status.h"
 #include "kernels/common/host_memory.h"
 
-namespace sluice::host {
+namespace sluice::cpu {
+
+// Memory that a backend reserves at creation and keeps while it lives, so that no operation allocates.
 
 class Scratch {
  public:
@@ -32,4 +35,4 @@ class Scratch {
   std::vector<MappedArray> arrays_;
 };
 
-}  // namespace sluice::host
+}  // namespace sluice::cpu

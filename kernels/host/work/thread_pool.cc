@@ -15,7 +15,7 @@ namespace {
 
 // Maximum tiles stolen at a time: enough for a stream of a megabyte, few enough that a thief that loses its
 // CPU does not delay others for long.
-constexpr uint32_t kMostStolen = 4;
+constexpr uint32_t kMaxStolen = 4;
 
 // Pauses before yielding, about 25 us on current CPUs: longer than the serial parts of a layer, shorter than
 // a time slice.
@@ -151,7 +151,7 @@ bool ThreadPool::Steal(uint32_t worker, uint32_t* first, uint32_t* end) {
     std::atomic<uint64_t>& victim = shares_[(worker + i) % threads_].range;
     uint64_t range = victim.load();
     while (NextOf(range) < EndOf(range)) {
-      const uint32_t count = std::min((EndOf(range) - NextOf(range) + 1) / 2, kMostStolen);
+      const uint32_t count = std::min((EndOf(range) - NextOf(range) + 1) / 2, kMaxStolen);
       if (victim.compare_exchange_weak(range, Range(NextOf(range), EndOf(range) - count))) {
         *first = EndOf(range) - count;
         *end = EndOf(range);

@@ -1,6 +1,6 @@
 #include "kernels/host/work/tiles.h"
 
-namespace sluice::host {
+namespace sluice::cpu {
 
 void Tiles::Run(uint32_t tiles, uint64_t work, ThreadPool::TileFunction function,
                 ThreadPool::FinishFunction finish) {
@@ -20,4 +20,4 @@ void Tiles::AddTo(BackendCounters* counters) const {
   counters->serial_ops += serial_ops_.load(std::memory_order_relaxed);
 }
 
-}  // namespace sluice::host
+}  // namespace sluice::cpu

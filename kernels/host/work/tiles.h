@@ -12,7 +12,7 @@
 #include "kernels/backend.h"
 #include "kernels/host/work/thread_pool.h"
 
-namespace sluice::host {
+namespace sluice::cpu {
 
 class Tiles {
  public:
@@ -47,4 +47,4 @@ class Tiles {
   std::atomic<uint64_t> serial_ops_{0};  // written by the owner thread alone
 };
 
-}  // namespace sluice::host
+}  // namespace sluice::cpu

@@ -7,7 +7,7 @@
 #include "kernels/calls/expert_calls.h"
 #include "kernels/calls/state_calls.h"
 
-namespace sluice::host {
+namespace sluice::cpu {
 namespace {
 
 absl::Status ReserveWorker(const BackendLimits& l, uint32_t cols, Scratch* scratch, WorkerSpace* w) {
@@ -61,4 +61,4 @@ absl::Status Workspace::Reserve(const BackendLimits& l, uint32_t worker_count, S
   return absl::OkStatus();
 }
 
-}  // namespace sluice::host
+}  // namespace sluice::cpu

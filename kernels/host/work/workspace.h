@@ -1,7 +1,3 @@
-// Memory shared by operations, since only one runs at a time: rows of the call, partial sums, and each
-// worker's memory for its tile. Memory for one operation only belongs to that operation.
-//
-// Thread safety: thread-compatible; while tiles run, a worker uses its own WorkerSpace only.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +9,7 @@
 #include "kernels/host/simd/kernel_table.h"
 #include "kernels/host/work/scratch.h"
 
-namespace sluice::host {
+namespace sluice::cpu {
 
 inline constexpr uint32_t kConvColumns = 128;  // columns of a tile of ShortConv
 
@@ -61,4 +57,4 @@ struct Workspace {
   std::vector<WorkerSpace> workers;
 };
 
-}  // namespace sluice::host
+}  // namespace sluice::cpu

@@ -28,7 +28,7 @@ TEST(NewerFamilies, Gemma4HasWideHeadsAndParallelFfn) {
   EXPECT_EQ(full.rope.turned, 8u);
   for (const LayerConfig& layer : model.layers) {
     EXPECT_TRUE(layer.post_norms && layer.layer_scale && layer.moe.expert_scale);
-    EXPECT_EQ(layer.moe.beside_width, 96u);
+    EXPECT_EQ(layer.moe.dense_ffn_width, 96u);
     EXPECT_EQ(layer.moe.activation, Activation::kGeluTanh);
   }
   // The same heads in the form of transformers 5.

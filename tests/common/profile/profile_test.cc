@@ -260,9 +260,9 @@ TEST(CacheProfile, ReadsWhatItWrote) {
 TEST(CacheProfile, ComputesMissCurveAndSingleExpertShare) {
   const LayerCacheProfile layer = Uses().layers[2];
   EXPECT_EQ(layer.MissCurve(10), (std::vector<double>{2, 1.6, 0.8, 0.6}));
-  EXPECT_EQ(layer.SingleShare(-0.1), 0);
-  EXPECT_EQ(layer.SingleShare(0.25), 1);
-  EXPECT_NEAR(layer.SingleShare(0.06), 0.24, 1e-12);
+  EXPECT_EQ(layer.SingleExpertShare(-0.1), 0);
+  EXPECT_EQ(layer.SingleExpertShare(0.25), 1);
+  EXPECT_NEAR(layer.SingleExpertShare(0.06), 0.24, 1e-12);
 }
 
 TEST(CacheProfile, DamageIsNeverWorseThanAnError) {

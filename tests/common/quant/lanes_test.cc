@@ -49,8 +49,8 @@ TEST(Lanes, SumsAndExtremesAreThoseOfTheLoops) {
     if (sum == sum) {
       ASSERT_EQ(Bits(SumOfLanes(LoadLanes(lanes.data()))), Bits(sum)) << i;
     }
-    ASSERT_EQ(LeastLane(LoadLanes(lanes.data())), *std::min_element(lanes.begin(), lanes.end())) << i;
-    ASSERT_EQ(LargestLane(LoadLanes(lanes.data())), *std::max_element(lanes.begin(), lanes.end())) << i;
+    ASSERT_EQ(MinOfLanes(LoadLanes(lanes.data())), *std::min_element(lanes.begin(), lanes.end())) << i;
+    ASSERT_EQ(MaxOfLanes(LoadLanes(lanes.data())), *std::max_element(lanes.begin(), lanes.end())) << i;
   }
 }
 
@@ -61,8 +61,8 @@ TEST(Lanes, LowerAndRaiseKeepTheFirstOfEqualZeros) {
     const std::vector<float> second = AnyLanes(&random);
     LaneVectors low = LoadLanes(first.data());
     LaneVectors high = low;
-    LowerLanes(LoadLanes(second.data()), &low);
-    RaiseLanes(LoadLanes(second.data()), &high);
+    UpdateMinLanes(LoadLanes(second.data()), &low);
+    UpdateMaxLanes(LoadLanes(second.data()), &high);
     float lows[kQuantLanes];
     float highs[kQuantLanes];
     std::memcpy(lows, &low, sizeof(low));

@@ -125,18 +125,18 @@ TEST_F(RingsTest, CompletionIsHeldUntilAdvanceAndHeadIsChecked) {
 TEST_F(RingsTest, SleeperIsWokenOnceAndNotWhenWorkIsThere) {
   SubmissionWriter writer(view_);
   SubmissionReader reader(view_);
-  EXPECT_FALSE(writer.TakeServerSleep());
+  EXPECT_FALSE(writer.ClaimServerWake());
   ASSERT_TRUE(reader.BeginSleep());
   ASSERT_EQ(writer.Push(Entry(1)), RingResult::kOk);
-  EXPECT_TRUE(writer.TakeServerSleep());
-  EXPECT_FALSE(writer.TakeServerSleep());
+  EXPECT_TRUE(writer.ClaimServerWake());
+  EXPECT_FALSE(writer.ClaimServerWake());
   EXPECT_FALSE(reader.BeginSleep());
   CompletionWriter completions(view_);
   CompletionReader reaper(view_);
   ASSERT_TRUE(reaper.BeginWait());
   completions.Push({});
-  EXPECT_TRUE(completions.TakeClientWait());
-  EXPECT_FALSE(completions.TakeClientWait());
+  EXPECT_TRUE(completions.ClaimClientWake());
+  EXPECT_FALSE(completions.ClaimClientWake());
   EXPECT_FALSE(reaper.BeginWait());
 }
 

@@ -34,11 +34,11 @@ class BpeTest : public testing::Test {
     ASSERT_TRUE(spec_.vocabulary.Add(token, spec_.vocabulary.end()).ok());
   }
 
-  std::vector<int32_t> Ids(const std::string& word, bool may_give_special = true) {
+  std::vector<int32_t> Ids(const std::string& word, bool allow_special = true) {
     if (model_ == nullptr) {
       model_ = BpeModel::Create(spec_.vocabulary, spec_.bpe, special_);
     }
-    BpeScratch scratch(may_give_special);
+    BpeScratch scratch(allow_special);
     std::vector<int32_t> ids;
     model_->Encode(word, &scratch, &ids);
     std::vector<int32_t> again;
@@ -48,9 +48,9 @@ class BpeTest : public testing::Test {
   }
 
   // Returns the tokens joined by spaces.
-  std::string Tokens(const std::string& word, bool may_give_special = true) {
+  std::string Tokens(const std::string& word, bool allow_special = true) {
     std::string joined;
-    for (const int32_t id : Ids(word, may_give_special)) {
+    for (const int32_t id : Ids(word, allow_special)) {
       joined += (joined.empty() ? "" : " ") + std::string(spec_.vocabulary.TokenOf(id).value_or("?"));
     }
     return joined;
@@ -123,7 +123,7 @@ TEST_F(BpeTest, PlainTextNeverBecomesASpecialToken) {
   Build("<s>", {"< s", "<s >"});
   special_.insert(*spec_.vocabulary.Find("<s>"));
   EXPECT_EQ("<s>", Tokens("<s>"));
-  EXPECT_EQ("<s >", Tokens("<s>", /*may_give_special=*/false));
+  EXPECT_EQ("<s >", Tokens("<s>", /*allow_special=*/false));
 }
 
 // Definition of BPE: while any neighbours can merge, merge the pair of lowest rank, the leftmost of equals.

@@ -93,7 +93,7 @@ TEST(TransferPlanTest, EveryCombinationCopiesExactlyItsRows) {
     PlanOptions options;
     options.chunk_bytes = 1 + random() % 20'000;
     options.chunk_neurons = static_cast<uint32_t>(1 + random() % 60);
-    options.least_chunk_bytes = random() % 3 == 0 ? random() % 9'000 : 0;
+    options.min_chunk_bytes = random() % 3 == 0 ? random() % 9'000 : 0;
     options.merge = random() % 4 != 0;
     const auto tile = static_cast<uint32_t>(random() % 80);
     const TransferPlan plan = MakeTransferPlan(wanted, rows, neurons, tile, options);

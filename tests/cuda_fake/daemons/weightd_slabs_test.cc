@@ -250,7 +250,7 @@ TEST_P(WeightdSlabsTest, MemoryIsFreedBehindTheLastCopyIntoIt) {
   const absl::StatusOr<FetchCompletion> first = Await(client.get(), 1);
   ASSERT_TRUE(first.ok()) << first.status();
   EXPECT_EQ(MappedByWeightd(), 1u);
-  const absl::Status taken = client->TakeSlabsBack(absl::Now() + absl::Seconds(20));
+  const absl::Status taken = client->RevokeSlabs(absl::Now() + absl::Seconds(20));
   EXPECT_TRUE(taken.ok()) << taken;
   EXPECT_EQ(MappedByWeightd(), 0u);
   EXPECT_TRUE(memory_.Free(buffers_[0]).ok());
@@ -277,10 +277,10 @@ TEST_P(WeightdSlabsTest, AWeightdThatDiesOrHangsIsNotWaitedForForEver) {
     }
     const bool hangs = signal == SIGSTOP;
     const absl::Status taken =
-        client->TakeSlabsBack(hangs ? absl::Now() + absl::Seconds(2) : absl::InfiniteFuture());
+        client->RevokeSlabs(hangs ? absl::Now() + absl::Seconds(2) : absl::InfiniteFuture());
     EXPECT_EQ(taken.code(), hangs ? absl::StatusCode::kDeadlineExceeded : absl::StatusCode::kOk) << taken;
     // Another slab waits no more: this would never end.
-    EXPECT_EQ(client->TakeSlabsBack(absl::InfiniteFuture()), taken);
+    EXPECT_EQ(client->RevokeSlabs(absl::InfiniteFuture()), taken);
     weightd_.process().Signal(SIGCONT);
   }
 }

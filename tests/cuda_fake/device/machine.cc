@@ -221,7 +221,7 @@ cudaError_t Machine::Launch(const void* stub, Dim grid, Dim block, void** args, 
     std::memcpy(spec.params.data() + param.offset, args[i], param.bytes);
   }
   spec.regions = &memory;
-  spec.room = &room_;
+  spec.buffers = &buffers_;
   spec.reports = &reports;
   spec.counts = options.counts;
   Work work{Work::Kind::kKernel, absl::StrCat("kernel ", (*program)->name), {}};

@@ -132,7 +132,7 @@ class Machine {
   std::map<const void*, uint64_t> allowed_shared_;  // by stub
   std::set<OperationId> waited_;                    // counted, and not known to be done
   OperationId dropped_ = 0;
-  ExecutionRoom room_;
+  ExecutionBuffers buffers_;
 };
 
 }  // namespace sluice::cuda_fake

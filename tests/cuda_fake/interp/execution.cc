@@ -13,10 +13,10 @@ Execution::Execution(const LaunchSpec& spec) : spec_(spec), program_(*spec.progr
     const Phase first = own_phases_.Begin(1);
     spec_.scope = {1, first, first, first, first, &own_phases_, nullptr};
   }
-  if (spec_.room == nullptr) {
-    own_room_ = std::make_unique<ExecutionRoom>();
+  if (spec_.buffers == nullptr) {
+    own_buffers_ = std::make_unique<ExecutionBuffers>();
   }
-  room_ = spec_.room == nullptr ? own_room_.get() : spec_.room;
+  buffers_ = spec_.buffers == nullptr ? own_buffers_.get() : spec_.buffers;
 }
 
 Execution::~Execution() = default;
@@ -44,26 +44,26 @@ Fault Execution::Run() {
 void Execution::BeginLaunch() {
   global_ = spec_.scope;
   shared_bytes_ = program_.shared_end + spec_.dynamic_shared;
-  room_->shared.resize(shared_bytes_);
-  shared_ = room_->shared.data();
+  buffers_->shared.resize(shared_bytes_);
+  shared_ = buffers_->shared.data();
   // Entries that earlier launches left in the shadow belong to phases that no block of this launch reads.
-  if (room_->shadow == nullptr || room_->shadow->bytes() < shared_bytes_) {
-    room_->shadow = std::make_unique<Shadow>(shared_bytes_);
+  if (buffers_->shadow == nullptr || buffers_->shadow->bytes() < shared_bytes_) {
+    buffers_->shadow = std::make_unique<Shadow>(shared_bytes_);
   }
-  shared_shadow_ = room_->shadow.get();
+  shared_shadow_ = buffers_->shadow.get();
   shared_shadow_->BeginParts(shared_bytes_);
   for (const Place& place : program_.shared) {
     shared_shadow_->AddPart(place.offset, place.bytes);
   }
   shared_shadow_->AddPart(program_.shared_end, spec_.dynamic_shared);
   const auto threads = static_cast<uint32_t>(spec_.block.Count());
-  room_->warp_count = (threads + kWarpLanes - 1) / kWarpLanes;
-  while (room_->warps.size() < room_->warp_count) {
-    room_->warps.push_back(std::make_unique<Warp>());
+  buffers_->warp_count = (threads + kWarpLanes - 1) / kWarpLanes;
+  while (buffers_->warps.size() < buffers_->warp_count) {
+    buffers_->warps.push_back(std::make_unique<Warp>());
   }
-  for (uint32_t i = 0; i < room_->warp_count; ++i) {
-    room_->warps[i]->BeginLaunch(program_, i, std::min<uint32_t>(kWarpLanes, threads - i * kWarpLanes));
-    FillSpecials(room_->warps[i].get(), false);
+  for (uint32_t i = 0; i < buffers_->warp_count; ++i) {
+    buffers_->warps[i]->BeginLaunch(program_, i, std::min<uint32_t>(kWarpLanes, threads - i * kWarpLanes));
+    FillSpecials(buffers_->warps[i].get(), false);
   }
 }
 
@@ -79,9 +79,9 @@ void Execution::BeginBlock(uint64_t index) {
   shared_scope_.launch = shared_scope_.safe = global_.block;
   std::memset(shared_, 0xCB, shared_bytes_);
   shared_shadow_->Clear();
-  for (size_t i = 0; i < room_->warp_count; ++i) {
-    room_->warps[i]->BeginBlock();
-    FillSpecials(room_->warps[i].get(), true);
+  for (size_t i = 0; i < buffers_->warp_count; ++i) {
+    buffers_->warps[i]->BeginBlock();
+    FillSpecials(buffers_->warps[i].get(), true);
   }
 }
 
@@ -144,13 +144,13 @@ void Execution::FillSpecials(Warp* warp, bool of_block) {
 }
 
 Warp* Execution::NextWarp() {
-  const size_t count = room_->warp_count;
-  const auto ready = [&](size_t i) { return room_->warps[i]->Lowest() != nullptr; };
+  const size_t count = buffers_->warp_count;
+  const auto ready = [&](size_t i) { return buffers_->warps[i]->Lowest() != nullptr; };
   if (spec_.seed < 2) {
     for (size_t i = 0; i < count; ++i) {
       const size_t at = spec_.seed == 0 ? i : count - 1 - i;
       if (ready(at)) {
-        return room_->warps[at].get();
+        return buffers_->warps[at].get();
       }
     }
     return nullptr;
@@ -159,7 +159,7 @@ Warp* Execution::NextWarp() {
   size_t found = 0;
   for (size_t i = 0; i < count; ++i) {
     if (ready(i)) {
-      list[found++] = room_->warps[i].get();
+      list[found++] = buffers_->warps[i].get();
     }
   }
   return found == 0 ? nullptr : list[random_() % found];
@@ -167,8 +167,8 @@ Warp* Execution::NextWarp() {
 
 std::vector<Warp*> Execution::BlockWarps() const {
   std::vector<Warp*> warps;
-  for (size_t i = 0; i < room_->warp_count; ++i) {
-    warps.push_back(room_->warps[i].get());
+  for (size_t i = 0; i < buffers_->warp_count; ++i) {
+    warps.push_back(buffers_->warps[i].get());
   }
   return warps;
 }
@@ -178,8 +178,8 @@ void Execution::RunBlock() {
     Warp* const warp = NextWarp();
     if (warp != nullptr) {
       RunWarp(*warp, spec_.seed < 2 ? ~uint64_t{0} : 1 + random_() % 256);
-    } else if (std::all_of(room_->warps.begin(),
-                           room_->warps.begin() + static_cast<int64_t>(room_->warp_count),
+    } else if (std::all_of(buffers_->warps.begin(),
+                           buffers_->warps.begin() + static_cast<int64_t>(buffers_->warp_count),
                            [](const auto& w) { return w->live == 0; })) {
       return;
     } else if (!ReleaseBarrier()) {

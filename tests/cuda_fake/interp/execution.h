@@ -39,7 +39,7 @@ struct Dim {
 };
 
 // Buffers of an execution, kept from launch to launch.
-struct ExecutionRoom;
+struct ExecutionBuffers;
 
 struct LaunchSpec {
   const Program* program = nullptr;
@@ -49,7 +49,7 @@ struct LaunchSpec {
   std::vector<uint8_t> params;
   Scope scope;  // without phases: no other operation has been
   const RegionTable* regions = nullptr;
-  ExecutionRoom* room = nullptr;  // nullptr: made for this one
+  ExecutionBuffers* buffers = nullptr;  // nullptr: made for this one
   ReportSink* reports = nullptr;
   uint64_t seed = 0;                 // 0: warps in order, each as far as it comes; 1: the same backwards
   uint64_t step_limit = 50'000'000;  // warp-instructions of a block
@@ -134,8 +134,8 @@ class Execution {
   RequestCounter requests_;
   const Region* last_region_ = nullptr;
   Phases own_phases_;
-  std::unique_ptr<ExecutionRoom> own_room_;
-  ExecutionRoom* room_ = nullptr;
+  std::unique_ptr<ExecutionBuffers> own_buffers_;
+  ExecutionBuffers* buffers_ = nullptr;
   Scope global_;  // with which accesses are entered
   Scope shared_scope_;
 
@@ -149,7 +149,7 @@ class Execution {
 };
 
 // Thread safety: thread-compatible.
-struct ExecutionRoom {
+struct ExecutionBuffers {
   std::vector<std::unique_ptr<Warp>> warps;  // the first `warp_count` are the block's
   size_t warp_count = 0;
   std::vector<uint8_t> shared;

@@ -228,10 +228,10 @@ absl::Status DecodeRedux(Decoder& decoder, const Statement& s, Instruction* in) 
 
 // Products of small matrices of bytes, sums of 32 bits.
 constexpr int kColumns = 8;
-constexpr int kMostRows = 16;
-constexpr int kMostDepth = 32;
+constexpr int kMaxRows = 16;
+constexpr int kMaxDepth = 32;
 // Rows of an instruction's operands, one after the other: d, a, b, c.
-constexpr size_t kMostOperands = 4 + 4 + 2 + 4;
+constexpr size_t kMaxOperands = 4 + 4 + 2 + 4;
 
 int Byte(uint32_t word, int i, bool is_signed) {
   const auto byte = static_cast<uint8_t>(word >> (8 * i));
@@ -258,8 +258,8 @@ Outcome RunBytes(Execution& execution, Warp& warp, const Instruction& in, uint32
   const bool left_signed = (in.offset & 1) != 0;
   const bool right_signed = (in.offset & 2) != 0;
   const uint32_t* const rows = in.parts.data();
-  int left[kMostRows][kMostDepth];
-  int right[kMostDepth][kColumns];
+  int left[kMaxRows][kMaxDepth];
+  int right[kMaxDepth][kColumns];
   for (int lane = 0; lane < kWarpLanes; ++lane) {
     const int g = lane / 4;
     const int q = lane % 4;
@@ -302,7 +302,7 @@ absl::Status DecodeMma(Decoder& decoder, const Statement& s, Instruction* in) {
     return UnknownForm(s);
   }
   const size_t counts[] = {large ? 4u : 2u, large ? 4u : 1u, large ? 2u : 1u, large ? 4u : 2u};
-  in->parts.reserve(kMostOperands);
+  in->parts.reserve(kMaxOperands);
   for (size_t i = 0; i < s.operands.size(); ++i) {
     const Operand& operand = s.operands[i];
     if (operand.kind != Operand::Kind::kVector || operand.parts.size() != counts[i]) {

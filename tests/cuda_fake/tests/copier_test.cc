@@ -98,7 +98,7 @@ class CudaCopierTest : public testing::TestWithParam<uint64_t> {
     PlanOptions options;
     options.chunk_bytes = 64 << 10;
     options.chunk_neurons = 50;
-    options.least_chunk_bytes = 0;
+    options.min_chunk_bytes = 0;
     const TransferPlan plan =
         MakeTransferPlan({{source, 0, kRowBytes, dest_stride, kRowBytes},
                           {source + second, places * dest_stride, kRowBytes, dest_stride, kRowBytes}},

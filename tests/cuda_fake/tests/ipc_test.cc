@@ -62,7 +62,7 @@ class Peer {
     EXPECT_EQ(write(socket_, &value, sizeof(value)), static_cast<ssize_t>(sizeof(value)));
   }
   // Returns the process's next message; '?' if there is none.
-  char Hear() {
+  char Receive() {
     char said = '?';
     return read(socket_, &said, 1) == 1 ? said : '?';
   }
@@ -200,7 +200,7 @@ TEST(IpcTest, MemoryThatALivingProcessHasOpenIsNotFreed) {
   cudaIpcMemHandle_t handle;
   void* memory = NewMemory(&handle);
   closes.Send(handle);
-  ASSERT_EQ(closes.Hear(), 'o');
+  ASSERT_EQ(closes.Receive(), 'o');
   EXPECT_EQ(cudaFree(memory), cudaErrorInvalidValue);
   const std::vector<Report> reports = TakeReports();
   ASSERT_EQ(reports.size(), 1u);
@@ -210,12 +210,12 @@ TEST(IpcTest, MemoryThatALivingProcessHasOpenIsNotFreed) {
       reports[0].text, absl::StrCat("which process ", closes.pid(), " has open by cudaIpcOpenMemHandle")))
       << reports[0].text;
   closes.Send('g');
-  ASSERT_EQ(closes.Hear(), 'c');
+  ASSERT_EQ(closes.Receive(), 'c');
   EXPECT_EQ(cudaFree(memory), cudaSuccess);
 
   memory = NewMemory(&handle);
   dies.Send(handle);
-  ASSERT_EQ(dies.Hear(), 'o');
+  ASSERT_EQ(dies.Receive(), 'o');
   dies.Kill();
   EXPECT_EQ(cudaFree(memory), cudaSuccess);
   EXPECT_TRUE(TakeReports().empty());
@@ -239,7 +239,7 @@ TEST(IpcTest, WhatNothingOrdersBetweenTheProcessesIsFound) {
     cudaIpcMemHandle_t handle;
     void* const memory = NewMemory(&handle);
     peer.Send(handle);
-    ASSERT_EQ(peer.Hear(), 'w');
+    ASSERT_EQ(peer.Receive(), 'w');
     std::vector<char> found(kBytes);
     EXPECT_EQ(cudaMemcpy(found.data(), memory, kBytes, cudaMemcpyDeviceToHost), cudaSuccess);
     EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);

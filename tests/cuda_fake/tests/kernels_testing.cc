@@ -237,7 +237,7 @@ std::vector<uint8_t> RandomQ4Rows(uint32_t rows, uint32_t cols, uint64_t* stride
   for (uint32_t r = 0; r < rows; ++r) {
     uint8_t* const row = &all[r * *stride];
     for (uint32_t k = 0; k < cols; ++k) {
-      const CodePlace place = PlaceOfCode(4, k);
+      const CodeLocation place = LocateCode(4, k);
       const uint32_t bits = static_cast<uint32_t>(random() % 16) << place.shift;
       row[place.byte_offset] |= static_cast<uint8_t>(bits);
       row[place.byte_offset + 1] |= static_cast<uint8_t>(bits >> 8);

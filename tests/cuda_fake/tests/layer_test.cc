@@ -27,7 +27,7 @@ constexpr uint32_t kExperts = 8;
 constexpr uint32_t kWidth = 64;
 constexpr uint32_t kTopK = 2;
 constexpr uint32_t kContext = 2048;
-constexpr uint32_t kMostTokens = 2;
+constexpr uint32_t kMaxTokens = 2;
 
 // One layer's weights and cache, and rows to run it on.
 class LayerTest : public testing::Test {
@@ -64,7 +64,7 @@ class LayerTest : public testing::Test {
     EXPECT_TRUE(queue().Upload(bytes, size, ref).ok());
     return ref;
   }
-  Rows NewRows(uint32_t cols, uint32_t rows = kMostTokens) {
+  Rows NewRows(uint32_t cols, uint32_t rows = kMaxTokens) {
     const std::vector<float> zeros(uint64_t{cols} * rows);
     return {New(zeros.data(), 4 * zeros.size()), cols};
   }
@@ -78,7 +78,7 @@ class LayerTest : public testing::Test {
     return view;
   }
   void MakeLayer() {
-    const std::vector<float> x = cuda_fake::RandomFloats(kMostTokens * kHidden, 1);
+    const std::vector<float> x = cuda_fake::RandomFloats(kMaxTokens * kHidden, 1);
     x_ = {New(x.data(), 4 * x.size()), kHidden};
     const std::vector<float> weight(kHidden, 1.0f);
     norm_.weight = New(weight.data(), 4 * weight.size());
@@ -90,7 +90,7 @@ class LayerTest : public testing::Test {
     logits_ = NewRows(kExperts);
     weights_ = NewRows(kTopK).base;
     ids_ = NewRows(kTopK).base;
-    y_ = NewRows(kHidden, kMostTokens * kTopK);
+    y_ = NewRows(kHidden, kMaxTokens * kTopK);
     qkv_ = {{Matrix(kCols, kHidden, 2), q_, {}},
             {Matrix(kKvCols, kHidden, 3), k_, {}},
             {Matrix(kKvCols, kHidden, 4), v_, {}}};
@@ -155,7 +155,7 @@ class LayerTest : public testing::Test {
                            .out = x_}));
   }
   std::vector<float> Residual() {
-    std::vector<float> values(kMostTokens * kHidden);
+    std::vector<float> values(kMaxTokens * kHidden);
     Check(queue().Download(x_.base, 4 * values.size(), values.data()));
     Check(queue().Wait(queue().Record()));
     return values;
@@ -261,7 +261,7 @@ TEST_F(LayerGraphTest, RepeatedStepIsOneLaunchAndSendsPositions) {
     EXPECT_EQ(now.graph_launches - fake.graph_launches, kSteps);
     EXPECT_EQ(now.launches - fake.launches, after.kernels - before.kernels);
     EXPECT_EQ(now.copies - fake.copies, 2 * kSteps) << "positions, and what the test reads";
-    const uint64_t read = kSteps * kMostTokens * kHidden * sizeof(float);
+    const uint64_t read = kSteps * kMaxTokens * kHidden * sizeof(float);
     // Two layers' places twice, with pages between them.
     EXPECT_LE(now.copied_bytes - fake.copied_bytes - read, kSteps * 4 * (32 + 4 * pages_.size()));
   }

@@ -244,7 +244,7 @@ TEST(InferdOptionsTest, ASimulatedDeviceIsWhatTheOptionsSay) {
   ASSERT_FALSE(command.exit_code.has_value());
   const InferdCommand share = Parse({"--pack", "/p", "--device", "sim", "--device-budget", "37.5%"});
   EXPECT_EQ(37.5, share.options.device_budget.percent);
-  EXPECT_EQ("37.5%", ShowOptionValue(share.options.device_budget));
+  EXPECT_EQ("37.5%", FormatOptionValue(share.options.device_budget));
   for (const char* wrong : {"0%", "101%", "%", "-1%", "1 GiB%"}) {
     EXPECT_EQ(2, Parse({"--pack", "/p", "--device", "sim", "--device-budget", wrong}).exit_code.value_or(0))
         << wrong;

@@ -127,11 +127,11 @@ TEST_P(AllocationTest, SteadyDecodeAllocatesNothing) {
   ASSERT_TRUE(plan.ok()) << plan.status();
   absl::StatusOr<std::unique_ptr<Backend>> backend =
       GetParam().threads == 0 ? CreateReferenceBackend(plan->backend)
-                              : CreateHostBackend(plan->backend, GetParam().threads);
+                              : CreateCpuBackend(plan->backend, GetParam().threads);
   ASSERT_TRUE(backend.ok()) << backend.status();
   absl::StatusOr<PolicyChoice> choice = ChoosePoliciesFor(options, (*client)->pack());
   ASSERT_TRUE(choice.ok()) << choice.status();
-  ComputePlaces places;  // without a CPU beside it the device computes every miss
+  ComputeDevices places;  // without a CPU beside it the device computes every miss
   places.device = *std::move(backend);
   RequestRegistry registry(options.queue);
   absl::StatusOr<std::unique_ptr<EngineCore>> core =

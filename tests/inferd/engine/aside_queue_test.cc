@@ -27,9 +27,9 @@ class Waiting {
 
 absl::Status NoStep(const EngineWork&) { return absl::InternalError("no step was to be run"); }
 
-TEST(AsideQueueTest, RunsWaitingTasksInOrder) {
+TEST(TaskQueueTest, RunsWaitingTasksInOrder) {
   Waiting waiting;
-  AsideQueue queue([&] { waiting.Wake(); });
+  TaskQueue queue([&] { waiting.Wake(); });
   std::string order;
   std::vector<absl::Status> ended(2);
   std::thread first([&] {
@@ -57,9 +57,9 @@ TEST(AsideQueueTest, RunsWaitingTasksInOrder) {
   EXPECT_EQ(ended[1], absl::DataLossError("of the step"));
 }
 
-TEST(AsideQueueTest, CallsOutliveTheLossOfTheWeights) {
+TEST(TaskQueueTest, CallsOutliveTheLossOfTheWeights) {
   Waiting waiting;
-  AsideQueue queue([&] { waiting.Wake(); });
+  TaskQueue queue([&] { waiting.Wake(); });
   std::vector<absl::Status> ended(2);
   std::thread step(
       [&] { ended[0] = queue.RunStep([](const ModelParts&, uint64_t) { return absl::OkStatus(); }); });
@@ -74,9 +74,9 @@ TEST(AsideQueueTest, CallsOutliveTheLossOfTheWeights) {
   EXPECT_TRUE(ended[1].ok());
 }
 
-TEST(AsideQueueTest, EndsAllOnceClosed) {
+TEST(TaskQueueTest, EndsAllOnceClosed) {
   Waiting waiting;
-  AsideQueue queue([&] { waiting.Wake(); });
+  TaskQueue queue([&] { waiting.Wake(); });
   absl::Status ended;
   std::thread call([&] { ended = queue.RunCall([] { return absl::OkStatus(); }); });
   waiting.Await(1);

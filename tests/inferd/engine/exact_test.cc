@@ -166,7 +166,7 @@ void ExactTest::RunDraw(uint32_t draw) {
   if (draw % 16 == 5) {
     options.threads = 64;  // more than there are CPUs, tiles or rows
   }
-  options.engine.prefill_chunk_most = draw % 2 == 0 ? 128 : 0;
+  options.engine.max_prefill_chunk = draw % 2 == 0 ? 128 : 0;
   options.engine.kv = OneOf(&random, {KvType::kF32, KvType::kF16, KvType::kQ8});
   options.engine.parallel = 1 + random() % 6;
   options.engine.prefill_chunk = OneOf(&random, {1u, 3u, 7u, 16u, 33u, 64u, 512u});

@@ -9,30 +9,30 @@
 namespace sluice {
 namespace {
 
-TEST(GuessTimingTest, DraftMayTakeTwiceTheWait) {
-  GuessTiming timing;
+TEST(DraftTimingTest, DraftMayTakeTwiceTheWait) {
+  DraftTiming timing;
   EXPECT_TRUE(timing.Pays(1)) << "nothing was seen";
-  timing.AddGuess(3'000'000);
+  timing.AddDraft(3'000'000);
   EXPECT_TRUE(timing.Pays(1)) << "no wait was seen";
   timing.AddWait(2, 2'000'000);  // 1 ms for each
   EXPECT_FALSE(timing.Pays(1));
   EXPECT_TRUE(timing.Pays(2));
 }
 
-TEST(GuessTimingTest, RecentMeasurementsDecide) {
-  GuessTiming timing;
-  timing.AddGuess(3'000'000);
+TEST(DraftTimingTest, RecentMeasurementsDecide) {
+  DraftTiming timing;
+  timing.AddDraft(3'000'000);
   timing.AddWait(1, 1'000'000);
   for (int i = 0; i < 64; ++i) timing.AddWait(1, 4'000'000);
   EXPECT_TRUE(timing.Pays(1));
-  for (int i = 0; i < 64; ++i) timing.AddGuess(20'000'000);
+  for (int i = 0; i < 64; ++i) timing.AddDraft(20'000'000);
   EXPECT_FALSE(timing.Pays(1));
 }
 
-TEST(GuessTimingTest, DelayedDraftIsTriedAgain) {
-  GuessTiming timing;
+TEST(DraftTimingTest, DelayedDraftIsTriedAgain) {
+  DraftTiming timing;
   timing.AddWait(1, 1'000'000);
-  timing.AddGuess(1'000'000'000);
+  timing.AddDraft(1'000'000'000);
   int tries = 1;
   while (!timing.Pays(1)) {
     ASSERT_LT(++tries, 1000);
@@ -41,7 +41,7 @@ TEST(GuessTimingTest, DelayedDraftIsTriedAgain) {
 }
 
 // Two of eight experts a token, most of them missing, two requests at once beside prompts in pieces.
-class GuessTokensTest : public EngineTest {
+class DraftTokensTest : public EngineTest {
  protected:
   std::vector<std::vector<int32_t>> Answers() {
     std::vector<std::vector<int32_t>> answers;
@@ -65,22 +65,22 @@ class GuessTokensTest : public EngineTest {
   EngineStats stats_;
 };
 
-TEST_F(GuessTokensTest, AnswersAreEqualAndRightDraftsAreUsed) {
+TEST_F(DraftTokensTest, AnswersAreEqualAndRightDraftsAreUsed) {
   options_.engine.parallel = 2;
   options_.engine.prefill_chunk = 16;
   options_.weights.max_delay_polls = 9;
   for (const KvType kv : {KvType::kF16, KvType::kQ8}) {
     options_.engine.kv = kv;
     options_.weights.dram_budget = ~uint64_t{0};
-    options_.engine.policies.policy = {"token_guess=off"};
+    options_.engine.policies.policy = {"token_draft=off"};
     const std::vector<std::vector<int32_t>> wanted = Answers();
-    EXPECT_EQ(stats_.token_guesses, 0u);
+    EXPECT_EQ(stats_.draft_steps, 0u);
     options_.weights.dram_budget = SmallestBudget(pack_, 1);
     options_.engine.policies.policy = {};
     EXPECT_EQ(Answers(), wanted);
-    EXPECT_GT(stats_.token_guesses, 0u);
-    EXPECT_GT(stats_.token_guesses_right, 0u);
-    EXPECT_LE(stats_.token_guesses_right, stats_.token_guesses);
+    EXPECT_GT(stats_.draft_steps, 0u);
+    EXPECT_GT(stats_.draft_steps_right, 0u);
+    EXPECT_LE(stats_.draft_steps_right, stats_.draft_steps);
   }
 }
 

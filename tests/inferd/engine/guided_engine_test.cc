@@ -13,7 +13,7 @@ namespace {
 
 using testing::HasSubstr;
 
-class GuidedEngineTest : public testing::Test {
+class StructuredOutputEngineTest : public testing::Test {
  protected:
   void SetUp() override {
     pack_ = dir_.File("pack");
@@ -33,14 +33,15 @@ class GuidedEngineTest : public testing::Test {
     test_ = std::move(*test);
   }
 
-  GenerateSpec Spec(const std::string& id, GuideSpec::Kind kind, const std::string& text, uint64_t seed = 1) {
+  GenerateSpec Spec(const std::string& id, GrammarSpec::Kind kind, const std::string& text,
+                    uint64_t seed = 1) {
     GenerateSpec spec;
     spec.request_id = id;
     spec.prompt = *tokenizer_->Encode("The film is a story about");
     spec.sampling.temperature = 1.0f;
     spec.sampling.seed = seed;
     spec.stopping.max_tokens = 100;
-    spec.guide = GuideSpec{kind, text, {}, {}, {}};
+    spec.constraint = GrammarSpec{kind, text, {}, {}, {}};
     return spec;
   }
 
@@ -58,12 +59,12 @@ class GuidedEngineTest : public testing::Test {
   TestEngine test_;
 };
 
-TEST_F(GuidedEngineTest, AnswersConformInAnyBatch) {
+TEST_F(StructuredOutputEngineTest, AnswersConformInAnyBatch) {
   const std::string regex = "[A-Z][a-z]{1,9}( [a-z]{1,9}){2,6}\\.";
   std::vector<std::string> alone;
   Start();
   for (uint64_t seed = 0; seed < 6; ++seed) {
-    const auto sink = Begin(Spec("a", GuideSpec::Kind::kRegex, regex, seed));
+    const auto sink = Begin(Spec("a", GrammarSpec::Kind::kRegex, regex, seed));
     ASSERT_TRUE(sink->Await().ok());
     EXPECT_EQ(sink->info().reason, FinishReason::kStop);
     EXPECT_TRUE(std::regex_match(sink->text(), std::regex(regex))) << sink->text();
@@ -76,9 +77,9 @@ TEST_F(GuidedEngineTest, AnswersConformInAnyBatch) {
   Start();
   std::vector<std::shared_ptr<CollectingSink>> sinks;
   for (uint64_t seed = 0; seed < 6; ++seed) {
-    sinks.push_back(Begin(Spec(absl::StrCat("g", seed), GuideSpec::Kind::kRegex, regex, seed)));
-    GenerateSpec free = Spec(absl::StrCat("f", seed), GuideSpec::Kind::kRegex, regex, seed);
-    free.guide.reset();
+    sinks.push_back(Begin(Spec(absl::StrCat("g", seed), GrammarSpec::Kind::kRegex, regex, seed)));
+    GenerateSpec free = Spec(absl::StrCat("f", seed), GrammarSpec::Kind::kRegex, regex, seed);
+    free.constraint.reset();
     sinks.push_back(Begin(free));
   }
   for (size_t i = 0; i < sinks.size(); ++i) {
@@ -89,10 +90,10 @@ TEST_F(GuidedEngineTest, AnswersConformInAnyBatch) {
   }
 }
 
-TEST_F(GuidedEngineTest, GreedyTakesTheBestAllowedToken) {
+TEST_F(StructuredOutputEngineTest, GreedyTakesTheBestAllowedToken) {
   Start();
-  GenerateSpec spec = Spec("a", GuideSpec::Kind::kChoice, "");
-  spec.guide->choices = {"purple", "a young man"};
+  GenerateSpec spec = Spec("a", GrammarSpec::Kind::kChoice, "");
+  spec.constraint->choices = {"purple", "a young man"};
   spec.sampling.temperature = 0;
   spec.logprobs = 2;
   const auto sink = Begin(spec);
@@ -109,15 +110,15 @@ TEST_F(GuidedEngineTest, GreedyTakesTheBestAllowedToken) {
   }
 }
 
-TEST_F(GuidedEngineTest, ToolCallIsTextAroundADocument) {
+TEST_F(StructuredOutputEngineTest, ToolCallIsTextAroundADocument) {
   Start();
   std::set<std::string> begun;
   for (uint64_t seed = 0; seed < 8; ++seed) {
-    GenerateSpec spec = Spec("a", GuideSpec::Kind::kCall, "", seed);
+    GenerateSpec spec = Spec("a", GrammarSpec::Kind::kCall, "", seed);
     const std::string schema =
         R"({"type": "object", "properties": {"n": {"enum": [1, 2, 3]}}, "required": ["n"]})";
-    spec.guide->calls = {{"<call>{\"name\": \"f\", \"arguments\": ", schema, "}</call>"},
-                         {"<call>{\"name\": \"other\", \"arguments\": ", schema, "}</call>"}};
+    spec.constraint->calls = {{"<call>{\"name\": \"f\", \"arguments\": ", schema, "}</call>"},
+                              {"<call>{\"name\": \"other\", \"arguments\": ", schema, "}</call>"}};
     const auto sink = Begin(spec);
     ASSERT_TRUE(sink->Await().ok());
     const std::regex call(R"re(<call>\{"name": "(f|other)", "arguments": \{"n": [123]\}\}</call>)re");
@@ -128,17 +129,17 @@ TEST_F(GuidedEngineTest, ToolCallIsTextAroundADocument) {
   }
 }
 
-TEST_F(GuidedEngineTest, GrammarMayStartAfterAToken) {
+TEST_F(StructuredOutputEngineTest, GrammarMayStartAfterAToken) {
   Start();
-  GenerateSpec free = Spec("a", GuideSpec::Kind::kChoice, "");
-  free.guide.reset();
+  GenerateSpec free = Spec("a", GrammarSpec::Kind::kChoice, "");
+  free.constraint.reset();
   free.sampling.temperature = 0;
   free.stopping.max_tokens = 12;
   const auto without = Begin(free);
   ASSERT_TRUE(without->Await().ok());
   const std::vector<int32_t> ids = without->ids();
   GenerateSpec spec = free;
-  spec.guide = GuideSpec{GuideSpec::Kind::kChoice, "", {"!yes!", "!no!"}, {}, ids[5]};
+  spec.constraint = GrammarSpec{GrammarSpec::Kind::kChoice, "", {"!yes!", "!no!"}, {}, ids[5]};
   spec.stopping.max_tokens = 40;
   const auto sink = Begin(spec);
   ASSERT_TRUE(sink->Await().ok());
@@ -149,10 +150,10 @@ TEST_F(GuidedEngineTest, GrammarMayStartAfterAToken) {
   EXPECT_TRUE(sink->text().ends_with("!yes!") || sink->text().ends_with("!no!")) << sink->text();
 }
 
-TEST_F(GuidedEngineTest, ImpossibleGrammarFailsOnlyItsRequest) {
+TEST_F(StructuredOutputEngineTest, ImpossibleGrammarFailsOnlyItsRequest) {
   Start();
-  const auto good = Begin(Spec("good", GuideSpec::Kind::kRegex, "[a-z]{20,30}"));
-  const auto late = Begin(Spec("late", GuideSpec::Kind::kGrammar, "root ::= nowhere"));
+  const auto good = Begin(Spec("good", GrammarSpec::Kind::kRegex, "[a-z]{20,30}"));
+  const auto late = Begin(Spec("late", GrammarSpec::Kind::kGrammar, "root ::= nowhere"));
   const absl::Status end = late->Await();
   EXPECT_TRUE(absl::IsInvalidArgument(end)) << end;
   EXPECT_EQ(ReasonOf(end), "INVALID_GUIDE");
@@ -160,25 +161,25 @@ TEST_F(GuidedEngineTest, ImpossibleGrammarFailsOnlyItsRequest) {
   const auto refused = [this](GenerateSpec spec) {
     return test_.engine->Generate(spec, std::make_shared<CollectingSink>());
   };
-  EXPECT_EQ(FieldOf(refused(Spec("a", GuideSpec::Kind::kRegex, "a\\b"))), "guided.regex");
-  EXPECT_EQ(FieldOf(refused(Spec("a", GuideSpec::Kind::kJsonSchema, R"({"not": {}})"))),
+  EXPECT_EQ(FieldOf(refused(Spec("a", GrammarSpec::Kind::kRegex, "a\\b"))), "guided.regex");
+  EXPECT_EQ(FieldOf(refused(Spec("a", GrammarSpec::Kind::kJsonSchema, R"({"not": {}})"))),
             "guided.json_schema");
-  EXPECT_EQ(FieldOf(refused(Spec("a", GuideSpec::Kind::kChoice, ""))), "guided.choice");
-  EXPECT_EQ(FieldOf(refused(Spec("a", GuideSpec::Kind::kCall, ""))), "guided.calls");
-  GenerateSpec least = Spec("a", GuideSpec::Kind::kRegex, "a");
+  EXPECT_EQ(FieldOf(refused(Spec("a", GrammarSpec::Kind::kChoice, ""))), "guided.choice");
+  EXPECT_EQ(FieldOf(refused(Spec("a", GrammarSpec::Kind::kCall, ""))), "guided.calls");
+  GenerateSpec least = Spec("a", GrammarSpec::Kind::kRegex, "a");
   least.stopping.min_tokens = 2;
   EXPECT_EQ(FieldOf(refused(least)), "stopping.min_tokens");
-  GenerateSpec endless = Spec("a", GuideSpec::Kind::kRegex, "a");
+  GenerateSpec endless = Spec("a", GrammarSpec::Kind::kRegex, "a");
   endless.stopping.ignore_eos = true;
   EXPECT_EQ(FieldOf(refused(endless)), "stopping.ignore_eos");
   EXPECT_EQ(AwaitQuiet(*test_.engine).sequences_waiting, 0u);
 }
 
-TEST_F(GuidedEngineTest, CancelWorksDuringGrammarCompileAndUse) {
+TEST_F(StructuredOutputEngineTest, CancelWorksDuringGrammarCompileAndUse) {
   Start();
   for (int i = 0; i < 20; ++i) {
     // A new grammar each time, so that it must be compiled.
-    const GenerateSpec spec = Spec("c", GuideSpec::Kind::kRegex, absl::StrCat("([a-z ]{", i + 1, "}x?)*"));
+    const GenerateSpec spec = Spec("c", GrammarSpec::Kind::kRegex, absl::StrCat("([a-z ]{", i + 1, "}x?)*"));
     const auto sink = Begin(spec);
     if (i % 2 == 1) {
       sink->AwaitTokens(static_cast<size_t>(i) % 7);
@@ -191,11 +192,11 @@ TEST_F(GuidedEngineTest, CancelWorksDuringGrammarCompileAndUse) {
   EXPECT_EQ(stats.sequences_running + stats.sequences_waiting + stats.kv_pages_used, 0u);
 }
 
-TEST_F(GuidedEngineTest, GrammarNeedsATokenizer) {
+TEST_F(StructuredOutputEngineTest, GrammarNeedsATokenizer) {
   options_.tokenizer = nullptr;
   Start();
   const absl::Status status =
-      test_.engine->Generate(Spec("a", GuideSpec::Kind::kRegex, "a"), std::make_shared<CollectingSink>());
+      test_.engine->Generate(Spec("a", GrammarSpec::Kind::kRegex, "a"), std::make_shared<CollectingSink>());
   EXPECT_EQ(FieldOf(status), "guided");
 }
 

@@ -74,7 +74,7 @@ TEST_F(KvTuneTest, PrefixesAreFoundAgainAfterAResize) {
   const std::vector<int32_t> wanted = Answer(spec);
   const Engine::KvTuned before = engine().Kv();
   ASSERT_TRUE(engine().TuneKv(before.bytes / 2, std::nullopt).ok());
-  EXPECT_EQ(AwaitQuiet(engine()).kv_pages_kept, 0u) << "what was there is gone";
+  EXPECT_EQ(AwaitQuiet(engine()).kv_pages_cached, 0u) << "what was there is gone";
   const uint64_t cached = engine().Stats().cached_prompt_tokens;
   EXPECT_EQ(Answer(spec), wanted);
   EXPECT_EQ(engine().Stats().cached_prompt_tokens, cached);

@@ -31,7 +31,7 @@ namespace sluice {
 namespace {
 
 constexpr uint32_t kTokens = 10;
-constexpr uint64_t kMostOfAKind = 6;
+constexpr uint64_t kMaxOfAKind = 6;
 
 struct Case {
   const char* name;
@@ -81,7 +81,7 @@ class SlowBackend final : public ReferenceBackend {
   }
 };
 
-class LeftOutWaitsTest : public testing::TestWithParam<Case> {
+class SkippedWaitsTest : public testing::TestWithParam<Case> {
  protected:
   // The pack and its profile; made once.
   static void SetUpTestSuite() {
@@ -116,10 +116,10 @@ class LeftOutWaitsTest : public testing::TestWithParam<Case> {
       options.slab.link_gbps = 1e-6;  // slower than any compute
     }
     const EnginePlan plan = *PlanEngine(options, client->pack().config());
-    ComputePlaces places;
+    ComputeDevices places;
     places.device = std::make_unique<HastyBackend>(
         std::make_unique<DelayedBackend>(*CreateReferenceBackend(plan.backend), plan.backend,
-                                         DelayOptions{.seed = 1, .most_us = 300, .most_held_us = 1000}),
+                                         DelayOptions{.seed = 1, .max_delay_us = 300, .max_hold_us = 1000}),
         run);
     if (options.device == DeviceKind::kSim) {
       places.device = std::make_unique<OwnMemoryDevice>(std::move(places.device));
@@ -178,9 +178,9 @@ class LeftOutWaitsTest : public testing::TestWithParam<Case> {
 
   static std::unique_ptr<TempDir> dir_;
 };
-std::unique_ptr<TempDir> LeftOutWaitsTest::dir_;
+std::unique_ptr<TempDir> SkippedWaitsTest::dir_;
 
-TEST_P(LeftOutWaitsTest, EachKindIsFound) {
+TEST_P(SkippedWaitsTest, EachKindIsFound) {
   HastyRun whole;
   absl::Status status;
   const std::vector<int32_t> wanted = Tokens(&whole, &status);
@@ -193,7 +193,7 @@ TEST_P(LeftOutWaitsTest, EachKindIsFound) {
     uint64_t found = 0;
     std::string told;
     // Rarely detected kinds get more tries: some of these waits are covered by another wait.
-    const uint64_t tries = std::min(count, kMostOfAKind);
+    const uint64_t tries = std::min(count, kMaxOfAKind);
     for (uint64_t i = 0; i < tries || (i < count && found == 0); ++i) {
       const uint64_t number = 1 + (i < tries ? i * count / tries : i);
       const std::string what = Without(kind, number, wanted);
@@ -209,7 +209,7 @@ TEST_P(LeftOutWaitsTest, EachKindIsFound) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Policies, LeftOutWaitsTest, testing::ValuesIn(Cases()),
+INSTANTIATE_TEST_SUITE_P(Policies, SkippedWaitsTest, testing::ValuesIn(Cases()),
                          [](const auto& info) { return std::string(info.param.name); });
 
 }  // namespace

@@ -55,7 +55,7 @@ class NeuronExactTest : public testing::TestWithParam<Case> {
     spec.top_k = 2;
     spec.width = 200;
     ASSERT_TRUE(WriteTinyModel(spec, dir_.File("model")).ok());
-    auto options = PackOptionsFromWords(GetParam().bits, "", 64, "bf16", GetParam().layout);
+    auto options = PackOptionsFromText(GetParam().bits, "", 64, "bf16", GetParam().layout);
     ASSERT_TRUE(options.ok()) << options.status();
     options->threads = 1;
     const auto packed = PackModel(dir_.File("model"), dir_.File("pack"), *options, nullptr, nullptr);

@@ -185,7 +185,7 @@ TEST_F(OwnMemoryTest, RealDeviceBudgetIsItsFreeMemory) {
   constexpr uint64_t kGranule = 4096;
   const EnginePlan plan = *PlanEngine(options_.engine, pack_->config());
   const Policies policies = *PoliciesOf("exact", {}, DeviceKind::kCuda);
-  DeviceRoom room;
+  DeviceCapacity room;
   room.total = uint64_t{1} << 40;
   room.contexts = 1000;
   room.granule = kGranule;
@@ -246,7 +246,7 @@ TEST_F(OwnMemoryTest, TopLogitsReadDeviceMemory) {
   const EnginePlan plan = *PlanEngine(options, client->pack().config());
   auto device = std::make_unique<WatchedBackend>(plan.backend);
   const WatchedBackend& watched = *device;
-  ComputePlaces places;
+  ComputeDevices places;
   places.device = std::make_unique<OwnMemoryDevice>(std::move(device));
   RequestRegistry registry(options.queue);
   auto core = EngineCore::Create(plan, *ChoosePoliciesFor(options, client->pack()), client.get(),

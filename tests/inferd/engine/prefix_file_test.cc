@@ -58,7 +58,7 @@ TEST_F(PrefixFileTest, PrefixIsFoundAfterARestart) {
   EXPECT_EQ(facts.st_mode & 0777, 0600u);
   Restart();
   EXPECT_EQ(Load().pages, 4u);
-  EXPECT_EQ(AwaitQuiet(engine()).kv_pages_kept, 4u);
+  EXPECT_EQ(AwaitQuiet(engine()).kv_pages_cached, 4u);
   const std::vector<int32_t> next = prompt + first.ids + Text(2, 5);
   const Said second = Say(next, 8);
   EXPECT_EQ(second.cached, 119u);
@@ -121,7 +121,7 @@ TEST_F(PrefixFileTest, SmallerCacheLoadsTheMostRecent) {
   options_.engine.kv_budget = 10 * KvBytesPerPage((*Pack::Open(pack_))->config(), KvType::kF16);
   Restart();
   Load();
-  EXPECT_EQ(AwaitQuiet(engine()).kv_pages_kept, 10u);
+  EXPECT_EQ(AwaitQuiet(engine()).kv_pages_cached, 10u);
   const Said last = Say(Text(7, 64), 4);
   EXPECT_EQ(last.cached, 63u);
   ExpectSame(last, SayAnew(Text(7, 64), 4));

@@ -15,7 +15,7 @@ TEST_F(PrefixTest, TheSecondTurnComputesItsNewTokensOnly) {
   const std::vector<int32_t> next = prompt + first.ids + Text(2, 5);
   const EngineStats before = AwaitQuiet(engine());
   EXPECT_EQ(before.kv_pages_used, 0u);
-  EXPECT_EQ(before.kv_pages_kept, 4u);
+  EXPECT_EQ(before.kv_pages_cached, 4u);
   const Said second = Say(next, 8);
   EXPECT_EQ(second.cached, 119u);
   const EngineStats after = AwaitQuiet(engine());
@@ -97,7 +97,7 @@ TEST_F(PrefixTest, SaltsSeparateSequences) {
 TEST_F(PrefixTest, BypassNeitherReadsNorStores) {
   Start();
   SayAnew(Text(1, 80));
-  EXPECT_EQ(AwaitQuiet(engine()).kv_pages_kept, 0u);
+  EXPECT_EQ(AwaitQuiet(engine()).kv_pages_cached, 0u);
   EXPECT_EQ(Say(Text(1, 80)).cached, 0u);
   EXPECT_EQ(SayAnew(Text(1, 80)).cached, 0u);
 }
@@ -105,11 +105,11 @@ TEST_F(PrefixTest, BypassNeitherReadsNorStores) {
 TEST_F(PrefixTest, ScoringDoesNotUseTheCache) {
   Start();
   Say(Text(1, 80));
-  const uint64_t kept = AwaitQuiet(engine()).kv_pages_kept;
+  const uint64_t kept = AwaitQuiet(engine()).kv_pages_cached;
   ASSERT_TRUE(ScoreLogits(&engine(), "s", Text(1, 80)).ok());
   const EngineStats stats = AwaitQuiet(engine());
   EXPECT_EQ(stats.cached_prompt_tokens, 0u);
-  EXPECT_EQ(stats.kv_pages_kept, kept);
+  EXPECT_EQ(stats.kv_pages_cached, kept);
 }
 
 TEST_F(PrefixTest, RunningSequenceSharesItsPrefix) {
@@ -135,7 +135,7 @@ TEST_F(PrefixTest, EvictedPrefixIsRecomputed) {
     Say(Text(other, 90), 10);
     const EngineStats stats = AwaitQuiet(engine());
     EXPECT_EQ(stats.kv_pages_used, 0u);
-    EXPECT_LE(stats.kv_pages_kept, 10u);
+    EXPECT_LE(stats.kv_pages_cached, 10u);
   }
   const Said again = Say(Text(1, 90), 10);
   EXPECT_EQ(again.cached, 0u);
@@ -159,7 +159,7 @@ TEST_F(PrefixTest, WithoutTheCacheNothingIsKept) {
   EXPECT_THAT(engine().description(), testing::HasSubstr("no prefix is reused: --prefix-cache off"));
   Say(Text(1, 80));
   EXPECT_EQ(Say(Text(1, 80)).cached, 0u);
-  EXPECT_EQ(AwaitQuiet(engine()).kv_pages_kept, 0u);
+  EXPECT_EQ(AwaitQuiet(engine()).kv_pages_cached, 0u);
 }
 
 TEST_F(PrefixTest, ARecordedTraceHasEveryRow) {

@@ -49,7 +49,7 @@ struct Model {
   const char* sparsity = "";
 };
 
-class TwoPlacesTest : public testing::TestWithParam<Model> {
+class TwoDevicesTest : public testing::TestWithParam<Model> {
  protected:
   void SetUp() override {
     pack_ = dir_.File("pack");
@@ -73,7 +73,7 @@ class TwoPlacesTest : public testing::TestWithParam<Model> {
   TestEngineOptions options_;
 };
 
-TEST_P(TwoPlacesTest, ResultsEqualTheDeviceAlone) {
+TEST_P(TwoDevicesTest, ResultsEqualTheDeviceAlone) {
   TestEngineOptions alone = options_;
   alone.engine.policies.policy = {"cache=static"};
   alone.engine.slab.link_gbps = 0;
@@ -120,7 +120,7 @@ std::vector<Model> Models() {
           {"gpt_oss"}, {"llama4"},     {"deepseek_v3", "q8"},    {"gemma4"}};
 #endif
 }
-INSTANTIATE_TEST_SUITE_P(Models, TwoPlacesTest, testing::ValuesIn(Models()), [](const auto& info) {
+INSTANTIATE_TEST_SUITE_P(Models, TwoDevicesTest, testing::ValuesIn(Models()), [](const auto& info) {
   return absl::StrCat(info.param.name, "_", info.param.bits, info.param.sparsity);
 });
 
@@ -210,10 +210,10 @@ class TwoThreadsTest : public testing::Test {
                      FakeWeightClient::Open(pack_, options_.weights));
     client_ = client.get();
     meeting_ = std::make_unique<Meeting>();
-    const auto places = [this, delayed](const PlacesNeeded& needed) -> absl::StatusOr<ComputePlaces> {
-      EXPECT_TRUE(needed.cpu_beside);
-      ComputePlaces made{std::make_unique<MeetingBackend>(needed.limits, meeting_.get(), true),
-                         std::make_unique<MeetingBackend>(needed.limits, meeting_.get(), false)};
+    const auto places = [this, delayed](const DeviceNeeds& needed) -> absl::StatusOr<ComputeDevices> {
+      EXPECT_TRUE(needed.cpu_parallel);
+      ComputeDevices made{std::make_unique<MeetingBackend>(needed.limits, meeting_.get(), true),
+                          std::make_unique<MeetingBackend>(needed.limits, meeting_.get(), false)};
       if (delayed) {
         made.device = std::make_unique<DelayedBackend>(std::move(made.device), needed.limits, DelayOptions{});
       }
@@ -284,9 +284,9 @@ TEST_F(TwoThreadsTest, CpuErrorEndsTheStepWithItsMessage) {
   auto client = FakeWeightClient::Open(pack_, options_.weights);
   ASSERT_TRUE(client.ok()) << client.status();
   FakeWeightClient* const fake = client->get();
-  const auto places = [](const PlacesNeeded& needed) -> absl::StatusOr<ComputePlaces> {
+  const auto places = [](const DeviceNeeds& needed) -> absl::StatusOr<ComputeDevices> {
     ASSIGN_OR_RETURN(std::unique_ptr<Backend> device, CreateReferenceBackend(needed.limits));
-    return ComputePlaces{std::move(device), std::make_unique<BrokenBackend>(needed.limits, /*after=*/40)};
+    return ComputeDevices{std::move(device), std::make_unique<BrokenBackend>(needed.limits, /*after=*/40)};
   };
   const auto engine = Engine::Create(options_.engine, *std::move(client), places, nullptr);
   ASSERT_TRUE(engine.ok()) << engine.status();

@@ -42,9 +42,9 @@ WeightView View(uint32_t rows, uint32_t cols, uint64_t stride) {
   return view;
 }
 
-TEST(PartQueueTest, ProductsCountForTheNamedPart) {
+TEST(PartProfilerTest, ProductsCountForTheNamedPart) {
   CountingQueue device;
-  PartQueue queue(&device);
+  PartProfiler queue(&device);
   const MatMulPart parts[] = {{View(10, 64, 40), {}, {}}, {View(2, 64, 40), {}, {}}};
   MatMulArgs args;
   args.tokens = 3;
@@ -68,7 +68,7 @@ TEST(PartQueueTest, ProductsCountForTheNamedPart) {
   EXPECT_EQ(device.graphs, 0);
 }
 
-TEST(PartQueueTest, ExpertsAreReadOnceAndMultipliedPerRow) {
+TEST(PartProfilerTest, ExpertsAreReadOnceAndMultipliedPerRow) {
   const uint32_t rows[] = {0, 4, 5};
   std::vector<ExpertWork> work(2);
   work[0].up = work[0].gate = work[0].down = View(32, 64, 48);
@@ -84,7 +84,7 @@ TEST(PartQueueTest, ExpertsAreReadOnceAndMultipliedPerRow) {
   EXPECT_EQ(done.products, 3u * (3u * 32 * 64 + 2u * 8 * 64));
 }
 
-TEST(PartQueueTest, AttentionReadsVisiblePositions) {
+TEST(PartProfilerTest, AttentionReadsVisiblePositions) {
   AttentionArgs args;
   args.heads = 4;
   args.kv.head_dim = 16;

@@ -66,10 +66,10 @@ constexpr const char* kRegexes[] = {
     "[\\^-c]+\\]|[\\]\\-x-]{2}",
 };
 
-TEST(GuideMasksTest, AllowOnlyTokensThatKeepTheRegexMatchable) {
+TEST(GrammarMasksTest, AllowOnlyTokensThatKeepTheRegexMatchable) {
   std::mt19937 random(7);
   for (const char* folder : kTokenizers) {
-    GuideLanguage language(folder);
+    GrammarLanguage language(folder);
     for (const char* regex : kRegexes) {
       const Oracle oracle(regex);
       for (int walk = 0; walk < 3; ++walk) {
@@ -108,7 +108,7 @@ TEST(GuideMasksTest, AllowOnlyTokensThatKeepTheRegexMatchable) {
 }
 
 // True if the grammar accepts `text` token by token and may end there.
-bool Takes(GuideLanguage* language, const GuideSpec& spec, const std::string& text) {
+bool Takes(GrammarLanguage* language, const GrammarSpec& spec, const std::string& text) {
   auto matcher = language->Begin(spec);
   EXPECT_TRUE(matcher.ok()) << spec.text << ": " << matcher.status();
   if (!matcher.ok()) {
@@ -132,7 +132,7 @@ struct SchemaCase {
   std::vector<std::string> invalid;
 };
 
-TEST(GuideMasksTest, TakeTheDocumentsThatASchemaAllows) {
+TEST(GrammarMasksTest, TakeTheDocumentsThatASchemaAllows) {
   const std::vector<SchemaCase> cases = {
       {R"({"type": "object", "properties": {"name": {"type": "string"}, "age": {"type": "integer", "minimum": 0,
            "maximum": 150}}, "required": ["name"]})",
@@ -177,7 +177,7 @@ TEST(GuideMasksTest, TakeTheDocumentsThatASchemaAllows) {
       {R"({"const": {"a": [1, 0.1]}})", {}, {R"({"a": [1]})"}},
   };
   for (const char* folder : kTokenizers) {
-    GuideLanguage language(folder);
+    GrammarLanguage language(folder);
     for (const SchemaCase& c : cases) {
       for (const std::string& text : c.valid) {
         EXPECT_TRUE(Takes(&language, Schema(c.schema), text)) << c.schema << ": " << text;
@@ -189,9 +189,9 @@ TEST(GuideMasksTest, TakeTheDocumentsThatASchemaAllows) {
   }
 }
 
-TEST(GuideMasksTest, AnObjectIsAnyObjectAndNothingElse) {
-  GuideLanguage language(kTokenizers[0]);
-  const GuideSpec object = Guided(GuideSpec::Kind::kJsonObject, "");
+TEST(GrammarMasksTest, AnObjectIsAnyObjectAndNothingElse) {
+  GrammarLanguage language(kTokenizers[0]);
+  const GrammarSpec object = Guided(GrammarSpec::Kind::kJsonObject, "");
   EXPECT_TRUE(Takes(&language, object, "{}"));
   EXPECT_TRUE(Takes(&language, object, R"({"a": [1, {"b": null}], "c": "\u0000"})"));
   EXPECT_FALSE(Takes(&language, object, "[]"));
@@ -199,9 +199,9 @@ TEST(GuideMasksTest, AnObjectIsAnyObjectAndNothingElse) {
   EXPECT_FALSE(Takes(&language, object, "{\"a\": \"\t\"}"));
 }
 
-TEST(GuideMasksTest, AChoiceIsOneOfItsTexts) {
-  GuideLanguage language(kTokenizers[1]);
-  const GuideSpec choice = {GuideSpec::Kind::kChoice, "", {"ja", "jawohl", "say \"no\"\\\n", "ü"}};
+TEST(GrammarMasksTest, AChoiceIsOneOfItsTexts) {
+  GrammarLanguage language(kTokenizers[1]);
+  const GrammarSpec choice = {GrammarSpec::Kind::kChoice, "", {"ja", "jawohl", "say \"no\"\\\n", "ü"}};
   for (const std::string& text : choice.choices) {
     EXPECT_TRUE(Takes(&language, choice, text)) << text;
   }
@@ -210,9 +210,9 @@ TEST(GuideMasksTest, AChoiceIsOneOfItsTexts) {
   }
 }
 
-TEST(GuideMasksTest, AGrammarMayBeRecursive) {
-  GuideLanguage language(kTokenizers[0]);
-  const GuideSpec sums = Gbnf("root ::= term (\"+\" term)*\nterm ::= [0-9]+ | \"(\" root \")\"  # nests\n");
+TEST(GrammarMasksTest, AGrammarMayBeRecursive) {
+  GrammarLanguage language(kTokenizers[0]);
+  const GrammarSpec sums = Gbnf("root ::= term (\"+\" term)*\nterm ::= [0-9]+ | \"(\" root \")\"  # nests\n");
   for (const char* text : {"1", "1+22", "((3)+4)", "(((((5)))))"}) {
     EXPECT_TRUE(Takes(&language, sums, text)) << text;
   }
@@ -222,15 +222,15 @@ TEST(GuideMasksTest, AGrammarMayBeRecursive) {
   EXPECT_TRUE(Takes(&language, Gbnf("root ::= root \"a\" | \"a\""), "aaaa"));  // left recursion
 }
 
-TEST(GuideMasksTest, OtherTokensMayEndAnAnswer) {
-  GuideLanguage language(kTokenizers[0]);
-  const absl::StatusOr<GuideSource> source = SourceOf(Regex("ab?"));
+TEST(GrammarMasksTest, OtherTokensMayEndAnAnswer) {
+  GrammarLanguage language(kTokenizers[0]);
+  const absl::StatusOr<GrammarSource> source = SourceOf(Regex("ab?"));
   ASSERT_TRUE(source.ok());
-  GuideCompiler compiler(&language.vocabulary());
-  const auto guide = compiler.Compile(*source);
-  ASSERT_TRUE(guide.ok()) << guide.status();
+  GrammarCompiler compiler(&language.vocabulary());
+  const auto constraint = compiler.Compile(*source);
+  ASSERT_TRUE(constraint.ok()) << constraint.status();
   const int32_t other = static_cast<int32_t>(language.vocabulary().size) - 1;  // a row without a token
-  auto matcher = GuideMatcher::Create(*guide, {language.end(), other});
+  auto matcher = GrammarMatcher::Create(*constraint, {language.end(), other});
   ASSERT_TRUE(matcher.ok()) << matcher.status();
   EXPECT_FALSE(Allows(MaskOf(matcher->get()), other));
   ASSERT_TRUE((*matcher)->Accept(language.Spell("a")[0]).ok());
@@ -245,10 +245,10 @@ TEST(GuideMasksTest, OtherTokensMayEndAnAnswer) {
   EXPECT_EQ(allowed, 2);
 }
 
-TEST(GuideMasksTest, RefuseWhatTheGrammarWouldLeaveOut) {
-  GuideLanguage language(kTokenizers[0]);
+TEST(GrammarMasksTest, RefuseWhatTheGrammarWouldLeaveOut) {
+  GrammarLanguage language(kTokenizers[0]);
   struct Case {
-    GuideSpec spec;
+    GrammarSpec spec;
     const char* what;
   };
   for (const Case& c : {

@@ -18,26 +18,26 @@ namespace sluice {
 inline constexpr const char* kTokenizers[] = {"tests/common/text/data/bytebpe_qwen2",
                                               "tests/common/text/data/spm2048"};
 
-class GuideLanguage {
+class GrammarLanguage {
  public:
-  explicit GuideLanguage(const std::string& folder) {
+  explicit GrammarLanguage(const std::string& folder) {
     absl::StatusOr<std::unique_ptr<Tokenizer>> tokenizer = Tokenizer::Load(folder);
     EXPECT_TRUE(tokenizer.ok()) << tokenizer.status();
     tokenizer_ = std::move(*tokenizer);
     const auto vocab =
         static_cast<uint32_t>(tokenizer_->vocab_size()) + 5;  // models have more rows than tokens
     vocabulary_ = VocabularyOf(*tokenizer_, vocab, {*tokenizer_->eos_id()});
-    compiler_ = std::make_unique<GuideCompiler>(&vocabulary_);
+    compiler_ = std::make_unique<GrammarCompiler>(&vocabulary_);
   }
 
   const Tokenizer& tokenizer() const { return *tokenizer_; }
-  const GuideVocabulary& vocabulary() const { return vocabulary_; }
+  const GrammarVocabulary& vocabulary() const { return vocabulary_; }
   int32_t end() const { return vocabulary_.end_ids[0]; }
 
-  absl::StatusOr<std::unique_ptr<GuideMatcher>> Begin(const GuideSpec& spec) {
-    ASSIGN_OR_RETURN(const GuideSource source, SourceOf(spec));
-    ASSIGN_OR_RETURN(std::shared_ptr<const CompiledGuide> guide, compiler_->Compile(source));
-    return GuideMatcher::Create(std::move(guide), vocabulary_.end_ids);
+  absl::StatusOr<std::unique_ptr<GrammarMatcher>> Begin(const GrammarSpec& spec) {
+    ASSIGN_OR_RETURN(const GrammarSource source, SourceOf(spec));
+    ASSIGN_OR_RETURN(std::shared_ptr<const CompiledGrammar> constraint, compiler_->Compile(source));
+    return GrammarMatcher::Create(std::move(constraint), vocabulary_.end_ids);
   }
 
   // Encodes `text` as if in the middle of another: the longest match, repeatedly.
@@ -64,20 +64,22 @@ class GuideLanguage {
 
  private:
   std::unique_ptr<Tokenizer> tokenizer_;
-  GuideVocabulary vocabulary_;
-  std::unique_ptr<GuideCompiler> compiler_;
+  GrammarVocabulary vocabulary_;
+  std::unique_ptr<GrammarCompiler> compiler_;
 };
 
-inline GuideSpec Guided(GuideSpec::Kind kind, std::string text) { return {kind, std::move(text), {}}; }
-inline GuideSpec Schema(std::string text) { return Guided(GuideSpec::Kind::kJsonSchema, std::move(text)); }
-inline GuideSpec Regex(std::string text) { return Guided(GuideSpec::Kind::kRegex, std::move(text)); }
-inline GuideSpec Gbnf(std::string text) { return Guided(GuideSpec::Kind::kGrammar, std::move(text)); }
+inline GrammarSpec Guided(GrammarSpec::Kind kind, std::string text) { return {kind, std::move(text), {}}; }
+inline GrammarSpec Schema(std::string text) {
+  return Guided(GrammarSpec::Kind::kJsonSchema, std::move(text));
+}
+inline GrammarSpec Regex(std::string text) { return Guided(GrammarSpec::Kind::kRegex, std::move(text)); }
+inline GrammarSpec Gbnf(std::string text) { return Guided(GrammarSpec::Kind::kGrammar, std::move(text)); }
 
 inline bool Allows(const std::vector<uint32_t>& mask, int32_t id) {
   return (mask[id / 32] >> (id % 32) & 1) != 0;
 }
 
-inline std::vector<uint32_t> MaskOf(GuideMatcher* matcher) {
+inline std::vector<uint32_t> MaskOf(GrammarMatcher* matcher) {
   std::vector<uint32_t> mask;
   const absl::Status status = matcher->FillMask(&mask);
   EXPECT_TRUE(status.ok()) << status;

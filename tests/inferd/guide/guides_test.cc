@@ -15,8 +15,8 @@ namespace {
 using testing::HasSubstr;
 
 // Letters, digits and an end token: compiles almost instantly.
-GuideVocabulary SmallVocabulary() {
-  GuideVocabulary vocabulary;
+GrammarVocabulary SmallVocabulary() {
+  GrammarVocabulary vocabulary;
   for (char c = 'a'; c <= 'z'; ++c) {
     vocabulary.tokens.push_back(std::string(1, c));
   }
@@ -31,26 +31,26 @@ GuideVocabulary SmallVocabulary() {
 
 constexpr int32_t kEnd = 36;
 
-std::unique_ptr<Guide> Begin(Guides* guides, const GuideSpec& spec) {
-  absl::StatusOr<std::unique_ptr<Guide>> guide = guides->Start(spec, {kEnd});
-  EXPECT_TRUE(guide.ok()) << guide.status();
-  return guide.ok() ? *std::move(guide) : nullptr;
+std::unique_ptr<GrammarConstraint> Begin(GrammarManager* grammars, const GrammarSpec& spec) {
+  absl::StatusOr<std::unique_ptr<GrammarConstraint>> constraint = grammars->Start(spec, {kEnd});
+  EXPECT_TRUE(constraint.ok()) << constraint.status();
+  return constraint.ok() ? *std::move(constraint) : nullptr;
 }
 
-void AwaitPrepared(const Guide& guide) {
-  while (guide.state() == Guide::State::kPreparing) {
+void AwaitPrepared(const GrammarConstraint& constraint) {
+  while (constraint.state() == GrammarConstraint::State::kPreparing) {
     std::this_thread::yield();
   }
 }
 
 // Draws allowed tokens until the end token; returns the text.
-std::string Walk(Guide* guide, uint32_t seed, size_t most = 50) {
+std::string Walk(GrammarConstraint* constraint, uint32_t seed, size_t most = 50) {
   std::mt19937 random(seed);
-  const GuideVocabulary vocabulary = SmallVocabulary();
-  AwaitPrepared(*guide);
+  const GrammarVocabulary vocabulary = SmallVocabulary();
+  AwaitPrepared(*constraint);
   std::string text;
   while (text.size() < most) {
-    const absl::StatusOr<Guide::Next> next = guide->Wait();
+    const absl::StatusOr<GrammarConstraint::Next> next = constraint->Wait();
     EXPECT_TRUE(next.ok()) << next.status();
     if (!next.ok() || !next->any) {
       return text + "!";
@@ -67,16 +67,16 @@ std::string Walk(Guide* guide, uint32_t seed, size_t most = 50) {
       return text;
     }
     text += vocabulary.tokens[token];
-    guide->Accept(token);
+    constraint->Accept(token);
   }
   return text;
 }
 
-TEST(GuidesTest, ManyAnswersAtOnceKeepToTheirGuides) {
-  Guides guides(SmallVocabulary());
-  std::vector<std::unique_ptr<Guide>> running;
+TEST(GrammarManagerTest, ManyAnswersAtOnceKeepToTheirGuides) {
+  GrammarManager grammars(SmallVocabulary());
+  std::vector<std::unique_ptr<GrammarConstraint>> running;
   for (int i = 0; i < 40; ++i) {
-    running.push_back(Begin(&guides, Regex(i % 2 == 0 ? "[a-c]{3}" : "x[0-9]{1,4}")));
+    running.push_back(Begin(&grammars, Regex(i % 2 == 0 ? "[a-c]{3}" : "x[0-9]{1,4}")));
   }
   std::set<std::string> texts;
   for (int i = 0; i < 40; ++i) {
@@ -86,85 +86,86 @@ TEST(GuidesTest, ManyAnswersAtOnceKeepToTheirGuides) {
     texts.insert(text);
   }
   EXPECT_GT(texts.size(), 10u);
-  EXPECT_EQ(guides.Stats().waiting, 0u);
+  EXPECT_EQ(grammars.Stats().waiting, 0u);
 }
 
-TEST(GuidesTest, GrammarIsCompiledOnceAndEvictedByMemory) {
-  GuideLimits limits;
+TEST(GrammarManagerTest, GrammarIsCompiledOnceAndEvictedByMemory) {
+  GrammarLimits limits;
   {
-    Guides guides(SmallVocabulary());
-    AwaitPrepared(*Begin(&guides, Regex("a{3}")));
-    limits.cache_bytes = guides.Stats().cache_bytes * 5 / 2;  // two of its size
+    GrammarManager grammars(SmallVocabulary());
+    AwaitPrepared(*Begin(&grammars, Regex("a{3}")));
+    limits.cache_bytes = grammars.Stats().cache_bytes * 5 / 2;  // two of its size
   }
-  Guides guides(SmallVocabulary(), limits);
+  GrammarManager grammars(SmallVocabulary(), limits);
   for (const char* regex : {"a{3}", "b{3}", "a{3}", "c{3}", "a{3}"}) {
-    const std::unique_ptr<Guide> guide = Begin(&guides, Regex(regex));
-    EXPECT_EQ(Walk(guide.get(), 1), std::string(3, regex[0]));
-    EXPECT_LE(guides.Stats().cache_bytes, limits.cache_bytes);
+    const std::unique_ptr<GrammarConstraint> constraint = Begin(&grammars, Regex(regex));
+    EXPECT_EQ(Walk(constraint.get(), 1), std::string(3, regex[0]));
+    EXPECT_LE(grammars.Stats().cache_bytes, limits.cache_bytes);
   }
-  EXPECT_EQ(guides.Stats().compiled, 3u);
-  EXPECT_EQ(guides.Stats().cache_hits, 2u);
-  AwaitPrepared(*Begin(&guides, Regex("b{3}")));  // it was the least recently used
-  EXPECT_EQ(guides.Stats().compiled, 4u);
+  EXPECT_EQ(grammars.Stats().compiled, 3u);
+  EXPECT_EQ(grammars.Stats().cache_hits, 2u);
+  AwaitPrepared(*Begin(&grammars, Regex("b{3}")));  // it was the least recently used
+  EXPECT_EQ(grammars.Stats().compiled, 4u);
 }
 
-TEST(GuidesTest, WhatCannotBeCompiledFailsWithItsReason) {
-  Guides guides(SmallVocabulary());
-  const std::unique_ptr<Guide> bad = Begin(&guides, Gbnf("root ::= nowhere"));
-  const std::unique_ptr<Guide> same = Begin(&guides, Gbnf("root ::= nowhere"));
-  const std::unique_ptr<Guide> nothing = Begin(&guides, Regex("[A-Z]+"));  // no token has such a letter
-  for (const Guide* guide : {bad.get(), same.get(), nothing.get()}) {
-    AwaitPrepared(*guide);
-    EXPECT_EQ(guide->state(), Guide::State::kFailed);
+TEST(GrammarManagerTest, WhatCannotBeCompiledFailsWithItsReason) {
+  GrammarManager grammars(SmallVocabulary());
+  const std::unique_ptr<GrammarConstraint> bad = Begin(&grammars, Gbnf("root ::= nowhere"));
+  const std::unique_ptr<GrammarConstraint> same = Begin(&grammars, Gbnf("root ::= nowhere"));
+  const std::unique_ptr<GrammarConstraint> nothing =
+      Begin(&grammars, Regex("[A-Z]+"));  // no token has such a letter
+  for (const GrammarConstraint* constraint : {bad.get(), same.get(), nothing.get()}) {
+    AwaitPrepared(*constraint);
+    EXPECT_EQ(constraint->state(), GrammarConstraint::State::kFailed);
   }
   EXPECT_EQ(ReasonOf(bad->Wait().status()), "INVALID_GUIDE");
   EXPECT_THAT(std::string(same->Wait().status().message()), HasSubstr("nowhere"));
   EXPECT_THAT(std::string(nothing->Wait().status().message()), HasSubstr("no token"));
-  EXPECT_GE(guides.Stats().refused, 1u);
-  EXPECT_EQ(FieldOf(guides.Start(Schema(R"({"not": {}})"), {kEnd}).status()), "guided.json_schema");
+  EXPECT_GE(grammars.Stats().refused, 1u);
+  EXPECT_EQ(FieldOf(grammars.Start(Schema(R"({"not": {}})"), {kEnd}).status()), "guided.json_schema");
 }
 
-TEST(GuidesTest, CompleteAnswerWithoutEndTokensAllowsNothing) {
-  GuideVocabulary vocabulary = SmallVocabulary();
+TEST(GrammarManagerTest, CompleteAnswerWithoutEndTokensAllowsNothing) {
+  GrammarVocabulary vocabulary = SmallVocabulary();
   vocabulary.end_ids.clear();
-  Guides guides(vocabulary);
-  absl::StatusOr<std::unique_ptr<Guide>> guide = guides.Start(Regex("ab"), {});
-  ASSERT_TRUE(guide.ok()) << guide.status();
-  AwaitPrepared(**guide);
+  GrammarManager grammars(vocabulary);
+  absl::StatusOr<std::unique_ptr<GrammarConstraint>> constraint = grammars.Start(Regex("ab"), {});
+  ASSERT_TRUE(constraint.ok()) << constraint.status();
+  AwaitPrepared(**constraint);
   for (const int32_t token : {0, 1}) {
-    const auto next = (*guide)->Wait();
+    const auto next = (*constraint)->Wait();
     ASSERT_TRUE(next.ok() && next->any && !next->complete);
-    (*guide)->Accept(token);
+    (*constraint)->Accept(token);
   }
-  const auto last = (*guide)->Wait();
+  const auto last = (*constraint)->Wait();
   ASSERT_TRUE(last.ok()) << last.status();
   EXPECT_FALSE(last->any);
   EXPECT_TRUE(last->complete);
 }
 
-TEST(GuidesTest, ATokenThatWasNotAllowedFailsTheGuide) {
-  Guides guides(SmallVocabulary());
-  const std::unique_ptr<Guide> guide = Begin(&guides, Regex("ab"));
-  AwaitPrepared(*guide);
-  ASSERT_TRUE(guide->Wait().ok());
-  guide->Accept(5);
-  EXPECT_TRUE(absl::IsInternal(guide->Wait().status()));
+TEST(GrammarManagerTest, ATokenThatWasNotAllowedFailsTheGuide) {
+  GrammarManager grammars(SmallVocabulary());
+  const std::unique_ptr<GrammarConstraint> constraint = Begin(&grammars, Regex("ab"));
+  AwaitPrepared(*constraint);
+  ASSERT_TRUE(constraint->Wait().ok());
+  constraint->Accept(5);
+  EXPECT_TRUE(absl::IsInternal(constraint->Wait().status()));
 }
 
-TEST(GuidesTest, OnlySoManyMayWaitAndWhoLeavesIsNotCompiledFor) {
-  GuideLimits limits;
+TEST(GrammarManagerTest, OnlySoManyMayWaitAndWhoLeavesIsNotCompiledFor) {
+  GrammarLimits limits;
   limits.max_waiting = 2;
-  Guides guides(SmallVocabulary(), limits);
+  GrammarManager grammars(SmallVocabulary(), limits);
   // The first one compiles slowly, so that the others wait.
-  const std::unique_ptr<Guide> first = Begin(&guides, Regex("([a-z]{1,200}[0-9]){1,20}"));
-  std::vector<std::unique_ptr<Guide>> waiting;
+  const std::unique_ptr<GrammarConstraint> first = Begin(&grammars, Regex("([a-z]{1,200}[0-9]){1,20}"));
+  std::vector<std::unique_ptr<GrammarConstraint>> waiting;
   absl::Status refused;
   for (int i = 0; i < 100 && refused.ok(); ++i) {
-    absl::StatusOr<std::unique_ptr<Guide>> guide =
-        guides.Start(Regex(absl::StrCat("a{", i + 1, "}")), {kEnd});
-    refused = guide.status();
-    if (guide.ok()) {
-      waiting.push_back(*std::move(guide));
+    absl::StatusOr<std::unique_ptr<GrammarConstraint>> constraint =
+        grammars.Start(Regex(absl::StrCat("a{", i + 1, "}")), {kEnd});
+    refused = constraint.status();
+    if (constraint.ok()) {
+      waiting.push_back(*std::move(constraint));
     }
   }
   if (!refused.ok()) {  // unless this machine compiled a hundred in between
@@ -173,37 +174,37 @@ TEST(GuidesTest, OnlySoManyMayWaitAndWhoLeavesIsNotCompiledFor) {
   }
   waiting.clear();
   AwaitPrepared(*first);
-  while (guides.Stats().waiting > 0) {
+  while (grammars.Stats().waiting > 0) {
     std::this_thread::yield();
   }
   EXPECT_TRUE(first->Wait().ok());
 }
 
-TEST(GuidesTest, AMaskThatTakesTooLongFailsItsAnswerAlone) {
-  GuideLimits limits;
+TEST(GrammarManagerTest, AMaskThatTakesTooLongFailsItsAnswerAlone) {
+  GrammarLimits limits;
   limits.mask_cpu_time = absl::Nanoseconds(1);
-  Guides guides(SmallVocabulary(), limits);
-  const std::unique_ptr<Guide> guide = Begin(&guides, Regex("a{3}"));
-  AwaitPrepared(*guide);
-  const absl::Status status = guide->Wait().status();
+  GrammarManager grammars(SmallVocabulary(), limits);
+  const std::unique_ptr<GrammarConstraint> constraint = Begin(&grammars, Regex("a{3}"));
+  AwaitPrepared(*constraint);
+  const absl::Status status = constraint->Wait().status();
   EXPECT_TRUE(absl::IsResourceExhausted(status)) << status;
   EXPECT_EQ(ReasonOf(status), "GUIDE_TOO_SLOW");
 }
 
-TEST(GuidesTest, AGuideOutlivesItsGuides) {
-  auto guides = std::make_unique<Guides>(SmallVocabulary());
-  const std::unique_ptr<Guide> ready = Begin(guides.get(), Regex("a{3}"));
+TEST(GrammarManagerTest, AGuideOutlivesItsGuides) {
+  auto grammars = std::make_unique<GrammarManager>(SmallVocabulary());
+  const std::unique_ptr<GrammarConstraint> ready = Begin(grammars.get(), Regex("a{3}"));
   AwaitPrepared(*ready);
-  std::vector<std::unique_ptr<Guide>> others;
+  std::vector<std::unique_ptr<GrammarConstraint>> others;
   for (int i = 0; i < 20; ++i) {
-    others.push_back(Begin(guides.get(), Regex(absl::StrCat("b{", i + 1, "}"))));
+    others.push_back(Begin(grammars.get(), Regex(absl::StrCat("b{", i + 1, "}"))));
   }
-  guides.reset();
+  grammars.reset();
   EXPECT_TRUE(ready->Wait().ok());
   ready->Accept(0);
   EXPECT_TRUE(absl::IsUnavailable(ready->Wait().status()));
-  for (const std::unique_ptr<Guide>& guide : others) {
-    EXPECT_NE(guide->state(), Guide::State::kPreparing);
+  for (const std::unique_ptr<GrammarConstraint>& constraint : others) {
+    EXPECT_NE(constraint->state(), GrammarConstraint::State::kPreparing);
   }
 }
 

@@ -18,12 +18,12 @@ std::string Repeated(const std::string& text, int times) {
   return all;
 }
 
-class HostileGuidesTest : public testing::Test {
+class HostileGrammarsTest : public testing::Test {
  protected:
-  HostileGuidesTest() : language_(kTokenizers[1]) {}
+  HostileGrammarsTest() : language_(kTokenizers[1]) {}
 
   // Compiles, and on success generates a few tokens.
-  void Try(const GuideSpec& spec) {
+  void Try(const GrammarSpec& spec) {
     auto matcher = language_.Begin(spec);
     if (!matcher.ok()) {
       EXPECT_TRUE(absl::IsInvalidArgument(matcher.status()) || absl::IsResourceExhausted(matcher.status()))
@@ -45,11 +45,11 @@ class HostileGuidesTest : public testing::Test {
     }
   }
 
-  GuideLanguage language_;
+  GrammarLanguage language_;
   std::mt19937 random_{5};
 };
 
-TEST_F(HostileGuidesTest, Grammars) {
+TEST_F(HostileGrammarsTest, Grammars) {
   for (const std::string& grammar : {
            std::string("root ::= root"),
            std::string("root ::= root root"),
@@ -90,7 +90,7 @@ TEST_F(HostileGuidesTest, Grammars) {
   }
 }
 
-TEST_F(HostileGuidesTest, Regexes) {
+TEST_F(HostileGrammarsTest, Regexes) {
   for (const std::string& regex : {
            std::string("(a*)*"),
            std::string("((a+)+)+$"),
@@ -130,7 +130,7 @@ TEST_F(HostileGuidesTest, Regexes) {
   }
 }
 
-TEST_F(HostileGuidesTest, Schemas) {
+TEST_F(HostileGrammarsTest, Schemas) {
   std::string deep = R"({"type": "null"})";
   std::string refs = R"({"$ref": "#/$defs/a0", "$defs": {)";
   std::string wide = R"({"type": "object", "properties": {)";
@@ -174,15 +174,15 @@ TEST_F(HostileGuidesTest, Schemas) {
 }
 
 // Mutations of valid constraints.
-TEST_F(HostileGuidesTest, Mutations) {
+TEST_F(HostileGrammarsTest, Mutations) {
   const std::string seeds[] = {
       "root ::= item (\",\" item)* \"x\"{2,5}\nitem ::= [a-z]+ | \"(\" root \")\" | \"\\u00e9\" # c\n",
       "(?:[a-f\\d]{2,4}|x+?)(y|\\.z)*[^q-s]",
       R"({"type":"object","properties":{"a":{"type":"string","pattern":"[a-z]+"},"b":{"enum":[1,"x"]},)"
       R"("c":{"type":"array","items":{"$ref":"#"},"maxItems":2}},"required":["a"],"additionalProperties":false})",
   };
-  const GuideSpec::Kind kinds[] = {GuideSpec::Kind::kGrammar, GuideSpec::Kind::kRegex,
-                                   GuideSpec::Kind::kJsonSchema};
+  const GrammarSpec::Kind kinds[] = {GrammarSpec::Kind::kGrammar, GrammarSpec::Kind::kRegex,
+                                     GrammarSpec::Kind::kJsonSchema};
   const std::string alphabet = "(){}[]|*+?\\\"^$.:,=0129ab#/-\n \xc3\xff";
   const char* stress = std::getenv("SLUICE_STRESS");
   const int rounds = stress != nullptr && std::string(stress) == "full" ? 20000 : 300;
@@ -209,18 +209,18 @@ TEST_F(HostileGuidesTest, Mutations) {
 
 // An ambiguous grammar makes each token more expensive than the last; it fails by its limit, and others
 // continue.
-TEST(HostileGuidesLimitTest, AnAnswerWhoseMasksBecomeTooDearEndsAlone) {
-  GuideLanguage language(kTokenizers[1]);
-  GuideLimits limits;
+TEST(HostileGrammarsLimitTest, AnAnswerWhoseMasksBecomeTooDearEndsAlone) {
+  GrammarLanguage language(kTokenizers[1]);
+  GrammarLimits limits;
   limits.mask_cpu_time = absl::Milliseconds(20);
-  Guides guides(language.vocabulary(), limits);
+  GrammarManager grammars(language.vocabulary(), limits);
   const int32_t a = language.Spell("a")[0];
-  auto dear = guides.Start(Gbnf("root ::= root root root | \"a\" | \"\""), {language.end()});
+  auto dear = grammars.Start(Gbnf("root ::= root root root | \"a\" | \"\""), {language.end()});
   ASSERT_TRUE(dear.ok()) << dear.status();
-  auto cheap = guides.Start(Regex("a+"), {language.end()});
+  auto cheap = grammars.Start(Regex("a+"), {language.end()});
   ASSERT_TRUE(cheap.ok()) << cheap.status();
-  for (const auto& guide : {&*dear, &*cheap}) {
-    while ((*guide)->state() == Guide::State::kPreparing) {
+  for (const auto& constraint : {&*dear, &*cheap}) {
+    while ((*constraint)->state() == GrammarConstraint::State::kPreparing) {
       std::this_thread::yield();
     }
   }

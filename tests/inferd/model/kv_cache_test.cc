@@ -228,10 +228,10 @@ TEST(KvCacheTest, ACopiedPageHoldsTheSameInEveryLayer) {
   }
 }
 
-TEST(DeltaStatesTest, KeptStateIsNotWrittenUntilDropped) {
+TEST(RecurrentStatesTest, KeptStateIsNotWrittenUntilDropped) {
   auto backend = CreateReferenceBackend({});
   ASSERT_TRUE(backend.ok()) << backend.status();
-  const auto states = DeltaStates::Create(OneOfEachKind(), 2, /*kept=*/1, backend->get());
+  const auto states = RecurrentStates::Create(OneOfEachKind(), 2, /*kept=*/1, backend->get());
   ASSERT_TRUE(states.ok()) << states.status();
   EXPECT_EQ((*states)->view(2).slots, 5u);
   (*states)->Commit(0);
@@ -260,10 +260,10 @@ TEST(DeltaStatesTest, KeptStateIsNotWrittenUntilDropped) {
   }
 }
 
-TEST(DeltaStatesTest, StepsAlternateBetweenTheTwoSlots) {
+TEST(RecurrentStatesTest, StepsAlternateBetweenTheTwoSlots) {
   auto backend = CreateReferenceBackend({});
   ASSERT_TRUE(backend.ok()) << backend.status();
-  const auto states = DeltaStates::Create(OneOfEachKind(), 2, /*kept=*/0, backend->get());
+  const auto states = RecurrentStates::Create(OneOfEachKind(), 2, /*kept=*/0, backend->get());
   ASSERT_TRUE(states.ok()) << states.status();
   // 3 rows of 2 * 2 * 16 + 4 * 8 values for the convolution, 4 * 16 * 8 of state.
   EXPECT_EQ((*states)->view(2).slot_stride, (3 * 96 + 512) * sizeof(float));

@@ -1,4 +1,4 @@
-// DoorFixture: the HTTP server on a loopback port, with a FakeEngine behind and plain sockets in front.
+// EndpointFixture: the HTTP server on a loopback port, with a FakeEngine behind and plain sockets in front.
 //
 // Thread safety: thread-compatible; a test's own thread uses it.
 #pragma once
@@ -28,18 +28,18 @@
 namespace sluice {
 
 // One connection. Reads time out after a minute, so that a test fails and does not hang.
-class RawClient {
+class RawHttpClient {
  public:
-  explicit RawClient(uint16_t port) : fd_(socket(AF_INET, SOCK_STREAM, 0)) {
+  explicit RawHttpClient(uint16_t port) : fd_(socket(AF_INET, SOCK_STREAM, 0)) {
     sockaddr_in address{};
     address.sin_family = AF_INET;
     address.sin_port = htons(port);
     address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    const timeval patience{60, 0};
-    setsockopt(fd_, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof(patience));
+    const timeval timeout{60, 0};
+    setsockopt(fd_, SOL_SOCKET, SO_RCVTIMEO, &timeout, sizeof(timeout));
     EXPECT_EQ(0, connect(fd_, reinterpret_cast<sockaddr*>(&address), sizeof(address)));
   }
-  ~RawClient() { Close(); }
+  ~RawHttpClient() { Close(); }
   void Close() {
     if (fd_ >= 0) {
       close(std::exchange(fd_, -1));
@@ -111,11 +111,11 @@ class RawClient {
   std::string in_;
 };
 
-class DoorFixture : public testing::Test {
+class EndpointFixture : public testing::Test {
  protected:
   using Json = nlohmann::ordered_json;
 
-  DoorFixture() : log_("test", std::make_shared<spdlog::sinks::null_sink_mt>()) {
+  EndpointFixture() : log_("test", std::make_shared<spdlog::sinks::null_sink_mt>()) {
     auto tokenizer = Tokenizer::Load("tests/common/text/data/bytebpe_qwen2");
     EXPECT_TRUE(tokenizer.ok()) << tokenizer.status();
     tokenizer_ = *std::move(tokenizer);
@@ -129,7 +129,7 @@ class DoorFixture : public testing::Test {
     context_.pump = &pump_;
     options_.addresses = {*ParseListenAddress("127.0.0.1:0")};
   }
-  ~DoorFixture() override { Stop(); }
+  ~EndpointFixture() override { Stop(); }
 
   void Start(const std::string& chat_template = kHermes) {
     auto chat = ChatFormatter::Create(chat_template, *tokenizer_);
@@ -138,8 +138,9 @@ class DoorFixture : public testing::Test {
     context_.chat = chat_.get();
     context_.dialect = DialectOf(chat_template);
     state_ = std::make_unique<ServerState>(&engine_, ServerInfo());
-    door_ = std::make_unique<OpenAiDoor>(context_, state_.get(), [] { return std::string("# none\n"); });
-    auto server = HttpServer::Start(options_, door_.get());
+    endpoint_ =
+        std::make_unique<OpenAiEndpoint>(context_, state_.get(), [] { return std::string("# none\n"); });
+    auto server = HttpServer::Start(options_, endpoint_.get());
     ASSERT_TRUE(server.ok()) << server.status();
     server_ = *std::move(server);
     port_ = server_->addresses()[0].port;
@@ -157,7 +158,7 @@ class DoorFixture : public testing::Test {
   }
   // Returns the status of one request's answer, and its body.
   std::pair<int, std::string> Ask(const std::string& bytes) {
-    RawClient client(port_);
+    RawHttpClient client(port_);
     client.Send(bytes);
     const auto [head, body] = client.ReadAnswer();
     return {head.size() > 12 ? std::atoi(head.c_str() + 9) : 0, body};
@@ -189,7 +190,7 @@ class DoorFixture : public testing::Test {
   ServingContext context_;
   HttpServerOptions options_;
   std::unique_ptr<ServerState> state_;
-  std::unique_ptr<OpenAiDoor> door_;
+  std::unique_ptr<OpenAiEndpoint> endpoint_;
   std::unique_ptr<HttpServer> server_;
   uint16_t port_ = 0;
 };

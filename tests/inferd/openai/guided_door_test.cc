@@ -10,17 +10,17 @@
 namespace sluice {
 namespace {
 
-using Kind = GuideSpec::Kind;
+using Kind = GrammarSpec::Kind;
 
 constexpr char kTools[] = R"("tools": [
     {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {"a": {}}}}},
     {"type": "function", "function": {"name": "g"}}])";
 
-class GuidedDoorTest : public DoorFixture {
+class StructuredOutputTest : public EndpointFixture {
  protected:
   // Returns the engine's request, which then stays unanswered.
   GenerateSpec Planned(const std::string& path, const std::string& body) {
-    RawClient client(port_);
+    RawHttpClient client(port_);
     client.Send(Request("POST", path, body));
     GenerateSpec spec = engine_.NextGenerate();
     engine_.Finish(spec.request_id, Finish(FinishReason::kStop, 0));
@@ -29,7 +29,7 @@ class GuidedDoorTest : public DoorFixture {
   }
   // Returns the answer to a chat for the model output `said`.
   Json Answered(const std::string& members, const std::string& said) {
-    RawClient client(port_);
+    RawHttpClient client(port_);
     client.Send(Request("POST", "/v1/chat/completions", Chat(members)));
     const GenerateSpec spec = engine_.NextGenerate();
     engine_.Emit(spec.request_id, {{7, -0.5f, {}}}, said);
@@ -41,7 +41,7 @@ class GuidedDoorTest : public DoorFixture {
   }
 };
 
-TEST_F(GuidedDoorTest, EveryNameOfAGuideReachesTheEngine) {
+TEST_F(StructuredOutputTest, EveryNameOfAGuideReachesTheEngine) {
   Start();
   const std::string schema = R"({"type": "object", "properties": {"b": {}, "a": {}}})";
   const std::string dumped = R"({"type":"object","properties":{"b":{},"a":{}}})";
@@ -71,23 +71,24 @@ TEST_F(GuidedDoorTest, EveryNameOfAGuideReachesTheEngine) {
       const GenerateSpec spec =
           chat ? Planned("/v1/chat/completions", Chat(one.members))
                : Planned("/v1/completions", absl::StrCat(R"({"prompt": "Hi", )", one.members, "}"));
-      ASSERT_TRUE(spec.guide.has_value()) << one.members;
-      EXPECT_EQ(one.kind, spec.guide->kind) << one.members;
-      EXPECT_EQ(one.text, spec.guide->text) << one.members;
-      EXPECT_EQ(one.kind == Kind::kChoice ? 2u : 0u, spec.guide->choices.size());
+      ASSERT_TRUE(spec.constraint.has_value()) << one.members;
+      EXPECT_EQ(one.kind, spec.constraint->kind) << one.members;
+      EXPECT_EQ(one.text, spec.constraint->text) << one.members;
+      EXPECT_EQ(one.kind == Kind::kChoice ? 2u : 0u, spec.constraint->choices.size());
     }
   }
   EXPECT_FALSE(
-      Planned("/v1/chat/completions", Chat(R"("response_format": {"type": "text"})")).guide.has_value());
+      Planned("/v1/chat/completions", Chat(R"("response_format": {"type": "text"})")).constraint.has_value());
   const std::string format = R"("format": {"type": "json_schema", "name": "n", "schema": )" + schema + "}";
-  EXPECT_EQ(dumped, Planned("/v1/responses", R"({"input": "Hi", "text": {)" + format + "}}").guide->text);
+  EXPECT_EQ(dumped,
+            Planned("/v1/responses", R"({"input": "Hi", "text": {)" + format + "}}").constraint->text);
   EXPECT_EQ(dumped,
             Planned("/v1/messages", R"({"max_tokens": 9, "messages": [{"role": "user", "content": "Hi"}],
       "output_config": {)" + format + "}}")
-                .guide->text);
+                .constraint->text);
 }
 
-TEST_F(GuidedDoorTest, ErrorsOfAGuideNameWhatTheClientCallsIt) {
+TEST_F(StructuredOutputTest, ErrorsOfAGuideNameWhatTheClientCallsIt) {
   Start();
   const std::string format = R"({"type": "json_schema", "name": "n", "schema": {"not": {}}})";
   engine_.RefuseWith(FieldError(absl::StatusCode::kInvalidArgument, "guided.json_schema",
@@ -103,7 +104,7 @@ TEST_F(GuidedDoorTest, ErrorsOfAGuideNameWhatTheClientCallsIt) {
 
   // Errors found by compiling arrive later, and are client errors as well.
   engine_.RefuseWith(absl::OkStatus());
-  RawClient client(port_);
+  RawHttpClient client(port_);
   client.Send(Request("POST", "/v1/chat/completions", Chat(R"("guided_regex": "a", "stream": true)")));
   engine_.Fail(engine_.NextGenerate().request_id,
                ReasonError(absl::StatusCode::kInvalidArgument, "INVALID_GUIDE", "guided: no automaton"));
@@ -115,18 +116,18 @@ TEST_F(GuidedDoorTest, ErrorsOfAGuideNameWhatTheClientCallsIt) {
   EXPECT_EQ("invalid_guide", error["code"]);
 }
 
-TEST_F(GuidedDoorTest, AForcedCallIsGuidedAndReadBack) {
+TEST_F(StructuredOutputTest, AForcedCallIsGuidedAndReadBack) {
   Start();
   const std::string path = "/v1/chat/completions";
   const GenerateSpec any = Planned(path, Chat(absl::StrCat(kTools, R"(, "tool_choice": "required")")));
-  ASSERT_EQ(2u, any.guide->calls.size());
-  EXPECT_EQ("<tool_call>\n{\"name\": \"f\", \"arguments\": ", any.guide->calls[0].begin);
-  EXPECT_EQ(R"({"type":"object","properties":{"a":{}}})", any.guide->calls[0].json_schema);
-  EXPECT_EQ("}\n</tool_call>", any.guide->calls[0].end);
+  ASSERT_EQ(2u, any.constraint->calls.size());
+  EXPECT_EQ("<tool_call>\n{\"name\": \"f\", \"arguments\": ", any.constraint->calls[0].begin);
+  EXPECT_EQ(R"({"type":"object","properties":{"a":{}}})", any.constraint->calls[0].json_schema);
+  EXPECT_EQ("}\n</tool_call>", any.constraint->calls[0].end);
 
   const std::string named =
       absl::StrCat(kTools, R"(, "tool_choice": {"type": "function", "function": {"name": "g"}})");
-  ASSERT_EQ(1u, Planned(path, Chat(named)).guide->calls.size());
+  ASSERT_EQ(1u, Planned(path, Chat(named)).constraint->calls.size());
   const Json choice = Answered(named, "<tool_call>\n{\"name\": \"g\", \"arguments\": {}}\n</tool_call>");
   EXPECT_EQ("tool_calls", choice["finish_reason"]);
   EXPECT_EQ("g", choice["message"]["tool_calls"][0]["function"]["name"]);
@@ -135,24 +136,24 @@ TEST_F(GuidedDoorTest, AForcedCallIsGuidedAndReadBack) {
 
   const std::string flat =
       R"("tools": [{"type": "function", "name": "g"}], "tool_choice": {"type": "function", "name": "g"}})";
-  EXPECT_EQ(1u, Planned("/v1/responses", R"({"input": "Hi", )" + flat).guide->calls.size());
+  EXPECT_EQ(1u, Planned("/v1/responses", R"({"input": "Hi", )" + flat).constraint->calls.size());
   const std::string anthropic = R"({"max_tokens": 9, "messages": [{"role": "user", "content": "Hi"}],
       "tools": [{"name": "f", "input_schema": {"type": "object"}}], "tool_choice": {"type": )";
-  EXPECT_EQ(1u, Planned("/v1/messages", anthropic + R"("any"}})").guide->calls.size());
-  EXPECT_EQ(1u, Planned("/v1/messages", anthropic + R"("tool", "name": "f"}})").guide->calls.size());
+  EXPECT_EQ(1u, Planned("/v1/messages", anthropic + R"("any"}})").constraint->calls.size());
+  EXPECT_EQ(1u, Planned("/v1/messages", anthropic + R"("tool", "name": "f"}})").constraint->calls.size());
 }
 
-TEST_F(GuidedDoorTest, SchemaWithToolsAllowsEither) {
+TEST_F(StructuredOutputTest, SchemaWithToolsAllowsEither) {
   Start();
   const std::string members = absl::StrCat(kTools, R"(, "response_format": {"type": "json_object"})");
   const GenerateSpec spec = Planned("/v1/chat/completions", Chat(members));
-  ASSERT_EQ(3u, spec.guide->calls.size());
-  EXPECT_EQ("", spec.guide->calls[2].begin);
-  EXPECT_EQ("", spec.guide->calls[2].end);
+  ASSERT_EQ(3u, spec.constraint->calls.size());
+  EXPECT_EQ("", spec.constraint->calls[2].begin);
+  EXPECT_EQ("", spec.constraint->calls[2].end);
   EXPECT_EQ("{\"x\": 1}", Answered(members, "{\"x\": 1}")["message"]["content"]);
 }
 
-TEST_F(GuidedDoorTest, AModelWhoseTemplateKnowsNoToolsIsToldOfThem) {
+TEST_F(StructuredOutputTest, AModelWhoseTemplateKnowsNoToolsIsToldOfThem) {
   Start("{% for m in messages %}{{ m.content }}{% endfor %}");
   const std::string forced = absl::StrCat(kTools, R"(, "tool_choice": "required")");
   const GenerateSpec spec = Planned("/v1/chat/completions", Chat(forced));
@@ -162,10 +163,10 @@ TEST_F(GuidedDoorTest, AModelWhoseTemplateKnowsNoToolsIsToldOfThem) {
   EXPECT_EQ("{\"a\": 2}", choice["message"]["tool_calls"][0]["function"]["arguments"]);
 }
 
-TEST_F(GuidedDoorTest, AModelWhoseTemplateKnowsNoToolsMayCallThemToo) {
+TEST_F(StructuredOutputTest, AModelWhoseTemplateKnowsNoToolsMayCallThemToo) {
   Start("{% for m in messages %}{{ m.content }}{% endfor %}");
   const GenerateSpec spec = Planned("/v1/chat/completions", Chat(kTools));
-  EXPECT_FALSE(spec.guide.has_value());
+  EXPECT_FALSE(spec.constraint.has_value());
   EXPECT_TRUE(absl::StrContains(PromptOf(spec), R"({"name":"g",)")) << PromptOf(spec);
   EXPECT_TRUE(absl::StrContains(PromptOf(spec), "<tool_call>\n{\"name\": ")) << PromptOf(spec);
   const Json called =
@@ -179,7 +180,7 @@ TEST_F(GuidedDoorTest, AModelWhoseTemplateKnowsNoToolsMayCallThemToo) {
 }
 
 // Templates without tools support neither calls nor results, and many require alternating roles.
-TEST_F(GuidedDoorTest, PastCallsAreTextIfTemplateHasNoTools) {
+TEST_F(StructuredOutputTest, PastCallsAreTextIfTemplateHasNoTools) {
   Start("{% for m in messages %}[{{ m.role }}|{{ m.content }}]{% endfor %}");
   const std::string body =
       R"({"messages": [{"role": "user", "content": "Q"}, {"role": "assistant", "content": null,
@@ -195,7 +196,7 @@ TEST_F(GuidedDoorTest, PastCallsAreTextIfTemplateHasNoTools) {
       PromptOf(Planned("/v1/chat/completions", body)));
 }
 
-TEST_F(GuidedDoorTest, AChannelIsOpenedForGuidedText) {
+TEST_F(StructuredOutputTest, AChannelIsOpenedForGuidedText) {
   Start("{% for m in messages %}{{ m.content }}{% endfor %}<|start|>assistant{# <|channel|> tools #}");
   const GenerateSpec spec = Planned("/v1/chat/completions", Chat(R"("guided_regex": "a+")"));
   EXPECT_TRUE(absl::EndsWith(PromptOf(spec), "<|start|>assistant<|channel|>final<|message|>"))
@@ -203,17 +204,18 @@ TEST_F(GuidedDoorTest, AChannelIsOpenedForGuidedText) {
   EXPECT_EQ("aaa", Answered(R"("guided_regex": "a+")", "aaa")["message"]["content"]);
   const GenerateSpec call =
       Planned("/v1/chat/completions", Chat(absl::StrCat(kTools, R"(, "tool_choice": "required")")));
-  EXPECT_EQ("<|channel|>commentary to=functions.f <|constrain|>json<|message|>", call.guide->calls[0].begin);
+  EXPECT_EQ("<|channel|>commentary to=functions.f <|constrain|>json<|message|>",
+            call.constraint->calls[0].begin);
 }
 
-TEST_F(GuidedDoorTest, AnOpenThoughtEndsBeforeTheGuideBegins) {
+TEST_F(StructuredOutputTest, AnOpenThoughtEndsBeforeTheGuideBegins) {
   Start("{% for m in messages %}{{ m.content }}{% endfor %}<think>\n{# </think> #}");
   const GenerateSpec spec = Planned("/v1/chat/completions", Chat(R"("guided_regex": "a+")"));
   if (const auto close = tokenizer_->TokenToId("</think>"); close.has_value()) {
-    EXPECT_EQ(close, spec.guide->after_token);
+    EXPECT_EQ(close, spec.constraint->after_token);
     EXPECT_TRUE(absl::EndsWith(PromptOf(spec), "<think>\n"));
   } else {
-    EXPECT_FALSE(spec.guide->after_token.has_value());
+    EXPECT_FALSE(spec.constraint->after_token.has_value());
     EXPECT_TRUE(absl::EndsWith(PromptOf(spec), "</think>\n\n")) << PromptOf(spec);
     EXPECT_EQ("aa", Answered(R"("guided_regex": "a+")", "aa")["message"]["content"]);
   }

@@ -9,10 +9,10 @@
 namespace sluice {
 namespace {
 
-class HttpLimitsTest : public DoorFixture {
+class HttpLimitsTest : public EndpointFixture {
  protected:
   // Sends `bytes` one by one until the server closes; returns its answer.
-  static std::string Trickle(RawClient* client, const std::string& bytes) {
+  static std::string Trickle(RawHttpClient* client, const std::string& bytes) {
     for (const char c : bytes) {
       client->Send(std::string(1, c));
       absl::SleepFor(absl::Milliseconds(5));
@@ -22,24 +22,24 @@ class HttpLimitsTest : public DoorFixture {
 };
 
 TEST_F(HttpLimitsTest, AHeadThatNeverEndsIsRefusedHoweverItTrickles) {
-  options_.head_patience = absl::Milliseconds(200);
+  options_.head_timeout = absl::Milliseconds(200);
   Start();
-  RawClient slow(port_);
+  RawHttpClient slow(port_);
   const std::string head = Request("GET", "/health", "", "A: " + std::string(2000, 'x') + "\r\n");
   EXPECT_TRUE(absl::StartsWith(Trickle(&slow, head.substr(0, 600)), "HTTP/1.1 408 "));
-  RawClient silent(port_);
+  RawHttpClient silent(port_);
   silent.Send("GET /hea");
   EXPECT_TRUE(absl::StartsWith(silent.ReadAll(), "HTTP/1.1 408 "));
   EXPECT_EQ(200, Ask(Request("GET", "/health", "")).first);
 }
 
 TEST_F(HttpLimitsTest, ABodyThatNeverEndsIsRefused) {
-  options_.body_patience = absl::Milliseconds(200);
+  options_.body_timeout = absl::Milliseconds(200);
   Start();
-  RawClient sized(port_);
+  RawHttpClient sized(port_);
   sized.Send("POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Length: 4000\r\n\r\n");
   EXPECT_TRUE(absl::StartsWith(Trickle(&sized, std::string(500, ' ')), "HTTP/1.1 408 "));
-  RawClient chunked(port_);
+  RawHttpClient chunked(port_);
   chunked.Send("POST /tokenize HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n5\r\n{");
   EXPECT_TRUE(absl::StartsWith(chunked.ReadAll(), "HTTP/1.1 408 "));
   EXPECT_EQ(0u, engine_.live());
@@ -49,7 +49,7 @@ TEST_F(HttpLimitsTest, StalledReaderIsCutAndItsRequestCancelled) {
   options_.stall_timeout = [] { return absl::Milliseconds(300); };
   context_.limits.max_unsent_bytes = uint64_t{1} << 40;  // so that the timeout cuts first
   Start();
-  RawClient idle(port_);
+  RawHttpClient idle(port_);
   idle.Send(Request("POST", "/v1/chat/completions", Chat("\"stream\": true")));
   const GenerateSpec spec = engine_.NextGenerate();
   // More than the sockets of both ends hold.
@@ -63,7 +63,7 @@ TEST_F(HttpLimitsTest, StalledReaderIsCutAndItsRequestCancelled) {
 TEST_F(HttpLimitsTest, WhatAReaderLeavesUnreadIsBounded) {
   context_.limits.max_unsent_bytes = 1 << 20;
   Start();
-  RawClient idle(port_);
+  RawHttpClient idle(port_);
   idle.Send(Request("POST", "/v1/chat/completions", Chat("\"stream\": true")));
   const GenerateSpec spec = engine_.NextGenerate();
   for (int i = 0; i < 64; ++i) {
@@ -77,9 +77,9 @@ TEST_F(HttpLimitsTest, WhatAReaderLeavesUnreadIsBounded) {
 TEST_F(HttpLimitsTest, AThousandIdleConnectionsHoldNobodyUp) {
   options_.max_connections = 1000;
   Start();
-  std::vector<std::unique_ptr<RawClient>> idle;
+  std::vector<std::unique_ptr<RawHttpClient>> idle;
   for (int i = 0; i < 1000; ++i) {
-    idle.push_back(std::make_unique<RawClient>(port_));
+    idle.push_back(std::make_unique<RawHttpClient>(port_));
   }
   engine_.AnswerWith(2);
   EXPECT_EQ(200, Post("/v1/chat/completions", Chat("")).first);  // replaces the connection that idled longest
@@ -104,7 +104,7 @@ TEST_F(HttpLimitsTest, NoRequestIsSmuggledInAnother) {
         std::string("Content-Length: +4\r\n"), std::string("Content-Length: 0x4\r\n"),
         std::string("Content-Length: 4, 4\r\n"), std::string("X: y\nTransfer-Encoding: chunked\r\n"),
         std::string(" Transfer-Encoding: chunked\r\n")}) {
-    RawClient client(port_);
+    RawHttpClient client(port_);
     client.Send("POST /tokenize HTTP/1.1\r\n" + host + framing + "\r\n0\r\n\r\n" + inner);
     client.EndSending();
     const std::string answer = client.ReadAll();

@@ -13,7 +13,7 @@
 namespace sluice {
 namespace {
 
-class OpenAiDoorTest : public DoorFixture {
+class OpenAiEndpointTest : public EndpointFixture {
  protected:
   std::vector<Json> Events(const std::string& body) {
     std::vector<Json> events;
@@ -28,9 +28,9 @@ class OpenAiDoorTest : public DoorFixture {
   }
 };
 
-TEST_F(OpenAiDoorTest, AStreamSaysRoleTextFinishAndUsage) {
+TEST_F(OpenAiEndpointTest, AStreamSaysRoleTextFinishAndUsage) {
   Start();
-  RawClient client(port_);
+  RawHttpClient client(port_);
   client.Send(Request("POST", "/v1/chat/completions",
                       Chat(R"("stream": true, "stream_options": {"include_usage": true}, "max_tokens": 9)")));
   const GenerateSpec spec = engine_.NextGenerate();
@@ -52,13 +52,13 @@ TEST_F(OpenAiDoorTest, AStreamSaysRoleTextFinishAndUsage) {
   EXPECT_TRUE(absl::StrContains(client.ReadAnswer().second, "\"id\":\"tiny\""));
 }
 
-TEST_F(OpenAiDoorTest, CallsOfToolsAndThoughtsAreToldApart) {
+TEST_F(OpenAiEndpointTest, CallsOfToolsAndThoughtsAreToldApart) {
   Start();
   const std::string tools = R"("tools": [{"type": "function", "function": {"name": "f"}}])";
   const std::string said =
       "<think>hm</think>\n\nLook:\n<tool_call>{\"name\": \"f\", \"arguments\": {\"a\": 1}}</tool_call>";
   for (const bool stream : {false, true}) {
-    RawClient client(port_);
+    RawHttpClient client(port_);
     client.Send(Request("POST", "/v1/chat/completions",
                         Chat(absl::StrCat(tools, stream ? ", \"stream\": true" : ""))));
     const GenerateSpec spec = engine_.NextGenerate();
@@ -101,9 +101,9 @@ TEST_F(OpenAiDoorTest, CallsOfToolsAndThoughtsAreToldApart) {
   }
 }
 
-TEST_F(OpenAiDoorTest, EveryFieldReachesTheEngine) {
+TEST_F(OpenAiEndpointTest, EveryFieldReachesTheEngine) {
   Start();
-  RawClient client(port_);
+  RawHttpClient client(port_);
   client.Send(
       Request("POST", "/v1/chat/completions", Chat(R"("model": "tiny", "temperature": 0.5, "top_p": 0.25,
       "top_k": 7, "min_p": 0.125, "repetition_penalty": 1.5, "frequency_penalty": -1, "presence_penalty": 2,
@@ -139,7 +139,7 @@ TEST_F(OpenAiDoorTest, EveryFieldReachesTheEngine) {
   EXPECT_EQ(3u, token["top_logprobs"].size());
 }
 
-TEST_F(OpenAiDoorTest, WhatIsWrongIsRefusedByName) {
+TEST_F(OpenAiEndpointTest, WhatIsWrongIsRefusedByName) {
   Start();
   const std::pair<const char*, const char*> cases[] = {
       {R"("temperature": "hot")", "temperature"},
@@ -189,14 +189,14 @@ TEST_F(OpenAiDoorTest, WhatIsWrongIsRefusedByName) {
   EXPECT_EQ(0u, engine_.live());
 }
 
-TEST_F(OpenAiDoorTest, OverloadIs429WithATimeAndWhatRunsGoesOn) {
+TEST_F(OpenAiEndpointTest, OverloadIs429WithATimeAndWhatRunsGoesOn) {
   Start();
-  RawClient running(port_);
+  RawHttpClient running(port_);
   running.Send(Request("POST", "/v1/chat/completions", Chat("")));
   const GenerateSpec spec = engine_.NextGenerate();
   engine_.RefuseWith(WithRetryDelay(ReasonError(absl::StatusCode::kResourceExhausted, "QUEUE_FULL", "full"),
                                     absl::Milliseconds(1500)));
-  RawClient refused(port_);
+  RawHttpClient refused(port_);
   refused.Send(Request("POST", "/v1/chat/completions", Chat("\"stream\": true")));
   const auto [head, body] = refused.ReadAnswer();
   EXPECT_TRUE(absl::StartsWith(head, "HTTP/1.1 429 "));
@@ -206,10 +206,10 @@ TEST_F(OpenAiDoorTest, OverloadIs429WithATimeAndWhatRunsGoesOn) {
   EXPECT_TRUE(absl::StartsWith(running.ReadAnswer().first, "HTTP/1.1 200 "));
 }
 
-TEST_F(OpenAiDoorTest, AClientThatLeavesCancelsStreamedOrNot) {
+TEST_F(OpenAiEndpointTest, AClientThatLeavesCancelsStreamedOrNot) {
   Start();
   for (const char* members : {"\"stream\": true", "\"n\": 2", ""}) {
-    RawClient client(port_);
+    RawHttpClient client(port_);
     client.Send(Request("POST", "/v1/chat/completions", Chat(members)));
     const GenerateSpec spec = engine_.NextGenerate();
     client.Close();
@@ -221,9 +221,9 @@ TEST_F(OpenAiDoorTest, AClientThatLeavesCancelsStreamedOrNot) {
   EXPECT_TRUE(pump_.AwaitIdle(absl::Minutes(1)));
 }
 
-TEST_F(OpenAiDoorTest, AnErrorInTheMiddleOfAStreamEndsItWithoutDone) {
+TEST_F(OpenAiEndpointTest, AnErrorInTheMiddleOfAStreamEndsItWithoutDone) {
   Start();
-  RawClient client(port_);
+  RawHttpClient client(port_);
   client.Send(Request("POST", "/v1/chat/completions", Chat("\"stream\": true")));
   const GenerateSpec spec = engine_.NextGenerate();
   engine_.Emit(spec.request_id, {{7, -0.5f, {}}}, "Hello");
@@ -234,11 +234,11 @@ TEST_F(OpenAiDoorTest, AnErrorInTheMiddleOfAStreamEndsItWithoutDone) {
   EXPECT_FALSE(absl::StrContains(rest, "[DONE]"));
 }
 
-TEST_F(OpenAiDoorTest, MessagesHaveTheirOwnEvents) {
+TEST_F(OpenAiEndpointTest, MessagesHaveTheirOwnEvents) {
   Start();
   const std::string asked = R"({"max_tokens": 5, "system": "Be short.", "messages": [
       {"role": "user", "content": [{"type": "text", "text": "Hi"}]}], "stream": true})";
-  RawClient client(port_);
+  RawHttpClient client(port_);
   client.Send(Request("POST", "/v1/messages", asked));
   const GenerateSpec spec = engine_.NextGenerate();
   engine_.Start(spec.request_id, {5, 0, 2}, 0);
@@ -262,7 +262,7 @@ TEST_F(OpenAiDoorTest, MessagesHaveTheirOwnEvents) {
   EXPECT_LT(0, Post("/v1/messages/count_tokens", asked).second["input_tokens"].get<int>());
 }
 
-TEST_F(OpenAiDoorTest, ResponsesHaveItemsAndEventsInOrder) {
+TEST_F(OpenAiEndpointTest, ResponsesHaveItemsAndEventsInOrder) {
   Start();
   const std::string asked =
       R"({"instructions": "Be short.", "max_output_tokens": 9, "stream": true, "input": [
@@ -270,7 +270,7 @@ TEST_F(OpenAiDoorTest, ResponsesHaveItemsAndEventsInOrder) {
       {"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{}"},
       {"type": "function_call_output", "call_id": "c1", "output": "5"}],
       "tools": [{"type": "function", "name": "f", "parameters": {"type": "object"}}]})";
-  RawClient client(port_);
+  RawHttpClient client(port_);
   client.Send(Request("POST", "/v1/responses", asked));
   const GenerateSpec spec = engine_.NextGenerate();
   EXPECT_EQ(9u, spec.stopping.max_tokens);
@@ -297,7 +297,7 @@ TEST_F(OpenAiDoorTest, ResponsesHaveItemsAndEventsInOrder) {
             Post("/v1/responses", R"({"input": "x", "previous_response_id": "y"})").second["error"]["param"]);
 }
 
-TEST_F(OpenAiDoorTest, HeadsThatTwoParsersReadDifferentlyAreRefused) {
+TEST_F(OpenAiEndpointTest, HeadsThatTwoParsersReadDifferentlyAreRefused) {
   Start();
   const std::string host = "Host: localhost\r\n";
   const std::pair<std::string, int> cases[] = {
@@ -318,16 +318,16 @@ TEST_F(OpenAiDoorTest, HeadsThatTwoParsersReadDifferentlyAreRefused) {
       {"POST / HTTP/1.1\r\n" + host + "Content-Length: 99999999\r\n\r\n", 413},
   };
   for (const auto& [bytes, status] : cases) {
-    RawClient client(port_);
+    RawHttpClient client(port_);
     client.Send(bytes);
     const std::string head = client.ReadAll().substr(0, 12);
     EXPECT_EQ(absl::StrCat("HTTP/1.1 ", status), head) << bytes.substr(0, 120);
   }
 }
 
-TEST_F(OpenAiDoorTest, ChunkedBodiesPipeliningAndExpectAreUnderstood) {
+TEST_F(OpenAiEndpointTest, ChunkedBodiesPipeliningAndExpectAreUnderstood) {
   Start();
-  RawClient client(port_);
+  RawHttpClient client(port_);
   client.Send("POST /tokenize HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n");
   client.Send("8\r\n{\"conten\r\n9;x=y\r\nt\": \"Hi\"}\r\n0\r\n\r\n" + Request("GET", "/health", ""));
   EXPECT_TRUE(absl::StrContains(client.ReadAnswer().second, "\"tokens\":["));
@@ -341,7 +341,7 @@ TEST_F(OpenAiDoorTest, ChunkedBodiesPipeliningAndExpectAreUnderstood) {
   EXPECT_TRUE(absl::StrContains(client.ReadAnswer().second, "\"tokens\":["));
   // HTTP/1.0 has no chunks: the stream ends with the connection.
   engine_.AnswerWith(2);
-  RawClient old(port_);
+  RawHttpClient old(port_);
   const std::string chat = Chat("\"stream\": true");
   old.Send(
       absl::StrCat("POST /v1/chat/completions HTTP/1.0\r\nContent-Length: ", chat.size(), "\r\n\r\n", chat));
@@ -350,12 +350,12 @@ TEST_F(OpenAiDoorTest, ChunkedBodiesPipeliningAndExpectAreUnderstood) {
   EXPECT_TRUE(absl::EndsWith(answer, "data: [DONE]\n\n"));
 }
 
-TEST_F(OpenAiDoorTest, CorsIsOffUnlessNamed) {
+TEST_F(OpenAiEndpointTest, CorsIsOffUnlessNamed) {
   options_.cors_origins = {"https://ui.example"};
   Start();
   const std::string preflight =
       "OPTIONS /v1/models HTTP/1.1\r\nHost: localhost\r\nAccess-Control-Request-Method: POST\r\nOrigin: ";
-  RawClient client(port_);
+  RawHttpClient client(port_);
   client.Send(preflight + "https://ui.example\r\n\r\n");
   const std::string allowed = client.ReadTo("\r\n\r\n");
   EXPECT_TRUE(absl::StartsWith(allowed, "HTTP/1.1 204 "));
@@ -368,7 +368,7 @@ TEST_F(OpenAiDoorTest, CorsIsOffUnlessNamed) {
   EXPECT_EQ(403, form.first);
 }
 
-TEST_F(OpenAiDoorTest, KeysAreReadAnewAndCountTheirUse) {
+TEST_F(OpenAiEndpointTest, KeysAreReadAnewAndCountTheirUse) {
   TempDir dir;
   options_.keys_file = dir.path() + "/keys";
   const auto write = [this](const std::string& lines) { std::ofstream(options_.keys_file) << lines; };
@@ -385,7 +385,7 @@ TEST_F(OpenAiDoorTest, KeysAreReadAnewAndCountTheirUse) {
   EXPECT_EQ(401, ask("beta"));
   EXPECT_EQ(200, ask("alpha"));
   EXPECT_EQ(200, Ask(Request("GET", "/health", "")).first);
-  RawClient running(port_);
+  RawHttpClient running(port_);
   running.Send(Request("POST", "/v1/chat/completions", Chat(""), "x-api-key: alpha\r\n"));
   const GenerateSpec spec = engine_.NextGenerate();
   EXPECT_EQ("key:ann", spec.client);
@@ -414,7 +414,7 @@ TEST(HttpOptionsTest, BeyondLoopbackKeysOrTlsAreNeeded) {
 
 // 1,000 almost valid requests; 10,000 of them with SLUICE_STRESS=full. Each is answered or its connection
 // closed, and the server continues.
-TEST_F(OpenAiDoorTest, NoRequestBreaksTheDoor) {
+TEST_F(OpenAiEndpointTest, NoRequestBreaksTheEndpoint) {
   options_.max_body_bytes = 1 << 16;
   Start();
   engine_.AnswerWith(3);
@@ -447,7 +447,7 @@ TEST_F(OpenAiDoorTest, NoRequestBreaksTheDoor) {
   const int rounds = stress != nullptr && std::string(stress) == "full" ? 10'000 : 1'000;
   Mutator mutator(22);
   for (int i = 0; i < rounds; ++i) {
-    RawClient client(port_);
+    RawHttpClient client(port_);
     client.Send(mutator.Mutate(seeds[i % std::size(seeds)]));
     client.EndSending();
     client.ReadAll();

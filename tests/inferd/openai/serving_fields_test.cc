@@ -10,7 +10,7 @@
 namespace sluice {
 namespace {
 
-class ServingFieldsTest : public DoorFixture {
+class ServingFieldsTest : public EndpointFixture {
  protected:
   // Returns a path of each API, and a body with `members`.
   static std::pair<std::string, std::string> Asked(int api, const std::string& members) {
@@ -32,7 +32,7 @@ TEST_F(ServingFieldsTest, ReachTheEngineByEveryApi) {
   for (int api = 0; api < 4; ++api) {
     const auto [path, body] = Asked(api, R"("timeout": 1.5, "max_queue_wait": 0.25, "priority": 3,
         "cache_salt": "mine", "cache_prompt": false)");
-    RawClient client(port_);
+    RawHttpClient client(port_);
     const absl::Time before = absl::Now();
     client.Send(Request("POST", path, body));
     const GenerateSpec spec = engine_.NextGenerate();
@@ -82,12 +82,12 @@ TEST_F(ServingFieldsTest, FieldsAreNamedAsTheApiNamesThem) {
 
 // Bytes that can never become a request are refused at once, not after the head's timeout.
 TEST_F(ServingFieldsTest, AnotherProtocolIsToldAtOnce) {
-  options_.head_patience = absl::Hours(1);
+  options_.head_timeout = absl::Hours(1);
   Start();
   for (const std::string& bytes : {std::string("\x16\x03\x01\x02", 4), std::string("\0\1", 2),
                                    std::string("GET / HTTP/1.1\nHost: localhost\n\n"),
                                    std::string("GET / HTTP/1.1\r\nHost: localhost\nA: b\r\n\r\n")}) {
-    RawClient client(port_);
+    RawHttpClient client(port_);
     client.Send(bytes);
     EXPECT_TRUE(absl::StartsWith(client.ReadAll(), "HTTP/1.1 400 ")) << bytes;
   }
@@ -95,7 +95,7 @@ TEST_F(ServingFieldsTest, AnotherProtocolIsToldAtOnce) {
 
 TEST_F(ServingFieldsTest, OptionsAndAllowSayWhatMayBeAsked) {
   Start();
-  RawClient client(port_);
+  RawHttpClient client(port_);
   client.Send(Request("OPTIONS", "/v1/chat/completions", ""));
   EXPECT_TRUE(absl::StartsWith(client.ReadTo("\r\n\r\n"), "HTTP/1.1 204 "));
   client.Send(Request("DELETE", "/v1/chat/completions", ""));

@@ -92,7 +92,7 @@ TEST(AutoPresetTest, ParallelCpuHelpsBehindAFastLinkToo) {
   facts.load_seconds = 1.5e-3;
   facts.cpu_seconds = 5e-3;
   EXPECT_EQ(ChoosePolicies(facts).policies.miss, ExpertMiss::kLoad) << "the CPU is the device";
-  facts.cpu_beside = true;
+  facts.cpu_parallel = true;
   EXPECT_EQ(ChoosePolicies(facts).policies.miss, ExpertMiss::kBalance);
   EXPECT_TRUE(ChoosePolicies(facts).policies.balance_resident);
   EXPECT_TRUE(KeepsModelTokens(ChoosePolicies(facts).policies));

@@ -44,16 +44,17 @@ TEST(GateReuseTest, RepeatedQuestionOutlivesTheNextOne) {
   ASSERT_TRUE(reuse.ok()) << reuse.status();
 
   const std::vector<float> x(config.hidden, 0.5f);
-  RouterTap tap;
-  tap.residual = {{*backend.Allocate(x.size() * sizeof(float), BufferKind::kActivations), 0}, config.hidden};
-  ASSERT_TRUE(backend.queue().Upload(x.data(), x.size() * sizeof(float), tap.residual.base).ok());
-  tap.routing.tokens = 1;
+  RouterState state;
+  state.residual = {{*backend.Allocate(x.size() * sizeof(float), BufferKind::kActivations), 0},
+                    config.hidden};
+  ASSERT_TRUE(backend.queue().Upload(x.data(), x.size() * sizeof(float), state.residual.base).ok());
+  state.routing.tokens = 1;
   for (const uint32_t target : {1, 2, 1, 3}) {
-    ASSERT_TRUE((*reuse)->Ask(tap, target).ok()) << target;
+    ASSERT_TRUE((*reuse)->Ask(state, target).ok()) << target;
   }
-  EXPECT_TRUE((*reuse)->Answer(tap, 1).ok());
-  EXPECT_TRUE((*reuse)->Answer(tap, 3).ok());
-  EXPECT_EQ((*reuse)->Answer(tap, 2).status().code(), absl::StatusCode::kInternal);
+  EXPECT_TRUE((*reuse)->Answer(state, 1).ok());
+  EXPECT_TRUE((*reuse)->Answer(state, 3).ok());
+  EXPECT_EQ((*reuse)->Answer(state, 2).status().code(), absl::StatusCode::kInternal);
   (*weights)->Release();
   ASSERT_TRUE(client->SetSegmentObserver(nullptr).ok());
 }

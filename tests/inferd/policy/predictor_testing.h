@@ -102,8 +102,8 @@ class PredictorsTest : public ::testing::Test {
   }
 
   // Routes every row to one expert (weight 1 unless given).
-  RouterTap Tap(uint32_t layer, const Rows& residual, const Rows& normed, std::vector<int32_t> ids,
-                std::vector<float> weights = {}, uint32_t top_k = 1, uint64_t step = 8) {
+  RouterState MakeState(uint32_t layer, const Rows& residual, const Rows& normed, std::vector<int32_t> ids,
+                        std::vector<float> weights = {}, uint32_t top_k = 1, uint64_t step = 8) {
     ids_ = std::move(ids);
     weights_ = weights.empty() ? std::vector<float>(ids_.size(), 1.0f) : std::move(weights);
     const uint32_t tokens = static_cast<uint32_t>(ids_.size()) / top_k;

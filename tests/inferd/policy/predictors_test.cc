@@ -26,8 +26,8 @@ using ::testing::IsEmpty;
 TEST_F(PredictorsTest, UpReuseRequestsNeuronsWithLargeUpProduct) {
   residency_.leads[{1, 0}] = LeadOf({1, 0, 0, 1, 1, 1, -2, 0});
   const auto neurons = Neurons(SparsityOrder::kUp, 0.75);
-  const RouterTap tap = Tap(0, RowsOf({9, 9}), RowsOf({0.5f, -1}), {1});
-  ASSERT_TRUE(*neurons->Begin(tap, 1, 1, std::vector<int32_t>{0}));
+  const RouterState state = MakeState(0, RowsOf({9, 9}), RowsOf({0.5f, -1}), {1});
+  ASSERT_TRUE(*neurons->Begin(state, 1, 1, std::vector<int32_t>{0}));
   EXPECT_THAT(residency_.neurons, ElementsAre(AskedResidency::Asked{1, 0, {1, 3}}));
 }
 
@@ -37,11 +37,13 @@ TEST_F(PredictorsTest, NormedInputUsesTheNextLayersNorm) {
   NeuronPredictorOptions options;
   options.input = NeuronInput::kNormed;
   const auto neurons = Neurons(SparsityOrder::kUp, 1.2, options);
-  ASSERT_TRUE(*neurons->Begin(Tap(0, RowsOf({3, 4}), RowsOf({0, 0}), {1}), 1, 1, std::vector<int32_t>{0}));
+  ASSERT_TRUE(
+      *neurons->Begin(MakeState(0, RowsOf({3, 4}), RowsOf({0, 0}), {1}), 1, 1, std::vector<int32_t>{0}));
   EXPECT_THAT(residency_.neurons, ElementsAre(AskedResidency::Asked{1, 0, {2, 3}}));
   layers_[1].ffn_norm.weight = Floats({0.5f, 2});  // x = (0.4243, 2.2627): (0.42, 2.26, 2.69, -0.85)
   residency_.neurons.clear();
-  ASSERT_TRUE(*neurons->Begin(Tap(0, RowsOf({3, 4}), RowsOf({0, 0}), {1}), 1, 1, std::vector<int32_t>{0}));
+  ASSERT_TRUE(
+      *neurons->Begin(MakeState(0, RowsOf({3, 4}), RowsOf({0, 0}), {1}), 1, 1, std::vector<int32_t>{0}));
   EXPECT_THAT(residency_.neurons, ElementsAre(AskedResidency::Asked{1, 0, {1, 2}}));
 }
 
@@ -49,10 +51,10 @@ TEST_F(PredictorsTest, NormedInputUsesTheNextLayersNorm) {
 TEST_F(PredictorsTest, GateReuseUsesTheGateActivation) {
   const float least = -1.28125f;  // silu(-1.28125) = -0.27846, near SiLU's minimum
   residency_.leads[{1, 1}] = LeadOf({2, 0, -1, 0, least, 0, 0.25f, 0});
-  const RouterTap tap = Tap(0, RowsOf({1, 0}), RowsOf({1, 0}), {0});
-  ASSERT_TRUE(*Neurons(SparsityOrder::kGate, 0.25)->Begin(tap, 1, 1, std::vector<int32_t>{1}));
-  ASSERT_TRUE(*Neurons(SparsityOrder::kGate, 0.275)->Begin(tap, 1, 1, std::vector<int32_t>{1}));
-  ASSERT_TRUE(*Neurons(SparsityOrder::kGate, 0.28)->Begin(tap, 1, 1, std::vector<int32_t>{1}));
+  const RouterState state = MakeState(0, RowsOf({1, 0}), RowsOf({1, 0}), {0});
+  ASSERT_TRUE(*Neurons(SparsityOrder::kGate, 0.25)->Begin(state, 1, 1, std::vector<int32_t>{1}));
+  ASSERT_TRUE(*Neurons(SparsityOrder::kGate, 0.275)->Begin(state, 1, 1, std::vector<int32_t>{1}));
+  ASSERT_TRUE(*Neurons(SparsityOrder::kGate, 0.28)->Begin(state, 1, 1, std::vector<int32_t>{1}));
   EXPECT_THAT(residency_.neurons,
               ElementsAre(AskedResidency::Asked{1, 1, {0, 1, 2}}, AskedResidency::Asked{1, 1, {0, 2}},
                           AskedResidency::Asked{1, 1, {0}}));
@@ -63,16 +65,17 @@ TEST_F(PredictorsTest, RequestIsTheUnionOverAnExpertsRows) {
   residency_.leads[{1, 0}] = LeadOf({1, 0, 0, 1, 1, 1, -2, 0});
   residency_.leads[{1, 1}] = LeadOf({0, 0, 0, 0, 0, 0, 1, 0});
   const auto neurons = Neurons(SparsityOrder::kUp, 0.75);
-  const RouterTap tap = Tap(0, RowsOf({0, 0, 0, 0, 0, 0}), RowsOf({0.5f, -1, 2, 2, 1, 0}), {1, 1, 1});
-  ASSERT_TRUE(*neurons->Begin(tap, 1, 1, std::vector<int32_t>{0, 1, 0}));
+  const RouterState state =
+      MakeState(0, RowsOf({0, 0, 0, 0, 0, 0}), RowsOf({0.5f, -1, 2, 2, 1, 0}), {1, 1, 1});
+  ASSERT_TRUE(*neurons->Begin(state, 1, 1, std::vector<int32_t>{0, 1, 0}));
   EXPECT_THAT(residency_.neurons,
               ElementsAre(AskedResidency::Asked{1, 0, {0, 1, 2, 3}}, AskedResidency::Asked{1, 1, {3}}));
 }
 
 TEST_F(PredictorsTest, ALeadThatIsMissingIsFetchedBeforeItsNeurons) {
   const auto neurons = Neurons(SparsityOrder::kUp, 0.75);
-  const RouterTap tap = Tap(0, RowsOf({0, 0}), RowsOf({0.5f, -1}), {1});
-  ASSERT_TRUE(*neurons->Begin(tap, 1, 1, std::vector<int32_t>{0}));
+  const RouterState state = MakeState(0, RowsOf({0, 0}), RowsOf({0.5f, -1}), {1});
+  ASSERT_TRUE(*neurons->Begin(state, 1, 1, std::vector<int32_t>{0}));
   ASSERT_TRUE(neurons->Continue().ok());
   EXPECT_THAT(residency_.neurons, ElementsAre(AskedResidency::Asked{1, 0, {}}));
   residency_.leads[{1, 0}] = LeadOf({1, 0, 0, 1, 1, 1, -2, 0});
@@ -88,19 +91,19 @@ TEST_F(PredictorsTest, ExpertWithEnoughNeuronsIsNotPredicted) {
   residency_.shares = {{{1, 0}, 0.5}, {{1, 1}, 0.25}};
   const auto neurons = Neurons(SparsityOrder::kUp, 0.75);
   const Rows x = RowsOf({0.5f, -1, 1, 0});
-  ASSERT_TRUE(*neurons->Begin(Tap(0, x, x, {1, 1}), 1, 1, std::vector<int32_t>{0, 1}));
+  ASSERT_TRUE(*neurons->Begin(MakeState(0, x, x, {1, 1}), 1, 1, std::vector<int32_t>{0, 1}));
   EXPECT_THAT(residency_.neurons,
               ElementsAre(AskedResidency::Asked{1, 0, {}}, AskedResidency::Asked{1, 1, {0, 2, 3}}));
   residency_.shares[{1, 1}] = 1;
   residency_.neurons.clear();
-  EXPECT_FALSE(*neurons->Begin(Tap(0, x, x, {1, 1}), 1, 1, std::vector<int32_t>{0, 1}));
+  EXPECT_FALSE(*neurons->Begin(MakeState(0, x, x, {1, 1}), 1, 1, std::vector<int32_t>{0, 1}));
   EXPECT_THAT(residency_.neurons,
               ElementsAre(AskedResidency::Asked{1, 0, {}}, AskedResidency::Asked{1, 1, {}}));
   NeuronPredictorOptions options;
   options.enough = 2;
   residency_.neurons.clear();
   ASSERT_TRUE(*Neurons(SparsityOrder::kUp, 0.75, options)
-                   ->Begin(Tap(0, x, x, {1, 1}), 1, 1, std::vector<int32_t>{0, 1}));
+                   ->Begin(MakeState(0, x, x, {1, 1}), 1, 1, std::vector<int32_t>{0, 1}));
   EXPECT_EQ(residency_.neurons.size(), 2u);
   EXPECT_THAT(residency_.neurons[0].neurons, ElementsAre(1, 3));
 }
@@ -109,17 +112,17 @@ TEST_F(PredictorsTest, ExpertWithEnoughNeuronsIsNotPredicted) {
 TEST_F(PredictorsTest, BusyLinkGetsOnlyTheBestExpertsOfARow) {
   residency_.leads[{1, 0}] = residency_.leads[{1, 1}] = LeadOf({1, 0, 0, 1, 1, 1, -2, 0});
   NeuronPredictorOptions options;
-  options.most_behind = 1;
+  options.max_behind = 1;
   const auto neurons = Neurons(SparsityOrder::kUp, 0.75, options);
   const Rows x = RowsOf({0.5f, -1, 1, 0});
-  const RouterTap tap = Tap(0, x, x, {0, 1, 0, 1}, {}, 2);
+  const RouterState state = MakeState(0, x, x, {0, 1, 0, 1}, {}, 2);
   const std::vector<int32_t> ids = {0, 1, 1, 0};
-  ASSERT_TRUE(*neurons->Begin(tap, 1, 2, ids));
+  ASSERT_TRUE(*neurons->Begin(state, 1, 2, ids));
   EXPECT_THAT(residency_.neurons, ElementsAre(AskedResidency::Asked{1, 0, {0, 1, 2, 3}},
                                               AskedResidency::Asked{1, 1, {0, 1, 2, 3}}));
   residency_.behind = true;
   residency_.neurons.clear();
-  ASSERT_TRUE(*neurons->Begin(tap, 1, 2, ids));
+  ASSERT_TRUE(*neurons->Begin(state, 1, 2, ids));
   EXPECT_THAT(residency_.neurons,
               ElementsAre(AskedResidency::Asked{1, 0, {1, 3}}, AskedResidency::Asked{1, 1, {0, 2, 3}}));
 }
@@ -127,8 +130,8 @@ TEST_F(PredictorsTest, BusyLinkGetsOnlyTheBestExpertsOfARow) {
 TEST_F(PredictorsTest, StepsAboveMaxRowsAreNotPredicted) {
   const auto neurons = Neurons(SparsityOrder::kUp, 0.75);
   const std::vector<int32_t> ids(5, 0);
-  const RouterTap tap = Tap(0, RowsOf(std::vector<float>(10)), RowsOf(std::vector<float>(10)), ids);
-  EXPECT_FALSE(*neurons->Begin(tap, 1, 1, ids));
+  const RouterState state = MakeState(0, RowsOf(std::vector<float>(10)), RowsOf(std::vector<float>(10)), ids);
+  EXPECT_FALSE(*neurons->Begin(state, 1, 1, ids));
   EXPECT_THAT(residency_.neurons, IsEmpty());
 }
 
@@ -138,14 +141,14 @@ TEST_F(PredictorsTest, NeuronsAreCountedForRowsWhoseExpertWasChosen) {
   const auto neurons = Neurons(SparsityOrder::kUp, 0.75);
   const Rows x = RowsOf({0.5f, -1, 0.5f, -1, 0.5f, -1});
   const std::vector<int32_t> predicted = {0, 0, 0};
-  ASSERT_TRUE(*neurons->Begin(Tap(0, x, x, {1, 1, 1}), 1, 1, predicted));
+  ASSERT_TRUE(*neurons->Begin(MakeState(0, x, x, {1, 1, 1}), 1, 1, predicted));
   // Row 0 chose it, row 1 another, row 2 chose it but is left out.
   const Rows truth = RowsOf({1, -0.25f, 1, -0.25f, 1, -0.25f});
-  ASSERT_TRUE(neurons->Compare(Tap(1, truth, truth, {0, 1, 0}, {1, 1, 0})).ok());
+  ASSERT_TRUE(neurons->Compare(MakeState(1, truth, truth, {0, 1, 0}, {1, 1, 0})).ok());
   EXPECT_EQ(neurons->counters(1).predicted, 2u);
   EXPECT_EQ(neurons->counters(1).wanted, 3u);
   EXPECT_EQ(neurons->counters(1).right, 1u);
-  ASSERT_TRUE(neurons->Compare(Tap(1, truth, truth, {0, 1, 0})).ok());  // nothing is counted twice
+  ASSERT_TRUE(neurons->Compare(MakeState(1, truth, truth, {0, 1, 0})).ok());  // nothing is counted twice
   EXPECT_EQ(neurons->counters(1).predicted, 2u);
 }
 
@@ -153,8 +156,8 @@ TEST_F(PredictorsTest, AnotherStepsPredictionIsNotCounted) {
   residency_.leads[{1, 0}] = LeadOf({1, 0, 0, 1, 1, 1, -2, 0});
   const auto neurons = Neurons(SparsityOrder::kUp, 0.75);
   const Rows x = RowsOf({0.5f, -1});
-  ASSERT_TRUE(*neurons->Begin(Tap(0, x, x, {1}, {}, 1, 8), 1, 1, std::vector<int32_t>{0}));
-  ASSERT_TRUE(neurons->Compare(Tap(1, x, x, {0}, {}, 1, 9)).ok());
+  ASSERT_TRUE(*neurons->Begin(MakeState(0, x, x, {1}, {}, 1, 8), 1, 1, std::vector<int32_t>{0}));
+  ASSERT_TRUE(neurons->Compare(MakeState(1, x, x, {0}, {}, 1, 9)).ok());
   EXPECT_EQ(neurons->counters(1).predicted, 0u);
 }
 
@@ -217,10 +220,10 @@ TEST_F(LearnedExpertsTest, ItSeesTheHiddenStateAndTheChoicesOfTwoLayers) {
                                           0, 0, 0, 0, 0, 1, 0, 0},
                                          {0, 0, 0}));
   const Rows x = RowsOf({0.5f, 7, 3, 7});
-  ASSERT_TRUE(learned->Observe(Tap(0, x, x, {0, 1, 1, 2}, {}, 2)).ok());
-  const RouterTap tap = Tap(1, x, x, {2, 0, 1, 0}, {}, 2);
-  ASSERT_TRUE(learned->Observe(tap).ok());
-  const auto routing = learned->Predict(tap, 2);
+  ASSERT_TRUE(learned->Observe(MakeState(0, x, x, {0, 1, 1, 2}, {}, 2)).ok());
+  const RouterState state = MakeState(1, x, x, {2, 0, 1, 0}, {}, 2);
+  ASSERT_TRUE(learned->Observe(state).ok());
+  const auto routing = learned->Predict(state, 2);
   ASSERT_TRUE(routing.ok()) << routing.status();
   ASSERT_EQ(routing->tokens, 2u);
   // Row 0: scores 0.5, 2, 1. Row 1 chose neither: 3, 0, 0, the tie goes to the lower index.
@@ -242,9 +245,9 @@ TEST_F(LearnedExpertsTest, AHiddenLayerIsRectified) {
   net.w1[8] = -1;
   const auto learned = Learned(0, std::move(net));
   const Rows x = RowsOf({3, 0});
-  const RouterTap tap = Tap(0, x, x, {0, 1}, {}, 2);
-  ASSERT_TRUE(learned->Observe(tap).ok());
-  const auto routing = learned->Predict(tap, 1);  // scores 1, 2, 1.5
+  const RouterState state = MakeState(0, x, x, {0, 1}, {}, 2);
+  ASSERT_TRUE(learned->Observe(state).ok());
+  const auto routing = learned->Predict(state, 1);  // scores 1, 2, 1.5
   ASSERT_TRUE(routing.ok()) << routing.status();
   EXPECT_THAT(std::vector<int32_t>(routing->ids, routing->ids + 2), ElementsAre(1, 2));
 }
@@ -255,10 +258,10 @@ TEST_F(LearnedExpertsTest, TheLayerBeforeOfAnotherStepCountsAsUnknown) {
                                           0, 0, 0, 0, 0, 1, 0, 0},
                                          {0.5f, 0.25f, 0}));
   const Rows x = RowsOf({0, 0});
-  ASSERT_TRUE(learned->Observe(Tap(0, x, x, {0, 1}, {}, 2, 4)).ok());
-  const RouterTap tap = Tap(1, x, x, {2, 1}, {}, 2, 5);
-  ASSERT_TRUE(learned->Observe(tap).ok());
-  const auto routing = learned->Predict(tap, 2);
+  ASSERT_TRUE(learned->Observe(MakeState(0, x, x, {0, 1}, {}, 2, 4)).ok());
+  const RouterState state = MakeState(1, x, x, {2, 1}, {}, 2, 5);
+  ASSERT_TRUE(learned->Observe(state).ok());
+  const auto routing = learned->Predict(state, 2);
   ASSERT_TRUE(routing.ok()) << routing.status();
   EXPECT_THAT(std::vector<int32_t>(routing->ids, routing->ids + 2), ElementsAre(0, 1));
 }
@@ -266,9 +269,9 @@ TEST_F(LearnedExpertsTest, TheLayerBeforeOfAnotherStepCountsAsUnknown) {
 TEST_F(LearnedExpertsTest, NoPredictionWithoutNetworkOrForLongSteps) {
   const auto learned = Learned(1, Linear(std::vector<float>(24), {0, 0, 0}));
   const Rows x = RowsOf(std::vector<float>(80));
-  EXPECT_EQ(learned->Predict(Tap(0, x, x, {0, 1}, {}, 2), 1)->tokens, 0u);
-  EXPECT_EQ(learned->Predict(Tap(1, x, x, std::vector<int32_t>(80, 0), {}, 2), 2)->tokens, 0u);
-  EXPECT_EQ(learned->Predict(Tap(1, x, x, {0, 1}, {}, 2), 2)->tokens, 1u);
+  EXPECT_EQ(learned->Predict(MakeState(0, x, x, {0, 1}, {}, 2), 1)->tokens, 0u);
+  EXPECT_EQ(learned->Predict(MakeState(1, x, x, std::vector<int32_t>(80, 0), {}, 2), 2)->tokens, 0u);
+  EXPECT_EQ(learned->Predict(MakeState(1, x, x, {0, 1}, {}, 2), 2)->tokens, 1u);
 }
 
 }  // namespace

@@ -91,11 +91,11 @@ class FixedPredictor final : public ExpertPredictor {
  public:
   FixedPredictor(Queue* queue, std::vector<float> confidence)
       : ExpertPredictor(queue), confidence_(std::move(confidence)) {}
-  absl::Status Ask(const RouterTap&, uint32_t target) override {
+  absl::Status Ask(const RouterState&, uint32_t target) override {
     asked.push_back(target);
     return absl::OkStatus();
   }
-  absl::StatusOr<Routing> Answer(const RouterTap&, uint32_t) override {
+  absl::StatusOr<Routing> Answer(const RouterState&, uint32_t) override {
     return Routing{1, 2, 2, ids_, chances_};
   }
   float Confidence(uint32_t, uint32_t rank) const override { return confidence_[rank]; }
@@ -128,10 +128,10 @@ class PrefetchRulesTest : public PredictorsTest {
     const FixedPredictor* const asked = predictor.get();
     Prefetcher prefetcher(config_, options, {.experts = std::move(predictor)}, &residency_);
     const Rows x = RowsOf({0, 0});
-    RouterTap tap = Tap(0, x, x, {0, 1}, {}, 2);
-    batch_.Clear(tap.batch->step());
+    RouterState state = MakeState(0, x, x, {0, 1}, {}, 2);
+    batch_.Clear(state.batch->step());
     batch_.Add(std::vector<int32_t>(1, 1), {.pages = pages_, .decode_from = prompt_ ? 1u : 0u});
-    EXPECT_TRUE(prefetcher.AfterRouter(tap).ok());
+    EXPECT_TRUE(prefetcher.AfterRouter(state).ok());
     return asked->asked;
   }
 
@@ -234,7 +234,7 @@ class NextTokensTest : public PrefetchRulesTest {
     prefetcher_ = std::make_unique<Prefetcher>(
         config_, PrefetcherOptions{.max_tokens = 40, .max_sequences = 2},
         Prefetcher::Predictors{
-            .guessed = std::make_unique<FixedPredictor>(&backend_->queue(), std::vector<float>{.9f, .6f})},
+            .draft = std::make_unique<FixedPredictor>(&backend_->queue(), std::vector<float>{.9f, .6f})},
         &residency_);
   }
 

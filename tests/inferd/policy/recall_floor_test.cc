@@ -69,8 +69,8 @@ class EmptyResidency final : public ExpertPrefetch {
 class SamePredictor final : public ExpertPredictor {
  public:
   using ExpertPredictor::ExpertPredictor;
-  absl::Status Ask(const RouterTap&, uint32_t) override { return absl::OkStatus(); }
-  absl::StatusOr<Routing> Answer(const RouterTap&, uint32_t) override {
+  absl::Status Ask(const RouterState&, uint32_t) override { return absl::OkStatus(); }
+  absl::StatusOr<Routing> Answer(const RouterState&, uint32_t) override {
     return Routing{1, 2, 2, ids_, chances_};
   }
   float Confidence(uint32_t, uint32_t) const override { return 1; }

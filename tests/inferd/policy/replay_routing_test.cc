@@ -14,7 +14,7 @@ namespace sluice {
 namespace {
 
 struct Row {
-  uint64_t text;
+  uint64_t sequence;
   uint32_t position;
   std::vector<float> p;
 };
@@ -26,7 +26,7 @@ TraceLayer LayerOf(const std::vector<Row>& rows) {
   layer.top_k = 2;
   for (size_t i = 0; i < rows.size(); ++i) {
     layer.Add(i, 0, {0u, 1u});
-    layer.texts.push_back(rows[i].text);
+    layer.sequences.push_back(rows[i].sequence);
     layer.positions.push_back(rows[i].position);
     layer.scores.insert(layer.scores.end(), rows[i].p.begin(), rows[i].p.end());
   }
@@ -49,7 +49,7 @@ const std::vector<float> kC = {.2f, .1f, .4f, .3f};
 const std::vector<float> kD = {.3f, .2f, .1f, .4f};
 
 // Two sequences that ran in parallel: 7 at positions 0 and 1, 9 from position 5 on.
-std::vector<Row> TwoTexts() { return {{9, 5, kC}, {7, 0, kA}, {7, 1, kB}, {9, 6, kD}}; }
+std::vector<Row> TwoSequences() { return {{9, 5, kC}, {7, 0, kA}, {7, 1, kB}, {9, 6, kD}}; }
 
 void ExpectScores(absl::Span<const float> logits, const std::vector<float>& p) {
   ASSERT_EQ(logits.size(), p.size());
@@ -57,9 +57,9 @@ void ExpectScores(absl::Span<const float> logits, const std::vector<float>& p) {
 }
 
 TEST(RecordedScoresTest, SequencesRepeatInOrder) {
-  const auto scores = RecordedScores::Create({{LayerOf(TwoTexts())}}, "trace", ConfigOf(1));
+  const auto scores = RecordedScores::Create({{LayerOf(TwoSequences())}}, "trace", ConfigOf(1));
   ASSERT_TRUE(scores.ok()) << scores.status();
-  EXPECT_EQ(scores->texts(), 2u);
+  EXPECT_EQ(scores->sequences(), 2u);
   ExpectScores(scores->Logits(0, 0, 0), kA);
   ExpectScores(scores->Logits(0, 0, 1), kB);
   ExpectScores(scores->Logits(0, 0, 2), kA);
@@ -85,9 +85,10 @@ TEST(RecordedScoresTest, ZeroScoreHasAFiniteLogit) {
 }
 
 TEST(RecordedScoresTest, TruncatedStepUsesTheCommonRows) {
-  std::vector<Row> shorter = TwoTexts();
+  std::vector<Row> shorter = TwoSequences();
   shorter.pop_back();
-  const auto scores = RecordedScores::Create({{LayerOf(TwoTexts()), LayerOf(shorter)}}, "trace", ConfigOf(2));
+  const auto scores =
+      RecordedScores::Create({{LayerOf(TwoSequences()), LayerOf(shorter)}}, "trace", ConfigOf(2));
   ASSERT_TRUE(scores.ok()) << scores.status();
   ExpectScores(scores->Logits(1, 1, 6), kC);
 }
@@ -97,13 +98,13 @@ TEST(RecordedScoresTest, TracesOfOtherModelsAreRefusedByName) {
   wide.layers[0].moe.experts = 8;
   ModelConfig dense = ConfigOf(1);
   dense.layers[0].moe = {};
-  std::vector<Row> others = TwoTexts();
+  std::vector<Row> others = TwoSequences();
   std::swap(others[0], others[1]);
-  const std::pair<Trace, ModelConfig> cases[] = {{{{LayerOf(TwoTexts())}}, ConfigOf(2)},
-                                                 {{{LayerOf(TwoTexts())}}, wide},
-                                                 {{{LayerOf(TwoTexts())}}, dense},
+  const std::pair<Trace, ModelConfig> cases[] = {{{{LayerOf(TwoSequences())}}, ConfigOf(2)},
+                                                 {{{LayerOf(TwoSequences())}}, wide},
+                                                 {{{LayerOf(TwoSequences())}}, dense},
                                                  {{{LayerOf({})}}, ConfigOf(1)},
-                                                 {{{LayerOf(TwoTexts()), LayerOf(others)}}, ConfigOf(2)}};
+                                                 {{{LayerOf(TwoSequences()), LayerOf(others)}}, ConfigOf(2)}};
   for (const auto& [trace, config] : cases) {
     const absl::Status status = RecordedScores::Create(trace, "the trace", config).status();
     EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
@@ -146,8 +147,8 @@ class ReplayRoutingTest : public ::testing::Test {
 };
 
 TEST_F(ReplayRoutingTest, OnlyNumberedSequencesRouteAsRecorded) {
-  auto routing =
-      ReplayRouting::Create({{LayerOf(TwoTexts())}}, "trace", ConfigOf(1), std::make_unique<TopKRouting>());
+  auto routing = ReplayRouting::Create({{LayerOf(TwoSequences())}}, "trace", ConfigOf(1),
+                                       std::make_unique<TopKRouting>());
   ASSERT_TRUE(routing.ok()) << routing.status();
   EXPECT_EQ(Choose(routing->get(), 0, 0), (std::vector<int32_t>{3, 2}));
   EXPECT_EQ(Choose(routing->get(), 40, 0), (std::vector<int32_t>{0, 1}));
@@ -160,7 +161,7 @@ TEST_F(ReplayRoutingTest, RoutersThatDoNotWeighBySoftmaxAreRefused) {
   ModelConfig config = ConfigOf(1);
   config.layers[0].moe.router = RouterKind::kSigmoidTopK;
   EXPECT_TRUE(absl::IsUnimplemented(
-      ReplayRouting::Create({{LayerOf(TwoTexts())}}, "trace", config, std::make_unique<TopKRouting>())
+      ReplayRouting::Create({{LayerOf(TwoSequences())}}, "trace", config, std::make_unique<TopKRouting>())
           .status()));
 }
 

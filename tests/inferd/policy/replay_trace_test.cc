@@ -50,7 +50,8 @@ TEST_F(ReplayTraceTest, OtherModelUsesRecordedExpertsInBothClocks) {
   const Trace own = Record("other", "", false);
   const Trace first = Record("one", "", false);
   ASSERT_EQ(first.layers.size(), 2u);
-  EXPECT_EQ(std::set<uint64_t>(first.layers[0].texts.begin(), first.layers[0].texts.end()).size(), 2u);
+  EXPECT_EQ(std::set<uint64_t>(first.layers[0].sequences.begin(), first.layers[0].sequences.end()).size(),
+            2u);
   EXPECT_NE(own.layers[0].chosen, first.layers[0].chosen) << "routed otherwise by itself";
   ASSERT_EQ(std::rename(dir_.File("trace").c_str(), dir_.File("recorded").c_str()), 0);
   for (const bool virtual_clock : {false, true}) {

@@ -25,7 +25,7 @@ TEST(SparseSetupTest, MeasuresEachExpertKindOnceIfSparse) {
   limits.top_k = moe.top_k;
   limits.expert_width = moe.expert_width;
   limits.vocab = 1;
-  auto backend = CreateHostBackend(limits, 1);
+  auto backend = CreateCpuBackend(limits, 1);
   ASSERT_TRUE(backend.ok()) << backend.status();
   SparsityConfig sparsity;
   auto line = SetUpSparseSwitches(pack.pack(), sparsity, limits, dir.File("cache"), **backend);

@@ -138,13 +138,13 @@ TEST_F(CpuCostsTest, RuntimeTimesCorrectTheMeasurement) {
   CpuCosts costs(1e-9, nullptr, slots->get(), &client_->pack());
   costs.Assume();
   const double assumed = costs.Seconds(0, 0, 4);
-  costs.Took(1, 0);  // no work
+  costs.ReportTime(1, 0);  // no work
   EXPECT_EQ(costs.Seconds(0, 0, 4), assumed);
   for (int layer = 0; layer < 200; ++layer) {
-    costs.Took(3 * assumed, costs.Seconds(0, 0, 4));
+    costs.ReportTime(3 * assumed, costs.Seconds(0, 0, 4));
   }
   EXPECT_NEAR(costs.Seconds(0, 0, 4), 3 * assumed, 1e-3 * assumed);
-  costs.Took(1e9 * assumed, costs.Seconds(0, 0, 4));  // a suspended machine does not change the scale
+  costs.ReportTime(1e9 * assumed, costs.Seconds(0, 0, 4));  // a suspended machine does not change the scale
   EXPECT_LT(costs.Seconds(0, 0, 4), 4 * assumed);
 }
 

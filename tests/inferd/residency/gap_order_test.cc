@@ -28,7 +28,7 @@ class PacedQueue final : public Queue {
 };
 
 // A layer of eight demands in a slab with eight passing slots, so that a portion is two experts.
-class GapOrderTest : public testing::Test {
+class StreamOrderTest : public testing::Test {
  protected:
   static SlabPlan Plan() {
     SlabPlan plan;
@@ -55,12 +55,12 @@ class GapOrderTest : public testing::Test {
 
   using Demands = std::vector<uint32_t>;
   PacedQueue queue_;
-  GapOrder order_{Plan(), &queue_};
+  StreamOrder order_{Plan(), &queue_};
   std::set<uint32_t> came_;   // passing experts that are ready
   std::set<uint32_t> stays_;  // ready in slots that it keeps
 };
 
-TEST_F(GapOrderTest, ArrivedExpertsRunFirstStayingOnesInPortions) {
+TEST_F(StreamOrderTest, ArrivedExpertsRunFirstStayingOnesInPortions) {
   stays_ = {0, 1, 3, 4, 6};
   came_ = {2, 7};
   EXPECT_EQ(Turn(/*gaps=*/true), (Demands{2, 7}));
@@ -70,7 +70,7 @@ TEST_F(GapOrderTest, ArrivedExpertsRunFirstStayingOnesInPortions) {
   EXPECT_EQ(Turn(true), (Demands{3, 4}));
 }
 
-TEST_F(GapOrderTest, TwoPortionsOfStayingExpertsAreQueued) {
+TEST_F(StreamOrderTest, TwoPortionsOfStayingExpertsAreQueued) {
   stays_ = {0, 1, 2, 3, 4, 5, 6};
   EXPECT_EQ(Turn(true), (Demands{0, 1}));  // behind it event 1
   EXPECT_FALSE(order_.HoldsBack());
@@ -85,7 +85,7 @@ TEST_F(GapOrderTest, TwoPortionsOfStayingExpertsAreQueued) {
   EXPECT_TRUE(order_.HoldsBack());
 }
 
-TEST_F(GapOrderTest, EveryDemandHasItsTurnWithoutGaps) {
+TEST_F(StreamOrderTest, EveryDemandHasItsTurnWithoutGaps) {
   stays_ = {0, 1, 2, 3, 4};
   came_ = {6};
   EXPECT_EQ(Turn(/*gaps=*/false), (Demands{0, 1, 2, 3, 4, 6}));

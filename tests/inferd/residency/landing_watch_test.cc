@@ -11,23 +11,23 @@
 namespace sluice {
 namespace {
 
-TEST(LandingWatchTest, PollsUntilTheTimeWithoutNewsEnds) {
-  LandingWatch watch(/*on=*/true);
-  watch.News(1000);
-  EXPECT_TRUE(watch.Look(1000));
-  EXPECT_TRUE(watch.Look(1000 + LandingWatch::kMostNanos - 1));
-  EXPECT_FALSE(watch.Look(1000 + LandingWatch::kMostNanos));
+TEST(LandingPollerTest, PollsUntilTheTimeWithoutNewsEnds) {
+  LandingPoller watch(/*on=*/true);
+  watch.Restart(1000);
+  EXPECT_TRUE(watch.ShouldPoll(1000));
+  EXPECT_TRUE(watch.ShouldPoll(1000 + LandingPoller::kMaxNanos - 1));
+  EXPECT_FALSE(watch.ShouldPoll(1000 + LandingPoller::kMaxNanos));
   EXPECT_EQ(watch.Take(2000), 1000);
   EXPECT_EQ(watch.Take(3000), 0) << "it was counted";
-  watch.News(1'000'000);
-  EXPECT_TRUE(watch.Look(1'000'001));
+  watch.Restart(1'000'000);
+  EXPECT_TRUE(watch.ShouldPoll(1'000'001));
   EXPECT_EQ(watch.Take(1'000'005), 4);
 }
 
-TEST(LandingWatchTest, DoesNotPollInVirtualTime) {
-  LandingWatch watch(/*on=*/false);
-  watch.News(1000);
-  EXPECT_FALSE(watch.Look(1000));
+TEST(LandingPollerTest, DoesNotPollInVirtualTime) {
+  LandingPoller watch(/*on=*/false);
+  watch.Restart(1000);
+  EXPECT_FALSE(watch.ShouldPoll(1000));
   EXPECT_EQ(watch.Take(2000), 0);
 }
 

@@ -299,7 +299,7 @@ TEST_F(NeuronCacheTest, PromptDoesNotEvictDecodingsExperts) {
   const uint32_t kept = Present(4);
   ASSERT_EQ(kept, Active(4, 4).size());
   cache_->SetPrefill(true);
-  cache_->SetLossless(true);
+  cache_->RequireExact(true);
   const auto wanted = Run(0, {0, 1, 2, 3, 4, 5}, 20);
   ASSERT_TRUE(wanted.ok());
   ASSERT_TRUE(cache_->BeginLayer(1, {}).ok());
@@ -354,7 +354,7 @@ TEST_F(NeuronCacheTest, ProceedLoadsOnlyUnpredictedExperts) {
   EXPECT_EQ(Counted().left_out, active.size() - 10);
   // Prompts use everything too.
   cache_->PrefetchNeurons(1, 5, predicted);
-  cache_->SetLossless(true);
+  cache_->RequireExact(true);
   ASSERT_TRUE(Run(1, {5}, 2).ok());
   EXPECT_EQ(cache_->neuron_counters()[1].left_out, 0u);
 }

@@ -108,7 +108,7 @@ TEST(RequestRegistryTest, RefusedClientGetsARetryDelay) {
   for (int i = 0; i < 1000; ++i) {
     refused_for();
   }
-  EXPECT_EQ(refused_for(), RequestRegistry::kLongestRetry);
+  EXPECT_EQ(refused_for(), RequestRegistry::kMaxRetry);
   registry.LeaveQueue("f");
   EXPECT_LT(registry.RetryDelay(), absl::Seconds(1));
 }

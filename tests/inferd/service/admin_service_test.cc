@@ -49,7 +49,7 @@ TEST_F(AdminServiceTest, StatsShowTheEnginesNumbersAndTheCallsThatLive) {
   EngineStats stats;
   stats.kv_pages_used = 1;
   stats.kv_pages_total = 2;
-  stats.kv_pages_kept = 8;
+  stats.kv_pages_cached = 8;
   stats.expert_leases_held = 3;
   stats.dense_leases_held = 4;
   stats.fetches_outstanding = 5;

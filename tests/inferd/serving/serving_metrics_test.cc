@@ -29,7 +29,7 @@ TEST(ServingMetricsTest, CountersOfTheEngineAreWrittenUnderTheirNames) {
   stats.kv_pages_total = 4;
   stats.stall_seconds = 0.5;
   stats.requests_rejected = 2;
-  stats.kv_pages_kept = 2;
+  stats.kv_pages_cached = 2;
   stats.cached_prompt_tokens = 31;
   stats.preemptions = 5;
   stats.device_waits = 12;
@@ -44,7 +44,7 @@ TEST(ServingMetricsTest, CountersOfTheEngineAreWrittenUnderTheirNames) {
   EXPECT_EQ(value("inferd_kv_usage_ratio"), 0.25);
   EXPECT_EQ(value("inferd_expert_stall_seconds_total"), 0.5);
   EXPECT_EQ(value("inferd_serving"), 1);
-  EXPECT_EQ(value("inferd_kv_pages_kept"), 2);
+  EXPECT_EQ(value("inferd_kv_pages_cached"), 2);
   EXPECT_EQ(value("inferd_cached_prompt_tokens_total"), 31);
   EXPECT_EQ(value("inferd_preemptions_total"), 5);
   EXPECT_EQ(value("inferd_device_waits_total"), 12);
@@ -76,8 +76,8 @@ TEST(ServingMetricsTest, AnswersAreTimedAndCountedByTheirStatus) {
   EXPECT_EQ(SampleOf(families, "inferd_time_per_output_token_seconds",
                      "inferd_time_per_output_token_seconds_count"),
             1);
-  EXPECT_EQ(SampleOf(families, "inferd_answers_total", "inferd_answers_total{code=\"OK\"}"), 2);
-  EXPECT_EQ(SampleOf(families, "inferd_answers_total", "inferd_answers_total{code=\"CANCELLED\"}"), 1);
+  EXPECT_EQ(SampleOf(families, "inferd_responses_total", "inferd_responses_total{code=\"OK\"}"), 2);
+  EXPECT_EQ(SampleOf(families, "inferd_responses_total", "inferd_responses_total{code=\"CANCELLED\"}"), 1);
 }
 
 }  // namespace

@@ -101,27 +101,27 @@ TEST_F(SessionWeightClientTest, BatchRingsTheDoorbellOnce) {
   StartServer();
   const auto client = Connect();
   uint64_t id = 0;
-  uint64_t rung = client->bells();
+  uint64_t woken = client->wakeups();
   const absl::Time end = Soon();
   do {  // until weightd slept at a request
     {
-      const OneBell outer(client.get());
-      const OneBell inner(client.get());
-      rung = client->bells();
+      const BatchSubmit outer(client.get());
+      const BatchSubmit inner(client.get());
+      woken = client->wakeups();
       ++id;
       ASSERT_TRUE(client->Submit(ExpertRequest(id, 0, id % 8)).ok());
-      EXPECT_EQ(client->bells(), rung);
+      EXPECT_EQ(client->wakeups(), woken);
     }
-    EXPECT_LE(client->bells(), rung + 1);
+    EXPECT_LE(client->wakeups(), woken + 1);
     EXPECT_TRUE(Await(client.get(), id).ok());
-  } while (client->bells() == rung && absl::Now() < end);
-  EXPECT_EQ(client->bells(), rung + 1);
+  } while (client->wakeups() == woken && absl::Now() < end);
+  EXPECT_EQ(client->wakeups(), woken + 1);
 }
 
 TEST_F(SessionWeightClientTest, WaitRingsTheDoorbellOfABatch) {
   StartServer();
   const auto client = Connect();
-  const OneBell bell(client.get());
+  const BatchSubmit batch_submit(client.get());
   for (uint64_t id = 1; id <= 8; ++id) {
     ASSERT_TRUE(client->Submit(ExpertRequest(id, 0, id % 8)).ok());
     EXPECT_TRUE(Await(client.get(), id).ok()) << id;

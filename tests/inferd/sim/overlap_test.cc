@@ -15,7 +15,7 @@
 namespace sluice {
 namespace {
 
-constexpr double kMostBeyond = 1.1;
+constexpr double kMaxBeyond = 1.1;
 struct Rates {
   double link_gbps;
   double memory_gbps;
@@ -134,7 +134,7 @@ TEST_P(OverlapTest, DecodeIsBoundByComputeOrBytes) {
   for (const Rates& rates : kRates) {
     for (const char* preset : {"exact", "floe"}) {
       const double beyond = Beyond(false, preset, rates);
-      EXPECT_LE(beyond, kMostBeyond) << preset;
+      EXPECT_LE(beyond, kMaxBeyond) << preset;
       EXPECT_GE(beyond, 0.95) << preset << ": the model forgets something";
     }
   }
@@ -143,7 +143,7 @@ TEST_P(OverlapTest, DecodeIsBoundByComputeOrBytes) {
 TEST_P(OverlapTest, PromptIsBoundByComputeOrBytes) {
   for (const Rates& rates : {Rates{25, 3300}, Rates{50, 1000}}) {
     for (const char* preset : {"exact", "floe"}) {
-      EXPECT_LE(Beyond(true, preset, rates), kMostBeyond) << preset;
+      EXPECT_LE(Beyond(true, preset, rates), kMaxBeyond) << preset;
     }
   }
 }
@@ -154,7 +154,7 @@ TEST_P(OverlapTest, PromptIsBoundByComputeOrBytes) {
 // with another's computing.
 TEST_P(OverlapTest, PromptWithEqualComputeAndBytes) {
   for (const double memory : {50.0, 100.0}) {
-    EXPECT_LE(Beyond(true, "exact", {25, memory}), kMostBeyond);
+    EXPECT_LE(Beyond(true, "exact", {25, memory}), kMaxBeyond);
     EXPECT_LE(Beyond(true, "floe", {25, memory}), 1.25);
   }
 }

@@ -13,7 +13,7 @@ StepBatch BatchOf(const std::vector<uint32_t>& rows_per_sequence) {
   StepBatch batch(64, 8);
   batch.Clear(1);
   for (const uint32_t rows : rows_per_sequence) {
-    batch.Add(std::vector<int32_t>(rows, 1), BatchPlace{});
+    batch.Add(std::vector<int32_t>(rows, 1), SequenceInput{});
   }
   return batch;
 }

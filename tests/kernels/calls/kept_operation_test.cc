@@ -25,7 +25,7 @@ TYPED_TEST(KeptStatesTest, OutliveTheCallersLists) {
   args.sequences = sequences;
   args.from = from;
   args.to = to;
-  KeptOperation kept{Operation(&args)};
+  OwnedOperation kept{Operation(&args)};
   pages = {7, 7};
   sequences[0] = SequenceRows();
   from[0] = 7;
@@ -38,13 +38,13 @@ TYPED_TEST(KeptStatesTest, OutliveTheCallersLists) {
 }
 
 // A table of neurons may change while earlier work runs.
-TEST(KeptExpertsTest, OutliveTheCallersPositions) {
+TEST(OwnedExpertsTest, OutliveTheCallersPositions) {
   std::vector<int32_t> positions = {3, -1};
   std::vector<ExpertWork> experts(1);
   experts[0].up.positions = experts[0].gate.positions = experts[0].down.positions = positions;
   MoeExpertsArgs args;
   args.experts = experts;
-  KeptOperation kept{Operation(&args)};
+  OwnedOperation kept{Operation(&args)};
   positions = {7, 7};
   experts[0] = ExpertWork();
   const auto* own = std::get<const MoeExpertsArgs*>(kept.get());

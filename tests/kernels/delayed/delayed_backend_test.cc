@@ -35,7 +35,7 @@ class DelayedBackendTest : public testing::Test {
     const std::byte* place = device_->HostRead(rows.base, sizeof(float));
     return place == nullptr ? -1 : *reinterpret_cast<const float*>(place);
   }
-  void ExpectTold(const std::string& what) {
+  void ExpectReported(const std::string& what) {
     const absl::Status status = Finish();
     EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
     EXPECT_THAT(std::string(status.message()), HasSubstr(what));
@@ -95,7 +95,7 @@ TEST_F(DelayedBackendTest, BufferFreedTooEarlyIsAnError) {
   const Rows y = NewRow(BufferKind::kActivations, 3);
   ASSERT_TRUE(Norm(x, y).ok());
   EXPECT_THAT(std::string(device_->Free(x.base.buffer).message()), HasSubstr("Norm: buffer"));
-  ExpectTold("Norm: buffer");
+  ExpectReported("Norm: buffer");
   EXPECT_TRUE(absl::IsNotFound(device_->Free(x.base.buffer)));
 }
 
@@ -106,7 +106,7 @@ TEST_F(DelayedBackendTest, StagingReadTooEarlyIsAnError) {
   ASSERT_TRUE(Norm(x, y).ok());
   EXPECT_NE(*reinterpret_cast<const float*>(kept), 3.0f) << "poisoned";
   EXPECT_EQ(device_->HostRead(y.base, sizeof(float)), nullptr);
-  ExpectTold("Norm: the host reads");
+  ExpectReported("Norm: the host reads");
 }
 
 TEST_F(DelayedBackendTest, StagingOverwrittenTooEarlyIsAnError) {
@@ -115,14 +115,14 @@ TEST_F(DelayedBackendTest, StagingOverwrittenTooEarlyIsAnError) {
   std::byte* kept = device_->HostWrite(x.base, sizeof(float));
   ASSERT_TRUE(Norm(x, y).ok());
   *kept ^= std::byte{1};
-  ExpectTold("Norm: the host changed staging memory");
+  ExpectReported("Norm: the host changed staging memory");
 }
 
 TEST_F(DelayedBackendTest, AskingToWriteStagingThatIsStillReadIsAnError) {
   const Rows x = NewRow(BufferKind::kStaging, 3);
   ASSERT_TRUE(Norm(x, NewRow(BufferKind::kActivations, 3)).ok());
   EXPECT_EQ(device_->HostWrite(x.base, sizeof(float)), nullptr);
-  ExpectTold("Norm: the host writes");
+  ExpectReported("Norm: the host writes");
 }
 
 TEST_F(DelayedBackendTest, WeightsOverwrittenTooEarlyAreAnError) {
@@ -132,7 +132,7 @@ TEST_F(DelayedBackendTest, WeightsOverwrittenTooEarlyAreAnError) {
   const Rows x = NewRow(BufferKind::kActivations, 3);
   ASSERT_TRUE(device_->Norm({x, 1, 8, {{weights, 0}}, x}).ok());
   memory[3] = 5;
-  ExpectTold("Norm: 32 bytes of weights were overwritten before it ran");
+  ExpectReported("Norm: 32 bytes of weights were overwritten before it ran");
 }
 
 TEST_F(DelayedBackendTest, WhatTheHostWroteGoesToTheDeviceAndComesBack) {

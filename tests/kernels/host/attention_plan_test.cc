@@ -5,7 +5,7 @@
 
 #include "gtest/gtest.h"
 
-namespace sluice::host {
+namespace sluice::cpu {
 namespace {
 
 constexpr uint32_t kValueDim = 16;
@@ -106,4 +106,4 @@ TEST(AttentionPlanTest, ManyBlocksAreSharedOutWhole) {
 }
 
 }  // namespace
-}  // namespace sluice::host
+}  // namespace sluice::cpu

@@ -14,7 +14,7 @@
 #include "pack/row_layout.h"
 #include "tests/kernels/op_testing.h"
 
-namespace sluice::host {
+namespace sluice::cpu {
 namespace {
 
 constexpr uint32_t kHidden = 40;
@@ -26,7 +26,7 @@ constexpr uint32_t kExperts = 3;
 class BlockOrderTest : public testing::Test {
  protected:
   void SetUp() override {
-    const auto kernels = ChooseKernels(HostIsa::kBest);
+    const auto kernels = ChooseKernels(CpuIsa::kBest);
     ASSERT_TRUE(kernels.ok()) << kernels.status();
     kernels_ = *kernels;
     limits_.experts = kExperts;
@@ -155,4 +155,4 @@ TEST(DenseSwitchTest, AnEntryOfTheExpertsKindComesBeforeTheDefaults) {
 }
 
 }  // namespace
-}  // namespace sluice::host
+}  // namespace sluice::cpu

@@ -15,7 +15,7 @@
 #include "pack/row_layout.h"
 #include "tests/kernels/op_testing.h"
 
-namespace sluice::host {
+namespace sluice::cpu {
 namespace {
 
 constexpr uint32_t kCols = 200;
@@ -25,7 +25,7 @@ constexpr uint32_t kRows = 40;
 class RowListsTest : public testing::Test {
  protected:
   void SetUp() override {
-    const auto kernels = ChooseKernels(HostIsa::kBest);
+    const auto kernels = ChooseKernels(CpuIsa::kBest);
     ASSERT_TRUE(kernels.ok()) << kernels.status();
     kernels_ = *kernels;
     const BackendLimits limits = TestLimits();
@@ -51,8 +51,8 @@ class RowListsTest : public testing::Test {
 };
 
 TEST_F(RowListsTest, RowsAreRoundedAsInReferenceAndOnRequest) {
-  rounded_->Want(MakeDescriptor(Encoding::kQ4, 64));
-  rounded_->Want(MakeDescriptor(Encoding::kBf16));
+  rounded_->RequestForm(MakeDescriptor(Encoding::kQ4, 64));
+  rounded_->RequestForm(MakeDescriptor(Encoding::kBf16));
   rounded_->Make(space_.x_rows, kTokens, kCols);
   for (uint32_t t = 0; t < kTokens; ++t) {
     const QuantRow row = rounded_->Row(64, t);
@@ -77,7 +77,7 @@ TEST_F(RowListsTest, GatheredRowsHaveTheReferencesDotProducts) {
     for (uint32_t r = kRows - 1; r < kRows; r -= 3) {
       rows.push_back(m.bytes.data() + r * m.stride);
     }
-    rounded_->Want(d);
+    rounded_->RequestForm(d);
     rounded_->Make(space_.x_rows, kTokens, kCols);
     const auto count = static_cast<uint32_t>(rows.size()) - 2;
     const RowList list{d, kCols, rows.data(), count, count + 2};
@@ -111,7 +111,7 @@ TEST_F(RowListsTest, ManyTokensAreThoseOfTheLastRowsInEveryOrder) {
     for (uint32_t t = 0; t < kMany; ++t) {
       x_rows[t] = x.data() + t * kCols;
     }
-    rounded_->Want(d);
+    rounded_->RequestForm(d);
     rounded_->Make(x_rows.data(), kMany, kCols);
     for (uint32_t t = 0; t < kMany; ++t) {
       tokens[t] = t * step % kMany;
@@ -165,4 +165,4 @@ TEST_F(RowListsTest, AWeightedSumIsWrittenOverOrAddedToWhatIsThere) {
 }
 
 }  // namespace
-}  // namespace sluice::host
+}  // namespace sluice::cpu

@@ -21,7 +21,7 @@
 #define SLUICE_ISA tile_model
 SLUICE_BEGIN_ISA("avx2,fma,f16c")
 
-namespace sluice::host {
+namespace sluice::cpu {
 namespace tile_model {
 inline const KernelTable& TileBase() { return Avx2Kernels(); }
 
@@ -46,4 +46,4 @@ const KernelTable& TileModelKernels() {
   return table;
 }
 
-}  // namespace sluice::host
+}  // namespace sluice::cpu

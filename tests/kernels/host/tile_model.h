@@ -5,8 +5,8 @@
 
 #include "kernels/host/simd/kernel_table.h"
 
-namespace sluice::host {
+namespace sluice::cpu {
 
 const KernelTable& TileModelKernels();
 
-}  // namespace sluice::host
+}  // namespace sluice::cpu

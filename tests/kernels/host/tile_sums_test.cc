@@ -13,7 +13,7 @@
 #include "pack/row_layout.h"
 #include "tests/kernels/host/tile_model.h"
 
-namespace sluice::host {
+namespace sluice::cpu {
 namespace {
 
 template <class T>
@@ -92,7 +92,7 @@ class Matrix {
 std::vector<const KernelTable*> TablesWithTiles() {
   std::vector<const KernelTable*> tables = {&TileModelKernels()};
   // With AMX itself, where the CPU has it.
-  const auto best = ChooseKernels(HostIsa::kBest);
+  const auto best = ChooseKernels(CpuIsa::kBest);
   EXPECT_TRUE(best.ok()) << best.status();
   if (best.ok()) {
     tables.push_back(*best);
@@ -218,4 +218,4 @@ TEST(TileSumsTest, WeightedSumsAreThoseOfOtherKernelsToTheBit) {
 }
 
 }  // namespace
-}  // namespace sluice::host
+}  // namespace sluice::cpu

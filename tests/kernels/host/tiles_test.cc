@@ -6,7 +6,7 @@
 
 #include "gtest/gtest.h"
 
-namespace sluice::host {
+namespace sluice::cpu {
 namespace {
 
 BackendCounters CountersOf(const Tiles& tiles) {
@@ -47,4 +47,4 @@ TEST(TilesTest, MuchWorkIsARegionOfAllWorkers) {
 }
 
 }  // namespace
-}  // namespace sluice::host
+}  // namespace sluice::cpu

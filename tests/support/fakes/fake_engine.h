@@ -68,7 +68,7 @@ class FakeEngine final : public EngineApi {
   std::vector<LayerStats> Layers() const override;
   absl::Status Health() const override;
   void StartDrain() override;
-  absl::Status CheckPlace(const std::string&) override { return place_; }
+  absl::Status CheckQueueSpace(const std::string&) override { return place_; }
   // Sets the status that it reports from now on.
   void SetPlace(absl::Status status) { place_ = std::move(status); }
   void SetQueueLimits(const QueueLimits& limits) override { queue_limits_ = limits; }

@@ -90,7 +90,7 @@ absl::Status FakeWeightClient::CheckTarget(const FetchRequest& request) const {
 }
 
 // True: the very same rows are on their way. A violation: other rows that share bytes with these.
-bool FakeWeightClient::LentAlready(const FetchRequest& request) {
+bool FakeWeightClient::IsDuplicateTransfer(const FetchRequest& request) {
   bool lent = false;
   const TransferTarget& target = *request.transfer;
   if (IsDense(request)) {

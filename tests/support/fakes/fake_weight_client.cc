@@ -114,7 +114,7 @@ absl::Status FakeWeightClient::Submit(const FetchRequest& request) {
   bool poison = false;
   if (request.transfer != nullptr) {
     RETURN_IF_ERROR(CheckTarget(request));
-    poison = !LentAlready(request);
+    poison = !IsDuplicateTransfer(request);
   }
   MutexLock lock(&mutex_);
   if (!connected_) {

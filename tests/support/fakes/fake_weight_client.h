@@ -120,7 +120,7 @@ class FakeWeightClient final : public WeightClient {
   void PinExtents(const FetchRequest& request, bool pin);
 
   absl::Status CheckTarget(const FetchRequest& request) const;
-  bool LentAlready(const FetchRequest& request);
+  bool IsDuplicateTransfer(const FetchRequest& request);
   void KeepTarget(const FetchRequest& request, bool poison, Pending* pending);
   uint32_t RowsOf(const Pending& pending) const;
   uint32_t TilesOf(const Pending& pending) const;

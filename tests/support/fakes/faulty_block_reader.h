@@ -67,7 +67,7 @@ class FaultyBlockReader final : public BlockReader {
   }
   void Promote(uint64_t tag) override { inner_->Promote(tag); }
   void Cancel(uint64_t tag) override { inner_->Cancel(tag); }
-  void WriteOff(uint64_t tag) override { inner_->WriteOff(tag); }
+  void Abandon(uint64_t tag) override { inner_->Abandon(tag); }
   std::string Describe() const override { return absl::StrCat("faulty ", inner_->Describe()); }
 
   void Submit(ReadJob job) override {

@@ -45,8 +45,8 @@ class HastyClient final : public WeightClient {
     }
     return status;
   }
-  void HoldBell() override { behind_->HoldBell(); }
-  void RingBell() override { behind_->RingBell(); }
+  void BeginSubmitBatch() override { behind_->BeginSubmitBatch(); }
+  void EndSubmitBatch() override { behind_->EndSubmitBatch(); }
   absl::StatusOr<uint32_t> OfferSlab(const SlabOffer& offer) override { return behind_->OfferSlab(offer); }
   uint32_t LandedTiles(uint64_t id) const override {
     const uint32_t landed = behind_->LandedTiles(id);
@@ -73,7 +73,7 @@ class HastyClient final : public WeightClient {
   }
   void Wake() override { behind_->Wake(); }
   bool connected() const override { return behind_->connected(); }
-  absl::Status TakeSlabsBack(absl::Time deadline) override { return behind_->TakeSlabsBack(deadline); }
+  absl::Status RevokeSlabs(absl::Time deadline) override { return behind_->RevokeSlabs(deadline); }
   absl::Status Reconnect(absl::Time deadline) override { return behind_->Reconnect(deadline); }
   WeightClientCounters counters() const override { return behind_->counters(); }
   std::string Describe() const override { return behind_->Describe(); }

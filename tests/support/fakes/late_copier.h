@@ -27,8 +27,8 @@ class LateCopier final : public Copier {
 
   explicit LateCopier(uint64_t seed) : random_(seed) {}
 
-  bool Takes(HandleKind kind) const override { return kind == HandleKind::kCudaFd; }
-  bool CopiesAtCall() const override { return false; }
+  bool Supports(HandleKind kind) const override { return kind == HandleKind::kCudaFd; }
+  bool IsSynchronous() const override { return false; }
 
   absl::StatusOr<std::shared_ptr<Slab>> Open(UniqueFd fd, const SlabHandle& handle) override {
     if (handle.device != kDevice) {
@@ -48,7 +48,7 @@ class LateCopier final : public Copier {
     return absl::OkStatus();
   }
 
-  std::vector<CopyDone> Completed(int64_t /*most_nanos*/) override {
+  std::vector<CopyDone> Completed(int64_t /*max_wait_nanos*/) override {
     const MutexLock lock(&mutex_);
     std::vector<CopyDone> done;
     size_t count = begun_.empty() || held_ ? 0 : 1 + random_() % begun_.size();

@@ -75,7 +75,9 @@ class CoreTest : public ::testing::Test {
     }
     Pump();
   }
-  Gid ExpertGid(uint32_t layer, uint32_t expert) { return source_->FirstExpertExtent(layer, expert); }
+  ExtentId ExpertExtentId(uint32_t layer, uint32_t expert) {
+    return source_->FirstExpertExtent(layer, expert);
+  }
 
   // The next completion, reaped; nothing if there is none.
   static std::optional<CompletionEntry> Next(LocalClient* client) {

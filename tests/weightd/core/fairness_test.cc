@@ -277,26 +277,26 @@ TEST_F(FairnessTest, SessionBeyondItsQuotaEvictsOnlyItsOwn) {
     }
   }
   for (uint32_t e = 0; e < 8; ++e) {
-    EXPECT_EQ(client.Resident(ExpertGid(0, e)), e >= 5) << e << ": its own coldest went";
+    EXPECT_EQ(client.Resident(ExpertExtentId(0, e)), e >= 5) << e << ": its own coldest went";
   }
   for (uint32_t e = 0; e < 4; ++e) {
-    EXPECT_TRUE(other.Resident(ExpertGid(3, e)));
+    EXPECT_TRUE(other.Resident(ExpertExtentId(3, e)));
   }
   // Extents filled by the other session cost nothing.
   client.Submit(LocalClient::FillExpert(20, 3, 0));
   Pump();
   EXPECT_EQ(CodeOf(Next(&client)), absl::StatusCode::kOk);
-  EXPECT_TRUE(client.Resident(ExpertGid(0, 5)));
+  EXPECT_TRUE(client.Resident(ExpertExtentId(0, 5)));
   // All of its quota is held: it has no room, though the memory has.
   uint64_t place;
   for (uint32_t i = 0; i < 9; ++i) {
-    ASSERT_TRUE(client.Lease(ExpertGid(0, 5) + i, &place));
+    ASSERT_TRUE(client.Lease(ExpertExtentId(0, 5) + i, &place));
   }
   client.Submit(LocalClient::FillExpert(21, 1, 0));
   Pump();
   EXPECT_EQ(CodeOf(Next(&client)), absl::StatusCode::kResourceExhausted);
   ASSERT_TRUE(core_->CloseSession(handle->session).ok());
-  EXPECT_TRUE(other.Resident(ExpertGid(0, 5))) << "it stays, and belongs to nobody";
+  EXPECT_TRUE(other.Resident(ExpertExtentId(0, 5))) << "it stays, and belongs to nobody";
   for (uint32_t e = 0; e < 8; ++e) {
     other.Submit(LocalClient::FillExpert(100 + e, 1, e));
     Pump();

@@ -44,7 +44,7 @@ class FaultTableTest : public ::testing::Test {
     WeightStoreOptions options;
     options.dram_budget = budget;
     options.attach_timeout_ms = 0;
-    options.read_deadline_ms = 20;
+    options.read_timeout_ms = 20;
     store_ = *WeightStore::Create(options, std::move(reader));
     auto source = std::make_unique<FakeExtentSource>(FakeExtentSource::Shape{.layers = 4, .experts = 16});
     source_ = source.get();
@@ -105,8 +105,8 @@ TEST_F(FaultTableTest, OneRereadHealsAFaultOrOnlyThatExtentIsLost) {
   const StoreStats stats = store_->Look(&StoreCore::Stats);
   EXPECT_EQ(stats.bad_extents, 2u);
   EXPECT_EQ(stats.slow_reads, 2u);
-  EXPECT_EQ(stats.second_reads, 2u);
-  EXPECT_EQ(stats.second_reads_won, 1u);
+  EXPECT_EQ(stats.hedged_reads, 2u);
+  EXPECT_EQ(stats.hedged_reads_won, 1u);
   EXPECT_EQ(stats.timed_out, 1u);
 }
 
@@ -115,14 +115,14 @@ TEST_F(FaultTableTest, SeveralFaultsOfOneReadHealToo) {
   EXPECT_EQ(Fetch(0), absl::StatusCode::kOk);
   EXPECT_EQ(store_->Look(&StoreCore::Stats).checksum_failures, 1u);
   disk_->FailNextWith({ReadFault::kStuck, ReadFault::kBitFlip});
-  EXPECT_EQ(Fetch(1), absl::StatusCode::kOk) << "by the second read";
+  EXPECT_EQ(Fetch(1), absl::StatusCode::kOk) << "by the hedged read";
   disk_->FailNextWith({ReadFault::kStuck, ReadFault::kEio});
   EXPECT_EQ(Fetch(2), absl::StatusCode::kOk);
   disk_->ReleaseStuck();  // wrong bytes arrive in a slot that belongs to no extent
   for (uint32_t extent = 0; extent < 3; ++extent) {
     EXPECT_EQ(Fetch(extent), absl::StatusCode::kOk);
   }
-  EXPECT_EQ(store_->Look(&StoreCore::Stats).second_reads_won, 2u);
+  EXPECT_EQ(store_->Look(&StoreCore::Stats).hedged_reads_won, 2u);
 }
 
 TEST_F(FaultTableTest, SilentDiskEndsRequestsAndServesAgainLater) {

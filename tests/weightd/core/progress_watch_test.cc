@@ -12,13 +12,13 @@ namespace {
 
 using testing::HasSubstr;
 
-constexpr int64_t kPatience = ProgressWatch::kReaderPatienceNanos;
+constexpr int64_t kReaderTimeout = ProgressWatch::kReaderTimeoutNanos;
 
 TEST(ProgressWatchTest, PumpThatMakesRoundsIsAlive) {
   ProgressWatch watch;
   EXPECT_EQ(watch.Look({0, 0, 0}, 1), "");
   EXPECT_EQ(watch.Look({1, 0, 0}, 2), "");
-  EXPECT_EQ(watch.Look({2, 0, 0}, 2 + 10 * kPatience), "");  // nothing to read: no report is awaited
+  EXPECT_EQ(watch.Look({2, 0, 0}, 2 + 10 * kReaderTimeout), "");  // nothing to read: no report is awaited
 }
 
 TEST(ProgressWatchTest, PumpWithoutARoundSinceItsNudgeIsStuck) {
@@ -32,18 +32,18 @@ TEST(ProgressWatchTest, PumpWithoutARoundSinceItsNudgeIsStuck) {
 TEST(ProgressWatchTest, SilentReaderWithReadsInFlightIsStuck) {
   ProgressWatch watch;
   EXPECT_EQ(watch.Look({1, 5, 4096}, 0), "");
-  EXPECT_EQ(watch.Look({2, 5, 4096}, kPatience), "");
-  EXPECT_THAT(watch.Look({3, 5, 4096}, kPatience + 1), HasSubstr("4096 bytes"));
-  EXPECT_EQ(watch.Look({4, 6, 4096}, kPatience + 2), "");
-  EXPECT_EQ(watch.Look({5, 6, 4096}, 2 * kPatience + 2), "");
+  EXPECT_EQ(watch.Look({2, 5, 4096}, kReaderTimeout), "");
+  EXPECT_THAT(watch.Look({3, 5, 4096}, kReaderTimeout + 1), HasSubstr("4096 bytes"));
+  EXPECT_EQ(watch.Look({4, 6, 4096}, kReaderTimeout + 2), "");
+  EXPECT_EQ(watch.Look({5, 6, 4096}, 2 * kReaderTimeout + 2), "");
 }
 
 TEST(ProgressWatchTest, ReaderIsGivenItsWholePatienceFromItsFirstRead) {
   ProgressWatch watch;
   EXPECT_EQ(watch.Look({1, 5, 0}, 0), "");
-  EXPECT_EQ(watch.Look({2, 5, 4096}, 100 * kPatience), "");
-  EXPECT_EQ(watch.Look({3, 5, 8192}, 101 * kPatience), "");
-  EXPECT_NE(watch.Look({4, 5, 8192}, 101 * kPatience + 1), "");
+  EXPECT_EQ(watch.Look({2, 5, 4096}, 100 * kReaderTimeout), "");
+  EXPECT_EQ(watch.Look({3, 5, 8192}, 101 * kReaderTimeout), "");
+  EXPECT_NE(watch.Look({4, 5, 8192}, 101 * kReaderTimeout + 1), "");
 }
 
 TEST(StopGuardTest, CallsWhenThePatienceIsOver) {

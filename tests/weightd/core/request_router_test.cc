@@ -55,7 +55,7 @@ class RequestRouterTest : public ::testing::Test {
     CompletionEntry entry{};
     return !client_->Peek(&entry);
   }
-  Gid FirstOf(uint32_t layer, uint32_t expert) {
+  ExtentId FirstOf(uint32_t layer, uint32_t expert) {
     return static_cast<const FakeExtentSource*>(packs_.source(0))->FirstExpertExtent(layer, expert);
   }
 
@@ -67,19 +67,20 @@ class RequestRouterTest : public ::testing::Test {
   SessionTable sessions_{&log_};
   DramTier tier_{{.budget = 16 * kExpert, .max_segment_bytes = 16 * kExpert},
                  {[](uint32_t, const auto&) {}, [](uint32_t) {}}};
-  Fetcher fetcher_{{},
-                   &tier_,
-                   &reader_,
-                   &clock_,
-                   {.complete = [this](uint64_t session, const CompletionEntry& entry,
-                                       std::vector<Gid> held) { router_.OnFilled(session, entry, held); },
-                    .progress = [](uint64_t, uint32_t, uint64_t) {},
-                    .log_error = [this](const std::string& line) { logged_ += line; }}};
+  Fetcher fetcher_{
+      {},
+      &tier_,
+      &reader_,
+      &clock_,
+      {.complete = [this](uint64_t session, const CompletionEntry& entry,
+                          std::vector<ExtentId> held) { router_.OnFilled(session, entry, held); },
+       .progress = [](uint64_t, uint32_t, uint64_t) {},
+       .log_error = [this](const std::string& line) { logged_ += line; }}};
   PackTable packs_{/*boot_epoch=*/77, &tier_, &fetcher_};
   BudgetShares shares_{16 * kExpert, 0, &packs_, &sessions_, &tier_.store()};
-  StoppedSessions stopped_{1'000'000, &shares_, &sessions_};
+  StalledSessions stalled_{1'000'000, &shares_, &sessions_};
   TransferRequests transfers_{{}, &fetcher_, &tier_, nullptr, [](uint64_t, const CompletionEntry&) {}};
-  RequestRouter router_{{&sessions_, &fetcher_, &transfers_, &tier_, &stopped_, nullptr}};
+  RequestRouter router_{{&sessions_, &fetcher_, &transfers_, &tier_, &stalled_, nullptr}};
   Session* session_ = nullptr;
   std::unique_ptr<LocalClient> client_;
 };
@@ -145,9 +146,9 @@ TEST_F(RequestRouterTest, ARoundTakesABoundedBatch) {
 TEST_F(RequestRouterTest, SessionWithAnImpossibleCursorEnds) {
   session_->view().cursors->submission_tail.value.store(1'000'000);
   EXPECT_FALSE(router_.Serve(session_));
-  const auto doomed = sessions_.TakeDoomed();
-  ASSERT_EQ(doomed.size(), 1u);
-  EXPECT_TRUE(doomed[0].misbehaved);
+  const auto marked = sessions_.TakeMarked();
+  ASSERT_EQ(marked.size(), 1u);
+  EXPECT_TRUE(marked[0].misbehaved);
 }
 
 TEST_F(RequestRouterTest, MemoryThatTheSystemRefusesIsNamedInTheLog) {

@@ -40,10 +40,10 @@ class ScrubTest : public CoreTest {
       clock_.Advance(1'000'000);
     }
   }
-  std::byte* BytesOf(Gid gid) {
-    const Store& store = core_->tier().store();
-    const SharedMemory* memory = core_->tier().arena().memory(store.segment(gid));
-    return const_cast<std::byte*>(memory->map.data()) + store.offset(gid);
+  std::byte* BytesOf(ExtentId extent_id) {
+    const ExtentStore& store = core_->tier().store();
+    const SharedMemory* memory = core_->tier().arena().memory(store.segment(extent_id));
+    return const_cast<std::byte*>(memory->map.data()) + store.offset(extent_id);
   }
   std::unique_ptr<LocalClient> client_;
 };
@@ -90,7 +90,7 @@ TEST_F(ScrubTest, RateZeroAndAnEmptyMemoryScrubNothing) {
 
 TEST_F(ScrubTest, BytesThatWentBadInMemoryAreReadAgain) {
   StartFilled(100 * kMiB, 8);
-  const Gid bad = ExpertGid(0, 3) + 1;
+  const ExtentId bad = ExpertExtentId(0, 3) + 1;
   const uint64_t generation = core_->tier().store().generation(bad);
   BytesOf(bad)[kPart - 7] ^= std::byte{4};
   Scrub(30);
@@ -108,12 +108,12 @@ TEST_F(ScrubTest, BytesThatWentBadInMemoryAreReadAgain) {
   EXPECT_EQ(stats.scrub_failures, 1u);
   EXPECT_EQ(stats.resident_extents, 24u);
   EXPECT_EQ(stats.resident_bytes, 24 * kPart);
-  EXPECT_EQ(core_->tier().condemned(), 0u);
+  EXPECT_EQ(core_->tier().bad_slots(), 0u);
 }
 
 TEST_F(ScrubTest, SlotOfABadExtentWaitsForItsOldLease) {
   StartFilled(100 * kMiB, 2);
-  const Gid bad = ExpertGid(0, 0);
+  const ExtentId bad = ExpertExtentId(0, 0);
   uint64_t place;
   ASSERT_TRUE(client_->Lease(bad, &place));
   std::byte* const old_bytes = BytesOf(bad);
@@ -121,7 +121,7 @@ TEST_F(ScrubTest, SlotOfABadExtentWaitsForItsOldLease) {
   Scrub(10);
   uint64_t other_place;
   EXPECT_FALSE(client_->Lease(bad, &other_place));
-  EXPECT_EQ(core_->tier().condemned(), 1u);
+  EXPECT_EQ(core_->tier().bad_slots(), 1u);
   client_->Submit(LocalClient::FillExtent(7, bad));
   Pump();
   reader_.CompleteAll();
@@ -139,11 +139,11 @@ TEST_F(ScrubTest, SlotOfABadExtentWaitsForItsOldLease) {
     ASSERT_EQ(CodeOf(Next(client_.get())), absl::StatusCode::kOk);
   }
   EXPECT_FALSE(source_->BytesAreRight(bad, {old_bytes, kPart})) << "still the damaged bytes";
-  EXPECT_EQ(core_->tier().condemned(), 1u);
+  EXPECT_EQ(core_->tier().bad_slots(), 1u);
   client_->Release(bad, 1);
   client_->Release(bad, 2);
   Pump();
-  EXPECT_EQ(core_->tier().condemned(), 0u);
+  EXPECT_EQ(core_->tier().bad_slots(), 0u);
   EXPECT_LE(core_->Stats().segment_bytes, 8 * kExpert);
 }
 

@@ -25,11 +25,11 @@ constexpr uint64_t kExpert = 3 * kPart;
 constexpr uint64_t kDense = 2 * kPart;
 constexpr uint64_t kBudget = kDense + 10 * kExpert;
 constexpr int64_t kAttachTimeout = 1000;
-constexpr int64_t kStopped = 3'000'000'000;
+constexpr int64_t kStallNanos = 3'000'000'000;
 
-class SessionDoorTest : public ::testing::Test {
+class SessionManagerTest : public ::testing::Test {
  protected:
-  SessionDoorTest() : poller_(*Poller::Create()) {
+  SessionManagerTest() : poller_(*Poller::Create()) {
     EXPECT_TRUE(packs_
                     .Add(std::make_unique<FakeExtentSource>(
                              FakeExtentSource::Shape{.dense = {kDense}, .part_bytes = kPart}),
@@ -55,75 +55,76 @@ class SessionDoorTest : public ::testing::Test {
   Fetcher fetcher_{{}, &tier_, &reader_, &clock_, {}};
   PackTable packs_{/*boot_epoch=*/77, &tier_, &fetcher_};
   BudgetShares shares_{kBudget, /*session_quota=*/0, &packs_, &sessions_, &tier_.store()};
-  SessionDoor door_{77, kAttachTimeout, {&packs_, &shares_, &sessions_, &tier_, &poller_, &clock_}};
-  StoppedSessions stopped_{kStopped, &shares_, &sessions_};
+  SessionManager session_manager_{
+      77, kAttachTimeout, {&packs_, &shares_, &sessions_, &tier_, &poller_, &clock_}};
+  StalledSessions stalled_{kStallNanos, &shares_, &sessions_};
 };
 
-TEST_F(SessionDoorTest, ReserveIsTwiceTheLargestExpertPerThread) {
-  const auto handle = door_.Open(Params(/*threads=*/2));
+TEST_F(SessionManagerTest, ReserveIsTwiceTheLargestExpertPerThread) {
+  const auto handle = session_manager_.Open(Params(/*threads=*/2));
   ASSERT_TRUE(handle.ok()) << handle.status();
   EXPECT_EQ(handle->reserved_bytes, 4 * kExpert);
   EXPECT_EQ(handle->boot_epoch, 77u);
   EXPECT_EQ(sessions_.size(), 1u);
-  EXPECT_EQ(shares_.PrefetchRoom(0), 6 * kExpert) << "nothing of the dense weights' and of its minimum";
-  EXPECT_EQ(shares_.PrefetchRoom(kExpert), 5 * kExpert);
-  EXPECT_EQ(shares_.PrefetchRoom(kBudget), 0u);
+  EXPECT_EQ(shares_.PrefetchHeadroom(0), 6 * kExpert) << "nothing of the dense weights' and of its minimum";
+  EXPECT_EQ(shares_.PrefetchHeadroom(kExpert), 5 * kExpert);
+  EXPECT_EQ(shares_.PrefetchHeadroom(kBudget), 0u);
   EXPECT_EQ(shares_.FairShare(), 10 * kExpert);
 }
 
-TEST_F(SessionDoorTest, MinimaOfAllSessionsStayWithinTheBudget) {
-  ASSERT_TRUE(door_.Open(Params(/*threads=*/3)).ok());
-  const auto refused = door_.Open(Params(/*threads=*/3));
+TEST_F(SessionManagerTest, MinimaOfAllSessionsStayWithinTheBudget) {
+  ASSERT_TRUE(session_manager_.Open(Params(/*threads=*/3)).ok());
+  const auto refused = session_manager_.Open(Params(/*threads=*/3));
   EXPECT_EQ(refused.status().code(), absl::StatusCode::kResourceExhausted);
-  EXPECT_TRUE(door_.Open(Params(/*threads=*/2)).ok());
+  EXPECT_TRUE(session_manager_.Open(Params(/*threads=*/2)).ok());
   EXPECT_EQ(shares_.FairShare(), 5 * kExpert) << "of two";
 }
 
-TEST_F(SessionDoorTest, AQuotaHoldsDenseWeightsAndMinimum) {
-  const auto less = door_.Open(Params(1, kDense + 2 * kExpert - 1));
+TEST_F(SessionManagerTest, AQuotaHoldsDenseWeightsAndMinimum) {
+  const auto less = session_manager_.Open(Params(1, kDense + 2 * kExpert - 1));
   EXPECT_EQ(less.status().code(), absl::StatusCode::kInvalidArgument) << "the client's own bound";
-  ASSERT_TRUE(door_.Open(Params(1, kDense + 2 * kExpert)).ok());
+  ASSERT_TRUE(session_manager_.Open(Params(1, kDense + 2 * kExpert)).ok());
   shares_.SetSessionQuota(kDense + kExpert);
-  const auto ours = door_.Open(Params());
+  const auto ours = session_manager_.Open(Params());
   EXPECT_EQ(ours.status().code(), absl::StatusCode::kResourceExhausted) << "weightd's";
   EXPECT_THAT(std::string(ours.status().message()), HasSubstr("--session-quota"));
 }
 
-TEST_F(SessionDoorTest, InvalidParametersAreRefusedByName) {
+TEST_F(SessionManagerTest, InvalidParametersAreRefusedByName) {
   SessionParams params = Params();
   params.packs = {0, 0};
-  EXPECT_THAT(std::string(door_.Open(params).status().message()), HasSubstr("twice"));
+  EXPECT_THAT(std::string(session_manager_.Open(params).status().message()), HasSubstr("twice"));
   params.packs = {1};
-  EXPECT_THAT(std::string(door_.Open(params).status().message()), HasSubstr("does not exist"));
+  EXPECT_THAT(std::string(session_manager_.Open(params).status().message()), HasSubstr("does not exist"));
   params = Params(/*threads=*/0);
-  EXPECT_EQ(door_.Open(params).status().code(), absl::StatusCode::kInvalidArgument);
-  door_.Close();
-  EXPECT_EQ(door_.Open(Params()).status().code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(session_manager_.Open(params).status().code(), absl::StatusCode::kInvalidArgument);
+  session_manager_.Close();
+  EXPECT_EQ(session_manager_.Open(Params()).status().code(), absl::StatusCode::kUnavailable);
   EXPECT_EQ(sessions_.size(), 0u);
 }
 
-TEST_F(SessionDoorTest, UnattachedSessionsAreEnded) {
-  EXPECT_EQ(door_.next_deadline(), 0);
-  ASSERT_TRUE(door_.Open(Params()).ok());
+TEST_F(SessionManagerTest, UnattachedSessionsAreEnded) {
+  EXPECT_EQ(session_manager_.next_deadline(), 0);
+  ASSERT_TRUE(session_manager_.Open(Params()).ok());
   const int64_t deadline = clock_.NowNanos() + kAttachTimeout;
-  EXPECT_EQ(door_.next_deadline(), deadline);
-  door_.EndUnjoined(deadline - 1);
-  EXPECT_TRUE(sessions_.TakeDoomed().empty());
-  door_.EndUnjoined(deadline);
-  ASSERT_EQ(sessions_.TakeDoomed().size(), 1u);
+  EXPECT_EQ(session_manager_.next_deadline(), deadline);
+  session_manager_.EndUnattached(deadline - 1);
+  EXPECT_TRUE(sessions_.TakeMarked().empty());
+  session_manager_.EndUnattached(deadline);
+  ASSERT_EQ(sessions_.TakeMarked().size(), 1u);
 }
 
 // A session that holds 8 of the 10 experts beside the dense weights by leases, which cost no message.
-class StoppedSessionsTest : public SessionDoorTest {
+class StalledSessionsTest : public SessionManagerTest {
  protected:
-  StoppedSessionsTest() {
-    holder_ = door_.Open(Params())->session;
-    starver_ = door_.Open(Params())->session;
+  StalledSessionsTest() {
+    holder_ = session_manager_.Open(Params())->session;
+    starver_ = session_manager_.Open(Params())->session;
     Session* session = sessions_.Find(holder_);
     const uint32_t extents = packs_.source(0)->extent_count();
     for (uint32_t extent = 1; extent <= 8 * 3 && extent < extents; ++extent) {
       std::byte* dest = nullptr;
-      EXPECT_EQ(tier_.BeginFill(extent, &dest), DramTier::Room::kPlaced);
+      EXPECT_EQ(tier_.BeginFill(extent, &dest), DramTier::AllocResult::kAllocated);
       tier_.Publish(extent);
       uint64_t place;
       uint64_t generation;
@@ -132,7 +133,7 @@ class StoppedSessionsTest : public SessionDoorTest {
     }
     EXPECT_EQ(shares_.HeldBy(*session), 8 * kExpert - kDense);
     now_ = clock_.NowNanos() + 1;
-    stopped_.EndStopped(now_);  // the first look is a sign of each
+    stalled_.EndStalled(now_);  // the first look is a sign of each
   }
 
   uint64_t holder_ = 0;
@@ -140,38 +141,38 @@ class StoppedSessionsTest : public SessionDoorTest {
   int64_t now_ = 0;
 };
 
-TEST_F(StoppedSessionsTest, SilentHoardersEndWhenAnotherStarves) {
-  stopped_.OnNoRoom(starver_, now_, now_);
-  stopped_.OnNoRoom(starver_, now_ + 1, now_ + kStopped);
-  stopped_.EndStopped(now_ + kStopped - 1);
-  EXPECT_TRUE(sessions_.TakeDoomed().empty()) << "not for so long";
-  stopped_.EndStopped(now_ + kStopped);
-  const auto doomed = sessions_.TakeDoomed();
-  ASSERT_EQ(doomed.size(), 1u);
-  EXPECT_EQ(doomed[0].session, holder_);
-  EXPECT_TRUE(doomed[0].misbehaved);
-  EXPECT_EQ(stopped_.ended(), 1u);
+TEST_F(StalledSessionsTest, SilentHoardersEndWhenAnotherStarves) {
+  stalled_.OnStarved(starver_, now_, now_);
+  stalled_.OnStarved(starver_, now_ + 1, now_ + kStallNanos);
+  stalled_.EndStalled(now_ + kStallNanos - 1);
+  EXPECT_TRUE(sessions_.TakeMarked().empty()) << "not for so long";
+  stalled_.EndStalled(now_ + kStallNanos);
+  const auto marked = sessions_.TakeMarked();
+  ASSERT_EQ(marked.size(), 1u);
+  EXPECT_EQ(marked[0].session, holder_);
+  EXPECT_TRUE(marked[0].misbehaved);
+  EXPECT_EQ(stalled_.ended(), 1u);
 }
 
-TEST_F(StoppedSessionsTest, NoSessionEndsWhileNoneStarves) {
-  stopped_.EndStopped(now_ + kStopped);
-  stopped_.OnNoRoom(starver_, now_, now_ + kStopped);
-  stopped_.OnRoom(starver_);
-  stopped_.EndStopped(now_ + kStopped);
-  EXPECT_TRUE(sessions_.TakeDoomed().empty());
+TEST_F(StalledSessionsTest, NoSessionEndsWhileNoneStarves) {
+  stalled_.EndStalled(now_ + kStallNanos);
+  stalled_.OnStarved(starver_, now_, now_ + kStallNanos);
+  stalled_.OnServed(starver_);
+  stalled_.EndStalled(now_ + kStallNanos);
+  EXPECT_TRUE(sessions_.TakeMarked().empty());
 }
 
-TEST_F(StoppedSessionsTest, SessionsThatStopAskingDoNotStarve) {
-  stopped_.OnNoRoom(starver_, now_, now_);
-  stopped_.EndStopped(now_ + kStopped);
-  EXPECT_TRUE(sessions_.TakeDoomed().empty());
+TEST_F(StalledSessionsTest, SessionsThatStopAskingDoNotStarve) {
+  stalled_.OnStarved(starver_, now_, now_);
+  stalled_.EndStalled(now_ + kStallNanos);
+  EXPECT_TRUE(sessions_.TakeMarked().empty());
 }
 
-TEST_F(StoppedSessionsTest, ASignOfLifeIsEnough) {
-  stopped_.OnNoRoom(starver_, now_, now_ + kStopped);
+TEST_F(StalledSessionsTest, ASignOfLifeIsEnough) {
+  stalled_.OnStarved(starver_, now_, now_ + kStallNanos);
   sessions_.Find(holder_)->view().cursors->last_stamp.value.store(5);
-  stopped_.EndStopped(now_ + kStopped);
-  EXPECT_TRUE(sessions_.TakeDoomed().empty());
+  stalled_.EndStalled(now_ + kStallNanos);
+  EXPECT_TRUE(sessions_.TakeMarked().empty());
 }
 
 }  // namespace

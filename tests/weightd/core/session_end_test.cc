@@ -15,7 +15,7 @@ using ::testing::SizeIs;
 class SessionEndTest : public SessionTest {};
 
 // Two sessions, the first of which holds the whole memory.
-class StoppedSessionTest : public SessionEndTest {
+class StalledSessionTest : public SessionEndTest {
  protected:
   void SetUp() override {
     Start(4 * kExpert);
@@ -33,7 +33,7 @@ class StoppedSessionTest : public SessionEndTest {
     Pump();
     uint64_t place;
     for (uint32_t i = 0; i < 3 * experts; ++i) {
-      ASSERT_TRUE(a_->Lease(ExpertGid(0, 0) + i, &place));
+      ASSERT_TRUE(a_->Lease(ExpertExtentId(0, 0) + i, &place));
     }
     while (Next(a_.get())) {
     }
@@ -62,30 +62,30 @@ class StoppedSessionTest : public SessionEndTest {
   std::unique_ptr<LocalClient> b_;
 };
 
-TEST_F(StoppedSessionTest, EndsBeyondItsShareAfterThreeStarvedSeconds) {
+TEST_F(StalledSessionTest, EndsBeyondItsShareAfterThreeStarvedSeconds) {
   Hold(4);
   EXPECT_EQ(AskFor(5), absl::StatusCode::kResourceExhausted);
   EXPECT_THAT(core_->Stats().sessions, SizeIs(2)) << "not before the time";
   EXPECT_EQ(AskFor(3), absl::StatusCode::kOk);
   EXPECT_THAT(core_->Stats().sessions, SizeIs(1));
   EXPECT_EQ(core_->Stats().sessions_lost, 1u);
-  EXPECT_EQ(core_->Stats().sessions_stopped, 1u);
+  EXPECT_EQ(core_->Stats().sessions_stalled, 1u);
   EXPECT_THAT(Log(), testing::Contains(HasSubstr("its fair share is " + std::to_string(2 * kExpert))));
 }
 
-TEST_F(StoppedSessionTest, StaysWhileItGivesSigns) {
+TEST_F(StalledSessionTest, StaysWhileItGivesSigns) {
   Hold(4);
   uint64_t step = 0;
   const auto lease_again = [&] {
     uint64_t place;
-    a_->Release(ExpertGid(0, 0), StepStamp(++step, 0));
-    ASSERT_TRUE(a_->Lease(ExpertGid(0, 0), &place));
+    a_->Release(ExpertExtentId(0, 0), StepStamp(++step, 0));
+    ASSERT_TRUE(a_->Lease(ExpertExtentId(0, 0), &place));
   };
   EXPECT_EQ(AskFor(12, lease_again), absl::StatusCode::kResourceExhausted);
   EXPECT_THAT(core_->Stats().sessions, SizeIs(2));
 }
 
-TEST_F(StoppedSessionTest, StaysWithinItsShareOrWhenNobodyStarves) {
+TEST_F(StalledSessionTest, StaysWithinItsShareOrWhenNobodyStarves) {
   Hold(2);
   EXPECT_EQ(AskFor(12), absl::StatusCode::kOk);
   clock_.Advance(60'000'000'000);
@@ -93,7 +93,7 @@ TEST_F(StoppedSessionTest, StaysWithinItsShareOrWhenNobodyStarves) {
   EXPECT_THAT(core_->Stats().sessions, SizeIs(2));
 }
 
-TEST_F(StoppedSessionTest, StaysWhenWhoStarvedNoLongerAsks) {
+TEST_F(StalledSessionTest, StaysWhenWhoStarvedNoLongerAsks) {
   Hold(4);
   EXPECT_EQ(AskFor(2), absl::StatusCode::kResourceExhausted);
   clock_.Advance(60'000'000'000);
@@ -153,7 +153,7 @@ TEST_F(SessionEndTest, PinsOfALostSessionHoldUntilItsProcessEnds) {
   Pump();
   uint64_t place;
   for (uint32_t i = 0; i < 18; ++i) {
-    ASSERT_TRUE(a.Lease(ExpertGid(0, 0) + i, &place));
+    ASSERT_TRUE(a.Lease(ExpertExtentId(0, 0) + i, &place));
   }
   a.Submit(LocalClient::FillExpert(50, 3, 3));
   core_->OnConnectionLost(first);
@@ -231,7 +231,7 @@ TEST_F(SessionEndTest, GarbageInRegionsLosesOnlyThatSession) {
   }
   EXPECT_GT(lost, 100);
   EXPECT_EQ(core_->Stats().sessions_lost, static_cast<uint64_t>(lost));
-  EXPECT_EQ(core_->Stats().sessions_stopped, 0u);
+  EXPECT_EQ(core_->Stats().sessions_stalled, 0u);
   EXPECT_THAT(core_->Stats().sessions, SizeIs(1));
   EXPECT_EQ(core_->Stats().sessions[0].outstanding, 0u);
 }
@@ -248,7 +248,7 @@ TEST_F(SessionEndTest, PinsOfAMisbehavingSessionAreIgnoredAtOnce) {
   reader_.CompleteAll();
   Pump();
   for (uint32_t i = 0; i < 6; ++i) {
-    ASSERT_TRUE(b.Lease(ExpertGid(1, 0) + i, &place));
+    ASSERT_TRUE(b.Lease(ExpertExtentId(1, 0) + i, &place));
   }
   while (Next(&b)) {
   }

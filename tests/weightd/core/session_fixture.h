@@ -22,7 +22,7 @@ class SessionTest : public CoreTest {
     Pump();
     uint64_t place;
     for (uint32_t i = 0; i < 6; ++i) {
-      ASSERT_TRUE(client->Lease(ExpertGid(0, 0) + i, &place));
+      ASSERT_TRUE(client->Lease(ExpertExtentId(0, 0) + i, &place));
     }
     while (Next(client)) {
     }

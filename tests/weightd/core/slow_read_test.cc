@@ -21,28 +21,28 @@ class SlowReadTest : public CoreTest {
     Pump();
   }
   // Requests an extent whose first read then gets stuck; returns the tag of the hedged read.
-  uint64_t Stick(LocalClient* client, uint64_t id, Gid gid) {
-    client->Submit(LocalClient::FillExtent(id, gid));
+  uint64_t Stick(LocalClient* client, uint64_t id, ExtentId extent_id) {
+    client->Submit(LocalClient::FillExtent(id, extent_id));
     Pump();
-    EXPECT_NE(reader_.DestOf(gid), nullptr);
+    EXPECT_NE(reader_.DestOf(extent_id), nullptr);
     EXPECT_NE(core_->NextDeadline(), 0);
     Advance(kSlow);
     for (const uint64_t tag : reader_.waiting()) {
-      if (tag != gid && static_cast<Gid>(tag) == gid) {
+      if (tag != extent_id && static_cast<ExtentId>(tag) == extent_id) {
         return tag;
       }
     }
-    ADD_FAILURE() << "no second read";
+    ADD_FAILURE() << "no hedged read";
     return 0;
   }
-  bool LeasedBytesAreRight(LocalClient* client, Gid gid) {
+  bool LeasedBytesAreRight(LocalClient* client, ExtentId extent_id) {
     uint64_t place = 0;
-    if (!client->Lease(gid, &place)) {
+    if (!client->Lease(extent_id, &place)) {
       return false;
     }
     const SharedMemory* memory = core_->tier().arena().memory(PlaceSegment(place));
-    const bool right = source_->BytesAreRight(gid, {memory->map.data() + PlaceOffset(place), kPart});
-    client->Release(gid, StepStamp(++step_, 0));
+    const bool right = source_->BytesAreRight(extent_id, {memory->map.data() + PlaceOffset(place), kPart});
+    client->Release(extent_id, StepStamp(++step_, 0));
     return right;
   }
   uint64_t step_ = 0;
@@ -51,14 +51,14 @@ class SlowReadTest : public CoreTest {
 TEST_F(SlowReadTest, ReadTimeoutCanChangeForLaterReads) {
   Start(4 * kExpert);
   LocalClient client = Client(OpenSession());
-  core_->Tune({.read_deadline_ms = 5000});
+  core_->Tune({.read_timeout_ms = 5000});
   client.Submit(LocalClient::FillExtent(1, 0));
   Pump();
   Advance(kSlow);
   EXPECT_EQ(core_->Stats().slow_reads, 0u);
   Advance(4 * kSlow);
   EXPECT_EQ(core_->Stats().slow_reads, 1u);
-  EXPECT_EQ(core_->Stats().second_reads, 1u);
+  EXPECT_EQ(core_->Stats().hedged_reads, 1u);
 }
 
 TEST_F(SlowReadTest, HedgedReadWinsAndFirstSlotWaitsForItsEnd) {
@@ -91,7 +91,7 @@ TEST_F(SlowReadTest, HedgedReadWinsAndFirstSlotWaitsForItsEnd) {
   reader_.Complete(0);
   Pump();
   EXPECT_TRUE(LeasedBytesAreRight(&client, 0));
-  EXPECT_EQ(core_->Stats().second_reads_won, 1u);
+  EXPECT_EQ(core_->Stats().hedged_reads_won, 1u);
   EXPECT_EQ(core_->Stats().in_flight_bytes, 0u);
   EXPECT_EQ(core_->NextDeadline(), 0);
 }
@@ -126,7 +126,7 @@ TEST_F(SlowReadTest, FirstReadWinsAndHedgeSlotWaitsForItsEnd) {
     Next(&client);
   }
   EXPECT_EQ(places.count(second_at), 1u);
-  EXPECT_EQ(core_->Stats().second_reads_won, 0u);
+  EXPECT_EQ(core_->Stats().hedged_reads_won, 0u);
 }
 
 TEST_F(SlowReadTest, AFailureOfOneOfTheTwoIsNoFailure) {

@@ -26,7 +26,7 @@ TEST_F(CoreTest, DuplicateFetchesJoinOneReadAndBothComplete) {
   LocalClient b = Client(OpenSession());
   a.Submit(LocalClient::FillExpert(1, 0, 0));
   b.Submit(LocalClient::FillExpert(1, 0, 0));
-  a.Submit(LocalClient::FillExtent(2, ExpertGid(0, 0)));
+  a.Submit(LocalClient::FillExtent(2, ExpertExtentId(0, 0)));
   Pump();
   EXPECT_THAT(reader_.waiting(), SizeIs(3)) << "three extents, each read once";
   reader_.CompleteAll();
@@ -37,7 +37,7 @@ TEST_F(CoreTest, DuplicateFetchesJoinOneReadAndBothComplete) {
   EXPECT_EQ(first->id + second->id, 3u);
   EXPECT_EQ(first->bytes + second->bytes, kExpert) << "who asked first pays";
   EXPECT_EQ(CodeOf(Next(&b)), absl::StatusCode::kOk);
-  EXPECT_EQ(core_->Stats().joined, 4u);
+  EXPECT_EQ(core_->Stats().coalesced, 4u);
   EXPECT_EQ(core_->Stats().bytes_read, kExpert);
 }
 
@@ -56,9 +56,10 @@ TEST_F(CoreTest, DemandOvertakesAndPromotesPrefetches) {
   Pump();
   const std::vector<uint64_t> waiting = reader_.waiting();
   ASSERT_GE(waiting.size(), running + 3) << "the demand started at once";
-  EXPECT_EQ(waiting[running], ExpertGid(3, 7));
-  EXPECT_THAT(reader_.promoted(), ElementsAre(ExpertGid(0, 0), ExpertGid(0, 0) + 1, ExpertGid(0, 0) + 2));
-  for (uint64_t tag : {ExpertGid(3, 7), ExpertGid(3, 7) + 1, ExpertGid(3, 7) + 2}) {
+  EXPECT_EQ(waiting[running], ExpertExtentId(3, 7));
+  EXPECT_THAT(reader_.promoted(),
+              ElementsAre(ExpertExtentId(0, 0), ExpertExtentId(0, 0) + 1, ExpertExtentId(0, 0) + 2));
+  for (uint64_t tag : {ExpertExtentId(3, 7), ExpertExtentId(3, 7) + 1, ExpertExtentId(3, 7) + 2}) {
     reader_.Complete(tag);
   }
   Pump();
@@ -158,7 +159,7 @@ TEST_F(CoreTest, CancelSparesAReadThatAnotherWaitsFor) {
   reader_.CompleteAll();
   Pump();
   EXPECT_EQ(CodeOf(Next(&client)), absl::StatusCode::kOk);
-  EXPECT_EQ(core_->tier().store().state(ExpertGid(0, 1)), ExtentState::kAbsent);
+  EXPECT_EQ(core_->tier().store().state(ExpertExtentId(0, 1)), ExtentState::kAbsent);
   EXPECT_EQ(core_->Stats().in_flight_bytes, 0u);
 }
 
@@ -213,24 +214,24 @@ TEST_F(CoreTest, NoRoomLeavesNothingBehind) {
   Pump();
   uint64_t place;
   for (uint32_t i = 0; i < 3; ++i) {
-    ASSERT_TRUE(client.Lease(ExpertGid(0, 0) + i, &place));
+    ASSERT_TRUE(client.Lease(ExpertExtentId(0, 0) + i, &place));
   }
   Next(&client);
-  client.Submit(LocalClient::FillExtent(2, ExpertGid(1, 0)));
+  client.Submit(LocalClient::FillExtent(2, ExpertExtentId(1, 0)));
   Pump();
   reader_.CompleteAll();
   Pump();
-  ASSERT_TRUE(client.Lease(ExpertGid(1, 0), &place));
+  ASSERT_TRUE(client.Lease(ExpertExtentId(1, 0), &place));
   Next(&client);
   client.Submit(LocalClient::FillExpert(3, 2, 0));  // two of its three extents would fit
   Pump();
   EXPECT_EQ(CodeOf(Next(&client)), absl::StatusCode::kResourceExhausted);
   EXPECT_THAT(reader_.waiting(), SizeIs(0));
   for (uint32_t i = 0; i < 3; ++i) {
-    EXPECT_EQ(core_->tier().store().state(ExpertGid(2, 0) + i), ExtentState::kAbsent);
+    EXPECT_EQ(core_->tier().store().state(ExpertExtentId(2, 0) + i), ExtentState::kAbsent);
   }
-  client.Submit(LocalClient::FillExtent(4, ExpertGid(2, 0)));
-  client.Submit(LocalClient::FillExtent(5, ExpertGid(2, 0) + 1));
+  client.Submit(LocalClient::FillExtent(4, ExpertExtentId(2, 0)));
+  client.Submit(LocalClient::FillExtent(5, ExpertExtentId(2, 0) + 1));
   Pump();
   EXPECT_THAT(reader_.waiting(), SizeIs(2));
 }
@@ -240,7 +241,7 @@ TEST_F(CoreTest, ChecksumFailureIsReadAgainThenMarkedBadForAll) {
   LocalClient client = Client(OpenSession());
   client.Submit(LocalClient::FillExpert(1, 2, 5));
   Pump();
-  const Gid bad = ExpertGid(2, 5) + 1;
+  const ExtentId bad = ExpertExtentId(2, 5) + 1;
   reader_.CompleteAs(bad, ReadOutcome::kCorrupt, absl::DataLossError("wrong checksum"));
   Pump();
   EXPECT_THAT(reader_.waiting(), SizeIs(3)) << "a fresh read";
@@ -300,7 +301,7 @@ TEST_F(CoreTest, ProgressWordCountsLandedExtentsOfTheRequest) {
   Pump();
   const auto& word = client.session().control.progress[5];
   EXPECT_EQ(word.load(), 0u);
-  reader_.Complete(ExpertGid(0, 0) + 2);
+  reader_.Complete(ExpertExtentId(0, 0) + 2);
   Pump();
   EXPECT_EQ(word.load(), PackProgress(9, 1));
   reader_.CompleteAll();

@@ -192,8 +192,8 @@ TEST_F(WeightdProcessTest, MetricsPassAStrictReaderAndCountFetches) {
       SampleOf(*parsed, "weightd_requests_total", "weightd_requests_total{class=\"demand\",tier=\"ssd\"}"));
   EXPECT_EQ(SampleOf(*parsed, "weightd_dram_budget_bytes", "weightd_dram_budget_bytes"), double{kBudget});
   EXPECT_EQ(parsed->at("weightd_io_engine_info").samples.size(), 1u);
-  for (const char* name : {"weightd_slow_reads_total", "weightd_second_reads_total",
-                           "weightd_second_reads_won_total", "weightd_timed_out_requests_total"}) {
+  for (const char* name : {"weightd_slow_reads_total", "weightd_hedged_reads_total",
+                           "weightd_hedged_reads_won_total", "weightd_timed_out_requests_total"}) {
     EXPECT_EQ(SampleOf(*parsed, name, name), 0) << name;
   }
 }

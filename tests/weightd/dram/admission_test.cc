@@ -77,7 +77,7 @@ class Replay {
     for (uint32_t extent : expert) {
       if (!IsThere(extent)) {
         std::byte* dest = nullptr;
-        EXPECT_EQ(tier_.BeginFill(extent, &dest, /*session=*/1, step), DramTier::Room::kPlaced);
+        EXPECT_EQ(tier_.BeginFill(extent, &dest, /*session=*/1, step), DramTier::AllocResult::kAllocated);
         tier_.Publish(extent);
         Lease(extent);
       }

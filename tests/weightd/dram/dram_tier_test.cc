@@ -1,4 +1,4 @@
-// Store, arena and eviction together, without I/O: slots, evictions, and the client's view of them.
+// ExtentStore, arena and eviction together, without I/O: slots, evictions, and the client's view of them.
 #include "weightd/dram/dram_tier.h"
 
 #include <gtest/gtest.h>
@@ -36,17 +36,17 @@ class DramTierTest : public ::testing::Test {
     tier_->AddPins(pack, /*session=*/1, pins_.back().data(), timelines_.back().get());
     return pack;
   }
-  DramTier::Room Fill(uint32_t pack, uint32_t extent) {
+  DramTier::AllocResult Fill(uint32_t pack, uint32_t extent) {
     tier_->Tick();
     for (size_t i = 0; i < timelines_.size(); ++i) {
       timelines_[i]->Note(stamp_.load(), tier_->clock());
     }
     std::byte* dest = nullptr;
-    const Gid gid = tier_->store().FirstGid(pack) + extent;
-    const DramTier::Room room = tier_->BeginFill(gid, &dest);
-    if (room == DramTier::Room::kPlaced) {
+    const ExtentId extent_id = tier_->store().FirstExtentId(pack) + extent;
+    const DramTier::AllocResult room = tier_->BeginFill(extent_id, &dest);
+    if (room == DramTier::AllocResult::kAllocated) {
       dest[0] = std::byte{static_cast<unsigned char>(extent)};
-      tier_->Publish(gid);
+      tier_->Publish(extent_id);
     }
     return room;
   }
@@ -81,12 +81,12 @@ TEST_F(DramTierTest, EvictsTheExtentWhoseLastLeaseIsOldest) {
   Make(4 * 64 * kKiB);
   AddPack(10, 64 * kKiB);
   for (uint32_t e = 0; e < 4; ++e) {
-    ASSERT_EQ(Fill(0, e), DramTier::Room::kPlaced);
+    ASSERT_EQ(Fill(0, e), DramTier::AllocResult::kAllocated);
     ASSERT_TRUE(Use(0, e));
   }
   ASSERT_TRUE(Use(0, 0));
   ASSERT_TRUE(Use(0, 1));
-  ASSERT_EQ(Fill(0, 4), DramTier::Room::kPlaced);
+  ASSERT_EQ(Fill(0, 4), DramTier::AllocResult::kAllocated);
   EXPECT_FALSE(Use(0, 2));
   ASSERT_TRUE(Use(0, 0) && Use(0, 1) && Use(0, 3) && Use(0, 4));
   EXPECT_EQ(tier_->evictions(), 1u);
@@ -96,12 +96,12 @@ TEST_F(DramTierTest, CopiesByWeightdCountAsUses) {
   Make(4 * 64 * kKiB);
   AddPack(10, 64 * kKiB);
   for (uint32_t e = 0; e < 4; ++e) {
-    ASSERT_EQ(Fill(0, e), DramTier::Room::kPlaced);
+    ASSERT_EQ(Fill(0, e), DramTier::AllocResult::kAllocated);
   }
   tier_->Tick();
   tier_->NoteUse(0);
   EXPECT_EQ(tier_->store().Uses(0), 1u);
-  ASSERT_EQ(Fill(0, 4), DramTier::Room::kPlaced);
+  ASSERT_EQ(Fill(0, 4), DramTier::AllocResult::kAllocated);
   EXPECT_TRUE(IsResident(tables_[0][0]));
   EXPECT_FALSE(IsResident(tables_[0][1]));
 }
@@ -110,19 +110,19 @@ TEST_F(DramTierTest, HeldExtentsStayAndCanFillTheMemory) {
   Make(3 * 64 * kKiB);
   AddPack(10, 64 * kKiB);
   for (uint32_t e = 0; e < 3; ++e) {
-    ASSERT_EQ(Fill(0, e), DramTier::Room::kPlaced);
+    ASSERT_EQ(Fill(0, e), DramTier::AllocResult::kAllocated);
   }
   ASSERT_TRUE(Hold(0, 0));
   ASSERT_TRUE(Hold(0, 1));
   tier_->store().Pin(2);
-  EXPECT_EQ(Fill(0, 3), DramTier::Room::kNone);
+  EXPECT_EQ(Fill(0, 3), DramTier::AllocResult::kNone);
   EXPECT_TRUE(Use(0, 2)) << "the mark was taken back";
   tier_->store().Unpin(2);
-  ASSERT_EQ(Fill(0, 3), DramTier::Room::kPlaced);
+  ASSERT_EQ(Fill(0, 3), DramTier::AllocResult::kAllocated);
   EXPECT_FALSE(Hold(0, 2));
   Release(0, 0);
   Release(0, 1);
-  ASSERT_EQ(Fill(0, 4), DramTier::Room::kPlaced);
+  ASSERT_EQ(Fill(0, 4), DramTier::AllocResult::kAllocated);
   EXPECT_FALSE(Hold(0, 3)) << "filled, never used, and older than the releases";
 }
 
@@ -130,21 +130,22 @@ TEST_F(DramTierTest, AbandonedFillFreesItsSlot) {
   Make(64 * kKiB);
   AddPack(3, 64 * kKiB);
   std::byte* dest;
-  ASSERT_EQ(tier_->BeginFill(0, &dest), DramTier::Room::kPlaced);
-  EXPECT_EQ(tier_->BeginFill(1, &dest), DramTier::Room::kNone) << "a place being filled is nobody's to take";
+  ASSERT_EQ(tier_->BeginFill(0, &dest), DramTier::AllocResult::kAllocated);
+  EXPECT_EQ(tier_->BeginFill(1, &dest), DramTier::AllocResult::kNone)
+      << "a place being filled is nobody's to take";
   tier_->AbandonFill(0, /*bad=*/true);
   EXPECT_EQ(tier_->store().state(0), ExtentState::kBad);
   EXPECT_EQ(StateOf(tables_[0][0].state.load()), ExtentState::kBad);
-  EXPECT_EQ(Fill(0, 1), DramTier::Room::kPlaced);
+  EXPECT_EQ(Fill(0, 1), DramTier::AllocResult::kAllocated);
 }
 
 TEST_F(DramTierTest, GenerationGrowsWithEveryFill) {
   Make(64 * kKiB);
   AddPack(2, 64 * kKiB);
-  ASSERT_EQ(Fill(0, 0), DramTier::Room::kPlaced);
+  ASSERT_EQ(Fill(0, 0), DramTier::AllocResult::kAllocated);
   const uint64_t first = GenerationOf(tables_[0][0].state.load());
-  ASSERT_EQ(Fill(0, 1), DramTier::Room::kPlaced);
-  ASSERT_EQ(Fill(0, 0), DramTier::Room::kPlaced);
+  ASSERT_EQ(Fill(0, 1), DramTier::AllocResult::kAllocated);
+  ASSERT_EQ(Fill(0, 0), DramTier::AllocResult::kAllocated);
   EXPECT_GT(GenerationOf(tables_[0][0].state.load()), first);
 }
 
@@ -155,13 +156,13 @@ TEST_F(DramTierTest, TwoPacksOfDifferentSizesTakeTheMemoryInTurns) {
   AddPack(8, 1700 * kKiB);
   for (int turn = 0; turn < 3; ++turn) {
     for (uint32_t e = 0; e < 64; ++e) {
-      ASSERT_TRUE(Use(0, e) || Fill(0, e) == DramTier::Room::kPlaced);
+      ASSERT_TRUE(Use(0, e) || Fill(0, e) == DramTier::AllocResult::kAllocated);
       Use(0, e);
     }
     EXPECT_GE(tier_->store().resident_bytes(), kBudget - 2 * 1700 * kKiB);
     for (int pass = 0; pass < 2; ++pass) {
       for (uint32_t e = 0; e < 8; ++e) {
-        ASSERT_TRUE(Use(1, e) || Fill(1, e) == DramTier::Room::kPlaced) << "turn " << turn;
+        ASSERT_TRUE(Use(1, e) || Fill(1, e) == DramTier::AllocResult::kAllocated) << "turn " << turn;
         Use(1, e);
       }
     }
@@ -189,7 +190,7 @@ TEST_F(DramTierTest, AlternatingPacksWasteFewPercent) {
     const uint32_t pack = turn % 2;
     for (int pass = 0; pass < 3; ++pass) {
       for (uint32_t e = 0; e < kCounts[pack]; ++e) {
-        ASSERT_TRUE(Use(pack, e) || Fill(pack, e) == DramTier::Room::kPlaced) << "turn " << turn;
+        ASSERT_TRUE(Use(pack, e) || Fill(pack, e) == DramTier::AllocResult::kAllocated) << "turn " << turn;
         Use(pack, e);
         ASSERT_LE(tier_->arena().total_bytes(), kBudget);
       }
@@ -221,24 +222,24 @@ TEST_F(DramTierTest, RetiredRoomComesWithTheLastAcknowledgement) {
   AddPack(16, 100 * kKiB);
   AddPack(2, 700 * kKiB);
   for (uint32_t e = 0; e < 10; ++e) {
-    ASSERT_EQ(Fill(0, e), DramTier::Room::kPlaced);
+    ASSERT_EQ(Fill(0, e), DramTier::AllocResult::kAllocated);
   }
-  ASSERT_EQ(Fill(1, 0), DramTier::Room::kRetiring);
+  ASSERT_EQ(Fill(1, 0), DramTier::AllocResult::kRetiring);
   const size_t retired = retired_.size();
-  EXPECT_EQ(Fill(1, 0), DramTier::Room::kRetiring);
+  EXPECT_EQ(Fill(1, 0), DramTier::AllocResult::kRetiring);
   EXPECT_EQ(retired_.size(), retired) << "asking again evicts no more";
   EXPECT_LE(tier_->arena().total_bytes(), 1024 * kKiB);
   for (uint32_t id : retired_) {
     tier_->DropSegment(id);
   }
-  EXPECT_EQ(Fill(1, 0), DramTier::Room::kPlaced);
+  EXPECT_EQ(Fill(1, 0), DramTier::AllocResult::kAllocated);
 }
 
 TEST_F(DramTierTest, AnEndedSessionLeavesItsUsesBehind) {
   Make(3 * 64 * kKiB);
   AddPack(10, 64 * kKiB);
   for (uint32_t e = 0; e < 3; ++e) {
-    ASSERT_EQ(Fill(0, e), DramTier::Room::kPlaced);
+    ASSERT_EQ(Fill(0, e), DramTier::AllocResult::kAllocated);
     ASSERT_TRUE(Use(0, e));
   }
   ASSERT_TRUE(Hold(0, 0));  // killed while it read
@@ -246,11 +247,11 @@ TEST_F(DramTierTest, AnEndedSessionLeavesItsUsesBehind) {
   tier_->Tick();
   timelines_[0]->Note(stamp_.load(), tier_->clock());
   tier_->RemovePins(0, 1);
-  ASSERT_EQ(Fill(0, 3), DramTier::Room::kPlaced);
+  ASSERT_EQ(Fill(0, 3), DramTier::AllocResult::kAllocated);
   EXPECT_TRUE(IsResident(tables_[0][0]));
   EXPECT_TRUE(IsResident(tables_[0][1]));
   EXPECT_FALSE(IsResident(tables_[0][2]));
-  ASSERT_EQ(Fill(0, 4), DramTier::Room::kPlaced);
+  ASSERT_EQ(Fill(0, 4), DramTier::AllocResult::kAllocated);
   EXPECT_TRUE(IsResident(tables_[0][0])) << "its pin holds nothing now, but it was used last";
 }
 
@@ -258,7 +259,7 @@ TEST_F(DramTierTest, ASmallerBudgetIsReachedByGivingUpTheColdest) {
   Make(8 * 64 * kKiB);
   AddPack(20, 64 * kKiB);
   for (uint32_t e = 0; e < 8; ++e) {
-    ASSERT_EQ(Fill(0, e), DramTier::Room::kPlaced);
+    ASSERT_EQ(Fill(0, e), DramTier::AllocResult::kAllocated);
     ASSERT_TRUE(Use(0, e));
   }
   ASSERT_EQ(tier_->arena().total_bytes(), 8 * 64 * kKiB);
@@ -273,7 +274,7 @@ TEST_F(DramTierTest, ASmallerBudgetIsReachedByGivingUpTheColdest) {
   EXPECT_TRUE(Use(0, 6) && Use(0, 7));
   EXPECT_FALSE(Use(0, 1) || Use(0, 5));
   Release(0, 0);
-  ASSERT_EQ(Fill(0, 9), DramTier::Room::kPlaced);
+  ASSERT_EQ(Fill(0, 9), DramTier::AllocResult::kAllocated);
   EXPECT_EQ(tier_->arena().total_bytes(), 3 * 64 * kKiB) << "the new budget holds for what comes";
 }
 
@@ -281,14 +282,14 @@ TEST_F(DramTierTest, HeldExtentsDelayAShrunkBudget) {
   Make(4 * 64 * kKiB);
   AddPack(8, 64 * kKiB);
   for (uint32_t e = 0; e < 4; ++e) {
-    ASSERT_EQ(Fill(0, e), DramTier::Room::kPlaced);
+    ASSERT_EQ(Fill(0, e), DramTier::AllocResult::kAllocated);
     ASSERT_TRUE(Hold(0, e));
   }
   tier_->SetBudget(2 * 64 * kKiB);
   tier_->Tick();
   EXPECT_FALSE(tier_->Shrink(100));
   EXPECT_EQ(tier_->arena().unspent_bytes(), 0u) << "not less than nothing";
-  EXPECT_EQ(Fill(0, 5), DramTier::Room::kNone);
+  EXPECT_EQ(Fill(0, 5), DramTier::AllocResult::kNone);
   for (uint32_t e = 0; e < 4; ++e) {
     Release(0, e);
   }
@@ -301,7 +302,7 @@ TEST_F(DramTierTest, RetiredSegmentsCountAgainstAShrunkBudget) {
   Make(4 * 64 * kKiB);
   AddPack(8, 64 * kKiB);
   for (uint32_t e = 0; e < 4; ++e) {
-    ASSERT_EQ(Fill(0, e), DramTier::Room::kPlaced);
+    ASSERT_EQ(Fill(0, e), DramTier::AllocResult::kAllocated);
   }
   drop_at_once_ = false;
   tier_->SetBudget(2 * 64 * kKiB);
@@ -309,11 +310,11 @@ TEST_F(DramTierTest, RetiredSegmentsCountAgainstAShrunkBudget) {
   EXPECT_TRUE(tier_->Shrink(100)) << "what is retired is on its way back";
   EXPECT_EQ(tier_->arena().retired_bytes(), 2 * 64 * kKiB);
   // They free no room: the budget is full without them.
-  ASSERT_EQ(Fill(0, 5), DramTier::Room::kPlaced) << "one of its own class gave way";
+  ASSERT_EQ(Fill(0, 5), DramTier::AllocResult::kAllocated) << "one of its own class gave way";
   for (const uint32_t segment : std::vector<uint32_t>(retired_)) tier_->DropSegment(segment);
   EXPECT_EQ(tier_->arena().total_bytes(), 2 * 64 * kKiB);
   tier_->SetBudget(5 * 64 * kKiB);
-  ASSERT_EQ(Fill(0, 6), DramTier::Room::kPlaced);
+  ASSERT_EQ(Fill(0, 6), DramTier::AllocResult::kAllocated);
   EXPECT_EQ(tier_->arena().total_bytes(), 3 * 64 * kKiB) << "and up again";
 }
 

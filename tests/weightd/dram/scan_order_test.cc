@@ -52,7 +52,7 @@ class ScanReplay {
     for (uint32_t layer = 0; layer < shape_.layers; ++layer) {
       std::vector<uint32_t> chosen;
       for (uint32_t expert = 0; expert < shape_.experts; ++expert) {
-        if (!skips.contains(Gid(layer, expert))) chosen.push_back(Gid(layer, expert));
+        if (!skips.contains(ExtentId(layer, expert))) chosen.push_back(ExtentId(layer, expert));
       }
       wanted += chosen.size();
       found += Layer(layer, chosen, window, ahead);
@@ -66,7 +66,7 @@ class ScanReplay {
     uint64_t found = 0;
     for (uint32_t layer = 0; layer < shape_.layers; ++layer) {
       std::vector<uint32_t> chosen;
-      for (const uint32_t expert : experts) chosen.push_back(Gid(layer, expert));
+      for (const uint32_t expert : experts) chosen.push_back(ExtentId(layer, expert));
       found += Layer(layer, chosen, 2, /*ahead=*/false);
     }
     return static_cast<double>(found) / static_cast<double>(shape_.layers * experts.size());
@@ -76,8 +76,8 @@ class ScanReplay {
   uint32_t most_reads() const { return *std::max_element(reads_.begin(), reads_.end()); }
   uint32_t refused_prefetches() const { return refused_; }
   DramTier& tier() { return tier_; }
-  uint32_t Gid(uint32_t layer, uint32_t expert) const { return layer * shape_.experts + expert; }
-  bool IsThere(uint32_t gid) const { return IsResident(table_[gid]); }
+  uint32_t ExtentId(uint32_t layer, uint32_t expert) const { return layer * shape_.experts + expert; }
+  bool IsThere(uint32_t extent_id) const { return IsResident(table_[extent_id]); }
 
  private:
   static Arena::Options ArenaOptions(uint32_t capacity) {
@@ -96,53 +96,57 @@ class ScanReplay {
     uint64_t found = 0;
     std::vector<uint32_t> held;
     std::vector<uint32_t> missing;
-    for (const uint32_t gid : chosen) {
-      if (IsThere(gid)) {
-        Lease(gid);
-        held.push_back(gid);
-        found += reads_[gid] == 0 ? 1 : 0;
+    for (const uint32_t extent_id : chosen) {
+      if (IsThere(extent_id)) {
+        Lease(extent_id);
+        held.push_back(extent_id);
+        found += reads_[extent_id] == 0 ? 1 : 0;
       } else {
-        missing.push_back(gid);
+        missing.push_back(extent_id);
       }
     }
-    std::for_each(held.begin(), held.end(), [this](uint32_t gid) { Release(gid); });
+    std::for_each(held.begin(), held.end(), [this](uint32_t extent_id) { Release(extent_id); });
     for (size_t at = 0; at < missing.size(); at += window) {
       const size_t end = std::min(missing.size(), at + window);
       for (size_t i = at; i < end; ++i) {
-        EXPECT_EQ(Fill(missing[i], layer, /*prefetch=*/false), DramTier::Room::kPlaced);
+        EXPECT_EQ(Fill(missing[i], layer, /*prefetch=*/false), DramTier::AllocResult::kAllocated);
         Lease(missing[i]);
       }
       std::for_each(missing.begin() + static_cast<ptrdiff_t>(at),
-                    missing.begin() + static_cast<ptrdiff_t>(end), [this](uint32_t gid) { Release(gid); });
+                    missing.begin() + static_cast<ptrdiff_t>(end),
+                    [this](uint32_t extent_id) { Release(extent_id); });
     }
     if (ahead && layer + 1 < shape_.layers) {
       for (uint32_t expert = 0; expert < shape_.experts; ++expert) {
-        const uint32_t gid = Gid(layer + 1, expert);
-        if (!IsThere(gid) && Fill(gid, layer + 1, /*prefetch=*/true) != DramTier::Room::kPlaced) ++refused_;
+        const uint32_t extent_id = ExtentId(layer + 1, expert);
+        if (!IsThere(extent_id) &&
+            Fill(extent_id, layer + 1, /*prefetch=*/true) != DramTier::AllocResult::kAllocated)
+          ++refused_;
       }
     }
     return found;
   }
-  DramTier::Room Fill(uint32_t gid, uint32_t layer, bool prefetch) {
+  DramTier::AllocResult Fill(uint32_t extent_id, uint32_t layer, bool prefetch) {
     tier_.Tick();
     timeline_.Note(stamp_.load(), tier_.clock());
     const uint32_t running = prefetch ? layer - 1 : layer;
-    const ScanPlace place{step_, Gid(running, 0), Gid(layer + 1, 0), prefetch};
+    const ScanPlace place{step_, ExtentId(running, 0), ExtentId(layer + 1, 0), prefetch};
     std::byte* dest = nullptr;
-    const DramTier::Room room = tier_.BeginFill(gid, &dest, /*session=*/1, step_, scan_ ? &place : nullptr);
-    if (room == DramTier::Room::kPlaced) {
-      tier_.Publish(gid);
-      ++reads_[gid];
+    const DramTier::AllocResult room =
+        tier_.BeginFill(extent_id, &dest, /*session=*/1, step_, scan_ ? &place : nullptr);
+    if (room == DramTier::AllocResult::kAllocated) {
+      tier_.Publish(extent_id);
+      ++reads_[extent_id];
     }
     return room;
   }
-  void Lease(uint32_t gid) {
+  void Lease(uint32_t extent_id) {
     uint64_t place;
     uint64_t generation;
-    ASSERT_TRUE(TryLease(table_[gid], pins_[gid], &place, &generation));
+    ASSERT_TRUE(TryLease(table_[extent_id], pins_[extent_id], &place, &generation));
   }
-  void Release(uint32_t gid) {
-    ReleaseLease(pins_[gid], stamp_, StepStamp(step_, ++order_), /*counts=*/!scan_);
+  void Release(uint32_t extent_id) {
+    ReleaseLease(pins_[extent_id], stamp_, StepStamp(step_, ++order_), /*counts=*/!scan_);
   }
 
   const Shape shape_;
@@ -273,13 +277,13 @@ TEST(ScanOrderTest, AQuotaIsScannedInTheSameWay) {
 }
 
 // The order itself: extents 0..9, layers of two.
-class FurthestTest : public ::testing::Test {
+class ScanVictimTest : public ::testing::Test {
  protected:
-  FurthestTest() {
+  ScanVictimTest() {
     for (uint32_t e = 0; e < 10; ++e) order_.Add(e, /*uses=*/0);
   }
-  std::optional<uint32_t> Furthest(const ScanPlace& place) {
-    const auto found = order_.Furthest(place, [this](uint32_t e) {
+  std::optional<uint32_t> NextVictim(const ScanPlace& place) {
+    const auto found = order_.NextVictim(place, [this](uint32_t e) {
       const bool used = used_.contains(e);
       return ExtentUse{UseKey{1, used ? StepStamp(kStep, 0) : UINT64_MAX}, !held_.contains(e),
                        counted_.contains(e) ? 1u : 0u, 0, false};
@@ -293,30 +297,30 @@ class FurthestTest : public ::testing::Test {
   std::set<uint32_t> counted_;
 };
 
-TEST_F(FurthestTest, UsedGoesFirstThenBehindThenFurthestAhead) {
+TEST_F(ScanVictimTest, UsedGoesFirstThenBehindThenFurthestAhead) {
   const ScanPlace demand{kStep, 4, 6, false};
-  EXPECT_EQ(Furthest(demand), 3u);
+  EXPECT_EQ(NextVictim(demand), 3u);
   used_ = {5};
-  EXPECT_EQ(Furthest(demand), 5u);
+  EXPECT_EQ(NextVictim(demand), 5u);
   held_ = {5, 3, 2, 1};
-  EXPECT_EQ(Furthest(demand), 0u);
+  EXPECT_EQ(NextVictim(demand), 0u);
   held_ = {5, 3, 2, 1, 0};
-  EXPECT_EQ(Furthest(demand), 9u);
+  EXPECT_EQ(NextVictim(demand), 9u);
   held_ = {0, 1, 2, 3, 5, 6, 7, 8, 9};
-  EXPECT_EQ(Furthest(demand), std::nullopt) << "4 is still to be used";
+  EXPECT_EQ(NextVictim(demand), std::nullopt) << "4 is still to be used";
 }
 
-TEST_F(FurthestTest, PrefetchSparesTheComputedAndItsOwnLayer) {
+TEST_F(ScanVictimTest, PrefetchSparesTheComputedAndItsOwnLayer) {
   const ScanPlace prefetch{kStep, 4, 8, true};
   held_ = {0, 1, 2, 3, 8, 9};
-  EXPECT_EQ(Furthest(prefetch), std::nullopt);
-  order_.Spend(4, kStep);
-  EXPECT_EQ(Furthest(prefetch), 4u) << "a copy of it has ended";
+  EXPECT_EQ(NextVictim(prefetch), std::nullopt);
+  order_.NoteScanUse(4, kStep);
+  EXPECT_EQ(NextVictim(prefetch), 4u) << "a copy of it has ended";
 }
 
-TEST_F(FurthestTest, ExtentUsedElsewhereLeavesTheScanOrder) {
+TEST_F(ScanVictimTest, ExtentUsedElsewhereLeavesTheScanOrder) {
   counted_ = {3};
-  EXPECT_EQ(Furthest({kStep, 4, 6, false}), 2u);
+  EXPECT_EQ(NextVictim({kStep, 4, 6, false}), 2u);
   EXPECT_EQ(order_.size(), 9u);
 }
 

@@ -10,7 +10,7 @@ namespace {
 class PrefetchLedgerTest : public testing::Test {
  protected:
   void Settle(size_t most = 100) {
-    ledger_.Settle(most, [this](uint32_t gid) { return views_[gid]; });
+    ledger_.Settle(most, [this](uint32_t extent_id) { return views_[extent_id]; });
   }
   PrefetchLedger ledger_;
   std::map<uint32_t, PrefetchLedger::View> views_;
@@ -47,9 +47,9 @@ TEST_F(PrefetchLedgerTest, DemandThatFindsOneCountsItOnce) {
 }
 
 TEST_F(PrefetchLedgerTest, EveryEntryGetsItsTurnThoughLooksAreFew) {
-  for (uint32_t gid = 0; gid < 10; ++gid) {
-    ledger_.Filled(gid, 0);
-    views_[gid] = {0, true};
+  for (uint32_t extent_id = 0; extent_id < 10; ++extent_id) {
+    ledger_.Filled(extent_id, 0);
+    views_[extent_id] = {0, true};
   }
   Settle(4);
   views_[9].resident = false;
@@ -65,7 +65,7 @@ TEST_F(PrefetchLedgerTest, EveryEntryGetsItsTurnThoughLooksAreFew) {
 TEST_F(PrefetchLedgerTest, RebaseKeepsASessionsEndFromLookingLikeUse) {
   ledger_.Filled(1, 10);
   views_ = {{1, {4, true}}};
-  ledger_.Rebase([this](uint32_t gid) { return views_[gid].last_use; });
+  ledger_.Rebase([this](uint32_t extent_id) { return views_[extent_id].last_use; });
   Settle();
   EXPECT_EQ(ledger_.useful(), 0u);
   EXPECT_EQ(ledger_.open(), 1u);

@@ -278,7 +278,7 @@ TEST_P(PreadReaderTest, AbandonedReadsGetReplacementThreads) {
   Buffer second = Allocate(kBlock);
   reader_->Submit(Job(1, 0, first.get(), kBlock));
   stuck->AwaitRead();
-  reader_->WriteOff(1);
+  reader_->Abandon(1);
   reader_->Submit(Job(2, kBlock, second.get(), kBlock));
   EXPECT_EQ(Await(2).outcome, ReadOutcome::kOk);
   stuck->Release();

@@ -80,7 +80,7 @@ TEST(ReadQueueTest, AbandonedDemandHoldsNoPrefetchBack) {
   queue.Add(Job(2, kChunk, RequestClass::kPrefetch));
   ASSERT_TRUE(queue.Next());
   ASSERT_FALSE(queue.Next());
-  queue.WriteOff(1);
+  queue.Abandon(1);
   EXPECT_EQ(queue.Next()->read->job.tag, 2u);
 }
 
@@ -126,7 +126,7 @@ TEST(ReadQueueTest, UrgentAndAbandonedReadsIgnoreTheLimits) {
   EXPECT_EQ(second->read->job.tag, 2u);
   EXPECT_TRUE(queue.full());
   EXPECT_FALSE(queue.Next());
-  EXPECT_EQ(queue.WriteOff(1), 1u);
+  EXPECT_EQ(queue.Abandon(1), 1u);
   EXPECT_EQ(queue.in_flight_bytes(), 0u);
   auto rest = queue.Next();
   ASSERT_TRUE(rest);
@@ -136,7 +136,7 @@ TEST(ReadQueueTest, UrgentAndAbandonedReadsIgnoreTheLimits) {
   EXPECT_NE(End(queue, *second, ReadOutcome::kOk, absl::OkStatus(), kChunk), nullptr);
   EXPECT_NE(End(queue, *rest, ReadOutcome::kOk, absl::OkStatus(), kChunk), nullptr);
   EXPECT_EQ(queue.in_flight_bytes(), 0u);
-  EXPECT_EQ(queue.WriteOff(1), 0u);
+  EXPECT_EQ(queue.Abandon(1), 0u);
 }
 
 TEST(ReadQueueTest, PrefetchKeepsAtMostTwoMiBInFlight) {

@@ -18,7 +18,7 @@ namespace {
 
 constexpr uint64_t kSmall = 64 * 1024;
 constexpr uint64_t kLarge = 4 * kSmall;  // the whole budget: no segment of small ones can become one
-constexpr Gid kLargeGid = 2;
+constexpr ExtentId kLargeId = 2;
 
 class SegmentNoticesTest : public ::testing::Test {
  protected:
@@ -29,7 +29,8 @@ class SegmentNoticesTest : public ::testing::Test {
         tier_({.budget = kLarge, .max_segment_bytes = kLarge, .min_segments = 1},
               {[this](uint32_t segment, const auto& memory) { notices_.OnAdded(segment, memory); },
                [this](uint32_t segment) { notices_.OnRetired(segment); }}),
-        fetcher_({}, &tier_, &reader_, &clock_, {[](uint64_t, const CompletionEntry&, std::vector<Gid>) {}}),
+        fetcher_({}, &tier_, &reader_, &clock_,
+                 {[](uint64_t, const CompletionEntry&, std::vector<ExtentId>) {}}),
         side_(/*boot_epoch=*/77, &poller_, &tier_.store(), &sessions_) {
     tier_.AddPack({kSmall, kSmall}, small_.data());
     tier_.AddPack({kLarge}, large_.data());
@@ -57,11 +58,11 @@ class SegmentNoticesTest : public ::testing::Test {
     EXPECT_EQ(client.Next()->first, SideType::kWelcome);
     return client;
   }
-  DramTier::Room Fill(Gid gid) {
+  DramTier::AllocResult Fill(ExtentId extent_id) {
     tier_.Tick();
     std::byte* dest = nullptr;
-    const DramTier::Room room = tier_.BeginFill(gid, &dest);
-    if (room == DramTier::Room::kPlaced) tier_.Publish(gid);
+    const DramTier::AllocResult room = tier_.BeginFill(extent_id, &dest);
+    if (room == DramTier::AllocResult::kAllocated) tier_.Publish(extent_id);
     return room;
   }
 
@@ -80,14 +81,14 @@ class SegmentNoticesTest : public ::testing::Test {
       {.slow_nanos = 10, .lost_nanos = 100}, &tier_, &fetcher_, &sessions_, &side_, &clock_};
 };
 
-using Heard = std::pair<SideType, uint32_t>;
+using Messages = std::pair<SideType, uint32_t>;
 
 TEST_F(SegmentNoticesTest, NewClientGetsEverySegmentThenReady) {
-  ASSERT_EQ(Fill(0), DramTier::Room::kPlaced);
+  ASSERT_EQ(Fill(0), DramTier::AllocResult::kAllocated);
   const uint32_t segment = tier_.arena().Mapped().front().first;
   Client client = Join();
   notices_.Welcome(client.session);
-  EXPECT_EQ(client.Next(), Heard(SideType::kSegmentAdded, segment));
+  EXPECT_EQ(client.Next(), Messages(SideType::kSegmentAdded, segment));
   EXPECT_EQ(client.Next()->first, SideType::kReady);
   EXPECT_FALSE(client.Next().has_value());
 }
@@ -95,8 +96,8 @@ TEST_F(SegmentNoticesTest, NewClientGetsEverySegmentThenReady) {
 TEST_F(SegmentNoticesTest, ANewSegmentIsAnnouncedToAllBeforeItIsUsed) {
   Client one = Join();
   Client other = Join();
-  ASSERT_EQ(Fill(0), DramTier::Room::kPlaced);
-  const Heard added(SideType::kSegmentAdded, tier_.arena().Mapped().front().first);
+  ASSERT_EQ(Fill(0), DramTier::AllocResult::kAllocated);
+  const Messages added(SideType::kSegmentAdded, tier_.arena().Mapped().front().first);
   EXPECT_EQ(one.Next(), added);
   EXPECT_EQ(other.Next(), added);
 }
@@ -104,23 +105,23 @@ TEST_F(SegmentNoticesTest, ANewSegmentIsAnnouncedToAllBeforeItIsUsed) {
 TEST_F(SegmentNoticesTest, RetiredSegmentGoesWithItsLastMapping) {
   Client one = Join();
   Client other = Join();
-  ASSERT_EQ(Fill(0), DramTier::Room::kPlaced);
+  ASSERT_EQ(Fill(0), DramTier::AllocResult::kAllocated);
   const uint32_t segment = one.Next()->second;
   other.Next();
   // The large extent has no room beside the small ones' segment.
-  EXPECT_EQ(Fill(kLargeGid), DramTier::Room::kRetiring);
-  EXPECT_EQ(one.Next(), Heard(SideType::kSegmentRetired, segment));
-  EXPECT_EQ(other.Next(), Heard(SideType::kSegmentRetired, segment));
+  EXPECT_EQ(Fill(kLargeId), DramTier::AllocResult::kRetiring);
+  EXPECT_EQ(one.Next(), Messages(SideType::kSegmentRetired, segment));
+  EXPECT_EQ(other.Next(), Messages(SideType::kSegmentRetired, segment));
   notices_.OnUnmapped(one.session->id(), segment);
   EXPECT_NE(tier_.arena().memory(segment), nullptr) << "the other one still reads it";
   notices_.OnSessionEnd(other.session->id());
   EXPECT_EQ(tier_.arena().memory(segment), nullptr);
-  EXPECT_EQ(Fill(kLargeGid), DramTier::Room::kPlaced);
+  EXPECT_EQ(Fill(kLargeId), DramTier::AllocResult::kAllocated);
 }
 
 TEST_F(SegmentNoticesTest, WithoutClientsItGoesAtOnce) {
-  ASSERT_EQ(Fill(0), DramTier::Room::kPlaced);
-  EXPECT_EQ(Fill(kLargeGid), DramTier::Room::kPlaced);
+  ASSERT_EQ(Fill(0), DramTier::AllocResult::kAllocated);
+  EXPECT_EQ(Fill(kLargeId), DramTier::AllocResult::kAllocated);
   EXPECT_EQ(tier_.arena().retired_bytes(), 0u);
 }
 
@@ -130,8 +131,8 @@ TEST_F(SegmentNoticesTest, UnsentNoticesAreWithdrawn) {
   for (int i = 0; i < 100'000 && client.session->out.empty(); ++i)
     side_.Send(client.session, filler, nullptr);
   ASSERT_FALSE(client.session->out.empty()) << "no socket takes everything";
-  ASSERT_EQ(Fill(0), DramTier::Room::kPlaced);
-  EXPECT_EQ(Fill(kLargeGid), DramTier::Room::kPlaced) << "nobody has the first segment mapped";
+  ASSERT_EQ(Fill(0), DramTier::AllocResult::kAllocated);
+  EXPECT_EQ(Fill(kLargeId), DramTier::AllocResult::kAllocated) << "nobody has the first segment mapped";
   std::vector<uint32_t> heard;
   while (true) {
     const auto next = client.Next();
@@ -145,10 +146,10 @@ TEST_F(SegmentNoticesTest, UnsentNoticesAreWithdrawn) {
 
 TEST_F(SegmentNoticesTest, ClientThatUnmapsLateIsSlowFromItsTimeout) {
   Client client = Join();
-  ASSERT_EQ(Fill(0), DramTier::Room::kPlaced);
+  ASSERT_EQ(Fill(0), DramTier::AllocResult::kAllocated);
   const uint32_t segment = client.Next()->second;
   const int64_t retired = clock_.NowNanos();
-  EXPECT_EQ(Fill(kLargeGid), DramTier::Room::kRetiring);
+  EXPECT_EQ(Fill(kLargeId), DramTier::AllocResult::kRetiring);
   EXPECT_EQ(notices_.NextSlow(retired), retired + 10);
   EXPECT_EQ(notices_.NextSlow(retired + 10), 0) << "it is slow already";
   notices_.OnUnmapped(client.session->id(), segment);

@@ -35,7 +35,7 @@ class SideSocketsTest : public ::testing::Test {
   StoreLog log_;
   SessionTable sessions_{&log_};
   Poller poller_;
-  Store store_;
+  ExtentStore store_;
   SideSockets side_{/*boot_epoch=*/77, &poller_, &store_, &sessions_};
   FakeExtentSource source_{{}};
   UniqueFd client_;
@@ -79,21 +79,21 @@ TEST_F(SideSocketsTest, FullSocketDelaysMessagesAndKeepsTheirOrder) {
 
 TEST_F(SideSocketsTest, ClosedSocketEndsTheSessionAsLost) {
   EXPECT_FALSE(side_.Receive(session_).has_value());
-  EXPECT_TRUE(sessions_.TakeDoomed().empty()) << "it only had nothing to say";
+  EXPECT_TRUE(sessions_.TakeMarked().empty()) << "it only had nothing to say";
   client_.reset();
   EXPECT_FALSE(side_.Receive(session_).has_value());
-  const auto doomed = sessions_.TakeDoomed();
-  ASSERT_EQ(doomed.size(), 1u);
-  EXPECT_FALSE(doomed[0].misbehaved);
+  const auto marked = sessions_.TakeMarked();
+  ASSERT_EQ(marked.size(), 1u);
+  EXPECT_FALSE(marked[0].misbehaved);
 }
 
 TEST_F(SideSocketsTest, InvalidMessageEndsItAsMisbehaving) {
   ASSERT_EQ(send(client_.get(), "what", 4, 0), 4);
   EXPECT_FALSE(side_.Receive(session_).has_value());
-  sessions_.Doom(session_->id(), false, "a second reason");
-  const auto doomed = sessions_.TakeDoomed();
-  ASSERT_EQ(doomed.size(), 1u) << "once a round";
-  EXPECT_TRUE(doomed[0].misbehaved);
+  sessions_.MarkForClose(session_->id(), false, "a second reason");
+  const auto marked = sessions_.TakeMarked();
+  ASSERT_EQ(marked.size(), 1u) << "once a round";
+  EXPECT_TRUE(marked[0].misbehaved);
   EXPECT_EQ(log_.Take().size(), 1u);
 }
 

@@ -47,7 +47,7 @@ TEST_F(TransferSessionTest, TransferFillsCopiesAndReleases) {
 TEST_F(TransferSessionTest, WholeExtentIsCopiedAndReleased) {
   Start(8 * kExpert);
   Peer peer = Join();
-  const uint32_t extent = ExpertGid(1, 2) + 1;
+  const uint32_t extent = ExpertExtentId(1, 2) + 1;
   const auto whole = [&](uint64_t id, uint64_t at) {
     SubmissionEntry entry = LocalClient::FillExtent(id, extent);
     entry.opcode = Opcode::kTransferExtent;
@@ -115,8 +115,8 @@ TEST_F(TransferSessionTest, SourcesStayWhileTheyAreCopied) {
   Settle();
   Read();
   Settle();
-  EXPECT_TRUE(peer.client->Resident(ExpertGid(0, 0)));
-  EXPECT_TRUE(peer.client->Resident(ExpertGid(0, 1)));
+  EXPECT_TRUE(peer.client->Resident(ExpertExtentId(0, 0)));
+  EXPECT_TRUE(peer.client->Resident(ExpertExtentId(0, 1)));
   Arrivals();
   EXPECT_TRUE(Holds(peer, 0, 0));
   EXPECT_TRUE(Holds(peer, 0, 1, kExpert));
@@ -237,7 +237,7 @@ TEST_F(TransferSessionTest, AListIsReadOnceAndLiesAreAnsweredByName) {
   EXPECT_EQ(done->link_bytes, neurons.size() * kRowBytes * 3);
   for (uint64_t part = 0; part < kPartCount; ++part) {
     for (size_t i = 0; i < neurons.size(); ++i) {
-      EXPECT_TRUE(source_->BytesAreRight(ExpertGid(0, 0) + static_cast<uint32_t>(part),
+      EXPECT_TRUE(source_->BytesAreRight(ExpertExtentId(0, 0) + static_cast<uint32_t>(part),
                                          {peer.memory.map.data() + part * kPart + i * kRowBytes, kRowBytes},
                                          neurons[i] * kRowBytes));
     }
@@ -309,13 +309,13 @@ TEST_F(TransferSessionTest, AFailedFillIsTheTransfersFailure) {
   peer.client->Submit(Transfer(1, 0, 0));
   Settle();
   for (int attempt = 0; attempt < 2; ++attempt) {
-    reader_.CompleteAs(ExpertGid(0, 0) + 1, ReadOutcome::kCorrupt, absl::DataLossError("flipped"));
+    reader_.CompleteAs(ExpertExtentId(0, 0) + 1, ReadOutcome::kCorrupt, absl::DataLossError("flipped"));
     Settle();
   }
   Read();
   const auto done = Next(peer.client.get());
   EXPECT_EQ(CodeOf(done), absl::StatusCode::kDataLoss);
-  EXPECT_EQ(done->extent, ExpertGid(0, 0) + 1);
+  EXPECT_EQ(done->extent, ExpertExtentId(0, 0) + 1);
   EXPECT_EQ(done->link_bytes, 0u);
 }
 

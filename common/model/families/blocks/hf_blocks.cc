@@ -103,7 +103,7 @@ void SetLongRope(const RopeMembers& members, bool mscales, const char* name, Rop
 
 }  // namespace
 
-ModelConfig ReadFrame(const std::string& family, const FrameDefaults& defaults, HfFields* fields) {
+ModelConfig ReadBaseConfig(const std::string& family, const BaseDefaults& defaults, HfFields* fields) {
   ModelConfig model;
   model.family = family;
   model.vocab = fields->Number("vocab_size", 1, kMaxVocab);
@@ -255,7 +255,7 @@ MoeConfig ReadDeepseekMixture(uint32_t shared, bool norm_topk_prob, HfFields* fi
   }
   moe.norm_topk_prob = fields->Flag("norm_topk_prob", norm_topk_prob);
   moe.activation = ReadActivation(fields);
-  fields->OnlyOff("mlp_bias");
+  fields->RequireOff("mlp_bias");
   return moe;
 }
 

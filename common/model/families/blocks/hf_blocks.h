@@ -15,11 +15,11 @@ namespace sluice {
 
 // Base dimensions: vocab_size, hidden_size, num_hidden_layers, max_position_embeddings, rms_norm_eps,
 // tie_word_embeddings. Every layer starts as a default one.
-struct FrameDefaults {
+struct BaseDefaults {
   uint32_t max_position = 0;
   double epsilon = 1e-6;
 };
-ModelConfig ReadFrame(const std::string& family, const FrameDefaults& defaults, HfFields* fields);
+ModelConfig ReadBaseConfig(const std::string& family, const BaseDefaults& defaults, HfFields* fields);
 
 // Position encoding: rope_theta and rope_scaling of older files, rope_parameters of newer ones; types
 // default, linear, yarn, longrope and llama3 with the attention factors of transformers.

@@ -129,7 +129,7 @@ bool IsOff(const json& value) { return value.is_null() || (value.is_boolean() &&
 }  // namespace
 
 bool HfFields::Has(std::string_view key) {
-  Ask(key);
+  MarkRead(key);
   return object_.Has(key);
 }
 
@@ -143,7 +143,7 @@ T HfFields::Take(const absl::StatusOr<T>& value, T otherwise) {
 }
 
 uint32_t HfFields::Number(std::string_view key, uint64_t low, uint64_t high) {
-  Ask(key);
+  MarkRead(key);
   return static_cast<uint32_t>(Take(object_.Uint(key, low, high), low));
 }
 
@@ -152,7 +152,7 @@ uint32_t HfFields::Number(std::string_view key, uint64_t low, uint64_t high, uin
 }
 
 double HfFields::Real(std::string_view key, double low, double high) {
-  Ask(key);
+  MarkRead(key);
   const json* value = object_.Find(key);
   if (value != nullptr && std::isinf(NumberOf(*value))) {
     const double number = NumberOf(*value);
@@ -166,12 +166,12 @@ double HfFields::Real(std::string_view key, double low, double high, double fall
 }
 
 bool HfFields::Flag(std::string_view key, bool fallback) {
-  Ask(key);
+  MarkRead(key);
   return Take(object_.BoolOr(key, fallback), fallback);
 }
 
 std::string HfFields::Word(std::string_view key, const std::string& fallback) {
-  Ask(key);
+  MarkRead(key);
   return Take(object_.StringOr(key, fallback), fallback);
 }
 
@@ -227,19 +227,19 @@ std::vector<std::string> HfFields::Keys() const {
   return keys;
 }
 
-void HfFields::OnlyOff(std::string_view key) {
+void HfFields::RequireOff(std::string_view key) {
   if (Has(key) && !IsOff(*object_.Find(key))) Refuse(key);
 }
 
-void HfFields::OnlyWord(std::string_view key, const std::string& value) {
+void HfFields::RequireWord(std::string_view key, const std::string& value) {
   if (Word(key, value) != value) Refuse(key);
 }
 
-void HfFields::OnlyNumber(std::string_view key, double value) {
+void HfFields::RequireNumber(std::string_view key, double value) {
   if (Real(key, -1e30, 1e30, value) != value) Refuse(key);
 }
 
-void HfFields::OnlyFlag(std::string_view key, bool value) {
+void HfFields::RequireFlag(std::string_view key, bool value) {
   if (Flag(key, value) != value) Refuse(key);
 }
 
@@ -258,7 +258,8 @@ void HfFields::Refuse(std::string_view key, const std::string& what) {
 absl::Status HfFields::Finish() const {
   RETURN_IF_ERROR(status_);
   for (const auto& [key, value] : object_.value().items()) {
-    if (IsOff(value) || IsInert(key) || std::find(asked_.begin(), asked_.end(), key) != asked_.end()) {
+    if (IsOff(value) || IsInert(key) ||
+        std::find(read_keys_.begin(), read_keys_.end(), key) != read_keys_.end()) {
       continue;
     }
     return absl::UnimplementedError(absl::StrCat(object_.subject(), ": ", key.substr(0, 60), " ",

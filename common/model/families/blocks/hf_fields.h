@@ -30,7 +30,7 @@ class HfFields {
   bool IsNull(std::string_view key) const { return object_.value().contains(key) && !object_.Has(key); }
 
   // True if `key` is a whole number, for members that may have another type.
-  bool IsWhole(std::string_view key) const {
+  bool IsUnsigned(std::string_view key) const {
     return object_.Has(key) && object_.Find(key)->is_number_unsigned();
   }
 
@@ -52,12 +52,12 @@ class HfFields {
   std::vector<std::string> Keys() const;
 
   // Marks the member as read: it changes nothing here.
-  void Skip(std::string_view key) { Ask(key); }
+  void Skip(std::string_view key) { MarkRead(key); }
   // Requires the members to be absent, null or false (or equal to `value`): any other value is not supported.
-  void OnlyOff(std::string_view key);
-  void OnlyWord(std::string_view key, const std::string& value);
-  void OnlyNumber(std::string_view key, double value);
-  void OnlyFlag(std::string_view key, bool value);
+  void RequireOff(std::string_view key);
+  void RequireWord(std::string_view key, const std::string& value);
+  void RequireNumber(std::string_view key, double value);
+  void RequireFlag(std::string_view key, bool value);
 
   // Reads the object `key` with `read` if it is present; members that `read` leaves unread are refused too.
   template <typename Read>
@@ -80,7 +80,7 @@ class HfFields {
   absl::Status Finish() const;
 
  private:
-  void Ask(std::string_view key) { asked_.emplace_back(key); }
+  void MarkRead(std::string_view key) { read_keys_.emplace_back(key); }
   void Keep(const absl::Status& status) {
     if (status_.ok()) status_ = status;
   }
@@ -92,7 +92,7 @@ class HfFields {
   std::vector<T> List(std::string_view key, const char* of, const std::string& expected, const Read& read);
 
   const JsonObject& object_;
-  std::vector<std::string> asked_;
+  std::vector<std::string> read_keys_;
   absl::Status status_;
 };
 

@@ -35,7 +35,7 @@ AttentionConfig ReadLatent(const LatentDefaults& defaults, const ModelConfig& mo
   if (named != rotated && named != attention.head_dim) fields->Refuse("head_dim");
   const uint32_t both = fields->Number("qk_head_dim", 1, 2 * kMaxHeadDim, attention.head_dim);
   if (both != attention.head_dim) fields->Refuse("qk_head_dim");
-  fields->OnlyOff("attention_bias");
+  fields->RequireOff("attention_bias");
   const RopeDefaults rope_defaults = {.may_be_partial = true, .temperature = defaults.temperature};
   const RopeFields rope = ReadRope(rope_defaults, named, model.max_position, fields);
   attention.rope = rope.rope;

@@ -87,8 +87,8 @@ void LayerMapper::SharedExpert(const std::string& mlp, const FfnNames& names) {
   Ffn(mlp, names, moe().shared_width, dense::kSharedUp, dense::kSharedGate, dense::kSharedDown);
 }
 
-void LayerMapper::BesideFfn(const std::string& mlp) {
-  Ffn(mlp, {}, moe().beside_width, dense::kBesideUp, dense::kBesideGate, dense::kBesideDown);
+void LayerMapper::ParallelFfn(const std::string& mlp) {
+  Ffn(mlp, {}, moe().dense_ffn_width, dense::kParallelUp, dense::kParallelGate, dense::kParallelDown);
 }
 
 void LayerMapper::DeepseekFfn() {
@@ -156,7 +156,8 @@ void IgnorePredictionLayers(const ModelConfig& config, TensorMapper* mapper) {
   }
 }
 
-void MapEnds(const ModelConfig& config, const EndNames& names, TensorMapper* mapper) {
+void MapEmbeddingAndHead(const ModelConfig& config, const EmbeddingAndHeadNames& names,
+                         TensorMapper* mapper) {
   mapper->Dense(std::string(dense::kEmbed), mapper->Tensor(names.embed, {config.vocab, config.hidden}));
   const SourceMatrix norm = mapper->Tensor(names.norm + ".weight", {config.hidden});
   mapper->Dense(std::string(dense::kFinalNorm), names.plus_one ? PlusOne(norm) : norm);

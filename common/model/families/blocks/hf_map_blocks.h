@@ -76,7 +76,7 @@ class LayerMapper {
   // Maps `mlp`{gate,up,down}_proj.weight to dense_*, shared_* or beside_*.
   void DenseFfn(const std::string& mlp, const FfnNames& names = {});
   void SharedExpert(const std::string& mlp, const FfnNames& names = {});
-  void BesideFfn(const std::string& mlp);
+  void ParallelFfn(const std::string& mlp);
   // Maps DeepSeek's and GLM-4's tensors under "mlp.": a dense FFN, or router (with its correction), experts
   // and shared FFN.
   void DeepseekFfn();
@@ -104,13 +104,13 @@ void MapStackedInputs(const std::string& gate_up, const std::string& down, Layer
 void IgnorePredictionLayers(const ModelConfig& config, TensorMapper* mapper);
 
 // Names of embedding, final norm (with bias for layer norm) and head.
-struct EndNames {
+struct EmbeddingAndHeadNames {
   std::string embed = "model.embed_tokens.weight";
   std::string norm = "model.norm";
   std::string head = "lm_head";
   bool plus_one = false;  // the norm's weights, see LayerNormNames
 };
-void MapEnds(const ModelConfig& config, const EndNames& names, TensorMapper* mapper);
+void MapEmbeddingAndHead(const ModelConfig& config, const EmbeddingAndHeadNames& names, TensorMapper* mapper);
 
 // Calls `map` for every layer while the mapper has room for errors; `prefix` is "model.layers." in most
 // families.

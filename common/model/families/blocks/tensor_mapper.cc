@@ -74,7 +74,7 @@ SourceMatrix Scaled(SourceMatrix m, float scale) {
 }
 
 SourceMatrix Stacked(SourceMatrix first, std::vector<SourceMatrix> others) {
-  first.then = std::move(others);
+  first.more_rows = std::move(others);
   return first;
 }
 

@@ -27,13 +27,13 @@ struct SourceMatrix {
   uint32_t length = 0;
   uint32_t step = 1;  // distance from a value of a line to the next
   bool transposed = false;
-  float scale = 1;                 // factor of every value
-  float add = 0;                   // added to every value after scaling
-  std::vector<SourceMatrix> then;  // matrices of as many columns whose rows follow
+  float scale = 1;                      // factor of every value
+  float add = 0;                        // added to every value after scaling
+  std::vector<SourceMatrix> more_rows;  // matrices of as many columns whose rows follow
 
   uint32_t rows() const {
     uint32_t all = blocks * (transposed ? length : lines);
-    for (const SourceMatrix& next : then) all += next.rows();
+    for (const SourceMatrix& next : more_rows) all += next.rows();
     return all;
   }
   uint32_t cols() const { return transposed ? lines : length; }

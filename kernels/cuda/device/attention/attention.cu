@@ -214,7 +214,7 @@ cudaError_t EnqueueOf(const AttentionLaunch& launch, Launcher& launcher) {
 }  // namespace
 
 cudaError_t EnqueueAttention(const AttentionLaunch& launch, Launcher& launcher) {
-  if (launch.kv.value_dim > kMostValues || launch.kv.value_dim % 2 != 0) {
+  if (launch.kv.value_dim > kMaxValues || launch.kv.value_dim % 2 != 0) {
     return cudaErrorInvalidValue;
   }
   const cudaError_t error = launch.kv.kind == KvKind::kF32   ? EnqueueOf<KvKind::kF32>(launch, launcher)
@@ -226,7 +226,7 @@ cudaError_t EnqueueAttention(const AttentionLaunch& launch, Launcher& launcher) 
   const dim3 grid(launch.rows, launch.heads);
   return launch.kv.value_dim <= kThreads
              ? launcher.Launch(CombineSpansKernel<1>, grid, kThreads, 0, launch)
-             : launcher.Launch(CombineSpansKernel<kMostValues / kThreads>, grid, kThreads, 0, launch);
+             : launcher.Launch(CombineSpansKernel<kMaxValues / kThreads>, grid, kThreads, 0, launch);
 }
 
 }  // namespace sluice::cuda

@@ -9,11 +9,11 @@ namespace sluice::cuda::attention {
 
 constexpr unsigned kThreads = 128;
 constexpr unsigned kWarps = kThreads / kLanes;
-constexpr unsigned kRowsAWarp = 8;     // positions, four lanes each
-constexpr unsigned kStages = 4;        // tiles of V on their way
-constexpr unsigned kMostOfATile = 32;  // positions, of one page
+constexpr unsigned kRowsAWarp = 8;    // positions, four lanes each
+constexpr unsigned kStages = 4;       // tiles of V on their way
+constexpr unsigned kMaxOfATile = 32;  // positions, of one page
 constexpr unsigned kStageBytes = 8 * 1024;
-constexpr unsigned kMostValues = 512;
+constexpr unsigned kMaxValues = 512;
 // From head to head of a span's scores: four neighbouring heads of eight positions meet no bank twice.
 constexpr unsigned kScoreStride = kSpanPositions + 8;
 
@@ -96,16 +96,16 @@ struct Shape {
   static constexpr int kDim = kDim_;
   static constexpr int kSteps = kDim / static_cast<int>(kLanes);
   static constexpr int kAtOnce = kHeads == 1 ? 1 : 4;  // heads whose dots a lane makes side by side
-  static constexpr int kMostColumns = kDim > 0 ? kDim : static_cast<int>(kMostValues);
+  static constexpr int kMaxColumns = kDim > 0 ? kDim : static_cast<int>(kMaxValues);
   static constexpr int kParts = kHeads == 1 ? 1 : kDim == 64 ? 4 : 2;
   static constexpr int kPartHeads = kHeads / kParts;
   static constexpr unsigned kPairThreads = kThreads / kParts;
-  static constexpr int kPairs = (kMostColumns / 2 + kPairThreads - 1) / kPairThreads;
+  static constexpr int kPairs = (kMaxColumns / 2 + kPairThreads - 1) / kPairThreads;
   static constexpr unsigned kValueBytes = kKind == KvKind::kF32 ? 4 : kKind == KvKind::kF16 ? 2 : 1;
   // A row of V in shared memory, and positions in a tile of V: constants, so that a thread's addresses are.
-  static constexpr unsigned kRowBytes = kMostColumns * kValueBytes;
+  static constexpr unsigned kRowBytes = kMaxColumns * kValueBytes;
   static constexpr unsigned kTile =
-      kMostOfATile * kRowBytes <= kStageBytes ? kMostOfATile : kStageBytes / kRowBytes;
+      kMaxOfATile * kRowBytes <= kStageBytes ? kMaxOfATile : kStageBytes / kRowBytes;
   static constexpr unsigned kTileBytes = kTile * kRowBytes;
 };
 

@@ -121,7 +121,7 @@ __global__ void __launch_bounds__(kThreads, 2) CoefficientsKernel(ExpertsLaunch 
   const bool made = e.lead_values != nullptr;
   const bool up_made = made && e.lead == Lead::kUp;
   const bool gate_made = made && !up_made;
-  const SharedRows rows = PlacesOf(e.up, e.gate, launch.shared.room_bytes, shared);
+  const SharedRows rows = PlacesOf(e.up, e.gate, launch.shared.work_bytes, shared);
   StagePart(e.up, e.up_rounded, x, block.pair.row, rows.up, shared);
   if (rows.gate != rows.up || IsPlain(e.up.encoding)) {
     StagePart(e.gate, e.gate_rounded, x, block.pair.row, rows.gate, shared);
@@ -226,7 +226,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksOfLeads) LeadsKernel(LeadsLau
   const DeviceLead& lead = *block.lead;
   const DeviceMatrix& m = lead.lead;
   const float* const x = launch.x + block.row * launch.x_stride;
-  const SharedRows rows = PlacesOf(m, m, launch.shared.room_bytes, shared);
+  const SharedRows rows = PlacesOf(m, m, launch.shared.work_bytes, shared);
   StagePart(m, lead.rounded, x, block.row, rows.up, shared);
   const unsigned count = min(kNeurons, m.rows - first);
   if (threadIdx.x < kNeurons) {
@@ -303,8 +303,8 @@ void WidenShared(const DeviceMatrix& up, const DeviceMatrix& gate, bool rounds, 
       const bool another = rows == 0 || gate.group != up.group;
       rows += another ? StagedBytes(m->cols, m->group) : 0;
       shared->warp_sums = std::max(shared->warp_sums, DotSums(m->encoding, m->group));
-      shared->room_bytes = std::max(
-          {shared->room_bytes, 4 * kWarps * shared->warp_sums, rounds ? 4 * RoundedCodes(m->cols) : 0});
+      shared->work_bytes = std::max(
+          {shared->work_bytes, 4 * kWarps * shared->warp_sums, rounds ? 4 * RoundedCodes(m->cols) : 0});
     }
   }
   shared->row_bytes = std::max(shared->row_bytes, rows);

@@ -7,10 +7,10 @@
 namespace sluice::cuda {
 namespace {
 
-constexpr unsigned kWarps = 16;      // at most
-constexpr unsigned kMaxTile = 64;    // columns of a tile
-constexpr unsigned kMostBlocks = 4;  // of neurons, that a warp takes at once
-constexpr unsigned kFours = 4;       // and fours of neurons of each
+constexpr unsigned kWarps = 16;     // at most
+constexpr unsigned kMaxTile = 64;   // columns of a tile
+constexpr unsigned kMaxBlocks = 4;  // of neurons, that a warp takes at once
+constexpr unsigned kFours = 4;      // and fours of neurons of each
 
 // Quarters of a block of codes, 8 bytes of every row, that a tile has: rows of few bits make few tiles.
 __device__ __host__ constexpr unsigned TileQuarters(Encoding encoding) {
@@ -269,7 +269,7 @@ __device__ inline void PlainBlock(const DeviceMatrix& m, const uint8_t* place, u
 
 // Column sums over all blocks of neurons in their order, kAWarp of them a warp at once: `sum_blocks(block,
 // out)` makes those of a warp's from `block` on, and `y` is the thread's column so far.
-using TileSums = float[2][kMostBlocks * kWarps][kMaxTile];
+using TileSums = float[2][kMaxBlocks * kWarps][kMaxTile];
 template <unsigned kAWarp, typename SumBlock>
 __device__ inline float SumBlocks(unsigned blocks, bool has_column, float y, TileSums& sums,
                                   SumBlock sum_blocks) {

@@ -9,9 +9,9 @@ namespace {
 
 using namespace tiles;
 
-constexpr unsigned kMostOfAGroup = 128;
+constexpr unsigned kMaxOfAGroup = 128;
 constexpr unsigned kSortThreads = 1024;
-constexpr unsigned kMostExperts =
+constexpr unsigned kMaxTileExperts =
     3072;  // counters of 12 bytes in 48 KiB of shared memory, with room to spare
 constexpr unsigned kWarps = kThreads / kLanes;
 static_assert(kRows == kNeurons && kTokens == kTilePairs);
@@ -212,7 +212,7 @@ template <Encoding kEncoding>
 cudaError_t EnqueueTilesOf(const ExpertsLaunch& launch, Launcher& launcher) {
   constexpr auto kNumber = static_cast<unsigned>(kEncoding);
   constexpr uint64_t kShared =
-      std::max<uint64_t>(ChunkBytes(kMostOfAGroup), kWarps * (kNeurons * sizeof(float) + sizeof(NeuronList)));
+      std::max<uint64_t>(ChunkBytes(kMaxOfAGroup), kWarps * (kNeurons * sizeof(float) + sizeof(NeuronList)));
   const dim3 grid(launch.block_count, launch.max_expert_tiles);
   return launch.up_encodings.test(kNumber)
              ? launcher.Launch(ExpertTilesKernel<kNumber>, grid, kThreads, kShared, launch)
@@ -233,7 +233,7 @@ bool TakesTiles(const DeviceExpert& e) {
 
 cudaError_t EnqueueSortPairs(const ExpertsLaunch& launch, ExpertPair* pairs, ExpertTile* tiles,
                              uint32_t* tile_count, Launcher& launcher) {
-  if (launch.expert_count > kMostExperts) {
+  if (launch.expert_count > kMaxTileExperts) {
     return cudaErrorInvalidValue;
   }
   return launcher.Launch(SortPairsKernel, 1, kSortThreads, 12 * launch.expert_count, launch, pairs, tiles,

@@ -109,9 +109,9 @@ inline constexpr uint32_t BlocksOf(uint32_t neurons) { return (neurons + kNeuron
 // and behind them rows of x.
 struct CoefficientsShared {
   uint32_t warp_sums = 0;  // int32 for a warp's dots
-  uint32_t room_bytes = 0;
+  uint32_t work_bytes = 0;
   uint32_t row_bytes = 0;
-  uint32_t bytes() const { return room_bytes + row_bytes; }
+  uint32_t bytes() const { return work_bytes + row_bytes; }
   bool operator==(const CoefficientsShared& other) const = default;
 };
 

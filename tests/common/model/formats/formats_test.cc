@@ -243,13 +243,13 @@ class GptqTest : public FormatsTest {
     if (!group_of.empty()) tensors["p.g_idx"] = Raw("I32", {kIn}, group_of);
     return tensors;
   }
-  void Expect(const std::vector<float>& values, const std::vector<int32_t>& group_of, int zero_add,
+  void Expect(const std::vector<float>& values, const std::vector<int32_t>& group_of, int zero_offset,
               bool symmetric) {
     for (uint32_t r = 0; r < kIn; ++r) {
       for (uint32_t o = 0; o < kOut; ++o) {
         const uint32_t group = group_of.empty() ? r / 8 : static_cast<uint32_t>(group_of[r]);
         const int code = static_cast<int>(words_[r / 8 * kOut + o] >> 4 * (r % 8) & 15);
-        const int zero = symmetric ? 8 : static_cast<int>(zeros_[group] >> 4 * o & 15) + zero_add;
+        const int zero = symmetric ? 8 : static_cast<int>(zeros_[group] >> 4 * o & 15) + zero_offset;
         ASSERT_EQ(values[o * kIn + r], static_cast<float>(code - zero) * scales_[group * kOut + o])
             << r << " " << o;
       }
@@ -261,9 +261,9 @@ class GptqTest : public FormatsTest {
 
 TEST_F(GptqTest, StoredZerosDependOnFormatAndSymmetry) {
   const RawTensors tensors = Tensors({});
-  Quantization gptq = {.method = QuantMethod::kGptq, .group = 8, .zeros_less_one = true};
+  Quantization gptq = {.method = QuantMethod::kGptq, .group = 8, .zeros_minus_one = true};
   Expect(ReadLayer(*MustOpen(tensors, gptq), "p.weight"), {}, 1, false);
-  gptq.zeros_less_one = false;
+  gptq.zeros_minus_one = false;
   Expect(ReadLayer(*MustOpen(tensors, gptq), "p.weight"), {}, 0, false);
   gptq.symmetric = true;
   Expect(ReadLayer(*MustOpen(tensors, gptq), "p.weight"), {}, 0, true);
@@ -333,7 +333,7 @@ TEST(Quantization, ReadsTheNumbersThatTensorsDoNotTell) {
           .value(),
       (Quantization{.method = QuantMethod::kGptq, .symmetric = true}));
   EXPECT_EQ(Read(R"({"quant_method":"gptq","bits":4,"group_size":32,"dynamic":{"-:gate":{}}})").value(),
-            (Quantization{.method = QuantMethod::kGptq, .group = 32, .zeros_less_one = true}));
+            (Quantization{.method = QuantMethod::kGptq, .group = 32, .zeros_minus_one = true}));
   EXPECT_EQ(ParseModeloptQuantization(R"({"quantization":{"quant_algo":"NVFP4","group_size":16}})", "f")
                 .value()
                 .method,
