@@ -27,7 +27,7 @@ struct Options {
   std::string path;
   std::vector<uint32_t> slots;  // empty: all
   std::vector<uint32_t> windows = {32};
-  ReplayOrder order = ReplayOrder::kPinned;
+  inferd::ReplayOrder order = inferd::ReplayOrder::kPinned;
   bool json = false;
 };
 
@@ -56,7 +56,8 @@ bool Parse(int argc, char** argv, Options* options) {
       ++i;
     } else if (word == "--order" &&
                (std::strcmp(value, "pinned") == 0 || std::strcmp(value, "sequential") == 0)) {
-      options->order = std::strcmp(value, "pinned") == 0 ? ReplayOrder::kPinned : ReplayOrder::kSequential;
+      options->order =
+          std::strcmp(value, "pinned") == 0 ? inferd::ReplayOrder::kPinned : inferd::ReplayOrder::kSequential;
       ++i;
     } else if (options->path.empty() && word[0] != '-') {
       options->path = word;
@@ -68,10 +69,10 @@ bool Parse(int argc, char** argv, Options* options) {
 }
 
 template <typename Replay>
-Column Measure(const std::string& name, const Trace& trace, const std::vector<uint32_t>& slots,
+Column Measure(const std::string& name, const inferd::Trace& trace, const std::vector<uint32_t>& slots,
                const Replay& replay) {
   Column column{name, {}};
-  for (const TraceLayer& layer : trace.layers) {
+  for (const inferd::TraceLayer& layer : trace.layers) {
     if (layer.experts == 0) continue;
     std::vector<double>& row = column.rates.emplace_back();
     for (const uint32_t count : slots) row.push_back(replay(layer, std::min(count, layer.experts)).rate());
@@ -79,21 +80,21 @@ Column Measure(const std::string& name, const Trace& trace, const std::vector<ui
   return column;
 }
 
-std::vector<Column> MeasureAll(const Options& options, const Trace& trace,
+std::vector<Column> MeasureAll(const Options& options, const inferd::Trace& trace,
                                const std::vector<uint32_t>& slots) {
   std::vector<Column> columns;
-  const auto add = [&](const std::string& name, const SlotEvictionOptions& eviction) {
-    columns.push_back(Measure(name, trace, slots, [&](const TraceLayer& layer, uint32_t count) {
-      return ReplayEviction(layer, count, eviction, options.order);
+  const auto add = [&](const std::string& name, const inferd::SlotEvictionOptions& eviction) {
+    columns.push_back(Measure(name, trace, slots, [&](const inferd::TraceLayer& layer, uint32_t count) {
+      return inferd::ReplayEviction(layer, count, eviction, options.order);
     }));
   };
-  add("lru", {SlotEviction::kLru});
-  add("lfru", {SlotEviction::kLfru});
+  add("lru", {inferd::SlotEviction::kLru});
+  add("lfru", {inferd::SlotEviction::kLfru});
   for (const uint32_t window : options.windows) {
     add(absl::StrCat("score", options.windows.size() == 1 ? "" : absl::StrCat(window)),
-        {SlotEviction::kScore, window});
+        {inferd::SlotEviction::kScore, window});
   }
-  columns.push_back(Measure("oracle", trace, slots, ReplayOracle));
+  columns.push_back(Measure("oracle", trace, slots, inferd::ReplayOracle));
   return columns;
 }
 
@@ -138,12 +139,12 @@ void PrintJson(const std::vector<Column>& columns, const std::vector<uint32_t>& 
 }
 
 // Misses of a token over all layers under LRU, with as many slots in all as `share` of the experts.
-void PrintAllocation(const Trace& trace) {
+void PrintAllocation(const inferd::Trace& trace) {
   std::vector<uint32_t> experts;
   std::vector<std::vector<double>> curves;
   uint64_t all = 0;
-  for (const TraceLayer& layer : trace.layers) {
-    StackDistances distances(layer.experts);
+  for (const inferd::TraceLayer& layer : trace.layers) {
+    inferd::StackDistances distances(layer.experts);
     for (uint64_t token = 0; token < layer.tokens(); ++token) {
       const absl::Span<const uint32_t> chosen = layer.Chosen(token);
       distances.Add(std::vector<uint32_t>(chosen.rbegin(), chosen.rend()));
@@ -156,8 +157,8 @@ void PrintAllocation(const Trace& trace) {
       "\n| share of the experts | misses of a token, uniform | dp_measured | slots by layer "
       "|\n|---|---|---|---|\n");
   for (const uint64_t quarter : {1, 2, 3}) {
-    const std::vector<uint32_t> uniform = AllocateUniform(experts, all * quarter / 4);
-    const std::vector<uint32_t> measured = AllocateByCost(curves, all * quarter / 4);
+    const std::vector<uint32_t> uniform = inferd::AllocateUniform(experts, all * quarter / 4);
+    const std::vector<uint32_t> measured = inferd::AllocateByCost(curves, all * quarter / 4);
     const auto cost = [&](const std::vector<uint32_t>& slots) {
       double sum = 0;
       for (size_t i = 0; i < slots.size(); ++i) sum += curves[i][slots[i]];
@@ -169,13 +170,13 @@ void PrintAllocation(const Trace& trace) {
 }
 
 int Run(const Options& options) {
-  const absl::StatusOr<Trace> trace = ReadTrace(options.path);
+  const absl::StatusOr<inferd::Trace> trace = inferd::ReadTrace(options.path);
   if (!trace.ok()) {
     std::fprintf(stderr, "cache_replay: %s\n", std::string(trace.status().message()).c_str());
     return 1;
   }
   uint32_t most = 0;
-  for (const TraceLayer& layer : trace->layers) most = std::max(most, layer.experts);
+  for (const inferd::TraceLayer& layer : trace->layers) most = std::max(most, layer.experts);
   std::vector<uint32_t> slots = options.slots;
   for (uint32_t count = 1; options.slots.empty() && count <= most; ++count) slots.push_back(count);
   const std::vector<Column> columns = MeasureAll(options, *trace, slots);

@@ -47,8 +47,8 @@ double ReadSecondsOfTheHead() {
 
 // All bytes, all pairs of printable characters, words with and without a space before them, punctuation of
 // JSON.
-sluice::GrammarVocabulary MakeVocabulary() {
-  sluice::GrammarVocabulary vocabulary;
+sluice::inferd::GrammarVocabulary MakeVocabulary() {
+  sluice::inferd::GrammarVocabulary vocabulary;
   std::vector<std::string>& tokens = vocabulary.tokens;
   for (int byte = 0; byte < 256; ++byte) {
     tokens.push_back(std::string(1, static_cast<char>(byte)));
@@ -106,12 +106,13 @@ double Percentile(std::vector<double> values, double share) {
 }
 
 // Random answers by one matcher after the other; the time of each mask with the acceptance before it.
-void BenchMasks(const char* name, const sluice::GrammarSpec& spec,
-                const sluice::GrammarVocabulary& vocabulary) {
-  sluice::GrammarCompiler compiler(&vocabulary);
-  compiler.Compile(*sluice::SourceOf({sluice::GrammarSpec::Kind::kChoice, "", {"a"}})).IgnoreError();
+void BenchMasks(const char* name, const sluice::inferd::GrammarSpec& spec,
+                const sluice::inferd::GrammarVocabulary& vocabulary) {
+  sluice::inferd::GrammarCompiler compiler(&vocabulary);
+  compiler.Compile(*sluice::inferd::SourceOf({sluice::inferd::GrammarSpec::Kind::kChoice, "", {"a"}}))
+      .IgnoreError();
   const auto start = Clock::now();
-  const auto source = sluice::SourceOf(spec);
+  const auto source = sluice::inferd::SourceOf(spec);
   const auto constraint = compiler.Compile(*source);
   const double compile = Seconds(start);
   if (!constraint.ok()) {
@@ -124,7 +125,7 @@ void BenchMasks(const char* name, const sluice::GrammarSpec& spec,
   std::vector<uint32_t> mask;
   for (int answer = 0; answer < 20; ++answer) {
     const auto begin = Clock::now();
-    auto matcher = *sluice::GrammarMatcher::Create(*constraint, vocabulary.end_ids);
+    auto matcher = *sluice::inferd::GrammarMatcher::Create(*constraint, vocabulary.end_ids);
     bool ok = matcher->FillMask(&mask).ok();
     first.push_back(Seconds(begin));
     for (int step = 0; step < 300 && ok; ++step) {
@@ -142,14 +143,15 @@ void BenchMasks(const char* name, const sluice::GrammarSpec& spec,
 }
 
 // The engine thread's part, with a step of `step_seconds` between two tokens.
-void BenchEngineThread(const sluice::GrammarVocabulary& vocabulary, double base) {
-  sluice::GrammarManager grammars(vocabulary);
+void BenchEngineThread(const sluice::inferd::GrammarVocabulary& vocabulary, double base) {
+  sluice::inferd::GrammarManager grammars(vocabulary);
   std::mt19937 random(3);
   const double step_seconds = base;
   std::vector<double> spent;
   for (int answer = 0; answer < 3; ++answer) {
-    auto constraint = *grammars.Start({sluice::GrammarSpec::Kind::kJsonSchema, SchemaOf(50), {}}, {kEnd});
-    while (constraint->state() == sluice::GrammarConstraint::State::kPreparing) {
+    auto constraint =
+        *grammars.Start({sluice::inferd::GrammarSpec::Kind::kJsonSchema, SchemaOf(50), {}}, {kEnd});
+    while (constraint->state() == sluice::inferd::GrammarConstraint::State::kPreparing) {
     }
     for (int step = 0; step < 40; ++step) {
       auto at = Clock::now();
@@ -172,15 +174,15 @@ void BenchEngineThread(const sluice::GrammarVocabulary& vocabulary, double base)
               1600 * Percentile(spent, 0.5) / base);
 }
 
-double SampleRows(const std::vector<std::vector<float>>& rows, const sluice::SamplingParams& params,
+double SampleRows(const std::vector<std::vector<float>>& rows, const sluice::inferd::SamplingParams& params,
                   const std::vector<uint32_t>& mask) {
-  sluice::Sampler sampler(kVocab);
+  sluice::inferd::Sampler sampler(kVocab);
   double total = 0;
   int64_t checksum = 0;
   for (uint32_t row = 0; row < kRows; ++row) {
     double best = 1e9;
     for (int round = 0; round < 20; ++round) {
-      sluice::SampleInput input;
+      sluice::inferd::SampleInput input;
       input.logits = rows[row];
       input.params = &params;
       input.seed = row;
@@ -195,7 +197,7 @@ double SampleRows(const std::vector<std::vector<float>>& rows, const sluice::Sam
   return checksum == -1 ? 0 : total;
 }
 
-void BenchSampler(const sluice::GrammarVocabulary& vocabulary, double base) {
+void BenchSampler(const sluice::inferd::GrammarVocabulary& vocabulary, double base) {
   std::mt19937 random(1);
   std::normal_distribution<float> normal(0.0f, 3.0f);
   std::vector<std::vector<float>> rows(kRows, std::vector<float>(kVocab));
@@ -210,9 +212,9 @@ void BenchSampler(const sluice::GrammarVocabulary& vocabulary, double base) {
   }
   std::vector<uint32_t> few(kVocab / 32 + 1, 0);
   few[1] = 0x00ff0000;
-  sluice::SamplingParams plain;
+  sluice::inferd::SamplingParams plain;
   plain.temperature = 0.8f;
-  sluice::SamplingParams top_p = plain;
+  sluice::inferd::SamplingParams top_p = plain;
   top_p.top_p = 0.9f;
   for (const auto& [name, params] : {std::pair{"temperature", plain}, std::pair{"top-p 0.9", top_p}}) {
     const double without = SampleRows(rows, params, {});
@@ -227,8 +229,8 @@ void BenchSampler(const sluice::GrammarVocabulary& vocabulary, double base) {
 }  // namespace
 
 int main() {
-  using Kind = sluice::GrammarSpec::Kind;
-  const sluice::GrammarVocabulary vocabulary = MakeVocabulary();
+  using Kind = sluice::inferd::GrammarSpec::Kind;
+  const sluice::inferd::GrammarVocabulary vocabulary = MakeVocabulary();
   const double base = ReadSecondsOfTheHead();
   std::printf("reading the head (%.0f MB) with one thread: %.2f ms\n", kHeadBytes * 1e-6, base * 1e3);
   std::printf("%-22s %11s %11s %11s %11s %11s\n", "guide", "compile, ms", "first, us", "mask, us", "p90",

@@ -52,8 +52,8 @@ class Bench {
  public:
   Bench(uint32_t extents, SharedMemory states, SharedMemory pins)
       : states_(std::move(states)), pin_memory_(std::move(pins)), order_(extents) {
-    Populate(states_.map.data(), states_.map.bytes());
-    Populate(pin_memory_.map.data(), pin_memory_.map.bytes());
+    weightd::Populate(states_.map.data(), states_.map.bytes());
+    weightd::Populate(pin_memory_.map.data(), pin_memory_.map.bytes());
     table_ = reinterpret_cast<ResidencyEntry*>(states_.map.data());
     pins_ = reinterpret_cast<PinEntry*>(pin_memory_.map.data());
     for (uint32_t i = 0; i < extents; ++i) {
@@ -145,10 +145,10 @@ class BusyBench {
   static constexpr int kSessions = 4;
   BusyBench(uint32_t extents, SharedMemory states, std::vector<SharedMemory> pins)
       : extents_(extents), states_(std::move(states)), pin_memory_(std::move(pins)) {
-    Populate(states_.map.data(), states_.map.bytes());
+    weightd::Populate(states_.map.data(), states_.map.bytes());
     table_ = reinterpret_cast<ResidencyEntry*>(states_.map.data());
     for (SharedMemory& memory : pin_memory_) {
-      Populate(memory.map.data(), memory.map.bytes());
+      weightd::Populate(memory.map.data(), memory.map.bytes());
       pins_.push_back(reinterpret_cast<PinEntry*>(memory.map.data()));
     }
     for (uint32_t i = 0; i < extents; ++i) {

@@ -65,7 +65,7 @@ absl::Status Hash(std::span<const std::byte> bytes) {
 }
 
 // The pieces of the file as a pack's extents.
-class PieceSource final : public ExtentSource {
+class PieceSource final : public weightd::ExtentSource {
  public:
   PieceSource(std::string path, std::vector<Piece> pieces)
       : path_(std::move(path)), pieces_(std::move(pieces)) {}
@@ -73,12 +73,16 @@ class PieceSource final : public ExtentSource {
   uint32_t file_count() const override { return 1; }
   std::string file_path(uint32_t) const override { return path_; }
   uint32_t extent_count() const override { return static_cast<uint32_t>(pieces_.size()); }
-  ExtentInfo extent(uint32_t i) const override { return {0, pieces_[i].offset, pieces_[i].length, false}; }
+  weightd::ExtentInfo extent(uint32_t i) const override {
+    return {0, pieces_[i].offset, pieces_[i].length, false};
+  }
   std::string ExtentName(uint32_t i) const override { return absl::StrCat("piece ", i); }
   uint32_t layer_count() const override { return 1; }
   uint32_t expert_count(uint32_t) const override { return extent_count(); }
-  ExtentList ExpertExtents(uint32_t, uint32_t expert, PartSet) const override { return {{expert}, 1}; }
-  PartRows ExpertPart(uint32_t, uint32_t expert, Part) const override {
+  weightd::ExtentList ExpertExtents(uint32_t, uint32_t expert, PartSet) const override {
+    return {{expert}, 1};
+  }
+  weightd::PartRows ExpertPart(uint32_t, uint32_t expert, Part) const override {
     return {expert, 1, 0, pieces_[expert].length, pieces_[expert].length};
   }
   uint64_t dense_bytes() const override { return 0; }
@@ -93,23 +97,25 @@ class PieceSource final : public ExtentSource {
   const std::vector<Piece> pieces_;
 };
 
-std::unique_ptr<BlockReader> MakeReader(bool ring, const Clock* clock) {
-  const FileOpener opener = [](const std::string& path) { return OpenReadFile(path, true); };
+std::unique_ptr<weightd::BlockReader> MakeReader(bool ring, const Clock* clock) {
+  const weightd::FileOpener opener = [](const std::string& path) {
+    return weightd::OpenReadFile(path, true);
+  };
   if (!ring) {
-    PreadReader::Options options;
+    weightd::PreadReader::Options options;
     options.opener = opener;
     options.clock = clock;
-    return std::make_unique<PreadReader>(std::move(options));
+    return std::make_unique<weightd::PreadReader>(std::move(options));
   }
-  auto made = MakeReadRing(UringReader::kDepth);
+  auto made = weightd::MakeReadRing(weightd::UringReader::kDepth);
   if (!made.ok()) {
     return nullptr;
   }
-  UringReader::Options options;
+  weightd::UringReader::Options options;
   options.opener = opener;
   options.ring = *std::move(made);
   options.clock = clock;
-  return std::make_unique<UringReader>(std::move(options));
+  return std::make_unique<weightd::UringReader>(std::move(options));
 }
 
 // A BlockReader with kOutstanding jobs in it, into all buffers in turn.
@@ -118,7 +124,7 @@ class ReaderLoop {
   ReaderLoop(bool ring, const std::string& path, const ReadBuffers* buffers)
       : buffers_(buffers), reader_(MakeReader(ring, &clock_)) {
     if (reader_ != nullptr) {
-      reader_->SetSink([this](ReadResult result) {
+      reader_->SetSink([this](weightd::ReadResult result) {
         const MutexLock lock(&mutex_);
         failed_ = failed_ || !result.status.ok();
         free_.push_back(result.tag);
@@ -133,7 +139,7 @@ class ReaderLoop {
   bool ready() const { return ready_; }
   bool Read(std::span<const Piece> pieces) {
     for (const Piece& piece : pieces) {
-      ReadJob job;
+      weightd::ReadJob job;
       job.tag = Take();
       job.offset = piece.offset;
       job.length = piece.length;
@@ -165,26 +171,26 @@ class ReaderLoop {
   std::deque<uint64_t> free_ ABSL_GUARDED_BY(mutex_);
   bool failed_ ABSL_GUARDED_BY(mutex_) = false;
   bool ready_ = false;
-  std::unique_ptr<BlockReader> reader_;  // last: its threads use the others
+  std::unique_ptr<weightd::BlockReader> reader_;  // last: its threads use the others
 };
 
 // A store that holds an eighth of the file, asked for extents in an order in which none is there.
 class StoreLoop {
  public:
   StoreLoop(bool ring, const std::string& path, const std::vector<Piece>& pieces) {
-    WeightStoreOptions options;
+    weightd::WeightStoreOptions options;
     options.dram_budget = kStoreBudget;
     options.uring = ring;
     options.attach_timeout_ms = 0;  // there is no side socket
-    auto store = WeightStore::Create(std::move(options));
+    auto store = weightd::WeightStore::Create(std::move(options));
     if (!store.ok()) {
       return;
     }
     store_ = *std::move(store);
-    SessionParams params;
+    weightd::SessionParams params;
     params.packs = {*store_->AddSource(std::make_unique<PieceSource>(path, pieces))};
-    client_ = std::make_unique<LocalClient>(
-        *store_->Look(&StoreCore::Local, store_->Control(&StoreCore::OpenSession, params)->session));
+    client_ = std::make_unique<LocalClient>(*store_->Look(
+        &weightd::StoreCore::Local, store_->Control(&weightd::StoreCore::OpenSession, params)->session));
   }
   bool ready() const { return client_ != nullptr; }
   bool Read(size_t first, size_t count) {
@@ -210,7 +216,7 @@ class StoreLoop {
     client_->Reap();
     return true;
   }
-  std::unique_ptr<WeightStore> store_;
+  std::unique_ptr<weightd::WeightStore> store_;
   std::unique_ptr<LocalClient> client_;
   uint64_t id_ = 0;
 };

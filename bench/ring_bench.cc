@@ -21,19 +21,19 @@ namespace {
 constexpr int kRounds = 15;
 
 int Main() {
-  WeightStoreOptions options;
+  weightd::WeightStoreOptions options;
   options.dram_budget = 64 * 1024 * 1024;
   options.attach_timeout_ms = 0;
-  auto store =
-      WeightStore::Create(options, std::make_unique<FakeBlockReader>(FakeBlockReader::Mode::kImmediate));
+  auto store = weightd::WeightStore::Create(
+      options, std::make_unique<FakeBlockReader>(FakeBlockReader::Mode::kImmediate));
   if (!store.ok()) {
     std::fprintf(stderr, "%s\n", store.status().ToString().c_str());
     return 1;
   }
-  SessionParams params;
+  weightd::SessionParams params;
   params.packs = {*(*store)->AddSource(std::make_unique<FakeExtentSource>(FakeExtentSource::Shape{}))};
-  LocalClient client(
-      *(*store)->Look(&StoreCore::Local, (*store)->Control(&StoreCore::OpenSession, params)->session));
+  LocalClient client(*(*store)->Look(&weightd::StoreCore::Local,
+                                     (*store)->Control(&weightd::StoreCore::OpenSession, params)->session));
   uint64_t id = 0;
   const auto request = [&client, &id](SubmissionEntry entry) {
     entry.id = ++id;

@@ -38,7 +38,7 @@ double ReadSecondsOfTheHead() {
 
 struct Workload {
   const char* name;
-  sluice::SamplingParams params;
+  sluice::inferd::SamplingParams params;
 };
 
 }  // namespace
@@ -55,22 +55,22 @@ int main() {
       row[random() % kVocab] = 14.0f + normal(random);
     }
   }
-  sluice::TokenCounts counts;
+  sluice::inferd::TokenCounts counts;
   counts.Reserve(4096);
   for (int i = 0; i < 2000; ++i) {
     counts.AddGenerated(static_cast<int32_t>(random() % kVocab));
   }
-  sluice::SamplingParams greedy;
+  sluice::inferd::SamplingParams greedy;
   greedy.repetition_penalty = 1.1f;
-  sluice::SamplingParams plain;
+  sluice::inferd::SamplingParams plain;
   plain.temperature = 0.8f;
-  sluice::SamplingParams top_k = plain;
+  sluice::inferd::SamplingParams top_k = plain;
   top_k.top_k = 40;
-  sluice::SamplingParams top_p = plain;
+  sluice::inferd::SamplingParams top_p = plain;
   top_p.top_p = 0.9f;
-  sluice::SamplingParams min_p = plain;
+  sluice::inferd::SamplingParams min_p = plain;
   min_p.min_p = 0.05f;
-  sluice::SamplingParams all = top_p;
+  sluice::inferd::SamplingParams all = top_p;
   all.top_k = 100;
   all.min_p = 0.02f;
   all.repetition_penalty = 1.1f;
@@ -79,14 +79,14 @@ int main() {
   const double base = ReadSecondsOfTheHead();
   std::printf("reading the head (%.0f MB) with one thread: %.2f ms\n", kHeadBytes * 1e-6, base * 1e3);
   std::printf("%-16s %12s %14s\n", "workload", "16 rows, ms", "share of base");
-  sluice::Sampler sampler(kVocab);
+  sluice::inferd::Sampler sampler(kVocab);
   for (const Workload& workload : workloads) {
     double total = 0;  // over the rows, of each row's best
     int64_t checksum = 0;
     for (uint32_t row = 0; row < kRows; ++row) {
       double best = 1e9;
       for (int round = 0; round < 20; ++round) {
-        sluice::SampleInput input;
+        sluice::inferd::SampleInput input;
         input.logits = rows[row];
         input.params = &workload.params;
         input.seed = row;

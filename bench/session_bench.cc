@@ -31,7 +31,8 @@ constexpr int kRounds = 15;
 constexpr int kLeasesPerTrip = 1000;
 constexpr absl::Duration kPatience = absl::Seconds(30);
 
-absl::StatusOr<std::unique_ptr<SessionWeightClient>> Start(const TempDir& folder, WeightdProcess* weightd) {
+absl::StatusOr<std::unique_ptr<inferd::SessionWeightClient>> Start(const TempDir& folder,
+                                                                   WeightdProcess* weightd) {
   TinyModelSpec spec;
   spec.hidden = 32;
   spec.layers = 8;
@@ -40,12 +41,12 @@ absl::StatusOr<std::unique_ptr<SessionWeightClient>> Start(const TempDir& folder
   RETURN_IF_ERROR(WriteTinyModel(spec, folder.File("model")));
   RETURN_IF_ERROR(PackModel(folder.File("model"), folder.File("pack"), {}, {}, nullptr).status());
   weightd->Start();
-  SessionWeightClientOptions options;
+  inferd::SessionWeightClientOptions options;
   options.socket = weightd->socket();
   options.pack_dir = folder.File("pack");
-  ASSIGN_OR_RETURN(auto client, SessionWeightClient::Connect(options, absl::Now() + kPatience));
+  ASSIGN_OR_RETURN(auto client, inferd::SessionWeightClient::Connect(options, absl::Now() + kPatience));
   for (uint32_t extent = 0; extent < client->pack().extent_count(); ++extent) {
-    ExtentLease lease;
+    inferd::ExtentLease lease;
     RETURN_IF_ERROR(FetchAndLease(client.get(), extent + 1, extent, &lease));
     client->Release(extent, 1);
   }
@@ -60,7 +61,7 @@ int Main() {
     std::fprintf(stderr, "%s\n%s", started.status().ToString().c_str(), weightd.log().c_str());
     return 1;
   }
-  SessionWeightClient& client = **started;
+  inferd::SessionWeightClient& client = **started;
   const auto stub = v1::WeightService::NewStub(
       grpc::CreateChannel("unix:" + weightd.socket(), grpc::InsecureChannelCredentials()));
   std::mt19937 random(1);
@@ -73,7 +74,7 @@ int Main() {
     ++id;
     if (!client.Submit(ExtentRequest(id, random() % extents)).ok()) return false;
     size_t done = 0;
-    while ((done = client.Poll([](const FetchCompletion&) {})) == 0) {
+    while ((done = client.Poll([](const inferd::FetchCompletion&) {})) == 0) {
       if (!client.Wait(absl::InfiniteFuture()).ok()) return false;
     }
     return done == 1;
@@ -87,7 +88,7 @@ int Main() {
     for (uint32_t& extent : order) extent = random() % extents;
   };
   const auto lease = [&] {
-    ExtentLease held;
+    inferd::ExtentLease held;
     bool ok = true;
     for (const uint32_t extent : order) {
       ok = client.TryLease(extent, &held) && ok;

@@ -122,7 +122,7 @@ int Main(const std::string& folder, bool uring, bench::Results* results) {
   shape.experts = kExperts;
   shape.part_bytes = kMiB;
   auto source = std::make_unique<FakeExtentSource>(shape);
-  WeightStoreOptions options;
+  weightd::WeightStoreOptions options;
   options.dram_budget = source->file_bytes() / 8;
   options.uring = uring;
   options.attach_timeout_ms = 0;
@@ -130,7 +130,7 @@ int Main(const std::string& folder, bool uring, bench::Results* results) {
     std::perror(shape.path.c_str());
     return 1;
   }
-  auto store = WeightStore::Create(options);
+  auto store = weightd::WeightStore::Create(options);
   if (!store.ok()) {
     std::fprintf(stderr, "%s\n", store.status().ToString().c_str());
     return 1;
@@ -141,16 +141,16 @@ int Main(const std::string& folder, bool uring, bench::Results* results) {
     std::fprintf(stderr, "%s\n", pack.status().ToString().c_str());
     return 1;
   }
-  SessionParams params;
+  weightd::SessionParams params;
   params.packs = {*pack};
-  const auto one = (*store)->Control(&StoreCore::OpenSession, params);
-  const auto two = (*store)->Control(&StoreCore::OpenSession, params);
+  const auto one = (*store)->Control(&weightd::StoreCore::OpenSession, params);
+  const auto two = (*store)->Control(&weightd::StoreCore::OpenSession, params);
   if (!one.ok() || !two.ok()) {
     std::fprintf(stderr, "no session\n");
     return 1;
   }
-  LocalClient demand(*(*store)->Look(&StoreCore::Local, one->session));
-  LocalClient prefetch(*(*store)->Look(&StoreCore::Local, two->session));
+  LocalClient demand(*(*store)->Look(&weightd::StoreCore::Local, one->session));
+  LocalClient prefetch(*(*store)->Look(&weightd::StoreCore::Local, two->session));
   std::atomic<bool> flood{false};
   std::atomic<bool> stop{false};
   std::thread flooding([&] { Flood(&prefetch, &flood, &stop); });
@@ -161,7 +161,7 @@ int Main(const std::string& folder, bool uring, bench::Results* results) {
   if (!ok) {
     return 1;
   }
-  const StoreStats stats = (*store)->Look(&StoreCore::Stats);
+  const weightd::StoreStats stats = (*store)->Look(&weightd::StoreCore::Stats);
   std::printf("%s, demands of 3 MiB, %zu alone, %zu beside a flood (%llu MiB read)\n",
               stats.io_engine.c_str(), latencies.alone.size(), latencies.beside.size(),
               static_cast<unsigned long long>(stats.bytes_read / kMiB));

@@ -51,11 +51,11 @@ class StoreBench {
  public:
   static std::unique_ptr<StoreBench> Make(int threads, double gbps, double latency_us) {
     auto bench = std::make_unique<StoreBench>();
-    WeightStoreOptions options;
+    weightd::WeightStoreOptions options;
     options.dram_budget = (kExperts + 8) * kExpert;
     options.copy_threads = threads;
-    auto store =
-        WeightStore::Create(options, std::make_unique<FakeBlockReader>(FakeBlockReader::Mode::kImmediate));
+    auto store = weightd::WeightStore::Create(
+        options, std::make_unique<FakeBlockReader>(FakeBlockReader::Mode::kImmediate));
     if (!store.ok()) {
       std::printf("%s\n", store.status().ToString().c_str());
       return nullptr;
@@ -170,9 +170,9 @@ class StoreBench {
   // A session with a slab on a link of its own.
   bool Open(uint32_t pack, double gbps, double latency_us) {
     auto memory = CreateSharedMemory("slab", kSlots * kExpert, PeerAccess::kReadWrite);
-    SessionParams params;
+    weightd::SessionParams params;
     params.packs = {pack};
-    const auto session = store_->Control(&StoreCore::OpenSession, params);
+    const auto session = store_->Control(&weightd::StoreCore::OpenSession, params);
     if (!session.ok() || !memory.ok()) {
       std::printf("%s %s\n", session.status().ToString().c_str(), memory.status().ToString().c_str());
       return false;
@@ -181,12 +181,12 @@ class StoreBench {
     std::memset(slab_.map.data(), 1, slab_.map.bytes());
     auto slab = HostSlab::Map(slab_.fd.get(), slab_.map.bytes());
     if (!slab.ok() || !store_
-                           ->Control(&StoreCore::AddSlab, session->session, 0, *std::move(slab),
+                           ->Control(&weightd::StoreCore::AddSlab, session->session, 0, *std::move(slab),
                                      MakeLinkRate(gbps, latency_us))
                            .ok()) {
       return false;
     }
-    client_ = std::make_unique<LocalClient>(*store_->Look(&StoreCore::Local, session->session));
+    client_ = std::make_unique<LocalClient>(*store_->Look(&weightd::StoreCore::Local, session->session));
     MakeList();
     return true;
   }
@@ -212,11 +212,12 @@ class StoreBench {
   const std::byte* Source(uint32_t number, uint64_t offset) {
     const auto extent = static_cast<uint32_t>(number % kExperts * 3 + offset / kPart);
     const uint64_t place = client_->session().packs[0].residency[extent].place.load();
-    return store_->Look(&StoreCore::SegmentData, PlaceSegment(place)) + PlaceOffset(place) + offset % kPart;
+    return store_->Look(&weightd::StoreCore::SegmentData, PlaceSegment(place)) + PlaceOffset(place) +
+           offset % kPart;
   }
 
   SharedMemory slab_;
-  std::shared_ptr<WeightStore> store_;
+  std::shared_ptr<weightd::WeightStore> store_;
   std::unique_ptr<LocalClient> client_;
   uint32_t listed_ = 0;
   uint64_t id_ = 0;

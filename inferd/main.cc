@@ -19,7 +19,7 @@
 #include "inferd/daemon/inferd_options.h"
 #include "spdlog/logger.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 constexpr int kFailed = 1;
@@ -155,10 +155,10 @@ int Run(const InferdCommand& command, int argc, const char* const* argv, spdlog:
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::inferd
 
 int main(int argc, char** argv) {
-  const sluice::InferdCommand command = sluice::ParseInferdCommand(argc, argv);
+  const sluice::inferd::InferdCommand command = sluice::inferd::ParseInferdCommand(argc, argv);
   if (command.exit_code.has_value()) {
     return *command.exit_code;
   }

@@ -38,7 +38,7 @@ absl::StatusOr<PresetPlan> PlanFrom(const CommonOptions& common, const CompareOp
   }
   std::vector<std::string> presets = SplitList(common.preset.value_or("all"));
   if (presets == std::vector<std::string>{"all"}) {
-    presets = PresetNames();
+    presets = inferd::PresetNames();
   }
   if (presets.empty()) {
     return absl::InvalidArgumentError(absl::StrCat("--preset '", *common.preset, "' names none"));

@@ -58,8 +58,9 @@ double LinkRate(const Launcher& launcher) {
     gbps = 0;
   }
   if (launcher.server_option("clock") == "virtual") {
-    const absl::StatusOr<VirtualCosts> costs = ParseVirtualCosts(launcher.server_option("virtual-costs"));
-    gbps = costs.ok() ? VirtualLinkGbps(*costs, gbps, launcher.pack().config()) : gbps;
+    const absl::StatusOr<inferd::VirtualCosts> costs =
+        inferd::ParseVirtualCosts(launcher.server_option("virtual-costs"));
+    gbps = costs.ok() ? inferd::VirtualLinkGbps(*costs, gbps, launcher.pack().config()) : gbps;
   }
   return gbps * 1e9;
 }
@@ -202,7 +203,7 @@ std::string ReasonOf(const absl::Status& status) {
   return std::string(absl::StripAsciiWhitespace(line));
 }
 
-PolicyOverrides OverridesOf(const CommonOptions& options) {
+inferd::PolicyOverrides OverridesOf(const CommonOptions& options) {
   return {.sparsity = options.sparsity.value_or(""),
           .sparsity_scope = options.sparsity_scope.value_or(""),
           .sparsity_target = options.sparsity_target.value_or(-1),
@@ -214,8 +215,9 @@ absl::StatusOr<PresetResult> RunRow(const CommandContext& context, const PresetB
                                     const CommonOptions& options) {
   PresetResult result;
   {
-    ASSIGN_OR_RETURN(const DeviceKind device, DeviceFromName(options.device.value_or("host")));
-    const absl::Status refused = PoliciesOf(*options.preset, OverridesOf(options), device).status();
+    ASSIGN_OR_RETURN(const inferd::DeviceKind device,
+                     inferd::DeviceFromName(options.device.value_or("host")));
+    const absl::Status refused = inferd::PoliciesOf(*options.preset, OverridesOf(options), device).status();
     absl::StatusOr<std::unique_ptr<Launcher>> launcher =
         refused.ok() ? Launcher::Launch(context, options, /*json=*/true) : refused;
     if (!launcher.ok() && IsRefusal(launcher.status())) {

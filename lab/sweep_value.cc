@@ -23,8 +23,9 @@ absl::StatusOr<CommonOptions> WithSweepValue(const CommonOptions& options, const
   if (is_cost) {
     return swept;
   }
-  const absl::Span<const PolicyKey> keys = PolicyKeys();
-  if (std::any_of(keys.begin(), keys.end(), [&name](const PolicyKey& key) { return name == key.name; })) {
+  const absl::Span<const inferd::PolicyKey> keys = inferd::PolicyKeys();
+  if (std::any_of(keys.begin(), keys.end(),
+                  [&name](const inferd::PolicyKey& key) { return name == key.name; })) {
     swept.policy.push_back(absl::StrCat(name, "=", value));
     return swept;
   }

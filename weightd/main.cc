@@ -22,7 +22,7 @@
 #include "weightd/daemon/weightd_options.h"
 #include "weightd/daemon/weightd_server.h"
 
-namespace sluice {
+namespace sluice::weightd {
 namespace {
 
 constexpr int kFailed = 1;
@@ -163,10 +163,10 @@ int Serve(const WeightdOptions& options, int argc, const char* const* argv, spdl
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::weightd
 
 int main(int argc, char** argv) {
-  const sluice::WeightdCommand command = sluice::ParseWeightdCommand(argc, argv);
+  const sluice::weightd::WeightdCommand command = sluice::weightd::ParseWeightdCommand(argc, argv);
   if (command.exit_code.has_value()) {
     return *command.exit_code;
   }

@@ -37,17 +37,18 @@ T Value(absl::StatusOr<T> value) {
 void Run(const std::string& pack, uint32_t tokens, bool counts) {
   cuda_fake::ResetFake({.seed = 2, .counts = counts});
   std::unique_ptr<FakeWeightClient> client = Value(FakeWeightClient::Open(pack, {}));
-  EngineOptions options;
+  inferd::EngineOptions options;
   options.parallel = 1;
-  const EnginePlan plan = Value(PlanEngine(options, client->pack().config()));
-  RequestRegistry registry(options.queue);
-  std::unique_ptr<EngineCore> core =
-      Value(EngineCore::Create(plan, Value(ChoosePoliciesFor(options, client->pack())), client.get(),
-                               ComputeDevices{Value(CreateCudaBackend(plan.backend)), nullptr}, &registry));
-  const GenerateSpec spec = GreedySpec("r", {4, 5, 6}, tokens + 1);
+  const inferd::EnginePlan plan = Value(inferd::PlanEngine(options, client->pack().config()));
+  inferd::RequestRegistry registry(options.queue);
+  std::unique_ptr<inferd::EngineCore> core = Value(inferd::EngineCore::Create(
+      plan, Value(inferd::ChoosePoliciesFor(options, client->pack())), client.get(),
+      inferd::ComputeDevices{Value(CreateCudaBackend(plan.backend)), nullptr}, &registry));
+  const inferd::GenerateSpec spec = GreedySpec("r", {4, 5, 6}, tokens + 1);
   auto sink = std::make_shared<CollectingSink>();
-  core->Add(std::make_unique<GenerateSequence>(Value(registry.Enter(spec.request_id, 1, 1)), spec, sink,
-                                               absl::Now(), 5, client->pack().config().eos_ids, nullptr));
+  core->Add(std::make_unique<inferd::GenerateSequence>(Value(registry.Enter(spec.request_id, 1, 1)), spec,
+                                                       sink, absl::Now(), 5, client->pack().config().eos_ids,
+                                                       nullptr));
   while (sink->ids().empty()) {
     core->Step(absl::Now());
   }

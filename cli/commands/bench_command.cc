@@ -141,7 +141,8 @@ class Explainer {
 
   absl::StatusOr<Explanation> Of(const BenchResult& result) const {
     const ModelConfig& config = facts_.config;
-    const ExplainRows rows = RowsOf(result.test, MaxExperts(config), LargestTopK(config), chunk_);
+    const ExplainRows rows =
+        RowsOf(result.test, inferd::MaxExperts(config), inferd::LargestTopK(config), chunk_);
     ExplainRates rates;
     rates.read = read_;
     ASSIGN_OR_RETURN(const ProductRates products,
@@ -169,9 +170,9 @@ absl::StatusOr<int> Bench(const CommandContext& context, const Options& o,
     return absl::InvalidArgumentError(absl::StrCat("--preset '", *o.common.preset, "' names none"));
   }
   // A preset that cannot run is told before the others take their time.
-  ASSIGN_OR_RETURN(const DeviceKind device, DeviceFromName(o.common.device.value_or("host")));
+  ASSIGN_OR_RETURN(const inferd::DeviceKind device, inferd::DeviceFromName(o.common.device.value_or("host")));
   for (const std::string& preset : presets) {
-    RETURN_IF_ERROR(PoliciesOf(preset, {.policy = o.common.policy}, device).status());
+    RETURN_IF_ERROR(inferd::PoliciesOf(preset, {.policy = o.common.policy}, device).status());
   }
   for (const std::string& preset : presets) {
     const CommonOptions options = ServerOptions(o, tests, preset);

@@ -79,7 +79,7 @@ absl::StatusOr<MemoryRequest> RequestOf(const Options& o) {
   request.threads =
       static_cast<uint32_t>(o.threads.value_or(std::max(1u, std::thread::hardware_concurrency())));
   request.dram_budget = o.dram_budget;
-  ASSIGN_OR_RETURN(request.engine.device, DeviceFromName(o.device.value_or("host")));
+  ASSIGN_OR_RETURN(request.engine.device, inferd::DeviceFromName(o.device.value_or("host")));
   request.device_budget = o.device_budget.value_or(0);
   request.engine.context = static_cast<uint32_t>(o.context.value_or(0));
   request.engine.parallel = static_cast<uint32_t>(o.parallel.value_or(request.engine.parallel));

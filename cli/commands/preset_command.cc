@@ -14,7 +14,7 @@ namespace sluice::cli {
 namespace {
 
 std::string SummaryOf(const std::string& name) {
-  for (const PresetSummary& preset : Presets()) {
+  for (const inferd::PresetSummary& preset : inferd::Presets()) {
     if (preset.name == name) {
       return preset.summary;
     }
@@ -22,9 +22,9 @@ std::string SummaryOf(const std::string& name) {
   return "";
 }
 
-Json Names(const Policies& policies, bool kept) {
+Json Names(const inferd::Policies& policies, bool kept) {
   Json names = Json::Array();
-  for (const PolicyPromise& promise : Promises(policies)) {
+  for (const inferd::PolicyPromise& promise : inferd::Promises(policies)) {
     if (promise.kept == kept) {
       names.Append(promise.what);
     }
@@ -33,33 +33,33 @@ Json Names(const Policies& policies, bool kept) {
 }
 
 // The reason why this build cannot run the policies, "" if it can.
-std::string Hindrance(const Policies& policies, DeviceKind device) {
-  return std::string(CheckPolicies(policies, device).message());
+std::string Hindrance(const inferd::Policies& policies, inferd::DeviceKind device) {
+  return std::string(inferd::CheckPolicies(policies, device).message());
 }
 
-Json PresetJson(const Policies& policies, DeviceKind device) {
+Json PresetJson(const inferd::Policies& policies, inferd::DeviceKind device) {
   Json words = Json::Object();
-  for (const PolicyWord& word : Describe(policies)) {
+  for (const inferd::PolicyWord& word : inferd::Describe(policies)) {
     words.Set(word.name, word.value);
   }
   return Json::Object()
       .Set("name", policies.preset)
-      .Set("default", policies.preset == Presets().front().name)
+      .Set("default", policies.preset == inferd::Presets().front().name)
       .Set("summary", SummaryOf(policies.preset))
       .Set("policies", std::move(words))
-      .Set("model_tokens", KeepsModelTokens(policies))
+      .Set("model_tokens", inferd::KeepsModelTokens(policies))
       .Set("independent_of", Names(policies, true))
       .Set("dependent_on", Names(policies, false))
       .Set("refused", Hindrance(policies, device));
 }
 
-std::string PromiseText(const Policies& policies) {
+std::string PromiseText(const inferd::Policies& policies) {
   std::string kept;
   std::string broken;
-  for (const PolicyPromise& promise : Promises(policies)) {
+  for (const inferd::PolicyPromise& promise : inferd::Promises(policies)) {
     absl::StrAppend(promise.kept ? &kept : &broken, "  ", promise.what, "\n");
   }
-  std::string text = KeepsModelTokens(policies)
+  std::string text = inferd::KeepsModelTokens(policies)
                          ? ""
                          : "\ntokens are not the model's own: what is left out or exchanged is lost\n";
   if (!kept.empty()) {
@@ -71,12 +71,13 @@ std::string PromiseText(const Policies& policies) {
   return absl::StrCat(text, "between devices or instruction sets: within a tolerance\n");
 }
 
-std::string PresetText(const Policies& policies, DeviceKind device, const std::string& device_name) {
-  const bool is_default = policies.preset == Presets().front().name;
+std::string PresetText(const inferd::Policies& policies, inferd::DeviceKind device,
+                       const std::string& device_name) {
+  const bool is_default = policies.preset == inferd::Presets().front().name;
   std::string text =
       absl::StrCat(policies.preset, is_default ? " (default): " : ": ", SummaryOf(policies.preset),
                    "\n\npolicies on device ", device_name, " (--policy NAME=VALUE changes one):\n");
-  for (const PolicyWord& word : Describe(policies)) {
+  for (const inferd::PolicyWord& word : inferd::Describe(policies)) {
     absl::StrAppend(&text, "  ", word.name, std::string(24 - word.name.size(), ' '), word.value, "\n");
   }
   const std::string hindrance = Hindrance(policies, device);
@@ -88,24 +89,24 @@ std::string PresetText(const Policies& policies, DeviceKind device, const std::s
 
 std::string ListText() {
   std::string text;
-  for (const PresetSummary& preset : Presets()) {
+  for (const inferd::PresetSummary& preset : inferd::Presets()) {
     absl::StrAppend(&text, preset.name, std::string(14 - std::min<size_t>(13, preset.name.size()), ' '),
-                    preset.summary, preset.name == Presets().front().name ? " (default)\n" : "\n");
+                    preset.summary, preset.name == inferd::Presets().front().name ? " (default)\n" : "\n");
   }
   return text;
 }
 
 // The choice of `auto` for a pack on this machine.
-absl::StatusOr<AutoChoice> ChooseFor(const std::string& pack_dir, DeviceKind device, uint64_t budget,
-                                     double link_gbps, double quality_bound) {
+absl::StatusOr<inferd::AutoChoice> ChooseFor(const std::string& pack_dir, inferd::DeviceKind device,
+                                             uint64_t budget, double link_gbps, double quality_bound) {
   ASSIGN_OR_RETURN(const std::unique_ptr<Pack> pack, Pack::Open(pack_dir));
-  ASSIGN_OR_RETURN(const MachineRates machine, MeasureMachine(/*threads=*/0));
-  AutoSetup setup;
+  ASSIGN_OR_RETURN(const inferd::MachineRates machine, inferd::MeasureMachine(/*threads=*/0));
+  inferd::AutoSetup setup;
   setup.device = device;
   setup.budget = budget;
   setup.quality_bound = quality_bound;
   setup.link_seconds = link_gbps > 0 ? 1 / (link_gbps * 1e9) : 0;
-  return ChoosePolicies(AutoFactsOf(setup, *pack, machine));
+  return inferd::ChoosePolicies(inferd::AutoFactsOf(setup, *pack, machine));
 }
 
 std::string ReasonText(const std::vector<std::string>& reasons) {
@@ -143,29 +144,29 @@ int RunPreset(const CommandContext&, const std::vector<std::string>& args) {
     return *exit_code;
   }
   if (action == "list" && names.empty()) {
-    return json ? PrintJson(Json::Object().Set("presets", PresetNames())) : Print(ListText());
+    return json ? PrintJson(Json::Object().Set("presets", inferd::PresetNames())) : Print(ListText());
   }
   if (action != "show" || names.size() != 1) {
     return parser.UsageError("expected `list` or `show NAME`");
   }
-  PolicyOverrides overrides;
+  inferd::PolicyOverrides overrides;
   overrides.policy = policy;
-  absl::StatusOr<Policies> policies =
-      UncheckedPolicies(names[0], overrides, DeviceFromName(device.value_or("host")).value());
+  absl::StatusOr<inferd::Policies> policies =
+      inferd::UncheckedPolicies(names[0], overrides, inferd::DeviceFromName(device.value_or("host")).value());
   if (!policies.ok() && !device.has_value()) {  // one that host has nothing of
     device = "sim";
-    policies = UncheckedPolicies(names[0], overrides, DeviceKind::kSim);
+    policies = inferd::UncheckedPolicies(names[0], overrides, inferd::DeviceKind::kSim);
   }
   if (!policies.ok()) {
     return Fail("sluice preset", policies.status(), json);
   }
   const std::string name = device.value_or("host");
-  const DeviceKind kind = DeviceFromName(name).value();
+  const inferd::DeviceKind kind = inferd::DeviceFromName(name).value();
   std::vector<std::string> reasons;
   if (names[0] == "auto" && !pack.empty()) {
-    absl::StatusOr<AutoChoice> choice =
+    absl::StatusOr<inferd::AutoChoice> choice =
         ChooseFor(pack, kind, budget.value_or(0), link_gbps.value_or(0), policies->quality_bound);
-    if (choice.ok()) policies = WithOverrides(std::move(choice->policies), overrides);
+    if (choice.ok()) policies = inferd::WithOverrides(std::move(choice->policies), overrides);
     if (!choice.ok() || !policies.ok()) {
       return Fail("sluice preset", choice.ok() ? policies.status() : choice.status(), json);
     }

@@ -126,7 +126,7 @@ absl::StatusOr<QualityPlan> PlanFrom(const Options& o) {
     }
     // Presets and recipes are looked at now, not after the rows before them.
     for (const std::string& preset : presets) {
-      RETURN_IF_ERROR(PoliciesOf(preset, {}, DeviceKind::kHost).status());
+      RETURN_IF_ERROR(inferd::PoliciesOf(preset, {}, inferd::DeviceKind::kHost).status());
     }
     std::vector<QualityRecipe> recipes;
     for (const std::string& word : SplitList(o.recipes)) {

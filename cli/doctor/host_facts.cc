@@ -100,7 +100,7 @@ KernelFacts ReadKernelFacts() {
   KernelFacts facts;
   facts.memlock_bytes = SoftLimit(RLIMIT_MEMLOCK);
   facts.open_files = SoftLimit(RLIMIT_NOFILE);
-  facts.io_uring_errno = TryReadRing();
+  facts.io_uring_errno = weightd::TryReadRing();
   facts.pidfd_errno = ProbePidfd();
   ProbeSharedMemory(&facts);
   facts.thp = FirstLine("/sys/kernel/mm/transparent_hugepage/enabled");

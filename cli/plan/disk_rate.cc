@@ -37,20 +37,23 @@ constexpr uint64_t kLargestRequest = 16ull << 20;
 constexpr uint64_t kBufferBytes = 64ull << 20;
 constexpr absl::Duration kMeasure = absl::Milliseconds(600);
 
-std::unique_ptr<BlockReader> MakeReader(const Clock* clock, bool direct) {
-  const FileOpener opener = [direct](const std::string& path) { return OpenReadFile(path, direct); };
-  absl::StatusOr<std::unique_ptr<ReadRing>> ring = MakeReadRing(UringReader::kDepth);
+std::unique_ptr<weightd::BlockReader> MakeReader(const Clock* clock, bool direct) {
+  const weightd::FileOpener opener = [direct](const std::string& path) {
+    return weightd::OpenReadFile(path, direct);
+  };
+  absl::StatusOr<std::unique_ptr<weightd::ReadRing>> ring =
+      weightd::MakeReadRing(weightd::UringReader::kDepth);
   if (ring.ok()) {
-    UringReader::Options options;
+    weightd::UringReader::Options options;
     options.opener = opener;
     options.ring = *std::move(ring);
     options.clock = clock;
-    return std::make_unique<UringReader>(std::move(options));
+    return std::make_unique<weightd::UringReader>(std::move(options));
   }
-  PreadReader::Options options;
+  weightd::PreadReader::Options options;
   options.opener = opener;
   options.clock = clock;
-  return std::make_unique<PreadReader>(std::move(options));
+  return std::make_unique<weightd::PreadReader>(std::move(options));
 }
 
 // Requests that are always in flight, until time is up.
@@ -74,7 +77,7 @@ class RandomReads {
     buffers_ = static_cast<std::byte*>(buffers);
     madvise(buffers_, count_ * length_, MADV_HUGEPAGE);
     std::fill(buffers_, buffers_ + count_ * length_, std::byte{1});
-    reader_->SetSink([this](ReadResult result) {
+    reader_->SetSink([this](weightd::ReadResult result) {
       const MutexLock lock(&mutex_);
       if (!result.status.ok()) status_ = result.status;
       bytes_ += result.bytes_read;
@@ -95,7 +98,7 @@ class RandomReads {
 
  private:
   void Submit(uint64_t tag) {
-    ReadJob job;
+    weightd::ReadJob job;
     job.tag = tag;
     job.file = file_;
     job.offset = random_() % ((file_bytes_ - length_) / kDiskBlock + 1) * kDiskBlock;
@@ -130,7 +133,7 @@ class RandomReads {
   std::deque<uint64_t> free_ ABSL_GUARDED_BY(mutex_);
   absl::Status status_ ABSL_GUARDED_BY(mutex_);
   uint64_t bytes_ ABSL_GUARDED_BY(mutex_) = 0;
-  std::unique_ptr<BlockReader> reader_;  // last: its threads use the others
+  std::unique_ptr<weightd::BlockReader> reader_;  // last: its threads use the others
 };
 
 }  // namespace

@@ -95,7 +95,7 @@ class Kernels {
     }
     // As a segment of weightd's, with whatever pages the kernel gives to those.
     ASSIGN_OR_RETURN(region_, CreateSharedMemory("sluice-plan", bytes_, PeerAccess::kReadOnly));
-    Populate(region_.map.data(), bytes_);
+    weightd::Populate(region_.map.data(), bytes_);
     std::memset(region_.map.data(), 0x2c, bytes_);  // scales that are small numbers in every encoding
     BackendLimits limits;
     limits.max_tokens = tokens_;
@@ -104,9 +104,9 @@ class Kernels {
     limits.heads = 1;
     limits.head_dim = 64;
     limits.max_context = 1;
-    limits.experts = std::max(1u, MaxExperts(config_));
-    limits.top_k = std::max(1u, LargestTopK(config_));
-    limits.expert_width = std::max(1u, WidestExpert(config_));
+    limits.experts = std::max(1u, inferd::MaxExperts(config_));
+    limits.top_k = std::max(1u, inferd::LargestTopK(config_));
+    limits.expert_width = std::max(1u, inferd::WidestExpert(config_));
     limits.vocab = config_.vocab;
     ASSIGN_OR_RETURN(backend_, CreateCpuBackend(limits, threads));
     ASSIGN_OR_RETURN(weights_, backend_->Import({region_.map.data(), bytes_}));

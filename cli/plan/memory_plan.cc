@@ -12,19 +12,19 @@ namespace sluice::cli {
 absl::StatusOr<MemoryPlan> PlanMemory(const ModelConfig& config, const StoredSizes& sizes,
                                       const MemoryRequest& request) {
   MemoryPlan plan;
-  plan.dram_budget =
-      request.dram_budget.value_or(DefaultDramBudget(sizes.weights, request.threads, request.memory));
+  plan.dram_budget = request.dram_budget.value_or(
+      weightd::DefaultDramBudget(sizes.weights, request.threads, request.memory));
   plan.whole = plan.dram_budget >= sizes.weights.all;
-  EngineOptions options = request.engine;
+  inferd::EngineOptions options = request.engine;
   if (options.max_prefill_chunk == 0) {
-    options.max_prefill_chunk = GrowingChunk(options, plan.whole);
+    options.max_prefill_chunk = inferd::GrowingChunk(options, plan.whole);
   }
-  ASSIGN_OR_RETURN(const EnginePlan engine, PlanEngine(options, config));
+  ASSIGN_OR_RETURN(const inferd::EnginePlan engine, inferd::PlanEngine(options, config));
   plan.kv = engine.kv_bytes;
   plan.activations = engine.activation_bytes;
   plan.context = engine.options.context;
-  plan.processes = kProcessReserve;
-  if (request.engine.device == DeviceKind::kSim) {
+  plan.processes = weightd::kProcessReserve;
+  if (request.engine.device == inferd::DeviceKind::kSim) {
     plan.device_dense = sizes.weights.dense;
     const uint64_t beside = plan.device_dense + plan.kv + plan.activations;
     plan.slab = request.device_budget == 0 ? sizes.experts()
@@ -35,7 +35,7 @@ absl::StatusOr<MemoryPlan> PlanMemory(const ModelConfig& config, const StoredSiz
                                   " of dense weights, KV cache and activations");
     }
   }
-  plan.least_budget = MinDramBudget(sizes.weights, request.threads);
+  plan.least_budget = weightd::MinDramBudget(sizes.weights, request.threads);
   if (!plan.refusal.empty()) {
     return plan;
   }

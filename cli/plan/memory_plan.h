@@ -18,7 +18,7 @@ struct MemoryRequest {
   uint32_t threads = 1;
   std::optional<uint64_t> dram_budget;  // none: weightd's default
   uint64_t device_budget = 0;           // for all that lies on device sim; 0: all experts
-  EngineOptions engine;
+  inferd::EngineOptions engine;
 };
 
 // Bytes.

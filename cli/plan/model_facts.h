@@ -20,7 +20,7 @@ namespace sluice::cli {
 // One way to store a model. Bytes.
 struct StoredSizes {
   std::string bits;  // "q4", "file"; of a pack what most experts' up rows are
-  WeightSizes weights;
+  weightd::WeightSizes weights;
   uint64_t dense_read = 0;            // by a token: all but embeddings that are only looked up
   uint64_t head_read = 0;             // of these by what makes logits
   uint64_t routed_read = 0;           // by a token: its experts of all layers

@@ -12,7 +12,7 @@
 
 #include "absl/status/status.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 struct CalibrationSpec {
   std::vector<int32_t> tokens;  // the sequence to measure, without BOS; at least two
@@ -61,4 +61,4 @@ class CalibrationSink {
   virtual void OnError(const absl::Status& status) = 0;
 };
 
-}  // namespace sluice
+}  // namespace sluice::inferd

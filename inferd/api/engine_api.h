@@ -25,7 +25,7 @@
 #include "inferd/api/part_work.h"
 #include "inferd/api/queue_limits.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 // Sampling parameters. Defaults are greedy decoding; the services apply generation_config.json first.
 struct SamplingParams {
@@ -302,4 +302,4 @@ class EngineApi {
   virtual void SetQueueLimits(const QueueLimits& limits) = 0;
 };
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-namespace sluice {
+namespace sluice::inferd {
 
 // A text with a JSON document in the middle, such as a tool call.
 struct ToolCallGrammar {
@@ -37,4 +37,4 @@ struct GrammarSpec {
   std::optional<int32_t> after_token;
 };
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -7,7 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace sluice {
+namespace sluice::inferd {
 
 enum class StepPart : uint8_t { kAttention = 0, kRouter = 1, kExperts = 2, kHead = 3, kOther = 4 };
 inline constexpr size_t kStepParts = 5;
@@ -26,4 +26,4 @@ struct PartWork {
 
 using PartWorks = std::array<PartWork, kStepParts>;
 
-}  // namespace sluice
+}  // namespace sluice::inferd

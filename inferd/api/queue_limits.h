@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-namespace sluice {
+namespace sluice::inferd {
 
 // Limits of the queue. A request that waits alone is always accepted, whatever its size.
 struct QueueLimits {
@@ -14,4 +14,4 @@ struct QueueLimits {
   uint64_t bytes = 64ull << 20;  // memory of the waiting requests
 };
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -8,7 +8,7 @@
 #include "common/error_detail.h"
 #include "common/status.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 absl::Status Invalid(const std::string& field, const std::string& description) {
@@ -159,4 +159,4 @@ absl::Status CheckScore(const ScoreSpec& spec, const RequestBounds& bounds) {
   return CheckIds("targets", spec.targets, bounds.vocab);
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

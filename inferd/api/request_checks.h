@@ -9,7 +9,7 @@
 #include "absl/status/status.h"
 #include "inferd/api/engine_api.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 struct RequestBounds {
   uint32_t vocab = 0;
@@ -28,4 +28,4 @@ inline constexpr size_t kMaxLogitBias = 1024;
 absl::Status CheckGenerate(const GenerateSpec& spec, const RequestBounds& bounds);
 absl::Status CheckScore(const ScoreSpec& spec, const RequestBounds& bounds);
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -9,7 +9,7 @@
 
 #include "absl/status/statusor.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 // Requested changes; an absent field stays unchanged.
 struct EngineTuning {
@@ -41,4 +41,4 @@ class TuningApi {
   virtual void Tune(const EngineTuning& tuning, Done done) = 0;
 };
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -10,7 +10,7 @@
 
 #include "common/status.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 constexpr std::string_view kMagic = "SLCALSTG";
@@ -76,4 +76,4 @@ absl::Status CalibrationJournal::Remove() {
   return absl::OkStatus();
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

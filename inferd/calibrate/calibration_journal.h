@@ -15,7 +15,7 @@
 #include "common/file_io.h"
 #include "inferd/calibrate/windows/calibration_stage.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 class CalibrationJournal {
  public:
@@ -44,4 +44,4 @@ class CalibrationJournal {
   const File lock_;  // closing it unlocks
 };
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -2,7 +2,7 @@
 
 #include <utility>
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 // The caller's sink with the engine's stop request added: a calibration must not delay the end of an engine.
@@ -42,4 +42,4 @@ CalibrationTask::~CalibrationTask() {
   thread_.join();
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -11,7 +11,7 @@
 #include "inferd/calibrate/calibrator.h"
 #include "pack/pack.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 class CalibrationTask {
  public:
@@ -29,4 +29,4 @@ class CalibrationTask {
   std::thread thread_;
 };
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -21,7 +21,7 @@
 #include "inferd/calibrate/stages/sensitivity_stage.h"
 #include "inferd/calibrate/windows/calibration_work.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 constexpr char kWorkFolder[] = ".calibrate";
@@ -261,4 +261,4 @@ absl::StatusOr<CalibrationSummary> Calibrate(const CalibrationSpec& spec, const 
   return summary;
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -12,7 +12,7 @@
 #include "inferd/engine/parts/model_parts.h"
 #include "pack/pack.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 using OnEngine = std::function<absl::Status(EngineWork work)>;
 
@@ -30,4 +30,4 @@ absl::StatusOr<CalibrationSummary> Calibrate(const CalibrationSpec& spec, const 
                                              const Pack& pack, const OnEngine& on_engine,
                                              CalibrationSink* sink);
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -4,7 +4,7 @@
 
 #include "common/status.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 EngineWindows::~EngineWindows() {
   const absl::Status status = on_engine_([this](const ModelParts&, uint64_t) {
@@ -42,4 +42,4 @@ absl::Status EngineWindows::UseSparsity(const SparsityConfig& config, const std:
   });
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -11,7 +11,7 @@
 #include "inferd/calibrate/windows/scoped_backend.h"
 #include "pack/pack.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 class EngineWindows final : public WindowHost {
  public:
@@ -32,4 +32,4 @@ class EngineWindows final : public WindowHost {
   std::unique_ptr<WindowRunner> runner_;  // null before UseSparsity()
 };
 
-}  // namespace sluice
+}  // namespace sluice::inferd

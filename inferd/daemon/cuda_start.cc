@@ -12,7 +12,7 @@
 #include "inferd/weights/device_slab.h"
 #include "pack/pack.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 // Lease of the trial's two requests; the engine's leases begin behind it.
@@ -163,4 +163,4 @@ absl::StatusOr<CudaStart> StartCuda(const CudaModuleApi& cuda, const EnginePlan&
   return start;
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

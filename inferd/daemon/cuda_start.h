@@ -16,7 +16,7 @@
 #include "inferd/weights/weight_client.h"
 #include "kernels/backend.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 struct CudaStart {
   std::unique_ptr<Backend> backend;
@@ -34,4 +34,4 @@ absl::StatusOr<CudaStart> StartCuda(const CudaModuleApi& cuda, const EnginePlan&
                                     std::optional<Transport> transport, absl::Duration timeout,
                                     WeightClient* client);
 
-}  // namespace sluice
+}  // namespace sluice::inferd

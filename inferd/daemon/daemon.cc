@@ -34,7 +34,7 @@
 #include "kernels/pinned_backend.h"
 #include "kernels/sparse/sparse_profile.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 // Timeout of the self-test. A first token needs experts of every layer from SSD; slow disks and large models
@@ -447,4 +447,4 @@ std::string InferdDaemon::DescribeStart() const {
 
 bool InferdDaemon::IsStuck() const { return ReasonOf(gate_.Health()) == "STEP_STUCK"; }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -36,7 +36,7 @@
 #include "pack/pack.h"
 #include "spdlog/logger.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 class InferdDaemon {
  public:
@@ -122,4 +122,4 @@ class InferdDaemon {
   absl::Status start_status_ ABSL_GUARDED_BY(mutex_);
 };
 
-}  // namespace sluice
+}  // namespace sluice::inferd

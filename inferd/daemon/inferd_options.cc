@@ -17,7 +17,7 @@
 #include "inferd/policy/preset/policy_keys.h"
 #include "inferd/policy/preset/preset.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 constexpr int kUsageExit = 2;
@@ -255,4 +255,4 @@ std::vector<ReportedOption> ReportOptionsOf(const InferdOptions& options, const 
   return report;
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -18,7 +18,7 @@
 #include "inferd/serving/server_state.h"
 #include "inferd/serving/serving_context.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 struct InferdOptions {
   std::string pack;
@@ -238,4 +238,4 @@ void ForEachOption(InferdOptions* o, Visit visit) {
   visit("log-level", &o->log_level, "Minimum severity that is logged: debug, info, warning or error");
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

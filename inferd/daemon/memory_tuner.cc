@@ -10,7 +10,7 @@
 #include "common/status.h"
 #include "inferd/session/weights_rpc_client.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 constexpr absl::Duration kWeightdTimeout = absl::Seconds(5);
@@ -137,4 +137,4 @@ absl::StatusOr<EngineTuned> MemoryTuner::TuneNow(Engine* engine, const EngineTun
   return tuned;
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -17,7 +17,7 @@
 #include "inferd/engine/engine.h"
 #include "spdlog/logger.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 class MemoryTuner final : public TuningApi {
  public:
@@ -47,4 +47,4 @@ class MemoryTuner final : public TuningApi {
   std::thread thread_;  // set by the constructor, joined by the first Close()
 };
 
-}  // namespace sluice
+}  // namespace sluice::inferd

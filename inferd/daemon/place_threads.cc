@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-namespace sluice {
+namespace sluice::inferd {
 
 ThreadSplit SplitThreads(DeviceKind device, bool cpu_parallel, uint32_t threads, uint32_t cpu_threads) {
   if (!cpu_parallel) {
@@ -15,4 +15,4 @@ ThreadSplit SplitThreads(DeviceKind device, bool cpu_parallel, uint32_t threads,
   return {threads > cpu ? threads - cpu : 1, cpu};
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -7,7 +7,7 @@
 
 #include "inferd/policy/preset/policy_kinds.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 // Threads by device. Where the device computes with the CPU itself (`sim`), the CPU beside it gets a part of
 // the device's threads, half of them unless specified, as long as each has one.
@@ -18,4 +18,4 @@ struct ThreadSplit {
 // `threads`: of both together, at least 1. `cpu_threads` 0: not specified.
 ThreadSplit SplitThreads(DeviceKind device, bool cpu_parallel, uint32_t threads, uint32_t cpu_threads);
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -6,7 +6,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/clock.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 PrefixFile::PrefixFile(std::string path, uint64_t limit, spdlog::logger* log)
     : path_(std::move(path)), limit_(limit), log_(log) {}
@@ -36,4 +36,4 @@ void PrefixFile::Save(Engine* engine) {
   }
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -14,7 +14,7 @@
 #include "inferd/engine/engine.h"
 #include "spdlog/logger.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 class PrefixFile {
  public:
@@ -32,4 +32,4 @@ class PrefixFile {
   spdlog::logger* const log_;
 };
 
-}  // namespace sluice
+}  // namespace sluice::inferd

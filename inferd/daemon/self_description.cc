@@ -11,7 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/backend.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 std::string AbsolutePath(const std::string& path) {
   std::error_code error;
@@ -57,4 +57,4 @@ const char* IsaName() {
                                               : "avx2";
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

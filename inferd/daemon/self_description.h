@@ -10,7 +10,7 @@
 #include "inferd/serving/serving_context.h"
 #include "pack/pack.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 // Resolves symbolic links; returns the path itself if that fails.
 std::string AbsolutePath(const std::string& path);
@@ -24,4 +24,4 @@ std::vector<std::string> LinkedLibraries();
 // Name of the CPU kernels in use: avx512, avx2vnni or avx2.
 const char* IsaName();
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -1,6 +1,6 @@
 #include "inferd/dialect/call_form.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 CallForm CallFormOf(ToolStyle style) {
   switch (style) {
@@ -27,4 +27,4 @@ std::string TextOpening(ToolStyle style) {
   return style == ToolStyle::kHarmony ? "<|channel|>final<|message|>" : "";
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

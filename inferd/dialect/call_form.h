@@ -8,7 +8,7 @@
 
 #include "inferd/dialect/dialect.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 // before_name NAME before_arguments OBJECT end
 struct CallForm {
@@ -25,4 +25,4 @@ CallForm CallFormOf(ToolStyle style);
 // Prefix before an answer's text; "" except for families with channels.
 std::string TextOpening(ToolStyle style);
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -8,7 +8,7 @@
 #include "inferd/dialect/object_calls.h"
 #include "inferd/dialect/python_calls.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 using Json = nlohmann::ordered_json;
@@ -270,4 +270,4 @@ std::string JsonOfText(const std::string& text, const std::vector<std::string>& 
   return dump(Json(text));
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

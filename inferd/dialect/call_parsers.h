@@ -12,7 +12,7 @@
 #include "inferd/dialect/dialect.h"
 #include "inferd/dialect/message_parser.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 class CallParser {
  public:
@@ -35,4 +35,4 @@ std::unique_ptr<CallParser> MakeCallParser(ToolStyle style, const ToolTypes& typ
 // JSON value of a parameter written as plain text, by the types of its schema.
 std::string JsonOfText(const std::string& text, const std::vector<std::string>& types);
 
-}  // namespace sluice
+}  // namespace sluice::inferd

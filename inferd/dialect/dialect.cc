@@ -1,6 +1,6 @@
 #include "inferd/dialect/dialect.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 bool Holds(std::string_view text, std::string_view part) { return text.find(part) != std::string_view::npos; }
@@ -87,4 +87,4 @@ void SetFallbackTools(ToolStyle style, Dialect* dialect) {
   AddMarks(style, &dialect->marks);
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -9,7 +9,7 @@
 #include <string_view>
 #include <vector>
 
-namespace sluice {
+namespace sluice::inferd {
 
 enum class ToolStyle : uint8_t {
   kNone,    // the template has no tools
@@ -37,4 +37,4 @@ Dialect DialectOf(std::string_view chat_template);
 // none.
 void SetFallbackTools(ToolStyle style, Dialect* dialect);
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 // Matches the parts of a call's head one by one; a part missing at the end of the text may still arrive.
@@ -83,4 +83,4 @@ size_t PartialMark(std::string_view text, std::string_view mark) {
   return 0;
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -7,7 +7,7 @@
 #include <string>
 #include <string_view>
 
-namespace sluice {
+namespace sluice::inferd {
 
 // Tracks brackets and strings, byte by byte.
 class JsonSpan {
@@ -50,4 +50,4 @@ inline size_t SkipBlank(std::string_view text, size_t from = 0) {
 // Length of the longest suffix of `text` that is a proper prefix of `mark`.
 size_t PartialMark(std::string_view text, std::string_view mark);
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -12,7 +12,7 @@
 #include "inferd/dialect/json_calls.h"
 #include "inferd/dialect/message_parser.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 inline void Emit(MessageEvent::Kind kind, std::string text, std::vector<MessageEvent>* out) {
   if (!text.empty() || kind == MessageEvent::Kind::kCall) {
@@ -54,4 +54,4 @@ inline std::string Trimmed(const std::string& text) {
   return begin == text.size() ? "" : text.substr(begin, text.find_last_not_of(" \t\r\n") + 1 - begin);
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

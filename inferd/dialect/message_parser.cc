@@ -6,7 +6,7 @@
 #include "inferd/dialect/call_parsers.h"
 #include "inferd/dialect/json_calls.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 using Kind = MessageEvent::Kind;
@@ -291,4 +291,4 @@ void MessageParser::Push(std::string_view text, std::vector<MessageEvent>* out) 
 void MessageParser::Finish(std::vector<MessageEvent>* out) { state_->Run("", /*ended=*/true, out); }
 uint32_t MessageParser::calls() const { return state_->calls(); }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

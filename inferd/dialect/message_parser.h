@@ -15,7 +15,7 @@
 
 #include "inferd/dialect/dialect.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 struct MessageEvent {
   enum class Kind : uint8_t {
@@ -60,4 +60,4 @@ class MessageParser {
   std::unique_ptr<State> state_;
 };
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -10,7 +10,7 @@
 #include "inferd/dialect/json_calls.h"
 #include "inferd/dialect/marked_text.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 using Json = nlohmann::ordered_json;
@@ -292,4 +292,4 @@ std::unique_ptr<CallParser> MakeObjectCalls(const std::string& close) {
 std::unique_ptr<CallParser> MakeMistralCalls() { return std::make_unique<MistralCallParser>(); }
 std::unique_ptr<CallParser> MakeDeepSeekCalls() { return std::make_unique<DeepSeekCallParser>(); }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

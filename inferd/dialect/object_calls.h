@@ -8,7 +8,7 @@
 
 #include "inferd/dialect/call_parsers.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 // {"name", "arguments"} objects: one, or a list in brackets; then an optional `close`.
 std::unique_ptr<CallParser> MakeObjectCalls(const std::string& close);
@@ -17,4 +17,4 @@ std::unique_ptr<CallParser> MakeMistralCalls();
 // DeepSeek: its own marks, with or without a fenced block.
 std::unique_ptr<CallParser> MakeDeepSeekCalls();
 
-}  // namespace sluice
+}  // namespace sluice::inferd

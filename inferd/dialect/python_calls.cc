@@ -4,7 +4,7 @@
 
 #include "inferd/dialect/json_calls.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 using Json = nlohmann::ordered_json;
@@ -173,4 +173,4 @@ std::optional<std::vector<std::pair<std::string, std::string>>> ParsePythonCalls
   return calls;
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-namespace sluice {
+namespace sluice::inferd {
 
 // Number of bytes up to the end of the list at the front of `text`; npos: the end is not there yet.
 size_t PythonListEnd(std::string_view text);
@@ -18,4 +18,4 @@ size_t PythonListEnd(std::string_view text);
 // keyword arguments.
 std::optional<std::vector<std::pair<std::string, std::string>>> ParsePythonCalls(std::string_view text);
 
-}  // namespace sluice
+}  // namespace sluice::inferd

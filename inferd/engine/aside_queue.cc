@@ -1,6 +1,6 @@
 #include "inferd/engine/aside_queue.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 absl::Status TaskQueue::RunStep(EngineWork work) {
   ControlTask task;
@@ -73,4 +73,4 @@ void TaskQueue::Fail(const absl::Status& status, bool calls_too) {
   done_.SignalAll();
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

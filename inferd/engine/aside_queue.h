@@ -13,7 +13,7 @@
 #include "common/mutex.h"
 #include "inferd/engine/parts/model_parts.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 class TaskQueue {
  public:
@@ -50,4 +50,4 @@ class TaskQueue {
   absl::Status closed_ ABSL_GUARDED_BY(mutex_);  // OK: open
 };
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -8,7 +8,7 @@
 #include "inferd/engine/slab_policies.h"
 #include "inferd/model/dense_weights.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 namespace {
 
@@ -89,4 +89,4 @@ absl::StatusOr<DeviceMemory> DivideDeviceMemory(const DeviceBudget& budget, cons
   return memory;
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -13,7 +13,7 @@
 #include "inferd/policy/preset/preset.h"
 #include "pack/pack.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 // The requested budget: bytes for everything on the device, or a share of the routed experts besides
 // everything else. Neither: all experts, or on a real device as many as fit 95 % of the free memory.
@@ -49,4 +49,4 @@ absl::StatusOr<DeviceMemory> DivideDeviceMemory(const DeviceBudget& budget, cons
                                                 const Policies& policies, const Pack& pack,
                                                 const std::optional<DeviceCapacity>& room = std::nullopt);
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -18,7 +18,7 @@
 #include "inferd/schedule/generate_sequence.h"
 #include "inferd/schedule/score_sequence.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 // Timeout of one attempt to reach weightd; cancels are processed between attempts.
@@ -492,4 +492,4 @@ absl::Status Engine::Cancel(const std::string& request_id) {
   return absl::OkStatus();
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -33,7 +33,7 @@
 #include "inferd/weights/weight_client.h"
 #include "kernels/backend.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 class Engine final : public EngineApi {
  public:
@@ -155,4 +155,4 @@ class Engine final : public EngineApi {
   std::unique_ptr<CalibrationTask> calibration_ ABSL_GUARDED_BY(calibration_mutex_);
 };
 
-}  // namespace sluice
+}  // namespace sluice::inferd

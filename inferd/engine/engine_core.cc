@@ -14,7 +14,7 @@
 #include "inferd/policy/taps/miss_routing.h"
 #include "inferd/schedule/scan_rows.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 EngineCore::EngineCore(const EnginePlan& plan, PolicyChoice choice, WeightClient* client,
                        ComputeDevices devices, RequestRegistry* registry, VirtualClock* clock)
@@ -450,4 +450,4 @@ absl::Status EngineCore::Recover(absl::Time deadline) {
   return AcquireWeights();
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

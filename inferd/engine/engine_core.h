@@ -46,7 +46,7 @@
 #include "inferd/weights/weight_client.h"
 #include "kernels/backend.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 class EngineCore final {
  public:
@@ -199,4 +199,4 @@ class EngineCore final {
   EngineStats counted_;  // counters of the core itself
 };
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -11,7 +11,7 @@
 #include "inferd/weights/pull_client.h"
 #include "kernels/threaded/threaded_backend.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 absl::StatusOr<ComputeDevices> MakeDevices(const EnginePlan& plan, bool cpu_parallel,
                                            const ModelConfig& config, VirtualClock* clock,
@@ -46,4 +46,4 @@ std::unique_ptr<WeightClient> WithTransport(std::unique_ptr<WeightClient> client
   return client;
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

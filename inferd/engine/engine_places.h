@@ -14,7 +14,7 @@
 #include "inferd/sim/virtual_clock.h"
 #include "inferd/weights/weight_client.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 // Creates the places. `clock` null: real time.
 absl::StatusOr<ComputeDevices> MakeDevices(const EnginePlan& plan, bool cpu_parallel,
@@ -26,4 +26,4 @@ std::unique_ptr<WeightClient> WithTransport(std::unique_ptr<WeightClient> client
                                             const EngineOptions& options, VirtualClock* clock,
                                             std::vector<std::shared_ptr<Copier>> copiers);
 
-}  // namespace sluice
+}  // namespace sluice::inferd

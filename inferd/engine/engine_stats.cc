@@ -7,7 +7,7 @@
 #include "inferd/engine/engine_core.h"
 #include "inferd/experts/residency_statistics.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 void AddResidency(const ResidencyCounters& from, LayerStats* to) {
@@ -180,4 +180,4 @@ void EngineCore::FillLayers(std::vector<LayerStats>* layers) const {
   }
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -10,7 +10,7 @@
 #include "inferd/residency/slab/slab_residency.h"
 #include "inferd/sim/virtual_device.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 double BytesOf(const DenseExpert& expert) {
@@ -86,4 +86,4 @@ absl::StatusOr<std::unique_ptr<Residency>> MakeResidency(const ResidencyParts& p
                                parts.clock);
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -15,7 +15,7 @@
 #include "inferd/weights/weight_client.h"
 #include "kernels/backend.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 struct ResidencyParts {  // all except plan and policies outlive the result; `cpu` and `clock` may be null
   const EnginePlan* plan = nullptr;
@@ -34,4 +34,4 @@ absl::StatusOr<std::unique_ptr<Residency>> MakeResidency(const ResidencyParts& p
 // Returns the rate of a throttled or modelled link to the device; 0: none.
 double LinkGbps(const EngineOptions& options, const ModelConfig& config);
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -5,7 +5,7 @@
 #include "common/status.h"
 #include "inferd/policy/preset/auto_preset.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 absl::StatusOr<PolicyChoice> ChoosePoliciesFor(const EngineOptions& options, const Pack& pack) {
   ASSIGN_OR_RETURN(Policies policies, PoliciesOf(options.preset, options.policies, options.device));
@@ -36,4 +36,4 @@ absl::StatusOr<PolicyChoice> ChoosePoliciesFor(const EngineOptions& options, con
   return PolicyChoice{std::move(policies), std::move(choice.reasons)};
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -11,7 +11,7 @@
 #include "inferd/policy/preset/preset.h"
 #include "pack/pack.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 struct PolicyChoice {
   Policies policies;
@@ -22,4 +22,4 @@ struct PolicyChoice {
 // second) and the pack's profile. Errors of PoliciesOf.
 absl::StatusOr<PolicyChoice> ChoosePoliciesFor(const EngineOptions& options, const Pack& pack);
 
-}  // namespace sluice
+}  // namespace sluice::inferd

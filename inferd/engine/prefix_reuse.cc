@@ -2,7 +2,7 @@
 
 #include "absl/strings/str_cat.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 PrefixRule PrefixRuleOf(const EngineOptions& options, const Policies& policies) {
   if (!options.prefix_cache) {
@@ -33,4 +33,4 @@ std::string PrefixIdentity(const std::string& model_id, const EngineOptions& opt
   return identity;
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

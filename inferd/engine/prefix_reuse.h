@@ -9,7 +9,7 @@
 #include "inferd/policy/preset/preset.h"
 #include "inferd/schedule/prefix_cache.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 struct PrefixRule {
   PrefixReuse reuse = PrefixReuse::kNone;
@@ -25,4 +25,4 @@ PrefixRule PrefixRuleOf(const EngineOptions& options, const Policies& policies);
 std::string PrefixIdentity(const std::string& model_id, const EngineOptions& options,
                            const Policies& policies);
 
-}  // namespace sluice
+}  // namespace sluice::inferd

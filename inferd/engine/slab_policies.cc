@@ -12,7 +12,7 @@
 #include "inferd/policy/cache/cache_allocation.h"
 #include "inferd/policy/routing/routing.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 Part LeadOf(const Policies& policies) {
@@ -250,4 +250,4 @@ NeuronResidencyOptions NeuronOptionsOf(const Policies& policies, const Pack& pac
   return options;
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

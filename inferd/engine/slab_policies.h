@@ -16,7 +16,7 @@
 #include "inferd/residency/slots/slot_cache_options.h"
 #include "pack/pack.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 // Times for `dp_timed`, in seconds; 0: unknown, then no load overlaps computing.
 struct DeviceTimes {
@@ -60,4 +60,4 @@ NeuronResidencyOptions NeuronOptionsOf(const Policies& policies, const Pack& pac
 // INVALID_ARGUMENT with the numbers.
 absl::Status CheckSlotBudget(const Policies& policies, const Pack& pack, uint64_t budget);
 
-}  // namespace sluice
+}  // namespace sluice::inferd

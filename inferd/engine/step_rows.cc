@@ -4,7 +4,7 @@
 
 #include "common/status.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 StepRows::StepRows(const ForwardOptions& limits, uint32_t vocab, uint32_t short_rope_limit)
     : vocab_(vocab),
@@ -90,4 +90,4 @@ void StepRows::Hand(const LogitRows& logits, size_t begin, size_t end, absl::Tim
   }
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

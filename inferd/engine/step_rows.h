@@ -18,7 +18,7 @@
 #include "inferd/schedule/sequence.h"
 #include "inferd/step/step_batch.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 class StepRows {
  public:
@@ -69,4 +69,4 @@ class StepRows {
   bool whole_logits_ = false;  // some sequence needs whole rows
 };
 
-}  // namespace sluice
+}  // namespace sluice::inferd

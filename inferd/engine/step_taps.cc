@@ -2,7 +2,7 @@
 
 #include "common/status.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 absl::Status StepHooks::BeforeChoice(const RouterState& state) {
   return prefetcher_ == nullptr ? absl::OkStatus() : prefetcher_->BeforeChoice(state);
@@ -47,4 +47,4 @@ absl::Status StepHooks::NextTokens(const RouterState& state) {
   return prefetcher_->NextTokens(state);
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -12,7 +12,7 @@
 #include "inferd/policy/taps/trace_recorder.h"
 #include "inferd/weights/weight_client.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 class StepHooks final : public LayerObserver {
  public:
@@ -38,4 +38,4 @@ class StepHooks final : public LayerObserver {
   const std::function<void()> moved_on_;
 };
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -11,7 +11,7 @@
 #include "inferd/experts/residency_view.h"
 #include "kernels/backend.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 // Listener for prefetched leads.
 class LeadListener {
@@ -59,4 +59,4 @@ class ExpertPrefetch : public ResidencyView {
   virtual bool IsBehind() const { return false; }
 };
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -15,7 +15,7 @@
 #include "inferd/experts/residency_view.h"
 #include "kernels/backend.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 // A neuron range of one demanded expert, ready to be computed. Tiles of an expert come in neuron order.
 //
@@ -104,4 +104,4 @@ class ExpertSource {
   virtual absl::Span<const FailedDemand> failed() const = 0;
 };
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -11,7 +11,7 @@
 
 #include "absl/types/span.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 // Monotonic counters of one layer or of all.
 struct ResidencyCounters {
@@ -90,4 +90,4 @@ class ResidencyStatistics {
   virtual std::string Describe() const { return {}; }
 };
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -6,7 +6,7 @@
 
 #include <cstdint>
 
-namespace sluice {
+namespace sluice::inferd {
 
 // One routed expert of the current layer.
 struct ExpertDemand {
@@ -29,4 +29,4 @@ class ResidencyView {
   virtual bool AllResident(uint32_t layer) const = 0;
 };
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -7,7 +7,7 @@
 #include "common/status.h"
 #include "inferd/model/model_shapes.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 CpuWork::CpuWork(const ModelConfig& config, uint32_t tokens, const Places& places)
     : config_(config),
@@ -169,4 +169,4 @@ void CpuWork::Abandon() {
   }
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -18,7 +18,7 @@
 #include "inferd/model/dense_tensors.h"
 #include "kernels/backend.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 class CpuWork {
  public:
@@ -86,4 +86,4 @@ class CpuWork {
   float* active_host_ = nullptr;
 };
 
-}  // namespace sluice
+}  // namespace sluice::inferd

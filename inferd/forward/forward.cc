@@ -7,7 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/status.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 absl::Status Forward::Run(StepBatch* batch) {
   BeginBatch(batch);
@@ -448,4 +448,4 @@ absl::StatusOr<LogitRows> Forward::Logits(absl::Span<const uint32_t> rows, uint3
   return result;
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -34,7 +34,7 @@
 #include "inferd/step/work_plan.h"
 #include "kernels/backend.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 // Returns OK if the forward pass implements everything in `config`; UNIMPLEMENTED naming layer and field
 // otherwise, INVALID_ARGUMENT for values that contradict each other.
@@ -240,4 +240,4 @@ class Forward {
   TokenDraft draft_;
 };
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -2,7 +2,7 @@
 #include "common/status.h"
 #include "inferd/forward/forward.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 // Computes x += o(attention(norm(x))), x the rows' residual.
 absl::Status Forward::Attend(uint32_t layer, const Rows& x, const StepBatch& batch) {
@@ -233,4 +233,4 @@ absl::Status Forward::AttendShortConv(uint32_t layer, const Rows& x, const StepB
   return ProjectOut(layer, tokens, attended_, c.width, x);
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

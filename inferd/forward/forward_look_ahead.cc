@@ -5,7 +5,7 @@
 #include "common/status.h"
 #include "inferd/forward/forward.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 // Chooses the use of the layer's first wait; called before any work of the layer.
 Forward::Wait Forward::WaitOf(uint32_t layer) const {
@@ -103,4 +103,4 @@ absl::Status Forward::DraftTokens(uint32_t layer, const StepBatch& batch,
   return observer_->NextTokens(state);
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

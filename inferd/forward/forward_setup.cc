@@ -6,7 +6,7 @@
 #include "inferd/forward/forward.h"
 #include "inferd/model/model_shapes.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 absl::Status Refuse(uint32_t layer, const std::string& what) {
@@ -342,4 +342,4 @@ absl::Status Forward::ReachPositions(const StepBatch& batch) {
   return absl::OkStatus();
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

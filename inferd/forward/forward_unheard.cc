@@ -6,7 +6,7 @@
 #include "common/status.h"
 #include "inferd/forward/forward.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 // True if nothing needs the layer's routing before the end of the step.
 bool Forward::CanDeferRouting(uint32_t layer, const StepBatch& batch) const {
@@ -123,4 +123,4 @@ void Forward::ReportEarlyLeads() {
   experts_->LeadsMade(early_lead_rows_);
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

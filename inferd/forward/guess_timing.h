@@ -7,7 +7,7 @@
 
 #include <cstdint>
 
-namespace sluice {
+namespace sluice::inferd {
 
 class DraftTiming {
  public:
@@ -36,4 +36,4 @@ class DraftTiming {
   double wait_nanos_ = 0;  // mean wait for one expert; 0: none measured
 };
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -5,7 +5,7 @@
 
 #include "inferd/model/model_shapes.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 LayerWork::LayerWork(const ModelConfig& config, const std::vector<LayerWeights>& weights,
                      const SparsityPolicy& sparsity, const WorkPlan& plan)
@@ -128,4 +128,4 @@ ExpertWork LayerWork::WorkOf(uint32_t layer, uint32_t expert, const ReadyTile& t
           .lead_values = tile.lead_values};
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -15,7 +15,7 @@
 #include "inferd/step/work_plan.h"
 #include "kernels/ops.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 class LayerWork {
  public:
@@ -66,4 +66,4 @@ class LayerWork {
   std::vector<uint8_t> whole_;           // [maximum experts], by demand
 };
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <variant>
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 void AddRows(const WeightView& weights, uint64_t rows, uint64_t tokens, PartWork* work) {
@@ -102,4 +102,4 @@ absl::Status PartProfiler::Enqueue(const Operation& operation) {
   return status;
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -12,7 +12,7 @@
 #include "inferd/api/part_work.h"
 #include "kernels/backend.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 class PartProfiler final : public Queue {
  public:
@@ -48,4 +48,4 @@ class PartProfiler final : public Queue {
 // Returns the bytes read and the multiplications of an operation, without its time.
 PartWork WorkOf(const Operation& operation);
 
-}  // namespace sluice
+}  // namespace sluice::inferd

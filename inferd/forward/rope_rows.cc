@@ -5,7 +5,7 @@
 #include "common/status.h"
 #include "kernels/rope_table.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 absl::StatusOr<RopeRows> RopeRows::Create(const RopeConfig& rope, bool long_texts, uint32_t positions,
                                           Backend* backend) {
@@ -36,4 +36,4 @@ absl::Status RopeRows::Reach(uint32_t end, Queue* queue) {
   return absl::OkStatus();
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -11,7 +11,7 @@
 #include "common/model/model_config.h"
 #include "kernels/backend.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 class RopeRows {
  public:
@@ -40,4 +40,4 @@ class RopeRows {
   std::vector<float> rows_;  // [kStep][2][pairs]
 };
 
-}  // namespace sluice
+}  // namespace sluice::inferd

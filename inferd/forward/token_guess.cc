@@ -4,7 +4,7 @@
 
 #include "inferd/model/kv_cache.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 TokenDraft::TokenDraft(const Limits& limits, Queue* queue)
     : limits_(limits), queue_(queue), guessed_(limits.max_sequences, limits.max_sequences) {
@@ -89,4 +89,4 @@ void TokenDraft::EndWait() {
   }
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

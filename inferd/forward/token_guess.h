@@ -13,7 +13,7 @@
 #include "inferd/step/step_batch.h"
 #include "kernels/backend.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 class TokenDraft {
  public:
@@ -81,4 +81,4 @@ class TokenDraft {
   uint32_t wait_missing_ = 0;  // experts that were missing then
 };
 
-}  // namespace sluice
+}  // namespace sluice::inferd

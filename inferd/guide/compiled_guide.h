@@ -7,7 +7,7 @@
 
 #include <cstdint>
 
-namespace sluice {
+namespace sluice::inferd {
 
 struct CompiledGrammar {
   xgrammar::CompiledGrammar grammar;
@@ -15,4 +15,4 @@ struct CompiledGrammar {
   uint32_t vocab = 0;  // number of bits of a mask
 };
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -7,7 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 std::string Quoted(std::string_view text) {
@@ -61,4 +61,4 @@ absl::Status CheckCounts(std::string_view text, uint64_t maximum) {
   return absl::OkStatus();
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

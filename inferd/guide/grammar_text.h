@@ -9,7 +9,7 @@
 
 #include "absl/status/status.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 // Returns a grammar of exactly these texts. REQUIRES: at least one; UTF-8 without NUL.
 std::string ChoiceGrammar(const std::vector<std::string>& choices);
@@ -18,4 +18,4 @@ std::string ChoiceGrammar(const std::vector<std::string>& choices);
 // multiplies the states. Quoted and escaped braces count, too; that refuses only very large numbers.
 absl::Status CheckCounts(std::string_view text, uint64_t maximum);
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -21,7 +21,7 @@
 #include "inferd/guide/schema_check.h"
 #include "inferd/guide/xgrammar_log.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 using Language = GrammarSource::Language;
@@ -280,4 +280,4 @@ absl::StatusOr<std::shared_ptr<const CompiledGrammar>> GrammarCompiler::Compile(
   return compiled;
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -18,7 +18,7 @@
 #include "inferd/api/guide_spec.h"
 #include "inferd/guide/guide_vocabulary.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 inline constexpr size_t kMaxGrammarBytes = 128 << 10;
 inline constexpr size_t kMaxChoices = 1000;
@@ -60,4 +60,4 @@ class GrammarCompiler {
   const std::unique_ptr<Impl> impl_;
 };
 
-}  // namespace sluice
+}  // namespace sluice::inferd

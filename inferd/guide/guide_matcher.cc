@@ -8,7 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "inferd/guide/compiled_guide.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 struct GrammarMatcher::Impl {
   std::shared_ptr<const CompiledGrammar> grammar;
@@ -64,4 +64,4 @@ absl::Status GrammarMatcher::Accept(int32_t token) {
 
 bool GrammarMatcher::complete() const { return impl_->matcher.IsCompleted(); }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

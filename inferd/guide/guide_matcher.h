@@ -12,7 +12,7 @@
 #include "absl/types/span.h"
 #include "inferd/guide/guide_compiler.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 class GrammarMatcher {
  public:
@@ -36,4 +36,4 @@ class GrammarMatcher {
   const std::unique_ptr<Impl> impl_;
 };
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -1,6 +1,6 @@
 #include "inferd/guide/guide_metrics.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 void WriteGrammarMetrics(const GrammarStats& stats, MetricText* text) {
   constexpr MetricType kCounter = MetricType::kCounter;
@@ -16,4 +16,4 @@ void WriteGrammarMetrics(const GrammarStats& stats, MetricText* text) {
             stats.mask_seconds);
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

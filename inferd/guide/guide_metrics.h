@@ -6,8 +6,8 @@
 #include "common/metrics/metric_text.h"
 #include "inferd/guide/guides.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 void WriteGrammarMetrics(const GrammarStats& stats, MetricText* text);
 
-}  // namespace sluice
+}  // namespace sluice::inferd

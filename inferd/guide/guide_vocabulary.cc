@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-namespace sluice {
+namespace sluice::inferd {
 
 GrammarVocabulary VocabularyOf(const Tokenizer& tokenizer, uint32_t vocab,
                                absl::Span<const int32_t> end_ids) {
@@ -21,4 +21,4 @@ GrammarVocabulary VocabularyOf(const Tokenizer& tokenizer, uint32_t vocab,
   return vocabulary;
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

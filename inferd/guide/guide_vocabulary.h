@@ -13,7 +13,7 @@
 #include "absl/types/span.h"
 #include "common/text/tokenizer.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 struct GrammarVocabulary {
   uint32_t size = 0;                // rows of logits; at least tokens.size()
@@ -26,4 +26,4 @@ struct GrammarVocabulary {
 // Drops tokens that have no row in the model. REQUIRES: `end_ids` below `vocab`.
 GrammarVocabulary VocabularyOf(const Tokenizer& tokenizer, uint32_t vocab, absl::Span<const int32_t> end_ids);
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -14,7 +14,7 @@
 #include "inferd/guide/compiled_guide.h"
 #include "inferd/guide/guide_matcher.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 // Lowest priority: compiling competes with steps.
@@ -322,4 +322,4 @@ void GrammarManager::MaskLoop() {
   }
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

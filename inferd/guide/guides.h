@@ -32,7 +32,7 @@
 #include "inferd/guide/guide_compiler.h"
 #include "inferd/guide/guide_vocabulary.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 struct GrammarLimits {
   uint32_t max_waiting = 64;           // maximum number of queued constraints
@@ -134,4 +134,4 @@ class GrammarManager {
   std::thread mask_thread_;
 };
 
-}  // namespace sluice
+}  // namespace sluice::inferd

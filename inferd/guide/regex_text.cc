@@ -10,7 +10,7 @@
 #include "common/status.h"
 #include "common/text/unicode/utf8.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 constexpr uint32_t kLastCharacter = 0x10ffff;
@@ -391,4 +391,4 @@ absl::StatusOr<std::string> RewriteRegex(std::string_view regex, bool in_json_st
   return Rewriter(regex, in_json_string).Run();
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

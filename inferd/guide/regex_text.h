@@ -18,7 +18,7 @@
 
 #include "absl/status/statusor.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 // Maximum repetition count of a regex or a grammar.
 inline constexpr uint32_t kMaxRepetitions = 10'000;
@@ -30,4 +30,4 @@ inline constexpr int kMaxRegexDepth = 200;
 // unsupported construct, empty class, or a count above kMaxRepetitions. REQUIRES: `regex` is UTF-8.
 absl::StatusOr<std::string> RewriteRegex(std::string_view regex, bool in_json_string);
 
-}  // namespace sluice
+}  // namespace sluice::inferd

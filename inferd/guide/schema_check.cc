@@ -17,7 +17,7 @@
 #include "inferd/guide/schema_references.h"
 #include "inferd/guide/schema_words.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 using Json = SchemaJson;
@@ -453,4 +453,4 @@ absl::StatusOr<std::string> CheckSchema(std::string_view text) {
   return Checker(Json::parse(text, nullptr, /*allow_exceptions=*/false)).Run();
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

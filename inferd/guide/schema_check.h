@@ -17,11 +17,11 @@
 
 #include "absl/status/statusor.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 // Returns the schema in the converter's form. INVALID_ARGUMENT naming the place and the keyword: invalid JSON
 // (also: duplicate keys, deeper than 64 levels, more than 20,000 values), no schema, or one that cannot be
 // enforced.
 absl::StatusOr<std::string> CheckSchema(std::string_view text);
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -4,7 +4,7 @@
 
 #include "absl/container/flat_hash_map.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 struct Visit {
@@ -43,4 +43,4 @@ std::string SchemaReferences::PlaceOfCycle() const {
   return "";
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

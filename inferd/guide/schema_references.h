@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-namespace sluice {
+namespace sluice::inferd {
 
 class SchemaReferences {
  public:
@@ -21,4 +21,4 @@ class SchemaReferences {
   std::map<std::string, std::vector<std::string>> next_;
 };
 
-}  // namespace sluice
+}  // namespace sluice::inferd

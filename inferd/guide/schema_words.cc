@@ -4,7 +4,7 @@
 #include <iterator>
 #include <utility>
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 constexpr const char* kTyped[] = {"minimum",
@@ -86,4 +86,4 @@ bool IsAnnotation(std::string_view name) { return Among(name, kAnnotations) || n
 
 bool IsKnownFormat(std::string_view name) { return Among(name, kFormats); }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

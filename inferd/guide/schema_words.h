@@ -7,7 +7,7 @@
 #include <nlohmann/json.hpp>
 #include <string_view>
 
-namespace sluice {
+namespace sluice::inferd {
 
 using SchemaJson = nlohmann::ordered_json;  // answers follow the schema's order of properties
 
@@ -38,4 +38,4 @@ bool IsAnnotation(std::string_view name);
 // True if the grammar of the format is exact, as far as a grammar can be.
 bool IsKnownFormat(std::string_view name);
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -2,7 +2,7 @@
 
 #include "support/logging.h"  // xgrammar's
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 thread_local WarningScope* current_scope = nullptr;
@@ -18,7 +18,7 @@ void WarningScope::Add(const std::string& warning) {
   }
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd
 
 namespace xgrammar {
 

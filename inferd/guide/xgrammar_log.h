@@ -5,7 +5,7 @@
 
 #include <string>
 
-namespace sluice {
+namespace sluice::inferd {
 
 // Collects the warnings of this thread during its lifetime; without a scope they are dropped.
 class WarningScope {
@@ -24,4 +24,4 @@ class WarningScope {
   std::string first_;
 };
 
-}  // namespace sluice
+}  // namespace sluice::inferd

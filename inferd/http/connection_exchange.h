@@ -12,7 +12,7 @@
 #include "inferd/http/http_core.h"
 #include "inferd/http/http_message.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 // One request's answer. Calls are posted to the connection's thread; the connection may be gone by then.
 class ConnectionExchange final : public HttpExchange {
@@ -54,4 +54,4 @@ class ConnectionExchange final : public HttpExchange {
   const uint64_t request_;
 };
 
-}  // namespace sluice
+}  // namespace sluice::inferd

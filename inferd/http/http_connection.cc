@@ -6,7 +6,7 @@
 #include "absl/time/clock.h"
 #include "inferd/http/connection_exchange.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 constexpr size_t kReadBytes = 16 << 10;
@@ -408,4 +408,4 @@ void HttpConnection::Linger() {
   transport_->ShutDownSending();
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -21,7 +21,7 @@
 #include "inferd/http/request_reader.h"
 #include "inferd/http/transport.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 // Properties of a connection that its listener determines.
 struct HttpOrigin {
@@ -104,4 +104,4 @@ class HttpConnection final : public std::enable_shared_from_this<HttpConnection>
   absl::Time progress_;  // last time the socket accepted bytes
 };
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -21,7 +21,7 @@
 #include "inferd/http/http_message.h"
 #include "inferd/http/http_metrics.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 class HttpConnection;
 
@@ -63,4 +63,4 @@ struct HttpCore : std::enable_shared_from_this<HttpCore> {
   bool ended ABSL_GUARDED_BY(mutex) = false;
 };
 
-}  // namespace sluice
+}  // namespace sluice::inferd

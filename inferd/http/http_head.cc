@@ -9,7 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 namespace http = boost::beast::http;
@@ -224,4 +224,4 @@ std::string AnswerHead(const HttpResponse& answer, const ParsedHead& request, bo
   return head;
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

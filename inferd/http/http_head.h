@@ -14,7 +14,7 @@
 
 #include "inferd/http/http_message.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 using BeastHead = boost::beast::http::request_header<boost::beast::http::fields>;
 
@@ -46,4 +46,4 @@ std::optional<HttpProblem> ParseHead(const BeastHead& head, std::string_view raw
 std::string AnswerHead(const HttpResponse& answer, const ParsedHead& request, bool keep_alive,
                        std::optional<size_t> length);
 
-}  // namespace sluice
+}  // namespace sluice::inferd

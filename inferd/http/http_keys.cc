@@ -16,7 +16,7 @@
 #include "absl/strings/str_split.h"
 #include "common/status.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 constexpr size_t kMaxNameBytes = 64;
@@ -132,4 +132,4 @@ std::shared_ptr<HttpKeyUse> HttpKeys::Find(std::string_view key) const {
   return found;
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -22,7 +22,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 // Usage of one key. Shared by its connections, and kept over a reload if the file still names the key.
 struct HttpKeyUse {
@@ -60,4 +60,4 @@ class HttpKeys {
   std::vector<Entry> entries_;
 };
 
-}  // namespace sluice
+}  // namespace sluice::inferd

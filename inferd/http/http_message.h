@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-namespace sluice {
+namespace sluice::inferd {
 
 struct HttpRequest {
   std::string method;  // as sent: "POST"
@@ -77,4 +77,4 @@ class HttpHandler {
   virtual bool IsRateLimited(const std::string& path) const = 0;
 };
 
-}  // namespace sluice
+}  // namespace sluice::inferd

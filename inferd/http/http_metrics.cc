@@ -2,7 +2,7 @@
 
 #include "absl/strings/str_cat.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 void HttpMetrics::Answered(const std::string& client, int status) {
   const MutexLock lock(&mutex_);
@@ -23,4 +23,4 @@ void HttpMetrics::Write(MetricText* text) const {
   }
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -13,7 +13,7 @@
 #include "common/metrics/metric_text.h"
 #include "common/mutex.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 class HttpMetrics {
  public:
@@ -36,4 +36,4 @@ class HttpMetrics {
   std::map<std::pair<std::string, int>, uint64_t> answers_ ABSL_GUARDED_BY(mutex_);
 };
 
-}  // namespace sluice
+}  // namespace sluice::inferd

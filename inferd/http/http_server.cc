@@ -24,7 +24,7 @@
 #include "inferd/http/http_connection.h"
 #include "inferd/http/http_core.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 namespace asio = boost::asio;
@@ -367,4 +367,4 @@ const std::vector<ListenAddress>& HttpServer::addresses() const { return impl_->
 
 void HttpServer::WriteMetrics(MetricText* text) const { impl_->core->metrics.Write(text); }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

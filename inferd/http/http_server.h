@@ -23,7 +23,7 @@
 #include "common/net/listen_address.h"
 #include "inferd/http/http_message.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 struct HttpServerOptions {
   std::vector<ListenAddress> addresses;  // at least one
@@ -75,4 +75,4 @@ class HttpServer {
   const std::unique_ptr<Impl> impl_;
 };
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -6,7 +6,7 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 namespace http = boost::beast::http;
@@ -128,4 +128,4 @@ void RequestReader::End() {
   head_done_ = false;
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -15,7 +15,7 @@
 #include "inferd/http/http_head.h"
 #include "inferd/http/http_message.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 class RequestReader {
  public:
@@ -70,4 +70,4 @@ class RequestReader {
   HttpProblem problem_;
 };
 
-}  // namespace sluice
+}  // namespace sluice::inferd

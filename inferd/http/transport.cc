@@ -8,7 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 namespace asio = boost::asio;
@@ -95,4 +95,4 @@ absl::StatusOr<std::shared_ptr<TlsContext>> LoadTls(const std::string& certifica
   return tls;
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

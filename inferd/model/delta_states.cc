@@ -3,7 +3,7 @@
 #include "common/status.h"
 #include "inferd/model/model_shapes.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 constexpr uint64_t kSlotAlignment = 64;
@@ -144,4 +144,4 @@ absl::Status RecurrentStates::Write(uint32_t state, absl::Span<const std::byte> 
   return absl::OkStatus();
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -19,7 +19,7 @@
 #include "common/model/model_config.h"
 #include "kernels/backend.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 // The two slots of a sequence's state, by role in the running step.
 struct StateSlots {
@@ -76,4 +76,4 @@ class RecurrentStates {
   std::vector<DeltaStateView> views_;  // by layer; empty if the layer is not recurrent
 };
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -6,7 +6,7 @@
 #include "common/model/dense_names.h"
 #include "common/status.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 // Looks up every tensor of the architecture, checks its shape and records the field that gets its address
@@ -299,4 +299,4 @@ absl::Status FindDenseTensors(const Pack& pack, DenseTensors* tensors) {
   return Finder(pack, tensors).FindAll();
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

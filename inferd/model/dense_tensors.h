@@ -11,7 +11,7 @@
 #include "kernels/ops.h"
 #include "pack/pack.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 // An expert in dense tensors: a shared one, or the FFN of a layer without routed experts.
 struct DenseExpert {
@@ -113,4 +113,4 @@ struct DenseTensors {
 // not move afterwards. DATA_LOSS naming the tensor that is missing or has another shape.
 absl::Status FindDenseTensors(const Pack& pack, DenseTensors* tensors);
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -7,7 +7,7 @@
 #include "common/status.h"
 #include "inferd/weights/stall_limit.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 // Pause before a retry after weightd had no room: other sessions release some meanwhile.
@@ -193,4 +193,4 @@ void DenseWeights::Release() {
   acquired_ = false;
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

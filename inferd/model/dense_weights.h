@@ -18,7 +18,7 @@
 #include "kernels/ops.h"
 #include "pack/pack.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 class DenseWeights {
  public:
@@ -80,4 +80,4 @@ class DenseWeights {
   bool acquired_ = false;
 };
 
-}  // namespace sluice
+}  // namespace sluice::inferd

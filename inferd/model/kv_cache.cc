@@ -5,7 +5,7 @@
 #include "common/status.h"
 #include "kernels/kv_layout.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 KvPages::KvPages(uint32_t pages, uint32_t slots, uint32_t context, uint32_t window)
     : total_(pages),
@@ -286,4 +286,4 @@ absl::Status KvCache::CopyPage(uint32_t from, uint32_t to, Queue* queue) {
   return WritePage(to, copy_, queue);
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

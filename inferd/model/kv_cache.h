@@ -25,7 +25,7 @@
 #include "common/model/model_config.h"
 #include "kernels/backend.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 // Pages and the tables of the running sequences. A sequence is named by its slot, 0..slots-1.
 class KvPages {
@@ -165,4 +165,4 @@ class KvCache {
   std::vector<std::byte> copy_;  // one page over all layers
 };
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 template <typename Of>
@@ -131,4 +131,4 @@ AttentionWidths WidestAttention(const ModelConfig& config) {
   return widest;
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

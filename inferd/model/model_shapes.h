@@ -8,7 +8,7 @@
 
 #include "common/model/model_config.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 // True if the layer has a common expert, which every token uses at its own rank: a shared expert, or the FFN
 // of a dense layer.
@@ -57,4 +57,4 @@ struct AttentionWidths {
 };
 AttentionWidths WidestAttention(const ModelConfig& config);
 
-}  // namespace sluice
+}  // namespace sluice::inferd

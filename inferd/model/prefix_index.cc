@@ -5,7 +5,7 @@
 #include <cstring>
 #include <span>
 
-namespace sluice {
+namespace sluice::inferd {
 
 PrefixIndex::Lists::Lists(uint32_t pages)
     : mask_(std::bit_ceil(uint64_t{pages} + 1) - 1),
@@ -114,4 +114,4 @@ PrefixIndex::Part PrefixIndex::FindPart(const Digest128& before, absl::Span<cons
   return best;
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -16,7 +16,7 @@
 #include "common/checksum.h"
 #include "kernels/ops.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 class PrefixIndex {
  public:
@@ -83,4 +83,4 @@ class PrefixIndex {
   Lists whole_;   // whole pages, by the digest after them
 };
 
-}  // namespace sluice
+}  // namespace sluice::inferd

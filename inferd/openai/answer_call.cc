@@ -8,7 +8,7 @@
 #include "common/error_detail.h"
 #include "inferd/openai/fields/guide_fields.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 // Interval of keep-alive comments on a silent stream; they keep proxies from closing it.
@@ -329,4 +329,4 @@ AnswerTotals AnswerCall::Totals() const {
   return totals;
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -27,7 +27,7 @@
 #include "inferd/serving/engine_request.h"
 #include "inferd/serving/serving_context.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 // New output of one choice. `tokens` only if the plan needs them.
 struct AnswerPiece {
@@ -143,4 +143,4 @@ class AnswerCall final : public PumpedCall,
   uint64_t pending_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -5,7 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 Json TokenJson(const Tokenizer* tokenizer, int32_t id, float logprob) {
@@ -88,4 +88,4 @@ void AppendNamedEvent(const char* name, const Json& json, std::string* out) {
   absl::StrAppend(out, "event: ", name, "\ndata: ", Dump(json), "\n\n");
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

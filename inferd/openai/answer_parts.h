@@ -11,7 +11,7 @@
 #include "inferd/api/engine_api.h"
 #include "inferd/openai/fields/json_body.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 // Fields repeated in every event of an answer, or once in a whole answer.
 struct AnswerFacts {
@@ -46,4 +46,4 @@ void AppendEvent(const Json& json, std::string* out);
 // "event: NAME\ndata: {..}\n\n"
 void AppendNamedEvent(const char* name, const Json& json, std::string* out);
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -9,7 +9,7 @@
 #include "inferd/openai/fields/json_body.h"
 #include "inferd/serving/engine_request.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 // Status after a disconnect (nginx's 499); the client does not read it, a log may.
@@ -149,4 +149,4 @@ std::string ErrorObject(const absl::Status& status, ErrorStyle style) {
                      style));
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

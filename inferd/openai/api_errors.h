@@ -8,7 +8,7 @@
 #include "absl/status/status.h"
 #include "inferd/http/http_message.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 // Format of error objects: OpenAI's {"error":{..}} or Anthropic's {"type":"error","error":{..}}.
 enum class ErrorStyle { kOpenAi, kAnthropic };
@@ -23,4 +23,4 @@ HttpResponse ErrorAnswer(const HttpProblem& problem, ErrorStyle style);
 // Returns the object alone, for a stream that has begun.
 std::string ErrorObject(const absl::Status& status, ErrorStyle style);
 
-}  // namespace sluice
+}  // namespace sluice::inferd

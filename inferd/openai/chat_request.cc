@@ -11,7 +11,7 @@
 #include "common/status.h"
 #include "inferd/dialect/call_form.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 constexpr uint32_t kMaxTopLogprobs = 20;
@@ -387,4 +387,4 @@ absl::StatusOr<ChatPlan> PlanChatAnswer(const ServingContext& context, const Cal
   return plan;
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -17,7 +17,7 @@
 #include "inferd/serving/generation_plan.h"
 #include "inferd/serving/serving_context.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 struct ChatRequest {
   RequestFields fields;
@@ -60,4 +60,4 @@ std::vector<int32_t> VisibleSpecialTokens(const Tokenizer& tokenizer, const std:
 // Splits `spec` into `n` requests: index appended to the id, seed incremented.
 std::vector<GenerateSpec> Choices(const GenerateSpec& spec, uint32_t n, uint32_t first);
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -6,7 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "inferd/openai/api_errors.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 using Kind = MessageEvent::Kind;
@@ -238,4 +238,4 @@ std::string ChatWriter::ErrorEvent(const absl::Status& status) const {
   return absl::StrCat("data: ", ErrorObject(status, ErrorStyle::kOpenAi), "\n\n");
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

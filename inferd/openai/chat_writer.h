@@ -15,7 +15,7 @@
 #include "inferd/openai/fields/generation_fields.h"
 #include "inferd/openai/fields/json_body.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 struct ToolCallText {
   std::string id;
@@ -88,4 +88,4 @@ class ChatWriter final : public AnswerWriter {
   std::vector<Choice> choices_;
 };
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -9,7 +9,7 @@
 #include "inferd/openai/chat_request.h"
 #include "inferd/openai/fields/guide_fields.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 constexpr uint32_t kDefaultMaxTokens = 16;
@@ -274,4 +274,4 @@ std::string CompletionsWriter::ErrorEvent(const absl::Status& status) const {
   return absl::StrCat("data: ", ErrorObject(status, ErrorStyle::kOpenAi), "\n\n");
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -16,7 +16,7 @@
 #include "inferd/serving/generation_plan.h"
 #include "inferd/serving/serving_context.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 struct CompletionPrompt {
   std::vector<int32_t> ids;
@@ -67,4 +67,4 @@ class CompletionsWriter final : public AnswerWriter {
   std::vector<Choice> choices_;
 };
 
-}  // namespace sluice
+}  // namespace sluice::inferd

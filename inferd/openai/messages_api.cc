@@ -7,7 +7,7 @@
 #include "inferd/openai/api_errors.h"
 #include "inferd/openai/fields/generation_fields.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 // Returns the text of a string or of text blocks.
@@ -383,4 +383,4 @@ std::string MessagesWriter::ErrorEvent(const absl::Status& status) const {
   return absl::StrCat("event: error\ndata: ", ErrorObject(status, ErrorStyle::kAnthropic), "\n\n");
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -13,7 +13,7 @@
 #include "inferd/openai/fields/field_names.h"
 #include "inferd/openai/fields/json_body.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 // Returns the equivalent chat request. INVALID_ARGUMENT naming a missing or unsupported field; the rest is
 // checked when that request is read. `counts`: for count_tokens, which needs no max_tokens.
@@ -57,4 +57,4 @@ class MessagesWriter final : public AnswerWriter {
   Json stop_sequence_;
 };
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -16,7 +16,7 @@
 #include "inferd/openai/score_call.h"
 #include "inferd/page/page.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 constexpr char kModelPrefix[] = "/v1/models/";
@@ -379,4 +379,4 @@ absl::Status OpenAiEndpoint::Unserved(const Asked& asked) {
   return absl::OkStatus();
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

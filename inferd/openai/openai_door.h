@@ -17,7 +17,7 @@
 #include "inferd/serving/server_state.h"
 #include "inferd/serving/serving_context.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 class OpenAiEndpoint final : public HttpHandler {
  public:
@@ -74,4 +74,4 @@ class OpenAiEndpoint final : public HttpHandler {
   const int64_t created_;  // seconds since 1970: start of serving the model
 };
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -8,7 +8,7 @@
 #include "inferd/openai/chat_request.h"
 #include "inferd/openai/fields/generation_fields.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 // Appends one input item as chat messages.
@@ -334,4 +334,4 @@ std::string ResponsesWriter::ErrorEvent(const absl::Status& status) const {
   return out;
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

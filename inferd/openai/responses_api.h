@@ -14,7 +14,7 @@
 #include "inferd/openai/fields/field_names.h"
 #include "inferd/openai/fields/json_body.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 // Returns the equivalent chat request. INVALID_ARGUMENT naming a wrong or unsupported field
 // (previous_response_id: nothing is stored); the rest is checked when that request is read.
@@ -61,4 +61,4 @@ class ResponsesWriter final : public AnswerWriter {
   bool cut_ = false;
 };
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -6,7 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 class PromptSink final : public ScoreSink {
@@ -162,4 +162,4 @@ void ScoreCall::OnEnded(bool disconnected) {
   context_.pump->Remove(this);
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

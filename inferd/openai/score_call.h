@@ -18,7 +18,7 @@
 #include "inferd/serving/engine_request.h"
 #include "inferd/serving/serving_context.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 struct ScoreWork {
   std::string request_id;
@@ -65,4 +65,4 @@ class ScoreCall final : public PumpedCall,
   bool over_ ABSL_GUARDED_BY(mutex_) = false;
 };
 
-}  // namespace sluice
+}  // namespace sluice::inferd

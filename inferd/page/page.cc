@@ -9,7 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "inferd/page/page_text.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 // Content-Security-Policy source of an inline script or style: its digest, so that no other script runs.
@@ -52,4 +52,4 @@ HttpResponse PageAnswer() {
   return page;
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -6,10 +6,10 @@
 
 #include "inferd/http/http_message.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 // Returns the page, with headers that restrict the browser to its own content and to requests to its own
 // server.
 HttpResponse PageAnswer();
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -5,7 +5,7 @@
 
 #include <string_view>
 
-namespace sluice {
+namespace sluice::inferd {
 
 struct PageText {
   std::string_view html;  // with placeholders @STYLE@ and @SCRIPT@
@@ -15,4 +15,4 @@ struct PageText {
 
 PageText ReadPageText();
 
-}  // namespace sluice
+}  // namespace sluice::inferd

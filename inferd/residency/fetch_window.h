@@ -11,7 +11,7 @@
 
 #include "absl/time/time.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 class FetchWindow {
  public:
@@ -59,4 +59,4 @@ class FetchWindow {
   absl::Time retry_at_;    // earliest retry while no_room_
 };
 
-}  // namespace sluice
+}  // namespace sluice::inferd

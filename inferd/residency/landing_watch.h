@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <thread>
 
-namespace sluice {
+namespace sluice::inferd {
 
 class LandingPoller {
  public:
@@ -44,4 +44,4 @@ class LandingPoller {
   int64_t began_ = 0;  // 0: not polling
 };
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -6,7 +6,7 @@
 #include "absl/time/clock.h"
 #include "common/status.h"
 
-namespace sluice {
+namespace sluice::inferd {
 LayerResidency::LayerResidency(WeightClient* client, FetchQueue* fetches, Queue* queue, FetchWindow window,
                                absl::Duration stall_limit, bool watch)
     : pack_(client->pack()),
@@ -137,4 +137,4 @@ std::vector<uint32_t> ExpertsByLayer(const Pack& pack) {
   return experts;
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

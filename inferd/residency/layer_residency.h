@@ -23,7 +23,7 @@
 #include "kernels/backend.h"
 #include "pack/pack.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 class LayerResidency : public Residency {
  public:
@@ -121,4 +121,4 @@ class LayerResidency : public Residency {
 // Routed experts by layer.
 std::vector<uint32_t> ExpertsByLayer(const Pack& pack);
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -10,7 +10,7 @@
 #include "inferd/experts/expert_source.h"
 #include "inferd/experts/residency_statistics.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 class Residency : public ExpertSource, public ExpertPrefetch, public ResidencyStatistics {
  public:
@@ -36,4 +36,4 @@ class Residency : public ExpertSource, public ExpertPrefetch, public ResidencySt
   virtual void Abandon() = 0;
 };
 
-}  // namespace sluice
+}  // namespace sluice::inferd

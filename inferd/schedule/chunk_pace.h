@@ -9,7 +9,7 @@
 #include <algorithm>
 #include <cstdint>
 
-namespace sluice {
+namespace sluice::inferd {
 
 class ChunkPace {
  public:
@@ -49,4 +49,4 @@ class ChunkPace {
   double rate_ = 0;  // bytes per second
 };
 
-}  // namespace sluice
+}  // namespace sluice::inferd

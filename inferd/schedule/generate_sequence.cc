@@ -5,7 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 // Number of the prompt's last tokens decoded before the answer: the text of a token depends on the start of a
@@ -225,4 +225,4 @@ void GenerateSequence::Finish() {
 
 void GenerateSequence::Fail(const absl::Status& status) { sink_->OnError(status); }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -23,7 +23,7 @@
 #include "inferd/schedule/sequence.h"
 #include "inferd/schedule/stop_matcher.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 class GenerateSequence final : public Sequence {
  public:
@@ -78,4 +78,4 @@ class GenerateSequence final : public Sequence {
   FinishInfo info_;
 };
 
-}  // namespace sluice
+}  // namespace sluice::inferd

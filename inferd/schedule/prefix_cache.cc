@@ -6,7 +6,7 @@
 
 #include "common/status.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 // Start of every digest chain: everything that cached values depend on, and a secret.
@@ -394,4 +394,4 @@ absl::Status PrefixCache::TakeState(const PrefixRecord& record, absl::Span<const
   return parts_.states->Write(state.state, content, parts_.queue);
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

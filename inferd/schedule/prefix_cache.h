@@ -33,7 +33,7 @@
 #include "inferd/schedule/sequence.h"
 #include "kernels/backend.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 // The part of a sequence that others may reuse.
 enum class PrefixReuse : uint8_t { kNone, kPrompts, kAll };
@@ -146,4 +146,4 @@ class PrefixCache final : public PrefixSource {
   std::vector<Digest128> digests_;
 };
 
-}  // namespace sluice
+}  // namespace sluice::inferd

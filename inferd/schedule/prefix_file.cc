@@ -15,7 +15,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/status.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 static_assert(std::endian::native == std::endian::little, "values are written as they lie in memory");
@@ -227,4 +227,4 @@ absl::Status PrefixFileReader::Next(PrefixRecord* record, std::vector<std::byte>
   return absl::OkStatus();
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -27,7 +27,7 @@
 #include "common/file_io.h"
 #include "kernels/ops.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 struct PrefixFileHead {
   Digest128 identity;
@@ -95,4 +95,4 @@ class PrefixFileReader {
   uint64_t number_ = 0;
 };
 
-}  // namespace sluice
+}  // namespace sluice::inferd

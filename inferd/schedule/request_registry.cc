@@ -6,7 +6,7 @@
 #include "common/error_detail.h"
 #include "common/status.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 // Retry delay of a refused client before any queue place has come free.
@@ -139,4 +139,4 @@ uint64_t RequestRegistry::live() const {
   return requests_.size();
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

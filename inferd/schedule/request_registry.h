@@ -17,7 +17,7 @@
 #include "inferd/api/queue_limits.h"
 #include "inferd/schedule/scheduler.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 class RequestRegistry {
  public:
@@ -83,4 +83,4 @@ class RequestRegistry {
   uint32_t refused_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 
-}  // namespace sluice
+}  // namespace sluice::inferd

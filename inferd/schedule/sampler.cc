@@ -5,7 +5,7 @@
 #include <cmath>
 #include <limits>
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 uint64_t Mix(uint64_t x) {  // the finalizer of splitmix64
@@ -309,4 +309,4 @@ int32_t Sampler::DrawFromBest(const SamplingParams& params, float best, float in
   return candidates_[count - 1].id;
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -19,7 +19,7 @@
 #include "absl/types/span.h"
 #include "inferd/api/engine_api.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 // Temperatures below are greedy decoding: dividing by them would overflow.
 inline constexpr float kGreedyTemperature = 1e-5f;
@@ -105,4 +105,4 @@ class Sampler {
   std::vector<Candidate> candidates_;  // at most vocab
 };
 
-}  // namespace sluice
+}  // namespace sluice::inferd

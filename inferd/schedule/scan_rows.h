@@ -10,7 +10,7 @@
 
 #include "common/model/model_config.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 // A step that uses at least this share of a layer's experts is a scan.
 inline constexpr double kScannedShare = 0.75;
@@ -27,4 +27,4 @@ inline uint32_t ScanRows(const ModelConfig& config) {
   return static_cast<uint32_t>(rows);
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

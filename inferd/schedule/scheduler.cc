@@ -4,7 +4,7 @@
 #include <limits>
 #include <tuple>
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 // A priority below every request's.
@@ -402,4 +402,4 @@ void Scheduler::Restart(SequenceId id) {
   StartIn(entry, entry->slot);
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

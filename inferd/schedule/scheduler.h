@@ -32,7 +32,7 @@
 #include "absl/time/time.h"
 #include "inferd/model/kv_cache.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 using SequenceId = uint64_t;
 inline constexpr uint32_t kNoSlot = 0xffffffffu;
@@ -192,4 +192,4 @@ class Scheduler {
   uint64_t arrivals_ = 0;
 };
 
-}  // namespace sluice
+}  // namespace sluice::inferd

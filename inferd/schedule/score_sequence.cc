@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 // Bytes of full rows that one step may add to a sink, which buffers them until its consumer has room.
@@ -70,4 +70,4 @@ void ScoreSequence::Finish() { sink_->OnFinished({prompt_tokens_, 0, 0}, MakeTim
 
 void ScoreSequence::Fail(const absl::Status& status) { sink_->OnError(status); }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

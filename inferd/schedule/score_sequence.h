@@ -9,7 +9,7 @@
 
 #include "inferd/schedule/sequence.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 class ScoreSequence final : public Sequence {
  public:
@@ -39,4 +39,4 @@ class ScoreSequence final : public Sequence {
   std::vector<float> target_logprobs_;  // of one slice
 };
 
-}  // namespace sluice
+}  // namespace sluice::inferd

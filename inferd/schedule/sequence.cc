@@ -5,7 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 void Sequence::NotePrefix(uint32_t positions) {
   if (admitted_ == absl::InfinitePast()) {
@@ -64,4 +64,4 @@ Timings Sequence::MakeTimings() const {
   return timings;
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -17,7 +17,7 @@
 #include "inferd/schedule/sampler.h"
 #include "inferd/schedule/scheduler.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 // Consecutive rows of one sequence in a LogitRows.
 struct LogitSlice {
@@ -116,4 +116,4 @@ class Sequence {
   StepCost cost_;
 };
 
-}  // namespace sluice
+}  // namespace sluice::inferd

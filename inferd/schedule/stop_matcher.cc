@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 // The failure function of Knuth, Morris and Pratt: border[n] is the length of the longest proper prefix of
@@ -69,4 +69,4 @@ void StopMatcher::Flush(std::string* out) {
   held_.clear();
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -12,7 +12,7 @@
 #include <string_view>
 #include <vector>
 
-namespace sluice {
+namespace sluice::inferd {
 
 class StopMatcher {
  public:
@@ -43,4 +43,4 @@ class StopMatcher {
   int matched_ = -1;
 };
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -9,7 +9,7 @@
 #include "inferd/service/service_response.h"
 #include "inferd/serving/process_stats.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 namespace v1 = inference::v1;
@@ -174,4 +174,4 @@ grpc::ServerUnaryReactor* AdminServiceImpl::Abort(grpc::CallbackServerContext* c
   return Reply(call, status);
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

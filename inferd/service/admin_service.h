@@ -11,7 +11,7 @@
 #include "inferd/serving/serving_context.h"
 #include "sluice/inference/v1/admin.grpc.pb.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 class AdminServiceImpl final : public inference::v1::AdminService::CallbackService {
  public:
@@ -48,4 +48,4 @@ class AdminServiceImpl final : public inference::v1::AdminService::CallbackServi
   const std::function<size_t()> count_connections_;
 };
 
-}  // namespace sluice
+}  // namespace sluice::inferd

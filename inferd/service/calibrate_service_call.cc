@@ -10,7 +10,7 @@
 #include "inferd/service/service_request.h"
 #include "inferd/service/service_stream.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 namespace v1 = inference::v1;
@@ -134,4 +134,4 @@ grpc::ServerWriteReactor<v1::CalibrateResponse>* AdminServiceImpl::Calibrate(
   return calibrate.get();
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -11,7 +11,7 @@
 #include "common/status.h"
 #include "inferd/serving/generation_plan.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 namespace v1 = inference::v1;
@@ -180,4 +180,4 @@ absl::StatusOr<ChatPrompt> MakeChatPrompt(const ServingContext& context, const C
   return RenderConversation(context, conversation);
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -11,7 +11,7 @@
 #include "inferd/serving/serving_context.h"
 #include "sluice/inference/v1/inference.pb.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 // Fields common to Chat, ChatStream and Tokenize. Both pointees must outlive it.
 struct ConversationView {
@@ -23,4 +23,4 @@ struct ConversationView {
 absl::StatusOr<ChatPrompt> MakeChatPrompt(const ServingContext& context,
                                           const ConversationView& conversation);
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -12,7 +12,7 @@
 #include "inferd/service/service_call.h"
 #include "inferd/service/service_stream.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 namespace v1 = inference::v1;
@@ -134,4 +134,4 @@ grpc::ServerWriteReactor<v1::ScoreResponse>* EvaluationServiceImpl::Score(grpc::
   return score.get();
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

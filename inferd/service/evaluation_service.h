@@ -6,7 +6,7 @@
 #include "inferd/serving/serving_context.h"
 #include "sluice/inference/v1/evaluation.grpc.pb.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 class EvaluationServiceImpl final : public inference::v1::EvaluationService::CallbackService {
  public:
@@ -20,4 +20,4 @@ class EvaluationServiceImpl final : public inference::v1::EvaluationService::Cal
   const ServingContext& context_;
 };
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -6,7 +6,7 @@
 #include "daemon/grpc/grpc_status.h"
 #include "inferd/service/service_response.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 namespace v1 = inference::v1;
@@ -201,4 +201,4 @@ template class StreamedAnswerCall<v1::ChatStreamResponse>;
 template class UnaryAnswerCall<v1::GenerateResponse>;
 template class UnaryAnswerCall<v1::ChatResponse>;
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -19,7 +19,7 @@
 #include "sluice/inference/v1/evaluation.pb.h"
 #include "sluice/inference/v1/inference.pb.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 // `Response` is GenerateStreamResponse or ChatStreamResponse.
 template <typename Response>
@@ -109,4 +109,4 @@ extern template class StreamedAnswerCall<inference::v1::ChatStreamResponse>;
 extern template class UnaryAnswerCall<inference::v1::GenerateResponse>;
 extern template class UnaryAnswerCall<inference::v1::ChatResponse>;
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -11,7 +11,7 @@
 #include "inferd/service/service_call.h"
 #include "inferd/service/service_request.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 namespace v1 = inference::v1;
@@ -158,4 +158,4 @@ grpc::ServerUnaryReactor* InferenceServiceImpl::Detokenize(grpc::CallbackServerC
   return Reply(call, text.status());
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

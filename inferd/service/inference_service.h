@@ -6,7 +6,7 @@
 #include "inferd/serving/serving_context.h"
 #include "sluice/inference/v1/inference.grpc.pb.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 class InferenceServiceImpl final : public inference::v1::InferenceService::CallbackService {
  public:
@@ -38,4 +38,4 @@ class InferenceServiceImpl final : public inference::v1::InferenceService::Callb
   const ServingContext& context_;
 };
 
-}  // namespace sluice
+}  // namespace sluice::inferd

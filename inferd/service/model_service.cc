@@ -4,7 +4,7 @@
 #include "inferd/service/service_request.h"
 #include "inferd/service/service_response.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 namespace v1 = inference::v1;
 
@@ -29,4 +29,4 @@ grpc::ServerUnaryReactor* ModelServiceImpl::GetModel(grpc::CallbackServerContext
   return Reply(call, status);
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -6,7 +6,7 @@
 #include "inferd/serving/serving_context.h"
 #include "sluice/inference/v1/model.grpc.pb.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 class ModelServiceImpl final : public inference::v1::ModelService::CallbackService {
  public:
@@ -24,4 +24,4 @@ class ModelServiceImpl final : public inference::v1::ModelService::CallbackServi
   const ServingContext& context_;
 };
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -13,7 +13,7 @@
 #include "inferd/service/inference_service.h"
 #include "inferd/service/model_service.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 // Delay between the end of the last call and the close of its connection. A client that is writing (an HTTP/2
@@ -187,4 +187,4 @@ void InferdServer::WatchHealth() {
   }
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -19,7 +19,7 @@
 #include "inferd/serving/server_state.h"
 #include "inferd/serving/serving_context.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 struct InferdServerOptions {
   std::vector<ListenAddress> addresses;  // client addresses; at least one
@@ -79,4 +79,4 @@ class InferdServer {
   const std::unique_ptr<Parts> parts_;  // constant once started
 };
 
-}  // namespace sluice
+}  // namespace sluice::inferd

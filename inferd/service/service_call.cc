@@ -6,7 +6,7 @@
 #include "absl/time/time.h"
 #include "daemon/grpc/grpc_server.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 CallFacts FactsOf(const grpc::CallbackServerContext& call) {
   CallFacts facts;
@@ -22,4 +22,4 @@ CallFacts FactsOf(const grpc::CallbackServerContext& call) {
   return facts;
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

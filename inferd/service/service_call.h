@@ -10,7 +10,7 @@
 #include "inferd/service/service_request.h"
 #include "inferd/service/service_response.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 // Returns the client, the request id and the deadline of a call.
 CallFacts FactsOf(const grpc::CallbackServerContext& call);
@@ -33,4 +33,4 @@ grpc::ServerWriteReactor<Response>* Refuse(absl::Status status) {
   return new Refusal(ToGrpcStatus(Explain(std::move(status))));
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -13,7 +13,7 @@
 #include "google/protobuf/unknown_field_set.h"
 #include "inferd/api/request_checks.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 namespace v1 = inference::v1;
@@ -250,4 +250,4 @@ absl::StatusOr<ScoreSpec> PlanScore(const ServingContext& context, const CallFac
   return spec;
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

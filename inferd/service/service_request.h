@@ -16,7 +16,7 @@
 #include "sluice/inference/v1/generation.pb.h"
 #include "sluice/inference/v1/inference.pb.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 // Reporting options of an answer.
 struct ReportOptions {
@@ -53,4 +53,4 @@ absl::Status CheckNoUnknownFields(const google::protobuf::Message& message);
 absl::StatusOr<std::vector<int32_t>> TokenIdsOf(const google::protobuf::RepeatedField<uint32_t>& ids,
                                                 uint32_t limit, const std::string& field);
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -1,6 +1,6 @@
 #include "inferd/service/service_response.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 namespace v1 = inference::v1;
@@ -216,4 +216,4 @@ void FillLayers(const std::vector<LayerStats>& layers, v1::GetStatsResponse* out
   }
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -15,7 +15,7 @@
 #include "sluice/inference/v1/inference.pb.h"
 #include "sluice/inference/v1/model.pb.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 void FillUsage(const Usage& usage, inference::v1::Usage* out);
 void FillTimings(const Timings& timings, uint32_t completion_tokens, inference::v1::Timings* out);
@@ -72,4 +72,4 @@ size_t AppendTokens(absl::Span<const TokenOut> tokens, std::string_view text, co
   return bytes;
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -31,7 +31,7 @@
 #include "inferd/service/service_response.h"
 #include "inferd/serving/serving_context.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 template <typename Response>
 class ServiceStream : public grpc::ServerWriteReactor<Response>,
@@ -191,4 +191,4 @@ class ServiceStream : public grpc::ServerWriteReactor<Response>,
   bool done_ ABSL_GUARDED_BY(mutex_) = false;         // call_ is invalid
 };
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -9,7 +9,7 @@
 #include "common/text/chat/chat_formatter.h"
 #include "inferd/serving/generation_plan.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 absl::Status WithReason(absl::Status status) {
@@ -70,4 +70,4 @@ absl::StatusOr<ChatPrompt> RenderConversation(const ServingContext& context,
   return ChatPrompt{std::move(chat.text), std::move(chat.ids), formatter->end_of_turn()};
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -13,7 +13,7 @@
 #include "common/text/chat/chat_template.h"
 #include "inferd/serving/serving_context.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 // Form of tool call arguments for a template.
 enum class ArgumentsAs { kObject, kText };
@@ -40,4 +40,4 @@ struct ChatPrompt {
 absl::StatusOr<ChatPrompt> RenderConversation(const ServingContext& context,
                                               const Conversation& conversation);
 
-}  // namespace sluice
+}  // namespace sluice::inferd

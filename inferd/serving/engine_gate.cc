@@ -6,7 +6,7 @@
 #include "common/error_detail.h"
 #include "common/status.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 void EngineGate::SetProgress(const std::string& what) {
   const MutexLock lock(&mutex_);
@@ -112,4 +112,4 @@ void EngineGate::StartDrain() {
   }
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -15,7 +15,7 @@
 #include "common/mutex.h"
 #include "inferd/api/engine_api.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 class EngineGate final : public EngineApi {
  public:
@@ -46,4 +46,4 @@ class EngineGate final : public EngineApi {
   std::optional<QueueLimits> queue_limits_ ABSL_GUARDED_BY(mutex_);  // set before the engine was there
 };
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -3,7 +3,7 @@
 #include "absl/strings/cord.h"
 #include "common/error_detail.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 // Retry hint for refused clients: a place in the queue is likely to be free by then.
@@ -72,4 +72,4 @@ absl::Status Explain(absl::Status status) {
   return status;
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -13,7 +13,7 @@
 #include "inferd/api/engine_api.h"
 #include "inferd/serving/serving_context.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 // Cancels only a request that the engine accepted and that has not ended: afterwards its id may belong to
 // another call.
@@ -53,4 +53,4 @@ void LogRequestEnd(const ServingContext& context, const std::string& kind, const
 // Adds to `status` what clients rely on: a reason on every failure, a retry hint if a retry can help.
 absl::Status Explain(absl::Status status);
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -12,7 +12,7 @@
 #include "common/status.h"
 #include "inferd/api/request_checks.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 constexpr size_t kMaxRequestIdBytes = 128;
@@ -251,4 +251,4 @@ absl::Status CheckTokenizer(const ServingContext& context) {
                      absl::StrCat("model ", context.model.name, " has no tokenizer: send token ids"));
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

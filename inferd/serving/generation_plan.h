@@ -17,7 +17,7 @@
 #include "inferd/api/guide_spec.h"
 #include "inferd/serving/serving_context.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 // Facts of a call besides its message.
 struct CallFacts {
@@ -103,4 +103,4 @@ absl::Time DeadlineOf(const ServingContext& context, const CallFacts& call);
 // Returns the sampling parameters of a request that sets none.
 SamplingParams DefaultSampling(const GenerationDefaults& defaults);
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -5,7 +5,7 @@
 
 #include <cstdio>
 
-namespace sluice {
+namespace sluice::inferd {
 
 uint64_t CountOpenDescriptors() {
   DIR* directory = opendir("/proc/self/fd");
@@ -52,4 +52,4 @@ ResidentParts ReadResidentParts() {
   return parts;
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-namespace sluice {
+namespace sluice::inferd {
 
 // Number of open file descriptors; 0 if /proc cannot be read.
 uint64_t CountOpenDescriptors();
@@ -20,4 +20,4 @@ struct ResidentParts {
 };
 ResidentParts ReadResidentParts();
 
-}  // namespace sluice
+}  // namespace sluice::inferd

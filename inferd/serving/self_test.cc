@@ -7,7 +7,7 @@
 #include "absl/time/clock.h"
 #include "common/status.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 // The sink is shared with the engine, which may end the request after the test's timeout.
@@ -54,4 +54,4 @@ absl::Status SelfTest(EngineApi* engine, int32_t token, absl::Duration limit) {
   return Annotate(sink->status(), "self-test");
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -7,10 +7,10 @@
 #include "absl/time/time.h"
 #include "inferd/api/engine_api.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 // Generates one token for the one-token prompt `token`. Returns the engine's error, or DEADLINE_EXCEEDED
 // after `limit`.
 absl::Status SelfTest(EngineApi* engine, int32_t token, absl::Duration limit);
 
-}  // namespace sluice
+}  // namespace sluice::inferd

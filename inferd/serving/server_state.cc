@@ -1,6 +1,6 @@
 #include "inferd/serving/server_state.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 void ServerState::SetBackend(const std::string& isa, const std::string& backend,
                              const std::string& weight_transport) {
@@ -38,4 +38,4 @@ void ServerState::StartDrain() {
   engine_->StartDrain();
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -12,7 +12,7 @@
 #include "common/mutex.h"
 #include "inferd/api/engine_api.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 struct ReportedOption {
   std::string name;
@@ -63,4 +63,4 @@ class ServerState {
   bool draining_ ABSL_GUARDED_BY(mutex_) = false;
 };
 
-}  // namespace sluice
+}  // namespace sluice::inferd

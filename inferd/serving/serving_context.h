@@ -21,7 +21,7 @@
 #include "pack/pack_format.h"
 #include "spdlog/logger.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 // The served model, as described to clients.
 struct ServedModel {
@@ -67,4 +67,4 @@ struct ServingContext {
   ServingMetrics* metrics = nullptr;  // null: no metrics
 };
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -2,7 +2,7 @@
 
 #include <cstddef>
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 constexpr MetricType kCounter = MetricType::kCounter;
@@ -158,4 +158,4 @@ std::string ServingMetrics::Text(const EngineStats& stats, const ServerInfo& inf
   return text.Take() + registry_.Text();
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

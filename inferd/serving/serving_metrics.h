@@ -12,7 +12,7 @@
 #include "inferd/serving/server_state.h"
 #include "inferd/serving/stream_pump.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 class ServingMetrics {
  public:
@@ -34,4 +34,4 @@ class ServingMetrics {
   Histogram* const seconds_;
 };
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -5,7 +5,7 @@
 
 #include "absl/time/clock.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 StreamPump::StreamPump(absl::Duration tick) : tick_(tick) {
   thread_ = std::thread([this] { Run(); });
@@ -137,4 +137,4 @@ void StreamPump::Run() {
   }
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -17,7 +17,7 @@
 #include "absl/time/time.h"
 #include "common/mutex.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 // Interface of a call for the pump. The pump's thread calls its methods, one at a time, except unsent_bytes,
 // which any thread may call.
@@ -81,4 +81,4 @@ class StreamPump {
   std::thread thread_;    // started by the constructor, joined by the destructor
 };
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -4,7 +4,7 @@
 
 #include "absl/status/status.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 FetchCompletion CompletionOf(const CompletionEntry& entry, uint64_t caller_id) {
   FetchCompletion completion;
@@ -56,4 +56,4 @@ SubmissionEntry EntryOf(const FetchRequest& request) {
   return entry;
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

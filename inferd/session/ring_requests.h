@@ -8,7 +8,7 @@
 #include "common/ring/session_abi.h"
 #include "inferd/weights/weight_client.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 // An entry that names no extent, no slab and no progress word.
 SubmissionEntry EmptyEntry(Opcode opcode, RequestClass request_class);
@@ -19,4 +19,4 @@ SubmissionEntry EntryOf(const FetchRequest& request);
 // `caller_id`: id of the completed request. A code that is no status code becomes INTERNAL.
 FetchCompletion CompletionOf(const CompletionEntry& entry, uint64_t caller_id);
 
-}  // namespace sluice
+}  // namespace sluice::inferd

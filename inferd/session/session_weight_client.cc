@@ -17,7 +17,7 @@
 #include "common/status.h"
 #include "inferd/session/ring_requests.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 constexpr absl::Duration kConnectPause = absl::Milliseconds(20);
@@ -469,4 +469,4 @@ WeightClientCounters SessionWeightClient::counters() const {
 
 std::string SessionWeightClient::Describe() const { return description_.Get(); }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

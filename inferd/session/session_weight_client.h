@@ -26,7 +26,7 @@
 #include "inferd/weights/weight_client.h"
 #include "pack/pack.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 struct SessionWeightClientOptions {
   std::string socket;            // weightd's gRPC socket, an absolute path. REQUIRED
@@ -162,4 +162,4 @@ class SessionWeightClient final : public WeightClient {
   SharedText description_;
 };
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -15,7 +15,7 @@
 #include "common/ring/protocol_step.h"
 #include "common/status.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 // Sources that end a sleep, in the order of WatchAll().
@@ -201,4 +201,4 @@ bool WeightSession::PeerGone() const {
   return poll(polled, 2, 0) > 0;
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

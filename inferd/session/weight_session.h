@@ -25,7 +25,7 @@
 #include "inferd/weights/list_arena.h"
 #include "inferd/weights/weight_client.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 class WeightSession {
  public:
@@ -150,4 +150,4 @@ class WeightSession {
   absl::Status lost_;
 };
 
-}  // namespace sluice
+}  // namespace sluice::inferd

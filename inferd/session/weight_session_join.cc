@@ -12,7 +12,7 @@
 #include "common/status.h"
 #include "inferd/session/weight_session.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 constexpr size_t kPackIndex = 0;  // one pack a session
@@ -150,4 +150,4 @@ absl::Status WeightSession::CheckTables() const {
   return absl::OkStatus();
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

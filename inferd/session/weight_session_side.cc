@@ -10,7 +10,7 @@
 #include "common/status.h"
 #include "inferd/session/weight_session.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 void WeightSession::DrainSide() {
   SendAcks();
@@ -149,4 +149,4 @@ absl::Status WeightSession::SetObserver(SegmentObserver* observer) {
   return absl::OkStatus();
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

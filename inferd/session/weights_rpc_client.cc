@@ -11,7 +11,7 @@
 #include "grpcpp/security/credentials.h"
 #include "sluice/weights/v1/weights.grpc.pb.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace v1 = ::sluice::weights::v1;
 
 namespace {
@@ -121,4 +121,4 @@ absl::StatusOr<WeightsRpcClient::DramBudget> WeightsRpcClient::SetDramBudget(uin
   return DramBudget{response.previous_bytes(), response.segment_bytes()};
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -14,7 +14,7 @@
 #include "common/ring/session_abi.h"
 #include "common/ring/side_channel.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 // Parameters of OpenSession. One pack a session: inferd serves one model.
 struct OpenSessionParams {
@@ -64,4 +64,4 @@ class WeightsRpcClient {
   std::unique_ptr<Impl> impl_;
 };
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -11,7 +11,7 @@
 #include "pack/pack_format.h"
 #include "pack/row_layout.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 // Returns the parts of a work computed after its lead, or all three.
@@ -206,4 +206,4 @@ absl::Status MeasuredQueue::Run(const MoeExpertsArgs& args) {
   return absl::OkStatus();
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

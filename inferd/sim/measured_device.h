@@ -22,7 +22,7 @@
 #include "inferd/sim/virtual_costs.h"
 #include "kernels/backend.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 // The last kMaxSamples values added; older ones are dropped, as the first steps after a start meet cold
 // memory.
@@ -169,4 +169,4 @@ class MeasuredDevice final : public Backend {
   MeasuredQueue queue_;
 };
 
-}  // namespace sluice
+}  // namespace sluice::inferd

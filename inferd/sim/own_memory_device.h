@@ -15,7 +15,7 @@
 #include "common/status.h"
 #include "kernels/backend.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 class OwnMemoryDevice final : public Backend {
  public:
@@ -59,4 +59,4 @@ class OwnMemoryDevice final : public Backend {
   absl::flat_hash_set<BufferId> staging_;
 };
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -11,7 +11,7 @@
 
 #include "common/clock.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 // The CPU of the modelled machine, which computes experts in place, one after another.
 class VirtualCpu {
@@ -43,4 +43,4 @@ class VirtualClock final : public Clock {
   VirtualCpu cpu_;
 };
 
-}  // namespace sluice
+}  // namespace sluice::inferd

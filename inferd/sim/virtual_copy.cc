@@ -7,7 +7,7 @@
 #include "inferd/sim/virtual_weight_client.h"
 #include "pack/row_layout.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 ExtentRange VirtualWeightClient::ExtentsOf(const FetchRequest& request) const {
   return request.dense_extent != FetchRequest::kNoExtent
@@ -118,4 +118,4 @@ absl::Status VirtualWeightClient::CopyRows(const FetchRequest& request,
   return absl::OkStatus();
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -16,7 +16,7 @@
 #include "pack/pack_format.h"
 #include "pack/row_layout.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 struct Field {
@@ -169,4 +169,4 @@ double VirtualCpuSeconds(const VirtualCosts& costs, double link_gbps, const Mode
   return gbps > 0 ? static_cast<double>(bytes) / (gbps * 1e9) / 3 : 0;
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

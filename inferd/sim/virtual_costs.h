@@ -14,7 +14,7 @@
 #include "common/model/model_config.h"
 #include "common/row_traits.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 inline constexpr size_t kEncodingValues = kEncodingNumbers;  // every Encoding value is below
 
@@ -55,4 +55,4 @@ double VirtualLinkGbps(const VirtualCosts& costs, double link_gbps, const ModelC
 double VirtualCpuSeconds(const VirtualCosts& costs, double link_gbps, const ModelConfig& config,
                          uint64_t bytes);
 
-}  // namespace sluice
+}  // namespace sluice::inferd

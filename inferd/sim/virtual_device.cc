@@ -8,7 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/status.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 uint32_t EndOf(const ExpertWork& work) { return work.neuron_end == 0 ? work.up.rows : work.neuron_end; }
@@ -105,4 +105,4 @@ absl::Status VirtualQueue::Run(const MoeExpertsArgs& args) {
   return absl::OkStatus();
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

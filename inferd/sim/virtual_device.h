@@ -13,7 +13,7 @@
 #include "inferd/sim/virtual_costs.h"
 #include "kernels/backend.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 // Number of neurons in the work's range that are resident and active in any row, for a work with computed
 // lead values.
@@ -109,4 +109,4 @@ class VirtualDevice final : public Backend {
   VirtualQueue queue_;
 };
 
-}  // namespace sluice
+}  // namespace sluice::inferd

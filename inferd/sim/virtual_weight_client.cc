@@ -6,7 +6,7 @@
 #include "common/status.h"
 #include "pack/row_layout.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 // Number of link chunks per expert; a demand waits for one chunk when a prefetch is on the link.
@@ -283,4 +283,4 @@ absl::Status VirtualWeightClient::Reconnect(absl::Time deadline) {
   return behind_->Reconnect(deadline);
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

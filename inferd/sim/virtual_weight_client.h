@@ -18,7 +18,7 @@
 #include "inferd/sim/virtual_clock.h"
 #include "inferd/weights/weight_client.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 class VirtualWeightClient final : public WeightClient {
  public:
@@ -93,4 +93,4 @@ class VirtualWeightClient final : public WeightClient {
   absl::Duration fill_limit_ = absl::Seconds(20);
 };
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -1,6 +1,6 @@
 #include "inferd/step/step_batch.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 StepBatch::StepBatch(uint32_t max_tokens, uint32_t max_sequences) {
   ids_.reserve(max_tokens);
@@ -53,4 +53,4 @@ void StepBatch::Fail(uint32_t sequence, uint32_t extent) {
   }
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

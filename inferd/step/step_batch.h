@@ -10,7 +10,7 @@
 #include "inferd/model/delta_states.h"
 #include "kernels/ops.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 // A sequence's data for a step besides its tokens.
 struct SequenceInput {
@@ -73,4 +73,4 @@ class StepBatch {
   uint32_t lost_sequences_ = 0;
 };
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -5,7 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 WorkPlan::WorkPlan(uint32_t max_tokens, uint32_t max_ranks, uint32_t max_experts)
     : count_(max_experts),
@@ -73,4 +73,4 @@ absl::Status WorkPlan::Build(const Routing& routing, uint32_t experts, const Ste
   return absl::OkStatus();
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -12,7 +12,7 @@
 #include "inferd/experts/residency_view.h"
 #include "inferd/step/step_batch.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 // The experts of each token after the routing policy, in host memory. The first `top_k` of a row's `ranks`
 // are routed experts; a further last one is the common expert.
@@ -63,4 +63,4 @@ class WorkPlan {
   std::vector<uint32_t> common_slots_;  // [max_tokens]
 };
 
-}  // namespace sluice
+}  // namespace sluice::inferd

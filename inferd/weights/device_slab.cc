@@ -3,7 +3,7 @@
 #include "absl/time/clock.h"
 #include "common/status.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 // Timeout for weightd to unmap. A session's copies stop at the next chunk, after some 40 microseconds of a
@@ -47,4 +47,4 @@ absl::Status DeviceSlab::Offer(double link_gbps, double link_latency_us, WeightC
   return absl::OkStatus();
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -12,7 +12,7 @@
 #include "inferd/weights/weight_client.h"
 #include "kernels/backend.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 class DeviceSlab {
  public:
@@ -42,4 +42,4 @@ class DeviceSlab {
   std::optional<uint64_t> offered_in_;  // the client's number of reconnects at the last offer
 };
 
-}  // namespace sluice
+}  // namespace sluice::inferd

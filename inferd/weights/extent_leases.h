@@ -8,7 +8,7 @@
 #include "inferd/weights/weight_client.h"
 #include "pack/pack.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 inline void ReleaseExtents(ExtentRange range, uint64_t step, WeightClient* client) {
   for (uint32_t i = 0; i < range.count; ++i) {
@@ -27,4 +27,4 @@ inline bool LeaseExtents(ExtentRange range, uint64_t step, WeightClient* client,
   return true;
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -6,7 +6,7 @@
 #include "common/error_detail.h"
 #include "common/status.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 // An id: serial (32 bits), kind (2), name (30: an extent, or layer and expert).
@@ -107,4 +107,4 @@ absl::Status FetchQueue::Wait(absl::Time deadline) {
 
 void FetchQueue::Forget() { outstanding_ = {}; }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

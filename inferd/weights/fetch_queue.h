@@ -15,7 +15,7 @@
 #include "inferd/weights/weight_client.h"
 #include "kernels/backend.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 enum class FetchKind : uint8_t { kDense = 0, kDemand = 1, kPrefetch = 2 };
 inline constexpr int kFetchKindCount = 3;
@@ -97,4 +97,4 @@ class FetchQueue {
   int64_t real_stall_nanos_ = 0;
 };
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -3,7 +3,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 absl::StatusOr<uint32_t> ListArena::Lend(absl::Span<const uint32_t> neurons, uint64_t sequence,
                                          uint64_t consumed) {
@@ -40,4 +40,4 @@ absl::StatusOr<uint32_t> ListArena::Lend(absl::Span<const uint32_t> neurons, uin
   return offset;
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -12,7 +12,7 @@
 #include "absl/types/span.h"
 #include "common/ring/rings.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 class ListArena {
  public:
@@ -38,4 +38,4 @@ class ListArena {
   uint32_t end_ = 0;  // offset of the next list
 };
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -10,7 +10,7 @@
 #include "common/status.h"
 #include "pack/row_layout.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 constexpr std::array<Part, kPartCount> kParts = {Part::kUp, Part::kGate, Part::kDown};
@@ -493,4 +493,4 @@ WeightClientCounters PullClient::counters() const {
   return counters;
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -22,7 +22,7 @@
 #include "common/transfer/transfer_engine.h"
 #include "inferd/weights/weight_client.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 class PullClient final : public WeightClient, private SegmentObserver {
  public:
@@ -122,4 +122,4 @@ class PullClient final : public WeightClient, private SegmentObserver {
   std::unique_ptr<TransferEngine> engine_;  // destroyed first: its threads wake `behind_`
 };
 
-}  // namespace sluice
+}  // namespace sluice::inferd

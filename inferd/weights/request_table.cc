@@ -1,6 +1,6 @@
 #include "inferd/weights/request_table.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 // A ring id: the serial number in the upper bits, the slot in the lower ones.
@@ -58,4 +58,4 @@ std::optional<PendingRequest> RequestTable::Take(uint64_t ring_id) {
   return request;
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

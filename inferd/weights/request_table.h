@@ -12,7 +12,7 @@
 
 #include "common/ring/session_abi.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 enum class RequestKind : uint8_t { kDemand, kPrefetch, kCancel };
 inline constexpr size_t kRequestKinds = 3;
@@ -56,4 +56,4 @@ class RequestTable {
   uint64_t serial_ = 0;
 };
 
-}  // namespace sluice
+}  // namespace sluice::inferd

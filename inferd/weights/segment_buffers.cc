@@ -2,7 +2,7 @@
 
 #include "common/status.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 absl::Status SegmentBuffers::OnSegmentMapped(uint32_t segment, const std::byte* base, uint64_t bytes) {
   const absl::StatusOr<BufferId> buffer = backend_->Import({base, bytes});
@@ -26,4 +26,4 @@ BufferRef SegmentBuffers::Place(const ExtentLease& lease) const {
   return found == buffers_.end() ? BufferRef{} : BufferRef{found->second, lease.offset};
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

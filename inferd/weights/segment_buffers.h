@@ -10,7 +10,7 @@
 #include "inferd/weights/weight_client.h"
 #include "kernels/backend.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 class SegmentBuffers final : public SegmentObserver {
  public:
@@ -28,4 +28,4 @@ class SegmentBuffers final : public SegmentObserver {
   absl::flat_hash_map<uint32_t, BufferId> buffers_;  // by segment
 };
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -8,7 +8,7 @@
 
 #include "absl/time/time.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 class StallLimit {
  public:
@@ -45,4 +45,4 @@ class StallLimit {
   absl::Time due_ = absl::InfiniteFuture();  // planned end of the last wait
 };
 
-}  // namespace sluice
+}  // namespace sluice::inferd

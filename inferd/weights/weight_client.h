@@ -22,7 +22,7 @@
 #include "common/ring/memory_handle.h"
 #include "pack/pack.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 // A leased extent: `bytes` readable bytes at `data` until Release(). `segment` and `offset` are the same
 // location as a position in a mapped segment, for backends that imported it (SegmentObserver).
@@ -209,4 +209,4 @@ class BatchSubmit {
   WeightClient* const client_;
 };
 
-}  // namespace sluice
+}  // namespace sluice::inferd

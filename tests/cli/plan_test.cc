@@ -223,7 +223,7 @@ TEST(PlanTest, MemoryThatIsAskedForIsCountedWhole) {
   const auto facts = ReadModelFacts(kSample, {"q8"});
   ASSERT_TRUE(facts.ok());
   MemoryRequest request{.memory = kGiB, .threads = 2};
-  request.engine.device = DeviceKind::kSim;
+  request.engine.device = inferd::DeviceKind::kSim;
   request.engine.parallel = 2;
   const auto all = PlanMemory(facts->config, facts->stored[0], request);
   ASSERT_TRUE(all.ok()) << all.status();

@@ -60,7 +60,7 @@ void SimClient::Run() {
 
 // ---------------------------------------------------------------- sessions
 
-bool SimClient::Control(std::function<void(StoreCore*)> run) {
+bool SimClient::Control(std::function<void(weightd::StoreCore*)> run) {
   if (shared_->server == nullptr) {
     return false;
   }
@@ -75,12 +75,12 @@ bool SimClient::Control(std::function<void(StoreCore*)> run) {
 }
 
 bool SimClient::Connect() {
-  OpenedSession opened;
+  inferd::OpenedSession opened;
   // The call owns weightd's answer: this process may be gone when it arrives.
-  auto answer = std::make_shared<absl::StatusOr<SessionHandle>>(absl::UnavailableError(""));
+  auto answer = std::make_shared<absl::StatusOr<weightd::SessionHandle>>(absl::UnavailableError(""));
   const uint64_t quota = Chance(3) ? (20 + Below(30)) * 4096 : 0;
-  if (!Control([answer, quota, pack = pack_](StoreCore* core) {
-        SessionParams params;
+  if (!Control([answer, quota, pack = pack_](weightd::StoreCore* core) {
+        weightd::SessionParams params;
         params.packs = {pack};
         params.quota_bytes = quota;
         params.layout = {.ring_entries = kMinRingEntries, .list_entries = 64, .progress_words = 16};
@@ -120,7 +120,7 @@ bool SimClient::Connect() {
     pollfd polled{theirs->get(), POLLIN, 0};
     return poll(&polled, 1, 0) > 0;
   };
-  call->run = [theirs, session = opened.session](StoreCore* core) {
+  call->run = [theirs, session = opened.session](weightd::StoreCore* core) {
     if (ReceiveSideMessage(theirs->get()).ok()) {
       core->AttachSideSocket(session, std::move(*theirs)).IgnoreError();
     }
@@ -129,8 +129,8 @@ bool SimClient::Connect() {
   server->Post(std::move(call));
   theirs.reset();  // only the call owns it: it ends with weightd's life
   side_copy_.reset(fcntl(mine.get(), F_DUPFD_CLOEXEC, 0));
-  auto session =
-      WeightSession::JoinOver(std::move(mine), opened, extent_bytes_, wake_.get(), absl::InfiniteFuture());
+  auto session = inferd::WeightSession::JoinOver(std::move(mine), opened, extent_bytes_, wake_.get(),
+                                                 absl::InfiniteFuture());
   if (!session.ok()) {
     if (!absl::IsUnavailable(session.status())) {
       Fail(session.status().ToString());
@@ -169,7 +169,7 @@ void SimClient::DropSession(bool close) {
   session_.reset();
   side_copy_.reset();
   if (close && shared_->server != nullptr && shared_->server->epoch() == epoch) {
-    Control([session](StoreCore* core) { core->CloseSession(session).IgnoreError(); });
+    Control([session](weightd::StoreCore* core) { core->CloseSession(session).IgnoreError(); });
     joined_.erase(std::remove(joined_.begin(), joined_.end(), session), joined_.end());
   }
 }

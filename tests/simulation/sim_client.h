@@ -60,11 +60,11 @@ struct SimShared {
   SimCounters counters;
 };
 
-class SimClient final : public SegmentObserver {
+class SimClient final : public inferd::SegmentObserver {
  public:
   struct Held {
     uint32_t extent = 0;
-    ExtentLease lease;
+    inferd::ExtentLease lease;
     uint64_t fill = 0;
   };
 
@@ -111,7 +111,7 @@ class SimClient final : public SegmentObserver {
   void Act();
   bool Connect();
   // Posts a call and waits for it; false: that life of weightd has ended.
-  bool Control(std::function<void(StoreCore*)> run);
+  bool Control(std::function<void(weightd::StoreCore*)> run);
   void OfferSlabs();
   bool Lost();
   void DropSession(bool close);
@@ -157,7 +157,7 @@ class SimClient final : public SegmentObserver {
   std::vector<uint64_t> extent_bytes_;
   UniqueFd wake_;
   UniqueFd side_copy_;  // for cutting the connection
-  std::unique_ptr<WeightSession> session_;
+  std::unique_ptr<inferd::WeightSession> session_;
   std::unique_ptr<SimSlab> slab_;   // of this session; weightd has it as number 0
   std::unique_ptr<SimSlab> dense_;  // of this process; number 1 in each session that has a slab_
   uint64_t epoch_ = 0;

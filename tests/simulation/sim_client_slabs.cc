@@ -22,7 +22,7 @@ void SimClient::OfferSlabs() {
   const double gbps = Chance(2) ? 0 : 0.05;
   uint32_t number = 0;
   for (const SimSlab* slab : {slab_.get(), dense_.get()}) {
-    SlabOffer offer;
+    inferd::SlabOffer offer;
     offer.fd = slab->fd();
     offer.bytes = SimSlab::kBytes;
     offer.link_gbps = gbps;
@@ -96,7 +96,7 @@ bool SimClient::SubmitDense() {
 
 // Leases all of an expert in place; missing extents are fetched first, once.
 bool SimClient::LeaseExpert(uint32_t layer, uint32_t expert) {
-  const ExtentList list = source_.ExpertExtents(layer, expert, kAllParts);
+  const weightd::ExtentList list = source_.ExpertExtents(layer, expert, kAllParts);
   const std::vector<uint32_t> extents(list.ids.begin(), list.ids.begin() + list.count);
   for (const bool again : {false, true}) {
     ReleaseAll();
@@ -133,7 +133,7 @@ void SimClient::Pull() {
   bool ended = false;
   const std::vector<Held> leased = held_;
   for (const Part part : {Part::kUp, Part::kGate, Part::kDown}) {
-    const PartRows rows = source_.ExpertPart(entry.layer, entry.expert, part);
+    const weightd::PartRows rows = source_.ExpertPart(entry.layer, entry.expert, part);
     const auto from = std::find_if(leased.begin(), leased.end(),
                                    [&](const Held& held) { return held.extent == rows.extent; });
     for (uint32_t row = 0; row < rows.rows; ++row) {

@@ -80,7 +80,7 @@ void SimClient::Nap(int64_t nanos) {
 bool SimClient::ended_as_stalled() const {
   SimServer* const server = shared_->server.get();
   const bool long_enough = stalled_since_ >= 0 && shared_->scheduler->NowNanos() - stalled_since_ >=
-                                                      StoreCore::Options().stall_nanos;
+                                                      weightd::StoreCore::Options().stall_nanos;
   return long_enough && session_ != nullptr && server != nullptr && server->epoch() == epoch_ &&
          !server->core().Local(session_->opened().session).ok();
 }
@@ -115,7 +115,7 @@ void SimClient::Compute() {
 }
 
 bool SimClient::TakeLease(uint32_t extent) {
-  ExtentLease lease;
+  inferd::ExtentLease lease;
   if (held_.size() >= 2 * kMaxHeld || !session_->TryLease(extent, &lease)) {
     ++shared_->counters.lease_misses;
     return false;
@@ -129,7 +129,7 @@ bool SimClient::TakeLease(uint32_t extent) {
   const bool again = std::count_if(held_.begin(), held_.end(),
                                    [extent](const Held& other) { return other.extent == extent; }) > 1;
   if (server != nullptr && server->epoch() == epoch_ && !again) {
-    const ExtentId extent_id = server->core().tier().store().FirstExtentId(pack_) + extent;
+    const weightd::ExtentId extent_id = server->core().tier().store().FirstExtentId(pack_) + extent;
     if (held.fill != server->LastFill(extent_id)) {
       Fail(absl::StrCat("extent ", extent, " is of fill ", held.fill, ", the latest is ",
                         server->LastFill(extent_id)));
@@ -232,7 +232,7 @@ bool SimClient::SubmitFill(RequestClass request_class) {
   entry.layer = layer;
   entry.expert = expert;
   entry.parts = parts;
-  const ExtentList list = source_.ExpertExtents(layer, expert, parts);
+  const weightd::ExtentList list = source_.ExpertExtents(layer, expert, parts);
   if (Chance(2)) {
     entry.progress = static_cast<uint32_t>(entry.id % 16);
   }
@@ -280,7 +280,7 @@ void SimClient::ChangeMind() {
   entry.layer = guess_.first;
   entry.expert = guess_.second;
   entry.parts = kAllParts;
-  const ExtentList list = source_.ExpertExtents(entry.layer, entry.expert, entry.parts);
+  const weightd::ExtentList list = source_.ExpertExtents(entry.layer, entry.expert, entry.parts);
   Submit(entry, {list.ids.begin(), list.ids.begin() + list.count});
 }
 

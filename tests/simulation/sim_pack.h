@@ -28,7 +28,7 @@ inline uint64_t SimPositionWord(uint32_t pack, uint64_t offset) {
   return (uint64_t{pack} << 48 ^ (offset + 1)) * 0x9e3779b97f4a7c15ull;
 }
 
-class SimPack final : public ExtentSource {
+class SimPack final : public weightd::ExtentSource {
  public:
   struct Shape {
     uint32_t number = 0;  // also the reader's number of its file
@@ -42,7 +42,7 @@ class SimPack final : public ExtentSource {
     model_id_ = absl::StrCat("0123456789abcdef0123456789abcde", shape_.number);
     uint64_t offset = 0;
     const auto add = [&](uint64_t length, bool dense) {
-      extents_.push_back(ExtentInfo{0, offset, length, dense});
+      extents_.push_back(weightd::ExtentInfo{0, offset, length, dense});
       offset += length;
     };
     for (uint64_t length : shape_.dense) {
@@ -59,12 +59,12 @@ class SimPack final : public ExtentSource {
   uint32_t file_count() const override { return 1; }
   std::string file_path(uint32_t) const override { return "simulated"; }
   uint32_t extent_count() const override { return static_cast<uint32_t>(extents_.size()); }
-  ExtentInfo extent(uint32_t extent) const override { return extents_[extent]; }
+  weightd::ExtentInfo extent(uint32_t extent) const override { return extents_[extent]; }
   std::string ExtentName(uint32_t extent) const override { return absl::StrCat("extent ", extent); }
   uint32_t layer_count() const override { return shape_.layers; }
   uint32_t expert_count(uint32_t) const override { return shape_.experts; }
-  ExtentList ExpertExtents(uint32_t layer, uint32_t expert, PartSet parts) const override {
-    ExtentList list;
+  weightd::ExtentList ExpertExtents(uint32_t layer, uint32_t expert, PartSet parts) const override {
+    weightd::ExtentList list;
     const auto streams = static_cast<uint32_t>(shape_.part_bytes.size());
     const auto first =
         static_cast<uint32_t>(shape_.dense.size()) + (layer * shape_.experts + expert) * streams;
@@ -78,11 +78,11 @@ class SimPack final : public ExtentSource {
     return list;
   }
   // Rows of one cell; parts that share a stream are interleaved cell by cell.
-  PartRows ExpertPart(uint32_t layer, uint32_t expert, Part part) const override {
+  weightd::PartRows ExpertPart(uint32_t layer, uint32_t expert, Part part) const override {
     const auto p = static_cast<uint32_t>(part);
     const auto last = static_cast<uint32_t>(shape_.part_bytes.size()) - 1;
     const uint32_t sharing = p < last ? 1 : 3 - last;
-    PartRows rows;
+    weightd::PartRows rows;
     rows.extent = ExpertExtents(layer, expert, PartBit(part)).ids[0];
     rows.base = (p < last ? 0 : p - last) * kSimCellBytes;
     rows.stride = sharing * kSimCellBytes;
@@ -122,7 +122,7 @@ class SimPack final : public ExtentSource {
  private:
   const Shape shape_;
   std::string model_id_;
-  std::vector<ExtentInfo> extents_;
+  std::vector<weightd::ExtentInfo> extents_;
 };
 
 }  // namespace sluice

@@ -11,7 +11,7 @@ namespace {
 
 constexpr uint64_t kPage = 4096;
 // Small, so that extents have several chunks and both bounds are met.
-constexpr ReadLimits kLimits = {
+constexpr weightd::ReadLimits kLimits = {
     .chunk_bytes = 2 * kPage, .in_flight_bytes = 6 * kPage, .prefetch_bytes = 4 * kPage};
 
 }  // namespace
@@ -29,7 +29,7 @@ SimReader::~SimReader() {
   }
 }
 
-void SimReader::Submit(ReadJob job) {
+void SimReader::Submit(weightd::ReadJob job) {
   Job& known = jobs_[job.tag];
   if (known.fill != 0) {
     hooks_.fail(absl::StrCat("extent ", job.tag, " is submitted again before its report"));
@@ -51,14 +51,14 @@ void SimReader::Cancel(uint64_t tag) {
   if (auto found = jobs_.find(tag); found != jobs_.end()) {
     found->second.over = true;
   }
-  if (const std::shared_ptr<QueuedRead> over = queue_.Cancel(tag)) {
+  if (const std::shared_ptr<weightd::QueuedRead> over = queue_.Cancel(tag)) {
     Report(*over);
   }
 }
 
 void SimReader::Work() {
   while (true) {
-    std::optional<ReadChunk> chunk;
+    std::optional<weightd::ReadChunk> chunk;
     scheduler_->Block([this, &chunk] {
       if (!chunk.has_value()) {
         chunk = queue_.Next();
@@ -69,7 +69,7 @@ void SimReader::Work() {
   }
 }
 
-void SimReader::OnTaken(const ReadChunk& chunk) {
+void SimReader::OnTaken(const weightd::ReadChunk& chunk) {
   jobs_.at(chunk.read->job.tag).handed += chunk.length;
   if (chunk.started_as == RequestClass::kDemand) {
     return;
@@ -85,22 +85,22 @@ void SimReader::OnTaken(const ReadChunk& chunk) {
   }
 }
 
-void SimReader::DoChunk(const ReadChunk& chunk) {
+void SimReader::DoChunk(const weightd::ReadChunk& chunk) {
   const auto hit = [this](uint64_t one_in) { return one_in != 0 && scheduler_->Chance(one_in); };
   OnTaken(chunk);
-  QueuedRead& read = *chunk.read;
+  weightd::QueuedRead& read = *chunk.read;
   read.started_nanos = read.started_nanos == 0 ? scheduler_->NowNanos() : read.started_nanos;
   const int64_t slowest = hit(disk_.slow) ? disk_.slow_nanos : disk_.latency_nanos;
   scheduler_->Sleep(1 + static_cast<int64_t>(scheduler_->Below(static_cast<uint64_t>(slowest))));
-  ReadOutcome outcome = ReadOutcome::kOk;
+  weightd::ReadOutcome outcome = weightd::ReadOutcome::kOk;
   absl::Status status;
   uint64_t length = chunk.length;
   if (hit(disk_.io_error)) {
-    outcome = ReadOutcome::kIoError;
+    outcome = weightd::ReadOutcome::kIoError;
     status = absl::DataLossError("simulated: EIO");
     length = scheduler_->Below(2) * kPage;
   } else if (hit(disk_.end_of_file)) {
-    outcome = ReadOutcome::kEndOfFile;
+    outcome = weightd::ReadOutcome::kEndOfFile;
     status = absl::DataLossError("simulated: the file ends early");
     length = scheduler_->Below(2) * kPage;
   }
@@ -112,14 +112,14 @@ void SimReader::DoChunk(const ReadChunk& chunk) {
     prefetch_in_flight_ -= chunk.length;
   }
   scheduler_->MaybeYield();
-  if (outcome == ReadOutcome::kOk && read.job.check) {
+  if (outcome == weightd::ReadOutcome::kOk && read.job.check) {
     status = read.job.check(chunk.offset, {read.job.dest + chunk.offset, chunk.length});
-    outcome = status.ok() ? outcome : ReadOutcome::kCorrupt;
+    outcome = status.ok() ? outcome : weightd::ReadOutcome::kCorrupt;
   }
-  if (outcome != ReadOutcome::kOk) {
+  if (outcome != weightd::ReadOutcome::kOk) {
     jobs_.at(read.job.tag).over = true;
   }
-  const std::shared_ptr<QueuedRead> over = queue_.Finish(chunk, outcome, std::move(status), length);
+  const std::shared_ptr<weightd::QueuedRead> over = queue_.Finish(chunk, outcome, std::move(status), length);
   const uint64_t fill = jobs_.at(read.job.tag).fill;
   if (over != nullptr) {
     Report(*over);
@@ -130,8 +130,8 @@ void SimReader::DoChunk(const ReadChunk& chunk) {
   }
 }
 
-void SimReader::Arrive(const ReadChunk& chunk, uint64_t offset, uint64_t length, bool flip) {
-  const ReadJob& job = chunk.read->job;
+void SimReader::Arrive(const weightd::ReadChunk& chunk, uint64_t offset, uint64_t length, bool flip) {
+  const weightd::ReadJob& job = chunk.read->job;
   const uint64_t fill = jobs_.at(job.tag).fill;
   std::byte* const dest = job.dest + chunk.offset;
   for (uint64_t at = 0; at < length; at += kPage) {
@@ -151,17 +151,17 @@ void SimReader::Write(std::byte* dest, uint32_t file, uint64_t offset, uint64_t 
   }
 }
 
-void SimReader::Report(const QueuedRead& read) {
+void SimReader::Report(const weightd::QueuedRead& read) {
   const auto job = jobs_.find(read.job.tag);
   if (job == jobs_.end()) {
     hooks_.fail(absl::StrCat("extent ", read.job.tag, " is reported twice"));
     return;
   }
-  if (read.outcome == ReadOutcome::kOk) {
+  if (read.outcome == weightd::ReadOutcome::kOk) {
     hooks_.filled(read.job.tag, job->second.fill);
   }
   jobs_.erase(job);
-  ReadResult result;
+  weightd::ReadResult result;
   result.tag = read.job.tag;
   result.outcome = read.outcome;
   result.status = read.status;

@@ -30,7 +30,7 @@ struct SimDisk {
   int workers = 2;
 };
 
-class SimReader final : public BlockReader {
+class SimReader final : public weightd::BlockReader {
  public:
   // `check_write(dest, bytes)` is called before bytes are written, `bytes` at most a page. `next_fill`
   // numbers the reads of all lives.
@@ -43,8 +43,8 @@ class SimReader final : public BlockReader {
   ~SimReader() override;
 
   absl::StatusOr<int> Register(const std::string&) override { return 0; }
-  void SetSink(std::function<void(ReadResult)> sink) override { sink_ = std::move(sink); }
-  void Submit(ReadJob job) override;
+  void SetSink(std::function<void(weightd::ReadResult)> sink) override { sink_ = std::move(sink); }
+  void Submit(weightd::ReadJob job) override;
   void Promote(uint64_t tag) override;
   void Cancel(uint64_t tag) override;
   std::string Describe() const override { return "simulated"; }
@@ -62,23 +62,23 @@ class SimReader final : public BlockReader {
     bool over = false;  // cancelled or failed: nothing more is started
   };
   void Work();
-  void DoChunk(const ReadChunk& chunk);
+  void DoChunk(const weightd::ReadChunk& chunk);
   // Writes the disk's bytes at `offset` of `file`; with `flip` some of them are wrong.
-  void Arrive(const ReadChunk& chunk, uint64_t offset, uint64_t length, bool flip);
+  void Arrive(const weightd::ReadChunk& chunk, uint64_t offset, uint64_t length, bool flip);
   void Write(std::byte* dest, uint32_t file, uint64_t offset, uint64_t length, uint64_t fill);
-  void Report(const QueuedRead& read);
-  void OnTaken(const ReadChunk& chunk);
+  void Report(const weightd::QueuedRead& read);
+  void OnTaken(const weightd::ReadChunk& chunk);
 
   Scheduler* const scheduler_;
   const SimDisk disk_;
   uint64_t* const next_fill_;
   const Hooks hooks_;
-  ReadQueue queue_;
+  weightd::ReadQueue queue_;
   std::map<uint64_t, Job> jobs_;
   uint64_t prefetch_in_flight_ = 0;
   int reporting_ = 0;  // reports on their way to the sink
   std::vector<Scheduler::Task*> workers_;
-  std::function<void(ReadResult)> sink_;
+  std::function<void(weightd::ReadResult)> sink_;
 };
 
 }  // namespace sluice

@@ -29,7 +29,7 @@ class Locked {
 SimServer::SimServer(Scheduler* scheduler, Options options, uint64_t* next_fill, SimReader::Hooks hooks)
     : scheduler_(scheduler),
       options_(std::move(options)),
-      poller_(*Poller::Create()),
+      poller_(*weightd::Poller::Create()),
       bell_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
   hooks.filled = [this, next_fill](uint64_t read, uint64_t fill) {
     const uint32_t tag = static_cast<uint32_t>(read);  // the extent; the rest distinguishes its reads
@@ -42,7 +42,7 @@ SimServer::SimServer(Scheduler* scheduler, Options options, uint64_t* next_fill,
   };
   reader_ = std::make_unique<SimReader>(scheduler, options_.disk, next_fill, std::move(hooks));
   reader_->write_late = options_.write_late;
-  reader_->SetSink([this](ReadResult result) {
+  reader_->SetSink([this](weightd::ReadResult result) {
     if (inbox_.Add(std::move(result)) && !options_.forget_wakes) {
       Ring();
     }
@@ -56,7 +56,7 @@ SimServer::SimServer(Scheduler* scheduler, Options options, uint64_t* next_fill,
         }
       },
       std::vector<std::shared_ptr<Copier>>{late_copier_});
-  StoreCore::Options core;
+  weightd::StoreCore::Options core;
   core.boot_epoch = options_.epoch;
   core.arena.budget = options_.budget;
   core.arena.min_segments = 6;
@@ -68,19 +68,19 @@ SimServer::SimServer(Scheduler* scheduler, Options options, uint64_t* next_fill,
     core.fetcher.slow_read_nanos = 0;  // a timeout would wake the pump and hide lost wakes
   }
   core.attach_timeout_nanos = 500'000'000;
-  StoreCore::Environment environment;
+  weightd::StoreCore::Environment environment;
   environment.reader = reader_.get();
   environment.clock = scheduler;
   environment.poller = &poller_;
   environment.transfers = transfers_.get();
-  core_ = std::make_unique<StoreCore>(core, environment);
+  core_ = std::make_unique<weightd::StoreCore>(core, environment);
   for (const SimPack::Shape& shape : options_.packs) {
     const auto added = core_->AddPack(std::make_unique<SimPack>(shape), {static_cast<int>(shape.number)});
     if (!added.ok()) {
       scheduler_->Fail(added.status().ToString());
     }
   }
-  if (!poller_.WatchBell(bell_.get(), PollEvent{}).ok()) {
+  if (!poller_.WatchBell(bell_.get(), weightd::PollEvent{}).ok()) {
     scheduler_->Fail("epoll");
   }
   pump_ = scheduler_->Spawn("pump", [this] { RunPump(); });
@@ -99,7 +99,7 @@ SimServer::~SimServer() {
   if (scrub_ != nullptr) {
     scheduler_->Kill(scrub_);
   }
-  reader_->SetSink([](ReadResult) {});
+  reader_->SetSink([](weightd::ReadResult) {});
 }
 
 void SimServer::Ring() {
@@ -122,7 +122,7 @@ void SimServer::RunPump() {
     int timeout_ms = 0;
     {
       const Locked lock(scheduler_, &locked_);
-      timeout_ms = PumpTurn(core_.get(), &inbox_, *scheduler_);
+      timeout_ms = weightd::PumpTurn(core_.get(), &inbox_, *scheduler_);
       core_->TakeLog();
     }
     if (timeout_ms != 0) {
@@ -137,13 +137,13 @@ void SimServer::RunPump() {
     inbox_.EndSleep();
     const Locked lock(scheduler_, &locked_);
     core_->EndSleep();
-    for (const PollEvent& event : std::exchange(events_, {})) {
+    for (const weightd::PollEvent& event : std::exchange(events_, {})) {
       core_->HandleEvent(event);
     }
     while (!exits_.empty()) {
       const uint64_t session = exits_.front();
       exits_.pop_front();
-      core_->HandleEvent({session, PollKind::kProcess});
+      core_->HandleEvent({session, weightd::PollKind::kProcess});
     }
   }
 }
@@ -160,7 +160,7 @@ void SimServer::RunCopier() {
 // WeightStore's scrub thread.
 void SimServer::RunScrub() {
   while (true) {
-    std::optional<Scrubber::Chunk> chunk;
+    std::optional<weightd::Scrubber::Chunk> chunk;
     int64_t due = 0;
     {
       const Locked lock(scheduler_, &locked_);

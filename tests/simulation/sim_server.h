@@ -24,7 +24,7 @@ class SimServer {
   struct Options {
     uint64_t epoch = 1;
     uint64_t budget = 0;
-    TierPolicy policy;
+    weightd::TierPolicy policy;
     uint64_t scrub_rate = 0;  // bytes a second; 0: none
     std::vector<SimPack::Shape> packs;
     SimDisk disk;
@@ -34,7 +34,7 @@ class SimServer {
   // A call of the control plane; runs under the core's lock in a task of this life, and not at all if the
   // life ends before.
   struct Call {
-    std::function<void(StoreCore*)> run;
+    std::function<void(weightd::StoreCore*)> run;
     std::function<bool()> ready;  // empty: at once
     bool done = false;
   };
@@ -52,7 +52,7 @@ class SimServer {
   // True if the pump sleeps, and nothing that it polls is ready: only a wake by others can help.
   bool SleepsSoundly();
 
-  StoreCore& core() { return *core_; }
+  weightd::StoreCore& core() { return *core_; }
   const SimReader& reader() const { return *reader_; }
   // True if nothing is read, copied or scrubbed.
   bool idle() const {
@@ -61,7 +61,7 @@ class SimServer {
   }
   uint64_t epoch() const { return options_.epoch; }
   // The last fill of an extent that was reported as good, by extent id; 0 before the first.
-  uint64_t LastFill(ExtentId extent_id) const {
+  uint64_t LastFill(weightd::ExtentId extent_id) const {
     return extent_id < last_fill_.size() ? last_fill_[extent_id].fill : 0;
   }
   size_t calls_waiting() const { return calls_.size(); }
@@ -76,19 +76,19 @@ class SimServer {
 
   Scheduler* const scheduler_;
   const Options options_;
-  Poller poller_;
+  weightd::Poller poller_;
   UniqueFd bell_;
-  std::vector<PollEvent> events_;
+  std::vector<weightd::PollEvent> events_;
   struct LastFillOf {
     uint64_t fill = 0;
     uint64_t begun = 0;  // the last read that had begun at its report
   };
   std::vector<LastFillOf> last_fill_;  // by extent
   std::unique_ptr<SimReader> reader_;
-  ReadInbox inbox_;
+  weightd::ReadInbox inbox_;
   std::shared_ptr<LateCopier> late_copier_;  // of slabs on a device
   std::unique_ptr<TransferEngine> transfers_;
-  std::unique_ptr<StoreCore> core_;
+  std::unique_ptr<weightd::StoreCore> core_;
   std::deque<std::shared_ptr<Call>> calls_;
   std::deque<uint64_t> exits_;
   Scheduler::Task* pump_ = nullptr;

@@ -129,7 +129,8 @@ std::string SimSlab::CheckRows(const Slot& slot, uint32_t rows) const {
     if ((slot.entry.parts >> part & 1) == 0) {
       continue;
     }
-    const PartRows place = source_->ExpertPart(slot.entry.layer, slot.entry.expert, static_cast<Part>(part));
+    const weightd::PartRows place =
+        source_->ExpertPart(slot.entry.layer, slot.entry.expert, static_cast<Part>(part));
     const uint64_t offset = source_->extent(place.extent).offset + place.base;
     for (uint32_t row = 0; row < rows; ++row) {
       const uint64_t neuron = slot.neurons.empty() ? row : slot.neurons[row];

@@ -75,7 +75,7 @@ void World::StartServer() {
   // From the minima of four clients to three quarters of the packs.
   budget_ = (44 + scheduler_.Below(40)) * kPage;
   server.budget = budget_;
-  server.policy.eviction = static_cast<EvictionKind>(scheduler_.Below(3));
+  server.policy.eviction = static_cast<weightd::EvictionKind>(scheduler_.Below(3));
   server.policy.admission = scheduler_.Chance(2);
   server.packs = shared_.packs;
   server.scrub_rate = options_.bug == PlantedBug::kNone && scheduler_.Chance(2) ? 20'000'000 : 0;
@@ -216,14 +216,14 @@ void World::Each() {
 // ---------------------------------------------------------------- invariants
 
 void World::Rot() {
-  const DramTier& tier = shared_.server->core().tier();
-  const auto extent_id = static_cast<ExtentId>(scheduler_.Below(tier.store().extent_count()));
+  const weightd::DramTier& tier = shared_.server->core().tier();
+  const auto extent_id = static_cast<weightd::ExtentId>(scheduler_.Below(tier.store().extent_count()));
   if (tier.store().state(extent_id) == ExtentState::kResident) {
     std::byte* extent =
         tier.arena().memory(tier.store().segment(extent_id))->map.data() + tier.store().offset(extent_id);
     shared_.rotten.insert(SimPack::Cell({extent, kSimCellBytes}, 0).fill);
     extent[scheduler_.Below(tier.store().length(extent_id) / kSimCellBytes) * kSimCellBytes] ^= std::byte{4};
-    const ExtentRef ref = tier.store().RefOf(extent_id);
+    const weightd::ExtentRef ref = tier.store().RefOf(extent_id);
     shared_.rotten_extents.insert({ref.pack, ref.extent});
     ++shared_.counters.rotten;
   }
@@ -273,10 +273,10 @@ void World::CheckDeadlines() {
 
 void World::CheckAccounts() {
   SimServer* const server = shared_.server.get();
-  const StoreStats stats = server->core().Stats();
+  const weightd::StoreStats stats = server->core().Stats();
   uint64_t resident = 0;
   for (uint32_t pack = 0; pack < shared_.packs.size(); ++pack) {
-    const ExtentSource* source = server->core().source(pack);
+    const weightd::ExtentSource* source = server->core().source(pack);
     const ResidencyEntry* table = server->core().residency(pack);
     for (uint32_t extent = 0; extent < source->extent_count(); ++extent) {
       resident += IsResident(table[extent]) ? source->extent(extent).length : 0;
@@ -296,7 +296,7 @@ void World::CheckAccounts() {
       }
     }
   }
-  for (const SessionStats& session : stats.sessions) {
+  for (const weightd::SessionStats& session : stats.sessions) {
     if (session.quota_bytes != 0 && session.charged_bytes > session.quota_bytes) {
       scheduler_.Fail(absl::StrCat("session ", session.session, " fills ", session.charged_bytes,
                                    " bytes with a quota of ", session.quota_bytes));
@@ -322,18 +322,18 @@ void World::CheckQuiet() {
     return;
   }
   CheckAccounts();
-  const StoreStats stats = server->core().Stats();
+  const weightd::StoreStats stats = server->core().Stats();
   // A session whose client died before it learned of it: weightd waits for its side socket until the timeout.
   if (std::any_of(stats.sessions.begin(), stats.sessions.end(),
-                  [](const SessionStats& session) { return session.state == "opened"; })) {
+                  [](const weightd::SessionStats& session) { return session.state == "opened"; })) {
     return;
   }
   if (!stats.sessions.empty() || stats.in_flight_bytes != 0 || stats.retired_bytes != 0) {
     scheduler_.Fail(absl::StrCat("at rest, ", stats.sessions.size(), " sessions, ", stats.in_flight_bytes,
                                  " bytes in flight and ", stats.retired_bytes, " retired bytes are left"));
   }
-  const ExtentStore& store = server->core().tier().store();
-  for (ExtentId extent_id = 0; extent_id < store.extent_count(); ++extent_id) {
+  const weightd::ExtentStore& store = server->core().tier().store();
+  for (weightd::ExtentId extent_id = 0; extent_id < store.extent_count(); ++extent_id) {
     if (store.Held(extent_id) || store.state(extent_id) == ExtentState::kFilling) {
       scheduler_.Fail(absl::StrCat("at rest, extent ", extent_id, " is held or being filled"));
     }

@@ -30,25 +30,25 @@ namespace {
 constexpr absl::Duration kPatience = absl::Seconds(30);
 constexpr char kClientFlag[] = "--weight-client";
 
-absl::StatusOr<std::unique_ptr<SessionWeightClient>> ConnectTo(const std::string& socket,
-                                                               const std::string& pack) {
-  SessionWeightClientOptions options;
+absl::StatusOr<std::unique_ptr<inferd::SessionWeightClient>> ConnectTo(const std::string& socket,
+                                                                       const std::string& pack) {
+  inferd::SessionWeightClientOptions options;
   options.socket = socket;
   options.pack_dir = pack;
-  return SessionWeightClient::Connect(options, absl::Now() + kPatience);
+  return inferd::SessionWeightClient::Connect(options, absl::Now() + kPatience);
 }
 
 // Makes random accesses with a few leases held at a time, like an engine.
 class Worker {
  public:
-  Worker(WeightClient* client, const TestPack* pack, uint64_t seed)
+  Worker(inferd::WeightClient* client, const TestPack* pack, uint64_t seed)
       : client_(client), pack_(pack), random_(seed) {}
 
   // One access. Not OK: the connection is lost. A wrong byte fails the test.
   absl::Status Step() {
     ++step_;
     const uint32_t extent = random_() % client_->pack().extent_count();
-    ExtentLease lease;
+    inferd::ExtentLease lease;
     if (!client_->TryLease(extent, &lease)) {
       ReleaseAll();  // a session releases its extents before it waits for a fill
       if (const absl::Status status = FetchAndLease(client_, step_, extent, &lease); !status.ok()) {
@@ -82,11 +82,11 @@ class Worker {
   uint64_t random() { return random_(); }
 
  private:
-  WeightClient* const client_;
+  inferd::WeightClient* const client_;
   const TestPack* const pack_;
   std::mt19937_64 random_;
   uint64_t step_ = 0;
-  std::vector<std::pair<uint32_t, ExtentLease>> held_;
+  std::vector<std::pair<uint32_t, inferd::ExtentLease>> held_;
 };
 
 // Sends SIGKILL once `progress` has reached `at`: from a thread of its own, so at any point of the work.
@@ -125,10 +125,10 @@ class KillTest : public testing::Test {
   }
 
   // Waits for a byte, and meanwhile releases segments that weightd retires, as a waiting engine does.
-  static bool AwaitByte(int fd, WeightClient* client) {
+  static bool AwaitByte(int fd, inferd::WeightClient* client) {
     pollfd polled{fd, POLLIN, 0};
     while (poll(&polled, 1, 1) == 0) {
-      client->Poll([](const FetchCompletion&) {});
+      client->Poll([](const inferd::FetchCompletion&) {});
     }
     char byte;
     return read(fd, &byte, 1) == 1;
@@ -203,7 +203,7 @@ TEST_F(KillTest, KilledClientsGiveBackTheirPinsAndTheirReserve) {
     }  // killed
     const absl::Time deadline = absl::Now() + kPatience;
     while (Stats().sessions_size() > 1 && absl::Now() < deadline) {
-      (*client)->Poll([](const FetchCompletion&) {});
+      (*client)->Poll([](const inferd::FetchCompletion&) {});
     }
     const v1::GetStatsResponse stats = Stats();
     ASSERT_EQ(stats.sessions_size(), 1);
@@ -224,7 +224,7 @@ TEST_F(KillTest, RestartedClientFindsTheWeightsInMemory) {
     auto client = ConnectTo(roomy.socket(), pack_.dir());
     ASSERT_TRUE(client.ok()) << client.status() << roomy.log();
     for (uint32_t extent = 0; extent < pack_.pack().extent_count(); ++extent) {
-      ExtentLease lease;
+      inferd::ExtentLease lease;
       ASSERT_TRUE(FetchAndLease(client->get(), extent + 1, extent, &lease).ok());
       (*client)->Release(extent, 1);
     }

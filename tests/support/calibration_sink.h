@@ -9,12 +9,12 @@
 
 namespace sluice {
 
-class CollectingCalibrationSink final : public CalibrationSink {
+class CollectingCalibrationSink final : public inferd::CalibrationSink {
  public:
   // Cancels once this many units have been reported; 0: never.
   explicit CollectingCalibrationSink(int cancel_after = 0) : cancel_after_(cancel_after) {}
 
-  void OnProgress(const CalibrationProgress& progress) override {
+  void OnProgress(const inferd::CalibrationProgress& progress) override {
     MutexLock lock(&mutex_);
     ++reports_;
     last_ = progress;
@@ -23,7 +23,7 @@ class CollectingCalibrationSink final : public CalibrationSink {
     MutexLock lock(&mutex_);
     return cancel_after_ > 0 && reports_ >= cancel_after_;
   }
-  void OnFinished(const CalibrationSummary& summary) override {
+  void OnFinished(const inferd::CalibrationSummary& summary) override {
     MutexLock lock(&mutex_);
     summary_ = summary;
     ended_ = true;
@@ -40,7 +40,7 @@ class CollectingCalibrationSink final : public CalibrationSink {
     while (!ended_) changed_.Wait(&mutex_);
     return error_;
   }
-  CalibrationSummary summary() {
+  inferd::CalibrationSummary summary() {
     MutexLock lock(&mutex_);
     return summary_;
   }
@@ -55,8 +55,8 @@ class CollectingCalibrationSink final : public CalibrationSink {
   CondVar changed_;
   int reports_ ABSL_GUARDED_BY(mutex_) = 0;
   bool ended_ ABSL_GUARDED_BY(mutex_) = false;
-  CalibrationProgress last_ ABSL_GUARDED_BY(mutex_);
-  CalibrationSummary summary_ ABSL_GUARDED_BY(mutex_);
+  inferd::CalibrationProgress last_ ABSL_GUARDED_BY(mutex_);
+  inferd::CalibrationSummary summary_ ABSL_GUARDED_BY(mutex_);
   absl::Status error_ ABSL_GUARDED_BY(mutex_);
 };
 

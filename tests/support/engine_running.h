@@ -20,29 +20,29 @@ using BackendMaker = std::function<absl::StatusOr<std::unique_ptr<Backend>>(cons
 
 // Returns up to `count` tokens after a prompt of several chunks: those before the first error, which is
 // `status`. `counters`: the device's final ones, if not null.
-inline std::vector<TokenOut> AnswerOf(const EngineOptions& options, uint32_t count, WeightClient* client,
-                                      const BackendMaker& make, absl::Status* status,
-                                      BackendCounters* counters = nullptr) {
-  const absl::StatusOr<EnginePlan> plan = PlanEngine(options, client->pack().config());
+inline std::vector<inferd::TokenOut> AnswerOf(const inferd::EngineOptions& options, uint32_t count,
+                                              inferd::WeightClient* client, const BackendMaker& make,
+                                              absl::Status* status, BackendCounters* counters = nullptr) {
+  const absl::StatusOr<inferd::EnginePlan> plan = inferd::PlanEngine(options, client->pack().config());
   EXPECT_TRUE(plan.ok()) << plan.status();
   absl::StatusOr<std::unique_ptr<Backend>> backend = make(plan->backend);
   EXPECT_TRUE(backend.ok()) << backend.status();
   const Backend* const device = backend->get();
-  RequestRegistry registry(options.queue);
-  absl::StatusOr<PolicyChoice> choice = ChoosePoliciesFor(options, client->pack());
+  inferd::RequestRegistry registry(options.queue);
+  absl::StatusOr<inferd::PolicyChoice> choice = inferd::ChoosePoliciesFor(options, client->pack());
   EXPECT_TRUE(choice.ok()) << choice.status();
-  absl::StatusOr<std::unique_ptr<EngineCore>> core = EngineCore::Create(
-      *plan, *std::move(choice), client, ComputeDevices{*std::move(backend), nullptr}, &registry);
+  absl::StatusOr<std::unique_ptr<inferd::EngineCore>> core = inferd::EngineCore::Create(
+      *plan, *std::move(choice), client, inferd::ComputeDevices{*std::move(backend), nullptr}, &registry);
   *status = core.status();
   if (!core.ok()) {
     return {};
   }
-  const GenerateSpec spec = GreedySpec("r", {4, 5, 6, 7, 8, 9, 10, 11, 12, 13}, count);
-  const absl::StatusOr<SequenceId> id = registry.Enter(spec.request_id, 1, 1);
+  const inferd::GenerateSpec spec = GreedySpec("r", {4, 5, 6, 7, 8, 9, 10, 11, 12, 13}, count);
+  const absl::StatusOr<inferd::SequenceId> id = registry.Enter(spec.request_id, 1, 1);
   EXPECT_TRUE(id.ok()) << id.status();
   auto sink = std::make_shared<CollectingSink>();
-  (*core)->Add(std::make_unique<GenerateSequence>(*id, spec, sink, absl::Now(), 5,
-                                                  client->pack().config().eos_ids, nullptr));
+  (*core)->Add(std::make_unique<inferd::GenerateSequence>(*id, spec, sink, absl::Now(), 5,
+                                                          client->pack().config().eos_ids, nullptr));
   while (!sink->ended()) {
     (*core)->Step(absl::Now());
   }
@@ -53,9 +53,9 @@ inline std::vector<TokenOut> AnswerOf(const EngineOptions& options, uint32_t cou
   return sink->tokens();
 }
 
-inline std::vector<int32_t> IdsOf(const std::vector<TokenOut>& tokens) {
+inline std::vector<int32_t> IdsOf(const std::vector<inferd::TokenOut>& tokens) {
   std::vector<int32_t> ids;
-  for (const TokenOut& token : tokens) {
+  for (const inferd::TokenOut& token : tokens) {
     ids.push_back(token.token_id);
   }
   return ids;

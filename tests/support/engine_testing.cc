@@ -23,19 +23,19 @@ absl::Status PackTiny(const TinyModelSpec& spec, const std::string& work_dir, co
   return PackFolder(work_dir, out_dir, bits);
 }
 
-void CollectingSink::OnStarted(const Usage&, double) {
+void CollectingSink::OnStarted(const inferd::Usage&, double) {
   MutexLock lock(&mutex_);
   started_ = true;
 }
 
-void CollectingSink::OnTokens(absl::Span<const TokenOut> tokens, std::string_view text) {
+void CollectingSink::OnTokens(absl::Span<const inferd::TokenOut> tokens, std::string_view text) {
   MutexLock lock(&mutex_);
   tokens_.insert(tokens_.end(), tokens.begin(), tokens.end());
   pieces_.emplace_back(text);
   changed_.SignalAll();
 }
 
-void CollectingSink::OnFinished(const FinishInfo& info) {
+void CollectingSink::OnFinished(const inferd::FinishInfo& info) {
   MutexLock lock(&mutex_);
   info_ = info;
   ended_ = true;
@@ -77,13 +77,13 @@ bool CollectingSink::ended() const {
 std::vector<int32_t> CollectingSink::ids() const {
   MutexLock lock(&mutex_);
   std::vector<int32_t> ids;
-  for (const TokenOut& token : tokens_) {
+  for (const inferd::TokenOut& token : tokens_) {
     ids.push_back(token.token_id);
   }
   return ids;
 }
 
-std::vector<TokenOut> CollectingSink::tokens() const {
+std::vector<inferd::TokenOut> CollectingSink::tokens() const {
   MutexLock lock(&mutex_);
   return tokens_;
 }
@@ -102,7 +102,7 @@ std::vector<std::string> CollectingSink::pieces() const {
   return pieces_;
 }
 
-FinishInfo CollectingSink::info() const {
+inferd::FinishInfo CollectingSink::info() const {
   MutexLock lock(&mutex_);
   return info_;
 }
@@ -126,7 +126,7 @@ bool CollectingScoreSink::Congested() {
   return congested_;
 }
 
-void CollectingScoreSink::OnFinished(const Usage&, const Timings&) {
+void CollectingScoreSink::OnFinished(const inferd::Usage&, const inferd::Timings&) {
   MutexLock lock(&mutex_);
   ended_ = true;
   changed_.SignalAll();
@@ -185,12 +185,13 @@ absl::StatusOr<TestEngine> StartEngine(const std::string& pack_dir, const TestEn
                    FakeWeightClient::Open(pack_dir, options.weights));
   TestEngine test;
   test.client = client.get();
-  const auto device_factory = [threads = options.threads, seed = options.delay_seed](
-                                  const DeviceNeeds& needed) -> absl::StatusOr<ComputeDevices> {
+  const auto device_factory =
+      [threads = options.threads, seed = options.delay_seed](
+          const inferd::DeviceNeeds& needed) -> absl::StatusOr<inferd::ComputeDevices> {
     const auto make = [&] {
       return threads == 0 ? CreateReferenceBackend(needed.limits) : CreateCpuBackend(needed.limits, threads);
     };
-    ComputeDevices places;
+    inferd::ComputeDevices places;
     ASSIGN_OR_RETURN(places.device, make());
     if (seed != 0) {
       places.device = std::make_unique<DelayedBackend>(std::move(places.device), needed.limits,
@@ -201,8 +202,8 @@ absl::StatusOr<TestEngine> StartEngine(const std::string& pack_dir, const TestEn
     }
     return places;
   };
-  ASSIGN_OR_RETURN(test.engine,
-                   Engine::Create(options.engine, std::move(client), device_factory, options.tokenizer));
+  ASSIGN_OR_RETURN(test.engine, inferd::Engine::Create(options.engine, std::move(client), device_factory,
+                                                       options.tokenizer));
   return test;
 }
 
@@ -211,8 +212,8 @@ uint64_t SmallestBudget(const std::string& pack_dir, uint32_t threads) {
   return pack.ok() ? (*pack)->dense_bytes() + 2 * threads * (*pack)->largest_expert_bytes() : 0;
 }
 
-GenerateSpec GreedySpec(const std::string& id, std::vector<int32_t> prompt, uint32_t max_tokens) {
-  GenerateSpec spec;
+inferd::GenerateSpec GreedySpec(const std::string& id, std::vector<int32_t> prompt, uint32_t max_tokens) {
+  inferd::GenerateSpec spec;
   spec.request_id = id;
   spec.client = "test";
   spec.prompt = std::move(prompt);
@@ -221,16 +222,16 @@ GenerateSpec GreedySpec(const std::string& id, std::vector<int32_t> prompt, uint
   return spec;
 }
 
-absl::StatusOr<std::vector<int32_t>> GenerateIds(Engine* engine, const GenerateSpec& spec) {
+absl::StatusOr<std::vector<int32_t>> GenerateIds(inferd::Engine* engine, const inferd::GenerateSpec& spec) {
   auto sink = std::make_shared<CollectingSink>();
   RETURN_IF_ERROR(engine->Generate(spec, sink));
   RETURN_IF_ERROR(sink->Await());
   return sink->ids();
 }
 
-absl::StatusOr<std::vector<float>> ScoreLogits(Engine* engine, const std::string& id,
+absl::StatusOr<std::vector<float>> ScoreLogits(inferd::Engine* engine, const std::string& id,
                                                std::vector<int32_t> input) {
-  ScoreSpec spec;
+  inferd::ScoreSpec spec;
   spec.request_id = id;
   spec.input = std::move(input);
   spec.want_logits = true;
@@ -240,9 +241,9 @@ absl::StatusOr<std::vector<float>> ScoreLogits(Engine* engine, const std::string
   return sink->logits();
 }
 
-EngineStats AwaitQuiet(const Engine& engine) {
+inferd::EngineStats AwaitQuiet(const inferd::Engine& engine) {
   for (;;) {
-    const EngineStats stats = engine.Stats();
+    const inferd::EngineStats stats = engine.Stats();
     if (stats.sequences_running + stats.sequences_waiting + stats.fetches_outstanding == 0) {
       return stats;
     }

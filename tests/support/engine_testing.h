@@ -27,11 +27,11 @@ absl::Status PackTiny(const TinyModelSpec& spec, const std::string& work_dir, co
                       const std::string& bits = "bf16");
 
 // Records the reports of a generation.
-class CollectingSink final : public RequestSink {
+class CollectingSink final : public inferd::RequestSink {
  public:
-  void OnStarted(const Usage& usage, double queue_seconds) override;
-  void OnTokens(absl::Span<const TokenOut> tokens, std::string_view text) override;
-  void OnFinished(const FinishInfo& info) override;
+  void OnStarted(const inferd::Usage& usage, double queue_seconds) override;
+  void OnTokens(absl::Span<const inferd::TokenOut> tokens, std::string_view text) override;
+  void OnFinished(const inferd::FinishInfo& info) override;
   void OnError(const absl::Status& status) override;
 
   // Blocks until the end; returns its status.
@@ -42,29 +42,29 @@ class CollectingSink final : public RequestSink {
   bool started() const;
   bool ended() const;
   std::vector<int32_t> ids() const;
-  std::vector<TokenOut> tokens() const;
+  std::vector<inferd::TokenOut> tokens() const;
   std::string text() const;
   std::vector<std::string> pieces() const;
-  FinishInfo info() const;
+  inferd::FinishInfo info() const;
 
  private:
   mutable Mutex mutex_;
   CondVar changed_;
   bool started_ ABSL_GUARDED_BY(mutex_) = false;
   bool ended_ ABSL_GUARDED_BY(mutex_) = false;
-  std::vector<TokenOut> tokens_ ABSL_GUARDED_BY(mutex_);
+  std::vector<inferd::TokenOut> tokens_ ABSL_GUARDED_BY(mutex_);
   std::vector<std::string> pieces_ ABSL_GUARDED_BY(mutex_);
-  FinishInfo info_ ABSL_GUARDED_BY(mutex_);
+  inferd::FinishInfo info_ ABSL_GUARDED_BY(mutex_);
   absl::Status error_ ABSL_GUARDED_BY(mutex_);
 };
 
 // Records rows; is congested while set so.
-class CollectingScoreSink final : public ScoreSink {
+class CollectingScoreSink final : public inferd::ScoreSink {
  public:
   void OnRows(uint32_t first, absl::Span<const int32_t> argmax, absl::Span<const float> target_logprobs,
               absl::Span<const float> logits) override;
   bool Congested() override;
-  void OnFinished(const Usage& usage, const Timings& timings) override;
+  void OnFinished(const inferd::Usage& usage, const inferd::Timings& timings) override;
   void OnError(const absl::Status& status) override;
 
   absl::Status Await();
@@ -91,12 +91,12 @@ class CollectingScoreSink final : public ScoreSink {
 
 // An engine with the fake it runs on.
 struct TestEngine {
-  std::unique_ptr<Engine> engine;
+  std::unique_ptr<inferd::Engine> engine;
   FakeWeightClient* client = nullptr;  // lives as long as the engine
 };
 
 struct TestEngineOptions {
-  EngineOptions engine;
+  inferd::EngineOptions engine;
   FakeWeightOptions weights;
   uint32_t threads = 0;     // 0: the reference backend
   uint64_t delay_seed = 0;  // the device computes later; 0: at the call
@@ -108,15 +108,15 @@ absl::StatusOr<TestEngine> StartEngine(const std::string& pack_dir, const TestEn
 uint64_t SmallestBudget(const std::string& pack_dir, uint32_t threads);
 
 // A greedy request without end tokens.
-GenerateSpec GreedySpec(const std::string& id, std::vector<int32_t> prompt, uint32_t max_tokens);
+inferd::GenerateSpec GreedySpec(const std::string& id, std::vector<int32_t> prompt, uint32_t max_tokens);
 
 // Runs one request to its end; returns its token ids.
-absl::StatusOr<std::vector<int32_t>> GenerateIds(Engine* engine, const GenerateSpec& spec);
+absl::StatusOr<std::vector<int32_t>> GenerateIds(inferd::Engine* engine, const inferd::GenerateSpec& spec);
 // The logits of all rows.
-absl::StatusOr<std::vector<float>> ScoreLogits(Engine* engine, const std::string& id,
+absl::StatusOr<std::vector<float>> ScoreLogits(inferd::Engine* engine, const std::string& id,
                                                std::vector<int32_t> input);
 
 // Blocks until nothing runs, waits or is being fetched; returns the statistics.
-EngineStats AwaitQuiet(const Engine& engine);
+inferd::EngineStats AwaitQuiet(const inferd::Engine& engine);
 
 }  // namespace sluice

@@ -18,7 +18,7 @@ namespace sluice {
 
 class LocalClient {
  public:
-  explicit LocalClient(LocalSession session)
+  explicit LocalClient(weightd::LocalSession session)
       : session_(std::move(session)), submissions_(session_.control), completions_(session_.control) {}
 
   bool Lease(uint32_t extent, uint64_t* place, size_t pack = 0) {
@@ -87,10 +87,10 @@ class LocalClient {
     return true;
   }
 
-  const LocalSession& session() const { return session_; }
+  const weightd::LocalSession& session() const { return session_; }
 
  private:
-  LocalSession session_;
+  weightd::LocalSession session_;
   SubmissionWriter submissions_;
   CompletionReader completions_;
 };

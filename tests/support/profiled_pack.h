@@ -22,7 +22,7 @@ inline absl::Status MakeProfiledPack(uint32_t layers, const std::string& work, c
   spec.top_k = 2;
   spec.width = 64;
   RETURN_IF_ERROR(PackTiny(spec, work, pack));
-  CalibrationSpec calibration;
+  inferd::CalibrationSpec calibration;
   calibration.window = 16;
   for (int i = 0; i < 100; ++i) calibration.tokens.push_back((7 * i * i + 3 * i) % 40);
   calibration.sensitivity_tokens = 40;

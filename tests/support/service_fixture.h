@@ -43,17 +43,17 @@ class ServiceFixture : public testing::Test {
   }
 
   void StartServer() {
-    ServerInfo info;
+    inferd::ServerInfo info;
     info.version = "1.2.3";
     info.model_id = context_.model.id;
     info.pack_path = "/packs/tiny";
     info.options = {{"context", "64", true}, {"kv", "f16", false}};
-    state_ = std::make_unique<ServerState>(&engine_, std::move(info));
-    InferdServerOptions options;
+    state_ = std::make_unique<inferd::ServerState>(&engine_, std::move(info));
+    inferd::InferdServerOptions options;
     options.addresses = {Address("inferd.sock")};
     options.admin = {Address("admin.sock")};
     options.health_interval = absl::Milliseconds(5);
-    auto server = InferdServer::Start(std::move(options), context_, state_.get());
+    auto server = inferd::InferdServer::Start(std::move(options), context_, state_.get());
     ASSERT_TRUE(server.ok()) << server.status();
     server_ = *std::move(server);
     channel_ = Connect("inferd.sock");
@@ -109,9 +109,9 @@ class ServiceFixture : public testing::Test {
   TempDir dir_;
   spdlog::logger log_;
   FakeEngine engine_;
-  ServingContext context_;
-  std::unique_ptr<ServerState> state_;
-  std::unique_ptr<InferdServer> server_;
+  inferd::ServingContext context_;
+  std::unique_ptr<inferd::ServerState> state_;
+  std::unique_ptr<inferd::InferdServer> server_;
   std::shared_ptr<grpc::Channel> channel_;
   std::shared_ptr<grpc::Channel> admin_channel_;
   std::unique_ptr<inference::v1::InferenceService::Stub> inference_;

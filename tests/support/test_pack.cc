@@ -47,7 +47,7 @@ TestPack::TestPack(const TinyModelSpec& spec) : dir_(folder_.File("pack")) {
   }
 }
 
-bool TestPack::Matches(uint32_t extent, const ExtentLease& lease) const {
+bool TestPack::Matches(uint32_t extent, const inferd::ExtentLease& lease) const {
   const std::vector<std::byte>& bytes = extents_[extent];
   return lease.bytes == bytes.size() && std::memcmp(lease.data, bytes.data(), bytes.size()) == 0;
 }

@@ -28,7 +28,7 @@ class TestPack {
   // The bytes of an extent as they are on disk, read without weightd's code.
   const std::vector<std::byte>& extent(uint32_t extent) const { return extents_[extent]; }
   // True if a lease shows exactly these bytes.
-  bool Matches(uint32_t extent, const ExtentLease& lease) const;
+  bool Matches(uint32_t extent, const inferd::ExtentLease& lease) const;
 
   // Flips one bit of an extent on disk; extent() keeps the old bytes.
   void Damage(uint32_t extent) const;

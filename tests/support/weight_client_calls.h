@@ -12,9 +12,10 @@
 
 namespace sluice {
 
-inline FetchRequest ExpertRequest(uint64_t id, uint32_t layer, uint32_t expert,
-                                  FetchClass fetch_class = FetchClass::kDemand, uint64_t step = 1) {
-  FetchRequest request;
+inline inferd::FetchRequest ExpertRequest(uint64_t id, uint32_t layer, uint32_t expert,
+                                          inferd::FetchClass fetch_class = inferd::FetchClass::kDemand,
+                                          uint64_t step = 1) {
+  inferd::FetchRequest request;
   request.id = id;
   request.fetch_class = fetch_class;
   request.step = step;
@@ -23,8 +24,8 @@ inline FetchRequest ExpertRequest(uint64_t id, uint32_t layer, uint32_t expert,
   return request;
 }
 
-inline FetchRequest ExtentRequest(uint64_t id, uint32_t extent) {
-  FetchRequest request;
+inline inferd::FetchRequest ExtentRequest(uint64_t id, uint32_t extent) {
+  inferd::FetchRequest request;
   request.id = id;
   request.dense_extent = extent;
   return request;
@@ -33,14 +34,15 @@ inline FetchRequest ExtentRequest(uint64_t id, uint32_t extent) {
 // Waits until the completion of `id` has arrived; others that arrive meanwhile are dropped. `on_completion`
 // runs while the filled extents are still held, `meanwhile` every few milliseconds. UNAVAILABLE: connection
 // lost; DEADLINE_EXCEEDED after 20 s.
-inline absl::StatusOr<FetchCompletion> Await(
-    WeightClient* client, uint64_t id,
-    absl::FunctionRef<void(const FetchCompletion&)> on_completion = [](const FetchCompletion&) {},
+inline absl::StatusOr<inferd::FetchCompletion> Await(
+    inferd::WeightClient* client, uint64_t id,
+    absl::FunctionRef<void(const inferd::FetchCompletion&)> on_completion =
+        [](const inferd::FetchCompletion&) {},
     absl::FunctionRef<void()> meanwhile = [] {}) {
   const absl::Time deadline = absl::Now() + absl::Seconds(20);
-  std::optional<FetchCompletion> found;
+  std::optional<inferd::FetchCompletion> found;
   while (true) {
-    client->Poll([&](const FetchCompletion& completion) {
+    client->Poll([&](const inferd::FetchCompletion& completion) {
       if (completion.id == id) {
         found = completion;
         on_completion(completion);
@@ -60,13 +62,14 @@ inline absl::StatusOr<FetchCompletion> Await(
 }
 
 // Fetches one extent and leases it while it is held. Not OK: the status of the completion or the connection.
-inline absl::Status FetchAndLease(WeightClient* client, uint64_t id, uint32_t extent, ExtentLease* lease) {
+inline absl::Status FetchAndLease(inferd::WeightClient* client, uint64_t id, uint32_t extent,
+                                  inferd::ExtentLease* lease) {
   if (absl::Status status = client->Submit(ExtentRequest(id, extent)); !status.ok()) {
     return status;
   }
   bool leased = false;
   const auto completion =
-      Await(client, id, [&](const FetchCompletion&) { leased = client->TryLease(extent, lease); });
+      Await(client, id, [&](const inferd::FetchCompletion&) { leased = client->TryLease(extent, lease); });
   if (!completion.ok()) {
     return completion.status();
   }

@@ -6,7 +6,7 @@
 #include "weightd/core/store_counters.h"
 #include "weightd/dram/store_metrics.h"
 
-namespace sluice {
+namespace sluice::weightd {
 namespace {
 
 constexpr MetricType kCounter = MetricType::kCounter;
@@ -92,4 +92,4 @@ std::string WeightdMetrics(const WeightStore& store, const std::string& version)
   return text.Take();
 }
 
-}  // namespace sluice
+}  // namespace sluice::weightd

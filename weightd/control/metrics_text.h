@@ -7,8 +7,8 @@
 
 #include "weightd/core/weight_store.h"
 
-namespace sluice {
+namespace sluice::weightd {
 
 std::string WeightdMetrics(const WeightStore& store, const std::string& version);
 
-}  // namespace sluice
+}  // namespace sluice::weightd

@@ -10,7 +10,7 @@
 #include "common/ring/side_channel.h"
 #include "common/status.h"
 
-namespace sluice {
+namespace sluice::weightd {
 
 absl::StatusOr<std::unique_ptr<PrefetchSession>> PrefetchSession::Open(WeightStore* store, uint32_t pack,
                                                                        const std::string& name) {
@@ -103,4 +103,4 @@ void PrefetchSession::AnswerSide() {
   }
 }
 
-}  // namespace sluice
+}  // namespace sluice::weightd

@@ -15,7 +15,7 @@
 #include "common/ring/unique_fd.h"
 #include "weightd/core/weight_store.h"
 
-namespace sluice {
+namespace sluice::weightd {
 
 class PrefetchSession {
  public:
@@ -51,4 +51,4 @@ class PrefetchSession {
   bool ended_ = false;
 };
 
-}  // namespace sluice
+}  // namespace sluice::weightd

@@ -14,7 +14,7 @@
 #include "pack/pack.h"
 #include "weightd/control/prefetch_session.h"
 
-namespace sluice {
+namespace sluice::weightd {
 namespace {
 
 // The smallest extent of each file.
@@ -87,4 +87,4 @@ absl::Status FetchForTest(WeightStore* store, uint32_t number, absl::Duration ti
   return status;
 }
 
-}  // namespace sluice
+}  // namespace sluice::weightd

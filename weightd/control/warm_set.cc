@@ -13,7 +13,7 @@
 #include "pack/pack.h"
 #include "weightd/control/prefetch_session.h"
 
-namespace sluice {
+namespace sluice::weightd {
 namespace {
 
 // Maximum number of outstanding prefetches: enough to keep the reader busy, few enough to end soon.
@@ -195,4 +195,4 @@ size_t WarmSets::Read(uint32_t number, const std::vector<uint32_t>& extents) {
   return next;
 }
 
-}  // namespace sluice
+}  // namespace sluice::weightd

@@ -16,7 +16,7 @@
 #include "common/ring/unique_fd.h"
 #include "weightd/core/weight_store.h"
 
-namespace sluice {
+namespace sluice::weightd {
 
 struct WarmExpert {
   uint32_t layer = 0;
@@ -76,4 +76,4 @@ class WarmSets {
   std::unique_ptr<std::thread> thread_ ABSL_GUARDED_BY(mutex_);
 };
 
-}  // namespace sluice
+}  // namespace sluice::weightd

@@ -18,7 +18,7 @@
 #include "pack/pack.h"
 #include "weightd/core/store_counters.h"
 
-namespace sluice {
+namespace sluice::weightd {
 namespace v1 = ::sluice::weights::v1;
 
 namespace {
@@ -377,4 +377,4 @@ grpc::ServerUnaryReactor* WeightsService::Drain(grpc::CallbackServerContext* con
   return Finish(context, absl::OkStatus());
 }
 
-}  // namespace sluice
+}  // namespace sluice::weightd

@@ -14,7 +14,7 @@
 #include "weightd/core/weight_store.h"
 #include "weightd/session/session_nonces.h"
 
-namespace sluice {
+namespace sluice::weightd {
 
 inline constexpr char kWeightServiceName[] = "sluice.weights.v1.WeightService";
 
@@ -68,4 +68,4 @@ class WeightsService final : public weights::v1::WeightService::CallbackService 
   const Options options_;
 };
 
-}  // namespace sluice
+}  // namespace sluice::weightd

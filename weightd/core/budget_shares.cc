@@ -7,7 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 
-namespace sluice {
+namespace sluice::weightd {
 
 absl::Status BudgetShares::SetBudget(uint64_t budget) {
   uint64_t minima = 0;
@@ -81,4 +81,4 @@ uint64_t BudgetShares::HeldBy(const Session& session) const {
   return held - std::min(held, dense);
 }
 
-}  // namespace sluice
+}  // namespace sluice::weightd

@@ -13,7 +13,7 @@
 #include "weightd/session/session_params.h"
 #include "weightd/session/session_table.h"
 
-namespace sluice {
+namespace sluice::weightd {
 
 class BudgetShares {
  public:
@@ -52,4 +52,4 @@ class BudgetShares {
   const ExtentStore* const store_;
 };
 
-}  // namespace sluice
+}  // namespace sluice::weightd

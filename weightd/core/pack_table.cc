@@ -7,7 +7,7 @@
 #include "common/status.h"
 #include "weightd/dram/prefaulter.h"
 
-namespace sluice {
+namespace sluice::weightd {
 namespace {
 
 uint64_t ModelHash(const std::string& model_id) {
@@ -79,4 +79,4 @@ uint64_t PackTable::DenseBytes(const std::set<uint32_t>& packs) const {
   return bytes;
 }
 
-}  // namespace sluice
+}  // namespace sluice::weightd

@@ -18,7 +18,7 @@
 #include "weightd/fetch/extent_source.h"
 #include "weightd/fetch/fetcher.h"
 
-namespace sluice {
+namespace sluice::weightd {
 
 class PackTable {
  public:
@@ -55,4 +55,4 @@ class PackTable {
   std::vector<Record> packs_;
 };
 
-}  // namespace sluice
+}  // namespace sluice::weightd

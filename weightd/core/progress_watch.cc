@@ -2,7 +2,7 @@
 
 #include "absl/strings/str_cat.h"
 
-namespace sluice {
+namespace sluice::weightd {
 
 std::string ProgressWatch::Look(const StoreProgress& now, int64_t now_nanos) {
   const bool first = !looked_;
@@ -24,4 +24,4 @@ std::string ProgressWatch::Look(const StoreProgress& now, int64_t now_nanos) {
   return "";
 }
 
-}  // namespace sluice
+}  // namespace sluice::weightd

@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <string>
 
-namespace sluice {
+namespace sluice::weightd {
 
 // The values compared over time.
 struct StoreProgress {
@@ -33,4 +33,4 @@ class ProgressWatch {
   int64_t reader_moved_nanos_ = 0;
 };
 
-}  // namespace sluice
+}  // namespace sluice::weightd

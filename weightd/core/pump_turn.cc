@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstdint>
 
-namespace sluice {
+namespace sluice::weightd {
 
 int PumpTurn(StoreCore* core, ReadInbox* inbox, const Clock& clock) {
   if (core->Pump(inbox->Take())) {
@@ -21,4 +21,4 @@ int PumpTurn(StoreCore* core, ReadInbox* inbox, const Clock& clock) {
   return static_cast<int>(std::clamp<int64_t>(left, 0, 60'000));
 }
 
-}  // namespace sluice
+}  // namespace sluice::weightd

@@ -16,7 +16,7 @@
 #include "weightd/core/store_core.h"
 #include "weightd/io/block_reader.h"
 
-namespace sluice {
+namespace sluice::weightd {
 
 // Reports on their way from the readers' threads to the pump.
 class ReadInbox {
@@ -63,4 +63,4 @@ class ReadInbox {
 // events.
 int PumpTurn(StoreCore* core, ReadInbox* inbox, const Clock& clock);
 
-}  // namespace sluice
+}  // namespace sluice::weightd

@@ -4,7 +4,7 @@
 
 #include "absl/status/status.h"
 
-namespace sluice {
+namespace sluice::weightd {
 namespace {
 
 // Maximum number of submissions served per session and turn.
@@ -146,4 +146,4 @@ void RequestRouter::Deliver(Session* session, const CompletionEntry& entry, std:
   }
 }
 
-}  // namespace sluice
+}  // namespace sluice::weightd

@@ -15,7 +15,7 @@
 #include "weightd/session/session_table.h"
 #include "weightd/transfer/transfer_requests.h"
 
-namespace sluice {
+namespace sluice::weightd {
 
 class RequestRouter {
  public:
@@ -52,4 +52,4 @@ class RequestRouter {
   const Parts parts_;
 };
 
-}  // namespace sluice
+}  // namespace sluice::weightd

@@ -8,7 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/status.h"
 
-namespace sluice {
+namespace sluice::weightd {
 
 absl::Status SessionManager::CheckParams(const SessionParams& params) const {
   if (closed_) {
@@ -94,4 +94,4 @@ int64_t SessionManager::next_deadline() const {
   return next;
 }
 
-}  // namespace sluice
+}  // namespace sluice::weightd

@@ -16,7 +16,7 @@
 #include "weightd/session/session_params.h"
 #include "weightd/session/session_table.h"
 
-namespace sluice {
+namespace sluice::weightd {
 
 class SessionManager {
  public:
@@ -54,4 +54,4 @@ class SessionManager {
   bool closed_ = false;
 };
 
-}  // namespace sluice
+}  // namespace sluice::weightd

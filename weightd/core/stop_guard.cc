@@ -5,7 +5,7 @@
 
 #include "absl/time/clock.h"
 
-namespace sluice {
+namespace sluice::weightd {
 
 StopGuard::StopGuard(absl::Duration timeout, std::function<void()> late) {
   thread_ = std::thread([this, end = absl::Now() + timeout, late = std::move(late)] {
@@ -29,4 +29,4 @@ StopGuard::~StopGuard() {
   thread_.join();
 }
 
-}  // namespace sluice
+}  // namespace sluice::weightd

@@ -10,7 +10,7 @@
 #include "absl/time/time.h"
 #include "common/mutex.h"
 
-namespace sluice {
+namespace sluice::weightd {
 
 class StopGuard {
  public:
@@ -28,4 +28,4 @@ class StopGuard {
   std::thread thread_;  // const after construction
 };
 
-}  // namespace sluice
+}  // namespace sluice::weightd

@@ -4,7 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 
-namespace sluice {
+namespace sluice::weightd {
 namespace {
 
 // A session that was refused and has not retried for this long no longer wants the room.
@@ -40,4 +40,4 @@ void StalledSessions::EndStalled(int64_t now) {
   }
 }
 
-}  // namespace sluice
+}  // namespace sluice::weightd

@@ -14,7 +14,7 @@
 #include "weightd/core/budget_shares.h"
 #include "weightd/session/session_table.h"
 
-namespace sluice {
+namespace sluice::weightd {
 
 class StalledSessions {
  public:
@@ -49,4 +49,4 @@ class StalledSessions {
   uint64_t ended_ = 0;
 };
 
-}  // namespace sluice
+}  // namespace sluice::weightd

@@ -7,7 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/status.h"
 
-namespace sluice {
+namespace sluice::weightd {
 namespace {
 
 // Shrinking budget: segments emptied per round, since sessions wait for the round, and the pause before the
@@ -417,4 +417,4 @@ SessionStats StoreCore::StatsOf(const Session& session) const {
   return stats;
 }
 
-}  // namespace sluice
+}  // namespace sluice::weightd

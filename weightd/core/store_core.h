@@ -43,7 +43,7 @@
 #include "weightd/transfer/slab_registry.h"
 #include "weightd/transfer/transfer_requests.h"
 
-namespace sluice {
+namespace sluice::weightd {
 
 // Options that can be changed at runtime.
 struct StoreTuning {
@@ -192,4 +192,4 @@ class StoreCore {
   uint64_t sessions_lost_ = 0;
 };
 
-}  // namespace sluice
+}  // namespace sluice::weightd

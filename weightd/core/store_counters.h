@@ -8,7 +8,7 @@
 #include "common/metrics/metric_text.h"
 #include "weightd/core/store_stats.h"
 
-namespace sluice {
+namespace sluice::weightd {
 
 struct StoreCounter {
   const char* field;  // of sluice.weights.v1.GetStatsResponse, a uint64
@@ -96,4 +96,4 @@ inline constexpr StoreCounter kStoreCounters[] = {
      "Sessions ended as stalled: no sign of life, and more than a fair share held while others starved."},
 };
 
-}  // namespace sluice
+}  // namespace sluice::weightd

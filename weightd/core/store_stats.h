@@ -16,7 +16,7 @@
 #include "weightd/fetch/fetcher_stats.h"
 #include "weightd/fetch/scrubber.h"
 
-namespace sluice {
+namespace sluice::weightd {
 
 struct SessionStats {
   uint64_t session = 0;
@@ -62,4 +62,4 @@ struct StoreStats : FetcherStats, TransferStats, ScrubStats {
   std::vector<SessionStats> sessions;
 };
 
-}  // namespace sluice
+}  // namespace sluice::weightd

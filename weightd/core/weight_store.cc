@@ -17,7 +17,7 @@
 #include "weightd/io/pread_reader.h"
 #include "weightd/io/uring_reader.h"
 
-namespace sluice {
+namespace sluice::weightd {
 namespace {
 
 // Two threads zero pages about as fast as the memory allows.
@@ -290,4 +290,4 @@ bool WeightStore::AwaitScrub(int64_t due) {
   return scrub_stop_;
 }
 
-}  // namespace sluice
+}  // namespace sluice::weightd

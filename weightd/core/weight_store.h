@@ -37,7 +37,7 @@
 #include "weightd/session/poller.h"
 #include "weightd/session/store_log.h"
 
-namespace sluice {
+namespace sluice::weightd {
 
 struct WeightStoreOptions {
   // Maximum bytes of expert and dense extents in memory. Exact: segments never exceed it. REQUIRED.
@@ -169,4 +169,4 @@ class WeightStore {
   std::thread scrub_;
 };
 
-}  // namespace sluice
+}  // namespace sluice::weightd

@@ -13,7 +13,7 @@
 #include "daemon/runtime_dir.h"
 #include "daemon/toml_config.h"
 
-namespace sluice {
+namespace sluice::weightd {
 namespace {
 
 constexpr int kUsageExit = 2;
@@ -97,4 +97,4 @@ WeightdOptions WithReloaded(const WeightdOptions& running, const WeightdOptions&
   return MergeNamedOptions(running, read, ReloadableWeightdOptions());
 }
 
-}  // namespace sluice
+}  // namespace sluice::weightd

@@ -13,7 +13,7 @@
 #include "absl/time/time.h"
 #include "daemon/option_values.h"
 
-namespace sluice {
+namespace sluice::weightd {
 
 struct WeightdOptions {
   std::string socket;              // absolute; the side socket is `<socket>.side`
@@ -105,4 +105,4 @@ void ForEachOption(WeightdOptions* o, Visit visit) {
   visit("log-level", &o->log_level, "Least severity that is logged: debug, info, warning or error");
 }
 
-}  // namespace sluice
+}  // namespace sluice::weightd

@@ -31,7 +31,7 @@
 #include "weightd/session/session_nonces.h"
 #include "weightd/session/side_listener.h"
 
-namespace sluice {
+namespace sluice::weightd {
 namespace {
 
 constexpr absl::Duration kSelfTestTimeout = absl::Seconds(60);   // timeout for a hung disk, too
@@ -278,4 +278,4 @@ std::string WeightdServer::Describe() const {
 
 WeightStore& WeightdServer::store() { return *impl_->store; }
 
-}  // namespace sluice
+}  // namespace sluice::weightd

@@ -15,7 +15,7 @@
 #include "weightd/core/weight_store.h"
 #include "weightd/daemon/weightd_options.h"
 
-namespace sluice {
+namespace sluice::weightd {
 
 class WeightdServer {
  public:
@@ -58,4 +58,4 @@ class WeightdServer {
   const std::unique_ptr<Impl> impl_;
 };
 
-}  // namespace sluice
+}  // namespace sluice::weightd

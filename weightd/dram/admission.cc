@@ -1,6 +1,6 @@
 #include "weightd/dram/admission.h"
 
-namespace sluice {
+namespace sluice::weightd {
 namespace {
 // Number of decisions per search for stale extents.
 constexpr uint64_t kStaleEvery = 8;
@@ -89,4 +89,4 @@ std::optional<EvictionCandidate> ProbationPolicy::Coldest(double now, Look look)
   }
 }
 
-}  // namespace sluice
+}  // namespace sluice::weightd

@@ -19,7 +19,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "weightd/dram/eviction.h"
 
-namespace sluice {
+namespace sluice::weightd {
 
 class ProbationPolicy final : public EvictionPolicy {
  public:
@@ -65,4 +65,4 @@ class ProbationPolicy final : public EvictionPolicy {
   uint64_t promotions_ = 0;
 };
 
-}  // namespace sluice
+}  // namespace sluice::weightd

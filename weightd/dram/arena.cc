@@ -6,7 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/ring/session_abi.h"
 
-namespace sluice {
+namespace sluice::weightd {
 namespace {
 // A pooled segment serves another class if at most 1/20 of it is wasted.
 constexpr uint64_t kWasteDivisor = 20;
@@ -176,4 +176,4 @@ const SharedMemory* Arena::memory(uint32_t segment) const {
   return found == segments_.end() ? nullptr : found->second->memory.get();
 }
 
-}  // namespace sluice
+}  // namespace sluice::weightd

@@ -23,7 +23,7 @@
 #include "common/ring/shared_memory.h"
 #include "weightd/dram/memory_nodes.h"
 
-namespace sluice {
+namespace sluice::weightd {
 
 inline constexpr uint32_t kNoOwner = std::numeric_limits<uint32_t>::max();
 // Owner of a slot without an extent: its bytes went bad in memory and may still be read, or an abandoned read
@@ -139,4 +139,4 @@ class Arena {
   std::string placement_error_;
 };
 
-}  // namespace sluice
+}  // namespace sluice::weightd

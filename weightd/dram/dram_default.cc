@@ -6,7 +6,7 @@
 
 #include "pack/pack.h"
 
-namespace sluice {
+namespace sluice::weightd {
 
 uint64_t MinDramBudget(const WeightSizes& sizes, uint32_t threads) {
   return sizes.dense + 2 * sizes.largest_expert * threads;
@@ -28,4 +28,4 @@ uint64_t DefaultDramBudget(const std::vector<const Pack*>& packs, uint32_t threa
   return DefaultDramBudget(sizes, threads, usable);
 }
 
-}  // namespace sluice
+}  // namespace sluice::weightd

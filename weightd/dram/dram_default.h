@@ -7,8 +7,10 @@
 #include <vector>
 
 namespace sluice {
-
 class Pack;
+}  // namespace sluice
+
+namespace sluice::weightd {
 
 // Sizes of a model's weights, in bytes.
 struct WeightSizes {
@@ -25,4 +27,4 @@ uint64_t DefaultDramBudget(const WeightSizes& sizes, uint32_t threads, uint64_t 
 // The same for `packs` together; each model counts once, however often it is named.
 uint64_t DefaultDramBudget(const std::vector<const Pack*>& packs, uint32_t threads, uint64_t usable);
 
-}  // namespace sluice
+}  // namespace sluice::weightd

@@ -5,7 +5,7 @@
 #include <cmath>
 #include <utility>
 
-namespace sluice {
+namespace sluice::weightd {
 namespace {
 
 // Number of other classes' segments sampled per decision, and of extents sampled in each.
@@ -411,4 +411,4 @@ bool DramTier::Empty(const Arena::SegmentView& segment) {
                      [this](uint32_t owner) { return owner == kNoOwner || EvictOne(owner); });
 }
 
-}  // namespace sluice
+}  // namespace sluice::weightd

@@ -17,7 +17,7 @@
 #include "weightd/dram/step_uses.h"
 #include "weightd/dram/store.h"
 
-namespace sluice {
+namespace sluice::weightd {
 
 // Policies that choose the extents to evict.
 struct TierPolicy {
@@ -187,4 +187,4 @@ class DramTier {
   size_t probe_ = 0;  // the next probe of ColdestOfOtherClasses
 };
 
-}  // namespace sluice
+}  // namespace sluice::weightd

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <cstddef>
 
-namespace sluice {
+namespace sluice::weightd {
 
 const char* NameOf(EvictionKind kind) {
   switch (kind) {
@@ -229,4 +229,4 @@ std::optional<EvictionCandidate> ScorePolicy::Coldest(double now, Look look) {
   return best;
 }
 
-}  // namespace sluice
+}  // namespace sluice::weightd

@@ -25,7 +25,7 @@
 #include "absl/functional/function_ref.h"
 #include "weightd/dram/step_timeline.h"
 
-namespace sluice {
+namespace sluice::weightd {
 
 enum class EvictionKind : uint8_t { kLru, kLfru, kScore };
 
@@ -140,4 +140,4 @@ class ScorePolicy final : public EvictionPolicy {
   uint64_t random_ = 0x9e3779b97f4a7c15ull;         // xorshift64
 };
 
-}  // namespace sluice
+}  // namespace sluice::weightd

@@ -3,7 +3,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/status.h"
 
-namespace sluice {
+namespace sluice::weightd {
 namespace {
 
 // Pause between two checks of memory that is about to be freed.
@@ -39,4 +39,4 @@ absl::Status WaitForBudget(uint64_t budget, int wait_ms,
   }
 }
 
-}  // namespace sluice
+}  // namespace sluice::weightd

@@ -10,7 +10,7 @@
 #include "absl/status/statusor.h"
 #include "common/memory_facts.h"
 
-namespace sluice {
+namespace sluice::weightd {
 
 // Reserve beside the budget for the process's own code, stacks, tables and rings, in bytes.
 inline constexpr uint64_t kProcessReserve = 32ull * 1024 * 1024;
@@ -25,4 +25,4 @@ absl::Status WaitForBudget(uint64_t budget, int wait_ms,
                            const std::function<absl::StatusOr<MemoryFacts>()>& read,
                            const std::function<void(int ms)>& pause);
 
-}  // namespace sluice
+}  // namespace sluice::weightd

@@ -10,7 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/status.h"
 
-namespace sluice {
+namespace sluice::weightd {
 namespace {
 constexpr uint32_t kBits = 8 * sizeof(unsigned long);
 }  // namespace
@@ -63,4 +63,4 @@ absl::Status ApplyNodePolicy(const NodePolicy& policy, std::byte* memory, uint64
   return absl::OkStatus();
 }
 
-}  // namespace sluice
+}  // namespace sluice::weightd

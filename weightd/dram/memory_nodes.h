@@ -13,7 +13,7 @@
 #include "absl/status/status.h"
 #include "absl/types/span.h"
 
-namespace sluice {
+namespace sluice::weightd {
 
 enum class NodePlacement : uint8_t {
   kInterleave,  // the pages of every segment in turn on all nodes
@@ -37,4 +37,4 @@ NodePolicy PolicyOfSegment(NodePlacement placement, absl::Span<const uint32_t> n
 // speed.
 absl::Status ApplyNodePolicy(const NodePolicy& policy, std::byte* memory, uint64_t bytes);
 
-}  // namespace sluice
+}  // namespace sluice::weightd

@@ -15,7 +15,7 @@
 #define MADV_POPULATE_WRITE 23
 #endif
 
-namespace sluice {
+namespace sluice::weightd {
 namespace {
 constexpr uint64_t kHugePage = 2ull * 1024 * 1024;
 constexpr uint64_t kPage = 4096;
@@ -137,4 +137,4 @@ void Prefaulter::Run() {
   }
 }
 
-}  // namespace sluice
+}  // namespace sluice::weightd

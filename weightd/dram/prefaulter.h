@@ -17,7 +17,7 @@
 #include "common/mutex.h"
 #include "common/ring/shared_memory.h"
 
-namespace sluice {
+namespace sluice::weightd {
 
 // Allocates the pages of [start, start + bytes) of a shared mapping now, huge ones where whole 2 MiB ranges
 // allow. Best effort: the first touch faults in the rest. Content is kept.
@@ -63,4 +63,4 @@ class Prefaulter {
   std::vector<std::thread> threads_;  // const after construction
 };
 
-}  // namespace sluice
+}  // namespace sluice::weightd

@@ -4,7 +4,7 @@
 
 #include "common/ring/session_abi.h"
 
-namespace sluice {
+namespace sluice::weightd {
 
 bool ScanOrder::UsedIn(uint64_t step, const ExtentUse& use) {
   return use.last.stamp >> kStampOrderBits == step;
@@ -51,4 +51,4 @@ std::optional<EvictionCandidate> ScanOrder::NextVictim(const ScanPlace& place, E
   return found;
 }
 
-}  // namespace sluice
+}  // namespace sluice::weightd

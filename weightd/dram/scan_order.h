@@ -17,7 +17,7 @@
 
 #include "weightd/dram/eviction.h"
 
-namespace sluice {
+namespace sluice::weightd {
 
 // A scan's position when it needs room: it computes a layer whose extents begin at `behind`, and fills for
 // that layer or the next one, whose extents end before `ahead`.
@@ -61,4 +61,4 @@ class ScanOrder {
   Members members_;
 };
 
-}  // namespace sluice
+}  // namespace sluice::weightd

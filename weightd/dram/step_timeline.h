@@ -11,7 +11,7 @@
 #include <cstdint>
 #include <vector>
 
-namespace sluice {
+namespace sluice::weightd {
 
 // Time of an extent's last use: the number of the decision before which it was, then the session's stamp.
 // Ordered; with equal clocks, stamps of different sessions are compared as plain numbers.
@@ -68,4 +68,4 @@ class StepTimeline {
   std::vector<Mark> marks_;  // both ascending
 };
 
-}  // namespace sluice
+}  // namespace sluice::weightd

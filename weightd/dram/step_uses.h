@@ -13,7 +13,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/functional/function_ref.h"
 
-namespace sluice {
+namespace sluice::weightd {
 
 class StepUses {
  public:
@@ -63,4 +63,4 @@ class StepUses {
   absl::flat_hash_map<uint64_t, Record> records_;
 };
 
-}  // namespace sluice
+}  // namespace sluice::weightd

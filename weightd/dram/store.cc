@@ -4,7 +4,7 @@
 
 #include "common/ring/lease.h"
 
-namespace sluice {
+namespace sluice::weightd {
 
 uint32_t ExtentStore::AddPack(const std::vector<uint64_t>& lengths, ResidencyEntry* table) {
   const auto number = static_cast<uint32_t>(packs_.size());
@@ -186,4 +186,4 @@ uint64_t ExtentStore::UseVersion(ExtentId extent_id) const {
   return mark;
 }
 
-}  // namespace sluice
+}  // namespace sluice::weightd

@@ -15,7 +15,7 @@
 #include "weightd/dram/eviction.h"
 #include "weightd/dram/step_timeline.h"
 
-namespace sluice {
+namespace sluice::weightd {
 
 using ExtentId = uint32_t;
 
@@ -125,4 +125,4 @@ class ExtentStore {
   uint64_t bad_extents_ = 0;
 };
 
-}  // namespace sluice
+}  // namespace sluice::weightd

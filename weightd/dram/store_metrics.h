@@ -11,7 +11,7 @@
 #include "common/metrics/metrics.h"
 #include "common/ring/session_abi.h"
 
-namespace sluice {
+namespace sluice::weightd {
 
 // The slowest tier that a request needed for its bytes.
 enum class FetchTier : uint8_t {
@@ -51,4 +51,4 @@ struct StoreMetrics {
   }
 };
 
-}  // namespace sluice
+}  // namespace sluice::weightd

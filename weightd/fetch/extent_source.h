@@ -15,8 +15,10 @@
 #include "common/encoding.h"
 
 namespace sluice {
-
 class Pack;
+}  // namespace sluice
+
+namespace sluice::weightd {
 
 struct ExtentInfo {
   uint32_t file = 0;    // index below ExtentSource::file_count()
@@ -71,4 +73,4 @@ class ExtentSource {
   virtual absl::Status Verify(uint32_t extent, uint64_t offset, std::span<const std::byte> bytes) const = 0;
 };
 
-}  // namespace sluice
+}  // namespace sluice::weightd

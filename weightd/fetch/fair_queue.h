@@ -15,7 +15,7 @@
 
 #include "absl/functional/function_ref.h"
 
-namespace sluice {
+namespace sluice::weightd {
 
 template <typename Item>
 class FairQueue {
@@ -98,4 +98,4 @@ class FairQueue {
   uint64_t now_ = 0;
 };
 
-}  // namespace sluice
+}  // namespace sluice::weightd

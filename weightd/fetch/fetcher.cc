@@ -6,7 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 
-namespace sluice {
+namespace sluice::weightd {
 namespace {
 
 // Number of prefetched extents settled per round: their use marks are in memory that clients write.
@@ -363,4 +363,4 @@ void Fetcher::OnRead(const ReadResult& result) {
   OnFailed(extent_id, failed, result);
 }
 
-}  // namespace sluice
+}  // namespace sluice::weightd

@@ -30,7 +30,7 @@
 #include "weightd/fetch/prefetch_ledger.h"
 #include "weightd/io/block_reader.h"
 
-namespace sluice {
+namespace sluice::weightd {
 
 // A fill request that passed validation.
 struct FillRequest {
@@ -220,4 +220,4 @@ class Fetcher {
   PrefetchLedger ledger_;
 };
 
-}  // namespace sluice
+}  // namespace sluice::weightd

@@ -4,7 +4,7 @@
 #include "absl/strings/str_cat.h"
 #include "weightd/fetch/fetcher.h"
 
-namespace sluice {
+namespace sluice::weightd {
 namespace {
 
 uint32_t Micros(int64_t from, int64_t to) {
@@ -165,4 +165,4 @@ void Fetcher::OnFailed(ExtentId extent_id, const Fill& fill, const ReadResult& r
   }
 }
 
-}  // namespace sluice
+}  // namespace sluice::weightd

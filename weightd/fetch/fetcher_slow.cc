@@ -7,7 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "weightd/fetch/fetcher.h"
 
-namespace sluice {
+namespace sluice::weightd {
 
 int64_t Fetcher::next_deadline() const {
   const int64_t room = waiting_for_retirement_.empty() ? 0 : waiting_for_retirement_.front()->retire_deadline;
@@ -132,4 +132,4 @@ std::string Fetcher::NameOf(ExtentId extent_id) const {
   return absl::StrCat("pack ", source.model_id(), ", ", source.ExtentName(ref.extent));
 }
 
-}  // namespace sluice
+}  // namespace sluice::weightd

@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-namespace sluice {
+namespace sluice::weightd {
 
 struct FetcherStats {
   uint64_t demand_requests = 0;
@@ -25,4 +25,4 @@ struct FetcherStats {
   uint64_t timed_out = 0;         // requests that ended because a read did not
 };
 
-}  // namespace sluice
+}  // namespace sluice::weightd

@@ -3,7 +3,7 @@
 #include "pack/checksum.h"
 #include "pack/row_layout.h"
 
-namespace sluice {
+namespace sluice::weightd {
 
 ExtentInfo PackExtentSource::extent(uint32_t extent) const {
   const ExtentEntry& entry = pack_->extents()[extent];
@@ -38,4 +38,4 @@ absl::Status PackExtentSource::Verify(uint32_t extent, uint64_t offset,
   return VerifyChunks(*pack_, extent, offset, absl::MakeConstSpan(bytes.data(), bytes.size()));
 }
 
-}  // namespace sluice
+}  // namespace sluice::weightd

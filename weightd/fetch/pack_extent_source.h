@@ -9,7 +9,7 @@
 #include "pack/pack.h"
 #include "weightd/fetch/extent_source.h"
 
-namespace sluice {
+namespace sluice::weightd {
 
 class PackExtentSource final : public ExtentSource {
  public:
@@ -36,4 +36,4 @@ class PackExtentSource final : public ExtentSource {
   const std::unique_ptr<const Pack> pack_;
 };
 
-}  // namespace sluice
+}  // namespace sluice::weightd

@@ -13,7 +13,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/functional/function_ref.h"
 
-namespace sluice {
+namespace sluice::weightd {
 
 class PrefetchLedger {
  public:
@@ -85,4 +85,4 @@ class PrefetchLedger {
   uint64_t wasted_ = 0;
 };
 
-}  // namespace sluice
+}  // namespace sluice::weightd

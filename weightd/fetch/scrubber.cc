@@ -4,7 +4,7 @@
 
 #include "common/checksum.h"
 
-namespace sluice {
+namespace sluice::weightd {
 
 std::optional<Scrubber::Chunk> Scrubber::Take(int64_t now) {
   if (rate_ == 0 || now < next_due_) {
@@ -58,4 +58,4 @@ bool Scrubber::Done(const Chunk& chunk, const absl::Status& verdict) {
   return true;
 }
 
-}  // namespace sluice
+}  // namespace sluice::weightd

@@ -16,7 +16,7 @@
 #include "weightd/dram/dram_tier.h"
 #include "weightd/fetch/extent_source.h"
 
-namespace sluice {
+namespace sluice::weightd {
 
 // Counters of the scrub.
 struct ScrubStats {
@@ -68,4 +68,4 @@ class Scrubber {
   ScrubStats stats_;
 };
 
-}  // namespace sluice
+}  // namespace sluice::weightd

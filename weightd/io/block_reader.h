@@ -18,7 +18,7 @@
 #include "absl/status/statusor.h"
 #include "common/ring/session_abi.h"
 
-namespace sluice {
+namespace sluice::weightd {
 
 // Verifies bytes that arrived at `offset` of the job; called on a reader's thread, for whole checksum chunks.
 using ChunkCheck = std::function<absl::Status(uint64_t offset, std::span<const std::byte> bytes)>;
@@ -77,4 +77,4 @@ class BlockReader {
   virtual std::string Describe() const = 0;
 };
 
-}  // namespace sluice
+}  // namespace sluice::weightd

@@ -6,7 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/status.h"
 
-namespace sluice {
+namespace sluice::weightd {
 
 PreadReader::PreadReader(Options options) : options_(std::move(options)), queue_(options_.limits) {
   const MutexLock lock(&mutex_);
@@ -173,4 +173,4 @@ void PreadReader::Check(const LandedChunk& landed) {
   }
 }
 
-}  // namespace sluice
+}  // namespace sluice::weightd

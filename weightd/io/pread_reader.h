@@ -20,7 +20,7 @@
 #include "weightd/io/read_file.h"
 #include "weightd/io/read_queue.h"
 
-namespace sluice {
+namespace sluice::weightd {
 
 class PreadReader final : public BlockReader {
  public:
@@ -81,4 +81,4 @@ class PreadReader final : public BlockReader {
   std::vector<std::thread> threads_ ABSL_GUARDED_BY(mutex_);
 };
 
-}  // namespace sluice
+}  // namespace sluice::weightd

@@ -18,7 +18,7 @@
 #include "common/ring/unique_fd.h"
 #include "common/status.h"
 
-namespace sluice {
+namespace sluice::weightd {
 namespace {
 
 constexpr uint64_t kBlock = kSegmentAlignment;
@@ -158,4 +158,4 @@ RangeRead ReadRange(ReadFile& file, std::byte* dest, uint64_t length, uint64_t o
   return progress.range();
 }
 
-}  // namespace sluice
+}  // namespace sluice::weightd

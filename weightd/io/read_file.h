@@ -13,7 +13,7 @@
 #include "absl/status/statusor.h"
 #include "weightd/io/block_reader.h"
 
-namespace sluice {
+namespace sluice::weightd {
 
 class ReadFile {
  public:
@@ -76,4 +76,4 @@ void BackOff(int attempt);
 // Reads all of [offset, offset + length).
 RangeRead ReadRange(ReadFile& file, std::byte* dest, uint64_t length, uint64_t offset);
 
-}  // namespace sluice
+}  // namespace sluice::weightd

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-namespace sluice {
+namespace sluice::weightd {
 
 ReadQueue::ReadQueue(const ReadLimits& limits)
     : limits_{std::min(limits.chunk_bytes, kMaxReadBytes), limits.in_flight_bytes, limits.prefetch_bytes} {}
@@ -169,4 +169,4 @@ ReadResult ResultOf(const QueuedRead& read, int64_t ended_nanos) {
   return result;
 }
 
-}  // namespace sluice
+}  // namespace sluice::weightd

@@ -17,7 +17,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "weightd/io/block_reader.h"
 
-namespace sluice {
+namespace sluice::weightd {
 
 // Maximum size of a read: the kernel splits larger ones and may then fail them with EAGAIN (liburing#766).
 inline constexpr uint64_t kMaxReadBytes = 1024 * 1024;
@@ -112,4 +112,4 @@ class ReadQueue {
   uint64_t prefetch_in_flight_ = 0;
 };
 
-}  // namespace sluice
+}  // namespace sluice::weightd

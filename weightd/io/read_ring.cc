@@ -13,7 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/ring/unique_fd.h"
 
-namespace sluice {
+namespace sluice::weightd {
 namespace {
 
 // Maximum number of payload files of all packs that a weightd serves.
@@ -200,4 +200,4 @@ int TryReadRing() {
   return ring.Make(1);
 }
 
-}  // namespace sluice
+}  // namespace sluice::weightd

@@ -13,7 +13,7 @@
 #include "absl/status/statusor.h"
 #include "weightd/io/read_file.h"
 
-namespace sluice {
+namespace sluice::weightd {
 
 struct RingCompletion {
   uint32_t slot = 0;   // as passed to Read()
@@ -49,4 +49,4 @@ absl::StatusOr<std::unique_ptr<ReadRing>> MakeReadRing(uint32_t depth);
 // The errno with which this host refuses such a ring; 0 where it works.
 int TryReadRing();
 
-}  // namespace sluice
+}  // namespace sluice::weightd

@@ -7,7 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/status.h"
 
-namespace sluice {
+namespace sluice::weightd {
 namespace {
 
 // Finished jobs are reported together once this many bytes have been checked: a report wakes a thread, which
@@ -247,4 +247,4 @@ std::optional<ReadResult> UringReader::FinishChunk(const LandedChunk& landed) {
   return over == nullptr ? std::nullopt : std::optional(ResultOf(*over, options_.clock->NowNanos()));
 }
 
-}  // namespace sluice
+}  // namespace sluice::weightd

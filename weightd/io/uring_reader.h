@@ -19,7 +19,7 @@
 #include "weightd/io/read_queue.h"
 #include "weightd/io/read_ring.h"
 
-namespace sluice {
+namespace sluice::weightd {
 
 class UringReader final : public BlockReader {
  public:
@@ -100,4 +100,4 @@ class UringReader final : public BlockReader {
   std::thread thread_;           // const after construction
 };
 
-}  // namespace sluice
+}  // namespace sluice::weightd

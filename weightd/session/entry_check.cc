@@ -1,6 +1,6 @@
 #include "weightd/session/entry_check.h"
 
-namespace sluice {
+namespace sluice::weightd {
 namespace {
 
 constexpr EntryVerdict kFine;
@@ -156,4 +156,4 @@ EntryVerdict CheckNeurons(const SubmissionEntry& entry, std::span<const uint32_t
   return kFine;
 }
 
-}  // namespace sluice
+}  // namespace sluice::weightd

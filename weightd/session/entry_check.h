@@ -9,7 +9,7 @@
 #include "common/ring/session_abi.h"
 #include "weightd/fetch/extent_source.h"
 
-namespace sluice {
+namespace sluice::weightd {
 
 struct EntryVerdict {
   absl::StatusCode code = absl::StatusCode::kOk;
@@ -33,4 +33,4 @@ EntryVerdict CheckEntry(const SubmissionEntry& entry, std::span<const ExtentSour
 EntryVerdict CheckNeurons(const SubmissionEntry& entry, std::span<const uint32_t> neurons,
                           const ExtentSource& pack);
 
-}  // namespace sluice
+}  // namespace sluice::weightd

@@ -7,7 +7,7 @@
 
 #include "common/status.h"
 
-namespace sluice {
+namespace sluice::weightd {
 namespace {
 
 uint64_t Encode(PollEvent event) { return event.session << 2 | static_cast<uint64_t>(event.kind); }
@@ -57,4 +57,4 @@ std::vector<PollEvent> Poller::Wait(int timeout_ms) {
   return events;
 }
 
-}  // namespace sluice
+}  // namespace sluice::weightd

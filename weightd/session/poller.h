@@ -10,7 +10,7 @@
 #include "absl/status/statusor.h"
 #include "common/ring/unique_fd.h"
 
-namespace sluice {
+namespace sluice::weightd {
 
 // Target of an event. `session` 0 is the pump's own bell.
 enum class PollKind : uint8_t { kPumpBell = 0, kServerBell = 1, kSideSocket = 2, kProcess = 3 };
@@ -39,4 +39,4 @@ class Poller {
   UniqueFd epoll_;
 };
 
-}  // namespace sluice
+}  // namespace sluice::weightd

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-namespace sluice {
+namespace sluice::weightd {
 
 void RetiredSegments::Add(uint32_t segment, std::set<uint64_t> sessions, uint64_t bytes, int64_t now) {
   retired_[segment] = Retired{std::move(sessions), bytes, now};
@@ -48,4 +48,4 @@ int64_t RetiredSegments::NextSince(int64_t now, int64_t nanos) const {
   return next;
 }
 
-}  // namespace sluice
+}  // namespace sluice::weightd

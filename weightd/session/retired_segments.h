@@ -8,7 +8,7 @@
 #include <set>
 #include <vector>
 
-namespace sluice {
+namespace sluice::weightd {
 
 class RetiredSegments {
  public:
@@ -32,4 +32,4 @@ class RetiredSegments {
   std::map<uint32_t, Retired> retired_;  // by segment
 };
 
-}  // namespace sluice
+}  // namespace sluice::weightd

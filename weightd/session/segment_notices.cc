@@ -4,7 +4,7 @@
 #include <set>
 #include <utility>
 
-namespace sluice {
+namespace sluice::weightd {
 
 void SegmentNotices::Announce(Session* session, uint32_t segment,
                               const std::shared_ptr<const SharedMemory>& memory) {
@@ -83,4 +83,4 @@ void SegmentNotices::NoteSlow(int64_t now) {
   }
 }
 
-}  // namespace sluice
+}  // namespace sluice::weightd

@@ -15,7 +15,7 @@
 #include "weightd/session/session_table.h"
 #include "weightd/session/side_sockets.h"
 
-namespace sluice {
+namespace sluice::weightd {
 
 class SegmentNotices {
  public:
@@ -60,4 +60,4 @@ class SegmentNotices {
   uint64_t lost_bytes_ = 0;
 };
 
-}  // namespace sluice
+}  // namespace sluice::weightd

@@ -14,7 +14,7 @@
 #include "common/status.h"
 #include "weightd/dram/prefaulter.h"
 
-namespace sluice {
+namespace sluice::weightd {
 namespace {
 
 absl::StatusOr<SharedMemory> CreatePins(const Session::Options& options, const SessionPackPlan& plan) {
@@ -219,4 +219,4 @@ void Session::NoteStamp(uint64_t clock) {
   timeline_.Note(view_.cursors->last_stamp.value.load(std::memory_order_relaxed), clock);
 }
 
-}  // namespace sluice
+}  // namespace sluice::weightd

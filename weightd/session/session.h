@@ -23,7 +23,7 @@
 #include "weightd/fetch/extent_source.h"
 #include "weightd/session/entry_check.h"
 
-namespace sluice {
+namespace sluice::weightd {
 
 enum class SessionState {
   kOpened,  // not attached to its side socket yet
@@ -163,4 +163,4 @@ class Session {
   bool unannounced_ = false;  // completions were pushed since the last WakeClient
 };
 
-}  // namespace sluice
+}  // namespace sluice::weightd

@@ -8,7 +8,7 @@
 #include "common/error_detail.h"
 #include "common/status.h"
 
-namespace sluice {
+namespace sluice::weightd {
 namespace {
 
 absl::StatusOr<SessionNonce> RandomNonce() {
@@ -69,4 +69,4 @@ void SessionNonces::DropExpired(absl::Time now) {
   absl::erase_if(waiting_, [now](const auto& entry) { return entry.second.expires <= now; });
 }
 
-}  // namespace sluice
+}  // namespace sluice::weightd

@@ -15,7 +15,7 @@
 #include "common/mutex.h"
 #include "common/ring/side_channel.h"
 
-namespace sluice {
+namespace sluice::weightd {
 
 using SessionNonce = std::array<uint8_t, kNonceBytes>;
 
@@ -55,4 +55,4 @@ class SessionNonces {
   absl::flat_hash_map<SessionNonce, Waiting> waiting_ ABSL_GUARDED_BY(mutex_);
 };
 
-}  // namespace sluice
+}  // namespace sluice::weightd

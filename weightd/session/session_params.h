@@ -10,7 +10,7 @@
 #include "common/ring/rings.h"
 #include "common/ring/session_abi.h"
 
-namespace sluice {
+namespace sluice::weightd {
 
 // Parameters from OpenSession's caller.
 struct SessionParams {
@@ -56,4 +56,4 @@ struct LocalSession {
   int client_bell = -1;
 };
 
-}  // namespace sluice
+}  // namespace sluice::weightd

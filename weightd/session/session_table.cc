@@ -4,7 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 
-namespace sluice {
+namespace sluice::weightd {
 
 Session* SessionTable::Add(std::unique_ptr<Session> session) {
   std::unique_ptr<Session>& place = sessions_[session->id()];
@@ -37,4 +37,4 @@ void SessionTable::MarkForClose(uint64_t session, bool misbehaved, const std::st
             absl::StrCat("session ", session, misbehaved ? " misbehaved and is ended: " : ": ", why));
 }
 
-}  // namespace sluice
+}  // namespace sluice::weightd

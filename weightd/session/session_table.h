@@ -18,7 +18,7 @@
 #include "weightd/session/session.h"
 #include "weightd/session/store_log.h"
 
-namespace sluice {
+namespace sluice::weightd {
 
 class SessionTable {
  public:
@@ -54,4 +54,4 @@ class SessionTable {
   uint64_t next_id_ = 1;
 };
 
-}  // namespace sluice
+}  // namespace sluice::weightd

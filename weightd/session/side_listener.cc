@@ -15,7 +15,7 @@
 #include "absl/time/clock.h"
 #include "common/status.h"
 
-namespace sluice {
+namespace sluice::weightd {
 
 absl::StatusOr<std::unique_ptr<SideListener>> SideListener::Start(int listener, SessionNonces* nonces,
                                                                   SideListenerOptions options) {
@@ -148,4 +148,4 @@ void SideListener::Refuse(const AcceptedPeer& peer, int socket, const absl::Stat
                                    why.message(), sent.ok() ? "" : " (and it does not listen)"));
 }
 
-}  // namespace sluice
+}  // namespace sluice::weightd

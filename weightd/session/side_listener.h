@@ -19,7 +19,7 @@
 #include "common/ring/unique_fd.h"
 #include "weightd/session/session_nonces.h"
 
-namespace sluice {
+namespace sluice::weightd {
 
 struct SideListenerOptions {
   PeerPolicy policy;
@@ -71,4 +71,4 @@ class SideListener {
   std::thread thread_;
 };
 
-}  // namespace sluice
+}  // namespace sluice::weightd

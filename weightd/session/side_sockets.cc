@@ -10,7 +10,7 @@
 #include "common/ring/process_fd.h"
 #include "common/status.h"
 
-namespace sluice {
+namespace sluice::weightd {
 
 absl::Status SideSockets::Join(Session* session, UniqueFd socket) {
   RETURN_IF_ERROR(SendSideMessage(socket.get(), Message(SideType::kWelcome, *session), session->fds()));
@@ -87,4 +87,4 @@ std::optional<SidePacket> SideSockets::Receive(Session* session) {
   return std::nullopt;
 }
 
-}  // namespace sluice
+}  // namespace sluice::weightd

@@ -19,7 +19,7 @@
 #include "weightd/session/session.h"
 #include "weightd/session/session_table.h"
 
-namespace sluice {
+namespace sluice::weightd {
 
 class SideSockets {
  public:
@@ -50,4 +50,4 @@ class SideSockets {
   SessionTable* const sessions_;
 };
 
-}  // namespace sluice
+}  // namespace sluice::weightd

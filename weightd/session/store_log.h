@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-namespace sluice {
+namespace sluice::weightd {
 
 enum class LogSeverity { kInfo, kWarning, kError };
 using LogFn = std::function<void(LogSeverity, const std::string&)>;
@@ -27,4 +27,4 @@ class StoreLog {
   Messages messages_;
 };
 
-}  // namespace sluice
+}  // namespace sluice::weightd

@@ -7,7 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/status.h"
 
-namespace sluice {
+namespace sluice::weightd {
 namespace {
 
 // Rates beyond these belong to no real link; capped, so that times stay far from overflow.
@@ -144,4 +144,4 @@ void SlabRegistry::Drop(Session* session) {
   session->slabs.clear();
 }
 
-}  // namespace sluice
+}  // namespace sluice::weightd

@@ -16,7 +16,7 @@
 #include "weightd/session/side_sockets.h"
 #include "weightd/session/store_log.h"
 
-namespace sluice {
+namespace sluice::weightd {
 
 class SlabRegistry {
  public:
@@ -47,4 +47,4 @@ class SlabRegistry {
   StoreLog* const log_;
 };
 
-}  // namespace sluice
+}  // namespace sluice::weightd

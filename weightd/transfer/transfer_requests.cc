@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <array>
 
-namespace sluice {
+namespace sluice::weightd {
 namespace {
 
 constexpr std::array<Part, kPartCount> kParts = {Part::kUp, Part::kGate, Part::kDown};
@@ -342,4 +342,4 @@ void TransferRequests::DropSession(uint64_t session) {
   }
 }
 
-}  // namespace sluice
+}  // namespace sluice::weightd

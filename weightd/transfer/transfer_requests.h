@@ -22,7 +22,7 @@
 #include "weightd/fetch/fetcher.h"
 #include "weightd/session/session.h"
 
-namespace sluice {
+namespace sluice::weightd {
 
 class TransferRequests {
  public:
@@ -103,4 +103,4 @@ class TransferRequests {
   uint64_t pinned_bytes_ = 0;
 };
 
-}  // namespace sluice
+}  // namespace sluice::weightd

@@ -6,7 +6,7 @@
 
 #include "common/status.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 constexpr int kFloatMantissa = 23;
@@ -114,4 +114,4 @@ absl::Status ActivationHistograms::Load(ByteReader* reader) {
   return absl::OkStatus();
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -19,7 +19,7 @@
 #include "absl/types/span.h"
 #include "common/profile/profile_file.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 class ActivationHistograms {
  public:
@@ -65,4 +65,4 @@ class ActivationHistograms {
   std::vector<uint32_t> counts_;  // [tables, buckets_]
 };
 
-}  // namespace sluice
+}  // namespace sluice::inferd

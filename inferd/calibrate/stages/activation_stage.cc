@@ -4,7 +4,7 @@
 #include "common/status.h"
 #include "inferd/calibrate/stages/expert_products.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 // Bytes of all histograms together. It allows 10 bits of mantissa for models of up to 1024 experts, 7 for 48
@@ -126,4 +126,4 @@ absl::StatusOr<std::map<std::string, std::string>> ActivationStage::Finish() {
                                             {kThresholdsName, SerializeThresholds(tables)}};
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

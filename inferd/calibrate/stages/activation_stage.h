@@ -18,7 +18,7 @@
 #include "inferd/calibrate/windows/calibration_stage.h"
 #include "inferd/calibrate/windows/feature_recorder.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 class ActivationStage final : public CalibrationStage, private LayerObserver {
  public:
@@ -55,4 +55,4 @@ class ActivationStage final : public CalibrationStage, private LayerObserver {
   Routing routing_;                  // of the running layer
 };
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -7,7 +7,7 @@
 #include "inferd/calibrate/stages/percentiles.h"
 #include "inferd/policy/cache/cache_allocation.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 // Writes the indices of the `count` largest values, best first, ties to the lower index as in routers.
@@ -166,4 +166,4 @@ absl::StatusOr<std::map<std::string, std::string>> CacheStage::Finish() {
   return std::map<std::string, std::string>{{kCacheName, SerializeCacheProfile(profile)}};
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

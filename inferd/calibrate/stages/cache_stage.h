@@ -15,7 +15,7 @@
 #include "common/profile/cache_profile.h"
 #include "inferd/calibrate/windows/calibration_stage.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 class CacheStage final : public CalibrationStage, private LayerObserver {
  public:
@@ -57,4 +57,4 @@ class CacheStage final : public CalibrationStage, private LayerObserver {
   std::vector<float> logits_;
 };
 
-}  // namespace sluice
+}  // namespace sluice::inferd

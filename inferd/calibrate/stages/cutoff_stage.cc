@@ -7,7 +7,7 @@
 #include "common/profile/threshold_tables.h"
 #include "common/status.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 constexpr uint32_t kPercents = 100;  // sparsities 0..99 are tried
@@ -128,4 +128,4 @@ absl::StatusOr<std::map<std::string, std::string>> CutoffStage::Finish() {
   return std::map<std::string, std::string>{{kCutoffName, SerializeCutoffs(profile)}};
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

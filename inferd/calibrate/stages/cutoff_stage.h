@@ -14,7 +14,7 @@
 #include "common/profile/profile.h"
 #include "inferd/calibrate/windows/calibration_stage.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 class CutoffStage final : public CalibrationStage {
  public:
@@ -54,4 +54,4 @@ class CutoffStage final : public CalibrationStage {
   std::vector<uint32_t> beyond_;  // by bound: the smallest percent known to exceed it
 };
 
-}  // namespace sluice
+}  // namespace sluice::inferd

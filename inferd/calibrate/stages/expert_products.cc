@@ -3,7 +3,7 @@
 #include "common/status.h"
 #include "kernels/reference/scalar.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 // Returns a part's rows [begin, end): the neurons of a tile.
@@ -49,4 +49,4 @@ absl::Status VisitFactors(const WindowRunner& runner, const ActivationSpec& acti
   return absl::OkStatus();
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -12,7 +12,7 @@
 #include "inferd/calibrate/windows/window_runner.h"
 #include "kernels/ops.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 // Receives the up and gate factors of one neuron of a tile, for one row.
 using FactorVisitor = std::function<void(float up, float gate)>;
@@ -23,4 +23,4 @@ absl::Status VisitFactors(const WindowRunner& runner, const ActivationSpec& acti
                           const ExpertWork& work, const Rows& x, absl::Span<const uint32_t> rows,
                           const FactorVisitor& visit);
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -7,7 +7,7 @@
 #include "common/status.h"
 #include "inferd/calibrate/stages/percentiles.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 // Shares of (token, layer) pairs with one expert at which the loss is measured; the rise is interpolated
@@ -142,4 +142,4 @@ absl::StatusOr<std::map<std::string, std::string>> GatingStage::Finish() {
   return std::map<std::string, std::string>{{kGatingName, SerializeGating(profile)}};
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

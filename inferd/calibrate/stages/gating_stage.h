@@ -14,7 +14,7 @@
 #include "common/profile/profile.h"
 #include "inferd/calibrate/windows/calibration_stage.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 class GatingStage final : public CalibrationStage {
  public:
@@ -54,4 +54,4 @@ class GatingStage final : public CalibrationStage {
   std::vector<GatingTable> tables_;
 };
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -6,7 +6,7 @@
 #include "common/status.h"
 #include "inferd/calibrate/stages/expert_products.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 constexpr uint64_t kNeuronHistogramBytes = 256ull << 20;
@@ -147,4 +147,4 @@ absl::StatusOr<std::map<std::string, std::string>> NeuronStage::Finish() {
                                             {kNeuronNormedName, SerializeThresholds(Tables(1))}};
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

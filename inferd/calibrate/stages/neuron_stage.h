@@ -17,7 +17,7 @@
 #include "inferd/calibrate/stages/activation_histograms.h"
 #include "inferd/calibrate/windows/calibration_stage.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 class NeuronStage final : public CalibrationStage, private LayerObserver {
  public:
@@ -67,4 +67,4 @@ class NeuronStage final : public CalibrationStage, private LayerObserver {
   std::vector<uint32_t> rows_;  // of one expert
 };
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -8,7 +8,7 @@
 #include <cstddef>
 #include <vector>
 
-namespace sluice {
+namespace sluice::inferd {
 
 // Returns the values at `points` evenly spaced shares of `sorted` (101 points: 0, 1, .. 100 %): the smallest
 // value that at least this share of the values does not exceed. Zeros if there are no values. REQUIRES:
@@ -23,4 +23,4 @@ std::vector<double> Percentiles(const std::vector<T>& sorted, size_t points) {
   return values;
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -7,7 +7,7 @@
 
 #include "common/half.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 void SetHot(const ChosenExperts& chosen, uint64_t row, float* out) {
@@ -119,4 +119,4 @@ PredictorNet Stored(const TrainedNet& net, float scale, double precision) {
   return stored;
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -9,7 +9,7 @@
 #include "common/profile/predictor_weights.h"
 #include "common/train/net_trainer.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 // Rows [first, first + rows()) of another source: training and held-out parts.
 class RowRange final : public RowSource {
@@ -77,4 +77,4 @@ HeldOutResult Evaluate(const TrainedNet& net, const RowSource& rows, uint32_t to
 // Converts a network to its stored form. The input factor `scale` is folded into the weights.
 PredictorNet Stored(const TrainedNet& net, float scale, double precision);
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -9,7 +9,7 @@
 #include "common/status.h"
 #include "inferd/calibrate/stages/predictor_rows.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 constexpr uint32_t kUnits = 512;        // FloE 3.3.1
@@ -178,4 +178,4 @@ absl::StatusOr<std::map<std::string, std::string>> PredictorStage::Finish() {
   return std::map<std::string, std::string>{{kPredictorsName, SerializePredictors(profile_)}};
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

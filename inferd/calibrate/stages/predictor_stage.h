@@ -22,7 +22,7 @@
 #include "inferd/calibrate/windows/calibration_stage.h"
 #include "inferd/calibrate/windows/feature_recorder.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 struct PredictorTraining {
   uint32_t epochs = 6;
@@ -59,4 +59,4 @@ class PredictorStage final : public CalibrationStage {
   PredictorProfile profile_;        // learned: by job, empty until it is done
 };
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -7,7 +7,7 @@
 
 #include "common/status.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 // Size of a perturbation relative to the root mean square of the perturbed values: large enough for float32
@@ -244,4 +244,4 @@ absl::StatusOr<std::map<std::string, std::string>> FisherStage::Finish() {
   return std::map<std::string, std::string>{{kSensitivityName, SerializeSensitivity(profile)}};
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -22,7 +22,7 @@
 #include "common/profile/profile.h"
 #include "inferd/calibrate/windows/calibration_stage.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 // Results of RoutingStage for FisherStage, sums over positions.
 struct RoutingSums {
@@ -114,4 +114,4 @@ class FisherStage final : public CalibrationStage {
   std::vector<double> quadratic_;  // by layer, summed over draws
 };
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -7,7 +7,7 @@
 #include "common/status.h"
 #include "kernels/expert_cut.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 // True if the weights depend only on the scores of the chosen experts. Other routers (SparseMixer, scaled
@@ -85,4 +85,4 @@ absl::Status CalibrationRouting::Keep(const RouterArgs& args, const std::vector<
   return absl::OkStatus();
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -10,7 +10,7 @@
 
 #include "inferd/policy/routing/routing.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 // Routed experts of each token by layer, [tokens, top_k], best first; empty for a layer without experts.
 using ExpertChoice = std::vector<std::vector<int32_t>>;
@@ -43,4 +43,4 @@ class CalibrationRouting final : public RoutingPolicy {
   std::vector<float> scores_;  // of one token
 };
 
-}  // namespace sluice
+}  // namespace sluice::inferd

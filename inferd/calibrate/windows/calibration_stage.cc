@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-namespace sluice {
+namespace sluice::inferd {
 
 std::vector<CalibrationWindow> MakeWindows(const std::vector<int32_t>& tokens, uint32_t window,
                                            const std::vector<int32_t>& bos_ids) {
@@ -35,4 +35,4 @@ uint64_t PositionsOf(const std::vector<CalibrationWindow>& windows, uint64_t cou
   return positions;
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

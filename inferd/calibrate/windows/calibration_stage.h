@@ -14,7 +14,7 @@
 #include "common/profile/profile_file.h"
 #include "inferd/calibrate/windows/window_runner.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 // Runs windows for a stage; every call pauses the engine once between two steps.
 class WindowHost {
@@ -64,4 +64,4 @@ uint64_t WindowsFor(const std::vector<CalibrationWindow>& windows, uint64_t toke
 // Number of input positions in the first `count` windows.
 uint64_t PositionsOf(const std::vector<CalibrationWindow>& windows, uint64_t count);
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -1,6 +1,6 @@
 #include "inferd/calibrate/windows/calibration_work.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 constexpr double kAttentionMatrices = 4;  // matrices of hidden x hidden
@@ -48,4 +48,4 @@ double PositionWork::Predictors() const {
   return kTrainingPasses * layers * kPredictorUnits * config_.hidden;
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

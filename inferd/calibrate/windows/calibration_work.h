@@ -13,7 +13,7 @@
 #include "absl/time/time.h"
 #include "common/model/model_config.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 // Multiply-adds of one position, by the part of the model that runs.
 class PositionWork {
@@ -59,4 +59,4 @@ class TimeLeft {
   absl::Duration took_;
 };
 
-}  // namespace sluice
+}  // namespace sluice::inferd

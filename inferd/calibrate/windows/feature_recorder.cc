@@ -6,7 +6,7 @@
 #include "common/half.h"
 #include "common/status.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 uint64_t BytesPerPosition(const ModelConfig& config) {
@@ -136,4 +136,4 @@ absl::StatusOr<std::vector<float>> FeatureRecorder::ReadFirstLogits() const {
   return Read<float>(logits_at_, config_.layers[first_routed_].moe.experts);
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

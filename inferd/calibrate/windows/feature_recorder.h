@@ -19,7 +19,7 @@
 #include "common/file_io.h"
 #include "inferd/calibrate/windows/window_runner.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 class FeatureRecorder {
  public:
@@ -70,4 +70,4 @@ class FeatureRecorder {
   std::vector<uint16_t> halves_;  // of one call
 };
 
-}  // namespace sluice
+}  // namespace sluice::inferd

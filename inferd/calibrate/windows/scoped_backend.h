@@ -10,7 +10,7 @@
 #include "common/status.h"
 #include "kernels/backend.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 class ScopedBackend final : public Backend {
  public:
@@ -52,4 +52,4 @@ class ScopedBackend final : public Backend {
   std::vector<BufferId> allocated_;
 };
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -8,7 +8,7 @@
 #include "common/status.h"
 #include "inferd/experts/expert_source.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 // Forwards to the running window's hook, if it has one. The forward pass is created once with a fixed hook.
 class WindowRunner::SwitchedHook final : public LayerObserver {
@@ -149,4 +149,4 @@ absl::Status WindowRunner::Read(Rows from, uint32_t rows, uint32_t width, float*
   return queue.Wait(queue.Record());
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

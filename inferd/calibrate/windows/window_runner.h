@@ -20,7 +20,7 @@
 #include "inferd/policy/sparsity/sparsity.h"
 #include "inferd/step/step_batch.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 // A window's input tokens, and the tokens whose probability is measured: targets[i] follows the input
 // position input.size() - targets.size() + i.
@@ -83,4 +83,4 @@ class WindowRunner {
   StepBatch batch_;
 };
 
-}  // namespace sluice
+}  // namespace sluice::inferd

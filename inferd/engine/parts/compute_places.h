@@ -11,7 +11,7 @@
 #include "inferd/policy/preset/policy_kinds.h"
 #include "kernels/backend.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 struct DeviceNeeds {
   DeviceKind device = DeviceKind::kHost;
@@ -28,4 +28,4 @@ struct ComputeDevices {
 // Creates the places. Errors name the feature that the machine lacks.
 using DeviceFactory = std::function<absl::StatusOr<ComputeDevices>(const DeviceNeeds& needed)>;
 
-}  // namespace sluice
+}  // namespace sluice::inferd

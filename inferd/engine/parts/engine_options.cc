@@ -8,7 +8,7 @@
 #include "inferd/model/model_shapes.h"
 #include "inferd/policy/preset/preset.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 constexpr uint32_t kDefaultContext = 8192;
@@ -155,4 +155,4 @@ absl::StatusOr<EnginePlan> PlanEngine(const EngineOptions& options, const ModelC
   return plan;
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -16,7 +16,7 @@
 #include "inferd/sim/virtual_costs.h"
 #include "kernels/backend.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 // The process that copies experts into a device's memory: weightd pushes, or inferd pulls from its leases.
 enum class Transport : uint8_t { kPush = 0, kPull = 1 };
@@ -102,4 +102,4 @@ uint32_t GrowingChunk(const EngineOptions& options, bool whole);
 // hold one context. UNIMPLEMENTED: a model feature that the forward pass lacks.
 absl::StatusOr<EnginePlan> PlanEngine(const EngineOptions& options, const ModelConfig& config);
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -5,7 +5,7 @@
 #include "inferd/model/delta_states.h"
 #include "inferd/model/kv_cache.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 uint64_t KvBytesOf(const EnginePlan& plan, const ModelConfig& config, uint32_t pages) {
   return pages * KvBytesPerPage(config, plan.options.kv) + plan.state_bytes +
@@ -31,4 +31,4 @@ absl::StatusOr<uint32_t> PagesWithin(const EnginePlan& plan, const ModelConfig& 
   return static_cast<uint32_t>(pages);
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

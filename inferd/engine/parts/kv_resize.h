@@ -9,7 +9,7 @@
 #include "common/model/model_config.h"
 #include "inferd/engine/parts/engine_options.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 // Bytes of `pages` pages and of the recurrent states beside them.
 uint64_t KvBytesOf(const EnginePlan& plan, const ModelConfig& config, uint32_t pages);
@@ -20,4 +20,4 @@ uint64_t KvBytesOf(const EnginePlan& plan, const ModelConfig& config, uint32_t p
 absl::StatusOr<uint32_t> PagesWithin(const EnginePlan& plan, const ModelConfig& config, uint64_t kv_budget,
                                      uint32_t context);
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -13,7 +13,7 @@
 #include "inferd/model/dense_weights.h"
 #include "kernels/backend.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 struct ModelParts {
   const ModelConfig* config = nullptr;
@@ -27,4 +27,4 @@ struct ModelParts {
 // Runs on the engine thread between two steps. `step` exceeds every earlier step number.
 using EngineWork = std::function<absl::Status(const ModelParts& parts, uint64_t step)>;
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -7,7 +7,7 @@
 #include "common/status.h"
 #include "inferd/openai/fields/told_tools.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 constexpr size_t kMaxTools = 512;
@@ -167,4 +167,4 @@ absl::Status ReadTools(const JsonFields& body, const Dialect& dialect, Json* mes
   return absl::OkStatus();
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

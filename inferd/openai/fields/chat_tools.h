@@ -12,7 +12,7 @@
 #include "inferd/dialect/message_parser.h"
 #include "inferd/openai/fields/json_body.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 struct ChatTools {
   Json offered;  // in the form of templates; null: no tools are offered to the model
@@ -29,4 +29,4 @@ struct ChatTools {
 // `messages`, and turns past calls and results there into text.
 absl::Status ReadTools(const JsonFields& body, const Dialect& dialect, Json* messages, ChatTools* tools);
 
-}  // namespace sluice
+}  // namespace sluice::inferd

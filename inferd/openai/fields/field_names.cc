@@ -4,7 +4,7 @@
 #include "absl/strings/strip.h"
 #include "common/error_detail.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 std::string AliasOf(const std::string& field, const FieldAliases& aliases) {
   for (const auto& [from, to] : aliases) {
@@ -29,4 +29,4 @@ absl::Status ToApiFieldNames(const absl::Status& status, const FieldAliases& ali
   return renamed;
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -9,7 +9,7 @@
 
 #include "absl/status/status.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 // Pairs of a chat field and the API's field, as parts of a field's path; the first match is replaced.
 using FieldAliases = std::vector<std::pair<std::string, std::string>>;
@@ -19,4 +19,4 @@ std::string AliasOf(const std::string& field, const FieldAliases& aliases);
 // Returns `status` with the field's alias; a status without a match is unchanged.
 absl::Status ToApiFieldNames(const absl::Status& status, const FieldAliases& aliases);
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -7,7 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/status.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 constexpr uint32_t kMaxChoices = 128;
@@ -158,4 +158,4 @@ FieldNames ApiFieldNames(const JsonFields& body) {
   return names;
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

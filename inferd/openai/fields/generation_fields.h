@@ -10,7 +10,7 @@
 #include "inferd/serving/generation_plan.h"
 #include "inferd/serving/serving_context.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 // Delivery of an answer, as opposed to its content.
 struct AnswerStyle {
@@ -31,4 +31,4 @@ void CopyServingFields(const JsonFields& body, Json* to);
 // Field names for errors of PlanRequest and FitToPrompt, as in the API.
 FieldNames ApiFieldNames(const JsonFields& body);
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -9,7 +9,7 @@
 #include "common/error_detail.h"
 #include "common/status.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 constexpr char kCalls[] = "guided.calls[";
@@ -184,4 +184,4 @@ absl::Status ToClientFieldNames(const absl::Status& status, absl::Span<const std
   return renamed;
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -14,7 +14,7 @@
 #include "inferd/api/guide_spec.h"
 #include "inferd/openai/fields/json_body.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 struct RequestedGrammar {
   GrammarSpec spec;
@@ -29,4 +29,4 @@ absl::StatusOr<std::optional<RequestedGrammar>> ReadGrammar(const JsonFields& bo
 // client's name: the first of `fields`, or the field of the call. Other errors are unchanged.
 absl::Status ToClientFieldNames(const absl::Status& status, absl::Span<const std::string> fields);
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -6,7 +6,7 @@
 #include "common/error_detail.h"
 #include "common/status.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 constexpr size_t kMaxDepth = 64;
@@ -237,4 +237,4 @@ absl::StatusOr<std::vector<int32_t>> IdsOf(const Json& list, uint32_t vocab, con
   return ids;
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

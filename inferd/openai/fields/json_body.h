@@ -14,7 +14,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 // Members keep their order: templates print schemas in that order.
 using Json = nlohmann::ordered_json;
@@ -67,4 +67,4 @@ class JsonFields {
 // Reads the ids of a list; `field` is the client's name.
 absl::StatusOr<std::vector<int32_t>> IdsOf(const Json& list, uint32_t vocab, const std::string& field);
 
-}  // namespace sluice
+}  // namespace sluice::inferd

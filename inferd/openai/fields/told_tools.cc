@@ -7,7 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "inferd/dialect/call_form.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 // Writes a call in the form CallFormOf(kHermes); the name is escaped as a JSON string.
@@ -68,4 +68,4 @@ void ConvertCallsToText(Json* messages) {
   *messages = std::move(out);
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

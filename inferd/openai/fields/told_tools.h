@@ -6,7 +6,7 @@
 
 #include "inferd/openai/fields/json_body.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 // Appends the list of tools and the call syntax to the first system message, or else the first user message.
 // REQUIRES: `messages` as read by ReadChatMessage, at least one.
@@ -16,4 +16,4 @@ void DescribeToolsInPrompt(const Json& tools, Json* messages);
 // many templates require alternating roles.
 void ConvertCallsToText(Json* messages);
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -4,7 +4,7 @@
 #include <limits>
 #include <numeric>
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 std::vector<std::vector<double>> CostsOf(absl::Span<const LayerDemand> layers) {
@@ -168,4 +168,4 @@ std::vector<double> StackDistances::MissCurve() const {
   return curve;
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

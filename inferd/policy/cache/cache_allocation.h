@@ -13,7 +13,7 @@
 
 #include "absl/types/span.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 // One layer in AdapMoE's cost model (its Table 1).
 struct LayerDemand {
@@ -81,4 +81,4 @@ class StackDistances {
   uint64_t accesses_ = 0;
 };
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -4,7 +4,7 @@
 #include <limits>
 #include <vector>
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 constexpr uint64_t kNever = std::numeric_limits<uint64_t>::max();
@@ -121,4 +121,4 @@ ReplayCount ReplayOracle(const TraceLayer& layer, uint32_t slots) {
   return count;
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -9,7 +9,7 @@
 #include "inferd/policy/cache/slot_eviction.h"
 #include "inferd/policy/trace/trace_file.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 struct ReplayCount {
   uint64_t accesses = 0;
@@ -33,4 +33,4 @@ ReplayCount ReplayEviction(const TraceLayer& layer, uint32_t slots, const SlotEv
 // use is evicted.
 ReplayCount ReplayOracle(const TraceLayer& layer, uint32_t slots);
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <limits>
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 // The best split of the missing experts, given the earlier work of CPU and device.
@@ -46,4 +46,4 @@ LayerShares ShareLayer(absl::Span<const MissingTiles> missing, absl::Span<const 
   return best;
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -10,7 +10,7 @@
 #include "absl/types/span.h"
 #include "inferd/policy/routing/miss_balance.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 // Missing part of an expert: `tiles` tiles, at least one. Each tile takes so many seconds of the link, the
 // CPU and the device.
@@ -39,4 +39,4 @@ LayerShares ShareLayer(absl::Span<const MissingTiles> missing, absl::Span<const 
                        double queued_seconds, double base_seconds, double device_seconds,
                        const CpuCostTable& cpu);
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 constexpr double kUnit = 4294967295.0;  // fixed-point value of a score of 1
@@ -104,4 +104,4 @@ uint32_t SlotEvictionPolicy::Victim(uint32_t layer, absl::Span<const uint32_t> c
   return victim;
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

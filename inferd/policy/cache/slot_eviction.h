@@ -19,7 +19,7 @@
 #include "absl/types/span.h"
 #include "inferd/policy/preset/policy_kinds.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 struct SlotEvictionOptions {
   SlotEviction kind = SlotEviction::kLru;
@@ -75,4 +75,4 @@ class SlotEvictionPolicy {
   std::vector<uint32_t> past_;  // [experts of all layers][window], a ring buffer for each expert
 };
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -6,7 +6,7 @@
 
 #include "common/status.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 absl::StatusOr<std::unique_ptr<FirstLayerPredictor>> FirstLayerPredictor::Create(
     const ModelConfig& config, const PredictorProfile& profile, const NormSpec* final_norm, Backend* backend,
@@ -69,4 +69,4 @@ Routing FirstLayerPredictor::Answer() {
   return Routing{asked_, top_k, top_k, ids_.data(), chances_.data()};
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -12,7 +12,7 @@
 #include "common/profile/predictor_weights.h"
 #include "inferd/policy/predict/predictor.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 class FirstLayerPredictor {
  public:
@@ -53,4 +53,4 @@ class FirstLayerPredictor {
   std::vector<float> chances_;  // softmax of the scores, same shape
 };
 
-}  // namespace sluice
+}  // namespace sluice::inferd

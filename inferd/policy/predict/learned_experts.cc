@@ -8,7 +8,7 @@
 #include "common/status.h"
 #include "inferd/model/model_shapes.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 LearnedExperts::LearnedExperts(const ModelConfig& config, PredictorProfile profile, Backend* backend)
     : ExpertPredictor(&backend->queue()), config_(config), profile_(std::move(profile)) {
@@ -109,4 +109,4 @@ absl::StatusOr<Routing> LearnedExperts::Answer(const RouterState& state, uint32_
   return Routing{tokens, top_k, top_k, ids_.data(), chances_.data()};
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -12,7 +12,7 @@
 #include "common/profile/predictor_weights.h"
 #include "inferd/policy/predict/predictor.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 class LearnedExperts final : public ExpertPredictor {
  public:
@@ -60,4 +60,4 @@ class LearnedExperts final : public ExpertPredictor {
   uint32_t top_k_ = 0;          // top_k of the last prediction
 };
 
-}  // namespace sluice
+}  // namespace sluice::inferd

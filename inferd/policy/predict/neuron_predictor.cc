@@ -11,7 +11,7 @@
 #include "inferd/model/model_shapes.h"
 #include "inferd/policy/predict/neuron_sets.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 constexpr uint32_t kWordBits = 64;
@@ -282,4 +282,4 @@ absl::Status NeuronPredictor::CompareGuess(const Guess& guess, const RouterState
   return absl::OkStatus();
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

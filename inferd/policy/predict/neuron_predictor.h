@@ -26,7 +26,7 @@
 #include "inferd/policy/sparsity/neuron_thresholds.h"
 #include "kernels/backend.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 // Counts of neurons of (row, expert) pairs that were both predicted and chosen.
 struct NeuronPredictions {
@@ -142,4 +142,4 @@ class NeuronPredictor {
   std::vector<NeuronPredictions> counters_;  // by layer
 };
 
-}  // namespace sluice
+}  // namespace sluice::inferd

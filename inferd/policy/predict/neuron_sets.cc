@@ -8,7 +8,7 @@
 #include <cstring>
 #include <limits>
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 constexpr size_t kSetWordBits = 64;
@@ -132,4 +132,4 @@ void ChooseByShare(absl::Span<const float> values, double share, absl::Span<uint
   }
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -7,7 +7,7 @@
 
 #include "absl/types/span.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 // Marks the selected neurons in `chosen` (a bit per value, 64 to a word, all of them written): those of at
 // least `threshold`, or the ceil(share n) largest, ties to the lower index. A NaN counts as larger than every
@@ -15,4 +15,4 @@ namespace sluice {
 void ChooseByThreshold(absl::Span<const float> values, float threshold, absl::Span<uint64_t> chosen);
 void ChooseByShare(absl::Span<const float> values, double share, absl::Span<uint64_t> chosen);
 
-}  // namespace sluice
+}  // namespace sluice::inferd

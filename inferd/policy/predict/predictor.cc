@@ -7,7 +7,7 @@
 #include "common/status.h"
 #include "inferd/policy/routing/routing.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 absl::StatusOr<Routing> ExpertPredictor::Predict(const RouterState& state, uint32_t target) {
   RETURN_IF_ERROR(Ask(state, target));
@@ -118,4 +118,4 @@ void GateReuse::JudgeRows(const Routing& routing, uint32_t experts, Question* qu
   }
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -18,7 +18,7 @@
 #include "inferd/step/work_plan.h"
 #include "kernels/backend.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 // State of a layer once its router has run and its experts have been requested.
 struct RouterState {
@@ -151,4 +151,4 @@ class GateReuse final : public ExpertPredictor {
   uint32_t top_k_ = 0;             // top_k of the last prediction
 };
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -11,7 +11,7 @@
 #include <cstdint>
 #include <vector>
 
-namespace sluice {
+namespace sluice::inferd {
 
 class RecallFloor {
  public:
@@ -74,4 +74,4 @@ class RecallFloor {
   std::vector<Layer> layers_;
 };
 
-}  // namespace sluice
+}  // namespace sluice::inferd

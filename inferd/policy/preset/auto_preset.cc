@@ -15,7 +15,7 @@
 #include "inferd/model/model_shapes.h"
 #include "kernels/host/read_bandwidth.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 // If loading takes a smaller share of computing than this, prediction has nothing to gain.
@@ -234,4 +234,4 @@ AutoFacts AutoFactsOf(const AutoSetup& setup, const Pack& pack, const MachineRat
   return facts;
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

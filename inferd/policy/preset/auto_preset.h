@@ -15,7 +15,7 @@
 #include "inferd/policy/preset/preset.h"
 #include "pack/pack.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 struct AutoFacts {
   DeviceKind device = DeviceKind::kHost;
@@ -68,4 +68,4 @@ struct AutoSetup {
 // byte takes as long as reading it.
 AutoFacts AutoFactsOf(const AutoSetup& setup, const Pack& pack, const MachineRates& machine);
 
-}  // namespace sluice
+}  // namespace sluice::inferd

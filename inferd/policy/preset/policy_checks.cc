@@ -6,7 +6,7 @@
 #include "inferd/policy/preset/policy_keys.h"
 #include "inferd/policy/preset/preset.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 std::string Shown(const Policies& policies, std::string_view name) {
@@ -127,4 +127,4 @@ absl::Status CheckPolicies(const Policies& policies, DeviceKind device) {
   return CheckPredictor(policies);
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -4,7 +4,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 template <typename E>
@@ -235,4 +235,4 @@ absl::Status SetPolicy(std::string_view assignment, Policies* policies) {
                    })));
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -10,7 +10,7 @@
 #include "absl/types/span.h"
 #include "inferd/policy/preset/preset.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 struct PolicyKey {
   const char* name;
@@ -25,4 +25,4 @@ absl::Span<const PolicyKey> PolicyKeys();
 // Sets "KEY=VALUE". INVALID_ARGUMENT naming the known keys, or the key and its values.
 absl::Status SetPolicy(std::string_view assignment, Policies* policies);
 
-}  // namespace sluice
+}  // namespace sluice::inferd

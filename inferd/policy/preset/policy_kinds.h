@@ -8,7 +8,7 @@
 
 #include "common/profile/gating.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 enum class DeviceKind : uint8_t { kHost, kSim, kCuda };
 
@@ -49,4 +49,4 @@ enum class NeuronSet : uint8_t { kThreshold, kShare, kCalibrated };
 // Factor of the next layer's lead: the current router's input, or the residual under the next layer's norm.
 enum class NeuronInput : uint8_t { kHidden, kNormed };
 
-}  // namespace sluice
+}  // namespace sluice::inferd

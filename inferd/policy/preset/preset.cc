@@ -8,7 +8,7 @@
 #include "common/status.h"
 #include "inferd/policy/preset/policy_keys.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 constexpr char kExact[] =
@@ -329,4 +329,4 @@ std::vector<PolicyPromise> Promises(const Policies& p) {
   return promises;
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

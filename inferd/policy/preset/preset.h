@@ -12,7 +12,7 @@
 #include "inferd/policy/preset/policy_kinds.h"
 #include "kernels/ops.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 // Scope of a threshold that is looked up: one expert of one layer (FloE 3.2), or the whole model
 // (intra-expert's table).
@@ -175,4 +175,4 @@ bool KeepsModelTokens(const Policies& policies);
 
 const char* SparsityWord(SparsityOrder order);
 
-}  // namespace sluice
+}  // namespace sluice::inferd

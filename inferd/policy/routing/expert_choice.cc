@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <functional>
 
-namespace sluice {
+namespace sluice::inferd {
 
 ExpertExchange::ExpertExchange(uint32_t most_tokens, uint32_t most_experts)
     : sorted_(most_experts), beta_(most_tokens), users_(most_experts), there_(most_experts) {
@@ -73,4 +73,4 @@ uint32_t ExpertExchange::ChooseToken(const ExchangeBatch& batch, uint32_t token,
   return static_cast<uint32_t>(exchanged);
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

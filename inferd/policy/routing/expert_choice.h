@@ -10,7 +10,7 @@
 #include "absl/functional/function_ref.h"
 #include "absl/types/span.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 // A batch of tokens at one layer's router.
 struct ExchangeBatch {
@@ -50,4 +50,4 @@ class ExpertExchange {
   uint32_t low_scores_ = 0;
 };
 
-}  // namespace sluice
+}  // namespace sluice::inferd

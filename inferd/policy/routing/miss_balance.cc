@@ -6,7 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 absl::StatusOr<CpuCostTable> CpuCostTable::Create(std::vector<Point> points) {
   if (points.empty()) return absl::InvalidArgumentError("a table of CPU costs needs a point");
@@ -64,4 +64,4 @@ MissSplit BalanceMisses(absl::Span<const ExpertDemand> sorted, const MissCosts& 
   return best;
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -11,7 +11,7 @@
 #include "absl/types/span.h"
 #include "inferd/experts/residency_view.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 // CPU time of one expert, by rows. Linear between measured points and beyond the last two; constant below the
 // first point.
@@ -64,4 +64,4 @@ double SplitSeconds(absl::Span<const ExpertDemand> sorted, uint32_t loaded, cons
 MissSplit BalanceMisses(absl::Span<const ExpertDemand> sorted, const MissCosts& costs,
                         const CpuCostTable& cpu);
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -9,7 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/status.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 absl::Status CheckShape(const Trace& trace, const std::string& subject, const ModelConfig& config) {
@@ -124,4 +124,4 @@ absl::Status ReplayRouting::Choose(const RoutingInput& input, Queue* queue) {
   return inner_->Choose(input, queue);
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -21,7 +21,7 @@
 #include "inferd/policy/routing/routing.h"
 #include "inferd/policy/trace/trace_file.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 class RecordedScores {
  public:
@@ -77,4 +77,4 @@ class ReplayRouting final : public RoutingPolicy {
   uint64_t first_number_ = 0;  // number of the sequence that replays the first recorded one; 0: none so far
 };
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -5,7 +5,7 @@
 
 #include "common/status.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 void Softmax(float* values, uint32_t count) {
@@ -74,4 +74,4 @@ void WeighBySoftmax(const RouterArgs& args, const float* scores, const int32_t* 
   }
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

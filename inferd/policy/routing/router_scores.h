@@ -11,7 +11,7 @@
 #include "absl/types/span.h"
 #include "kernels/backend.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 class RouterScores {
  public:
@@ -45,4 +45,4 @@ bool WeighsBySoftmax(RouterKind kind);
 // WeighsBySoftmax(args.kind).
 void WeighBySoftmax(const RouterArgs& args, const float* scores, const int32_t* ids, float* weights);
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -8,7 +8,7 @@
 #include "inferd/model/model_shapes.h"
 #include "kernels/expert_cut.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 RouterArgs ModelRouterArgs(const MoeConfig& moe, const LayerWeights& weights) {
   RouterArgs args;
@@ -201,4 +201,4 @@ absl::StatusOr<GatingRule> ResolveGating(const SensitivityConfig& config, const 
   return rule;
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -21,7 +21,7 @@
 #include "inferd/step/work_plan.h"
 #include "kernels/backend.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 // The arguments defined by a layer's configuration and dense tensors: all except tokens, scores, result
 // buffers and the rank of the shared expert.
@@ -158,4 +158,4 @@ struct GatingRule {
 absl::StatusOr<GatingRule> ResolveGating(const SensitivityConfig& config, const ModelConfig& model,
                                          const std::string& profile_dir, const std::string& source_digest);
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -4,7 +4,7 @@
 
 #include "common/status.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 double ShareBelow(absl::Span<const double> shares, absl::Span<const float> table, float threshold) {
   if (threshold <= table.front()) return 0;
@@ -43,4 +43,4 @@ NeuronThresholds NeuronThresholds::Matching(const SparsityPolicy* sparsity,
   return made;
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

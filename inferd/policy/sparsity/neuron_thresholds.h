@@ -19,7 +19,7 @@
 #include "inferd/policy/preset/preset.h"
 #include "inferd/policy/sparsity/sparsity.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 // Share of an expert's values below `threshold`, interpolated between a table's `shares`: the inverse of
 // ThresholdTables::Threshold(). 0 at the first point or below, 1 above the last.
@@ -49,4 +49,4 @@ class NeuronThresholds {
   std::vector<float> calibrated_;  // empty: not calibrated
 };
 
-}  // namespace sluice
+}  // namespace sluice::inferd

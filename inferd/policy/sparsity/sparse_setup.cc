@@ -7,7 +7,7 @@
 #include "common/status.h"
 #include "kernels/sparse/sparse_profile.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 // Maximum tokens of one expert that are measured; steps with more use this measurement.
@@ -66,4 +66,4 @@ absl::StatusOr<std::string> SetUpSparseSwitches(const Pack& pack, const Sparsity
   return line;
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

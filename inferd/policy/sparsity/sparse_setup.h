@@ -11,7 +11,7 @@
 #include "kernels/backend.h"
 #include "pack/pack.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 // Reads measurements from `folder`, or makes and stores them: a few seconds for each kind of expert, once per
 // machine. Returns a line for the log, empty without sparsity. Errors of LoadOrMeasureSparseSwitch; the
@@ -20,4 +20,4 @@ absl::StatusOr<std::string> SetUpSparseSwitches(const Pack& pack, const Sparsity
                                                 const BackendLimits& limits, const std::string& folder,
                                                 Backend& backend);
 
-}  // namespace sluice
+}  // namespace sluice::inferd

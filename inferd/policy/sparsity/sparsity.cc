@@ -7,7 +7,7 @@
 #include "common/profile/threshold_tables.h"
 #include "common/status.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 Lead LeadOf(SparsityOrder order) {
@@ -87,4 +87,4 @@ std::vector<LayerSparsity> SparsityPolicy::counts() const {
   return counts;
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -19,7 +19,7 @@
 #include "inferd/api/engine_api.h"
 #include "inferd/policy/preset/preset.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 class SparsityPolicy {
  public:
@@ -60,4 +60,4 @@ class SparsityPolicy {
   std::vector<AtomicCount> counts_;
 };
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -9,7 +9,7 @@
 #include "common/status.h"
 #include "inferd/model/model_shapes.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 uint32_t SkipMissing(absl::Span<const int32_t> ids, absl::Span<float> weights,
                      absl::FunctionRef<bool(uint32_t)> there) {
@@ -149,4 +149,4 @@ Routing MissRouting::Wanted(const Routing& computed) const {
   return wanted;
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -21,7 +21,7 @@
 #include "inferd/policy/routing/router_scores.h"
 #include "inferd/policy/routing/routing.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 // `ids` and `weights` are the routed ranks of one token, best first; a weight of 0 is a rank left out before.
 // Returns the number of ranks left out. With no expert available all weights become 0.
@@ -75,4 +75,4 @@ class MissRouting final : public RoutingPolicy {
   std::vector<uint64_t> skipped_;      // by layer
 };
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -7,7 +7,7 @@
 #include "inferd/policy/predict/learned_experts.h"
 #include "kernels/expert_cut.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 Prefetcher::Prefetcher(const ModelConfig& config, PrefetcherOptions options, Predictors predictors,
                        ExpertPrefetch* residency)
@@ -484,4 +484,4 @@ absl::StatusOr<std::unique_ptr<Prefetcher>> MakePrefetcher(const PrefetcherSetup
   return std::make_unique<Prefetcher>(*setup.config, std::move(options), std::move(made), setup.residency);
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

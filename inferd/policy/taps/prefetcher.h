@@ -33,7 +33,7 @@
 #include "inferd/policy/routing/routing.h"
 #include "inferd/policy/sparsity/sparsity.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 // Counts of one layer: pairs (row, expert) predicted, and pairs that the router then chose for the same row.
 struct PredictionCounters {
@@ -221,4 +221,4 @@ struct PrefetcherSetup {
 };
 absl::StatusOr<std::unique_ptr<Prefetcher>> MakePrefetcher(const PrefetcherSetup& setup);
 
-}  // namespace sluice
+}  // namespace sluice::inferd

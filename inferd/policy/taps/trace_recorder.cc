@@ -10,7 +10,7 @@
 #include "inferd/model/model_shapes.h"
 #include "inferd/policy/trace/trace_file.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 TraceRecorder::TraceRecorder(std::FILE* file, std::string path, const ModelConfig& config, Queue* queue,
                              uint32_t max_tokens)
@@ -86,4 +86,4 @@ absl::Status TraceRecorder::AfterRouter(const RouterState& state) {
                uint64_t{routing.tokens} * config_.layers[state.layer].moe.experts * sizeof(float));
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -12,7 +12,7 @@
 #include "inferd/policy/predict/predictor.h"
 #include "inferd/policy/routing/router_scores.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 class TraceRecorder final : public LayerObserver {
  public:
@@ -46,4 +46,4 @@ class TraceRecorder final : public LayerObserver {
   absl::Status error_;  // first error of the file
 };
 
-}  // namespace sluice
+}  // namespace sluice::inferd

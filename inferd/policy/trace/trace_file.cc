@@ -6,7 +6,7 @@
 #include "common/file_io.h"
 #include "common/status.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 constexpr uint32_t kMaxTraceLayers = 1u << 16;
@@ -137,4 +137,4 @@ absl::StatusOr<Trace> ReadTrace(const std::string& path) {
   return ParseTrace(bytes, path);
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

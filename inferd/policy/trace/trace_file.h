@@ -11,7 +11,7 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 inline constexpr char kTraceMagic[] = "SLTRACE1";
 inline constexpr uint16_t kTraceLeftOut = 0xffff;
@@ -50,4 +50,4 @@ struct Trace {
 absl::StatusOr<Trace> ParseTrace(std::string_view bytes, const std::string& subject);
 absl::StatusOr<Trace> ReadTrace(const std::string& path);
 
-}  // namespace sluice
+}  // namespace sluice::inferd

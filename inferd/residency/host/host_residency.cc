@@ -6,7 +6,7 @@
 #include "common/status.h"
 #include "inferd/weights/extent_leases.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 // Steps between two checks of a layer that was not complete: a check costs one load per extent.
@@ -269,4 +269,4 @@ void HostResidency::Abandon() {
   }
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -18,7 +18,7 @@
 #include "inferd/residency/layer_residency.h"
 #include "inferd/weights/segment_buffers.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 struct HostResidencyOptions {
   // Maximum demands in flight. More than this adds nothing to an SSD's throughput (an expert is several
@@ -95,4 +95,4 @@ class HostResidency final : public LayerResidency {
   uint64_t held_ = 0;                   // extent leases
 };
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -5,7 +5,7 @@
 #include "common/status.h"
 #include "inferd/residency/neuron/neuron_residency.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 constexpr int kBreakEvenRounds = 5;  // the fastest counts
@@ -82,4 +82,4 @@ std::string NeuronResidency::Describe() const {
                       HasRoomAhead() ? "" : ", no room for neurons of the next layer");
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

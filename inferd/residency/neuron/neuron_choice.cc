@@ -4,7 +4,7 @@
 #include <tuple>
 #include <utility>
 
-namespace sluice {
+namespace sluice::inferd {
 
 size_t ChooseLargest(absl::Span<NeuronWant> wants, absl::Span<uint8_t> begun, NeuronBudget* budget) {
   std::sort(wants.begin(), wants.end(), [](const NeuronWant& a, const NeuronWant& b) {
@@ -24,4 +24,4 @@ size_t ChooseLargest(absl::Span<NeuronWant> wants, absl::Span<uint8_t> begun, Ne
   return chosen;
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

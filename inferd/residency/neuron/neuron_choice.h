@@ -9,7 +9,7 @@
 
 #include "absl/types/span.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 // True if too many of an expert's neurons are missing to be gathered.
 inline bool CopiesAll(uint32_t missing, uint32_t width, double share) {
@@ -36,4 +36,4 @@ struct NeuronBudget {
 // an expert has paid its latency; updated.
 size_t ChooseLargest(absl::Span<NeuronWant> wants, absl::Span<uint8_t> begun, NeuronBudget* budget);
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -8,7 +8,7 @@
 #include "common/status.h"
 #include "inferd/residency/neuron/neuron_residency.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 // Maximum rows of an expert with a lead check: more rows need nearly all of its neurons, at 90 % sparsity
@@ -387,4 +387,4 @@ void NeuronResidency::PrefetchNeurons(uint32_t layer, uint32_t expert, absl::Spa
   slots_->SetPredicted(slot, step_);
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

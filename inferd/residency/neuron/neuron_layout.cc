@@ -5,7 +5,7 @@
 #include "common/status.h"
 #include "pack/row_layout.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 constexpr uint64_t kRegionAlignment = 64;
@@ -156,4 +156,4 @@ absl::StatusOr<SlabPlan> PlanNeuronSlab(const Pack& pack, uint64_t budget, Part 
   return plan;
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -16,7 +16,7 @@
 #include "inferd/residency/slots/slab_plan.h"
 #include "pack/pack.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 struct NeuronLayout {
   // By part: offset of row 0 or record 0 from the slot's beginning; a separate lead counts from its own
@@ -62,4 +62,4 @@ uint64_t SmallestNeuronBudget(const Pack& pack, Part lead, bool lead_resident);
 absl::StatusOr<SlabPlan> PlanNeuronSlab(const Pack& pack, uint64_t budget, Part lead, bool lead_resident,
                                         bool fetch_ahead, const SlotAllocation& allocate);
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -6,7 +6,7 @@
 #include "absl/time/clock.h"
 #include "common/status.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 // Poll interval while tiles travel; landed tiles send no signal.
@@ -301,4 +301,4 @@ void NeuronResidency::Abandon() {
   }
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

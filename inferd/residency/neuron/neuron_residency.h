@@ -34,7 +34,7 @@
 #include "inferd/residency/slots/slot_keeper.h"
 #include "kernels/backend.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 struct NeuronResidencyOptions {
   SlotCacheOptions slots;
@@ -218,4 +218,4 @@ class NeuronResidency final : public LayerResidency {
   std::vector<NeuronCounters> neuron_counters_;  // by layer
 };
 
-}  // namespace sluice
+}  // namespace sluice::inferd

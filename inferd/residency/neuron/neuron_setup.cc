@@ -6,7 +6,7 @@
 #include "common/status.h"
 #include "inferd/residency/neuron/neuron_residency.h"
 
-namespace sluice {
+namespace sluice::inferd {
 NeuronResidency::NeuronResidency(const NeuronResidencyOptions& options, std::unique_ptr<NeuronSlots> slots,
                                  WeightClient* client, FetchQueue* fetches, Backend* backend)
     : LayerResidency(client, fetches, &backend->queue(), FetchWindow(options.slots.max_in_flight),
@@ -157,4 +157,4 @@ absl::Status NeuronResidency::FillSlot(uint32_t layer, uint32_t expert) {
   return sent;
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -5,7 +5,7 @@
 
 #include "common/status.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 // Maximum transfers in flight; more wait as for a full ring.
@@ -281,4 +281,4 @@ WeightView NeuronSlots::RecordView(uint32_t layer, uint32_t expert, uint32_t slo
   return view;
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -25,7 +25,7 @@
 #include "inferd/weights/weight_client.h"
 #include "kernels/backend.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 struct NeuronSlotsOptions {
   uint64_t budget = 0;  // bytes, resident leads included; 0: unlimited
@@ -166,4 +166,4 @@ class NeuronSlots {
   std::vector<Transfer> transfers_;  // [kMaxTransfers]
 };
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <bit>
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 // Sets the bits of ascending neurons, a word at a time, since bits of one word are adjacent.
@@ -104,4 +104,4 @@ uint32_t ListNeurons(absl::Span<const uint64_t> mask, absl::Span<const uint64_t>
   return count;
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

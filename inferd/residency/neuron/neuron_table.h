@@ -15,7 +15,7 @@
 
 #include "absl/types/span.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 class NeuronTable {
  public:
@@ -86,4 +86,4 @@ uint32_t CountBoth(absl::Span<const uint64_t> mask, absl::Span<const uint64_t> o
 // them.
 uint32_t ListNeurons(absl::Span<const uint64_t> mask, absl::Span<const uint64_t> except, uint32_t* list);
 
-}  // namespace sluice
+}  // namespace sluice::inferd

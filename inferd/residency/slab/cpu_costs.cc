@@ -7,7 +7,7 @@
 
 #include "common/status.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 // CPU time of an expert and one row as a share of a load, if no value is given or measured (the paper's S3).
@@ -194,4 +194,4 @@ absl::StatusOr<double> CpuCosts::MeasureDevice(Backend* device) const {
   return best / static_cast<double>(pack_->expert_bytes(measured.layer, measured.expert));
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -17,7 +17,7 @@
 #include "kernels/backend.h"
 #include "pack/pack.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 class CpuCosts {
  public:
@@ -60,4 +60,4 @@ class CpuCosts {
   double scale_ = 1;                  // scale of the tables
 };
 
-}  // namespace sluice
+}  // namespace sluice::inferd

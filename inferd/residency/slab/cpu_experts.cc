@@ -2,7 +2,7 @@
 
 #include "inferd/weights/extent_leases.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 bool CpuExperts::Lease(uint32_t demand, uint32_t layer, uint32_t expert, uint64_t step) {
   Expert& entry = experts_[demand];
@@ -42,4 +42,4 @@ WeightView CpuExperts::PartOf(uint32_t demand, Part part) const {
   return WeightView{view.encoding, place + view.base, view.stride, view.rows, view.cols, {}};
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

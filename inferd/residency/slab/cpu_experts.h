@@ -13,7 +13,7 @@
 #include "kernels/buffer.h"
 #include "pack/pack.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 class CpuExperts {
  public:
@@ -57,4 +57,4 @@ class CpuExperts {
   uint64_t held_ = 0;
 };
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -4,7 +4,7 @@
 
 #include "common/status.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 ExpertSlots::ExpertSlots(SlabPlan plan, TileSize tile, std::unique_ptr<DeviceSlab> slab, WeightClient* client,
                          FetchQueue* fetches, Queue* queue)
@@ -118,4 +118,4 @@ WeightView ExpertSlots::PartOf(uint32_t index, Part part) const {
   return WeightView{view.encoding, {slab_->buffer(), offset}, view.stride, view.rows, view.cols, {}};
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -22,7 +22,7 @@
 #include "inferd/weights/weight_client.h"
 #include "kernels/backend.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 class ExpertSlots {
  public:
@@ -78,4 +78,4 @@ class ExpertSlots {
   SlotTable table_;
 };
 
-}  // namespace sluice
+}  // namespace sluice::inferd

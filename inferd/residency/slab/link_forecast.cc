@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 constexpr double kLayerShare = 0.125;  // weight of a layer's time in the running mean
@@ -52,4 +52,4 @@ uint32_t LayersIn(double seconds, double layer_seconds) {
                            : 1;
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -11,7 +11,7 @@
 #include "inferd/residency/slots/slot_table.h"
 #include "pack/pack.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 class LinkForecast {
  public:
@@ -50,4 +50,4 @@ class LayerPace {
 // Number of layers of `layer_seconds` (0: not known) that pass in `seconds`: at least 1.
 uint32_t LayersIn(double seconds, double layer_seconds);
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-namespace sluice {
+namespace sluice::inferd {
 
 MissPlan::MissPlan(uint32_t most) {
   missing_.reserve(most);
@@ -100,4 +100,4 @@ absl::Span<const MissPlan::Verdict> MissPlan::SplitTiles(const MissTimes& times,
   return verdicts_;
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

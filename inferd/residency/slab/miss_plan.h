@@ -15,7 +15,7 @@
 #include "inferd/policy/preset/policy_kinds.h"
 #include "inferd/policy/routing/miss_balance.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 // Current times, in seconds.
 struct MissTimes {
@@ -97,4 +97,4 @@ class MissPlan {
   std::vector<Verdict> verdicts_;
 };
 
-}  // namespace sluice
+}  // namespace sluice::inferd

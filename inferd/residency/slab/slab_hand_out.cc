@@ -4,7 +4,7 @@
 
 #include "inferd/residency/slab/slab_residency.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 bool SlabResidency::NextWaits() const {
   const bool held_back = FillsGaps() && gaps_.HoldsBack();
@@ -107,4 +107,4 @@ void SlabResidency::ReleaseRead() {
   }
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -5,7 +5,7 @@
 
 #include "inferd/residency/slab/slab_residency.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 bool SlabResidency::BalancesLayers() const {
   return Miss() == ExpertMiss::kBalance && options_.balance_resident && device_seconds_ > 0 && costs_.known();
@@ -222,4 +222,4 @@ bool SlabResidency::AwaitCpu() {
   return true;
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

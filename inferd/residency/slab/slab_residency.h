@@ -34,7 +34,7 @@
 #include "inferd/sim/virtual_clock.h"
 #include "inferd/weights/segment_buffers.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 struct SlabResidencyOptions : SlotCacheOptions {
   bool whole_layers = false;  // load every expert of a layer, chosen or not
@@ -215,4 +215,4 @@ class SlabResidency final : public LayerResidency {
   std::vector<uint32_t> used_experts_;  // [most experts], deferred choice
 };
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 // A quarter of the experts that travel at once, with two portions queued: the link continues meanwhile if an
@@ -44,4 +44,4 @@ void StreamOrder::Queued(Event used) {
   }
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -14,7 +14,7 @@
 #include "inferd/residency/slots/slab_plan.h"
 #include "kernels/backend.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 class StreamOrder {
  public:
@@ -39,4 +39,4 @@ class StreamOrder {
   Event before_;            // behind the portion before that
 };
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -7,7 +7,7 @@
 
 #include "inferd/weights/fetch_queue.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 class LinkPace {
  public:
@@ -28,4 +28,4 @@ class LinkPace {
   const FetchQueue* const fetches_;
 };
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -4,7 +4,7 @@
 
 #include "common/status.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 constexpr uint64_t kSlotAlignment = 64;
@@ -162,4 +162,4 @@ absl::StatusOr<SlabPlan> PlanSlab(const Pack& pack, uint64_t budget, const SlotA
   return plan;
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -18,7 +18,7 @@
 #include "absl/types/span.h"
 #include "pack/pack.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 struct SlotClass {
   uint64_t bytes = 0;           // a slot, a multiple of 64
@@ -64,4 +64,4 @@ absl::Status CheckDeviceBudget(const Pack& pack, uint64_t budget, const SlotByte
 absl::StatusOr<SlabPlan> PlanSlab(const Pack& pack, uint64_t budget, const SlotAllocation& allocate,
                                   const SlotBytes& slot_bytes = {}, uint32_t passing = 0);
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -11,7 +11,7 @@
 #include "inferd/residency/slots/slab_plan.h"
 #include "pack/pack.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 struct SlotCacheOptions {
   uint64_t budget = 0;  // bytes for experts; 0: all of them
@@ -33,4 +33,4 @@ struct SlotCacheOptions {
   absl::Duration stall_limit = absl::Seconds(5);
 };
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -6,7 +6,7 @@
 #include "absl/time/clock.h"
 #include "common/status.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 SlotFill::SlotFill(absl::Duration stall_limit, FetchQueue* fetches, Cache cache)
     : stall_limit_(stall_limit), fetches_(fetches), cache_(std::move(cache)), stall_(stall_limit) {}
@@ -65,4 +65,4 @@ absl::Status SlotFill::Drain(uint32_t most) {
   return absl::OkStatus();
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -16,7 +16,7 @@
 #include "inferd/weights/stall_limit.h"
 #include "pack/pack.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 class SlotFill {
  public:
@@ -52,4 +52,4 @@ class SlotFill {
   StallLimit stall_;
 };
 
-}  // namespace sluice
+}  // namespace sluice::inferd

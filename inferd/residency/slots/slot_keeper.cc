@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-namespace sluice {
+namespace sluice::inferd {
 
 SlotKeeper::SlotKeeper(const SlotEvictionOptions& options, const std::vector<uint32_t>& experts,
                        SlotTable* table)
@@ -31,4 +31,4 @@ void SlotKeeper::EndLayer(uint32_t layer) {
   table_->TrimLayer(layer, *this);
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

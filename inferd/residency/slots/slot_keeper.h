@@ -11,7 +11,7 @@
 #include "inferd/policy/cache/slot_eviction.h"
 #include "inferd/residency/slots/slot_table.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 class SlotKeeper {
  public:
@@ -45,4 +45,4 @@ class SlotKeeper {
 // Evicts nothing: for callers that use free slots only.
 inline uint32_t NoVictim(uint32_t /*layer*/, absl::Span<const uint32_t> /*experts*/) { return ~0u; }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

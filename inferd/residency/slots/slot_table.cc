@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <bit>
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 // Slots of a stream: one being computed and one in flight.
@@ -264,4 +264,4 @@ void SlotTable::TrimLayer(uint32_t layer, Victim victim) {
   }
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

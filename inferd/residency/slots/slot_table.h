@@ -24,7 +24,7 @@
 #include "inferd/residency/slots/slab_plan.h"
 #include "kernels/backend.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 enum class SlotState : uint8_t { kFree = 0, kFilling = 1, kReady = 2, kLost = 3 };
 
@@ -128,4 +128,4 @@ class SlotTable {
   uint64_t evictions_ = 0;
 };
 
-}  // namespace sluice
+}  // namespace sluice::inferd

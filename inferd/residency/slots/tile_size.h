@@ -10,7 +10,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 class TileSize {
  public:
@@ -45,4 +45,4 @@ class TileSize {
   uint32_t neurons_;
 };
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -65,8 +65,8 @@ class TwoProcessesTest : public testing::TestWithParam<Haste> {
     model.width = 256;  // four tiles
     ASSERT_TRUE(PackTiny(model, dir_->File("model"), PackDir()).ok());
     const auto client = *FakeWeightClient::Open(PackDir(), {});
-    EngineOptions options = Options(*client);
-    options.device = DeviceKind::kHost;
+    inferd::EngineOptions options = Options(*client);
+    options.device = inferd::DeviceKind::kHost;
     absl::Status status;
     expected_ = IdsOf(AnswerOf(options, kTokens, client.get(), CreateReferenceBackend, &status));
     ASSERT_TRUE(status.ok()) << status;
@@ -78,13 +78,13 @@ class TwoProcessesTest : public testing::TestWithParam<Haste> {
   static std::string PackDir() { return dir_->File("pack"); }
 
   // Slots for fewer experts than a layer of the prompt wants, so that they are filled again within it.
-  static EngineOptions Options(const WeightClient& client) {
-    EngineOptions options;
+  static inferd::EngineOptions Options(const inferd::WeightClient& client) {
+    inferd::EngineOptions options;
     options.parallel = 1;
     options.context = 64;
     options.prefill_chunk = 4;
-    options.device = DeviceKind::kCuda;
-    options.slab.transport = Transport::kPush;
+    options.device = inferd::DeviceKind::kCuda;
+    options.slab.transport = inferd::Transport::kPush;
     options.slab.tile_neurons = 64;
     options.slab.budget = kSlots * client.pack().largest_expert_bytes();
     return options;
@@ -109,16 +109,16 @@ class TwoProcessesTest : public testing::TestWithParam<Haste> {
     alarm(120);
     std::freopen(run.File("engine.log").c_str(), "w", stderr);
     cuda_fake::ResetFake({.seed = seed, .drop_call = haste.engine});
-    SessionWeightClientOptions options;
+    inferd::SessionWeightClientOptions options;
     options.socket = socket;
     options.pack_dir = PackDir();
-    auto session = SessionWeightClient::Connect(options, absl::Now() + absl::Seconds(30));
+    auto session = inferd::SessionWeightClient::Connect(options, absl::Now() + absl::Seconds(30));
     if (!session.ok()) {
       return 2;
     }
     HastyClient client(*std::move(session), haste.client);
     absl::Status status;
-    EngineOptions engine = Options(client);
+    inferd::EngineOptions engine = Options(client);
     engine.slab.handle = HandleOf(seed);
     const std::vector<int32_t> ids = IdsOf(AnswerOf(engine, kTokens, &client, CreateCudaBackend, &status));
     std::ofstream file(run.File("engine"));

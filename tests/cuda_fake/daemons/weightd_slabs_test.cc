@@ -43,20 +43,20 @@ class WeightdSlabsTest : public testing::TestWithParam<HandleKind> {
     weightd_.Start();
   }
 
-  std::unique_ptr<SessionWeightClient> Connect() {
-    SessionWeightClientOptions options;
+  std::unique_ptr<inferd::SessionWeightClient> Connect() {
+    inferd::SessionWeightClientOptions options;
     options.socket = weightd_.socket();
     options.pack_dir = pack_.dir();
-    auto client = SessionWeightClient::Connect(options, absl::Now() + absl::Seconds(30));
+    auto client = inferd::SessionWeightClient::Connect(options, absl::Now() + absl::Seconds(30));
     EXPECT_TRUE(client.ok()) << client.status() << "\n" << weightd_.log();
     return client.ok() ? *std::move(client) : nullptr;
   }
 
-  SlabOffer NewSlab() {
+  inferd::SlabOffer NewSlab() {
     const absl::StatusOr<SharedBuffer> shared = memory_.AllocateShared(kSlabBytes, nullptr);
     EXPECT_TRUE(shared.ok()) << shared.status();
     buffers_.push_back(shared->buffer);
-    SlabOffer offer;
+    inferd::SlabOffer offer;
     offer.fd = shared->fd;
     offer.bytes = shared->bytes;
     offer.kind = shared->kind;
@@ -65,19 +65,19 @@ class WeightdSlabsTest : public testing::TestWithParam<HandleKind> {
     return offer;
   }
 
-  static absl::StatusCode CodeOf(SessionWeightClient* client, const SlabOffer& offer) {
+  static absl::StatusCode CodeOf(inferd::SessionWeightClient* client, const inferd::SlabOffer& offer) {
     return client->OfferSlab(offer).status().code();
   }
 
   // A dense extent comes whole into the slab that was the test's `index`-th.
-  void ExpectArrives(SessionWeightClient* client, uint32_t number, size_t index) {
+  void ExpectArrives(inferd::SessionWeightClient* client, uint32_t number, size_t index) {
     constexpr uint32_t kExtent = 1;
-    TransferTarget target;
+    inferd::TransferTarget target;
     target.slab = number;
-    FetchRequest request = ExtentRequest(++next_id_, kExtent);
+    inferd::FetchRequest request = ExtentRequest(++next_id_, kExtent);
     request.transfer = &target;
     ASSERT_TRUE(client->Submit(request).ok());
-    const absl::StatusOr<FetchCompletion> done = Await(client, next_id_);
+    const absl::StatusOr<inferd::FetchCompletion> done = Await(client, next_id_);
     ASSERT_TRUE(done.ok()) << done.status();
     ASSERT_EQ(done->code, absl::StatusCode::kOk);
     const std::vector<std::byte>& expected = pack_.extent(kExtent);
@@ -152,7 +152,7 @@ TEST_P(WeightdSlabsTest, SlabsWithinALargerRangeAreTaken) {
   weightd_.Start();
   const auto client = Connect();
   ASSERT_NE(client, nullptr);
-  SlabOffer slab = NewSlab();
+  inferd::SlabOffer slab = NewSlab();
   const absl::StatusOr<uint32_t> number = client->OfferSlab(slab);
   ASSERT_TRUE(number.ok()) << number.status() << "\n" << weightd_.log();
   ExpectArrives(client.get(), *number, 0);
@@ -168,9 +168,9 @@ TEST_P(WeightdSlabsTest, OffersThatLieAreRefusedByNameAndNobodyNotices) {
   ASSERT_TRUE(others.ok()) << others.status() << "\n" << weightd_.log();
   const auto client = Connect();
   ASSERT_NE(client, nullptr);
-  const SlabOffer good = NewSlab();
+  const inferd::SlabOffer good = NewSlab();
 
-  SlabOffer lie = good;
+  inferd::SlabOffer lie = good;
   for (const uint64_t bytes : {uint64_t{0}, kSlabBytes - 4096, 2 * kSlabBytes, uint64_t{1} << 60}) {
     lie.bytes = bytes;
     EXPECT_EQ(CodeOf(client.get(), lie), absl::StatusCode::kInvalidArgument) << bytes;
@@ -218,7 +218,7 @@ TEST_P(WeightdSlabsTest, AnOfferOfTheOtherKindIsRefused) {
   const auto client = Connect();
   ASSERT_NE(client, nullptr);
   ASSERT_NE(other, nullptr);
-  SlabOffer lie = NewSlab();
+  inferd::SlabOffer lie = NewSlab();
   const bool named = GetParam() == HandleKind::kCudaIpc;
   lie.kind = named ? HandleKind::kCudaFd : HandleKind::kCudaIpc;
   const UniqueFd null(open("/dev/null", O_RDWR | O_CLOEXEC));
@@ -235,19 +235,19 @@ TEST_P(WeightdSlabsTest, MemoryIsFreedBehindTheLastCopyIntoIt) {
   const auto client = Connect();
   ASSERT_NE(client, nullptr);
   constexpr uint32_t kExtent = 1;
-  SlabOffer slab = NewSlab();
+  inferd::SlabOffer slab = NewSlab();
   slab.link_gbps = static_cast<double>(pack_.extent(kExtent).size()) * 1e-9;
   const absl::StatusOr<uint32_t> number = client->OfferSlab(slab);
   ASSERT_TRUE(number.ok()) << number.status();
   for (const uint64_t id : {1, 2}) {
-    TransferTarget target;
+    inferd::TransferTarget target;
     target.slab = *number;
     target.base[0] = (id - 1) << 20;
-    FetchRequest request = ExtentRequest(id, kExtent);
+    inferd::FetchRequest request = ExtentRequest(id, kExtent);
     request.transfer = &target;
     ASSERT_TRUE(client->Submit(request).ok());
   }
-  const absl::StatusOr<FetchCompletion> first = Await(client.get(), 1);
+  const absl::StatusOr<inferd::FetchCompletion> first = Await(client.get(), 1);
   ASSERT_TRUE(first.ok()) << first.status();
   EXPECT_EQ(MappedByWeightd(), 1u);
   const absl::Status taken = client->RevokeSlabs(absl::Now() + absl::Seconds(20));
@@ -288,7 +288,7 @@ TEST_P(WeightdSlabsTest, AWeightdThatDiesOrHangsIsNotWaitedForForEver) {
 TEST_P(WeightdSlabsTest, MemoryOutlivesDescriptorButNotSession) {
   auto client = Connect();
   ASSERT_NE(client, nullptr);
-  SlabOffer slab = NewSlab();
+  inferd::SlabOffer slab = NewSlab();
   UniqueFd copy(slab.fd < 0 ? -1 : fcntl(slab.fd, F_DUPFD_CLOEXEC, 0));
   slab.fd = copy.get();
   const absl::StatusOr<uint32_t> number = client->OfferSlab(slab);

@@ -34,26 +34,26 @@ struct Setting {
   BackendCounters* counters = nullptr;  // the device's in the end, if they are wanted
 };
 
-std::unique_ptr<WeightClient> ClientOf(const std::string& pack, const Setting& run) {
+std::unique_ptr<inferd::WeightClient> ClientOf(const std::string& pack, const Setting& run) {
   absl::StatusOr<std::unique_ptr<FakeWeightClient>> client = FakeWeightClient::Open(pack, {});
   EXPECT_TRUE(client.ok()) << client.status();
   if (run.slots == 0) {
     return *std::move(client);
   }
-  return std::make_unique<PullClient>(
+  return std::make_unique<inferd::PullClient>(
       *std::move(client),
       std::vector<std::shared_ptr<Copier>>{std::make_shared<cuda::CudaCopier>(cuda::CudaCopier::Options())});
 }
 
-std::vector<TokenOut> Tokens(const std::string& pack, const Setting& run, absl::Status* status) {
-  const std::unique_ptr<WeightClient> client = ClientOf(pack, run);
-  EngineOptions options;
+std::vector<inferd::TokenOut> Tokens(const std::string& pack, const Setting& run, absl::Status* status) {
+  const std::unique_ptr<inferd::WeightClient> client = ClientOf(pack, run);
+  inferd::EngineOptions options;
   options.parallel = 1;
   options.context = 64;
   options.prefill_chunk = run.chunk;
   if (run.slots != 0) {
-    options.device = DeviceKind::kCuda;
-    options.slab.transport = Transport::kPull;
+    options.device = inferd::DeviceKind::kCuda;
+    options.slab.transport = inferd::Transport::kPull;
     options.slab.budget = run.slots * client->pack().largest_expert_bytes();
   }
   return AnswerOf(options, run.tokens, client.get(),
@@ -72,15 +72,15 @@ class CudaEngineTest : public testing::Test {
     expected_ = TokensOf({.cuda = false});
     EXPECT_EQ(expected_.size(), kTokens);
   }
-  std::vector<TokenOut> TokensOf(const Setting& run) {
+  std::vector<inferd::TokenOut> TokensOf(const Setting& run) {
     absl::Status status;
-    std::vector<TokenOut> tokens = Tokens(pack_, run, &status);
+    std::vector<inferd::TokenOut> tokens = Tokens(pack_, run, &status);
     EXPECT_TRUE(status.ok()) << status;
     return tokens;
   }
   void ExpectClean(const Setting& run, uint64_t seed) {
     cuda_fake::ResetFake({.seed = seed});
-    const std::vector<TokenOut> tokens = TokensOf(run);
+    const std::vector<inferd::TokenOut> tokens = TokensOf(run);
     ASSERT_EQ(tokens.size(), run.tokens);
     for (uint32_t i = 0; i < run.tokens; ++i) {
       EXPECT_EQ(tokens[i].token_id, expected_[i].token_id) << "token " << i << ", seed " << seed;
@@ -102,8 +102,8 @@ class CudaEngineTest : public testing::Test {
       alarm(300);
       cuda_fake::ResetFake({.seed = seed, .drop_wait = number});
       absl::Status status;
-      const std::vector<TokenOut> wanted(expected_.begin(), expected_.begin() + run.tokens);
-      const std::vector<TokenOut> tokens = Tokens(pack_, run, &status);
+      const std::vector<inferd::TokenOut> wanted(expected_.begin(), expected_.begin() + run.tokens);
+      const std::vector<inferd::TokenOut> tokens = Tokens(pack_, run, &status);
       Found found = Found::kNot;
       if (!cuda_fake::TakeReports().empty()) {
         found = Found::kReport;
@@ -166,7 +166,7 @@ class CudaEngineTest : public testing::Test {
 
   TempDir dir_;
   std::string pack_ = dir_.File("pack");
-  std::vector<TokenOut> expected_;
+  std::vector<inferd::TokenOut> expected_;
 };
 
 TEST_F(CudaEngineTest, TokensAreTheReferences) {

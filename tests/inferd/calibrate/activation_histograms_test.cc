@@ -10,7 +10,7 @@
 
 #include "common/profile/threshold_tables.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 // Returns the ceil(i n / steps)-th smallest value.
@@ -145,4 +145,4 @@ TEST(ActivationHistogramsTest, MemoryBudgetSetsTheBucketWidth) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::inferd

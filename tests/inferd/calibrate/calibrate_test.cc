@@ -16,7 +16,7 @@
 #include "tests/support/calibration_sink.h"
 #include "tests/support/engine_testing.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 class CalibrateTest : public ::testing::Test {
@@ -243,4 +243,4 @@ TEST_F(CalibrateTest, RequestsAreServedAndTheEngineEndsCleanly) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::inferd

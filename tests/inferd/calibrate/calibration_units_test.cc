@@ -13,7 +13,7 @@
 #include "inferd/calibrate/windows/calibration_work.h"
 #include "tests/support/temp_dir.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 // Records the requested windows; a window's loss is its first token.
@@ -174,4 +174,4 @@ TEST(TimeLeftTest, EstimatesFromThisRunOnly) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -12,7 +12,7 @@
 #include "gtest/gtest.h"
 #include "tests/support/temp_dir.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 InferdCommand Parse(std::vector<std::string> args) {
@@ -286,4 +286,4 @@ TEST(InferdOptionsTest, OnlyDevicesOnTheCpuNeedItsInstructions) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -9,7 +9,7 @@
 #include "inferd/dialect/call_parsers.h"
 #include "tests/support/mutator.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 using Kind = MessageEvent::Kind;
@@ -202,4 +202,4 @@ TEST(MessageParserTest, NoTextBreaksAParser) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::inferd

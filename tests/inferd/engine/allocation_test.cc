@@ -40,7 +40,7 @@ void operator delete[](void* place, std::align_val_t) noexcept { std::free(place
 void operator delete(void* place, std::size_t, std::align_val_t) noexcept { std::free(place); }
 void operator delete[](void* place, std::size_t, std::align_val_t) noexcept { std::free(place); }
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 // Counts and keeps nothing.
@@ -186,4 +186,4 @@ INSTANTIATE_TEST_SUITE_P(Presets, AllocationTest, testing::ValuesIn(PresetCases(
                          [](const testing::TestParamInfo<Case>& info) { return info.param.preset; });
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::inferd

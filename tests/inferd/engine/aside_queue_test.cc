@@ -8,7 +8,7 @@
 #include <thread>
 #include <vector>
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 // The engine's side: runs tasks once woken.
@@ -89,4 +89,4 @@ TEST(TaskQueueTest, EndsAllOnceClosed) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::inferd

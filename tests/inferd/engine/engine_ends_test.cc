@@ -10,7 +10,7 @@
 #include "tests/inferd/engine/engine_fixture.h"
 #include "tests/support/engine_testing.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 using testing::HasSubstr;
@@ -350,4 +350,4 @@ TEST_F(EngineTest, UnsupportedModelsAreRefusedByName) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -9,7 +9,7 @@
 #include "inferd/engine/engine.h"
 #include "tests/support/engine_testing.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 inline TinyModelSpec SmallModel() {
   TinyModelSpec spec;
@@ -48,4 +48,4 @@ class EngineTest : public testing::Test {
   TestEngine test_;
 };
 
-}  // namespace sluice
+}  // namespace sluice::inferd

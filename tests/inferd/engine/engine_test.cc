@@ -9,7 +9,7 @@
 #include "tests/inferd/engine/engine_fixture.h"
 #include "tests/support/engine_testing.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 TEST_F(EngineTest, ReportsUsageTimingsAndTheSeed) {
@@ -242,4 +242,4 @@ TEST_F(EngineTest, PreemptedScoringRepeatsNoRow) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::inferd

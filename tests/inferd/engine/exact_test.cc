@@ -16,7 +16,7 @@
 #include "inferd/residency/slots/slab_plan.h"
 #include "tests/support/engine_testing.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 constexpr uint32_t kVocab = 96;
@@ -361,4 +361,4 @@ INSTANTIATE_TEST_SUITE_P(
     [](const testing::TestParamInfo<Case>& info) { return info.param.name; });
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::inferd

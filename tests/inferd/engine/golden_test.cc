@@ -11,7 +11,7 @@
 #include "gtest/gtest.h"
 #include "tests/support/engine_testing.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 // Reads a tensor of the folder's golden.safetensors as a vector of T.
@@ -139,4 +139,4 @@ INSTANTIATE_TEST_SUITE_P(Files, GoldenTest,
                          CaseName);
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::inferd

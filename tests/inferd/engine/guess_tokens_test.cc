@@ -6,7 +6,7 @@
 #include "inferd/forward/guess_timing.h"
 #include "tests/inferd/engine/engine_fixture.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 TEST(DraftTimingTest, DraftMayTakeTwiceTheWait) {
@@ -85,4 +85,4 @@ TEST_F(DraftTokensTest, AnswersAreEqualAndRightDraftsAreUsed) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::inferd

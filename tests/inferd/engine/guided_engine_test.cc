@@ -8,7 +8,7 @@
 #include "gtest/gtest.h"
 #include "tests/support/engine_testing.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 using testing::HasSubstr;
@@ -201,4 +201,4 @@ TEST_F(StructuredOutputEngineTest, GrammarNeedsATokenizer) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::inferd

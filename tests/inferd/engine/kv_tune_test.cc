@@ -8,7 +8,7 @@
 #include "tests/inferd/engine/engine_fixture.h"
 #include "tests/support/engine_testing.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 // A hundred with SLUICE_STRESS=full.
@@ -142,4 +142,4 @@ TEST_F(KvTuneTest, AsynchronousDeviceIsAwaited) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::inferd

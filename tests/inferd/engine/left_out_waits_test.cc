@@ -27,7 +27,7 @@
 #include "tests/support/fakes/hasty_backend.h"
 #include "tests/support/profiled_pack.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 constexpr uint32_t kTokens = 10;
@@ -213,4 +213,4 @@ INSTANTIATE_TEST_SUITE_P(Policies, SkippedWaitsTest, testing::ValuesIn(Cases()),
                          [](const auto& info) { return std::string(info.param.name); });
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -9,7 +9,7 @@
 #include "tests/inferd/engine/engine_fixture.h"
 #include "tests/support/engine_testing.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 bool FullStress() {
@@ -176,4 +176,4 @@ TEST_F(ManyClientsTest, RandomCancelsLeaveNothing) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -13,7 +13,7 @@
 #include "inferd/policy/preset/preset.h"
 #include "tests/support/engine_testing.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 constexpr uint32_t kAnswer = 12;
@@ -168,4 +168,4 @@ TEST(FewSlotsTest, NeuronsAreNotPredictedWithoutRoomForThem) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::inferd

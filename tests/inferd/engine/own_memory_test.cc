@@ -13,7 +13,7 @@
 #include "pack/pack.h"
 #include "tests/support/engine_testing.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 using testing::HasSubstr;
@@ -265,4 +265,4 @@ TEST_F(OwnMemoryTest, TopLogitsReadDeviceMemory) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -11,7 +11,7 @@
 #include "gmock/gmock.h"
 #include "tests/inferd/engine/prefix_fixture.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 using testing::HasSubstr;
@@ -194,4 +194,4 @@ TEST_F(PrefixFileTest, SaveFailsWithoutTheCache) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -12,7 +12,7 @@
 #include "tests/inferd/engine/engine_fixture.h"
 #include "tests/support/engine_testing.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 inline std::vector<int32_t> Text(uint32_t seed, size_t count, uint32_t vocab = 64) {
   std::mt19937 random(seed);
@@ -74,4 +74,4 @@ class PrefixTest : public EngineTest {
   int requests_ = 0;
 };
 
-}  // namespace sluice
+}  // namespace sluice::inferd

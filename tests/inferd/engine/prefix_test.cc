@@ -3,7 +3,7 @@
 #include "gmock/gmock.h"
 #include "tests/inferd/engine/prefix_fixture.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 TEST_F(PrefixTest, TheSecondTurnComputesItsNewTokensOnly) {
@@ -209,4 +209,4 @@ INSTANTIATE_TEST_SUITE_P(Policies, LossyPrefixTest,
                          });
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::inferd

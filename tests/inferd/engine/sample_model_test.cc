@@ -9,7 +9,7 @@
 #include "gtest/gtest.h"
 #include "tests/support/engine_testing.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 struct Prompt {
@@ -168,4 +168,4 @@ TEST_F(SampleModelTest, TextOfAStopIdIsSentOnlyOnRequest) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -18,7 +18,7 @@
 #include "tests/support/calibration_sink.h"
 #include "tests/support/engine_testing.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 using testing::HasSubstr;
@@ -317,4 +317,4 @@ TEST_F(TwoThreadsTest, CalibrationComputesOnTheDeviceAlone) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -10,7 +10,7 @@
 #include "tests/support/engine_testing.h"
 #include "tests/support/profiled_pack.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 constexpr uint32_t kLayers = 4;
@@ -72,4 +72,4 @@ INSTANTIATE_TEST_SUITE_P(Presets, WaitsTest,
                          [](const auto& info) { return std::string(info.param); });
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::inferd

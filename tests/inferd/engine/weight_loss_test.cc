@@ -9,7 +9,7 @@
 #include "gtest/gtest.h"
 #include "tests/support/engine_testing.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 using testing::HasSubstr;
@@ -248,4 +248,4 @@ INSTANTIATE_TEST_SUITE_P(Devices, WeightLossTest, testing::Values(0, 11),
                          [](const auto& info) { return info.param == 0 ? "AtTheCall" : "Later"; });
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::inferd

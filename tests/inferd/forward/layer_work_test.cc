@@ -6,7 +6,7 @@
 
 #include "gtest/gtest.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 // Two rows over experts 1 and 3 of four, of eight neurons; experts have biases.
@@ -82,4 +82,4 @@ TEST_F(LayerWorkTest, CommonExpertIsReadyAtOnce) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::inferd

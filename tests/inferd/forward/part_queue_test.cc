@@ -5,7 +5,7 @@
 
 #include <vector>
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 class CountingQueue final : public Queue {
@@ -102,4 +102,4 @@ TEST(PartProfilerTest, AttentionReadsVisiblePositions) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -8,7 +8,7 @@
 #include "gtest/gtest.h"
 #include "kernels/reference/reference_backend.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 using ::testing::ElementsAre;
@@ -114,4 +114,4 @@ TEST_F(TokenDraftTest, DraftIsTimedByTheDevice) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -12,7 +12,7 @@
 #include "gtest/gtest.h"
 #include "tests/inferd/guide/guide_testing.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 using testing::HasSubstr;
@@ -278,4 +278,4 @@ TEST(GrammarMasksTest, RefuseWhatTheGrammarWouldLeaveOut) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -12,7 +12,7 @@
 #include "inferd/guide/guide_compiler.h"
 #include "inferd/guide/guide_matcher.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 // Byte-level BPE, and SentencePiece's with byte tokens.
 inline constexpr const char* kTokenizers[] = {"tests/common/text/data/bytebpe_qwen2",
@@ -86,4 +86,4 @@ inline std::vector<uint32_t> MaskOf(GrammarMatcher* matcher) {
   return mask;
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

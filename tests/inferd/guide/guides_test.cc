@@ -9,7 +9,7 @@
 #include "gtest/gtest.h"
 #include "tests/inferd/guide/guide_testing.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 using testing::HasSubstr;
@@ -209,4 +209,4 @@ TEST(GrammarManagerTest, AGuideOutlivesItsGuides) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::inferd

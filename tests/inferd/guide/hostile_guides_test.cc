@@ -7,7 +7,7 @@
 #include "inferd/guide/schema_check.h"
 #include "tests/inferd/guide/guide_testing.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 std::string Repeated(const std::string& text, int times) {
@@ -237,4 +237,4 @@ TEST(HostileGrammarsLimitTest, AnAnswerWhoseMasksBecomeTooDearEndsAlone) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::inferd

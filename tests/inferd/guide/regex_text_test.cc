@@ -6,7 +6,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 using testing::HasSubstr;
@@ -77,4 +77,4 @@ TEST(RegexTextTest, RefusesByPlace) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -6,7 +6,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 using testing::AllOf;
@@ -159,4 +159,4 @@ TEST(SchemaCheckTest, WritesPatternsAnew) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::inferd

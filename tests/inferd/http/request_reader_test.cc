@@ -6,7 +6,7 @@
 
 #include "gtest/gtest.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 constexpr char kRequests[] =
@@ -91,4 +91,4 @@ TEST(RequestReaderTest, KnowsWhetherARequestIsItsHeadAlone) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::inferd

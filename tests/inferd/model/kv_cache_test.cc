@@ -6,7 +6,7 @@
 #include "gtest/gtest.h"
 #include "inferd/model/delta_states.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 TEST(KvPagesTest, GrowTakesOnePageFor32Positions) {
@@ -283,4 +283,4 @@ TEST(RecurrentStatesTest, StepsAlternateBetweenTheTwoSlots) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -7,7 +7,7 @@
 
 #include "gtest/gtest.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 using Tokens = std::vector<int32_t>;
@@ -108,4 +108,4 @@ TEST(PrefixIndexTest, MatchesAReferenceMap) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -25,7 +25,7 @@
 #include "spdlog/sinks/null_sink.h"
 #include "tests/support/fakes/fake_engine.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 // One connection. Reads time out after a minute, so that a test fails and does not hang.
 class RawHttpClient {
@@ -195,4 +195,4 @@ class EndpointFixture : public testing::Test {
   uint16_t port_ = 0;
 };
 
-}  // namespace sluice
+}  // namespace sluice::inferd

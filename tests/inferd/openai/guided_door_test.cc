@@ -7,7 +7,7 @@
 #include "common/error_detail.h"
 #include "tests/inferd/openai/door_fixture.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 using Kind = GrammarSpec::Kind;
@@ -222,4 +222,4 @@ TEST_F(StructuredOutputTest, AnOpenThoughtEndsBeforeTheGuideBegins) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::inferd

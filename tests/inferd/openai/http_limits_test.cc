@@ -6,7 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "tests/inferd/openai/door_fixture.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 class HttpLimitsTest : public EndpointFixture {
@@ -115,4 +115,4 @@ TEST_F(HttpLimitsTest, NoRequestIsSmuggledInAnother) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -10,7 +10,7 @@
 #include "tests/support/mutator.h"
 #include "tests/support/temp_dir.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 class OpenAiEndpointTest : public EndpointFixture {
@@ -457,4 +457,4 @@ TEST_F(OpenAiEndpointTest, NoRequestBreaksTheEndpoint) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::inferd

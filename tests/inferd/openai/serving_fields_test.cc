@@ -7,7 +7,7 @@
 #include "common/error_detail.h"
 #include "tests/inferd/openai/door_fixture.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 class ServingFieldsTest : public EndpointFixture {
@@ -125,4 +125,4 @@ TEST_F(ServingFieldsTest, AreRefusedByName) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -8,7 +8,7 @@
 #include "absl/strings/str_join.h"
 #include "gtest/gtest.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 // 100 experts of a megabyte, half of them on the device; two a token. Loading takes three times computing.
@@ -175,4 +175,4 @@ TEST(AutoPresetTest, WithoutABoundNoTokenChangesWhateverTheMachine) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::inferd

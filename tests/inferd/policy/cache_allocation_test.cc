@@ -9,7 +9,7 @@
 #include "gtest/gtest.h"
 #include "inferd/engine/slab_policies.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 using Slots = std::vector<uint32_t>;
@@ -160,4 +160,4 @@ TEST(CacheAllocationTest, ProfileGivesSingleShareAndPrefetchAccuracy) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::inferd

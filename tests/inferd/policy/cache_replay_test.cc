@@ -8,7 +8,7 @@
 #include "gtest/gtest.h"
 #include "inferd/policy/cache/cache_allocation.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 TraceLayer Layer(uint32_t experts, uint32_t top_k, const std::vector<std::vector<uint32_t>>& tokens) {
@@ -129,4 +129,4 @@ TEST(TraceFileTest, ACutOffRecordIsLeftOutAndNonsenseIsDamage) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::inferd

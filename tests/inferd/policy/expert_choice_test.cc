@@ -6,7 +6,7 @@
 #include "gtest/gtest.h"
 #include "kernels/expert_cut.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 using Weights = std::vector<float>;
@@ -118,4 +118,4 @@ TEST(ExpertChoiceTest, AModelThatUsesAllExpertsHasNoneToExchange) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -13,7 +13,7 @@
 #include "pack/pack.h"
 #include "tests/support/engine_testing.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 // A repeated question keeps its entry, and the next one replaces the oldest: not one that has yet to be
@@ -60,4 +60,4 @@ TEST(GateReuseTest, RepeatedQuestionOutlivesTheNextOne) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::inferd

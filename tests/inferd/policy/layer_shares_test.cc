@@ -8,7 +8,7 @@
 
 #include "gtest/gtest.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 using Experts = std::vector<ExpertDemand>;
@@ -109,4 +109,4 @@ TEST(LayerSharesTest, SharesAreTheBestOfAllNumbersOfTiles) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::inferd

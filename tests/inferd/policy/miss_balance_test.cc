@@ -8,7 +8,7 @@
 
 #include "gtest/gtest.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 using Misses = std::vector<ExpertDemand>;
@@ -105,4 +105,4 @@ TEST(MissBalanceTest, BalanceIsTheBestOfAllSubsetsUpTo64Rows) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::inferd

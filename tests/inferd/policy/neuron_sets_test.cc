@@ -15,7 +15,7 @@
 #include "inferd/policy/preset/preset.h"
 #include "inferd/policy/sparsity/neuron_thresholds.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 TEST(NeuronSetTest, ShareSelectsLargestWithTiesToLowerIndex) {
@@ -120,4 +120,4 @@ TEST(NeuronThresholdsTest, ShareBelowInterpolatesTheQuantileTable) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -16,7 +16,7 @@
 #include "inferd/policy/taps/prefetcher.h"
 #include "kernels/reference/reference_backend.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 // Records requests; has the leads given to it.
 class AskedResidency final : public ExpertPrefetch {
@@ -140,4 +140,4 @@ class PredictorsTest : public ::testing::Test {
   std::vector<float> weights_;
 };
 
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -16,7 +16,7 @@
 #include "inferd/policy/taps/prefetcher.h"
 #include "tests/inferd/policy/predictor_testing.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 using ::testing::ElementsAre;
@@ -275,4 +275,4 @@ TEST_F(LearnedExpertsTest, NoPredictionWithoutNetworkOrForLongSteps) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -12,7 +12,7 @@
 #include "inferd/policy/taps/prefetcher.h"
 #include "tests/inferd/policy/predictor_testing.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 using ::testing::ElementsAre;
@@ -270,4 +270,4 @@ TEST_F(NextTokensTest, NoDraftForAResidentFirstLayer) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -9,7 +9,7 @@
 
 #include "inferd/policy/taps/prefetcher.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 TEST(RecallFloorTest, WithoutAFloorEveryLayerIsTrustedAtOnce) {
@@ -134,4 +134,4 @@ TEST_F(RecallFloorPrefetchTest, PredictionWithHalfRecallIsNeverUsed) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::inferd

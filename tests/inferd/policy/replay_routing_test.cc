@@ -10,7 +10,7 @@
 #include "gtest/gtest.h"
 #include "kernels/reference/reference_backend.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 struct Row {
@@ -166,4 +166,4 @@ TEST_F(ReplayRoutingTest, RoutersThatDoNotWeighBySoftmaxAreRefused) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -12,7 +12,7 @@
 #include "inferd/policy/trace/trace_file.h"
 #include "tests/support/engine_testing.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 class ReplayTraceTest : public testing::Test {
@@ -101,4 +101,4 @@ TEST_F(ReplayTraceTest, NoTokenWithoutItsRecordedRoutes) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -13,7 +13,7 @@
 #include "kernels/reference/reference_backend.h"
 #include "tests/support/temp_dir.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 class SetView final : public ResidencyView {
@@ -298,4 +298,4 @@ TEST_F(GatingTest, MissingOrDamagedProfileIsReported) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -5,7 +5,7 @@
 
 #include "gtest/gtest.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 using Experts = std::vector<uint32_t>;
@@ -99,4 +99,4 @@ TEST(SlotEvictionTest, NanScoreCountsAsZero) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::inferd

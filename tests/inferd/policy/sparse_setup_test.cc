@@ -8,7 +8,7 @@
 #include "tests/support/temp_dir.h"
 #include "tests/support/test_pack.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 TEST(SparseSetupTest, MeasuresEachExpertKindOnceIfSparse) {
@@ -45,4 +45,4 @@ TEST(SparseSetupTest, MeasuresEachExpertKindOnceIfSparse) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -9,7 +9,7 @@
 #include "inferd/policy/sparsity/sparsity.h"
 #include "tests/support/temp_dir.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 constexpr char kModelId[] = "0123456789abcdef0123456789abcdef";
@@ -273,4 +273,4 @@ TEST(PresetTest, ResidencyDependentPoliciesPromiseNothing) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::inferd

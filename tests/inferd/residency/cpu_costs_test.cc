@@ -12,7 +12,7 @@
 #include "tests/support/engine_testing.h"
 #include "tests/support/fakes/fake_clock.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 constexpr int64_t kMicro = 1000;
@@ -162,4 +162,4 @@ TEST_F(CpuCostsTest, KnownOrUnneededCostsAreNotMeasured) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::inferd

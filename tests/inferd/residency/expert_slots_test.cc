@@ -10,7 +10,7 @@
 #include "kernels/reference/reference_backend.h"
 #include "tests/support/engine_testing.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 using For = SlotTable::For;
@@ -124,4 +124,4 @@ TEST(TileSizeTest, AnEighthOfTheExpertInWholeBlocksUnlessSaid) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -3,7 +3,7 @@
 #include "absl/time/time.h"
 #include "gtest/gtest.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 const absl::Time kNow = absl::UnixEpoch();
@@ -54,4 +54,4 @@ TEST(FetchWindowTest, QuickRetriesAreMadeWithoutAPause) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::inferd

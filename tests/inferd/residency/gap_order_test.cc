@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 // A device whose work is done on the test's command.
@@ -95,4 +95,4 @@ TEST_F(StreamOrderTest, EveryDemandHasItsTurnWithoutGaps) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::inferd

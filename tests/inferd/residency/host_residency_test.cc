@@ -10,7 +10,7 @@
 #include "tests/support/fakes/fake_weight_client.h"
 #include "tests/support/test_pack.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 class HostResidencyTest : public testing::Test {
@@ -92,4 +92,4 @@ TEST_F(HostResidencyTest, FinishedLayerIsPrefetchedForTheNextStep) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -8,7 +8,7 @@
 #include "inferd/residency/slab/slab_residency.h"
 #include "tests/support/engine_testing.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 TEST(LandingPollerTest, PollsUntilTheTimeWithoutNewsEnds) {
@@ -110,4 +110,4 @@ TEST_F(LandingTest, LateTileIsAwaitedAsleep) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -2,7 +2,7 @@
 
 #include "gtest/gtest.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 constexpr int64_t kMilli = 1'000'000;
@@ -41,4 +41,4 @@ TEST(LayersInTest, PartsOfLayersCountWholeAndTheLeastIsOne) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::inferd

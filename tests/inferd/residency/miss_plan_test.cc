@@ -6,7 +6,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 using ::testing::ElementsAre;
@@ -115,4 +115,4 @@ TEST_F(MissPlanTest, ClearForgetsThePreviousLayer) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::inferd

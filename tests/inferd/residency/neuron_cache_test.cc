@@ -21,7 +21,7 @@
 #include "tests/inferd/residency/neuron_lists.h"
 #include "tests/support/engine_testing.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 // A cache of neurons on a fake weightd and the reference backend, without engine and router.
@@ -463,4 +463,4 @@ TEST_F(NeuronCacheTest, PredictionsDoNotChangeTheResult) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::inferd

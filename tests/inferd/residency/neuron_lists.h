@@ -9,7 +9,7 @@
 #include "absl/types/span.h"
 #include "inferd/residency/neuron/neuron_table.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 using Neurons = std::vector<uint32_t>;
 
@@ -21,4 +21,4 @@ inline Neurons Listed(absl::Span<const uint64_t> mask) {
   return list;
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd

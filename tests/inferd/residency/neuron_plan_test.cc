@@ -11,7 +11,7 @@
 #include "inferd/residency/neuron/neuron_layout.h"
 #include "tests/support/engine_testing.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 class NeuronPlanTest : public testing::Test {
@@ -124,4 +124,4 @@ TEST_F(NeuronPlanTest, SlotsLeadsAndPositionsFitTheBudget) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -11,7 +11,7 @@
 #include "inferd/residency/neuron/neuron_choice.h"
 #include "tests/inferd/residency/neuron_lists.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 class NeuronTableTest : public testing::Test {
@@ -123,4 +123,4 @@ TEST(NeuronChoiceTest, EqualSizesAreChosenByExpertAndNumber) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::inferd

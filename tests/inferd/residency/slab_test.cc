@@ -19,7 +19,7 @@
 #include "tests/support/weight_client_calls.h"
 #include "weightd/daemon/weightd_server.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 using ::testing::HasSubstr;
@@ -35,11 +35,11 @@ class SlabTest : public testing::TestWithParam<Client> {
  protected:
   void SetUp() override {
     if (GetParam().session) {
-      WeightdOptions options;
+      weightd::WeightdOptions options;
       options.socket = folder_.File("weightd.sock");
       options.packs = {pack_.dir()};
       options.dram_budget = 64 << 20;
-      auto server = WeightdServer::Start(options, {});
+      auto server = weightd::WeightdServer::Start(options, {});
       ASSERT_TRUE(server.ok()) << server.status();
       server_ = *std::move(server);
     }
@@ -92,7 +92,7 @@ class SlabTest : public testing::TestWithParam<Client> {
 
   const TestPack pack_;
   TempDir folder_;
-  std::unique_ptr<WeightdServer> server_;
+  std::unique_ptr<weightd::WeightdServer> server_;
   std::unique_ptr<WeightClient> client_;
 };
 
@@ -254,4 +254,4 @@ TEST_P(SlabTest, ShrinkableOrWrongSizeFileIsRefused) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -6,7 +6,7 @@
 
 #include "gtest/gtest.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 using For = SlotTable::For;
@@ -76,4 +76,4 @@ TEST_F(SlotKeeperTest, NoVictimIfNoneIsEvictable) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -13,7 +13,7 @@
 #include "inferd/residency/slots/slab_plan.h"
 #include "tests/support/engine_testing.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 using For = SlotTable::For;
@@ -285,4 +285,4 @@ TEST_F(SlabPlanTest, SharesByCostWithoutAProfileAreWarnedAbout) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -9,7 +9,7 @@
 
 #include "inferd/schedule/scan_rows.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 // A step that computes each row in `per_row` and reads `bytes` at `rate`, overlapped with computing.
@@ -84,4 +84,4 @@ TEST(ScanRowsTest, SoManyRowsUseThreeQuartersOfTheExperts) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -5,7 +5,7 @@
 #include "gtest/gtest.h"
 #include "tests/support/fakes/fake_clock.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 TEST(RequestRegistryTest, LiveIdsAreUnique) {
@@ -114,4 +114,4 @@ TEST(RequestRegistryTest, RefusedClientGetsARetryDelay) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -8,7 +8,7 @@
 
 #include "gtest/gtest.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 std::vector<float> RandomLogits(uint32_t vocab, uint32_t seed, float spread = 3.0f) {
@@ -302,4 +302,4 @@ TEST(SamplerTest, MaskedDrawUsesAllowedTokensOnly) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -4,7 +4,7 @@
 #include "gtest/gtest.h"
 #include "tests/inferd/schedule/scheduler_testing.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 TEST_F(SchedulerTest, WithoutPagesAPromptWaits) {
@@ -193,4 +193,4 @@ TEST_F(SchedulerTest, SharedPagesCountOnceAtTheStart) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::inferd

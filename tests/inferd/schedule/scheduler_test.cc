@@ -6,7 +6,7 @@
 #include "gtest/gtest.h"
 #include "tests/inferd/schedule/scheduler_testing.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 TEST_F(SchedulerTest, NothingToDoIsAnEmptyPlan) {
@@ -284,4 +284,4 @@ TEST_F(SchedulerTest, RestartedSequenceKeepsItsSlot) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -8,7 +8,7 @@
 #include "gtest/gtest.h"
 #include "inferd/schedule/scheduler.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 // A scheduler with pages, and short words for its steps.
 class SchedulerTest : public testing::Test {
@@ -52,4 +52,4 @@ class SchedulerTest : public testing::Test {
   std::unique_ptr<Scheduler> scheduler_;
 };
 
-}  // namespace sluice
+}  // namespace sluice::inferd

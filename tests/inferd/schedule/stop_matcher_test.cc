@@ -5,7 +5,7 @@
 
 #include "gtest/gtest.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 struct Outcome {
@@ -149,4 +149,4 @@ TEST(StopMatcherTest, NoPartOfAStopIsSent) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::inferd

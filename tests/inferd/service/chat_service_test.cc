@@ -6,7 +6,7 @@
 #include "common/error_detail.h"
 #include "tests/support/service_fixture.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 namespace v1 = inference::v1;
@@ -319,4 +319,4 @@ TEST_F(ChatServiceTest, CancellingAChatReachesTheEngine) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::inferd

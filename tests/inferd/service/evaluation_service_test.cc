@@ -5,7 +5,7 @@
 #include "common/error_detail.h"
 #include "tests/support/service_fixture.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 namespace v1 = inference::v1;
@@ -139,4 +139,4 @@ TEST_F(EvaluationServiceTest, BadRequestIsRefusedNamingTheField) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -6,7 +6,7 @@
 #include "common/error_detail.h"
 #include "tests/support/service_fixture.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 using inference::v1::FINISH_REASON_LENGTH;
@@ -493,4 +493,4 @@ TEST_F(InferenceServiceTest, ModelsAreListedWithTheirDefaults) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -7,7 +7,7 @@
 #include "common/error_detail.h"
 #include "gtest/gtest.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 using inference::v1::GenerationSpec;
@@ -337,4 +337,4 @@ TEST_F(ServiceRequestTest, ScoreTakesAsManyTokensAsTheContextHas) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::inferd

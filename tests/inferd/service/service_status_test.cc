@@ -5,7 +5,7 @@
 #include "common/error_detail.h"
 #include "tests/support/service_fixture.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 using inference::v1::GenerateResponse;
@@ -125,4 +125,4 @@ TEST_F(ServiceStatusTest, RequestAboveSixteenMiBIsResourceExhausted) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -7,7 +7,7 @@
 #include "inferd/serving/server_state.h"
 #include "tests/support/fakes/fake_engine.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 class NullSink : public RequestSink {
@@ -87,4 +87,4 @@ TEST(ServerStateTest, PhaseIsStartingUntilFirstServing) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -5,7 +5,7 @@
 #include "gtest/gtest.h"
 #include "tests/support/fakes/fake_engine.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 TEST(SelfTestTest, OneTokenIsAskedForAndMade) {
@@ -38,4 +38,4 @@ TEST(SelfTestTest, AnswerOfAnotherLengthIsAnError) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::inferd

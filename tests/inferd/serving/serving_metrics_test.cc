@@ -4,7 +4,7 @@
 
 #include "tests/support/prometheus_text.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 std::map<std::string, ParsedFamily> Scrape(const ServingMetrics& metrics, const EngineStats& stats) {
@@ -81,4 +81,4 @@ TEST(ServingMetricsTest, AnswersAreTimedAndCountedByTheirStatus) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::inferd

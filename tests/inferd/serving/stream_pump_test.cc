@@ -7,7 +7,7 @@
 #include "common/mutex.h"
 #include "gtest/gtest.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 class CountingCall : public PumpedCall {
@@ -108,4 +108,4 @@ TEST(StreamPumpTest, CallsScheduledWhenThePumpEndsAreDropped) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::inferd

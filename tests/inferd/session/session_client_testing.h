@@ -15,19 +15,19 @@
 #include "tests/support/weight_client_calls.h"
 #include "weightd/daemon/weightd_server.h"
 
-namespace sluice {
+namespace sluice::inferd {
 
 inline absl::Time Soon() { return absl::Now() + absl::Seconds(20); }
 
 class SessionWeightClientTest : public testing::Test {
  protected:
   void StartServer(uint64_t budget, std::vector<std::string> packs = {}) {
-    WeightdOptions options;
+    weightd::WeightdOptions options;
     options.socket = folder_.File("weightd.sock");
     options.packs = packs.empty() ? std::vector<std::string>{pack_.dir()} : packs;
     options.dram_budget = budget;
     options.reader_threads = 2;
-    auto server = WeightdServer::Start(options, {});
+    auto server = weightd::WeightdServer::Start(options, {});
     ASSERT_TRUE(server.ok()) << server.status();
     server_ = *std::move(server);
   }
@@ -78,7 +78,7 @@ class SessionWeightClientTest : public testing::Test {
 
   TempDir folder_;
   TestPack pack_;
-  std::unique_ptr<WeightdServer> server_;
+  std::unique_ptr<weightd::WeightdServer> server_;
   uint64_t next_id_ = 0;
   uint64_t step_ = 0;
   WeightClient* idle_ = nullptr;
@@ -98,4 +98,4 @@ class RecordingObserver : public SegmentObserver {
   absl::Status status;
 };
 
-}  // namespace sluice
+}  // namespace sluice::inferd

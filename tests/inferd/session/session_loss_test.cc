@@ -4,7 +4,7 @@
 #include "tests/inferd/session/session_client_testing.h"
 #include "tests/support/fd_count.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 TEST_F(SessionWeightClientTest, ClosedClientLeavesNoSessionAndNoDescriptors) {
@@ -18,12 +18,12 @@ TEST_F(SessionWeightClientTest, ClosedClientLeavesNoSessionAndNoDescriptors) {
   for (int i = 0; i < 20; ++i) visit();
   // The server's ends of the last connections are closed by gRPC's threads shortly after.
   const absl::Time deadline = Soon();
-  while ((OpenFdCount() > before || !server_->store().Look(&StoreCore::Stats).sessions.empty()) &&
+  while ((OpenFdCount() > before || !server_->store().Look(&weightd::StoreCore::Stats).sessions.empty()) &&
          absl::Now() < deadline) {
     std::this_thread::yield();
   }
   EXPECT_LE(OpenFdCount(), before);
-  EXPECT_TRUE(server_->store().Look(&StoreCore::Stats).sessions.empty());
+  EXPECT_TRUE(server_->store().Look(&weightd::StoreCore::Stats).sessions.empty());
 }
 
 TEST_F(SessionWeightClientTest, HeldLeasesStayReadableAfterServerStops) {
@@ -63,12 +63,12 @@ TEST_F(SessionWeightClientTest, ReconnectLeavesNoLostSessionBehind) {
   const auto client = Connect();
   ExpectRight(client.get(), 4, pack_);
   for (uint64_t round = 1; round <= 3; ++round) {
-    server_->store().Control(&StoreCore::OnConnectionLost,
-                             server_->store().Look(&StoreCore::Stats).sessions.at(0).session);
+    server_->store().Control(&weightd::StoreCore::OnConnectionLost,
+                             server_->store().Look(&weightd::StoreCore::Stats).sessions.at(0).session);
     EXPECT_TRUE(absl::IsUnavailable(client->Wait(Soon())));
-    EXPECT_EQ(server_->store().Look(&StoreCore::Stats).sessions.at(0).state, "lost");
+    EXPECT_EQ(server_->store().Look(&weightd::StoreCore::Stats).sessions.at(0).state, "lost");
     ASSERT_TRUE(client->Reconnect(Soon()).ok());
-    EXPECT_EQ(server_->store().Look(&StoreCore::Stats).sessions.size(), 1u)
+    EXPECT_EQ(server_->store().Look(&weightd::StoreCore::Stats).sessions.size(), 1u)
         << "its reserve would be counted twice";
     EXPECT_EQ(client->counters().reconnects, round);
     ExpectRight(client.get(), 4, pack_);
@@ -100,7 +100,7 @@ TEST_F(SessionWeightClientTest, NextSessionFindsTheWeightsWarm) {
       ExpectRight(client.get(), extent, pack_);
     }
   }
-  const uint64_t bytes_read = server_->store().Look(&StoreCore::Stats).bytes_read;
+  const uint64_t bytes_read = server_->store().Look(&weightd::StoreCore::Stats).bytes_read;
   const auto client = Connect();
   for (uint32_t extent = 0; extent < pack_.pack().extent_count(); ++extent) {
     ExtentLease lease;
@@ -108,7 +108,7 @@ TEST_F(SessionWeightClientTest, NextSessionFindsTheWeightsWarm) {
     EXPECT_TRUE(pack_.Matches(extent, lease));
     client->Release(extent, 1);
   }
-  EXPECT_EQ(server_->store().Look(&StoreCore::Stats).bytes_read, bytes_read);
+  EXPECT_EQ(server_->store().Look(&weightd::StoreCore::Stats).bytes_read, bytes_read);
 }
 
 TEST_F(SessionWeightClientTest, NobodyListeningIsUnavailableAtTheDeadline) {
@@ -117,4 +117,4 @@ TEST_F(SessionWeightClientTest, NobodyListeningIsUnavailableAtTheDeadline) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -9,7 +9,7 @@
 
 #include "tests/inferd/session/session_client_testing.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 TEST_F(SessionWeightClientTest, OneRequestFillsAWholeExpertAsOnDisk) {
@@ -47,7 +47,7 @@ TEST_F(SessionWeightClientTest, SmallestBudgetEvictsAndStillReadsAsOnDisk) {
   for (int i = 0; i < 2000; ++i) {
     ExpectRight(client.get(), random() % pack_.pack().extent_count(), pack_);
   }
-  const StoreStats stats = server_->store().Look(&StoreCore::Stats);
+  const weightd::StoreStats stats = server_->store().Look(&weightd::StoreCore::Stats);
   EXPECT_GT(stats.evictions, 0u);
   EXPECT_LE(stats.segment_bytes, LeastBudget());
 }
@@ -73,11 +73,11 @@ TEST_F(SessionWeightClientTest, LeasesNestAndAreCounted) {
   ASSERT_TRUE(FetchAndLease(client.get(), 1, 0, &lease).ok());
   ASSERT_TRUE(client->TryLease(0, &lease));
   EXPECT_EQ(client->counters().held_leases, 2u);
-  EXPECT_EQ(server_->store().Look(&StoreCore::Stats).sessions.at(0).held_extents, 1u);
+  EXPECT_EQ(server_->store().Look(&weightd::StoreCore::Stats).sessions.at(0).held_extents, 1u);
   client->Release(0, 1);
-  EXPECT_EQ(server_->store().Look(&StoreCore::Stats).sessions.at(0).held_extents, 1u);
+  EXPECT_EQ(server_->store().Look(&weightd::StoreCore::Stats).sessions.at(0).held_extents, 1u);
   client->Release(0, 1);
-  EXPECT_EQ(server_->store().Look(&StoreCore::Stats).sessions.at(0).held_extents, 0u);
+  EXPECT_EQ(server_->store().Look(&weightd::StoreCore::Stats).sessions.at(0).held_extents, 0u);
   EXPECT_EQ(client->counters().lease_misses, 1u);
   EXPECT_FALSE(client->TryLease(pack_.pack().extent_count(), &lease));
 }
@@ -176,7 +176,7 @@ TEST_F(SessionWeightClientTest, PrefetchesEndAfterTheirLayerIsPast) {
         << static_cast<int>(code);
     cancelled += code == absl::StatusCode::kCancelled ? 1 : 0;
   }
-  EXPECT_EQ(server_->store().Look(&StoreCore::Stats).cancelled, cancelled);
+  EXPECT_EQ(server_->store().Look(&weightd::StoreCore::Stats).cancelled, cancelled);
   EXPECT_EQ(client->counters().outstanding, 0u);
 }
 
@@ -321,4 +321,4 @@ TEST_F(SessionWeightClientTest, DescriptionNamesSocketAndEpoch) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -12,7 +12,7 @@
 #include "kernels/reference/reference_backend.h"
 #include "tests/support/engine_testing.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 constexpr auto kBf16 = static_cast<size_t>(Encoding::kBf16);
@@ -182,4 +182,4 @@ TEST_F(MeasuredCostsTest, RealTimeTableWorksInVirtualTime) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::inferd

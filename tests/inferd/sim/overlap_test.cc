@@ -12,7 +12,7 @@
 #include "gtest/gtest.h"
 #include "tests/support/engine_testing.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 constexpr double kMaxBeyond = 1.1;
@@ -171,4 +171,4 @@ INSTANTIATE_TEST_SUITE_P(Shapes, OverlapTest, testing::ValuesIn(kShapes),
                          [](const auto& info) { return std::string(info.param.name); });
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -12,7 +12,7 @@
 #include "inferd/sim/virtual_weight_client.h"
 #include "tests/support/engine_testing.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 TEST(VirtualCostsTest, ParsesItsOwnOutput) {
@@ -456,4 +456,4 @@ TEST_F(VirtualClockTest, CoalescedRequestsAllEnd) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::inferd

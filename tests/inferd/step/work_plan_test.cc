@@ -6,7 +6,7 @@
 
 #include "gtest/gtest.h"
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 StepBatch BatchOf(const std::vector<uint32_t>& rows_per_sequence) {
@@ -129,4 +129,4 @@ TEST(WorkPlanTest, EveryPairAppearsOnce) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::inferd

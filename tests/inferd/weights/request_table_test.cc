@@ -6,7 +6,7 @@
 #include <random>
 #include <set>
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 TEST(RequestTable, GivesEveryRequestAnIdOfItsOwnAndFindsItOnce) {
@@ -55,4 +55,4 @@ TEST(RequestTable, IdsOfReusedSlotsAreNew) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::inferd

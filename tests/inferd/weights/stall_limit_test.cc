@@ -3,7 +3,7 @@
 
 #include <gtest/gtest.h>
 
-namespace sluice {
+namespace sluice::inferd {
 namespace {
 
 class StallLimitTest : public ::testing::Test {
@@ -65,4 +65,4 @@ TEST_F(StallLimitTest, AThreadThatWasOnlyLateIsCounted) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::inferd

@@ -15,14 +15,14 @@
 
 namespace sluice {
 
-class FakeBlockReader final : public BlockReader {
+class FakeBlockReader final : public weightd::BlockReader {
  public:
   enum class Mode { kManual, kImmediate };
   explicit FakeBlockReader(Mode mode) : mode_(mode) {}
 
   absl::StatusOr<int> Register(const std::string&) override { return 0; }
-  void SetSink(std::function<void(ReadResult)> sink) override { sink_ = std::move(sink); }
-  void Submit(ReadJob job) override {
+  void SetSink(std::function<void(weightd::ReadResult)> sink) override { sink_ = std::move(sink); }
+  void Submit(weightd::ReadJob job) override {
     const uint64_t tag = job.tag;
     {
       MutexLock lock(&mutex_);
@@ -39,7 +39,7 @@ class FakeBlockReader final : public BlockReader {
   }
   void Cancel(uint64_t tag) override {
     if (!stuck_) {
-      CompleteAs(tag, ReadOutcome::kCancelled, absl::OkStatus());
+      CompleteAs(tag, weightd::ReadOutcome::kCancelled, absl::OkStatus());
     }
   }
   // Makes reads ignore cancels: they have all started and end when the test says so.
@@ -54,26 +54,26 @@ class FakeBlockReader final : public BlockReader {
 
   // Writes the right bytes, has them checked, and reports.
   void Complete(uint64_t tag) {
-    ReadJob job;
+    weightd::ReadJob job;
     if (!Take(tag, &job)) {
       return;
     }
     FakeExtentSource::FillBytes(job.offset, {job.dest, job.length});
-    ReadResult result;
+    weightd::ReadResult result;
     result.tag = tag;
     result.bytes_read = job.length;
     if (job.check) {
       result.status = job.check(0, {job.dest, job.length});
     }
-    result.outcome = result.status.ok() ? ReadOutcome::kOk : ReadOutcome::kCorrupt;
+    result.outcome = result.status.ok() ? weightd::ReadOutcome::kOk : weightd::ReadOutcome::kCorrupt;
     sink_(std::move(result));
   }
-  void CompleteAs(uint64_t tag, ReadOutcome outcome, absl::Status status) {
-    ReadJob job;
+  void CompleteAs(uint64_t tag, weightd::ReadOutcome outcome, absl::Status status) {
+    weightd::ReadJob job;
     if (!Take(tag, &job)) {
       return;
     }
-    ReadResult result;
+    weightd::ReadResult result;
     result.tag = tag;
     result.outcome = outcome;
     result.status = std::move(status);
@@ -106,7 +106,7 @@ class FakeBlockReader final : public BlockReader {
   }
 
  private:
-  bool Take(uint64_t tag, ReadJob* job) {
+  bool Take(uint64_t tag, weightd::ReadJob* job) {
     MutexLock lock(&mutex_);
     auto found = jobs_.find(tag);
     if (found == jobs_.end()) {
@@ -119,9 +119,9 @@ class FakeBlockReader final : public BlockReader {
 
   const Mode mode_;
   bool stuck_ = false;
-  std::function<void(ReadResult)> sink_;
+  std::function<void(weightd::ReadResult)> sink_;
   mutable Mutex mutex_;
-  std::map<uint64_t, ReadJob> jobs_ ABSL_GUARDED_BY(mutex_);
+  std::map<uint64_t, weightd::ReadJob> jobs_ ABSL_GUARDED_BY(mutex_);
   std::vector<uint64_t> order_ ABSL_GUARDED_BY(mutex_);
   std::vector<uint64_t> promoted_ ABSL_GUARDED_BY(mutex_);
 };

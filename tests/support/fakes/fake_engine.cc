@@ -73,7 +73,7 @@ void FakeEngine::SetHealth(absl::Status status) {
   health_ = std::move(status);
 }
 
-void FakeEngine::SetStats(const EngineStats& stats) {
+void FakeEngine::SetStats(const inferd::EngineStats& stats) {
   const MutexLock lock(&mutex_);
   stats_ = stats;
 }
@@ -83,27 +83,27 @@ void FakeEngine::AnswerWith(uint32_t tokens) {
   answer_tokens_ = tokens;
 }
 
-GenerateSpec FakeEngine::NextGenerate() {
+inferd::GenerateSpec FakeEngine::NextGenerate() {
   const MutexLock lock(&mutex_);
   while (generates_.empty()) {
     changed_.Wait(&mutex_);
   }
-  GenerateSpec spec = std::move(generates_.front());
+  inferd::GenerateSpec spec = std::move(generates_.front());
   generates_.pop_front();
   return spec;
 }
 
-ScoreSpec FakeEngine::NextScore() {
+inferd::ScoreSpec FakeEngine::NextScore() {
   const MutexLock lock(&mutex_);
   while (scores_.empty()) {
     changed_.Wait(&mutex_);
   }
-  ScoreSpec spec = std::move(scores_.front());
+  inferd::ScoreSpec spec = std::move(scores_.front());
   scores_.pop_front();
   return spec;
 }
 
-void FakeEngine::Start(const std::string& id, const Usage& usage, double queue_seconds) {
+void FakeEngine::Start(const std::string& id, const inferd::Usage& usage, double queue_seconds) {
   Post([=, this] {
     if (const Sinks sinks = Find(id, false); sinks.request != nullptr) {
       sinks.request->OnStarted(usage, queue_seconds);
@@ -111,7 +111,7 @@ void FakeEngine::Start(const std::string& id, const Usage& usage, double queue_s
   });
 }
 
-void FakeEngine::Emit(const std::string& id, std::vector<TokenOut> tokens, const std::string& text) {
+void FakeEngine::Emit(const std::string& id, std::vector<inferd::TokenOut> tokens, const std::string& text) {
   Post([=, this] {
     if (const Sinks sinks = Find(id, false); sinks.request != nullptr) {
       sinks.request->OnTokens(tokens, text);
@@ -119,7 +119,7 @@ void FakeEngine::Emit(const std::string& id, std::vector<TokenOut> tokens, const
   });
 }
 
-void FakeEngine::Finish(const std::string& id, const FinishInfo& info) {
+void FakeEngine::Finish(const std::string& id, const inferd::FinishInfo& info) {
   Post([=, this] {
     if (const Sinks sinks = Find(id, true); sinks.request != nullptr) {
       sinks.request->OnFinished(info);
@@ -148,7 +148,8 @@ void FakeEngine::EmitRows(const std::string& id, uint32_t first, std::vector<int
   });
 }
 
-void FakeEngine::FinishScore(const std::string& id, const Usage& usage, const Timings& timings) {
+void FakeEngine::FinishScore(const std::string& id, const inferd::Usage& usage,
+                             const inferd::Timings& timings) {
   Post([=, this] {
     if (const Sinks sinks = Find(id, true); sinks.score != nullptr) {
       sinks.score->OnFinished(usage, timings);
@@ -196,7 +197,7 @@ absl::Status FakeEngine::Take(const std::string& id, Sinks sinks) {
   return absl::OkStatus();
 }
 
-absl::Status FakeEngine::Generate(GenerateSpec spec, std::shared_ptr<RequestSink> sink) {
+absl::Status FakeEngine::Generate(inferd::GenerateSpec spec, std::shared_ptr<inferd::RequestSink> sink) {
   uint32_t answer = 0;
   {
     const MutexLock lock(&mutex_);
@@ -208,8 +209,8 @@ absl::Status FakeEngine::Generate(GenerateSpec spec, std::shared_ptr<RequestSink
     }
   }
   if (answer > 0) {
-    FinishInfo info;
-    info.reason = FinishReason::kLength;
+    inferd::FinishInfo info;
+    info.reason = inferd::FinishReason::kLength;
     info.usage.prompt_tokens = static_cast<uint32_t>(spec.prompt.size());
     info.usage.completion_tokens = answer;
     Start(spec.request_id, info.usage, 0);
@@ -221,7 +222,7 @@ absl::Status FakeEngine::Generate(GenerateSpec spec, std::shared_ptr<RequestSink
   return absl::OkStatus();
 }
 
-absl::Status FakeEngine::Score(ScoreSpec spec, std::shared_ptr<ScoreSink> sink) {
+absl::Status FakeEngine::Score(inferd::ScoreSpec spec, std::shared_ptr<inferd::ScoreSink> sink) {
   const MutexLock lock(&mutex_);
   RETURN_IF_ERROR(Take(spec.request_id, {nullptr, std::move(sink)}));
   scores_.push_back(std::move(spec));
@@ -229,7 +230,8 @@ absl::Status FakeEngine::Score(ScoreSpec spec, std::shared_ptr<ScoreSink> sink) 
   return absl::OkStatus();
 }
 
-absl::Status FakeEngine::Calibrate(CalibrationSpec spec, std::shared_ptr<CalibrationSink> sink) {
+absl::Status FakeEngine::Calibrate(inferd::CalibrationSpec spec,
+                                   std::shared_ptr<inferd::CalibrationSink> sink) {
   const MutexLock lock(&mutex_);
   RETURN_IF_ERROR(refusal_);
   calibration_ = std::move(spec);
@@ -238,7 +240,7 @@ absl::Status FakeEngine::Calibrate(CalibrationSpec spec, std::shared_ptr<Calibra
   return absl::OkStatus();
 }
 
-CalibrationSpec FakeEngine::AwaitCalibration(std::shared_ptr<CalibrationSink>* sink) {
+inferd::CalibrationSpec FakeEngine::AwaitCalibration(std::shared_ptr<inferd::CalibrationSink>* sink) {
   const MutexLock lock(&mutex_);
   while (calibration_sink_ == nullptr) {
     changed_.Wait(&mutex_);
@@ -263,18 +265,18 @@ absl::Status FakeEngine::Cancel(const std::string& request_id) {
   return absl::OkStatus();
 }
 
-std::vector<LayerStats> FakeEngine::Layers() const {
-  std::vector<LayerStats> layers(2);
-  std::array<uint64_t, sizeof(LayerStats) / sizeof(uint64_t)> values;
-  static_assert(sizeof(values) == sizeof(LayerStats));
+std::vector<inferd::LayerStats> FakeEngine::Layers() const {
+  std::vector<inferd::LayerStats> layers(2);
+  std::array<uint64_t, sizeof(inferd::LayerStats) / sizeof(uint64_t)> values;
+  static_assert(sizeof(values) == sizeof(inferd::LayerStats));
   std::iota(values.begin(), values.end(), 101);
   std::memcpy(static_cast<void*>(&layers[1]), values.data(), sizeof(values));
   return layers;
 }
 
-EngineStats FakeEngine::Stats() const {
+inferd::EngineStats FakeEngine::Stats() const {
   const MutexLock lock(&mutex_);
-  EngineStats stats = stats_;
+  inferd::EngineStats stats = stats_;
   stats.sequences_running += live_.size();
   return stats;
 }

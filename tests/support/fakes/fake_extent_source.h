@@ -13,7 +13,7 @@
 
 namespace sluice {
 
-class FakeExtentSource final : public ExtentSource {
+class FakeExtentSource final : public weightd::ExtentSource {
  public:
   struct Shape {
     std::string model_id = "00112233445566778899aabbccddeeff";
@@ -29,12 +29,12 @@ class FakeExtentSource final : public ExtentSource {
   explicit FakeExtentSource(Shape shape) : shape_(std::move(shape)) {
     uint64_t offset = 0;
     for (uint64_t length : shape_.dense) {
-      extents_.push_back(ExtentInfo{0, offset, length, true});
+      extents_.push_back(weightd::ExtentInfo{0, offset, length, true});
       offset += length;
     }
     for (uint32_t i = 0; i < shape_.layers * shape_.experts * streams(); ++i) {
       const bool pair = shape_.compact && i % 2 == 1;
-      extents_.push_back(ExtentInfo{0, offset, shape_.part_bytes * (pair ? 2 : 1), false});
+      extents_.push_back(weightd::ExtentInfo{0, offset, shape_.part_bytes * (pair ? 2 : 1), false});
       offset += extents_.back().length;
     }
     file_bytes_ = offset;
@@ -67,12 +67,12 @@ class FakeExtentSource final : public ExtentSource {
   uint32_t file_count() const override { return 1; }
   std::string file_path(uint32_t) const override { return shape_.path; }
   uint32_t extent_count() const override { return static_cast<uint32_t>(extents_.size()); }
-  ExtentInfo extent(uint32_t extent) const override { return extents_[extent]; }
+  weightd::ExtentInfo extent(uint32_t extent) const override { return extents_[extent]; }
   std::string ExtentName(uint32_t extent) const override { return absl::StrCat("extent ", extent); }
   uint32_t layer_count() const override { return shape_.layers; }
   uint32_t expert_count(uint32_t) const override { return shape_.experts; }
-  ExtentList ExpertExtents(uint32_t layer, uint32_t expert, PartSet parts) const override {
-    ExtentList list;
+  weightd::ExtentList ExpertExtents(uint32_t layer, uint32_t expert, PartSet parts) const override {
+    weightd::ExtentList list;
     for (uint32_t stream = 0; stream < streams(); ++stream) {
       const uint32_t held = shape_.compact && stream == 1 ? 0x6 : 1u << stream;
       if ((parts & held) != 0) {
@@ -81,10 +81,10 @@ class FakeExtentSource final : public ExtentSource {
     }
     return list;
   }
-  PartRows ExpertPart(uint32_t layer, uint32_t expert, Part part) const override {
+  weightd::PartRows ExpertPart(uint32_t layer, uint32_t expert, Part part) const override {
     const auto p = static_cast<uint32_t>(part);
     const bool paired = shape_.compact && part != Part::kUp;
-    PartRows place;
+    weightd::PartRows place;
     place.extent = FirstExpertExtent(layer, expert) + (paired ? 1 : p);
     place.rows = static_cast<uint32_t>(shape_.part_bytes / shape_.row_bytes);
     place.base = paired && part == Part::kDown ? shape_.row_bytes : 0;
@@ -110,7 +110,7 @@ class FakeExtentSource final : public ExtentSource {
   uint32_t streams() const { return shape_.compact ? 2 : 3; }
 
   const Shape shape_;
-  std::vector<ExtentInfo> extents_;
+  std::vector<weightd::ExtentInfo> extents_;
   uint64_t file_bytes_ = 0;
 };
 

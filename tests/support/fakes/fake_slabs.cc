@@ -12,19 +12,21 @@ namespace {
 
 constexpr Part kParts[] = {Part::kUp, Part::kGate, Part::kDown};
 
-bool IsDense(const FetchRequest& request) { return request.dense_extent != FetchRequest::kNoExtent; }
+bool IsDense(const inferd::FetchRequest& request) {
+  return request.dense_extent != inferd::FetchRequest::kNoExtent;
+}
 
-bool Asks(const FetchRequest& request, Part part) {
+bool Asks(const inferd::FetchRequest& request, Part part) {
   return !IsDense(request) && (request.parts & PartBit(part)) != 0;
 }
 
-bool SameRows(const TransferTarget& a, const TransferTarget& b) {
+bool SameRows(const inferd::TransferTarget& a, const inferd::TransferTarget& b) {
   return a.slab == b.slab && a.base == b.base && a.stride == b.stride && a.neurons == b.neurons;
 }
 
 }  // namespace
 
-absl::StatusOr<uint32_t> FakeWeightClient::OfferSlab(const SlabOffer& offer) {
+absl::StatusOr<uint32_t> FakeWeightClient::OfferSlab(const inferd::SlabOffer& offer) {
   if (!connected()) {
     return absl::UnavailableError("the fake weightd is dead");
   }
@@ -47,13 +49,13 @@ absl::StatusOr<uint32_t> FakeWeightClient::OfferSlab(const SlabOffer& offer) {
   return static_cast<uint32_t>(slabs_.size() - 1);
 }
 
-uint64_t FakeWeightClient::RowBytesOf(const FetchRequest& request, Part part) const {
+uint64_t FakeWeightClient::RowBytesOf(const inferd::FetchRequest& request, Part part) const {
   const PartView view = pack_->part(request.layer, request.expert, part);
   return RowBytes(view.encoding, view.cols);
 }
 
-absl::Status FakeWeightClient::CheckTarget(const FetchRequest& request) const {
-  const TransferTarget& target = *request.transfer;
+absl::Status FakeWeightClient::CheckTarget(const inferd::FetchRequest& request) const {
+  const inferd::TransferTarget& target = *request.transfer;
   if (target.slab >= slabs_.size()) {
     return absl::InvalidArgumentError("a transfer without a slab");
   }
@@ -90,13 +92,14 @@ absl::Status FakeWeightClient::CheckTarget(const FetchRequest& request) const {
 }
 
 // True: the very same rows are on their way. A violation: other rows that share bytes with these.
-bool FakeWeightClient::IsDuplicateTransfer(const FetchRequest& request) {
+bool FakeWeightClient::IsDuplicateTransfer(const inferd::FetchRequest& request) {
   bool lent = false;
-  const TransferTarget& target = *request.transfer;
+  const inferd::TransferTarget& target = *request.transfer;
   if (IsDense(request)) {
     return false;  // each of them belongs in a slab of its own
   }
-  const auto end = [this](const FetchRequest& r, const TransferTarget& t, uint32_t rows, Part part) {
+  const auto end = [this](const inferd::FetchRequest& r, const inferd::TransferTarget& t, uint32_t rows,
+                          Part part) {
     const auto p = static_cast<size_t>(part);
     return t.base[p] + (rows - 1) * t.stride[p] + RowBytesOf(r, part);
   };
@@ -121,7 +124,7 @@ bool FakeWeightClient::IsDuplicateTransfer(const FetchRequest& request) {
   return lent;
 }
 
-void FakeWeightClient::KeepTarget(const FetchRequest& request, bool poison, Pending* pending) {
+void FakeWeightClient::KeepTarget(const inferd::FetchRequest& request, bool poison, Pending* pending) {
   pending->list = free_lists_.back();
   free_lists_.pop_back();
   std::vector<uint32_t>& list = lists_[pending->list];
@@ -165,7 +168,7 @@ void FakeWeightClient::Poison(const Pending& pending) {
 }
 
 void FakeWeightClient::LandTile(Pending* pending) {
-  const FetchRequest& request = pending->request;
+  const inferd::FetchRequest& request = pending->request;
   if (IsDense(request)) {
     const Extent& extent = extents_[request.dense_extent];
     const uint64_t length = pack_->extents()[request.dense_extent].length;

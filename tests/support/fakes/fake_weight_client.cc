@@ -70,7 +70,7 @@ void FakeWeightClient::UnmapSegments() {
   segments_.clear();
 }
 
-absl::Status FakeWeightClient::SetSegmentObserver(SegmentObserver* observer) {
+absl::Status FakeWeightClient::SetSegmentObserver(inferd::SegmentObserver* observer) {
   observer_ = observer;
   for (const Segment& segment : segments_) {
     if (observer != nullptr && !segment.bytes.empty()) {
@@ -80,7 +80,7 @@ absl::Status FakeWeightClient::SetSegmentObserver(SegmentObserver* observer) {
   return absl::OkStatus();
 }
 
-bool FakeWeightClient::TryLease(uint32_t extent, ExtentLease* lease) {
+bool FakeWeightClient::TryLease(uint32_t extent, inferd::ExtentLease* lease) {
   Extent& e = extents_[extent];
   MutexLock lock(&mutex_);
   if (!e.resident || (!connected_ && e.pins == 0)) {
@@ -110,7 +110,7 @@ void FakeWeightClient::Release(uint32_t extent, uint64_t) {
 
 bool FakeWeightClient::IsResident(uint32_t extent) const { return extents_[extent].resident; }
 
-absl::Status FakeWeightClient::Submit(const FetchRequest& request) {
+absl::Status FakeWeightClient::Submit(const inferd::FetchRequest& request) {
   bool poison = false;
   if (request.transfer != nullptr) {
     RETURN_IF_ERROR(CheckTarget(request));
@@ -136,7 +136,8 @@ absl::Status FakeWeightClient::Submit(const FetchRequest& request) {
     KeepTarget(request, poison, &pending);
   }
   pending_.push_back(pending);
-  (request.fetch_class == FetchClass::kDemand ? counters_.demand_requests : counters_.prefetch_requests)++;
+  (request.fetch_class == inferd::FetchClass::kDemand ? counters_.demand_requests
+                                                      : counters_.prefetch_requests)++;
   counters_.outstanding++;
   return absl::OkStatus();
 }
@@ -146,9 +147,9 @@ void FakeWeightClient::CancelPrefetches(uint64_t step, uint32_t layer) {
     return;
   }
   for (Pending& pending : pending_) {
-    const FetchRequest& request = pending.request;
+    const inferd::FetchRequest& request = pending.request;
     pending.cancelled =
-        pending.cancelled || (request.fetch_class == FetchClass::kPrefetch && !pending.filled &&
+        pending.cancelled || (request.fetch_class == inferd::FetchClass::kPrefetch && !pending.filled &&
                               request.step <= step && request.layer <= layer);
   }
 }
@@ -163,7 +164,7 @@ bool FakeWeightClient::TakePoll() {
   return connected_ && !frozen_;
 }
 
-size_t FakeWeightClient::Poll(absl::FunctionRef<void(const FetchCompletion&)> handle) {
+size_t FakeWeightClient::Poll(absl::FunctionRef<void(const inferd::FetchCompletion&)> handle) {
   if (!TakePoll()) {
     return 0;
   }
@@ -205,15 +206,16 @@ bool FakeWeightClient::Advance(Pending* pending) {
   return pending->tiles_landed == TilesOf(*pending);
 }
 
-void FakeWeightClient::PinExtents(const FetchRequest& request, bool pin) {
+void FakeWeightClient::PinExtents(const inferd::FetchRequest& request, bool pin) {
   const ExtentRange range = ExtentsOf(request);
   for (uint32_t i = 0; i < range.count; ++i) {
     extents_[range.first + i].pins += pin ? 1 : ~0u;
   }
 }
 
-void FakeWeightClient::Complete(Pending* pending, absl::FunctionRef<void(const FetchCompletion&)> handle) {
-  FetchCompletion& completion = pending->completion;
+void FakeWeightClient::Complete(Pending* pending,
+                                absl::FunctionRef<void(const inferd::FetchCompletion&)> handle) {
+  inferd::FetchCompletion& completion = pending->completion;
   const bool transfer = pending->request.transfer != nullptr;
   bool filled = pending->filled;
   const bool ended = !transfer && !pending->cancelled && EndsInjected(pending->request, &completion);
@@ -237,14 +239,14 @@ void FakeWeightClient::Complete(Pending* pending, absl::FunctionRef<void(const F
   }
 }
 
-ExtentRange FakeWeightClient::ExtentsOf(const FetchRequest& request) const {
-  if (request.dense_extent != FetchRequest::kNoExtent) {
+ExtentRange FakeWeightClient::ExtentsOf(const inferd::FetchRequest& request) const {
+  if (request.dense_extent != inferd::FetchRequest::kNoExtent) {
     return {request.dense_extent, 1};
   }
   return pack_->expert_extents(request.layer, request.expert);
 }
 
-bool FakeWeightClient::Fill(const FetchRequest& request, FetchCompletion* completion) {
+bool FakeWeightClient::Fill(const inferd::FetchRequest& request, inferd::FetchCompletion* completion) {
   const ExtentRange range = ExtentsOf(request);
   for (uint32_t i = 0; i < range.count; ++i) {
     extents_[range.first + i].pins++;  // slots of unfinished reads
@@ -260,7 +262,7 @@ bool FakeWeightClient::Fill(const FetchRequest& request, FetchCompletion* comple
   return completion->code == absl::StatusCode::kOk;
 }
 
-void FakeWeightClient::FillExtent(uint32_t extent, FetchCompletion* completion) {
+void FakeWeightClient::FillExtent(uint32_t extent, inferd::FetchCompletion* completion) {
   Extent& e = extents_[extent];
   e.last_use = ++clock_;
   const ExtentEntry& entry = pack_->extents()[extent];
@@ -290,14 +292,14 @@ bool FakeWeightClient::MakeRoom(uint64_t bytes) {
     budget = budget_;
   }
   while (resident_bytes_ + bytes > budget) {
-    uint32_t victim = FetchRequest::kNoExtent;
+    uint32_t victim = inferd::FetchRequest::kNoExtent;
     for (uint32_t i = 0; i < extents_.size(); ++i) {
       if (extents_[i].resident && extents_[i].pins == 0 &&
-          (victim == FetchRequest::kNoExtent || extents_[i].last_use < extents_[victim].last_use)) {
+          (victim == inferd::FetchRequest::kNoExtent || extents_[i].last_use < extents_[victim].last_use)) {
         victim = i;
       }
     }
-    if (victim == FetchRequest::kNoExtent) {
+    if (victim == inferd::FetchRequest::kNoExtent) {
       return false;
     }
     Evict(victim);
@@ -387,7 +389,7 @@ absl::Status FakeWeightClient::Reconnect(absl::Time) {
   return absl::OkStatus();
 }
 
-WeightClientCounters FakeWeightClient::counters() const {
+inferd::WeightClientCounters FakeWeightClient::counters() const {
   MutexLock lock(&mutex_);
   return counters_;
 }
@@ -416,10 +418,11 @@ void FakeWeightClient::EndDemands(absl::StatusCode code, int count) {
   demands_to_end_ = count;
 }
 
-bool FakeWeightClient::EndsInjected(const FetchRequest& request, FetchCompletion* completion) {
+bool FakeWeightClient::EndsInjected(const inferd::FetchRequest& request,
+                                    inferd::FetchCompletion* completion) {
   MutexLock lock(&mutex_);
-  if (request.fetch_class != FetchClass::kDemand || request.dense_extent != FetchRequest::kNoExtent ||
-      demands_to_end_ == 0) {
+  if (request.fetch_class != inferd::FetchClass::kDemand ||
+      request.dense_extent != inferd::FetchRequest::kNoExtent || demands_to_end_ == 0) {
     return false;
   }
   --demands_to_end_;

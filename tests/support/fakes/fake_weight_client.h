@@ -43,28 +43,28 @@ struct FakeWeightOptions {
   bool prefetches_begin_at_once = false;
 };
 
-class FakeWeightClient final : public WeightClient {
+class FakeWeightClient final : public inferd::WeightClient {
  public:
   static absl::StatusOr<std::unique_ptr<FakeWeightClient>> Open(const std::string& pack_dir,
                                                                 const FakeWeightOptions& options);
   ~FakeWeightClient() override;
 
   const Pack& pack() const override { return *pack_; }
-  absl::Status SetSegmentObserver(SegmentObserver* observer) override;
-  bool TryLease(uint32_t extent, ExtentLease* lease) override;
+  absl::Status SetSegmentObserver(inferd::SegmentObserver* observer) override;
+  bool TryLease(uint32_t extent, inferd::ExtentLease* lease) override;
   void Release(uint32_t extent, uint64_t step) override;
   bool IsResident(uint32_t extent) const override;
-  absl::Status Submit(const FetchRequest& request) override;
-  absl::StatusOr<uint32_t> OfferSlab(const SlabOffer& offer) override;
+  absl::Status Submit(const inferd::FetchRequest& request) override;
+  absl::StatusOr<uint32_t> OfferSlab(const inferd::SlabOffer& offer) override;
   uint32_t LandedTiles(uint64_t id) const override;
   void Cancel(uint64_t id) override;
   void CancelPrefetches(uint64_t step, uint32_t layer) override;
-  size_t Poll(absl::FunctionRef<void(const FetchCompletion&)> handle) override;
+  size_t Poll(absl::FunctionRef<void(const inferd::FetchCompletion&)> handle) override;
   absl::Status Wait(absl::Time deadline) override;
   void Wake() override;
   bool connected() const override;
   absl::Status Reconnect(absl::Time deadline) override;
-  WeightClientCounters counters() const override;
+  inferd::WeightClientCounters counters() const override;
   std::string Describe() const override { return "fake"; }
 
   // Kills weightd now: nothing completes any more, held leases stay readable, calls fail with `code`.
@@ -94,15 +94,15 @@ class FakeWeightClient final : public WeightClient {
     uint64_t last_use = 0;
   };
   struct Pending {
-    FetchRequest request;
+    inferd::FetchRequest request;
     uint32_t polls_left = 0;
     bool cancelled = false;
     // Transfers: `target` with its list in lists_[list]; filled: the extents are resident and pinned.
-    TransferTarget target;
+    inferd::TransferTarget target;
     uint32_t list = 0;
     bool filled = false;
     uint32_t tiles_landed = 0;
-    FetchCompletion completion;  // so far
+    inferd::FetchCompletion completion;  // so far
   };
   struct Segment {
     uint32_t id = 0;
@@ -110,37 +110,37 @@ class FakeWeightClient final : public WeightClient {
   };
 
   FakeWeightClient(std::unique_ptr<Pack> pack, const FakeWeightOptions& options);
-  bool EndsInjected(const FetchRequest& request, FetchCompletion* completion);
+  bool EndsInjected(const inferd::FetchRequest& request, inferd::FetchCompletion* completion);
   absl::Status MapSegments();
   void UnmapSegments();
   bool TakePoll() ABSL_LOCKS_EXCLUDED(mutex_);
-  void Complete(Pending* pending, absl::FunctionRef<void(const FetchCompletion&)> handle);
+  void Complete(Pending* pending, absl::FunctionRef<void(const inferd::FetchCompletion&)> handle);
   // True once the request is over.
   bool Advance(Pending* pending);
-  void PinExtents(const FetchRequest& request, bool pin);
+  void PinExtents(const inferd::FetchRequest& request, bool pin);
 
-  absl::Status CheckTarget(const FetchRequest& request) const;
-  bool IsDuplicateTransfer(const FetchRequest& request);
-  void KeepTarget(const FetchRequest& request, bool poison, Pending* pending);
+  absl::Status CheckTarget(const inferd::FetchRequest& request) const;
+  bool IsDuplicateTransfer(const inferd::FetchRequest& request);
+  void KeepTarget(const inferd::FetchRequest& request, bool poison, Pending* pending);
   uint32_t RowsOf(const Pending& pending) const;
   uint32_t TilesOf(const Pending& pending) const;
-  uint64_t RowBytesOf(const FetchRequest& request, Part part) const;
+  uint64_t RowBytesOf(const inferd::FetchRequest& request, Part part) const;
   std::byte* SlabRow(const Pending& pending, Part part, uint32_t row);
   void LandTile(Pending* pending);
   void Poison(const Pending& pending);
-  bool Fill(const FetchRequest& request, FetchCompletion* completion);
-  void FillExtent(uint32_t extent, FetchCompletion* completion);
+  bool Fill(const inferd::FetchRequest& request, inferd::FetchCompletion* completion);
+  void FillExtent(uint32_t extent, inferd::FetchCompletion* completion);
   bool MakeRoom(uint64_t bytes);
   void Evict(uint32_t extent);
   void EvictAtRandom();
-  ExtentRange ExtentsOf(const FetchRequest& request) const;
+  ExtentRange ExtentsOf(const inferd::FetchRequest& request) const;
   void Breach(const std::string& what);
 
   const std::unique_ptr<Pack> pack_;
   const FakeWeightOptions options_;
   std::vector<File> files_;
   std::mt19937_64 random_;
-  SegmentObserver* observer_ = nullptr;
+  inferd::SegmentObserver* observer_ = nullptr;
   std::vector<Segment> segments_;
   uint32_t next_segment_id_ = 1;
   std::vector<Extent> extents_;
@@ -165,7 +165,7 @@ class FakeWeightClient final : public WeightClient {
   uint64_t waits_ ABSL_GUARDED_BY(mutex_) = 0;
   uint64_t budget_ ABSL_GUARDED_BY(mutex_);
   uint64_t polls_to_death_ ABSL_GUARDED_BY(mutex_) = ~uint64_t{0};
-  WeightClientCounters counters_ ABSL_GUARDED_BY(mutex_);
+  inferd::WeightClientCounters counters_ ABSL_GUARDED_BY(mutex_);
   std::string violation_ ABSL_GUARDED_BY(mutex_);
 };
 

@@ -30,11 +30,11 @@ inline constexpr std::array<ReadFault, 6> kReadFaults = {ReadFault::kShort,     
                                                          ReadFault::kEagain,      ReadFault::kBitFlip,
                                                          ReadFault::kMisdirected, ReadFault::kStuck};
 
-class FaultyBlockReader final : public BlockReader {
+class FaultyBlockReader final : public weightd::BlockReader {
  public:
   // `rate`: the chance of a fault per job, drawn evenly from `kinds`, and of each further one in the same
   // job.
-  FaultyBlockReader(std::unique_ptr<BlockReader> inner, uint64_t seed, double rate,
+  FaultyBlockReader(std::unique_ptr<weightd::BlockReader> inner, uint64_t seed, double rate,
                     std::vector<ReadFault> kinds)
       : inner_(std::move(inner)), rate_(rate), kinds_(std::move(kinds)), random_(seed) {}
 
@@ -61,7 +61,7 @@ class FaultyBlockReader final : public BlockReader {
   }
 
   absl::StatusOr<int> Register(const std::string& path) override { return inner_->Register(path); }
-  void SetSink(std::function<void(ReadResult)> sink) override {
+  void SetSink(std::function<void(weightd::ReadResult)> sink) override {
     sink_ = sink;
     inner_->SetSink(std::move(sink));
   }
@@ -70,7 +70,7 @@ class FaultyBlockReader final : public BlockReader {
   void Abandon(uint64_t tag) override { inner_->Abandon(tag); }
   std::string Describe() const override { return absl::StrCat("faulty ", inner_->Describe()); }
 
-  void Submit(ReadJob job) override {
+  void Submit(weightd::ReadJob job) override {
     bool sticks = false;
     ReadFault end = ReadFault::kNone;
     for (const ReadFault fault : Draw()) {
@@ -102,7 +102,7 @@ class FaultyBlockReader final : public BlockReader {
 
  private:
   struct Stuck {
-    ReadJob job;
+    weightd::ReadJob job;
     ReadFault end;
   };
 
@@ -119,30 +119,31 @@ class FaultyBlockReader final : public BlockReader {
     }
     return faults;
   }
-  void End(ReadJob job, ReadFault fault) {
+  void End(weightd::ReadJob job, ReadFault fault) {
     switch (fault) {
       case ReadFault::kShort:
-        return Fail(job, ReadOutcome::kEndOfFile, absl::DataLossError("injected: the file ends early"));
+        return Fail(job, weightd::ReadOutcome::kEndOfFile,
+                    absl::DataLossError("injected: the file ends early"));
       case ReadFault::kEio:
-        return Fail(job, ReadOutcome::kIoError, absl::DataLossError("injected: EIO"));
+        return Fail(job, weightd::ReadOutcome::kIoError, absl::DataLossError("injected: EIO"));
       case ReadFault::kEagain:
-        return Fail(job, ReadOutcome::kIoError, absl::UnavailableError("injected: EAGAIN"));
+        return Fail(job, weightd::ReadOutcome::kIoError, absl::UnavailableError("injected: EAGAIN"));
       default:
         inner_->Submit(std::move(job));
     }
   }
-  void Fail(const ReadJob& job, ReadOutcome outcome, absl::Status status) {
-    ReadResult result;
+  void Fail(const weightd::ReadJob& job, weightd::ReadOutcome outcome, absl::Status status) {
+    weightd::ReadResult result;
     result.tag = job.tag;
     result.outcome = outcome;
     result.status = std::move(status);
     sink_(std::move(result));
   }
 
-  const std::unique_ptr<BlockReader> inner_;
+  const std::unique_ptr<weightd::BlockReader> inner_;
   const double rate_;
   const std::vector<ReadFault> kinds_;
-  std::function<void(ReadResult)> sink_;
+  std::function<void(weightd::ReadResult)> sink_;
   Mutex mutex_;
   std::mt19937_64 random_ ABSL_GUARDED_BY(mutex_);
   std::deque<std::vector<ReadFault>> forced_ ABSL_GUARDED_BY(mutex_);  // by job

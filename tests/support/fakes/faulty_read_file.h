@@ -17,7 +17,7 @@
 
 namespace sluice {
 
-class FaultyReadFile final : public ReadFile {
+class FaultyReadFile final : public weightd::ReadFile {
  public:
   // Result of the next call: negative, it fails with this -errno; else it reads at most this many bytes.
   using Script = std::deque<int64_t>;

@@ -11,15 +11,15 @@
 
 namespace sluice {
 
-class ScriptedRing final : public ReadRing {
+class ScriptedRing final : public weightd::ReadRing {
  public:
-  absl::Status AddFile(ReadFile* file) override {
+  absl::Status AddFile(weightd::ReadFile* file) override {
     const MutexLock lock(&mutex_);
     files_.push_back(file);
     return absl::OkStatus();
   }
   void Read(uint32_t slot, int file, std::byte* dest, uint32_t length, uint64_t offset) override {
-    ReadFile* read = nullptr;
+    weightd::ReadFile* read = nullptr;
     {
       const MutexLock lock(&mutex_);
       read = files_[static_cast<size_t>(file)];
@@ -28,7 +28,7 @@ class ScriptedRing final : public ReadRing {
   }
   absl::Status Start() override { return absl::OkStatus(); }
   // Completes the last read first: the kernel keeps no order either.
-  absl::Status Wait(std::vector<RingCompletion>* completions) override {
+  absl::Status Wait(std::vector<weightd::RingCompletion>* completions) override {
     const MutexLock lock(&mutex_);
     while (ended_.empty() && !woken_) {
       wake_.Wait(&mutex_);
@@ -48,8 +48,8 @@ class ScriptedRing final : public ReadRing {
   Mutex mutex_;
   CondVar wake_;
   bool woken_ ABSL_GUARDED_BY(mutex_) = false;
-  std::vector<ReadFile*> files_ ABSL_GUARDED_BY(mutex_);
-  std::vector<RingCompletion> ended_;  // the engine thread's
+  std::vector<weightd::ReadFile*> files_ ABSL_GUARDED_BY(mutex_);
+  std::vector<weightd::RingCompletion> ended_;  // the engine thread's
 };
 
 }  // namespace sluice

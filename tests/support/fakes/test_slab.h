@@ -25,8 +25,8 @@ class TestSlab {
     std::memset(memory_.map.data(), 0xaa, memory_.map.bytes());
   }
 
-  SlabOffer Offer(double gbps = 0, double latency_us = 0) const {
-    SlabOffer offer;
+  inferd::SlabOffer Offer(double gbps = 0, double latency_us = 0) const {
+    inferd::SlabOffer offer;
     offer.fd = memory_.fd.get();
     offer.bytes = memory_.map.bytes();
     offer.link_gbps = gbps;
@@ -38,9 +38,9 @@ class TestSlab {
   uint64_t bytes() const { return memory_.map.bytes(); }
 
   // Parts of an expert one behind another from `at`, their rows `gap` bytes apart.
-  static TransferTarget Target(const Pack& pack, uint32_t slab, uint32_t layer, uint32_t expert,
-                               PartSet parts, uint64_t at, uint64_t gap = 0) {
-    TransferTarget target;
+  static inferd::TransferTarget Target(const Pack& pack, uint32_t slab, uint32_t layer, uint32_t expert,
+                                       PartSet parts, uint64_t at, uint64_t gap = 0) {
+    inferd::TransferTarget target;
     target.slab = slab;
     for (Part part : {Part::kUp, Part::kGate, Part::kDown}) {
       if ((parts & PartBit(part)) != 0) {
@@ -56,7 +56,7 @@ class TestSlab {
 
   // True if rows [first, first + rows) of the target hold the pack's rows.
   bool Holds(const TestPack& pack, uint32_t layer, uint32_t expert, PartSet parts,
-             const TransferTarget& target, uint32_t first = 0, uint32_t rows = ~0u) const {
+             const inferd::TransferTarget& target, uint32_t first = 0, uint32_t rows = ~0u) const {
     for (Part part : {Part::kUp, Part::kGate, Part::kDown}) {
       if ((parts & PartBit(part)) == 0) {
         continue;

@@ -9,7 +9,7 @@
 #include "tests/support/fd_count.h"
 #include "tests/weightd/control/weights_service_testing.h"
 
-namespace sluice {
+namespace sluice::weightd {
 namespace {
 
 TEST_F(WeightsServiceTest, GarbageInTheRingEndsThatSessionOnly) {
@@ -27,7 +27,7 @@ TEST_F(WeightsServiceTest, GarbageInTheRingEndsThatSessionOnly) {
     EXPECT_TRUE(hostile->AwaitEnd());
   }
   EXPECT_EQ(server_->store().Look(&StoreCore::Stats).sessions_lost, 50u);
-  ExtentLease lease;
+  inferd::ExtentLease lease;
   ASSERT_TRUE(FetchAndLease(honest.get(), 1, 7, &lease).ok());
   EXPECT_TRUE(pack_.Matches(7, lease));
   honest->Release(7, 1);
@@ -76,7 +76,7 @@ TEST_F(WeightsServiceTest, ScribblingHarmsNoOtherSession) {
     EXPECT_TRUE(hostile->AwaitEnd());
   }
   for (uint32_t extent = 0; extent < pack_.pack().extent_count(); ++extent) {
-    ExtentLease lease;
+    inferd::ExtentLease lease;
     ASSERT_TRUE(FetchAndLease(honest.get(), extent + 1, extent, &lease).ok());
     EXPECT_TRUE(pack_.Matches(extent, lease));
     honest->Release(extent, extent);
@@ -133,4 +133,4 @@ TEST_F(WeightsServiceTest, HostileSessionsLeaveNoDescriptorsBehind) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::weightd

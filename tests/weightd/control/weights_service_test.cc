@@ -9,7 +9,7 @@
 #include "tests/weightd/control/weights_service_testing.h"
 #include "weightd/core/store_counters.h"
 
-namespace sluice {
+namespace sluice::weightd {
 namespace {
 
 TEST_F(WeightsServiceTest, AnotherAbiIsRefusedNamingTheField) {
@@ -196,7 +196,7 @@ TEST_F(WeightsServiceTest, WarmSetOfExpertsThatAreNotThereIsRefused) {
 
 TEST_F(WeightsServiceTest, StatsShowSessionsAndBytes) {
   const auto client = Connect();
-  ExtentLease lease;
+  inferd::ExtentLease lease;
   ASSERT_TRUE(FetchAndLease(client.get(), 1, 3, &lease).ok());
   v1::GetStatsResponse stats;
   ASSERT_TRUE(Call(&v1::WeightService::Stub::GetStats, v1::GetStatsRequest(), &stats).ok());
@@ -236,8 +236,8 @@ TEST_F(WeightsServiceTest, StatsCountTransfersAndTheirBytes) {
   const TestSlab slab(64 * 1024);
   const auto number = client->OfferSlab(slab.Offer());
   ASSERT_TRUE(number.ok()) << number.status();
-  const TransferTarget target = TestSlab::Target(pack_.pack(), *number, 1, 2, kAllParts, 0);
-  FetchRequest request = ExpertRequest(7, 1, 2, FetchClass::kDemand);
+  const inferd::TransferTarget target = TestSlab::Target(pack_.pack(), *number, 1, 2, kAllParts, 0);
+  inferd::FetchRequest request = ExpertRequest(7, 1, 2, inferd::FetchClass::kDemand);
   request.parts = kAllParts;
   request.transfer = &target;
   ASSERT_TRUE(client->Submit(request).ok());
@@ -262,11 +262,11 @@ TEST_F(WeightsServiceTest, DrainRefusesNewSessionsAndLeavesOpenOnesAlone) {
   const absl::Status refused = Open(GoodRequest(), &response);
   EXPECT_TRUE(absl::IsUnavailable(refused)) << refused;
   EXPECT_EQ(ReasonOf(refused), "DRAINING");
-  ExtentLease lease;
+  inferd::ExtentLease lease;
   EXPECT_TRUE(client->connected());
   ASSERT_TRUE(FetchAndLease(client.get(), 1, 3, &lease).ok());
   client->Release(3, 1);
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::weightd

@@ -24,7 +24,7 @@
 #include "weightd/control/weights_service.h"
 #include "weightd/daemon/weightd_server.h"
 
-namespace sluice {
+namespace sluice::weightd {
 namespace v1 = ::sluice::weights::v1;
 
 inline absl::Time Soon() { return absl::Now() + absl::Seconds(20); }
@@ -87,11 +87,11 @@ class WeightsServiceTest : public testing::Test {
     EXPECT_TRUE(server_->store().Look(&StoreCore::Stats).sessions.empty());
   }
 
-  std::unique_ptr<SessionWeightClient> Connect() {
-    SessionWeightClientOptions options;
+  std::unique_ptr<inferd::SessionWeightClient> Connect() {
+    inferd::SessionWeightClientOptions options;
     options.socket = folder_.File("weightd.sock");
     options.pack_dir = pack_.dir();
-    auto client = SessionWeightClient::Connect(options, Soon());
+    auto client = inferd::SessionWeightClient::Connect(options, Soon());
     EXPECT_TRUE(client.ok()) << client.status();
     return client.ok() ? *std::move(client) : nullptr;
   }
@@ -99,7 +99,7 @@ class WeightsServiceTest : public testing::Test {
   // Expects that weightd still serves honest clients.
   void ExpectServes() {
     const auto client = Connect();
-    ExtentLease lease;
+    inferd::ExtentLease lease;
     if (!client->TryLease(5, &lease)) {
       ASSERT_TRUE(FetchAndLease(client.get(), 1, 5, &lease).ok());
     }
@@ -169,4 +169,4 @@ class RawClient {
   ControlView view_;
 };
 
-}  // namespace sluice
+}  // namespace sluice::weightd

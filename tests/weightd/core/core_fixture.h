@@ -15,7 +15,7 @@
 #include "tests/support/local_client.h"
 #include "weightd/core/store_core.h"
 
-namespace sluice {
+namespace sluice::weightd {
 
 inline constexpr uint64_t kPart = 64 * 1024;  // one part of an expert
 inline constexpr uint64_t kExpert = 3 * kPart;
@@ -113,4 +113,4 @@ class CoreTest : public ::testing::Test {
   std::unique_ptr<StoreCore> core_;
 };
 
-}  // namespace sluice
+}  // namespace sluice::weightd

@@ -12,7 +12,7 @@
 #include "weightd/fetch/fair_queue.h"
 #include "weightd/io/read_queue.h"
 
-namespace sluice {
+namespace sluice::weightd {
 namespace {
 
 using ::testing::ElementsAre;
@@ -407,4 +407,4 @@ TEST_F(SlowUnmapTest, OthersWaitBrieflyOnceThenUseOtherRoom) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::weightd

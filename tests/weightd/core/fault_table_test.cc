@@ -10,7 +10,7 @@
 #include "tests/support/local_client.h"
 #include "weightd/core/weight_store.h"
 
-namespace sluice {
+namespace sluice::weightd {
 namespace {
 
 struct Row {
@@ -165,4 +165,4 @@ TEST_F(FaultTableTest, ThousandsOfRandomFaultsLetNoWrongByteOut) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::weightd

@@ -17,7 +17,7 @@
 #include "tests/support/local_client.h"
 #include "weightd/core/weight_store.h"
 
-namespace sluice {
+namespace sluice::weightd {
 namespace {
 
 // LRU alone, for the comparison with a replay, unless set otherwise.
@@ -218,4 +218,4 @@ TEST(LeaseLoadTest, TwoSessionsWithStepsOfTheirOwnStillMakeOneLru) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::weightd

@@ -7,7 +7,7 @@
 
 #include "weightd/core/stop_guard.h"
 
-namespace sluice {
+namespace sluice::weightd {
 namespace {
 
 using testing::HasSubstr;
@@ -61,4 +61,4 @@ TEST(StopGuardTest, DoesNotCallWhatEndsInTime) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::weightd

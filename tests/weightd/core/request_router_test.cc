@@ -17,7 +17,7 @@
 #include "tests/support/local_client.h"
 #include "weightd/core/pack_table.h"
 
-namespace sluice {
+namespace sluice::weightd {
 namespace {
 
 constexpr uint64_t kPart = 4096;
@@ -196,4 +196,4 @@ TEST_F(RequestRouterTest, PackBeyondTheBudgetIsRefusedWithNumbers) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::weightd

@@ -5,7 +5,7 @@
 
 #include "tests/weightd/core/core_fixture.h"
 
-namespace sluice {
+namespace sluice::weightd {
 namespace {
 
 using ::testing::ElementsAre;
@@ -165,4 +165,4 @@ TEST_F(ScrubTest, AnEvictedExtentIsPassedOverInTheMiddle) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::weightd

@@ -15,7 +15,7 @@
 #include "weightd/core/stopped_sessions.h"
 #include "weightd/fetch/fetcher.h"
 
-namespace sluice {
+namespace sluice::weightd {
 namespace {
 
 using testing::HasSubstr;
@@ -176,4 +176,4 @@ TEST_F(StalledSessionsTest, ASignOfLifeIsEnough) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::weightd

@@ -6,7 +6,7 @@
 
 #include "tests/weightd/core/session_fixture.h"
 
-namespace sluice {
+namespace sluice::weightd {
 namespace {
 
 using ::testing::HasSubstr;
@@ -367,4 +367,4 @@ TEST_F(SessionEndTest, UnattachedSessionIsDropped) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::weightd

@@ -9,7 +9,7 @@
 #include "common/ring/side_channel.h"
 #include "tests/weightd/core/core_fixture.h"
 
-namespace sluice {
+namespace sluice::weightd {
 
 class SessionTest : public CoreTest {
  protected:
@@ -48,4 +48,4 @@ class SessionTest : public CoreTest {
   }
 };
 
-}  // namespace sluice
+}  // namespace sluice::weightd

@@ -13,7 +13,7 @@
 #include "tests/support/temp_dir.h"
 #include "tests/weightd/core/session_fixture.h"
 
-namespace sluice {
+namespace sluice::weightd {
 namespace {
 
 using ::testing::SizeIs;
@@ -266,4 +266,4 @@ TEST_F(SideSocketTest, CompletionWaitsUntilItsSegmentWasAnnounced) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::weightd

@@ -6,7 +6,7 @@
 
 #include "tests/weightd/core/core_fixture.h"
 
-namespace sluice {
+namespace sluice::weightd {
 namespace {
 
 using ::testing::SizeIs;
@@ -181,4 +181,4 @@ TEST_F(SlowReadTest, BothStuckTimeOutAndLaterRequestsRetry) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::weightd

@@ -6,7 +6,7 @@
 
 #include "tests/weightd/core/core_fixture.h"
 
-namespace sluice {
+namespace sluice::weightd {
 namespace {
 
 using ::testing::ElementsAre;
@@ -359,4 +359,4 @@ TEST_F(CoreTest, TimesAreMeasuredByTheClock) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::weightd

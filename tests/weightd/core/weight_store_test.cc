@@ -17,7 +17,7 @@
 #include "tests/support/local_client.h"
 #include "tests/support/temp_dir.h"
 
-namespace sluice {
+namespace sluice::weightd {
 namespace {
 
 constexpr uint64_t kKiB = 1024;
@@ -220,4 +220,4 @@ TEST(WeightStoreTest, ResidentExpertNeedsNoMessageAndNoRead) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::weightd

@@ -19,7 +19,7 @@
 #include "tests/support/test_pack.h"
 #include "tests/support/weight_client_calls.h"
 
-namespace sluice {
+namespace sluice::weightd {
 namespace {
 
 constexpr absl::Duration kPatience = absl::Seconds(30);
@@ -27,11 +27,11 @@ constexpr uint64_t kBudget = 32 << 20;
 
 class WeightdProcessTest : public testing::Test {
  protected:
-  std::unique_ptr<SessionWeightClient> Connect() {
-    SessionWeightClientOptions options;
+  std::unique_ptr<inferd::SessionWeightClient> Connect() {
+    inferd::SessionWeightClientOptions options;
     options.socket = weightd_.socket();
     options.pack_dir = pack_.dir();
-    auto client = SessionWeightClient::Connect(options, absl::Now() + kPatience);
+    auto client = inferd::SessionWeightClient::Connect(options, absl::Now() + kPatience);
     EXPECT_TRUE(client.ok()) << client.status() << "\n" << weightd_.log();
     return client.ok() ? *std::move(client) : nullptr;
   }
@@ -39,7 +39,7 @@ class WeightdProcessTest : public testing::Test {
   void ExpectServes() {
     const auto client = Connect();
     ASSERT_NE(client, nullptr);
-    ExtentLease lease;
+    inferd::ExtentLease lease;
     if (!client->TryLease(0, &lease)) {
       ASSERT_TRUE(FetchAndLease(client.get(), 1, 0, &lease).ok());
     }
@@ -130,9 +130,9 @@ TEST_F(WeightdProcessTest, SigtermWaitsForSessionsToEnd) {
   weightd_.Start({"--drain-timeout", "1h"});
   auto client = Connect();
   weightd_.process().Signal(SIGTERM);
-  OpenSessionParams params;
+  inferd::OpenSessionParams params;
   params.model_id = pack_.pack().model_id();
-  WeightsRpcClient rpc(weightd_.socket());
+  inferd::WeightsRpcClient rpc(weightd_.socket());
   auto other = rpc.OpenSession(params, absl::Now() + kPatience);
   while (other.ok()) {  // draining begins a moment after the signal
     ASSERT_TRUE(rpc.CloseSession(other->session, other->boot_epoch, absl::Now() + kPatience).ok());
@@ -261,4 +261,4 @@ TEST_F(WeightdProcessTest, FailuresToStartEndWithOneNamingTheCause) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::weightd

@@ -14,7 +14,7 @@
 #include "common/ring/lease.h"
 #include "weightd/dram/dram_tier.h"
 
-namespace sluice {
+namespace sluice::weightd {
 namespace {
 
 // A tier of equal extents, one session that stamps its uses, and the hits it had.
@@ -292,4 +292,4 @@ TEST(AdmissionTest, FewLargeExpertsAreKeptFromOneTokenToTheNext) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::weightd

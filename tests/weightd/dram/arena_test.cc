@@ -6,7 +6,7 @@
 #include <random>
 #include <vector>
 
-namespace sluice {
+namespace sluice::weightd {
 namespace {
 
 constexpr uint64_t kKiB = 1024;
@@ -160,4 +160,4 @@ TEST_F(ArenaTest, RandomTrafficOfFourClassesKeepsTheBooks) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::weightd

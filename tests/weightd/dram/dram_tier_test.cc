@@ -10,7 +10,7 @@
 
 #include "common/ring/lease.h"
 
-namespace sluice {
+namespace sluice::weightd {
 namespace {
 
 constexpr uint64_t kKiB = 1024;
@@ -319,4 +319,4 @@ TEST_F(DramTierTest, RetiredSegmentsCountAgainstAShrunkBudget) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::weightd

@@ -8,7 +8,7 @@
 
 #include "common/ring/session_abi.h"
 
-namespace sluice {
+namespace sluice::weightd {
 namespace {
 
 // The clients' knowledge: the true uses that a policy must ask for.
@@ -319,4 +319,4 @@ TEST(StepTimelineTest, ThinningKeepsTheOrderOfAMillionMarks) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::weightd

@@ -4,7 +4,7 @@
 
 #include <string>
 
-namespace sluice {
+namespace sluice::weightd {
 namespace {
 
 constexpr uint64_t kGiB = 1ull << 30;
@@ -35,4 +35,4 @@ TEST(MemoryBudgetTest, WaitsForADyingPredecessorUntilTheTimeout) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::weightd

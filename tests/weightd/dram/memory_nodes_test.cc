@@ -9,7 +9,7 @@
 
 #include "common/ring/shared_memory.h"
 
-namespace sluice {
+namespace sluice::weightd {
 namespace {
 
 TEST(MemoryNodesTest, InterleavesPagesOrWholeSegments) {
@@ -51,4 +51,4 @@ TEST(MemoryNodesTest, NamesAreThoseOfTheOption) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::weightd

@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <vector>
 
-namespace sluice {
+namespace sluice::weightd {
 namespace {
 
 size_t PresentPages(const Mapping& map) {
@@ -48,4 +48,4 @@ TEST(PrefaulterTest, DroppedSegmentsStayMappedWhileInUse) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::weightd

@@ -16,7 +16,7 @@
 #include "common/ring/lease.h"
 #include "weightd/dram/dram_tier.h"
 
-namespace sluice {
+namespace sluice::weightd {
 namespace {
 
 constexpr uint64_t kExtent = 4096;
@@ -325,4 +325,4 @@ TEST_F(ScanVictimTest, ExtentUsedElsewhereLeavesTheScanOrder) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::weightd

@@ -4,7 +4,7 @@
 
 #include <map>
 
-namespace sluice {
+namespace sluice::weightd {
 namespace {
 
 class PrefetchLedgerTest : public testing::Test {
@@ -72,4 +72,4 @@ TEST_F(PrefetchLedgerTest, RebaseKeepsASessionsEndFromLookingLikeUse) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::weightd

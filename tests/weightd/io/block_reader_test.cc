@@ -30,7 +30,7 @@
 #include "weightd/io/pread_reader.h"
 #include "weightd/io/uring_reader.h"
 
-namespace sluice {
+namespace sluice::weightd {
 namespace {
 
 constexpr uint64_t kBlock = 4096;
@@ -470,4 +470,4 @@ TEST(OpenReadFileTest, ReadsARealFileBothWaysAndNamesAMissingOne) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::weightd

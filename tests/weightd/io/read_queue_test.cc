@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-namespace sluice {
+namespace sluice::weightd {
 namespace {
 
 constexpr uint64_t kChunk = 256 * 1024;
@@ -220,4 +220,4 @@ TEST(ReadQueueTest, FirstFailureIsKeptAndStopsTheJob) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::weightd

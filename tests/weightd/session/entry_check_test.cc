@@ -9,7 +9,7 @@
 #include "tests/support/fakes/fake_extent_source.h"
 #include "tests/support/local_client.h"
 
-namespace sluice {
+namespace sluice::weightd {
 namespace {
 
 struct Damage {
@@ -253,4 +253,4 @@ TEST_F(EntryCheckTest, NoRandomTransferLeavesItsSlab) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::weightd

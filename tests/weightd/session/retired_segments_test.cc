@@ -4,7 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-namespace sluice {
+namespace sluice::weightd {
 namespace {
 
 using testing::ElementsAre;
@@ -44,4 +44,4 @@ TEST(RetiredSegmentsTest, BytesCountOnceTheyAreOldEnough) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::weightd

@@ -13,7 +13,7 @@
 #include "tests/support/fakes/fake_clock.h"
 #include "tests/support/fakes/fake_extent_source.h"
 
-namespace sluice {
+namespace sluice::weightd {
 namespace {
 
 constexpr uint64_t kSmall = 64 * 1024;
@@ -157,4 +157,4 @@ TEST_F(SegmentNoticesTest, ClientThatUnmapsLateIsSlowFromItsTimeout) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::weightd

@@ -14,7 +14,7 @@
 #include "tests/support/fd_count.h"
 #include "tests/support/temp_dir.h"
 
-namespace sluice {
+namespace sluice::weightd {
 namespace {
 
 constexpr int kPatienceMs = 10'000;
@@ -219,4 +219,4 @@ TEST_F(SideListenerTest, StopClosesWhatIsPending) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::weightd

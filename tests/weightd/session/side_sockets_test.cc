@@ -9,7 +9,7 @@
 
 #include "tests/support/fakes/fake_extent_source.h"
 
-namespace sluice {
+namespace sluice::weightd {
 namespace {
 
 class SideSocketsTest : public ::testing::Test {
@@ -98,4 +98,4 @@ TEST_F(SideSocketsTest, InvalidMessageEndsItAsMisbehaving) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::weightd

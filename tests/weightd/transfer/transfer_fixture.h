@@ -12,7 +12,7 @@
 #include "common/transfer/transfer_engine.h"
 #include "tests/weightd/core/core_fixture.h"
 
-namespace sluice {
+namespace sluice::weightd {
 
 inline constexpr uint64_t kRowBytes = 256;
 inline constexpr uint32_t kWidth = kPart / kRowBytes;
@@ -94,4 +94,4 @@ class TransferSessionTest : public CoreTest {
   std::vector<std::weak_ptr<Slab>> slabs_;
 };
 
-}  // namespace sluice
+}  // namespace sluice::weightd

@@ -10,7 +10,7 @@
 
 #include "tests/weightd/transfer/transfer_fixture.h"
 
-namespace sluice {
+namespace sluice::weightd {
 namespace {
 
 using ::testing::SizeIs;
@@ -387,4 +387,4 @@ TEST_F(TransferSessionTest, EveryRequestEndsOnceUnderRandomTraffic) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::weightd

@@ -15,7 +15,7 @@
 #include "common/transfer/slab.h"
 #include "tests/weightd/transfer/transfer_fixture.h"
 
-namespace sluice {
+namespace sluice::weightd {
 namespace {
 
 using ::testing::SizeIs;
@@ -203,4 +203,4 @@ TEST_F(TransferSessionTest, SlabNumbersAreUsedOnceAndBounded) {
 }
 
 }  // namespace
-}  // namespace sluice
+}  // namespace sluice::weightd
