@@ -17,8 +17,8 @@
 #include <vector>
 
 #include "kernels/backend.h"
-#include "kernels/host/read_bandwidth.h"
-#include "kernels/kv_layout.h"
+#include "kernels/cpu/read_bandwidth.h"
+#include "kernels/ops.h"
 
 namespace sluice {
 namespace {

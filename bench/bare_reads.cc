@@ -14,8 +14,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "bench/round_trips.h"
-#include "common/ring/unique_fd.h"
-#include "common/status.h"
+#include "common/base/status.h"
+#include "common/base/unique_fd.h"
 
 namespace sluice {
 namespace {

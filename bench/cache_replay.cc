@@ -1,11 +1,11 @@
-// Workloads: a router trace (inferd/policy/trace/TRACE.md) through the cache's eviction policies and Belady's
+// Workloads: a router trace (inferd/policy/TRACE.md) through the cache's eviction policies and Belady's
 // oracle, without the model: hit rates by slots of a layer, the mean over layers, the score window swept, and
 // what AdapMoE's allocation from measured stack distances gains over equal slots.
 //
 //   cache_replay TRACE [--slots 2,4,6] [--order pinned|sequential] [--windows 8,16,32,64] [--json]
 //
 // Thread safety: one thread.
-#include "inferd/policy/cache/cache_replay.h"
+#include "inferd/policy/cache_replay.h"
 
 #include <algorithm>
 #include <cstdio>
@@ -18,7 +18,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
-#include "inferd/policy/cache/cache_allocation.h"
+#include "inferd/policy/cache_allocation.h"
 
 namespace sluice {
 namespace {

@@ -6,9 +6,9 @@
 #include <cstdlib>
 #include <random>
 
-#include "kernels/host/isa/host_isa.h"
-#include "kernels/host/read_bandwidth.h"
-#include "kernels/host/simd/row_kind.h"
+#include "kernels/cpu/cpu_isa.h"
+#include "kernels/cpu/kernel_table.h"
+#include "kernels/cpu/read_bandwidth.h"
 
 namespace sluice::bench {
 namespace {

@@ -11,9 +11,9 @@
 #include <vector>
 
 #include "kernels/backend.h"
-#include "kernels/host/isa/host_isa.h"
-#include "kernels/host/simd/kernel_table.h"
-#include "kernels/host/work/thread_pool.h"
+#include "kernels/cpu/cpu_isa.h"
+#include "kernels/cpu/kernel_table.h"
+#include "kernels/cpu/thread_pool.h"
 #include "pack/row_layout.h"
 
 namespace sluice::bench {

@@ -25,9 +25,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "bench/results.h"
-#include "common/ring/lease.h"
-#include "common/ring/shared_memory.h"
-#include "weightd/dram/prefaulter.h"
+#include "common/protocol/lease.h"
+#include "common/protocol/shared_memory.h"
+#include "weightd/store/prefaulter.h"
 
 namespace sluice {
 namespace {

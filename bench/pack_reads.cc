@@ -29,8 +29,8 @@
 #include <vector>
 
 #include "bench/bare_reads.h"
-#include "common/ring/unique_fd.h"
-#include "common/status.h"
+#include "common/base/status.h"
+#include "common/base/unique_fd.h"
 #include "pack/pack.h"
 
 namespace sluice {

@@ -21,7 +21,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "bench/results.h"
-#include "common/status.h"
+#include "common/base/status.h"
 #include "pack/row_codec.h"
 #include "pack/row_layout.h"
 #include "pack/writer/matrix_reader.h"

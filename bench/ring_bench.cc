@@ -13,7 +13,7 @@
 #include "bench/round_trips.h"
 #include "tests/support/fakes/fake_block_reader.h"
 #include "tests/support/local_client.h"
-#include "weightd/core/weight_store.h"
+#include "weightd/engine/weight_store.h"
 
 namespace sluice {
 namespace {

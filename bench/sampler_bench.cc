@@ -11,7 +11,7 @@
 #include <random>
 #include <vector>
 
-#include "inferd/schedule/sampler.h"
+#include "inferd/forward/sampler.h"
 
 namespace {
 

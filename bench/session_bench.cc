@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "bench/round_trips.h"
-#include "common/status.h"
+#include "common/base/status.h"
 #include "grpcpp/create_channel.h"
 #include "inferd/session/session_weight_client.h"
 #include "pack/writer/pack_writer.h"

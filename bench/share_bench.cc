@@ -26,7 +26,7 @@
 #include "bench/results.h"
 #include "tests/support/fakes/fake_extent_source.h"
 #include "tests/support/local_client.h"
-#include "weightd/core/weight_store.h"
+#include "weightd/engine/weight_store.h"
 
 namespace sluice {
 namespace {

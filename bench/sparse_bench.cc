@@ -22,7 +22,7 @@
 #include "absl/strings/str_cat.h"
 #include "bench/results.h"
 #include "bench/sparse_layers.h"
-#include "kernels/sparse/sparse_profile.h"
+#include "kernels/sparse_profile.h"
 #include "pack/row_layout.h"
 
 namespace sluice {

@@ -10,8 +10,8 @@
 #include <numeric>
 #include <random>
 
-#include "common/status.h"
-#include "kernels/host/read_bandwidth.h"
+#include "common/base/status.h"
+#include "kernels/cpu/read_bandwidth.h"
 #include "pack/row_layout.h"
 
 namespace sluice {

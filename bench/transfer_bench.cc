@@ -19,13 +19,13 @@
 
 #include "absl/strings/str_cat.h"
 #include "bench/results.h"
-#include "common/clock.h"
-#include "common/ring/shared_memory.h"
-#include "common/transfer/transfer_engine.h"
+#include "common/base/clock.h"
+#include "common/protocol/shared_memory.h"
+#include "common/protocol/transfer_engine.h"
 #include "tests/support/fakes/fake_block_reader.h"
 #include "tests/support/fakes/fake_extent_source.h"
 #include "tests/support/local_client.h"
-#include "weightd/core/weight_store.h"
+#include "weightd/engine/weight_store.h"
 
 namespace sluice {
 namespace {

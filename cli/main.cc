@@ -1,12 +1,13 @@
 // `sluice`: one command for people. Finds the sub-command and runs it; everything else is in its file.
+
 #include <csignal>
 #include <cstdio>
 #include <string>
 #include <string_view>
 
-#include "cli/ui/command.h"
-#include "cli/ui/interrupt.h"
-#include "common/version.h"
+#include "cli/command_line.h"
+#include "cli/interrupt.h"
+#include "common/base/version.h"
 
 namespace sluice::cli {
 namespace {

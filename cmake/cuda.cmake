@@ -88,11 +88,10 @@ function(sluice_cuda_objects out)
   set(${out} ${objects} PARENT_SCOPE)
 endfunction()
 
-# Interface between daemons and the module (kernels/cuda/module): both must be compiled from the same headers.
+# Interface between daemons and the module (kernels/cuda/module.cc): both must be compiled from the same headers.
 set(SLUICE_CUDA_INTERFACE_HEADERS
-    common/cuda/cuda_module.h common/encoding.h common/ring/memory_handle.h common/ring/unique_fd.h common/transfer/copier.h
-    common/transfer/slab.h common/transfer/transfer_plan.h kernels/backend.h kernels/buffer.h kernels/kv_layout.h
-    kernels/ops.h kernels/sparse_switch.h)
+    common/protocol/cuda_module.h common/base/encoding.h common/protocol/memory_handle.h common/base/unique_fd.h
+    common/protocol/copier.h common/protocol/transfer_plan.h kernels/backend.h kernels/buffer.h kernels/ops.h)
 set(SLUICE_CUDA_INTERFACE ${PROJECT_VERSION})
 foreach(header ${SLUICE_CUDA_INTERFACE_HEADERS})
   file(SHA256 ${CMAKE_SOURCE_DIR}/${header} digest)
@@ -104,12 +103,12 @@ endforeach()
 # symbol.
 function(sluice_cuda_module name)
   cmake_parse_arguments(arg "" "" "SRCS;DEPS" ${ARGN})
-  set(entry ${CMAKE_SOURCE_DIR}/kernels/cuda/module/module.cc)
+  set(entry ${CMAKE_SOURCE_DIR}/kernels/cuda/module.cc)
   add_library(${name} SHARED ${entry} ${arg_SRCS})
   target_compile_definitions(${name} PRIVATE SLUICE_CUDA_INTERFACE="${SLUICE_CUDA_INTERFACE}")
-  target_link_libraries(${name} PRIVATE sluice_options sluice_absl kernels_cuda kernels_cuda_copy
+  target_link_libraries(${name} PRIVATE sluice_options sluice_absl kernels_cuda
                         ${arg_DEPS} Threads::Threads)
   target_link_options(${name} PRIVATE -Wl,--no-undefined -Wl,-Bsymbolic
-                      -Wl,--version-script=${CMAKE_SOURCE_DIR}/kernels/cuda/module/symbols.map)
-  set_target_properties(${name} PROPERTIES LINK_DEPENDS ${CMAKE_SOURCE_DIR}/kernels/cuda/module/symbols.map)
+                      -Wl,--version-script=${CMAKE_SOURCE_DIR}/kernels/cuda/symbols.map)
+  set_target_properties(${name} PROPERTIES LINK_DEPENDS ${CMAKE_SOURCE_DIR}/kernels/cuda/symbols.map)
 endfunction()

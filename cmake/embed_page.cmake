@@ -7,14 +7,14 @@ foreach(part page.html style.css ask.js chat.js live.js)
 endforeach()
 # A compiler must accept 64 KiB of one string, not more: each file is one.
 file(WRITE ${OUT} "// Made by cmake/embed_page.cmake.
-#include \"inferd/page/page_text.h\"
+#include \"inferd/http/page.h\"
 
-namespace sluice {
+namespace sluice::inferd {
 
 PageText ReadPageText() {
   return {R\"page(${text_page.html})page\", R\"page(${text_style.css})page\",
           R\"page(${text_ask.js})page\" R\"page(${text_chat.js})page\" R\"page(${text_live.js})page\"};
 }
 
-}  // namespace sluice
+}  // namespace sluice::inferd
 ")

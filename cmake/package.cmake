@@ -14,7 +14,7 @@ set(CPACK_COMPONENTS_ALL sluice)
 if(TARGET sluice_cuda)
   add_dependencies(package_files sluice_cuda_release)
   list(APPEND CPACK_COMPONENTS_ALL cuda)
-  # Module path of weightd and inferd in /usr/bin (common/cuda/cuda_module.cc).
+  # Module path of weightd and inferd in /usr/bin (common/protocol/cuda_module.cc).
   install(TARGETS sluice_cuda_release LIBRARY DESTINATION /usr/lib/sluice COMPONENT cuda)
   install(FILES ${CMAKE_SOURCE_DIR}/deploy/package/copyright ${CMAKE_SOURCE_DIR}/THIRD_PARTY_NOTICES.md
           DESTINATION /usr/share/doc/sluice-cuda COMPONENT cuda)

@@ -17,6 +17,12 @@ if(SLUICE_SANITIZE)
   target_link_options(sluice_options INTERFACE -fsanitize=${SLUICE_SANITIZE})
 endif()
 
+# lld links a program in a tenth of the time that GNU ld takes; the many test programs make that minutes of a build.
+find_program(SLUICE_LLD ld.lld)
+if(SLUICE_LLD)
+  add_link_options(-fuse-ld=lld)
+endif()
+
 add_library(sluice_absl INTERFACE)
 target_link_libraries(sluice_absl INTERFACE absl::cleanup absl::cord absl::flat_hash_map absl::flat_hash_set absl::span
                       absl::status absl::statusor absl::str_format absl::strings absl::synchronization absl::time)
@@ -63,36 +69,36 @@ sluice_pch(sluice_json_pch ${SLUICE_COMMON_HEADERS} <nlohmann/json.hpp>)
 sluice_pch(sluice_grpc_pch ${SLUICE_COMMON_HEADERS} <google/protobuf/message.h> <grpcpp/grpcpp.h> <nlohmann/json.hpp>)
 target_link_libraries(sluice_grpc_pch PRIVATE gRPC::grpc++)
 
-# Modules of the tree and the modules each may include: cmake/rooms.txt is the only list, for CMake and for the rooms
+# Modules of the tree and the modules each may include: cmake/rooms.txt is the only list, for CMake and for the modules
 # test.
-file(STRINGS ${CMAKE_SOURCE_DIR}/cmake/rooms.txt SLUICE_ROOMS REGEX "^[^#]")
+file(STRINGS ${CMAKE_SOURCE_DIR}/cmake/rooms.txt SLUICE_MODULES REGEX "^[^#]")
 set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/cmake/rooms.txt)
-foreach(line ${SLUICE_ROOMS})
+foreach(line ${SLUICE_MODULES})
   if(NOT line MATCHES "^([a-z_/]+): ?([a-z_/ ]*)$")
     message(FATAL_ERROR "cmake/rooms.txt: cannot read \"${line}\"")
   endif()
-  set(room ${CMAKE_MATCH_1})
+  set(module ${CMAKE_MATCH_1})
   string(REPLACE "/" "_" uses "${CMAKE_MATCH_2}")
   string(REPLACE " " ";" uses "${uses}")
-  set(SLUICE_ROOM_${room} "${uses}")
+  set(SLUICE_MODULE_${module} "${uses}")
 endforeach()
 
 # Several sources of a module are compiled together: template instantiations of their headers cost more than the
 # sources. So a name without linkage is used once in a module. -DSLUICE_UNITY=OFF compiles each source by itself, for
 # tools that read compile_commands.json and for work on one source.
-option(SLUICE_UNITY "Compile several sources of a room together" ON)
-set(SLUICE_UNITY_BATCH 6)
+option(SLUICE_UNITY "Compile several sources of a module together" ON)
+set(SLUICE_UNITY_BATCH 4)
 
-# sluice_room(FOLDER [SRCS a.cc ...] [LIBS targets ...] [SEPARATE]): the library of one folder, named after it with _
+# sluice_module(FOLDER [SRCS a.cc ...] [LIBS targets ...] [SEPARATE]): the library of one folder, named after it with _
 # for /; linked to the modules that cmake/rooms.txt allows it. LIBS: external libraries and generated protos.
 # SEPARATE: its sources are compiled one by one, because they define the same names.
-function(sluice_room folder)
+function(sluice_module folder)
   cmake_parse_arguments(arg "SEPARATE" "" "SRCS;LIBS" ${ARGN})
   string(REPLACE "/" "_" name ${folder})
-  if(NOT DEFINED SLUICE_ROOM_${folder})
+  if(NOT DEFINED SLUICE_MODULE_${folder})
     message(FATAL_ERROR "cmake/rooms.txt does not list ${folder}")
   endif()
-  set(needs sluice_options sluice_absl ${SLUICE_ROOM_${folder}} ${arg_LIBS} Threads::Threads)
+  set(needs sluice_options sluice_absl ${SLUICE_MODULE_${folder}} ${arg_LIBS} Threads::Threads)
   if(NOT arg_SRCS)
     add_library(${name} INTERFACE)
     target_link_libraries(${name} INTERFACE ${needs})
@@ -126,15 +132,15 @@ function(sluice_use_pch name)
   set_target_properties(${name} PROPERTIES PCH_WARN_INVALID OFF)
 endfunction()
 
-# sluice_program(NAME SRCS ... [ROOMS folders ...]): built in build/<preset>/bin, linked to these modules and to the
+# sluice_program(NAME SRCS ... [MODULES folders ...]): built in build/<preset>/bin, linked to these modules and to the
 # modules that they may include.
 function(sluice_program name)
-  cmake_parse_arguments(arg "" "" "SRCS;ROOMS" ${ARGN})
+  cmake_parse_arguments(arg "" "" "SRCS;MODULES" ${ARGN})
   add_executable(${name} ${arg_SRCS})
   set(needs)
-  foreach(room ${arg_ROOMS})
-    list(APPEND needs ${SLUICE_ROOM_${room}})
-    string(REPLACE "/" "_" library ${room})
+  foreach(module ${arg_MODULES})
+    list(APPEND needs ${SLUICE_MODULE_${module}})
+    string(REPLACE "/" "_" library ${module})
     if(TARGET ${library} AND NOT library STREQUAL name)
       list(APPEND needs ${library})
     endif()

@@ -1,12 +1,11 @@
-// OptionDeclarer: adds a daemon's table of options to a CLI11 parser. CLI11's header is slow to compile:
-// include this only in the one source of each daemon that parses.
-//
-// CLI11 reports errors by exceptions of its own, which the caller of parse() catches.
+// Options on the command line and in the TOML file, by CLI11. Its header is slow to compile: include this
+// in the one source of each daemon that parses.
 //
 // Thread safety: thread-compatible; parsing belongs to main's thread.
 #pragma once
 
 #include <CLI/CLI.hpp>
+#include <istream>
 #include <set>
 #include <string>
 #include <vector>
@@ -16,6 +15,10 @@
 
 namespace sluice {
 
+// OptionDeclarer: adds a daemon's table of options to a CLI11 parser. CLI11's header is slow to compile:
+// include this only in the one source of each daemon that parses.
+//
+// CLI11 reports errors by exceptions of its own, which the caller of parse() catches.
 class OptionDeclarer {
  public:
   // `set` collects the names that a flag or the file set. Both borrowed; they outlive parsing.
@@ -69,6 +72,23 @@ class OptionDeclarer {
 
   CLI::App* const app_;
   std::set<std::string>* const set_;
+};
+
+// TomlConfig: reads a daemon's config file as TOML for its CLI11 parser, whole or not at all. Invalid TOML,
+// an unknown option and an invalid value are CLI::ConfigErrors naming file, line and key. CLI11's own reader
+// skips invalid lines and names no file.
+//
+// Thread safety: as OptionDeclarer.
+class TomlConfig final : public CLI::Config {
+ public:
+  // `app` has --config, and outlives this.
+  explicit TomlConfig(const CLI::App* app) : app_(app) {}
+
+  std::vector<CLI::ConfigItem> from_config(std::istream& input) const override;
+  std::string to_config(const CLI::App*, bool, bool, std::string) const override { return ""; }
+
+ private:
+  const CLI::App* const app_;
 };
 
 }  // namespace sluice

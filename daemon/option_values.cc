@@ -11,9 +11,8 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "common/share.h"
-#include "common/size.h"
-#include "common/status.h"
+#include "common/base/size.h"
+#include "common/base/status.h"
 
 namespace sluice {
 namespace {

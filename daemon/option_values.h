@@ -1,8 +1,4 @@
-// Values of the daemons' options: conversion to and from text for every option type, and the changes between
-// two readings of the same options.
-//
-// A daemon's options are one struct and one function that visits (name, pointer to member, help) of each;
-// flags (daemon/option_declarer.h), the TOML file, GetServerInfo and reloading use it.
+// Values of the daemons' options: parsing, formatting, comparison and reload, for every option type.
 //
 // Thread safety: plain values and pure functions, safe to use from any thread.
 #pragma once
@@ -10,6 +6,7 @@
 #include <sys/types.h>
 
 #include <cstdint>
+#include <map>
 #include <set>
 #include <string>
 #include <vector>
@@ -19,6 +16,12 @@
 #include "absl/time/time.h"
 
 namespace sluice {
+
+// Values of the daemons' options: conversion to and from text for every option type, and the changes between
+// two readings of the same options.
+//
+// A daemon's options are one struct and one function that visits (name, pointer to member, help) of each;
+// flags (daemon/option_declarer.h), the TOML file, GetServerInfo and reloading use it.
 
 // A number of bytes, given and shown as people write sizes.
 struct ByteSize {
@@ -99,5 +102,32 @@ struct ReloadPlan {
 // change.
 ReloadPlan PlanReload(const std::vector<OptionText>& running, const std::vector<OptionText>& read,
                       const std::set<std::string>& reloadable);
+
+// Functions over all options of a daemon, as visited by its ForEachOption (daemon/option_values.h).
+//
+// Thread safety: pure functions, safe to use from any thread.
+
+// Each value in the form of a flag.
+template <typename Options>
+std::vector<OptionText> OptionTexts(Options options) {
+  std::vector<OptionText> texts;
+  ForEachOption(&options, [&](const char* name, const auto* member, const char*) {
+    texts.push_back({name, FormatOptionValue(*member)});
+  });
+  return texts;
+}
+
+// Returns `running` with the values of `read` for `names`.
+template <typename Options>
+Options MergeNamedOptions(Options running, Options read, const std::set<std::string>& names) {
+  std::map<std::string, const void*> values;
+  ForEachOption(&read, [&](const char* name, const auto* member, const char*) { values[name] = member; });
+  ForEachOption(&running, [&]<typename T>(const char* name, T* member, const char*) {
+    if (names.count(name) > 0) {
+      *member = *static_cast<const T*>(values[name]);
+    }
+  });
+  return running;
+}
 
 }  // namespace sluice

@@ -1,5 +1,6 @@
 // The inferd program: parses its options, starts an InferdDaemon, reports progress to the service manager,
 // and stops on a signal.
+
 #include <cstdlib>
 #include <memory>
 #include <string>
@@ -7,14 +8,11 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "common/net/inherited_sockets.h"
-#include "common/ring/unique_fd.h"
-#include "common/status.h"
-#include "daemon/daemon_log.h"
+#include "common/base/status.h"
+#include "common/base/unique_fd.h"
+#include "common/base/unix_listener.h"
 #include "daemon/daemon_loop.h"
-#include "daemon/grpc/grpc_server.h"
-#include "daemon/process_signals.h"
-#include "daemon/service_notifier.h"
+#include "daemon/grpc_server.h"
 #include "inferd/daemon/daemon.h"
 #include "inferd/daemon/inferd_options.h"
 #include "spdlog/logger.h"
@@ -163,5 +161,5 @@ int main(int argc, char** argv) {
     return *command.exit_code;
   }
   const std::shared_ptr<spdlog::logger> log = sluice::NewDaemonLog("inferd", command.options.log_level);
-  return sluice::Run(command, argc, argv, log.get());
+  return sluice::inferd::Run(command, argc, argv, log.get());
 }

@@ -1,5 +1,5 @@
 // The device interface: memory by handles, one in-order queue, and about a dozen coarse operations. One
-// implementation per device (reference/, host/), one test body for all. Arguments and shapes are
+// implementation per device (reference/, cpu/, cuda/), one test body for all. Arguments and shapes are
 // in ops.h, the arithmetic in ARITHMETIC.md.
 //
 // Enqueued work runs in order. On `reference` and `host` it has run when the call returns (RunsAtCall); on
@@ -19,10 +19,9 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "common/ring/memory_handle.h"
+#include "common/protocol/memory_handle.h"
 #include "kernels/buffer.h"
 #include "kernels/ops.h"
-#include "kernels/sparse_switch.h"
 
 namespace sluice {
 
@@ -162,7 +161,7 @@ class Backend {
   virtual void BeginStep() = 0;
   virtual void EndStep() = 0;
 
-  // Sets when masked experts are computed densely (sparse_switch.h); replaces earlier entries. Experts
+  // Sets when masked experts are computed densely (ops.h); replaces earlier entries. Experts
   // without an entry of their kind use SparseSwitch's defaults. INVALID_ARGUMENT above kMaxSparseSwitches. A
   // device without such a choice ignores it.
   virtual absl::Status SetSparseSwitches(absl::Span<const SparseSwitchEntry> /*entries*/) {
@@ -188,5 +187,16 @@ absl::StatusOr<std::unique_ptr<Backend>> CreateCpuBackend(const BackendLimits& l
 
 // True if this CPU runs `isa` (kBest: any instruction set).
 bool CpuIsaSupported(CpuIsa isa);
+
+// The host backend with its threads pinned.
+//
+// Thread safety: as backend.h's makers.
+
+// CreateCpuBackend() with as many threads as `cpus`; thread i runs on cpus[i] alone. The calling thread is
+// thread 0 and is pinned from its first step on. Results are the same to the bit. Errors of
+// CreateCpuBackend(); INVALID_ARGUMENT naming a CPU that this process may not use.
+absl::StatusOr<std::unique_ptr<Backend>> CreatePinnedCpuBackend(const BackendLimits& limits,
+                                                                absl::Span<const uint32_t> cpus,
+                                                                CpuIsa isa = CpuIsa::kBest);
 
 }  // namespace sluice

@@ -10,7 +10,7 @@
 #include <cstdint>
 
 #include "absl/types/span.h"
-#include "common/encoding.h"
+#include "common/base/encoding.h"
 
 namespace sluice {
 

@@ -11,10 +11,12 @@
 // Thread safety: plain values.
 #pragma once
 
+#include <bit>
 #include <cstdint>
 #include <variant>
 
 #include "absl/types/span.h"
+#include "common/base/encoding.h"
 #include "common/model/model_config.h"
 #include "kernels/buffer.h"
 
@@ -73,7 +75,7 @@ inline constexpr uint32_t kPageTokens = 32;   // positions in one page of the KV
 inline constexpr uint32_t kSpanTokens = 256;  // ARITHMETIC.md 6
 inline constexpr uint32_t kNoPage = 0xffffffffu;
 
-// The cache of one layer: `pages` pages of KvPageBytes (kv_layout.h) each for K and for V,
+// The cache of one layer: `pages` pages of KvPageBytes (below) each for K and for V,
 // [page][kv head][32 tokens][head_dim] (q8: and then float32 [kv head][32] scales).
 struct KvView {
   KvType type = KvType::kF16;
@@ -292,7 +294,7 @@ struct RouterArgs {
   GroupScore group_score = GroupScore::kMax;
   bool shared = false;
   Rows shared_logits;  // [T, 1], or none: weight 1
-  // Each row keeps the number of its top_k experts that it needs (expert_cut.h): these share the weight of
+  // Each row keeps the number of its top_k experts that it needs (scalar_math.h): these share the weight of
   // all, the others get 0.
   bool cut = false;
   double cut_sensitivity = 0;
@@ -469,5 +471,75 @@ using Operation = OperationOf<void SLUICE_OPERATIONS(SLUICE_OPERATION_ARGS)>;
   inline constexpr const char* NameOf(const Name##Args&) { return #Name; }
 SLUICE_OPERATIONS(SLUICE_OPERATION_NAME)
 #undef SLUICE_OPERATION_NAME
+
+// Layout of a page of the KV cache, for engines that size caches and for kernels. One page of one layer, of K
+// or of V: values [kv head][32 tokens][head_dim] in the cache's type; q8 has codes (int8) there, followed by
+// float32 scales [kv head][32 tokens].
+//
+// Thread safety: pure functions.
+
+inline constexpr uint32_t KvValueBytes(KvType type) {
+  return type == KvType::kF32 ? 4 : type == KvType::kF16 ? 2 : 1;
+}
+
+// Bytes of one (token, head) row of values.
+inline constexpr uint64_t KvRowBytes(KvType type, uint32_t head_dim) {
+  return uint64_t{head_dim} * KvValueBytes(type);
+}
+
+// Offset of a row of values in its page.
+inline constexpr uint64_t KvRowOffset(KvType type, uint32_t head_dim, uint32_t kv_head, uint32_t token) {
+  return (uint64_t{kv_head} * kPageTokens + token) * KvRowBytes(type, head_dim);
+}
+
+// Offset of a row's scale in its page (q8 only), a multiple of 4.
+inline constexpr uint64_t KvScaleOffset(uint32_t kv_heads, uint32_t head_dim, uint32_t kv_head,
+                                        uint32_t token) {
+  return uint64_t{kv_heads} * kPageTokens * head_dim + (uint64_t{kv_head} * kPageTokens + token) * 4;
+}
+
+// Bytes of one page of K (and of V, if there is V).
+inline constexpr uint64_t KvPageBytes(KvType type, uint32_t kv_heads, uint32_t head_dim) {
+  return uint64_t{kv_heads} * kPageTokens * (KvRowBytes(type, head_dim) + (type == KvType::kQ8 ? 4 : 0));
+}
+
+// Bytes of a page of K and its page of V; of K alone where values lie within K rows (value_dim < head_dim;
+// 0: head_dim).
+inline constexpr uint64_t KvPairBytes(KvType type, uint32_t kv_heads, uint32_t head_dim, uint32_t value_dim) {
+  return (value_dim == 0 || value_dim == head_dim ? 2 : 1) * KvPageBytes(type, kv_heads, head_dim);
+}
+
+// The rule for computing a masked expert densely. Leaving rows out saves memory traffic and multiplications,
+// but the kept rows are read by lists, row by row, token by token: with many tokens, or with few neurons left
+// out, reading everything once is faster. The break-even point depends on the machine, the shapes and the
+// encodings, so it is measured (sparse_profile.h) and set in a backend.
+//
+// Only the time depends on it: a masked neuron has coefficient 0 either way, so the result has the same bits
+// and no token depends on its batch.
+//
+// Thread safety: plain values.
+
+struct SparseSwitch {
+  // Entry i is for experts with up to 2^i tokens in the call; the last one also for all above.
+  static constexpr uint32_t kBatches = 8;
+  // The share of coefficients kept from which on all rows are read, 0..1. 0: always; 1: only if all are kept.
+  float dense_above[kBatches] = {0.75f, 0.75f, 0.75f, 0.7f, 0.6f, 0.5f, 0.4f, 0.2f};
+
+  float DenseAbove(uint64_t tokens) const {
+    const uint32_t i = static_cast<uint32_t>(std::bit_width(tokens <= 1 ? uint64_t{0} : tokens - 1));
+    return dense_above[i < kBatches ? i : kBatches - 1];
+  }
+  bool operator==(const SparseSwitch&) const = default;
+};
+
+// A switch for experts of one kind.
+struct SparseSwitchEntry {
+  SparsityOrder order = SparsityOrder::kNone;
+  EncodingDescriptor up, gate, down;
+  SparseSwitch at;
+};
+
+// Maximum number of entries in a backend.
+inline constexpr uint32_t kMaxSparseSwitches = 32;
 
 }  // namespace sluice

@@ -6,13 +6,13 @@
 
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
-#include "cli/measure/rows/work_packs.h"
-#include "cli/ui/args.h"
-#include "common/status.h"
-#include "inferd/policy/preset/preset.h"
+#include "cli/command_line.h"
+#include "cli/measure/work_packs.h"
+#include "common/base/status.h"
+#include "inferd/policy/policies.h"
 #include "lab/preset_bench.h"
 #include "lab/preset_report.h"
-#include "lab/sweep_value.h"
+#include "lab/preset_rows.h"
 
 namespace sluice::cli {
 namespace {

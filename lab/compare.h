@@ -9,9 +9,8 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "cli/launch/options.h"
-#include "cli/ui/args.h"
-#include "cli/ui/command.h"
+#include "cli/command_line.h"
+#include "cli/daemon_options.h"
 
 namespace sluice::cli {
 

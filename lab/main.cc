@@ -1,15 +1,15 @@
 // `sluice-lab`: experiments. Compares policies side by side on a simulated device, most often in the time of
 // a table of costs; people who run models need none of it.
+
 #include <csignal>
 #include <cstdio>
 #include <optional>
 #include <string>
 #include <string_view>
 
-#include "cli/ui/args.h"
-#include "cli/ui/command.h"
-#include "cli/ui/interrupt.h"
-#include "common/version.h"
+#include "cli/command_line.h"
+#include "cli/interrupt.h"
+#include "common/base/version.h"
 #include "lab/compare.h"
 
 namespace sluice::cli {

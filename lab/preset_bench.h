@@ -8,9 +8,9 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "cli/launch/options.h"
-#include "cli/measure/rows/work_packs.h"
-#include "cli/ui/command.h"
+#include "cli/command_line.h"
+#include "cli/daemon_options.h"
+#include "cli/measure/work_packs.h"
 #include "lab/preset_report.h"
 
 namespace sluice::cli {

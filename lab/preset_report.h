@@ -10,8 +10,8 @@
 #include <utility>
 #include <vector>
 
-#include "cli/measure/speed/bench_report.h"
-#include "cli/ui/json.h"
+#include "cli/json.h"
+#include "cli/measure/bench_report.h"
 #include "lab/preset_rows.h"
 
 namespace sluice::cli {

@@ -30,7 +30,8 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "cli/measure/rows/quality_rows.h"
+#include "cli/daemon_options.h"
+#include "cli/measure/quality_rows.h"
 
 namespace sluice::cli {
 
@@ -73,5 +74,14 @@ struct PresetSweep {
 absl::StatusOr<PresetSweep> ParseSweep(const std::string& text);
 // The number on the curve's axis.
 double SweepNumber(const std::string& value);
+
+// Options of a command that a sweep changes.
+//
+// Thread safety: a free function without state.
+
+// The options with the sweep's value: an option of the daemons, a virtual cost or a policy. INVALID_ARGUMENT
+// for a name that is none of these, or a value that it does not take.
+absl::StatusOr<CommonOptions> WithSweepValue(const CommonOptions& options, const std::string& name,
+                                             const std::string& value);
 
 }  // namespace sluice::cli

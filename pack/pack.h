@@ -1,13 +1,9 @@
-// An open pack: its contents and their locations, without any payload. weightd reads extents by it, inferd
-// finds tensors and experts by it. pack/FORMAT.md specifies the files.
+// An open pack, and verification of its payload bytes.
 //
-// Extent ids are indices into extents(): dense extents first (0 .. dense_extent_count() - 1), then those of
-// the experts ordered by (layer, expert, stream); an expert's extents are consecutive ids and one contiguous
-// run of experts.bin.
-//
-// Thread safety: immutable after Open; all const methods may be called from any thread at once.
+// Thread safety: immutable after Open(); safe to use from any thread.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -16,13 +12,23 @@
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "common/encoding.h"
+#include "common/base/encoding.h"
 #include "common/model/model_config.h"
 #include "pack/pack_format.h"
 
 namespace sluice {
+
+// An open pack: its contents and their locations, without any payload. weightd reads extents by it, inferd
+// finds tensors and experts by it. pack/FORMAT.md specifies the files.
+//
+// Extent ids are indices into extents(): dense extents first (0 .. dense_extent_count() - 1), then those of
+// the experts ordered by (layer, expert, stream); an expert's extents are consecutive ids and one contiguous
+// run of experts.bin.
+//
+// Thread safety: immutable after Open; all const methods may be called from any thread at once.
 
 class ExtentPlanner;
 
@@ -113,5 +119,21 @@ class Pack {
   std::vector<ExpertPlan> plans_;              // by expert format
   absl::flat_hash_map<std::string, uint32_t> dense_by_name_;
 };
+
+// Verification of a pack's payload bytes before any reader uses them.
+//
+// Thread safety: free functions on immutable data, safe to call from any thread.
+
+// Checks `bytes`, read from `offset` of the extent, against the extent table. `offset` is a multiple of
+// kChecksumChunkBytes; `bytes` ends at a chunk's end or at the extent's. DataLoss naming pack, extent (layer,
+// expert, stream), chunk and file offset at the first mismatch. InvalidArgument for a range that does not
+// consist of whole chunks of the extent.
+absl::Status VerifyChunks(const Pack& pack, uint32_t extent, uint64_t offset,
+                          absl::Span<const std::byte> bytes);
+
+// Checks the whole extent: bytes.size() is its length.
+inline absl::Status VerifyExtent(const Pack& pack, uint32_t extent, absl::Span<const std::byte> bytes) {
+  return VerifyChunks(pack, extent, 0, bytes);
+}
 
 }  // namespace sluice

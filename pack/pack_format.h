@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "common/checksum.h"
-#include "common/encoding.h"
+#include "common/base/checksum.h"
+#include "common/base/encoding.h"
 #include "common/model/model_config.h"
 
 namespace sluice {

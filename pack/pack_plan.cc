@@ -2,8 +2,8 @@
 
 #include <utility>
 
+#include "common/base/status.h"
 #include "common/model/dense_names.h"
-#include "common/status.h"
 #include "pack/row_layout.h"
 
 namespace sluice {

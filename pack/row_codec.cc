@@ -1,16 +1,162 @@
 #include "pack/row_codec.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <limits>
+#include <vector>
 
-#include "common/half.h"
-#include "pack/block_row.h"
-#include "pack/mxfp4_row.h"
+#include "common/base/half.h"
 #include "pack/pack_format.h"
 #include "pack/quant_row.h"
 #include "pack/row_layout.h"
 
 namespace sluice {
+namespace {
+
+// Offsets of a row's tables.
+struct RowPlaces {
+  RowPlaces(const EncodingDescriptor& d, uint64_t columns)
+      : scales(ScaleOffset(d, columns)), mins(ZeroOffset(d, columns)), supers(SuperGroupOffset(d, columns)) {}
+  uint64_t scales;
+  uint64_t mins;
+  uint64_t supers;
+};
+
+void StoreNumbers(const EncodingDescriptor& d, const RowPlaces& at, size_t groups, const CodeBlock& block,
+                  size_t index, std::byte* out) {
+  const RowTraits traits = TraitsOf(d.encoding);
+  const bool mins = HasMins(traits.meta);
+  if (traits.super_group == 0) {
+    std::memcpy(out + at.scales + 2 * index, &block.d, 2);
+    if (mins) std::memcpy(out + at.mins + 2 * index, &block.dmin, 2);
+    return;
+  }
+  const size_t first = index * traits.super_group;
+  const size_t count = std::min<size_t>(traits.super_group, groups - first);
+  std::memcpy(out + at.scales + first, block.scales, count);
+  if (mins) std::memcpy(out + at.mins + first, block.mins, count);
+  std::byte* const numbers = out + at.supers + index * SuperGroupBytes(d.encoding);
+  std::memcpy(numbers, &block.d, 2);
+  if (mins) std::memcpy(numbers + 2, &block.dmin, 2);
+}
+
+void LoadNumbers(const EncodingDescriptor& d, const RowPlaces& at, size_t groups, const std::byte* row,
+                 size_t index, CodeBlock* block) {
+  const RowTraits traits = TraitsOf(d.encoding);
+  const bool mins = HasMins(traits.meta);
+  if (traits.super_group == 0) {
+    std::memcpy(&block->d, row + at.scales + 2 * index, 2);
+    if (mins) std::memcpy(&block->dmin, row + at.mins + 2 * index, 2);
+    return;
+  }
+  const size_t first = index * traits.super_group;
+  const size_t count = std::min<size_t>(traits.super_group, groups - first);
+  std::memcpy(block->scales, row + at.scales + first, count);
+  if (mins) std::memcpy(block->mins, row + at.mins + first, count);
+  const std::byte* const numbers = row + at.supers + index * SuperGroupBytes(d.encoding);
+  std::memcpy(&block->d, numbers, 2);
+  if (mins) std::memcpy(&block->dmin, numbers + 2, 2);
+}
+
+}  // namespace
+
+void EncodeBlockRow(const EncodingDescriptor& descriptor, absl::Span<const CodeBlock> blocks, size_t columns,
+                    std::byte* out) {
+  const RowPlaces at(descriptor, columns);
+  const size_t values = ValuesPerBlock(descriptor.encoding);
+  const size_t groups = GroupsPerRow(descriptor, columns);
+  std::memset(out, 0, RowBytes(descriptor, columns));
+  std::vector<uint8_t> codes(columns);
+  for (size_t b = 0; b < blocks.size(); ++b) {
+    std::memcpy(codes.data() + b * values, blocks[b].codes, std::min(values, columns - b * values));
+    StoreNumbers(descriptor, at, groups, blocks[b], b, out);
+  }
+  StoreCodes(descriptor.encoding, codes, out);
+}
+
+void DecodeBlockRow(const EncodingDescriptor& descriptor, const std::byte* row, absl::Span<float> values) {
+  const RowPlaces at(descriptor, values.size());
+  const size_t groups = GroupsPerRow(descriptor, values.size());
+  const size_t length = ValuesPerBlock(descriptor.encoding);
+  std::vector<uint8_t> codes(values.size());
+  LoadCodes(descriptor.encoding, row, absl::MakeSpan(codes));
+  float decoded[kMaxBlockValues];
+  for (size_t first = 0, b = 0; first < values.size(); first += length, ++b) {
+    CodeBlock block = {};
+    const size_t count = std::min(length, values.size() - first);
+    std::memcpy(block.codes, codes.data() + first, count);
+    LoadNumbers(descriptor, at, groups, row, b, &block);
+    DecodeCodeBlock(descriptor.encoding, block, decoded);
+    std::memcpy(values.data() + first, decoded, count * sizeof(float));
+  }
+}
+
+namespace {
+
+constexpr EncodingDescriptor kDescriptor = MakeDescriptor(Encoding::kMxfp4);
+constexpr float kMagnitudes[8] = {0, 0.5f, 1, 1.5f, 2, 3, 4, 6};
+constexpr uint32_t kSignBit = 8;
+constexpr int kScaleBias = 127;
+constexpr int kLargestPower = 2;  // the largest code's binade: 4 and 6
+
+// The scale byte that puts the largest of `values` into the largest code's binade.
+int ScaleOf(absl::Span<const float> values) {
+  float largest = 0;
+  for (const float value : values) largest = std::max(largest, std::fabs(value));
+  if (largest == 0) return kScaleBias;
+  return std::max(0, std::ilogb(largest) - kLargestPower + kScaleBias);
+}
+
+// The code of `value` under `scale`, or -1.
+int CodeOf(float value, int scale) {
+  const double magnitude = std::ldexp(std::fabs(static_cast<double>(value)), kScaleBias - scale);
+  for (uint32_t code = 0; code < kSignBit; ++code) {
+    if (magnitude == kMagnitudes[code]) return static_cast<int>(std::signbit(value) ? code | kSignBit : code);
+  }
+  return -1;
+}
+
+}  // namespace
+
+float Mxfp4Value(uint32_t code, int scale) {
+  if (scale == kMxfp4NanScale) return std::numeric_limits<float>::quiet_NaN();
+  const float magnitude = std::ldexp(kMagnitudes[code & (kSignBit - 1)], scale - kScaleBias);
+  return (code & kSignBit) != 0 ? -magnitude : magnitude;
+}
+
+// The OCP MX format: 32 values share a power of two. Only values that the format holds exactly are encoded,
+// so nothing is rounded here.
+int64_t EncodeMxfp4Row(absl::Span<const float> values, std::byte* out) {
+  std::memset(out, 0, RowBytes(kDescriptor, values.size()));
+  std::byte* const scales = out + ScaleOffset(kDescriptor, values.size());
+  for (size_t begin = 0; begin < values.size(); begin += kDescriptor.group) {
+    const absl::Span<const float> group = values.subspan(begin, kDescriptor.group);
+    const int scale = ScaleOf(group);
+    scales[begin / kDescriptor.group] = static_cast<std::byte>(scale);
+    for (size_t i = 0; i < group.size(); ++i) {
+      const int code = CodeOf(group[i], scale);
+      if (code < 0) return static_cast<int64_t>(begin + i);
+      const CodeLocation location = LocateCode(4, begin + i);
+      uint16_t word = 0;
+      std::memcpy(&word, out + location.byte_offset, sizeof(word));
+      word = static_cast<uint16_t>(word | code << location.shift);
+      std::memcpy(out + location.byte_offset, &word, sizeof(word));
+    }
+  }
+  return -1;
+}
+
+void DecodeMxfp4Row(const std::byte* row, absl::Span<float> values) {
+  const std::byte* const scales = row + ScaleOffset(kDescriptor, values.size());
+  for (size_t i = 0; i < values.size(); ++i) {
+    const CodeLocation location = LocateCode(4, i);
+    uint16_t word = 0;
+    std::memcpy(&word, row + location.byte_offset, sizeof(word));
+    values[i] = Mxfp4Value(word >> location.shift & 15, static_cast<uint8_t>(scales[i / kDescriptor.group]));
+  }
+}
+
 namespace {
 
 constexpr uint16_t kF16Infinity = 0x7c00;

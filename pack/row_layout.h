@@ -3,7 +3,7 @@
 //
 // A quantized row is: codes (whole 32-byte blocks of sixteen 16-bit little-endian words), then per group a
 // scale, then per group a zero or a min if the encoding has them (f16 each with meta_bits 16), then the
-// numbers of super-groups. common/row_traits.h defines the value of a weight.
+// numbers of super-groups. common/base/encoding.h defines the value of a weight.
 //
 // Codes are planar: with B bits a word holds 16/B codes, and code c of a row lies in block c / (256/B), in
 // word c % 16 of the block, at bit B * ((c % (256/B)) / 16). So a 32-byte load, a shift and a mask give 16
@@ -17,8 +17,7 @@
 
 #include <cstdint>
 
-#include "common/encoding.h"
-#include "common/row_traits.h"
+#include "common/base/encoding.h"
 
 namespace sluice {
 

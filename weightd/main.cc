@@ -1,4 +1,5 @@
 // The weightd program: reads its options, starts a WeightdServer, and ends it on a signal.
+
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -9,18 +10,15 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "common/clock.h"
-#include "common/net/inherited_sockets.h"
-#include "common/ring/unique_fd.h"
-#include "daemon/daemon_log.h"
+#include "common/base/clock.h"
+#include "common/base/unique_fd.h"
+#include "common/base/unix_listener.h"
 #include "daemon/daemon_loop.h"
-#include "daemon/grpc/grpc_server.h"
-#include "daemon/process_signals.h"
+#include "daemon/grpc_server.h"
 #include "spdlog/logger.h"
-#include "weightd/core/progress_watch.h"
-#include "weightd/core/stop_guard.h"
 #include "weightd/daemon/weightd_options.h"
 #include "weightd/daemon/weightd_server.h"
+#include "weightd/engine/watchdog.h"
 
 namespace sluice::weightd {
 namespace {
@@ -171,5 +169,5 @@ int main(int argc, char** argv) {
     return *command.exit_code;
   }
   const std::shared_ptr<spdlog::logger> logger = sluice::NewDaemonLog("weightd", command.options.log_level);
-  return sluice::Serve(command.options, argc, argv, logger.get(), sluice::LogTo(logger));
+  return sluice::weightd::Serve(command.options, argc, argv, logger.get(), sluice::weightd::LogTo(logger));
 }

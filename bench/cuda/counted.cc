@@ -11,9 +11,9 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "common/half.h"
+#include "common/base/half.h"
 #include "kernels/cuda/cuda_backend.h"
-#include "kernels/kv_layout.h"
+#include "kernels/ops.h"
 #include "pack/row_layout.h"
 
 namespace sluice::bench {

@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "common/encoding.h"
+#include "common/base/encoding.h"
 #include "tests/cuda_fake/fake_cuda.h"
 
 namespace sluice::bench {

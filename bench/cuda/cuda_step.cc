@@ -10,7 +10,7 @@
 #include <string>
 
 #include "inferd/engine/engine_core.h"
-#include "inferd/schedule/generate_sequence.h"
+#include "inferd/forward/sequence.h"
 #include "kernels/cuda/cuda_backend.h"
 #include "tests/cuda_fake/fake_cuda.h"
 #include "tests/support/engine_testing.h"

@@ -4,8 +4,9 @@
 //
 // usage: gpu_bench [--tiny] [WORD] [--json FILE]    only the cases whose name has WORD
 //
-// The module is found as daemons find it (common/cuda/cuda_module.h), so the same program runs on the fake of
-// tests/cuda_fake, whose times mean nothing: --tiny makes shapes small enough for it, to try the program.
+// The module is found as daemons find it (common/protocol/cuda_module.h), so the same program runs on the
+// fake of tests/cuda_fake, whose times mean nothing: --tiny makes shapes small enough for it, to try the
+// program.
 //
 // Targets: copies beside kernels at least 90 % of both alone, or `pull` is the better transport; chunks at
 // least 95 % of the pinned peak (FloE: 88 %).
@@ -26,8 +27,8 @@
 #include "absl/strings/str_format.h"
 #include "bench/cuda/gpu_copies.h"
 #include "bench/results.h"
-#include "common/cuda/cuda_module.h"
-#include "common/half.h"
+#include "common/base/half.h"
+#include "common/protocol/cuda_module.h"
 #include "kernels/backend.h"
 #include "pack/row_layout.h"
 

@@ -15,10 +15,10 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "common/clock.h"
-#include "common/cuda/cuda_module.h"
-#include "common/ring/shared_memory.h"
-#include "common/transfer/transfer_plan.h"
+#include "common/base/clock.h"
+#include "common/protocol/cuda_module.h"
+#include "common/protocol/shared_memory.h"
+#include "common/protocol/transfer_plan.h"
 #include "kernels/backend.h"
 
 namespace sluice::bench {

@@ -1,23 +1,22 @@
 // `sluice bench`: prefill and decode speed, by llama-bench's conventions.
+
 #include <algorithm>
 #include <cstdio>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "cli/launch/launcher.h"
-#include "cli/measure/speed/bench_report.h"
-#include "cli/measure/speed/bench_run.h"
-#include "cli/measure/speed/explain.h"
-#include "cli/measure/speed/read_base.h"
-#include "cli/plan/host_rates.h"
-#include "cli/plan/model_facts.h"
-#include "cli/ui/command.h"
-#include "cli/ui/terminal.h"
-#include "common/memory_facts.h"
-#include "common/status.h"
-#include "common/version.h"
+#include "cli/command_line.h"
+#include "cli/host_rates.h"
+#include "cli/launcher.h"
+#include "cli/measure/bench_report.h"
+#include "cli/measure/bench_run.h"
+#include "cli/model_facts.h"
+#include "cli/terminal.h"
+#include "common/base/machine_facts.h"
+#include "common/base/status.h"
+#include "common/base/version.h"
 #include "inferd/model/model_shapes.h"
-#include "inferd/policy/preset/preset.h"
+#include "inferd/policy/policies.h"
 
 namespace sluice::cli {
 namespace {

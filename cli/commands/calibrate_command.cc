@@ -1,19 +1,20 @@
 // `sluice calibrate`: measures a pack on a text and writes its profile/. inferd does the work, beside other
 // requests; this follows it.
+
 #include <algorithm>
 #include <optional>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "cli/client/tokenizer_source.h"
-#include "cli/launch/launcher.h"
-#include "cli/ui/command.h"
-#include "cli/ui/terminal.h"
+#include "cli/command_line.h"
+#include "cli/launcher.h"
+#include "cli/prompt.h"
+#include "cli/terminal.h"
+#include "common/base/size.h"
+#include "common/base/status.h"
 #include "common/profile/predictor_weights.h"
 #include "common/profile/profile.h"
 #include "common/profile/profile_file.h"
-#include "common/size.h"
-#include "common/status.h"
 
 namespace sluice::cli {
 namespace {

@@ -1,4 +1,5 @@
 // `sluice chat`: a conversation.
+
 #include <unistd.h>
 
 #include <atomic>
@@ -8,16 +9,13 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "cli/client/answer.h"
-#include "cli/client/conversation.h"
-#include "cli/client/prompt.h"
-#include "cli/launch/launcher.h"
-#include "cli/ui/command.h"
-#include "cli/ui/line_reader.h"
-#include "cli/ui/terminal.h"
-#include "common/error_detail.h"
-#include "common/status.h"
-#include "common/text/unicode/utf8.h"
+#include "cli/answer.h"
+#include "cli/command_line.h"
+#include "cli/launcher.h"
+#include "cli/prompt.h"
+#include "cli/terminal.h"
+#include "common/base/status.h"
+#include "common/base/utf8.h"
 
 namespace sluice::cli {
 namespace {

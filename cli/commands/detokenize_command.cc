@@ -1,8 +1,9 @@
 // `sluice detokenize`: token ids to text.
+
 #include "absl/strings/str_cat.h"
-#include "cli/client/tokenizer_source.h"
-#include "cli/ui/command.h"
-#include "common/status.h"
+#include "cli/command_line.h"
+#include "cli/prompt.h"
+#include "common/base/status.h"
 
 namespace sluice::cli {
 namespace {

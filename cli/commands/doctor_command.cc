@@ -1,4 +1,5 @@
 // `sluice doctor`: what is wrong with this host, and what helps.
+
 #include <unistd.h>
 
 #include <algorithm>
@@ -7,19 +8,16 @@
 #include <random>
 
 #include "absl/strings/str_cat.h"
-#include "cli/client/client.h"
-#include "cli/doctor/doctor_checks.h"
-#include "cli/doctor/gpu_facts.h"
-#include "cli/doctor/host_facts.h"
-#include "cli/launch/runtime_paths.h"
-#include "cli/ui/command.h"
-#include "cli/ui/terminal.h"
-#include "common/cpu/cpu_topology.h"
-#include "common/file_io.h"
-#include "common/net/unix_listener.h"
-#include "common/status.h"
-#include "daemon/runtime_dir.h"
-#include "pack/checksum.h"
+#include "cli/client.h"
+#include "cli/command_line.h"
+#include "cli/doctor.h"
+#include "cli/runtime_paths.h"
+#include "cli/terminal.h"
+#include "common/base/file_io.h"
+#include "common/base/machine_facts.h"
+#include "common/base/runtime_dir.h"
+#include "common/base/status.h"
+#include "common/base/unix_listener.h"
 #include "pack/pack.h"
 
 namespace sluice::cli {

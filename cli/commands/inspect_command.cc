@@ -1,5 +1,6 @@
 // `sluice inspect`: what is in a pack, from its tables alone.
-#include "cli/ui/command.h"
+
+#include "cli/command_line.h"
 #include "pack/writer/pack_inspect.h"
 
 namespace sluice::cli {

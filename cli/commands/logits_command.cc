@@ -1,15 +1,16 @@
 // `sluice logits`: teacher-forced logits of given token ids as a safetensors file.
+
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
-#include "cli/client/score.h"
-#include "cli/launch/launcher.h"
-#include "cli/ui/command.h"
-#include "cli/ui/safetensors_writer.h"
-#include "cli/ui/terminal.h"
-#include "common/status.h"
+#include "cli/answer.h"
+#include "cli/command_line.h"
+#include "cli/launcher.h"
+#include "cli/output_files.h"
+#include "cli/terminal.h"
+#include "common/base/status.h"
 
 namespace sluice::cli {
 namespace {

@@ -1,16 +1,17 @@
 // `sluice pack`: a Hugging Face folder or a GGUF file becomes a pack.
+
 #include <cstdio>
 #include <optional>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "cli/packs/row_options.h"
-#include "cli/ui/command.h"
-#include "cli/ui/pack_progress.h"
-#include "cli/ui/terminal.h"
-#include "common/size.h"
-#include "common/status.h"
-#include "common/text/chat/chat_template.h"
+#include "cli/command_line.h"
+#include "cli/pack_cache.h"
+#include "cli/pack_progress.h"
+#include "cli/terminal.h"
+#include "common/base/size.h"
+#include "common/base/status.h"
+#include "common/text/chat_template.h"
 #include "pack/writer/pack_writer.h"
 
 namespace sluice::cli {

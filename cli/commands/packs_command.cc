@@ -2,10 +2,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "cli/packs/pack_cache.h"
-#include "cli/ui/command.h"
-#include "common/size.h"
-#include "common/status.h"
+#include "cli/command_line.h"
+#include "cli/pack_cache.h"
+#include "common/base/size.h"
+#include "common/base/status.h"
 
 namespace sluice::cli {
 namespace {

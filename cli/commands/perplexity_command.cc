@@ -1,11 +1,12 @@
 // `sluice perplexity`: how well the model predicts a text, and how far it is from a base run.
+
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "cli/launch/launcher.h"
-#include "cli/measure/quality/perplexity_run.h"
-#include "cli/ui/command.h"
-#include "common/size.h"
-#include "common/status.h"
+#include "cli/command_line.h"
+#include "cli/launcher.h"
+#include "cli/measure/perplexity.h"
+#include "common/base/size.h"
+#include "common/base/status.h"
 
 namespace sluice::cli {
 namespace {

@@ -1,18 +1,19 @@
 // `sluice plan`: what fits where and how fast, for a pack or a model that is not even here yet.
+
 #include <algorithm>
 #include <filesystem>
 #include <thread>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "cli/packs/pack_cache.h"
-#include "cli/plan/plan.h"
-#include "cli/ui/command.h"
-#include "cli/ui/terminal.h"
-#include "common/memory_facts.h"
-#include "common/size.h"
-#include "common/status.h"
-#include "inferd/policy/preset/preset.h"
+#include "cli/command_line.h"
+#include "cli/pack_cache.h"
+#include "cli/plan.h"
+#include "cli/terminal.h"
+#include "common/base/machine_facts.h"
+#include "common/base/size.h"
+#include "common/base/status.h"
+#include "inferd/policy/policies.h"
 
 namespace sluice::cli {
 namespace {

@@ -1,13 +1,14 @@
 // `sluice preset`: the named sets of policies.
+
 #include <algorithm>
 #include <memory>
 #include <optional>
 
 #include "absl/strings/str_cat.h"
-#include "cli/ui/command.h"
-#include "common/status.h"
-#include "inferd/policy/preset/auto_preset.h"
-#include "inferd/policy/preset/preset.h"
+#include "cli/command_line.h"
+#include "common/base/status.h"
+#include "inferd/policy/auto_preset.h"
+#include "inferd/policy/policies.h"
 #include "pack/pack.h"
 
 namespace sluice::cli {

@@ -1,4 +1,5 @@
 // `sluice pull`: a model from a hub.
+
 #include <cstdlib>
 
 #include "absl/strings/str_cat.h"
@@ -6,11 +7,11 @@
 #include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
-#include "cli/hub/pull.h"
-#include "cli/packs/pack_cache.h"
-#include "cli/ui/command.h"
-#include "common/size.h"
-#include "common/status.h"
+#include "cli/command_line.h"
+#include "cli/hub_pull.h"
+#include "cli/pack_cache.h"
+#include "common/base/size.h"
+#include "common/base/status.h"
 
 namespace sluice::cli {
 namespace {

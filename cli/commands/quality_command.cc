@@ -3,14 +3,14 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "cli/launch/sluice_run.h"
-#include "cli/measure/rows/quality_rows.h"
-#include "cli/measure/rows/work_packs.h"
-#include "cli/ui/command.h"
-#include "cli/ui/partial_file.h"
-#include "common/file_io.h"
-#include "common/status.h"
-#include "inferd/policy/preset/preset.h"
+#include "cli/command_line.h"
+#include "cli/launcher.h"
+#include "cli/measure/quality_rows.h"
+#include "cli/measure/work_packs.h"
+#include "cli/output_files.h"
+#include "common/base/file_io.h"
+#include "common/base/status.h"
+#include "inferd/policy/policies.h"
 #include "pack/writer/recipe.h"
 
 namespace sluice::cli {

@@ -1,13 +1,13 @@
 // `sluice run`: streams an answer to a prompt.
+
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "cli/client/answer.h"
-#include "cli/client/guide_flags.h"
-#include "cli/client/prompt.h"
-#include "cli/launch/launcher.h"
-#include "cli/ui/command.h"
-#include "cli/ui/terminal.h"
-#include "common/status.h"
+#include "cli/answer.h"
+#include "cli/command_line.h"
+#include "cli/launcher.h"
+#include "cli/prompt.h"
+#include "cli/terminal.h"
+#include "common/base/status.h"
 
 namespace sluice::cli {
 namespace {

@@ -1,4 +1,5 @@
-// `sluice serve`: both daemons with inferd's HTTP door open, until Ctrl-C.
+// `sluice serve`: both daemons with inferd's HTTP server open, until Ctrl-C.
+
 #include <poll.h>
 
 #include <cstdio>
@@ -14,10 +15,10 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/strip.h"
-#include "cli/launch/launcher.h"
-#include "cli/ui/command.h"
-#include "common/size.h"
-#include "common/status.h"
+#include "cli/command_line.h"
+#include "cli/launcher.h"
+#include "common/base/size.h"
+#include "common/base/status.h"
 
 namespace sluice::cli {
 namespace {

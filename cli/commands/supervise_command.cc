@@ -1,11 +1,12 @@
 // `sluice supervise`: the process of supervisor.h. `sluice` starts it itself.
+
 #include <sys/eventfd.h>
 #include <unistd.h>
 
 #include <cstdint>
 
-#include "cli/launch/supervisor.h"
-#include "cli/ui/command.h"
+#include "cli/command_line.h"
+#include "cli/supervisor.h"
 
 namespace sluice::cli {
 

@@ -1,15 +1,16 @@
 // `sluice synth`: a pack of any size with random weights, for benchmarks at real sizes.
+
 #include <optional>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
-#include "cli/packs/row_options.h"
-#include "cli/ui/command.h"
-#include "cli/ui/pack_progress.h"
-#include "common/size.h"
-#include "common/status.h"
-#include "pack/synth/synth.h"
+#include "cli/command_line.h"
+#include "cli/pack_cache.h"
+#include "cli/pack_progress.h"
+#include "common/base/size.h"
+#include "common/base/status.h"
+#include "pack/writer/synth.h"
 
 namespace sluice::cli {
 namespace {

@@ -1,11 +1,12 @@
 // `sluice tokenize`: text to token ids.
+
 #include <optional>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "cli/client/tokenizer_source.h"
-#include "cli/ui/command.h"
-#include "common/status.h"
+#include "cli/command_line.h"
+#include "cli/prompt.h"
+#include "common/base/status.h"
 
 namespace sluice::cli {
 namespace {

@@ -1,4 +1,5 @@
 // `sluice top`: a live view of both daemons.
+
 #include <grpcpp/create_channel.h>
 #include <grpcpp/security/credentials.h>
 #include <grpcpp/support/channel_arguments.h>
@@ -12,13 +13,13 @@
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
+#include "cli/command_line.h"
 #include "cli/commands/top_report.h"
-#include "cli/launch/runtime_paths.h"
-#include "cli/ui/command.h"
-#include "cli/ui/terminal.h"
-#include "common/size.h"
-#include "daemon/grpc/grpc_status.h"
-#include "daemon/runtime_dir.h"
+#include "cli/runtime_paths.h"
+#include "cli/terminal.h"
+#include "common/base/runtime_dir.h"
+#include "common/base/size.h"
+#include "daemon/grpc_status.h"
 #include "sluice/inference/v1/admin.grpc.pb.h"
 #include "sluice/weights/v1/weights.grpc.pb.h"
 
@@ -54,8 +55,8 @@ WeightdFacts FactsOf(const weights::GetStatsResponse& stats) {
   facts.in_flight_bytes = stats.in_flight_bytes();
   facts.errors = stats.checksum_failures() + stats.io_errors();
   facts.slow_reads = stats.slow_reads();
-  facts.second_reads = stats.second_reads();
-  facts.second_reads_won = stats.second_reads_won();
+  facts.hedged_reads = stats.second_reads();
+  facts.hedged_reads_won = stats.second_reads_won();
   facts.timed_out = stats.timed_out();
   facts.sessions_lost = stats.sessions_lost();
   facts.sessions_stopped = stats.sessions_stopped();

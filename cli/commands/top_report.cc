@@ -4,8 +4,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "cli/ui/terminal.h"
-#include "common/size.h"
+#include "cli/terminal.h"
+#include "common/base/size.h"
 
 namespace sluice::cli {
 namespace {
@@ -104,7 +104,7 @@ std::string WeightdText(const TopSample& before, const TopSample& now, bool term
       absl::StrFormat("  %d queued, %s in flight, %.1f evictions/s, errors %d, slow reads %d (read again %d, "
                       "won %d), timed out %d\n",
                       facts.queued, FormatSize(facts.in_flight_bytes), rates.evictions, facts.errors,
-                      facts.slow_reads, facts.second_reads, facts.second_reads_won, facts.timed_out),
+                      facts.slow_reads, facts.hedged_reads, facts.hedged_reads_won, facts.timed_out),
       "  DRAM ", Bar(facts.segment_bytes, facts.dram_budget),
       absl::StrFormat("  %s of %s, %s of it weights\n", FormatSize(facts.segment_bytes),
                       FormatSize(facts.dram_budget), FormatSize(facts.resident_bytes)));
@@ -172,8 +172,8 @@ Json WeightdJson(const TopSample& before, const TopSample& now) {
       .Set("resident_bytes", facts.resident_bytes)
       .Set("errors", facts.errors)
       .Set("slow_reads", facts.slow_reads)
-      .Set("second_reads", facts.second_reads)
-      .Set("second_reads_won", facts.second_reads_won)
+      .Set("hedged_reads", facts.hedged_reads)
+      .Set("hedged_reads_won", facts.hedged_reads_won)
       .Set("timed_out", facts.timed_out)
       .Set("sessions_lost", facts.sessions_lost)
       .Set("sessions_stopped", facts.sessions_stopped)

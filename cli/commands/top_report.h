@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "absl/time/time.h"
-#include "cli/ui/json.h"
+#include "cli/json.h"
 
 namespace sluice::cli {
 
@@ -30,8 +30,8 @@ struct WeightdFacts {
   uint64_t in_flight_bytes = 0;
   uint64_t errors = 0;            // checksum failures and reads that failed
   uint64_t slow_reads = 0;        // over their deadline
-  uint64_t second_reads = 0;      // started beside these
-  uint64_t second_reads_won = 0;  // of these, those that brought the bytes
+  uint64_t hedged_reads = 0;      // started beside these
+  uint64_t hedged_reads_won = 0;  // of these, those that brought the bytes
   uint64_t timed_out = 0;         // requests that ended for want of an answer
   uint64_t sessions_lost = 0;     // that weightd ended
   uint64_t sessions_stopped = 0;  // of these, those that had stopped

@@ -1,16 +1,17 @@
 // `sluice tune`: other shares of the memory for experts and the KV cache, while requests run.
+
 #include <grpcpp/create_channel.h>
 #include <grpcpp/security/credentials.h>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
-#include "cli/launch/runtime_paths.h"
-#include "cli/ui/command.h"
-#include "common/size.h"
-#include "common/status.h"
-#include "daemon/grpc/grpc_status.h"
-#include "daemon/runtime_dir.h"
+#include "cli/command_line.h"
+#include "cli/runtime_paths.h"
+#include "common/base/runtime_dir.h"
+#include "common/base/size.h"
+#include "common/base/status.h"
+#include "daemon/grpc_status.h"
 #include "sluice/inference/v1/admin.grpc.pb.h"
 
 namespace sluice::cli {

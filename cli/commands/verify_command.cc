@@ -1,10 +1,11 @@
 // `sluice verify`: every digest and checksum of a pack.
+
 #include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
-#include "cli/ui/command.h"
-#include "cli/ui/pack_progress.h"
-#include "common/size.h"
-#include "common/status.h"
+#include "cli/command_line.h"
+#include "cli/pack_progress.h"
+#include "common/base/size.h"
+#include "common/base/status.h"
 #include "pack/writer/pack_inspect.h"
 #include "pack/writer/pack_writer.h"
 

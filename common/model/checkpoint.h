@@ -1,12 +1,4 @@
-// Checkpoint: the tensors of a published model under the names of Hugging Face folders, and their values,
-// independent of the file format. Safetensors folders, plain or quantized, and GGUF files implement it;
-// weight readers see nothing else.
-//
-// A tensor is a matrix of lines in file order: the last dimension is the length of a line, the other
-// dimensions count the lines. Formats that store a linear layer input-major keep the layer's shape and set
-// `by_columns`: a line then holds one input's weights for all outputs.
-//
-// Thread safety: a Checkpoint is immutable once it is open; const methods may be called from any thread.
+// Checkpoint: tensors of a published model and their values, whatever its files; and blocks of block formats.
 #pragma once
 
 #include <cstddef>
@@ -18,11 +10,43 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "absl/types/span.h"
-#include "common/encoding.h"
-#include "common/model/code_block.h"
+#include "common/base/encoding.h"
 #include "common/model/safetensors.h"
 
 namespace sluice {
+
+// CodeBlock: one block of a row as block formats store it (GGUF's Q4_K and so on): codes and the numbers that
+// its groups share. The traits of the block's encoding (common/base/encoding.h) turn it into values.
+//
+// Thread safety: plain values and a pure function.
+
+inline constexpr uint32_t kMaxBlockValues = 256;
+
+struct CodeBlock {
+  // Left uninitialized on purpose: blocks are made by the million.
+  uint8_t codes[kMaxBlockValues];  // per value, as stored in rows: IQ4's index, Q8_0's number plus 128
+  // Group g has scale d * scales[g] and minimum dmin * mins[g]. Blocks of a single group use only d and dmin.
+  uint8_t scales[kMaxBlockValues / 16];  // RowMeta::kSuperScale: signed
+  uint8_t mins[kMaxBlockValues / 16];
+  uint16_t d = 0;  // f16
+  uint16_t dmin = 0;
+};
+
+// Returns the number of values in a block of this encoding: a super-group, or a group if there are none.
+uint32_t ValuesPerBlock(Encoding encoding);
+
+// Decodes the block's values to float32. REQUIRES: IsBlockEncoding(encoding).
+void DecodeCodeBlock(Encoding encoding, const CodeBlock& block, float* out);
+
+// Checkpoint: the tensors of a published model under the names of Hugging Face folders, and their values,
+// independent of the file format. Safetensors folders, plain or quantized, and GGUF files implement it;
+// weight readers see nothing else.
+//
+// A tensor is a matrix of lines in file order: the last dimension is the length of a line, the other
+// dimensions count the lines. Formats that store a linear layer input-major keep the layer's shape and set
+// `by_columns`: a line then holds one input's weights for all outputs.
+//
+// Thread safety: a Checkpoint is immutable once it is open; const methods may be called from any thread.
 
 struct CheckpointTensor {
   std::string name;

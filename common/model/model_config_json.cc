@@ -12,9 +12,9 @@
 #include <vector>
 
 #include "absl/types/span.h"
+#include "common/base/status.h"
+#include "common/base/strict_json.h"
 #include "common/model/model_limits.h"
-#include "common/status.h"
-#include "common/strict_json.h"
 
 namespace sluice {
 namespace {
@@ -146,7 +146,7 @@ void Members(const MoeConfig&, On* on) {
   on->Later("group_score", &MoeConfig::group_score);
   on->Later("norm_epsilon", &MoeConfig::norm_epsilon);
   on->Later("expert_scale", &MoeConfig::expert_scale);
-  on->Later("dense_ffn_width", &MoeConfig::dense_ffn_width);
+  on->Later("beside_width", &MoeConfig::dense_ffn_width);
   on->Later("expert_bias", &MoeConfig::expert_bias);
   on->Later("activation_alpha", &MoeConfig::activation_alpha);
   on->Later("activation_limit", &MoeConfig::activation_limit);

@@ -2,7 +2,7 @@
 
 #include <cmath>
 
-#include "common/status.h"
+#include "common/base/status.h"
 
 namespace sluice {
 namespace {

@@ -18,7 +18,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "common/file_io.h"
+#include "common/base/file_io.h"
 
 namespace sluice {
 

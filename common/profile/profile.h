@@ -10,6 +10,7 @@
 // Thread safety: plain values and free functions, safe to call from any thread.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -104,5 +105,93 @@ absl::StatusOr<UsageProfile> ReadUsage(const std::string& folder, const ModelCon
 absl::StatusOr<SensitivityProfile> ReadSensitivity(const std::string& folder, const ModelConfig& config,
                                                    const std::string& source_digest);
 absl::StatusOr<CutoffProfile> ReadCutoffs(const std::string& folder, const std::string& model_id);
+
+// CacheProfile: expert usage statistics of each layer, for dividing a cache among the layers:
+// PACK/profile/cache.json (FORMAT.md). Measured in one pass over calibration text, token by token, as in
+// decoding.
+//
+// Thread safety: plain values and free functions, safe to call from any thread.
+
+inline constexpr char kCacheName[] = "cache.json";
+inline constexpr uint32_t kCacheDepths = 3;
+
+// Statistics of one layer; empty for a layer without routed experts.
+struct LayerCacheProfile {
+  static constexpr size_t kPoints = 101;
+
+  uint64_t accesses = 0;  // (token, expert) pairs
+  // [experts]: accesses to an expert since whose last use this many others had been used: an LRU cache of
+  // more slots than that has it (Mattson's stack distance).
+  std::vector<uint64_t> distances;
+  // Entry i: quantile of (1 - alpha)^2 over the tokens at i %, alpha being the best expert's share of the
+  // weight of the top K. Ascends. All 0 for K = 1.
+  std::vector<double> squares;  // [kPoints]
+  // Share of the chosen experts that the layer's gate predicted from the residual of 1, 2, 3 routed layers
+  // before; 0 if there is no such layer.
+  std::array<double, kCacheDepths> accuracy = {};
+
+  // Returns the share of tokens whose (1 - alpha)^2 is at most `limit` (AdapMoE's a for limit = T / S_l).
+  double SingleExpertShare(double limit) const;
+  // Returns the misses per token at 0, 1, .., experts slots of an LRU cache.
+  std::vector<double> MissCurve(uint64_t tokens) const;
+};
+
+struct CacheProfile {
+  std::string source_digest;
+  uint64_t tokens = 0;
+  std::vector<LayerCacheProfile> layers;
+};
+
+// Parsing, writing and reading, with the errors of the corresponding functions in profile.h.
+absl::StatusOr<CacheProfile> ParseCacheProfile(std::string_view text, const std::string& subject,
+                                               const ModelConfig& config, const std::string& source_digest);
+std::string SerializeCacheProfile(const CacheProfile& profile);
+absl::StatusOr<CacheProfile> ReadCacheProfile(const std::string& folder, const ModelConfig& config,
+                                              const std::string& source_digest);
+
+// GatingProfile: thresholds of AdapMoE's adaptive gating from `sluice calibrate`: PACK/profile/gating.json
+// (FORMAT.md). A token uses fewer experts if (1 - alpha)^2 S_l <= T; T is one value for all layers, and its
+// savings and losses depend on the definition of S_l.
+//
+// Thread safety: plain values and free functions, safe to call from any thread.
+
+inline constexpr char kGatingName[] = "gating.json";
+
+// Definition of S_l: one of the three of LayerSensitivity, or 1 for all layers (the score alone).
+enum class GatingKind : uint8_t { kFisher = 0, kQuadratic = 1, kMeasured = 2, kScore = 3 };
+inline constexpr int kGatingKinds = 4;
+
+double GatingSensitivity(const LayerSensitivity& layer, GatingKind kind);
+
+struct GatingTable {
+  static constexpr size_t kPoints = 101;
+
+  struct Rise {
+    double share = 0;  // of (token, layer) pairs that used one expert
+    double rise = 0;   // relative, of perplexity on held-out text
+  };
+  // Entry i: quantile of (1 - alpha)^2 S_l over the (token, layer) pairs at i %. Ascends.
+  std::vector<double> thresholds;  // [kPoints]
+  std::vector<Rise> rises;         // by ascending share
+
+  // Returns T at which `share` of the pairs use one expert; below every value for a share of 0.
+  double Threshold(double share) const;
+  // Returns the largest share whose rise is within `bound`, interpolated between measured points; at most the
+  // largest measured share.
+  double ShareWithin(double bound) const;
+};
+
+struct GatingProfile {
+  std::string source_digest;
+  uint64_t tokens = 0;    // number of tokens behind the thresholds
+  uint64_t held_out = 0;  // number of tokens behind the rises
+  std::array<GatingTable, kGatingKinds> tables;
+};
+
+// Parsing, writing and reading, with the errors of the corresponding functions in profile.h.
+absl::StatusOr<GatingProfile> ParseGating(std::string_view text, const std::string& subject,
+                                          const std::string& source_digest);
+std::string SerializeGating(const GatingProfile& gating);
+absl::StatusOr<GatingProfile> ReadGating(const std::string& folder, const std::string& source_digest);
 
 }  // namespace sluice

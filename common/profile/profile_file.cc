@@ -6,9 +6,9 @@
 #include <cerrno>
 #include <cmath>
 
-#include "common/checksum.h"
-#include "common/file_io.h"
-#include "common/status.h"
+#include "common/base/checksum.h"
+#include "common/base/file_io.h"
+#include "common/base/status.h"
 
 namespace sluice {
 namespace {

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "common/base/status.h"
 #include "common/profile/profile_file.h"
-#include "common/status.h"
 
 namespace sluice {
 namespace {

@@ -8,7 +8,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
-#include "common/text/stages/tokenizer_spec.h"
+#include "common/text/tokenizer_spec.h"
 #include "nlohmann/json.hpp"
 
 namespace sluice {

@@ -1,17 +1,119 @@
-#include "common/text/sentencepiece_model.h"
+// Reader of tokenizer.model, with its own reader of the protobuf wire form.
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
+#include <cstdint>
+#include <cstring>
 #include <string>
+#include <string_view>
 #include <vector>
 
+#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
-#include "common/status.h"
-#include "common/text/proto_wire.h"
-#include "common/text/spec_builder.h"
-#include "common/text/unicode/utf8.h"
+#include "common/base/status.h"
+#include "common/base/utf8.h"
+#include "common/text/tokenizer_readers.h"
+#include "common/text/tokenizer_spec.h"
 
 namespace sluice {
+
+// ProtoReader: iterates over the fields of one protobuf message in its wire form, without generated code.
+//
+// Thread safety: thread-compatible; a reader is used by one thread at a time.
+
+struct ProtoField {
+  uint32_t number = 0;
+  uint64_t value = 0;      // varint, or the bits of a fixed32 or fixed64
+  std::string_view bytes;  // length-delimited field; a view into the message
+  enum class Kind { kVarint, kFixed, kBytes } kind = Kind::kVarint;
+
+  float AsFloat() const;
+};
+
+class ProtoReader {
+ public:
+  // REQUIRES: `message` outlives the reader and the fields.
+  explicit ProtoReader(std::string_view message) : message_(message) {}
+
+  bool AtEnd() const { return position_ == message_.size(); }
+
+  // Returns the next field. InvalidArgument, naming the offset, if the message is truncated or ill-formed.
+  absl::StatusOr<ProtoField> Next();
+
+ private:
+  absl::StatusOr<uint64_t> Varint();
+  absl::StatusOr<uint64_t> Fixed(size_t size);
+
+  std::string_view message_;
+  size_t position_ = 0;
+};
+
+float ProtoField::AsFloat() const { return std::bit_cast<float>(static_cast<uint32_t>(value)); }
+
+// Seven bits per byte, the lowest first; the top bit means that more follow. Ten bytes hold 64 bits, so a
+// longer varint is damage.
+absl::StatusOr<uint64_t> ProtoReader::Varint() {
+  uint64_t value = 0;
+  for (int shift = 0; shift < 64; shift += 7) {
+    if (AtEnd()) {
+      return absl::InvalidArgumentError(absl::StrCat("cut off at byte ", position_));
+    }
+    const auto byte = static_cast<uint8_t>(message_[position_++]);
+    value |= static_cast<uint64_t>(byte & 0x7F) << shift;
+    if (byte < 0x80) {
+      return value;
+    }
+  }
+  return absl::InvalidArgumentError(absl::StrCat("varint longer than 10 bytes at byte ", position_));
+}
+
+absl::StatusOr<uint64_t> ProtoReader::Fixed(size_t size) {
+  if (message_.size() - position_ < size) {
+    return absl::InvalidArgumentError(absl::StrCat("cut off at byte ", position_));
+  }
+  uint64_t value = 0;
+  std::memcpy(&value, message_.data() + position_, size);
+  position_ += size;
+  return value;
+}
+
+absl::StatusOr<ProtoField> ProtoReader::Next() {
+  ASSIGN_OR_RETURN(const uint64_t tag, Varint());
+  ProtoField field;
+  if (tag >> 3 == 0 || tag >> 3 > 0x1FFFFFFF) {
+    return absl::InvalidArgumentError(absl::StrCat("field number ", tag >> 3, " at byte ", position_));
+  }
+  field.number = static_cast<uint32_t>(tag >> 3);
+  // Wire types: 0 varint, 1 and 5 fixed of 8 and 4 bytes, 2 length-delimited. Types 3 and 4, groups, are
+  // obsolete and refused.
+  switch (tag & 7) {
+    case 0: {
+      ASSIGN_OR_RETURN(field.value, Varint());
+      return field;
+    }
+    case 1:
+    case 5: {
+      field.kind = ProtoField::Kind::kFixed;
+      ASSIGN_OR_RETURN(field.value, Fixed((tag & 7) == 1 ? 8 : 4));
+      return field;
+    }
+    case 2: {
+      ASSIGN_OR_RETURN(const uint64_t size, Varint());
+      if (size > message_.size() - position_) {
+        return absl::InvalidArgumentError(
+            absl::StrCat("field of ", size, " bytes at byte ", position_, " of ", message_.size()));
+      }
+      field.kind = ProtoField::Kind::kBytes;
+      field.bytes = message_.substr(position_, size);
+      position_ += size;
+      return field;
+    }
+    default:
+      return absl::InvalidArgumentError(absl::StrCat("wire type ", tag & 7, " at byte ", position_));
+  }
+}
+
 namespace {
 
 constexpr const char* kMetaspace = "\xE2\x96\x81";

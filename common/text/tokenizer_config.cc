@@ -1,14 +1,13 @@
-#include "common/text/tokenizer_config.h"
-
 #include <algorithm>
 
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "common/status.h"
+#include "common/base/status.h"
+#include "common/base/utf8.h"
 #include "common/text/json_fields.h"
-#include "common/text/spec_builder.h"
-#include "common/text/unicode/utf8.h"
+#include "common/text/tokenizer_readers.h"
+#include "common/text/tokenizer_spec.h"
 
 namespace sluice {
 namespace {

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """usage: chat_http.py [BASE_URL] [--key KEY]
 
-Talks to inferd's OpenAI door with Python's own library: prints an answer as it comes, then one that conforms to a schema.
+Talks to inferd's OpenAI server with Python's own library: prints an answer as it comes, then one that conforms to a schema.
 BASE_URL is http://127.0.0.1:8080/v1 unless it is given. The `openai` package does the same in fewer lines.
 """
 import argparse

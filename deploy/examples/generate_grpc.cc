@@ -1,6 +1,6 @@
 // usage: generate_grpc ADDRESS [PROMPT [CA.pem CERTIFICATE.pem KEY.pem]]
 //
-// Prints an answer of inferd's gRPC door as it comes. ADDRESS is as unix:/run/inferd/inferd.sock or
+// Prints an answer of inferd's gRPC server as it comes. ADDRESS is as unix:/run/inferd/inferd.sock or
 // 127.0.0.1:50051; with the three files the connection is TLS and the client shows its certificate.
 //
 // Thread safety: a program of one thread.

@@ -5,7 +5,7 @@ what the prefix caches find, with texts sent where they were before and without.
 iproute2 and Debian's python3-grpcio.
 
 usage: try_fleet.py [--seconds N] [--rate N] [--record FILE] [--only SCENARIO]
---record: service times of all answers as JSON lines, for bench/fleet/simulate.py
+--record: service times of all answers as JSON lines, for lab/fleet/simulate.py
 """
 import argparse
 import collections
@@ -134,7 +134,7 @@ class Host:
 
     def restart(self):
         """What an operator does; nothing of it is known to the balancer in front but what the host's health says."""
-        ask_haproxy(self.path("haproxy.sock"), "disable server door/open")
+        ask_haproxy(self.path("haproxy.sock"), "disable server server/open")
         time.sleep(HEARD)
         daemons.wait_until(lambda: self.busy() == 0, "the streams of " + self.space)
         self.answers_before = self.answers()
@@ -143,7 +143,7 @@ class Host:
             if process.wait(PATIENCE) != 0:
                 raise AssertionError("%s: exit code %d" % (self.space, process.returncode))
         self.start()
-        ask_haproxy(self.path("haproxy.sock"), "enable server door/open")
+        ask_haproxy(self.path("haproxy.sock"), "enable server server/open")
 
     def kill(self):
         for process in (self.balancer, self.inferd, self.weightd):

@@ -1,13 +1,12 @@
-// EngineApi: requests, sinks and statistics between the engine and its clients. gRPC-free.
+// API between the engine and its clients: constraints, queue limits, requests, sinks, statistics.
 //
-// Servers convert their requests to these types; the engine (inferd/engine/engine.h) implements EngineApi.
-// Tests of servers use a fake EngineApi; tests of the engine use these types directly.
+// GrammarSpec: a client's guide on an answer (structured output). The engine compiles it to token masks.
 //
-// Thread safety: EngineApi's methods may be called from any thread. A RequestSink is called by the engine
-// thread only, one call at a time, and must not block: it appends and returns.
+// Thread safety: plain values.
 #pragma once
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -19,13 +18,75 @@
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
-#include "common/error_detail.h"
-#include "inferd/api/calibration_api.h"
-#include "inferd/api/guide_spec.h"
-#include "inferd/api/part_work.h"
-#include "inferd/api/queue_limits.h"
+#include "common/base/status.h"
+#include "inferd/api/control_api.h"
 
 namespace sluice::inferd {
+
+// A text with a JSON document in the middle, such as a tool call.
+struct ToolCallGrammar {
+  std::string begin;
+  std::string json_schema;
+  std::string end;
+};
+
+struct GrammarSpec {
+  enum class Kind : uint8_t {
+    kJsonObject,  // any JSON object
+    kJsonSchema,  // a JSON document valid under `text`, a JSON schema
+    kRegex,       // the whole answer matches `text`, a regular expression
+    kGrammar,     // `text` is a grammar (GBNF) whose rule "root" derives the answer
+    kChoice,      // one of `choices`
+    kCall,        // one of `calls`
+  };
+  Kind kind = Kind::kJsonObject;
+  std::string text;
+  std::vector<std::string> choices;
+  std::vector<ToolCallGrammar> calls;
+  // Token that ends the unconstrained part of the answer (included): the thoughts of a reasoning model. The
+  // answer cannot end before it.
+  std::optional<int32_t> after_token;
+};
+
+// QueueLimits: maximum size of the engine's request queue.
+//
+// Thread safety: plain data.
+
+// Limits of the queue. A request that waits alone is always accepted, whatever its size.
+struct QueueLimits {
+  uint32_t count = 256;
+  uint64_t tokens = 1ull << 20;
+  uint64_t bytes = 64ull << 20;  // memory of the waiting requests
+};
+
+// PartWork: time, bytes and multiply-adds of each part of a model's steps, shown by `sluice bench --explain`.
+//
+// Thread safety: plain values.
+
+enum class StepPart : uint8_t { kAttention = 0, kRouter = 1, kExperts = 2, kHead = 3, kOther = 4 };
+inline constexpr size_t kStepParts = 5;
+
+inline constexpr const char* NameOf(StepPart part) {
+  constexpr const char* kNames[kStepParts] = {"attention", "router", "experts", "head", "other"};
+  return kNames[static_cast<size_t>(part)];
+}
+
+// Counters since the start; they only grow.
+struct PartWork {
+  double seconds = 0;     // time in operations of this part
+  uint64_t bytes = 0;     // bytes of weights and KV cache read, each counted once an operation
+  uint64_t products = 0;  // multiply-adds
+};
+
+using PartWorks = std::array<PartWork, kStepParts>;
+
+// EngineApi: requests, sinks and statistics between the engine and its clients. gRPC-free.
+//
+// Servers convert their requests to these types; the engine (inferd/engine/engine.h) implements EngineApi.
+// Tests of servers use a fake EngineApi; tests of the engine use these types directly.
+//
+// Thread safety: EngineApi's methods may be called from any thread. A RequestSink is called by the engine
+// thread only, one call at a time, and must not block: it appends and returns.
 
 // Sampling parameters. Defaults are greedy decoding; the services apply generation_config.json first.
 struct SamplingParams {
@@ -271,7 +332,7 @@ class EngineApi {
   // Validates and queues a request. Holds the sink until the request ends. Errors (the sink is not called):
   // INVALID_ARGUMENT naming field and numbers, ALREADY_EXISTS, RESOURCE_EXHAUSTED (QUEUE_FULL, with the time
   // after which a place is likely: RetryDelayOf()), UNAVAILABLE (draining, weightd lost). An ErrorInfo-style
-  // reason is attached as a payload (common/error_detail.h).
+  // reason is attached as a payload (common/base/status.h).
   virtual absl::Status Generate(GenerateSpec spec, std::shared_ptr<RequestSink> sink) = 0;
   virtual absl::Status Score(ScoreSpec spec, std::shared_ptr<ScoreSink> sink) = 0;
 

@@ -5,8 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
-#include "common/error_detail.h"
-#include "common/status.h"
+#include "common/base/status.h"
 
 namespace sluice::inferd {
 namespace {

@@ -1,27 +1,241 @@
+// A view of a backend that frees in its destructor every buffer allocated through it, for work that ends
+// before the backend does.
+//
+// Thread safety: as the backend's; it is made, used and destroyed on the backend's thread.
+
 #include "inferd/calibrate/calibrator.h"
 
+#include <sys/file.h>
+#include <sys/stat.h>
+
 #include <algorithm>
+#include <cerrno>
+#include <cstdint>
+#include <filesystem>
 #include <map>
 #include <memory>
 #include <numeric>
 #include <optional>
+#include <string>
+#include <system_error>
 #include <utility>
+#include <vector>
 
+#include "absl/status/statusor.h"
 #include "absl/time/clock.h"
+#include "common/base/checksum.h"
+#include "common/base/file_io.h"
+#include "common/base/status.h"
 #include "common/profile/profile.h"
-#include "common/status.h"
-#include "inferd/calibrate/calibration_journal.h"
-#include "inferd/calibrate/engine_windows.h"
-#include "inferd/calibrate/stages/activation_stage.h"
-#include "inferd/calibrate/stages/cache_stage.h"
-#include "inferd/calibrate/stages/cutoff_stage.h"
-#include "inferd/calibrate/stages/gating_stage.h"
-#include "inferd/calibrate/stages/neuron_stage.h"
-#include "inferd/calibrate/stages/predictor_stage.h"
-#include "inferd/calibrate/stages/sensitivity_stage.h"
-#include "inferd/calibrate/windows/calibration_work.h"
+#include "inferd/calibrate/activation_stage.h"
+#include "inferd/calibrate/cache_stage.h"
+#include "inferd/calibrate/calibration_stage.h"
+#include "inferd/calibrate/cutoff_stage.h"
+#include "inferd/calibrate/predictor_stage.h"
+#include "inferd/calibrate/sensitivity_stage.h"
+#include "kernels/backend.h"
+#include "pack/pack.h"
 
 namespace sluice::inferd {
+
+class ScopedBackend final : public Backend {
+ public:
+  // `backend` outlives this object.
+  explicit ScopedBackend(Backend* backend) : backend_(backend) {}
+  ~ScopedBackend() override {
+    for (const BufferId buffer : allocated_) backend_->Free(buffer).IgnoreError();  // all are allocated
+  }
+  // Leaves the buffers to the backend.
+  void Forget() { allocated_.clear(); }
+
+  absl::StatusOr<BufferId> Allocate(uint64_t bytes, BufferKind kind) override {
+    ASSIGN_OR_RETURN(const BufferId buffer, backend_->Allocate(bytes, kind));
+    allocated_.push_back(buffer);
+    return buffer;
+  }
+  absl::StatusOr<SharedBuffer> AllocateShared(uint64_t bytes) override {
+    ASSIGN_OR_RETURN(const SharedBuffer shared, backend_->AllocateShared(bytes));
+    allocated_.push_back(shared.buffer);
+    return shared;
+  }
+  absl::StatusOr<BufferId> Import(absl::Span<const std::byte> memory) override {
+    return backend_->Import(memory);
+  }
+  absl::Status Free(BufferId buffer) override {
+    std::erase(allocated_, buffer);
+    return backend_->Free(buffer);
+  }
+  const std::byte* HostRead(BufferRef ref, uint64_t bytes) override { return backend_->HostRead(ref, bytes); }
+  std::byte* HostWrite(BufferRef ref, uint64_t bytes) override { return backend_->HostWrite(ref, bytes); }
+  Queue& queue() override { return backend_->queue(); }
+  void BeginStep() override { backend_->BeginStep(); }
+  void EndStep() override { backend_->EndStep(); }
+  BackendCounters Counters() const override { return backend_->Counters(); }
+  std::string Describe() const override { return backend_->Describe(); }
+
+ private:
+  Backend* const backend_;
+  std::vector<BufferId> allocated_;
+};
+
+// Journal of an interrupted calibration's finished work: one file per stage in a work folder beside the
+// profile, each replaced atomically, all removed once the profile is written. A run with other arguments or
+// another pack starts anew.
+//
+// Thread safety: thread-compatible; the work folder is locked against other calibrations, in this process and
+// in others.
+
+class CalibrationJournal {
+ public:
+  // Creates `folder` if missing. UNAVAILABLE if another calibration holds it. States of another fingerprint
+  // are dropped.
+  static absl::StatusOr<std::unique_ptr<CalibrationJournal>> Open(const std::string& folder,
+                                                                  const Digest128& fingerprint);
+
+  const std::string& folder() const { return folder_; }
+
+  // Restores a new stage from the journal; returns the number of finished units, 0 if none is recorded.
+  // DATA_LOSS if the state is damaged.
+  absl::StatusOr<uint64_t> Restore(uint32_t number, CalibrationStage* stage) const;
+  absl::Status Save(uint32_t number, uint64_t units, const CalibrationStage& stage) const;
+
+  // Removes the work folder.
+  absl::Status Remove();
+
+ private:
+  CalibrationJournal(std::string folder, const Digest128& fingerprint, File lock)
+      : folder_(std::move(folder)), fingerprint_(fingerprint), lock_(std::move(lock)) {}
+  std::string NameOf(uint32_t number) const;
+
+  const std::string folder_;
+  const Digest128 fingerprint_;
+  const File lock_;  // closing it unlocks
+};
+
+// WindowHost on a running engine: allocates, uses and frees everything on the engine thread.
+//
+// Thread safety: thread-compatible; belongs to the calibration's thread.
+
+class EngineWindows final : public WindowHost {
+ public:
+  // Runs windows of up to `positions`, after UseSparsity(). Both arguments outlive this object.
+  EngineWindows(const OnEngine& on_engine, const Pack& pack, uint32_t positions)
+      : on_engine_(on_engine), pack_(pack), positions_(positions) {}
+  ~EngineWindows() override;
+
+  absl::StatusOr<double> Run(const CalibrationWindow& window, const WindowRunner::Hooks& hooks) override;
+  absl::Status UseSparsity(const SparsityConfig& config, const std::string& profile_folder) override;
+  const WindowRunner& runner() const override { return *runner_; }
+
+ private:
+  const OnEngine& on_engine_;
+  const Pack& pack_;
+  const uint32_t positions_;
+  std::unique_ptr<ScopedBackend> backend_;
+  std::unique_ptr<WindowRunner> runner_;  // null before UseSparsity()
+};
+
+namespace {
+
+constexpr std::string_view kMagic = "SLCALSTG";
+constexpr uint64_t kMaxStateBytes = 16ull << 30;
+
+absl::Status MakeFolder(const std::string& path) {
+  if (mkdir(path.c_str(), 0755) != 0 && errno != EEXIST) {
+    return ErrnoToStatus(errno, absl::StrCat("create folder ", path));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<CalibrationJournal>> CalibrationJournal::Open(const std::string& folder,
+                                                                             const Digest128& fingerprint) {
+  RETURN_IF_ERROR(MakeFolder(std::filesystem::path(folder).parent_path().string()));
+  RETURN_IF_ERROR(MakeFolder(folder));
+  ASSIGN_OR_RETURN(File lock, File::OpenForWrite(folder + "/lock"));
+  if (flock(lock.fd(), LOCK_EX | LOCK_NB) != 0) {
+    return absl::UnavailableError(absl::StrCat(folder, ": another calibration of this pack is running"));
+  }
+  return std::unique_ptr<CalibrationJournal>(new CalibrationJournal(folder, fingerprint, std::move(lock)));
+}
+
+std::string CalibrationJournal::NameOf(uint32_t number) const { return absl::StrCat("stage", number); }
+
+absl::StatusOr<uint64_t> CalibrationJournal::Restore(uint32_t number, CalibrationStage* stage) const {
+  const std::string path = absl::StrCat(folder_, "/", NameOf(number));
+  if (!FileExists(path)) return 0;
+  ASSIGN_OR_RETURN(const std::string bytes, ReadFile(path, kMaxStateBytes));
+  ASSIGN_OR_RETURN(const std::string_view body, Unseal(bytes, kMagic, path));
+  ByteReader reader(body, path);
+  Digest128 fingerprint;
+  uint64_t units = 0;
+  RETURN_IF_ERROR(reader.Take(&fingerprint.high));
+  RETURN_IF_ERROR(reader.Take(&fingerprint.low));
+  // State of another text or other options is ignored and overwritten.
+  if (fingerprint != fingerprint_) return 0;
+  RETURN_IF_ERROR(reader.Take(&units));
+  if (units > stage->units()) return reader.Damaged(absl::StrCat(units, " units of ", stage->units()));
+  RETURN_IF_ERROR(stage->Load(&reader));
+  RETURN_IF_ERROR(reader.Finish());
+  return units;
+}
+
+absl::Status CalibrationJournal::Save(uint32_t number, uint64_t units, const CalibrationStage& stage) const {
+  // The stage's own files must be on the disk before a state that refers to them.
+  RETURN_IF_ERROR(stage.Sync());
+  std::string bytes(kMagic);
+  AppendValue(fingerprint_.high, &bytes);
+  AppendValue(fingerprint_.low, &bytes);
+  AppendValue(units, &bytes);
+  stage.Save(&bytes);
+  Seal(&bytes);
+  return WriteProfileFile(folder_, NameOf(number), bytes);
+}
+
+absl::Status CalibrationJournal::Remove() {
+  std::error_code error;
+  std::filesystem::remove_all(folder_, error);
+  if (error) return ErrnoToStatus(error.value(), absl::StrCat("remove ", folder_));
+  return absl::OkStatus();
+}
+
+EngineWindows::~EngineWindows() {
+  const absl::Status status = on_engine_([this](const ModelParts&, uint64_t) {
+    runner_.reset();
+    backend_.reset();
+    return absl::OkStatus();
+  });
+  if (!status.ok() && backend_ != nullptr) {
+    // The engine's thread has ended, or weightd is lost: buffers cannot be freed from this thread, so they
+    // are freed with the engine's backend.
+    backend_->Forget();
+  }
+}
+
+absl::StatusOr<double> EngineWindows::Run(const CalibrationWindow& window, const WindowRunner::Hooks& hooks) {
+  double loss = 0;
+  RETURN_IF_ERROR(on_engine_([&](const ModelParts&, uint64_t step) -> absl::Status {
+    ASSIGN_OR_RETURN(loss, runner_->Run(window, hooks, step));
+    return absl::OkStatus();
+  }));
+  return loss;
+}
+
+absl::Status EngineWindows::UseSparsity(const SparsityConfig& config, const std::string& profile_folder) {
+  ASSIGN_OR_RETURN(std::unique_ptr<SparsityPolicy> sparsity,
+                   SparsityPolicy::Create(config, pack_.config(), profile_folder, pack_.model_id()));
+  return on_engine_([&](const ModelParts& parts, uint64_t) -> absl::Status {
+    // The old runner is destroyed first, since both together may not fit the backend's memory.
+    runner_.reset();
+    backend_ = std::make_unique<ScopedBackend>(parts.backend);
+    ModelParts scoped = parts;
+    scoped.backend = backend_.get();
+    ASSIGN_OR_RETURN(runner_, WindowRunner::Create(scoped, positions_, std::move(sparsity)));
+    return absl::OkStatus();
+  });
+}
+
 namespace {
 
 constexpr char kWorkFolder[] = ".calibrate";
@@ -259,6 +473,45 @@ absl::StatusOr<CalibrationSummary> Calibrate(const CalibrationSpec& spec, const 
   summary.resumed = driver.resumed();
   summary.seconds = absl::ToDoubleSeconds(absl::Now() - start);
   return summary;
+}
+
+namespace {
+
+// The caller's sink with the engine's stop request added: a calibration must not delay the end of an engine.
+class StoppableSink final : public CalibrationSink {
+ public:
+  StoppableSink(std::shared_ptr<CalibrationSink> sink, const std::atomic<bool>* stop)
+      : sink_(std::move(sink)), stop_(stop) {}
+  void OnProgress(const CalibrationProgress& progress) override { sink_->OnProgress(progress); }
+  bool Cancelled() override { return stop_->load() || sink_->Cancelled(); }
+  void OnFinished(const CalibrationSummary& summary) override { sink_->OnFinished(summary); }
+  void OnError(const absl::Status& status) override { sink_->OnError(status); }
+
+ private:
+  const std::shared_ptr<CalibrationSink> sink_;
+  const std::atomic<bool>* const stop_;
+};
+
+}  // namespace
+
+CalibrationTask::CalibrationTask(CalibrationSpec spec, const CalibratorOptions& options, const Pack& pack,
+                                 OnEngine on_engine, std::shared_ptr<CalibrationSink> sink)
+    : thread_([this, spec = std::move(spec), options, &pack, on_engine = std::move(on_engine),
+               sink = std::move(sink)] {
+        StoppableSink stoppable(sink, &stop_);
+        const absl::StatusOr<CalibrationSummary> summary =
+            Calibrate(spec, options, pack, on_engine, &stoppable);
+        done_ = true;  // before the sink is told: its caller may start the next one at once
+        if (summary.ok()) {
+          stoppable.OnFinished(*summary);
+        } else {
+          stoppable.OnError(summary.status());
+        }
+      }) {}
+
+CalibrationTask::~CalibrationTask() {
+  stop_ = true;
+  thread_.join();
 }
 
 }  // namespace sluice::inferd

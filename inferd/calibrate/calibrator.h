@@ -4,12 +4,15 @@
 // through `on_engine`, which runs a function on the engine thread between two steps and waits for it.
 #pragma once
 
+#include <atomic>
 #include <functional>
+#include <memory>
+#include <thread>
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "inferd/api/calibration_api.h"
-#include "inferd/engine/parts/model_parts.h"
+#include "inferd/api/control_api.h"
+#include "inferd/forward/engine_parts.h"
 #include "pack/pack.h"
 
 namespace sluice::inferd {
@@ -29,5 +32,25 @@ struct CalibratorOptions {
 absl::StatusOr<CalibrationSummary> Calibrate(const CalibrationSpec& spec, const CalibratorOptions& options,
                                              const Pack& pack, const OnEngine& on_engine,
                                              CalibrationSink* sink);
+
+// A calibration on its own thread, owned by the engine.
+//
+// Thread safety: thread-safe; destroyed by one thread.
+
+class CalibrationTask {
+ public:
+  // Starts the calibration. `pack` outlives the task.
+  CalibrationTask(CalibrationSpec spec, const CalibratorOptions& options, const Pack& pack,
+                  OnEngine on_engine, std::shared_ptr<CalibrationSink> sink);
+  // Cancels the calibration and waits for it; the sink has been told the end then.
+  ~CalibrationTask();
+
+  bool done() const { return done_.load(); }
+
+ private:
+  std::atomic<bool> stop_{false};
+  std::atomic<bool> done_{false};
+  std::thread thread_;
+};
 
 }  // namespace sluice::inferd

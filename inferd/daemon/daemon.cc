@@ -1,40 +1,136 @@
 #include "inferd/daemon/daemon.h"
 
+#include <google/protobuf/stubs/common.h>
+#include <grpcpp/grpcpp.h>
+#include <spdlog/version.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <system_error>
 #include <utility>
 #include <vector>
 
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "common/cpu/cpu_topology.h"
-#include "common/error_detail.h"
-#include "common/metrics/metric_text.h"
-#include "common/net/listen_address.h"
-#include "common/size.h"
-#include "common/status.h"
-#include "common/version.h"
-#include "inferd/daemon/cuda_start.h"
-#include "inferd/daemon/place_threads.h"
-#include "inferd/daemon/self_description.h"
-#include "inferd/dialect/dialect.h"
-#include "inferd/engine/device_memory.h"
-#include "inferd/engine/slab_policies.h"
-#include "inferd/guide/guide_metrics.h"
-#include "inferd/policy/preset/preset.h"
-#include "inferd/policy/sparsity/sparse_setup.h"
-#include "inferd/serving/process_stats.h"
-#include "inferd/serving/self_test.h"
+#include "common/base/listen_address.h"
+#include "common/base/machine_facts.h"
+#include "common/base/metrics.h"
+#include "common/base/size.h"
+#include "common/base/status.h"
+#include "common/base/version.h"
+#include "inferd/daemon/device_start.h"
+#include "inferd/engine/cache_setup.h"
+#include "inferd/engine/device_setup.h"
+#include "inferd/grammar/grammar_manager.h"
+#include "inferd/policy/policies.h"
+#include "inferd/policy/sparsity.h"
+#include "inferd/serving/dialect.h"
+#include "inferd/serving/server_state.h"
+#include "inferd/serving/serving_context.h"
+#include "inferd/serving/serving_metrics.h"
 #include "inferd/session/session_weight_client.h"
 #include "kernels/backend.h"
-#include "kernels/pinned_backend.h"
-#include "kernels/sparse/sparse_profile.h"
+#include "kernels/sparse_profile.h"
+#include "pack/pack.h"
 
 namespace sluice::inferd {
+
+PrefixFile::PrefixFile(std::string path, uint64_t limit, spdlog::logger* log)
+    : path_(std::move(path)), limit_(limit), log_(log) {}
+
+void PrefixFile::Load(Engine* engine) {
+  const absl::Time begin = absl::Now();
+  const absl::StatusOr<PrefixCache::Saved> loaded = engine->LoadPrefixes(path_);
+  if (absl::IsNotFound(loaded.status())) {
+    log_->info("no prefixes yet: {}", std::string(loaded.status().message()));
+  } else if (!loaded.ok()) {
+    log_->warn("no prefixes are taken over: {}", std::string(loaded.status().message()));
+  } else {
+    log_->info(
+        "took over {} pages and {} states of cached prefixes from {} in {:.2f} s; {} records were damaged",
+        loaded->pages, loaded->states, path_, absl::ToDoubleSeconds(absl::Now() - begin), loaded->damaged);
+  }
+}
+
+void PrefixFile::Save(Engine* engine) {
+  const absl::Time begin = absl::Now();
+  const absl::StatusOr<PrefixCache::Saved> saved = engine->SavePrefixes(path_, limit_);
+  if (saved.ok()) {
+    log_->info("{} pages and {} states of cached prefixes are in {}, after {:.2f} s", saved->pages,
+               saved->states, path_, absl::ToDoubleSeconds(absl::Now() - begin));
+  } else {
+    log_->error("cached prefixes could not be saved: {}", std::string(saved.status().message()));
+  }
+}
+
+// Self description of an inferd for clients and operators: the served model, versions and CPU features.
+//
+// Thread safety: pure functions, safe to call from any thread.
+
+// Resolves symbolic links; returns the path itself if that fails.
+std::string AbsolutePath(const std::string& path);
+
+// `path`: the pack's folder, whose name is the model's name. `context`: maximum positions of one sequence.
+ServedModel DescribeModel(const Pack& pack, const std::string& path, uint32_t context);
+
+// Names and versions, such as "gRPC 1.51.1".
+std::vector<std::string> LinkedLibraries();
+
+// Name of the CPU kernels in use: avx512, avx2vnni or avx2.
+const char* IsaName();
+
+std::string AbsolutePath(const std::string& path) {
+  std::error_code error;
+  const std::filesystem::path canonical = std::filesystem::canonical(path, error);
+  return error ? path : canonical.string();
+}
+
+ServedModel DescribeModel(const Pack& pack, const std::string& path, uint32_t context) {
+  const ModelConfig& config = pack.config();
+  ServedModel model;
+  model.id = pack.model_id();
+  model.name = std::filesystem::path(AbsolutePath(path)).filename().string();
+  model.family = config.family;
+  model.vocab = config.vocab;
+  model.hidden = config.hidden;
+  model.layers = static_cast<uint32_t>(config.layers.size());
+  for (const LayerConfig& layer : config.layers) {
+    model.experts_per_layer = std::max(model.experts_per_layer, layer.moe.experts);
+    model.experts_per_token = std::max(model.experts_per_token, layer.moe.top_k);
+  }
+  model.context = context;
+  model.max_position = config.max_position;
+  if (!config.bos_ids.empty()) {
+    model.bos = config.bos_ids.front();
+  }
+  model.eos = config.eos_ids;
+  model.generation = pack.generation();
+  model.has_chat_template = !pack.chat_template().empty();
+  model.expert_bytes = pack.total_expert_bytes();
+  model.dense_bytes = pack.dense_bytes();
+  return model;
+}
+
+std::vector<std::string> LinkedLibraries() {
+  return {absl::StrCat("gRPC ", grpc::Version()),
+          absl::StrCat("protobuf ", google::protobuf::internal::VersionString(GOOGLE_PROTOBUF_VERSION)),
+          absl::StrCat("spdlog ", SPDLOG_VER_MAJOR, ".", SPDLOG_VER_MINOR, ".", SPDLOG_VER_PATCH)};
+}
+
+const char* IsaName() {
+  return CpuIsaSupported(CpuIsa::kAvx512)     ? "avx512"
+         : CpuIsaSupported(CpuIsa::kAvx2Vnni) ? "avx2vnni"
+                                              : "avx2";
+}
+
 namespace {
 
 // Timeout of the self-test. A first token needs experts of every layer from SSD; slow disks and large models

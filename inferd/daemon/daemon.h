@@ -1,12 +1,15 @@
-// InferdDaemon: the components of one inferd process in the order of their lifetimes.
+// InferdDaemon, the components of one inferd process, and PrefixFile, its saved prefix cache.
 //
-// Prepare() does the quick part and opens the sockets; Begin() does the long part (weightd's session, dense
-// weights, a first token) on its own thread, while clients can already query its progress.
+// PrefixFile: the file that keeps cached prefixes over restarts.
 //
-// Thread safety: thread-compatible; main's thread owns it.
+// An unusable file costs time, not answers: its prefixes are computed again. So nothing here is an error; the
+// log says what happened.
+//
+// Thread safety: thread-compatible.
 #pragma once
 
 #include <atomic>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -17,26 +20,47 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
-#include "common/cuda/cuda_module.h"
-#include "common/net/inherited_sockets.h"
-#include "common/ring/unique_fd.h"
-#include "common/text/chat/chat_formatter.h"
+#include "common/base/unique_fd.h"
+#include "common/base/unix_listener.h"
+#include "common/protocol/cuda_module.h"
+#include "common/text/chat_template.h"
 #include "common/text/tokenizer.h"
-#include "daemon/metrics_door.h"
+#include "daemon/metrics_server.h"
 #include "inferd/daemon/inferd_options.h"
 #include "inferd/daemon/memory_tuner.h"
-#include "inferd/daemon/prefix_file.h"
 #include "inferd/engine/engine.h"
+#include "inferd/grpc/inferd_server.h"
 #include "inferd/http/http_server.h"
-#include "inferd/openai/openai_door.h"
-#include "inferd/service/server.h"
-#include "inferd/serving/engine_gate.h"
+#include "inferd/http/openai_endpoint.h"
 #include "inferd/serving/server_state.h"
 #include "inferd/serving/serving_metrics.h"
 #include "pack/pack.h"
 #include "spdlog/logger.h"
 
 namespace sluice::inferd {
+
+class PrefixFile {
+ public:
+  // At most `limit` bytes are saved. `log` is borrowed.
+  PrefixFile(std::string path, uint64_t limit, spdlog::logger* log);
+
+  // Loads the file into the engine's prefix cache. REQUIRES: nobody else uses the engine yet.
+  void Load(Engine* engine);
+  // Saves the engine's prefix cache to the file.
+  void Save(Engine* engine);
+
+ private:
+  const std::string path_;
+  const uint64_t limit_;
+  spdlog::logger* const log_;
+};
+
+// InferdDaemon: the components of one inferd process in the order of their lifetimes.
+//
+// Prepare() does the quick part and opens the sockets; Begin() does the long part (weightd's session, dense
+// weights, a first token) on its own thread, while clients can already query its progress.
+//
+// Thread safety: thread-compatible; main's thread owns it.
 
 class InferdDaemon {
  public:

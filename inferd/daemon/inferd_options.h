@@ -13,7 +13,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "daemon/option_values.h"
-#include "inferd/engine/parts/engine_options.h"
+#include "inferd/forward/engine_options.h"
 #include "inferd/http/http_server.h"
 #include "inferd/serving/server_state.h"
 #include "inferd/serving/serving_context.h"

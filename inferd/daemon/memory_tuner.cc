@@ -5,9 +5,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "common/error_detail.h"
-#include "common/size.h"
-#include "common/status.h"
+#include "common/base/size.h"
+#include "common/base/status.h"
 #include "inferd/session/weights_rpc_client.h"
 
 namespace sluice::inferd {

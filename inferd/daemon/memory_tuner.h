@@ -12,8 +12,8 @@
 #include <utility>
 
 #include "absl/base/thread_annotations.h"
-#include "common/mutex.h"
-#include "inferd/api/tuning_api.h"
+#include "common/base/mutex.h"
+#include "inferd/api/control_api.h"
 #include "inferd/engine/engine.h"
 #include "spdlog/logger.h"
 

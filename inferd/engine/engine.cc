@@ -7,16 +7,14 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
-#include "common/clock.h"
-#include "common/error_detail.h"
-#include "common/memory_facts.h"
-#include "common/status.h"
+#include "common/base/clock.h"
+#include "common/base/machine_facts.h"
+#include "common/base/status.h"
 #include "inferd/api/request_checks.h"
-#include "inferd/engine/engine_places.h"
-#include "inferd/engine/parts/kv_resize.h"
-#include "inferd/engine/slab_policies.h"
-#include "inferd/schedule/generate_sequence.h"
-#include "inferd/schedule/score_sequence.h"
+#include "inferd/engine/cache_setup.h"
+#include "inferd/engine/device_setup.h"
+#include "inferd/forward/engine_options.h"
+#include "inferd/forward/sequence.h"
 
 namespace sluice::inferd {
 namespace {

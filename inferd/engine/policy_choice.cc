@@ -2,8 +2,9 @@
 
 #include <utility>
 
-#include "common/status.h"
-#include "inferd/policy/preset/auto_preset.h"
+#include "absl/strings/str_cat.h"
+#include "common/base/status.h"
+#include "inferd/policy/auto_preset.h"
 
 namespace sluice::inferd {
 
@@ -34,6 +35,35 @@ absl::StatusOr<PolicyChoice> ChoosePoliciesFor(const EngineOptions& options, con
   ASSIGN_OR_RETURN(policies, WithOverrides(std::move(choice.policies), options.policies));
   RETURN_IF_ERROR(CheckPolicies(policies, options.device));
   return PolicyChoice{std::move(policies), std::move(choice.reasons)};
+}
+
+PrefixRule PrefixRuleOf(const EngineOptions& options, const Policies& policies) {
+  if (!options.prefix_cache) {
+    return {PrefixReuse::kNone, "no prefix is reused: --prefix-cache off"};
+  }
+  if (!options.trace.empty()) {
+    return {PrefixReuse::kNone, "no prefix is reused: a trace is recorded, which wants every row"};
+  }
+  if (!options.replay_trace.empty()) {
+    return {PrefixReuse::kNone, "no prefix is reused: scores come from a trace, not from the text"};
+  }
+  const bool same_rows = policies.routing == RoutingKind::kTopK && policies.miss != ExpertMiss::kSkip &&
+                         policies.miss != ExpertMiss::kProceed && policies.neuron_miss == NeuronMiss::kLoad;
+  if (!same_rows) {
+    return {PrefixReuse::kPrompts,
+            "prefixes are reused of prompts alone: the policies compute generated tokens in another way"};
+  }
+  return {PrefixReuse::kAll, ""};
+}
+
+std::string PrefixIdentity(const std::string& model_id, const EngineOptions& options,
+                           const Policies& policies) {
+  std::string identity = absl::StrCat(model_id, " device ", static_cast<int>(options.device), " kv ",
+                                      static_cast<int>(options.kv));
+  for (const PolicyWord& word : Describe(policies)) {
+    absl::StrAppend(&identity, " ", word.name, "=", word.value);
+  }
+  return identity;
 }
 
 }  // namespace sluice::inferd

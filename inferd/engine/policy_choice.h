@@ -7,8 +7,9 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "inferd/engine/parts/engine_options.h"
-#include "inferd/policy/preset/preset.h"
+#include "inferd/forward/engine_options.h"
+#include "inferd/forward/prefix_cache.h"
+#include "inferd/policy/policies.h"
 #include "pack/pack.h"
 
 namespace sluice::inferd {
@@ -21,5 +22,23 @@ struct PolicyChoice {
 // Returns the preset's policies; `auto` decides by the options, the machine (measured for a few tenths of a
 // second) and the pack's profile. Errors of PoliciesOf.
 absl::StatusOr<PolicyChoice> ChoosePoliciesFor(const EngineOptions& options, const Pack& pack);
+
+// Rules of prefix reuse between sequences, by the engine's options and policies.
+//
+// Thread safety: pure functions.
+
+struct PrefixRule {
+  PrefixReuse reuse = PrefixReuse::kNone;
+  std::string why;  // reason for the start-up log; empty if everything is reused
+};
+
+// Returns the rule that keeps logits equal to those without reuse. If policies treat generated tokens
+// differently, or compute them with the resident experts only, just prompts may be reused, and only for
+// prompts: every policy computes prompts exactly.
+PrefixRule PrefixRuleOf(const EngineOptions& options, const Policies& policies);
+
+// Returns everything that K and V of a sequence depend on besides its tokens.
+std::string PrefixIdentity(const std::string& model_id, const EngineOptions& options,
+                           const Policies& policies);
 
 }  // namespace sluice::inferd

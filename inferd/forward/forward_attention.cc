@@ -1,5 +1,6 @@
 // Attention of the forward pass, one function per kind.
-#include "common/status.h"
+
+#include "common/base/status.h"
 #include "inferd/forward/forward.h"
 
 namespace sluice::inferd {

@@ -1,8 +1,9 @@
 // Setup of the forward pass: the check for unsupported features, and its memory.
+
 #include <algorithm>
 #include <utility>
 
-#include "common/status.h"
+#include "common/base/status.h"
 #include "inferd/forward/forward.h"
 #include "inferd/model/model_shapes.h"
 

@@ -16,10 +16,9 @@
 
 #include "absl/time/time.h"
 #include "inferd/http/http_core.h"
-#include "inferd/http/http_head.h"
 #include "inferd/http/http_message.h"
+#include "inferd/http/http_transport.h"
 #include "inferd/http/request_reader.h"
-#include "inferd/http/transport.h"
 
 namespace sluice::inferd {
 

@@ -1,27 +1,107 @@
-// HttpCore: state shared by the connections of one server: its thread, workers, keys, limits, counters.
+// State shared by the connections of one HTTP server: API keys, metrics, limits.
 //
-// Thread safety: Post and the metrics may be used from any thread; everything else belongs to the
-// io_context's thread.
+// HttpKeys: API keys. A file lists each key's name, SHA-256 and limits; plain keys are stored nowhere.
+//
+//   # name  sha256 of the key, in hexadecimal                                          limits, each optional
+//   alice   5e884898da28047151d0e56f8dc6292773603d0d6aabbdd62a11ef721d1542d8  parallel=4 per-minute=60
+//
+// A key's hash is compared with all hashes of the file in constant time, so that response times reveal
+// nothing.
+//
+// Thread safety: thread-compatible; the server's thread uses it.
 #pragma once
 
+#include <array>
+#include <atomic>
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/post.hpp>
 #include <boost/asio/thread_pool.hpp>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
 #include <unordered_set>
-#include <utility>  // for Boost 1.74
+#include <utility>
+#include <vector>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "common/mutex.h"
-#include "inferd/http/http_keys.h"
+#include "common/base/metrics.h"
+#include "common/base/mutex.h"
 #include "inferd/http/http_message.h"
-#include "inferd/http/http_metrics.h"
 
 namespace sluice::inferd {
+
+// Usage of one key. Shared by its connections, and kept over a reload if the file still names the key.
+struct HttpKeyUse {
+  std::string name;
+  uint32_t parallel = 0;    // concurrent requests; 0: no limit
+  uint32_t per_minute = 0;  // requests started per minute; 0: no limit
+  uint32_t running = 0;
+  double tokens = 0;  // fill of a token bucket of size per_minute
+  absl::Time filled = absl::InfinitePast();
+
+  // Counts a request that starts now and that Leave() ends; or returns the delay until one would be admitted.
+  std::optional<absl::Duration> Enter(absl::Time now);
+  void Leave() { --running; }
+};
+
+class HttpKeys {
+ public:
+  // Reads `path`. INVALID_ARGUMENT naming file and line; FAILED_PRECONDITION if users other than the owner
+  // may write the file. Usage of names that are also in `before` (may be null) is kept.
+  static absl::StatusOr<std::unique_ptr<HttpKeys>> Load(const std::string& path, const HttpKeys* before);
+
+  // Returns the usage of `key`; null: unknown key.
+  std::shared_ptr<HttpKeyUse> Find(std::string_view key) const;
+
+  size_t size() const { return entries_.size(); }
+
+ private:
+  using Digest = std::array<unsigned char, 32>;
+  struct Entry {
+    Digest digest;
+    std::shared_ptr<HttpKeyUse> use;
+  };
+  absl::Status AddLine(const std::string& line, const HttpKeys* before);
+
+  std::vector<Entry> entries_;
+};
+
+// HttpMetrics: HTTP responses by client and status.
+//
+// Thread safety: thread-safe.
+
+class HttpMetrics {
+ public:
+  // Counts a response at its start. Clients are user classes or key names, so there are few.
+  void Answered(const std::string& client, int status) ABSL_LOCKS_EXCLUDED(mutex_);
+  void ConnectionsAre(uint64_t count) { connections_.store(count, std::memory_order_relaxed); }
+  void Refused() { refused_.fetch_add(1, std::memory_order_relaxed); }
+  void Left() { left_.fetch_add(1, std::memory_order_relaxed); }
+
+  uint64_t connections() const { return connections_.load(std::memory_order_relaxed); }
+
+  // Appends all counters in Prometheus' text format.
+  void Write(MetricText* text) const ABSL_LOCKS_EXCLUDED(mutex_);
+
+ private:
+  std::atomic<uint64_t> connections_{0};
+  std::atomic<uint64_t> refused_{0};
+  std::atomic<uint64_t> left_{0};
+  mutable Mutex mutex_;
+  std::map<std::pair<std::string, int>, uint64_t> answers_ ABSL_GUARDED_BY(mutex_);
+};
+
+// HttpCore: state shared by the connections of one server: its thread, workers, keys, limits, counters.
+//
+// Thread safety: Post and the metrics may be used from any thread; everything else belongs to the
+// io_context's thread.
 
 class HttpConnection;
 

@@ -17,10 +17,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "common/net/socket_lock.h"
-#include "common/net/unix_listener.h"
-#include "common/ring/unique_fd.h"
-#include "common/status.h"
+#include "common/base/status.h"
+#include "common/base/unique_fd.h"
+#include "common/base/unix_listener.h"
 #include "inferd/http/http_connection.h"
 #include "inferd/http/http_core.h"
 

@@ -17,10 +17,10 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "common/metrics/metric_text.h"
-#include "common/net/connection_acceptor.h"
-#include "common/net/inherited_sockets.h"
-#include "common/net/listen_address.h"
+#include "common/base/connection_acceptor.h"
+#include "common/base/listen_address.h"
+#include "common/base/metrics.h"
+#include "common/base/unix_listener.h"
 #include "inferd/http/http_message.h"
 
 namespace sluice::inferd {

@@ -1,5 +1,13 @@
 #include "inferd/serving/server_state.h"
 
+#include <memory>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/notification.h"
+#include "absl/time/clock.h"
+#include "common/base/status.h"
+
 namespace sluice::inferd {
 
 void ServerState::SetBackend(const std::string& isa, const std::string& backend,
@@ -36,6 +44,156 @@ void ServerState::StartDrain() {
     draining_ = true;
   }
   engine_->StartDrain();
+}
+
+void EngineGate::SetProgress(const std::string& what) {
+  const MutexLock lock(&mutex_);
+  progress_ = what;
+}
+
+void EngineGate::Open(EngineApi* engine) {
+  // Applies the calls made while there was no engine, under the lock, so that no concurrent call is lost or
+  // repeated.
+  const MutexLock lock(&mutex_);
+  engine_ = engine;
+  if (queue_limits_.has_value()) {
+    engine_->SetQueueLimits(*queue_limits_);
+  }
+  if (draining_) {
+    engine_->StartDrain();
+  }
+}
+
+absl::StatusOr<EngineApi*> EngineGate::Engine() const {
+  const MutexLock lock(&mutex_);
+  // Draining precedes starting: a server that is drained during its start will never serve.
+  if (draining_) {
+    return ReasonError(absl::StatusCode::kUnavailable, "DRAINING", "the server is ending");
+  }
+  if (engine_ == nullptr) {
+    return ReasonError(absl::StatusCode::kUnavailable, "STARTING",
+                       absl::StrCat("the server is starting: ", progress_));
+  }
+  return engine_;
+}
+
+absl::Status EngineGate::Generate(GenerateSpec spec, std::shared_ptr<RequestSink> sink) {
+  ASSIGN_OR_RETURN(EngineApi* const engine, Engine());
+  return engine->Generate(std::move(spec), std::move(sink));
+}
+
+absl::Status EngineGate::Score(ScoreSpec spec, std::shared_ptr<ScoreSink> sink) {
+  ASSIGN_OR_RETURN(EngineApi* const engine, Engine());
+  return engine->Score(std::move(spec), std::move(sink));
+}
+
+absl::Status EngineGate::Calibrate(CalibrationSpec spec, std::shared_ptr<CalibrationSink> sink) {
+  ASSIGN_OR_RETURN(EngineApi* const engine, Engine());
+  return engine->Calibrate(std::move(spec), std::move(sink));
+}
+
+// Not by Engine(): a request accepted before the drain can still be cancelled.
+absl::Status EngineGate::Cancel(const std::string& request_id) {
+  EngineApi* engine = nullptr;
+  {
+    const MutexLock lock(&mutex_);
+    engine = engine_;
+  }
+  return engine != nullptr ? engine->Cancel(request_id)
+                           : ReasonError(absl::StatusCode::kNotFound, "REQUEST_NOT_FOUND",
+                                         absl::StrCat("no request ", request_id, " lives"));
+}
+
+EngineStats EngineGate::Stats() const {
+  EngineApi* engine = nullptr;
+  {
+    const MutexLock lock(&mutex_);
+    engine = engine_;
+  }
+  return engine != nullptr ? engine->Stats() : EngineStats();
+}
+
+std::vector<LayerSparsity> EngineGate::Sparsity() const {
+  const absl::StatusOr<EngineApi*> engine = Engine();
+  return engine.ok() ? (*engine)->Sparsity() : std::vector<LayerSparsity>();
+}
+
+std::vector<LayerStats> EngineGate::Layers() const {
+  const absl::StatusOr<EngineApi*> engine = Engine();
+  return engine.ok() ? (*engine)->Layers() : std::vector<LayerStats>();
+}
+
+absl::Status EngineGate::Health() const {
+  ASSIGN_OR_RETURN(EngineApi* const engine, Engine());
+  return engine->Health();
+}
+
+absl::Status EngineGate::CheckQueueSpace(const std::string& client) {
+  ASSIGN_OR_RETURN(EngineApi* const engine, Engine());
+  return engine->CheckQueueSpace(client);
+}
+
+void EngineGate::SetQueueLimits(const QueueLimits& limits) {
+  const MutexLock lock(&mutex_);
+  if (engine_ != nullptr) {
+    engine_->SetQueueLimits(limits);
+  } else {
+    queue_limits_ = limits;
+  }
+}
+
+void EngineGate::StartDrain() {
+  const MutexLock lock(&mutex_);
+  draining_ = true;
+  if (engine_ != nullptr) {
+    engine_->StartDrain();
+  }
+}
+
+namespace {
+
+// The sink is shared with the engine, which may end the request after the test's timeout.
+class TestSink final : public RequestSink {
+ public:
+  void OnStarted(const Usage&, double) override {}
+  void OnTokens(absl::Span<const TokenOut>, std::string_view) override {}
+  void OnFinished(const FinishInfo& info) override {
+    if (info.usage.completion_tokens != 1) {
+      status_ =
+          absl::InternalError(absl::StrCat("made ", info.usage.completion_tokens, " tokens instead of 1"));
+    }
+    done_.Notify();
+  }
+  void OnError(const absl::Status& status) override {
+    status_ = status;
+    done_.Notify();
+  }
+  bool Wait(absl::Duration limit) { return done_.WaitForNotificationWithTimeout(limit); }
+  const absl::Status& status() const { return status_; }  // REQUIRES: Wait() was true
+
+ private:
+  absl::Status status_;  // written before, read after done_
+  absl::Notification done_;
+};
+
+}  // namespace
+
+absl::Status SelfTest(EngineApi* engine, int32_t token, absl::Duration limit) {
+  GenerateSpec spec;
+  spec.request_id = "self-test";
+  spec.client = "self-test";
+  spec.prompt = {token};
+  spec.stopping.max_tokens = 1;
+  spec.stopping.ignore_eos = true;
+  spec.deadline = absl::Now() + limit;
+  auto sink = std::make_shared<TestSink>();
+  RETURN_IF_ERROR(Annotate(engine->Generate(std::move(spec), sink), "self-test"));
+  // The engine itself enforces the deadline; the margin is for an engine that does not.
+  if (!sink->Wait(limit + absl::Seconds(5))) {
+    engine->Cancel("self-test").IgnoreError();
+    return absl::DeadlineExceededError("self-test: the engine does not answer");
+  }
+  return Annotate(sink->status(), "self-test");
 }
 
 }  // namespace sluice::inferd

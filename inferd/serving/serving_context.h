@@ -3,19 +3,21 @@
 // Thread safety: constant once the server has started, except for the limits; the pointees are thread-safe.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
-#include "common/text/chat/chat_formatter.h"
+#include "common/base/mutex.h"
+#include "common/text/chat_template.h"
 #include "common/text/tokenizer.h"
-#include "common/tunable.h"
 #include "inferd/api/engine_api.h"
-#include "inferd/dialect/dialect.h"
+#include "inferd/serving/dialect.h"
 #include "inferd/serving/serving_metrics.h"
 #include "inferd/serving/stream_pump.h"
 #include "pack/pack_format.h"
@@ -66,5 +68,48 @@ struct ServingContext {
   spdlog::logger* log = nullptr;
   ServingMetrics* metrics = nullptr;  // null: no metrics
 };
+
+// EngineRequest: cancellation handle of a call's engine request; and the log line at the end of a call. Used
+// by all servers.
+//
+// Thread safety: thread-safe.
+
+// Cancels only a request that the engine accepted and that has not ended: afterwards its id may belong to
+// another call.
+class EngineRequest {
+ public:
+  EngineRequest(EngineApi* engine, std::string id) : engine_(engine), id_(std::move(id)) {}
+  const std::string& id() const { return id_; }
+  // The engine's thread may have ended the request before the submitting thread gets here.
+  void Accepted() {
+    State expected = State::kNew;
+    if (!state_.compare_exchange_strong(expected, State::kLive) && expected == State::kCancelled) {
+      engine_->Cancel(id_).IgnoreError();
+    }
+  }
+  void Ended() { state_.store(State::kEnded); }
+  void Cancel() {
+    State expected = State::kNew;
+    if (state_.compare_exchange_strong(expected, State::kCancelled)) {
+      return;  // Accepted() cancels it
+    }
+    if (expected == State::kLive && state_.compare_exchange_strong(expected, State::kEnded)) {
+      engine_->Cancel(id_).IgnoreError();  // NOT_FOUND: it has just ended by itself
+    }
+  }
+
+ private:
+  enum class State : uint8_t { kNew, kLive, kCancelled, kEnded };
+  EngineApi* const engine_;
+  const std::string id_;
+  std::atomic<State> state_{State::kNew};
+};
+
+// Writes one log line, without text of prompt or answer. `info` is null unless the call succeeded.
+void LogRequestEnd(const ServingContext& context, const std::string& kind, const std::string& request_id,
+                   const std::string& client, const FinishInfo* info, const absl::Status& status);
+
+// Adds to `status` what clients rely on: a reason on every failure, a retry hint if a retry can help.
+absl::Status Explain(absl::Status status);
 
 }  // namespace sluice::inferd

@@ -4,10 +4,11 @@
 #pragma once
 
 #include <array>
+#include <cstdint>
 #include <string>
 
 #include "absl/status/status.h"
-#include "common/metrics/metrics.h"
+#include "common/base/metrics.h"
 #include "inferd/api/engine_api.h"
 #include "inferd/serving/server_state.h"
 #include "inferd/serving/stream_pump.h"
@@ -33,5 +34,22 @@ class ServingMetrics {
   Histogram* const queue_;
   Histogram* const seconds_;
 };
+
+// System resources of this process.
+//
+// Thread safety: free functions, safe to call from any thread.
+
+// Number of open file descriptors; 0 if /proc cannot be read.
+uint64_t CountOpenDescriptors();
+
+// Resident memory, bytes; 0 if /proc cannot be read. Only touched pages of weightd's mapped segments count.
+uint64_t ResidentBytes();
+
+// Parts of the resident memory. Zeros if /proc cannot be read.
+struct ResidentParts {
+  uint64_t own = 0;     // anonymous: private to this process
+  uint64_t shared = 0;  // mapped memory files: touched pages of weightd's segments
+};
+ResidentParts ReadResidentParts();
 
 }  // namespace sluice::inferd

@@ -18,12 +18,12 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
-#include "common/mutex.h"
-#include "common/ring/session_abi.h"
-#include "common/ring/unique_fd.h"
+#include "common/base/mutex.h"
+#include "common/base/unique_fd.h"
+#include "common/protocol/session_abi.h"
+#include "inferd/model/request_table.h"
+#include "inferd/model/weight_client.h"
 #include "inferd/session/weight_session.h"
-#include "inferd/weights/request_table.h"
-#include "inferd/weights/weight_client.h"
 #include "pack/pack.h"
 
 namespace sluice::inferd {
@@ -161,5 +161,18 @@ class SessionWeightClient final : public WeightClient {
   Counter wakeups_;
   SharedText description_;
 };
+
+// Conversion of WeightClient requests to ring entries, and of completions back.
+//
+// Thread safety: pure functions, safe to call from any thread.
+
+// An entry that names no extent, no slab and no progress word.
+SubmissionEntry EmptyEntry(Opcode opcode, RequestClass request_class);
+
+// Sets all but the fields that the session fills: ids, the list of neurons, the progress word.
+SubmissionEntry EntryOf(const FetchRequest& request);
+
+// `caller_id`: id of the completed request. A code that is no status code becomes INTERNAL.
+FetchCompletion CompletionOf(const CompletionEntry& entry, uint64_t caller_id);
 
 }  // namespace sluice::inferd

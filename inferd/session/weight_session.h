@@ -1,5 +1,5 @@
 // WeightSession: one joined session with one life of weightd: the side socket, the shared regions, the mapped
-// segments and the client's ends of the rings. common/ring/README.md is the protocol.
+// segments and the client's ends of the rings. common/protocol/PROTOCOL.md is the protocol.
 //
 // Thread safety: thread-compatible; the engine thread's.
 #pragma once
@@ -16,14 +16,14 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
-#include "common/ring/rings.h"
-#include "common/ring/session_abi.h"
-#include "common/ring/shared_memory.h"
-#include "common/ring/side_channel.h"
-#include "common/ring/unique_fd.h"
+#include "common/base/unique_fd.h"
+#include "common/protocol/rings.h"
+#include "common/protocol/session_abi.h"
+#include "common/protocol/shared_memory.h"
+#include "common/protocol/side_channel.h"
+#include "inferd/model/request_table.h"
+#include "inferd/model/weight_client.h"
 #include "inferd/session/weights_rpc_client.h"
-#include "inferd/weights/list_arena.h"
-#include "inferd/weights/weight_client.h"
 
 namespace sluice::inferd {
 

@@ -3,9 +3,9 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
-#include "common/net/unix_listener.h"
-#include "common/status.h"
-#include "daemon/grpc/grpc_status.h"
+#include "common/base/status.h"
+#include "common/base/unix_listener.h"
+#include "daemon/grpc_status.h"
 #include "grpcpp/client_context.h"
 #include "grpcpp/create_channel.h"
 #include "grpcpp/security/credentials.h"

@@ -11,8 +11,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "common/ring/session_abi.h"
-#include "common/ring/side_channel.h"
+#include "common/protocol/session_abi.h"
+#include "common/protocol/side_channel.h"
 
 namespace sluice::inferd {
 

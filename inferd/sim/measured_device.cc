@@ -5,8 +5,8 @@
 #include <variant>
 
 #include "absl/strings/str_cat.h"
-#include "common/file_io.h"
-#include "common/status.h"
+#include "common/base/file_io.h"
+#include "common/base/status.h"
 #include "inferd/sim/virtual_device.h"
 #include "pack/pack_format.h"
 #include "pack/row_layout.h"

@@ -18,8 +18,8 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "common/clock.h"
-#include "inferd/sim/virtual_costs.h"
+#include "common/base/clock.h"
+#include "inferd/sim/virtual_clock.h"
 #include "kernels/backend.h"
 
 namespace sluice::inferd {

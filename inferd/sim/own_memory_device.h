@@ -12,7 +12,7 @@
 
 #include "absl/container/flat_hash_set.h"
 #include "absl/status/status.h"
-#include "common/status.h"
+#include "common/base/status.h"
 #include "kernels/backend.h"
 
 namespace sluice::inferd {

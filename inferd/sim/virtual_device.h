@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "inferd/sim/virtual_clock.h"
-#include "inferd/sim/virtual_costs.h"
 #include "kernels/backend.h"
 
 namespace sluice::inferd {

@@ -13,10 +13,10 @@
 #include <unordered_map>
 #include <vector>
 
-#include "common/link/virtual_link.h"
-#include "common/ring/shared_memory.h"
+#include "common/protocol/link_model.h"
+#include "common/protocol/shared_memory.h"
+#include "inferd/model/weight_client.h"
 #include "inferd/sim/virtual_clock.h"
-#include "inferd/weights/weight_client.h"
 
 namespace sluice::inferd {
 

@@ -6,10 +6,10 @@
 #include <utility>
 #include <variant>
 
-#include "common/status.h"
-#include "kernels/cuda/device.h"
-#include "kernels/cuda/memory.h"
-#include "kernels/cuda/status.h"
+#include "common/base/status.h"
+#include "kernels/cuda/cuda_device.h"
+#include "kernels/cuda/cuda_memory.h"
+#include "kernels/cuda/cuda_status.h"
 
 namespace sluice {
 namespace {

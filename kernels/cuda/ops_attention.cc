@@ -1,10 +1,11 @@
 // RopeKvWrite, LatentKvWrite, Attention.
+
 #include <algorithm>
 
-#include "common/status.h"
-#include "kernels/cuda/device.h"
-#include "kernels/cuda/device/attention/attention.h"
-#include "kernels/cuda/status.h"
+#include "common/base/status.h"
+#include "kernels/cuda/cuda_device.h"
+#include "kernels/cuda/cuda_status.h"
+#include "kernels/cuda/device/attention.h"
 
 namespace sluice::cuda {
 namespace {

@@ -1,10 +1,11 @@
 // MoeExperts, RoutedExperts, ExpertLeads, RoutedLeads.
+
 #include <algorithm>
 
-#include "common/status.h"
-#include "kernels/cuda/device.h"
-#include "kernels/cuda/device/experts/experts.h"
-#include "kernels/cuda/status.h"
+#include "common/base/status.h"
+#include "kernels/cuda/cuda_device.h"
+#include "kernels/cuda/cuda_status.h"
+#include "kernels/cuda/device/experts.h"
 
 namespace sluice::cuda {
 namespace {

@@ -1,11 +1,12 @@
 // GatedDelta, Mamba, ShortConv.
+
 #include <algorithm>
 #include <cmath>
 
-#include "common/status.h"
-#include "kernels/cuda/device.h"
+#include "common/base/status.h"
+#include "kernels/cuda/cuda_device.h"
+#include "kernels/cuda/cuda_status.h"
 #include "kernels/cuda/device/state.h"
-#include "kernels/cuda/status.h"
 
 namespace sluice::cuda {
 namespace {

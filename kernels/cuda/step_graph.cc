@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <utility>
 
-#include "common/status.h"
-#include "kernels/cuda/status.h"
+#include "common/base/status.h"
+#include "kernels/cuda/cuda_status.h"
 
 namespace sluice::cuda {
 

@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
-#include "common/status.h"
-#include "kernels/cuda/status.h"
+#include "common/base/status.h"
+#include "kernels/cuda/cuda_status.h"
 
 namespace sluice::cuda {
 namespace {

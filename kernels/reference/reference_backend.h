@@ -5,7 +5,7 @@
 
 #include <string>
 
-#include "kernels/common/cpu_backend.h"
+#include "kernels/immediate_backend.h"
 
 namespace sluice {
 namespace reference {

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <bit>
 
-#include "kernels/common/half.h"
+#include "kernels/scalar_math.h"
 #include "pack/row_layout.h"
 
 namespace sluice::reference {

@@ -7,9 +7,9 @@
 #include <cstdint>
 #include <vector>
 
-#include "common/encoding.h"
-#include "kernels/calls/places.h"
+#include "common/base/encoding.h"
 #include "kernels/ops.h"
+#include "kernels/resolver.h"
 
 namespace sluice::reference {
 

@@ -8,10 +8,10 @@
 #include <string>
 
 #include "absl/strings/str_join.h"
-#include "common/half.h"
-#include "common/row_traits.h"
-#include "common/status.h"
-#include "common/vector_clones.h"
+#include "common/base/encoding.h"
+#include "common/base/half.h"
+#include "common/base/status.h"
+#include "common/base/vector_clones.h"
 
 namespace sluice {
 namespace {

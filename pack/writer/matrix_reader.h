@@ -10,9 +10,9 @@
 
 #include "absl/status/status.h"
 #include "absl/types/span.h"
-#include "common/checksum.h"
+#include "common/base/checksum.h"
 #include "common/model/checkpoint.h"
-#include "common/model/families/blocks/tensor_mapper.h"
+#include "common/model/tensor_mapper.h"
 
 namespace sluice {
 

@@ -4,9 +4,9 @@
 #include <utility>
 
 #include "absl/strings/str_format.h"
-#include "common/file_io.h"
-#include "common/status.h"
-#include "common/strict_json.h"
+#include "common/base/file_io.h"
+#include "common/base/status.h"
+#include "common/base/strict_json.h"
 #include "pack/pack.h"
 #include "pack/row_layout.h"
 

@@ -4,12 +4,12 @@
 #include <optional>
 #include <utility>
 
+#include "common/base/status.h"
+#include "common/base/strict_json.h"
 #include "common/model/dense_names.h"
 #include "common/model/model_config_json.h"
-#include "common/model/source/model_source.h"
+#include "common/model/model_source.h"
 #include "common/profile/profile.h"
-#include "common/status.h"
-#include "common/strict_json.h"
 #include "pack/pack_plan.h"
 #include "pack/row_layout.h"
 #include "pack/writer/matrix_reader.h"

@@ -12,9 +12,9 @@
 
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "common/checksum.h"
+#include "common/base/checksum.h"
 #include "common/model/checkpoint.h"
-#include "common/model/families/hf_tensors.h"
+#include "common/model/hf_config.h"
 #include "pack/pack_format.h"
 #include "pack/writer/pack_writer.h"
 

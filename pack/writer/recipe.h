@@ -12,7 +12,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "common/encoding.h"
+#include "common/base/encoding.h"
 #include "common/model/model_config.h"
 #include "pack/pack_format.h"
 

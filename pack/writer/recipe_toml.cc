@@ -1,4 +1,5 @@
 // Recipe files. TOML is converted to the JSON tree that the project's checked access works on.
+
 #include <toml++/toml.h>
 
 #include <algorithm>
@@ -7,8 +8,8 @@
 #include <string_view>
 #include <utility>
 
-#include "common/status.h"
-#include "common/strict_json.h"
+#include "common/base/status.h"
+#include "common/base/strict_json.h"
 #include "pack/writer/recipe.h"
 
 namespace sluice {

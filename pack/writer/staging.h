@@ -1,22 +1,103 @@
-// The life of a pack folder on disk: a `.partial` folder beside the target, filled, sealed with its tables,
-// and renamed in one step.
+// The unfinished pack on disk: its journal, the writer of one extent, and the folder that is renamed at the
+// end.
 //
-// Thread safety: a Staging is used by one thread; its files may be written by several.
+// Thread safety: stated at each class.
 #pragma once
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <memory>
 #include <string>
+#include <vector>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "common/file_io.h"
+#include "absl/types/span.h"
+#include "common/base/checksum.h"
+#include "common/base/file_io.h"
+#include "common/base/mutex.h"
 #include "pack/pack_format.h"
-#include "pack/writer/journal.h"
 
 namespace sluice {
+
+// The journal of an unfinished pack: the finished units (dense extents, experts), with their checksums and
+// the digests of their source tensors. It makes an interrupted conversion resumable.
+//
+// A file: header {8 bytes magic, u32 version, u32 zero, 16 bytes fingerprint}, then records {u32 unit, u32
+// checksum count, u32 digest count, u32 zero, checksums u64[], digests u64[2][] (high, low), XXH3-64 of the
+// record so far}. Appended only; a torn or damaged record ends it.
+//
+// Thread safety: ParseJournal is pure. Append may be called from any thread.
+
+inline constexpr char kJournalName[] = "journal";
+
+struct JournalRecord {
+  uint32_t unit = 0;
+  std::vector<uint64_t> checksums;
+  std::vector<Digest128> digests;
+};
+
+// The whole records, in order, if the header has `fingerprint`; none otherwise. `valid_bytes` is the offset
+// of the next record (0: start anew).
+std::vector<JournalRecord> ParseJournal(absl::Span<const std::byte> bytes, const Digest128& fingerprint,
+                                        uint64_t* valid_bytes);
+
+class Journal {
+ public:
+  // Opens or creates `folder`/journal and locks it against other processes and threads. Records of another
+  // fingerprint are dropped. Unavailable if another process or thread holds it.
+  static absl::StatusOr<std::unique_ptr<Journal>> Open(const std::string& folder,
+                                                       const Digest128& fingerprint);
+
+  const std::vector<JournalRecord>& found() const { return found_; }
+  absl::Status Append(const JournalRecord& record) ABSL_LOCKS_EXCLUDED(mutex_);
+
+ private:
+  Journal(File file, std::vector<JournalRecord> found, uint64_t end)
+      : file_(std::move(file)), found_(std::move(found)), end_(end) {}
+
+  const File file_;  // closing it unlocks
+  const std::vector<JournalRecord> found_;
+  Mutex mutex_;
+  uint64_t end_ ABSL_GUARDED_BY(mutex_);
+};
+
+// Writes one extent front to back: buffers whole chunks, checksums them, writes them at their offset.
+//
+// Thread safety: an ExtentWriter is used by one thread; writers of different extents of a file may run at
+// once.
+class ExtentWriter {
+ public:
+  // `file` outlives this.
+  ExtentWriter(const File& file, const ExtentEntry& entry);
+
+  // REQUIRES: the appended bytes do not exceed the extent's length in total.
+  absl::Status Append(absl::Span<const std::byte> bytes);
+  // Appends zeros up to `position` of the extent; nothing if that is reached already.
+  absl::Status PadTo(uint64_t position);
+  // Pads to the extent's length and writes the rest of the buffer.
+  absl::Status Finish();
+
+  // One checksum for each chunk, complete after Finish().
+  const std::vector<uint64_t>& checksums() const { return checksums_; }
+
+ private:
+  absl::Status Flush();
+
+  const File& file_;
+  const ExtentEntry entry_;
+  uint64_t position_ = 0;  // of the next byte, in the extent
+  std::vector<std::byte> buffer_;
+  std::vector<uint64_t> checksums_;
+};
+
+// The life of a pack folder on disk: a `.partial` folder beside the target, filled, sealed with its tables,
+// and renamed in one step.
+//
+// Thread safety: a Staging is used by one thread; its files may be written by several.
 
 // The folder that a run for `out_dir` finally writes: its symbolic links resolved, without a trailing slash.
 // It need not exist.

@@ -4,9 +4,8 @@
 #include <array>
 #include <memory>
 
+#include "common/base/status.h"
 #include "common/model/dense_names.h"
-#include "common/status.h"
-#include "pack/block_row.h"
 #include "pack/row_codec.h"
 #include "pack/row_layout.h"
 

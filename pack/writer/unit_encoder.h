@@ -9,12 +9,10 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "common/encoding.h"
-#include "pack/writer/extent_writer.h"
-#include "pack/writer/journal.h"
+#include "common/base/encoding.h"
 #include "pack/writer/matrix_reader.h"
 #include "pack/writer/pack_job.h"
-#include "pack/writer/progress_meter.h"
+#include "pack/writer/parallel_units.h"
 #include "pack/writer/staging.h"
 
 namespace sluice {

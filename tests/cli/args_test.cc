@@ -1,9 +1,9 @@
-#include "cli/ui/args.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <sstream>
+
+#include "cli/command_line.h"
 
 namespace sluice::cli {
 namespace {

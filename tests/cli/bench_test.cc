@@ -8,8 +8,8 @@
 #include <sstream>
 
 #include "absl/strings/str_cat.h"
-#include "cli/measure/speed/bench_report.h"
-#include "cli/measure/speed/read_base.h"
+#include "cli/measure/bench_report.h"
+#include "cli/measure/bench_run.h"
 
 namespace sluice::cli {
 namespace {

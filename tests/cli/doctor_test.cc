@@ -1,11 +1,11 @@
+#include "cli/doctor.h"
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cerrno>
 #include <filesystem>
 #include <fstream>
-
-#include "cli/doctor/doctor_checks.h"
 
 namespace sluice::cli {
 namespace {

@@ -1,10 +1,10 @@
 // Parts, bounds and shares of `sluice bench --explain`.
-#include "cli/measure/speed/explain.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <nlohmann/json.hpp>
+
+#include "cli/measure/bench_run.h"
 
 namespace sluice::cli {
 namespace {

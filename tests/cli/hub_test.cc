@@ -3,10 +3,8 @@
 #include <gtest/gtest.h>
 
 #include "absl/strings/match.h"
-#include "cli/hub/file_choice.h"
-#include "cli/hub/file_digest.h"
-#include "cli/hub/hub_listing.h"
-#include "cli/hub/retry.h"
+#include "cli/http_client.h"
+#include "cli/hub_listing.h"
 
 namespace sluice::cli {
 namespace {

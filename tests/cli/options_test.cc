@@ -1,6 +1,4 @@
 // Common options, the daemons' command lines, and codes in logs.
-#include "cli/launch/options.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -9,9 +7,10 @@
 #include <fstream>
 
 #include "absl/strings/str_cat.h"
-#include "cli/launch/runtime_paths.h"
-#include "cli/measure/speed/bench_run.h"
-#include "cli/ui/status_words.h"
+#include "cli/daemon_options.h"
+#include "cli/measure/bench_run.h"
+#include "cli/runtime_paths.h"
+#include "cli/terminal.h"
 
 namespace sluice::cli {
 namespace {

@@ -9,9 +9,9 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
-#include "cli/ui/command.h"
-#include "cli/ui/json.h"
-#include "cli/ui/terminal.h"
+#include "cli/command_line.h"
+#include "cli/json.h"
+#include "cli/terminal.h"
 
 namespace sluice::cli {
 namespace {

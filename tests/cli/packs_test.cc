@@ -7,8 +7,7 @@
 #include <fstream>
 
 #include "absl/strings/match.h"
-#include "cli/packs/model_state.h"
-#include "cli/packs/pack_cache.h"
+#include "cli/pack_cache.h"
 #include "tests/support/temp_dir.h"
 
 namespace sluice::cli {

@@ -1,4 +1,6 @@
 // The arithmetic of `sluice perplexity`, the file of a base run, and the safetensors file of `sluice logits`.
+#include "cli/measure/perplexity.h"
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
@@ -11,10 +13,9 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "cli/measure/quality/base_run.h"
-#include "cli/measure/quality/perplexity_math.h"
-#include "cli/ui/command.h"
-#include "cli/ui/safetensors_writer.h"
+#include "cli/command_line.h"
+#include "cli/measure/base_run.h"
+#include "cli/output_files.h"
 
 namespace sluice::cli {
 namespace {

@@ -1,6 +1,6 @@
 // Output of `sluice plan`: sizes without weights are those of packs, hits follow use, memory is the daemons',
 // and the choice is the widest that fits. Against running daemons: tests/e2e/models/plan_test.py.
-#include "cli/plan/plan.h"
+#include "cli/plan.h"
 
 #include <gtest/gtest.h>
 
@@ -11,11 +11,8 @@
 #include <set>
 
 #include "absl/strings/match.h"
-#include "cli/plan/hit_rate.h"
-#include "cli/plan/memory_plan.h"
-#include "cli/plan/model_facts.h"
-#include "cli/plan/speed_plan.h"
-#include "common/file_io.h"
+#include "cli/model_facts.h"
+#include "common/base/file_io.h"
 #include "pack/writer/pack_writer.h"
 #include "tests/support/temp_dir.h"
 

@@ -1,8 +1,8 @@
 // The plan, table and plot of `sluice quality`.
 #include <gtest/gtest.h>
 
-#include "cli/measure/rows/quality_rows.h"
-#include "cli/measure/rows/svg_plot.h"
+#include "cli/measure/quality_rows.h"
+#include "cli/measure/svg_plot.h"
 
 namespace sluice::cli {
 namespace {

@@ -1,4 +1,4 @@
-#include "cli/launch/supervisor.h"
+#include "cli/supervisor.h"
 
 #include <fcntl.h>
 #include <gmock/gmock.h>
@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "common/net/unix_listener.h"
+#include "common/base/unix_listener.h"
 
 namespace sluice::cli {
 namespace {

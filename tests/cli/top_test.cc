@@ -32,8 +32,8 @@ TEST(TopReportTest, CountersBecomeRatesPerSecond) {
   now.weightd->evictions = 8;
   now.weightd->errors = 3;
   now.weightd->slow_reads = 5;
-  now.weightd->second_reads = 4;
-  now.weightd->second_reads_won = 2;
+  now.weightd->hedged_reads = 4;
+  now.weightd->hedged_reads_won = 2;
   now.weightd->timed_out = 1;
   now.weightd->sessions_lost = 3;
   now.weightd->sessions_stopped = 2;

@@ -1,6 +1,4 @@
 // Reads made-up trees of CPUs and nodes, and assigns threads to such machines.
-#include "common/cpu/cpu_topology.h"
-
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -13,6 +11,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "common/base/machine_facts.h"
 #include "tests/support/temp_dir.h"
 
 namespace sluice {

@@ -1,5 +1,4 @@
-#include "common/error_detail.h"
-
+#include "common/base/status.h"
 #include "gtest/gtest.h"
 
 namespace sluice {

@@ -1,5 +1,5 @@
 // 16-bit conversions against exact arithmetic, over every 16-bit value and every rounding boundary.
-#include "common/half.h"
+#include "common/base/half.h"
 
 #include <gtest/gtest.h>
 

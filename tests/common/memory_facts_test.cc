@@ -1,12 +1,11 @@
 // Reads made-up /proc and cgroup trees.
-#include "common/memory_facts.h"
-
 #include <gtest/gtest.h>
 
 #include <filesystem>
 #include <fstream>
 #include <string>
 
+#include "common/base/machine_facts.h"
 #include "tests/support/temp_dir.h"
 
 namespace sluice {

@@ -1,4 +1,4 @@
-#include "common/size.h"
+#include "common/base/size.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,5 +1,5 @@
 // JSON from untrusted input: limits, duplicates, and messages that name the position.
-#include "common/strict_json.h"
+#include "common/base/strict_json.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

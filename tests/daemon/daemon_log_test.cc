@@ -1,10 +1,10 @@
-#include "daemon/daemon_log.h"
-
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <string>
+
+#include "daemon/daemon_loop.h"
 
 namespace sluice {
 namespace {

@@ -1,4 +1,4 @@
-#include "daemon/grpc/grpc_server.h"
+#include "daemon/grpc_server.h"
 
 #include <fcntl.h>
 #include <sys/stat.h>

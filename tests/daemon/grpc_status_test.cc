@@ -1,8 +1,8 @@
-#include "daemon/grpc/grpc_status.h"
+#include "daemon/grpc_status.h"
 
 #include <string>
 
-#include "common/error_detail.h"
+#include "common/base/status.h"
 #include "google/rpc/error_details.pb.h"
 #include "google/rpc/status.pb.h"
 #include "gtest/gtest.h"

@@ -1,4 +1,4 @@
-#include "daemon/runtime_dir.h"
+#include "common/base/runtime_dir.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

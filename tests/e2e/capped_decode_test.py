@@ -8,7 +8,7 @@ import tempfile
 import time
 import unittest
 
-BENCH = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../bench/programs")
+BENCH = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../lab/programs")
 sys.path.insert(0, BENCH)
 
 import capped_decode  # noqa: E402

@@ -7,7 +7,7 @@ import unittest
 import daemons
 from daemons import grpc, inference_pb2, inference_pb2_grpc, spec, stream_request
 
-# HTTP/2 (RFC 9113): frame types and the interval at which inferd lets clients ping (daemon/grpc/grpc_server.cc).
+# HTTP/2 (RFC 9113): frame types and the interval at which inferd lets clients ping (daemon/grpc_server.cc).
 SETTINGS, PING, GOAWAY = 4, 6, 7
 ACK = 1
 PING_EVERY = 10.5  # seconds

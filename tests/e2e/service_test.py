@@ -112,7 +112,7 @@ class ServiceTest(unittest.TestCase):
             "weightd", ["--config", config], self.daemons.path("w.log"), env=self.environment()
         )
         self.manager.until("READY=1")
-        rates = 'scrub-rate = "64MiB"\nread-deadline = "3s"\nsession-quota = "1GiB"\nallow-uid = [65534]\n'
+        rates = 'scrub-rate = "64MiB"\nread-timeout = "3s"\nsession-quota = "1GiB"\nallow-uid = [65534]\n'
         self.reload(weightd, config, base + rates + 'metrics = "127.0.0.1:0"\n')
         applied = weightd.text().split("read anew: ")[-1]
         for change in ("scrub-rate=", "read-timeout=3s", "session-quota=", "allow-uid=65534", "metrics="):

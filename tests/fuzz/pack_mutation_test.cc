@@ -11,10 +11,10 @@
 #include <vector>
 
 #include "absl/strings/str_replace.h"
-#include "common/strict_json.h"
+#include "common/base/strict_json.h"
 #include "pack/pack.h"
-#include "pack/writer/journal.h"
 #include "pack/writer/pack_writer.h"
+#include "pack/writer/staging.h"
 #include "tests/fuzz/mutate.h"
 #include "tests/fuzz/pack_targets.h"
 #include "tests/support/folder_bytes.h"

@@ -7,19 +7,18 @@
 #include <string_view>
 
 #include "absl/types/span.h"
-#include "common/checksum.h"
-#include "common/model/families/hf_config.h"
-#include "common/model/gguf/gguf_header.h"
+#include "common/base/checksum.h"
+#include "common/base/strict_json.h"
+#include "common/model/gguf_files.h"
+#include "common/model/hf_config.h"
 #include "common/model/model_config_json.h"
 #include "common/model/model_limits.h"
 #include "common/model/safetensors.h"
-#include "common/strict_json.h"
-#include "pack/extent_table.h"
-#include "pack/manifest.h"
 #include "pack/pack.h"
+#include "pack/pack_tables.h"
 #include "pack/row_layout.h"
-#include "pack/writer/journal.h"
 #include "pack/writer/recipe.h"
+#include "pack/writer/staging.h"
 
 namespace sluice {
 namespace {

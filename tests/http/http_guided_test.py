@@ -123,14 +123,14 @@ class HttpGuidedTest(unittest.TestCase):
                 self.assertIn(call["function"]["name"], names)
                 schema = {one["name"]: one for one in (WEATHER, NEWS)}[call["function"]["name"]]["parameters"]
                 jsonschema.validate(json.loads(call["function"]["arguments"]), schema)
-        door = HttpEndpoint(self.port)
+        endpoint = HttpEndpoint(self.port)
         message = {"max_tokens": 300, "messages": SAY, "temperature": 1}
         weather = {"name": "get_weather", "input_schema": WEATHER["parameters"]}
-        got = door.post("/v1/messages", {**message, "tools": [weather], "tool_choice": {"type": "any"}})
+        got = endpoint.post("/v1/messages", {**message, "tools": [weather], "tool_choice": {"type": "any"}})
         self.assertEqual("tool_use", got["stop_reason"])
         self.assertIn(got["content"][-1]["input"]["city"], ("Paris", "Rome"))
         form = {"format": {"type": "json_schema", "name": "w", "schema": WEATHER["parameters"]}}
-        got = door.post("/v1/responses", {"input": "Where?", "text": form, "max_output_tokens": 100})
+        got = endpoint.post("/v1/responses", {"input": "Where?", "text": form, "max_output_tokens": 100})
         self.assertIn(json.loads(got["output"][0]["content"][0]["text"])["city"], ("Paris", "Rome"))
 
     def test_what_cannot_be_kept_is_refused_by_name(self):

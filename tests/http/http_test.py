@@ -65,20 +65,20 @@ class HttpTest(unittest.TestCase):
         return HttpEndpoint(self.port)
 
     def test_answers_whole_and_streamed_are_the_same(self):
-        door = self.start()
+        endpoint = self.start()
         chat = {"messages": SAY, "max_tokens": 24, "temperature": 0}
-        whole = door.post("/v1/chat/completions", chat)
+        whole = endpoint.post("/v1/chat/completions", chat)
         text = whole["choices"][0]["message"]["content"]
         self.assertEqual("length", whole["choices"][0]["finish_reason"])
         self.assertEqual(24, whole["usage"]["completion_tokens"])
-        events = door.events("/v1/chat/completions", {**chat, "stream_options": {"include_usage": True}})
+        events = endpoint.events("/v1/chat/completions", {**chat, "stream_options": {"include_usage": True}})
         self.assertEqual(text, "".join(e["choices"][0]["delta"].get("content", "") for e in events if e["choices"]))
         self.assertEqual(whole["usage"]["total_tokens"], events[-1]["usage"]["total_tokens"])
         self.assertEqual(1, len({e["id"] for e in events}))
 
         completion = {"prompt": ["The film", "In the"], "max_tokens": 8, "temperature": 0, "n": 2, "echo": True,
                       "logprobs": 2}  # fmt: skip
-        choices = door.post("/v1/completions", completion)["choices"]
+        choices = endpoint.post("/v1/completions", completion)["choices"]
         self.assertEqual([0, 1, 2, 3], [c["index"] for c in choices])
         self.assertTrue(choices[1]["text"].startswith("The film") and choices[2]["text"].startswith("In the"))
         for choice in choices:
@@ -88,21 +88,21 @@ class HttpTest(unittest.TestCase):
             self.assertTrue(all(p <= 0 for p in scores["token_logprobs"][1:]))
         # Scores of the model's own greedy answer as a prompt.
         only = {"prompt": choices[0]["text"], "max_tokens": 0, "echo": True, "logprobs": 1}
-        scored = door.post("/v1/completions", only)["choices"][0]["logprobs"]
+        scored = endpoint.post("/v1/completions", only)["choices"][0]["logprobs"]
         made = choices[0]["logprobs"]
         self.assertEqual(made["tokens"], scored["tokens"])
         for a, b in zip(made["token_logprobs"][1:], scored["token_logprobs"][1:]):
             self.assertAlmostEqual(a, b, places=3)
 
     def test_the_rest_of_the_http_server(self):
-        door = self.start()
-        model = door.ask("GET", "/v1/models")[2]["data"][0]["id"]
-        self.assertEqual(200, door.ask("GET", "/v1/models/" + model)[0])
-        self.assertEqual((200, {"status": "ok"}), door.ask("GET", "/health")[::2])
-        ids = door.post("/tokenize", {"content": "The film"})["tokens"]
-        self.assertEqual("The film", door.post("/detokenize", {"tokens": ids})["content"].strip())
-        self.assertIn("The film", door.post("/apply-template", {"messages": SAY})["prompt"])
-        metrics = door.ask("GET", "/metrics")[2]
+        endpoint = self.start()
+        model = endpoint.ask("GET", "/v1/models")[2]["data"][0]["id"]
+        self.assertEqual(200, endpoint.ask("GET", "/v1/models/" + model)[0])
+        self.assertEqual((200, {"status": "ok"}), endpoint.ask("GET", "/health")[::2])
+        ids = endpoint.post("/tokenize", {"content": "The film"})["tokens"]
+        self.assertEqual("The film", endpoint.post("/detokenize", {"tokens": ids})["content"].strip())
+        self.assertIn("The film", endpoint.post("/apply-template", {"messages": SAY})["prompt"])
+        metrics = endpoint.ask("GET", "/metrics")[2]
         self.assertIn('inferd_http_responses_total{client="tcp",code="200"}', metrics)
         for method, path, body, status, param in [
             ("POST", "/v1/chat/completions", {"messages": SAY, "max_tokens": "many"}, 400, "max_tokens"),
@@ -114,11 +114,11 @@ class HttpTest(unittest.TestCase):
             ("GET", "/v1/chat/completions", None, 405, None),
             ("GET", "/nowhere", None, 404, None),
         ]:
-            got, _, answer = door.ask(method, path, body)
+            got, _, answer = endpoint.ask(method, path, body)
             self.assertEqual((status, param), (got, answer["error"]["param"]), answer)
-        self.assertEqual(403, door.ask("GET", "/v1/models", Host="evil.example")[0])
+        self.assertEqual(403, endpoint.ask("GET", "/v1/models", Host="evil.example")[0])
         self.assertEqual(
-            403, door.ask("POST", "/v1/completions", b"{}", Origin="http://evil.example", **{"Content-Type": "text/plain"})[0]
+            403, endpoint.ask("POST", "/v1/completions", b"{}", Origin="http://evil.example", **{"Content-Type": "text/plain"})[0]
         )
 
     def test_keys_are_asked_for_and_counted(self):
@@ -128,9 +128,9 @@ class HttpTest(unittest.TestCase):
         with open(keys, "w") as file:
             for name in ("ann", "bob"):
                 file.write("%s %s per-minute=2\n" % (name, hashlib.sha256(name.encode()).hexdigest()))
-        door = self.start("--http-keys", keys)
-        self.assertEqual(401, door.ask("GET", "/v1/models")[0])
-        self.assertEqual(200, door.ask("GET", "/health")[0])
+        endpoint = self.start("--http-keys", keys)
+        self.assertEqual(401, endpoint.ask("GET", "/v1/models")[0])
+        self.assertEqual(200, endpoint.ask("GET", "/health")[0])
         self.assertEqual(401, HttpEndpoint(self.port, "eve").ask("GET", "/v1/models")[0])
         ann = HttpEndpoint(self.port, "ann")
         self.assertEqual([200, 200, 429], [ann.ask("GET", "/v1/models")[0] for _ in range(3)])

@@ -47,10 +47,10 @@ class ReplaysTest(unittest.TestCase):
         cls.daemons.close()
 
     def setUp(self):
-        self.door = HttpEndpoint(self.port)
+        self.endpoint = HttpEndpoint(self.port)
 
     def ask(self, path, body, **headers):
-        status, _, answer = self.door.ask("POST", path, body, **headers)
+        status, _, answer = self.endpoint.ask("POST", path, body, **headers)
         self.assertEqual(200, status, answer)
         return answer
 
@@ -63,7 +63,7 @@ class ReplaysTest(unittest.TestCase):
     def test_open_webui(self):
         # Without a key it sends an empty one, together with its users' names.
         headers = {"Authorization": "Bearer ", "X-OpenWebUI-User-Name": "A%20B", "X-OpenWebUI-User-Role": "admin"}
-        models = self.door.ask("GET", "/v1/models", **headers)[2]
+        models = self.endpoint.ask("GET", "/v1/models", **headers)[2]
         model = models["data"][0]["id"]
         events = self.events("/v1/chat/completions", {
             "model": model, "stream_options": {"include_usage": True}, "temperature": 0.7, "top_p": 0.9, "max_tokens": 12,
@@ -82,7 +82,7 @@ class ReplaysTest(unittest.TestCase):
     def test_aider(self):
         cached = {"type": "text", "text": "Act as an expert developer.", "cache_control": {"type": "ephemeral"}}
         events = self.events("/v1/chat/completions", {
-            "model": self.door.ask("GET", "/v1/models")[2]["data"][0]["id"], "temperature": 0, "max_tokens": 8,
+            "model": self.endpoint.ask("GET", "/v1/models")[2]["data"][0]["id"], "temperature": 0, "max_tokens": 8,
             "messages": [{"role": "system", "content": [cached]}, {"role": "user", "content": "Files:\n```\nx = 1\n```"},
                          {"role": "assistant", "content": "Ok."}, *SAY],
         }, **SDK)  # fmt: skip

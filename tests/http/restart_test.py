@@ -25,7 +25,7 @@ class RestartTest(unittest.TestCase):
         arguments = http_arguments("--context", "1024", "--prefix-file", self.file, *more)
         self.inferd = self.daemons.start_inferd(*arguments)
         log = self.daemons.inferd.text()
-        self.door = HttpEndpoint(int(re.search(r"over HTTP to 127\.0\.0\.1:(\d+)", log).group(1)))
+        self.endpoint = HttpEndpoint(int(re.search(r"over HTTP to 127\.0\.0\.1:(\d+)", log).group(1)))
 
     def stop(self):
         self.assertEqual(0, self.daemons.inferd.stop())
@@ -33,7 +33,7 @@ class RestartTest(unittest.TestCase):
 
     def ask(self, **members):
         """Returns the answer's text, and the number of cached prompt tokens."""
-        answer = self.door.post("/v1/chat/completions", {"messages": LONG, "max_tokens": 24, "temperature": 0, **members})
+        answer = self.endpoint.post("/v1/chat/completions", {"messages": LONG, "max_tokens": 24, "temperature": 0, **members})
         return answer["choices"][0]["message"]["content"], answer["usage"]["prompt_tokens_details"]["cached_tokens"]
 
     def test_a_conversation_goes_on_after_a_restart(self):
@@ -41,7 +41,7 @@ class RestartTest(unittest.TestCase):
         self.assertIn("no prefixes yet", self.daemons.inferd.text())
         text, cached = self.ask()
         self.assertLess(cached, 32)
-        self.assertRegex(self.stop(), r"\d+ pages and 0 states of past texts are in ")
+        self.assertRegex(self.stop(), r"\d+ pages and 0 states of cached prefixes are in ")
         self.assertEqual(0o600, os.stat(self.file).st_mode & 0o777)
 
         self.start()

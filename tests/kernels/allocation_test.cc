@@ -5,7 +5,7 @@
 #include <new>
 
 #include "gtest/gtest.h"
-#include "kernels/kv_layout.h"
+#include "kernels/ops.h"
 #include "pack/row_layout.h"
 #include "tests/kernels/op_testing.h"
 

@@ -6,7 +6,7 @@
 #include <numeric>
 
 #include "gtest/gtest.h"
-#include "kernels/kv_layout.h"
+#include "kernels/ops.h"
 #include "tests/kernels/attention_testing.h"
 #include "tests/kernels/op_testing.h"
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "kernels/kv_layout.h"
+#include "kernels/ops.h"
 #include "kernels/rope_table.h"
 
 namespace sluice {

@@ -4,7 +4,7 @@
 #include <map>
 
 #include "gtest/gtest.h"
-#include "kernels/common/scalar_math.h"
+#include "kernels/scalar_math.h"
 #include "tests/kernels/op_testing.h"
 
 namespace sluice {

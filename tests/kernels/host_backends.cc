@@ -1,9 +1,9 @@
 // The backends that compute with the CPU, as cases of the operations' tests.
 #include <utility>
 
-#include "kernels/delayed/delayed_backend.h"
-#include "kernels/host/isa/host_isa.h"
+#include "kernels/cpu/cpu_isa.h"
 #include "tests/kernels/op_testing.h"
+#include "tests/support/delayed/delayed_backend.h"
 
 namespace sluice {
 namespace {

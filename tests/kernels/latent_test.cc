@@ -6,7 +6,7 @@
 #include <numeric>
 
 #include "gtest/gtest.h"
-#include "kernels/kv_layout.h"
+#include "kernels/ops.h"
 #include "kernels/rope_table.h"
 #include "pack/row_layout.h"
 #include "tests/kernels/op_testing.h"

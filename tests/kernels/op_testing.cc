@@ -10,9 +10,9 @@
 #include <fstream>
 #include <utility>
 
-#include "kernels/common/half.h"
-#include "pack/block_row.h"
+#include "kernels/scalar_math.h"
 #include "pack/pack_format.h"
+#include "pack/row_codec.h"
 #include "pack/row_layout.h"
 
 namespace sluice {

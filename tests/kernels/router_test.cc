@@ -4,7 +4,7 @@
 #include <functional>
 
 #include "gtest/gtest.h"
-#include "kernels/expert_cut.h"
+#include "kernels/scalar_math.h"
 #include "tests/kernels/op_testing.h"
 
 namespace sluice {

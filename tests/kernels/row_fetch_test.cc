@@ -1,14 +1,14 @@
 // Tests the lines that RowFetch fetches, and their order; their addresses are never read. Also kernels that
 // continue one.
-#include "kernels/host/simd/row_fetch.h"
+#include "kernels/cpu/row_fetch.h"
 
 #include <algorithm>
 #include <cstring>
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "kernels/host/isa/host_isa.h"
-#include "kernels/host/simd/row_kind.h"
+#include "kernels/cpu/cpu_isa.h"
+#include "kernels/cpu/kernel_table.h"
 #include "pack/row_layout.h"
 
 namespace sluice::cpu {

@@ -1,6 +1,6 @@
 // Tests the start-up profile of masks: it finds a share for every batch size, and its file is used only where
 // it fits.
-#include "kernels/sparse/sparse_profile.h"
+#include "kernels/sparse_profile.h"
 
 #include <stdlib.h>
 

@@ -1,6 +1,6 @@
 // Tests the fork-join pool: every tile once, results visible after the join, more threads than CPUs, inside
 // and outside of steps.
-#include "kernels/host/work/thread_pool.h"
+#include "kernels/cpu/thread_pool.h"
 
 #include <sched.h>
 
@@ -10,9 +10,9 @@
 #include <thread>
 #include <vector>
 
-#include "common/cpu/cpu_topology.h"
+#include "common/base/machine_facts.h"
 #include "gtest/gtest.h"
-#include "kernels/pinned_backend.h"
+#include "kernels/backend.h"
 
 namespace sluice {
 namespace {

@@ -1,10 +1,10 @@
-#include "lab/sweep_value.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <tuple>
 #include <vector>
+
+#include "lab/preset_rows.h"
 
 namespace sluice::cli {
 namespace {

@@ -6,12 +6,10 @@
 #include <string>
 #include <vector>
 
-#include "common/file_io.h"
-#include "common/status.h"
-#include "pack/checksum.h"
-#include "pack/extent_table.h"
-#include "pack/manifest.h"
+#include "common/base/file_io.h"
+#include "common/base/status.h"
 #include "pack/pack.h"
+#include "pack/pack_tables.h"
 #include "pack/writer/pack_writer.h"
 #include "tests/support/folder_bytes.h"
 #include "tests/support/temp_dir.h"
@@ -97,11 +95,11 @@ TEST_F(PackCorruption, WrongFileSizesAreFoundWhenOpened) {
       EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss);
       EXPECT_THAT(Text(status), HasSubstr(name));
     }
-    fs::rename(pack_ + "/" + name, dir_.File("aside"));
+    fs::rename(pack_ + "/" + name, dir_.File("away"));
     const absl::Status status = Pack::Open(pack_).status();
     EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss);
     EXPECT_THAT(Text(status), AllOf(HasSubstr(name), HasSubstr("missing")));
-    fs::rename(dir_.File("aside"), pack_ + "/" + name);
+    fs::rename(dir_.File("away"), pack_ + "/" + name);
   }
 }
 

@@ -6,12 +6,11 @@
 #include <filesystem>
 #include <vector>
 
-#include "common/file_io.h"
-#include "common/half.h"
+#include "common/base/file_io.h"
+#include "common/base/half.h"
+#include "common/base/status.h"
 #include "common/model/dense_names.h"
-#include "common/model/families/hf_config.h"
-#include "common/status.h"
-#include "pack/checksum.h"
+#include "common/model/hf_config.h"
 #include "pack/pack.h"
 #include "pack/row_codec.h"
 #include "pack/row_layout.h"

@@ -6,7 +6,7 @@
 #include <map>
 #include <vector>
 
-#include "common/strict_json.h"
+#include "common/base/strict_json.h"
 #include "pack/writer/pack_writer.h"
 #include "tests/support/folder_bytes.h"
 #include "tests/support/pack_values.h"

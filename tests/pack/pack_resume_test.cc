@@ -8,9 +8,8 @@
 #include <filesystem>
 #include <string>
 
-#include "common/status.h"
+#include "common/base/status.h"
 #include "pack/pack.h"
-#include "pack/writer/journal.h"
 #include "pack/writer/pack_writer.h"
 #include "pack/writer/staging.h"
 #include "tests/support/folder_bytes.h"

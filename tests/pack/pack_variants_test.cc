@@ -10,10 +10,10 @@
 #include <string>
 #include <vector>
 
-#include "common/file_io.h"
-#include "common/half.h"
+#include "common/base/file_io.h"
+#include "common/base/half.h"
+#include "common/base/strict_json.h"
 #include "common/model/safetensors.h"
-#include "common/strict_json.h"
 #include "pack/writer/pack_job.h"
 #include "pack/writer/pack_writer.h"
 #include "tests/pack/tiny_checkpoints.h"

@@ -12,13 +12,11 @@
 #include <vector>
 
 #include "absl/strings/escaping.h"
-#include "common/half.h"
-#include "common/model/gguf/gguf_blocks.h"
-#include "pack/block_row.h"
-#include "pack/mxfp4_row.h"
+#include "common/base/half.h"
+#include "common/model/gguf_blocks.h"
 #include "pack/pack_format.h"
 #include "pack/row_layout.h"
-#include "pack/synth/synth_weights.h"
+#include "pack/writer/synth_weights.h"
 #include "tests/support/folder_bytes.h"
 
 namespace sluice {

@@ -1,5 +1,5 @@
 // Synthetic packs: valid, deterministic, with the requested routing.
-#include "pack/synth/synth.h"
+#include "pack/writer/synth.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -11,9 +11,7 @@
 #include <vector>
 
 #include "pack/pack.h"
-#include "pack/synth/synth_shape.h"
-#include "pack/synth/synth_tokenizer.h"
-#include "pack/synth/synth_weights.h"
+#include "pack/writer/synth_weights.h"
 #include "tests/support/temp_dir.h"
 
 namespace sluice {

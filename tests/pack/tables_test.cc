@@ -5,14 +5,13 @@
 #include <cstring>
 #include <string>
 
-#include "common/status.h"
-#include "pack/extent_table.h"
-#include "pack/manifest.h"
+#include "common/base/status.h"
 #include "pack/pack.h"
 #include "pack/pack_plan.h"
+#include "pack/pack_tables.h"
 #include "pack/row_layout.h"
-#include "pack/synth/synth_shape.h"
-#include "pack/writer/journal.h"
+#include "pack/writer/staging.h"
+#include "pack/writer/synth.h"
 #include "tests/support/folder_bytes.h"
 #include "tests/support/temp_dir.h"
 

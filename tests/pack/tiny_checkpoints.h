@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "common/half.h"
+#include "common/base/half.h"
 #include "common/model/safetensors.h"
 
 namespace sluice {

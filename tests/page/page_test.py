@@ -144,7 +144,7 @@ class ServeTest(unittest.TestCase):
 @unittest.skipUnless(shutil.which("node"), "node is not installed")
 class ScriptTest(unittest.TestCase):
     def run_script(self, then):
-        parts = ["inferd/page/ask.js", "inferd/page/chat.js", "inferd/page/live.js"]
+        parts = ["inferd/http/page/ask.js", "inferd/http/page/chat.js", "inferd/http/page/live.js"]
         text = "".join(open(part, encoding="utf-8").read() for part in parts[: 1 if then else 3])
         check = [] if then else ["--check"]
         done = subprocess.run(["node", *check, "-"], input=text + then, capture_output=True, text=True)

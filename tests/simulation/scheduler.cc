@@ -162,7 +162,7 @@ void Scheduler::Fail(const std::string& why) {
   }
 }
 
-// ---------------------------------------------------------------- common/ring/protocol_step.h
+// ---------------------------------------------------------------- common/protocol/protocol_step.h
 
 void ProtocolStep(ProtocolPoint point, const volatile void* word) {
   Scheduler* const scheduler = Scheduler::Current();

@@ -14,8 +14,8 @@
 #include <string>
 #include <utility>
 
-#include "common/clock.h"
-#include "common/ring/protocol_step.h"
+#include "common/base/clock.h"
+#include "common/protocol/protocol_step.h"
 #include "tests/simulation/fiber.h"
 
 namespace sluice {

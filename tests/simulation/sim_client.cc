@@ -9,7 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
-#include "common/ring/side_channel.h"
+#include "common/protocol/side_channel.h"
 
 namespace sluice {
 

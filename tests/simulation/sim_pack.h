@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "weightd/fetch/extent_source.h"
+#include "weightd/store/extent_source.h"
 
 namespace sluice {
 

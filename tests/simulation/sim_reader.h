@@ -13,8 +13,8 @@
 #include <vector>
 
 #include "tests/simulation/scheduler.h"
-#include "weightd/io/block_reader.h"
-#include "weightd/io/read_queue.h"
+#include "weightd/store/block_reader.h"
+#include "weightd/store/read_queue.h"
 
 namespace sluice {
 

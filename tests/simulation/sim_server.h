@@ -8,14 +8,13 @@
 #include <memory>
 #include <vector>
 
-#include "common/ring/unique_fd.h"
-#include "common/transfer/transfer_engine.h"
+#include "common/base/unique_fd.h"
+#include "common/protocol/transfer_engine.h"
 #include "tests/simulation/sim_pack.h"
 #include "tests/simulation/sim_reader.h"
 #include "tests/support/fakes/late_copier.h"
-#include "weightd/core/pump_turn.h"
-#include "weightd/core/store_core.h"
-#include "weightd/session/poller.h"
+#include "weightd/engine/side_sockets.h"
+#include "weightd/engine/store_core.h"
 
 namespace sluice {
 

@@ -14,8 +14,8 @@
 #include <string>
 #include <vector>
 
-#include "common/ring/session_abi.h"
-#include "common/ring/shared_memory.h"
+#include "common/protocol/session_abi.h"
+#include "common/protocol/shared_memory.h"
 #include "tests/simulation/scheduler.h"
 #include "tests/simulation/sim_pack.h"
 

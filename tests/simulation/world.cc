@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
-#include "common/ring/lease.h"
+#include "common/protocol/lease.h"
 #include "tests/support/fd_count.h"
 
 namespace sluice {

@@ -14,7 +14,7 @@
 #include <thread>
 #include <vector>
 
-#include "daemon/grpc/grpc_status.h"
+#include "daemon/grpc_status.h"
 #include "grpcpp/create_channel.h"
 #include "inferd/session/session_weight_client.h"
 #include "sluice/weights/v1/weights.grpc.pb.h"

@@ -4,8 +4,8 @@
 #pragma once
 
 #include "absl/base/thread_annotations.h"
-#include "common/mutex.h"
-#include "inferd/api/calibration_api.h"
+#include "common/base/mutex.h"
+#include "inferd/api/control_api.h"
 
 namespace sluice {
 

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "absl/time/time.h"
-#include "common/ring/unique_fd.h"
+#include "common/base/unique_fd.h"
 
 namespace sluice {
 

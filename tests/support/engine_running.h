@@ -11,7 +11,7 @@
 #include "absl/time/clock.h"
 #include "gtest/gtest.h"
 #include "inferd/engine/engine_core.h"
-#include "inferd/schedule/generate_sequence.h"
+#include "inferd/forward/sequence.h"
 #include "tests/support/engine_testing.h"
 
 namespace sluice {

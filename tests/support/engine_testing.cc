@@ -4,9 +4,9 @@
 #include <thread>
 #include <utility>
 
-#include "common/status.h"
-#include "kernels/delayed/delayed_backend.h"
+#include "common/base/status.h"
 #include "pack/writer/pack_writer.h"
+#include "tests/support/delayed/delayed_backend.h"
 
 namespace sluice {
 

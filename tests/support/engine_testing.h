@@ -11,7 +11,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
-#include "common/mutex.h"
+#include "common/base/mutex.h"
 #include "inferd/engine/engine.h"
 #include "tests/support/fakes/fake_weight_client.h"
 #include "tests/support/temp_dir.h"

@@ -10,9 +10,9 @@
 #include <functional>
 #include <utility>
 
-#include "common/ring/lease.h"
-#include "common/ring/rings.h"
-#include "weightd/session/session_params.h"
+#include "common/protocol/lease.h"
+#include "common/protocol/rings.h"
+#include "weightd/engine/session.h"
 
 namespace sluice {
 

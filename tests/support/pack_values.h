@@ -13,8 +13,7 @@
 #include <vector>
 
 #include "absl/types/span.h"
-#include "common/file_io.h"
-#include "pack/checksum.h"
+#include "common/base/file_io.h"
 #include "pack/pack.h"
 #include "pack/row_codec.h"
 

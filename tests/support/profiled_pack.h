@@ -7,7 +7,7 @@
 #include <string>
 
 #include "absl/status/status.h"
-#include "common/status.h"
+#include "common/base/status.h"
 #include "tests/support/calibration_sink.h"
 #include "tests/support/engine_testing.h"
 

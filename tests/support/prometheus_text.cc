@@ -18,8 +18,8 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
-#include "common/ring/unique_fd.h"
-#include "common/status.h"
+#include "common/base/status.h"
+#include "common/base/unique_fd.h"
 
 namespace sluice {
 namespace {

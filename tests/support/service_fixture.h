@@ -8,13 +8,13 @@
 #include <string>
 #include <utility>
 
-#include "common/net/listen_address.h"
+#include "common/base/listen_address.h"
 #include "common/text/tokenizer.h"
-#include "daemon/grpc/grpc_status.h"
+#include "daemon/grpc_status.h"
 #include "grpc/health/v1/health.grpc.pb.h"
 #include "grpcpp/create_channel.h"
 #include "gtest/gtest.h"
-#include "inferd/service/server.h"
+#include "inferd/grpc/inferd_server.h"
 #include "inferd/serving/server_state.h"
 #include "sluice/inference/v1/admin.grpc.pb.h"
 #include "sluice/inference/v1/evaluation.grpc.pb.h"

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "inferd/weights/weight_client.h"
+#include "inferd/model/weight_client.h"
 #include "pack/pack.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/tiny_model.h"

@@ -7,10 +7,10 @@
 #include <numbers>
 #include <utility>
 
-#include "common/file_io.h"
-#include "common/half.h"
-#include "common/status.h"
-#include "common/strict_json.h"
+#include "common/base/file_io.h"
+#include "common/base/half.h"
+#include "common/base/status.h"
+#include "common/base/strict_json.h"
 
 namespace sluice {
 namespace {

@@ -8,7 +8,7 @@
 
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
-#include "inferd/weights/weight_client.h"
+#include "inferd/model/weight_client.h"
 
 namespace sluice {
 

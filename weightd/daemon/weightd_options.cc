@@ -4,14 +4,13 @@
 #include <memory>
 
 #include "absl/strings/str_cat.h"
-#include "common/net/listen_address.h"
-#include "common/status.h"
-#include "common/version.h"
-#include "daemon/metrics_door.h"
+#include "common/base/listen_address.h"
+#include "common/base/runtime_dir.h"
+#include "common/base/status.h"
+#include "common/base/version.h"
+#include "daemon/metrics_server.h"
 #include "daemon/option_declarer.h"
-#include "daemon/option_reload.h"
-#include "daemon/runtime_dir.h"
-#include "daemon/toml_config.h"
+#include "daemon/option_values.h"
 
 namespace sluice::weightd {
 namespace {

@@ -11,9 +11,9 @@
 #include <utility>
 
 #include "absl/status/statusor.h"
-#include "common/net/inherited_sockets.h"
-#include "weightd/core/weight_store.h"
+#include "common/base/unix_listener.h"
 #include "weightd/daemon/weightd_options.h"
+#include "weightd/engine/weight_store.h"
 
 namespace sluice::weightd {
 

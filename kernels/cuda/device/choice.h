@@ -33,7 +33,7 @@ struct RouterLaunch {
   bool shared = false;
   const float* shared_logits = nullptr;
   uint64_t shared_stride = 0;
-  bool cut = false;  // to as many ranks as are enough (kernels/expert_cut.h)
+  bool cut = false;  // to as many ranks as are enough (kernels/scalar_math.h)
   double cut_sensitivity = 0;
   double cut_limit = 0;
   int32_t* ids = nullptr;  // [tokens, top_k + shared]

@@ -13,7 +13,7 @@
 
 #include "kernels/cuda/device/encoded.cuh"
 #include "kernels/cuda/device/rounding.cuh"
-#include "kernels/cuda/device/warp.cuh"
+#include "kernels/cuda/device/scalar.cuh"
 
 namespace sluice::cuda {
 

@@ -227,7 +227,7 @@ __device__ inline unsigned HighOf(unsigned high, unsigned unit) {
   return (high >> (unit / 2 * 4 + unit % 2 * kHighBits<kEncoding>)&kMask) << 4;
 }
 
-// Four nibbles, one a byte, to IQ4's codes (common/row_traits.h).
+// Four nibbles, one a byte, to IQ4's codes (common/base/encoding.h).
 __device__ inline unsigned Iq4Bytes(unsigned nibbles) {
   constexpr auto kFour = [](int i) constexpr {
     return unsigned{kIq4Codes[i]} | unsigned{kIq4Codes[i + 1]} << 8 | unsigned{kIq4Codes[i + 2]} << 16 |

@@ -6,8 +6,7 @@
 
 #include <cstdint>
 
-#include "common/encoding.h"
-#include "common/row_traits.h"
+#include "common/base/encoding.h"
 
 namespace sluice::cuda {
 
@@ -15,8 +14,8 @@ namespace sluice::cuda {
 // units, so a unit's sum of products belongs to one group.
 inline constexpr uint32_t kUnit = 16;
 
-// The numbers of a group (common/row_traits.h: RowMeta) and their layout. Values from kScales on are of block
-// encodings, whose super-groups have kBlockColumns columns.
+// The numbers of a group (common/base/encoding.h: RowMeta) and their layout. Values from kScales on are of
+// block encodings, whose super-groups have kBlockColumns columns.
 enum class Numbers : uint8_t {
   kHalves,          // a scale and a zero, f16
   kSupers,          // the same in 8 bits, by super-groups

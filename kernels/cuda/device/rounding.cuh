@@ -7,7 +7,6 @@
 #include "kernels/cuda/device/matrix.h"
 #include "kernels/cuda/device/row_kernels.h"
 #include "kernels/cuda/device/scalar.cuh"
-#include "kernels/cuda/device/warp.cuh"
 
 namespace sluice::cuda {
 

@@ -2,7 +2,6 @@
 
 #include "kernels/cuda/device/choice.h"
 #include "kernels/cuda/device/scalar.cuh"
-#include "kernels/cuda/device/warp.cuh"
 
 namespace sluice::cuda {
 namespace {

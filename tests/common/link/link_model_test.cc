@@ -1,4 +1,4 @@
-#include "common/link/link_model.h"
+#include "common/protocol/link_model.h"
 
 #include <gtest/gtest.h>
 

@@ -1,5 +1,3 @@
-#include "common/link/transfer_schedule.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -7,6 +5,8 @@
 #include <random>
 #include <set>
 #include <vector>
+
+#include "common/protocol/link_model.h"
 
 namespace sluice {
 namespace {

@@ -1,10 +1,10 @@
-#include "common/link/virtual_link.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <random>
 #include <vector>
+
+#include "common/protocol/link_model.h"
 
 namespace sluice {
 namespace {

@@ -1,4 +1,4 @@
-#include "common/metrics/metrics.h"
+#include "common/base/metrics.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,5 +1,5 @@
 // config.json of both generations, and all errors in it.
-#include "common/model/families/hf_config.h"
+#include "common/model/hf_config.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -7,8 +7,8 @@
 #include <cmath>
 #include <string>
 
-#include "common/file_io.h"
-#include "common/strict_json.h"
+#include "common/base/file_io.h"
+#include "common/base/strict_json.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/tiny_model.h"
 

@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "common/model/families/hf_config.h"
-#include "common/strict_json.h"
+#include "common/base/strict_json.h"
+#include "common/model/hf_config.h"
 #include "tests/common/model/tiny_configs.h"
 
 namespace sluice {

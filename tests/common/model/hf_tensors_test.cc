@@ -1,12 +1,10 @@
 // Checkpoints with missing, extra or misshapen tensors are refused by name.
-#include "common/model/families/hf_tensors.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "common/file_io.h"
-#include "common/model/families/hf_config.h"
-#include "common/model/formats/checkpoint_folder.h"
+#include "common/base/file_io.h"
+#include "common/model/hf_config.h"
+#include "common/model/model_source.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/tiny_model.h"
 

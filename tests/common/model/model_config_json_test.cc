@@ -7,7 +7,7 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
-#include "common/strict_json.h"
+#include "common/base/strict_json.h"
 
 namespace sluice {
 namespace {

@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "common/file_io.h"
-#include "common/status.h"
+#include "common/base/file_io.h"
+#include "common/base/status.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/tiny_model.h"
 

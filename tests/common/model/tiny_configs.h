@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "absl/strings/str_replace.h"
-#include "common/model/families/hf_config.h"
-#include "common/strict_json.h"
+#include "common/base/strict_json.h"
+#include "common/model/hf_config.h"
 #include "tests/support/folder_bytes.h"
 
 namespace sluice {

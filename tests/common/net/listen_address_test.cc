@@ -1,4 +1,4 @@
-#include "common/net/listen_address.h"
+#include "common/base/listen_address.h"
 
 #include <filesystem>
 #include <string>

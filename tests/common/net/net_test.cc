@@ -16,10 +16,8 @@
 #include <vector>
 
 #include "absl/synchronization/notification.h"
-#include "common/net/connection_acceptor.h"
-#include "common/net/inherited_sockets.h"
-#include "common/net/socket_lock.h"
-#include "common/net/unix_listener.h"
+#include "common/base/connection_acceptor.h"
+#include "common/base/unix_listener.h"
 #include "tests/support/temp_dir.h"
 
 namespace sluice {

@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <fstream>
 
-#include "common/profile/cache_profile.h"
 #include "common/profile/predictor_weights.h"
 #include "common/profile/profile_file.h"
 #include "common/profile/threshold_tables.h"

@@ -1,4 +1,4 @@
-#include "common/quant/hqq.h"
+#include "common/base/hqq.h"
 
 #include <bit>
 #include <cmath>
@@ -6,7 +6,7 @@
 #include <span>
 #include <vector>
 
-#include "common/checksum.h"
+#include "common/base/checksum.h"
 #include "gtest/gtest.h"
 
 namespace sluice {

@@ -1,6 +1,4 @@
 // Sixteen lanes at once against the equivalent loops, to the bit.
-#include "common/quant/lanes.h"
-
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -9,6 +7,8 @@
 #include <limits>
 #include <random>
 #include <vector>
+
+#include "common/base/hqq.h"
 
 namespace sluice {
 namespace {

@@ -1,5 +1,5 @@
 // Thread safety: tests; the race test runs a client's and weightd's side on several threads over one mapping.
-#include "common/ring/lease.h"
+#include "common/protocol/lease.h"
 
 #include <gtest/gtest.h>
 

@@ -1,5 +1,3 @@
-#include "common/ring/process_fd.h"
-
 #include <gtest/gtest.h>
 #include <poll.h>
 #include <sys/socket.h>
@@ -9,6 +7,7 @@
 
 #include <string>
 
+#include "common/protocol/shared_memory.h"
 #include "tests/support/temp_dir.h"
 
 namespace sluice {

@@ -1,5 +1,5 @@
 // Thread safety: tests; the ring ends run on one or two threads over one mapping.
-#include "common/ring/rings.h"
+#include "common/protocol/rings.h"
 
 #include <gtest/gtest.h>
 

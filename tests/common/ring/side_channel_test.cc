@@ -1,5 +1,5 @@
 // Messages and descriptors over a socket pair, and the memory files that travel on it.
-#include "common/ring/side_channel.h"
+#include "common/protocol/side_channel.h"
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
@@ -8,8 +8,8 @@
 
 #include <cstring>
 
-#include "common/ring/session_abi.h"
-#include "common/ring/shared_memory.h"
+#include "common/protocol/session_abi.h"
+#include "common/protocol/shared_memory.h"
 #include "tests/support/fd_count.h"
 
 namespace sluice {

@@ -1,4 +1,4 @@
-#include "common/text/stages/bpe.h"
+#include "common/text/bpe.h"
 
 #include <algorithm>
 #include <memory>
@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "common/text/spec_builder.h"
+#include "common/text/tokenizer_spec.h"
 #include "gtest/gtest.h"
 
 namespace sluice {

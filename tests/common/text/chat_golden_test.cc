@@ -5,7 +5,7 @@
 #include <sstream>
 #include <string>
 
-#include "common/text/chat/chat_template.h"
+#include "common/text/chat_template.h"
 #include "gtest/gtest.h"
 
 namespace sluice {

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "common/text/chat/chat_template.h"
+#include "common/text/chat_template.h"
 #include "gtest/gtest.h"
 
 namespace sluice {

@@ -1,4 +1,4 @@
-#include "common/text/chat/chat_template.h"
+#include "common/text/chat_template.h"
 
 #include <fstream>
 #include <map>

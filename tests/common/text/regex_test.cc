@@ -1,9 +1,8 @@
-#include "common/text/unicode/regex.h"
+#include "common/text/regex.h"
 
 #include <string>
 #include <vector>
 
-#include "common/text/unicode/regex_translate.h"
 #include "gtest/gtest.h"
 
 namespace sluice {

@@ -3,8 +3,8 @@
 #include <random>
 #include <string>
 
+#include "common/base/utf8.h"
 #include "common/text/tokenizer.h"
-#include "common/text/unicode/utf8.h"
 #include "gtest/gtest.h"
 #include "tests/common/text/golden.h"
 

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "common/text/unicode/utf8.h"
+#include "common/base/utf8.h"
 #include "gtest/gtest.h"
 #include "tests/common/text/golden.h"
 

@@ -1,9 +1,8 @@
-#include "common/text/unicode/unicode.h"
+#include "common/text/unicode.h"
 
 #include <string>
 
-#include "common/text/unicode/byte_alphabet.h"
-#include "common/text/unicode/utf8.h"
+#include "common/base/utf8.h"
 #include "gtest/gtest.h"
 
 namespace sluice {

@@ -1,13 +1,11 @@
 // The trainer: products and gradients against plain sums, and tasks that must be learned.
-#include "common/train/net_trainer.h"
+#include "common/base/net_trainer.h"
 
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cmath>
 #include <random>
-
-#include "common/train/matrix_product.h"
 
 namespace sluice {
 namespace {

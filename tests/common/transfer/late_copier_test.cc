@@ -11,8 +11,8 @@
 #include <variant>
 #include <vector>
 
-#include "common/ring/session_abi.h"
-#include "common/transfer/transfer_engine.h"
+#include "common/protocol/session_abi.h"
+#include "common/protocol/transfer_engine.h"
 #include "tests/support/fakes/fake_clock.h"
 
 namespace sluice {

@@ -1,6 +1,6 @@
 // The transfer engine without threads, on a clock that the test moves: order and times of copies, and their
 // visible effects.
-#include "common/transfer/transfer_engine.h"
+#include "common/protocol/transfer_engine.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -11,7 +11,7 @@
 #include <random>
 #include <vector>
 
-#include "common/ring/session_abi.h"
+#include "common/protocol/session_abi.h"
 #include "tests/support/fakes/fake_clock.h"
 
 namespace sluice {

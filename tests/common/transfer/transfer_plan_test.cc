@@ -1,5 +1,5 @@
 // Plans: every layout, list and tile size copies exactly the requested rows.
-#include "common/transfer/transfer_plan.h"
+#include "common/protocol/transfer_plan.h"
 
 #include <gtest/gtest.h>
 
@@ -7,8 +7,6 @@
 #include <cstring>
 #include <random>
 #include <vector>
-
-#include "common/transfer/stream_copy.h"
 
 namespace sluice {
 namespace {

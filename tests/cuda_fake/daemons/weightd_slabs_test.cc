@@ -21,7 +21,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "inferd/session/session_weight_client.h"
-#include "kernels/cuda/memory.h"
+#include "kernels/cuda/cuda_memory.h"
 #include "tests/cuda_fake/fake_cuda.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/test_pack.h"

@@ -3,7 +3,7 @@
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
-#include "common/status.h"
+#include "common/base/status.h"
 #include "tests/cuda_fake/ptx/parser.h"
 
 namespace sluice::cuda_fake {

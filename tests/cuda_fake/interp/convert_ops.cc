@@ -6,7 +6,7 @@
 #include <limits>
 #include <type_traits>
 
-#include "common/half.h"
+#include "common/base/half.h"
 #include "tests/cuda_fake/interp/lanes.h"
 
 namespace sluice::cuda_fake {

@@ -13,10 +13,10 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "common/ring/shared_memory.h"
-#include "common/transfer/transfer_plan.h"
-#include "kernels/cuda/copy/cuda_copier.h"
-#include "kernels/cuda/memory.h"
+#include "common/protocol/shared_memory.h"
+#include "common/protocol/transfer_plan.h"
+#include "kernels/cuda/cuda_copier.h"
+#include "kernels/cuda/cuda_memory.h"
 #include "tests/cuda_fake/fake_cuda.h"
 
 namespace sluice {

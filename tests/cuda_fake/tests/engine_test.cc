@@ -12,9 +12,9 @@
 #include <string_view>
 #include <vector>
 
-#include "inferd/weights/pull_client.h"
-#include "kernels/cuda/copy/cuda_copier.h"
+#include "inferd/model/pull_client.h"
 #include "kernels/cuda/cuda_backend.h"
+#include "kernels/cuda/cuda_copier.h"
 #include "pack/pack.h"
 #include "pack/writer/pack_writer.h"
 #include "tests/cuda_fake/fake_cuda.h"

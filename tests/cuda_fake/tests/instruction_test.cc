@@ -7,7 +7,7 @@
 #include <functional>
 #include <random>
 
-#include "common/half.h"
+#include "common/base/half.h"
 #include "tests/cuda_fake/tests/ptx_testing.h"
 
 namespace sluice::cuda_fake {

@@ -7,7 +7,7 @@
 #include <numeric>
 #include <random>
 
-#include "common/half.h"
+#include "common/base/half.h"
 #include "pack/row_layout.h"
 
 namespace sluice::cuda_fake {

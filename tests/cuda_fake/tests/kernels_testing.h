@@ -7,8 +7,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "kernels/cuda/device/attention/attention.h"
-#include "kernels/cuda/device/experts/experts.h"
+#include "kernels/cuda/device/attention.h"
+#include "kernels/cuda/device/experts.h"
 #include "kernels/cuda/device/matmul.h"
 #include "kernels/cuda/device/row_kernels.h"
 

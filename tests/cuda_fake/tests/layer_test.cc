@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "kernels/cuda/cuda_backend.h"
-#include "kernels/kv_layout.h"
+#include "kernels/ops.h"
 #include "pack/row_layout.h"
 #include "tests/cuda_fake/fake_cuda.h"
 #include "tests/cuda_fake/tests/kernels_testing.h"

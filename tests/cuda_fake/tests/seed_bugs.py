@@ -127,15 +127,15 @@ BUGS = [
 
 # Sources whose namespaces' contents make a copy, and the entry that a test calls.
 SHARED = ["rounding.cuh", "dots.cuh"]
-ROWS = "experts/expert_rows.cuh"
+ROWS = "experts.cuh"
 SOURCES = {
     NORM: ["rounding.cuh", "prepare.cu"],
     ROUND: ["rounding.cuh", "prepare.cu"],
     GEMV: [*SHARED, "matmul.cu"],
     TILES: ["tiles.cuh", "matmul_tiles.cu"],
-    ATTENTION: ["attention/block.cuh", "attention/scores.cuh", "attention/values.cuh", "attention/attention.cu"],
-    COEFFICIENTS: [ROWS, "experts/neuron_blocks.cuh", "experts/coefficients.cu"],
-    DOWN: [ROWS, "experts/down.cu"],
+    ATTENTION: ["attention.cuh", "attention.cu"],
+    COEFFICIENTS: [ROWS, "expert_coefficients.cu"],
+    DOWN: [ROWS, "expert_down.cu"],
 }
 ENTRIES = {
     NORM: ("prepare", "EnqueuePrepare"),

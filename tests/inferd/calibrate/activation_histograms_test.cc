@@ -1,5 +1,5 @@
 // Quantiles from histograms against sorted values.
-#include "inferd/calibrate/stages/activation_histograms.h"
+#include "inferd/calibrate/activation_histograms.h"
 
 #include <gtest/gtest.h>
 

@@ -7,12 +7,11 @@
 #include <map>
 #include <numeric>
 
-#include "common/file_io.h"
-#include "common/profile/cache_profile.h"
+#include "common/base/file_io.h"
+#include "common/base/status.h"
 #include "common/profile/predictor_weights.h"
 #include "common/profile/profile.h"
 #include "common/profile/threshold_tables.h"
-#include "common/status.h"
 #include "tests/support/calibration_sink.h"
 #include "tests/support/engine_testing.h"
 

@@ -5,12 +5,11 @@
 #include <functional>
 
 #include "common/profile/threshold_tables.h"
-#include "inferd/calibrate/stages/activation_stage.h"
-#include "inferd/calibrate/stages/cache_stage.h"
-#include "inferd/calibrate/stages/cutoff_stage.h"
-#include "inferd/calibrate/stages/gating_stage.h"
-#include "inferd/calibrate/stages/neuron_stage.h"
-#include "inferd/calibrate/windows/calibration_work.h"
+#include "inferd/calibrate/activation_stage.h"
+#include "inferd/calibrate/cache_stage.h"
+#include "inferd/calibrate/calibration_stage.h"
+#include "inferd/calibrate/cutoff_stage.h"
+#include "inferd/calibrate/sensitivity_stage.h"
 #include "tests/support/temp_dir.h"
 
 namespace sluice::inferd {

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "common/error_detail.h"
+#include "common/base/status.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/support/temp_dir.h"

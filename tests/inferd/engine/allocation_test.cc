@@ -3,10 +3,10 @@
 #include <cstdlib>
 #include <new>
 
-#include "common/status.h"
+#include "common/base/status.h"
 #include "gtest/gtest.h"
 #include "inferd/engine/engine_core.h"
-#include "inferd/schedule/generate_sequence.h"
+#include "inferd/forward/sequence.h"
 #include "tests/support/engine_testing.h"
 
 namespace {

@@ -2,8 +2,7 @@
 #include <algorithm>
 #include <random>
 
-#include "common/error_detail.h"
-#include "common/status.h"
+#include "common/base/status.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "inferd/engine/engine.h"

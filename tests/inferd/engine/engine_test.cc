@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "common/status.h"
+#include "common/base/status.h"
 #include "gtest/gtest.h"
 #include "tests/inferd/engine/engine_fixture.h"
 #include "tests/support/engine_testing.h"

@@ -6,14 +6,14 @@
 #include <map>
 #include <random>
 
-#include "common/file_io.h"
-#include "common/status.h"
-#include "common/strict_json.h"
+#include "common/base/file_io.h"
+#include "common/base/status.h"
+#include "common/base/strict_json.h"
 #include "gtest/gtest.h"
-#include "inferd/model/delta_states.h"
+#include "inferd/cache/slab_plan.h"
 #include "inferd/model/kv_cache.h"
 #include "inferd/model/model_shapes.h"
-#include "inferd/residency/slots/slab_plan.h"
+#include "inferd/model/recurrent_states.h"
 #include "tests/support/engine_testing.h"
 
 namespace sluice::inferd {

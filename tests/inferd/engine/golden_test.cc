@@ -3,9 +3,9 @@
 #include <cmath>
 #include <cstring>
 
-#include "common/file_io.h"
+#include "common/base/file_io.h"
+#include "common/base/status.h"
 #include "common/model/safetensors.h"
-#include "common/status.h"
 #include "common/text/tokenizer.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"

@@ -4,7 +4,7 @@
 #include <cstdlib>
 #include <random>
 
-#include "common/error_detail.h"
+#include "common/base/status.h"
 #include "gtest/gtest.h"
 #include "tests/inferd/engine/engine_fixture.h"
 #include "tests/support/engine_testing.h"

@@ -10,9 +10,9 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "common/status.h"
+#include "common/base/status.h"
 #include "gtest/gtest.h"
-#include "inferd/residency/neuron/neuron_layout.h"
+#include "inferd/cache/neuron_layout.h"
 #include "pack/writer/pack_writer.h"
 #include "tests/support/engine_testing.h"
 

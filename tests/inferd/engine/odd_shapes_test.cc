@@ -9,8 +9,8 @@
 
 #include "absl/strings/match.h"
 #include "gtest/gtest.h"
-#include "inferd/engine/slab_policies.h"
-#include "inferd/policy/preset/preset.h"
+#include "inferd/engine/cache_setup.h"
+#include "inferd/policy/policies.h"
 #include "tests/support/engine_testing.h"
 
 namespace sluice::inferd {

@@ -1,13 +1,13 @@
 // The prefix cache in a file across restarts: found again to the same bits, and used only if intact and of
 // the same model, options and program.
-#include "inferd/schedule/prefix_file.h"
+#include "inferd/forward/prefix_file.h"
 
 #include <sys/stat.h>
 
 #include <filesystem>
 #include <fstream>
 
-#include "common/file_io.h"
+#include "common/base/file_io.h"
 #include "gmock/gmock.h"
 #include "tests/inferd/engine/prefix_fixture.h"
 

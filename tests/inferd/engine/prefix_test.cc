@@ -1,5 +1,5 @@
 // Sequences with common prefixes: cached tokens, sharing rules, and that no token changes.
-#include "common/error_detail.h"
+#include "common/base/status.h"
 #include "gmock/gmock.h"
 #include "tests/inferd/engine/prefix_fixture.h"
 

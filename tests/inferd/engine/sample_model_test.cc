@@ -4,7 +4,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
-#include "common/status.h"
+#include "common/base/status.h"
 #include "common/text/tokenizer.h"
 #include "gtest/gtest.h"
 #include "tests/support/engine_testing.h"

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "common/status.h"
+#include "common/base/status.h"
 #include "gtest/gtest.h"
 #include "pack/pack.h"
 #include "tests/support/engine_testing.h"

@@ -3,8 +3,7 @@
 #include <fstream>
 #include <random>
 
-#include "common/error_detail.h"
-#include "common/status.h"
+#include "common/base/status.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/support/engine_testing.h"

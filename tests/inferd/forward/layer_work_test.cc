@@ -1,10 +1,9 @@
-#include "inferd/forward/layer_work.h"
-
 #include <cstdint>
 #include <memory>
 #include <vector>
 
 #include "gtest/gtest.h"
+#include "inferd/forward/moe_work.h"
 
 namespace sluice::inferd {
 namespace {

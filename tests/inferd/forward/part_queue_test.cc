@@ -1,9 +1,9 @@
 // Estimated bytes and multiplications of operations, and their part of the model.
-#include "inferd/forward/part_queue.h"
-
 #include <gtest/gtest.h>
 
 #include <vector>
+
+#include "inferd/forward/part_profiler.h"
 
 namespace sluice::inferd {
 namespace {

@@ -4,7 +4,7 @@
 #include <set>
 
 #include "gtest/gtest.h"
-#include "inferd/model/delta_states.h"
+#include "inferd/model/recurrent_states.h"
 
 namespace sluice::inferd {
 namespace {

@@ -1,11 +1,10 @@
-#include "inferd/model/prefix_index.h"
-
 #include <map>
 #include <numeric>
 #include <random>
 #include <vector>
 
 #include "gtest/gtest.h"
+#include "inferd/model/kv_cache.h"
 
 namespace sluice::inferd {
 namespace {

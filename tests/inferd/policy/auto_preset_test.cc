@@ -1,5 +1,5 @@
 // Preset `auto`: its choices, on tables of inputs.
-#include "inferd/policy/preset/auto_preset.h"
+#include "inferd/policy/auto_preset.h"
 
 #include <cmath>
 #include <random>

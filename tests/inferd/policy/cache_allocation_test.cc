@@ -1,4 +1,4 @@
-#include "inferd/policy/cache/cache_allocation.h"
+#include "inferd/policy/cache_allocation.h"
 
 #include <algorithm>
 #include <limits>
@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "inferd/engine/slab_policies.h"
+#include "inferd/engine/cache_setup.h"
 
 namespace sluice::inferd {
 namespace {

@@ -1,12 +1,12 @@
-#include "inferd/policy/cache/cache_replay.h"
+#include "inferd/policy/cache_replay.h"
 
 #include <cstring>
 #include <string>
 #include <vector>
 
-#include "common/file_io.h"
+#include "common/base/file_io.h"
 #include "gtest/gtest.h"
-#include "inferd/policy/cache/cache_allocation.h"
+#include "inferd/policy/cache_allocation.h"
 
 namespace sluice::inferd {
 namespace {

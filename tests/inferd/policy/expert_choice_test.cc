@@ -1,10 +1,9 @@
-#include "inferd/policy/routing/expert_choice.h"
-
 #include <set>
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "kernels/expert_cut.h"
+#include "inferd/policy/routing.h"
+#include "kernels/scalar_math.h"
 
 namespace sluice::inferd {
 namespace {

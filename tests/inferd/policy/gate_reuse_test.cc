@@ -4,11 +4,11 @@
 #include <memory>
 #include <vector>
 
-#include "common/clock.h"
+#include "common/base/clock.h"
 #include "inferd/model/dense_weights.h"
-#include "inferd/policy/predict/predictor.h"
-#include "inferd/weights/fetch_queue.h"
-#include "inferd/weights/segment_buffers.h"
+#include "inferd/model/fetch_queue.h"
+#include "inferd/model/weight_buffers.h"
+#include "inferd/policy/expert_predictor.h"
 #include "kernels/reference/reference_backend.h"
 #include "pack/pack.h"
 #include "tests/support/engine_testing.h"

@@ -1,5 +1,3 @@
-#include "inferd/policy/cache/layer_shares.h"
-
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -7,6 +5,7 @@
 #include <vector>
 
 #include "gtest/gtest.h"
+#include "inferd/policy/miss_balance.h"
 
 namespace sluice::inferd {
 namespace {

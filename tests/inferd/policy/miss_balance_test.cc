@@ -1,4 +1,4 @@
-#include "inferd/policy/routing/miss_balance.h"
+#include "inferd/policy/miss_balance.h"
 
 #include <algorithm>
 #include <cmath>

@@ -1,7 +1,5 @@
 // Sets of neurons: by share against a sort, by the share that follows a sparsity's target, by the share below
 // a threshold.
-#include "inferd/policy/predict/neuron_sets.h"
-
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -11,9 +9,9 @@
 #include <random>
 #include <vector>
 
-#include "inferd/policy/predict/neuron_predictor.h"
-#include "inferd/policy/preset/preset.h"
-#include "inferd/policy/sparsity/neuron_thresholds.h"
+#include "inferd/policy/neuron_predictor.h"
+#include "inferd/policy/policies.h"
+#include "inferd/policy/sparsity.h"
 
 namespace sluice::inferd {
 namespace {

@@ -10,10 +10,9 @@
 #include <utility>
 #include <vector>
 
-#include "inferd/policy/predict/neuron_predictor.h"
-#include "inferd/policy/sparsity/neuron_thresholds.h"
-#include "inferd/policy/sparsity/sparsity.h"
-#include "inferd/policy/taps/prefetcher.h"
+#include "inferd/policy/neuron_predictor.h"
+#include "inferd/policy/prefetcher.h"
+#include "inferd/policy/sparsity.h"
 #include "kernels/reference/reference_backend.h"
 
 namespace sluice::inferd {

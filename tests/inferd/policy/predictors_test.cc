@@ -9,11 +9,10 @@
 #include <vector>
 
 #include "common/profile/predictor_weights.h"
-#include "inferd/policy/predict/learned_experts.h"
-#include "inferd/policy/predict/neuron_predictor.h"
-#include "inferd/policy/sparsity/neuron_thresholds.h"
-#include "inferd/policy/sparsity/sparsity.h"
-#include "inferd/policy/taps/prefetcher.h"
+#include "inferd/policy/expert_predictor.h"
+#include "inferd/policy/neuron_predictor.h"
+#include "inferd/policy/prefetcher.h"
+#include "inferd/policy/sparsity.h"
 #include "tests/inferd/policy/predictor_testing.h"
 
 namespace sluice::inferd {

@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "common/profile/predictor_weights.h"
-#include "inferd/policy/predict/first_layer.h"
-#include "inferd/policy/taps/prefetcher.h"
+#include "inferd/policy/expert_predictor.h"
+#include "inferd/policy/prefetcher.h"
 #include "tests/inferd/policy/predictor_testing.h"
 
 namespace sluice::inferd {

@@ -1,13 +1,11 @@
 // Layers with low recall: when they are trusted, and the effects of a prediction without trust.
-#include "inferd/policy/predict/recall_floor.h"
-
 #include <gtest/gtest.h>
 
 #include <memory>
 #include <utility>
 #include <vector>
 
-#include "inferd/policy/taps/prefetcher.h"
+#include "inferd/policy/prefetcher.h"
 
 namespace sluice::inferd {
 namespace {

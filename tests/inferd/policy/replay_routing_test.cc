@@ -1,5 +1,5 @@
 // Recorded scores by sequence and position, and a router's choice under them.
-#include "inferd/policy/routing/replay_routing.h"
+#include "inferd/policy/replay_routing.h"
 
 #include <cmath>
 #include <memory>

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "inferd/policy/trace/trace_file.h"
+#include "inferd/policy/router_trace.h"
 #include "tests/support/engine_testing.h"
 
 namespace sluice::inferd {

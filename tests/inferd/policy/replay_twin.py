@@ -1,4 +1,4 @@
-"""Replays a router trace (inferd/policy/trace/TRACE.md) on its own terms, for comparison with cache_replay.
+"""Replays a router trace (inferd/policy/TRACE.md) on its own terms, for comparison with cache_replay.
 
 Written from the papers and the trace's format alone: no code or bookkeeping is shared with the program. Slow and
 simple on purpose; exact rational arithmetic where the order of two experts hangs on it."""

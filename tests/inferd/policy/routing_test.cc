@@ -1,15 +1,15 @@
 // Routing policies on a backend: logits in, experts and weights out.
-#include "inferd/policy/routing/routing.h"
+#include "inferd/policy/routing.h"
 
 #include <cmath>
 #include <memory>
 #include <set>
 #include <vector>
 
-#include "common/profile/gating.h"
+#include "common/profile/profile.h"
 #include "common/profile/profile_file.h"
 #include "gtest/gtest.h"
-#include "inferd/policy/taps/miss_routing.h"
+#include "inferd/policy/miss_routing.h"
 #include "kernels/reference/reference_backend.h"
 #include "tests/support/temp_dir.h"
 

@@ -1,4 +1,4 @@
-#include "inferd/policy/cache/slot_eviction.h"
+#include "inferd/policy/slot_eviction.h"
 
 #include <limits>
 #include <vector>

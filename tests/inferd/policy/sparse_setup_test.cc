@@ -1,10 +1,9 @@
 // The daemon's sparse profile: one measurement for each kind of expert in a pack, stored.
-#include "inferd/policy/sparsity/sparse_setup.h"
-
 #include <gtest/gtest.h>
 
 #include <filesystem>
 
+#include "inferd/policy/sparsity.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/test_pack.h"
 

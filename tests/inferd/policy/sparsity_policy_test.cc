@@ -4,9 +4,8 @@
 #include <fstream>
 
 #include "common/profile/threshold_tables.h"
-#include "inferd/policy/preset/policy_keys.h"
-#include "inferd/policy/preset/preset.h"
-#include "inferd/policy/sparsity/sparsity.h"
+#include "inferd/policy/policies.h"
+#include "inferd/policy/sparsity.h"
 #include "tests/support/temp_dir.h"
 
 namespace sluice::inferd {

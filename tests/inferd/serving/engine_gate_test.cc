@@ -1,8 +1,6 @@
-#include "inferd/serving/engine_gate.h"
-
 #include <memory>
 
-#include "common/error_detail.h"
+#include "common/base/status.h"
 #include "gtest/gtest.h"
 #include "inferd/serving/server_state.h"
 #include "tests/support/fakes/fake_engine.h"

@@ -1,8 +1,7 @@
-#include "inferd/serving/self_test.h"
-
 #include <thread>
 
 #include "gtest/gtest.h"
+#include "inferd/serving/server_state.h"
 #include "tests/support/fakes/fake_engine.h"
 
 namespace sluice::inferd {

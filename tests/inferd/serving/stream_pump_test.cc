@@ -4,7 +4,7 @@
 #include <thread>
 #include <vector>
 
-#include "common/mutex.h"
+#include "common/base/mutex.h"
 #include "gtest/gtest.h"
 
 namespace sluice::inferd {

@@ -4,11 +4,11 @@
 #include <string>
 #include <vector>
 
-#include "common/file_io.h"
+#include "common/base/file_io.h"
 #include "gtest/gtest.h"
-#include "inferd/residency/slots/slab_plan.h"
+#include "inferd/cache/slab_plan.h"
 #include "inferd/sim/measured_device.h"
-#include "inferd/sim/virtual_costs.h"
+#include "inferd/sim/virtual_clock.h"
 #include "kernels/reference/reference_backend.h"
 #include "tests/support/engine_testing.h"
 

@@ -1,13 +1,14 @@
 // Tests of --clock virtual: times come from the model, equal in every run, and nothing else changes.
+#include "inferd/sim/virtual_clock.h"
+
 #include <set>
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "inferd/policy/cache/cache_allocation.h"
-#include "inferd/policy/cache/slot_eviction.h"
-#include "inferd/policy/trace/trace_file.h"
-#include "inferd/residency/slots/slab_plan.h"
-#include "inferd/sim/virtual_costs.h"
+#include "inferd/cache/slab_plan.h"
+#include "inferd/policy/cache_allocation.h"
+#include "inferd/policy/router_trace.h"
+#include "inferd/policy/slot_eviction.h"
 #include "inferd/sim/virtual_device.h"
 #include "inferd/sim/virtual_weight_client.h"
 #include "tests/support/engine_testing.h"

@@ -1,5 +1,5 @@
 // Tests that a device that computes later computes the same, and reports accesses that are too early.
-#include "kernels/delayed/delayed_backend.h"
+#include "tests/support/delayed/delayed_backend.h"
 
 #include <memory>
 #include <string>

@@ -9,9 +9,9 @@
 #include <utility>
 #include <vector>
 
-#include "common/mutex.h"
+#include "common/base/mutex.h"
 #include "tests/support/fakes/fake_extent_source.h"
-#include "weightd/io/block_reader.h"
+#include "weightd/store/block_reader.h"
 
 namespace sluice {
 

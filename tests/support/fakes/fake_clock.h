@@ -6,7 +6,7 @@
 #include <atomic>
 #include <cstdint>
 
-#include "common/clock.h"
+#include "common/base/clock.h"
 
 namespace sluice {
 

@@ -8,8 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/notification.h"
-#include "common/error_detail.h"
-#include "common/status.h"
+#include "common/base/status.h"
 
 namespace sluice {
 

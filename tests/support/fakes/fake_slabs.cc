@@ -3,7 +3,7 @@
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
-#include "common/status.h"
+#include "common/base/status.h"
 #include "pack/row_layout.h"
 #include "tests/support/fakes/fake_weight_client.h"
 

@@ -5,8 +5,8 @@
 #include <utility>
 
 #include "absl/time/clock.h"
-#include "common/status.h"
-#include "pack/checksum.h"
+#include "common/base/status.h"
+#include "pack/pack.h"
 
 namespace sluice {
 

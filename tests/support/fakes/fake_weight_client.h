@@ -22,10 +22,10 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
-#include "common/file_io.h"
-#include "common/mutex.h"
-#include "common/ring/shared_memory.h"
-#include "inferd/weights/weight_client.h"
+#include "common/base/file_io.h"
+#include "common/base/mutex.h"
+#include "common/protocol/shared_memory.h"
+#include "inferd/model/weight_client.h"
 
 namespace sluice {
 

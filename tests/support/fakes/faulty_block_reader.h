@@ -12,8 +12,8 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "common/mutex.h"
-#include "weightd/io/block_reader.h"
+#include "common/base/mutex.h"
+#include "weightd/store/block_reader.h"
 
 namespace sluice {
 

@@ -11,9 +11,9 @@
 #include <utility>
 #include <vector>
 
-#include "common/mutex.h"
+#include "common/base/mutex.h"
 #include "tests/support/fakes/fake_extent_source.h"
-#include "weightd/io/read_file.h"
+#include "weightd/store/read_file.h"
 
 namespace sluice {
 

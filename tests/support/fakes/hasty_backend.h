@@ -19,7 +19,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/backend.h"
-#include "kernels/calls/kept_operation.h"
+#include "kernels/owned_operation.h"
 
 namespace sluice {
 

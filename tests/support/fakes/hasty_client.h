@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "inferd/weights/weight_client.h"
+#include "inferd/model/weight_client.h"
 
 namespace sluice {
 

@@ -14,10 +14,10 @@
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
-#include "common/mutex.h"
-#include "common/ring/shared_memory.h"
-#include "common/status.h"
-#include "common/transfer/copier.h"
+#include "common/base/mutex.h"
+#include "common/base/status.h"
+#include "common/protocol/copier.h"
+#include "common/protocol/shared_memory.h"
 
 namespace sluice {
 

@@ -6,8 +6,8 @@
 
 #include <vector>
 
-#include "common/mutex.h"
-#include "weightd/io/read_ring.h"
+#include "common/base/mutex.h"
+#include "weightd/store/uring_reader.h"
 
 namespace sluice {
 

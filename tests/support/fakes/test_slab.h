@@ -9,8 +9,8 @@
 #include <utility>
 #include <vector>
 
-#include "common/ring/shared_memory.h"
-#include "inferd/weights/weight_client.h"
+#include "common/protocol/shared_memory.h"
+#include "inferd/model/weight_client.h"
 #include "pack/row_layout.h"
 #include "tests/support/test_pack.h"
 

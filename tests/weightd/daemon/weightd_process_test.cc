@@ -10,9 +10,9 @@
 #include <fstream>
 #include <tuple>
 
-#include "common/error_detail.h"
-#include "common/net/unix_listener.h"
-#include "common/size.h"
+#include "common/base/size.h"
+#include "common/base/status.h"
+#include "common/base/unix_listener.h"
 #include "inferd/session/session_weight_client.h"
 #include "tests/support/prometheus_text.h"
 #include "tests/support/temp_dir.h"

@@ -5,8 +5,8 @@
 #include <bit>
 #include <cmath>
 
-#include "common/half.h"
-#include "common/model/formats/small_float.h"
+#include "common/base/half.h"
+#include "common/model/small_float.h"
 #include "tests/common/model/formats/quantized_folder.h"
 #include "tests/support/temp_dir.h"
 

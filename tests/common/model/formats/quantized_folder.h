@@ -10,9 +10,9 @@
 #include <string>
 #include <vector>
 
-#include "common/file_io.h"
-#include "common/model/formats/checkpoint_folder.h"
-#include "common/strict_json.h"
+#include "common/base/file_io.h"
+#include "common/base/strict_json.h"
+#include "common/model/model_source.h"
 
 namespace sluice {
 

@@ -1,6 +1,6 @@
 // Every block format against the values that gguf-py 0.19 decodes from the same bytes, to the bit
 // (tests/data/gguf/blocks.txt: the format's id, a block, its values, in hexadecimal).
-#include "common/model/gguf/gguf_blocks.h"
+#include "common/model/gguf_blocks.h"
 
 #include <gtest/gtest.h>
 

@@ -1,9 +1,8 @@
 // Heads of GGUF files: valid ones are read, invalid ones are refused before anything is allocated for them.
-#include "common/model/gguf/gguf_header.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "common/model/gguf_files.h"
 #include "tests/common/model/gguf/gguf_builder.h"
 
 namespace sluice {

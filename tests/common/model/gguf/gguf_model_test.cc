@@ -4,10 +4,10 @@
 
 #include <functional>
 
-#include "common/file_io.h"
-#include "common/model/families/hf_tensors.h"
-#include "common/model/gguf/gguf_blocks.h"
-#include "common/model/source/model_source.h"
+#include "common/base/file_io.h"
+#include "common/model/gguf_blocks.h"
+#include "common/model/hf_config.h"
+#include "common/model/model_source.h"
 #include "tests/common/model/gguf/gguf_builder.h"
 #include "tests/support/temp_dir.h"
 

@@ -1,0 +1,93 @@
+// A lock between processes: an open file that one of them holds.
+//
+// Thread safety: a free function, safe to call from any thread.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "absl/types/span.h"
+#include "common/base/file_io.h"
+#include "common/base/unique_fd.h"
+
+namespace sluice::cli {
+
+// Opens (creates, mode 0600) and locks `path`, waiting up to `patience`. DeadlineExceeded naming the path.
+// Cancelled once *cancel (may be null) is true. `on_wait` (may be empty) hears once, after a second, who
+// holds the lock: "process 123", or "another process" if the file does not say.
+absl::StatusOr<UniqueFd> LockFile(const std::string& path, absl::Duration patience,
+                                  const std::atomic<bool>* cancel,
+                                  const std::function<void(const std::string& holder)>& on_wait = {});
+
+// PartialFile: a file that has its name only once it is whole.
+//
+// Thread safety: as File: writes at different places from several threads; Create, Commit and the destructor
+// need exclusive use.
+
+class PartialFile {
+ public:
+  // Creates `path` under a temporary name beside it. INVALID_ARGUMENT if a folder, a device or anything else
+  // that is no regular file has the name: it must not be replaced.
+  static absl::StatusOr<PartialFile> Create(const std::string& path);
+  PartialFile(PartialFile&&) = default;
+  // Removes the file unless it was committed.
+  ~PartialFile();
+
+  // Unwritten bytes are zero.
+  absl::Status SetSize(uint64_t bytes) const { return file_.Truncate(bytes); }
+  absl::Status WriteAt(uint64_t offset, absl::Span<const float> values) const;
+  absl::Status WriteAt(uint64_t offset, const std::string& bytes) const;
+
+  // Gives the file its name, replacing what had it.
+  absl::Status Commit();
+
+  const std::string& path() const { return path_; }
+
+ private:
+  PartialFile(std::string path, File file) : path_(std::move(path)), file_(std::move(file)) {}
+
+  std::string path_;
+  File file_;  // none once committed
+};
+
+// SafetensorsWriter: one f32 matrix as a safetensors file, row after row, without holding it in memory.
+//
+// The file appears under its name when Finish succeeds; until then it has a temporary name beside it.
+//
+// Thread safety: thread-compatible.
+
+// The bytes before the data: little-endian u64 length of the JSON header, then the header, padded with spaces
+// so that the data begins at a multiple of 8.
+std::string SafetensorsHeader(const std::string& tensor, uint64_t rows, uint64_t cols);
+
+class SafetensorsWriter {
+ public:
+  // A file with one tensor `tensor`, F32 [rows, cols].
+  static absl::StatusOr<std::unique_ptr<SafetensorsWriter>> Create(const std::string& path,
+                                                                   const std::string& tensor, uint64_t rows,
+                                                                   uint64_t cols);
+  // Whole rows from row `first` on; any order. InvalidArgument for values outside of the matrix.
+  absl::Status WriteRows(uint64_t first, absl::Span<const float> values);
+
+  // Makes the file visible. FailedPrecondition if a row is missing.
+  absl::Status Finish();
+
+ private:
+  SafetensorsWriter(PartialFile file, uint64_t header_bytes, uint64_t rows, uint64_t cols)
+      : header_bytes_(header_bytes), rows_(rows), cols_(cols), file_(std::move(file)) {}
+
+  const uint64_t header_bytes_;
+  const uint64_t rows_;
+  const uint64_t cols_;
+  PartialFile file_;
+  uint64_t rows_written_ = 0;
+};
+
+}  // namespace sluice::cli

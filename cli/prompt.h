@@ -1,0 +1,95 @@
+// Where a command's tokenizer comes from: a pack, or a Hugging Face folder.
+//
+// Thread safety: free functions, safe to call from any thread.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "cli/command_line.h"
+#include "common/text/tokenizer.h"
+#include "sluice/inference/v1/generation.pb.h"
+
+namespace sluice::cli {
+
+struct TokenizerSource {
+  std::string pack;
+  std::string dir;
+
+  // Adds `--pack` and `--tokenizer`; exactly one must be given (see GivenOnce).
+  void Declare(ArgParser* parser);
+  bool GivenOnce() const { return pack.empty() != dir.empty(); }
+};
+
+// FailedPrecondition if the pack has no tokenizer.
+absl::StatusOr<std::unique_ptr<Tokenizer>> LoadTokenizer(const TokenizerSource& source);
+
+// The first `max_tokens` tokens of a text file by the pack's tokenizer: taken as bytes, without BOS or EOS,
+// special tokens as text. InvalidArgument if there is none.
+absl::StatusOr<std::vector<int32_t>> EncodeTextFile(const std::string& pack, const std::string& path,
+                                                    uint64_t max_tokens);
+
+// Flags of the prompt and the sampler, turned into fields of the request.
+//
+// Thread safety: plain values; used by the main thread.
+
+// Sampling options given by the user.
+struct SamplingFlags {
+  std::optional<uint64_t> max_tokens;
+  std::optional<double> temperature;
+  std::optional<double> top_p;
+  std::optional<uint64_t> top_k;
+  std::optional<double> min_p;
+  std::optional<double> repetition_penalty;
+  std::optional<uint64_t> seed;
+  std::vector<std::string> stop;
+  bool ignore_eos = false;
+
+  // `default_tokens` is what the help says of --max-tokens.
+  void Declare(ArgParser* parser, const std::string& default_tokens);
+  void Fill(::sluice::inference::v1::GenerationSpec* spec) const;
+};
+
+struct GenerationFlags {
+  std::optional<std::string> prompt;
+  std::optional<std::string> token_ids;
+  SamplingFlags sampling;
+  bool no_special = false;
+  bool plain = false;
+
+  void Declare(ArgParser* parser);
+
+  // Both --prompt and --token-ids, or neither and standard input is a terminal.
+  bool Ambiguous(bool stdin_is_terminal) const;
+
+  // Fills the request; reads standard input to its end if no prompt was given. InvalidArgument naming what is
+  // wrong with it. Ill-formed UTF-8 in a prompt becomes U+FFFD, as the tokenizer would have it.
+  absl::Status Fill(::sluice::inference::v1::GenerationSpec* spec) const;
+};
+
+// Flags of structured output, turned into the request's grammar.
+//
+// Thread safety: plain values; used by the main thread.
+
+struct GrammarFlags {
+  bool json_object = false;
+  std::optional<std::string> json_schema;  // files
+  std::optional<std::string> grammar;
+  std::optional<std::string> regex;
+  std::optional<std::string> choice;
+
+  void Declare(ArgParser* parser);
+
+  // More than one of them.
+  bool Ambiguous() const;
+
+  // Fills the request; reads the file that a flag names. InvalidArgument for --choice without a text.
+  absl::Status Fill(::sluice::inference::v1::GenerationSpec* spec) const;
+};
+
+}  // namespace sluice::cli

@@ -1,0 +1,303 @@
+#include "common/model/gguf_config.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "common/base/status.h"
+#include "common/base/strict_json.h"
+#include "common/model/model_limits.h"
+
+namespace sluice {
+namespace {
+
+using nlohmann::json;
+
+void AddYarn(double mscale_all_dim, GgufKeyReader* q, json* rope) {
+  (*rope)["rope_type"] = "yarn";
+  (*rope)["factor"] = q->Real("rope.scaling.factor", 1);
+  (*rope)["beta_fast"] = q->Real("rope.scaling.yarn_beta_fast", 32);
+  (*rope)["beta_slow"] = q->Real("rope.scaling.yarn_beta_slow", 1);
+  if (q->Real("rope.scaling.yarn_ext_factor", 1) != 1)
+    q->Refuse("rope.scaling.yarn_ext_factor", "other than 1");
+  if (q->Has("rope.scaling.attn_factor") || q->Has("rope.scaling.yarn_attn_factor")) {
+    const double own = q->Real("rope.scaling.attn_factor", q->Real("rope.scaling.yarn_attn_factor", 1));
+    const double factor = (*rope)["factor"].get<double>();
+    (*rope)["attention_factor"] = own * (factor > 1 ? 1 + 0.1 * std::log(factor) : 1);
+  }
+  if (mscale_all_dim == 0) return;
+  // The file holds only the product; both factors are equal in all models that have them.
+  (*rope)["mscale"] = mscale_all_dim;
+  (*rope)["mscale_all_dim"] = mscale_all_dim;
+}
+
+// Divisors of the frequencies, one set for short sequences and one for long ones.
+void AddDivisors(std::vector<double> shorts, std::vector<double> longs, bool mscales,
+                 const GgufBaseConfig& base, GgufKeyReader* q, json* rope) {
+  (*rope)["rope_type"] = "longrope";
+  const double original = (*rope)["original_max_position_embeddings"].get<double>();
+  const double stretch = static_cast<double>(base.context) / original;
+  const double factor =
+      q->Real("rope.scaling.attn_factor",
+              stretch <= 1 || original < 2 ? 1 : std::sqrt(1 + std::log(stretch) / std::log(original)));
+  if (mscales) {
+    (*rope)["short_mscale"] = factor;
+    (*rope)["long_mscale"] = factor;
+  } else {
+    (*rope)["attention_factor"] = factor;
+  }
+  (*rope)["short_factor"] = std::move(shorts);
+  (*rope)["long_factor"] = std::move(longs);
+}
+
+}  // namespace
+
+json GgufRopeScaling(const GgufBaseConfig& base, double mscale_all_dim, bool mscales, GgufKeyReader* q) {
+  json rope = json::object();
+  const uint64_t original = q->IntOr("rope.scaling.original_context_length", base.context, 1);
+  rope["original_max_position_embeddings"] = original;
+  std::vector<double> shorts = q->Values("rope_factors_short.weight");
+  std::vector<double> longs = q->Values("rope_factors_long.weight");
+  if (!shorts.empty() || !longs.empty()) {
+    AddDivisors(std::move(shorts), std::move(longs), mscales, base, q, &rope);
+    return rope;
+  }
+  std::vector<double> divisors = q->Values("rope_freqs.weight");
+  if (std::any_of(divisors.begin(), divisors.end(), [](double d) { return d != 1; })) {
+    AddDivisors(divisors, divisors, mscales, base, q, &rope);
+    return rope;
+  }
+  const std::string type = q->Word("rope.scaling.type", "none");
+  const double linear =
+      q->Real("rope.scale_linear", type == "linear" ? q->Real("rope.scaling.factor", 1) : 1);
+  if (type == "yarn") {
+    AddYarn(mscale_all_dim, q, &rope);
+    return rope;
+  }
+  if (type != "none" && type != "linear") q->Refuse("rope.scaling.type", type.substr(0, 40));
+  if (linear == 1) return nullptr;
+  return {{"rope_type", "linear"}, {"factor", linear}};
+}
+
+json GgufBaseJson(const char* model_type, const char* architecture, const GgufBaseConfig& base,
+                  GgufKeyReader* q) {
+  json config = {{"model_type", model_type}, {"architectures", {architecture}}};
+  const GgufTensorInfo* embed = q->files().Find("token_embd.weight");
+  if (embed == nullptr || embed->dims.size() != 2) {
+    q->Keep(absl::InvalidArgumentError(absl::StrCat(q->files().path(), ": has no matrix token_embd.weight")));
+  } else {
+    config["vocab_size"] = embed->dims[1];
+  }
+  config["hidden_size"] = base.hidden;
+  config["num_hidden_layers"] = base.layers;
+  config["max_position_embeddings"] = base.context;
+  config["rms_norm_eps"] = q->Real("attention.layer_norm_rms_epsilon", 1e-5);
+  config["num_attention_heads"] = base.heads;
+  config["tie_word_embeddings"] = !q->HasTensor("output.weight");
+  config["rope_theta"] = q->Real("rope.freq_base", 10000);
+  return config;
+}
+
+void AddGgufHeads(const GgufBaseConfig& base, uint64_t kv_heads, bool mscales, GgufKeyReader* q,
+                  json* config) {
+  (*config)["num_key_value_heads"] = kv_heads;
+  (*config)["head_dim"] = base.head_dim;
+  if (q->IntOr("attention.value_length", base.head_dim) != base.head_dim) {
+    q->Refuse("attention.value_length", "other than attention.key_length");
+  }
+  const json rope = GgufRopeScaling(base, 0, mscales, q);
+  if (!rope.is_null()) (*config)["rope_scaling"] = rope;
+}
+
+void AddGgufGrouped(const GgufBaseConfig& base, bool mscales, GgufKeyReader* q, json* config) {
+  AddGgufHeads(base, q->UniformInt("attention.head_count_kv", base.heads), mscales, q, config);
+}
+
+void RequireWholeHeadRope(const GgufBaseConfig& base, GgufKeyReader* q) {
+  if (q->IntOr("rope.dimension_count", base.head_dim) != base.head_dim) {
+    q->Refuse("rope.dimension_count", "other than a whole head");
+  }
+}
+
+uint64_t GgufExpertWidth(const GgufBaseConfig& base, GgufKeyReader* q) {
+  // Old files lack this key; one tensor per expert is an even older layout.
+  uint64_t width = q->DimOf("ffn_up_exps.weight", 1, base.layers);
+  if (width == 0) width = q->DimOf("ffn_up.0.weight", 1, base.layers);
+  if (width == 0) width = q->DimOf("ffn_gate_up_exps.weight", 1, base.layers) / 2;
+  return q->IntOr("expert_feed_forward_length", width, 1);
+}
+
+void AddGgufExperts(const char* count_name, const char* width_name, const GgufBaseConfig& base,
+                    GgufKeyReader* q, json* config) {
+  (*config)[count_name] = q->RequiredInt("expert_count");
+  (*config)["num_experts_per_tok"] = q->RequiredInt("expert_used_count");
+  (*config)[width_name] = GgufExpertWidth(base, q);
+}
+
+void RequireGgufGating(uint64_t function, GgufKeyReader* q) {
+  const uint64_t said = q->IntOr("expert_gating_func", function);
+  if (said != function) q->Refuse("expert_gating_func", absl::StrCat(said));
+}
+
+uint64_t GgufHeadsOfSomeLayers(const GgufBaseConfig& base, GgufKeyReader* q) {
+  const std::vector<int64_t> kv_heads = q->IntList("attention.head_count_kv");
+  int64_t heads = 0;
+  for (const int64_t of_layer : kv_heads) {
+    if (of_layer < 0 || (heads != 0 && of_layer != 0 && of_layer != heads)) {
+      q->Refuse("attention.head_count_kv", "with other numbers than one and zeros");
+    }
+    if (of_layer > 0) heads = of_layer;
+  }
+  if (kv_heads.size() < base.layers || heads == 0) {
+    q->Refuse("attention.head_count_kv",
+              absl::StrCat("of ", kv_heads.size(), " numbers for ", base.layers, " layers, or of zeros"));
+  }
+  return static_cast<uint64_t>(std::max<int64_t>(heads, 1));
+}
+
+json GgufDenseLayers(const GgufBaseConfig& base, const GgufKeyReader& q) {
+  json layers = json::array();
+  for (uint64_t i = 0; i < base.layers; ++i) {
+    if (q.LayerHas(i, "ffn_up.weight") && !q.LayerHas(i, "ffn_gate_inp.weight")) layers.push_back(i);
+  }
+  return layers;
+}
+
+uint64_t GgufLeadingDenseLayers(const GgufBaseConfig& base, GgufKeyReader* q) {
+  const json dense = GgufDenseLayers(base, *q);
+  for (size_t i = 0; i < dense.size(); ++i) {
+    if (dense[i] != i) q->Refuse("leading_dense_block_count", "with dense layers elsewhere");
+  }
+  return dense.size();
+}
+
+namespace {
+
+using nlohmann::json;
+
+struct NamedReader {
+  std::string_view architecture;
+  GgufConfigReader read;
+};
+constexpr NamedReader kReaders[] = {
+    {"llama", &ReadGgufMixtral},
+    {"qwen2moe", &ReadGgufQwen2Moe},
+    {"qwen3moe", &ReadGgufQwen3Moe},
+    {"qwen3vlmoe", &ReadGgufQwen3VlMoe},
+    {"olmoe", &ReadGgufOlmoe},
+    {"granitemoe", &ReadGgufGraniteMoe},
+    {"phimoe", &ReadGgufPhimoe},
+    {"glm4moe", &ReadGgufGlm4Moe},
+    {"deepseek", &ReadGgufDeepseek},
+    {"deepseek2", &ReadGgufDeepseek2},
+    {"gpt-oss", &ReadGgufGptOss},
+    {"llama4", &ReadGgufLlama4},
+    {"minimax-m2", &ReadGgufMinimaxM2},
+    {"dots1", &ReadGgufDots1},
+    {"ernie4_5-moe", &ReadGgufErnie45Moe},
+    {"hunyuan-moe", &ReadGgufHunyuanMoe},
+    {"afmoe", &ReadGgufAfmoe},
+    {"mistral4", &ReadGgufMistral4},
+    {"lfm2moe", &ReadGgufLfm2Moe},
+    {"qwen3next", &ReadGgufQwen3Next},
+    {"qwen35moe", &ReadGgufQwen35Moe},
+    {"granitehybrid", &ReadGgufGraniteHybrid},
+    {"nemotron_h_moe", &ReadGgufNemotronHMoe},
+    {"gemma4", &ReadGgufGemma4},
+};
+
+absl::StatusOr<const GgufArchitecture*> ArchitectureOf(const GgufKeys& keys) {
+  ASSIGN_OR_RETURN(const std::optional<std::string> type, keys.Text("general.type"));
+  if (type.has_value() && *type != "model") {
+    return keys.Unsupported("general.type", JsonExcerpt(json(*type)) + " (a model's is \"model\")");
+  }
+  ASSIGN_OR_RETURN(const std::optional<std::string> name, keys.Text("general.architecture"));
+  if (!name.has_value()) return keys.Error("general.architecture", "is missing");
+  const GgufArchitecture* architecture = FindGgufArchitecture(*name);
+  if (architecture == nullptr) {
+    return keys.Unsupported("general.architecture", absl::StrCat(JsonExcerpt(json(*name)),
+                                                                 " (known: ", GgufArchitectureNames(), ")"));
+  }
+  return architecture;
+}
+
+GgufBaseConfig ReadGgufBase(GgufKeyReader* q) {
+  GgufBaseConfig base;
+  const uint64_t blocks = q->RequiredInt("block_count");
+  const uint64_t predicting = q->IntOr("nextn_predict_layers", 0);
+  if (predicting >= blocks) q->Refuse("nextn_predict_layers", absl::StrCat(predicting, " of ", blocks));
+  base.layers = std::min<uint64_t>(predicting < blocks ? blocks - predicting : 1, kMaxLayers);
+  if (blocks > kMaxLayers) q->Refuse("block_count", absl::StrCat(blocks));
+  base.blocks = blocks;
+  base.hidden = q->RequiredInt("embedding_length");
+  base.context = q->RequiredInt("context_length");
+  base.heads = q->UniformInt("attention.head_count", 0);
+  base.head_dim = q->IntOr("attention.key_length", base.hidden / std::max<uint64_t>(base.heads, 1), 1);
+  return base;
+}
+
+// Adds the tokens that begin a sequence, and all that end a turn.
+void AddTokens(GgufKeyReader* q, json* config) {
+  bool found = false;
+  const uint64_t bos = q->Id("tokenizer.ggml.bos_token_id", &found);
+  if (found) (*config)["bos_token_id"] = bos;
+  json ends = json::array();
+  for (const char* name : {"eos", "eot", "eom"}) {
+    const uint64_t id = q->Id(absl::StrCat("tokenizer.ggml.", name, "_token_id"), &found);
+    if (found && std::find(ends.begin(), ends.end(), json(id)) == ends.end()) ends.push_back(id);
+  }
+  if (!ends.empty()) (*config)["eos_token_id"] = ends;
+}
+
+std::string GenerationOf(const GgufKeys& keys, GgufKeyReader* q) {
+  json generation = json::object();
+  for (const char* name : {"temp", "top_p", "min_p", "top_k"}) {
+    const std::string key = absl::StrCat("general.sampling.", name);
+    if (!keys.Has(key)) continue;
+    const std::string hub = std::string_view(name) == "temp" ? "temperature" : name;
+    if (hub == "top_k") {
+      generation[hub] = q->Take(keys.Int(key, 0, kMaxVocab), int64_t{0});
+    } else {
+      generation[hub] = q->Take(keys.Real(key), 0.0);
+    }
+  }
+  return generation.empty() ? "" : generation.dump();
+}
+
+}  // namespace
+
+absl::StatusOr<GgufConfig> ReadGgufConfig(const GgufFiles& files) {
+  GgufConfig result;
+  ASSIGN_OR_RETURN(result.architecture, ArchitectureOf(files.keys()));
+  GgufKeyReader questions(files, result.architecture->name);
+  const GgufBaseConfig base = ReadGgufBase(&questions);
+  const auto reader = std::find_if(std::begin(kReaders), std::end(kReaders), [&](const NamedReader& row) {
+    return row.architecture == result.architecture->name;
+  });
+  if (reader == std::end(kReaders)) return absl::InternalError("an architecture without a reader");
+  json config = reader->read(base, &questions);
+  AddTokens(&questions, &config);
+  result.generation_json = GenerationOf(files.keys(), &questions);
+  ASSIGN_OR_RETURN(const std::vector<std::string>* tokens, files.keys().Texts("tokenizer.ggml.tokens"));
+  const uint64_t rows = config.value("vocab_size", uint64_t{0});
+  if (tokens != nullptr && tokens->size() > rows) {
+    return files.keys().Error(
+        "tokenizer.ggml.tokens",
+        absl::StrCat("has ", tokens->size(), " tokens for the ", rows, " rows of token_embd.weight"));
+  }
+  result.chat_template = questions.Text("tokenizer.chat_template");
+  RETURN_IF_ERROR(questions.status());
+  result.shape.layers = static_cast<uint32_t>(base.layers);
+  result.shape.blocks = static_cast<uint32_t>(base.blocks);
+  result.shape.head_dim = static_cast<uint32_t>(base.head_dim);
+  result.shape.q_rows = base.heads * base.head_dim;
+  result.shape.kv_rows = config.value("num_key_value_heads", uint64_t{0}) * base.head_dim;
+  result.shape.linear_keys = config.value("linear_num_key_heads", 0u);
+  if (result.shape.linear_keys > 0) {
+    result.shape.linear_sharers = config.value("linear_num_value_heads", 0u) / result.shape.linear_keys;
+    result.shape.linear_values = config.value("linear_value_head_dim", 0u);
+  }
+  result.config_json = config.dump();
+  return result;
+}
+
+}  // namespace sluice

@@ -1,7 +1,0 @@
-#include "common/version.h"
-
-namespace sluice {
-
-const char* Version() { return SLUICE_VERSION; }
-
-}  // namespace sluice

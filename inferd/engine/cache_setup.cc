@@ -1,0 +1,331 @@
+#include "inferd/engine/cache_setup.h"
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/base/status.h"
+#include "common/profile/profile.h"
+#include "inferd/cache/host_residency.h"
+#include "inferd/cache/neuron_residency.h"
+#include "inferd/cache/slab_residency.h"
+#include "inferd/model/model_shapes.h"
+#include "inferd/policy/cache_allocation.h"
+#include "inferd/policy/routing.h"
+#include "inferd/sim/virtual_device.h"
+
+namespace sluice::inferd {
+namespace {
+
+Part LeadOf(const Policies& policies) {
+  return policies.sparsity.order == SparsityOrder::kUp ? Part::kUp : Part::kGate;
+}
+
+// True if parts of the next layer's experts are fetched while a layer is computed: the leads of predicted
+// experts, unless all leads are resident, and their predicted neurons.
+bool FetchesAhead(const Policies& policies, bool leads_stay) {
+  return policies.predictor != ExpertPredictorKind::kNone &&
+         (policies.neuron_predictor != NeuronPredictorKind::kNone || !leads_stay);
+}
+
+std::vector<uint32_t> KeepNothing(absl::Span<const uint32_t> experts, uint64_t) {
+  return std::vector<uint32_t>(experts.size(), 0);
+}
+
+// Allocates slots to the most used experts, whatever their layer.
+SlotAllocation ByUsage(const UsageProfile& usage) {
+  return [usage](absl::Span<const uint32_t> experts, uint64_t total) {
+    std::vector<std::pair<uint64_t, uint32_t>> ranking;  // uses, layer
+    for (uint32_t layer = 0; layer < experts.size(); ++layer) {
+      std::vector<uint64_t> uses = usage.experts[layer];
+      std::sort(uses.begin(), uses.end(), std::greater<>());
+      for (uint32_t i = 0; i < experts[layer] && i < uses.size(); ++i) {
+        ranking.emplace_back(uses[i], layer);
+      }
+    }
+    std::stable_sort(ranking.begin(), ranking.end(),
+                     [](const auto& a, const auto& b) { return a.first > b.first; });
+    std::vector<uint32_t> quota(experts.size(), 0);
+    for (size_t i = 0; i < std::min<uint64_t>(total, ranking.size()); ++i) {
+      quota[ranking[i].second]++;
+    }
+    return quota;
+  };
+}
+
+// Allocates by AdapMoE's cost; if the cost is equal for all layers, slots are divided evenly.
+SlotAllocation Dp(std::vector<LayerDemand> model) {
+  const LayerDemand* first = nullptr;
+  bool alike = true;
+  for (const LayerDemand& layer : model) {
+    if (layer.experts == 0) continue;
+    first = first == nullptr ? &layer : first;
+    alike = alike && layer.top_k == first->top_k && layer.single_share == first->single_share &&
+            layer.prefetch_accuracy == first->prefetch_accuracy;
+  }
+  if (alike) {
+    return AllocateUniform;
+  }
+  return [model = std::move(model)](absl::Span<const uint32_t> experts, uint64_t total) {
+    std::vector<LayerDemand> layers = model;
+    for (size_t i = 0; i < layers.size(); ++i) {
+      layers[i].experts = experts[i];
+      layers[i].top_k = std::min(layers[i].top_k, experts[i]);
+    }
+    return AllocateDp(layers, total);
+  };
+}
+
+// Allocates by each layer's cost curve. The curve is stretched for a layer with slots of several sizes, whose
+// experts are allocated separately.
+SlotAllocation ByCurves(std::vector<std::vector<double>> curves) {
+  return [curves = std::move(curves)](absl::Span<const uint32_t> experts, uint64_t total) {
+    std::vector<std::vector<double>> costs(experts.size());
+    for (size_t layer = 0; layer < experts.size(); ++layer) {
+      const std::vector<double>& curve = curves[layer];
+      for (uint32_t slots = 0; slots <= experts[layer] && experts[layer] > 0; ++slots) {
+        costs[layer].push_back(curve[uint64_t{slots} * (curve.size() - 1) / experts[layer]]);
+      }
+    }
+    return AllocateByCost(costs, total);
+  };
+}
+
+SlotAllocation DpMeasured(const CacheProfile& profile) {
+  std::vector<std::vector<double>> curves;
+  for (const LayerCacheProfile& layer : profile.layers) {
+    curves.push_back(layer.MissCurve(profile.tokens));
+  }
+  return ByCurves(std::move(curves));
+}
+
+// Allocates by the time that each layer makes the step wait. Without a load time the unit is one load.
+SlotAllocation DpTimed(const CacheProfile& profile, const std::vector<LayerDemand>& model,
+                       const LayerTimes& times) {
+  std::vector<std::vector<double>> waits;
+  for (size_t layer = 0; layer < model.size(); ++layer) {
+    std::vector<double>& row = waits.emplace_back();
+    for (const double misses : profile.layers[layer].MissCurve(profile.tokens)) {
+      row.push_back(WaitingCost(model[layer], misses, times));
+    }
+  }
+  return ByCurves(std::move(waits));
+}
+
+LayerTimes LayerTimesOf(const DeviceTimes& times, const Pack& pack) {
+  const double bytes = static_cast<double>(pack.largest_expert_bytes());
+  if (!(times.load_per_byte > 0)) {
+    return {1, 0, 0};
+  }
+  const double compute = times.compute_per_byte * bytes;
+  return {times.load_per_byte * bytes, compute, times.attention + LargestTopK(pack.config()) * compute};
+}
+
+// Allocates by the gating's a and the gate's b; without a profile both are empty.
+absl::StatusOr<SlotAllocation> AllocationByProfile(const Policies& policies, const Pack& pack,
+                                                   const DeviceTimes& times) {
+  const std::string& source = pack.manifest().provenance.source_digest;
+  const std::string folder = ProfileFolder(pack.dir());
+  const absl::StatusOr<CacheProfile> profile = ReadCacheProfile(folder, pack.config(), source);
+  const bool lacking = absl::IsNotFound(profile.status());
+  if (!profile.ok() && (!lacking || policies.allocation == CacheAllocation::kDpMeasured)) {
+    return profile.status();
+  }
+  if (policies.allocation == CacheAllocation::kDpMeasured) {
+    return DpMeasured(*profile);
+  }
+  std::optional<GatingRule> gating;
+  if (!lacking && policies.routing == RoutingKind::kSensitivity) {
+    ASSIGN_OR_RETURN(gating, ResolveGating(policies.sensitivity, pack.config(), folder, source));
+  }
+  std::vector<LayerDemand> demands = LayerDemandsOf(pack.config(), policies, lacking ? nullptr : &*profile,
+                                                    gating.has_value() ? &*gating : nullptr);
+  return lacking || policies.allocation == CacheAllocation::kDp
+             ? Dp(std::move(demands))
+             : DpTimed(*profile, demands, LayerTimesOf(times, pack));
+}
+
+absl::StatusOr<SlotAllocation> AllocationOf(const Policies& policies, const Pack& pack,
+                                            const UsageProfile* usage, const DeviceTimes& times) {
+  if (policies.cache == CacheKind::kNone || policies.cache == CacheKind::kLayer) {
+    return KeepNothing;
+  }
+  if (policies.cache == CacheKind::kStatic && usage != nullptr) {
+    return ByUsage(*usage);
+  }
+  switch (policies.allocation) {
+    case CacheAllocation::kLayers:
+      return AllocateLayers;
+    case CacheAllocation::kDp:
+    case CacheAllocation::kDpMeasured:
+    case CacheAllocation::kDpTimed:
+      return AllocationByProfile(policies, pack, times);
+    case CacheAllocation::kUniform:
+      break;
+  }
+  return AllocateUniform;
+}
+
+}  // namespace
+
+std::vector<LayerDemand> LayerDemandsOf(const ModelConfig& config, const Policies& policies,
+                                        const CacheProfile* profile, const GatingRule* gating) {
+  std::vector<LayerDemand> demands;
+  for (uint32_t layer = 0; layer < config.layers.size(); ++layer) {
+    const MoeConfig& moe = config.layers[layer].moe;
+    LayerDemand& demand = demands.emplace_back(LayerDemand{moe.experts, moe.top_k, 0, 0});
+    if (profile == nullptr || moe.experts == 0) continue;
+    if (gating != nullptr && moe.top_k > 1) {
+      const double sensitivity = gating->sensitivities[layer];
+      const double limit =
+          sensitivity > 0 ? gating->threshold / sensitivity : (gating->threshold >= 0 ? 1.0 : -1.0);
+      demand.single_share = profile->layers[layer].SingleExpertShare(limit);
+    }
+    if (policies.predictor == ExpertPredictorKind::kGateReuse) {
+      demand.prefetch_accuracy = profile->layers[layer].accuracy[0];
+    }
+  }
+  return demands;
+}
+
+absl::StatusOr<SlabResidencyOptions> SlabOptionsOf(const Policies& policies, const Pack& pack,
+                                                   const DeviceTimes& times) {
+  SlabResidencyOptions options;
+  const absl::StatusOr<UsageProfile> usage =
+      ReadUsage(ProfileFolder(pack.dir()), pack.config(), pack.manifest().provenance.source_digest);
+  for (uint32_t layer = 0; usage.ok() && layer < pack.config().layers.size(); ++layer) {
+    options.fill_order.push_back(usage->Ranked(layer));
+  }
+  ASSIGN_OR_RETURN(options.allocate, AllocationOf(policies, pack, usage.ok() ? &*usage : nullptr, times));
+  options.whole_layers = policies.cache == CacheKind::kLayer;
+  options.fixed = policies.cache == CacheKind::kStatic;
+  options.cancel_begun = policies.prefetch_cancel == PrefetchCancel::kDisproved;
+  // Skipped or replaced experts do not reach the cache.
+  const bool routed = policies.miss == ExpertMiss::kSkip || policies.miss == ExpertMiss::kProceed;
+  options.miss = routed ? ExpertMiss::kLoad : policies.miss;
+  options.lead = LeadOf(policies);
+  options.eviction = {.kind = policies.eviction, .score_window = policies.score_window};
+  return options;
+}
+
+std::string AllocationWarning(const Policies& policies, const Pack& pack) {
+  const bool shares =
+      policies.cache == CacheKind::kSlots &&
+      (policies.allocation == CacheAllocation::kDp || policies.allocation == CacheAllocation::kDpTimed);
+  const std::string folder = ProfileFolder(pack.dir());
+  const absl::StatusOr<CacheProfile> profile =
+      shares ? ReadCacheProfile(folder, pack.config(), pack.manifest().provenance.source_digest)
+             : absl::StatusOr<CacheProfile>(CacheProfile());
+  if (!absl::IsNotFound(profile.status())) {
+    return "";
+  }
+  return absl::StrCat("cache_allocation: ", folder, " has no ", kCacheName,
+                      ", so all layers count as alike; sluice calibrate makes it");
+}
+
+bool LeadsStay(const Policies& policies, const Pack& pack, uint64_t budget) {
+  if (policies.lead_resident != LeadResident::kAuto) {
+    return policies.lead_resident == LeadResident::kOn;
+  }
+  const absl::StatusOr<SlabPlan> plan = PlanNeuronSlab(pack, budget, LeadOf(policies), /*lead_resident=*/true,
+                                                       /*fetch_ahead=*/true, KeepNothing);
+  return budget > 0 && plan.ok() && plan->slots >= LargestTopKOf(pack);
+}
+
+absl::Status CheckSlotBudget(const Policies& policies, const Pack& pack, uint64_t budget) {
+  const uint64_t bytes = policies.cache == CacheKind::kResident ? 0 : budget;
+  if (policies.granularity == CacheGranularity::kExpert) {
+    return CheckDeviceBudget(pack, bytes);
+  }
+  return CheckNeuronBudget(pack, bytes, LeadOf(policies), LeadsStay(policies, pack, bytes));
+}
+
+NeuronResidencyOptions NeuronOptionsOf(const Policies& policies, const Pack& pack,
+                                       const SlotCacheOptions& slots) {
+  NeuronResidencyOptions options;
+  options.slots = slots;
+  options.lead_resident = LeadsStay(policies, pack, slots.budget);
+  options.fetch_ahead = FetchesAhead(policies, options.lead_resident);
+  options.copy_all_share = policies.copy_all_share;
+  options.miss = policies.neuron_miss;
+  options.budget_us = policies.neuron_budget_us;
+  return options;
+}
+
+namespace {
+
+double BytesOf(const DenseExpert& expert) {
+  double bytes = 0;
+  for (const WeightView* view : {&expert.up, &expert.gate, &expert.down}) {
+    bytes += static_cast<double>(view->rows) * static_cast<double>(view->stride);
+  }
+  return bytes;
+}
+
+// Returns the times of the modelled device and link; zeros in real time.
+DeviceTimes ModelledTimes(const EngineOptions& options, const ModelConfig& config) {
+  if (!options.virtual_clock) {
+    return {};
+  }
+  const double gbps = LinkGbps(options, config);
+  return {gbps > 0 ? 1 / (gbps * 1e9) : 0,
+          options.costs.compute_ms * 1e-3 / static_cast<double>(Bf16ExpertBytes(config)),
+          options.costs.attention_ms * 1e-3};
+}
+
+absl::StatusOr<SlabResidencyOptions> OptionsOf(const ResidencyParts& parts) {
+  const EngineOptions& options = parts.plan->options;
+  const Policies& policies = *parts.policies;
+  const Pack& pack = parts.client->pack();
+  const DeviceTimes times = ModelledTimes(options, pack.config());
+  ASSIGN_OR_RETURN(SlabResidencyOptions slab, SlabOptionsOf(policies, pack, times));
+  slab.budget = policies.cache == CacheKind::kResident ? 0 : options.slab.budget;
+  slab.link_gbps = LinkGbps(options, pack.config());
+  slab.link_latency_us = options.slab.link_latency_us;
+  slab.tile_neurons = options.slab.tile_neurons;
+  slab.stall_limit = options.stall_limit;
+  slab.watch = !options.virtual_clock;
+  slab.max_rows = parts.plan->forward.max_tokens;
+  if (slab.link_gbps > 0) {
+    slab.load_seconds = 1 / (slab.link_gbps * 1e9);
+  }
+  if (options.virtual_clock) {
+    slab.cpu_seconds = VirtualCpuSeconds(options.costs, options.slab.link_gbps, pack.config(), 1);
+    slab.device_seconds = times.compute_per_byte;
+  }
+  slab.balance_resident = policies.balance_resident;
+  for (const LayerWeights& layer : parts.weights->layers()) {
+    slab.shared_bytes.push_back(BytesOf(layer.common) + BytesOf(layer.beside));
+  }
+  return slab;
+}
+
+}  // namespace
+
+double LinkGbps(const EngineOptions& options, const ModelConfig& config) {
+  if (options.device == DeviceKind::kHost) {
+    return 0;
+  }
+  return options.virtual_clock ? VirtualLinkGbps(options.costs, options.slab.link_gbps, config)
+                               : options.slab.link_gbps;
+}
+
+absl::StatusOr<std::unique_ptr<Residency>> MakeResidency(const ResidencyParts& parts) {
+  const EngineOptions& options = parts.plan->options;
+  if (options.device == DeviceKind::kHost) {
+    HostResidencyOptions host;
+    host.stall_limit = options.stall_limit;
+    return std::make_unique<HostResidency>(host, parts.client, parts.fetches, parts.segments,
+                                           &parts.device->queue());
+  }
+  ASSIGN_OR_RETURN(const SlabResidencyOptions slab, OptionsOf(parts));
+  if (parts.policies->granularity == CacheGranularity::kNeuron) {
+    return NeuronResidency::Create(NeuronOptionsOf(*parts.policies, parts.client->pack(), slab), parts.client,
+                                   parts.fetches, parts.device);
+  }
+  return SlabResidency::Create(slab, parts.client, parts.fetches, parts.segments, parts.device, parts.cpu,
+                               parts.clock);
+}
+
+}  // namespace sluice::inferd

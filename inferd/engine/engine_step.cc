@@ -1,0 +1,136 @@
+#include "inferd/engine/engine_step.h"
+
+#include <algorithm>
+
+#include "common/base/status.h"
+
+namespace sluice::inferd {
+
+StepRows::StepRows(const ForwardOptions& limits, uint32_t vocab, uint32_t short_rope_limit)
+    : vocab_(vocab),
+      short_text_limit_(short_rope_limit),
+      logit_rows_(limits.logit_rows),
+      sampler_(vocab),
+      batch_(limits.max_tokens, limits.max_sequences) {
+  running_.reserve(limits.max_sequences);
+  wants_.reserve(limits.max_tokens);
+  want_rows_.reserve(limits.logit_rows);
+}
+
+void StepRows::Begin(uint64_t step, const StepPlan& plan, KvCache* kv, const RecurrentStates& states,
+                     absl::FunctionRef<Sequence*(SequenceId)> find) {
+  batch_.Clear(step);
+  running_.clear();
+  wants_.clear();
+  candidates_ = 1;
+  whole_logits_ = false;
+  for (const bool long_texts : {false, true}) {
+    for (const ScheduledRows& rows : plan.sequences) {
+      Sequence* sequence = find(rows.id);
+      if (IsLongText(*sequence) == long_texts) {
+        Add(rows, sequence, kv, states);
+      }
+    }
+  }
+}
+
+void StepRows::Add(const ScheduledRows& rows, Sequence* sequence, KvCache* kv,
+                   const RecurrentStates& states) {
+  const uint32_t first_row = batch_.tokens();
+  const uint32_t index =
+      batch_.Add(sequence->tokens().subspan(rows.first_position, rows.rows),
+                 {rows.first_position, kv->pages().table(rows.slot), states.slots(rows.slot),
+                  IsLongText(*sequence), sequence->decode_from(), sequence->header().id});
+  running_.push_back({sequence, rows});
+  const uint32_t logit_rows = sequence->LogitRowsOf(rows);
+  for (uint32_t row = rows.rows - logit_rows; row < rows.rows; ++row) {
+    wants_.push_back({first_row + row, index, rows.first_position + row});
+  }
+  candidates_ = logit_rows > 0 ? std::max(candidates_, sequence->candidates()) : candidates_;
+  whole_logits_ = whole_logits_ || (logit_rows > 0 && sequence->WantsLogits());
+}
+
+bool StepRows::IsLongText(const Sequence& sequence) const {
+  return short_text_limit_ > 0 && sequence.tokens().size() > short_text_limit_;
+}
+
+absl::Status StepRows::Deliver(Forward* forward, absl::FunctionRef<absl::Status()> check,
+                               absl::FunctionRef<absl::Time()> now) {
+  for (size_t begin = 0; begin < wants_.size();) {
+    want_rows_.clear();
+    size_t end = begin;
+    while (end < wants_.size() && want_rows_.size() < logit_rows_) {
+      want_rows_.push_back(wants_[end++].row);
+    }
+    ASSIGN_OR_RETURN(const LogitRows logits, forward->Logits(want_rows_, candidates_, whole_logits_));
+    if (begin == 0) {
+      RETURN_IF_ERROR(check());
+    }
+    Hand(logits, begin, end, now());
+    begin = end;
+  }
+  return absl::OkStatus();
+}
+
+// Gives the logits of wants_[begin, end) to their sequences, each sequence's rows together.
+void StepRows::Hand(const LogitRows& logits, size_t begin, size_t end, absl::Time now) {
+  for (size_t i = begin; i < end;) {
+    size_t next = i;
+    while (next < end && wants_[next].sequence == wants_[i].sequence) {
+      ++next;
+    }
+    Sequence* sequence = running_[wants_[i].sequence].sequence;
+    const bool lost = batch_.failed_extent(wants_[i].sequence) != StepBatch::kNoExtent;
+    if (!lost && sequence->state() == Sequence::State::kRunning) {
+      sequence->Take({&logits, static_cast<uint32_t>(i - begin), static_cast<uint32_t>(next - i),
+                      wants_[i].position, vocab_},
+                     now, &sampler_);
+    }
+    i = next;
+  }
+}
+
+absl::Status StepHooks::BeforeChoice(const RouterState& state) {
+  return prefetcher_ == nullptr ? absl::OkStatus() : prefetcher_->BeforeChoice(state);
+}
+
+bool StepHooks::CanDeferRouting(uint32_t layer) const {
+  return trace_ == nullptr && (prefetcher_ == nullptr || prefetcher_->CanDeferRouting(layer));
+}
+
+absl::Status StepHooks::AfterRouter(const RouterState& state) {
+  moved_on_();
+  if (trace_ != nullptr) {
+    RETURN_IF_ERROR(trace_->AfterRouter(state));
+  }
+  const BatchSubmit batch_submit(client_);
+  return prefetcher_ == nullptr ? absl::OkStatus() : prefetcher_->AfterRouter(state);
+}
+
+absl::Status StepHooks::BeforeExperts(uint32_t layer, const MoeExpertsArgs& args) {
+  const BatchSubmit batch_submit(client_);
+  return prefetcher_ == nullptr ? absl::OkStatus() : prefetcher_->BeforeExperts(layer, args);
+}
+
+absl::Status StepHooks::AfterLayer(const LayerEnd& end) {
+  const BatchSubmit batch_submit(client_);
+  return prefetcher_ == nullptr ? absl::OkStatus() : prefetcher_->AfterLayer(end);
+}
+
+bool StepHooks::WantsLookAhead(uint32_t layer) const {
+  return prefetcher_ != nullptr && prefetcher_->WantsLookAhead(layer);
+}
+
+absl::Status StepHooks::LookAhead(const RouterState& state) {
+  const BatchSubmit batch_submit(client_);
+  return prefetcher_->LookAhead(state);
+}
+
+bool StepHooks::WantsNextTokens() { return prefetcher_ != nullptr && prefetcher_->WantsNextTokens(); }
+
+absl::Status StepHooks::NextTokens(const RouterState& state) {
+  const BatchSubmit batch_submit(client_);
+  return prefetcher_->NextTokens(state);
+}
+
+}  // namespace sluice::inferd

@@ -1,0 +1,105 @@
+#include "inferd/forward/part_profiler.h"
+
+#include <algorithm>
+#include <variant>
+
+namespace sluice::inferd {
+namespace {
+
+void AddRows(const WeightView& weights, uint64_t rows, uint64_t tokens, PartWork* work) {
+  work->bytes += rows * weights.stride;
+  work->products += tokens * rows * weights.cols;
+}
+
+void AddExpert(const ExpertWork& expert, uint64_t tokens, bool read, PartWork* work) {
+  const uint64_t end = expert.neuron_end == 0 ? expert.up.rows : expert.neuron_end;
+  const uint64_t rows = end - expert.neuron_begin;
+  for (const WeightView* part : {&expert.up, &expert.gate, &expert.down}) {
+    if (!part->base) continue;
+    work->bytes += read ? rows * part->stride : 0;
+    work->products += tokens * rows * part->cols;
+  }
+}
+
+struct Counter {
+  PartWork work;
+
+  void operator()(const MatMulArgs* args) {
+    const uint64_t tokens = args->row_ids.empty() ? args->tokens : args->row_ids.size();
+    for (const MatMulPart& part : args->parts) AddRows(part.weights, part.weights.rows, tokens, &work);
+  }
+  void operator()(const HeadMatMulArgs* args) {
+    AddRows(args->weights, args->weights.rows, args->tokens, &work);
+  }
+  void operator()(const MoeExpertsArgs* args) {
+    for (const ExpertWork& expert : args->experts) AddExpert(expert, expert.rows.size(), true, &work);
+  }
+  void operator()(const ExpertLeadsArgs* args) {
+    for (const LeadWork& lead : args->experts) {
+      AddRows(lead.lead, lead.lead.rows, lead.rows.size(), &work);
+    }
+  }
+  // Counts the K and V visible to each sequence's rows; every row multiplies with all it sees, but a
+  // sequence's K and V are read once.
+  void operator()(const AttentionArgs* args) {
+    const uint64_t page = args->kv.page_stride * (args->kv.v && args->kv.value_dim == 0 ? 2 : 1);
+    const uint64_t value_dim = args->kv.value_dim == 0 ? args->kv.head_dim : args->kv.value_dim;
+    for (const SequenceRows& text : args->sequences) {
+      const uint64_t end = uint64_t{text.first_position} + text.rows;
+      const uint64_t window = args->sliding_window == 0 ? end : args->sliding_window;
+      work.bytes += std::min<uint64_t>(end, window + text.rows) * page / kPageTokens;
+      // Half of the square over the sequence's own rows is masked.
+      const uint64_t each =
+          std::min<uint64_t>(window, uint64_t{text.first_position} + (uint64_t{text.rows} + 1) / 2);
+      work.products += text.rows * each * args->heads * (args->kv.head_dim + value_dim);
+    }
+  }
+  // Other operations read almost no weights.
+  template <class Args>
+  void operator()(const Args* /*args*/) {}
+};
+
+struct PartOf {
+  StepPart products;
+
+  StepPart operator()(const MatMulArgs*) const { return products; }
+  StepPart operator()(const HeadMatMulArgs*) const { return StepPart::kAttention; }
+  StepPart operator()(const SigmoidGateArgs*) const { return StepPart::kAttention; }
+  StepPart operator()(const RopeKvWriteArgs*) const { return StepPart::kAttention; }
+  StepPart operator()(const LatentKvWriteArgs*) const { return StepPart::kAttention; }
+  StepPart operator()(const AttentionArgs*) const { return StepPart::kAttention; }
+  StepPart operator()(const GatedDeltaArgs*) const { return StepPart::kAttention; }
+  StepPart operator()(const MambaArgs*) const { return StepPart::kAttention; }
+  StepPart operator()(const ShortConvArgs*) const { return StepPart::kAttention; }
+  StepPart operator()(const RouterArgs*) const { return StepPart::kRouter; }
+  StepPart operator()(const ExpertLeadsArgs*) const { return StepPart::kExperts; }
+  StepPart operator()(const MoeExpertsArgs*) const { return StepPart::kExperts; }
+  StepPart operator()(const SoftCapArgs*) const { return StepPart::kHead; }
+  StepPart operator()(const TopLogitsArgs*) const { return StepPart::kHead; }
+  template <class Args>
+  StepPart operator()(const Args* /*args*/) const {
+    return StepPart::kOther;
+  }
+};
+
+}  // namespace
+
+PartWork WorkOf(const Operation& operation) {
+  Counter counter;
+  std::visit(counter, operation);
+  return counter.work;
+}
+
+absl::Status PartProfiler::Enqueue(const Operation& operation) {
+  const int64_t began = clock_.NowNanos();
+  const absl::Status status = device_->Enqueue(operation);
+  const int64_t ended = clock_.NowNanos();
+  const PartWork work = WorkOf(operation);
+  PartWork& sum = works_[static_cast<size_t>(std::visit(PartOf{products_}, operation))];
+  sum.seconds += static_cast<double>(ended - began) * 1e-9;
+  sum.bytes += work.bytes;
+  sum.products += work.products;
+  return status;
+}
+
+}  // namespace sluice::inferd

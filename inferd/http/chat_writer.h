@@ -1,0 +1,91 @@
+// ChatWriter: answers of /v1/chat/completions, streamed and whole. ChoiceText: a choice's output so far,
+// split into thoughts, text and calls; also used by the writers of the other chat APIs.
+//
+// Thread safety: thread-compatible; see AnswerWriter.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "inferd/http/answer_call.h"
+#include "inferd/http/answer_format.h"
+#include "inferd/http/json_body.h"
+#include "inferd/http/request_fields.h"
+#include "inferd/serving/dialect.h"
+#include "inferd/serving/message_parser.h"
+
+namespace sluice::inferd {
+
+struct ToolCallText {
+  std::string id;
+  std::string name;
+  std::string arguments;
+};
+
+// A choice's message while it grows.
+class ChoiceText {
+ public:
+  ChoiceText(const Dialect& dialect, const MessageParserOptions& options) : parser_(dialect, options) {}
+
+  // Returns the events decided by `text` and `tokens` more tokens. Empty arguments of a finished call become
+  // "{}".
+  std::vector<MessageEvent> Push(const std::string& text, uint32_t tokens);
+  std::vector<MessageEvent> Finish();
+
+  const std::string& content() const { return content_; }
+  const std::string& reasoning() const { return reasoning_; }
+  const std::vector<ToolCallText>& calls() const { return calls_; }
+  // Number of tokens before any output other than thoughts.
+  uint32_t reasoning_tokens() const { return reasoning_tokens_; }
+
+ private:
+  void Keep(const std::vector<MessageEvent>& events);
+
+  MessageParser parser_;
+  std::string content_;
+  std::string reasoning_;
+  std::vector<ToolCallText> calls_;
+  uint32_t reasoning_tokens_ = 0;
+};
+
+struct ChatWriterOptions {
+  AnswerFacts facts;
+  AnswerStyle style;
+  bool logprobs = false;
+  uint32_t top_logprobs = 0;
+  Dialect dialect;
+  MessageParserOptions parsing;
+};
+
+class ChatWriter final : public AnswerWriter {
+ public:
+  explicit ChatWriter(ChatWriterOptions options);
+
+  void Add(size_t choice, AnswerPiece piece, const Usage& running, std::string* out) override;
+  void Finish(size_t choice, const FinishInfo& info, std::string* out) override;
+  void End(const AnswerTotals& totals, std::string* out) override;
+  std::string ErrorEvent(const absl::Status& status) const override;
+
+ private:
+  struct Choice {
+    ChoiceText text;
+    std::vector<TokenOut> held;  // streamed: tokens whose text is still pending
+    Json logprobs = Json::array();
+    bool begun = false;
+    Usage running;
+    std::string finish;
+    Json stop_reason;
+    Json timings;
+  };
+  Json Chunk() const;
+  void Say(size_t choice, Json delta, std::string* out);
+  void Events(size_t choice, const std::vector<MessageEvent>& events, std::string* out);
+  Json TakeLogprobs(Choice* choice);
+  uint32_t ReasoningTokens() const;
+
+  const ChatWriterOptions options_;
+  std::vector<Choice> choices_;
+};
+
+}  // namespace sluice::inferd

@@ -1,0 +1,382 @@
+#include "inferd/http/openai_endpoint.h"
+
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "common/base/status.h"
+#include "inferd/http/answer_call.h"
+#include "inferd/http/answer_format.h"
+#include "inferd/http/chat_writer.h"
+#include "inferd/http/completions_api.h"
+#include "inferd/http/json_body.h"
+#include "inferd/http/messages_api.h"
+#include "inferd/http/page.h"
+#include "inferd/http/responses_api.h"
+#include "inferd/http/score_call.h"
+
+namespace sluice::inferd {
+namespace {
+
+constexpr char kModelPrefix[] = "/v1/models/";
+constexpr char kMetricsType[] = "text/plain; version=0.0.4; charset=utf-8";
+
+// Plan of an answer without its choices.
+AnswerPlan PlanOf(const HttpRequest& request, const AnswerStyle& style, const char* kind,
+                  const std::string& id) {
+  AnswerPlan plan;
+  plan.stream = style.stream;
+  plan.kind = kind;
+  plan.request_id = id;
+  plan.client = request.client;
+  plan.errors = ErrorStyleOf(request.path);
+  if (request.request_id.empty()) {
+    plan.headers.emplace_back("x-request-id", id);
+  }
+  return plan;
+}
+
+}  // namespace
+
+OpenAiEndpoint::OpenAiEndpoint(const ServingContext& context, ServerState* state,
+                               std::function<std::string()> metrics)
+    : context_(context),
+      state_(state),
+      metrics_(std::move(metrics)),
+      created_(absl::ToUnixSeconds(absl::Now())) {}
+
+const OpenAiEndpoint::Route* OpenAiEndpoint::Find(const HttpRequest& request, std::string* allowed) {
+  constexpr bool kWaits = true;
+  static const Route kRoutes[] = {
+      {"GET", "/", &OpenAiEndpoint::Page},
+      {"GET", "/v1/models", &OpenAiEndpoint::Models},
+      {"GET", "/models", &OpenAiEndpoint::Models},
+      {"GET", "/health", &OpenAiEndpoint::Health},
+      {"GET", "/v1/health", &OpenAiEndpoint::Health},
+      {"GET", "/metrics", &OpenAiEndpoint::Metrics},
+      {"POST", "/v1/chat/completions", &OpenAiEndpoint::Chat, kWaits},
+      {"POST", "/chat/completions", &OpenAiEndpoint::Chat, kWaits},
+      {"POST", "/v1/completions", &OpenAiEndpoint::Completions, kWaits},
+      {"POST", "/completions", &OpenAiEndpoint::Completions, kWaits},
+      {"POST", "/v1/responses", &OpenAiEndpoint::Responses, kWaits, &ResponseAliases()},
+      {"POST", "/v1/messages", &OpenAiEndpoint::Messages, kWaits, &MessageAliases()},
+      {"POST", "/v1/messages/count_tokens", &OpenAiEndpoint::CountTokens, !kWaits, &MessageAliases()},
+      {"POST", "/tokenize", &OpenAiEndpoint::Tokenize},
+      {"POST", "/detokenize", &OpenAiEndpoint::Detokenize},
+      {"POST", "/apply-template", &OpenAiEndpoint::ApplyTemplate},
+      {"POST", "/v1/embeddings", &OpenAiEndpoint::Unserved},
+      {"POST", "/v1/images/generations", &OpenAiEndpoint::Unserved},
+      {"POST", "/v1/images/edits", &OpenAiEndpoint::Unserved},
+      {"POST", "/v1/audio/speech", &OpenAiEndpoint::Unserved},
+      {"POST", "/v1/audio/transcriptions", &OpenAiEndpoint::Unserved},
+      {"POST", "/v1/moderations", &OpenAiEndpoint::Unserved},
+      {"POST", "/v1/rerank", &OpenAiEndpoint::Unserved},
+  };
+  for (const Route& route : kRoutes) {
+    if (request.path == route.path) {
+      if (request.method == route.method) {
+        return &route;
+      }
+      *allowed = route.method;
+    }
+  }
+  return nullptr;
+}
+
+void OpenAiEndpoint::Handle(HttpRequest request, std::shared_ptr<HttpExchange> exchange) {
+  if (request.foreign_form) {
+    exchange->Answer(
+        Refusal(request.path, {403, "foreign_origin", "a form of another site is not answered"}));
+    return;
+  }
+  Asked asked{std::move(request), std::move(exchange), {}};
+  asked.facts.client = asked.request.client;
+  asked.facts.request_id = asked.request.request_id;
+  std::string allowed;
+  absl::Status status;
+  if (const Route* route = Find(asked.request, &allowed); route != nullptr) {
+    // Admission before parsing: under overload a refusal must not cost the parsing of its request.
+    status = route->waits ? context_.engine->CheckQueueSpace(asked.facts.client) : absl::OkStatus();
+    if (status.ok()) {
+      status = (this->*route->handle)(asked);
+    }
+    if (route->aliases != nullptr) {
+      status = ToApiFieldNames(status, *route->aliases);
+    }
+  } else if (absl::StartsWith(asked.request.path, kModelPrefix) && asked.request.method == "GET") {
+    status = Model(asked, asked.request.path.substr(sizeof(kModelPrefix) - 1));
+  } else {
+    AnswerUnknown(asked, allowed);
+    return;
+  }
+  if (!status.ok()) {
+    HttpResponse answer = ErrorAnswer(status, ErrorStyleOf(asked.request.path));
+    if (asked.request.request_id.empty()) {
+      answer.headers.emplace_back("x-request-id", NewRequestId());
+    }
+    asked.exchange->Answer(std::move(answer));
+  }
+}
+
+// `allowed`: the method of the path; empty if the path is unknown.
+void OpenAiEndpoint::AnswerUnknown(const Asked& asked, const std::string& allowed) {
+  const std::string path = asked.request.path.substr(0, 200);
+  HttpResponse answer =
+      allowed.empty()
+          ? Refusal(asked.request.path, {404, "", absl::StrCat("there is nothing at ", path)})
+          : Refusal(asked.request.path, {405, "", absl::StrCat(asked.request.method, " is not for ", path)});
+  if (!allowed.empty()) {
+    answer.headers.emplace_back("Allow", allowed == "GET" ? "GET, HEAD, OPTIONS" : "POST, OPTIONS");
+  }
+  asked.exchange->Answer(std::move(answer));
+}
+
+HttpResponse OpenAiEndpoint::Refusal(const std::string& path, const HttpProblem& problem) {
+  return ErrorAnswer(problem, ErrorStyleOf(path));
+}
+
+void OpenAiEndpoint::Reply(const Asked& asked, const Json& json) const {
+  HttpResponse answer;
+  answer.body = Dump(json);
+  asked.exchange->Answer(std::move(answer));
+}
+
+AnswerFacts OpenAiEndpoint::Facts(const std::string& prefix, const std::string& id) const {
+  AnswerFacts facts;
+  facts.id = absl::StrCat(prefix, id);
+  facts.model = context_.model.name;
+  facts.fingerprint = absl::StrCat("sluice-", context_.model.id.substr(0, 12));
+  facts.created = absl::ToUnixSeconds(absl::Now());
+  facts.tokenizer = context_.tokenizer;
+  return facts;
+}
+
+Json OpenAiEndpoint::ModelJson() const {
+  const ServedModel& model = context_.model;
+  return {{"id", model.name},
+          {"object", "model"},
+          {"created", created_},
+          {"owned_by", "sluice"},
+          {"max_model_len", model.context},
+          {"meta",
+           {{"model_id", model.id},
+            {"family", model.family},
+            {"n_ctx", model.context},
+            {"n_ctx_train", model.max_position},
+            {"n_vocab", model.vocab},
+            {"size", model.expert_bytes + model.dense_bytes}}}};
+}
+
+absl::Status OpenAiEndpoint::Page(const Asked& asked) {
+  asked.exchange->Answer(PageAnswer());
+  return absl::OkStatus();
+}
+
+absl::Status OpenAiEndpoint::Models(const Asked& asked) {
+  Reply(asked, {{"object", "list"}, {"data", Json::array({ModelJson()})}});
+  return absl::OkStatus();
+}
+
+absl::Status OpenAiEndpoint::Model(const Asked& asked, const std::string& id) {
+  RETURN_IF_ERROR(CheckModel(context_, id));
+  Reply(asked, ModelJson());
+  return absl::OkStatus();
+}
+
+absl::Status OpenAiEndpoint::Health(const Asked& asked) {
+  const ServerState::View view = state_->Look();
+  if (view.phase != ServerState::Phase::kServing) {
+    return absl::UnavailableError(view.detail);
+  }
+  Reply(asked, {{"status", "ok"}});
+  return absl::OkStatus();
+}
+
+absl::Status OpenAiEndpoint::Metrics(const Asked& asked) {
+  HttpResponse answer;
+  answer.content_type = kMetricsType;
+  answer.body = metrics_();
+  asked.exchange->Answer(std::move(answer));
+  return absl::OkStatus();
+}
+
+absl::Status OpenAiEndpoint::Chat(const Asked& asked) {
+  ASSIGN_OR_RETURN(const Json body, ParseBody(asked.request.body));
+  ASSIGN_OR_RETURN(const ChatRequest chat, ReadChat(body, context_));
+  CallFacts facts = asked.facts;
+  facts.request_id = absl::StrCat("chatcmpl-", NewRequestId());
+  ASSIGN_OR_RETURN(ChatPlan planned, PlanChatAnswer(context_, facts, chat));
+  AnswerPlan plan = PlanOf(asked.request, chat.style, "http_chat", facts.request_id);
+  plan.wants_tokens = chat.logprobs;
+  plan.specs = std::move(planned.specs);
+  plan.constraint_fields = std::move(planned.constraint_fields);
+  plan.first_of.assign(plan.specs.size(), 0);
+  plan.first_of[0] = 1;
+  ChatWriterOptions options{
+      Facts("", facts.request_id), chat.style, chat.logprobs, chat.top_logprobs, std::move(planned.dialect),
+      std::move(planned.parsing)};
+  AnswerCall::Start(context_, std::move(plan), std::make_unique<ChatWriter>(std::move(options)),
+                    asked.exchange);
+  return absl::OkStatus();
+}
+
+absl::Status OpenAiEndpoint::Completions(const Asked& asked) {
+  ASSIGN_OR_RETURN(const Json body, ParseBody(asked.request.body));
+  CallFacts facts = asked.facts;
+  facts.request_id = absl::StrCat("cmpl-", NewRequestId());
+  ASSIGN_OR_RETURN(CompletionPlan planned, PlanCompletion(body, context_, facts));
+  AnswerPlan plan = PlanOf(asked.request, planned.style, "http_completion", facts.request_id);
+  plan.wants_tokens = planned.logprobs.has_value();
+  plan.constraint_fields = {planned.constraint_field};
+  for (size_t i = 0; i < planned.specs.size(); ++i) {
+    plan.first_of.push_back(i % planned.style.n == 0 ? 1 : 0);
+  }
+  const absl::Time deadline = planned.specs[0].deadline;
+  if (planned.generates) {
+    plan.specs = planned.specs;
+  } else {
+    plan.ungenerated = planned.specs;
+  }
+  const AnswerFacts answer = Facts("", facts.request_id);
+  const bool scores = planned.echo && planned.logprobs.has_value();
+  auto start = [this, plan = std::move(plan), answer,
+                exchange = asked.exchange](const CompletionPlan& ready) {
+    AnswerCall::Start(context_, plan, std::make_unique<CompletionsWriter>(answer, ready), exchange);
+  };
+  if (!scores) {
+    start(planned);
+    return absl::OkStatus();
+  }
+  ScoreWork work;
+  work.request_id = facts.request_id;
+  work.client = facts.client;
+  work.deadline = deadline;
+  work.candidates = *planned.logprobs;
+  for (const CompletionPrompt& prompt : planned.prompts) {
+    work.prompts.push_back(prompt.ids);
+  }
+  ScoreCall::Start(context_, std::move(work), asked.exchange,
+                   [start = std::move(start), planned = std::move(planned), exchange = asked.exchange](
+                       absl::Status status, std::vector<std::vector<TokenOut>> scored) mutable {
+                     if (!status.ok()) {
+                       exchange->Answer(ErrorAnswer(status, ErrorStyle::kOpenAi));
+                       return;
+                     }
+                     for (size_t i = 0; i < scored.size(); ++i) {
+                       planned.prompts[i].scores = std::move(scored[i]);
+                     }
+                     start(planned);
+                   });
+  return absl::OkStatus();
+}
+
+absl::Status OpenAiEndpoint::Messages(const Asked& asked) {
+  ASSIGN_OR_RETURN(const Json body, ParseBody(asked.request.body));
+  ASSIGN_OR_RETURN(const Json as_chat, ChatOfMessages(body, /*counts=*/false));
+  ASSIGN_OR_RETURN(const ChatRequest chat, ReadChat(as_chat, context_));
+  CallFacts facts = asked.facts;
+  facts.request_id = absl::StrCat("msg_", NewRequestId());
+  ASSIGN_OR_RETURN(ChatPlan planned, PlanChatAnswer(context_, facts, chat));
+  AnswerPlan plan = PlanOf(asked.request, chat.style, "http_messages", facts.request_id);
+  plan.specs = std::move(planned.specs);
+  for (const std::string& field : planned.constraint_fields) {
+    plan.constraint_fields.push_back(AliasOf(field, MessageAliases()));
+  }
+  plan.first_of = {1};
+  MessagesWriter::Options options{Facts("", facts.request_id), chat.style.stream, std::move(planned.dialect),
+                                  std::move(planned.parsing)};
+  AnswerCall::Start(context_, std::move(plan), std::make_unique<MessagesWriter>(std::move(options)),
+                    asked.exchange);
+  return absl::OkStatus();
+}
+
+absl::Status OpenAiEndpoint::Responses(const Asked& asked) {
+  ASSIGN_OR_RETURN(Json body, ParseBody(asked.request.body));
+  ASSIGN_OR_RETURN(const Json as_chat, ChatOfResponse(body));
+  ASSIGN_OR_RETURN(const ChatRequest chat, ReadChat(as_chat, context_));
+  CallFacts facts = asked.facts;
+  facts.request_id = absl::StrCat("resp_", NewRequestId());
+  ASSIGN_OR_RETURN(ChatPlan planned, PlanChatAnswer(context_, facts, chat));
+  AnswerPlan plan = PlanOf(asked.request, chat.style, "http_response", facts.request_id);
+  plan.specs = std::move(planned.specs);
+  for (const std::string& field : planned.constraint_fields) {
+    plan.constraint_fields.push_back(AliasOf(field, ResponseAliases()));
+  }
+  plan.first_of = {1};
+  ResponsesWriter::Options options{Facts("", facts.request_id), chat.style.stream, std::move(planned.dialect),
+                                   std::move(planned.parsing), std::move(body)};
+  AnswerCall::Start(context_, std::move(plan), std::make_unique<ResponsesWriter>(std::move(options)),
+                    asked.exchange);
+  return absl::OkStatus();
+}
+
+absl::Status OpenAiEndpoint::CountTokens(const Asked& asked) {
+  ASSIGN_OR_RETURN(const Json body, ParseBody(asked.request.body));
+  ASSIGN_OR_RETURN(const Json as_chat, ChatOfMessages(body, /*counts=*/true));
+  ASSIGN_OR_RETURN(const ChatRequest chat, ReadChat(as_chat, context_));
+  RETURN_IF_ERROR(CheckModel(context_, chat.fields.model));
+  ASSIGN_OR_RETURN(const ChatPrompt prompt, RenderConversation(context_, ConversationOf(context_, chat)));
+  Reply(asked, {{"input_tokens", prompt.ids.size()}});
+  return absl::OkStatus();
+}
+
+absl::Status OpenAiEndpoint::Tokenize(const Asked& asked) {
+  ASSIGN_OR_RETURN(const Json body, ParseBody(asked.request.body));
+  RETURN_IF_ERROR(CheckTokenizer(context_));
+  const JsonFields fields(body);
+  std::vector<int32_t> ids;
+  if (fields.Has("messages")) {
+    ASSIGN_OR_RETURN(const ChatRequest chat, ReadChat(body, context_));
+    ASSIGN_OR_RETURN(const ChatPrompt prompt, RenderConversation(context_, ConversationOf(context_, chat)));
+    ids = prompt.ids;
+  } else {
+    std::string text;
+    EncodeOptions options;
+    const char* name = fields.Has("prompt") ? "prompt" : "content";
+    RETURN_IF_ERROR(fields.Take(name, &text));
+    if (!fields.Has(name)) {
+      return BadField("content", "is missing; prompt and messages do as well");
+    }
+    // llama.cpp's field and its default; vLLM's field, which adds special tokens to a prompt.
+    options.add_special_tokens = fields.Has("prompt");
+    RETURN_IF_ERROR(fields.Take("add_special", &options.add_special_tokens));
+    RETURN_IF_ERROR(fields.Take("add_special_tokens", &options.add_special_tokens));
+    RETURN_IF_ERROR(fields.Take("parse_special", &options.parse_special));
+    ASSIGN_OR_RETURN(ids, context_.tokenizer->Encode(text, options));
+  }
+  Reply(asked, {{"tokens", ids}, {"count", ids.size()}, {"max_model_len", context_.model.context}});
+  return absl::OkStatus();
+}
+
+absl::Status OpenAiEndpoint::Detokenize(const Asked& asked) {
+  ASSIGN_OR_RETURN(const Json body, ParseBody(asked.request.body));
+  RETURN_IF_ERROR(CheckTokenizer(context_));
+  const JsonFields fields(body);
+  if (!fields.Has("tokens")) {
+    return BadField("tokens", "is missing");
+  }
+  std::vector<int32_t> ids;
+  RETURN_IF_ERROR(fields.TakeIds("tokens", static_cast<uint32_t>(context_.tokenizer->vocab_size()), &ids));
+  ASSIGN_OR_RETURN(const std::string text, context_.tokenizer->Decode(ids, /*skip_special=*/false));
+  Reply(asked, {{"content", text}, {"prompt", text}});
+  return absl::OkStatus();
+}
+
+absl::Status OpenAiEndpoint::ApplyTemplate(const Asked& asked) {
+  ASSIGN_OR_RETURN(const Json body, ParseBody(asked.request.body));
+  ASSIGN_OR_RETURN(const ChatRequest chat, ReadChat(body, context_));
+  ASSIGN_OR_RETURN(const ChatPrompt prompt, RenderConversation(context_, ConversationOf(context_, chat)));
+  Reply(asked, {{"prompt", prompt.text}});
+  return absl::OkStatus();
+}
+
+absl::Status OpenAiEndpoint::Unserved(const Asked& asked) {
+  const std::string what = asked.request.path.substr(sizeof("/v1/") - 1);
+  asked.exchange->Answer(Refusal(
+      asked.request.path,
+      {404, "unsupported_endpoint", absl::StrCat(what, ": not served; this server generates text only")}));
+  return absl::OkStatus();
+}
+
+}  // namespace sluice::inferd

@@ -1,0 +1,77 @@
+// OpenAiEndpoint: server of the OpenAI, Anthropic and llama.cpp compatible HTTP APIs: routes each path to its
+// handler.
+//
+// Thread safety: thread-safe.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "inferd/http/answer_format.h"
+#include "inferd/http/chat_request.h"
+#include "inferd/http/http_message.h"
+#include "inferd/http/request_fields.h"
+#include "inferd/serving/server_state.h"
+#include "inferd/serving/serving_context.h"
+
+namespace sluice::inferd {
+
+class OpenAiEndpoint final : public HttpHandler {
+ public:
+  // Both are borrowed; `metrics` is the text of /metrics.
+  OpenAiEndpoint(const ServingContext& context, ServerState* state, std::function<std::string()> metrics);
+
+  void Handle(HttpRequest request, std::shared_ptr<HttpExchange> exchange) override;
+  HttpResponse Refusal(const std::string& path, const HttpProblem& problem) override;
+  bool IsPublic(const std::string& path) const override {
+    return path == "/health" || path == "/v1/health" || path == "/";
+  }
+  bool IsRateLimited(const std::string& path) const override { return path != "/metrics"; }
+
+ private:
+  // A request being handled.
+  struct Asked {
+    HttpRequest request;
+    std::shared_ptr<HttpExchange> exchange;
+    CallFacts facts;
+  };
+  using Method = absl::Status (OpenAiEndpoint::*)(const Asked& asked);
+  struct Route {
+    const char* method;
+    const char* path;
+    Method handle;
+    bool waits = false;                     // its answer needs a place in the engine's queue
+    const FieldAliases* aliases = nullptr;  // null: fields have their chat names
+  };
+  static const Route* Find(const HttpRequest& request, std::string* allowed);
+
+  absl::Status Page(const Asked& asked);
+  absl::Status Models(const Asked& asked);
+  absl::Status Health(const Asked& asked);
+  absl::Status Metrics(const Asked& asked);
+  absl::Status Chat(const Asked& asked);
+  absl::Status Completions(const Asked& asked);
+  absl::Status Messages(const Asked& asked);
+  absl::Status Responses(const Asked& asked);
+  absl::Status CountTokens(const Asked& asked);
+  absl::Status Tokenize(const Asked& asked);
+  absl::Status Detokenize(const Asked& asked);
+  absl::Status ApplyTemplate(const Asked& asked);
+  absl::Status Unserved(const Asked& asked);
+  void AnswerUnknown(const Asked& asked, const std::string& allowed);
+
+  absl::Status Model(const Asked& asked, const std::string& id);
+  void Reply(const Asked& asked, const Json& json) const;
+  AnswerFacts Facts(const std::string& prefix, const std::string& id) const;
+  Json ModelJson() const;
+
+  const ServingContext& context_;
+  ServerState* const state_;
+  const std::function<std::string()> metrics_;
+  const int64_t created_;  // seconds since 1970: start of serving the model
+};
+
+}  // namespace sluice::inferd

@@ -1,0 +1,67 @@
+// ScoreCall: scores prompts' own tokens, for echo with logprobs; then calls a continuation.
+//
+// Thread safety: thread-safe; `then` runs on the pump's thread.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "common/base/mutex.h"
+#include "inferd/api/engine_api.h"
+#include "inferd/http/http_message.h"
+#include "inferd/serving/serving_context.h"
+
+namespace sluice::inferd {
+
+struct ScoreWork {
+  std::string request_id;
+  std::string client;
+  absl::Time deadline;
+  std::vector<std::vector<int32_t>> prompts;
+  uint32_t candidates = 0;  // number of candidates per token
+};
+
+class ScoreCall final : public PumpedCall,
+                        public HttpObserver,
+                        public std::enable_shared_from_this<ScoreCall> {
+ public:
+  // Receives the tokens of each prompt with log probabilities (none for the first token), or an error. Not
+  // called after a disconnect.
+  using Then = std::function<void(absl::Status, std::vector<std::vector<TokenOut>>)>;
+
+  static void Start(const ServingContext& context, ScoreWork work,
+                    const std::shared_ptr<HttpExchange>& exchange, Then then);
+  ScoreCall(const ServingContext& context, ScoreWork work, Then then);
+
+  void Pump() override ABSL_LOCKS_EXCLUDED(mutex_);
+  void CheckStall(absl::Time) override {}
+  uint64_t unsent_bytes() const override { return 0; }
+  void OnWritten() override {}
+  void OnEnded(bool disconnected) override ABSL_LOCKS_EXCLUDED(mutex_);
+
+  // Called by the sinks.
+  void Rows(size_t prompt, uint32_t first, absl::Span<const float> logits) ABSL_LOCKS_EXCLUDED(mutex_);
+  void Ended(size_t prompt, const absl::Status& status) ABSL_LOCKS_EXCLUDED(mutex_);
+
+ private:
+  void Submit();
+  void End(const absl::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  const ServingContext& context_;
+  const ScoreWork work_;
+  const Then then_;
+  std::vector<std::unique_ptr<EngineRequest>> requests_;  // constant once made; self-synchronised
+  Mutex mutex_;
+  std::vector<std::vector<TokenOut>> scores_ ABSL_GUARDED_BY(mutex_);
+  size_t left_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::optional<absl::Status> end_ ABSL_GUARDED_BY(mutex_);
+  bool over_ ABSL_GUARDED_BY(mutex_) = false;
+};
+
+}  // namespace sluice::inferd

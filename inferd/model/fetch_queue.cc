@@ -1,0 +1,109 @@
+#include "inferd/model/fetch_queue.h"
+
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "common/base/status.h"
+
+namespace sluice::inferd {
+namespace {
+
+// An id: serial (32 bits), kind (2), name (30: an extent, or layer and expert).
+constexpr int kNameBits = 30;
+constexpr int kExpertBits = 16;
+static_assert(FetchQueue::kMaxExperts == 1u << kExpertBits);
+static_assert(FetchQueue::kMaxLayers == 1u << (kNameBits - kExpertBits));
+
+FetchKey KeyOf(uint64_t id) {
+  const uint32_t name = id & ((1u << kNameBits) - 1);
+  FetchKey key;
+  key.kind = static_cast<FetchKind>((id >> kNameBits) & 3);
+  if (key.kind == FetchKind::kDense) {
+    key.extent = name;
+  } else {
+    key.layer = name >> kExpertBits;
+    key.expert = name & (FetchQueue::kMaxExperts - 1);
+  }
+  return key;
+}
+
+}  // namespace
+
+absl::Status FetchError(const FetchKey& key, absl::StatusCode code) {
+  const std::string expert = absl::StrCat("expert ", key.expert, " of layer ", key.layer);
+  if (code == absl::StatusCode::kDeadlineExceeded) {
+    return ReasonError(code, "WEIGHTS_LATE", absl::StrCat("the disk did not answer in time for ", expert));
+  }
+  return absl::Status(code, absl::StrCat("weightd could not bring ", expert));
+}
+
+absl::Status FetchQueue::Submit(FetchKind kind, FetchRequest* request, uint64_t name) {
+  request->id = uint64_t{serial_} << 32 | uint64_t{static_cast<uint8_t>(kind)} << kNameBits | name;
+  const absl::Status status = client_->Submit(*request);
+  if (status.ok()) {
+    ++serial_;
+    ++outstanding_[static_cast<int>(kind)];
+  }
+  return status;
+}
+
+absl::StatusOr<uint64_t> FetchQueue::FetchExpert(FetchKind kind, uint64_t step, uint32_t layer,
+                                                 uint32_t expert) {
+  FetchRequest request;
+  request.fetch_class = kind == FetchKind::kPrefetch ? FetchClass::kPrefetch : FetchClass::kDemand;
+  request.step = step;
+  request.layer = layer;
+  request.expert = expert;
+  RETURN_IF_ERROR(Submit(kind, &request, uint64_t{layer} << kExpertBits | expert));
+  return request.id;
+}
+
+absl::StatusOr<uint64_t> FetchQueue::TransferExpert(FetchKind kind, uint64_t step, uint32_t layer,
+                                                    uint32_t expert, PartSet parts,
+                                                    const TransferTarget& target) {
+  FetchRequest request;
+  request.fetch_class = kind == FetchKind::kPrefetch ? FetchClass::kPrefetch : FetchClass::kDemand;
+  request.step = step;
+  request.layer = layer;
+  request.expert = expert;
+  request.parts = parts;
+  request.transfer = &target;
+  RETURN_IF_ERROR(Submit(kind, &request, uint64_t{layer} << kExpertBits | expert));
+  return request.id;
+}
+
+absl::Status FetchQueue::FetchDense(uint32_t extent, const TransferTarget* target) {
+  FetchRequest request;
+  request.dense_extent = extent;
+  request.transfer = target;
+  return Submit(FetchKind::kDense, &request, extent);
+}
+
+size_t FetchQueue::Poll(absl::FunctionRef<void(const FetchKey&, const FetchCompletion&)> handle) {
+  return client_->Poll([&](const FetchCompletion& completion) {
+    const FetchKey key = KeyOf(completion.id);
+    uint32_t& outstanding = outstanding_[static_cast<int>(key.kind)];
+    outstanding -= outstanding > 0 ? 1 : 0;
+    bytes_ssd_ += completion.bytes;
+    if (key.kind != FetchKind::kDense) {
+      bytes_link_ += completion.link_bytes;
+      copy_us_ += completion.copy_us;
+    }
+    handle(key, completion);
+  });
+}
+
+absl::Status FetchQueue::Wait(absl::Time deadline) {
+  const int64_t start = clock_->NowNanos();
+  const int64_t real_start = real_clock_.NowNanos();
+  backend_->EndStep();
+  const absl::Status status = client_->Wait(deadline);
+  backend_->BeginStep();
+  stall_nanos_ += clock_->NowNanos() - start;
+  real_stall_nanos_ += real_clock_.NowNanos() - real_start;
+  return status;
+}
+
+void FetchQueue::Forget() { outstanding_ = {}; }
+
+}  // namespace sluice::inferd

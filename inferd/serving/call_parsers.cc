@@ -1,0 +1,438 @@
+#include "inferd/serving/call_parsers.h"
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "inferd/serving/json_calls.h"
+
+namespace sluice::inferd {
+namespace {
+
+using Json = nlohmann::ordered_json;
+using Kind = MessageEvent::Kind;
+using Outcome = CallParser::Outcome;
+
+// Parser of calls whose parameters are plain text between marks.
+class TextArgumentsParser : public CallParser {
+ protected:
+  explicit TextArgumentsParser(const ToolTypes& types) : types_(types) {}
+
+  void BeginCall(const std::string& name, std::vector<MessageEvent>* out) {
+    Emit(Kind::kCall, name, out);
+    const auto found = types_.find(name);
+    of_call_ = found == types_.end() ? nullptr : &found->second;
+    parameters_ = 0;
+  }
+  void AddParameter(const std::string& key, const std::string& text, std::vector<MessageEvent>* out) {
+    static const std::vector<std::string> kUnknown;
+    const bool known = of_call_ != nullptr && of_call_->contains(key);
+    Emit(Kind::kArguments,
+         (parameters_++ == 0 ? "{" : ", ") + Json(key).dump(-1, ' ', false, Json::error_handler_t::replace) +
+             ": " + JsonOfText(text, known ? of_call_->at(key) : kUnknown),
+         out);
+  }
+  void EndCall(std::vector<MessageEvent>* out) { Emit(Kind::kArguments, parameters_ == 0 ? "{}" : "}", out); }
+
+ private:
+  const ToolTypes& types_;
+  const std::map<std::string, std::vector<std::string>>* of_call_ = nullptr;
+  int parameters_ = 0;
+};
+
+class XmlCallParser final : public TextArgumentsParser {
+ public:
+  explicit XmlCallParser(const ToolTypes& types) : TextArgumentsParser(types) {}
+
+  Outcome Step(std::string* in, bool ended, std::vector<MessageEvent>* out) override {
+    while (true) {
+      std::string text;
+      switch (state_) {
+        case State::kFunction: {
+          const size_t at = SkipBlank(*in);
+          const size_t end = in->find('>', at);
+          if (!MayTakeMark(*in, "<function=") || (end == std::string::npos && ended)) {
+            return Outcome::kNoCall;
+          }
+          if (end == std::string::npos) {
+            return Outcome::kMore;
+          }
+          const size_t name = at + std::string_view("<function=").size();
+          BeginCall(in->substr(name, end - name), out);
+          in->erase(0, end + 1);
+          state_ = State::kParameters;
+          break;
+        }
+        case State::kParameters:
+          if (TakeMark(in, "<parameter=")) {
+            state_ = State::kKey;
+          } else if (TakeMark(in, "</function>") || (ended && SkipBlank(*in) == in->size())) {
+            EndCall(out);
+            state_ = State::kBehind;
+          } else if (MayTakeMark(*in, "<parameter=") || MayTakeMark(*in, "</function>")) {
+            return Outcome::kMore;
+          } else {
+            EndCall(out);
+            return Outcome::kDone;
+          }
+          break;
+        case State::kKey:
+          if (!TakeTo(in, ">", &key_)) {
+            return Outcome::kMore;
+          }
+          state_ = State::kValue;
+          break;
+        case State::kValue:
+          if (!TakeTo(in, "</parameter>", &text)) {
+            return Outcome::kMore;
+          }
+          // One line break on each side belongs to the syntax, not to the value.
+          text.erase(0, StartsWith(text, "\n") ? 1 : 0);
+          text.resize(text.size() - (!text.empty() && text.back() == '\n' ? 1 : 0));
+          AddParameter(key_, text, out);
+          state_ = State::kParameters;
+          break;
+        case State::kBehind:
+          if (TakeMark(in, "</tool_call>")) {
+            return Outcome::kDone;
+          }
+          return MayTakeMark(*in, "</tool_call>") && !ended ? Outcome::kMore : Outcome::kDone;
+      }
+    }
+  }
+
+ private:
+  enum class State : uint8_t { kFunction, kParameters, kKey, kValue, kBehind };
+  State state_ = State::kFunction;
+  std::string key_;
+};
+
+class GlmCallParser final : public TextArgumentsParser {
+ public:
+  explicit GlmCallParser(const ToolTypes& types) : TextArgumentsParser(types) {}
+
+  Outcome Step(std::string* in, bool ended, std::vector<MessageEvent>* out) override {
+    while (true) {
+      std::string text;
+      switch (state_) {
+        case State::kName: {
+          const size_t end = std::min(in->find("<arg_key>"), in->find("</tool_call>"));
+          if (end == std::string::npos) {
+            return ended ? Outcome::kNoCall : Outcome::kMore;
+          }
+          const std::string name = Trimmed(in->substr(0, end));
+          if (name.empty() || name.find_first_of(" \n<>{}\"") != std::string::npos) {
+            return Outcome::kNoCall;
+          }
+          BeginCall(name, out);
+          in->erase(0, end);
+          state_ = State::kParameters;
+          break;
+        }
+        case State::kParameters:
+          if (TakeMark(in, "</tool_call>")) {
+            EndCall(out);
+            return Outcome::kDone;
+          }
+          if (TakeMark(in, "<arg_key>")) {
+            state_ = State::kKey;
+          } else if (!ended && (MayTakeMark(*in, "</tool_call>") || MayTakeMark(*in, "<arg_key>"))) {
+            return Outcome::kMore;
+          } else {
+            EndCall(out);
+            return Outcome::kDone;
+          }
+          break;
+        case State::kKey:
+          if (!TakeTo(in, "</arg_key>", &text)) {
+            return Outcome::kMore;
+          }
+          key_ = Trimmed(text);
+          state_ = State::kOpening;
+          break;
+        case State::kOpening:
+          if (!TakeTo(in, "<arg_value>", &text)) {
+            return Outcome::kMore;
+          }
+          state_ = State::kValue;
+          break;
+        case State::kValue:
+          if (!TakeTo(in, "</arg_value>", &text)) {
+            return Outcome::kMore;
+          }
+          AddParameter(key_, text, out);
+          state_ = State::kParameters;
+          break;
+      }
+    }
+  }
+
+ private:
+  enum class State : uint8_t { kName, kParameters, kKey, kOpening, kValue };
+  State state_ = State::kName;
+  std::string key_;
+};
+
+// Parser of Python calls: short, and unambiguous only after the closing bracket.
+class PythonCallParser final : public CallParser {
+ public:
+  Outcome Step(std::string* in, bool ended, std::vector<MessageEvent>* out) override {
+    constexpr std::string_view kEnd = "<|python_end|>";
+    if (!parsed_) {
+      const size_t size = PythonListEnd(*in);
+      if (size == std::string::npos) {
+        const bool other = SkipBlank(*in) < in->size() && (*in)[SkipBlank(*in)] != '[';
+        return ended || other ? Outcome::kNoCall : Outcome::kMore;
+      }
+      const auto calls = ParsePythonCalls(std::string_view(*in).substr(0, size));
+      if (!calls.has_value()) {
+        return Outcome::kNoCall;
+      }
+      for (const auto& [name, arguments] : *calls) {
+        Emit(Kind::kCall, name, out);
+        Emit(Kind::kArguments, arguments, out);
+      }
+      in->erase(0, size);
+      parsed_ = true;
+    }
+    if (StartsWith(*in, kEnd)) {
+      in->erase(0, kEnd.size());
+      return Outcome::kDone;
+    }
+    return !ended && MayStartWith(*in, kEnd) ? Outcome::kMore : Outcome::kDone;
+  }
+
+ private:
+  bool parsed_ = false;
+};
+
+bool Allows(const std::vector<std::string>& types, const char* type) {
+  return std::find(types.begin(), types.end(), type) != types.end();
+}
+
+}  // namespace
+
+std::vector<std::string> CallMarks(ToolStyle style) {
+  switch (style) {
+    case ToolStyle::kHermes:
+    case ToolStyle::kGlm:
+      return {"<tool_call>"};
+    case ToolStyle::kXml:
+      return {"<tool_call>"};
+    case ToolStyle::kMistral:
+      return {"[TOOL_CALLS]"};
+    case ToolStyle::kDeepSeek:
+      return {"<｜tool▁calls▁begin｜>"};
+    case ToolStyle::kGranite:
+      return {"<|tool_call|>", "<tool_call>"};
+    case ToolStyle::kPythonic:
+      return {"<|python_start|>"};
+    default:
+      return {};
+  }
+}
+
+std::unique_ptr<CallParser> MakeCallParser(ToolStyle style, const ToolTypes& types) {
+  switch (style) {
+    case ToolStyle::kXml:
+      return std::make_unique<XmlCallParser>(types);
+    case ToolStyle::kMistral:
+      return MakeMistralCalls();
+    case ToolStyle::kDeepSeek:
+      return MakeDeepSeekCalls();
+    case ToolStyle::kPythonic:
+      return std::make_unique<PythonCallParser>();
+    case ToolStyle::kGlm:
+      return std::make_unique<GlmCallParser>(types);
+    default:
+      return MakeObjectCalls("</tool_call>");
+  }
+}
+
+std::string JsonOfText(const std::string& text, const std::vector<std::string>& types) {
+  const auto dump = [](const Json& json) {
+    return json.dump(-1, ' ', false, Json::error_handler_t::replace);
+  };
+  const Json json = types.empty() ? Json(Json::value_t::discarded) : Json::parse(text, nullptr, false);
+  const bool fits =
+      (json.is_number_integer() && (Allows(types, "integer") || Allows(types, "number"))) ||
+      (json.is_number_float() && Allows(types, "number")) ||
+      (json.is_boolean() && Allows(types, "boolean")) || (json.is_null() && Allows(types, "null")) ||
+      (json.is_object() && Allows(types, "object")) || (json.is_array() && Allows(types, "array"));
+  if (fits) {
+    return dump(json);
+  }
+  if (Allows(types, "boolean") && (text == "True" || text == "False")) {
+    return text == "True" ? "true" : "false";  // Python spelling
+  }
+  return dump(Json(text));
+}
+
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr int kMaxDepth = 32;
+
+bool IsNameByte(char c) {
+  return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' || c == '.' ||
+         c == '-';
+}
+
+// Recursive descent parser of literals. Every method skips blanks first and returns true on a match.
+class Reader {
+ public:
+  explicit Reader(std::string_view text) : text_(text) {}
+
+  bool AtEnd() {
+    at_ = SkipBlank(text_, at_);
+    return at_ == text_.size();
+  }
+  bool Word(char c) {
+    at_ = SkipBlank(text_, at_);
+    if (at_ < text_.size() && text_[at_] == c) {
+      ++at_;
+      return true;
+    }
+    return false;
+  }
+  bool Name(std::string* out) {
+    at_ = SkipBlank(text_, at_);
+    const size_t begin = at_;
+    while (at_ < text_.size() && IsNameByte(text_[at_])) {
+      ++at_;
+    }
+    *out = std::string(text_.substr(begin, at_ - begin));
+    return !out->empty();
+  }
+  bool Value(Json* out, int depth = 0) {
+    at_ = SkipBlank(text_, at_);
+    if (depth > kMaxDepth || at_ == text_.size()) {
+      return false;
+    }
+    switch (text_[at_]) {
+      case '"':
+      case '\'':
+        return Text(out);
+      case '[':
+      case '(':
+        return List(out, depth);
+      case '{':
+        return Object(out, depth);
+      default:
+        return Plain(out);
+    }
+  }
+
+ private:
+  bool Text(Json* out) {
+    const char quote = text_[at_++];
+    std::string text;
+    while (at_ < text_.size() && text_[at_] != quote) {
+      char c = text_[at_++];
+      if (c == '\\' && at_ < text_.size()) {
+        c = text_[at_++];
+        c = c == 'n' ? '\n' : c == 't' ? '\t' : c == 'r' ? '\r' : c;
+      }
+      text += c;
+    }
+    *out = std::move(text);
+    return at_++ < text_.size();
+  }
+  bool List(Json* out, int depth) {
+    const char close = text_[at_++] == '[' ? ']' : ')';
+    *out = Json::array();
+    while (!Word(close)) {
+      Json item;
+      if (!out->empty() && !Word(',')) {
+        return false;
+      }
+      if (Word(close)) {
+        return true;  // trailing comma
+      }
+      if (!Value(&item, depth + 1)) {
+        return false;
+      }
+      out->push_back(std::move(item));
+    }
+    return true;
+  }
+  bool Object(Json* out, int depth) {
+    ++at_;
+    *out = Json::object();
+    while (!Word('}')) {
+      Json key;
+      Json value;
+      if ((!out->empty() && !Word(',')) || !Value(&key, depth + 1) || !key.is_string() || !Word(':') ||
+          !Value(&value, depth + 1)) {
+        return false;
+      }
+      (*out)[key.get<std::string>()] = std::move(value);
+    }
+    return true;
+  }
+  bool Plain(Json* out) {
+    const size_t end = text_.find_first_of(",)]} \t\r\n", at_);
+    const std::string word(text_.substr(at_, end - at_));
+    at_ = end == std::string_view::npos ? text_.size() : end;
+    *out = word == "True"    ? Json(true)
+           : word == "False" ? Json(false)
+           : word == "None"  ? Json()
+                             : Json::parse(word, nullptr, /*allow_exceptions=*/false);
+    return !out->is_discarded() && !out->is_structured() && !out->is_string();
+  }
+
+  const std::string_view text_;
+  size_t at_ = 0;
+};
+
+}  // namespace
+
+size_t PythonListEnd(std::string_view text) {
+  int depth = 0;
+  char quote = 0;
+  for (size_t i = 0; i < text.size(); ++i) {
+    const char c = text[i];
+    if (quote != 0) {
+      i += c == '\\' ? 1 : 0;
+      quote = c == quote ? 0 : quote;
+      continue;
+    }
+    quote = c == '"' || c == '\'' ? c : 0;
+    depth += c == '[' || c == '(' || c == '{' ? 1 : c == ']' || c == ')' || c == '}' ? -1 : 0;
+    if (depth <= 0 && c == ']') {
+      return i + 1;
+    }
+  }
+  return std::string_view::npos;
+}
+
+std::optional<std::vector<std::pair<std::string, std::string>>> ParsePythonCalls(std::string_view text) {
+  Reader reader(text);
+  std::vector<std::pair<std::string, std::string>> calls;
+  if (!reader.Word('[')) {
+    return std::nullopt;
+  }
+  do {
+    std::string name;
+    Json arguments = Json::object();
+    if (!reader.Name(&name) || !reader.Word('(')) {
+      return std::nullopt;
+    }
+    while (!reader.Word(')')) {
+      std::string key;
+      Json value;
+      if ((!arguments.empty() && !reader.Word(',')) || !reader.Name(&key) || !reader.Word('=') ||
+          !reader.Value(&value)) {
+        return std::nullopt;
+      }
+      arguments[key] = std::move(value);
+    }
+    calls.emplace_back(std::move(name), arguments.dump(-1, ' ', false, Json::error_handler_t::replace));
+  } while (reader.Word(','));
+  if (!reader.Word(']') || !reader.AtEnd()) {
+    return std::nullopt;
+  }
+  return calls;
+}
+
+}  // namespace sluice::inferd

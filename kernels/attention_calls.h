@@ -1,0 +1,233 @@
+// The operations of attention, checked and resolved: RopeKvWrite, LatentKvWrite, Attention.
+//
+// Thread safety: free functions; a call may be read, and disjoint rows of its outputs written, by several
+// threads.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+
+#include "absl/status/statusor.h"
+#include "common/base/status.h"
+#include "kernels/ops.h"
+#include "kernels/resolver.h"
+
+namespace sluice {
+
+struct RopeKvWriteCall {
+  OutRows q;
+  InRows k;
+  InRows v;
+  uint32_t tokens = 0;
+  uint32_t heads = 0;
+  QkNorm qk_norm = QkNorm::kNone;
+  CallNorm q_norm;
+  CallNorm k_norm;
+  bool value_norm = false;  // with k_norm's epsilon
+  float clip = 0;           // 0: none
+  float temperature_scale = 0;
+  uint32_t temperature_floor = 0;
+  uint32_t temperature_offset = 0;
+  const float* rope_table = nullptr;
+  uint32_t rope_dims = 0;
+  bool rope_interleaved = false;
+  absl::Span<const SequenceRows> sequences;
+  CallKv kv;
+};
+
+namespace internal {
+
+// Window of a call in which only the written positions need pages.
+inline constexpr uint32_t kOwnPosition = 1;
+
+inline absl::Status CheckTemperature(const Resolver& r, float scale, uint32_t floor) {
+  if (!std::isfinite(scale) || (scale != 0 && floor == 0)) {
+    return r.Invalid(absl::StrCat("temperature ", scale, " with a floor of ", floor));
+  }
+  return absl::OkStatus();
+}
+
+// Resolves the norms of q and k heads.
+inline absl::Status ResolveNorms(const Resolver& r, const RopeKvWriteArgs& args, RopeKvWriteCall* call) {
+  uint64_t q_cols = args.kv.head_dim;
+  uint64_t k_cols = args.kv.head_dim;
+  switch (args.qk_norm) {
+    case QkNorm::kNone:
+      return absl::OkStatus();
+    case QkNorm::kPerHeadAfterRope:
+      if (args.q_norm.weight || args.k_norm.weight) {
+        return r.Invalid("the norm after rope has no weights");
+      }
+      call->q_norm.epsilon = args.q_norm.epsilon;
+      call->k_norm.epsilon = args.k_norm.epsilon;
+      return absl::OkStatus();
+    case QkNorm::kPerHead:
+    case QkNorm::kWeightedAfterRope:
+      break;
+    case QkNorm::kAcrossHeads:
+      q_cols *= args.heads;
+      k_cols *= args.kv.kv_heads;
+      break;
+    default:
+      return r.Unimplemented(absl::StrCat("norm of q and k of kind ", static_cast<int>(args.qk_norm)));
+  }
+  if (!args.q_norm.weight || !args.k_norm.weight) {
+    return r.Invalid("no weights of the norms of q and k");
+  }
+  if (args.q_norm.kind != NormKind::kRms || args.k_norm.kind != NormKind::kRms) {
+    return r.Unimplemented("layer norm of q and k");
+  }
+  RETURN_IF_ERROR(r.Norm(args.q_norm, q_cols, "q norm weight", &call->q_norm));
+  return r.Norm(args.k_norm, k_cols, "k norm weight", &call->k_norm);
+}
+
+}  // namespace internal
+
+inline absl::StatusOr<RopeKvWriteCall> Resolve(const Resolver& r, const RopeKvWriteArgs& args) {
+  RopeKvWriteCall call;
+  RETURN_IF_ERROR(r.Within(args.tokens, r.limits().max_tokens, "tokens"));
+  RETURN_IF_ERROR(r.Kv(args.kv, true, &call.kv));
+  RETURN_IF_ERROR(r.Within(args.heads, r.limits().heads, "heads"));
+  RETURN_IF_ERROR(r.Within(args.kv.kv_heads, r.limits().heads, "KV heads"));
+  RETURN_IF_ERROR(r.Within(args.kv.head_dim, r.limits().head_dim, "head_dim"));
+  const uint64_t head_dim = args.kv.head_dim;
+  if (call.kv.value_dim != head_dim) {
+    return r.Invalid(absl::StrCat("values of ", call.kv.value_dim, " within K rows of ", head_dim));
+  }
+  RETURN_IF_ERROR(r.Out(args.q, args.tokens, args.heads * head_dim, "q", &call.q));
+  RETURN_IF_ERROR(r.In(args.k, args.tokens, args.kv.kv_heads * head_dim, "k", &call.k));
+  RETURN_IF_ERROR(r.In(args.v, args.tokens, args.kv.kv_heads * head_dim, "v", &call.v));
+  RETURN_IF_ERROR(internal::ResolveNorms(r, args, &call));
+  call.value_norm = args.value_norm;
+  call.k_norm.epsilon = args.k_norm.epsilon;
+  if (!(args.clip >= 0)) {
+    return r.Invalid(absl::StrCat("clipping at ", args.clip));
+  }
+  RETURN_IF_ERROR(internal::CheckTemperature(r, args.temperature_scale, args.temperature_floor));
+  RETURN_IF_ERROR(r.BatchRows(args.sequences, args.tokens, r.limits().max_sequences, r.limits().max_context));
+  RETURN_IF_ERROR(r.Pages(args.sequences, internal::kOwnPosition, 0, args.kv.pages));
+  RETURN_IF_ERROR(r.RopeTable(args.rope_table, args.rope_positions, args.rope_dims, head_dim, args.sequences,
+                              &call.rope_table));
+  call.tokens = args.tokens;
+  call.heads = args.heads;
+  call.qk_norm = args.qk_norm;
+  call.clip = args.clip;
+  call.temperature_scale = args.temperature_scale;
+  call.temperature_floor = args.temperature_floor;
+  call.temperature_offset = args.temperature_offset;
+  call.rope_dims = args.rope_dims;
+  call.rope_interleaved = args.rope_interleaved;
+  call.sequences = args.sequences;
+  return call;
+}
+
+struct LatentKvWriteCall {
+  InRows q;
+  uint32_t nope_dim = 0;
+  InRows latent;
+  OutRows q_out;
+  uint32_t tokens = 0;
+  uint32_t heads = 0;
+  uint32_t kv_rank = 0;
+  CallNorm norm;
+  float temperature_scale = 0;
+  uint32_t temperature_floor = 0;
+  uint32_t temperature_offset = 0;
+  const float* rope_table = nullptr;
+  uint32_t rope_dims = 0;
+  bool rope_interleaved = false;
+  absl::Span<const SequenceRows> sequences;
+  CallKv kv;
+};
+
+inline absl::StatusOr<LatentKvWriteCall> Resolve(const Resolver& r, const LatentKvWriteArgs& args) {
+  LatentKvWriteCall call;
+  RETURN_IF_ERROR(r.Within(args.tokens, r.limits().max_tokens, "tokens"));
+  RETURN_IF_ERROR(r.Kv(args.kv, true, &call.kv));
+  RETURN_IF_ERROR(r.Within(args.heads, r.limits().heads, "heads"));
+  RETURN_IF_ERROR(r.Within(args.kv.head_dim, r.limits().head_dim, "head_dim"));
+  const uint64_t row = uint64_t{args.kv_rank} + args.rope_dims;
+  if (args.kv_rank == 0 || args.rope_dims == 0 || args.kv.kv_heads != 1 || args.kv.head_dim != row ||
+      call.kv.value_dim != args.kv_rank) {
+    return r.Invalid(absl::StrCat("K rows of ", args.kv.head_dim, " with values of ", call.kv.value_dim, ", ",
+                                  args.kv.kv_heads, " heads of them, for a rank of ", args.kv_rank, " and ",
+                                  args.rope_dims, " rotated"));
+  }
+  const uint64_t q_cols = args.heads * (uint64_t{args.nope_dim} + args.rope_dims);
+  RETURN_IF_ERROR(r.In(args.q, args.tokens, q_cols, "q", &call.q));
+  RETURN_IF_ERROR(r.In(args.latent, args.tokens, row, "latent", &call.latent));
+  RETURN_IF_ERROR(r.Out(args.q_out, args.tokens, args.heads * row, "q_out", &call.q_out));
+  if (Overlap(call.q.base, call.q.stride, q_cols, call.q_out.base, call.q_out.stride, args.heads * row,
+              args.tokens, args.tokens)) {
+    return r.Invalid("q_out overlaps q");
+  }
+  if (args.norm.kind != NormKind::kRms) {
+    return r.Unimplemented("layer norm of the compressed kv");
+  }
+  RETURN_IF_ERROR(r.Norm(args.norm, args.kv_rank, "norm weight", &call.norm));
+  RETURN_IF_ERROR(internal::CheckTemperature(r, args.temperature_scale, args.temperature_floor));
+  RETURN_IF_ERROR(r.BatchRows(args.sequences, args.tokens, r.limits().max_sequences, r.limits().max_context));
+  RETURN_IF_ERROR(r.Pages(args.sequences, internal::kOwnPosition, 0, args.kv.pages));
+  RETURN_IF_ERROR(r.RopeTable(args.rope_table, args.rope_positions, args.rope_dims, row, args.sequences,
+                              &call.rope_table));
+  call.nope_dim = args.nope_dim;
+  call.tokens = args.tokens;
+  call.heads = args.heads;
+  call.kv_rank = args.kv_rank;
+  call.temperature_scale = args.temperature_scale;
+  call.temperature_floor = args.temperature_floor;
+  call.temperature_offset = args.temperature_offset;
+  call.rope_dims = args.rope_dims;
+  call.rope_interleaved = args.rope_interleaved;
+  call.sequences = args.sequences;
+  return call;
+}
+
+struct AttentionCall {
+  InRows q;
+  uint32_t tokens = 0;
+  uint32_t heads = 0;
+  float scale = 0;
+  uint32_t sliding_window = 0;
+  uint32_t chunk = 0;
+  const float* sinks = nullptr;  // [heads], nullptr: none
+  absl::Span<const SequenceRows> sequences;
+  CallKv kv;
+  OutRows out;
+};
+inline uint32_t FirstVisible(uint32_t position, const AttentionCall& call) {
+  return FirstVisible(position, call.sliding_window, call.chunk);
+}
+
+inline absl::StatusOr<AttentionCall> Resolve(const Resolver& r, const AttentionArgs& args) {
+  AttentionCall call;
+  RETURN_IF_ERROR(r.Within(args.tokens, r.limits().max_tokens, "tokens"));
+  RETURN_IF_ERROR(r.Kv(args.kv, false, &call.kv));
+  RETURN_IF_ERROR(r.Within(args.heads, r.limits().heads, "heads"));
+  RETURN_IF_ERROR(r.Within(args.kv.head_dim, r.limits().head_dim, "head_dim"));
+  if (args.heads % args.kv.kv_heads != 0) {
+    return r.Invalid(absl::StrCat(args.heads, " heads do not divide over ", args.kv.kv_heads, " KV heads"));
+  }
+  const uint64_t q_cols = uint64_t{args.heads} * args.kv.head_dim;
+  const uint64_t cols = uint64_t{args.heads} * call.kv.value_dim;
+  RETURN_IF_ERROR(r.In(args.q, args.tokens, q_cols, "q", &call.q));
+  RETURN_IF_ERROR(r.Out(args.out, args.tokens, cols, "out", &call.out));
+  if (Overlap(call.q.base, call.q.stride, q_cols, call.out.base, call.out.stride, cols, args.tokens,
+              args.tokens)) {
+    return r.Invalid("out overlaps q");
+  }
+  if (args.sinks) {
+    RETURN_IF_ERROR(r.InFloats(args.sinks, args.heads, "sinks", &call.sinks));
+  }
+  RETURN_IF_ERROR(r.BatchRows(args.sequences, args.tokens, r.limits().max_sequences, r.limits().max_context));
+  RETURN_IF_ERROR(r.Pages(args.sequences, args.sliding_window, args.chunk, args.kv.pages));
+  call.tokens = args.tokens;
+  call.heads = args.heads;
+  call.scale = args.scale;
+  call.sliding_window = args.sliding_window;
+  call.chunk = args.chunk;
+  call.sequences = args.sequences;
+  return call;
+}
+
+}  // namespace sluice

@@ -1,0 +1,291 @@
+#include "kernels/cpu/attention.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "common/base/status.h"
+#include "kernels/ops.h"
+
+namespace sluice::cpu {
+
+AttentionPlan::AttentionPlan(const BackendLimits& l, uint32_t threads, uint64_t partial_floats)
+    : threads_(threads), partial_floats_(partial_floats) {
+  // Blocks of kSpanQueries queries, and a task per span for the few blocks that are split.
+  const uint64_t blocks =
+      uint64_t{l.max_tokens} * l.heads / kSpanQueries + uint64_t{l.max_sequences} * l.heads + 1;
+  tasks_.reserve(blocks + 4 * uint64_t{threads} * (l.max_context / kSpanTokens + 2));
+  spans_left_ = std::make_unique<std::atomic<uint32_t>[]>(blocks);
+}
+
+void AttentionPlan::Make(const AttentionCall& call) {
+  MakeBlocks(call);
+  // Four blocks for each thread share out evenly enough.
+  if (threads_ == 1 || tasks_.size() >= 4 * size_t{threads_}) {
+    return;
+  }
+  SplitBlocks(SpanFloats(call.kv.value_dim));
+}
+
+// One task for each block.
+void AttentionPlan::MakeBlocks(const AttentionCall& call) {
+  const uint32_t group = call.heads / call.kv.kv_heads;
+  tasks_.clear();
+  for (const SequenceRows& sequence : call.sequences) {
+    const uint32_t queries = sequence.rows * group;
+    for (uint32_t head = 0; head < call.kv.kv_heads; ++head) {
+      for (uint32_t q = 0; q < queries; q += kSpanQueries) {
+        AttentionTask task;
+        task.sequence = &sequence;
+        task.kv_head = head;
+        task.first_query = q;
+        task.queries = std::min(kSpanQueries, queries - q);
+        const uint32_t first_position = sequence.first_position + q / group;
+        const uint32_t last_position = sequence.first_position + (q + task.queries - 1) / group;
+        task.first_span = FirstVisible(first_position, call) / kSpanTokens;
+        task.spans = last_position / kSpanTokens - task.first_span + 1;
+        tasks_.push_back(task);
+      }
+    }
+  }
+}
+
+// One task for each span of the blocks, if there is room for them and their results.
+void AttentionPlan::SplitBlocks(uint64_t span_floats) {
+  const size_t blocks = tasks_.size();
+  uint64_t spans = 0;
+  for (const AttentionTask& task : tasks_) {
+    spans += task.spans;
+  }
+  if (spans * span_floats > partial_floats_ || spans + blocks > tasks_.capacity()) {
+    return;
+  }
+  // Blocks stay in front while their spans are appended, then are erased.
+  uint64_t partial = 0;
+  for (uint32_t block = 0; block < blocks; ++block) {
+    AttentionTask task = tasks_[block];
+    task.block = block;
+    task.block_first_span = task.first_span;
+    task.block_spans = task.spans;
+    task.partial = partial;
+    spans_left_[block].store(task.spans, std::memory_order_relaxed);
+    partial += task.spans * span_floats;
+    for (uint32_t s = 0; s < task.block_spans; ++s) {
+      task.first_span = task.block_first_span + s;
+      task.spans = 1;
+      tasks_.push_back(task);
+    }
+  }
+  tasks_.erase(tasks_.begin(), tasks_.begin() + static_cast<std::ptrdiff_t>(blocks));
+}
+
+namespace {
+
+// m, l and o of up to kSpanQueries queries: [query] m, [query] l, [query][value_dim] o.
+struct Partials {
+  float* m;
+  float* l;
+  float* o;
+  uint32_t value_dim;
+  Partials(float* memory, uint32_t value_dim)
+      : m(memory), l(memory + kSpanQueries), o(memory + 2 * kSpanQueries), value_dim(value_dim) {}
+};
+
+// Appends m, l and o of the next span of a query to its sum so far (ARITHMETIC.md 6).
+void Append(const KernelTable& kernels, float next_m, const float* next_l, const float* next_o,
+            uint32_t value_dim, float* m, float* l, float* o) {
+  const float largest = std::max(*m, next_m);
+  // exp of one value: the lane sum of a single term is the term.
+  const float a = kernels.exp_sum(m, largest, 1, nullptr);
+  const float b = kernels.exp_sum(&next_m, largest, 1, nullptr);
+  kernels.scale_add(next_l, b, a, 1, l);
+  kernels.scale_add(next_o, b, a, value_dim, o);
+  *m = largest;
+}
+
+// Appends query `i` of `next` to query `i` of `sum`.
+void Append(const KernelTable& kernels, const Partials& next, const Partials& sum, uint32_t i) {
+  const uint64_t place = uint64_t{i} * sum.value_dim;
+  Append(kernels, next.m[i], next.l + i, next.o + place, sum.value_dim, sum.m + i, sum.l + i, sum.o + place);
+}
+
+// The cached rows of the positions of a span.
+struct SpanRows {
+  const uint8_t* k[kSpanTokens];
+  const uint8_t* v[kSpanTokens];
+  float k_scales[kSpanTokens];  // q8 only
+  float v_scales[kSpanTokens];
+};
+
+void FindRows(const CallKv& kv, absl::Span<const uint32_t> pages, uint32_t kv_head, uint32_t begin,
+              uint32_t end, SpanRows* rows) {
+  for (uint32_t p = begin; p < end; ++p) {
+    const uint64_t page = pages[p / kPageTokens] * kv.page_stride;
+    const uint64_t row = page + KvRowOffset(kv.type, kv.head_dim, kv_head, p % kPageTokens);
+    rows->k[p - begin] = kv.k + row;
+    rows->v[p - begin] = kv.v + row;
+    if (kv.type == KvType::kQ8) {
+      const uint64_t scale = page + KvScaleOffset(kv.kv_heads, kv.head_dim, kv_head, p % kPageTokens);
+      std::memcpy(&rows->k_scales[p - begin], kv.k + scale, sizeof(float));
+      std::memcpy(&rows->v_scales[p - begin], kv.v + scale, sizeof(float));
+    }
+  }
+}
+
+}  // namespace
+
+absl::Status Attention::Reserve(const BackendLimits& l, Scratch* scratch) {
+  workers_.resize(tiles_.threads());
+  for (Worker& worker : workers_) {
+    RETURN_IF_ERROR(
+        scratch->Reserve(kSpanScratchFloats + 2 * SpanFloats(l.head_dim), "attention scratch", &worker.span));
+  }
+  return absl::OkStatus();
+}
+
+// Computes one span of a block into `results`; queries of the block outside [*first_query, *end_query) do not
+// see it.
+void Attention::ComputeSpan(const AttentionCall& call, const AttentionTask& task, uint32_t span,
+                            uint32_t worker, float* results, uint32_t* first_query, uint32_t* end_query) {
+  const CallKv& kv = call.kv;
+  const SequenceRows& sequence = *task.sequence;
+  const uint32_t group = call.heads / kv.kv_heads;
+  const uint32_t base = span * kSpanTokens;
+  const Partials out(results, kv.value_dim);
+  const float* q[kSpanQueries];
+  float* o[kSpanQueries];
+  uint32_t low[kSpanQueries];
+  uint32_t high[kSpanQueries];
+  uint32_t first = 0;
+  uint32_t count = 0;
+  for (uint32_t i = 0; i < task.queries; ++i) {
+    const uint32_t row = (task.first_query + i) / group;
+    const uint32_t position = sequence.first_position + row;
+    const uint32_t visible = FirstVisible(position, call);
+    if (position < base || visible >= base + kSpanTokens) {
+      first += count == 0 ? 1 : 0;
+      continue;
+    }
+    const uint64_t head = uint64_t{task.kv_head} * group + (task.first_query + i) % group;
+    q[count] = call.q.Row(sequence.first_row + row) + head * kv.head_dim;
+    o[count] = out.o + uint64_t{i} * kv.value_dim;
+    low[count] = std::max(visible, base);
+    high[count] = std::min(position, base + kSpanTokens - 1);
+    ++count;
+  }
+  *first_query = first;
+  *end_query = first + count;
+  if (count == 0) {
+    return;
+  }
+  // Later queries begin and end later.
+  const uint32_t begin = low[0];
+  const uint32_t end = high[count - 1] + 1;
+  SpanRows rows;
+  FindRows(kv, sequence.pages, task.kv_head, begin, end, &rows);
+  SpanCall c;
+  c.k = rows.k;
+  c.v = rows.v;
+  c.k_scales = kv.type == KvType::kQ8 ? rows.k_scales : nullptr;
+  c.v_scales = kv.type == KvType::kQ8 ? rows.v_scales : nullptr;
+  c.type = kv.type;
+  c.first = begin;
+  c.count = end - begin;
+  c.head_dim = kv.head_dim;
+  c.value_dim = kv.value_dim;
+  c.scale = call.scale;
+  c.queries = count;
+  c.q = q;
+  c.low = low;
+  c.high = high;
+  c.m = out.m + first;
+  c.l = out.l + first;
+  c.o = o;
+  c.scratch = workers_[worker].span;
+  c.down_scratch = space_.workers[worker].down;
+  c.gemm_scratch = space_.workers[worker].gemm;
+  kernels_.span(c);
+}
+
+void Attention::RunTask(const AttentionCall& call, const AttentionTask& task, uint32_t worker) {
+  const uint32_t value_dim = call.kv.value_dim;
+  const uint64_t floats = SpanFloats(value_dim);
+  uint32_t first = 0;
+  uint32_t end = 0;
+  if (task.block_spans > 0) {
+    const uint64_t place = task.partial + (task.first_span - task.block_first_span) * floats;
+    ComputeSpan(call, task, task.first_span, worker, space_.partials + place, &first, &end);
+    if (plan_.EndSpan(task)) {
+      FinishQueries(call, task);
+    }
+    return;
+  }
+  const Partials sum(workers_[worker].span + kSpanScratchFloats, value_dim);
+  const Partials next(workers_[worker].span + kSpanScratchFloats + floats, value_dim);
+  uint64_t started = 0;  // a bit per query: its sum has begun
+  static_assert(kSpanQueries <= 64);
+  for (uint32_t s = 0; s < task.spans; ++s) {
+    ComputeSpan(call, task, task.first_span + s, worker, next.m, &first, &end);
+    for (uint32_t i = first; i < end; ++i) {
+      if ((started >> i & 1) != 0) {
+        Append(kernels_, next, sum, i);
+        continue;
+      }
+      started |= uint64_t{1} << i;
+      sum.m[i] = next.m[i];
+      sum.l[i] = next.l[i];
+      std::memcpy(sum.o + uint64_t{i} * value_dim, next.o + uint64_t{i} * value_dim,
+                  value_dim * sizeof(float));
+    }
+  }
+  for (uint32_t i = 0; i < task.queries; ++i) {
+    WriteQuery(call, task, i, sum.m + i, sum.l + i, sum.o + uint64_t{i} * value_dim);
+  }
+}
+
+// Writes a query's output from the sum over all its spans, which it modifies.
+void Attention::WriteQuery(const AttentionCall& call, const AttentionTask& task, uint32_t i, float* m,
+                           float* l, float* o) {
+  const uint32_t value_dim = call.kv.value_dim;
+  const uint32_t group = call.heads / call.kv.kv_heads;
+  const uint32_t query = task.first_query + i;
+  const uint64_t head = uint64_t{task.kv_head} * group + query % group;
+  if (call.sinks != nullptr) {
+    constexpr float kOne = 1.0f;
+    Append(kernels_, call.sinks[head], &kOne, space_.zeros(), value_dim, m, l, o);
+  }
+  kernels_.divide(o, *l, value_dim,
+                  call.out.Row(task.sequence->first_row + query / group) + head * value_dim);
+}
+
+// Combines the spans of a split block in order, once all are computed.
+void Attention::FinishQueries(const AttentionCall& call, const AttentionTask& task) {
+  const uint32_t value_dim = call.kv.value_dim;
+  const uint32_t group = call.heads / call.kv.kv_heads;
+  for (uint32_t i = 0; i < task.queries; ++i) {
+    const uint32_t query = task.first_query + i;
+    const uint32_t position = task.sequence->first_position + query / group;
+    const uint32_t first = FirstVisible(position, call) / kSpanTokens;
+    const auto span = [&](uint32_t s) {
+      return Partials(space_.partials + task.partial + (s - task.block_first_span) * SpanFloats(value_dim),
+                      value_dim);
+    };
+    const Partials sum = span(first);
+    for (uint32_t s = first + 1; s <= position / kSpanTokens; ++s) {
+      Append(kernels_, span(s), sum, i);
+    }
+    WriteQuery(call, task, i, sum.m + i, sum.l + i, sum.o + uint64_t{i} * value_dim);
+  }
+}
+
+void Attention::Run(const AttentionCall& call) {
+  plan_.Make(call);
+  const absl::Span<const AttentionTask> tasks = plan_.tasks();
+  uint64_t work = 0;
+  for (const AttentionTask& task : tasks) {
+    work += uint64_t{task.queries} * task.spans * kSpanTokens * call.kv.head_dim;
+  }
+  tiles_.Run(static_cast<uint32_t>(tasks.size()), work,
+             [&](uint32_t tile, uint32_t worker) { RunTask(call, tasks[tile], worker); });
+}
+
+}  // namespace sluice::cpu

@@ -1,0 +1,34 @@
+// Kernels compiled for AVX2, FMA and F16C with AVX-VNNI: the byte and word products of AVX-512 VNNI in 256
+// bits, for CPUs without AVX-512.
+//
+// Included by kernels_avx2vnni.cc and quant_avx2vnni.cc.
+//
+// Thread safety: pure functions.
+
+#if defined(SLUICE_ISA)
+#error "included once, by kernels_avx2vnni.cc or quant_avx2vnni.cc"
+#endif
+#include <immintrin.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <type_traits>
+
+#include "kernels/cpu/kernel_table.h"
+
+#define SLUICE_ISA avx2vnni
+#define SLUICE_VNNI
+#define SLUICE_DOWN "kernels/cpu/quant_down_avx2-inl.h"
+SLUICE_BEGIN_ISA("avx2,fma,f16c,avxvnni")
+
+namespace sluice::cpu {
+namespace avx2vnni {
+#include "kernels/cpu/native_avx2-inl.h"
+
+// Kernels follow the instruction set's vectors, which they use.
+#include "kernels/cpu/isa_table-inl.h"
+}  // namespace avx2vnni
+
+SLUICE_END_ISA
+
+}  // namespace sluice::cpu

@@ -1,0 +1,336 @@
+// GatedDelta: a tile is one value head of one sequence, over all its rows; tokens follow each other within
+// it.
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "kernels/cpu/cpu_backend.h"
+#include "kernels/cpu/row_lists.h"
+#include "kernels/scalar_math.h"
+
+namespace sluice::cpu {
+
+namespace {
+
+// One value head of one sequence.
+struct DeltaTile {
+  const SequenceRows* sequence = nullptr;
+  uint32_t head = 0;
+  const float* old_inputs = nullptr;  // the convolution's inputs before the first row; nullptr: zeros
+  const float* old_cells = nullptr;   // the head's state before the first row
+  float* cells = nullptr;             // the state in its new slot
+  // For q, k and v: first column of qkv, number of columns, weights [kernel_size][count], convolved row.
+  uint32_t column[3] = {};
+  uint32_t count[3] = {};
+  float* weights[3] = {};
+  float* values[3] = {};
+};
+
+// exp of one value: the lane sum of a single term is the term.
+float Exp(const KernelTable& kernels, float x) { return kernels.exp_sum(&x, 0.0f, 1, nullptr); }
+
+// The convolution's input `back` rows before the sequence's row `row`.
+const float* InputAt(const GatedDeltaCall& call, const SequenceRows& sequence, const float* old_inputs,
+                     const float* zeros, uint32_t row, uint32_t back, uint32_t column) {
+  if (back <= row) {
+    return call.qkv.Row(sequence.first_row + row - back) + column;
+  }
+  const uint32_t kept = call.shape.conv_kernel - 1;
+  return old_inputs == nullptr ? zeros : old_inputs + uint64_t{kept + row - back} * call.ConvCols() + column;
+}
+
+void DeltaToken(Device& d, const GatedDeltaCall& call, const DeltaTile& tile, uint32_t row) {
+  const DeltaConfig& shape = call.shape;
+  const uint32_t t = tile.sequence->first_row + row;
+  const float* zeros = d.space.zeros();
+  for (int part = 0; part < 3; ++part) {
+    const float* inputs[kMaxConvKernel];
+    for (uint32_t j = 0; j < shape.conv_kernel; ++j) {
+      inputs[j] = InputAt(call, *tile.sequence, tile.old_inputs, zeros, row, shape.conv_kernel - 1 - j,
+                          tile.column[part]);
+    }
+    ConvolveCall convolve;
+    convolve.rows = inputs;
+    convolve.weights = tile.weights[part];
+    convolve.stride = tile.count[part];
+    convolve.kernel_size = shape.conv_kernel;
+    convolve.cols = tile.count[part];
+    convolve.y = tile.values[part];
+    d.kernels.convolve_silu(convolve);
+  }
+  d.kernels.l2_norm(tile.values[0], shape.key_dim,
+                    static_cast<float>(1 / std::sqrt(double{static_cast<double>(shape.key_dim)})));
+  d.kernels.l2_norm(tile.values[1], shape.key_dim, 1.0f);
+  const float x = call.decay.Row(t)[tile.head] + call.dt_bias[tile.head];
+  const float g = -(Exp(d.kernels, call.a_log[tile.head]) * SoftplusOf(x, Exp(d.kernels, x)));
+  DeltaStepCall step;
+  step.from = row == 0 ? tile.old_cells : tile.cells;
+  step.to = tile.cells;
+  step.q = tile.values[0];
+  step.k = tile.values[1];
+  step.v = tile.values[2];
+  step.decay = Exp(d.kernels, g);
+  d.kernels.sigmoid(call.beta.Row(t) + tile.head, 1, &step.beta);
+  step.key_dim = shape.key_dim;
+  step.value_dim = shape.value_dim;
+  step.o = call.out.Row(t) + uint64_t{tile.head} * shape.value_dim;
+  d.kernels.delta_step(step);
+  NormRow(d.kernels, call.norm, step.o, shape.value_dim, step.o);
+  FactorCall silu;
+  silu.x = call.z.Row(t) + uint64_t{tile.head} * shape.value_dim;
+  silu.n = shape.value_dim;
+  silu.y = tile.values[2];
+  d.kernels.gate_factor(silu);
+  d.kernels.multiply(step.o, silu.y, shape.value_dim, step.o);
+}
+
+void DeltaHead(Device& d, const GatedDeltaCall& call, uint32_t sequence, uint32_t head, uint32_t worker) {
+  const DeltaConfig& shape = call.shape;
+  const uint32_t sharers = shape.value_heads / shape.key_heads;
+  const uint32_t key_head = head / sharers;
+  const float* old_slot = call.states.From(sequence);
+  const bool begins = old_slot == nullptr;
+  float* slot = call.states.To(sequence);
+  DeltaTile tile;
+  tile.sequence = &call.states.sequences[sequence];
+  tile.head = head;
+  tile.old_inputs = old_slot;
+  const uint64_t place = call.ConvFloats() + head * call.HeadFloats();
+  tile.cells = slot + place;
+  tile.old_cells = begins ? tile.cells : old_slot + place;
+  if (begins) {
+    std::memset(tile.cells, 0, call.HeadFloats() * sizeof(float));
+  }
+  const uint32_t columns[3] = {key_head * shape.key_dim, (shape.key_heads + key_head) * shape.key_dim,
+                               2 * shape.key_heads * shape.key_dim + head * shape.value_dim};
+  float* memory = d.space.workers[worker].any;
+  for (int part = 0; part < 3; ++part) {
+    tile.column[part] = columns[part];
+    tile.count[part] = part == 2 ? shape.value_dim : shape.key_dim;
+    tile.values[part] = memory;
+    tile.weights[part] = memory + tile.count[part];
+    memory += uint64_t{tile.count[part]} * (shape.conv_kernel + 1);
+    for (uint32_t c = 0; c < tile.count[part]; ++c) {
+      for (uint32_t j = 0; j < shape.conv_kernel; ++j) {
+        tile.weights[part][uint64_t{j} * tile.count[part] + c] =
+            call.conv[uint64_t{columns[part] + c} * shape.conv_kernel + j];
+      }
+    }
+  }
+  for (uint32_t row = 0; row < tile.sequence->rows; ++row) {
+    DeltaToken(d, call, tile, row);
+  }
+  // Keeps the inputs for the next rows; the first sharer of a key head keeps that head's.
+  const float* zeros = d.space.zeros();
+  for (int part = head % sharers == 0 ? 0 : 2; part < 3; ++part) {
+    for (uint32_t j = 0; j + 1 < shape.conv_kernel; ++j) {
+      std::memcpy(slot + uint64_t{j} * call.ConvCols() + columns[part],
+                  InputAt(call, *tile.sequence, old_slot, zeros, tile.sequence->rows,
+                          shape.conv_kernel - 1 - j, columns[part]),
+                  tile.count[part] * sizeof(float));
+    }
+  }
+}
+
+}  // namespace
+
+void Run(Device& d, const GatedDeltaCall& call) {
+  const uint32_t heads = call.shape.value_heads;
+  const uint64_t work = uint64_t{call.tokens} * heads * (3 * call.HeadFloats() + 64);
+  d.tiles.Run(
+      static_cast<uint32_t>(call.states.sequences.size()) * heads, work,
+      [&](uint32_t tile, uint32_t worker) { DeltaHead(d, call, tile / heads, tile % heads, worker); });
+}
+
+// Mamba: a tile is one head of one sequence, over all its rows, then a tile is the norms of one row.
+// ShortConv: a tile is some columns of one sequence, over all its rows.
+
+namespace {
+
+constexpr int kMambaParts = 3;  // x, B, C
+
+// One head of one sequence.
+struct MambaTile {
+  const SequenceRows* sequence = nullptr;
+  uint32_t head = 0;
+  const float* old_inputs = nullptr;  // the convolution's inputs before the first row; nullptr: zeros
+  const float* old_cells = nullptr;   // the head's state before the first row
+  float* cells = nullptr;             // the state in its new slot
+  uint32_t column[kMambaParts] = {};  // first column in xbc, and number of columns
+  uint32_t count[kMambaParts] = {};
+  float* values[kMambaParts] = {};  // the convolved row
+};
+
+// The convolution's input `back` rows before the sequence's row `row`.
+const float* InputAt(const MambaCall& call, const MambaTile& tile, const float* zeros, uint32_t row,
+                     uint32_t back, uint32_t column) {
+  if (back <= row) {
+    return call.xbc.Row(tile.sequence->first_row + row - back) + column;
+  }
+  const uint32_t kept = call.shape.conv_kernel - 1;
+  return tile.old_inputs == nullptr
+             ? zeros
+             : tile.old_inputs + uint64_t{kept + row - back} * call.ConvCols() + column;
+}
+
+void ConvolvePart(Device& d, const MambaCall& call, const MambaTile& tile, uint32_t row, int part) {
+  const uint32_t kernel_size = call.shape.conv_kernel;
+  const float* inputs[kMaxConvKernel];
+  for (uint32_t j = 0; j < kernel_size; ++j) {
+    inputs[j] = InputAt(call, tile, d.space.zeros(), row, kernel_size - 1 - j, tile.column[part]);
+  }
+  ConvolveCall convolve;
+  convolve.rows = inputs;
+  convolve.weights = call.conv.base + tile.column[part];
+  convolve.stride = call.conv.stride;
+  convolve.bias = call.conv_bias + tile.column[part];
+  convolve.kernel_size = kernel_size;
+  convolve.cols = tile.count[part];
+  convolve.y = tile.values[part];
+  d.kernels.convolve_silu(convolve);
+}
+
+void MambaToken(Device& d, const MambaCall& call, const MambaTile& tile, uint32_t row) {
+  const MambaConfig& shape = call.shape;
+  const uint32_t t = tile.sequence->first_row + row;
+  for (int part = 0; part < kMambaParts; ++part) {
+    ConvolvePart(d, call, tile, row, part);
+  }
+  const float x = call.dt.Row(t)[tile.head] + call.dt_bias[tile.head];
+  MambaStepCall step;
+  step.step = std::max(SoftplusOf(x, Exp(d.kernels, x)), shape.min_step);
+  if (shape.max_step > 0) {
+    step.step = std::min(step.step, shape.max_step);
+  }
+  step.decay = Exp(d.kernels, -(step.step * Exp(d.kernels, call.a_log[tile.head])));
+  step.skip = call.skip[tile.head];
+  step.from = row == 0 ? tile.old_cells : tile.cells;
+  step.to = tile.cells;
+  step.x = tile.values[0];
+  step.b = tile.values[1];
+  step.c = tile.values[2];
+  step.state = shape.state;
+  step.head_dim = shape.head_dim;
+  step.y = call.out.Row(t) + uint64_t{tile.head} * shape.head_dim;
+  d.kernels.mamba_step(step);
+  FactorCall silu;
+  silu.x = call.z.Row(t) + uint64_t{tile.head} * shape.head_dim;
+  silu.n = shape.head_dim;
+  silu.y = tile.values[0];
+  d.kernels.gate_factor(silu);
+  d.kernels.multiply(step.y, silu.y, shape.head_dim, step.y);
+}
+
+void MambaHead(Device& d, const MambaCall& call, uint32_t sequence, uint32_t head, uint32_t worker) {
+  const MambaConfig& shape = call.shape;
+  const uint32_t sharers = shape.heads / shape.groups;
+  const uint32_t group = head / sharers;
+  const float* old_slot = call.states.From(sequence);
+  float* slot = call.states.To(sequence);
+  const uint64_t place = call.ConvFloats() + head * call.HeadFloats();
+  MambaTile tile;
+  tile.sequence = &call.states.sequences[sequence];
+  tile.head = head;
+  tile.old_inputs = old_slot;
+  tile.cells = slot + place;
+  tile.old_cells = old_slot == nullptr ? tile.cells : old_slot + place;
+  if (old_slot == nullptr) {
+    std::memset(tile.cells, 0, call.HeadFloats() * sizeof(float));
+  }
+  const uint32_t columns[kMambaParts] = {head * shape.head_dim, call.ColumnB(group), call.ColumnC(group)};
+  float* memory = d.space.workers[worker].any;
+  for (int part = 0; part < kMambaParts; ++part) {
+    tile.column[part] = columns[part];
+    tile.count[part] = part == 0 ? shape.head_dim : shape.state;
+    tile.values[part] = memory;
+    memory += tile.count[part];
+  }
+  for (uint32_t row = 0; row < tile.sequence->rows; ++row) {
+    MambaToken(d, call, tile, row);
+  }
+  // Keeps the inputs for the next rows; the first head of a group keeps the group's.
+  for (int part = 0; part < (head % sharers == 0 ? kMambaParts : 1); ++part) {
+    for (uint32_t j = 0; j + 1 < shape.conv_kernel; ++j) {
+      std::memcpy(
+          slot + uint64_t{j} * call.ConvCols() + columns[part],
+          InputAt(call, tile, d.space.zeros(), tile.sequence->rows, shape.conv_kernel - 1 - j, columns[part]),
+          tile.count[part] * sizeof(float));
+    }
+  }
+}
+
+// Convolves columns [first, first + count) of one sequence.
+void ConvolveColumns(Device& d, const ShortConvCall& call, uint32_t sequence, uint32_t first, uint32_t count,
+                     float* memory) {
+  const uint32_t width = call.shape.width;
+  const uint32_t kernel_size = call.shape.kernel;
+  const SequenceRows& rows = call.states.sequences[sequence];
+  const float* old_slot = call.states.From(sequence);
+  // The last `kernel_size` rows of u in a ring: row i of the sequence is at (i + kernel_size - 1) %
+  // kernel_size.
+  for (uint32_t j = 0; j + 1 < kernel_size; ++j) {
+    float* place = memory + uint64_t{j} * kConvColumns;
+    if (old_slot == nullptr) {
+      std::memset(place, 0, count * sizeof(float));
+    } else {
+      std::memcpy(place, old_slot + uint64_t{j} * width + first, count * sizeof(float));
+    }
+  }
+  for (uint32_t row = 0; row < rows.rows; ++row) {
+    const uint32_t t = rows.first_row + row;
+    const float* bcx = call.bcx.Row(t) + first;
+    const float* inputs[kMaxConvKernel];
+    for (uint32_t j = 0; j < kernel_size; ++j) {
+      inputs[j] = memory + uint64_t{(row + j) % kernel_size} * kConvColumns;
+    }
+    d.kernels.multiply(bcx, bcx + 2 * uint64_t{width}, count,
+                       memory + uint64_t{(row + kernel_size - 1) % kernel_size} * kConvColumns);
+    ConvolveCall convolve;
+    convolve.rows = inputs;
+    convolve.weights = call.conv.base + first;
+    convolve.stride = call.conv.stride;
+    convolve.kernel_size = kernel_size;
+    convolve.cols = count;
+    convolve.y = call.out.Row(t) + first;
+    d.kernels.convolve(convolve);
+    d.kernels.multiply(bcx + width, convolve.y, count, convolve.y);
+  }
+  for (uint32_t j = 0; j + 1 < kernel_size; ++j) {
+    std::memcpy(call.states.To(sequence) + uint64_t{j} * width + first,
+                memory + uint64_t{(rows.rows + j) % kernel_size} * kConvColumns, count * sizeof(float));
+  }
+}
+
+}  // namespace
+
+void Run(Device& d, const MambaCall& call) {
+  const MambaConfig& shape = call.shape;
+  const uint64_t work = uint64_t{call.tokens} * shape.heads * (2 * call.HeadFloats() + 64);
+  d.tiles.Run(static_cast<uint32_t>(call.states.sequences.size()) * shape.heads, work,
+              [&](uint32_t tile, uint32_t worker) {
+                MambaHead(d, call, tile / shape.heads, tile % shape.heads, worker);
+              });
+  const uint32_t width = call.Values() / shape.groups;
+  d.tiles.Run(call.tokens, uint64_t{call.tokens} * call.Values() * 2, [&](uint32_t t, uint32_t) {
+    for (uint32_t group = 0; group < shape.groups; ++group) {
+      float* values = call.out.Row(t) + uint64_t{group} * width;
+      d.kernels.rms_norm(values, width, call.norm.weight + uint64_t{group} * width, call.norm.epsilon,
+                         values);
+    }
+  });
+}
+
+void Run(Device& d, const ShortConvCall& call) {
+  const uint32_t width = call.shape.width;
+  const uint32_t blocks = (width + kConvColumns - 1) / kConvColumns;
+  const uint64_t work = uint64_t{call.tokens} * width * (call.shape.kernel + 2);
+  d.tiles.Run(static_cast<uint32_t>(call.states.sequences.size()) * blocks, work,
+              [&](uint32_t tile, uint32_t worker) {
+                const uint32_t first = tile % blocks * kConvColumns;
+                ConvolveColumns(d, call, tile / blocks, first, std::min(kConvColumns, width - first),
+                                d.space.workers[worker].any);
+              });
+}
+
+}  // namespace sluice::cpu

@@ -1,0 +1,324 @@
+#!/usr/bin/python3
+"""Ours beside a program of the llama.cpp family, in turns within one run: the same shape, values, bits, threads.
+
+usage: peers.py --peer PATH [--bin build/release] [--work DIR] [--shape qwen3-30b-a3b] [--layers 12] [--vocab 22144]
+                [--bits q4] [--threads N] [--rounds N] [--parts decode,prompts,batches,touched,capped]
+                [--routing uniform,zipf:1] [--limits MIB,MIB] [--presets exact] [--variant "-rtr 1 -fa 1"]...
+
+PATH is llama-bench of a built ik_llama.cpp or llama.cpp, or the folder that it is in; nothing is fetched. In DIR a pack is
+made by `sluice synth` and its reference in GGUF by gguf_reference, the same values in Q4_0 (q8: Q8_0) drawn with mean zero, so
+that both route alike. Each round runs ours and then each variant of the peer's options; a ratio is ours by the peer's
+best variant of that round, and what is printed is the median of the rounds and how far they lie apart.
+
+decode    64 tokens after one another.
+prompts   128, 512 and 2048 tokens; both take 512 at a time.
+batches   4 and 16 tokens a step: ours as many sequences that are decoded, each with logits; the peer's, which has no such
+          measurement with different tokens, a prompt of so many tokens with one row of logits.
+touched   the share of the model's bytes that either program reads while it decodes some 160 tokens, by the pages' accessed
+          bits: even routing leaves no expert out then, and a generator that prefers experts would show.
+capped    decoding in a memory cgroup, for each routing and limit (the first turn of a cold start does not count).
+
+Prints Markdown tables. Exit status 1 if a command failed.
+"""
+import argparse
+import json
+import os
+import shlex
+import signal
+import statistics
+import subprocess
+import sys
+import time
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "programs"))
+from capped_decode import MemoryCgroup, remove_leftovers, run_json  # noqa: E402
+
+TOKENS = 64  # of decoding
+TOUCHING = 160  # tokens, while pages are watched
+PROMPTS = (128, 512, 2048)
+BATCHES = (4, 16)
+PARTS = ("decode", "prompts", "batches", "touched", "capped")
+# Memory that daemons and client of a capped run need in addition to the budget: code, heaps, KV cache, activations, buffers.
+BESIDE = 320 << 20
+
+
+class Table:
+    """Ratios of one kind of test by rounds."""
+
+    def __init__(self, *head):
+        self.rows = [list(head), ["---"] * len(head)]
+
+    def add(self, *cells):
+        self.rows.append([str(cell) for cell in cells])
+        print("  " + ", ".join(self.rows[-1]), file=sys.stderr)
+
+    def text(self):
+        return "\n".join("| " + " | ".join(row) + " |" for row in self.rows) + "\n"
+
+
+def spread(values):
+    """`median (least to most)`."""
+    return f"{statistics.median(values):.2f} ({min(values):.2f} to {max(values):.2f})"
+
+
+def rate(values):
+    return f"{statistics.median(values):.1f}"
+
+
+class Ours:
+    """Daemons that stay between the turns, and `sluice bench` against them."""
+
+    def __init__(self, options, pack, preset="exact", budget=None, cgroup=None):
+        self.sluice = os.path.join(options.bin, "bin/sluice")
+        self.server = ["--pack", pack, "--threads", str(options.threads), "--context", "4096", "--parallel",
+                       str(max(BATCHES) if budget is None else 1), "--preset", preset, "--quiet"]
+        self.server += [] if budget is None else ["--dram-budget", str(budget)]
+        run_json([self.sluice, "run", *self.server, "--keep", "30m", "--token-ids", "1", "-n", "1", "--json"], cgroup)
+
+    def bench(self, *args):
+        return run_json([self.sluice, "bench", *self.server, "-r", "1", *args, "--json"])
+
+    def end(self):
+        for pid in self.processes("inferd", "weightd", "sluice"):
+            try:
+                os.kill(pid, signal.SIGTERM)
+            except ProcessLookupError:
+                pass
+        while self.processes("inferd", "weightd", "sluice"):
+            time.sleep(0.1)
+
+    @staticmethod
+    def processes(*names):
+        """Those that were started with this run's runtime directory: daemons and what supervises them."""
+        found = []
+        for pid in filter(str.isdigit, os.listdir("/proc")):
+            try:
+                with open(f"/proc/{pid}/comm") as file:
+                    mine = file.read().strip() in names
+                with open(f"/proc/{pid}/environ", "rb") as file:
+                    mine = mine and os.environb[b"SLUICE_RUNTIME_DIR"] in file.read()
+            except OSError:
+                continue
+            found += [int(pid)] if mine else []
+        return found
+
+
+class Peer:
+    """llama-bench."""
+
+    def __init__(self, options, model):
+        self.command = [options.peer, "-m", model, "-t", str(options.threads), "-o", "json", "-r", "1"]
+
+    def bench(self, variant, *args, cgroup=None):
+        """Tokens per second by (prompt, generated)."""
+        done = subprocess.run([*self.command, *shlex.split(variant), *args], stdout=subprocess.PIPE,
+                              stderr=subprocess.PIPE, preexec_fn=cgroup.enter if cgroup is not None else None)
+        if done.returncode != 0:
+            sys.exit(f"{' '.join(done.args)}: exit status {done.returncode}\n{done.stderr.decode()[-2000:]}")
+        return {(row["n_prompt"], row["n_gen"]): row["avg_ts"] for row in json.loads(done.stdout)}
+
+
+def variants_of(options):
+    """Sets of the peer's options, of which the fastest counts: as given, or what it knows to be faster."""
+    if options.variant:
+        return options.variant
+    text = subprocess.run([options.peer, "--help"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT).stdout.decode()
+    known = ["-fa 1" if "-fa," in text else ""]
+    return [*known, *[f"-rtr 1 {word}" for word in known if "-rtr" in text]]
+
+
+def make_models(options, routing):
+    """The pack and the GGUF of a routing, made unless they are there."""
+    name = f"{options.shape}-{options.layers}-{options.vocab}-{options.bits}-{routing.replace(':', '')}"
+    pack, reference = (os.path.join(options.work, name + end) for end in (".pack", ".gguf"))
+    if not os.path.exists(os.path.join(pack, "manifest.json")):
+        subprocess.run([os.path.join(options.bin, "bin/sluice"), "synth", "--shape", options.shape, "--layers",
+                        str(options.layers), "--vocab", str(options.vocab), "--bits", options.bits, "--routing", routing,
+                        "--out", pack, "--quiet"], check=True, stdout=subprocess.DEVNULL)
+    if not os.path.exists(reference):
+        subprocess.run([os.path.join(options.bin, "bench/gguf_reference"), pack, reference + ".part"], check=True)
+        os.rename(reference + ".part", reference)
+    return pack, reference
+
+
+def in_memory(options, parts):
+    """decode, prompts and batches."""
+    pack, reference = make_models(options, "uniform")
+    peer = Peer(options, reference)
+    variants = variants_of(options)
+    prompts = PROMPTS if "prompts" in parts else ()
+    batches = BATCHES if "batches" in parts else ()
+    peer_args = ["-n", str(TOKENS if "decode" in parts else 0), "-p", ",".join(map(str, (*batches, *prompts))) or "0"]
+    table = Table("test", "preset", "ours, tokens/s", "peer's best", "ratio", "of the read bandwidth", "peer's options")
+    for preset in options.presets.split(","):
+        ours_by_test, peer_by_test = {}, {}
+        for number in range(options.rounds):
+            print(f"{preset}: round {number + 1} of {options.rounds}", file=sys.stderr)
+            server = Ours(options, pack, preset)
+            server.bench("-b", "1", "-n", "0", "-p", "512")  # until then weights come from the disk; the peer's are cached
+            results = []
+            if "decode" in parts or prompts:
+                results += server.bench("-b", "1", "-n", str(TOKENS if "decode" in parts else 0), "-p",
+                                        ",".join(map(str, prompts)) or "0")
+            if batches:
+                results += server.bench("-b", ",".join(map(str, batches)), "-n", "32", "-p", "0")
+            server.end()
+            for row in results:
+                name = f"pp{row['n_prompt']}" if row["n_prompt"] else "decode" if row["batch"] == 1 else \
+                    f"batch {row['batch']}"
+                ours_by_test.setdefault(name, []).append((row["avg_ts"], row["read_bandwidth_share"]))
+            turn = {}
+            for variant in variants:
+                for (prompt, generated), value in peer.bench(variant, *peer_args).items():
+                    name = "decode" if generated else f"batch {prompt}" if prompt in batches else f"pp{prompt}"
+                    turn.setdefault(name, []).append((value, variant))
+            for name, values in turn.items():
+                peer_by_test.setdefault(name, []).append(max(values))
+        for name, ours in ours_by_test.items():
+            best = peer_by_test[name]
+            share = [share for _, share in ours if share is not None]
+            table.add(name, preset, rate([value for value, _ in ours]), rate([value for value, _ in best]),
+                      spread([a[0] / b[0] for a, b in zip(ours, best)]),
+                      f"{statistics.median(share):.0%}" if share else "", max(best)[1] or "none")
+    return table.text()
+
+
+def referenced(pid, words):
+    """Bytes of a process's mappings with one of the words in their name, and of their pages that were accessed."""
+    size = accessed = 0
+    named = False
+    with open(f"/proc/{pid}/smaps") as file:
+        for line in file:
+            fields = line.split()
+            if "-" in fields[0] and not fields[0].endswith(":"):
+                named = any(word in line for word in words)
+            elif named and fields[0] in ("Rss:", "Referenced:"):
+                size += int(fields[1]) << 10 if fields[0] == "Rss:" else 0
+                accessed += int(fields[1]) << 10 if fields[0] == "Referenced:" else 0
+    return size, accessed
+
+
+def touched_by(pid, words, seconds):
+    with open(f"/proc/{pid}/clear_refs", "w") as file:
+        file.write("1")
+    time.sleep(seconds)
+    size, accessed = referenced(pid, words)
+    return accessed / size if size else float("nan")
+
+
+def touched(options):
+    """What both read of their models while they decode."""
+    table = Table("routing", "ours", "peer")
+    for routing in options.routing.split(","):
+        pack, reference = make_models(options, routing)
+        server = Ours(options, pack)
+        pid = Ours.processes("inferd")[0]
+        seconds = TOUCHING / server.bench("-b", "1", "-n", str(TOKENS), "-p", "0")[0]["avg_ts"]
+        client = subprocess.Popen([server.sluice, "bench", *server.server, "-r", "50", "-b", "1", "-n", str(TOKENS), "-p",
+                                   "0", "--json"], stdout=subprocess.DEVNULL)
+        time.sleep(2)
+        ours = touched_by(pid, ("memfd", "/dev/shm", "sluice"), seconds)
+        client.terminate()
+        client.wait()
+        server.end()
+        peer = Peer(options, reference)
+        seconds = TOUCHING / next(iter(peer.bench("", "-n", str(TOKENS), "-p", "0").values()))
+        client = subprocess.Popen([*peer.command[:-1], "1000", "-n", str(TOKENS), "-p", "0"], stdout=subprocess.DEVNULL,
+                                  stderr=subprocess.DEVNULL)
+        loaded = -1
+        while loaded != (now := referenced(client.pid, (".gguf",))[0]) or now == 0:
+            loaded = now
+            time.sleep(1)
+        time.sleep(2)
+        peers = touched_by(client.pid, (".gguf",), seconds)
+        client.kill()
+        client.wait()
+        table.add(routing, f"{ours:.0%}", f"{peers:.0%}")
+    return table.text()
+
+
+def drop_from_page_cache(path):
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def with_cgroup(limit, function):
+    cgroup = MemoryCgroup(limit)
+    if cgroup.error is not None:
+        sys.exit(f"no memory cgroup can be made ({cgroup.error})")
+    try:
+        return function(cgroup)
+    finally:
+        cgroup.end_all()
+        cgroup.close()
+
+
+def capped(options):
+    table = Table("routing", "limit, MiB", "model, MiB", "ours, tokens/s", "hits", "peer", "ratio")
+    for routing in options.routing.split(","):
+        pack, reference = make_models(options, routing)
+        for limit in (int(word) << 20 for word in options.limits.split(",")):
+            ours, peer, hits = [], [], []
+
+            def turn_of_ours(cgroup):
+                server = Ours(options, pack, budget=limit - BESIDE, cgroup=cgroup)
+                server.bench("-b", "1", "-n", str(TOKENS), "-p", "0", "--no-warmup", "--seed", "1000")
+                for number in range(options.rounds):
+                    row = server.bench("-b", "1", "-n", str(TOKENS), "-p", "0", "--no-warmup", "--seed", str(number))[0]
+                    ours.append(row["avg_ts"])
+                    hits.append(row["hit_rate"])
+
+            def turn_of_peer(cgroup):
+                drop_from_page_cache(reference)
+                for _ in range(options.rounds):
+                    values = Peer(options, reference).bench("", "-n", "16", "-p", "0", "-w", "0", cgroup=cgroup)
+                    peer.append(next(iter(values.values())))
+
+            with_cgroup(limit, turn_of_ours)
+            with_cgroup(limit, turn_of_peer)
+            table.add(routing, limit >> 20, os.path.getsize(reference) >> 20, rate(ours), f"{statistics.median(hits):.0%}",
+                      f"{statistics.median(peer):.2f}", spread([a / b for a, b in zip(ours, peer)]))
+    return table.text()
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--peer", required=True)
+    parser.add_argument("--bin", default="build/release")
+    parser.add_argument("--work", default="/var/tmp/sluice-peers")
+    parser.add_argument("--shape", default="qwen3-30b-a3b")
+    parser.add_argument("--layers", type=int, default=12)
+    parser.add_argument("--vocab", type=int, default=22144)
+    parser.add_argument("--bits", default="q4", choices=["q4", "q8"])
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--parts", default=",".join(PARTS))
+    parser.add_argument("--routing", default="uniform,zipf:1")
+    parser.add_argument("--limits", default="3000,2000")
+    parser.add_argument("--presets", default="exact")
+    parser.add_argument("--variant", action="append")
+    options = parser.parse_args()
+    parts = options.parts.split(",")
+    if not set(parts) <= set(PARTS):
+        parser.error(f"--parts {options.parts}: of {','.join(PARTS)}")
+    if os.path.isdir(options.peer):
+        options.peer = os.path.join(options.peer, "llama-bench")
+    if not os.access(options.peer, os.X_OK):
+        parser.error(f"--peer {options.peer}: no program")
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    os.makedirs(os.path.join(options.work, "run"), mode=0o700, exist_ok=True)
+    os.environ["SLUICE_RUNTIME_DIR"] = os.path.join(options.work, "run")  # other people's daemons stay out of it
+    remove_leftovers()
+    print(f"{options.shape}, {options.layers} layers, {options.bits}, {options.threads} threads, {options.rounds} rounds; "
+          f"median (least to most)\n")
+    if {"decode", "prompts", "batches"} & set(parts):
+        print(in_memory(options, parts))
+    if "touched" in parts:
+        print(touched(options))
+    if "capped" in parts:
+        print(capped(options))
+
+
+if __name__ == "__main__":
+    main()

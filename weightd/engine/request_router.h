@@ -1,0 +1,55 @@
+// Routes submissions from the sessions' rings to their servers (fetcher, transfers), and completions back.
+//
+// Thread safety: thread-compatible; the core's lock guards it.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "common/protocol/session_abi.h"
+#include "weightd/engine/entry_check.h"
+#include "weightd/engine/session.h"
+#include "weightd/engine/session_manager.h"
+#include "weightd/engine/transfer_requests.h"
+#include "weightd/store/dram_tier.h"
+#include "weightd/store/fetcher.h"
+#include "weightd/store/store_metrics.h"
+
+namespace sluice::weightd {
+
+class RequestRouter {
+ public:
+  // All borrowed; `metrics` may be null.
+  struct Parts {
+    SessionTable* sessions = nullptr;
+    Fetcher* fetcher = nullptr;
+    TransferRequests* transfers = nullptr;
+    DramTier* tier = nullptr;
+    StalledSessions* stopped = nullptr;
+    StoreMetrics* metrics = nullptr;
+  };
+  explicit RequestRouter(const Parts& parts) : parts_(parts) {}
+
+  // Serves a bounded batch of the session's submissions and releases reaped pins; true if there may be more.
+  // A session that breaks the rings' rules is doomed for its end.
+  bool Serve(Session* session);
+
+  // Handles a request that the fetcher ended; `held` extents carry one pin each.
+  void OnFilled(uint64_t session, const CompletionEntry& entry, std::vector<ExtentId> held);
+  // Handles a transfer that has ended.
+  void OnTransferred(uint64_t session, const CompletionEntry& entry);
+
+ private:
+  void Handle(Session* session, const SubmissionEntry& entry, std::vector<uint32_t> neurons);
+  void Fill(Session* session, const SubmissionEntry& entry);
+  void Cancel(Session* session, const SubmissionEntry& entry);
+  void CancelPrefetches(Session* session, const SubmissionEntry& entry);
+  // Completes requests that are over at once.
+  void Answer(Session* session, const SubmissionEntry& entry, EntryVerdict verdict, uint64_t count);
+  // Passes the pins of `held` to the session until it has reaped the completion; drops them if it is gone.
+  void Deliver(Session* session, const CompletionEntry& entry, std::vector<ExtentId> held);
+
+  const Parts parts_;
+};
+
+}  // namespace sluice::weightd
