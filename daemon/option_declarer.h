@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "common/base/renamed_names.h"
 #include "daemon/option_values.h"
 
 namespace sluice {
@@ -35,6 +36,7 @@ class OptionDeclarer {
             help)
         ->type_name("")
         ->default_str(HasPlainDefault(*member) ? FormatOptionValue(*member) : "");
+    AcceptOldName(name, member);
   }
   template <typename T>
   void operator()(const char* name, std::vector<T>* member, const char* help) {
@@ -52,6 +54,22 @@ class OptionDeclarer {
   }
 
  private:
+  // Declares the old name of a renamed option, which --help does not show.
+  template <typename T>
+  void AcceptOldName(const char* name, T* member) {
+    for (const RenamedName& renamed : kRenamedOptions) {
+      if (std::string_view(name) != renamed.name) continue;
+      app_->add_option_function<std::string>(
+              absl::StrCat("--", renamed.old_name),
+              [name, old = renamed.old_name, member, set = set_](const std::string& text) {
+                PresentName(kRenamedOptions, old);
+                Check(name, ParseOptionValue(text, member));
+                set->insert(name);
+              })
+          ->group("");
+    }
+  }
+
   // Zero stands for a computed default, which the help names.
   static bool HasPlainDefault(const std::string& value) { return !value.empty(); }
   static bool HasPlainDefault(ByteSize value) { return value.bytes != 0; }

@@ -1,6 +1,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "common/base/renamed_names.h"
 #include "inferd/policy/policies.h"
 
 namespace sluice::inferd {
@@ -219,7 +220,7 @@ absl::Span<const PolicyKey> PolicyKeys() { return kKeys; }
 
 absl::Status SetPolicy(std::string_view assignment, Policies* policies) {
   const size_t equals = assignment.find('=');
-  const std::string name(assignment.substr(0, equals));
+  const std::string name(PresentName(kRenamedPolicyKeys, assignment.substr(0, equals)));
   for (const PolicyKey& key : kKeys) {
     if (name != key.name) continue;
     const std::string value(equals == std::string_view::npos ? "" : assignment.substr(equals + 1));

@@ -5,7 +5,7 @@ import re
 WORDS_FILE = "tests/tree/words.txt"
 ENDINGS = (".h", ".cc", ".cu", ".cuh", ".py", ".sh", ".md", ".cmake", ".proto", ".toml", ".service")
 # The files that list replaced terms on purpose: the list itself, its tests, and the history.
-LISTING = (WORDS_FILE, "tests/tree/checkers_test.py", "CHANGELOG.md", "daemon/renamed_options.h")
+LISTING = (WORDS_FILE, "tests/tree/checkers_test.py", "CHANGELOG.md", "common/base/renamed_names.h")
 MAX_TEST_NAME = 45
 COMMENT_STARTS = re.compile(r"(Of|What|Whatever|Whether|Who|Whom|Whose|Whoever|Which)\b")
 TEST_NAME = re.compile(r"\b(?:TEST|TEST_F|TEST_P|TYPED_TEST|TYPED_TEST_P)\(\s*(\w+),\s*(\w+)\)")

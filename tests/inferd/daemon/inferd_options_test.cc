@@ -7,9 +7,11 @@
 #include <string>
 #include <vector>
 
+#include "common/base/renamed_names.h"
 #include "common/base/status.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "inferd/policy/policies.h"
 #include "tests/support/temp_dir.h"
 
 namespace sluice::inferd {
@@ -33,6 +35,35 @@ std::map<std::string, ReportedOption> Report(const InferdCommand& command, uint3
     result[option.name] = option;
   }
   return result;
+}
+
+TEST(InferdOptionsTest, OldOptionNamesAreAcceptedAndLogged) {
+  const std::string old_name = absl::StrCat("--", kRenamedOptions[0].old_name);
+  testing::internal::CaptureStderr();
+  const InferdCommand command = Parse({"--pack", "/p", old_name, "1024"});
+  const std::string log = testing::internal::GetCapturedStderr();
+  EXPECT_FALSE(command.exit_code.has_value());
+  EXPECT_EQ(command.options.max_prefill_chunk, 1024u);
+  EXPECT_THAT(command.set, testing::Contains(kRenamedOptions[0].name));
+  EXPECT_THAT(log, testing::AllOf(testing::HasSubstr(kRenamedOptions[0].old_name),
+                                  testing::HasSubstr(kRenamedOptions[0].name)));
+}
+
+TEST(InferdOptionsTest, OldOptionNamesAreAcceptedInTheFile) {
+  const TempDir dir;
+  const std::string path = dir.path() + "/inferd.toml";
+  std::ofstream(path) << kRenamedOptions[0].old_name << " = 1024\n";
+  const InferdCommand command = Parse({"--pack", "/p", "--config", path});
+  EXPECT_FALSE(command.exit_code.has_value());
+  EXPECT_EQ(command.options.max_prefill_chunk, 1024u);
+}
+
+TEST(InferdOptionsTest, OldPolicyKeysAreAccepted) {
+  Policies policies;
+  policies.token_draft = true;
+  EXPECT_TRUE(SetPolicy(absl::StrCat(kRenamedPolicyKeys[0].old_name, "=off"), &policies).ok());
+  EXPECT_FALSE(policies.token_draft);
+  EXPECT_FALSE(SetPolicy("no_such_key=off", &policies).ok());
 }
 
 TEST(InferdOptionsTest, FlagsReachTheirMembers) {
