@@ -77,7 +77,7 @@ function(sluice_cuda_objects out)
     set(object ${CMAKE_CURRENT_BINARY_DIR}/${name}${kind}.o)
     add_custom_command(
       OUTPUT ${object}
-      COMMAND ${SLUICE_NVCC} ${SLUICE_NVCC_FLAGS} ${flags} ${targets} -I${CMAKE_SOURCE_DIR} -MD -MF ${object}.d -c ${source} -o ${object}
+      COMMAND ${SLUICE_LAUNCHER} ${SLUICE_NVCC} ${SLUICE_NVCC_FLAGS} ${flags} ${targets} -I${CMAKE_SOURCE_DIR} -MD -MF ${object}.d -c ${source} -o ${object}
       DEPENDS ${source}
       DEPFILE ${object}.d
       COMMENT "nvcc ${source}"
