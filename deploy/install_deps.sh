@@ -10,7 +10,7 @@
 #                             the CUDA device needs this; what is built without it says so.
 set -euo pipefail
 
-# The core of structured output (inferd/grammar), Apache 2.0. cmake/xgrammar.cmake has the version, too.
+# The core of structured output (inferd/grammar), Apache 2.0. cmake/xgrammar/CMakeLists.txt has the version, too.
 XGRAMMAR_VERSION=0.2.8
 XGRAMMAR_PREFIX=${XGRAMMAR_PREFIX:-/usr/local/src/xgrammar-$XGRAMMAR_VERSION}
 XGRAMMAR_SHA256=8305646fd2b319d6c3003f51a1665e54cbbe9cba1fb636bc41d0b46434ccbb80
