@@ -1,5 +1,5 @@
-// ArgParser: the command line of one sub-command. A thin layer over CLI11, whose header is read by args.cc
-// alone (it costs seconds to compile).
+// ArgParser: the command line of one sub-command. A thin layer over CLI11, whose header is read by
+// command_line.cc alone (it costs seconds to compile).
 //
 // Values land in the caller's variables, which must outlive Parse. std::optional variables stay empty when
 // the option is not given, so that "given" and "default" can be told apart. Every declaration returns the

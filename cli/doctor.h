@@ -1,5 +1,5 @@
 // Facts about NVIDIA GPUs for `sluice doctor`, read from this host once: by the driver's library where it is
-// there, and by the PCI bus where it is not. Judged by doctor_checks.h.
+// there, and by the PCI bus where it is not. Judged by doctor.h.
 //
 // Thread safety: free functions, safe to call from any thread.
 #pragma once
@@ -36,7 +36,7 @@ inline constexpr const char* kCudaDriver = "libcuda.so.1";
 inline constexpr const char* kPciDevices = "/sys/bus/pci/devices";
 GpuFacts ReadGpuFacts(const std::string& library = kCudaDriver, const std::string& bus = kPciDevices);
 
-// Facts about this host for `sluice doctor`, read once. Judged by doctor_checks.h.
+// Facts about this host for `sluice doctor`, read once. Judged by doctor.h.
 //
 // Thread safety: free functions, safe to call from any thread.
 

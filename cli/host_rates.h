@@ -35,7 +35,7 @@ absl::StatusOr<ProductRates> MeasureProducts(const ModelConfig& config, const St
                                              uint32_t threads, uint32_t tokens, uint32_t rows_each);
 
 // Bytes a second of requests for `read_bytes` each, at random places of a file of 256 MiB or more, by the
-// reader that weightd reads with (disk_rate.cc).
+// reader that weightd reads with (host_rates.cc).
 absl::StatusOr<double> MeasureDisk(const std::string& path, uint64_t read_bytes);
 
 // The same of a file that is made for it in `folder`, and gone afterwards.

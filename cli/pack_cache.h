@@ -43,7 +43,7 @@ std::string ModelState(const std::string& model);
 // The packs that commands make by themselves: a model that is given as a folder or a GGUF file is packed once
 // into a cache folder, and later commands take what is there.
 //
-// A pack's folder is NAME-BITS-KEY.pack, the key a digest of the model's path and files (model_state.h) and
+// A pack's folder is NAME-BITS-KEY.pack, the key a digest of the model's path and files (pack_cache.h) and
 // of BITS, so that another model, a changed file or other bits get a folder of their own. Beside it lies
 // NAME-BITS-KEY.lock, which whoever makes, takes or removes the pack holds meanwhile; its time of change says
 // when the pack was last taken.

@@ -21,8 +21,8 @@ void StoreCodes(Encoding encoding, absl::Span<const uint8_t> codes, std::byte* r
 // Reads the codes of a row with this number of columns.
 void LoadCodes(Encoding encoding, const std::byte* row, absl::Span<uint8_t> codes);
 
-// Quantized rows (q8, q4, q3, q2): groups through the quantizer of common/quant, codes into planes, scales
-// and zeros as f16 or as 8-bit codes in super-groups. row_layout.h defines the layout.
+// Quantized rows (q8, q4, q3, q2): groups through the quantizer of common/base/hqq.h, codes into planes,
+// scales and zeros as f16 or as 8-bit codes in super-groups. row_layout.h defines the layout.
 //
 // Thread safety: pure functions on the caller's memory.
 

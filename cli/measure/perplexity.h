@@ -107,7 +107,7 @@ struct PerplexityRun {
   double bytes_per_token = 0;
   double bits_per_weight = 0;  // of the routed experts, scales included
   std::optional<Json>
-      experts;  // what happened to them (expert_run.h); none from a server without admin socket
+      experts;  // what happened to them (perplexity.h); none from a server without admin socket
 };
 
 // INVALID_ARGUMENT: an empty text, a window beyond the server's context, a base run of another text.

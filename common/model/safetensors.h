@@ -23,7 +23,7 @@
 namespace sluice {
 
 // Element types of safetensors. Only the first three are used as weights; the others are parts of quantized
-// layers (common/model/formats), or appear in test data.
+// layers (common/model), or appear in test data.
 enum class ElementType : uint8_t {
   kBf16,
   kF16,

@@ -18,7 +18,7 @@
 namespace sluice {
 
 inline constexpr char kThresholdsName[] = "thresholds.bin";
-// Tables of the leads computed from the previous layer's input (inferd/policy/neuron_thresholds.h): its
+// Tables of the leads computed from the previous layer's input (inferd/policy/sparsity.h): its
 // router input, and its residual under the layer's own norm. Product tables are 0.
 inline constexpr char kNeuronHiddenName[] = "neuron_hidden.bin";
 inline constexpr char kNeuronNormedName[] = "neuron_normed.bin";

@@ -1,4 +1,4 @@
-// Operators, subscripts and loops over values (builtins.h).
+// Operators, subscripts and loops over values (jinja_builtins.h).
 
 #include "common/text/jinja_builtins.h"
 
@@ -292,7 +292,7 @@ absl::StatusOr<Value> SliceOf(const Value& value, const Value& begin, const Valu
   return text != nullptr ? Value(std::move(characters)) : Value(std::move(items));
 }
 
-// Methods of strings, lists and maps (builtins.h), with Python's meaning.
+// Methods of strings, lists and maps (jinja_builtins.h), with Python's meaning.
 
 namespace {
 

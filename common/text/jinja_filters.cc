@@ -1,4 +1,4 @@
-// The filters of builtins.h, with the meaning of Jinja or transformers.
+// The filters of jinja_builtins.h, with the meaning of Jinja or transformers.
 
 #include <algorithm>
 #include <cmath>
@@ -470,7 +470,7 @@ absl::StatusOr<Value> ApplyFilter(const std::string& name, const Value& value, c
   return absl::UnimplementedError(absl::StrCat("the filter '", name, "' is not supported"));
 }
 
-// Tests: the names that may follow `is` (builtins.h).
+// Tests: the names that may follow `is` (jinja_builtins.h).
 
 absl::StatusOr<bool> ApplyTest(const std::string& name, const Value& value, const Arguments& arguments) {
   const Value* other = arguments.Find(0, "other");

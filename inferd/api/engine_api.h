@@ -336,7 +336,7 @@ class EngineApi {
   virtual absl::Status Generate(GenerateSpec spec, std::shared_ptr<RequestSink> sink) = 0;
   virtual absl::Status Score(ScoreSpec spec, std::shared_ptr<ScoreSink> sink) = 0;
 
-  // Starts to measure the model on a text and to write its profile (calibration_api.h), beside the requests.
+  // Starts to measure the model on a text and to write its profile (control_api.h), beside the requests.
   // Only one calibration runs at a time: else FAILED_PRECONDITION (CALIBRATION_RUNS).
   virtual absl::Status Calibrate(CalibrationSpec spec, std::shared_ptr<CalibrationSink> sink) = 0;
 

@@ -5,7 +5,7 @@
 // views, and a descriptor defines each layer. While experts of the last layer travel it may draft the
 // following tokens and compute their first layer's attention; a step that begins with these tokens continues
 // from there. Every value it writes is a function of the rows' tokens and positions and of state that the
-// step does not change (delta_states.h), so repeating a step after an error writes the same values.
+// step does not change (recurrent_states.h), so repeating a step after an error writes the same values.
 //
 // Thread safety: thread-compatible; belongs to the engine thread. Nothing allocates after Create.
 #pragma once

@@ -1,6 +1,6 @@
 // The prefix cache: results of running and past sequences, shared with sequences that begin alike. It holds
-// pages of the KV cache found by content (prefix_index.h), and recurrent states at some positions
-// (delta_states.h).
+// pages of the KV cache found by content (kv_cache.h), and recurrent states at some positions
+// (recurrent_states.h).
 //
 // Whole pages are shared between their holders. If a page continues differently, or its writer still runs,
 // the common beginning is copied; a page without holders whose whole content matches is taken over. So a

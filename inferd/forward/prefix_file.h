@@ -3,7 +3,7 @@
 //
 // Its content decides tokens, so every record has a digest bound to its position in this file, and a file is
 // valid only for the identity (model, options, device, program) that wrote it. It also holds the secret of
-// the prefix index (prefix_index.h) and conversations as token ids, so only its owner may access it (0600).
+// the prefix index (kv_cache.h) and conversations as token ids, so only its owner may access it (0600).
 //
 //   head    "SLPREFIX", u32 version, u32 0, then identity, secret (16 bytes each), u64 bytes of a page, u64
 //           bytes of a state, u64 pages, u64 states, and the digest of all that

@@ -9,7 +9,8 @@
 //
 // Bounds: number of queued constraints; memory of unused compiled guides; processor time of one mask. A
 // grammar that exceeds the last one fails alone. A compilation cannot be interrupted: the limits of
-// guide_compiler.h keep it within seconds; meanwhile running answers continue and only new constraints wait.
+// grammar_compiler.h keep it within seconds; meanwhile running answers continue and only new constraints
+// wait.
 //
 // Thread safety: GrammarManager is thread-safe. A GrammarConstraint belongs to one thread at a time, and may
 // outlive its GrammarManager; then it fails.

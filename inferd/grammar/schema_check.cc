@@ -479,8 +479,8 @@ absl::Status Checker::WalkString(Json* schema, const std::string& place) {
   return absl::OkStatus();
 }
 
-// Forces the converter's correct path for a pattern (regex_text.h): the other path is for ASCII only, so one
-// character that never occurs decides it.
+// Forces the converter's correct path for a pattern (grammar_text.h): the other path is for ASCII only, so
+// one character that never occurs decides it.
 absl::StatusOr<std::string> Checker::Pattern(const Json& pattern, const std::string& place) {
   if (!pattern.is_string()) {
     return Refuse(place, "a pattern must be a string");

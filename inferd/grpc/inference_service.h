@@ -54,7 +54,7 @@ class InferenceServiceImpl final : public inference::v1::InferenceService::Callb
 // Generating calls, each a sink of the engine: Generate and Chat collect, GenerateStream and ChatStream
 // stream.
 //
-// Thread safety: thread-safe; service_stream.h documents the calling threads.
+// Thread safety: thread-safe; service_call.h documents the calling threads.
 
 // `Response` is GenerateStreamResponse or ChatStreamResponse.
 template <typename Response>

@@ -6,7 +6,7 @@
 // (kernels/ops.h); latent attention has one row per token for K and V, recurrent attention none.
 //
 // Several sequences may hold a page, since K and V of a position depend only on the tokens up to it
-// (prefix_index.h). A page without holders is free; a free page whose content is worth keeping is reused only
+// (kv_cache.h). A page without holders is free; a free page whose content is worth keeping is reused only
 // after all others, the longest idle first.
 //
 // Thread safety: thread-compatible; both belong to the engine thread.

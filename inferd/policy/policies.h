@@ -46,7 +46,7 @@ enum class CacheAllocation : uint8_t { kUniform, kDp, kDpMeasured, kDpTimed, kLa
 enum class SlotEviction : uint8_t { kLru, kLfru, kScore };
 enum class CacheGranularity : uint8_t { kExpert, kNeuron };
 // Residency of every expert's lead in device memory. kAuto: leads stay if enough slots are left besides them
-// (LeadsStay() in slab_policies.h).
+// (LeadsStay() in policies.h).
 enum class LeadResident : uint8_t { kOff, kOn, kAuto };
 
 // Definition of AdapMoE's S_l (common/profile/profile.h).

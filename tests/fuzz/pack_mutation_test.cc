@@ -1,4 +1,4 @@
-// 10^5 seeded mutations of every stored or foreign format that common/model and common/pack read, and a
+// 10^5 seeded mutations of every stored or foreign format that common/model and pack read, and a
 // hundred of whole model folders. Nothing crashes (under ASan and UBSan too), nothing allocates by a hostile
 // number, and accepted input keeps the promises of pack_targets.cc.
 #include <gtest/gtest.h>

@@ -1,6 +1,6 @@
 // Statistics of weightd's core: one value with every counter and gauge, and each session's holdings.
 //
-// The counters lie in the stats of the part that counts them, which are bases here; store_counters.h has each
+// The counters lie in the stats of the part that counts them, which are bases here; store_stats.h has each
 // number's public name.
 //
 // Thread safety: plain values.
@@ -70,7 +70,7 @@ struct StoreStats : FetcherStats, TransferStats, ScrubStats {
 struct StoreCounter {
   const char* field;  // of sluice.weights.v1.GetStatsResponse, a uint64
   uint64_t StoreStats::*value;
-  const char* metric;  // null: none; the labelled families of metrics_text.cc cover it
+  const char* metric;  // null: none; the labelled families of weights_service.cc cover it
   MetricType type;
   const char* help;
 };

@@ -54,7 +54,7 @@ struct WeightStoreOptions {
   int budget_wait_ms = 10'000;
   // Sessions that are not attached to their side socket after this long are dropped.
   int attach_timeout_ms = 10'000;
-  // Placement of segments on memory nodes, and the nodes with memory (memory_nodes.h).
+  // Placement of segments on memory nodes, and the nodes with memory (arena.h).
   NodePlacement placement = NodePlacement::kInterleave;
   std::vector<uint32_t> nodes;
   // Eviction policy, and whether extents used once are evicted before those used again (eviction.h,
