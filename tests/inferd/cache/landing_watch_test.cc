@@ -14,8 +14,8 @@ TEST(LandingPollerTest, PollsUntilTheTimeWithoutNewsEnds) {
   LandingPoller watch(/*on=*/true);
   watch.Restart(1000);
   EXPECT_TRUE(watch.ShouldPoll(1000));
-  EXPECT_TRUE(watch.ShouldPoll(1000 + LandingPoller::kMaxNanos - 1));
-  EXPECT_FALSE(watch.ShouldPoll(1000 + LandingPoller::kMaxNanos));
+  EXPECT_TRUE(watch.ShouldPoll(1000 + LandingPoller::kMaxPollNanos - 1));
+  EXPECT_FALSE(watch.ShouldPoll(1000 + LandingPoller::kMaxPollNanos));
   EXPECT_EQ(watch.Take(2000), 1000);
   EXPECT_EQ(watch.Take(3000), 0) << "it was counted";
   watch.Restart(1'000'000);
