@@ -14,8 +14,15 @@ set(CPACK_COMPONENTS_ALL sluice)
 if(TARGET sluice_cuda)
   add_dependencies(package_files sluice_cuda_release)
   list(APPEND CPACK_COMPONENTS_ALL cuda)
-  # Module path of weightd and inferd in /usr/bin (common/protocol/cuda_module.cc).
-  install(TARGETS sluice_cuda_release LIBRARY DESTINATION /usr/lib/sluice COMPONENT cuda)
+  # Module path of weightd and inferd in /usr/bin (common/protocol/cuda_module.cc). deploy/package.sh builds the module of a
+  # release first, which takes a quarter of an hour; cpack without it packs the build's own and says so.
+  install(CODE "
+    set(module \"${CMAKE_BINARY_DIR}/module/libsluice_cuda.so\")
+    if(NOT EXISTS \"\${module}\")
+      message(WARNING \"sluice-cuda gets this build's own architectures: deploy/package.sh builds all of a release\")
+      set(module \"${CMAKE_BINARY_DIR}/bin/libsluice_cuda.so\")
+    endif()
+    file(INSTALL \"\${module}\" DESTINATION /usr/lib/sluice TYPE SHARED_LIBRARY)" COMPONENT cuda)
   install(FILES ${CMAKE_SOURCE_DIR}/deploy/package/copyright ${CMAKE_SOURCE_DIR}/THIRD_PARTY_NOTICES.md
           DESTINATION /usr/share/doc/sluice-cuda COMPONENT cuda)
 endif()

@@ -22,6 +22,6 @@ mapfile -t sources < <(printf '%s\n' "${sources[@]}" | sort -u)
 mapfile -t system < <(grep -ohE -- '-isystem [^ "]+' build/release/compile_commands.json | sort -u | tr ' ' '\n')
 
 printf '%s\0' "${sources[@]}" |
-  xargs -0 -n 1 -P "$jobs" clang++ -fsyntax-only -std=c++20 -I. "${system[@]}" -DSPDLOG_COMPILED_LIB '-DSLUICE_VERSION="0"' \
+  xargs -0 -n 1 -P "$jobs" clang++ -fsyntax-only -std=c++20 -I. "${system[@]}" -DSPDLOG_COMPILED_LIB '-DSLUICE_VERSION="0"' '-DSLUICE_CUDA_INTERFACE="0"' \
     -DSPDLOG_FMT_EXTERNAL -Wno-everything -Wthread-safety -Werror
 echo "check_thread_safety: ${#sources[@]} sources are clean"

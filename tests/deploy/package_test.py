@@ -94,6 +94,7 @@ class FilesTest(unittest.TestCase):
             self.assertIn("/usr/lib/systemd/system/" + unit, files)
         with open(os.path.join(ROOT, "deploy/package/conffiles")) as kept:
             self.assertLessEqual({line.strip() for line in kept}, files)
+        self.assertLessEqual({"/usr/share/doc/sluice/" + name for name in ("copyright", "LICENSE", "CHANGELOG.md")}, files)
         self.assertFalse([name for name in files if "libsluice_cuda" in name])
         self.assertIn("libc6", self.field("sluice", "Depends"))
 
@@ -101,7 +102,8 @@ class FilesTest(unittest.TestCase):
         if not os.path.exists(os.path.join(BIN, "libsluice_cuda.so")):
             self.assertNotIn("sluice-cuda", self.packages)
             return
-        self.assertEqual({"/usr/lib/sluice/libsluice_cuda.so"}, self.files("sluice-cuda"))
+        documents = {"/usr/share/doc/sluice-cuda/" + name for name in ("copyright", "THIRD_PARTY_NOTICES.md")}
+        self.assertEqual({"/usr/lib/sluice/libsluice_cuda.so"} | documents, self.files("sluice-cuda"))
         self.assertIn("sluice (= %s)" % self.field("sluice", "Version"), self.field("sluice-cuda", "Depends"))
 
 

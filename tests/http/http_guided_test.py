@@ -151,9 +151,9 @@ class HttpGuidedTest(unittest.TestCase):
                 self.assertEqual((400, param), (status, answer["error"]["param"]), answer)
                 self.assertIn(word, answer["error"]["message"])
         metrics = HttpEndpoint(self.port).ask("GET", "/metrics")[2]
-        self.assertRegex(metrics, r'\ninferd_guides_total\{outcome="refused"\} [1-9]')
-        self.assertRegex(metrics, r"\ninferd_guide_masks_total [0-9]+\n")
-        self.assertRegex(metrics, r"\ninferd_guides_waiting 0\n")
+        self.assertRegex(metrics, r'\ninferd_grammars_total\{outcome="refused"\} [1-9]')
+        self.assertRegex(metrics, r"\ninferd_grammar_masks_total [0-9]+\n")
+        self.assertRegex(metrics, r"\ninferd_grammars_waiting 0\n")
 
 
 if __name__ == "__main__":
