@@ -155,11 +155,13 @@ function(sluice_library name)
   target_link_libraries(${name} PUBLIC sluice_options sluice_absl ${arg_DEPS} Threads::Threads)
 endfunction()
 
-# sluice_test(NAME SRCS ... [DEPS ...] [LABELS unit|e2e|stress|gpu ...] [TIMEOUT seconds] [ENV K=V ...] [SERIAL] [ASAN] [TSAN])
-# One ctest entry per program; runs in the source tree's root, so data is named tests/.../data.
+# sluice_test(NAME SRCS ... [DEPS ...] [LABELS unit|e2e|stress|gpu ...] [TIMEOUT seconds] [ENV K=V ...] [SERIAL] [SLOW]
+#             [ASAN] [TSAN])
+# One ctest entry per program; runs in the source tree's root, so data is named tests/.../data. Unit tests that take less
+# than a second are labelled quick; SLOW marks the others.
 # ASAN, TSAN: also run by CI under these sanitizers; TSAN only for programs without gRPC (Debian's is uninstrumented).
 function(sluice_test name)
-  cmake_parse_arguments(arg "SERIAL;ASAN;TSAN" "TIMEOUT" "SRCS;DEPS;LABELS;ENV;ARGS" ${ARGN})
+  cmake_parse_arguments(arg "SERIAL;SLOW;ASAN;TSAN" "TIMEOUT" "SRCS;DEPS;LABELS;ENV;ARGS" ${ARGN})
   add_executable(${name} ${arg_SRCS})
   target_link_libraries(${name} PRIVATE sluice_options ${arg_DEPS} GTest::gtest GTest::gmock GTest::gtest_main Threads::Threads)
   target_precompile_headers(${name} REUSE_FROM sluice_test_pch)
@@ -168,6 +170,9 @@ function(sluice_test name)
   set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests PCH_WARN_INVALID OFF)
   if(NOT arg_LABELS)
     set(arg_LABELS unit)
+    if(NOT arg_SLOW)
+      list(APPEND arg_LABELS quick)
+    endif()
   endif()
   if(NOT arg_TIMEOUT)
     set(arg_TIMEOUT 300)
