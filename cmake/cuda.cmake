@@ -1,9 +1,9 @@
 # CUDA sources. Only they need nvcc: without it everything else is built, and ctest says so.
 #
-# Two kinds of objects: readable ones hold PTX of several architectures, which -no-compress leaves readable for the fake
-# of tests/cuda_fake and to which -lineinfo adds the source's lines; real ones hold SASS, so that no driver compiles at the first
-# load, and PTX of the newest architecture for GPUs that come later. -fmad=false: a fused multiply-add is used only where
-# the source has one (kernels/ARITHMETIC.md).
+# One kind of objects: SASS, so that no driver compiles at the first load, and PTX beside it, for GPUs that come later and
+# for the fake of tests/cuda_fake, which reads it: -no-compress keeps it readable, -lineinfo adds the source's lines.
+# -fmad=false: a fused multiply-add is used only where the source has one (kernels/ARITHMETIC.md). A kernel that spills
+# registers is an error; what ptxas says of each kernel is beside its object, in .ptxas (bench/cuda/cuda_registers.py).
 find_program(SLUICE_NVCC nvcc PATHS /usr/local/cuda/bin)
 cmake_path(GET SLUICE_NVCC PARENT_PATH SLUICE_NVCC_FOLDER)
 find_path(SLUICE_CUDA_INCLUDE cuda_runtime_api.h PATHS ${SLUICE_NVCC_FOLDER}/../include /usr/local/cuda/include)
@@ -14,7 +14,7 @@ else()
   message(STATUS "cuda: not built (no nvcc)")
 endif()
 set(SLUICE_CUDA_RELEASE 75 80 86 89 90 100 120)  # compute capabilities that a release supports
-set(SLUICE_CUDA_PTX 75 80 100 CACHE STRING "Compute capabilities whose PTX goes into CUDA objects")
+set(SLUICE_CUDA_PTX 75 80 CACHE STRING "Compute capabilities whose PTX goes into CUDA objects")
 
 set(SLUICE_CUDA_ARCHITECTURES "" CACHE STRING
     "Compute capabilities whose SASS the module has; empty: this machine's GPUs, or 80 and 90 where there is none")
@@ -35,39 +35,61 @@ function(sluice_cuda_native out)
 endfunction()
 
 set(SLUICE_CUDA_SASS ${SLUICE_CUDA_ARCHITECTURES})
+set(SLUICE_CUDA_SASS_IS_GUESSED OFF)
 if(SLUICE_CUDA AND (NOT SLUICE_CUDA_SASS OR SLUICE_CUDA_SASS STREQUAL native))
   sluice_cuda_native(SLUICE_CUDA_SASS)
   if(NOT SLUICE_CUDA_SASS AND SLUICE_CUDA_ARCHITECTURES STREQUAL native)
     message(FATAL_ERROR "SLUICE_CUDA_ARCHITECTURES=native: nvidia-smi lists no GPU")
   elseif(NOT SLUICE_CUDA_SASS)
     set(SLUICE_CUDA_SASS 80 90)
+    set(SLUICE_CUDA_SASS_IS_GUESSED ON)
   endif()
 endif()
 
 set(SLUICE_NVCC_FLAGS -std=c++20 -O3 -fmad=false
-    --expt-relaxed-constexpr -Werror all-warnings
+    --expt-relaxed-constexpr -Werror all-warnings -Xptxas=-v,-warn-spills
     -Xcompiler=-Wall,-Wextra,-Werror,-O2,-fPIC)
 
-# sluice_cuda_objects(OUT FILES SRCS a.cu ... [PTX capabilities | SASS capabilities]): compiles them, and sets OUT to the
-# objects: readable ones, or with SASS real ones, of which the last capability's PTX is there too.
+# sluice_cuda_objects(OUT SRCS a.cu ... [PTX capabilities] [SASS capabilities] [RELEASE]): compiles them with PTX
+# [SLUICE_CUDA_PTX] and SASS [none], and sets OUT to the objects. RELEASE: for the module of a package, with the SASS of
+# all its architectures, the PTX of the newest, and compressed.
 function(sluice_cuda_objects out)
-  cmake_parse_arguments(arg "" "" "SRCS;PTX;SASS" ${ARGN})
+  cmake_parse_arguments(arg "RELEASE" "" "SRCS;PTX;SASS" ${ARGN})
   set(flags -lineinfo -no-compress)
   set(kind)
-  if(arg_SASS)
+  if(arg_RELEASE)
+    set(arg_SASS ${SLUICE_CUDA_RELEASE})
     list(GET arg_SASS -1 arg_PTX)
-    list(JOIN arg_SASS _ kind)
-    set(kind .sm_${kind})
     set(flags --compress-mode=size)
+    set(kind .release)
   elseif(NOT arg_PTX)
     set(arg_PTX ${SLUICE_CUDA_PTX})
   endif()
-  set(targets)
-  foreach(capability ${arg_SASS})
-    list(APPEND targets -gencode arch=compute_${capability},code=sm_${capability})
+  set(fronts ${arg_PTX})
+  if(arg_RELEASE OR NOT SLUICE_CUDA_SASS_IS_GUESSED)
+    list(APPEND fronts ${arg_SASS})
+  endif()
+  list(REMOVE_DUPLICATES fronts)
+  list(SORT fronts COMPARE NATURAL)
+  foreach(front ${fronts})
+    set(code_${front})
   endforeach()
   foreach(capability ${arg_PTX})
-    list(APPEND targets -gencode arch=compute_${capability},code=compute_${capability})
+    list(APPEND code_${capability} compute_${capability})
+  endforeach()
+  foreach(capability ${arg_SASS})
+    # Each run of the front end takes as long as two of ptxas: guessed architectures share the newest that suits them.
+    foreach(front ${fronts})
+      if(NOT front GREATER capability)
+        set(suits ${front})
+      endif()
+    endforeach()
+    list(APPEND code_${suits} sm_${capability})
+  endforeach()
+  set(targets)
+  foreach(front ${fronts})
+    list(JOIN code_${front} , code)
+    list(APPEND targets -gencode arch=compute_${front},code=[${code}])
   endforeach()
   set(objects)
   foreach(source ${arg_SRCS})
@@ -77,7 +99,8 @@ function(sluice_cuda_objects out)
     set(object ${CMAKE_CURRENT_BINARY_DIR}/${name}${kind}.o)
     add_custom_command(
       OUTPUT ${object}
-      COMMAND ${SLUICE_LAUNCHER} ${SLUICE_NVCC} ${SLUICE_NVCC_FLAGS} ${flags} ${targets} -I${CMAKE_SOURCE_DIR} -MD -MF ${object}.d -c ${source} -o ${object}
+      COMMAND ${CMAKE_SOURCE_DIR}/cmake/run_nvcc.sh ${object}.ptxas ${SLUICE_LAUNCHER} ${SLUICE_NVCC} ${SLUICE_NVCC_FLAGS}
+              ${flags} ${targets} -I${CMAKE_SOURCE_DIR} -MD -MF ${object}.d -c ${source} -o ${object}
       DEPENDS ${source}
       DEPFILE ${object}.d
       COMMENT "nvcc ${source}"
