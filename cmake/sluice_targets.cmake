@@ -36,7 +36,7 @@ endif()
 
 # One precompiled header for all tests: GoogleTest and the headers that nearly every test includes cost more than the
 # tests themselves.
-file(WRITE ${CMAKE_BINARY_DIR}/test_pch.cc "// Owner of the tests' precompiled header.\n")
+file(CONFIGURE OUTPUT ${CMAKE_BINARY_DIR}/test_pch.cc CONTENT "// Owner of the tests' precompiled header.\n")
 add_library(sluice_test_pch STATIC ${CMAKE_BINARY_DIR}/test_pch.cc)
 target_link_libraries(sluice_test_pch PRIVATE sluice_options GTest::gtest GTest::gmock Threads::Threads)
 target_precompile_headers(sluice_test_pch PRIVATE <gmock/gmock.h> <gtest/gtest.h> <cstdint> <memory> <string> <vector>
@@ -54,7 +54,7 @@ add_custom_target(threaded_tests)
 # third for those that use gRPC: these headers cost more than most sources. -fpch-preprocess lets ccache hit with
 # them.
 function(sluice_pch name)
-  file(WRITE ${CMAKE_BINARY_DIR}/${name}.cc "// Owner of a precompiled header.\n")
+  file(CONFIGURE OUTPUT ${CMAKE_BINARY_DIR}/${name}.cc CONTENT "// Owner of a precompiled header.\n")
   add_library(${name} STATIC ${CMAKE_BINARY_DIR}/${name}.cc)
   target_link_libraries(${name} PRIVATE sluice_options sluice_absl nlohmann_json::nlohmann_json Threads::Threads)
   target_compile_options(${name} PRIVATE ${SLUICE_PCH_OPTIONS})
