@@ -110,7 +110,7 @@ stage_transports() {
 
 stage_daemons() {
   local tests=()
-  [ "$fake" = 0 ] || tests=(AnswerTest.test_tokens_are_hosts_over_transports_and_budgets)
+  [ "$fake" = 0 ] || tests=(AnswerTest.test_tokens_equal_host_for_all_budgets)
   SLUICE_BIN=$bin "${PYTHON:-python3}" "$root/tests/e2e/cuda/cuda_test.py" "${tests[@]}"
 }
 
