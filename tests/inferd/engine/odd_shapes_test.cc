@@ -71,6 +71,7 @@ class OddShapesTest : public testing::TestWithParam<Shape> {
   // True if it ran; otherwise checks that it was refused with a reason.
   bool Answers(const std::string& preset, TestEngineOptions options, uint64_t budget, int texts) {
     SCOPED_TRACE(absl::StrCat(preset, ", budget ", budget, ", ", texts, " texts"));
+    options.threads = 1;
     options.engine.device = DeviceKind::kSim;
     options.engine.preset = preset;
     options.engine.policies.policy = WithoutProfile(preset);
