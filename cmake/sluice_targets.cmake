@@ -186,7 +186,8 @@ function(sluice_test name)
     list(APPEND arg_LABELS tsan)
   endif()
   add_test(NAME ${name} COMMAND ${name} ${arg_ARGS} WORKING_DIRECTORY ${CMAKE_SOURCE_DIR})
-  set_tests_properties(${name} PROPERTIES LABELS "${arg_LABELS}" TIMEOUT ${arg_TIMEOUT}
+  # COST: tests that may take longest begin first, so that none is left running alone at the end.
+  set_tests_properties(${name} PROPERTIES LABELS "${arg_LABELS}" TIMEOUT ${arg_TIMEOUT} COST ${arg_TIMEOUT}
                        ENVIRONMENT "SLUICE_BIN=${CMAKE_BINARY_DIR}/bin;${arg_ENV}")
   if(arg_SERIAL)
     set_tests_properties(${name} PROPERTIES RUN_SERIAL TRUE)
