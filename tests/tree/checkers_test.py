@@ -221,6 +221,20 @@ class CheckersTest(unittest.TestCase):
             documents.check_names(self.tree({"docs/guide.md": text})),
         )
 
+    def test_names_in_a_folders_own_readme_are_found(self):
+        text = "`io/reader.cc` `io/gone.cc` `../common/size.h` `../common/gone.h` `io/NAME` `hub/model.py`\n"
+        self.assertEqual(
+            ["weightd/README.md:1: there is no io/gone.cc", "weightd/README.md:1: there is no ../common/gone.h"],
+            documents.check_names(self.tree({"weightd/README.md": text})),
+        )
+
+    def test_a_missing_file_in_a_comment_is_found(self):
+        text = '// As size.h and gone.h; io/reader.cc, common/gone.cc, <gone.h>, vendor/x.h, *_gone.cc\nf("// gone.cc");\n'
+        self.assertEqual(
+            ["weightd/store.h:1: there is no gone.h", "weightd/store.h:1: there is no common/gone.cc"],
+            documents.check_comments(self.tree({"weightd/store.h": text})),
+        )
+
     def test_a_missing_document_in_a_comment_is_found(self):
         text = "// see docs/gone.md, docs/guide.md (docs/figures/), lab/docs/row.md.\n"
         changes = {"weightd/store.h": text, "docs/guide.md": "", "docs/figures/a.svg": "", "lab/docs/row.md": ""}

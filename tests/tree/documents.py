@@ -11,13 +11,15 @@ CODE = re.compile(r"`([^`]+)`")
 OWN_ENDINGS = (".h", ".cc", ".cu", ".cuh", ".py", ".sh", ".md", ".cmake", ".proto")
 # Other files that may name documents.
 SOURCES = (".h", ".cc", ".cu", ".cuh", ".py", ".sh", ".cmake", ".proto", ".toml", ".service", ".txt")
+COMMENTED_BY_SLASHES = (".h", ".cc", ".cu", ".cuh", ".proto")
+NAMED = re.compile(r"(?<![\w/.*<{$-])([\w-]{2,}(?:/[\w.-]+)*\.(?:h|cc|cu|cuh|py))(?![\w*}])")
 MENTION = re.compile(r"(?<![\w/])(?:\.\./)*((?:lab/)?docs/[\w/.-]*\w)")
 COMMAND = re.compile(r"(?:^|; |time )sluice ([a-z|]+)\b")
 POLICY = re.compile(r'--policy"?,? "?([a-z_]+=[\w.=,]*\w)')
 DOCUMENT_FOLDERS = ("docs/", "lab/docs/")
 REFERENCE = "docs/reference/"
-# NAME in NAME_command.cc and FAMILY in hf_FAMILY.cc stand for any word.
-PLACEHOLDER = re.compile(r"(?<=_)[A-Z]{2,}|[A-Z]{2,}(?=_)")
+# NAME in NAME_command.cc and FAMILY in hf_FAMILY.cc and tiny/FAMILY stand for any word.
+PLACEHOLDER = re.compile(r"(?<=_)[A-Z]{2,}|[A-Z]{2,}(?=_)|(?<=/)[A-Z]{2,}(?=/|$)")
 
 
 def documents(tree):
@@ -69,8 +71,8 @@ def braces(name):
 
 def check_names(tree):
     """Every name in backticks that looks like a file or folder of the tree is one: a path that begins with a folder of
-    the root (what ends a file's name may be left out), or a name with the ending of a source, wherever it lies. * is any
-    text."""
+    the root or of the document's own folder (what ends a file's name may be left out), or a name with the ending of a
+    source, wherever it lies. * is any text."""
     tops = tree.top_folders()
     base_names = {os.path.basename(path) for path in tree.files}
 
@@ -93,13 +95,48 @@ def check_names(tree):
                     continue
                 for name in braces(span):
                     if "/" in name.rstrip("/"):
-                        looks = name.split("/")[0] in tops
-                        there = found(name, everything) or found(os.path.join(here, name), everything)
+                        first = name.split("/")[0]
+                        looks = first in tops or first == ".." or os.path.join(here, first) in tree.folders
+                        there = found(name, everything) or found(os.path.normpath(os.path.join(here, name)), everything)
                     else:
                         looks = name.endswith(OWN_ENDINGS) and not name.startswith((".", "_", "-"))
                         there = found(name, base_names)
                     if looks and not there:
                         wrong.append(f"{path}:{number}: there is no {name}")
+    return wrong
+
+
+def comments(tree, path):
+    """(line number, text) of the comments of a source or script."""
+    mark = "//" if path.endswith(COMMENTED_BY_SLASHES) else "#"
+    for number, line in enumerate(tree.lines(path), 1):
+        before, found, text = line.partition(mark)
+        if found and before.count('"') % 2 == 0 and not (mark == "#" and line.startswith("#!")):
+            yield number, text
+
+
+def check_comments(tree):
+    """Every file of the tree that a comment names exists: a path from the root or from the source's own folder, or a name
+    with the ending of a source, wherever it lies."""
+    base_names = {os.path.basename(path) for path in tree.files}
+    tops = tree.top_folders()
+    wrong = []
+    for path in tree.files:
+        if not path.endswith(SOURCES) and os.path.basename(path) != "CMakeLists.txt":
+            continue
+        if path.startswith("tests/tree/"):
+            continue
+        here = os.path.dirname(path)
+        for number, text in comments(tree, path):
+            for name in NAMED.findall(text):
+                if "/" not in name:
+                    there = name in base_names
+                else:
+                    there = name in tree.known or os.path.normpath(os.path.join(here, name)) in tree.known
+                    if not there and name.split("/")[0] not in tops:
+                        continue  # another project's
+                if not there:
+                    wrong.append(f"{path}:{number}: there is no {name}")
     return wrong
 
 

@@ -61,6 +61,9 @@ class DocumentsTest(unittest.TestCase):
     def test_every_named_file_exists(self):
         self.nothing_wrong(documents.check_names(self.tree))
 
+    def test_every_file_in_a_comment_exists(self):
+        self.nothing_wrong(documents.check_comments(self.tree))
+
     def test_every_document_in_a_comment_exists(self):
         self.nothing_wrong(documents.check_mentions(self.tree))
 

@@ -108,7 +108,7 @@ struct Program {
   uint64_t shared_end = 0;     // where the dynamic part begins
   uint64_t local_bytes = 0;    // a thread
 
-  // "norm.cu:37, PTX line 88 \"bar.sync\"".
+  // "matmul.cu:37, PTX line 88 \"bar.sync\"".
   std::string Where(const Instruction& instruction) const;
 };
 
