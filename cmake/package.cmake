@@ -39,9 +39,13 @@ install(DIRECTORY ${SLUICE_MANUALS}/man/ DESTINATION /usr/share/man/man8 FILES_M
 install(FILES ${SLUICE_MANUALS}/sluice.bash DESTINATION /usr/share/bash-completion/completions RENAME sluice)
 install(FILES ${SLUICE_MANUALS}/_sluice DESTINATION /usr/share/zsh/vendor-completions)
 install(FILES ${CMAKE_SOURCE_DIR}/README.md ${CMAKE_SOURCE_DIR}/LICENSE ${CMAKE_SOURCE_DIR}/THIRD_PARTY_NOTICES.md
-        ${CMAKE_SOURCE_DIR}/CHANGELOG.md ${CMAKE_SOURCE_DIR}/deploy/package/copyright
+        ${CMAKE_SOURCE_DIR}/CHANGELOG.md ${CMAKE_SOURCE_DIR}/CONTRIBUTING.md ${CMAKE_SOURCE_DIR}/SECURITY.md
+        ${CMAKE_SOURCE_DIR}/deploy/package/copyright
         DESTINATION /usr/share/doc/sluice)
+# The documents in the tree's own layout, so that the links between them hold.
 install(DIRECTORY ${CMAKE_SOURCE_DIR}/docs/ DESTINATION /usr/share/doc/sluice/docs)
+install(DIRECTORY ${CMAKE_SOURCE_DIR}/lab/docs/ DESTINATION /usr/share/doc/sluice/lab/docs)
+install(FILES ${CMAKE_SOURCE_DIR}/pack/FORMAT.md DESTINATION /usr/share/doc/sluice/pack)
 install(FILES ${SLUICE_XGRAMMAR_DIR}/LICENSE ${SLUICE_XGRAMMAR_DIR}/NOTICE DESTINATION /usr/share/doc/sluice/xgrammar)
 install(DIRECTORY ${CMAKE_SOURCE_DIR}/proto/sluice DESTINATION /usr/share/sluice/proto FILES_MATCHING PATTERN *.proto)
 

@@ -98,6 +98,21 @@ class FilesTest(unittest.TestCase):
         self.assertFalse([name for name in files if "libsluice_cuda" in name])
         self.assertIn("libc6", self.field("sluice", "Depends"))
 
+    def test_links_of_the_documents_lead_to_installed_files(self):
+        root = tempfile.mkdtemp()
+        self.addCleanup(shutil.rmtree, root)
+        subprocess.run(["dpkg-deb", "-x", self.packages["sluice"], root], check=True)
+        checked = 0
+        for folder, _, names in os.walk(os.path.join(root, "usr/share/doc/sluice")):
+            for name in (name for name in names if name.endswith(".md")):
+                with open(os.path.join(folder, name), encoding="utf-8") as file:
+                    text = re.sub(r"```.*?```|`[^`\n]+`", "", file.read(), flags=re.S)
+                for target in re.findall(r"\]\(([^)\s#]+)[^)]*\)", text):
+                    if not re.match(r"[a-z]+:", target):
+                        checked += 1
+                        self.assertTrue(os.path.exists(os.path.join(folder, target)), "%s: %s" % (name, target))
+        self.assertGreater(checked, 20)
+
     def test_cuda_package_matches_base_version(self):
         if not os.path.exists(os.path.join(BIN, "libsluice_cuda.so")):
             self.assertNotIn("sluice-cuda", self.packages)
