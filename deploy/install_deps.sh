@@ -81,7 +81,7 @@ PACKAGES=(
   libgrpc++-dev protobuf-compiler-grpc protobuf-compiler libprotobuf-dev
   libabsl-dev libspdlog-dev nlohmann-json3-dev libcli11-dev libtomlplusplus-dev
   libhwy-dev liburing-dev libpcre2-dev libutf8proc-dev libxxhash-dev
-  libcpp-httplib-dev libsystemd-dev libboost-dev libssl-dev
+  libsystemd-dev libboost-dev libssl-dev
   libcurl4-openssl-dev
   libgtest-dev libgmock-dev libbenchmark-dev
   systemd

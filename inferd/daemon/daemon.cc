@@ -175,6 +175,20 @@ absl::StatusOr<std::unique_ptr<Backend>> MakeHostBackend(const BackendLimits& li
   return CreatePinnedCpuBackend(limits, cpus);
 }
 
+void WriteHttpMetrics(const HttpCounts& counts, MetricText* text) {
+  text->One("inferd_http_connections", MetricType::kGauge, "Connections of HTTP clients.",
+            counts.connections);
+  text->One("inferd_http_refused_connections_total", MetricType::kCounter,
+            "Connections closed because there were too many, or their peer may not connect.",
+            counts.refused_connections);
+  text->One("inferd_http_client_disconnects_total", MetricType::kCounter,
+            "Answers whose client went away, or was cut, before their end.", counts.client_disconnects);
+  text->Family("inferd_http_responses_total", MetricType::kCounter, "Responses by client and status.");
+  for (const auto& [who, count] : counts.responses) {
+    text->Sample({{"client", who.first}, {"code", absl::StrCat(who.second)}}, count);
+  }
+}
+
 }  // namespace
 
 InferdDaemon::InferdDaemon(const InferdOptions& options, spdlog::logger* log)
@@ -332,7 +346,7 @@ std::string InferdDaemon::MetricsText() {
   MetricText text;
   WriteMemory(&text);
   if (const HttpServer* http = http_view_.load(); http != nullptr) {
-    http->WriteMetrics(&text);
+    WriteHttpMetrics(http->Counts(), &text);
   }
   if (const Engine* engine = engine_view_.load(); engine != nullptr) {
     WriteGrammarMetrics(engine->guide_stats(), &text);

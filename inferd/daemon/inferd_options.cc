@@ -10,7 +10,7 @@
 #include "common/base/status.h"
 #include "common/base/version.h"
 #include "daemon/grpc_server.h"
-#include "daemon/metrics_server.h"
+#include "daemon/http/metrics_server.h"
 #include "daemon/option_declarer.h"
 #include "daemon/option_values.h"
 #include "inferd/policy/policies.h"

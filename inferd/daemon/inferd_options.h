@@ -12,9 +12,9 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "daemon/http/http_server.h"
 #include "daemon/option_values.h"
 #include "inferd/forward/engine_options.h"
-#include "inferd/http/http_server.h"
 #include "inferd/serving/server_state.h"
 #include "inferd/serving/serving_context.h"
 

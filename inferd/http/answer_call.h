@@ -21,9 +21,9 @@
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "common/base/mutex.h"
+#include "daemon/http/http_message.h"
 #include "inferd/api/engine_api.h"
 #include "inferd/http/answer_format.h"
-#include "inferd/http/http_message.h"
 #include "inferd/serving/serving_context.h"
 
 namespace sluice::inferd {

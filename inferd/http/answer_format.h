@@ -9,8 +9,8 @@
 #include "absl/status/status.h"
 #include "absl/types/span.h"
 #include "common/text/tokenizer.h"
+#include "daemon/http/http_message.h"
 #include "inferd/api/engine_api.h"
-#include "inferd/http/http_message.h"
 #include "inferd/http/json_body.h"
 
 namespace sluice::inferd {

@@ -10,9 +10,9 @@
 #include <string>
 
 #include "absl/status/status.h"
+#include "daemon/http/http_message.h"
 #include "inferd/http/answer_format.h"
 #include "inferd/http/chat_request.h"
-#include "inferd/http/http_message.h"
 #include "inferd/http/request_fields.h"
 #include "inferd/serving/server_state.h"
 #include "inferd/serving/serving_context.h"

@@ -6,7 +6,7 @@
 
 #include <string_view>
 
-#include "inferd/http/http_message.h"
+#include "daemon/http/http_message.h"
 
 namespace sluice::inferd {
 

@@ -13,8 +13,8 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "common/base/mutex.h"
+#include "daemon/http/http_message.h"
 #include "inferd/api/engine_api.h"
-#include "inferd/http/http_message.h"
 #include "inferd/serving/serving_context.h"
 
 namespace sluice::inferd {

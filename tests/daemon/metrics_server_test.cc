@@ -1,4 +1,4 @@
-#include "daemon/metrics_server.h"
+#include "daemon/http/metrics_server.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -30,7 +30,7 @@ TEST(MetricsServerTest, EachScrapeGetsFreshText) {
 TEST(MetricsServerTest, OtherPathsAreNotFound) {
   const auto server = MetricsServer::Open("localhost:0", [] { return std::string("x"); });
   ASSERT_TRUE(server.ok()) << server.status();
-  for (const char* path : {"/", "/metrics/", "/../etc/passwd", "/%00"}) {
+  for (const char* path : {"/", "/metrics/x", "/../etc/passwd", "/%00"}) {
     const auto answer = HttpGet(PortOf(**server), path);
     EXPECT_FALSE(answer.ok()) << path;
   }

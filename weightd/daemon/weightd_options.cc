@@ -8,7 +8,7 @@
 #include "common/base/runtime_dir.h"
 #include "common/base/status.h"
 #include "common/base/version.h"
-#include "daemon/metrics_server.h"
+#include "daemon/http/metrics_server.h"
 #include "daemon/option_declarer.h"
 #include "daemon/option_values.h"
 

@@ -19,7 +19,7 @@
 #include "common/base/version.h"
 #include "common/protocol/cuda_module.h"
 #include "daemon/grpc_server.h"
-#include "daemon/metrics_server.h"
+#include "daemon/http/metrics_server.h"
 #include "pack/pack.h"
 #include "weightd/daemon/warm_set.h"
 #include "weightd/daemon/weights_service.h"

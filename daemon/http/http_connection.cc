@@ -2,7 +2,7 @@
 //
 // Thread safety: thread-safe, as HttpExchange.
 
-#include "inferd/http/http_connection.h"
+#include "daemon/http/http_connection.h"
 
 #include <algorithm>
 #include <cstdint>
@@ -12,10 +12,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "inferd/http/http_core.h"
-#include "inferd/http/http_message.h"
+#include "daemon/http/http_core.h"
+#include "daemon/http/http_message.h"
 
-namespace sluice::inferd {
+namespace sluice {
 
 // One request's answer. Calls are posted to the connection's thread; the connection may be gone by then.
 class ConnectionExchange final : public HttpExchange {
@@ -458,4 +458,4 @@ void HttpConnection::Linger() {
   transport_->ShutDownSending();
 }
 
-}  // namespace sluice::inferd
+}  // namespace sluice

@@ -1,4 +1,4 @@
-#include "inferd/http/request_reader.h"
+#include "daemon/http/request_reader.h"
 
 #include <string>
 #include <utility>
@@ -6,7 +6,7 @@
 
 #include "gtest/gtest.h"
 
-namespace sluice::inferd {
+namespace sluice {
 namespace {
 
 constexpr char kRequests[] =
@@ -91,4 +91,4 @@ TEST(RequestReaderTest, KnowsWhetherARequestIsItsHeadAlone) {
 }
 
 }  // namespace
-}  // namespace sluice::inferd
+}  // namespace sluice

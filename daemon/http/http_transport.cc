@@ -1,4 +1,4 @@
-#include "inferd/http/http_transport.h"
+#include "daemon/http/http_transport.h"
 
 #include <openssl/ssl.h>
 
@@ -8,7 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 
-namespace sluice::inferd {
+namespace sluice {
 namespace {
 
 namespace asio = boost::asio;
@@ -95,4 +95,4 @@ absl::StatusOr<std::shared_ptr<TlsContext>> LoadTls(const std::string& certifica
   return tls;
 }
 
-}  // namespace sluice::inferd
+}  // namespace sluice

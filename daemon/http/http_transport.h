@@ -18,7 +18,7 @@
 
 #include "absl/status/statusor.h"
 
-namespace sluice::inferd {
+namespace sluice {
 
 using StreamSocket = boost::asio::generic::stream_protocol::socket;
 using TlsContext = boost::asio::ssl::context;
@@ -47,4 +47,4 @@ std::shared_ptr<HttpTransport> MakeHttpTransport(StreamSocket socket, std::share
 absl::StatusOr<std::shared_ptr<TlsContext>> LoadTls(const std::string& certificate_file,
                                                     const std::string& key_file);
 
-}  // namespace sluice::inferd
+}  // namespace sluice

@@ -1,14 +1,15 @@
-// MetricsServer: a small HTTP server on a loopback port that answers GET /metrics with text generated on
-// demand.
+// MetricsServer: an HttpServer on a loopback port that answers GET /metrics with text generated on demand.
 //
-// Thread safety: thread-safe; `text` is called on the server's own threads, at most kThreads at a time.
+// Thread safety: thread-safe; `text` is called on the server's workers, at most kHttpWorkers at a time.
 #pragma once
 
 #include <functional>
 #include <memory>
 #include <string>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "daemon/http/http_server.h"
 
 namespace sluice {
 
@@ -19,16 +20,15 @@ class MetricsServer {
   // authenticate). ALREADY_EXISTS: the port is in use.
   static absl::StatusOr<std::unique_ptr<MetricsServer>> Open(const std::string& address,
                                                              std::function<std::string()> text);
-  // Ends running scrapes and the threads.
-  ~MetricsServer();
 
   // The address with the port in use, also if port 0 was requested.
-  const std::string& address() const;
+  std::string address() const { return server_->addresses().front().ToString(); }
 
  private:
-  struct Impl;
-  explicit MetricsServer(std::unique_ptr<Impl> impl);
-  const std::unique_ptr<Impl> impl_;
+  explicit MetricsServer(std::function<std::string()> text);
+
+  const std::unique_ptr<HttpHandler> handler_;  // outlives the server
+  std::unique_ptr<HttpServer> server_;
 };
 
 // Checks `address` as Open() does, without opening it: INVALID_ARGUMENT as above.

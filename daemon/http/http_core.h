@@ -31,11 +31,10 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "common/base/metrics.h"
 #include "common/base/mutex.h"
-#include "inferd/http/http_message.h"
+#include "daemon/http/http_message.h"
 
-namespace sluice::inferd {
+namespace sluice {
 
 // Usage of one key. Shared by its connections, and kept over a reload if the file still names the key.
 struct HttpKeyUse {
@@ -73,7 +72,7 @@ class HttpKeys {
   std::vector<Entry> entries_;
 };
 
-// HttpMetrics: HTTP responses by client and status.
+// HttpMetrics: counts connections, and HTTP responses by client and status.
 //
 // Thread safety: thread-safe.
 
@@ -87,8 +86,7 @@ class HttpMetrics {
 
   uint64_t connections() const { return connections_.load(std::memory_order_relaxed); }
 
-  // Appends all counters in Prometheus' text format.
-  void Write(MetricText* text) const ABSL_LOCKS_EXCLUDED(mutex_);
+  HttpCounts Counts() const ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
   std::atomic<uint64_t> connections_{0};
@@ -143,4 +141,4 @@ struct HttpCore : std::enable_shared_from_this<HttpCore> {
   bool ended ABSL_GUARDED_BY(mutex) = false;
 };
 
-}  // namespace sluice::inferd
+}  // namespace sluice

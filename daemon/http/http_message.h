@@ -7,12 +7,14 @@
 // Thread safety: documented at each class.
 #pragma once
 
+#include <cstdint>
+#include <map>
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
-namespace sluice::inferd {
+namespace sluice {
 
 struct HttpRequest {
   std::string method;  // as sent: "POST"
@@ -36,6 +38,14 @@ struct HttpProblem {
   std::string code;  // machine-readable code, "" if the status suffices
   std::string message;
   int retry_seconds = 0;  // Retry-After, if above 0
+};
+
+// Counts of a server since its start.
+struct HttpCounts {
+  uint64_t connections = 0;          // open now
+  uint64_t refused_connections = 0;  // closed because there were too many, or their peer may not connect
+  uint64_t client_disconnects = 0;   // answers whose client went away, or was cut, before their end
+  std::map<std::pair<std::string, int>, uint64_t> responses;  // by client and status
 };
 
 // Observer of an answer's delivery. Called on the server's thread; must not block.
@@ -77,4 +87,4 @@ class HttpHandler {
   virtual bool IsRateLimited(const std::string& path) const = 0;
 };
 
-}  // namespace sluice::inferd
+}  // namespace sluice

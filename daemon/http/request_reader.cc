@@ -1,4 +1,4 @@
-#include "inferd/http/request_reader.h"
+#include "daemon/http/request_reader.h"
 
 #include <algorithm>
 #include <boost/beast/http/rfc7230.hpp>
@@ -11,7 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 
-namespace sluice::inferd {
+namespace sluice {
 namespace {
 
 namespace http = boost::beast::http;
@@ -345,4 +345,4 @@ void RequestReader::End() {
   head_done_ = false;
 }
 
-}  // namespace sluice::inferd
+}  // namespace sluice

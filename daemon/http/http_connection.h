@@ -15,12 +15,12 @@
 #include <vector>
 
 #include "absl/time/time.h"
-#include "inferd/http/http_core.h"
-#include "inferd/http/http_message.h"
-#include "inferd/http/http_transport.h"
-#include "inferd/http/request_reader.h"
+#include "daemon/http/http_core.h"
+#include "daemon/http/http_message.h"
+#include "daemon/http/http_transport.h"
+#include "daemon/http/request_reader.h"
 
-namespace sluice::inferd {
+namespace sluice {
 
 // Properties of a connection that its listener determines.
 struct HttpOrigin {
@@ -103,4 +103,4 @@ class HttpConnection final : public std::enable_shared_from_this<HttpConnection>
   absl::Time progress_;  // last time the socket accepted bytes
 };
 
-}  // namespace sluice::inferd
+}  // namespace sluice

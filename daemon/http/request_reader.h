@@ -14,9 +14,9 @@
 #include <utility>  // for Boost 1.74
 #include <vector>
 
-#include "inferd/http/http_message.h"
+#include "daemon/http/http_message.h"
 
-namespace sluice::inferd {
+namespace sluice {
 
 using BeastHead = boost::beast::http::request_header<boost::beast::http::fields>;
 
@@ -107,4 +107,4 @@ class RequestReader {
   HttpProblem problem_;
 };
 
-}  // namespace sluice::inferd
+}  // namespace sluice

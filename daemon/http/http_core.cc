@@ -1,4 +1,4 @@
-#include "inferd/http/http_core.h"
+#include "daemon/http/http_core.h"
 
 #include <openssl/crypto.h>
 #include <openssl/sha.h>
@@ -16,7 +16,7 @@
 #include "absl/strings/str_split.h"
 #include "common/base/status.h"
 
-namespace sluice::inferd {
+namespace sluice {
 namespace {
 
 constexpr size_t kMaxNameBytes = 64;
@@ -137,18 +137,9 @@ void HttpMetrics::Answered(const std::string& client, int status) {
   ++answers_[{client, status}];
 }
 
-void HttpMetrics::Write(MetricText* text) const {
-  text->One("inferd_http_connections", MetricType::kGauge, "Connections of HTTP clients.", connections());
-  text->One("inferd_http_refused_connections_total", MetricType::kCounter,
-            "Connections closed because there were too many, or their peer may not connect.",
-            refused_.load());
-  text->One("inferd_http_client_disconnects_total", MetricType::kCounter,
-            "Answers whose client went away, or was cut, before their end.", left_.load());
-  text->Family("inferd_http_responses_total", MetricType::kCounter, "Responses by client and status.");
+HttpCounts HttpMetrics::Counts() const {
   const MutexLock lock(&mutex_);
-  for (const auto& [who, count] : answers_) {
-    text->Sample({{"client", who.first}, {"code", absl::StrCat(who.second)}}, count);
-  }
+  return {connections(), refused_.load(), left_.load(), answers_};
 }
 
-}  // namespace sluice::inferd
+}  // namespace sluice

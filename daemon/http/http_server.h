@@ -19,11 +19,10 @@
 #include "absl/time/time.h"
 #include "common/base/connection_acceptor.h"
 #include "common/base/listen_address.h"
-#include "common/base/metrics.h"
 #include "common/base/unix_listener.h"
-#include "inferd/http/http_message.h"
+#include "daemon/http/http_message.h"
 
-namespace sluice::inferd {
+namespace sluice {
 
 struct HttpServerOptions {
   std::vector<ListenAddress> addresses;  // at least one
@@ -67,7 +66,7 @@ class HttpServer {
 
   // Addresses with their actual ports.
   const std::vector<ListenAddress>& addresses() const;
-  void WriteMetrics(MetricText* text) const;
+  HttpCounts Counts() const;
 
  private:
   struct Impl;
@@ -75,4 +74,4 @@ class HttpServer {
   const std::unique_ptr<Impl> impl_;
 };
 
-}  // namespace sluice::inferd
+}  // namespace sluice

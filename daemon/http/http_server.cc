@@ -1,4 +1,4 @@
-#include "inferd/http/http_server.h"
+#include "daemon/http/http_server.h"
 
 #include <sys/resource.h>
 #include <unistd.h>
@@ -20,10 +20,10 @@
 #include "common/base/status.h"
 #include "common/base/unique_fd.h"
 #include "common/base/unix_listener.h"
-#include "inferd/http/http_connection.h"
-#include "inferd/http/http_core.h"
+#include "daemon/http/http_connection.h"
+#include "daemon/http/http_core.h"
 
-namespace sluice::inferd {
+namespace sluice {
 namespace {
 
 namespace asio = boost::asio;
@@ -364,6 +364,6 @@ void HttpServer::Shutdown() {
 
 const std::vector<ListenAddress>& HttpServer::addresses() const { return impl_->options.addresses; }
 
-void HttpServer::WriteMetrics(MetricText* text) const { impl_->core->metrics.Write(text); }
+HttpCounts HttpServer::Counts() const { return impl_->core->metrics.Counts(); }
 
-}  // namespace sluice::inferd
+}  // namespace sluice
