@@ -92,7 +92,7 @@ PartWork WorkOf(const Operation& operation) {
 
 absl::Status PartProfiler::Enqueue(const Operation& operation) {
   const int64_t began = clock_.NowNanos();
-  const absl::Status status = device_->Enqueue(operation);
+  const absl::Status status = inner_queue().Enqueue(operation);
   const int64_t ended = clock_.NowNanos();
   const PartWork work = WorkOf(operation);
   PartWork& sum = works_[static_cast<size_t>(std::visit(PartOf{products_}, operation))];

@@ -146,9 +146,9 @@ absl::Status MeasuredQueue::FinishStep() {
 
 absl::Status MeasuredQueue::Time(const Operation& operation, double* sum) {
   const int64_t start = clock_.NowNanos();
-  absl::Status status = behind_->Enqueue(operation);
+  absl::Status status = inner_queue().Enqueue(operation);
   if (status.ok()) {
-    status = behind_->Wait(behind_->Record());
+    status = inner_queue().Wait(inner_queue().Record());
   }
   *sum += static_cast<double>(clock_.NowNanos() - start) * 1e-9;
   return status;
@@ -179,11 +179,10 @@ absl::Status MeasuredQueue::Run(const TopLogitsArgs& args) {
   return Time(&args, &head_seconds_);
 }
 
-absl::StatusOr<std::unique_ptr<MeasuredDevice>> MeasuredDevice::Create(std::unique_ptr<Backend> behind,
+absl::StatusOr<std::unique_ptr<MeasuredDevice>> MeasuredDevice::Create(std::unique_ptr<Backend> inner,
                                                                        std::string path,
                                                                        uint64_t expert_bytes) {
-  std::unique_ptr<MeasuredDevice> device(
-      new MeasuredDevice(std::move(behind), std::move(path), expert_bytes));
+  std::unique_ptr<MeasuredDevice> device(new MeasuredDevice(std::move(inner), std::move(path), expert_bytes));
   RETURN_IF_ERROR(device->queue_.WriteTable());
   return device;
 }

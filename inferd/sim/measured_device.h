@@ -20,7 +20,7 @@
 #include "absl/status/statusor.h"
 #include "common/base/clock.h"
 #include "inferd/sim/virtual_clock.h"
-#include "kernels/backend.h"
+#include "kernels/forwarding_backend.h"
 
 namespace sluice::inferd {
 
@@ -66,33 +66,20 @@ class CostTable {
   uint32_t dense_cols_ = 0;   // 0: none computed whole
 };
 
-class MeasuredQueue final : public Queue {
+class MeasuredQueue final : public ForwardingQueue {
  public:
   static constexpr uint32_t kStepsBetweenWrites = 8;
   // `backend` outlives the queue.
   MeasuredQueue(Backend* backend, std::string path, uint64_t expert_bytes)
-      : backend_(backend), behind_(&backend->queue()), path_(std::move(path)), table_(expert_bytes) {}
+      : ForwardingQueue(&backend->queue()), backend_(backend), path_(std::move(path)), table_(expert_bytes) {}
   // Writes the values measured since the last write.
   ~MeasuredQueue() override;
 
   // Rewrites the file. Errors: the file's.
   absl::Status WriteTable();
 
-  absl::Status Upload(const void* source, uint64_t bytes, BufferRef destination) override {
-    return behind_->Upload(source, bytes, destination);
-  }
-  absl::Status Download(BufferRef source, uint64_t bytes, void* destination) override {
-    return behind_->Download(source, bytes, destination);
-  }
   // Runs and times an operation. Embed begins a step; returns errors of the file too.
   absl::Status Enqueue(const Operation& operation) override;
-  bool RunsAtCall() const override { return behind_->RunsAtCall(); }
-  absl::Status BeginGraph() override { return behind_->BeginGraph(); }
-  absl::Status EndGraph() override { return behind_->EndGraph(); }
-  Event Record() override { return behind_->Record(); }
-  bool IsDone(Event event) override { return behind_->IsDone(event); }
-  absl::Status Wait(Event event) override { return behind_->Wait(event); }
-  absl::StatusOr<double> Seconds(Event from, Event to) override { return behind_->Seconds(from, to); }
 
  private:
   // Runs an operation on the wrapped backend and adds its seconds to `sum`.
@@ -120,7 +107,6 @@ class MeasuredQueue final : public Queue {
   absl::Status FinishStep();
 
   Backend* const backend_;
-  Queue* const behind_;
   const MonotonicClock clock_;
   const std::string path_;
   CostTable table_;
@@ -133,39 +119,20 @@ class MeasuredQueue final : public Queue {
   uint32_t steps_ = 0;  // one-row steps since the last write
 };
 
-class MeasuredDevice final : public Backend {
+class MeasuredDevice final : public ForwardingBackend {
  public:
   // The table is written to `path`, which is replaced. `expert_bytes`: size of a bf16 expert. Errors: the
   // file's.
-  static absl::StatusOr<std::unique_ptr<MeasuredDevice>> Create(std::unique_ptr<Backend> behind,
+  static absl::StatusOr<std::unique_ptr<MeasuredDevice>> Create(std::unique_ptr<Backend> inner,
                                                                 std::string path, uint64_t expert_bytes);
 
-  absl::StatusOr<BufferId> Allocate(uint64_t bytes, BufferKind kind) override {
-    return behind_->Allocate(bytes, kind);
-  }
-  absl::StatusOr<SharedBuffer> AllocateShared(uint64_t bytes) override {
-    return behind_->AllocateShared(bytes);
-  }
-  absl::StatusOr<BufferId> Import(absl::Span<const std::byte> memory) override {
-    return behind_->Import(memory);
-  }
-  absl::Status Free(BufferId buffer) override { return behind_->Free(buffer); }
-  const std::byte* HostRead(BufferRef ref, uint64_t bytes) override { return behind_->HostRead(ref, bytes); }
-  std::byte* HostWrite(BufferRef ref, uint64_t bytes) override { return behind_->HostWrite(ref, bytes); }
   Queue& queue() override { return queue_; }
-  void BeginStep() override { behind_->BeginStep(); }
-  void EndStep() override { behind_->EndStep(); }
-  absl::Status SetSparseSwitches(absl::Span<const SparseSwitchEntry> entries) override {
-    return behind_->SetSparseSwitches(entries);
-  }
-  BackendCounters Counters() const override { return behind_->Counters(); }
-  std::string Describe() const override { return behind_->Describe() + ", its costs measured"; }
+  std::string Describe() const override { return ForwardingBackend::Describe() + ", its costs measured"; }
 
  private:
-  MeasuredDevice(std::unique_ptr<Backend> behind, std::string path, uint64_t expert_bytes)
-      : behind_(std::move(behind)), queue_(behind_.get(), std::move(path), expert_bytes) {}
+  MeasuredDevice(std::unique_ptr<Backend> inner, std::string path, uint64_t expert_bytes)
+      : ForwardingBackend(std::move(inner)), queue_(&inner_backend(), std::move(path), expert_bytes) {}
 
-  const std::unique_ptr<Backend> behind_;
   MeasuredQueue queue_;
 };
 

@@ -13,23 +13,20 @@
 #include "absl/container/flat_hash_set.h"
 #include "absl/status/status.h"
 #include "common/base/status.h"
-#include "kernels/backend.h"
+#include "kernels/forwarding_backend.h"
 
 namespace sluice::inferd {
 
-class OwnMemoryDevice final : public Backend {
+class OwnMemoryDevice final : public ForwardingBackend {
  public:
-  explicit OwnMemoryDevice(std::unique_ptr<Backend> behind) : behind_(std::move(behind)) {}
+  explicit OwnMemoryDevice(std::unique_ptr<Backend> inner) : ForwardingBackend(std::move(inner)) {}
 
   absl::StatusOr<BufferId> Allocate(uint64_t bytes, BufferKind kind) override {
-    ASSIGN_OR_RETURN(const BufferId buffer, behind_->Allocate(bytes, kind));
+    ASSIGN_OR_RETURN(const BufferId buffer, ForwardingBackend::Allocate(bytes, kind));
     if (kind == BufferKind::kStaging) {
       staging_.insert(buffer);
     }
     return buffer;
-  }
-  absl::StatusOr<SharedBuffer> AllocateShared(uint64_t bytes) override {
-    return behind_->AllocateShared(bytes);
   }
   absl::StatusOr<BufferId> Import(absl::Span<const std::byte> memory) override {
     return absl::UnimplementedError(
@@ -37,25 +34,19 @@ class OwnMemoryDevice final : public Backend {
   }
   absl::Status Free(BufferId buffer) override {
     staging_.erase(buffer);
-    return behind_->Free(buffer);
+    return ForwardingBackend::Free(buffer);
   }
   const std::byte* HostRead(BufferRef ref, uint64_t bytes) override {
-    return staging_.contains(ref.buffer) ? behind_->HostRead(ref, bytes) : nullptr;
+    return staging_.contains(ref.buffer) ? ForwardingBackend::HostRead(ref, bytes) : nullptr;
   }
   std::byte* HostWrite(BufferRef ref, uint64_t bytes) override {
-    return staging_.contains(ref.buffer) ? behind_->HostWrite(ref, bytes) : nullptr;
+    return staging_.contains(ref.buffer) ? ForwardingBackend::HostWrite(ref, bytes) : nullptr;
   }
-  Queue& queue() override { return behind_->queue(); }
-  void BeginStep() override { behind_->BeginStep(); }
-  void EndStep() override { behind_->EndStep(); }
-  absl::Status SetSparseSwitches(absl::Span<const SparseSwitchEntry> entries) override {
-    return behind_->SetSparseSwitches(entries);
+  std::string Describe() const override {
+    return absl::StrCat(ForwardingBackend::Describe(), ", memory of its own");
   }
-  BackendCounters Counters() const override { return behind_->Counters(); }
-  std::string Describe() const override { return absl::StrCat(behind_->Describe(), ", memory of its own"); }
 
  private:
-  const std::unique_ptr<Backend> behind_;
   absl::flat_hash_set<BufferId> staging_;
 };
 

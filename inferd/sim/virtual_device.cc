@@ -18,7 +18,7 @@ uint32_t EndOf(const ExpertWork& work) { return work.neuron_end == 0 ? work.up.r
 uint32_t NeuronsOf(const ExpertWork& work) { return EndOf(work) - work.neuron_begin; }
 
 std::string VirtualDevice::Describe() const {
-  return absl::StrCat(behind_->Describe(), ", timed as ", ShowVirtualCosts(costs_));
+  return absl::StrCat(ForwardingBackend::Describe(), ", timed as ", ShowVirtualCosts(costs_));
 }
 
 // Number of active neurons counted so far for the work's rows, over all tiles.
@@ -75,7 +75,7 @@ absl::Status VirtualQueue::Enqueue(const Operation& operation) {
 }
 
 absl::Status VirtualQueue::Run(const ExpertLeadsArgs& args) {
-  RETURN_IF_ERROR(behind_->ExpertLeads(args));
+  RETURN_IF_ERROR(inner_queue().ExpertLeads(args));
   double seconds = 0;
   for (const LeadWork& work : args.experts) {
     seconds += VirtualRowSeconds(costs_, work.lead.encoding, work.lead.cols, work.lead.rows, /*kept=*/false,
@@ -90,7 +90,7 @@ absl::Status VirtualQueue::Run(const MoeExpertsArgs& args) {
   for (const ExpertWork& work : args.experts) {
     active_before_.push_back(work.neuron_begin > 0 && args.active ? Active(args, work) : 0);
   }
-  RETURN_IF_ERROR(behind_->MoeExperts(args));
+  RETURN_IF_ERROR(inner_queue().MoeExperts(args));
   double seconds = 0;
   for (size_t i = 0; i < args.experts.size(); ++i) {
     const ExpertWork& work = args.experts[i];

@@ -10,6 +10,7 @@
 #include <variant>
 
 #include "gtest/gtest.h"
+#include "kernels/forwarding_backend.h"
 #include "pack/row_layout.h"
 #include "tests/kernels/op_testing.h"
 
@@ -35,56 +36,20 @@ std::unique_ptr<Backend> Host(uint32_t threads) {
 }
 
 // The host backend, recording the experts that it computes.
-class WatchedBackend final : public Backend, public Queue {
+class WatchedBackend final : public ForwardingBackend, public ForwardingQueue {
  public:
-  explicit WatchedBackend(std::unique_ptr<Backend> backend) : backend_(std::move(backend)) {}
+  explicit WatchedBackend(std::unique_ptr<Backend> backend)
+      : ForwardingBackend(std::move(backend)), ForwardingQueue(&inner_backend().queue()) {}
 
   absl::Status Enqueue(const Operation& operation) override {
     if (const auto* const* args = std::get_if<const MoeExpertsArgs*>(&operation)) {
       experts.assign((*args)->experts.begin(), (*args)->experts.end());
     }
-    return queue_().Enqueue(operation);
+    return ForwardingQueue::Enqueue(operation);
   }
 
-  absl::StatusOr<BufferId> Allocate(uint64_t bytes, BufferKind kind) override {
-    return backend_->Allocate(bytes, kind);
-  }
-  absl::StatusOr<SharedBuffer> AllocateShared(uint64_t bytes) override {
-    return backend_->AllocateShared(bytes);
-  }
-  absl::StatusOr<BufferId> Import(absl::Span<const std::byte> memory) override {
-    return backend_->Import(memory);
-  }
-  absl::Status Free(BufferId buffer) override { return backend_->Free(buffer); }
-  const std::byte* HostRead(BufferRef r, uint64_t bytes) override { return backend_->HostRead(r, bytes); }
-  std::byte* HostWrite(BufferRef r, uint64_t bytes) override { return backend_->HostWrite(r, bytes); }
   Queue& queue() override { return *this; }
-  void BeginStep() override { backend_->BeginStep(); }
-  void EndStep() override { backend_->EndStep(); }
-  absl::Status SetSparseSwitches(absl::Span<const SparseSwitchEntry> entries) override {
-    return backend_->SetSparseSwitches(entries);
-  }
-  BackendCounters Counters() const override { return backend_->Counters(); }
-  std::string Describe() const override { return backend_->Describe(); }
-
-  absl::Status Upload(const void* from, uint64_t bytes, BufferRef to) override {
-    return queue_().Upload(from, bytes, to);
-  }
-  absl::Status Download(BufferRef from, uint64_t bytes, void* to) override {
-    return queue_().Download(from, bytes, to);
-  }
-  bool RunsAtCall() const override { return backend_->queue().RunsAtCall(); }
-  Event Record() override { return queue_().Record(); }
-  bool IsDone(Event event) override { return queue_().IsDone(event); }
-  absl::Status Wait(Event event) override { return queue_().Wait(event); }
-  absl::StatusOr<double> Seconds(Event from, Event to) override { return queue_().Seconds(from, to); }
-
   std::vector<ExpertWork> experts;  // of the last call
-
- private:
-  Queue& queue_() { return backend_->queue(); }
-
-  const std::unique_ptr<Backend> backend_;
 };
 
 class SparseProfileTest : public testing::Test {

@@ -18,7 +18,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "kernels/backend.h"
+#include "kernels/forwarding_backend.h"
 #include "kernels/owned_operation.h"
 
 namespace sluice {
@@ -32,47 +32,30 @@ struct HastyRun {
   absl::Status told;  // the devices' final verdict
 };
 
-class HastyBackend final : public Backend, public Queue {
+class HastyBackend final : public ForwardingBackend, public ForwardingQueue {
  public:
-  HastyBackend(std::unique_ptr<Backend> behind, HastyRun* run, const std::string& name = "")
-      : behind_(std::move(behind)), run_(run), name_(name.empty() ? "" : name + ": ") {}
-  ~HastyBackend() override { run_->told.Update(behind_->queue().Wait(behind_->queue().Record())); }
+  HastyBackend(std::unique_ptr<Backend> inner, HastyRun* run, const std::string& name = "")
+      : ForwardingBackend(std::move(inner)),
+        ForwardingQueue(&inner_backend().queue()),
+        run_(run),
+        name_(name.empty() ? "" : name + ": ") {}
+  ~HastyBackend() override { run_->told.Update(inner_queue().Wait(inner_queue().Record())); }
 
-  absl::StatusOr<BufferId> Allocate(uint64_t bytes, BufferKind kind) override {
-    return behind_->Allocate(bytes, kind);
-  }
-  absl::StatusOr<SharedBuffer> AllocateShared(uint64_t bytes) override {
-    return behind_->AllocateShared(bytes);
-  }
-  absl::StatusOr<BufferId> Import(absl::Span<const std::byte> memory) override {
-    return behind_->Import(memory);
-  }
-  absl::Status Free(BufferId buffer) override { return behind_->Free(buffer); }
-  const std::byte* HostRead(BufferRef ref, uint64_t bytes) override { return behind_->HostRead(ref, bytes); }
-  std::byte* HostWrite(BufferRef ref, uint64_t bytes) override { return behind_->HostWrite(ref, bytes); }
   Queue& queue() override { return *this; }
-  void BeginStep() override { behind_->BeginStep(); }
-  void EndStep() override { behind_->EndStep(); }
-  BackendCounters Counters() const override { return behind_->Counters(); }
-  std::string Describe() const override { return behind_->Describe(); }
-
   absl::Status Upload(const void* source, uint64_t bytes, BufferRef destination) override {
     last_ = "Upload";
-    return behind_->queue().Upload(source, bytes, destination);
+    return inner_queue().Upload(source, bytes, destination);
   }
   absl::Status Download(BufferRef source, uint64_t bytes, void* destination) override {
     last_ = "Download";
-    return behind_->queue().Download(source, bytes, destination);
+    return inner_queue().Download(source, bytes, destination);
   }
   absl::Status Enqueue(const Operation& operation) override {
     last_ = std::visit([](const auto* args) { return NameOf(*args); }, operation);
-    return behind_->queue().Enqueue(operation);
+    return inner_queue().Enqueue(operation);
   }
-  bool RunsAtCall() const override { return behind_->queue().RunsAtCall(); }
-  absl::Status BeginGraph() override { return behind_->queue().BeginGraph(); }
-  absl::Status EndGraph() override { return behind_->queue().EndGraph(); }
   Event Record() override {
-    const Event event = behind_->queue().Record();
+    const Event event = inner_queue().Record();
     events_.emplace_back(event.value, last_);
     return event;
   }
@@ -83,7 +66,7 @@ class HastyBackend final : public Backend, public Queue {
     if (LeavesOut("IsDone", event)) {
       return true;
     }
-    const bool done = behind_->queue().IsDone(event);
+    const bool done = inner_queue().IsDone(event);
     known_ = done ? event.value : known_;
     return done;
   }
@@ -92,9 +75,8 @@ class HastyBackend final : public Backend, public Queue {
       return absl::OkStatus();
     }
     known_ = std::max(known_, event.value);
-    return behind_->queue().Wait(event);
+    return inner_queue().Wait(event);
   }
-  absl::StatusOr<double> Seconds(Event from, Event to) override { return behind_->queue().Seconds(from, to); }
 
  private:
   bool LeavesOut(const char* call, Event event) {
@@ -110,7 +92,6 @@ class HastyBackend final : public Backend, public Queue {
     return true;
   }
 
-  const std::unique_ptr<Backend> behind_;
   HastyRun* const run_;
   const std::string name_;
   const char* last_ = "nothing";
