@@ -13,9 +13,9 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
+#include "common/base/json_reader.h"
 #include "common/base/size.h"
 #include "common/base/status.h"
-#include "common/base/strict_json.h"
 
 namespace sluice::cli {
 
@@ -187,7 +187,7 @@ absl::StatusOr<std::vector<HubFile>> FilesOfPage(const std::string& json, const 
   const auto loss = [](const absl::Status& status) {
     return status.ok() ? status : absl::DataLossError(status.message());
   };
-  const absl::StatusOr<nlohmann::json> page = ParseStrictJson(json, subject);
+  const absl::StatusOr<nlohmann::json> page = ParseJson(json, subject);
   RETURN_IF_ERROR(loss(page.status()));
   if (!page->is_array()) return absl::DataLossError(absl::StrCat(subject, ": no list of files"));
   std::vector<HubFile> files;
@@ -211,7 +211,7 @@ absl::StatusOr<HubListing> ListRepository(HttpClient* http, const HubAccess& acc
   HubListing listing;
   const std::string about = absl::StrCat(api, "/revision/", UrlEscape(access.revision));
   ASSIGN_OR_RETURN(const Page revision, asker.Ask(about));
-  ASSIGN_OR_RETURN(const nlohmann::json json, ParseStrictJson(revision.body, about));
+  ASSIGN_OR_RETURN(const nlohmann::json json, ParseJson(revision.body, about));
   ASSIGN_OR_RETURN(const JsonObject object, JsonObject::Of(json, about));
   ASSIGN_OR_RETURN(listing.commit, object.String("sha"));
   if (!IsHex(listing.commit, 40)) {

@@ -1,11 +1,12 @@
 #include "cli/json.h"
 
 #include <limits>
-#include <nlohmann/json.hpp>
 #include <utility>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "common/base/json_reader.h"
+#include "common/base/status.h"
 
 namespace sluice::cli {
 
@@ -70,10 +71,10 @@ std::string Json::Dump(int indent) const {
                            nlohmann::ordered_json::error_handler_t::replace);
 }
 
-bool IsJson(std::string_view text) { return nlohmann::ordered_json::accept(text); }
+bool IsJson(std::string_view text) { return ParseJson(text, "", {.allow_duplicate_keys = true}).ok(); }
 
 absl::StatusOr<std::vector<int32_t>> TokenIdsFromJson(std::string_view text) {
-  const nlohmann::json json = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
+  ASSIGN_OR_RETURN(const nlohmann::json json, ParseJson(text, "token ids"));
   if (!json.is_array()) {
     return absl::InvalidArgumentError("token ids: expected a JSON array of whole numbers");
   }

@@ -12,7 +12,6 @@
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
-#include <nlohmann/json.hpp>
 #include <utility>
 
 #include "absl/strings/match.h"
@@ -25,6 +24,7 @@
 #include "cli/pack_cache.h"
 #include "cli/supervisor.h"
 #include "cli/terminal.h"
+#include "common/base/json_reader.h"
 #include "common/base/runtime_dir.h"
 #include "common/base/size.h"
 #include "common/base/status.h"
@@ -570,7 +570,7 @@ absl::Status FailureOf(const std::string& command, int result, const absl::Statu
   if (WIFSIGNALED(result)) {
     return absl::InternalError(absl::StrCat(command, " was ended by signal ", WTERMSIG(result)));
   }
-  const nlohmann::json json = nlohmann::json::parse(output.value_or(""), nullptr, /*allow_exceptions=*/false);
+  const nlohmann::json json = ParseJson(output.value_or(""), "output").value_or(nlohmann::json());
   const auto error = json.is_object() ? json.find("error") : json.end();
   if (!json.is_object() || error == json.end() || !error->is_object()) {
     return absl::InternalError(absl::StrCat(command, " failed with exit code ", WEXITSTATUS(result)));

@@ -5,8 +5,8 @@
 #include <limits>
 #include <utility>
 
+#include "common/base/json_reader.h"
 #include "common/base/status.h"
-#include "common/base/strict_json.h"
 #include "common/model/model_config_json.h"
 #include "common/model/model_limits.h"
 #include "pack/row_layout.h"
@@ -242,7 +242,7 @@ absl::StatusOr<Manifest> ParseManifest(std::string_view text) {
   }
   Manifest manifest;
   manifest.model_id = actual;
-  absl::StatusOr<json> root = ParseStrictJson(body, kManifestName);
+  absl::StatusOr<json> root = ParseJson(body, kManifestName);
   if (!root.ok()) return absl::DataLossError(root.status().message());
   absl::StatusOr<JsonObject> object = JsonObject::Of(*root, kManifestName);
   const absl::Status status = object.ok() ? ReadBody(*object, &manifest) : object.status();

@@ -1,13 +1,13 @@
 #include "cli/measure/quality_rows.h"
 
 #include <algorithm>
-#include <nlohmann/json.hpp>
 #include <set>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_replace.h"
 #include "cli/measure/svg_plot.h"
+#include "common/base/json_reader.h"
 #include "common/base/status.h"
 
 namespace sluice::cli {
@@ -68,7 +68,7 @@ QualityPlan PlanOf(const std::vector<QualityRecipe>& recipes, const std::vector<
 }
 
 absl::StatusOr<QualityResult> ParsePerplexityJson(const std::string& text) {
-  const nlohmann::json json = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
+  ASSIGN_OR_RETURN(const nlohmann::json json, ParseJson(text, "the output of `sluice perplexity --json`"));
   const auto number = [&json](const char* key) -> std::optional<double> {
     const auto found = json.is_object() ? json.find(key) : json.end();
     return found != json.end() && found->is_number() ? std::optional<double>(found->get<double>())

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "common/base/json_reader.h"
 #include "common/base/status.h"
-#include "common/base/strict_json.h"
 #include "common/model/model_limits.h"
 
 namespace sluice {

@@ -5,8 +5,8 @@
 #include <utility>
 
 #include "absl/container/flat_hash_set.h"
+#include "common/base/json_reader.h"
 #include "common/base/status.h"
-#include "common/base/strict_json.h"
 #include "common/model/gguf_config.h"
 #include "common/model/model_limits.h"
 

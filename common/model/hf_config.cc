@@ -8,8 +8,8 @@
 
 #include "absl/strings/str_join.h"
 #include "common/base/file_io.h"
+#include "common/base/json_reader.h"
 #include "common/base/status.h"
-#include "common/base/strict_json.h"
 #include "common/model/hf_families.h"
 #include "common/model/hf_fields.h"
 #include "common/model/model_limits.h"
@@ -219,7 +219,7 @@ absl::StatusOr<std::string> TemplateOf(const JsonObject& file) {
 absl::StatusOr<std::string> TemplateOfFile(const std::string& path, size_t max_bytes) {
   if (!FileExists(path)) return std::string();
   ASSIGN_OR_RETURN(const std::string text, ReadFile(path, max_bytes));
-  ASSIGN_OR_RETURN(const json root, ParseStrictJson(text, path));
+  ASSIGN_OR_RETURN(const json root, ParseJson(text, path));
   ASSIGN_OR_RETURN(const JsonObject object, JsonObject::Of(root, path));
   ASSIGN_OR_RETURN(std::string chat_template, TemplateOf(object));
   if (chat_template.size() > kMaxTemplateBytes) {
@@ -243,7 +243,7 @@ absl::StatusOr<std::string> ReadChatTemplate(const std::string& dir) {
 absl::StatusOr<HfConfig> ParseHfConfig(std::string_view config_json, std::string_view generation_json,
                                        const std::string& subject) {
   const std::string config_name = absl::StrCat(subject, "/config.json");
-  ASSIGN_OR_RETURN(const json root, ParseStrictJson(SpellInfinities(config_json), config_name));
+  ASSIGN_OR_RETURN(const json root, ParseJson(SpellInfinities(config_json), config_name));
   ASSIGN_OR_RETURN(const JsonObject object, JsonObject::Of(root, config_name));
   ASSIGN_OR_RETURN(const Family* family, FindFamily(object));
   HfConfig result;
@@ -254,7 +254,7 @@ absl::StatusOr<HfConfig> ParseHfConfig(std::string_view config_json, std::string
   RETURN_IF_ERROR(ReadIds(object, "eos_token_id", result.config.vocab, &result.config.eos_ids));
   if (!generation_json.empty()) {
     const std::string name = absl::StrCat(subject, "/generation_config.json");
-    ASSIGN_OR_RETURN(const json generation_root, ParseStrictJson(generation_json, name));
+    ASSIGN_OR_RETURN(const json generation_root, ParseJson(generation_json, name));
     ASSIGN_OR_RETURN(const JsonObject generation, JsonObject::Of(generation_root, name));
     RETURN_IF_ERROR(ReadIds(generation, "bos_token_id", result.config.vocab, &result.config.bos_ids));
     RETURN_IF_ERROR(ReadIds(generation, "eos_token_id", result.config.vocab, &result.config.eos_ids));

@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "common/base/strict_json.h"
+#include "common/base/json_reader.h"
 
 namespace sluice {
 

@@ -12,8 +12,8 @@
 #include <vector>
 
 #include "absl/types/span.h"
+#include "common/base/json_reader.h"
 #include "common/base/status.h"
-#include "common/base/strict_json.h"
 #include "common/model/model_limits.h"
 
 namespace sluice {

@@ -1,7 +1,7 @@
 #include "common/model/quantization.h"
 
+#include "common/base/json_reader.h"
 #include "common/base/status.h"
-#include "common/base/strict_json.h"
 
 namespace sluice {
 namespace {
@@ -157,7 +157,7 @@ absl::StatusOr<Quantization> ReadQuantization(const JsonObject& config) {
 }
 
 absl::StatusOr<Quantization> ParseModeloptQuantization(std::string_view text, const std::string& subject) {
-  ASSIGN_OR_RETURN(const json root, ParseStrictJson(text, subject));
+  ASSIGN_OR_RETURN(const json root, ParseJson(text, subject));
   ASSIGN_OR_RETURN(const JsonObject object, JsonObject::Of(root, subject));
   ASSIGN_OR_RETURN(const JsonObject quantization, object.Object("quantization"));
   return ReadModelopt(quantization);

@@ -10,8 +10,8 @@
 #include <utility>
 
 #include "common/base/checksum.h"
+#include "common/base/json_reader.h"
 #include "common/base/status.h"
-#include "common/base/strict_json.h"
 
 namespace sluice {
 namespace {
@@ -169,7 +169,7 @@ absl::StatusOr<std::vector<TensorInfo>> ParseSafetensorsHeader(std::string_view 
     return absl::InvalidArgumentError(
         absl::StrCat(subject, ": header of ", header.size(), " bytes does not fit a file of ", file_bytes));
   }
-  ASSIGN_OR_RETURN(const json root, ParseStrictJson(header, subject, {.max_depth = 4}));
+  ASSIGN_OR_RETURN(const json root, ParseJson(header, subject, {.max_depth = 4}));
   ASSIGN_OR_RETURN(const JsonObject object, JsonObject::Of(root, subject));
   const uint64_t data_start = 8 + header.size();
   std::vector<TensorInfo> tensors;
@@ -208,7 +208,7 @@ bool IsPlainShardName(const std::string& name) {
 }  // namespace
 
 absl::StatusOr<ShardIndex> ParseShardIndex(std::string_view text, const std::string& subject) {
-  ASSIGN_OR_RETURN(const nlohmann::json root, ParseStrictJson(text, subject, {.max_depth = 8}));
+  ASSIGN_OR_RETURN(const nlohmann::json root, ParseJson(text, subject, {.max_depth = 8}));
   ASSIGN_OR_RETURN(const JsonObject object, JsonObject::Of(root, subject));
   ASSIGN_OR_RETURN(const JsonObject map, object.Object("weight_map"));
   std::set<std::string> files;

@@ -13,8 +13,8 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "common/base/file_io.h"
+#include "common/base/json_reader.h"
 #include "common/base/status.h"
-#include "common/base/strict_json.h"
 #include "common/profile/profile_file.h"
 #include "nlohmann/json.hpp"
 
@@ -39,7 +39,7 @@ absl::StatusOr<JsonObject> CheckProfileRoot(const nlohmann::json& root, const st
 template <typename Value, typename Convert>
 absl::StatusOr<Value> ParseProfileText(std::string_view text, const std::string& subject, uint64_t max_values,
                                        const Convert& convert) {
-  const absl::StatusOr<nlohmann::json> root = ParseStrictJson(text, subject, {.max_values = max_values});
+  const absl::StatusOr<nlohmann::json> root = ParseJson(text, subject, {.max_values = max_values});
   if (!root.ok()) return ToDataLoss(root.status());
   absl::StatusOr<Value> value = convert(*root);
   if (!value.ok()) return ToDataLoss(value.status());

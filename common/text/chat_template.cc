@@ -1,11 +1,11 @@
 #include "common/text/chat_template.h"
 
 #include <algorithm>
-#include <nlohmann/json.hpp>
 #include <utility>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
+#include "common/base/json_reader.h"
 #include "common/base/status.h"
 #include "common/text/jinja_interpreter.h"
 #include "common/text/jinja_parser.h"
@@ -15,69 +15,44 @@ namespace {
 
 using OrderedJson = nlohmann::ordered_json;
 
-constexpr int kMaxJsonDepth = 64;
 constexpr size_t kMaxConversationBytes = 16 << 20;
-constexpr size_t kMaxValues = 100'000;
-constexpr size_t kMaxMembers = 1024;  // per object: a lookup is linear in them
+constexpr JsonLimits kConversationJson{
+    .max_values = 100'000, .max_members = 1024, .allow_duplicate_keys = true};
 constexpr size_t kMaxTemplateBytes = 1 << 20;
 constexpr std::string_view kContinueTag = "CONTINUE_FINAL_MESSAGE_TAG";
 
-// Reader: converts a client's JSON to values. All of its text, keys included, is marked as the client's, so
-// that none of it can become a control token.
-class Reader {
- public:
-  absl::StatusOr<jinja::Value> Read(const OrderedJson& json, int depth) {
-    if (depth > kMaxJsonDepth) {
-      return absl::InvalidArgumentError(absl::StrCat("conversation: nested deeper than ", kMaxJsonDepth));
+// Converts a client's JSON to values. All of its text, keys included, is marked as the client's, so that none
+// of it can become a control token.
+jinja::Value ClientValue(const OrderedJson& json) {
+  switch (json.type()) {
+    case OrderedJson::value_t::string:
+      return jinja::Value(jinja::String::FromClient(json.get_ref<const std::string&>()));
+    case OrderedJson::value_t::boolean:
+      return jinja::Value(json.get<bool>());
+    case OrderedJson::value_t::number_integer:
+    case OrderedJson::value_t::number_unsigned:
+      return jinja::Value(json.get<int64_t>());
+    case OrderedJson::value_t::number_float:
+      return jinja::Value(json.get<double>());
+    case OrderedJson::value_t::array: {
+      jinja::List list;
+      for (const OrderedJson& item : json) {
+        list.push_back(ClientValue(item));
+      }
+      return jinja::Value(std::move(list));
     }
-    if (++values_ > kMaxValues) {
-      return absl::InvalidArgumentError(absl::StrCat("conversation: more than ", kMaxValues, " values"));
+    case OrderedJson::value_t::object: {
+      jinja::Map map;
+      map.client = true;
+      for (const auto& [key, item] : json.items()) {
+        map.emplace_back(key, ClientValue(item));
+      }
+      return jinja::Value(std::move(map));
     }
-    switch (json.type()) {
-      case OrderedJson::value_t::string:
-        return jinja::Value(jinja::String::FromClient(json.get_ref<const std::string&>()));
-      case OrderedJson::value_t::boolean:
-        return jinja::Value(json.get<bool>());
-      case OrderedJson::value_t::number_integer:
-      case OrderedJson::value_t::number_unsigned:
-        return jinja::Value(json.get<int64_t>());
-      case OrderedJson::value_t::number_float:
-        return jinja::Value(json.get<double>());
-      case OrderedJson::value_t::array:
-        return ReadList(json, depth);
-      case OrderedJson::value_t::object:
-        return ReadMap(json, depth);
-      default:
-        return jinja::Value(jinja::None{});
-    }
+    default:
+      return jinja::Value(jinja::None{});
   }
-
- private:
-  absl::StatusOr<jinja::Value> ReadList(const OrderedJson& json, int depth) {
-    jinja::List list;
-    for (const OrderedJson& item : json) {
-      ASSIGN_OR_RETURN(jinja::Value value, Read(item, depth + 1));
-      list.push_back(std::move(value));
-    }
-    return jinja::Value(std::move(list));
-  }
-
-  absl::StatusOr<jinja::Value> ReadMap(const OrderedJson& json, int depth) {
-    if (json.size() > kMaxMembers) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("conversation: an object of ", json.size(), " members, more than ", kMaxMembers));
-    }
-    jinja::Map map;
-    map.client = true;
-    for (const auto& [key, item] : json.items()) {
-      ASSIGN_OR_RETURN(jinja::Value value, Read(item, depth + 1));
-      map.emplace_back(key, std::move(value));
-    }
-    return jinja::Value(std::move(map));
-  }
-
-  size_t values_ = 0;
-};
+}
 
 // Drops null members, which templates would print as "None", and stores reasoning under all the names that
 // templates use for it.
@@ -184,9 +159,8 @@ absl::StatusOr<RenderedChat> ChatTemplate::Render(const std::string& conversatio
     return absl::InvalidArgumentError(
         absl::StrCat("conversation: ", conversation.size(), " bytes, more than ", kMaxConversationBytes));
   }
-  OrderedJson json = OrderedJson::parse(conversation, nullptr, /*allow_exceptions=*/false);
-  if (json.is_discarded() || !json.is_object() || !json.contains("messages") ||
-      !json["messages"].is_array()) {
+  ASSIGN_OR_RETURN(OrderedJson json, ParseOrderedJson(conversation, "conversation", kConversationJson));
+  if (!json.is_object() || !json.contains("messages") || !json["messages"].is_array()) {
     return absl::InvalidArgumentError("conversation: expected a JSON object with a list `messages`");
   }
   for (const auto& [name, value] : json.items()) {
@@ -198,7 +172,7 @@ absl::StatusOr<RenderedChat> ChatTemplate::Render(const std::string& conversatio
   if (options.continue_final_message) {
     RETURN_IF_ERROR(TagFinalMessage(options, &json["messages"]));
   }
-  ASSIGN_OR_RETURN(const jinja::Value given, Reader().Read(json, 0));
+  const jinja::Value given = ClientValue(json);
   jinja::Map variables = *given.map();
   variables.client = false;
   MarkRoles(*jinja::FindKey(variables, "messages"));

@@ -3,46 +3,56 @@
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "common/base/json_reader.h"
 #include "common/base/status.h"
 #include "common/base/utf8.h"
-#include "common/text/json_fields.h"
 #include "common/text/tokenizer_readers.h"
 #include "common/text/tokenizer_spec.h"
 
 namespace sluice {
 namespace {
 
+using Json = nlohmann::json;
+
 constexpr const char* kQwen2Regex =
     "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|"
     "\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+";
 
+// Reads {"token": id, ..}.
+absl::Status ParseVocabulary(const JsonObject& object, Vocabulary* vocabulary) {
+  for (const auto& [token, id] : object.value().items()) {
+    if (!id.is_number_unsigned() || id.get<uint64_t>() >= static_cast<uint64_t>(Vocabulary::kMaxIds)) {
+      return absl::InvalidArgumentError(absl::StrCat(object.subject(), ": id of token \"", token,
+                                                     "\" is not a whole number below ", Vocabulary::kMaxIds));
+    }
+    RETURN_IF_ERROR(Annotate(vocabulary->Add(token, id.get<int64_t>()), object.subject()));
+  }
+  return absl::OkStatus();
+}
+
 // Reads a token given by its text or by {"content": text, ..}.
-absl::StatusOr<std::optional<std::string>> TokenMember(const Json& object, const char* key) {
-  const Json* member = FindMember(object, key);
+absl::StatusOr<std::optional<std::string>> TokenMember(const JsonObject& object, const std::string& key) {
+  const Json* member = object.Find(key);
   if (member == nullptr) {
     return std::nullopt;
   }
   if (member->is_string()) {
-    return *member->get_ptr<const std::string*>();
+    return member->get<std::string>();
   }
-  absl::StatusOr<std::string> content = StringMember(*member, "content");
-  if (!content.ok()) {
-    return Annotate(content.status(), key);
-  }
-  return *std::move(content);
+  ASSIGN_OR_RETURN(const JsonObject token, JsonObject::Of(*member, key));
+  return token.String("content");
 }
 
-absl::StatusOr<std::optional<bool>> OptionalBool(const Json& object, const char* key) {
-  if (FindMember(object, key) == nullptr) {
+absl::StatusOr<std::optional<bool>> OptionalBool(const JsonObject& object, const char* key) {
+  if (!object.Has(key)) {
     return std::nullopt;
   }
-  ASSIGN_OR_RETURN(const bool value, BoolMember(object, key, false));
-  return value;
+  return object.Bool(key);
 }
 
 // Reads names of special tokens, which occur in tokenizer_config.json and in special_tokens_map.json; the
 // first file that names one counts.
-absl::Status ParseNamedTokens(const Json& json, TokenizerConfig* config) {
+absl::Status ParseNamedTokens(const JsonObject& json, TokenizerConfig* config) {
   for (const char* key :
        {"bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token"}) {
     ASSIGN_OR_RETURN(const std::optional<std::string> name, TokenMember(json, key));
@@ -58,52 +68,50 @@ absl::Status ParseNamedTokens(const Json& json, TokenizerConfig* config) {
       config->eos = name;
     }
   }
-  if (const Json* extra = FindMember(json, "extra_special_tokens"); extra != nullptr && extra->is_object()) {
+  if (const Json* extra = json.Find("extra_special_tokens"); extra != nullptr && extra->is_object()) {
+    ASSIGN_OR_RETURN(const JsonObject tokens, JsonObject::Of(*extra, "extra_special_tokens"));
     for (const auto& [key, unused] : extra->items()) {
-      ASSIGN_OR_RETURN(const std::optional<std::string> name, TokenMember(*extra, key.c_str()));
+      ASSIGN_OR_RETURN(const std::optional<std::string> name, TokenMember(tokens, key));
       if (name.has_value()) {
         config->names.emplace(key, *name);
         config->named_tokens.push_back(*name);
       }
     }
   }
-  const Json* more = FindMember(json, "additional_special_tokens");
-  if (more == nullptr) {
+  if (!json.Has("additional_special_tokens")) {
     return absl::OkStatus();
   }
-  if (!more->is_array()) {
-    return absl::InvalidArgumentError("field \"additional_special_tokens\" is not a list");
-  }
+  ASSIGN_OR_RETURN(const Json* more, json.Array("additional_special_tokens"));
   for (const Json& entry : *more) {
     if (entry.is_string()) {
-      config->named_tokens.push_back(*entry.get_ptr<const std::string*>());
+      config->named_tokens.push_back(entry.get<std::string>());
       continue;
     }
-    ASSIGN_OR_RETURN(std::string content, StringMember(entry, "content"));
+    ASSIGN_OR_RETURN(const JsonObject token, JsonObject::Of(entry, "additional_special_tokens"));
+    ASSIGN_OR_RETURN(std::string content, token.String("content"));
     config->named_tokens.push_back(std::move(content));
   }
   return absl::OkStatus();
 }
 
-absl::Status ParseAddedTokensDecoder(const Json& json, TokenizerConfig* config) {
-  const Json* decoder = FindMember(json, "added_tokens_decoder");
-  if (decoder == nullptr) {
+absl::Status ParseAddedTokensDecoder(const JsonObject& json, TokenizerConfig* config) {
+  if (!json.Has("added_tokens_decoder")) {
     return absl::OkStatus();
   }
-  for (const auto& [key, entry] : decoder->items()) {
-    absl::StatusOr<AddedToken> token = ParseAddedToken(entry);
-    if (!token.ok() || !absl::SimpleAtoi(key, &token->id)) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("added_tokens_decoder \"", key,
-                       "\" is not an added token: ", std::string(token.status().message())));
+  ASSIGN_OR_RETURN(const JsonObject decoder, json.Object("added_tokens_decoder"));
+  for (const auto& [key, unused] : decoder.value().items()) {
+    ASSIGN_OR_RETURN(const JsonObject entry, decoder.Object(key));
+    ASSIGN_OR_RETURN(AddedToken token, ParseAddedToken(entry));
+    if (!absl::SimpleAtoi(key, &token.id)) {
+      return decoder.Error(key, "is not the id of an added token");
     }
-    config->added_tokens.push_back(*std::move(token));
+    config->added_tokens.push_back(std::move(token));
   }
   return absl::OkStatus();
 }
 
 // Reads the form {"token": id} of older tools; such tokens are not special, unless a name makes them so.
-absl::Status ParseOldAddedTokens(const Json& json, TokenizerConfig* config) {
+absl::Status ParseOldAddedTokens(const JsonObject& json, TokenizerConfig* config) {
   Vocabulary tokens;
   RETURN_IF_ERROR(ParseVocabulary(json, &tokens));
   for (int32_t id = 0; id < tokens.end(); ++id) {
@@ -120,24 +128,25 @@ absl::Status ParseOldAddedTokens(const Json& json, TokenizerConfig* config) {
   return absl::OkStatus();
 }
 
-absl::Status ParseConfigFile(const Json& json, TokenizerConfig* config) {
-  ASSIGN_OR_RETURN(config->tokenizer_class, StringMemberOr(json, "tokenizer_class", ""));
+absl::Status ParseConfigFile(const JsonObject& json, TokenizerConfig* config) {
+  ASSIGN_OR_RETURN(config->tokenizer_class, json.StringOr("tokenizer_class", ""));
   ASSIGN_OR_RETURN(config->add_bos, OptionalBool(json, "add_bos_token"));
   ASSIGN_OR_RETURN(config->add_eos, OptionalBool(json, "add_eos_token"));
   ASSIGN_OR_RETURN(config->legacy, OptionalBool(json, "legacy"));
-  ASSIGN_OR_RETURN(config->add_prefix_space, BoolMember(json, "add_prefix_space", false));
+  ASSIGN_OR_RETURN(config->add_prefix_space, json.BoolOr("add_prefix_space", false));
   RETURN_IF_ERROR(ParseNamedTokens(json, config));
   return ParseAddedTokensDecoder(json, config);
 }
 
 absl::Status ParseFile(const TokenizerFiles& files, const char* name,
-                       absl::Status (*parse)(const Json&, TokenizerConfig*), TokenizerConfig* config) {
+                       absl::Status (*parse)(const JsonObject&, TokenizerConfig*), TokenizerConfig* config) {
   const auto it = files.find(name);
   if (it == files.end()) {
     return absl::OkStatus();
   }
-  ASSIGN_OR_RETURN(const Json json, ParseJsonObject(it->second, name));
-  return Annotate(parse(json, config), name);
+  ASSIGN_OR_RETURN(const Json json, ParseJson(it->second, name, {.allow_duplicate_keys = true}));
+  ASSIGN_OR_RETURN(const JsonObject object, JsonObject::Of(json, name));
+  return parse(object, config);
 }
 
 absl::StatusOr<std::optional<int32_t>> IdOfNamed(const std::optional<std::string>& name, bool needed,
@@ -247,8 +256,9 @@ absl::StatusOr<TokenizerSpec> ParseVocabAndMerges(const std::string& vocab_json,
         "vocab.json and merges.txt of tokenizer_class \"", config.tokenizer_class,
         "\" are not supported (GPT2Tokenizer and Qwen2Tokenizer are): tokenizer.json is needed"));
   }
-  ASSIGN_OR_RETURN(const Json vocab, ParseJsonObject(vocab_json, "vocab.json"));
-  RETURN_IF_ERROR(Annotate(ParseVocabulary(vocab, &spec.vocabulary), "vocab.json"));
+  ASSIGN_OR_RETURN(const Json vocab, ParseJson(vocab_json, "vocab.json", {.allow_duplicate_keys = true}));
+  ASSIGN_OR_RETURN(const JsonObject tokens, JsonObject::Of(vocab, "vocab.json"));
+  RETURN_IF_ERROR(ParseVocabulary(tokens, &spec.vocabulary));
   uint32_t rank = 0;
   for (size_t begin = 0; begin < merges_txt.size();) {
     const size_t end = std::min(merges_txt.find('\n', begin), merges_txt.size());

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "common/base/json_reader.h"
 #include "common/text/tokenizer.h"
 #include "common/text/tokenizer_spec.h"
 
@@ -58,6 +59,10 @@ absl::StatusOr<TokenizerSpec> ParseVocabAndMerges(const std::string& vocab_json,
 // naming an unsupported component. `truncation` and `padding` are not applied: they are settings of the last
 // user of the library that wrote the file. `bos` and `eos` stay unset.
 absl::StatusOr<TokenizerSpec> ParseTokenizerJson(const std::string& bytes);
+
+// Reads the fields of an added token except its id. `normalized` defaults as in the library: true unless
+// special.
+absl::StatusOr<AddedToken> ParseAddedToken(const JsonObject& object);
 
 // Reader of tokenizer.model: SentencePiece's ModelProto, read from its protobuf wire form (the sentencepiece
 // library cannot share a process with protobuf). Supports only BPE models with the identity normalizer.

@@ -10,7 +10,6 @@
 #include <iterator>
 #include <limits>
 #include <map>
-#include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -22,8 +21,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
+#include "common/base/json_reader.h"
 #include "common/base/status.h"
-#include "common/base/strict_json.h"
 #include "inferd/grammar/grammar_text.h"
 
 namespace sluice::inferd {
@@ -623,8 +622,8 @@ absl::Status Checker::WalkOpenObject(Json* schema, const std::string& place) {
 absl::StatusOr<std::string> CheckSchema(std::string_view text) {
   JsonLimits limits;
   limits.max_values = kMaxValues;
-  RETURN_IF_ERROR(ParseStrictJson(text, "#", limits).status());
-  return Checker(Json::parse(text, nullptr, /*allow_exceptions=*/false)).Run();
+  ASSIGN_OR_RETURN(Json schema, ParseOrderedJson(text, "#", limits));
+  return Checker(std::move(schema)).Run();
 }
 
 }  // namespace sluice::inferd

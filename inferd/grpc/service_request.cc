@@ -3,13 +3,13 @@
 #include <algorithm>
 #include <array>
 #include <limits>
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "common/base/json_reader.h"
 #include "common/base/status.h"
 #include "google/protobuf/descriptor.h"
 #include "google/protobuf/unknown_field_set.h"
@@ -22,6 +22,7 @@ namespace {
 namespace v1 = inference::v1;
 using Json = nlohmann::ordered_json;
 
+constexpr JsonLimits kClientJson{.max_members = 1024, .allow_duplicate_keys = true};
 constexpr int kMaxVariables = 64;
 constexpr std::array<const char*, 3> kReservedVariables = {"messages", "tools", "add_generation_prompt"};
 
@@ -47,8 +48,8 @@ absl::StatusOr<std::string> RoleName(v1::ChatRole role, const std::string& field
 }
 
 absl::StatusOr<Json> ParseObject(const std::string& text, const std::string& field) {
-  Json json = text.empty() ? Json::object() : Json::parse(text, nullptr, /*allow_exceptions=*/false);
-  if (!json.is_object()) {
+  absl::StatusOr<Json> json = ParseOrderedJson(text.empty() ? "{}" : text, field, kClientJson);
+  if (!json.ok() || !json->is_object()) {
     return InvalidPrompt(field, "is not a JSON object");
   }
   return json;
@@ -118,11 +119,11 @@ absl::Status AddVariables(const v1::ChatOptions& options, Json* conversation) {
     if (std::find(kReservedVariables.begin(), kReservedVariables.end(), name) != kReservedVariables.end()) {
       return InvalidPrompt(field, "is set by a field of its own");
     }
-    Json value = Json::parse(text, nullptr, /*allow_exceptions=*/false);
-    if (value.is_discarded()) {
+    absl::StatusOr<Json> value = ParseOrderedJson(text, field, kClientJson);
+    if (!value.ok()) {
       return InvalidPrompt(field, "is no JSON value (a text needs its quotation marks)");
     }
-    (*conversation)[name] = std::move(value);
+    (*conversation)[name] = *std::move(value);
   }
   return absl::OkStatus();
 }

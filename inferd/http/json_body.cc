@@ -3,79 +3,29 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/base/json_reader.h"
 #include "common/base/status.h"
 
 namespace sluice::inferd {
 namespace {
 
-constexpr size_t kMaxDepth = 64;
-constexpr size_t kMaxValues = 4'000'000;
-constexpr size_t kMaxMembers = 1024;
-
-// Scans a text without building values, so that excessive input is refused before it uses memory.
-class BoundsCheck final : public nlohmann::json_sax<Json> {
- public:
-  const std::string& error() const { return error_; }
-
-  bool null() override { return Count(); }
-  bool boolean(bool) override { return Count(); }
-  bool number_integer(number_integer_t) override { return Count(); }
-  bool number_unsigned(number_unsigned_t) override { return Count(); }
-  bool number_float(number_float_t, const string_t&) override { return Count(); }
-  bool string(string_t&) override { return Count(); }
-  bool binary(binary_t&) override { return Fail("binary value"); }
-  bool start_object(size_t) override { return Open(); }
-  bool start_array(size_t) override { return Open(); }
-  bool end_object() override { return Close(); }
-  bool end_array() override { return Close(); }
-  bool key(string_t&) override {
-    return ++members_.back() <= kMaxMembers ||
-           Fail(absl::StrCat("an object has more than ", kMaxMembers, " members"));
-  }
-  bool parse_error(size_t position, const std::string&, const nlohmann::detail::exception&) override {
-    return Fail(absl::StrCat("JSON is broken at byte ", position));
-  }
-
- private:
-  bool Fail(std::string why) {
-    if (error_.empty()) {
-      error_ = std::move(why);
-    }
-    return false;
-  }
-  bool Count() { return ++values_ <= kMaxValues || Fail(absl::StrCat("more than ", kMaxValues, " values")); }
-  bool Open() {
-    members_.push_back(0);
-    return members_.size() <= kMaxDepth ? Count() : Fail(absl::StrCat("nested deeper than ", kMaxDepth));
-  }
-  bool Close() {
-    members_.pop_back();
-    return true;
-  }
-
-  std::string error_;
-  std::vector<size_t> members_;  // number of members of the open objects; 0 for lists
-  size_t values_ = 0;
-};
+constexpr JsonLimits kBodyLimits{.max_members = 1024, .allow_duplicate_keys = true};
 
 }  // namespace
 
 Json ParseBounded(const std::string& text) {
-  BoundsCheck check;
-  return Json::sax_parse(text, &check) ? Json::parse(text, nullptr, /*allow_exceptions=*/false)
-                                       : Json(Json::value_t::discarded);
+  return ParseOrderedJson(text, "", kBodyLimits).value_or(Json(Json::value_t::discarded));
 }
 
 absl::StatusOr<Json> ParseBody(const std::string& body) {
-  BoundsCheck check;
-  if (!Json::sax_parse(body, &check)) {
+  absl::StatusOr<Json> json = ParseOrderedJson(body, "the body cannot be read", kBodyLimits);
+  if (!json.ok()) {
     return ReasonError(absl::StatusCode::kInvalidArgument, "INVALID_JSON",
-                       absl::StrCat("the body cannot be read: ", check.error()));
+                       std::string(json.status().message()));
   }
-  Json json = Json::parse(body, nullptr, /*allow_exceptions=*/false);
-  if (!json.is_object()) {
+  if (!json->is_object()) {
     return ReasonError(absl::StatusCode::kInvalidArgument, "INVALID_JSON",
-                       absl::StrCat("the body is ", KindOf(json), ", must be a JSON object"));
+                       absl::StrCat("the body is ", KindOf(*json), ", must be a JSON object"));
   }
   return json;
 }

@@ -1,8 +1,8 @@
 #include "inferd/serving/call_parsers.h"
 
 #include <algorithm>
-#include <nlohmann/json.hpp>
 
+#include "common/base/json_reader.h"
 #include "inferd/serving/json_calls.h"
 
 namespace sluice::inferd {
@@ -252,7 +252,9 @@ std::string JsonOfText(const std::string& text, const std::vector<std::string>& 
   const auto dump = [](const Json& json) {
     return json.dump(-1, ' ', false, Json::error_handler_t::replace);
   };
-  const Json json = types.empty() ? Json(Json::value_t::discarded) : Json::parse(text, nullptr, false);
+  const Json none(Json::value_t::discarded);
+  const Json json =
+      types.empty() ? none : ParseOrderedJson(text, "", {.allow_duplicate_keys = true}).value_or(none);
   const bool fits =
       (json.is_number_integer() && (Allows(types, "integer") || Allows(types, "number"))) ||
       (json.is_number_float() && Allows(types, "number")) ||
@@ -377,7 +379,7 @@ class Reader {
     *out = word == "True"    ? Json(true)
            : word == "False" ? Json(false)
            : word == "None"  ? Json()
-                             : Json::parse(word, nullptr, /*allow_exceptions=*/false);
+                             : ParseOrderedJson(word, "").value_or(Json(Json::value_t::discarded));
     return !out->is_discarded() && !out->is_structured() && !out->is_string();
   }
 

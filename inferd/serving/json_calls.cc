@@ -1,11 +1,12 @@
 #include "inferd/serving/json_calls.h"
 
 #include <algorithm>
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <string_view>
 #include <utility>
 #include <vector>
+
+#include "common/base/json_reader.h"
 
 namespace sluice::inferd {
 namespace {
@@ -96,7 +97,7 @@ using Outcome = CallParser::Outcome;
 
 // Parses a call object whose members are in another order than usual, or whose arguments are a string.
 std::optional<std::pair<std::string, std::string>> CallOfObject(std::string_view text) {
-  const Json json = Json::parse(text, nullptr, /*allow_exceptions=*/false);
+  const Json json = ParseOrderedJson(text, "a call", {.allow_duplicate_keys = true}).value_or(Json());
   if (!json.is_object() || !json.contains("name") || !json["name"].is_string()) {
     return std::nullopt;
   }

@@ -5,8 +5,8 @@
 
 #include "absl/strings/str_format.h"
 #include "common/base/file_io.h"
+#include "common/base/json_reader.h"
 #include "common/base/status.h"
-#include "common/base/strict_json.h"
 #include "pack/pack.h"
 #include "pack/row_layout.h"
 

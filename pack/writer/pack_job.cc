@@ -4,8 +4,8 @@
 #include <optional>
 #include <utility>
 
+#include "common/base/json_reader.h"
 #include "common/base/status.h"
-#include "common/base/strict_json.h"
 #include "common/model/dense_names.h"
 #include "common/model/model_config_json.h"
 #include "common/model/model_source.h"

@@ -8,8 +8,8 @@
 #include <string_view>
 #include <utility>
 
+#include "common/base/json_reader.h"
 #include "common/base/status.h"
-#include "common/base/strict_json.h"
 #include "pack/writer/recipe.h"
 
 namespace sluice {

@@ -6,8 +6,8 @@
 #include <numeric>
 #include <utility>
 
+#include "common/base/json_reader.h"
 #include "common/base/status.h"
-#include "common/base/strict_json.h"
 
 namespace sluice {
 namespace {

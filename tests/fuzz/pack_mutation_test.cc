@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "absl/strings/str_replace.h"
-#include "common/base/strict_json.h"
+#include "common/base/json_reader.h"
 #include "pack/pack.h"
 #include "pack/writer/pack_writer.h"
 #include "pack/writer/staging.h"

@@ -12,7 +12,7 @@
 
 #include "common/base/file_io.h"
 #include "common/base/half.h"
-#include "common/base/strict_json.h"
+#include "common/base/json_reader.h"
 #include "common/model/safetensors.h"
 #include "pack/writer/pack_job.h"
 #include "pack/writer/pack_writer.h"

@@ -9,8 +9,8 @@
 
 #include "common/base/file_io.h"
 #include "common/base/half.h"
+#include "common/base/json_reader.h"
 #include "common/base/status.h"
-#include "common/base/strict_json.h"
 
 namespace sluice {
 namespace {

@@ -8,7 +8,7 @@
 #include <string>
 
 #include "common/base/file_io.h"
-#include "common/base/strict_json.h"
+#include "common/base/json_reader.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/tiny_model.h"
 

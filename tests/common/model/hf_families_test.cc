@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "common/base/strict_json.h"
+#include "common/base/json_reader.h"
 #include "common/model/hf_config.h"
 #include "tests/common/model/tiny_configs.h"
 

@@ -7,7 +7,7 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
-#include "common/base/strict_json.h"
+#include "common/base/json_reader.h"
 
 namespace sluice {
 namespace {

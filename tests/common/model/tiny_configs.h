@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "absl/strings/str_replace.h"
-#include "common/base/strict_json.h"
+#include "common/base/json_reader.h"
 #include "common/model/hf_config.h"
 #include "tests/support/folder_bytes.h"
 

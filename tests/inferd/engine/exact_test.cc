@@ -7,8 +7,8 @@
 #include <random>
 
 #include "common/base/file_io.h"
+#include "common/base/json_reader.h"
 #include "common/base/status.h"
-#include "common/base/strict_json.h"
 #include "gtest/gtest.h"
 #include "inferd/cache/slab_plan.h"
 #include "inferd/model/kv_cache.h"

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "common/base/file_io.h"
-#include "common/base/strict_json.h"
+#include "common/base/json_reader.h"
 #include "common/model/model_source.h"
 
 namespace sluice {
