@@ -198,18 +198,20 @@ ArgParser& ArgParser::Size(const std::string& names, std::optional<uint64_t>* ou
   return *this;
 }
 
-ArgParser& ArgParser::SizeOrShare(const std::string& names, std::optional<std::string>* out,
-                                  const std::string& help) {
-  impl_->Declared(impl_->app.add_option_function<std::string>(
+ArgParser& ArgParser::Values(const std::string& names, bool repeats,
+                             std::function<absl::Status(const std::vector<std::string>&)> take,
+                             const std::string& help) {
+  CLI::Option* option = impl_->app.add_option_function<std::vector<std::string>>(
       names,
-      [=](const std::string& v) {
-        const auto size = ParseSize(v);
-        if (!size.ok() && !ParsePercent(v).has_value()) {
-          Refuse(LongName(names), absl::StrCat(std::string(size.status().message()), ", nor a share as 50%"));
+      [take = std::move(take)](const std::vector<std::string>& texts) {
+        if (const absl::Status taken = take(texts); !taken.ok()) {
+          throw CLI::ValidationError(std::string(taken.message()));
         }
-        *out = size.ok() ? absl::StrCat(*size) : v;
       },
-      help));
+      help);
+  option->type_size(1)->expected(1);
+  option->multi_option_policy(repeats ? CLI::MultiOptionPolicy::TakeAll : CLI::MultiOptionPolicy::Throw);
+  impl_->Declared(option);
   return *this;
 }
 
@@ -225,19 +227,6 @@ ArgParser& ArgParser::TimeSpan(const std::string& names, std::optional<absl::Dur
         *out = *span;
       },
       help));
-  return *this;
-}
-
-ArgParser& ArgParser::OnOff(const std::string& names, std::optional<bool>* out, const std::string& help) {
-  impl_->Declared(impl_->app.add_option_function<std::string>(
-      names,
-      [=](const std::string& v) {
-        if (v != "on" && v != "off") {
-          Refuse(LongName(names), absl::StrCat("'", v, "' is none of on|off"));
-        }
-        *out = v == "on";
-      },
-      absl::StrCat("on|off: ", help)));
   return *this;
 }
 

@@ -9,6 +9,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -55,10 +56,12 @@ class ArgParser {
   ArgParser& Real(const std::string& names, std::optional<double>* out, const std::string& help, double least,
                   double most);
   ArgParser& Size(const std::string& names, std::optional<uint64_t>* out, const std::string& help);
-  // A size, handed on as bytes ("1048576"), or a share of something as "50%", handed on as it is.
-  ArgParser& SizeOrShare(const std::string& names, std::optional<std::string>* out, const std::string& help);
+  // Values that `take` checks and keeps; one, or any number if the option `repeats`. An error is a usage
+  // error.
+  ArgParser& Values(const std::string& names, bool repeats,
+                    std::function<absl::Status(const std::vector<std::string>&)> take,
+                    const std::string& help);
   ArgParser& TimeSpan(const std::string& names, std::optional<absl::Duration>* out, const std::string& help);
-  ArgParser& OnOff(const std::string& names, std::optional<bool>* out, const std::string& help);
 
   // Exactly one of these must be given, which may be declared later.
   ArgParser& RequireOneOf(const std::vector<std::string>& names);

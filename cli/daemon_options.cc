@@ -7,39 +7,87 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "common/base/size.h"
+#include "common/base/status.h"
+#include "daemon/inferd_option_table.h"
+#include "daemon/weightd_option_table.h"
 
 namespace sluice::cli {
 namespace {
 
-// Appends the options that were given.
-class Settings {
- public:
-  template <typename T>
-  Settings& Add(const char* name, const std::optional<T>& value) {
-    if (value.has_value()) {
-      list_.push_back({name, absl::StrCat(*value)});
-    }
-    return *this;
-  }
-  Settings& Add(const char* name, const std::vector<std::string>& values) {
-    for (const std::string& value : values) {
-      list_.push_back({name, value});
-    }
-    return *this;
-  }
-  Settings& Add(const char* name, const std::optional<bool>& value) {
-    if (value.has_value()) {
-      list_.push_back({name, *value ? "on" : "off"});
-    }
-    return *this;
-  }
-  std::vector<OptionSetting> Take() { return std::move(list_); }
+constexpr size_t kHintColumns = 100;
 
- private:
-  std::vector<OptionSetting> list_;
-};
+template <typename T>
+constexpr bool kIsList = false;
+template <typename T>
+constexpr bool kIsList<std::vector<T>> = true;
+
+// Calls visit(spec, member with its default) for the options of both daemons that `audience` passes on.
+template <typename Visit>
+void ForEachPassedOn(OptionAudience audience, Visit visit) {
+  const auto pass = [&](const OptionSpec& spec, const auto* member) {
+    if (spec.audience == audience) visit(spec, *member);
+  };
+  inferd::InferdOptions inferd;
+  ForEachOption(&inferd, pass);
+  weightd::WeightdOptions weightd;
+  ForEachOption(&weightd, pass);
+}
+
+// The value as the daemon's flag takes it. INVALID_ARGUMENT: not a value of the option.
+template <typename T>
+absl::StatusOr<std::string> Normalized(const OptionSpec& spec, const std::string& text, T member) {
+  RETURN_IF_ERROR(Annotate(ParseOptionValue(text, &member), absl::StrCat("--", spec.name)));
+  RETURN_IF_ERROR(CheckOption(spec, member));
+  return FormatOptionValue(member);
+}
+template <typename T>
+absl::StatusOr<std::string> Normalized(const OptionSpec& spec, const std::string& text, std::vector<T>) {
+  return Normalized(spec, text, T());
+}
+
+template <typename Options>
+std::vector<OptionText> SettingsOf(const std::vector<OptionText>& given) {
+  std::vector<OptionText> settings;
+  Options table;
+  ForEachOption(&table, [&](const OptionSpec& spec, const auto*) {
+    for (const OptionText& option : given) {
+      if (spec.audience != OptionAudience::kDaemon && option.name == spec.name) settings.push_back(option);
+    }
+  });
+  return settings;
+}
+
+// The end of --help: the names of the hidden options.
+std::string Hint() {
+  std::string text = "Options of the daemons, explained by --help-all:";
+  size_t column = kHintColumns;
+  ForEachPassedOn(OptionAudience::kEveryCommand, [&](const OptionSpec& spec, const auto&) {
+    const std::string word = absl::StrCat("--", spec.name);
+    const bool breaks = column + 1 + word.size() > kHintColumns;
+    absl::StrAppend(&text, breaks ? "\n" : " ", word);
+    column = (breaks ? 0 : column + 1) + word.size();
+  });
+  return text + "\nof finding and starting them: --address --admin --keep --no-restart";
+}
 
 }  // namespace
+
+void CommonOptions::DeclareFor(OptionAudience audience, ArgParser* parser) {
+  ForEachPassedOn(audience, [&]<typename T>(const OptionSpec& spec, const T& member) {
+    const std::string shown = DefaultOf(spec, member);
+    parser->Values(
+        absl::StrCat("--", spec.name), kIsList<T>,
+        [this, spec, member](const std::vector<std::string>& texts) -> absl::Status {
+          std::vector<std::string> values;
+          for (const std::string& text : texts) {
+            ASSIGN_OR_RETURN(values.emplace_back(), Normalized(spec, text, member));
+          }
+          SetAll(spec.name, values);
+          return absl::OkStatus();
+        },
+        absl::StrCat(DescribeOption(spec, member), shown.empty() ? "" : absl::StrCat(" [", shown, "]")));
+  });
+}
 
 void CommonOptions::Declare(ArgParser* parser, bool needs_pack) {
   if (needs_pack) {
@@ -52,54 +100,10 @@ void CommonOptions::Declare(ArgParser* parser, bool needs_pack) {
         .RequireOneOf({"--model", "--pack"});
   }
   parser->Text("--pack", &pack, "PACK: the pack's folder");
-  constexpr char kHint[] =
-      "Options of the daemons, explained by --help-all: --device --device-budget --dram-budget --context\n"
-      "--parallel --kv --kv-budget --prefill-chunk --threads --cpu-threads --preset --sparsity\n"
-      "--sparsity-target --sparsity-threshold --sparsity-scope --policy --trace --replay-trace --io\n"
-      "--direct --link-gbps --link-latency-us --tile-neurons --transport --slab-handle --clock\n"
-      "of finding and starting them: --address --admin --keep --no-restart";
-  parser->HiddenGroup("Options of the daemons (sizes as 512MiB, 2GB)", kHint)
-      .Choice("--device", {"host", "sim", "cuda"}, &device, "where the experts compute [host]")
-      .SizeOrShare("--device-budget", &device_budget,
-                   "bytes of device memory for all that lies there, or the experts' share beside it as 50% "
-                   "[all experts]")
-      .Size("--dram-budget", &dram_budget,
-            "bytes of memory for weights [the pack, at most 70 % of what is free]")
-      .Number("--context", &context, "tokens of prompt and answer together [the model's, at most 8192]", 1,
-              1u << 30)
-      .Number("--parallel", &parallel, "sequences that run together [4]", 1, 4096)
-      .Choice("--kv", {"f32", "f16", "q8"}, &kv, "type of the KV cache [f16]")
-      .Size("--kv-budget", &kv_budget, "bytes of the KV cache [what context and parallel need]")
-      .Number("--prefill-chunk", &prefill_chunk, "prompt tokens of a step [512]", 1, 1u << 20)
-      .Number("--threads", &threads, "that compute [all CPUs]", 1, 4096)
-      .Number("--cpu-threads", &cpu_threads,
-              "of these, that compute experts beside the device, where a policy lets them [half]", 1, 4096)
-      .Text("--preset", &preset, "NAME of the policies, see `sluice preset list` [exact]")
-      .Choice("--sparsity", {"none", "up", "gate", "product"}, &sparsity,
-              "which product decides the neurons that count [the preset's]")
-      .Real("--sparsity-target", &sparsity_target,
-            "share of neurons left out, by the thresholds of `sluice calibrate` [the preset's]", 0, 0.999)
-      .Real("--sparsity-threshold", &sparsity_threshold, "one absolute threshold for all layers", 0, 1e9)
-      .Choice("--sparsity-scope", {"expert", "model"}, &sparsity_scope,
-              "thresholds of each expert, or one of the model [the preset's]")
-      .Texts(
-          "--policy", &policy,
-          "KEY=VALUE[,KEY=VALUE..]: single values of the preset, see `sluice preset show`; repeat for more")
-      .Text("--trace", &trace, "FILE: records what the routers choose, for cache_replay [none]")
-      .Text("--replay-trace", &replay_trace, "FILE: routes as recorded there [by the model's routers]")
-      .Choice("--io", {"uring", "pread"}, &io,
-              "how weights are read [uring, pread where the kernel refuses it]")
-      .OnOff("--direct", &direct, "reads past the page cache [on]")
-      .Real("--link-gbps", &link_gbps, "of device sim", 0, 1e6)
-      .Real("--link-latency-us", &link_latency_us, "of device sim", 0, 1e9)
-      .Number("--tile-neurons", &tile_neurons, "that travel and compute together, device sim [an eighth]", 0,
-              1u << 20)
-      .Choice("--transport", {"push", "pull"}, &transport,
-              "who copies experts there: weightd, or inferd from what it leases [push]")
-      .Choice("--slab-handle", {"auto", "vmm", "ipc"}, &slab_handle,
-              "what names inferd's memory on the GPU to weightd, device cuda [auto: the first that works]")
-      .Choice("--clock", {"real", "virtual"}, &clock, "of device sim [real]");
-  parser->HiddenGroup("Finding and starting them", kHint)
+  const std::string hint = Hint();
+  parser->HiddenGroup("Options of the daemons (sizes as 512MiB, 2GB)", hint);
+  DeclareFor(OptionAudience::kEveryCommand, parser);
+  parser->HiddenGroup("Finding and starting them", hint)
       .Text("--address", &address, "of a running inferd: unix:PATH or HOST:PORT [SLUICE_HOST, else started]")
       .Text("--admin", &admin,
             "of that inferd's operators: unix:PATH or PATH [inferd-admin.sock beside inferd.sock]")
@@ -111,70 +115,46 @@ void CommonOptions::Declare(ArgParser* parser, bool needs_pack) {
 }
 
 void CommonOptions::DeclareCosts(ArgParser* parser) {
-  parser->Group("Costs on the virtual clock")
-      .Text(
-          "--virtual-costs", &virtual_costs,
-          "3x, 30x, @FILE or KEY=MS,..: link_ms, compute_ms, cpu_ms of a bf16 expert, attention_ms, head_ms "
-          "[the link's, 5, a third of the link's, 0.3, 0]")
-      .Text("--measure-costs", &measure_costs,
-            "FILE: writes what this machine takes, for --virtual-costs @FILE");
+  parser->Group("Costs on the virtual clock");
+  DeclareFor(OptionAudience::kExperiments, parser);
 }
 
 void CommonOptions::DeclareServe(ArgParser* parser) {
-  parser->Group("HTTP")
-      .Texts("--http", &http, "ADDRESS: 127.0.0.1:PORT or unix:PATH; repeat for more [127.0.0.1:8080]")
-      .Text("--http-keys", &http_keys,
-            "FILE: the keys that clients must have, as docs/reference/http.md says [none]")
-      .Text("--http-tls-certificate", &http_tls_certificate, "FILE: PEM chain of the TCP ports [no TLS]")
-      .Text("--http-tls-key", &http_tls_key, "FILE: its key")
-      .Texts("--http-cors", &http_cors, "ORIGIN whose pages may ask, or *; repeat for more [none]");
-  parser->Group("Cached prefixes")
-      .Text("--prefix-file", &prefix_file, "FILE that they outlive the server in [none]");
+  parser->Group("HTTP and cached prefixes");
+  DeclareFor(OptionAudience::kServe, parser);
 }
 
-std::vector<OptionSetting> CommonOptions::InferdSettings() const {
-  return Settings()
-      .Add("device", device)
-      .Add("device-budget", device_budget)
-      .Add("context", context)
-      .Add("parallel", parallel)
-      .Add("kv", kv)
-      .Add("kv-budget", kv_budget)
-      .Add("prefill-chunk", prefill_chunk)
-      .Add("threads", threads)
-      .Add("cpu-threads", cpu_threads)
-      .Add("preset", preset)
-      .Add("sparsity", sparsity)
-      .Add("sparsity-target", sparsity_target)
-      .Add("sparsity-threshold", sparsity_threshold)
-      .Add("sparsity-scope", sparsity_scope)
-      .Add("policy", policy)
-      .Add("trace", trace)
-      .Add("replay-trace", replay_trace)
-      .Add("link-gbps", link_gbps)
-      .Add("link-latency-us", link_latency_us)
-      .Add("tile-neurons", tile_neurons)
-      .Add("transport", transport)
-      .Add("slab-handle", slab_handle)
-      .Add("clock", clock)
-      .Add("virtual-costs", virtual_costs)
-      .Add("measure-costs", measure_costs)
-      .Add("http", http)
-      .Add("http-keys", http_keys)
-      .Add("http-tls-certificate", http_tls_certificate)
-      .Add("http-tls-key", http_tls_key)
-      .Add("http-cors", http_cors)
-      .Add("prefix-file", prefix_file)
-      .Take();
+std::string CommonOptions::ValueOr(std::string_view name, const std::string& otherwise) const {
+  const std::vector<std::string> values = All(name);
+  return values.empty() ? otherwise : values.back();
 }
 
-std::vector<OptionSetting> CommonOptions::WeightdSettings() const {
-  return Settings().Add("dram-budget", dram_budget).Add("io", io).Add("direct", direct).Take();
+std::vector<std::string> CommonOptions::All(std::string_view name) const {
+  std::vector<std::string> values;
+  for (const OptionText& option : given) {
+    if (option.name == name) values.push_back(option.value);
+  }
+  return values;
 }
 
-std::vector<std::string> AsFlags(const std::vector<OptionSetting>& settings) {
+void CommonOptions::SetAll(const std::string& name, const std::vector<std::string>& values) {
+  std::erase_if(given, [&](const OptionText& option) { return option.name == name; });
+  for (const std::string& value : values) {
+    given.push_back({name, value});
+  }
+}
+
+std::vector<OptionText> CommonOptions::InferdSettings() const {
+  return SettingsOf<inferd::InferdOptions>(given);
+}
+
+std::vector<OptionText> CommonOptions::WeightdSettings() const {
+  return SettingsOf<weightd::WeightdOptions>(given);
+}
+
+std::vector<std::string> AsFlags(const std::vector<OptionText>& settings) {
   std::vector<std::string> flags;
-  for (const OptionSetting& setting : settings) {
+  for (const OptionText& setting : settings) {
     flags.push_back(absl::StrCat("--", setting.name));
     flags.push_back(setting.value);
   }
@@ -196,7 +176,12 @@ bool SameOptionValue(const std::string& a, const std::string& b) {
 }
 
 bool IsListOption(const std::string& name) {
-  return name == "policy" || name == "http" || name == "http-cors";
+  bool is_list = false;
+  inferd::InferdOptions table;
+  ForEachOption(&table, [&]<typename T>(const OptionSpec& spec, const T*) {
+    is_list = is_list || (name == spec.name && kIsList<T>);
+  });
+  return is_list;
 }
 
 bool HoldsPolicies(const std::string& in_effect, const std::string& asked) {

@@ -1,24 +1,19 @@
-// The options that every command with a model shares, under the names that the daemons use too.
+// The options that every command with a model shares: those of the daemons by the daemons' own tables
+// (daemon/option_values.h), and those of the launcher.
 //
 // Thread safety: plain values; Declare is used by the main thread.
 #pragma once
 
-#include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "absl/time/time.h"
 #include "cli/command_line.h"
+#include "daemon/option_values.h"
 
 namespace sluice::cli {
-
-// One option as a daemon's flag takes it: {"context", "8192"}.
-struct OptionSetting {
-  std::string name;
-  std::string value;
-  bool operator==(const OptionSetting&) const = default;
-};
 
 struct CommonOptions {
   std::string pack;
@@ -26,45 +21,9 @@ struct CommonOptions {
   std::string model;
   std::optional<std::string> bits;
 
-  // Options of inferd.
-  std::optional<std::string> device;
-  std::optional<std::string> device_budget;  // bytes, or "50%" of the experts
-  std::optional<uint64_t> context;
-  std::optional<uint64_t> parallel;
-  std::optional<std::string> kv;
-  std::optional<uint64_t> kv_budget;
-  std::optional<uint64_t> prefill_chunk;
-  std::optional<uint64_t> threads;
-  std::optional<uint64_t> cpu_threads;
-  std::optional<std::string> preset;
-  std::optional<std::string> sparsity;
-  std::optional<double> sparsity_target;
-  std::optional<double> sparsity_threshold;
-  std::optional<std::string> sparsity_scope;
-  std::optional<std::string> trace;
-  std::optional<std::string> replay_trace;
-  std::vector<std::string> policy;  // KEY=VALUE[,KEY=VALUE..] each
-  std::optional<double> link_gbps;
-  std::optional<double> link_latency_us;
-  std::optional<uint64_t> tile_neurons;
-  std::optional<std::string> transport;
-  std::optional<std::string> slab_handle;
-  std::optional<std::string> clock;
-  std::optional<std::string> virtual_costs;
-  std::optional<std::string> measure_costs;
-
-  // Options of inferd's HTTP server.
-  std::vector<std::string> http;
-  std::optional<std::string> http_keys;
-  std::optional<std::string> http_tls_certificate;
-  std::optional<std::string> http_tls_key;
-  std::vector<std::string> http_cors;
-  std::optional<std::string> prefix_file;
-
-  // Options of weightd.
-  std::optional<uint64_t> dram_budget;
-  std::optional<std::string> io;
-  std::optional<bool> direct;
+  // The given options of the daemons, each as a daemon's flag takes it: {"context", "8192"}, sizes in bytes.
+  // An option that is given several times stands here several times.
+  std::vector<OptionText> given;
 
   // Options of the launcher.
   std::optional<std::string> address;
@@ -81,13 +40,24 @@ struct CommonOptions {
   // Adds those of the HTTP server and of the file of cached prefixes: of the command that serves.
   void DeclareServe(ArgParser* parser);
 
-  // The given options, for either daemon; sizes in bytes.
-  std::vector<OptionSetting> InferdSettings() const;
-  std::vector<OptionSetting> WeightdSettings() const;
+  bool Has(std::string_view name) const { return !All(name).empty(); }
+  // The value of an option of a daemon, `otherwise` if it was not given.
+  std::string ValueOr(std::string_view name, const std::string& otherwise) const;
+  std::vector<std::string> All(std::string_view name) const;
+  // Replaces all values of the option.
+  void Set(const std::string& name, const std::string& value) { SetAll(name, {value}); }
+  void SetAll(const std::string& name, const std::vector<std::string>& values);
+
+  // The given options of either daemon, in the order of its table.
+  std::vector<OptionText> InferdSettings() const;
+  std::vector<OptionText> WeightdSettings() const;
+
+ private:
+  void DeclareFor(OptionAudience audience, ArgParser* parser);
 };
 
 // {"--context", "8192", ...} for a command line.
-std::vector<std::string> AsFlags(const std::vector<OptionSetting>& settings);
+std::vector<std::string> AsFlags(const std::vector<OptionText>& settings);
 
 // Returns true if two values of an option are equal: numbers by value ("16" and "16.0"), sizes by bytes
 // ("1KiB" and "1024"), everything else by letters.

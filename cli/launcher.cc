@@ -40,7 +40,7 @@ constexpr absl::Duration kPatience = absl::Seconds(10);
 
 }  // namespace
 
-absl::StatusOr<std::vector<OptionSetting>> AskWeightd(const std::string& socket) {
+absl::StatusOr<std::vector<OptionText>> AskWeightd(const std::string& socket) {
   const auto stub = sluice::weights::v1::WeightService::NewStub(
       grpc::CreateChannel(absl::StrCat("unix:", socket), grpc::InsecureChannelCredentials()));
   grpc::ClientContext context;
@@ -50,10 +50,9 @@ absl::StatusOr<std::vector<OptionSetting>> AskWeightd(const std::string& socket)
   sluice::weights::v1::GetStatsResponse stats;
   RETURN_IF_ERROR(Annotate(FromGrpcStatus(stub->GetStats(&context, {}, &stats)),
                            absl::StrCat("cannot ask weightd at ", socket)));
-  return std::vector<OptionSetting>{
-      {"dram-budget", absl::StrCat(stats.dram_budget_bytes())},
-      {"io", absl::StartsWith(stats.io_engine(), "uring") ? "uring" : "pread"},
-      {"direct", absl::StrContains(stats.io_engine(), "O_DIRECT") ? "on" : "off"}};
+  return std::vector<OptionText>{{"dram-budget", absl::StrCat(stats.dram_budget_bytes())},
+                                 {"io", absl::StartsWith(stats.io_engine(), "uring") ? "uring" : "pread"},
+                                 {"direct", absl::StrContains(stats.io_engine(), "O_DIRECT") ? "on" : "off"}};
 }
 
 namespace {
@@ -90,8 +89,8 @@ std::string Environment(const char* name) {
 constexpr char kDeviceOptions[] =
     " device-budget link-gbps link-latency-us tile-neurons transport clock virtual-costs ";
 
-std::string ValueOf(const std::vector<OptionSetting>& settings, const std::string& name) {
-  for (const OptionSetting& setting : settings) {
+std::string ValueOf(const std::vector<OptionText>& settings, const std::string& name) {
+  for (const OptionText& setting : settings) {
     if (setting.name == name) {
       return setting.value;
     }
@@ -340,7 +339,7 @@ absl::Status Launcher::Compare(std::vector<std::string>* differences) {
                                         options_.pack, " is model ", pack_->model_id()));
   }
   RETURN_IF_ERROR(LearnServerOptions());
-  for (const OptionSetting& setting : options_.InferdSettings()) {
+  for (const OptionText& setting : options_.InferdSettings()) {
     const std::string value = ValueOf(server_options_, setting.name);
     if (!client_->has_admin()) {
       differences->push_back(absl::StrCat(
@@ -351,7 +350,7 @@ absl::Status Launcher::Compare(std::vector<std::string>* differences) {
                                           ", not ", setting.value));
     }
   }
-  for (const OptionSetting& setting : options_.WeightdSettings()) {
+  for (const OptionText& setting : options_.WeightdSettings()) {
     const std::string value = ValueOf(weightd_options_, setting.name);
     if (paths_.dir.empty()) {
       differences->push_back(

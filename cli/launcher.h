@@ -20,7 +20,7 @@
 namespace sluice::cli {
 
 // The options of weightd that `sluice` knows, with the values in effect, by asking the one at `socket`.
-absl::StatusOr<std::vector<OptionSetting>> AskWeightd(const std::string& socket);
+absl::StatusOr<std::vector<OptionText>> AskWeightd(const std::string& socket);
 
 // Launcher: the way from a command to a serving inferd. Finds one, or starts both daemons through a
 // supervisor (supervisor.h), and checks that it has the pack and the options asked for. cli/README.md tells
@@ -89,8 +89,8 @@ class Launcher {
   bool started_ = false;  // by this process
   std::unique_ptr<Client> client_;
   api::Model model_;
-  std::vector<OptionSetting> server_options_;   // of inferd, in effect
-  std::vector<OptionSetting> weightd_options_;  // in effect; empty with an address
+  std::vector<OptionText> server_options_;   // of inferd, in effect
+  std::vector<OptionText> weightd_options_;  // in effect; empty with an address
   std::string backend_;
   Progress progress_;
 };

@@ -12,7 +12,7 @@
 namespace sluice::cli {
 namespace {
 
-void Append(std::vector<std::string>* argv, const std::vector<OptionSetting>& settings) {
+void Append(std::vector<std::string>* argv, const std::vector<OptionText>& settings) {
   for (std::string& flag : AsFlags(settings)) {
     argv->push_back(std::move(flag));
   }

@@ -26,30 +26,31 @@ class OptionDeclarer {
   OptionDeclarer(CLI::App* app, std::set<std::string>* set) : app_(app), set_(set) {}
 
   template <typename T>
-  void operator()(const char* name, T* member, const char* help) {
+  void operator()(const OptionSpec& spec, T* member) {
     app_->add_option_function<std::string>(
-            absl::StrCat("--", name),
-            [name, member, set = set_](const std::string& text) {
+            absl::StrCat("--", spec.name),
+            [name = spec.name, member, set = set_](const std::string& text) {
               Check(name, ParseOptionValue(text, member));
               set->insert(name);
             },
-            help)
+            HelpOf(spec, *member))
         ->type_name("")
-        ->default_str(HasPlainDefault(*member) ? FormatOptionValue(*member) : "");
-    AcceptOldName(name, member);
+        ->default_str(*spec.computed_default == '\0' && HasPlainDefault(*member) ? FormatOptionValue(*member)
+                                                                                 : "");
+    AcceptOldName(spec.name, member);
   }
   template <typename T>
-  void operator()(const char* name, std::vector<T>* member, const char* help) {
+  void operator()(const OptionSpec& spec, std::vector<T>* member) {
     app_->add_option_function<std::vector<std::string>>(
-            absl::StrCat("--", name),
-            [name, member, set = set_](const std::vector<std::string>& texts) {
+            absl::StrCat("--", spec.name),
+            [name = spec.name, member, set = set_](const std::vector<std::string>& texts) {
               member->clear();
               for (const std::string& text : texts) {
                 Check(name, ParseOptionValue(text, &member->emplace_back()));
               }
               set->insert(name);
             },
-            help)
+            HelpOf(spec, *member))
         ->type_name("");
   }
 
@@ -70,7 +71,14 @@ class OptionDeclarer {
     }
   }
 
-  // Zero stands for a computed default, which the help names.
+  template <typename T>
+  static std::string HelpOf(const OptionSpec& spec, const T& member) {
+    const std::string computed = spec.computed_default;
+    return absl::StrCat(DescribeOption(spec, member),
+                        computed.empty() ? "" : absl::StrCat(" (default: ", computed, ")"));
+  }
+
+  // Zero stands for a default that is not shown.
   static bool HasPlainDefault(const std::string& value) { return !value.empty(); }
   static bool HasPlainDefault(ByteSize value) { return value.bytes != 0; }
   static bool HasPlainDefault(SizeOrShare value) { return value.bytes != 0 || value.percent > 0; }

@@ -5,12 +5,12 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstddef>
 #include <optional>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_split.h"
 #include "common/base/size.h"
 #include "common/base/status.h"
 
@@ -127,12 +127,34 @@ std::string FormatOptionValue(FileMode value) { return absl::StrFormat("%04o", v
 std::string FormatOptionValue(UserId value) { return absl::StrCat(value.id); }
 std::string FormatOptionValue(GroupId value) { return absl::StrCat(value.id); }
 
-absl::Status CheckOneOf(const char* name, const std::string& value, const std::vector<std::string>& allowed) {
-  if (std::find(allowed.begin(), allowed.end(), value) != allowed.end()) {
+std::string ShowChoices(const OptionSpec& spec) {
+  const std::vector<std::string> choices = absl::StrSplit(spec.choices, '|', absl::SkipEmpty());
+  std::string text;
+  for (size_t i = 0; i < choices.size(); ++i) {
+    absl::StrAppend(&text, i == 0 ? "" : i + 1 == choices.size() ? " or " : ", ", choices[i]);
+  }
+  return text;
+}
+
+absl::Status CheckOption(const OptionSpec& spec, const std::string& value) {
+  const std::vector<std::string> choices = absl::StrSplit(spec.choices, '|', absl::SkipEmpty());
+  if (choices.empty() || (value.empty() && *spec.computed_default != '\0') ||
+      std::find(choices.begin(), choices.end(), value) != choices.end()) {
     return absl::OkStatus();
   }
   return absl::InvalidArgumentError(
-      absl::StrCat("--", name, " is \"", value, "\", must be one of ", absl::StrJoin(allowed, ", ")));
+      absl::StrCat("--", spec.name, " is \"", value, "\", must be ", ShowChoices(spec)));
+}
+
+absl::Status CheckOption(const OptionSpec& spec, double value) {
+  if (value >= spec.low && value <= spec.high) {
+    return absl::OkStatus();
+  }
+  const auto whole = [](double bound) { return static_cast<int64_t>(bound); };
+  return absl::InvalidArgumentError(absl::StrCat(
+      "--", spec.name, " is ", value, ", must be ",
+      spec.high == OptionSpec::kNoBound ? absl::StrCat("at least ", whole(spec.low))
+                                        : absl::StrCat(whole(spec.low), " to ", whole(spec.high))));
 }
 
 std::string ReloadPlan::Describe() const {
@@ -144,18 +166,6 @@ std::string ReloadPlan::Describe() const {
     parts.push_back(absl::StrCat(option.name, " needs a restart to become \"", option.value, "\""));
   }
   return parts.empty() ? "nothing has changed" : absl::StrJoin(parts, "; ");
-}
-
-// Both lists come from the same declarations, so indices correspond.
-ReloadPlan PlanReload(const std::vector<OptionText>& running, const std::vector<OptionText>& read,
-                      const std::set<std::string>& reloadable) {
-  ReloadPlan plan;
-  for (size_t i = 0; i < std::min(running.size(), read.size()); ++i) {
-    if (running[i].value != read[i].value) {
-      (reloadable.contains(read[i].name) ? plan.applied : plan.needs_restart).push_back(read[i]);
-    }
-  }
-  return plan;
 }
 
 }  // namespace sluice

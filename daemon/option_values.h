@@ -1,4 +1,10 @@
-// Values of the daemons' options: parsing, formatting, comparison and reload, for every option type.
+// The daemons' options as values: conversion from and to text for every option type, and the functions over a
+// daemon's option table.
+//
+// A table is one struct and one function ForEachOption() that visits (OptionSpec, pointer to member) of each
+// option (daemon/weightd_option_table.h, daemon/inferd_option_table.h). Flags, --help and the reference that
+// is made of it, the TOML file, the options of `sluice` (cli/daemon_options.h), checks, GetServerInfo and
+// reloading all follow the table.
 //
 // Thread safety: plain values and pure functions, safe to use from any thread.
 #pragma once
@@ -6,22 +12,18 @@
 #include <sys/types.h>
 
 #include <cstdint>
-#include <map>
-#include <set>
+#include <limits>
 #include <string>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/time.h"
 
 namespace sluice {
-
-// Values of the daemons' options: conversion to and from text for every option type, and the changes between
-// two readings of the same options.
-//
-// A daemon's options are one struct and one function that visits (name, pointer to member, help) of each;
-// flags (daemon/option_declarer.h), the TOML file, GetServerInfo and reloading use it.
 
 // A number of bytes, given and shown as people write sizes.
 struct ByteSize {
@@ -82,12 +84,64 @@ std::string FormatOptionValue(const std::vector<T>& values) {
                        [](std::string* out, const T& value) { *out += FormatOptionValue(value); });
 }
 
-// INVALID_ARGUMENT naming option, value and allowed values.
-absl::Status CheckOneOf(const char* name, const std::string& value, const std::vector<std::string>& allowed);
+// Commands of `sluice` that pass an option on to the daemon which they start.
+enum class OptionAudience : uint8_t { kDaemon, kEveryCommand, kServe, kExperiments };
+
+// One row of a table: an option without its value.
+struct OptionSpec {
+  static constexpr double kNoBound = std::numeric_limits<double>::infinity();
+  // `name`: without dashes. `help`: without the valid values and the default.
+  OptionSpec(const char* name, const char* help) : name(name), help(help) {}
+  // "f32|f16|q8": the valid values of a text.
+  OptionSpec Choices(const char* list) && { return choices = list, *this; }
+  // "the preset's": what an option stands for that is not given.
+  OptionSpec Default(const char* text) && { return computed_default = text, *this; }
+  // The valid values of a number.
+  OptionSpec Range(double least, double most = kNoBound) && { return low = least, high = most, *this; }
+  OptionSpec PassedOn(OptionAudience by = OptionAudience::kEveryCommand) && { return audience = by, *this; }
+  // SIGHUP can change it while the daemon runs.
+  OptionSpec Reloadable() && { return reloadable = true, *this; }
+
+  const char* name;
+  const char* help;
+  const char* choices = "";
+  const char* computed_default = "";
+  double low = -kNoBound;
+  double high = kNoBound;
+  OptionAudience audience = OptionAudience::kDaemon;
+  bool reloadable = false;
+};
+
+// The valid values for people: "f32, f16 or q8"; "" for any.
+std::string ShowChoices(const OptionSpec& spec);
+// The help text: meaning and valid values, without the default.
+template <typename T>
+std::string DescribeOption(const OptionSpec& spec, const T&) {
+  const std::string choices = std::is_same_v<T, bool> ? "on or off" : ShowChoices(spec);
+  return absl::StrCat(spec.help, choices.empty() ? "" : ": ", choices);
+}
+// The default as text: the computed one, or the member's; "" if there is none to show.
+template <typename T>
+std::string DefaultOf(const OptionSpec& spec, const T& member) {
+  return *spec.computed_default != '\0' ? spec.computed_default : FormatOptionValue(member);
+}
+
+// INVALID_ARGUMENT naming option, value and what is valid. An empty text of an option with a computed default
+// is valid: it is not given.
+absl::Status CheckOption(const OptionSpec& spec, const std::string& value);
+absl::Status CheckOption(const OptionSpec& spec, double value);
+template <typename T>
+absl::Status CheckOption(const OptionSpec& spec, const T& value) {
+  if constexpr (std::is_arithmetic_v<T> && !std::is_same_v<T, bool>) {
+    return CheckOption(spec, static_cast<double>(value));
+  }
+  return absl::OkStatus();
+}
 
 struct OptionText {
   std::string name;
   std::string value;
+  bool operator==(const OptionText&) const = default;
 };
 
 // Changes that a second reading of the options made.
@@ -98,34 +152,52 @@ struct ReloadPlan {
   std::string Describe() const;
 };
 
-// `running` and `read` name the same options in the same order; `reloadable` lists the options that can
-// change.
-ReloadPlan PlanReload(const std::vector<OptionText>& running, const std::vector<OptionText>& read,
-                      const std::set<std::string>& reloadable);
+// Functions over all options of a table.
 
-// Functions over all options of a daemon, as visited by its ForEachOption (daemon/option_values.h).
-//
-// Thread safety: pure functions, safe to use from any thread.
+// The first error of CheckOption().
+template <typename Options>
+absl::Status CheckOptions(Options options) {
+  absl::Status status;
+  ForEachOption(&options, [&](const OptionSpec& spec, const auto* member) {
+    if (status.ok()) status = CheckOption(spec, *member);
+  });
+  return status;
+}
 
 // Each value in the form of a flag.
 template <typename Options>
 std::vector<OptionText> OptionTexts(Options options) {
   std::vector<OptionText> texts;
-  ForEachOption(&options, [&](const char* name, const auto* member, const char*) {
-    texts.push_back({name, FormatOptionValue(*member)});
+  ForEachOption(&options, [&](const OptionSpec& spec, const auto* member) {
+    texts.push_back({spec.name, FormatOptionValue(*member)});
   });
   return texts;
 }
 
-// Returns `running` with the values of `read` for `names`.
+// The changes of a second reading: reloadable options are applied, others need a restart.
 template <typename Options>
-Options MergeNamedOptions(Options running, Options read, const std::set<std::string>& names) {
-  std::map<std::string, const void*> values;
-  ForEachOption(&read, [&](const char* name, const auto* member, const char*) { values[name] = member; });
-  ForEachOption(&running, [&]<typename T>(const char* name, T* member, const char*) {
-    if (names.count(name) > 0) {
-      *member = *static_cast<const T*>(values[name]);
+ReloadPlan PlanReload(Options running, Options read) {
+  ReloadPlan plan;
+  const std::vector<OptionText> before = OptionTexts(running);
+  size_t i = 0;
+  ForEachOption(&read, [&](const OptionSpec& spec, const auto* member) {
+    OptionText text = {spec.name, FormatOptionValue(*member)};
+    if (before[i++].value != text.value) {
+      (spec.reloadable ? plan.applied : plan.needs_restart).push_back(std::move(text));
     }
+  });
+  return plan;
+}
+
+// Returns `running` with the reloadable options of `read`.
+template <typename Options>
+Options WithReloaded(Options running, Options read) {
+  std::vector<const void*> members;
+  ForEachOption(&read, [&](const OptionSpec&, const auto* member) { members.push_back(member); });
+  size_t i = 0;
+  ForEachOption(&running, [&]<typename T>(const OptionSpec& spec, T* member) {
+    const T* fresh = static_cast<const T*>(members[i++]);
+    if (spec.reloadable) *member = *fresh;
   });
   return running;
 }

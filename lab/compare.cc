@@ -36,12 +36,13 @@ absl::StatusOr<PresetPlan> PlanFrom(const CommonOptions& common, const CompareOp
     ASSIGN_OR_RETURN(const std::string text, ReadWholeFile(o.rows));
     return ParsePresetPlan(text, o.rows);
   }
-  std::vector<std::string> presets = SplitList(common.preset.value_or("all"));
+  std::vector<std::string> presets = SplitList(common.ValueOr("preset", "all"));
   if (presets == std::vector<std::string>{"all"}) {
     presets = inferd::PresetNames();
   }
   if (presets.empty()) {
-    return absl::InvalidArgumentError(absl::StrCat("--preset '", *common.preset, "' names none"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("--preset '", common.ValueOr("preset", ""), "' names none"));
   }
   return PlanOfPresets(presets);
 }
@@ -49,31 +50,26 @@ absl::StatusOr<PresetPlan> PlanFrom(const CommonOptions& common, const CompareOp
 // Unless something else was asked for: a device with memory of its own and half of the experts in it, in the
 // time of a table of costs.
 CommonOptions WithDefaults(CommonOptions common) {
-  if (!common.device.has_value()) {
-    common.device = "sim";
-    if (!common.clock.has_value() && !common.link_gbps.has_value()) {
-      common.clock = "virtual";
+  if (!common.Has("device")) {
+    common.Set("device", "sim");
+    if (!common.Has("clock") && !common.Has("link-gbps")) {
+      common.Set("clock", "virtual");
     }
   }
-  if (common.device == "sim" && common.clock == "virtual" && !common.virtual_costs.has_value()) {
-    common.virtual_costs = "3x";
+  const bool simulated = common.ValueOr("device", "") == "sim";
+  if (simulated && common.ValueOr("clock", "") == "virtual" && !common.Has("virtual-costs")) {
+    common.Set("virtual-costs", "3x");
   }
-  if (common.device == "sim" && !common.device_budget.has_value()) {
-    common.device_budget = "50%";
+  if (simulated && !common.Has("device-budget")) {
+    common.Set("device-budget", "50%");
   }
   return common;
 }
 
 std::string SettingText(const CommonOptions& common, const PresetBenchOptions& bench) {
-  std::string text = absl::StrCat("device ", *common.device);
-  const std::pair<const char*, std::optional<std::string>> values[] = {
-      {"device-budget", common.device_budget},
-      {"clock", common.clock},
-      {"virtual-costs", common.virtual_costs},
-      {"link-gbps",
-       common.link_gbps.has_value() ? std::optional(absl::StrCat(*common.link_gbps)) : std::nullopt}};
-  for (const auto& [name, value] : values) {
-    if (value.has_value()) absl::StrAppend(&text, ", ", name, " ", *value);
+  std::string text = absl::StrCat("device ", common.ValueOr("device", ""));
+  for (const char* name : {"device-budget", "clock", "virtual-costs", "link-gbps"}) {
+    if (common.Has(name)) absl::StrAppend(&text, ", ", name, " ", common.ValueOr(name, ""));
   }
   absl::StrAppend(&text, "; prompts of ", bench.prompt, " tokens for ttft, answers of ", bench.generate,
                   " tokens, ", bench.repetitions, " each", bench.text.empty() ? ", from random ids" : "");

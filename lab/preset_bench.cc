@@ -33,7 +33,7 @@ constexpr int kMaxAttempts = 12;
 absl::StatusOr<CommonOptions> OptionsOf(const PresetBenchOptions& o, const PresetRow& row,
                                         const std::string& pack) {
   CommonOptions options = o.common;
-  options.policy.clear();
+  options.SetAll("policy", {});
   std::vector<std::string> args = {"--pack", pack};
   args.insert(args.end(), row.options.begin(), row.options.end());
   ArgParser parser(absl::StrCat("row \"", row.name, "\""), "");
@@ -43,12 +43,15 @@ absl::StatusOr<CommonOptions> OptionsOf(const PresetBenchOptions& o, const Prese
     return absl::InvalidArgumentError(
         absl::StrCat("row \"", row.name, "\": its options are wrong: ", absl::StrJoin(row.options, " ")));
   }
-  options.preset = row.preset;
-  options.policy.insert(options.policy.begin(), o.common.policy.begin(), o.common.policy.end());
+  options.Set("preset", row.preset);
+  std::vector<std::string> policies = o.common.All("policy");
+  const std::vector<std::string> of_row = options.All("policy");
+  policies.insert(policies.end(), of_row.begin(), of_row.end());
+  options.SetAll("policy", policies);
   options.quiet = true;
   const uint64_t most = *std::max_element(o.batches.begin(), o.batches.end());
-  if (!options.parallel.has_value()) {
-    options.parallel = most;
+  if (!options.Has("parallel")) {
+    options.Set("parallel", absl::StrCat(most));
   }
   return options;
 }
@@ -175,8 +178,8 @@ class RowRun {
 // As decoding goes: one sequence, a token a step.
 absl::StatusOr<PresetQuality> MeasureQuality(const CommandContext& context, const PresetBenchOptions& o,
                                              CommonOptions options) {
-  options.parallel = 1;
-  options.prefill_chunk = 1;
+  options.Set("parallel", "1");
+  options.Set("prefill-chunk", "1");
   ASSIGN_OR_RETURN(const std::unique_ptr<Launcher> launcher,
                    Launcher::Launch(context, options, /*json=*/true));
   PerplexityTask task;
@@ -206,11 +209,15 @@ std::string ReasonOf(const absl::Status& status) {
 }
 
 inferd::PolicyOverrides OverridesOf(const CommonOptions& options) {
-  return {.sparsity = options.sparsity.value_or(""),
-          .sparsity_scope = options.sparsity_scope.value_or(""),
-          .sparsity_target = options.sparsity_target.value_or(-1),
-          .sparsity_threshold = options.sparsity_threshold.value_or(-1),
-          .policy = options.policy};
+  const auto number = [&options](const char* name) {
+    double value = -1;
+    return absl::SimpleAtod(options.ValueOr(name, ""), &value) ? value : -1;
+  };
+  return {.sparsity = options.ValueOr("sparsity", ""),
+          .sparsity_scope = options.ValueOr("sparsity-scope", ""),
+          .sparsity_target = number("sparsity-target"),
+          .sparsity_threshold = number("sparsity-threshold"),
+          .policy = options.All("policy")};
 }
 
 absl::StatusOr<PresetResult> RunRow(const CommandContext& context, const PresetBenchOptions& o,
@@ -218,8 +225,9 @@ absl::StatusOr<PresetResult> RunRow(const CommandContext& context, const PresetB
   PresetResult result;
   {
     ASSIGN_OR_RETURN(const inferd::DeviceKind device,
-                     inferd::DeviceFromName(options.device.value_or("host")));
-    const absl::Status refused = inferd::PoliciesOf(*options.preset, OverridesOf(options), device).status();
+                     inferd::DeviceFromName(options.ValueOr("device", "host")));
+    const absl::Status refused =
+        inferd::PoliciesOf(options.ValueOr("preset", ""), OverridesOf(options), device).status();
     absl::StatusOr<std::unique_ptr<Launcher>> launcher =
         refused.ok() ? Launcher::Launch(context, options, /*json=*/true) : refused;
     if (!launcher.ok() && IsRefusal(launcher.status())) {

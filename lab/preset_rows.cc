@@ -119,12 +119,12 @@ absl::StatusOr<CommonOptions> WithSweepValue(const CommonOptions& options, const
                                              const std::string& value) {
   CommonOptions swept = options;
   const bool is_cost = name.ends_with("_ms");
-  const bool virtual_link = name == "link-gbps" && swept.virtual_costs.has_value();
+  const bool virtual_link = name == "link-gbps" && swept.Has("virtual-costs");
   if (is_cost || virtual_link) {
     // The table of costs says what the link takes unless it is told not to.
     const std::string setting = is_cost ? absl::StrCat(name, "=", value) : "link_ms=0";
-    swept.virtual_costs =
-        absl::StrCat(swept.virtual_costs.value_or(""), swept.virtual_costs.has_value() ? "," : "", setting);
+    const std::string before = swept.ValueOr("virtual-costs", "");
+    swept.Set("virtual-costs", absl::StrCat(before, before.empty() ? "" : ",", setting));
   }
   if (is_cost) {
     return swept;
@@ -132,7 +132,9 @@ absl::StatusOr<CommonOptions> WithSweepValue(const CommonOptions& options, const
   const absl::Span<const inferd::PolicyKey> keys = inferd::PolicyKeys();
   if (std::any_of(keys.begin(), keys.end(),
                   [&name](const inferd::PolicyKey& key) { return name == key.name; })) {
-    swept.policy.push_back(absl::StrCat(name, "=", value));
+    std::vector<std::string> policies = swept.All("policy");
+    policies.push_back(absl::StrCat(name, "=", value));
+    swept.SetAll("policy", policies);
     return swept;
   }
   ArgParser parser(absl::StrCat("--sweep ", name), "");

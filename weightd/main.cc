@@ -64,8 +64,7 @@ absl::StatusOr<ReloadPlan> Reload(Process* process) {
   if (read.exit_code.has_value()) {
     return absl::InvalidArgumentError("the parser has printed why");
   }
-  ReloadPlan plan =
-      PlanReload(OptionTextsOf(process->options), OptionTextsOf(read.options), ReloadableWeightdOptions());
+  ReloadPlan plan = PlanReload(process->options, read.options);
   const std::string metrics = process->options.metrics;
   process->options = WithReloaded(process->options, read.options);
   process->log->set_level(spdlog::level::from_str(process->options.log_level));

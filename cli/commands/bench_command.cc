@@ -73,8 +73,8 @@ absl::StatusOr<std::vector<BenchTest>> TestsOf(const Options& o) {
 CommonOptions ServerOptions(const Options& o, const std::vector<BenchTest>& tests,
                             const std::string& preset) {
   CommonOptions options = o.common;
-  if (o.common.preset.has_value()) {
-    options.preset = preset;
+  if (o.common.Has("preset")) {
+    options.Set("preset", preset);
   }
   uint64_t parallel = 1;
   uint64_t context = 1;
@@ -82,11 +82,11 @@ CommonOptions ServerOptions(const Options& o, const std::vector<BenchTest>& test
     parallel = std::max(parallel, test.batch);
     context = std::max(context, std::max<uint64_t>(1, test.prompt) + std::max<uint64_t>(1, test.generate));
   }
-  if (!options.parallel.has_value() && parallel > kDefaultParallel) {
-    options.parallel = parallel;
+  if (!options.Has("parallel") && parallel > kDefaultParallel) {
+    options.Set("parallel", absl::StrCat(parallel));
   }
-  if (!options.context.has_value() && context > kDefaultContext) {
-    options.context = context;
+  if (!options.Has("context") && context > kDefaultContext) {
+    options.Set("context", absl::StrCat(context));
   }
   return options;
 }
@@ -164,14 +164,16 @@ absl::StatusOr<int> Bench(const CommandContext& context, const Options& o,
   BenchSetting setting;
   std::string pack;
   uint32_t chunk = 1;
-  const std::vector<std::string> presets = SplitList(o.common.preset.value_or("exact"));
+  const std::vector<std::string> presets = SplitList(o.common.ValueOr("preset", "exact"));
   if (presets.empty()) {
-    return absl::InvalidArgumentError(absl::StrCat("--preset '", *o.common.preset, "' names none"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("--preset '", o.common.ValueOr("preset", ""), "' names none"));
   }
   // A preset that cannot run is told before the others take their time.
-  ASSIGN_OR_RETURN(const inferd::DeviceKind device, inferd::DeviceFromName(o.common.device.value_or("host")));
+  ASSIGN_OR_RETURN(const inferd::DeviceKind device,
+                   inferd::DeviceFromName(o.common.ValueOr("device", "host")));
   for (const std::string& preset : presets) {
-    RETURN_IF_ERROR(inferd::PoliciesOf(preset, {.policy = o.common.policy}, device).status());
+    RETURN_IF_ERROR(inferd::PoliciesOf(preset, {.policy = o.common.All("policy")}, device).status());
   }
   for (const std::string& preset : presets) {
     const CommonOptions options = ServerOptions(o, tests, preset);
@@ -242,7 +244,7 @@ int RunBench(const CommandContext& context, const std::vector<std::string>& args
   if (const auto exit_code = parser.Parse(spelt)) {
     return *exit_code;
   }
-  if (options.explain && options.common.device.value_or("host") != "host") {
+  if (options.explain && options.common.ValueOr("device", "host") != "host") {
     return parser.UsageError("--explain: only device host is timed by parts");
   }
   const absl::StatusOr<BenchFormat> format =

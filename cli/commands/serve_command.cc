@@ -59,9 +59,8 @@ std::string CurlLine(const std::string& address, const CommonOptions& options) {
     words.insert(words.end(), {"--unix-socket", Quoted(address.substr(5))});
     base = "http://localhost";
   } else {
-    base =
-        absl::StrCat(options.http_tls_certificate.has_value() ? "https://" : "http://", Reachable(address));
-    if (options.http_keys.has_value()) {
+    base = absl::StrCat(options.Has("http-tls-certificate") ? "https://" : "http://", Reachable(address));
+    if (options.Has("http-keys")) {
       words.push_back("-H \"Authorization: Bearer $KEY\"");
     }
   }
@@ -102,10 +101,10 @@ std::string MemoryLine(const Launcher& launcher) {
 
 void ShowServer(const Launcher& launcher, const CommonOptions& options) {
   const api::Model& model = launcher.model();
-  const char* scheme = options.http_tls_certificate.has_value() ? "https" : "http";
+  const char* scheme = options.Has("http-tls-certificate") ? "https" : "http";
   std::fprintf(stderr, "sluice: serving %s (%s, %u layers of %u experts); Ctrl-C ends it\n",
                model.name().c_str(), model.family().c_str(), model.layers(), model.experts_per_layer());
-  for (const std::string& address : options.http) {
+  for (const std::string& address : options.All("http")) {
     if (absl::StartsWith(address, "unix:")) {
       std::fprintf(stderr, "  API     %s\n", address.c_str());
     } else {
@@ -116,19 +115,18 @@ void ShowServer(const Launcher& launcher, const CommonOptions& options) {
   if (const std::string memory = MemoryLine(launcher); !memory.empty()) {
     std::fprintf(stderr, "  memory  %s\n", memory.c_str());
   }
-  std::fprintf(stderr, "  try     %s\n", CurlLine(options.http.front(), options).c_str());
+  std::fprintf(stderr, "  try     %s\n", CurlLine(options.All("http").front(), options).c_str());
 }
 
 absl::StatusOr<int> Serve(const CommandContext& context, Options options) {
   CommonOptions& common = options.common;
-  if (common.http.empty()) {
-    common.http = {kDefaultAddress};
+  if (!common.Has("http")) {
+    common.Set("http", kDefaultAddress);
   }
   // The daemons have a working directory of their own.
-  for (std::optional<std::string>* file :
-       {&common.http_keys, &common.http_tls_certificate, &common.http_tls_key, &common.prefix_file}) {
-    if (file->has_value()) {
-      *file = std::filesystem::absolute(**file).string();
+  for (const char* file : {"http-keys", "http-tls-certificate", "http-tls-key", "prefix-file"}) {
+    if (common.Has(file)) {
+      common.Set(file, std::filesystem::absolute(common.ValueOr(file, "")).string());
     }
   }
   ASSIGN_OR_RETURN(const std::unique_ptr<Launcher> launcher,

@@ -108,12 +108,7 @@ absl::Status CheckCpuOf(const std::string& device, bool has_isa) {
 }
 
 absl::Status CheckInferdOptions(const InferdOptions& options, const SetOptions& set) {
-  RETURN_IF_ERROR(CheckOneOf("device", options.device, {"host", "sim", "cuda"}));
-  RETURN_IF_ERROR(CheckOneOf("kv", options.kv, {"f32", "f16", "q8"}));
-  RETURN_IF_ERROR(CheckOneOf("clock", options.clock, {"real", "virtual"}));
-  RETURN_IF_ERROR(CheckOneOf("transport", options.transport, {"push", "pull"}));
-  RETURN_IF_ERROR(CheckOneOf("slab-handle", options.slab_handle, {"auto", "vmm", "ipc"}));
-  RETURN_IF_ERROR(CheckOneOf("log-level", options.log_level, {"debug", "info", "warning", "error"}));
+  RETURN_IF_ERROR(CheckOptions(options));
   for (const char* name : {"device-budget", "tile-neurons", "transport", "cpu-threads"}) {
     if (options.device == "host" && set.count(name) > 0) {
       return absl::InvalidArgumentError(absl::StrCat(
@@ -207,19 +202,6 @@ absl::StatusOr<HttpServerOptions> HttpOptionsOf(const InferdOptions& options) {
   return http;
 }
 
-std::vector<OptionText> OptionTextsOf(const InferdOptions& options) { return OptionTexts(options); }
-
-const std::set<std::string>& ReloadableInferdOptions() {
-  static const std::set<std::string> kNames = {
-      "allow-uid",     "allow-group", "metrics",   "max-unsent", "stall-timeout",    "max-request-time",
-      "drain-timeout", "keep",        "log-level", "max-queue",  "max-queue-tokens", "max-queue-bytes"};
-  return kNames;
-}
-
-InferdOptions WithReloaded(const InferdOptions& running, const InferdOptions& read) {
-  return MergeNamedOptions(running, read, ReloadableInferdOptions());
-}
-
 std::vector<ReportedOption> ReportOptionsOf(const InferdOptions& options, const SetOptions& set,
                                             const EnginePlan& plan, uint32_t threads) {
   InferdOptions shown = options;
@@ -247,8 +229,8 @@ std::vector<ReportedOption> ReportOptionsOf(const InferdOptions& options, const 
     shown.kv_budget.bytes = plan.kv_bytes;
   }
   std::vector<ReportedOption> report;
-  ForEachOption(&shown, [&](const char* name, const auto* member, const char*) {
-    report.push_back({name, FormatOptionValue(*member), set.count(name) > 0});
+  ForEachOption(&shown, [&](const OptionSpec& spec, const auto* member) {
+    report.push_back({spec.name, FormatOptionValue(*member), set.count(spec.name) > 0});
   });
   return report;
 }

@@ -36,7 +36,14 @@ int Parse(const std::vector<std::string>& args, Values* v) {
       .Real("--temperature", &v->temperature, "heat", 0, 2)
       .Size("--dram-budget", &v->budget, "bytes")
       .TimeSpan("--keep", &v->keep, "time")
-      .OnOff("--direct", &v->direct, "reads")
+      .Values(
+          "--direct", /*repeats=*/false,
+          [v](const std::vector<std::string>& texts) {
+            v->direct = texts[0] == "on";
+            return texts[0] == "on" || texts[0] == "off" ? absl::OkStatus()
+                                                         : absl::InvalidArgumentError("neither on nor off");
+          },
+          "reads")
       .Flag("--json", &v->json, "JSON");
   return parser.Parse(args).value_or(-1);
 }

@@ -32,16 +32,16 @@ TEST(CommonOptionsTest, OnlyWhatWasGivenReachesTheDaemons) {
   EXPECT_THAT(none.WeightdSettings(), IsEmpty());
   const CommonOptions some =
       Parse({"--pack", "p", "--kv", "f32", "--threads", "2", "--dram-budget", "6MiB", "--direct", "off"});
-  EXPECT_THAT(some.InferdSettings(), ElementsAre(OptionSetting{"kv", "f32"}, OptionSetting{"threads", "2"}));
+  EXPECT_THAT(some.InferdSettings(), ElementsAre(OptionText{"kv", "f32"}, OptionText{"threads", "2"}));
   EXPECT_THAT(some.WeightdSettings(),
-              ElementsAre(OptionSetting{"dram-budget", "6291456"}, OptionSetting{"direct", "off"}));
+              ElementsAre(OptionText{"dram-budget", "6291456"}, OptionText{"direct", "off"}));
   EXPECT_THAT(AsFlags(some.InferdSettings()), ElementsAre("--kv", "f32", "--threads", "2"));
 }
 
 TEST(CommonOptionsTest, DeviceBudgetIsBytesOrAShare) {
   EXPECT_THAT(Parse({"--pack", "p", "--device-budget", "1MiB"}).InferdSettings(),
-              ElementsAre(OptionSetting{"device-budget", "1048576"}));
-  EXPECT_EQ(Parse({"--pack", "p", "--device-budget", "50%"}).device_budget, "50%");
+              ElementsAre(OptionText{"device-budget", "1048576"}));
+  EXPECT_EQ(Parse({"--pack", "p", "--device-budget", "50%"}).ValueOr("device-budget", ""), "50%");
   CommonOptions options;
   ArgParser parser("sluice test", "A test.");
   options.Declare(&parser);

@@ -34,13 +34,41 @@ TEST(OptionValuesTest, ListsAreShownWithCommas) {
   EXPECT_EQ(FormatOptionValue(std::vector<std::string>{}), "");
 }
 
-TEST(OptionValuesTest, ReloadListsAppliedAndRestartOptions) {
-  const std::vector<OptionText> running = {{"a", "1"}, {"b", "2"}, {"c", "3"}};
-  const ReloadPlan plan = PlanReload(running, {{"a", "1"}, {"b", "5"}, {"c", ""}}, {"a", "b"});
-  ASSERT_EQ(plan.applied.size(), 1u);
-  EXPECT_EQ(plan.applied[0].name, "b");
-  EXPECT_EQ(plan.Describe(), "b=5; c needs a restart to become \"\"");
-  EXPECT_EQ(PlanReload(running, running, {"a"}).Describe(), "nothing has changed");
+struct SampleOptions {
+  std::string kind = "a";
+  uint32_t count = 3;
+  std::string chosen;
+};
+
+template <typename Visit>
+void ForEachOption(SampleOptions* o, Visit visit) {
+  visit(OptionSpec("kind", "Kind").Choices("a|b").Reloadable(), &o->kind);
+  visit(OptionSpec("count", "Count").Range(1, 9), &o->count);
+  visit(OptionSpec("chosen", "Chosen").Choices("x|y|z").Default("the other's"), &o->chosen);
+}
+
+TEST(OptionTableTest, ReloadListsAppliedAndRestartOptions) {
+  const SampleOptions running;
+  const SampleOptions read = {"b", 5, ""};
+  EXPECT_EQ(PlanReload(running, read).Describe(), "kind=b; count needs a restart to become \"5\"");
+  EXPECT_EQ(PlanReload(running, running).Describe(), "nothing has changed");
+  EXPECT_EQ(WithReloaded(running, read).kind, "b");
+  EXPECT_EQ(WithReloaded(running, read).count, 3u);
+}
+
+TEST(OptionTableTest, ValuesBeyondChoicesOrRangeAreRefused) {
+  EXPECT_TRUE(CheckOptions(SampleOptions{}).ok());
+  EXPECT_EQ(CheckOptions(SampleOptions{.kind = "c"}).message(), "--kind is \"c\", must be a or b");
+  EXPECT_EQ(CheckOptions(SampleOptions{.count = 0}).message(), "--count is 0, must be 1 to 9");
+  EXPECT_EQ(CheckOptions(SampleOptions{.chosen = "w"}).message(), "--chosen is \"w\", must be x, y or z");
+}
+
+TEST(OptionTableTest, HelpHasChoicesAndTheDefaultIsApart) {
+  const OptionSpec spec = OptionSpec("chosen", "Chosen").Choices("x|y|z").Default("the other's");
+  EXPECT_EQ(DescribeOption(spec, std::string()), "Chosen: x, y or z");
+  EXPECT_EQ(DefaultOf(spec, std::string()), "the other's");
+  EXPECT_EQ(DescribeOption(OptionSpec("flag", "Flag"), true), "Flag: on or off");
+  EXPECT_EQ(DefaultOf(OptionSpec("flag", "Flag"), true), "on");
 }
 
 }  // namespace

@@ -16,8 +16,8 @@ TEST(SweepValueTest, UnknownNameOrValueIsAnError) {
   options.pack = "p";
   const auto parallel = WithSweepValue(options, "parallel", "3");
   ASSERT_TRUE(parallel.ok()) << parallel.status();
-  EXPECT_EQ(parallel->parallel, 3u);
-  EXPECT_EQ(WithSweepValue(options, "attention_ms", "2")->virtual_costs, "attention_ms=2");
+  EXPECT_EQ(parallel->ValueOr("parallel", ""), "3");
+  EXPECT_EQ(WithSweepValue(options, "attention_ms", "2")->ValueOr("virtual-costs", ""), "attention_ms=2");
   testing::internal::CaptureStdout();
   testing::internal::CaptureStderr();
   for (const auto& [name, value, why] : std::vector<std::tuple<const char*, const char*, const char*>>{

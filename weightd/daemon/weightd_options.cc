@@ -2,6 +2,8 @@
 
 #include <CLI/CLI.hpp>
 #include <memory>
+#include <set>
+#include <string>
 
 #include "absl/strings/str_cat.h"
 #include "common/base/listen_address.h"
@@ -16,8 +18,6 @@ namespace sluice::weightd {
 namespace {
 
 constexpr int kUsageExit = 2;
-constexpr int kMaxReaderThreads = 256;
-constexpr int kMaxCopyThreads = 64;
 
 void FillDefaults(WeightdOptions* options) {
   if (options->socket.empty()) {
@@ -56,22 +56,7 @@ WeightdCommand ParseWeightdCommand(int argc, const char* const* argv) {
 }
 
 absl::Status CheckWeightdOptions(const WeightdOptions& options) {
-  RETURN_IF_ERROR(CheckOneOf("io", options.io, {"pread", "uring"}));
-  RETURN_IF_ERROR(CheckOneOf("eviction", options.eviction, {"lru", "lfru", "score"}));
-  RETURN_IF_ERROR(CheckOneOf("numa", options.numa, {"interleave", "segments", "off"}));
-  RETURN_IF_ERROR(CheckOneOf("log-level", options.log_level, {"debug", "info", "warning", "error"}));
-  if (options.reader_threads < 1 || options.reader_threads > kMaxReaderThreads) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("--threads is ", options.reader_threads, ", must be 1 to ", kMaxReaderThreads));
-  }
-  if (options.copy_threads < 0 || options.copy_threads > kMaxCopyThreads) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("--copy-threads is ", options.copy_threads, ", must be 0 to ", kMaxCopyThreads));
-  }
-  if (options.gather_neurons < 1) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("--gather-neurons is ", options.gather_neurons, ", must be at least 1"));
-  }
+  RETURN_IF_ERROR(CheckOptions(options));
   // The longer of both paths.
   if (const absl::Status side = ParseListenAddress(absl::StrCat("unix:", options.socket, ".side")).status();
       !options.socket.empty() && !side.ok()) {
@@ -81,19 +66,6 @@ absl::Status CheckWeightdOptions(const WeightdOptions& options) {
     RETURN_IF_ERROR(CheckMetricsAddress(options.metrics));
   }
   return absl::OkStatus();
-}
-
-std::vector<OptionText> OptionTextsOf(const WeightdOptions& options) { return OptionTexts(options); }
-
-const std::set<std::string>& ReloadableWeightdOptions() {
-  static const std::set<std::string> kNames = {"allow-uid",    "allow-group",   "metrics",
-                                               "read-timeout", "scrub-rate",    "session-quota",
-                                               "keep",         "drain-timeout", "log-level"};
-  return kNames;
-}
-
-WeightdOptions WithReloaded(const WeightdOptions& running, const WeightdOptions& read) {
-  return MergeNamedOptions(running, read, ReloadableWeightdOptions());
 }
 
 }  // namespace sluice::weightd

@@ -227,8 +227,8 @@ TEST(InferdOptionsTest, HelpNamesEveryOptionAndExitsWithZero) {
   const std::string help = testing::internal::GetCapturedStdout();
   EXPECT_EQ(0, command.exit_code);
   InferdOptions options;
-  ForEachOption(&options, [&](const char* name, const auto*, const char*) {
-    EXPECT_THAT(help, testing::HasSubstr(std::string("--") + name));
+  ForEachOption(&options, [&](const OptionSpec& spec, const auto*) {
+    EXPECT_THAT(help, testing::HasSubstr(std::string("--") + spec.name));
   });
 }
 
