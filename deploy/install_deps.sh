@@ -77,7 +77,7 @@ esac
 
 PACKAGES=(
   build-essential cmake ninja-build ccache lld pkg-config git ca-certificates file
-  clang clang-format
+  clang clang-format clang-tidy
   libgrpc++-dev protobuf-compiler-grpc protobuf-compiler libprotobuf-dev
   libabsl-dev libspdlog-dev nlohmann-json3-dev libcli11-dev libtomlplusplus-dev
   libhwy-dev liburing-dev libpcre2-dev libutf8proc-dev libxxhash-dev

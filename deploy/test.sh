@@ -59,6 +59,7 @@ run_tests tsan -j "$SLUICE_JOBS" -L tsan
 
 say "checking lock annotations with Clang"
 "$SLUICE_ROOT/deploy/lib/check_thread_safety.sh" "$SLUICE_JOBS" || failed=$((failed + 1))
+"$SLUICE_ROOT/deploy/lib/check_tidy.sh" || failed=$((failed + 1))
 end_stage "lock annotations"
 
 say "the ten slowest tests"
