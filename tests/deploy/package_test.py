@@ -98,7 +98,7 @@ class FilesTest(unittest.TestCase):
         self.assertFalse([name for name in files if "libsluice_cuda" in name])
         self.assertIn("libc6", self.field("sluice", "Depends"))
 
-    def test_links_of_the_documents_lead_to_installed_files(self):
+    def test_links_of_documents_lead_somewhere(self):
         root = tempfile.mkdtemp()
         self.addCleanup(shutil.rmtree, root)
         subprocess.run(["dpkg-deb", "-x", self.packages["sluice"], root], check=True)
