@@ -1,5 +1,4 @@
-// Facts about NVIDIA GPUs for `sluice doctor`, read from this host once: by the driver's library where it is
-// there, and by the PCI bus where it is not. Judged by doctor.h.
+// `sluice doctor`: facts about this host, its GPUs among them, and the findings that are judged from them.
 //
 // Thread safety: free functions, safe to call from any thread.
 #pragma once
@@ -16,6 +15,7 @@
 
 namespace sluice::cli {
 
+// Facts about NVIDIA GPUs: by the driver's library where it is there, and by the PCI bus where it is not.
 struct GpuFact {
   std::string name;
   int major = 0;  // compute capability
@@ -36,7 +36,7 @@ inline constexpr const char* kCudaDriver = "libcuda.so.1";
 inline constexpr const char* kPciDevices = "/sys/bus/pci/devices";
 GpuFacts ReadGpuFacts(const std::string& library = kCudaDriver, const std::string& bus = kPciDevices);
 
-// Facts about this host for `sluice doctor`, read once. Judged by doctor.h.
+// Facts about this host for `sluice doctor`, read once.
 //
 // Thread safety: free functions, safe to call from any thread.
 

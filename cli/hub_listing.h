@@ -1,6 +1,7 @@
-// The digests by which a hub knows its files.
+// A hub's repository before its files are fetched: their digests, their list, and the choice of those that
+// make a model.
 //
-// Thread safety: a FileDigest is thread-compatible.
+// Thread safety: stated at each part.
 #pragma once
 
 #include <cstddef>
@@ -21,6 +22,7 @@ enum class DigestKind {
   kGitSha1,  // of the others: SHA-1 over "blob SIZE", a zero byte and the content
 };
 
+// The digests by which a hub knows its files. Thread-compatible.
 class FileDigest {
  public:
   // `bytes`: the length of the whole file.

@@ -1,6 +1,7 @@
-// Reads the options of a running weightd.
+// The way from a command to a serving inferd (Launcher), the options of a running weightd, and commands of
+// `sluice` that another command runs.
 //
-// Thread safety: free functions, safe to call from any thread.
+// Thread safety: stated at each part; AskWeightd() may be called from any thread.
 #pragma once
 
 #include <memory>

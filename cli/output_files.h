@@ -1,6 +1,7 @@
-// A lock between processes: an open file that one of them holds.
+// Files that commands write: a lock between processes, a file that has its name only once it is whole, and a
+// matrix as a safetensors file.
 //
-// Thread safety: a free function, safe to call from any thread.
+// Thread safety: stated at each part; LockFile() may be called from any thread.
 #pragma once
 
 #include <atomic>

@@ -1,6 +1,7 @@
-// The options of `sluice pack` and `sluice synth` that say what a pack's rows are stored as.
+// Packs that commands make by themselves: the options of their rows, the state of a model's files, and the
+// cache.
 //
-// Thread safety: thread-compatible; used by the main thread.
+// Thread safety: stated at each part.
 #pragma once
 
 #include <cstdint>
@@ -16,6 +17,8 @@
 
 namespace sluice::cli {
 
+// The options of `sluice pack` and `sluice synth` that say what a pack's rows are stored as.
+// Thread-compatible.
 struct RowOptions {
   std::optional<std::string> bits;
   std::string recipe;
@@ -43,7 +46,7 @@ std::string ModelState(const std::string& model);
 // The packs that commands make by themselves: a model that is given as a folder or a GGUF file is packed once
 // into a cache folder, and later commands take what is there.
 //
-// A pack's folder is NAME-BITS-KEY.pack, the key a digest of the model's path and files (pack_cache.h) and
+// A pack's folder is NAME-BITS-KEY.pack, the key a digest of the model's path and files and
 // of BITS, so that another model, a changed file or other bits get a folder of their own. Beside it lies
 // NAME-BITS-KEY.lock, which whoever makes, takes or removes the pack holds meanwhile; its time of change says
 // when the pack was last taken.

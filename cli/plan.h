@@ -1,6 +1,6 @@
-// Estimated cache hit rate of experts from their request frequencies.
+// The arithmetic of `sluice plan`: cache hit rate, memory by tier, speed, and the choice of bits and preset.
 //
-// Thread safety: a pure function.
+// Thread safety: pure functions.
 #pragma once
 
 #include <cstdint>

@@ -1,6 +1,6 @@
-// Where a command's tokenizer comes from: a pack, or a Hugging Face folder.
+// Prompts of commands: where the tokenizer comes from, and the flags of prompt, sampler and grammar.
 //
-// Thread safety: free functions, safe to call from any thread.
+// Thread safety: free functions are safe to call from any thread; flags are plain values of the main thread.
 #pragma once
 
 #include <cstdint>

@@ -1,6 +1,6 @@
-// Local sockets for the launcher and the supervisor.
+// The process that keeps the daemons of a runtime directory: its sockets, its children, and its protocol.
 //
-// Thread safety: free functions, safe to call from any thread.
+// Thread safety: stated at each part; the functions on sockets may be called from any thread.
 #pragma once
 
 #include <sys/types.h>

@@ -1,4 +1,5 @@
-// Link time per byte.
+// Pace of transfers into slots: link time per byte, the order in which streamed experts are handed out, and
+// the first fill.
 //
 // Thread safety: thread-compatible; belongs to the engine thread.
 #pragma once
@@ -18,6 +19,7 @@
 
 namespace sluice::inferd {
 
+// Link time per byte.
 class LinkPace {
  public:
   // `seconds_per_byte`: given value; 0: measured by `fetches`, which outlives this object.

@@ -1,5 +1,5 @@
-// weightd's segments as buffers of a backend: imports each segment when it is mapped, so that a lease is a
-// device address without a copy.
+// Device memory that holds weightd's bytes: its segments as buffers of a backend (SegmentBuffers), and memory
+// that weightd writes weights into (DeviceSlab).
 //
 // Thread safety: thread-compatible; belongs to the engine thread.
 #pragma once
@@ -16,6 +16,7 @@
 
 namespace sluice::inferd {
 
+// Imports each of weightd's segments when it is mapped, so that a lease is a device address without a copy.
 class SegmentBuffers final : public SegmentObserver {
  public:
   // `backend` outlives this object.
