@@ -66,6 +66,12 @@ void ChoiceText::Keep(const std::vector<MessageEvent>& events) {
   }
 }
 
+const ChatApi& CompletionsChatApi() {
+  static const ChatApi* const api =
+      new ChatApi{"http_chat", "chatcmpl-", /*to_chat=*/nullptr, {}, &MakeWriter<ChatWriter>};
+  return *api;
+}
+
 ChatWriter::ChatWriter(ChatWriterOptions options) : options_(std::move(options)) {
   for (uint32_t i = 0; i < options_.style.n; ++i) {
     choices_.push_back(

@@ -1,3 +1,7 @@
+// ChatApi: one of the APIs for chats: /v1/chat/completions, /v1/messages, /v1/responses. Its requests become
+// chat requests (chat_request.h), which OpenAiEndpoint::Chat serves for all of them; only the reading and the
+// writing of its dialect are its own.
+//
 // ChatWriter: answers of /v1/chat/completions, streamed and whole. ChoiceText: a choice's output so far,
 // split into thoughts, text and calls; also used by the writers of the other chat APIs.
 //
@@ -5,9 +9,12 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "absl/status/statusor.h"
 #include "inferd/http/answer_call.h"
 #include "inferd/http/answer_format.h"
 #include "inferd/http/json_body.h"
@@ -49,6 +56,7 @@ class ChoiceText {
   uint32_t reasoning_tokens_ = 0;
 };
 
+// Everything about a chat that the writer of its answer may need.
 struct ChatWriterOptions {
   AnswerFacts facts;
   AnswerStyle style;
@@ -56,7 +64,27 @@ struct ChatWriterOptions {
   uint32_t top_logprobs = 0;
   Dialect dialect;
   MessageParserOptions parsing;
+  Json asked;  // the request as the client sent it
 };
+
+struct ChatApi {
+  const char* kind;    // for the log: "http_chat"
+  const char* prefix;  // of the answers' ids
+  // Returns the equivalent chat request; null: requests are chat requests. INVALID_ARGUMENT naming a missing
+  // or unsupported field; the rest is checked when the chat request is read.
+  absl::StatusOr<Json> (*to_chat)(const Json& body);
+  FieldAliases aliases;  // the API's names of the chat request's fields, for errors
+  std::unique_ptr<AnswerWriter> (*make_writer)(ChatWriterOptions options);
+};
+
+// Returns ChatApi::make_writer of a writer's class.
+template <typename Writer>
+std::unique_ptr<AnswerWriter> MakeWriter(ChatWriterOptions options) {
+  return std::make_unique<Writer>(std::move(options));
+}
+
+// The API of /v1/chat/completions. The others: messages_api.h, responses_api.h.
+const ChatApi& CompletionsChatApi();
 
 class ChatWriter final : public AnswerWriter {
  public:

@@ -204,9 +204,26 @@ absl::Status ReadMessagesTools(const JsonFields& body, Json* chat) {
   return absl::OkStatus();
 }
 
+absl::StatusOr<Json> ChatOfMessages(const Json& body) {
+  if (!JsonFields(body).Has("max_tokens")) {
+    return BadField("max_tokens", "is missing");
+  }
+  return ChatOfCountTokens(body);
+}
+
 }  // namespace
 
-absl::StatusOr<Json> ChatOfMessages(const Json& body, bool counts) {
+const ChatApi& MessagesApi() {
+  static const ChatApi* const api = new ChatApi{
+      "http_messages",
+      "msg_",
+      &ChatOfMessages,
+      {{"stop", "stop_sequences"}, {".function.parameters", ".input_schema"}, {".function.", "."}},
+      &MakeWriter<MessagesWriter>};
+  return *api;
+}
+
+absl::StatusOr<Json> ChatOfCountTokens(const Json& body) {
   const JsonFields fields(body);
   Json chat = Json::object();
   for (const auto& [from, to] : {std::pair("model", "model"), std::pair("max_tokens", "max_tokens"),
@@ -219,9 +236,6 @@ absl::StatusOr<Json> ChatOfMessages(const Json& body, bool counts) {
     }
   }
   CopyServingFields(fields, &chat);
-  if (!counts && !fields.Has("max_tokens")) {
-    return BadField("max_tokens", "is missing");
-  }
   ASSIGN_OR_RETURN(chat["messages"], ConvertMessages(fields));
   RETURN_IF_ERROR(ReadMessagesTools(fields, &chat));
   ASSIGN_OR_RETURN(const Json* output, fields.TakeObject("output_config"));
@@ -240,13 +254,7 @@ absl::StatusOr<Json> ChatOfMessages(const Json& body, bool counts) {
   return chat;
 }
 
-const FieldAliases& MessageAliases() {
-  static const FieldAliases* const aliases = new FieldAliases{
-      {"stop", "stop_sequences"}, {".function.parameters", ".input_schema"}, {".function.", "."}};
-  return *aliases;
-}
-
-MessagesWriter::MessagesWriter(Options options)
+MessagesWriter::MessagesWriter(ChatWriterOptions options)
     : options_(std::move(options)), text_(options_.dialect, options_.parsing) {}
 
 Json MessagesWriter::Message() const {
@@ -324,7 +332,7 @@ void MessagesWriter::Add(size_t, AnswerPiece piece, const Usage& running, std::s
   const uint32_t fresh = running.completion_tokens - running_.completion_tokens;
   running_ = running;
   const std::vector<MessageEvent> events = text_.Push(piece.text, fresh);
-  if (options_.stream) {
+  if (options_.style.stream) {
     Begin(out);
     Events(events, out);
   }
@@ -333,7 +341,7 @@ void MessagesWriter::Add(size_t, AnswerPiece piece, const Usage& running, std::s
 void MessagesWriter::Finish(size_t, const FinishInfo& info, std::string* out) {
   running_ = info.usage;
   const std::vector<MessageEvent> events = text_.Finish();
-  if (options_.stream) {
+  if (options_.style.stream) {
     Begin(out);
     Events(events, out);
     CloseBlock(out);
@@ -351,7 +359,7 @@ void MessagesWriter::End(const AnswerTotals& totals, std::string* out) {
   const Json usage = {{"input_tokens", totals.usage.prompt_tokens - totals.usage.cached_prompt_tokens},
                       {"cache_read_input_tokens", totals.usage.cached_prompt_tokens},
                       {"output_tokens", totals.usage.completion_tokens}};
-  if (options_.stream) {
+  if (options_.style.stream) {
     AppendNamedEvent("message_delta",
                      {{"type", "message_delta"},
                       {"delta", {{"stop_reason", stop_reason_}, {"stop_sequence", stop_sequence_}}},

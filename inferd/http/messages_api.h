@@ -15,22 +15,14 @@
 
 namespace sluice::inferd {
 
-// Returns the equivalent chat request. INVALID_ARGUMENT naming a missing or unsupported field; the rest is
-// checked when that request is read. `counts`: for count_tokens, which needs no max_tokens.
-absl::StatusOr<Json> ChatOfMessages(const Json& body, bool counts);
+const ChatApi& MessagesApi();
 
-// Names for errors about the chat request's fields.
-const FieldAliases& MessageAliases();
+// ChatApi::to_chat for count_tokens, which needs no max_tokens.
+absl::StatusOr<Json> ChatOfCountTokens(const Json& body);
 
 class MessagesWriter final : public AnswerWriter {
  public:
-  struct Options {
-    AnswerFacts facts;
-    bool stream = false;
-    Dialect dialect;
-    MessageParserOptions parsing;
-  };
-  explicit MessagesWriter(Options options);
+  explicit MessagesWriter(ChatWriterOptions options);
 
   void Add(size_t choice, AnswerPiece piece, const Usage& running, std::string* out) override;
   void Finish(size_t choice, const FinishInfo& info, std::string* out) override;
@@ -45,7 +37,7 @@ class MessagesWriter final : public AnswerWriter {
   void OpenBlock(Kind kind, const std::string& name, std::string* out);
   void CloseBlock(std::string* out);
 
-  const Options options_;
+  const ChatWriterOptions options_;
   ChoiceText text_;
   Usage running_;
   bool begun_ = false;

@@ -55,13 +55,13 @@ const OpenAiEndpoint::Route* OpenAiEndpoint::Find(const HttpRequest& request, st
       {"GET", "/health", &OpenAiEndpoint::Health},
       {"GET", "/v1/health", &OpenAiEndpoint::Health},
       {"GET", "/metrics", &OpenAiEndpoint::Metrics},
-      {"POST", "/v1/chat/completions", &OpenAiEndpoint::Chat, kWaits},
-      {"POST", "/chat/completions", &OpenAiEndpoint::Chat, kWaits},
+      {"POST", "/v1/chat/completions", &OpenAiEndpoint::Chat, kWaits, &CompletionsChatApi()},
+      {"POST", "/chat/completions", &OpenAiEndpoint::Chat, kWaits, &CompletionsChatApi()},
       {"POST", "/v1/completions", &OpenAiEndpoint::Completions, kWaits},
       {"POST", "/completions", &OpenAiEndpoint::Completions, kWaits},
-      {"POST", "/v1/responses", &OpenAiEndpoint::Responses, kWaits, &ResponseAliases()},
-      {"POST", "/v1/messages", &OpenAiEndpoint::Messages, kWaits, &MessageAliases()},
-      {"POST", "/v1/messages/count_tokens", &OpenAiEndpoint::CountTokens, !kWaits, &MessageAliases()},
+      {"POST", "/v1/responses", &OpenAiEndpoint::Chat, kWaits, &ResponsesApi()},
+      {"POST", "/v1/messages", &OpenAiEndpoint::Chat, kWaits, &MessagesApi()},
+      {"POST", "/v1/messages/count_tokens", &OpenAiEndpoint::CountTokens, !kWaits, &MessagesApi()},
       {"POST", "/tokenize", &OpenAiEndpoint::Tokenize},
       {"POST", "/detokenize", &OpenAiEndpoint::Detokenize},
       {"POST", "/apply-template", &OpenAiEndpoint::ApplyTemplate},
@@ -97,12 +97,13 @@ void OpenAiEndpoint::Handle(HttpRequest request, std::shared_ptr<HttpExchange> e
   absl::Status status;
   if (const Route* route = Find(asked.request, &allowed); route != nullptr) {
     // Admission before parsing: under overload a refusal must not cost the parsing of its request.
+    asked.api = route->api;
     status = route->waits ? context_.engine->CheckQueueSpace(asked.facts.client) : absl::OkStatus();
     if (status.ok()) {
       status = (this->*route->handle)(asked);
     }
-    if (route->aliases != nullptr) {
-      status = ToApiFieldNames(status, *route->aliases);
+    if (route->api != nullptr) {
+      status = ToApiFieldNames(status, route->api->aliases);
     }
   } else if (absl::StartsWith(asked.request.path, kModelPrefix) && asked.request.method == "GET") {
     status = Model(asked, asked.request.path.substr(sizeof(kModelPrefix) - 1));
@@ -142,9 +143,9 @@ void OpenAiEndpoint::Reply(const Asked& asked, const Json& json) const {
   asked.exchange->Answer(std::move(answer));
 }
 
-AnswerFacts OpenAiEndpoint::Facts(const std::string& prefix, const std::string& id) const {
+AnswerFacts OpenAiEndpoint::Facts(const std::string& id) const {
   AnswerFacts facts;
-  facts.id = absl::StrCat(prefix, id);
+  facts.id = id;
   facts.model = context_.model.name;
   facts.fingerprint = absl::StrCat("sluice-", context_.model.id.substr(0, 12));
   facts.created = absl::ToUnixSeconds(absl::Now());
@@ -202,22 +203,29 @@ absl::Status OpenAiEndpoint::Metrics(const Asked& asked) {
 }
 
 absl::Status OpenAiEndpoint::Chat(const Asked& asked) {
-  ASSIGN_OR_RETURN(const Json body, ParseBody(asked.request.body));
-  ASSIGN_OR_RETURN(const ChatRequest chat, ReadChat(body, context_));
+  const ChatApi& api = *asked.api;
+  ASSIGN_OR_RETURN(Json body, ParseBody(asked.request.body));
+  Json converted;
+  if (api.to_chat != nullptr) {
+    ASSIGN_OR_RETURN(converted, api.to_chat(body));
+  }
+  ASSIGN_OR_RETURN(const ChatRequest chat, ReadChat(api.to_chat != nullptr ? converted : body, context_));
   CallFacts facts = asked.facts;
-  facts.request_id = absl::StrCat("chatcmpl-", NewRequestId());
+  facts.request_id = absl::StrCat(api.prefix, NewRequestId());
   ASSIGN_OR_RETURN(ChatPlan planned, PlanChatAnswer(context_, facts, chat));
-  AnswerPlan plan = PlanOf(asked.request, chat.style, "http_chat", facts.request_id);
+  AnswerPlan plan = PlanOf(asked.request, chat.style, api.kind, facts.request_id);
   plan.wants_tokens = chat.logprobs;
   plan.specs = std::move(planned.specs);
-  plan.constraint_fields = std::move(planned.constraint_fields);
+  for (const std::string& field : planned.constraint_fields) {
+    plan.constraint_fields.push_back(AliasOf(field, api.aliases));
+  }
   plan.first_of.assign(plan.specs.size(), 0);
   plan.first_of[0] = 1;
-  ChatWriterOptions options{
-      Facts("", facts.request_id), chat.style, chat.logprobs, chat.top_logprobs, std::move(planned.dialect),
-      std::move(planned.parsing)};
-  AnswerCall::Start(context_, std::move(plan), std::make_unique<ChatWriter>(std::move(options)),
-                    asked.exchange);
+  AnswerCall::Start(
+      context_, std::move(plan),
+      api.make_writer({Facts(facts.request_id), chat.style, chat.logprobs, chat.top_logprobs,
+                       std::move(planned.dialect), std::move(planned.parsing), std::move(body)}),
+      asked.exchange);
   return absl::OkStatus();
 }
 
@@ -238,7 +246,7 @@ absl::Status OpenAiEndpoint::Completions(const Asked& asked) {
   } else {
     plan.ungenerated = planned.specs;
   }
-  const AnswerFacts answer = Facts("", facts.request_id);
+  const AnswerFacts answer = Facts(facts.request_id);
   const bool scores = planned.echo && planned.logprobs.has_value();
   auto start = [this, plan = std::move(plan), answer,
                 exchange = asked.exchange](const CompletionPlan& ready) {
@@ -271,49 +279,9 @@ absl::Status OpenAiEndpoint::Completions(const Asked& asked) {
   return absl::OkStatus();
 }
 
-absl::Status OpenAiEndpoint::Messages(const Asked& asked) {
-  ASSIGN_OR_RETURN(const Json body, ParseBody(asked.request.body));
-  ASSIGN_OR_RETURN(const Json as_chat, ChatOfMessages(body, /*counts=*/false));
-  ASSIGN_OR_RETURN(const ChatRequest chat, ReadChat(as_chat, context_));
-  CallFacts facts = asked.facts;
-  facts.request_id = absl::StrCat("msg_", NewRequestId());
-  ASSIGN_OR_RETURN(ChatPlan planned, PlanChatAnswer(context_, facts, chat));
-  AnswerPlan plan = PlanOf(asked.request, chat.style, "http_messages", facts.request_id);
-  plan.specs = std::move(planned.specs);
-  for (const std::string& field : planned.constraint_fields) {
-    plan.constraint_fields.push_back(AliasOf(field, MessageAliases()));
-  }
-  plan.first_of = {1};
-  MessagesWriter::Options options{Facts("", facts.request_id), chat.style.stream, std::move(planned.dialect),
-                                  std::move(planned.parsing)};
-  AnswerCall::Start(context_, std::move(plan), std::make_unique<MessagesWriter>(std::move(options)),
-                    asked.exchange);
-  return absl::OkStatus();
-}
-
-absl::Status OpenAiEndpoint::Responses(const Asked& asked) {
-  ASSIGN_OR_RETURN(Json body, ParseBody(asked.request.body));
-  ASSIGN_OR_RETURN(const Json as_chat, ChatOfResponse(body));
-  ASSIGN_OR_RETURN(const ChatRequest chat, ReadChat(as_chat, context_));
-  CallFacts facts = asked.facts;
-  facts.request_id = absl::StrCat("resp_", NewRequestId());
-  ASSIGN_OR_RETURN(ChatPlan planned, PlanChatAnswer(context_, facts, chat));
-  AnswerPlan plan = PlanOf(asked.request, chat.style, "http_response", facts.request_id);
-  plan.specs = std::move(planned.specs);
-  for (const std::string& field : planned.constraint_fields) {
-    plan.constraint_fields.push_back(AliasOf(field, ResponseAliases()));
-  }
-  plan.first_of = {1};
-  ResponsesWriter::Options options{Facts("", facts.request_id), chat.style.stream, std::move(planned.dialect),
-                                   std::move(planned.parsing), std::move(body)};
-  AnswerCall::Start(context_, std::move(plan), std::make_unique<ResponsesWriter>(std::move(options)),
-                    asked.exchange);
-  return absl::OkStatus();
-}
-
 absl::Status OpenAiEndpoint::CountTokens(const Asked& asked) {
   ASSIGN_OR_RETURN(const Json body, ParseBody(asked.request.body));
-  ASSIGN_OR_RETURN(const Json as_chat, ChatOfMessages(body, /*counts=*/true));
+  ASSIGN_OR_RETURN(const Json as_chat, ChatOfCountTokens(body));
   ASSIGN_OR_RETURN(const ChatRequest chat, ReadChat(as_chat, context_));
   RETURN_IF_ERROR(CheckModel(context_, chat.fields.model));
   ASSIGN_OR_RETURN(const ChatPrompt prompt, RenderConversation(context_, ConversationOf(context_, chat)));

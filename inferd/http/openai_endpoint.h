@@ -13,6 +13,7 @@
 #include "daemon/http/http_message.h"
 #include "inferd/http/answer_format.h"
 #include "inferd/http/chat_request.h"
+#include "inferd/http/chat_writer.h"
 #include "inferd/http/request_fields.h"
 #include "inferd/serving/server_state.h"
 #include "inferd/serving/serving_context.h"
@@ -37,14 +38,15 @@ class OpenAiEndpoint final : public HttpHandler {
     HttpRequest request;
     std::shared_ptr<HttpExchange> exchange;
     CallFacts facts;
+    const ChatApi* api = nullptr;  // of the route
   };
   using Method = absl::Status (OpenAiEndpoint::*)(const Asked& asked);
   struct Route {
     const char* method;
     const char* path;
     Method handle;
-    bool waits = false;                     // its answer needs a place in the engine's queue
-    const FieldAliases* aliases = nullptr;  // null: fields have their chat names
+    bool waits = false;            // its answer needs a place in the engine's queue
+    const ChatApi* api = nullptr;  // of a chat
   };
   static const Route* Find(const HttpRequest& request, std::string* allowed);
 
@@ -52,10 +54,9 @@ class OpenAiEndpoint final : public HttpHandler {
   absl::Status Models(const Asked& asked);
   absl::Status Health(const Asked& asked);
   absl::Status Metrics(const Asked& asked);
+  // Serves a chat of any API.
   absl::Status Chat(const Asked& asked);
   absl::Status Completions(const Asked& asked);
-  absl::Status Messages(const Asked& asked);
-  absl::Status Responses(const Asked& asked);
   absl::Status CountTokens(const Asked& asked);
   absl::Status Tokenize(const Asked& asked);
   absl::Status Detokenize(const Asked& asked);
@@ -65,7 +66,7 @@ class OpenAiEndpoint final : public HttpHandler {
 
   absl::Status Model(const Asked& asked, const std::string& id);
   void Reply(const Asked& asked, const Json& json) const;
-  AnswerFacts Facts(const std::string& prefix, const std::string& id) const;
+  AnswerFacts Facts(const std::string& id) const;
   Json ModelJson() const;
 
   const ServingContext& context_;

@@ -116,8 +116,6 @@ Json TextPart(const std::string& text) {
       {"type", "output_text"}, {"text", text}, {"annotations", Json::array()}, {"logprobs", Json::array()}};
 }
 
-}  // namespace
-
 absl::StatusOr<Json> ChatOfResponse(const Json& body) {
   const JsonFields fields(body);
   for (const char* name : {"previous_response_id", "conversation"}) {
@@ -154,13 +152,19 @@ absl::StatusOr<Json> ChatOfResponse(const Json& body) {
   return chat;
 }
 
-const FieldAliases& ResponseAliases() {
-  static const FieldAliases* const aliases = new FieldAliases{
-      {"max_tokens", "max_output_tokens"}, {"reasoning_effort", "reasoning.effort"}, {".function.", "."}};
-  return *aliases;
+}  // namespace
+
+const ChatApi& ResponsesApi() {
+  static const ChatApi* const api = new ChatApi{
+      "http_response",
+      "resp_",
+      &ChatOfResponse,
+      {{"max_tokens", "max_output_tokens"}, {"reasoning_effort", "reasoning.effort"}, {".function.", "."}},
+      &MakeWriter<ResponsesWriter>};
+  return *api;
 }
 
-ResponsesWriter::ResponsesWriter(Options options)
+ResponsesWriter::ResponsesWriter(ChatWriterOptions options)
     : options_(std::move(options)), text_(options_.dialect, options_.parsing) {}
 
 Json ResponsesWriter::Response(const char* status) const {
@@ -194,7 +198,7 @@ Json ResponsesWriter::Response(const char* status) const {
 }
 
 void ResponsesWriter::Say(const char* type, Json event, std::string* out) {
-  if (!options_.stream) {
+  if (!options_.style.stream) {
     return;
   }
   Json whole = {{"type", type}, {"sequence_number", sequence_++}};
@@ -318,7 +322,7 @@ void ResponsesWriter::Finish(size_t, const FinishInfo& info, std::string* out) {
 void ResponsesWriter::End(const AnswerTotals& totals, std::string* out) {
   Json response = Response(cut_ ? "incomplete" : "completed");
   response["usage"] = UsageOf(totals.usage, text_.reasoning_tokens());
-  if (options_.stream) {
+  if (options_.style.stream) {
     Say(cut_ ? "response.incomplete" : "response.completed", {{"response", std::move(response)}}, out);
   } else {
     *out = Dump(response);

@@ -16,23 +16,13 @@
 
 namespace sluice::inferd {
 
-// Returns the equivalent chat request. INVALID_ARGUMENT naming a wrong or unsupported field
-// (previous_response_id: nothing is stored); the rest is checked when that request is read.
-absl::StatusOr<Json> ChatOfResponse(const Json& body);
-
-// Names for errors about the chat request's fields.
-const FieldAliases& ResponseAliases();
+// Requests that need a stored response (previous_response_id) are refused: nothing is stored.
+const ChatApi& ResponsesApi();
 
 class ResponsesWriter final : public AnswerWriter {
  public:
-  struct Options {
-    AnswerFacts facts;
-    bool stream = false;
-    Dialect dialect;
-    MessageParserOptions parsing;
-    Json asked;  // the request, whose settings the answer repeats
-  };
-  explicit ResponsesWriter(Options options);
+  // The answer repeats settings of `options.asked`.
+  explicit ResponsesWriter(ChatWriterOptions options);
 
   void Add(size_t choice, AnswerPiece piece, const Usage& running, std::string* out) override;
   void Finish(size_t choice, const FinishInfo& info, std::string* out) override;
@@ -49,7 +39,7 @@ class ResponsesWriter final : public AnswerWriter {
   void CloseItem(const char* status, std::string* out);
   void Grow(const MessageEvent& event, std::string* out);
 
-  const Options options_;
+  const ChatWriterOptions options_;
   ChoiceText text_;
   Usage running_;
   bool begun_ = false;
