@@ -7,6 +7,7 @@
 #include "cli/command_line.h"
 #include "common/base/status.h"
 #include "common/base/utf8.h"
+#include "inferd/api/request_checks.h"
 #include "pack/pack.h"
 
 namespace sluice::cli {
@@ -56,16 +57,21 @@ constexpr uint32_t kDefaultTokens = 128;  // of an answer
 }  // namespace
 
 void SamplingFlags::Declare(ArgParser* parser, const std::string& default_tokens) {
-  parser
-      ->Number("-n,--max-tokens", &max_tokens, "tokens to generate at most [" + default_tokens + "]", 1,
-               UINT32_MAX)
-      .Real("--temperature", &temperature, "0: greedy [the model's default, else 0]", 0, 100)
-      .Real("--top-p", &top_p, "smallest set of tokens with this probability [the model's, else 1]", 0, 1)
-      .Number("--top-k", &top_k, "the K most likely tokens, 0: all [the model's, else 0]", 0, UINT32_MAX)
-      .Real("--min-p", &min_p, "tokens this likely beside the best [0]", 0, 1)
-      .Real("--repetition-penalty", &repetition_penalty,
-            "of tokens that occurred, 1: none [the model's, else 1]", 0, 100)
-      .Number("--seed", &seed, "of the sampler: the same answer again")
+  const auto real = [parser](const char* name, std::optional<double>* out, const char* help,
+                             inferd::Field field) {
+    const inferd::FieldBound& bound = inferd::BoundOf(field);
+    parser->Real(name, out, help, bound.least, bound.most);
+  };
+  parser->Number("-n,--max-tokens", &max_tokens, "tokens to generate at most [" + default_tokens + "]", 1,
+                 UINT32_MAX);
+  real("--temperature", &temperature, "0: greedy [the model's default, else 0]", inferd::Field::kTemperature);
+  real("--top-p", &top_p, "smallest set of tokens with this probability [the model's, else 1]",
+       inferd::Field::kTopP);
+  parser->Number("--top-k", &top_k, "the K most likely tokens, 0: all [the model's, else 0]", 0, UINT32_MAX);
+  real("--min-p", &min_p, "tokens this likely beside the best [0]", inferd::Field::kMinP);
+  real("--repetition-penalty", &repetition_penalty, "of tokens that occurred, 1: none [the model's, else 1]",
+       inferd::Field::kRepetitionPenalty);
+  parser->Number("--seed", &seed, "of the sampler: the same answer again")
       .Texts("--stop", &stop, "S: ends the answer before this text; may be repeated")
       .Flag("--ignore-eos", &ignore_eos, "goes on past the end token");
 }

@@ -10,17 +10,16 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "inferd/api/request_checks.h"
 
 namespace sluice {
 namespace {
 
 namespace http = boost::beast::http;
 
-constexpr size_t kMaxRequestIdBytes = 128;
-
 absl::string_view View(boost::beast::string_view text) { return {text.data(), text.size()}; }
 
-std::string Field(const BeastHead& head, http::field name) { return std::string(View(head[name])); }
+std::string HeadField(const BeastHead& head, http::field name) { return std::string(View(head[name])); }
 
 const char* ReasonPhrase(int status) {
   switch (status) {
@@ -109,7 +108,7 @@ absl::string_view OriginHost(absl::string_view origin) {
 }
 
 std::string OfferedKey(const BeastHead& head) {
-  const std::string authorization = Field(head, http::field::authorization);
+  const std::string authorization = HeadField(head, http::field::authorization);
   constexpr absl::string_view kBearer = "bearer ";
   if (absl::StartsWithIgnoreCase(authorization, kBearer)) {
     return std::string(absl::StripAsciiWhitespace(absl::string_view(authorization).substr(kBearer.size())));
@@ -168,9 +167,10 @@ std::optional<HttpProblem> ParseHead(const BeastHead& head, std::string_view raw
   out->expects_continue =
       head.version() == 11 && absl::EqualsIgnoreCase(View(head[http::field::expect]), "100-continue");
   out->key = OfferedKey(head);
-  out->origin = Field(head, http::field::origin);
+  out->origin = HeadField(head, http::field::origin);
   const std::string id(View(head["x-request-id"]));
-  if (id.size() <= kMaxRequestIdBytes && std::all_of(id.begin(), id.end(), absl::ascii_isgraph)) {
+  if (CheckBound(Field::kRequestId, static_cast<double>(id.size()), "x-request-id").ok() &&
+      std::all_of(id.begin(), id.end(), absl::ascii_isgraph)) {
     out->request.request_id = id;
   }
   for (const std::string& allowed : policy.cors_origins) {
@@ -185,14 +185,14 @@ std::optional<HttpProblem> ParseHead(const BeastHead& head, std::string_view raw
     return Bad("the target is no path");
   }
   out->request.path = *path;
-  const std::string host = Field(head, http::field::host);
+  const std::string host = HeadField(head, http::field::host);
   if (policy.local_names_only && !host.empty() && !IsLocalName(host)) {
     return HttpProblem{403, "foreign_host",
                        absl::StrCat("Host is ", host.substr(0, 200),
                                     ", and without keys only names of this machine are answered")};
   }
   // A page of another site can send a form without CORS permission, but not JSON with its content type.
-  const std::string type = Field(head, http::field::content_type);
+  const std::string type = HeadField(head, http::field::content_type);
   out->request.foreign_form = policy.local_names_only && !out->origin.empty() && !out->origin_allowed &&
                               !IsLocalName(OriginHost(out->origin)) &&
                               !absl::StartsWithIgnoreCase(type, "application/json");

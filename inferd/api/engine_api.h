@@ -88,13 +88,13 @@ using PartWorks = std::array<PartWork, kStepParts>;
 // Thread safety: EngineApi's methods may be called from any thread. A RequestSink is called by the engine
 // thread only, one call at a time, and must not block: it appends and returns.
 
-// Sampling parameters. Defaults are greedy decoding; the services apply generation_config.json first.
+// Sampling parameters, bounded by request_checks.h. Default: greedy; servers apply generation_config.json.
 struct SamplingParams {
-  float temperature = 0.0f;         // 0: greedy. Otherwise > 0, finite
-  float top_p = 1.0f;               // (0, 1]
-  uint32_t top_k = 0;               // 0: off
-  float min_p = 0.0f;               // [0, 1)
-  float repetition_penalty = 1.0f;  // > 0; 1: off
+  float temperature = 0.0f;  // 0: greedy
+  float top_p = 1.0f;
+  uint32_t top_k = 0;  // 0: off
+  float min_p = 0.0f;
+  float repetition_penalty = 1.0f;  // 1: off
   float frequency_penalty = 0.0f;
   float presence_penalty = 0.0f;
   std::vector<std::pair<int32_t, float>> logit_bias;  // (id, bias added to its logit); distinct ids
@@ -102,9 +102,9 @@ struct SamplingParams {
 };
 
 struct StoppingParams {
-  uint32_t max_tokens = 0;  // >= 1; prompt + max_tokens must fit the context
+  uint32_t max_tokens = 0;  // prompt + max_tokens must fit the context
   uint32_t min_tokens = 0;
-  std::vector<std::string> stop;  // at most 16, each 1..1024 bytes
+  std::vector<std::string> stop;
   std::vector<int32_t> stop_token_ids;
   bool ignore_eos = false;
   bool include_stop_in_output = false;
@@ -125,7 +125,7 @@ struct GenerateSpec {
   absl::Time deadline = absl::InfiniteFuture();
   // The request ends RESOURCE_EXHAUSTED (reason QUEUE_WAIT) if it has not started after this time.
   absl::Duration max_queue_wait = absl::InfiniteDuration();
-  // Prefix cache namespace: only requests of equal salt share cached prefixes. At most kMaxSaltBytes.
+  // Prefix cache namespace: only requests of equal salt share cached prefixes.
   std::string cache_salt;
   // True to compute the whole prompt and to keep nothing of it in the prefix cache.
   bool bypass_prefix_cache = false;
@@ -329,10 +329,10 @@ class EngineApi {
  public:
   virtual ~EngineApi() = default;
 
-  // Validates and queues a request. Holds the sink until the request ends. Errors (the sink is not called):
-  // INVALID_ARGUMENT naming field and numbers, ALREADY_EXISTS, RESOURCE_EXHAUSTED (QUEUE_FULL, with the time
-  // after which a place is likely: RetryDelayOf()), UNAVAILABLE (draining, weightd lost). An ErrorInfo-style
-  // reason is attached as a payload (common/base/status.h).
+  // Queues a request, whose fields were checked (request_checks.h); holds the sink until it ends. Errors (the
+  // sink is not called): INVALID_ARGUMENT (a constraint; a context that was reduced), ALREADY_EXISTS,
+  // RESOURCE_EXHAUSTED (QUEUE_FULL; RetryDelayOf(): when a place is likely), UNAVAILABLE (draining, weightd
+  // lost). An ErrorInfo-style reason is attached as a payload (common/base/status.h).
   virtual absl::Status Generate(GenerateSpec spec, std::shared_ptr<RequestSink> sink) = 0;
   virtual absl::Status Score(ScoreSpec spec, std::shared_ptr<ScoreSink> sink) = 0;
 

@@ -1,161 +1,182 @@
 #include "inferd/api/request_checks.h"
 
-#include <cmath>
+#include <iterator>
+#include <limits>
 #include <string>
 
 #include "absl/strings/str_cat.h"
-#include "absl/types/span.h"
+#include "absl/strings/str_format.h"
 #include "common/base/status.h"
 
 namespace sluice::inferd {
 namespace {
 
+constexpr double kNoMost = std::numeric_limits<uint32_t>::max();
+constexpr bool kExcluded = true;
+
+constexpr FieldBound kBounds[] = {
+    {Field::kTemperature, "temperature", 0, 2},
+    {Field::kTopP, "top_p", 0, 1, "", kExcluded},
+    {Field::kTopK, "top_k", 0, kNoMost},
+    {Field::kMinP, "min_p", 0, 1, "", !kExcluded, kExcluded},
+    {Field::kRepetitionPenalty, "repetition_penalty", 0, 100, "", kExcluded},
+    {Field::kFrequencyPenalty, "frequency_penalty", -2, 2},
+    {Field::kPresencePenalty, "presence_penalty", -2, 2},
+    {Field::kLogitBias, "logit_bias", -100, 100},
+    {Field::kLogitBiasTokens, "logit_bias", 0, 1024, "tokens"},
+    {Field::kChoices, "n", 1, 128},
+    {Field::kMaxTokens, "max_tokens", 1, kNoMost},
+    {Field::kStopTexts, "stop", 0, 16, "texts"},
+    {Field::kStopText, "stop", 1, 1024, "bytes"},
+    {Field::kStopTokenIds, "stop_token_ids", 0, 64, "ids"},
+    {Field::kLogprobs, "logprobs", 0, 20, "candidates"},
+    {Field::kCacheSalt, "cache_salt", 0, 256, "bytes"},
+    {Field::kRequestId, "request_id", 0, 128, "bytes"},
+    {Field::kTimeout, "timeout", 0, 1e9, "seconds", kExcluded},
+    {Field::kMaxQueueWait, "max_queue_wait", 0, 1e9, "seconds", kExcluded},
+};
+
+constexpr bool InOrder() {
+  for (size_t i = 0; i < std::size(kBounds); ++i) {
+    if (kBounds[i].field != static_cast<Field>(i)) {
+      return false;
+    }
+  }
+  return true;
+}
+static_assert(InOrder() && std::size(kBounds) == static_cast<size_t>(Field::kMaxQueueWait) + 1);
+
 absl::Status Invalid(const std::string& field, const std::string& description) {
   return FieldError(absl::StatusCode::kInvalidArgument, field, description);
 }
 
-absl::Status CheckIds(const std::string& field, absl::Span<const int32_t> ids, uint32_t vocab) {
+absl::Status CheckIds(absl::Span<const int32_t> ids, uint32_t vocab, const std::string& field) {
   for (size_t i = 0; i < ids.size(); ++i) {
     if (ids[i] < 0 || static_cast<uint32_t>(ids[i]) >= vocab) {
-      return Invalid(absl::StrCat(field, "[", i, "]"),
-                     absl::StrCat("token id ", ids[i], " is not in the vocabulary of ", vocab));
+      return Invalid(field,
+                     absl::StrCat("names token ", ids[i], ", which is not in the vocabulary of ", vocab));
     }
   }
   return absl::OkStatus();
 }
 
-// REQUIRES: `ok` comes from comparisons that hold, not from negated ones: those are false for NaN, and NaN
-// must be refused.
-absl::Status CheckNumber(bool ok, const char* field, float value, const char* range) {
-  return ok ? absl::OkStatus() : Invalid(field, absl::StrCat(value, " is not ", range));
-}
-
-absl::Status CheckSampling(const SamplingParams& p) {
-  const float kMax = 3.0e38f;
-  RETURN_IF_ERROR(CheckNumber(p.temperature >= 0 && p.temperature <= kMax, "sampling.temperature",
-                              p.temperature, "a finite number >= 0"));
-  RETURN_IF_ERROR(CheckNumber(p.top_p > 0 && p.top_p <= 1, "sampling.top_p", p.top_p, "in (0, 1]"));
-  RETURN_IF_ERROR(CheckNumber(p.min_p >= 0 && p.min_p < 1, "sampling.min_p", p.min_p, "in [0, 1)"));
-  RETURN_IF_ERROR(CheckNumber(p.repetition_penalty > 0 && p.repetition_penalty <= 1e6f,
-                              "sampling.repetition_penalty", p.repetition_penalty, "in (0, 1e6]"));
-  RETURN_IF_ERROR(CheckNumber(std::abs(p.frequency_penalty) <= 1e6f, "sampling.frequency_penalty",
-                              p.frequency_penalty, "in [-1e6, 1e6]"));
-  return CheckNumber(std::abs(p.presence_penalty) <= 1e6f, "sampling.presence_penalty", p.presence_penalty,
-                     "in [-1e6, 1e6]");
-}
-
-absl::Status CheckBias(const SamplingParams& p, uint32_t vocab) {
-  if (p.logit_bias.size() > kMaxLogitBias) {
-    return Invalid("sampling.logit_bias",
-                   absl::StrCat(p.logit_bias.size(), " tokens, at most ", kMaxLogitBias));
-  }
+absl::Status CheckSampling(const SamplingParams& p, uint32_t vocab, const std::string& path) {
+  const auto check = [&path](Field field, double value) {
+    return CheckBound(field, value, absl::StrCat(path, BoundOf(field).name));
+  };
+  RETURN_IF_ERROR(check(Field::kTemperature, p.temperature));
+  RETURN_IF_ERROR(check(Field::kTopP, p.top_p));
+  RETURN_IF_ERROR(check(Field::kMinP, p.min_p));
+  RETURN_IF_ERROR(check(Field::kRepetitionPenalty, p.repetition_penalty));
+  RETURN_IF_ERROR(check(Field::kFrequencyPenalty, p.frequency_penalty));
+  RETURN_IF_ERROR(check(Field::kPresencePenalty, p.presence_penalty));
+  RETURN_IF_ERROR(check(Field::kLogitBiasTokens, static_cast<double>(p.logit_bias.size())));
   for (const auto& [id, bias] : p.logit_bias) {
-    RETURN_IF_ERROR(CheckIds("sampling.logit_bias", absl::MakeConstSpan(&id, 1), vocab));
-    RETURN_IF_ERROR(
-        CheckNumber(std::abs(bias) <= 1e6f, "sampling.logit_bias", bias, "a bias in [-1e6, 1e6]"));
+    RETURN_IF_ERROR(CheckIds({&id, 1}, vocab, absl::StrCat(path, "logit_bias")));
+    RETURN_IF_ERROR(check(Field::kLogitBias, bias));
   }
   return absl::OkStatus();
 }
 
-absl::Status CheckStopping(const StoppingParams& p, const RequestBounds& bounds) {
-  if (p.max_tokens == 0) {
-    return Invalid("stopping.max_tokens", "must be at least 1");
+absl::Status CheckStops(const StoppingParams& p, const RequestLimits& limits, const std::string& path) {
+  const std::string field = absl::StrCat(path, "stop");
+  RETURN_IF_ERROR(CheckBound(Field::kStopTexts, static_cast<double>(p.stop.size()), field));
+  for (const std::string& text : p.stop) {
+    RETURN_IF_ERROR(CheckBound(Field::kStopText, static_cast<double>(text.size()), field));
   }
-  if (p.min_tokens > p.max_tokens) {
-    return Invalid("stopping.min_tokens",
-                   absl::StrCat(p.min_tokens, " is above max_tokens, which is ", p.max_tokens));
+  if (!p.stop.empty() && !limits.has_text) {
+    return Invalid(field, "the model has no tokenizer, so there is no text to stop at");
   }
-  if (p.stop.size() > kMaxStopStrings) {
-    return Invalid("stopping.stop", absl::StrCat(p.stop.size(), " strings, at most ", kMaxStopStrings));
-  }
-  if (!p.stop.empty() && !bounds.has_text) {
-    return Invalid("stopping.stop", "the model has no tokenizer, so there is no text to stop at");
-  }
-  for (size_t i = 0; i < p.stop.size(); ++i) {
-    if (p.stop[i].empty() || p.stop[i].size() > kMaxStopBytes) {
-      return Invalid(absl::StrCat("stopping.stop[", i, "]"),
-                     absl::StrCat(p.stop[i].size(), " bytes, must be 1..", kMaxStopBytes));
-    }
-  }
-  if (p.stop_token_ids.size() > kMaxStopIds) {
-    return Invalid("stopping.stop_token_ids",
-                   absl::StrCat(p.stop_token_ids.size(), " ids, at most ", kMaxStopIds));
-  }
-  return CheckIds("stopping.stop_token_ids", p.stop_token_ids, bounds.vocab);
+  const std::string ids = absl::StrCat(path, "stop_token_ids");
+  RETURN_IF_ERROR(CheckBound(Field::kStopTokenIds, static_cast<double>(p.stop_token_ids.size()), ids));
+  return CheckIds(p.stop_token_ids, limits.vocab, ids);
 }
 
-// A constraint itself decides where an answer may end, and needs a tokenizer.
-absl::Status CheckConstraint(const StoppingParams& stopping, const RequestBounds& bounds) {
-  if (!bounds.has_text) {
-    return Invalid("guided", "the model has no tokenizer, so output cannot be constrained");
+}  // namespace
+
+absl::Span<const FieldBound> FieldBounds() { return kBounds; }
+
+const FieldBound& BoundOf(Field field) { return kBounds[static_cast<size_t>(field)]; }
+
+std::string RangeOf(const FieldBound& bound) {
+  const std::string least = absl::StrFormat("%g", bound.least);
+  const std::string most = absl::StrFormat("%.10g", bound.most);
+  const std::string unit = *bound.unit == '\0' ? "" : absl::StrCat(" ", bound.unit);
+  if (bound.most == kNoMost) {
+    return absl::StrCat(least, " or more", unit);
   }
-  if (stopping.min_tokens > 0) {
-    return Invalid("stopping.min_tokens",
-                   "cannot be set together with a constraint, which decides where the answer may end");
+  if (bound.excludes_least) {
+    return absl::StrCat("above ", least, ", at most ", most, unit);
   }
-  return stopping.ignore_eos
-             ? Invalid("stopping.ignore_eos",
-                       "cannot be set together with a constraint, which decides where the answer ends")
-             : absl::OkStatus();
+  return bound.least == 0 && !unit.empty()
+             ? absl::StrCat("at most ", most, unit)
+             : absl::StrCat(least, bound.excludes_most ? " to below " : " to ", most, unit);
 }
 
-absl::Status TooLong(const std::string& field, const std::string& description) {
+absl::Status CheckBound(Field field, double value, const std::string& name) {
+  const FieldBound& bound = BoundOf(field);
+  // Comparisons that hold, not negated ones: those are false for NaN.
+  const bool above = bound.excludes_least ? value > bound.least : value >= bound.least;
+  const bool below = bound.excludes_most ? value < bound.most : value <= bound.most;
+  return above && below ? absl::OkStatus()
+                        : Invalid(name, absl::StrFormat("is %g, must be %s", value, RangeOf(bound)));
+}
+
+absl::Status ContextTooLong(const std::string& field, const std::string& description) {
   absl::Status status = Invalid(field, description);
   status.SetPayload(kReasonPayload, absl::Cord("CONTEXT_TOO_LONG"));
   return status;
 }
 
-absl::Status CheckName(const std::string& request_id) {
-  return request_id.empty() ? Invalid("request_id", "is empty") : absl::OkStatus();
+absl::Status CheckPrompt(absl::Span<const int32_t> ids, size_t most, const RequestLimits& limits,
+                         const std::string& field) {
+  if (ids.empty()) {
+    return Invalid(field, "is empty: the prompt must have at least one token");
+  }
+  if (ids.size() > most) {
+    return ContextTooLong(field, absl::StrCat("the ", ids.size(), " tokens leave no room in the context of ",
+                                              limits.context, " tokens"));
+  }
+  return CheckIds(ids, limits.vocab, field);
 }
 
-}  // namespace
-
-absl::Status CheckGenerate(const GenerateSpec& spec, const RequestBounds& bounds) {
-  RETURN_IF_ERROR(CheckName(spec.request_id));
-  if (spec.prompt.empty()) {
-    return Invalid("prompt", "has no token");
+absl::Status CheckFields(const GenerateSpec& spec, const RequestLimits& limits, const FieldNames& names) {
+  RETURN_IF_ERROR(CheckSampling(spec.sampling, limits.vocab, names.sampling));
+  RETURN_IF_ERROR(CheckStops(spec.stopping, limits, names.stopping));
+  const std::string logprobs = absl::StrCat(names.output, names.logprobs);
+  RETURN_IF_ERROR(CheckBound(Field::kLogprobs, spec.logprobs, logprobs));
+  if (spec.logprobs >= limits.vocab) {
+    return Invalid(logprobs,
+                   absl::StrCat("is ", spec.logprobs, ", must be below the vocabulary of ", limits.vocab));
   }
-  RETURN_IF_ERROR(CheckStopping(spec.stopping, bounds));
-  RETURN_IF_ERROR(spec.constraint.has_value() ? CheckConstraint(spec.stopping, bounds) : absl::OkStatus());
+  return CheckBound(Field::kCacheSalt, static_cast<double>(spec.cache_salt.size()),
+                    absl::StrCat(names.cache, "cache_salt"));
+}
+
+absl::Status CheckLengths(const GenerateSpec& spec, const RequestLimits& limits, const FieldNames& names,
+                          const std::string& prompt_field) {
+  const StoppingParams& stopping = spec.stopping;
+  const std::string max_tokens = absl::StrCat(names.stopping, names.max_tokens);
+  const std::string min_tokens = absl::StrCat(names.stopping, "min_tokens");
+  RETURN_IF_ERROR(CheckPrompt(spec.prompt, limits.context - 1, limits, prompt_field));
+  RETURN_IF_ERROR(CheckBound(Field::kMaxTokens, stopping.max_tokens, max_tokens));
   // The whole answer must fit from the start: otherwise it would be cut off at the end of the context without
   // notice.
-  if (spec.prompt.size() + spec.stopping.max_tokens > bounds.context) {
-    return TooLong("stopping.max_tokens",
-                   absl::StrCat(spec.prompt.size(), " prompt tokens and ", spec.stopping.max_tokens,
-                                " of the answer do not fit the context of ", bounds.context));
+  if (stopping.max_tokens > limits.context - spec.prompt.size()) {
+    return ContextTooLong(
+        max_tokens, absl::StrCat("the prompt's ", spec.prompt.size(), " tokens and ", stopping.max_tokens,
+                                 " new ones exceed the context of ", limits.context, " tokens"));
   }
-  RETURN_IF_ERROR(CheckIds("prompt", spec.prompt, bounds.vocab));
-  RETURN_IF_ERROR(CheckSampling(spec.sampling));
-  if (spec.cache_salt.size() > kMaxSaltBytes) {
-    return Invalid("cache_salt", absl::StrCat(spec.cache_salt.size(), " bytes, at most ", kMaxSaltBytes));
+  if (stopping.min_tokens > stopping.max_tokens) {
+    return Invalid(min_tokens, absl::StrCat("is ", stopping.min_tokens, ", above ", names.max_tokens,
+                                            ", which is ", stopping.max_tokens));
   }
-  if (spec.max_queue_wait <= absl::ZeroDuration()) {
-    return Invalid("max_queue_wait",
-                   absl::StrCat("is ", absl::FormatDuration(spec.max_queue_wait), ", must be above 0"));
-  }
-  RETURN_IF_ERROR(CheckBias(spec.sampling, bounds.vocab));
-  if (spec.logprobs > bounds.max_logprobs || spec.logprobs >= bounds.vocab) {
-    return Invalid("logprobs", absl::StrCat(spec.logprobs, " candidates, at most ", bounds.max_logprobs));
+  // A constraint itself decides where an answer may end.
+  if (spec.constraint.has_value() && (stopping.min_tokens > 0 || stopping.ignore_eos)) {
+    return Invalid(stopping.min_tokens > 0 ? min_tokens : absl::StrCat(names.stopping, "ignore_eos"),
+                   "cannot be set together with a constraint, which decides where the answer may end");
   }
   return absl::OkStatus();
-}
-
-absl::Status CheckScore(const ScoreSpec& spec, const RequestBounds& bounds) {
-  RETURN_IF_ERROR(CheckName(spec.request_id));
-  if (spec.input.empty()) {
-    return Invalid("input", "has no token");
-  }
-  if (spec.input.size() > bounds.context) {
-    return TooLong("input",
-                   absl::StrCat(spec.input.size(), " tokens do not fit the context of ", bounds.context));
-  }
-  if (!spec.targets.empty() && spec.targets.size() != spec.input.size()) {
-    return Invalid("targets",
-                   absl::StrCat(spec.targets.size(), " targets for ", spec.input.size(), " tokens"));
-  }
-  RETURN_IF_ERROR(CheckIds("input", spec.input, bounds.vocab));
-  return CheckIds("targets", spec.targets, bounds.vocab);
 }
 
 }  // namespace sluice::inferd

@@ -373,10 +373,6 @@ absl::Status Engine::Health() const {
 
 void Engine::StartDrain() { draining_ = true; }
 
-RequestBounds Engine::Bounds() const {
-  return {config_.vocab, context_.load(), plan_.options.max_logprobs, tokenizer_ != nullptr};
-}
-
 absl::Status Engine::Rejected(const absl::Status& status) {
   rejected_ += status.ok() ? 0 : 1;
   return status;
@@ -398,13 +394,16 @@ absl::StatusOr<SequenceId> Engine::Enter(const std::string& request_id, const st
   return registry_.Enter(request_id, tokens, bytes, client);
 }
 
-// Checks the context limit again, as it may have changed: TuneKv() considers only live requests, and this one
-// is live only now.
-absl::Status Engine::StillWithin(const std::string& request_id, absl::Status check) {
-  if (!check.ok()) {
-    registry_.End(request_id);
+// Checks the context limit, which TuneKv() may have reduced since the server checked the request. Done once
+// the request is live, as TuneKv() considers only live requests.
+absl::Status Engine::StillFits(const std::string& request_id, uint64_t tokens) {
+  const uint32_t context = context_.load();
+  if (tokens <= context) {
+    return absl::OkStatus();
   }
-  return check;
+  registry_.End(request_id);
+  return ContextTooLong("stopping.max_tokens",
+                        absl::StrCat(tokens, " tokens of prompt and answer exceed the context of ", context));
 }
 
 void Engine::Hand(std::unique_ptr<Sequence> sequence) {
@@ -421,6 +420,10 @@ absl::StatusOr<std::unique_ptr<GrammarConstraint>> Engine::StartConstraint(const
   if (!spec.constraint.has_value()) {
     return nullptr;
   }
+  if (tokenizer_ == nullptr) {
+    return FieldError(absl::StatusCode::kInvalidArgument, "guided",
+                      "the model has no tokenizer, so output cannot be constrained");
+  }
   std::vector<int32_t> end_ids(config_.eos_ids.begin(), config_.eos_ids.end());
   for (const int32_t id : spec.stopping.stop_token_ids) {
     if (tokenizer_->TokenBytes(id).empty()) {
@@ -431,7 +434,6 @@ absl::StatusOr<std::unique_ptr<GrammarConstraint>> Engine::StartConstraint(const
 }
 
 absl::Status Engine::Generate(GenerateSpec spec, std::shared_ptr<RequestSink> sink) {
-  RETURN_IF_ERROR(Rejected(CheckGenerate(spec, Bounds())));
   absl::StatusOr<std::unique_ptr<GrammarConstraint>> constraint = StartConstraint(spec);
   RETURN_IF_ERROR(Rejected(constraint.status()));
   const uint64_t tokens = spec.prompt.size() + spec.stopping.max_tokens;
@@ -440,7 +442,7 @@ absl::Status Engine::Generate(GenerateSpec spec, std::shared_ptr<RequestSink> si
   const absl::StatusOr<SequenceId> id = Enter(spec.request_id, spec.client, spec.deadline, spec.prompt.size(),
                                               tokens * sizeof(int32_t) + kRequestBytes + constraint_bytes);
   RETURN_IF_ERROR(Rejected(id.status()));
-  RETURN_IF_ERROR(Rejected(StillWithin(spec.request_id, CheckGenerate(spec, Bounds()))));
+  RETURN_IF_ERROR(Rejected(StillFits(spec.request_id, tokens)));
   const uint64_t seed = seed_base_ + ++seeds_drawn_;
   Hand(std::make_unique<GenerateSequence>(*id, std::move(spec), std::move(sink), absl::Now(), seed,
                                           config_.eos_ids, tokenizer_, *std::move(constraint)));
@@ -448,12 +450,11 @@ absl::Status Engine::Generate(GenerateSpec spec, std::shared_ptr<RequestSink> si
 }
 
 absl::Status Engine::Score(ScoreSpec spec, std::shared_ptr<ScoreSink> sink) {
-  RETURN_IF_ERROR(Rejected(CheckScore(spec, Bounds())));
   const absl::StatusOr<SequenceId> id =
       Enter(spec.request_id, spec.client, spec.deadline, spec.input.size(),
             (spec.input.size() + spec.targets.size()) * sizeof(int32_t) + kRequestBytes);
   RETURN_IF_ERROR(Rejected(id.status()));
-  RETURN_IF_ERROR(Rejected(StillWithin(spec.request_id, CheckScore(spec, Bounds()))));
+  RETURN_IF_ERROR(Rejected(StillFits(spec.request_id, spec.input.size())));
   Hand(std::make_unique<ScoreSequence>(*id, std::move(spec), std::move(sink), absl::Now(), config_.vocab));
   return absl::OkStatus();
 }

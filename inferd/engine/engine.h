@@ -21,7 +21,6 @@
 #include "common/protocol/copier.h"
 #include "common/text/tokenizer.h"
 #include "inferd/api/engine_api.h"
-#include "inferd/api/request_checks.h"
 #include "inferd/calibrate/calibrator.h"
 #include "inferd/engine/engine_core.h"
 #include "inferd/engine/task_queue.h"
@@ -96,7 +95,7 @@ class Engine final : public EngineApi {
   void Loop();
   void TakeQueued();
   std::string Describe() const;
-  absl::Status StillWithin(const std::string& request_id, absl::Status check);
+  absl::Status StillFits(const std::string& request_id, uint64_t tokens);
   absl::Status TuneKvNow(std::optional<uint64_t> kv_budget, uint32_t context, uint64_t coming,
                          KvTuned* tuned);
   bool RunNextTask();
@@ -111,7 +110,6 @@ class Engine final : public EngineApi {
   absl::Status Rejected(const absl::Status& status);
   absl::StatusOr<std::unique_ptr<GrammarConstraint>> StartConstraint(const GenerateSpec& spec);
   void Hand(std::unique_ptr<Sequence> sequence);
-  RequestBounds Bounds() const;
 
   const EnginePlan plan_;
   const std::unique_ptr<VirtualClock> clock_;  // null: real time

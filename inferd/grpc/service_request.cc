@@ -219,30 +219,32 @@ absl::StatusOr<RequestFields> FieldsOf(const ServingContext& context, const v1::
       *out = value;
     }
   };
-  RequestFields fields;
+  RequestFields fields(context);
   fields.model = spec.model();
-  fields.request_id = spec.request_id();
-  set(sampling.has_temperature(), sampling.temperature(), &fields.temperature);
-  set(sampling.has_top_p(), sampling.top_p(), &fields.top_p);
-  set(sampling.has_top_k(), sampling.top_k(), &fields.top_k);
-  set(sampling.has_min_p(), sampling.min_p(), &fields.min_p);
-  set(sampling.has_repetition_penalty(), sampling.repetition_penalty(), &fields.repetition_penalty);
-  set(sampling.has_frequency_penalty(), sampling.frequency_penalty(), &fields.frequency_penalty);
-  set(sampling.has_presence_penalty(), sampling.presence_penalty(), &fields.presence_penalty);
-  set(sampling.has_seed(), sampling.seed(), &fields.seed);
-  fields.logit_bias.assign(sampling.logit_bias().begin(), sampling.logit_bias().end());
-  std::sort(fields.logit_bias.begin(), fields.logit_bias.end());  // map order is unspecified
+  fields.spec.request_id = spec.request_id();
+  SamplingParams& out = fields.spec.sampling;
+  set(sampling.has_temperature(), sampling.temperature(), &out.temperature);
+  set(sampling.has_top_p(), sampling.top_p(), &out.top_p);
+  set(sampling.has_top_k(), sampling.top_k(), &out.top_k);
+  set(sampling.has_min_p(), sampling.min_p(), &out.min_p);
+  set(sampling.has_repetition_penalty(), sampling.repetition_penalty(), &out.repetition_penalty);
+  set(sampling.has_frequency_penalty(), sampling.frequency_penalty(), &out.frequency_penalty);
+  set(sampling.has_presence_penalty(), sampling.presence_penalty(), &out.presence_penalty);
+  set(sampling.has_seed(), sampling.seed(), &out.seed);
+  out.logit_bias.assign(sampling.logit_bias().begin(), sampling.logit_bias().end());
+  std::sort(out.logit_bias.begin(), out.logit_bias.end());  // map order is unspecified
   set(stopping.has_max_tokens(), stopping.max_tokens(), &fields.max_tokens);
-  fields.min_tokens = stopping.min_tokens();
-  fields.stop.assign(stopping.stop().begin(), stopping.stop().end());
-  ASSIGN_OR_RETURN(fields.stop_token_ids, TokenIdsOf(stopping.stop_token_ids(), context.model.vocab,
-                                                     "spec.stopping.stop_token_ids"));
-  fields.ignore_eos = stopping.ignore_eos();
-  fields.include_stop_in_output = stopping.include_stop_in_output();
-  fields.logprobs = spec.output().logprobs();
-  fields.priority = spec.scheduling().priority();
-  fields.cache_salt = spec.cache().cache_salt();
-  fields.bypass_prefix_cache = spec.cache().bypass_prefix_cache();
+  StoppingParams& stop = fields.spec.stopping;
+  stop.min_tokens = stopping.min_tokens();
+  stop.stop.assign(stopping.stop().begin(), stopping.stop().end());
+  ASSIGN_OR_RETURN(stop.stop_token_ids, TokenIdsOf(stopping.stop_token_ids(), context.model.vocab,
+                                                   "spec.stopping.stop_token_ids"));
+  stop.ignore_eos = stopping.ignore_eos();
+  stop.include_stop_in_output = stopping.include_stop_in_output();
+  fields.spec.logprobs = spec.output().logprobs();
+  fields.spec.priority = spec.scheduling().priority();
+  fields.spec.cache_salt = spec.cache().cache_salt();
+  fields.spec.bypass_prefix_cache = spec.cache().bypass_prefix_cache();
   return fields;
 }
 
@@ -287,10 +289,8 @@ absl::StatusOr<absl::Duration> MaxQueueWait(const v1::SchedulingParams& scheduli
   }
   const google::protobuf::Duration& wait = scheduling.max_queue_wait();
   const absl::Duration duration = absl::Seconds(wait.seconds()) + absl::Nanoseconds(wait.nanos());
-  if (duration <= absl::ZeroDuration()) {
-    return Invalid("spec.scheduling.max_queue_wait",
-                   absl::StrCat("is ", absl::FormatDuration(duration), ", must be above 0"));
-  }
+  RETURN_IF_ERROR(
+      CheckBound(Field::kMaxQueueWait, absl::ToDoubleSeconds(duration), "spec.scheduling.max_queue_wait"));
   return duration;
 }
 
@@ -327,10 +327,10 @@ absl::StatusOr<Draft> PlanWithoutPrompt(const ServingContext& context, const Cal
                                         const v1::GenerationSpec& spec) {
   RETURN_IF_ERROR(CheckModel(context, spec.model()));
   RETURN_IF_ERROR(CheckUnsupported(spec));
-  Draft draft;
-  ASSIGN_OR_RETURN(draft.fields, FieldsOf(context, spec));
-  ASSIGN_OR_RETURN(draft.fields.constraint, Guided(spec));
-  ASSIGN_OR_RETURN(draft.fields.max_queue_wait, MaxQueueWait(spec.scheduling()));
+  ASSIGN_OR_RETURN(RequestFields fields, FieldsOf(context, spec));
+  ASSIGN_OR_RETURN(fields.spec.constraint, Guided(spec));
+  ASSIGN_OR_RETURN(fields.spec.max_queue_wait, MaxQueueWait(spec.scheduling()));
+  Draft draft{std::move(fields), {}};
   ASSIGN_OR_RETURN(draft.plan.spec, PlanRequest(context, call, draft.fields, kNames));
   draft.plan.report = Report(spec.output());
   return draft;
@@ -408,7 +408,7 @@ absl::StatusOr<ScoreSpec> PlanScore(const ServingContext& context, const CallFac
   ScoreSpec spec;
   ASSIGN_OR_RETURN(spec.request_id, RequestIdOf(call, request.request_id(), "request_id"));
   ASSIGN_OR_RETURN(spec.input, TokenIdsOf(request.token_ids(), context.model.vocab, "token_ids"));
-  RETURN_IF_ERROR(CheckPromptFits(context, spec.input.size(), context.model.context, "token_ids"));
+  RETURN_IF_ERROR(CheckPrompt(spec.input, context.model.context, LimitsOf(context), "token_ids"));
   ASSIGN_OR_RETURN(spec.targets, TokenIdsOf(request.targets(), context.model.vocab, "targets"));
   if (!spec.targets.empty() && spec.targets.size() != spec.input.size()) {
     return Invalid("targets", absl::StrCat("has ", spec.targets.size(), " entries and token_ids has ",

@@ -14,7 +14,6 @@
 namespace sluice::inferd {
 namespace {
 
-constexpr uint32_t kMaxTopLogprobs = 20;
 constexpr char kPlainTemplate[] =
     "{% if bos_token %}{{ bos_token }}{% endif %}"
     "{% for m in messages %}{{ m.content }}{% if not loop.last %}\n{% endif %}{% endfor %}";
@@ -165,12 +164,12 @@ absl::Status ReadVariables(const JsonFields& body, ChatRequest* chat) {
 absl::Status ReadLogprobs(const JsonFields& body, ChatRequest* chat) {
   RETURN_IF_ERROR(body.Take("logprobs", &chat->logprobs));
   std::optional<uint32_t> top;
-  RETURN_IF_ERROR(body.Take("top_logprobs", 0, kMaxTopLogprobs, &top));
+  RETURN_IF_ERROR(body.Take("top_logprobs", 0, UINT32_MAX, &top));
   if (top.has_value() && *top > 0 && !chat->logprobs) {
     return BadField("top_logprobs", "needs logprobs: true");
   }
   chat->top_logprobs = top.value_or(0);
-  chat->fields.logprobs = chat->top_logprobs;
+  chat->fields.spec.logprobs = chat->top_logprobs;
   return absl::OkStatus();
 }
 
@@ -215,7 +214,7 @@ absl::StatusOr<GrammarSpec> ToolCallConstraint(const ChatRequest& chat, const Ca
   if (tools.forced) {
     return constraint;
   }
-  const GrammarSpec& text = *chat.fields.constraint;
+  const GrammarSpec& text = *chat.fields.spec.constraint;
   if (text.kind != GrammarSpec::Kind::kJsonSchema && text.kind != GrammarSpec::Kind::kJsonObject) {
     return BadField(chat.constraint_field, "does not go with tools, with which only JSON does");
   }
@@ -307,13 +306,14 @@ absl::StatusOr<Json> ReadChatMessage(const Json& message, const std::string& pat
 
 absl::StatusOr<ChatRequest> ReadChat(const Json& body, const ServingContext& context) {
   const JsonFields fields(body);
-  ChatRequest chat;
+  ChatRequest chat{RequestFields(context)};
   chat.names = ApiFieldNames(fields);
-  RETURN_IF_ERROR(ReadGeneration(fields, context, /*least_tokens=*/1, &chat.fields, &chat.style));
+  chat.names.logprobs = "top_logprobs";
+  RETURN_IF_ERROR(ReadGeneration(fields, context, &chat.fields, &chat.style));
   ASSIGN_OR_RETURN(std::optional<RequestedGrammar> constraint, ReadGrammar(fields));
   if (constraint.has_value()) {
     chat.constraint_field = std::move(constraint->field);
-    chat.fields.constraint = std::move(constraint->spec);
+    chat.fields.spec.constraint = std::move(constraint->spec);
   }
   RETURN_IF_ERROR(ReadMessages(fields, &chat));
   RETURN_IF_ERROR(ReadTools(fields, context.dialect, &chat.messages, &chat.tools));

@@ -13,7 +13,6 @@ namespace sluice::inferd {
 namespace {
 
 constexpr uint32_t kDefaultMaxTokens = 16;
-constexpr uint32_t kMaxLogprobs = 20;  // OpenAI's 5, and the larger counts of evaluation tools
 constexpr size_t kMaxCompletionChoices = 1024;
 
 absl::StatusOr<CompletionPrompt> TextPrompt(const ServingContext& context, const std::string& text,
@@ -75,7 +74,7 @@ absl::StatusOr<std::vector<CompletionPrompt>> ReadPrompts(const JsonFields& body
 
 absl::Status ReadRest(const JsonFields& body, CompletionPlan* plan) {
   RETURN_IF_ERROR(body.Take("echo", &plan->echo));
-  RETURN_IF_ERROR(body.Take("logprobs", 0, kMaxLogprobs, &plan->logprobs));
+  RETURN_IF_ERROR(body.Take("logprobs", 0, UINT32_MAX, &plan->logprobs));
   std::string suffix;
   RETURN_IF_ERROR(body.Take("suffix", &suffix));
   if (!suffix.empty()) {
@@ -117,21 +116,21 @@ absl::StatusOr<CompletionPlan> PlanCompletion(const Json& body, const ServingCon
                                               const CallFacts& call) {
   const JsonFields fields(body);
   CompletionPlan plan;
-  RequestFields request;
-  RETURN_IF_ERROR(ReadGeneration(fields, context, /*least_tokens=*/0, &request, &plan.style));
+  RequestFields request(context);
+  RETURN_IF_ERROR(ReadGeneration(fields, context, &request, &plan.style));
   RETURN_IF_ERROR(ReadRest(fields, &plan));
   ASSIGN_OR_RETURN(std::optional<RequestedGrammar> constraint, ReadGrammar(fields));
   if (constraint.has_value()) {
     plan.constraint_field = std::move(constraint->field);
-    request.constraint = std::move(constraint->spec);
+    request.spec.constraint = std::move(constraint->spec);
   }
   request.max_tokens = request.max_tokens.value_or(kDefaultMaxTokens);
   plan.generates = *request.max_tokens > 0 || !plan.echo;
   if (!plan.generates) {
     request.max_tokens = 1;  // needed by the checks; no token is generated
-    request.min_tokens = 0;
+    request.spec.stopping.min_tokens = 0;
   }
-  request.logprobs = plan.logprobs.value_or(0);
+  request.spec.logprobs = plan.logprobs.value_or(0);
   const FieldNames names = ApiFieldNames(fields);
   ASSIGN_OR_RETURN(GenerateSpec spec, PlanRequest(context, call, request, names));
   ASSIGN_OR_RETURN(plan.prompts, ReadPrompts(fields, context));

@@ -27,10 +27,9 @@ struct AnswerStyle {
   uint32_t n = 1;
 };
 
-// INVALID_ARGUMENT naming a field of a wrong type or range, or an unsupported one. `least_tokens`: minimum of
-// max_tokens.
-absl::Status ReadGeneration(const JsonFields& body, const ServingContext& context, uint32_t least_tokens,
-                            RequestFields* fields, AnswerStyle* style);
+// INVALID_ARGUMENT naming a field of a wrong type, or an unsupported one; PlanRequest checks the bounds.
+absl::Status ReadGeneration(const JsonFields& body, const ServingContext& context, RequestFields* fields,
+                            AnswerStyle* style);
 
 // Copies the serving fields, which every API accepts beside its own, unchanged.
 void CopyServingFields(const JsonFields& body, Json* to);

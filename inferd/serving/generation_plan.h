@@ -16,6 +16,7 @@
 #include "absl/time/time.h"
 #include "common/text/chat_template.h"
 #include "inferd/api/engine_api.h"
+#include "inferd/api/request_checks.h"
 #include "inferd/serving/serving_context.h"
 
 namespace sluice::inferd {
@@ -27,55 +28,28 @@ struct CallFacts {
   absl::Time deadline = absl::InfiniteFuture();
 };
 
-// A generating request as read by a server: types are valid, nothing else is checked. Absent fields get the
-// model's default.
+// A generating request as read by a server: types are valid, nothing else is checked. A server sets those
+// fields of `spec` that the client sent, all but the prompt, the client and the deadline.
 struct RequestFields {
-  std::string model;       // empty: the served model
-  std::string request_id;  // empty: CallFacts::request_id, else a new one
-  std::optional<double> temperature;
-  std::optional<double> top_p;
-  std::optional<uint32_t> top_k;
-  std::optional<double> min_p;
-  std::optional<double> repetition_penalty;
-  std::optional<double> frequency_penalty;
-  std::optional<double> presence_penalty;
-  std::vector<std::pair<int64_t, double>> logit_bias;
-  std::optional<uint64_t> seed;
+  // Sets the model's defaults.
+  explicit RequestFields(const ServingContext& context);
+
+  std::string model;                   // empty: the served model
+  GenerateSpec spec;                   // request_id empty: CallFacts::request_id, else a new one
   std::optional<uint32_t> max_tokens;  // absent: the rest of the context
   // True to reduce max_tokens to the rest of the context instead of refusing it.
   bool clip_max_tokens = false;
-  uint32_t min_tokens = 0;
-  std::vector<std::string> stop;
-  std::vector<int32_t> stop_token_ids;
-  bool ignore_eos = false;
-  bool include_stop_in_output = false;
-  uint32_t logprobs = 0;
-  int32_t priority = 0;
-  absl::Duration timeout = absl::InfiniteDuration();         // total time of the request, besides the call's
-  absl::Duration max_queue_wait = absl::InfiniteDuration();  // until its start
-  std::string cache_salt;
-  bool bypass_prefix_cache = false;
-  std::optional<GrammarSpec> constraint;
+  absl::Duration timeout = absl::InfiniteDuration();  // total time of the request, besides the call's
 };
 
-// Client names of the groups of fields: errors name "<sampling>top_p".
-struct FieldNames {
-  std::string request;   // "spec.", the prefix of request_id
-  std::string sampling;  // "spec.sampling."
-  std::string stopping;
-  std::string output;
-  std::string cache;
-  std::string max_tokens = "max_tokens";
-};
-
-// Builds the engine's request without its prompt. NOT_FOUND (UNKNOWN_MODEL); INVALID_ARGUMENT
-// (INVALID_FIELD); FAILED_PRECONDITION (NO_TOKENIZER) for a guide, whose own errors are found by the
-// engine.
+// Builds the engine's request without its prompt, all fields checked (request_checks.h). NOT_FOUND
+// (UNKNOWN_MODEL); INVALID_ARGUMENT (INVALID_FIELD); FAILED_PRECONDITION (NO_TOKENIZER) for a guide, whose
+// own errors are found by the engine.
 absl::StatusOr<GenerateSpec> PlanRequest(const ServingContext& context, const CallFacts& call,
                                          const RequestFields& fields, const FieldNames& names);
 
-// Checks spec->prompt, named `prompt_field` by the client, against the context, and sets the stop conditions
-// that depend on its length. INVALID_ARGUMENT (CONTEXT_TOO_LONG with both numbers, INVALID_FIELD).
+// Sets the maximum of tokens, which depends on the length of spec->prompt, and checks both. The client's name
+// of the prompt is `prompt_field`. INVALID_ARGUMENT (CONTEXT_TOO_LONG with both numbers, INVALID_FIELD).
 absl::Status FitToPrompt(const ServingContext& context, const RequestFields& fields, const FieldNames& names,
                          const std::string& prompt_field, GenerateSpec* spec);
 
@@ -83,9 +57,8 @@ absl::Status FitToPrompt(const ServingContext& context, const RequestFields& fie
 // their end-of-text tokens; without it the answer would continue with an invented next turn.
 void StopAtEndOfTurn(const ServingContext& context, std::optional<int32_t> end_of_turn, GenerateSpec* spec);
 
-// Requires at least one token, and at most `room`, the rest of the context.
-absl::Status CheckPromptFits(const ServingContext& context, size_t tokens, size_t room,
-                             const std::string& field);
+// Bounds of a request that depend on the served model.
+RequestLimits LimitsOf(const ServingContext& context);
 
 // NOT_FOUND (UNKNOWN_MODEL) unless `model` is empty, the served model's id or its name.
 absl::Status CheckModel(const ServingContext& context, const std::string& model);

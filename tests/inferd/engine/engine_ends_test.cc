@@ -213,56 +213,19 @@ TEST_F(EngineTest, EndingTheEngineEndsLiveRequests) {
   EXPECT_TRUE(absl::IsUnavailable(status) || status.ok()) << status;
 }
 
-TEST_F(EngineTest, BadRequestsAreRefusedWithFieldAndNumbers) {
+TEST_F(EngineTest, RequestsBeyondTheContextAreRefused) {
   options_.engine.context = 32;
   Start();
-  const auto refused = [this](const std::function<void(GenerateSpec*)>& spoil) {
-    GenerateSpec spec = GreedySpec("a", {1, 2, 3}, 4);
-    spoil(&spec);
-    return engine().Generate(spec, std::make_shared<CollectingSink>());
-  };
-  struct Row {
-    std::string field;
-    std::function<void(GenerateSpec*)> spoil;
-  };
-  const std::vector<Row> rows = {
-      {"request_id", [](GenerateSpec* s) { s->request_id.clear(); }},
-      {"prompt", [](GenerateSpec* s) { s->prompt.clear(); }},
-      {"prompt[1]", [](GenerateSpec* s) { s->prompt[1] = 64; }},
-      {"prompt[2]", [](GenerateSpec* s) { s->prompt[2] = -1; }},
-      {"stopping.max_tokens", [](GenerateSpec* s) { s->stopping.max_tokens = 0; }},
-      {"stopping.max_tokens", [](GenerateSpec* s) { s->stopping.max_tokens = 30; }},
-      {"stopping.max_tokens", [](GenerateSpec* s) { s->stopping.max_tokens = 0xffffffffu; }},
-      {"stopping.min_tokens", [](GenerateSpec* s) { s->stopping.min_tokens = 5; }},
-      {"stopping.stop", [](GenerateSpec* s) { s->stopping.stop = {"x"}; }},
-      {"stopping.stop_token_ids[0]", [](GenerateSpec* s) { s->stopping.stop_token_ids = {99}; }},
-      {"sampling.temperature", [](GenerateSpec* s) { s->sampling.temperature = -1; }},
-      {"sampling.temperature", [](GenerateSpec* s) { s->sampling.temperature = NAN; }},
-      {"sampling.temperature", [](GenerateSpec* s) { s->sampling.temperature = INFINITY; }},
-      {"sampling.top_p", [](GenerateSpec* s) { s->sampling.top_p = 0; }},
-      {"sampling.min_p", [](GenerateSpec* s) { s->sampling.min_p = 1; }},
-      {"sampling.repetition_penalty", [](GenerateSpec* s) { s->sampling.repetition_penalty = 0; }},
-      {"sampling.frequency_penalty", [](GenerateSpec* s) { s->sampling.frequency_penalty = NAN; }},
-      {"sampling.presence_penalty", [](GenerateSpec* s) { s->sampling.presence_penalty = INFINITY; }},
-      {"logprobs", [](GenerateSpec* s) { s->logprobs = 21; }},
-  };
-  for (const Row& row : rows) {
-    const absl::Status status = refused(row.spoil);
-    EXPECT_TRUE(absl::IsInvalidArgument(status)) << row.field << ": " << status;
-    EXPECT_EQ(FieldOf(status), row.field) << status;
-  }
-  const absl::Status too_long = refused([](GenerateSpec* s) { s->stopping.max_tokens = 30; });
-  EXPECT_EQ(ReasonOf(too_long), "CONTEXT_TOO_LONG");
+  const absl::Status too_long =
+      engine().Generate(GreedySpec("a", {1, 2, 3}, 30), std::make_shared<CollectingSink>());
+  EXPECT_EQ(ReasonOf(too_long), "CONTEXT_TOO_LONG") << too_long;
   EXPECT_THAT(std::string(too_long.message()), HasSubstr("32"));
-  EXPECT_EQ(engine().Stats().requests_rejected, rows.size() + 1);
   ScoreSpec score;
   score.request_id = "s";
-  EXPECT_TRUE(absl::IsInvalidArgument(engine().Score(score, std::make_shared<CollectingScoreSink>())));
-  score.input = {1, 2, 3};
-  score.targets = {1};
-  EXPECT_EQ(FieldOf(engine().Score(score, std::make_shared<CollectingScoreSink>())), "targets");
-  score.targets = {1, 2, 64};
-  EXPECT_EQ(FieldOf(engine().Score(score, std::make_shared<CollectingScoreSink>())), "targets[2]");
+  score.input.assign(33, 1);
+  EXPECT_EQ(ReasonOf(engine().Score(score, std::make_shared<CollectingScoreSink>())), "CONTEXT_TOO_LONG");
+  EXPECT_EQ(engine().Stats().requests_rejected, 2u);
+  EXPECT_EQ(AwaitQuiet(engine()).sequences_waiting, 0u);
 }
 
 TEST_F(EngineTest, PredictionsCountOnlyIfExpertsAreMissing) {

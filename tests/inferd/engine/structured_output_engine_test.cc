@@ -166,12 +166,6 @@ TEST_F(StructuredOutputEngineTest, ImpossibleGrammarFailsOnlyItsRequest) {
             "guided.json_schema");
   EXPECT_EQ(FieldOf(refused(Spec("a", GrammarSpec::Kind::kChoice, ""))), "guided.choice");
   EXPECT_EQ(FieldOf(refused(Spec("a", GrammarSpec::Kind::kCall, ""))), "guided.calls");
-  GenerateSpec least = Spec("a", GrammarSpec::Kind::kRegex, "a");
-  least.stopping.min_tokens = 2;
-  EXPECT_EQ(FieldOf(refused(least)), "stopping.min_tokens");
-  GenerateSpec endless = Spec("a", GrammarSpec::Kind::kRegex, "a");
-  endless.stopping.ignore_eos = true;
-  EXPECT_EQ(FieldOf(refused(endless)), "stopping.ignore_eos");
   EXPECT_EQ(AwaitQuiet(*test_.engine).sequences_waiting, 0u);
 }
 

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "common/base/status.h"
+#include "common/text/tokenizer.h"
 #include "gtest/gtest.h"
 
 namespace sluice::inferd {
@@ -89,6 +90,9 @@ TEST_F(ServiceRequestTest, ModelTemperatureAppliesOnlyIfModelSamples) {
 }
 
 TEST_F(ServiceRequestTest, EveryFieldReachesTheEngine) {
+  const auto tokenizer = Tokenizer::Load("deploy/sample");  // stop texts need one
+  ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
+  context_.tokenizer = tokenizer->get();
   GenerationSpec spec = Spec();
   spec.set_model("tiny");
   spec.set_request_id("my-id");
