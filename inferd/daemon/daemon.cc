@@ -280,10 +280,10 @@ absl::Status InferdDaemon::Serve(std::function<void(const ServerState::View&)> o
   info.pack_path = AbsolutePath(options_.pack);
   info.isa = IsaName();
   info.options = reported_;
-  state_ = std::make_unique<ServerState>(&gate_, std::move(info));
+  state_ = std::make_unique<ServerState>(std::move(info));
 
   ServingContext context;
-  context.engine = &gate_;
+  context.state = state_.get();
   context.tokenizer = tokenizer_.get();
   context.chat = chat_.get();
   context.chat_error = chat_error_;
@@ -303,7 +303,7 @@ absl::Status InferdDaemon::Serve(std::function<void(const ServerState::View&)> o
   server.on_phase = std::move(on_phase);
   tuner_ = std::make_unique<MemoryTuner>(WeightdSocket(options_), log_);
   server.tuning = tuner_.get();
-  ASSIGN_OR_RETURN(server_, InferdServer::Start(std::move(server), std::move(context), state_.get()));
+  ASSIGN_OR_RETURN(server_, InferdServer::Start(std::move(server), std::move(context)));
   return absl::OkStatus();
 }
 
@@ -314,8 +314,7 @@ absl::Status InferdDaemon::OpenHttp(InheritedSockets* inherited) {
   if (chat_ == nullptr && chat_error_.ok() && tokenizer_ != nullptr) {
     log_->warn("the pack has no chat template: conversations over HTTP are continued as plain text");
   }
-  openai_ =
-      std::make_unique<OpenAiEndpoint>(server_->context(), state_.get(), [this] { return MetricsText(); });
+  openai_ = std::make_unique<OpenAiEndpoint>(server_->context(), [this] { return MetricsText(); });
   ASSIGN_OR_RETURN(HttpServerOptions http, HttpOptionsOf(options_));
   http.peers = {IdsOf(options_.allow_uid), IdsOf(options_.allow_group)};
   http.socket_mode = options_.socket_mode.bits;
@@ -351,7 +350,7 @@ std::string InferdDaemon::MetricsText() {
   if (const Engine* engine = engine_view_.load(); engine != nullptr) {
     WriteGrammarMetrics(engine->guide_stats(), &text);
   }
-  return metrics_.Text(gate_.Stats(), state_->info(), state_->Look().phase, server_->pump()) + text.Take();
+  return metrics_.Text(state_->Stats(), state_->info(), state_->Look().phase, server_->pump()) + text.Take();
 }
 
 // An empty address closes the metrics endpoint.
@@ -368,7 +367,7 @@ absl::Status InferdDaemon::OpenMetrics(const std::string& address) {
 
 absl::Status InferdDaemon::Reload(const InferdOptions& options) {
   server_->Tune(IdsOf(options.allow_uid), IdsOf(options.allow_group), ServingLimitsOf(options));
-  gate_.SetQueueLimits(QueueLimitsOf(options));
+  state_->SetQueueLimits(QueueLimitsOf(options));
   if (http_ != nullptr) {
     http_->SetPeers({IdsOf(options.allow_uid), IdsOf(options.allow_group)});
     if (const absl::Status status = http_->Reload(); !status.ok()) {
@@ -415,7 +414,7 @@ absl::Status InferdDaemon::SetUpSparsity(const BackendLimits& limits, Backend& b
 // Creates the backend of device cuda and applies the options that depend on it.
 absl::StatusOr<std::unique_ptr<Backend>> InferdDaemon::StartDevice(WeightClient* client,
                                                                    EngineOptions* options) {
-  gate_.SetProgress("trying the device");
+  state_->SetProgress("trying the device");
   ASSIGN_OR_RETURN(const Policies policies, PoliciesOf(options->preset, options->policies, options->device));
   const DeviceBudget budget{options_.device_budget.bytes, options_.device_budget.percent};
   ASSIGN_OR_RETURN(
@@ -441,13 +440,13 @@ absl::StatusOr<std::vector<std::shared_ptr<Copier>>> InferdDaemon::MakeCopiers()
 }
 
 absl::Status InferdDaemon::StartEngine(absl::Time until) {
-  gate_.SetProgress("waiting for weightd");
+  state_->SetProgress("waiting for weightd");
   SessionWeightClientOptions session;
   session.socket = WeightdSocket(options_);
   session.pack_dir = options_.pack;
   session.compute_threads = threads_;
   ASSIGN_OR_RETURN(std::unique_ptr<SessionWeightClient> client, SessionWeightClient::Connect(session, until));
-  gate_.SetProgress(absl::StrCat("reading ", FormatSize(pack_->dense_bytes()), " of dense weights"));
+  state_->SetProgress(absl::StrCat("reading ", FormatSize(pack_->dense_bytes()), " of dense weights"));
   EngineOptions options = EngineOptionsOf(options_);
   std::unique_ptr<Backend> device;
   if (cuda_ != nullptr) {
@@ -486,16 +485,16 @@ absl::Status InferdDaemon::StartEngine(absl::Time until) {
                                            std::move(copiers)));
   state_->SetBackend(IsaName(), backend, transport);
   if (prefixes_.has_value()) {
-    gate_.SetProgress(absl::StrCat("reading prefixes from ", options_.prefix_file));
+    state_->SetProgress(absl::StrCat("reading prefixes from ", options_.prefix_file));
     prefixes_->Load(engine_.get());
   }
-  gate_.SetProgress("making a first token");
+  state_->SetProgress("making a first token");
   const std::vector<int32_t>& bos = pack_->config().bos_ids;
   RETURN_IF_ERROR(SelfTest(engine_.get(), bos.empty() ? 0 : bos.front(), kSelfTestLimit));
   // Clients are admitted only after a whole step has worked, including kernels, weights and tokenizer.
   log_->info("{}", engine_->description());
   tuner_->Open(engine_.get());
-  gate_.Open(engine_.get());
+  state_->SetEngine(engine_.get());
   engine_view_ = engine_.get();
   return absl::OkStatus();
 }
@@ -524,7 +523,7 @@ void InferdDaemon::Shutdown(absl::Duration timeout) {
 }
 
 InferdDaemon::~InferdDaemon() {
-  // Order of destruction: first the starting thread, which writes engine_ and uses the gate; then the calls,
+  // Order of destruction: first the starting thread, which writes engine_; then the calls,
   // which hold sinks of the engine; then the engine.
   if (starter_.joinable()) {
     starter_.join();
@@ -555,6 +554,6 @@ std::string InferdDaemon::DescribeStart() const {
   return line;
 }
 
-bool InferdDaemon::IsStuck() const { return ReasonOf(gate_.Health()) == "STEP_STUCK"; }
+bool InferdDaemon::IsStuck() const { return ReasonOf(state_->Health()) == "STEP_STUCK"; }
 
 }  // namespace sluice::inferd

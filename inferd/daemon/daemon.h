@@ -129,7 +129,6 @@ class InferdDaemon {
   UniqueFd start_event_;
 
   std::atomic<uint64_t> slot_budget_{0};    // bytes of experts on the device; 0: all experts
-  EngineGate gate_;                         // self-synchronised
   ServingMetrics metrics_;                  // self-synchronised
   std::unique_ptr<MemoryTuner> tuner_;      // self-synchronised; closed before the engine
   std::optional<PrefixFile> prefixes_;      // absent: the prefix cache is not kept over restarts

@@ -132,7 +132,9 @@ grpc::ServerWriteReactor<v1::CalibrateResponse>* AdminServiceImpl::Calibrate(
   }
   auto calibrate = std::make_shared<CalibrateCall>(context_, call);
   context_.pump->Add(calibrate);
-  const absl::Status status = context_.engine->Calibrate(*std::move(spec), calibrate);
+  const absl::StatusOr<EngineApi*> engine = context_.state->Engine();
+  const absl::Status status =
+      engine.ok() ? (*engine)->Calibrate(*std::move(spec), calibrate) : engine.status();
   if (!status.ok()) {
     calibrate->End(status);
   }
@@ -212,10 +214,10 @@ grpc::ServerUnaryReactor* AdminServiceImpl::GetServerInfo(grpc::CallbackServerCo
                                                           const v1::GetServerInfoRequest* request,
                                                           v1::GetServerInfoResponse* response) {
   absl::Status status = CheckNoUnknownFields(*request);
-  ServerState::View view = state_->Look();
+  ServerState::View view = context_.state->Look();
   response->set_state(PhaseToProto(view.phase));
   response->set_state_detail(std::move(view.detail));
-  FillInfo(state_->info(), response);
+  FillInfo(context_.state->info(), response);
   return Reply(call, status);
 }
 
@@ -224,9 +226,11 @@ grpc::ServerUnaryReactor* AdminServiceImpl::GetStats(grpc::CallbackServerContext
                                                      v1::GetStatsResponse* response) {
   absl::Status status = CheckNoUnknownFields(*request);
   // Parts are read one after the other while the engine runs, so counters of different parts need not add up.
-  FillStats(context_.engine->Stats(), response);
-  FillSparsity(context_.engine->Sparsity(), response);
-  FillLayers(context_.engine->Layers(), response);
+  FillStats(context_.state->Stats(), response);
+  if (const absl::StatusOr<EngineApi*> engine = context_.state->Engine(); engine.ok()) {
+    FillSparsity((*engine)->Sparsity(), response);
+    FillLayers((*engine)->Layers(), response);
+  }
   response->mutable_gauges()->set_calls_active(context_.pump->calls());
   response->mutable_gauges()->set_unsent_bytes(context_.pump->unsent_bytes());
   response->mutable_resources()->set_open_descriptors(CountOpenDescriptors());
@@ -242,7 +246,7 @@ grpc::ServerUnaryReactor* AdminServiceImpl::Drain(grpc::CallbackServerContext* c
   absl::Status status = CheckNoUnknownFields(*request);
   if (status.ok()) {
     context_.log->info("draining: asked by a client");
-    state_->StartDrain();
+    context_.state->StartDrain();
     response->set_requests_left(context_.pump->calls());
   }
   return Reply(call, status);
@@ -296,7 +300,8 @@ grpc::ServerUnaryReactor* AdminServiceImpl::Abort(grpc::CallbackServerContext* c
                                                   const v1::AbortRequest* request, v1::AbortResponse*) {
   absl::Status status = CheckNoUnknownFields(*request);
   if (status.ok()) {
-    status = context_.engine->Cancel(request->request_id());
+    const absl::StatusOr<EngineApi*> engine = context_.state->Engine();
+    status = engine.ok() ? (*engine)->Cancel(request->request_id()) : engine.status();
   }
   return Reply(call, status);
 }

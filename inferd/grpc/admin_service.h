@@ -15,11 +15,11 @@ namespace sluice::inferd {
 
 class AdminServiceImpl final : public inference::v1::AdminService::CallbackService {
  public:
-  // `context`, `state` and `tuning` (null: UNIMPLEMENTED) are borrowed and must outlive the server;
+  // `context` and `tuning` (null: UNIMPLEMENTED) are borrowed and must outlive the server;
   // `count_connections` is called from any thread.
-  AdminServiceImpl(const ServingContext& context, ServerState* state, TuningApi* tuning,
+  AdminServiceImpl(const ServingContext& context, TuningApi* tuning,
                    std::function<size_t()> count_connections)
-      : context_(context), state_(state), tuning_(tuning), count_connections_(std::move(count_connections)) {}
+      : context_(context), tuning_(tuning), count_connections_(std::move(count_connections)) {}
 
   grpc::ServerUnaryReactor* GetServerInfo(grpc::CallbackServerContext* call,
                                           const inference::v1::GetServerInfoRequest* request,
@@ -43,7 +43,6 @@ class AdminServiceImpl final : public inference::v1::AdminService::CallbackServi
 
  private:
   const ServingContext& context_;
-  ServerState* const state_;
   TuningApi* const tuning_;
   const std::function<size_t()> count_connections_;
 };

@@ -31,12 +31,12 @@ PeerPolicy AdminPeers(std::vector<uid_t> allowed_uids) { return {std::move(allow
 // Members are destroyed in reverse order: servers before the services that they call, services before the
 // pump that their calls use.
 struct InferdServer::Parts {
-  Parts(ServingContext serving, ServerState* state, TuningApi* tuning)
+  Parts(ServingContext serving, TuningApi* tuning)
       : context(std::move(serving)),
         inference(context),
         model(context),
         evaluation(context),
-        admin(context, state, tuning, [this] { return Connections(); }) {
+        admin(context, tuning, [this] { return Connections(); }) {
     context.pump = &pump;
   }
   size_t Connections() const {
@@ -61,21 +61,18 @@ struct InferdServer::Parts {
   std::thread health;
 };
 
-InferdServer::InferdServer(InferdServerOptions options, ServingContext context, ServerState* state)
-    : options_(std::move(options)),
-      state_(state),
-      parts_(std::make_unique<Parts>(std::move(context), state, options_.tuning)) {}
+InferdServer::InferdServer(InferdServerOptions options, ServingContext context)
+    : options_(std::move(options)), parts_(std::make_unique<Parts>(std::move(context), options_.tuning)) {}
 
 absl::StatusOr<std::unique_ptr<InferdServer>> InferdServer::Start(InferdServerOptions options,
-                                                                  ServingContext context,
-                                                                  ServerState* state) {
+                                                                  ServingContext context) {
   for (const ListenAddress& address : options.admin) {
     if (address.kind != ListenAddress::Kind::kUnix) {
       return absl::InvalidArgumentError(
           "the admin service is served on unix sockets only, where it is known who calls");
     }
   }
-  std::unique_ptr<InferdServer> server(new InferdServer(std::move(options), std::move(context), state));
+  std::unique_ptr<InferdServer> server(new InferdServer(std::move(options), std::move(context)));
   RETURN_IF_ERROR(server->Listen());
   server->parts_->health = std::thread([raw = server.get()] { raw->WatchHealth(); });
   return server;
@@ -117,7 +114,7 @@ InferdServer::~InferdServer() { Shutdown(absl::ZeroDuration()); }
 
 void InferdServer::StartDrain() {
   parts_->client_server->SetServing(false);
-  state_->StartDrain();
+  parts_->context.state->StartDrain();
 }
 
 bool InferdServer::AwaitCalls(absl::Duration timeout) {
@@ -170,7 +167,7 @@ void InferdServer::WatchHealth() {
   bool first = true;
   ServerState::View last;
   while (true) {
-    ServerState::View now = state_->Look();
+    ServerState::View now = parts_->context.state->Look();
     if (first || now.phase != last.phase || now.detail != last.detail) {
       parts_->client_server->SetServing(now.phase == ServerState::Phase::kServing);
       if (options_.on_phase) {

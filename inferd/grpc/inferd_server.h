@@ -43,7 +43,7 @@ class InferdServer {
   // The server sets `context.pump`; everything else in `context` and `state` is borrowed and must outlive the
   // server.
   static absl::StatusOr<std::unique_ptr<InferdServer>> Start(InferdServerOptions options,
-                                                             ServingContext context, ServerState* state);
+                                                             ServingContext context);
   // Same as Shutdown(0).
   ~InferdServer();
 
@@ -68,12 +68,11 @@ class InferdServer {
 
  private:
   struct Parts;
-  InferdServer(InferdServerOptions options, ServingContext context, ServerState* state);
+  InferdServer(InferdServerOptions options, ServingContext context);
   absl::Status Listen();
   void WatchHealth() ABSL_LOCKS_EXCLUDED(mutex_);
 
   const InferdServerOptions options_;
-  ServerState* const state_;
   absl::Mutex mutex_;
   bool stop_ ABSL_GUARDED_BY(mutex_) = false;
   const std::unique_ptr<Parts> parts_;  // constant once started

@@ -214,11 +214,10 @@ ConversationView ConversationOf(const Request& request) {
   return {request.messages(), request.options()};
 }
 
-// Admission before parsing: refusals of a full queue must not cost more for a long text.
 absl::Status Admit(const ServingContext& context, const grpc::CallbackServerContext& call,
                    const google::protobuf::Message& request) {
   RETURN_IF_ERROR(CheckNoUnknownFields(request));
-  return context.engine->CheckQueueSpace(FactsOf(call).client);
+  return CheckQueueSpace(context, FactsOf(call).client);
 }
 
 // Submits the request to the engine; a refusal ends the call. The call is added to the pump before the engine

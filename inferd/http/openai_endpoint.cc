@@ -39,12 +39,8 @@ AnswerPlan PlanOf(const HttpRequest& request, const AnswerStyle& style, const ch
 
 }  // namespace
 
-OpenAiEndpoint::OpenAiEndpoint(const ServingContext& context, ServerState* state,
-                               std::function<std::string()> metrics)
-    : context_(context),
-      state_(state),
-      metrics_(std::move(metrics)),
-      created_(absl::ToUnixSeconds(absl::Now())) {}
+OpenAiEndpoint::OpenAiEndpoint(const ServingContext& context, std::function<std::string()> metrics)
+    : context_(context), metrics_(std::move(metrics)), created_(absl::ToUnixSeconds(absl::Now())) {}
 
 const OpenAiEndpoint::Route* OpenAiEndpoint::Find(const HttpRequest& request, std::string* allowed) {
   constexpr bool kWaits = true;
@@ -98,7 +94,7 @@ void OpenAiEndpoint::Handle(HttpRequest request, std::shared_ptr<HttpExchange> e
   if (const Route* route = Find(asked.request, &allowed); route != nullptr) {
     // Admission before parsing: under overload a refusal must not cost the parsing of its request.
     asked.api = route->api;
-    status = route->waits ? context_.engine->CheckQueueSpace(asked.facts.client) : absl::OkStatus();
+    status = route->waits ? CheckQueueSpace(context_, asked.facts.client) : absl::OkStatus();
     if (status.ok()) {
       status = (this->*route->handle)(asked);
     }
@@ -186,7 +182,7 @@ absl::Status OpenAiEndpoint::Model(const Asked& asked, const std::string& id) {
 }
 
 absl::Status OpenAiEndpoint::Health(const Asked& asked) {
-  const ServerState::View view = state_->Look();
+  const ServerState::View view = context_.state->Look();
   if (view.phase != ServerState::Phase::kServing) {
     return absl::UnavailableError(view.detail);
   }

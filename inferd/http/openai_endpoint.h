@@ -15,15 +15,14 @@
 #include "inferd/http/chat_request.h"
 #include "inferd/http/chat_writer.h"
 #include "inferd/http/request_fields.h"
-#include "inferd/serving/server_state.h"
 #include "inferd/serving/serving_context.h"
 
 namespace sluice::inferd {
 
 class OpenAiEndpoint final : public HttpHandler {
  public:
-  // Both are borrowed; `metrics` is the text of /metrics.
-  OpenAiEndpoint(const ServingContext& context, ServerState* state, std::function<std::string()> metrics);
+  // `context` is borrowed; `metrics` returns the text of /metrics.
+  OpenAiEndpoint(const ServingContext& context, std::function<std::string()> metrics);
 
   void Handle(HttpRequest request, std::shared_ptr<HttpExchange> exchange) override;
   HttpResponse Refusal(const std::string& path, const HttpProblem& problem) override;
@@ -70,7 +69,6 @@ class OpenAiEndpoint final : public HttpHandler {
   Json ModelJson() const;
 
   const ServingContext& context_;
-  ServerState* const state_;
   const std::function<std::string()> metrics_;
   const int64_t created_;  // seconds since 1970: start of serving the model
 };

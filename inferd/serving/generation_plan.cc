@@ -108,6 +108,11 @@ absl::Status CheckModel(const ServingContext& context, const std::string& model)
                                   context.model.name, " (", context.model.id, ")"));
 }
 
+absl::Status CheckQueueSpace(const ServingContext& context, const std::string& client) {
+  ASSIGN_OR_RETURN(EngineApi* const engine, context.state->Engine());
+  return engine->CheckQueueSpace(client);
+}
+
 absl::Status CheckTokenizer(const ServingContext& context) {
   if (context.tokenizer != nullptr) {
     return absl::OkStatus();

@@ -63,6 +63,11 @@ RequestLimits LimitsOf(const ServingContext& context);
 // NOT_FOUND (UNKNOWN_MODEL) unless `model` is empty, the served model's id or its name.
 absl::Status CheckModel(const ServingContext& context, const std::string& model);
 
+// Errors of ServerState::Engine(); RESOURCE_EXHAUSTED (QUEUE_FULL) if the queue has no place for any request
+// of `client`. Servers ask before they parse a request: under overload a refusal must not cost the reading of
+// its text.
+absl::Status CheckQueueSpace(const ServingContext& context, const std::string& client);
+
 // FAILED_PRECONDITION (NO_TOKENIZER) if the model has none.
 absl::Status CheckTokenizer(const ServingContext& context);
 

@@ -1,4 +1,8 @@
-// ServerState: data of GetServerInfo: constants of this process, and its phase. gRPC-free.
+// ServerState: the engine once it is ready, the phase of the process, and the data of GetServerInfo.
+// gRPC-free.
+//
+// The sockets open before the engine is ready, so that a launcher can follow the start; calls that need an
+// engine are refused until SetEngine().
 //
 // Thread safety: thread-safe.
 #pragma once
@@ -7,6 +11,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
@@ -46,12 +51,25 @@ class ServerState {
     std::string detail;  // reason why no token can be made; empty in kServing
   };
 
-  // `engine` is borrowed. `info` may lack the fields that are known only after the engine's creation.
-  ServerState(EngineApi* engine, ServerInfo info) : engine_(engine), info_(std::move(info)) {}
+  // `info` may lack the fields that are known only after the engine's creation.
+  explicit ServerState(ServerInfo info) : info_(std::move(info)) {}
 
   void SetBackend(const std::string& isa, const std::string& backend, const std::string& weight_transport)
       ABSL_LOCKS_EXCLUDED(mutex_);
   ServerInfo info() const ABSL_LOCKS_EXCLUDED(mutex_);
+
+  // Sets the current stage of the start, for Look() and for refusals.
+  void SetProgress(const std::string& what) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Admits calls to `engine`, which is borrowed and must outlive them.
+  void SetEngine(EngineApi* engine) ABSL_LOCKS_EXCLUDED(mutex_);
+  // The engine; it refuses new requests itself once it drains. Before SetEngine(): UNAVAILABLE (STARTING with
+  // the stage, DRAINING).
+  absl::StatusOr<EngineApi*> Engine() const ABSL_LOCKS_EXCLUDED(mutex_);
+  // The engine's; before SetEngine() the status of Engine(), and zeros.
+  absl::Status Health() const;
+  EngineStats Stats() const;
+  // Kept until SetEngine() if there is no engine yet.
+  void SetQueueLimits(const QueueLimits& limits) ABSL_LOCKS_EXCLUDED(mutex_);
 
   // Queries the engine.
   View Look() ABSL_LOCKS_EXCLUDED(mutex_);
@@ -60,47 +78,13 @@ class ServerState {
   void StartDrain() ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
-  EngineApi* const engine_;
   mutable Mutex mutex_;
   ServerInfo info_ ABSL_GUARDED_BY(mutex_);
+  EngineApi* engine_ ABSL_GUARDED_BY(mutex_) = nullptr;  // never null again once set
+  std::string progress_ ABSL_GUARDED_BY(mutex_) = "starting";
+  std::optional<QueueLimits> queue_limits_ ABSL_GUARDED_BY(mutex_);  // set before the engine was there
   bool has_served_ ABSL_GUARDED_BY(mutex_) = false;
   bool draining_ ABSL_GUARDED_BY(mutex_) = false;
-};
-
-// EngineGate: EngineApi for clients: closed while the server starts, then forwards to the engine.
-//
-// The sockets open before the engine is ready, so that a launcher can follow the start; calls that need an
-// engine are refused with UNAVAILABLE (STARTING) until Open(). gRPC-free.
-//
-// Thread safety: thread-safe.
-
-class EngineGate final : public EngineApi {
- public:
-  // Sets the current stage of the start, for Health() and for refusals.
-  void SetProgress(const std::string& what) ABSL_LOCKS_EXCLUDED(mutex_);
-  // Forwards calls to `engine`, which is borrowed and must outlive the gate's use.
-  void Open(EngineApi* engine) ABSL_LOCKS_EXCLUDED(mutex_);
-
-  absl::Status Generate(GenerateSpec spec, std::shared_ptr<RequestSink> sink) override;
-  absl::Status Score(ScoreSpec spec, std::shared_ptr<ScoreSink> sink) override;
-  absl::Status Calibrate(CalibrationSpec spec, std::shared_ptr<CalibrationSink> sink) override;
-  absl::Status Cancel(const std::string& request_id) override;
-  EngineStats Stats() const override;
-  std::vector<LayerSparsity> Sparsity() const override;
-  std::vector<LayerStats> Layers() const override;
-  absl::Status Health() const override;
-  void StartDrain() override;
-  absl::Status CheckQueueSpace(const std::string& client) override;
-  void SetQueueLimits(const QueueLimits& limits) override ABSL_LOCKS_EXCLUDED(mutex_);
-
- private:
-  absl::StatusOr<EngineApi*> Engine() const ABSL_LOCKS_EXCLUDED(mutex_);
-
-  mutable Mutex mutex_;
-  EngineApi* engine_ ABSL_GUARDED_BY(mutex_) = nullptr;
-  std::string progress_ ABSL_GUARDED_BY(mutex_) = "starting";
-  bool draining_ ABSL_GUARDED_BY(mutex_) = false;
-  std::optional<QueueLimits> queue_limits_ ABSL_GUARDED_BY(mutex_);  // set before the engine was there
 };
 
 // SelfTest: generates one token, the condition for "ready". gRPC-free.

@@ -18,6 +18,7 @@
 #include "common/text/tokenizer.h"
 #include "inferd/api/engine_api.h"
 #include "inferd/serving/dialect.h"
+#include "inferd/serving/server_state.h"
 #include "inferd/serving/serving_metrics.h"
 #include "inferd/serving/stream_pump.h"
 #include "pack/pack_format.h"
@@ -57,7 +58,7 @@ struct ServingLimits {
 };
 
 struct ServingContext {
-  EngineApi* engine = nullptr;
+  ServerState* state = nullptr;          // has the engine
   const Tokenizer* tokenizer = nullptr;  // null: the pack has none
   const ChatFormatter* chat = nullptr;   // null: no chat template, or an unsupported one
   absl::Status chat_error;               // reason for the latter
@@ -78,31 +79,36 @@ struct ServingContext {
 // another call.
 class EngineRequest {
  public:
-  EngineRequest(EngineApi* engine, std::string id) : engine_(engine), id_(std::move(id)) {}
+  EngineRequest(ServerState* state, std::string id) : state_(state), id_(std::move(id)) {}
   const std::string& id() const { return id_; }
   // The engine's thread may have ended the request before the submitting thread gets here.
   void Accepted() {
-    State expected = State::kNew;
-    if (!state_.compare_exchange_strong(expected, State::kLive) && expected == State::kCancelled) {
-      engine_->Cancel(id_).IgnoreError();
+    Phase expected = Phase::kNew;
+    if (!phase_.compare_exchange_strong(expected, Phase::kLive) && expected == Phase::kCancelled) {
+      CancelInEngine();
     }
   }
-  void Ended() { state_.store(State::kEnded); }
+  void Ended() { phase_.store(Phase::kEnded); }
   void Cancel() {
-    State expected = State::kNew;
-    if (state_.compare_exchange_strong(expected, State::kCancelled)) {
+    Phase expected = Phase::kNew;
+    if (phase_.compare_exchange_strong(expected, Phase::kCancelled)) {
       return;  // Accepted() cancels it
     }
-    if (expected == State::kLive && state_.compare_exchange_strong(expected, State::kEnded)) {
-      engine_->Cancel(id_).IgnoreError();  // NOT_FOUND: it has just ended by itself
+    if (expected == Phase::kLive && phase_.compare_exchange_strong(expected, Phase::kEnded)) {
+      CancelInEngine();
     }
   }
 
  private:
-  enum class State : uint8_t { kNew, kLive, kCancelled, kEnded };
-  EngineApi* const engine_;
+  enum class Phase : uint8_t { kNew, kLive, kCancelled, kEnded };
+  void CancelInEngine() {
+    if (const absl::StatusOr<EngineApi*> engine = state_->Engine(); engine.ok()) {
+      (*engine)->Cancel(id_).IgnoreError();  // NOT_FOUND: it has just ended by itself
+    }
+  }
+  ServerState* const state_;
   const std::string id_;
-  std::atomic<State> state_{State::kNew};
+  std::atomic<Phase> phase_{Phase::kNew};
 };
 
 // Writes one log line, without text of prompt or answer. `info` is null unless the call succeeded.

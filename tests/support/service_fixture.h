@@ -33,7 +33,6 @@ class ServiceFixture : public testing::Test {
   static constexpr uint32_t kContext = 64;
 
   ServiceFixture() : log_("test", std::make_shared<spdlog::sinks::null_sink_mt>()) {
-    context_.engine = &engine_;
     context_.model.id = "0123456789abcdef0123456789abcdef";
     context_.model.name = "tiny";
     context_.model.family = "mixtral";
@@ -48,12 +47,14 @@ class ServiceFixture : public testing::Test {
     info.model_id = context_.model.id;
     info.pack_path = "/packs/tiny";
     info.options = {{"context", "64", true}, {"kv", "f16", false}};
-    state_ = std::make_unique<inferd::ServerState>(&engine_, std::move(info));
+    state_ = std::make_unique<inferd::ServerState>(std::move(info));
+    state_->SetEngine(&engine_);
+    context_.state = state_.get();
     inferd::InferdServerOptions options;
     options.addresses = {Address("inferd.sock")};
     options.admin = {Address("admin.sock")};
     options.health_interval = absl::Milliseconds(5);
-    auto server = inferd::InferdServer::Start(std::move(options), context_, state_.get());
+    auto server = inferd::InferdServer::Start(std::move(options), context_);
     ASSERT_TRUE(server.ok()) << server.status();
     server_ = *std::move(server);
     channel_ = Connect("inferd.sock");

@@ -274,12 +274,11 @@ TEST_F(AdminServiceTest, AdminIsNotServedOnTheClientsSocket) {
 }
 
 TEST_F(AdminServiceTest, AdminOverTcpIsRefused) {
-  ServerState state(&engine_, {});
   InferdServerOptions options;
   options.addresses = {Address("a.sock")};
   options.admin = {*ParseListenAddress("127.0.0.1:0")};
   EXPECT_EQ(absl::StatusCode::kInvalidArgument,
-            InferdServer::Start(std::move(options), context_, &state).status().code());
+            InferdServer::Start(std::move(options), context_).status().code());
 }
 
 }  // namespace

@@ -119,7 +119,8 @@ class EndpointFixture : public testing::Test {
     auto tokenizer = Tokenizer::Load("tests/common/text/data/bytebpe_qwen2");
     EXPECT_TRUE(tokenizer.ok()) << tokenizer.status();
     tokenizer_ = *std::move(tokenizer);
-    context_.engine = &engine_;
+    state_.SetEngine(&engine_);
+    context_.state = &state_;
     context_.tokenizer = tokenizer_.get();
     context_.model.id = "0123456789abcdef0123456789abcdef";
     context_.model.name = "tiny";
@@ -137,9 +138,7 @@ class EndpointFixture : public testing::Test {
     chat_ = *std::move(chat);
     context_.chat = chat_.get();
     context_.dialect = DialectOf(chat_template);
-    state_ = std::make_unique<ServerState>(&engine_, ServerInfo());
-    endpoint_ =
-        std::make_unique<OpenAiEndpoint>(context_, state_.get(), [] { return std::string("# none\n"); });
+    endpoint_ = std::make_unique<OpenAiEndpoint>(context_, [] { return std::string("# none\n"); });
     auto server = HttpServer::Start(options_, endpoint_.get());
     ASSERT_TRUE(server.ok()) << server.status();
     server_ = *std::move(server);
@@ -187,9 +186,9 @@ class EndpointFixture : public testing::Test {
   std::unique_ptr<ChatFormatter> chat_;
   StreamPump pump_{absl::Milliseconds(10)};
   FakeEngine engine_;
+  ServerState state_{ServerInfo()};
   ServingContext context_;
   HttpServerOptions options_;
-  std::unique_ptr<ServerState> state_;
   std::unique_ptr<OpenAiEndpoint> endpoint_;
   std::unique_ptr<HttpServer> server_;
   uint16_t port_ = 0;
