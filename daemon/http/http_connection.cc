@@ -5,6 +5,7 @@
 #include "daemon/http/http_connection.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -18,14 +19,15 @@
 namespace sluice {
 
 // One request's answer. Calls are posted to the connection's thread; the connection may be gone by then.
-class ConnectionExchange final : public HttpExchange {
+class ConnectionExchange final : public HttpExchange,
+                                 public std::enable_shared_from_this<ConnectionExchange> {
  public:
   ConnectionExchange(std::shared_ptr<HttpCore> core, std::weak_ptr<HttpConnection> connection,
                      uint64_t request)
       : core_(std::move(core)), connection_(std::move(connection)), request_(request) {}
 
   void SetObserver(std::shared_ptr<HttpObserver> observer) override {
-    const bool posted = core_->Post([connection = connection_, request = request_, observer] {
+    const bool posted = core_->Dispatch([connection = connection_, request = request_, observer] {
       if (const auto to = connection.lock(); to != nullptr) {
         to->SetObserver(request, observer);
       } else {
@@ -36,6 +38,17 @@ class ConnectionExchange final : public HttpExchange {
       observer->OnEnded(/*disconnected=*/true);
     }
   }
+  void Wake() override {
+    if (woken_.exchange(true)) {
+      return;
+    }
+    core_->Post([self = shared_from_this()] {
+      self->woken_ = false;  // before the observer looks, so that what comes later wakes it again
+      if (const auto to = self->connection_.lock(); to != nullptr) {
+        to->Ready(self->request_);
+      }
+    });
+  }
   void Answer(HttpResponse answer) override { Call(&HttpConnection::Answer, std::move(answer)); }
   void Begin(HttpResponse head) override { Call(&HttpConnection::Begin, std::move(head)); }
   void Write(std::string part) override { Call(&HttpConnection::Write, std::move(part)); }
@@ -44,7 +57,7 @@ class ConnectionExchange final : public HttpExchange {
  private:
   template <typename Argument>
   void Call(void (HttpConnection::*method)(uint64_t, Argument), Argument argument) {
-    core_->Post(
+    core_->Dispatch(
         [connection = connection_, request = request_, method, argument = std::move(argument)]() mutable {
           if (const auto to = connection.lock(); to != nullptr) {
             (to.get()->*method)(request, std::move(argument));
@@ -55,6 +68,7 @@ class ConnectionExchange final : public HttpExchange {
   const std::shared_ptr<HttpCore> core_;
   const std::weak_ptr<HttpConnection> connection_;
   const uint64_t request_;
+  std::atomic<bool> woken_{false};
 };
 
 namespace {
@@ -98,7 +112,11 @@ void HttpConnection::Tick(absl::Time now) {
     Drop();
     return;
   }
-  if (state_ == State::kHandshake && now > since_ + limits.head_timeout) {
+  if (state_ == State::kAnswering) {
+    if (const std::shared_ptr<HttpObserver> observer = observer_; observer != nullptr && !ending_) {
+      observer->OnTick(now);
+    }
+  } else if (state_ == State::kHandshake && now > since_ + limits.head_timeout) {
     Drop();
   } else if (idle_since().has_value()) {
     if (now > since_ + limits.idle_timeout) {
@@ -325,6 +343,13 @@ void HttpConnection::SetObserver(uint64_t request, std::shared_ptr<HttpObserver>
   observer_ = std::move(observer);
 }
 
+void HttpConnection::Ready(uint64_t request) {
+  if (IsCurrent(request) && observer_ != nullptr) {
+    const std::shared_ptr<HttpObserver> observer = observer_;  // it may end the answer
+    observer->OnReady();
+  }
+}
+
 void HttpConnection::Answer(uint64_t request, HttpResponse answer) {
   if (!IsCurrent(request) || begun_) {
     return;
@@ -421,7 +446,8 @@ void HttpConnection::OnWrite(boost::system::error_code error, size_t size) {
   if (ending_) {
     AnswerIsOver();
   } else if (observer_ != nullptr) {
-    observer_->OnWritten();
+    const std::shared_ptr<HttpObserver> observer = observer_;  // it may end the answer
+    observer->OnWritten();
   }
 }
 

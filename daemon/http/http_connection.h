@@ -46,6 +46,8 @@ class HttpConnection final : public std::enable_shared_from_this<HttpConnection>
 
   // Sets the watcher of the request of that number, for exchanges; no effect once the request is over.
   void SetObserver(uint64_t request, std::shared_ptr<HttpObserver> observer);
+  // Calls OnReady() of the request's observer.
+  void Ready(uint64_t request);
   void Answer(uint64_t request, HttpResponse answer);
   void Begin(uint64_t request, HttpResponse head);
   void Write(uint64_t request, std::string part);

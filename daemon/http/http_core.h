@@ -137,6 +137,15 @@ struct HttpCore : std::enable_shared_from_this<HttpCore> {
     }
     return !ended;
   }
+  // Runs `work` now on the server's thread, and posts it from others.
+  template <typename Work>
+  bool Dispatch(Work work) ABSL_LOCKS_EXCLUDED(mutex) {
+    if (!io.get_executor().running_in_this_thread()) {
+      return Post(std::move(work));
+    }
+    work();
+    return true;
+  }
   Mutex mutex;
   bool ended ABSL_GUARDED_BY(mutex) = false;
 };

@@ -14,6 +14,8 @@
 #include <utility>
 #include <vector>
 
+#include "absl/time/time.h"
+
 namespace sluice {
 
 struct HttpRequest {
@@ -52,18 +54,26 @@ struct HttpCounts {
 class HttpObserver {
  public:
   virtual ~HttpObserver() = default;
+  // HttpExchange::Wake() was called.
+  virtual void OnReady() = 0;
+  // Called about four times a second.
+  virtual void OnTick(absl::Time) {}
   // The socket has accepted everything written so far.
-  virtual void OnWritten() = 0;
+  virtual void OnWritten() {}
   // The answer was sent completely, or (`disconnected`) the client disconnected or was cut. Nothing follows.
   virtual void OnEnded(bool disconnected) = 0;
 };
 
-// One request's answer. Thread-safe; no method blocks. Calls after the end have no effect.
+// One request's answer. Thread-safe; no method blocks. Calls after the end have no effect. Calls by the
+// observer take effect at once, others soon, on the server's thread.
 class HttpExchange {
  public:
   virtual ~HttpExchange() = default;
   // Sets the watcher; notifies it at once if the client has already disconnected.
   virtual void SetObserver(std::shared_ptr<HttpObserver> observer) = 0;
+  // Calls the observer's OnReady() on the server's thread, never within this call; calls before that are
+  // coalesced.
+  virtual void Wake() = 0;
   // Sends the whole answer.
   virtual void Answer(HttpResponse answer) = 0;
   // Head, parts and end of a stream. A stream that is not `whole` ends with the connection, so that the

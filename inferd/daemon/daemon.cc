@@ -350,7 +350,8 @@ std::string InferdDaemon::MetricsText() {
   if (const Engine* engine = engine_view_.load(); engine != nullptr) {
     WriteGrammarMetrics(engine->guide_stats(), &text);
   }
-  return metrics_.Text(state_->Stats(), state_->info(), state_->Look().phase, server_->pump()) + text.Take();
+  return metrics_.Text(state_->Stats(), state_->info(), state_->Look().phase, *server_->context().calls) +
+         text.Take();
 }
 
 // An empty address closes the metrics endpoint.
@@ -516,7 +517,7 @@ void InferdDaemon::Shutdown(absl::Duration timeout) {
     metrics_endpoint_.reset();  // it reads from the servers
     http_view_ = nullptr;
     engine_view_ = nullptr;
-    http_.reset();  // its answers are in the server's pump
+    http_.reset();  // its answers are among the server's calls
     server_->Shutdown(absl::ZeroDuration());
     server_.reset();  // removes the socket files; sinks held by the engine may outlive the server
   }

@@ -133,7 +133,7 @@ class InferdDaemon {
   std::unique_ptr<MemoryTuner> tuner_;      // self-synchronised; closed before the engine
   std::optional<PrefixFile> prefixes_;      // absent: the prefix cache is not kept over restarts
   std::unique_ptr<Engine> engine_;          // owned by the starter thread, by main once the start has ended
-  std::unique_ptr<OpenAiEndpoint> openai_;  // null: no HTTP; outlives the server's pump
+  std::unique_ptr<OpenAiEndpoint> openai_;  // null: no HTTP
   std::unique_ptr<InferdServer> server_;
   std::unique_ptr<HttpServer> http_;                   // null: no HTTP; destroyed before the server
   std::atomic<const HttpServer*> http_view_{nullptr};  // for metrics readers, also during the start

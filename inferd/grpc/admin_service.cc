@@ -22,7 +22,8 @@ namespace v1 = inference::v1;
 
 class CalibrateCall final : public ServiceStream<v1::CalibrateResponse>, public CalibrationSink {
  public:
-  using ServiceStream::ServiceStream;
+  CalibrateCall(const ServiceContext& context, grpc::CallbackServerContext* call)
+      : ServiceStream(context, call, {"calibrate", "", ""}, {}) {}
 
   void OnProgress(const CalibrationProgress& progress) override ABSL_LOCKS_EXCLUDED(mutex_);
   bool Cancelled() override { return cancelled_.load(); }
@@ -231,12 +232,12 @@ grpc::ServerUnaryReactor* AdminServiceImpl::GetStats(grpc::CallbackServerContext
     FillSparsity((*engine)->Sparsity(), response);
     FillLayers((*engine)->Layers(), response);
   }
-  response->mutable_gauges()->set_calls_active(context_.pump->calls());
-  response->mutable_gauges()->set_unsent_bytes(context_.pump->unsent_bytes());
+  response->mutable_gauges()->set_calls_active(context_.calls->calls());
+  response->mutable_gauges()->set_unsent_bytes(context_.calls->unsent_bytes());
   response->mutable_resources()->set_open_descriptors(CountOpenDescriptors());
   response->mutable_resources()->set_client_connections(count_connections_());
   response->mutable_resources()->set_resident_bytes(ResidentBytes());
-  response->mutable_counters()->set_slow_consumers(context_.pump->slow_consumers());
+  response->mutable_counters()->set_slow_consumers(context_.calls->slow_consumers());
   return Reply(call, status);
 }
 
@@ -247,7 +248,7 @@ grpc::ServerUnaryReactor* AdminServiceImpl::Drain(grpc::CallbackServerContext* c
   if (status.ok()) {
     context_.log->info("draining: asked by a client");
     context_.state->StartDrain();
-    response->set_requests_left(context_.pump->calls());
+    response->set_requests_left(context_.calls->calls());
   }
   return Reply(call, status);
 }

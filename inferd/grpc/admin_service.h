@@ -7,8 +7,8 @@
 #include <functional>
 
 #include "inferd/api/control_api.h"
+#include "inferd/grpc/service_call.h"
 #include "inferd/serving/server_state.h"
-#include "inferd/serving/serving_context.h"
 #include "sluice/inference/v1/admin.grpc.pb.h"
 
 namespace sluice::inferd {
@@ -17,7 +17,7 @@ class AdminServiceImpl final : public inference::v1::AdminService::CallbackServi
  public:
   // `context` and `tuning` (null: UNIMPLEMENTED) are borrowed and must outlive the server;
   // `count_connections` is called from any thread.
-  AdminServiceImpl(const ServingContext& context, TuningApi* tuning,
+  AdminServiceImpl(const ServiceContext& context, TuningApi* tuning,
                    std::function<size_t()> count_connections)
       : context_(context), tuning_(tuning), count_connections_(std::move(count_connections)) {}
 
@@ -42,7 +42,7 @@ class AdminServiceImpl final : public inference::v1::AdminService::CallbackServi
       grpc::CallbackServerContext* call, const inference::v1::CalibrateRequest* request) override;
 
  private:
-  const ServingContext& context_;
+  const ServiceContext& context_;
   TuningApi* const tuning_;
   const std::function<size_t()> count_connections_;
 };

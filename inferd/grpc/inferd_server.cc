@@ -32,12 +32,12 @@ PeerPolicy AdminPeers(std::vector<uid_t> allowed_uids) { return {std::move(allow
 // pump that their calls use.
 struct InferdServer::Parts {
   Parts(ServingContext serving, TuningApi* tuning)
-      : context(std::move(serving)),
+      : context{std::move(serving), &pump},
         inference(context),
         model(context),
         evaluation(context),
         admin(context, tuning, [this] { return Connections(); }) {
-    context.pump = &pump;
+    context.calls = &calls;
   }
   size_t Connections() const {
     const GrpcServer* clients = client_server_view.load();
@@ -46,8 +46,9 @@ struct InferdServer::Parts {
            (admins != nullptr ? admins->CountConnections() : 0);
   }
 
+  LiveCalls calls;
   StreamPump pump;
-  ServingContext context;
+  ServiceContext context;
   InferenceServiceImpl inference;
   ModelServiceImpl model;
   EvaluationServiceImpl evaluation;
@@ -118,10 +119,10 @@ void InferdServer::StartDrain() {
 }
 
 bool InferdServer::AwaitCalls(absl::Duration timeout) {
-  if (parts_->pump.calls() == 0) {
+  if (parts_->calls.calls() == 0) {
     return true;
   }
-  const bool ended = parts_->pump.AwaitIdle(timeout);
+  const bool ended = parts_->calls.AwaitIdle(timeout);
   if (ended) {
     absl::SleepFor(kLinger);
   }
@@ -154,8 +155,6 @@ void InferdServer::Tune(std::vector<uid_t> allowed_uids, std::vector<gid_t> allo
   }
   parts_->client_server->SetPeers({std::move(allowed_uids), std::move(allowed_gids)});
 }
-
-const StreamPump& InferdServer::pump() const { return parts_->pump; }
 
 const ServingContext& InferdServer::context() const { return parts_->context; }
 

@@ -40,8 +40,8 @@ struct InferdServerOptions {
 
 class InferdServer {
  public:
-  // The server sets `context.pump`; everything else in `context` and `state` is borrowed and must outlive the
-  // server.
+  // The server sets `context.calls`; everything else in `context` and `state` is borrowed and must outlive
+  // the server.
   static absl::StatusOr<std::unique_ptr<InferdServer>> Start(InferdServerOptions options,
                                                              ServingContext context);
   // Same as Shutdown(0).
@@ -59,8 +59,7 @@ class InferdServer {
   // Sets allowed peers and call limits for new connections and calls, while others run.
   void Tune(std::vector<uid_t> allowed_uids, std::vector<gid_t> allowed_gids, const ServingLimits& limits);
 
-  const StreamPump& pump() const;
-  // Context of the services, including pump and limits; the HTTP server shares it.
+  // Context of the services, including live calls and limits; the HTTP server shares it.
   const ServingContext& context() const;
 
   // Client addresses with their actual ports.

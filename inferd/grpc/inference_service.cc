@@ -31,13 +31,12 @@ void BeginAnswer(v1::ChatResponse* response) {
 }  // namespace
 
 template <typename Response>
-StreamedAnswerCall<Response>::StreamedAnswerCall(const ServingContext& context,
+StreamedAnswerCall<Response>::StreamedAnswerCall(const ServiceContext& context,
                                                  grpc::CallbackServerContext* call, const GenerateSpec& spec,
                                                  const ReportOptions& report)
-    : ServiceStream<Response>(context, call),
-      client_(spec.client),
-      report_(report),
-      request_(context.engine, spec.request_id) {}
+    : ServiceStream<Response>(context, call, {kStreamName<Response>, spec.request_id, spec.client},
+                              {spec.request_id}),
+      report_(report) {}
 
 template <typename Response>
 void StreamedAnswerCall<Response>::OnStarted(const Usage& usage, double queue_seconds) {
@@ -46,7 +45,7 @@ void StreamedAnswerCall<Response>::OnStarted(const Usage& usage, double queue_se
     return;
   }
   inference::v1::Started& started = started_.emplace();
-  started.set_request_id(request_.id());
+  started.set_request_id(label().request_id);
   started.set_model(serving().model.id);
   started.set_prompt_tokens(usage.prompt_tokens);
   started.set_cached_prompt_tokens(usage.cached_prompt_tokens);
@@ -69,7 +68,7 @@ void StreamedAnswerCall<Response>::OnTokens(absl::Span<const TokenOut> tokens, s
 
 template <typename Response>
 void StreamedAnswerCall<Response>::OnFinished(const FinishInfo& info) {
-  request_.Ended();
+  this->RequestEnded(0);
   {
     const absl::MutexLock lock(&this->mutex_);
     if (this->Open()) {
@@ -81,7 +80,7 @@ void StreamedAnswerCall<Response>::OnFinished(const FinishInfo& info) {
 
 template <typename Response>
 void StreamedAnswerCall<Response>::OnError(const absl::Status& status) {
-  request_.Ended();
+  this->RequestEnded(0);
   End(status);
 }
 
@@ -117,17 +116,15 @@ void StreamedAnswerCall<Response>::DropPending() {
 
 template <typename Response>
 void StreamedAnswerCall<Response>::Ending(const absl::Status& status) {
-  LogRequestEnd(serving(), kStreamName<Response>, request_.id(), client_,
-                status.ok() && info_ ? &*info_ : nullptr, status);
+  this->LogEnd(status.ok() && info_ ? &*info_ : nullptr, status);
 }
 
 template <typename Response>
-UnaryAnswerCall<Response>::UnaryAnswerCall(const ServingContext& context, const GenerateSpec& spec,
+UnaryAnswerCall<Response>::UnaryAnswerCall(const ServiceContext& context, const GenerateSpec& spec,
                                            const ReportOptions& report, Response* response)
-    : serving_(context),
-      client_(spec.client),
+    : PumpedCall(context, {kUnaryName<Response>, spec.request_id, spec.client}, {spec.request_id}),
+      pump_(context.pump),
       report_(report),
-      request_(context.engine, spec.request_id),
       response_(response) {}
 
 template <typename Response>
@@ -138,7 +135,7 @@ void UnaryAnswerCall<Response>::End(absl::Status status) {
   }
   // A finished call was cancelled already, and the server and its pump may be gone.
   if (!finished_) {
-    serving_.pump->Schedule(this->shared_from_this());
+    pump_->Schedule(this->shared_from_this());
   }
 }
 
@@ -152,7 +149,7 @@ void UnaryAnswerCall<Response>::OnTokens(absl::Span<const TokenOut> tokens, std:
 
 template <typename Response>
 void UnaryAnswerCall<Response>::OnFinished(const FinishInfo& info) {
-  request_.Ended();
+  RequestEnded(0);
   {
     const absl::MutexLock lock(&mutex_);
     info_ = info;
@@ -162,7 +159,7 @@ void UnaryAnswerCall<Response>::OnFinished(const FinishInfo& info) {
 
 template <typename Response>
 void UnaryAnswerCall<Response>::OnError(const absl::Status& status) {
-  request_.Ended();
+  RequestEnded(0);
   End(status);
 }
 
@@ -176,7 +173,7 @@ void UnaryAnswerCall<Response>::Pump() {
 
 template <typename Response>
 void UnaryAnswerCall<Response>::OnCancel() {
-  request_.Cancel();
+  CancelRequests();
   const absl::MutexLock lock(&mutex_);
   if (!end_.has_value()) {
     end_ = absl::CancelledError("cancelled by the client, or its deadline passed");
@@ -191,13 +188,12 @@ void UnaryAnswerCall<Response>::FinishLocked() {
   }
   if (end_->ok()) {
     BeginAnswer(&collected_);
-    collected_.set_request_id(request_.id());
-    collected_.set_model(serving_.model.id);
+    collected_.set_request_id(label().request_id);
+    collected_.set_model(serving().model.id);
     FillFinished(*info_, collected_.mutable_finished());
     response_->Swap(&collected_);
   }
-  LogRequestEnd(serving_, kUnaryName<Response>, request_.id(), client_, end_->ok() ? &*info_ : nullptr,
-                *end_);
+  LogEnd(end_->ok() ? &*info_ : nullptr, *end_);
   Finish(ToGrpcStatus(Explain(*end_)));
 }
 
@@ -223,12 +219,9 @@ absl::Status Admit(const ServingContext& context, const grpc::CallbackServerCont
 // Submits the request to the engine; a refusal ends the call. The call is added to the pump before the engine
 // gets it, since its first token may arrive at once.
 template <typename Call>
-void Submit(const ServingContext& context, GenerateSpec spec, const std::shared_ptr<Call>& call) {
+void Submit(const ServiceContext& context, GenerateSpec spec, const std::shared_ptr<Call>& call) {
   context.pump->Add(call);
-  const absl::Status status = context.engine->Generate(std::move(spec), call);
-  if (status.ok()) {
-    call->request().Accepted();
-  } else {
+  if (const absl::Status status = call->Submit(0, std::move(spec), call); !status.ok()) {
     call->End(status);
   }
 }

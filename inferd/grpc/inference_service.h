@@ -24,7 +24,7 @@ namespace sluice::inferd {
 class InferenceServiceImpl final : public inference::v1::InferenceService::CallbackService {
  public:
   // `context` is borrowed and must outlive the server.
-  explicit InferenceServiceImpl(const ServingContext& context) : context_(context) {}
+  explicit InferenceServiceImpl(const ServiceContext& context) : context_(context) {}
 
   grpc::ServerUnaryReactor* Generate(grpc::CallbackServerContext* call,
                                      const inference::v1::GenerateRequest* request,
@@ -48,7 +48,7 @@ class InferenceServiceImpl final : public inference::v1::InferenceService::Callb
   absl::Status TokenizeConversation(const inference::v1::TokenizeRequest& request,
                                     inference::v1::TokenizeResponse* response) const;
 
-  const ServingContext& context_;
+  const ServiceContext& context_;
 };
 
 // Generating calls, each a sink of the engine: Generate and Chat collect, GenerateStream and ChatStream
@@ -60,10 +60,8 @@ class InferenceServiceImpl final : public inference::v1::InferenceService::Callb
 template <typename Response>
 class StreamedAnswerCall final : public ServiceStream<Response>, public RequestSink {
  public:
-  StreamedAnswerCall(const ServingContext& context, grpc::CallbackServerContext* call,
+  StreamedAnswerCall(const ServiceContext& context, grpc::CallbackServerContext* call,
                      const GenerateSpec& spec, const ReportOptions& report);
-  EngineRequest& request() { return request_; }
-
   void OnStarted(const Usage& usage, double queue_seconds) override ABSL_LOCKS_EXCLUDED(this->mutex_);
   void OnTokens(absl::Span<const TokenOut> tokens, std::string_view text) override
       ABSL_LOCKS_EXCLUDED(this->mutex_);
@@ -74,15 +72,13 @@ class StreamedAnswerCall final : public ServiceStream<Response>, public RequestS
 
  private:
   using ServiceStream<Response>::serving;
+  using ServiceStream<Response>::label;
 
   std::optional<size_t> Take(bool ending, Response* out) override ABSL_EXCLUSIVE_LOCKS_REQUIRED(this->mutex_);
   void DropPending() override ABSL_EXCLUSIVE_LOCKS_REQUIRED(this->mutex_);
   void Ending(const absl::Status& status) override ABSL_EXCLUSIVE_LOCKS_REQUIRED(this->mutex_);
-  void CancelWork() override { request_.Cancel(); }
 
-  const std::string client_;
   const ReportOptions report_;
-  EngineRequest request_;  // self-synchronised
   std::optional<inference::v1::Started> started_ ABSL_GUARDED_BY(this->mutex_);
   inference::v1::Delta delta_ ABSL_GUARDED_BY(this->mutex_);
   size_t delta_bytes_ ABSL_GUARDED_BY(this->mutex_) = 0;
@@ -99,9 +95,8 @@ class UnaryAnswerCall final : public grpc::ServerUnaryReactor,
                               public std::enable_shared_from_this<UnaryAnswerCall<Response>> {
  public:
   // `response` is owned by gRPC until OnDone.
-  UnaryAnswerCall(const ServingContext& context, const GenerateSpec& spec, const ReportOptions& report,
+  UnaryAnswerCall(const ServiceContext& context, const GenerateSpec& spec, const ReportOptions& report,
                   Response* response);
-  EngineRequest& request() { return request_; }
   void End(absl::Status status) ABSL_LOCKS_EXCLUDED(mutex_);
 
   void OnStarted(const Usage&, double) override {}
@@ -112,20 +107,15 @@ class UnaryAnswerCall final : public grpc::ServerUnaryReactor,
 
   void Pump() override ABSL_LOCKS_EXCLUDED(mutex_);
   void CheckStall(absl::Time) override {}
-  uint64_t unsent_bytes() const override {
-    return 0;
-  }  // bounded by max_tokens; nothing is sent before the end
 
   void OnCancel() override ABSL_LOCKS_EXCLUDED(mutex_);
-  void OnDone() override { serving_.pump->Remove(this); }
+  void OnDone() override { pump_->Remove(this); }
 
  private:
   void FinishLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
-  const ServingContext& serving_;
-  const std::string client_;
+  StreamPump* const pump_;
   const ReportOptions report_;
-  EngineRequest request_;  // self-synchronised
   absl::Mutex mutex_;
   Response* const response_ ABSL_PT_GUARDED_BY(mutex_);
   Response collected_ ABSL_GUARDED_BY(mutex_);

@@ -50,16 +50,15 @@ constexpr size_t kCongestedBytes = 4 << 20;
 
 class ScoreStreamCall final : public ServiceStream<v1::ScoreResponse>, public ScoreSink {
  public:
-  ScoreStreamCall(const ServingContext& context, grpc::CallbackServerContext* call, const ScoreSpec& spec)
-      : ServiceStream(context, call), client_(spec.client), request_(context.engine, spec.request_id) {}
-  EngineRequest& request() { return request_; }
+  ScoreStreamCall(const ServiceContext& context, grpc::CallbackServerContext* call, const ScoreSpec& spec)
+      : ServiceStream(context, call, {"score", spec.request_id, spec.client}, {spec.request_id}) {}
 
   void OnRows(uint32_t first, absl::Span<const int32_t> argmax, absl::Span<const float> target_logprobs,
               absl::Span<const float> logits) override ABSL_LOCKS_EXCLUDED(mutex_);
-  bool Congested() override { return unsent_bytes() > kCongestedBytes; }
+  bool Congested() override { return unsent() > kCongestedBytes; }
   void OnFinished(const Usage& usage, const Timings& timings) override ABSL_LOCKS_EXCLUDED(mutex_);
   void OnError(const absl::Status& status) override {
-    request_.Ended();
+    RequestEnded(0);
     End(status);
   }
 
@@ -72,13 +71,9 @@ class ScoreStreamCall final : public ServiceStream<v1::ScoreResponse>, public Sc
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void DropPending() override ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { pending_.clear(); }
   void Ending(const absl::Status& status) override ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    LogRequestEnd(serving(), "score", request_.id(), client_, status.ok() && info_ ? &*info_ : nullptr,
-                  status);
+    LogEnd(status.ok() && info_ ? &*info_ : nullptr, status);
   }
-  void CancelWork() override { request_.Cancel(); }
 
-  const std::string client_;
-  EngineRequest request_;  // self-synchronised
   std::deque<Pending> pending_ ABSL_GUARDED_BY(mutex_);
   std::optional<FinishInfo> info_ ABSL_GUARDED_BY(mutex_);
 };
@@ -111,7 +106,7 @@ void ScoreStreamCall::OnRows(uint32_t first, absl::Span<const int32_t> argmax,
 }
 
 void ScoreStreamCall::OnFinished(const Usage& usage, const Timings& timings) {
-  request_.Ended();
+  RequestEnded(0);
   {
     const absl::MutexLock lock(&mutex_);
     if (Open()) {
@@ -148,10 +143,7 @@ grpc::ServerWriteReactor<v1::ScoreResponse>* EvaluationServiceImpl::Score(grpc::
   call->AddInitialMetadata("x-request-id", spec->request_id);
   auto score = std::make_shared<ScoreStreamCall>(context_, call, *spec);
   context_.pump->Add(score);
-  const absl::Status status = context_.engine->Score(*std::move(spec), score);
-  if (status.ok()) {
-    score->request().Accepted();
-  } else {
+  if (const absl::Status status = score->Submit(0, *std::move(spec), score); !status.ok()) {
     score->End(status);
   }
   return score.get();

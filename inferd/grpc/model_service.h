@@ -3,7 +3,7 @@
 // Thread safety: thread-safe; gRPC calls the handlers from its threads.
 #pragma once
 
-#include "inferd/serving/serving_context.h"
+#include "inferd/grpc/service_call.h"
 #include "sluice/inference/v1/evaluation.grpc.pb.h"
 #include "sluice/inference/v1/model.grpc.pb.h"
 
@@ -32,13 +32,13 @@ class ModelServiceImpl final : public inference::v1::ModelService::CallbackServi
 class EvaluationServiceImpl final : public inference::v1::EvaluationService::CallbackService {
  public:
   // `context` is borrowed and must outlive the server.
-  explicit EvaluationServiceImpl(const ServingContext& context) : context_(context) {}
+  explicit EvaluationServiceImpl(const ServiceContext& context) : context_(context) {}
 
   grpc::ServerWriteReactor<inference::v1::ScoreResponse>* Score(
       grpc::CallbackServerContext* call, const inference::v1::ScoreRequest* request) override;
 
  private:
-  const ServingContext& context_;
+  const ServiceContext& context_;
 };
 
 }  // namespace sluice::inferd

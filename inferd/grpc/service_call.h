@@ -3,11 +3,11 @@
 // Thread safety: pure functions over their arguments, safe to call from any thread.
 #pragma once
 
-#include <atomic>
 #include <memory>
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
@@ -21,9 +21,15 @@
 #include "grpcpp/support/server_callback.h"
 #include "inferd/grpc/service_request.h"
 #include "inferd/grpc/service_response.h"
+#include "inferd/grpc/stream_pump.h"
 #include "inferd/serving/serving_context.h"
 
 namespace sluice::inferd {
+
+// ServingContext for gRPC's services.
+struct ServiceContext : ServingContext {
+  StreamPump* pump = nullptr;
+};
 
 // Returns the client, the request id and the deadline of a call.
 CallFacts FactsOf(const grpc::CallbackServerContext& call);
@@ -52,7 +58,7 @@ grpc::ServerWriteReactor<Response>* Refuse(absl::Status status) {
 // it. A reader that accepts nothing for `stall_timeout`, or has more than `max_unsent_bytes` unread, is cut:
 // RESOURCE_EXHAUSTED (SLOW_CONSUMER). Cancellation reaches the engine at once and ends the call.
 //
-// The registry of StreamPump keeps the call alive until OnDone; the engine holds it as its sink, possibly
+// StreamPump keeps the call alive until OnDone; the engine holds it as its sink, possibly
 // longer. Engine output after the end is dropped.
 //
 // Thread safety: thread-safe. The engine's thread only appends and calls Wake(); the pump's thread and gRPC's
@@ -64,8 +70,9 @@ class ServiceStream : public grpc::ServerWriteReactor<Response>,
                       public PumpedCall,
                       public std::enable_shared_from_this<ServiceStream<Response>> {
  public:
-  ServiceStream(const ServingContext& context, grpc::CallbackServerContext* call)
-      : serving_(context), call_(call) {}
+  ServiceStream(const ServiceContext& context, grpc::CallbackServerContext* call, Label label,
+                const std::vector<std::string>& ids)
+      : PumpedCall(context, std::move(label), ids), pump_(context.pump), call_(call) {}
 
   // Ends the call with `status` after all appended output was written; only the first call has an effect.
   void End(absl::Status status) ABSL_LOCKS_EXCLUDED(mutex_) {
@@ -89,7 +96,7 @@ class ServiceStream : public grpc::ServerWriteReactor<Response>,
   void CheckStall(absl::Time now) final ABSL_LOCKS_EXCLUDED(mutex_) {
     {
       const absl::MutexLock lock(&mutex_);
-      const absl::Duration timeout = serving_.limits.stall_timeout.Get();
+      const absl::Duration timeout = serving().limits.stall_timeout.Get();
       if (done_ || !writing_ || now < write_began_ + timeout) {
         return;
       }
@@ -105,13 +112,10 @@ class ServiceStream : public grpc::ServerWriteReactor<Response>,
     Pump();
   }
 
-  uint64_t unsent_bytes() const final { return unsent_.load(std::memory_order_relaxed); }
-
   void OnWriteDone(bool ok) final ABSL_LOCKS_EXCLUDED(mutex_) {
     const absl::MutexLock lock(&mutex_);
     writing_ = false;
-    unsent_.fetch_sub(in_flight_bytes_);
-    in_flight_bytes_ = 0;
+    SetUnsent(unsent() - std::exchange(in_flight_bytes_, 0));
     if (!ok) {
       EndLocked(absl::CancelledError("the client went away"));
       discard_ = true;
@@ -132,7 +136,7 @@ class ServiceStream : public grpc::ServerWriteReactor<Response>,
       const absl::MutexLock lock(&mutex_);
       done_ = true;
     }
-    serving_.pump->Remove(this);
+    pump_->Remove(this);
   }
 
  protected:
@@ -144,12 +148,13 @@ class ServiceStream : public grpc::ServerWriteReactor<Response>,
   // Logs that the call ends with `status`.
   virtual void Ending(const absl::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) = 0;
   // Tells the engine that the result is no longer needed.
-  virtual void CancelWork() ABSL_LOCKS_EXCLUDED(mutex_) = 0;
+  virtual void CancelWork() ABSL_LOCKS_EXCLUDED(mutex_) { CancelRequests(); }
 
   // Counts about `bytes` of appended output; above the limit the stream is cut if `may_cut`.
   void Appended(size_t bytes, bool may_cut) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    const size_t maximum = serving_.limits.max_unsent_bytes.Get();
-    if (unsent_.fetch_add(bytes) + bytes > maximum && may_cut) {
+    const size_t maximum = serving().limits.max_unsent_bytes.Get();
+    SetUnsent(unsent() + bytes);
+    if (unsent() > maximum && may_cut) {
       CutLocked(absl::StrCat("more than ", maximum, " bytes wait to be read"));
     }
   }
@@ -163,10 +168,9 @@ class ServiceStream : public grpc::ServerWriteReactor<Response>,
   // Schedules the call in the pump. No effect once the call has ended: then the server may be gone.
   void Wake() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     if (!finished_) {
-      serving_.pump->Schedule(this->shared_from_this());
+      pump_->Schedule(this->shared_from_this());
     }
   }
-  const ServingContext& serving() const { return serving_; }
 
   mutable absl::Mutex mutex_;
 
@@ -179,7 +183,7 @@ class ServiceStream : public grpc::ServerWriteReactor<Response>,
                        absl::StrCat("the reader of this stream is too slow: ", why));
     discard_ = true;
     cut_pending_ = true;
-    serving_.pump->CountSlowConsumer();
+    serving().calls->CountSlowConsumer();
   }
 
   void PumpLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
@@ -188,7 +192,7 @@ class ServiceStream : public grpc::ServerWriteReactor<Response>,
     }
     if (discard_) {
       DropPending();
-      unsent_.store(in_flight_bytes_);
+      SetUnsent(in_flight_bytes_);
     } else if (const auto bytes = Take(end_.has_value(), &message_); bytes.has_value()) {
       in_flight_bytes_ = *bytes;
       writing_ = true;
@@ -203,9 +207,8 @@ class ServiceStream : public grpc::ServerWriteReactor<Response>,
     }
   }
 
-  const ServingContext& serving_;
-  grpc::CallbackServerContext* const call_;  // valid until OnDone
-  std::atomic<uint64_t> unsent_{0};
+  StreamPump* const pump_;
+  grpc::CallbackServerContext* const call_;   // valid until OnDone
   Response message_ ABSL_GUARDED_BY(mutex_);  // read by gRPC while writing_
   size_t in_flight_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
   absl::Time write_began_ ABSL_GUARDED_BY(mutex_);

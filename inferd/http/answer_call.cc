@@ -32,18 +32,23 @@ class ChoiceSink final : public RequestSink {
   const size_t choice_;
 };
 
+std::vector<std::string> ChoiceIds(const AnswerPlan& plan) {
+  std::vector<std::string> ids;
+  for (const GenerateSpec& spec : plan.specs) {
+    ids.push_back(spec.request_id);
+  }
+  return ids;
+}
+
 }  // namespace
 
 AnswerCall::AnswerCall(const ServingContext& context, AnswerPlan plan, std::unique_ptr<AnswerWriter> writer,
                        std::shared_ptr<HttpExchange> exchange)
-    : context_(context),
+    : ServedCall(context, {plan.kind, plan.request_id, plan.client}, ChoiceIds(plan)),
       plan_(std::move(plan)),
       exchange_(std::move(exchange)),
       writer_(std::move(writer)),
       wrote_(absl::Now()) {
-  for (const GenerateSpec& spec : plan_.specs) {
-    requests_.push_back(std::make_unique<EngineRequest>(context.engine, spec.request_id));
-  }
   const MutexLock lock(&mutex_);
   choices_.resize(plan_.specs.size());
   for (const GenerateSpec& spec : plan_.ungenerated) {
@@ -58,9 +63,7 @@ void AnswerCall::Start(const ServingContext& context, AnswerPlan plan, std::uniq
                        std::shared_ptr<HttpExchange> exchange) {
   const auto call =
       std::make_shared<AnswerCall>(context, std::move(plan), std::move(writer), std::move(exchange));
-  // The call is added to the pump before the engine gets it, since its first token may arrive at once; the
-  // connection's end always removes it.
-  context.pump->Add(call);
+  call->Enter();                       // the connection's end always ends it
   call->exchange_->SetObserver(call);  // before any answer
   call->Submit();
 }
@@ -72,26 +75,18 @@ void AnswerCall::Submit() {
   }
   for (size_t i = 0; i < plan_.specs.size(); ++i) {
     const absl::Status status =
-        context_.engine->Generate(plan_.specs[i], std::make_shared<ChoiceSink>(shared_from_this(), i));
-    if (status.ok()) {
-      requests_[i]->Accepted();
-      continue;
+        ServedCall::Submit(i, plan_.specs[i], std::make_shared<ChoiceSink>(shared_from_this(), i));
+    if (!status.ok()) {
+      const MutexLock lock(&mutex_);
+      Fail(status);
+      break;
     }
-    const MutexLock lock(&mutex_);
-    Fail(status);
-    break;
-  }
-}
-
-void AnswerCall::CancelAll() {
-  for (const auto& request : requests_) {
-    request->Cancel();
   }
 }
 
 void AnswerCall::Wake() {
   if (!over_) {
-    context_.pump->Schedule(shared_from_this());
+    exchange_->Wake();
   }
 }
 
@@ -122,15 +117,14 @@ void AnswerCall::Tokens(size_t choice, absl::Span<const TokenOut> tokens, std::s
       bytes += kLogprobBytes * (1 + token.candidates.size());
     }
   }
-  pending_bytes_ += bytes;
-  unsent_.fetch_add(bytes, std::memory_order_relaxed);
+  SetUnsent(unsent() + bytes);
   if (!plan_.stream) {
     return;  // bounded by max_tokens; nothing is sent before the end
   }
-  if (pending_bytes_ > context_.limits.max_unsent_bytes.Get()) {
-    context_.pump->CountSlowConsumer();
+  if (unsent() > serving().limits.max_unsent_bytes.Get()) {
+    serving().calls->CountSlowConsumer();
     Fail(ReasonError(absl::StatusCode::kResourceExhausted, "SLOW_CONSUMER",
-                     absl::StrCat("the reader of this stream is too slow: ", pending_bytes_, " bytes wait")));
+                     absl::StrCat("the reader of this stream is too slow: ", unsent(), " bytes wait")));
     writing_ = false;  // the connection is cut; pending writes do not matter
     return;
   }
@@ -140,14 +134,14 @@ void AnswerCall::Tokens(size_t choice, absl::Span<const TokenOut> tokens, std::s
 }
 
 void AnswerCall::Finished(size_t choice, const FinishInfo& info) {
-  requests_[choice]->Ended();
+  RequestEnded(choice);
   const MutexLock lock(&mutex_);
   choices_[choice].end = info;
   Wake();
 }
 
 void AnswerCall::Failed(size_t choice, const absl::Status& status) {
-  requests_[choice]->Ended();
+  RequestEnded(choice);
   const MutexLock lock(&mutex_);
   Fail(status);
 }
@@ -175,19 +169,19 @@ std::optional<AnswerCall::Round> AnswerCall::TakeRound() {
     round.all_delivered = round.all_delivered && choice.end_delivered;
   }
   if (plan_.stream || round.all_delivered) {
-    unsent_.fetch_sub(std::exchange(pending_bytes_, 0), std::memory_order_relaxed);
+    SetUnsent(0);
   }
   ended_ = round.all_delivered;
   return round;
 }
 
-void AnswerCall::Pump() {
+void AnswerCall::OnReady() {
   std::optional<Round> round = TakeRound();
   if (!round.has_value()) {
     return;
   }
   if (round->error.has_value()) {
-    CancelAll();
+    CancelRequests();
     WriteError(*round->error);
     return;
   }
@@ -257,7 +251,7 @@ void AnswerCall::WriteError(const absl::Status& status) {
   exchange_->End(/*whole=*/false);
 }
 
-void AnswerCall::CheckStall(absl::Time now) {
+void AnswerCall::OnTick(absl::Time now) {
   {
     const MutexLock lock(&mutex_);
     if (!plan_.stream || over_ || ended_ || writing_ || now < wrote_ + kPingInterval) {
@@ -271,16 +265,11 @@ void AnswerCall::CheckStall(absl::Time now) {
 }
 
 void AnswerCall::OnWritten() {
-  const MutexLock lock(&mutex_);
-  writing_ = false;
-  const bool more =
-      error_.has_value() || std::any_of(choices_.begin(), choices_.end(), [](const Choice& choice) {
-        return !choice.end_delivered &&
-               (choice.end.has_value() || !choice.pending.text.empty() || !choice.pending.tokens.empty());
-      });
-  if (more && !ended_) {
-    Wake();
+  {
+    const MutexLock lock(&mutex_);
+    writing_ = false;
   }
+  OnReady();  // output may have arrived meanwhile
 }
 
 void AnswerCall::OnEnded(bool disconnected) {
@@ -303,11 +292,10 @@ void AnswerCall::OnEnded(bool disconnected) {
     }
   }
   if (disconnected) {
-    CancelAll();
+    CancelRequests();
   }
-  LogRequestEnd(context_, plan_.kind, plan_.request_id, plan_.client, info.has_value() ? &*info : nullptr,
-                status);
-  context_.pump->Remove(this);
+  LogEnd(info.has_value() ? &*info : nullptr, status);
+  Leave();
 }
 
 AnswerTotals AnswerCall::Totals() const {

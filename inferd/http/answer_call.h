@@ -1,13 +1,12 @@
 // AnswerCall: generation for one HTTP request: several choices in the engine, one answer to the client.
 //
-// Each choice is one engine request. Engine output is buffered until the pump's thread passes it to the
-// AnswerWriter, which formats stream events or the whole answer. While the client has not accepted the last
-// write, further output is merged into the next event. A disconnect cancels the requests at once.
+// Each choice is one engine request. Engine output is buffered until the HTTP server's thread passes it to
+// the AnswerWriter, which formats stream events or the whole answer. While the client has not accepted the
+// last write, further output is merged into the next event. A disconnect cancels the requests at once.
 //
-// Thread safety: thread-safe; only the pump's thread uses the writer.
+// Thread safety: thread-safe; only the HTTP server's thread uses the writer.
 #pragma once
 
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -24,7 +23,7 @@
 #include "daemon/http/http_message.h"
 #include "inferd/api/engine_api.h"
 #include "inferd/http/answer_format.h"
-#include "inferd/serving/serving_context.h"
+#include "inferd/serving/served_call.h"
 
 namespace sluice::inferd {
 
@@ -67,7 +66,7 @@ struct AnswerPlan {
   std::vector<std::pair<std::string, std::string>> headers;  // response headers
 };
 
-class AnswerCall final : public PumpedCall,
+class AnswerCall final : public ServedCall,
                          public HttpObserver,
                          public std::enable_shared_from_this<AnswerCall> {
  public:
@@ -78,10 +77,8 @@ class AnswerCall final : public PumpedCall,
   AnswerCall(const ServingContext& context, AnswerPlan plan, std::unique_ptr<AnswerWriter> writer,
              std::shared_ptr<HttpExchange> exchange);
 
-  void Pump() override ABSL_LOCKS_EXCLUDED(mutex_);
-  void CheckStall(absl::Time now) override ABSL_LOCKS_EXCLUDED(mutex_);
-  uint64_t unsent_bytes() const override { return unsent_.load(std::memory_order_relaxed); }
-
+  void OnReady() override ABSL_LOCKS_EXCLUDED(mutex_);
+  void OnTick(absl::Time now) override ABSL_LOCKS_EXCLUDED(mutex_);
   void OnWritten() override ABSL_LOCKS_EXCLUDED(mutex_);
   void OnEnded(bool disconnected) override ABSL_LOCKS_EXCLUDED(mutex_);
 
@@ -99,7 +96,7 @@ class AnswerCall final : public PumpedCall,
     std::optional<FinishInfo> end;  // set until the writer gets it
     bool end_delivered = false;     // the writer got the end
   };
-  // Output collected by one round of the pump.
+  // Output collected for one write.
   struct Round {
     struct Part {
       size_t choice = 0;
@@ -115,22 +112,18 @@ class AnswerCall final : public PumpedCall,
   void Submit();
   void Fail(const absl::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Wake() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void CancelAll();
   std::optional<Round> TakeRound() ABSL_LOCKS_EXCLUDED(mutex_);
   void WriteRound(Round round) ABSL_LOCKS_EXCLUDED(mutex_);
   void WriteError(const absl::Status& status);
   void Begin();
   AnswerTotals Totals() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
-  const ServingContext& context_;
   const AnswerPlan plan_;
   const std::shared_ptr<HttpExchange> exchange_;
-  std::vector<std::unique_ptr<EngineRequest>> requests_;  // constant once made; self-synchronised
-  // Used by the pump's thread only.
+  // Used by the HTTP server's thread only.
   const std::unique_ptr<AnswerWriter> writer_;
   bool begun_ = false;
 
-  std::atomic<uint64_t> unsent_{0};
   Mutex mutex_;
   std::vector<Choice> choices_ ABSL_GUARDED_BY(mutex_);
   std::optional<absl::Status> error_ ABSL_GUARDED_BY(mutex_);
@@ -139,7 +132,6 @@ class AnswerCall final : public PumpedCall,
   bool ended_ ABSL_GUARDED_BY(mutex_) = false;    // the last write was issued
   bool over_ ABSL_GUARDED_BY(mutex_) = false;     // the last write was accepted, or the client gone
   absl::Time wrote_ ABSL_GUARDED_BY(mutex_);
-  uint64_t pending_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 
 }  // namespace sluice::inferd

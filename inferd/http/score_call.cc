@@ -56,52 +56,60 @@ TokenOut ScoreOf(absl::Span<const float> row, int32_t token, uint32_t count) {
   return out;
 }
 
+std::vector<std::string> PromptIds(const ScoreWork& work) {
+  std::vector<std::string> ids;
+  for (size_t i = 0; i < work.prompts.size(); ++i) {
+    ids.push_back(absl::StrCat(work.request_id, "-prompt-", i));
+  }
+  return ids;
+}
+
 }  // namespace
 
-ScoreCall::ScoreCall(const ServingContext& context, ScoreWork work, Then then)
-    : context_(context), work_(std::move(work)), then_(std::move(then)) {
+ScoreCall::ScoreCall(const ServingContext& context, ScoreWork work, std::shared_ptr<HttpExchange> exchange,
+                     Then then)
+    : ServedCall(context, {"http_score", work.request_id, work.client}, PromptIds(work)),
+      work_(std::move(work)),
+      exchange_(std::move(exchange)),
+      then_(std::move(then)) {
   const MutexLock lock(&mutex_);
-  for (size_t i = 0; i < work_.prompts.size(); ++i) {
-    requests_.push_back(
-        std::make_unique<EngineRequest>(context.engine, absl::StrCat(work_.request_id, "-prompt-", i)));
+  for (const std::vector<int32_t>& prompt : work_.prompts) {
     // The first token has no predecessor and so no probability.
-    std::vector<TokenOut>& scores = scores_.emplace_back(work_.prompts[i].size());
-    scores[0].token_id = work_.prompts[i][0];
+    scores_.emplace_back(prompt.size())[0].token_id = prompt[0];
   }
   left_ = work_.prompts.size();
 }
 
 void ScoreCall::Start(const ServingContext& context, ScoreWork work,
                       const std::shared_ptr<HttpExchange>& exchange, Then then) {
-  const auto call = std::make_shared<ScoreCall>(context, std::move(work), std::move(then));
-  context.pump->Add(call);
+  const auto call = std::make_shared<ScoreCall>(context, std::move(work), exchange, std::move(then));
+  call->Enter();
   exchange->SetObserver(call);
   call->Submit();
 }
 
 void ScoreCall::Submit() {
+  const std::vector<std::string> ids = PromptIds(work_);
   for (size_t i = 0; i < work_.prompts.size(); ++i) {
     ScoreSpec spec;
-    spec.request_id = requests_[i]->id();
+    spec.request_id = ids[i];
     spec.client = work_.client;
     spec.input = work_.prompts[i];
     spec.want_logits = true;
     spec.deadline = work_.deadline;
     const absl::Status status =
-        context_.engine->Score(std::move(spec), std::make_shared<PromptSink>(shared_from_this(), i));
-    if (status.ok()) {
-      requests_[i]->Accepted();
-      continue;
+        ServedCall::Submit(i, std::move(spec), std::make_shared<PromptSink>(shared_from_this(), i));
+    if (!status.ok()) {
+      const MutexLock lock(&mutex_);
+      End(status);
+      return;
     }
-    const MutexLock lock(&mutex_);
-    End(status);
-    return;
   }
 }
 
 void ScoreCall::Rows(size_t prompt, uint32_t first, absl::Span<const float> logits) {
   const std::vector<int32_t>& ids = work_.prompts[prompt];
-  const size_t vocab = context_.model.vocab;
+  const size_t vocab = serving().model.vocab;
   for (size_t row = 0; (row + 1) * vocab <= logits.size(); ++row) {
     const size_t next = first + row + 1;  // a row predicts the token behind its own
     if (next < ids.size()) {
@@ -113,7 +121,7 @@ void ScoreCall::Rows(size_t prompt, uint32_t first, absl::Span<const float> logi
 }
 
 void ScoreCall::Ended(size_t prompt, const absl::Status& status) {
-  requests_[prompt]->Ended();
+  RequestEnded(prompt);
   const MutexLock lock(&mutex_);
   --left_;
   if (!status.ok() || left_ == 0) {
@@ -124,11 +132,11 @@ void ScoreCall::Ended(size_t prompt, const absl::Status& status) {
 void ScoreCall::End(const absl::Status& status) {
   if (!end_.has_value() && !over_) {
     end_ = status;
-    context_.pump->Schedule(shared_from_this());
+    exchange_->Wake();
   }
 }
 
-void ScoreCall::Pump() {
+void ScoreCall::OnReady() {
   absl::Status status;
   std::vector<std::vector<TokenOut>> scores;
   {
@@ -141,12 +149,10 @@ void ScoreCall::Pump() {
     scores = std::move(scores_);
   }
   if (!status.ok()) {
-    for (const auto& request : requests_) {
-      request->Cancel();
-    }
+    CancelRequests();
   }
   then_(status, std::move(scores));
-  context_.pump->Remove(this);
+  Leave();
 }
 
 void ScoreCall::OnEnded(bool disconnected) {
@@ -156,10 +162,8 @@ void ScoreCall::OnEnded(bool disconnected) {
       return;
     }
   }
-  for (const auto& request : requests_) {
-    request->Cancel();
-  }
-  context_.pump->Remove(this);
+  CancelRequests();
+  Leave();
 }
 
 }  // namespace sluice::inferd

@@ -1,6 +1,6 @@
 // ScoreCall: scores prompts' own tokens, for echo with logprobs; then calls a continuation.
 //
-// Thread safety: thread-safe; `then` runs on the pump's thread.
+// Thread safety: thread-safe; `then` runs on the HTTP server's thread.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@
 #include "common/base/mutex.h"
 #include "daemon/http/http_message.h"
 #include "inferd/api/engine_api.h"
-#include "inferd/serving/serving_context.h"
+#include "inferd/serving/served_call.h"
 
 namespace sluice::inferd {
 
@@ -27,7 +27,7 @@ struct ScoreWork {
   uint32_t candidates = 0;  // number of candidates per token
 };
 
-class ScoreCall final : public PumpedCall,
+class ScoreCall final : public ServedCall,
                         public HttpObserver,
                         public std::enable_shared_from_this<ScoreCall> {
  public:
@@ -37,12 +37,9 @@ class ScoreCall final : public PumpedCall,
 
   static void Start(const ServingContext& context, ScoreWork work,
                     const std::shared_ptr<HttpExchange>& exchange, Then then);
-  ScoreCall(const ServingContext& context, ScoreWork work, Then then);
+  ScoreCall(const ServingContext& context, ScoreWork work, std::shared_ptr<HttpExchange> exchange, Then then);
 
-  void Pump() override ABSL_LOCKS_EXCLUDED(mutex_);
-  void CheckStall(absl::Time) override {}
-  uint64_t unsent_bytes() const override { return 0; }
-  void OnWritten() override {}
+  void OnReady() override ABSL_LOCKS_EXCLUDED(mutex_);
   void OnEnded(bool disconnected) override ABSL_LOCKS_EXCLUDED(mutex_);
 
   // Called by the sinks.
@@ -53,10 +50,9 @@ class ScoreCall final : public PumpedCall,
   void Submit();
   void End(const absl::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
-  const ServingContext& context_;
   const ScoreWork work_;
+  const std::shared_ptr<HttpExchange> exchange_;
   const Then then_;
-  std::vector<std::unique_ptr<EngineRequest>> requests_;  // constant once made; self-synchronised
   Mutex mutex_;
   std::vector<std::vector<TokenOut>> scores_ ABSL_GUARDED_BY(mutex_);
   size_t left_ ABSL_GUARDED_BY(mutex_) = 0;

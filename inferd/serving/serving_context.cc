@@ -38,27 +38,6 @@ const char* DefaultReason(absl::StatusCode code) {
 
 }  // namespace
 
-void LogRequestEnd(const ServingContext& context, const std::string& kind, const std::string& request_id,
-                   const std::string& client, const FinishInfo* info, const absl::Status& status) {
-  if (context.metrics != nullptr) {
-    context.metrics->Ended(info, status);
-  }
-  if (info == nullptr) {
-    context.log->info("{} id={} client={} code={} message=\"{}\"", kind, request_id, client,
-                      absl::StatusCodeToString(status.code()), std::string(status.message()));
-    return;
-  }
-  const Timings& t = info->timings;
-  const double decoded = info->usage.completion_tokens > 1 ? info->usage.completion_tokens - 1 : 0;
-  context.log->info(
-      "{} id={} client={} code={} prompt={} cached={} completion={} queue_seconds={:.3f} ttft_seconds={:.3f} "
-      "tpot_seconds={:.4f} stall_seconds={:.3f} expert_requests={} expert_hits={} bytes_ssd={} bytes_link={}",
-      kind, request_id, client, absl::StatusCodeToString(status.code()), info->usage.prompt_tokens,
-      info->usage.cached_prompt_tokens, info->usage.completion_tokens, t.queue_seconds,
-      t.queue_seconds + t.prompt_seconds, decoded > 0 ? t.decode_seconds / decoded : 0.0, t.stall_seconds,
-      t.expert_requests, t.expert_hits, t.bytes_ssd, t.bytes_link);
-}
-
 absl::Status Explain(absl::Status status) {
   if (status.ok()) {
     return status;

@@ -3,12 +3,10 @@
 // Thread safety: constant once the server has started, except for the limits; the pointees are thread-safe.
 #pragma once
 
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -18,9 +16,9 @@
 #include "common/text/tokenizer.h"
 #include "inferd/api/engine_api.h"
 #include "inferd/serving/dialect.h"
+#include "inferd/serving/live_calls.h"
 #include "inferd/serving/server_state.h"
 #include "inferd/serving/serving_metrics.h"
-#include "inferd/serving/stream_pump.h"
 #include "pack/pack_format.h"
 #include "spdlog/logger.h"
 
@@ -65,55 +63,10 @@ struct ServingContext {
   Dialect dialect;                       // syntax of thoughts and tool calls in the chat template
   ServedModel model;
   ServingLimits limits;
-  StreamPump* pump = nullptr;
+  LiveCalls* calls = nullptr;
   spdlog::logger* log = nullptr;
   ServingMetrics* metrics = nullptr;  // null: no metrics
 };
-
-// EngineRequest: cancellation handle of a call's engine request; and the log line at the end of a call. Used
-// by all servers.
-//
-// Thread safety: thread-safe.
-
-// Cancels only a request that the engine accepted and that has not ended: afterwards its id may belong to
-// another call.
-class EngineRequest {
- public:
-  EngineRequest(ServerState* state, std::string id) : state_(state), id_(std::move(id)) {}
-  const std::string& id() const { return id_; }
-  // The engine's thread may have ended the request before the submitting thread gets here.
-  void Accepted() {
-    Phase expected = Phase::kNew;
-    if (!phase_.compare_exchange_strong(expected, Phase::kLive) && expected == Phase::kCancelled) {
-      CancelInEngine();
-    }
-  }
-  void Ended() { phase_.store(Phase::kEnded); }
-  void Cancel() {
-    Phase expected = Phase::kNew;
-    if (phase_.compare_exchange_strong(expected, Phase::kCancelled)) {
-      return;  // Accepted() cancels it
-    }
-    if (expected == Phase::kLive && phase_.compare_exchange_strong(expected, Phase::kEnded)) {
-      CancelInEngine();
-    }
-  }
-
- private:
-  enum class Phase : uint8_t { kNew, kLive, kCancelled, kEnded };
-  void CancelInEngine() {
-    if (const absl::StatusOr<EngineApi*> engine = state_->Engine(); engine.ok()) {
-      (*engine)->Cancel(id_).IgnoreError();  // NOT_FOUND: it has just ended by itself
-    }
-  }
-  ServerState* const state_;
-  const std::string id_;
-  std::atomic<Phase> phase_{Phase::kNew};
-};
-
-// Writes one log line, without text of prompt or answer. `info` is null unless the call succeeded.
-void LogRequestEnd(const ServingContext& context, const std::string& kind, const std::string& request_id,
-                   const std::string& client, const FinishInfo* info, const absl::Status& status);
 
 // Adds to `status` what clients rely on: a reason on every failure, a retry hint if a retry can help.
 absl::Status Explain(absl::Status status);

@@ -21,11 +21,11 @@ constexpr std::array<double, 19> kNextTokenBounds = {0.01, 0.025, 0.05, 0.075, 0
 constexpr std::array<double, 17> kAnswerBounds = {0.3, 0.5, 0.8, 1,  1.5, 2,   2.5, 5,  10,
                                                   15,  20,  30,  40, 60,  120, 240, 960};
 
-void Load(const EngineStats& stats, const StreamPump& pump, MetricText* text) {
+void Load(const EngineStats& stats, const LiveCalls& calls, MetricText* text) {
   text->One("inferd_requests_running", kGauge, "Sequences in the batch.", stats.sequences_running);
   text->One("inferd_requests_waiting", kGauge, "Sequences in the queue.", stats.sequences_waiting);
-  text->One("inferd_calls_active", kGauge, "Calls that have not ended.", pump.calls());
-  text->One("inferd_unsent_bytes", kGauge, "Output bytes that clients have not read.", pump.unsent_bytes());
+  text->One("inferd_calls_active", kGauge, "Calls that have not ended.", calls.calls());
+  text->One("inferd_unsent_bytes", kGauge, "Output bytes that clients have not read.", calls.unsent_bytes());
   text->One("inferd_kv_pages_used", kGauge, "Pages of the KV cache in use.", stats.kv_pages_used);
   text->One("inferd_kv_pages_cached", kGauge, "Unused pages that hold cached prefixes.",
             stats.kv_pages_cached);
@@ -39,14 +39,14 @@ void Load(const EngineStats& stats, const StreamPump& pump, MetricText* text) {
             stats.fetches_outstanding);
 }
 
-void Work(const EngineStats& stats, const StreamPump& pump, MetricText* text) {
+void Work(const EngineStats& stats, const LiveCalls& calls, MetricText* text) {
   text->Family("inferd_finished_requests_total", kCounter, "Finished requests, by outcome.");
   text->Sample({{"end", "ok"}}, stats.requests_finished);
   text->Sample({{"end", "cancelled"}}, stats.requests_cancelled);
   text->Sample({{"end", "failed"}}, stats.requests_failed);
   text->Sample({{"end", "rejected"}}, stats.requests_rejected);
   text->One("inferd_slow_consumers_total", kCounter, "Streams cut because of a slow reader.",
-            pump.slow_consumers());
+            calls.slow_consumers());
   text->One("inferd_prompt_tokens_total", kCounter, "Tokens of finished prompts.", stats.prompt_tokens);
   text->One("inferd_cached_prompt_tokens_total", kCounter, "Prompt tokens found in the prefix cache.",
             stats.cached_prompt_tokens);
@@ -146,7 +146,7 @@ void ServingMetrics::Ended(const FinishInfo* info, const absl::Status& status) {
 }
 
 std::string ServingMetrics::Text(const EngineStats& stats, const ServerInfo& info, ServerState::Phase phase,
-                                 const StreamPump& pump) const {
+                                 const LiveCalls& calls) const {
   MetricText text;
   text.Family("inferd_build_info", kGauge, "Build and model.");
   text.Sample({{"version", info.version}, {"model", info.model_id}, {"isa", info.isa}}, 1);
@@ -156,8 +156,8 @@ std::string ServingMetrics::Text(const EngineStats& stats, const ServerInfo& inf
               1);
   text.One("inferd_serving", kGauge, "1 while tokens can be made.",
            phase == ServerState::Phase::kServing ? 1 : 0);
-  Load(stats, pump, &text);
-  Work(stats, pump, &text);
+  Load(stats, calls, &text);
+  Work(stats, calls, &text);
   Experts(stats, &text);
   return text.Take() + registry_.Text();
 }

@@ -10,8 +10,8 @@
 #include "absl/status/status.h"
 #include "common/base/metrics.h"
 #include "inferd/api/engine_api.h"
+#include "inferd/serving/live_calls.h"
 #include "inferd/serving/server_state.h"
-#include "inferd/serving/stream_pump.h"
 
 namespace sluice::inferd {
 
@@ -24,7 +24,7 @@ class ServingMetrics {
 
   // Returns all metrics in Prometheus' text format.
   std::string Text(const EngineStats& stats, const ServerInfo& info, ServerState::Phase phase,
-                   const StreamPump& pump) const;
+                   const LiveCalls& calls) const;
 
  private:
   MetricRegistry registry_;

@@ -127,7 +127,7 @@ class EndpointFixture : public testing::Test {
     context_.model.vocab = static_cast<uint32_t>(tokenizer_->vocab_size());
     context_.model.context = 4096;
     context_.log = &log_;
-    context_.pump = &pump_;
+    context_.calls = &calls_;
     options_.addresses = {*ParseListenAddress("127.0.0.1:0")};
   }
   ~EndpointFixture() override { Stop(); }
@@ -184,7 +184,7 @@ class EndpointFixture : public testing::Test {
   spdlog::logger log_;
   std::unique_ptr<Tokenizer> tokenizer_;
   std::unique_ptr<ChatFormatter> chat_;
-  StreamPump pump_{absl::Milliseconds(10)};
+  LiveCalls calls_;
   FakeEngine engine_;
   ServerState state_{ServerInfo()};
   ServingContext context_;

@@ -57,7 +57,7 @@ TEST_F(HttpLimitsTest, StalledReaderIsCutAndItsRequestCancelled) {
     engine_.Emit(spec.request_id, {{7, -0.5f, {}}}, std::string(1 << 20, 'x'));
   }
   engine_.WaitForCancel(spec.request_id);
-  EXPECT_TRUE(pump_.AwaitIdle(absl::Minutes(1)));
+  EXPECT_TRUE(calls_.AwaitIdle(absl::Minutes(1)));
 }
 
 TEST_F(HttpLimitsTest, WhatAReaderLeavesUnreadIsBounded) {
@@ -70,8 +70,8 @@ TEST_F(HttpLimitsTest, WhatAReaderLeavesUnreadIsBounded) {
     engine_.Emit(spec.request_id, {{7, -0.5f, {}}}, std::string(1 << 19, 'x'));
   }
   engine_.WaitForCancel(spec.request_id);
-  EXPECT_TRUE(pump_.AwaitIdle(absl::Minutes(1)));
-  EXPECT_EQ(1u, pump_.slow_consumers());
+  EXPECT_TRUE(calls_.AwaitIdle(absl::Minutes(1)));
+  EXPECT_EQ(1u, calls_.slow_consumers());
 }
 
 TEST_F(HttpLimitsTest, AThousandIdleConnectionsHoldNobodyUp) {

@@ -218,7 +218,7 @@ TEST_F(OpenAiEndpointTest, AClientThatLeavesCancelsStreamedOrNot) {
       engine_.NextGenerate();
     }
   }
-  EXPECT_TRUE(pump_.AwaitIdle(absl::Minutes(1)));
+  EXPECT_TRUE(calls_.AwaitIdle(absl::Minutes(1)));
 }
 
 TEST_F(OpenAiEndpointTest, AnErrorInTheMiddleOfAStreamEndsItWithoutDone) {
@@ -453,7 +453,7 @@ TEST_F(OpenAiEndpointTest, NoRequestBreaksTheEndpoint) {
     client.ReadAll();
   }
   EXPECT_EQ(200, Ask(Request("GET", "/health", "")).first);
-  EXPECT_TRUE(pump_.AwaitIdle(absl::Minutes(1)));
+  EXPECT_TRUE(calls_.AwaitIdle(absl::Minutes(1)));
 }
 
 }  // namespace

@@ -8,11 +8,11 @@ namespace sluice::inferd {
 namespace {
 
 std::map<std::string, ParsedFamily> Scrape(const ServingMetrics& metrics, const EngineStats& stats) {
-  const StreamPump pump;
+  const LiveCalls calls;
   ServerInfo info;
   info.version = "1.2";
   info.model_id = "abc";
-  const std::string text = metrics.Text(stats, info, ServerState::Phase::kServing, pump);
+  const std::string text = metrics.Text(stats, info, ServerState::Phase::kServing, calls);
   const auto parsed = ParsePrometheus(text);
   EXPECT_TRUE(parsed.ok()) << parsed.status() << "\n" << text;
   return parsed.ok() ? *parsed : std::map<std::string, ParsedFamily>();

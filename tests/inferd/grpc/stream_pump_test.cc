@@ -1,4 +1,4 @@
-#include "inferd/serving/stream_pump.h"
+#include "inferd/grpc/stream_pump.h"
 
 #include <memory>
 #include <thread>
@@ -12,6 +12,7 @@ namespace {
 
 class CountingCall : public PumpedCall {
  public:
+  explicit CountingCall(const ServingContext& context) : PumpedCall(context, {}, {}) { SetUnsent(7); }
   void Pump() override {
     const MutexLock lock(&mutex_);
     ++pumps_;
@@ -22,7 +23,6 @@ class CountingCall : public PumpedCall {
     ++checks_;
     changed_.SignalAll();
   }
-  uint64_t unsent_bytes() const override { return 7; }
   void WaitForPumps(int count) {
     const MutexLock lock(&mutex_);
     while (pumps_ < count) {
@@ -43,20 +43,28 @@ class CountingCall : public PumpedCall {
   int checks_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 
-TEST(StreamPumpTest, ScheduledCallIsPumpedAfterEverySchedule) {
+class StreamPumpTest : public testing::Test {
+ protected:
+  StreamPumpTest() { context_.calls = &calls_; }
+
+  LiveCalls calls_;
+  ServingContext context_;
+};
+
+TEST_F(StreamPumpTest, ScheduledCallIsPumpedAfterEverySchedule) {
   StreamPump pump;
-  auto call = std::make_shared<CountingCall>();
+  auto call = std::make_shared<CountingCall>(context_);
   for (int i = 1; i <= 100; ++i) {
     pump.Schedule(call);
     call->WaitForPumps(i);
   }
 }
 
-TEST(StreamPumpTest, EveryCallOfManyThreadsIsPumped) {
+TEST_F(StreamPumpTest, EveryCallOfManyThreadsIsPumped) {
   StreamPump pump;
   std::vector<std::shared_ptr<CountingCall>> calls;
   for (int i = 0; i < 64; ++i) {
-    calls.push_back(std::make_shared<CountingCall>());
+    calls.push_back(std::make_shared<CountingCall>(context_));
   }
   std::vector<std::thread> threads;
   for (int t = 0; t < 4; ++t) {
@@ -74,30 +82,31 @@ TEST(StreamPumpTest, EveryCallOfManyThreadsIsPumped) {
   }
 }
 
-TEST(StreamPumpTest, RegistryKeepsCallsAliveAndCountsThem) {
+TEST_F(StreamPumpTest, AddedCallsAreKeptAliveAndCounted) {
   StreamPump pump;
-  auto call = std::make_shared<CountingCall>();
+  auto call = std::make_shared<CountingCall>(context_);
   std::weak_ptr<CountingCall> weak = call;
   PumpedCall* key = call.get();
   pump.Add(std::move(call));
   EXPECT_FALSE(weak.expired());
-  EXPECT_EQ(1u, pump.calls());
-  EXPECT_EQ(7u, pump.unsent_bytes());
+  EXPECT_EQ(1u, calls_.calls());
+  EXPECT_EQ(7u, calls_.unsent_bytes());
   pump.Remove(key);
-  EXPECT_EQ(0u, pump.calls());
-  EXPECT_EQ(0u, pump.unsent_bytes());
+  EXPECT_EQ(0u, calls_.calls());
+  EXPECT_EQ(0u, calls_.unsent_bytes());
+  EXPECT_TRUE(calls_.AwaitIdle(absl::ZeroDuration()));
 }
 
-TEST(StreamPumpTest, UnscheduledCallIsStillCheckedForStalls) {
+TEST_F(StreamPumpTest, UnscheduledCallIsStillCheckedForStalls) {
   StreamPump pump(absl::Milliseconds(1));
-  auto call = std::make_shared<CountingCall>();
+  auto call = std::make_shared<CountingCall>(context_);
   pump.Add(call);
   call->WaitForChecks(3);
   pump.Remove(call.get());
 }
 
-TEST(StreamPumpTest, CallsScheduledWhenThePumpEndsAreDropped) {
-  auto call = std::make_shared<CountingCall>();
+TEST_F(StreamPumpTest, CallsScheduledWhenThePumpEndsAreDropped) {
+  auto call = std::make_shared<CountingCall>(context_);
   {
     StreamPump pump;
     for (int i = 0; i < 1000; ++i) {

@@ -1,6 +1,5 @@
-#include "inferd/serving/stream_pump.h"
+#include "inferd/grpc/stream_pump.h"
 
-#include <algorithm>
 #include <utility>
 
 #include "absl/time/clock.h"
@@ -21,6 +20,7 @@ StreamPump::~StreamPump() {
 }
 
 void StreamPump::Add(std::shared_ptr<PumpedCall> call) {
+  call->Enter();
   const MutexLock lock(&mutex_);
   PumpedCall* key = call.get();
   live_.emplace(key, std::move(call));
@@ -31,15 +31,16 @@ void StreamPump::Add(std::shared_ptr<PumpedCall> call) {
 
 void StreamPump::Remove(PumpedCall* call) {
   std::shared_ptr<PumpedCall> last;  // destroyed after the lock
-  const MutexLock lock(&mutex_);
-  const auto it = live_.find(call);
-  if (it != live_.end()) {
+  {
+    const MutexLock lock(&mutex_);
+    const auto it = live_.find(call);
+    if (it == live_.end()) {
+      return;
+    }
     last = std::move(it->second);
     live_.erase(it);
   }
-  if (live_.empty()) {
-    idle_.SignalAll();
-  }
+  last->Leave();  // last: whoever waits for the calls may then destroy the pump
 }
 
 void StreamPump::Schedule(std::shared_ptr<PumpedCall> call) {
@@ -54,33 +55,6 @@ void StreamPump::Schedule(std::shared_ptr<PumpedCall> call) {
     waiting_ = false;  // one wake is enough until the pump waits again
     wake_.Signal();
   }
-}
-
-uint64_t StreamPump::calls() const {
-  const MutexLock lock(&mutex_);
-  return live_.size();
-}
-
-uint64_t StreamPump::unsent_bytes() const {
-  const MutexLock lock(&mutex_);
-  uint64_t total = 0;
-  for (const auto& [key, call] : live_) {
-    total += call->unsent_bytes();
-  }
-  return total;
-}
-
-bool StreamPump::AwaitIdle(absl::Duration timeout) const {
-  const absl::Time deadline = absl::Now() + timeout;
-  const MutexLock lock(&mutex_);
-  while (!live_.empty()) {
-    const absl::Duration left = deadline - absl::Now();
-    if (left <= absl::ZeroDuration()) {
-      return false;
-    }
-    idle_.WaitFor(&mutex_, absl::ToChronoNanoseconds(std::min(left, absl::Hours(1))));
-  }
-  return true;
 }
 
 // Ticks serve to detect stalled readers, and happen only while there are calls: an idle server's thread does
