@@ -1,7 +1,7 @@
 // GrammarManager: what a mask costs beside the step it is for, and what compiling costs. The mark: the
 // sampler with a mask, and what the engine thread does for it, in at most 2 % of a step. The step of a
 // 30B-A3B model with 16 rows reads at least the head (152k rows of 2048 bf16 values = 622 MB), whose reading
-// time on this machine is the base, as in sampler_bench.cc.
+// time on this machine is the base.
 //
 // Workloads: a vocabulary of 152k byte strings like those of a BPE; schemas of 5 and of 50 fields, a regex,
 // any JSON object; answers drawn at random among what masks allow. Printed: compiling; the first mask; making

@@ -2,7 +2,7 @@
 // a unary RPC on the same socket and the raw round trip of the ring's wake. Rounds are interleaved and the
 // median of rounds counts.
 //
-// Workloads: `raw wake` as in ring_bench; `request` Submit to Poll of one resident extent; `unary RPC`
+// Workloads: `raw wake` a byte written and read; `request` Submit to Poll of one resident extent; `unary RPC`
 // GetStats; `lease` TryLease and Release of extents at random, per pair; `xadd` an uncontended
 // lock xadd over a table as large, per operation.
 //
