@@ -132,7 +132,6 @@ int RunServe(const CommandContext& context, const std::vector<std::string>& args
 int RunChat(const CommandContext& context, const std::vector<std::string>& args);
 int RunLogits(const CommandContext& context, const std::vector<std::string>& args);
 int RunPerplexity(const CommandContext& context, const std::vector<std::string>& args);
-int RunQuality(const CommandContext& context, const std::vector<std::string>& args);
 int RunCalibrate(const CommandContext& context, const std::vector<std::string>& args);
 int RunBench(const CommandContext& context, const std::vector<std::string>& args);
 int RunDoctor(const CommandContext& context, const std::vector<std::string>& args);

@@ -33,7 +33,6 @@ constexpr Command kCommands[] = {
     {"detokenize", RunDetokenize, "turns token ids into text"},
     {"logits", RunLogits, "writes the logits of given token ids to a safetensors file"},
     {"perplexity", RunPerplexity, "measures perplexity on a text, and divergence from a base run"},
-    {"quality", RunQuality, "measures what compression and sparsity cost, as a table and a plot"},
     {"calibrate", RunCalibrate, "measures usage, thresholds and sensitivities, trains predictors"},
     {"bench", RunBench, "measures prefill and decode speed"},
     {"doctor", RunDoctor, "says what is wrong with this host, and what helps"},

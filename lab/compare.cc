@@ -7,12 +7,12 @@
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "cli/command_line.h"
-#include "cli/measure/work_packs.h"
 #include "common/base/status.h"
 #include "inferd/policy/policies.h"
 #include "lab/preset_bench.h"
 #include "lab/preset_report.h"
 #include "lab/preset_rows.h"
+#include "lab/work_packs.h"
 
 namespace sluice::cli {
 namespace {
@@ -129,7 +129,7 @@ class Output {
   Output(const CompareOptions& options, bool json, const PresetPlan& plan)
       : options_(options), json_(json), plan_(plan) {}
 
-  absl::Status AddRows(const std::string& setting, const std::vector<PresetResult>& results) {
+  void AddRows(const std::string& setting, const std::vector<PresetResult>& results) {
     NoteFailures(results);
     text_ = absl::StrCat(setting, "\n\n", PresetTable(plan_, results));
     const std::string ratios = RatioTable(plan_, results);
@@ -139,20 +139,20 @@ class Output {
     }
     object_ = PresetJson(plan_, results, options_.explain);
     object_.Set("setting", setting);
-    return Save("presets.svg", PresetPlot(plan_, results));
   }
-  absl::Status AddSweep(const SweepResults& results) {
+  void AddSweep(const SweepResults& results) {
     for (const std::vector<PresetResult>& one : results.results) {
       NoteFailures(one);
     }
     absl::StrAppend(&text_, text_.empty() ? "" : "\n", SweepTable(plan_, results));
     sweeps_.Append(SweepJson(plan_, results));
-    return Save(absl::StrCat("sweep-", results.sweep.name, ".svg"), SweepPlot(plan_, results));
   }
   absl::StatusOr<int> Finish() {
+    object_.Set("sweeps", std::move(sweeps_));
     RETURN_IF_ERROR(Save("presets.md", text_));
+    RETURN_IF_ERROR(Save("presets.json", object_.Dump()));
     if (json_) {
-      const int printed = PrintJson(object_.Set("sweeps", std::move(sweeps_)));
+      const int printed = PrintJson(object_);
       return failed_ ? kExitFailed : printed;
     }
     RETURN_IF_ERROR(WriteStdout(text_));
@@ -201,7 +201,7 @@ void CompareOptions::Declare(ArgParser* parser) {
       .Texts("--sweep", &sweeps,
              "NAME=V,V,..: curves over device-budget, link-gbps, a policy or cost; repeat")
       .Flag("--explain", &explain, "says what bounds each run and which option would help")
-      .Text("--out", &out, "FOLDER for presets.md, presets.svg and sweep-NAME.svg")
+      .Text("--out", &out, "FOLDER for presets.md and presets.json, which plot.py draws")
       .Text("--text", &text, "FILE that prompts come from and perplexity is measured on [random ids, none]")
       .Number("--quality-tokens", &quality_tokens, "of --text for perplexity, 0 for none [1024]", 0, 1 << 24)
       .Real("--temperature", &temperature, "of answers to prompts of --text [1]", 0, 100);
@@ -232,11 +232,11 @@ absl::StatusOr<int> ComparePresets(const CommandContext& context, const CompareO
   Output output(o, json, plan);
   if (sweeps.empty() || !plan.ratios.empty()) {
     ASSIGN_OR_RETURN(const std::vector<PresetResult> results, RunPresets(context, bench, plan));
-    RETURN_IF_ERROR(output.AddRows(SettingText(bench.common, bench), results));
+    output.AddRows(SettingText(bench.common, bench), results);
   }
   for (const PresetSweep& sweep : sweeps) {
     ASSIGN_OR_RETURN(const SweepResults results, RunSweep(context, bench, plan, sweep));
-    RETURN_IF_ERROR(output.AddSweep(results));
+    output.AddSweep(results);
   }
   return output.Finish();
 }

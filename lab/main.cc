@@ -1,5 +1,5 @@
 // `sluice-lab`: experiments. Compares policies side by side on a simulated device, most often in the time of
-// a table of costs; people who run models need none of it.
+// a table of costs, and what compression costs; people who run models need none of it.
 
 #include <csignal>
 #include <cstdio>
@@ -11,6 +11,7 @@
 #include "cli/interrupt.h"
 #include "common/base/version.h"
 #include "lab/compare.h"
+#include "lab/quality.h"
 
 namespace sluice::cli {
 namespace {
@@ -20,10 +21,19 @@ int Main(int argc, char** argv) {
     std::printf("sluice-lab %s\n", Version());
     return kExitOk;
   }
+  // A closed pipe is an error of write(), not the end of the process with daemons left behind.
+  std::signal(SIGPIPE, SIG_IGN);
+  Interrupt interrupt;
+  const CommandContext context{&interrupt, BinaryDir()};
+  if (argc > 1 && std::string_view(argv[1]) == "quality") {
+    return RunQuality(context, {argv + 2, argv + argc});
+  }
   CompareOptions options;
   std::optional<std::string> format;
   bool json = false;
-  ArgParser parser("sluice-lab", "Compares presets, or the rows of a file, one after the other.");
+  ArgParser parser("sluice-lab",
+                   "Compares presets, or the rows of a file, one after the other. `sluice-lab quality` "
+                   "measures what compression and sparsity cost.");
   parser.Choice("-o,--output", {"md", "json"}, &format, "what is printed [md]")
       .Flag("--json", &json, "as -o json; --preset takes a list, A,B, or all [all]");
   options.Declare(&parser);
@@ -34,10 +44,7 @@ int Main(int argc, char** argv) {
     return parser.UsageError("--pack or --rows is required");
   }
   json = json || format == "json";
-  // A closed pipe is an error of write(), not the end of the process with daemons left behind.
-  std::signal(SIGPIPE, SIG_IGN);
-  Interrupt interrupt;
-  const absl::StatusOr<int> code = ComparePresets({&interrupt, BinaryDir()}, options, json);
+  const absl::StatusOr<int> code = ComparePresets(context, options, json);
   return code.ok() ? *code : Fail("sluice-lab", code.status(), json);
 }
 

@@ -10,8 +10,8 @@
 #include "absl/status/statusor.h"
 #include "cli/command_line.h"
 #include "cli/daemon_options.h"
-#include "cli/measure/work_packs.h"
 #include "lab/preset_report.h"
+#include "lab/work_packs.h"
 
 namespace sluice::cli {
 

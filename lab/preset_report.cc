@@ -5,7 +5,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_replace.h"
-#include "cli/measure/svg_plot.h"
 
 namespace sluice::cli {
 namespace {
@@ -301,29 +300,6 @@ Json PresetJson(const PresetPlan& plan, const std::vector<PresetResult>& results
   return Json::Object().Set("rows", std::move(rows)).Set("ratios", std::move(ratios));
 }
 
-std::string PresetPlot(const PresetPlan& plan, const std::vector<PresetResult>& results) {
-  const bool by_quality = std::all_of(results.begin(), results.end(), [](const PresetResult& result) {
-    return !result.refused.empty() || result.quality.has_value();
-  });
-  Plot plot;
-  plot.title = "Presets on the same model, text and link";
-  plot.x_title = by_quality ? "perplexity" : "KiB over the link per token";
-  plot.y_title = "tokens per second";
-  for (size_t i = 0; i < results.size(); ++i) {
-    for (size_t m = 0; m < results[i].measures.size(); ++m) {
-      const std::string series = absl::StrCat("batch ", results[i].measures[m].batch);
-      const auto known = std::find(plot.series.begin(), plot.series.end(), series);
-      const auto index = static_cast<uint32_t>(known - plot.series.begin());
-      if (known == plot.series.end()) plot.series.push_back(series);
-      const double link = static_cast<double>(results[i].measures[m].decode.bytes_link) / 1024 /
-                          std::max<double>(1, static_cast<double>(results[i].measures[m].decode.generated));
-      plot.points.push_back({by_quality ? results[i].quality->ppl : link, Rate(results[i].measures[m]),
-                             plan.rows[i].name, index});
-    }
-  }
-  return plot.points.empty() ? "" : RenderSvg(plot);
-}
-
 // Tables, curves and JSON of sweeps (preset_report.h).
 
 namespace {
@@ -367,30 +343,6 @@ std::string SweepTable(const PresetPlan& plan, const SweepResults& results) {
     table += "\n";
   }
   return table;
-}
-
-std::string SweepPlot(const PresetPlan& plan, const SweepResults& results) {
-  Plot plot;
-  plot.title = absl::StrCat("Presets over ", results.sweep.name);
-  plot.x_title = results.sweep.name;
-  plot.y_title = "tokens per second";
-  plot.lines = true;
-  for (size_t row = 0; row < plan.rows.size(); ++row) {
-    const auto series = static_cast<uint32_t>(plot.series.size());
-    bool any = false;
-    for (size_t value = 0; value < results.results.size(); ++value) {
-      const std::optional<double> rate = RateOf(results, value, row);
-      if (rate.has_value()) {
-        plot.points.push_back({SweepNumber(results.sweep.values[value]), *rate, "", series});
-        any = true;
-      }
-    }
-    if (any) {
-      plot.points.back().label = plan.rows[row].name;
-      plot.series.push_back(plan.rows[row].name);
-    }
-  }
-  return plot.points.empty() ? "" : RenderSvg(plot);
 }
 
 Json SweepJson(const PresetPlan& plan, const SweepResults& results) {

@@ -1,4 +1,4 @@
-// Results of a comparison of presets, and their printing: a table, ratios beside their targets, plots,
+// Results of a comparison of presets, and their printing: a table, ratios beside their targets,
 // explanations of the bound of each run.
 //
 // Thread safety: plain values and pure functions.
@@ -60,9 +60,6 @@ std::string RatioTable(const PresetPlan& plan,
                        const std::vector<PresetResult>& results);  // "" without ratios
 std::string ExplainTexts(const PresetPlan& plan, const std::vector<PresetResult>& results);
 Json PresetJson(const PresetPlan& plan, const std::vector<PresetResult>& results, bool explain);
-// Tokens per second over perplexity, or over the link's bytes where there is no perplexity. "" if every row
-// was refused.
-std::string PresetPlot(const PresetPlan& plan, const std::vector<PresetResult>& results);
 
 // Results by value, then by row.
 struct SweepResults {
@@ -70,7 +67,6 @@ struct SweepResults {
   std::vector<std::vector<PresetResult>> results;
 };
 std::string SweepTable(const PresetPlan& plan, const SweepResults& results);
-std::string SweepPlot(const PresetPlan& plan, const SweepResults& results);
 Json SweepJson(const PresetPlan& plan, const SweepResults& results);
 
 }  // namespace sluice::cli

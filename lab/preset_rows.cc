@@ -9,7 +9,6 @@
 #include "absl/strings/strip.h"
 #include "absl/types/span.h"
 #include "cli/command_line.h"
-#include "cli/measure/quality_rows.h"
 #include "common/base/status.h"
 #include "inferd/policy/policies.h"
 
@@ -108,11 +107,6 @@ absl::StatusOr<PresetSweep> ParseSweep(const std::string& text) {
     }
   }
   return sweep;
-}
-
-double SweepNumber(const std::string& value) {
-  double number = 0;
-  return absl::SimpleAtod(absl::StripSuffix(value, "%"), &number) ? number : 0;
 }
 
 absl::StatusOr<CommonOptions> WithSweepValue(const CommonOptions& options, const std::string& name,

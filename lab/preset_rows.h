@@ -31,7 +31,7 @@
 
 #include "absl/status/statusor.h"
 #include "cli/daemon_options.h"
-#include "cli/measure/quality_rows.h"
+#include "lab/quality_rows.h"
 
 namespace sluice::cli {
 
@@ -72,8 +72,6 @@ struct PresetSweep {
 };
 // The sweep in "device-budget=25%,50%"; INVALID_ARGUMENT: nothing to sweep, or a value that is no number.
 absl::StatusOr<PresetSweep> ParseSweep(const std::string& text);
-// The number on the curve's axis.
-double SweepNumber(const std::string& value);
 
 // Options of a command that a sweep changes.
 //

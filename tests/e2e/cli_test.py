@@ -5,7 +5,7 @@ import os
 import harness
 
 COMMANDS = [
-    "run", "chat", "pull", "plan", "pack", "packs", "inspect", "verify", "synth", "tokenize", "detokenize", "logits", "perplexity", "quality", "bench", "doctor",
+    "run", "chat", "pull", "plan", "pack", "packs", "inspect", "verify", "synth", "tokenize", "detokenize", "logits", "perplexity", "bench", "doctor",
     "preset", "tune",
 ]  # fmt: skip
 

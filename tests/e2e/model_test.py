@@ -207,7 +207,7 @@ class RunTest(harness.TestCase):
         self.assertEqual((fast["hit_rate"], slow["hit_rate"]), (1, 0))
         self.assertEqual((slow["ppl"], slow["kld_mean"]), (fast["ppl"], 0))
         self.assertIn("link bounds it", slow["explanation"])
-        self.assertEqual(sorted(os.listdir(out)), ["presets.md", "presets.svg"])
+        self.assertEqual(sorted(os.listdir(out)), ["presets.json", "presets.md"])
         swept = self.lab_json("--pack", self.pack, "--preset", "ondemand", "-p", 1, "-n", 4, "-r", 1, "-b", 1,
                               "--sweep", "link_ms=15,30")["sweeps"][0]
         loads = [point["rows"][1]["batches"][0]["load_ms"] for point in swept["points"]]

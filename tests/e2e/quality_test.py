@@ -1,4 +1,4 @@
-"""`sluice quality`: results in a work folder are reused only for the inputs that they were made from."""
+"""`sluice-lab quality`: results in a work folder are reused only for the inputs that they were made from."""
 import json
 import os
 import shutil
@@ -39,7 +39,7 @@ class QualityTest(harness.TestCase):
         """Returns the rows' results; each call has its own daemons."""
         with open(self.path("rows.toml"), "w") as file:
             file.write(PLAN + "".join(rows))
-        return self.ok_json(
+        return self.lab_json(
             "quality", "--model", harness.SAMPLE, "--text", self.text, "--calibration", self.path("calibration"),
             "--rows", self.path("rows.toml"), "--max-tokens", 60, "--calibration-tokens", 60, "--work", self.path(work),
             "--out", self.path("out"), *args,
@@ -82,7 +82,7 @@ class QualityTest(harness.TestCase):
         recipe = self.path("own.toml")
 
         def measure():
-            return self.ok_json(
+            return self.lab_json(
                 "quality", "--model", harness.SAMPLE, "--text", self.text, "--calibration", self.path("calibration"),
                 "--max-tokens", 60, "--calibration-tokens", 60, "--recipes", "corm," + recipe, "--work",
                 self.path("work"), "--out", self.path("out"),
@@ -101,7 +101,7 @@ class QualityTest(harness.TestCase):
         def refused(expected, *args, out="out"):
             code, out, _ = self.sluice(
                 "quality", "--model", harness.SAMPLE, "--text", self.text, "--work", self.path("work"),
-                "--max-tokens", 60, "--json", "--out", self.path(out), *args,
+                "--max-tokens", 60, "--json", "--out", self.path(out), *args, program="sluice-lab",
             )  # fmt: skip
             error = json.loads(out)["error"]
             self.assertEqual((code, error["code"]), (1, "INVALID_ARGUMENT"), error)
@@ -115,7 +115,7 @@ class QualityTest(harness.TestCase):
     def test_failure_has_the_failed_commands_code(self):
         code, out, _ = self.sluice(
             "quality", "--model", self.path("nowhere"), "--text", self.text, "--work", self.path("work"), "--json",
-            "--out", self.path("out"),
+            "--out", self.path("out"), program="sluice-lab",
         )  # fmt: skip
         error = json.loads(out)["error"]
         self.assertEqual((code, error["code"]), (1, "NOT_FOUND"))
@@ -124,7 +124,7 @@ class QualityTest(harness.TestCase):
             pass
         code, out, _ = self.sluice(
             "quality", "--model", harness.SAMPLE, "--text", self.text, "--work", self.path("work"), "--json",
-            "--out", self.path("file") + "/out",
+            "--out", self.path("file") + "/out", program="sluice-lab",
         )  # fmt: skip
         self.assertEqual((code, json.loads(out)["error"]["code"]), (1, "INVALID_ARGUMENT"), out)
 

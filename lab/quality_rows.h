@@ -1,4 +1,4 @@
-// Plan of `sluice quality`: packs of one model and, for each, runs with options; and the table that
+// Plan of `sluice-lab quality`: packs of one model and, for each, runs with options; and the table that
 // comes out. The file:
 //
 //   [[pack]]
@@ -12,7 +12,7 @@
 //   name = "4 bits"
 //   pack = "q4"
 //   options = ["--sparsity", "up", "--sparsity-target", "0.8"]   # of `sluice perplexity`
-//   series = "quantization"                    # groups the table and colors the plot
+//   series = "quantization"                    # groups the table and plot.py's points
 //   reference = 18.1602                        # perplexity to compare with, if there is one
 //
 // Thread safety: plain values and pure functions.
@@ -78,9 +78,8 @@ struct QualityResult {
 // From the JSON of `sluice perplexity`; INTERNAL if it is not that.
 absl::StatusOr<QualityResult> ParsePerplexityJson(const std::string& json);
 
-// Markdown and SVG of the rows that were measured; `results` by row.
+// Markdown of the rows that were measured; `results` by row.
 std::string QualityTable(const QualityPlan& plan, const std::vector<QualityResult>& results);
-std::string QualityPlot(const QualityPlan& plan, const std::vector<QualityResult>& results);
 
 // Reading the tables of a plan's TOML file (quality_rows.h, preset_rows.h): every key known, every error with
 // its line.

@@ -1,4 +1,4 @@
-#include "cli/measure/quality_rows.h"
+#include "lab/quality_rows.h"
 
 #include <algorithm>
 #include <set>
@@ -6,7 +6,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_replace.h"
-#include "cli/measure/svg_plot.h"
 #include "common/base/json_reader.h"
 #include "common/base/status.h"
 
@@ -110,24 +109,6 @@ std::string QualityTable(const QualityPlan& plan, const std::vector<QualityResul
                           r.same_top.has_value() ? absl::StrFormat("%.2f", 100 * *r.same_top) : "-");
   }
   return table;
-}
-
-std::string QualityPlot(const QualityPlan& plan, const std::vector<QualityResult>& results) {
-  Plot plot;
-  plot.title = "Quality against weights read per token";
-  plot.x_title = "MiB of weights per generated token";
-  plot.y_title = "perplexity";
-  plot.log_y = true;
-  for (size_t i = 0; i < results.size(); ++i) {
-    const std::string& series = plan.rows[i].series;
-    const auto known = std::find(plot.series.begin(), plot.series.end(), series);
-    const auto index = static_cast<uint32_t>(known - plot.series.begin());
-    if (known == plot.series.end()) {
-      plot.series.push_back(series);
-    }
-    plot.points.push_back({results[i].bytes_per_token / (1 << 20), results[i].ppl, plan.rows[i].name, index});
-  }
-  return RenderSvg(plot);
 }
 
 absl::StatusOr<toml::table> ParseToml(const std::string& text, const std::string& subject) {

@@ -1,8 +1,7 @@
-// The plan, table and plot of `sluice quality`.
+// The plan and table of `sluice-lab quality`.
 #include <gtest/gtest.h>
 
-#include "cli/measure/quality_rows.h"
-#include "cli/measure/svg_plot.h"
+#include "lab/quality_rows.h"
 
 namespace sluice::cli {
 namespace {
@@ -110,21 +109,6 @@ TEST(QualityTableTest, TableSetsRunsBesideBaseAndReference) {
   EXPECT_TRUE(
       Contains(table, "| c | up 80 % | 0.000 | 2.000 | 80.00 | 21.0000 | +110.00 | 20.0000 | +5.00 |"))
       << table;
-}
-
-TEST(QualityPlotTest, PlotHasEveryPointAndEscapedWords) {
-  const auto plan = ParseQualityPlan(kPlan, "rows.toml");
-  ASSERT_TRUE(plan.ok());
-  QualityResult base;
-  base.ppl = 10;
-  base.bytes_per_token = 2 << 20;
-  const std::string svg = QualityPlot(*plan, {base, base});
-  EXPECT_EQ(svg.find("<svg"), 0u);
-  EXPECT_TRUE(Contains(svg, "</svg>"));
-  EXPECT_TRUE(Contains(svg, "a &amp; b"));
-  EXPECT_TRUE(Contains(svg, ">base<"));
-  EXPECT_TRUE(Contains(svg, ">up 80 %<"));
-  EXPECT_FALSE(Contains(svg, "nan"));
 }
 
 }  // namespace

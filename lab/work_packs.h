@@ -1,4 +1,4 @@
-// Packs that a comparison needs (`sluice quality`, `sluice-lab --rows`): made from a model and calibrated
+// Packs that a comparison needs (`sluice-lab quality`, `sluice-lab --rows`): made from a model and calibrated
 // once in a work folder; a later call with the same arguments and the same model and text takes them as they
 // are.
 //
@@ -12,7 +12,7 @@
 
 #include "absl/status/statusor.h"
 #include "cli/command_line.h"
-#include "cli/measure/quality_rows.h"
+#include "lab/quality_rows.h"
 
 namespace sluice::cli {
 

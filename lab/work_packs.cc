@@ -1,4 +1,4 @@
-#include "cli/measure/work_packs.h"
+#include "lab/work_packs.h"
 
 #include <algorithm>
 #include <filesystem>

@@ -1,16 +1,15 @@
-// `sluice quality`: what compression and sparsity cost, as a table and a plot, over many packs and runs in
-// one call. Finished runs are kept, so that an interrupted call goes on where it was.
+#include "lab/quality.h"
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "cli/command_line.h"
 #include "cli/launcher.h"
-#include "cli/measure/quality_rows.h"
-#include "cli/measure/work_packs.h"
 #include "cli/output_files.h"
 #include "common/base/file_io.h"
 #include "common/base/status.h"
 #include "inferd/policy/policies.h"
+#include "lab/quality_rows.h"
+#include "lab/work_packs.h"
 #include "pack/writer/recipe.h"
 
 namespace sluice::cli {
@@ -148,22 +147,23 @@ absl::StatusOr<int> Quality(const CommandContext& context, const Options& o) {
   ASSIGN_OR_RETURN(const std::vector<QualityResult> results, MeasureRows(context, o, plan));
   const std::string table = QualityTable(plan, results);
   RETURN_IF_ERROR(Write(absl::StrCat(o.out, "/quality_table.md"), table));
-  RETURN_IF_ERROR(Write(absl::StrCat(o.out, "/quality.svg"), QualityPlot(plan, results)));
-  return o.json ? PrintJson(ResultsJson(plan, results)) : (WriteStdout(table).ok() ? kExitOk : kExitFailed);
+  Json json = ResultsJson(plan, results);
+  RETURN_IF_ERROR(Write(absl::StrCat(o.out, "/quality.json"), json.Dump()));
+  return o.json ? PrintJson(json) : (WriteStdout(table).ok() ? kExitOk : kExitFailed);
 }
 
 }  // namespace
 
 int RunQuality(const CommandContext& context, const std::vector<std::string>& args) {
   Options options;
-  ArgParser parser("sluice quality", "Measures what compression and sparsity cost: a table and a plot.");
+  ArgParser parser("sluice-lab quality", "Measures what compression and sparsity cost.");
   parser.Text("--model", &options.model, "MODEL_DIR to pack")
       .Required()
       .Text("--text", &options.text, "FILE to measure perplexity on")
       .Required()
       .Text("--work", &options.work, "FOLDER for packs and finished runs; a second call goes on from there")
       .Required()
-      .Text("--out", &options.out, "FOLDER for quality_table.md and quality.svg")
+      .Text("--out", &options.out, "FOLDER for quality_table.md and quality.json, which plot.py draws")
       .Required()
       .Text("--calibration", &options.calibration, "FILE to calibrate on (sparsity and corm need it)")
       .Text("--rows", &options.rows, "FILE.toml of packs and runs; else every recipe with every preset")
@@ -176,7 +176,7 @@ int RunQuality(const CommandContext& context, const std::vector<std::string>& ar
     return *exit_code;
   }
   const absl::StatusOr<int> code = Quality(context, options);
-  return code.ok() ? *code : Fail("sluice quality", code.status(), options.json);
+  return code.ok() ? *code : Fail("sluice-lab quality", code.status(), options.json);
 }
 
 }  // namespace sluice::cli
