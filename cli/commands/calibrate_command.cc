@@ -28,7 +28,6 @@ struct Options {
   std::optional<uint64_t> max_tokens;
   std::optional<uint64_t> window;
   std::optional<uint64_t> sensitivity_tokens;
-  std::optional<uint64_t> fisher_draws;
   std::optional<uint64_t> sparsity_tokens;
   std::optional<double> quality_bound;
   std::optional<uint64_t> epochs;
@@ -50,7 +49,6 @@ api::CalibrateRequest RequestOf(const Options& o, const std::vector<int32_t>& to
   request.set_predictors(!o.no_predictors);
   if (o.window.has_value()) request.set_window(static_cast<uint32_t>(*o.window));
   if (o.sensitivity_tokens.has_value()) request.set_sensitivity_tokens(*o.sensitivity_tokens);
-  if (o.fisher_draws.has_value()) request.set_fisher_draws(static_cast<uint32_t>(*o.fisher_draws));
   if (o.sparsity_tokens.has_value()) request.set_sparsity_tokens(*o.sparsity_tokens);
   if (o.quality_bound.has_value()) request.add_quality_bounds(*o.quality_bound / 100);
   if (o.epochs.has_value()) request.set_epochs(static_cast<uint32_t>(*o.epochs));
@@ -114,8 +112,6 @@ Json SensitivityJson(const SensitivityProfile& sensitivity) {
   for (const LayerSensitivity& s : sensitivity.layers) {
     layers.Append(Json::Object()
                       .Set("measured", s.measured)
-                      .Set("fisher", s.fisher)
-                      .Set("quadratic", s.quadratic)
                       .Set("loss_rise", s.loss_rise)
                       .Set("mean_square", s.mean_square));
   }
@@ -168,11 +164,11 @@ int PrintJsonResult(const api::CalibrateFinished& finished, const Measured& meas
 }
 
 void AppendSensitivities(const SensitivityProfile& profile, std::string* text) {
-  absl::StrAppendFormat(text, "\nSensitivity by layer (%d tokens)\n%5s %12s %12s %12s\n", profile.tokens,
-                        "layer", "measured", "fisher", "quadratic");
+  absl::StrAppendFormat(text, "\nSensitivity by layer (%d tokens)\n%5s %12s %12s\n", profile.tokens, "layer",
+                        "measured", "loss rise");
   for (size_t layer = 0; layer < profile.layers.size(); ++layer) {
     const LayerSensitivity& s = profile.layers[layer];
-    absl::StrAppendFormat(text, "%5d %12.4g %12.4g %12.4g\n", layer, s.measured, s.fisher, s.quadratic);
+    absl::StrAppendFormat(text, "%5d %12.4g %12.4g\n", layer, s.measured, s.loss_rise);
   }
 }
 
@@ -230,8 +226,6 @@ int RunCalibrate(const CommandContext& context, const std::vector<std::string>& 
       .Number("--window", &options.window, "positions that go through the model together [512]", 2, 1u << 20)
       .Number("--sensitivity-tokens", &options.sensitivity_tokens,
               "of them for sensitivities; 0: none [16384]", 0, kMaxTokens)
-      .Number("--fisher-draws", &options.fisher_draws,
-              "random directions per window and layer for the Fisher sums [2]", 1, 1u << 20)
       .Number("--sparsity-tokens", &options.sparsity_tokens,
               "of them for the largest sparsity within the bound; 0: none [16384]", 0, kMaxTokens)
       .Real("--quality-bound", &options.quality_bound, "rise of perplexity allowed for it, percent [1]",

@@ -163,8 +163,6 @@ absl::StatusOr<SensitivityProfile> SensitivityOf(const json& root, const std::st
     LayerSensitivity s;
     // A single expert may happen to lower the loss on a small sample, so signs are kept.
     ASSIGN_OR_RETURN(s.measured, values.Double("measured", -kMaxValue, kMaxValue));
-    ASSIGN_OR_RETURN(s.fisher, values.Double("fisher", 0, kMaxValue));
-    ASSIGN_OR_RETURN(s.quadratic, values.Double("quadratic", 0, kMaxValue));
     ASSIGN_OR_RETURN(s.loss_rise, values.Double("loss_rise", -kMaxValue, kMaxValue));
     ASSIGN_OR_RETURN(s.mean_square, values.Double("mean_square", 0, 1));
     profile.layers.push_back(s);
@@ -256,11 +254,7 @@ std::string SerializeUsage(const UsageProfile& usage) {
 std::string SerializeSensitivity(const SensitivityProfile& sensitivity) {
   json layers = json::array();
   for (const LayerSensitivity& s : sensitivity.layers) {
-    layers.push_back({{"measured", s.measured},
-                      {"fisher", s.fisher},
-                      {"quadratic", s.quadratic},
-                      {"loss_rise", s.loss_rise},
-                      {"mean_square", s.mean_square}});
+    layers.push_back({{"measured", s.measured}, {"loss_rise", s.loss_rise}, {"mean_square", s.mean_square}});
   }
   return FormatProfile({{"source_digest", sensitivity.source_digest},
                         {"tokens", sensitivity.tokens},
@@ -424,7 +418,8 @@ using nlohmann::json;
 constexpr uint64_t kMaxGatingText = 1u << 20;
 constexpr size_t kMaxRises = 1000;
 constexpr double kMaxRise = 1e300;
-constexpr const char* kNames[kGatingKinds] = {"fisher", "quadratic", "measured", "score"};
+// Profiles of version 0.1 have tables of other kinds too.
+constexpr char kMeasuredName[] = "measured";
 
 absl::StatusOr<GatingTable> TableOf(const json& value, const std::string& subject) {
   GatingTable table;
@@ -460,30 +455,13 @@ absl::StatusOr<GatingProfile> GatingOf(const json& root, const std::string& subj
   ASSIGN_OR_RETURN(profile.tokens, object.Uint("tokens", 1, kMaxProfileCount));
   ASSIGN_OR_RETURN(profile.held_out, object.Uint("held_out", 0, kMaxProfileCount));
   ASSIGN_OR_RETURN(const JsonObject kinds, object.Object("kinds"));
-  for (int kind = 0; kind < kGatingKinds; ++kind) {
-    const json* table = kinds.Find(kNames[kind]);
-    if (table == nullptr) return kinds.Error(kNames[kind], "is missing");
-    ASSIGN_OR_RETURN(profile.tables[static_cast<size_t>(kind)],
-                     TableOf(*table, absl::StrCat(subject, ": ", kNames[kind])));
-  }
+  const json* table = kinds.Find(kMeasuredName);
+  if (table == nullptr) return kinds.Error(kMeasuredName, "is missing");
+  ASSIGN_OR_RETURN(profile.table, TableOf(*table, absl::StrCat(subject, ": ", kMeasuredName)));
   return profile;
 }
 
 }  // namespace
-
-double GatingSensitivity(const LayerSensitivity& layer, GatingKind kind) {
-  switch (kind) {
-    case GatingKind::kFisher:
-      return layer.fisher;
-    case GatingKind::kQuadratic:
-      return layer.quadratic;
-    case GatingKind::kMeasured:
-      return layer.measured;
-    case GatingKind::kScore:
-      break;
-  }
-  return 1;
-}
 
 // Returns the quantile of the calibration values at `share`, interpolated linearly. For a share of 0 the
 // threshold lies below every value, equal ones included.
@@ -520,19 +498,15 @@ absl::StatusOr<GatingProfile> ParseGating(std::string_view text, const std::stri
 }
 
 std::string SerializeGating(const GatingProfile& gating) {
-  json kinds = json::object();
-  for (int kind = 0; kind < kGatingKinds; ++kind) {
-    const GatingTable& table = gating.tables[static_cast<size_t>(kind)];
-    json rises = json::array();
-    for (const GatingTable::Rise& rise : table.rises) {
-      rises.push_back({{"share", rise.share}, {"rise", rise.rise}});
-    }
-    kinds[kNames[kind]] = {{"thresholds", table.thresholds}, {"rises", std::move(rises)}};
+  json rises = json::array();
+  for (const GatingTable::Rise& rise : gating.table.rises) {
+    rises.push_back({{"share", rise.share}, {"rise", rise.rise}});
   }
+  const json table = {{"thresholds", gating.table.thresholds}, {"rises", std::move(rises)}};
   return FormatProfile({{"source_digest", gating.source_digest},
                         {"tokens", gating.tokens},
                         {"held_out", gating.held_out},
-                        {"kinds", std::move(kinds)}});
+                        {"kinds", {{kMeasuredName, table}}}});
 }
 
 absl::StatusOr<GatingProfile> ReadGating(const std::string& folder, const std::string& source_digest) {

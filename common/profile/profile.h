@@ -45,12 +45,10 @@ struct UsageProfile {
   std::vector<uint32_t> Ranked(uint32_t layer) const;
 };
 
-// AdapMoE's S_l, in three definitions; alpha is the best expert's weight, normalized over the top K.
+// AdapMoE's S_l; alpha is the best expert's weight, normalized over the top K.
 struct LayerSensitivity {
-  double measured = 0;   // loss_rise / mean_square: the default
-  double fisher = 0;     // sum diag(F_l), F over the output of the layer's MoE block before the residual add
-  double quadratic = 0;  // mean of (f1 - f2)^T diag(F_l) (f1 - f2), f1 and f2 the two best experts' outputs
-  double loss_rise = 0;  // nats per token when only this layer uses its best expert alone
+  double measured = 0;     // S_l: loss_rise / mean_square
+  double loss_rise = 0;    // nats per token when only this layer uses its best expert alone
   double mean_square = 0;  // E[(1 - alpha)^2]
 };
 
@@ -150,18 +148,11 @@ absl::StatusOr<CacheProfile> ReadCacheProfile(const std::string& folder, const M
                                               const std::string& source_digest);
 
 // GatingProfile: thresholds of AdapMoE's adaptive gating from `sluice calibrate`: PACK/profile/gating.json
-// (FORMAT.md). A token uses fewer experts if (1 - alpha)^2 S_l <= T; T is one value for all layers, and its
-// savings and losses depend on the definition of S_l.
+// (FORMAT.md). A token uses fewer experts if (1 - alpha)^2 S_l <= T; T is one value for all layers.
 //
 // Thread safety: plain values and free functions, safe to call from any thread.
 
 inline constexpr char kGatingName[] = "gating.json";
-
-// Definition of S_l: one of the three of LayerSensitivity, or 1 for all layers (the score alone).
-enum class GatingKind : uint8_t { kFisher = 0, kQuadratic = 1, kMeasured = 2, kScore = 3 };
-inline constexpr int kGatingKinds = 4;
-
-double GatingSensitivity(const LayerSensitivity& layer, GatingKind kind);
 
 struct GatingTable {
   static constexpr size_t kPoints = 101;
@@ -185,7 +176,7 @@ struct GatingProfile {
   std::string source_digest;
   uint64_t tokens = 0;    // number of tokens behind the thresholds
   uint64_t held_out = 0;  // number of tokens behind the rises
-  std::array<GatingTable, kGatingKinds> tables;
+  GatingTable table;
 };
 
 // Parsing, writing and reading, with the errors of the corresponding functions in profile.h.

@@ -18,10 +18,6 @@
 namespace sluice {
 
 inline constexpr char kThresholdsName[] = "thresholds.bin";
-// Tables of the leads computed from the previous layer's input (inferd/policy/sparsity.h): its
-// router input, and its residual under the layer's own norm. Product tables are 0.
-inline constexpr char kNeuronHiddenName[] = "neuron_hidden.bin";
-inline constexpr char kNeuronNormedName[] = "neuron_normed.bin";
 // Points of evenly spaced tables: every half percent. Thresholds between two points are interpolated.
 inline constexpr uint32_t kThresholdPoints = 201;
 

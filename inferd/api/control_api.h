@@ -22,8 +22,6 @@ struct CalibrationSpec {
   uint32_t window = 512;
   // Number of tokens (whole windows, from the start) to measure sensitivities on; 0: not measured.
   uint64_t sensitivity_tokens = 16384;
-  // Number of random directions per window and layer for the estimate of the Fisher sums.
-  uint32_t fisher_draws = 2;
   // Relative rises of perplexity; calibration finds the largest sparsity within each. Empty: none.
   std::vector<double> quality_bounds = {0.01};
   // Number of tokens (whole windows) for that search.

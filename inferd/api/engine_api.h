@@ -270,7 +270,6 @@ struct EngineStats {
   uint64_t neuron_slots = 0;
   bool leads_stay = false;
   double copy_all_share = 0;
-  bool copy_all_measured = false;
   PartWorks parts;       // zeros on an asynchronous device
   StepTimes times;       // by the clock used for answers (virtual in a simulation)
   StepTimes real_times;  // by the machine's clock

@@ -149,7 +149,7 @@ absl::Status NeuronResidency::RequestNeurons(uint32_t index) {
     entry.state = State::kNeuronsCome;
     return absl::OkStatus();
   }
-  const bool all = CopiesAll(count, width_, copy_all_share_);
+  const bool all = CopiesAll(count, width_, options_.copy_all_share);
   count = all ? ListAll(entry.slot) : count;
   absl::Status sent =
       slots_->FetchNeurons(FetchKind::kDemand, step_, entry.slot, absl::MakeConstSpan(list_.data(), count));
@@ -268,7 +268,6 @@ void NeuronResidency::Handle(const FetchKey& key, const FetchCompletion& complet
   }
   const bool ok = completion.code == absl::StatusCode::kOk;
   leads_came_ = leads_came_ || (ok && ended.lead && key.kind == FetchKind::kPrefetch);
-  last_copy_us_ = completion.copy_us;
   if (ended.slot == NeuronSlots::kNoSlot && completion.code == absl::StatusCode::kDataLoss) {
     start_error_ = absl::DataLossError(
         absl::StrCat(pack_.ExtentName(completion.extent), " of pack ", pack_.dir(), " is damaged"));
@@ -370,7 +369,7 @@ void NeuronResidency::PrefetchNeurons(uint32_t layer, uint32_t expert, absl::Spa
       list_[count++] = neuron;
     }
   }
-  if (CopiesAll(count, width, copy_all_share_)) {
+  if (CopiesAll(count, width, options_.copy_all_share)) {
     count = 0;
     for (uint32_t neuron = 0; neuron < width; ++neuron) {
       if (!HasNeuron(asked, neuron)) {

@@ -38,7 +38,7 @@ struct NeuronResidencyOptions {
   SlotCacheOptions slots;
   bool lead_resident = false;
   bool fetch_ahead = false;      // true if experts of later layers will be prefetched
-  double copy_all_share = 0.75;  // below 0: measured at the start
+  double copy_all_share = 0.75;  // if more of an expert is missing, all of it travels in one copy (CORM)
   NeuronMiss miss = NeuronMiss::kLoad;
   double budget_us = 0;  // kBudgeted: link time of a layer
 };
@@ -86,14 +86,11 @@ class NeuronResidency final : public LayerResidency {
 
   bool HasRoomAhead() const override { return slots_->plan().room_ahead; }
   std::optional<NeuronCacheFacts> neuron_cache() const override {
-    return NeuronCacheFacts{slots_->plan().slots, slots_->lead_resident(), copy_all_share_,
-                            options_.copy_all_share < 0};
+    return NeuronCacheFacts{slots_->plan().slots, slots_->lead_resident(), options_.copy_all_share};
   }
   std::string Describe() const override;
 
   const NeuronSlots& slots() const { return *slots_; }
-  // Share of an expert's neurons above which all missing ones travel in one copy.
-  double copy_all_share() const { return copy_all_share_; }
 
  private:
   enum class State : uint8_t {
@@ -128,8 +125,6 @@ class NeuronResidency final : public LayerResidency {
   absl::StatusOr<uint64_t> RequestLeads();
   absl::Status FillSlots();
   absl::Status FillSlot(uint32_t layer, uint32_t expert);
-  absl::Status MeasureBreakEven();
-  absl::StatusOr<double> TimeNeurons(uint32_t slot, uint32_t width, uint32_t each);
 
   void BeginEntry(const ExpertDemand& demand);
   void CountDemand(uint32_t expert, const Entry& entry);
@@ -182,9 +177,7 @@ class NeuronResidency final : public LayerResidency {
   SlotFill fill_;
   const LinkPace link_;
   StreamOrder gaps_;
-  bool filled_ = false;  // set once, at the start
-  double copy_all_share_ = 1;
-  double last_copy_us_ = 0;  // the last transfer's
+  bool filled_ = false;      // set once, at the start
   bool leads_came_ = false;  // prefetched leads arrived since the listener was called
 
   bool prefill_ = false;

@@ -9,7 +9,7 @@
 namespace sluice::inferd {
 
 bool SlabResidency::BalancesLayers() const {
-  return Miss() == ExpertMiss::kBalance && options_.balance_resident && device_seconds_ > 0 && costs_.known();
+  return Miss() == ExpertMiss::kBalance && device_seconds_ > 0 && costs_.known();
 }
 
 // Remaining link time of the demands in flight.

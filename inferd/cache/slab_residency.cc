@@ -82,7 +82,7 @@ absl::Status SlabResidency::LearnCosts() {
     return absl::OkStatus();
   }
   RETURN_IF_ERROR(costs_.Measure(options_.max_rows, cpu_place_));
-  if (options_.balance_resident && device_seconds_ <= 0) {
+  if (Miss() == ExpertMiss::kBalance && device_seconds_ <= 0) {
     ASSIGN_OR_RETURN(device_seconds_, costs_.MeasureDevice(backend_));
   }
   return absl::OkStatus();

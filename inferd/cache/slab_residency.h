@@ -41,8 +41,6 @@ struct SlabResidencyOptions : SlotCacheOptions {
   // CPU time per byte of an expert for one row; 0: measured at the start, in virtual time a third of the
   // link's.
   double cpu_seconds = 0;
-  // True if kBalance may give resident experts to the CPU too.
-  bool balance_resident = false;
   // Device time per byte of an expert; 0: measured at the start if needed.
   double device_seconds = 0;
   // By layer, bytes of the common experts of every token, which the device computes besides the routed ones;

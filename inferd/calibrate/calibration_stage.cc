@@ -66,16 +66,6 @@ double PositionWork::SingleExperts() const {
   return work;
 }
 
-double PositionWork::Fisher(uint32_t draws) const {
-  // A derivative along a direction is a difference of two losses.
-  constexpr double kPassesOfADraw = 4;  // two directions, both signs
-  double work = Whole(false);
-  for (uint32_t layer = 0; layer < config_.layers.size(); ++layer) {
-    if (config_.layers[layer].moe.experts > 0) work += kPassesOfADraw * draws * From(layer + 1, true);
-  }
-  return work;
-}
-
 double PositionWork::Predictors() const {
   double layers = 1;  // the first layer's gate
   for (const LayerConfig& layer : config_.layers) layers += layer.moe.experts > 0 ? 1 : 0;

@@ -102,9 +102,8 @@ class PositionWork {
   // Work of the layers from `first_layer` to the last one, and of the head if `loss`.
   double From(uint32_t first_layer, bool loss) const { return layers_[first_layer] + (loss ? head_ : 0); }
   double Whole(bool loss) const { return From(0, loss); }
-  // Work of RoutingStage's and FisherStage's passes.
+  // Work of RoutingStage's passes.
   double SingleExperts() const;
-  double Fisher(uint32_t draws) const;
   // Work of training the expert predictors on one position.
   double Predictors() const;
 

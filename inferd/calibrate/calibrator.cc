@@ -231,7 +231,7 @@ namespace {
 constexpr char kWorkFolder[] = ".calibrate";
 // Version of the computation. Raise it when a stage computes a different result from the same text and
 // options, since state saved by an older build must not be continued.
-constexpr uint64_t kComputation = 5;
+constexpr uint64_t kComputation = 6;
 // Minimum number of positions to train predictors on. A tenth, here two, are held out to choose between
 // networks.
 constexpr uint64_t kMinTrainingPositions = 20;
@@ -245,8 +245,8 @@ Digest128 FingerprintOf(const CalibrationSpec& spec, const ProfileKeys& keys) {
   hasher.UpdateSized(keys.model_id);
   hasher.UpdateSized(keys.source_digest);
   for (const uint64_t value :
-       {uint64_t{spec.window}, spec.sensitivity_tokens, uint64_t{spec.fisher_draws}, spec.sparsity_tokens,
-        uint64_t{spec.predictors}, uint64_t{spec.epochs}, spec.seed, uint64_t{spec.tokens.size()}}) {
+       {uint64_t{spec.window}, spec.sensitivity_tokens, spec.sparsity_tokens, uint64_t{spec.predictors},
+        uint64_t{spec.epochs}, spec.seed, uint64_t{spec.tokens.size()}}) {
     hasher.UpdateU64(value);
   }
   const auto bytes = [](const auto& values) {
@@ -344,7 +344,6 @@ absl::Status CheckSpec(const CalibrationSpec& spec, const ModelConfig& config) {
 struct StageSet {
   std::vector<CalibrationWindow> windows;
   std::unique_ptr<FeatureRecorder> features;
-  RoutingSums sums;
   std::vector<std::unique_ptr<CalibrationStage>> stages;
   std::vector<double> work;  // by stage
 
@@ -385,18 +384,11 @@ void MakeStages(const CalibrationSpec& spec, const CalibratorOptions& options, c
       set->Add(std::make_unique<ActivationStage>(config, keys, windows, host, set->features.get()),
                passes(windows.size(), work.Whole(false)));
   const uint64_t sparsity_count = WindowsFor(windows, spec.sparsity_tokens);
-  if (spec.sparsity_tokens > 0) {
-    set->Add(std::make_unique<NeuronStage>(config, keys, windows, sparsity_count, host),
-             passes(sparsity_count, work.Whole(false)));
-  }
   if (spec.sensitivity_tokens > 0) {
     const uint64_t count = WindowsFor(windows, spec.sensitivity_tokens);
-    set->Add(std::make_unique<RoutingStage>(config, windows, count, host, &set->sums),
-             passes(count, work.SingleExperts()));
     CalibrationStage* const sensitivities =
-        set->Add(std::make_unique<FisherStage>(config, keys, windows, count, spec.fisher_draws, spec.seed,
-                                               host, &set->sums),
-                 passes(count, work.Fisher(spec.fisher_draws)));
+        set->Add(std::make_unique<RoutingStage>(config, keys, windows, count, host),
+                 passes(count, work.SingleExperts()));
     auto gating = std::make_unique<GatingStage>(config, keys, windows, count, sensitivities, host);
     const double runs = static_cast<double>(gating->units()) / static_cast<double>(count);
     set->Add(std::move(gating), passes(count, runs * work.Whole(true)));

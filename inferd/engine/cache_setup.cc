@@ -54,29 +54,6 @@ SlotAllocation ByUsage(const UsageProfile& usage) {
   };
 }
 
-// Allocates by AdapMoE's cost; if the cost is equal for all layers, slots are divided evenly.
-SlotAllocation Dp(std::vector<LayerDemand> model) {
-  const LayerDemand* first = nullptr;
-  bool alike = true;
-  for (const LayerDemand& layer : model) {
-    if (layer.experts == 0) continue;
-    first = first == nullptr ? &layer : first;
-    alike = alike && layer.top_k == first->top_k && layer.single_share == first->single_share &&
-            layer.prefetch_accuracy == first->prefetch_accuracy;
-  }
-  if (alike) {
-    return AllocateUniform;
-  }
-  return [model = std::move(model)](absl::Span<const uint32_t> experts, uint64_t total) {
-    std::vector<LayerDemand> layers = model;
-    for (size_t i = 0; i < layers.size(); ++i) {
-      layers[i].experts = experts[i];
-      layers[i].top_k = std::min(layers[i].top_k, experts[i]);
-    }
-    return AllocateDp(layers, total);
-  };
-}
-
 // Allocates by each layer's cost curve. The curve is stretched for a layer with slots of several sizes, whose
 // experts are allocated separately.
 SlotAllocation ByCurves(std::vector<std::vector<double>> curves) {
@@ -90,14 +67,6 @@ SlotAllocation ByCurves(std::vector<std::vector<double>> curves) {
     }
     return AllocateByCost(costs, total);
   };
-}
-
-SlotAllocation DpMeasured(const CacheProfile& profile) {
-  std::vector<std::vector<double>> curves;
-  for (const LayerCacheProfile& layer : profile.layers) {
-    curves.push_back(layer.MissCurve(profile.tokens));
-  }
-  return ByCurves(std::move(curves));
 }
 
 // Allocates by the time that each layer makes the step wait. Without a load time the unit is one load.
@@ -122,28 +91,24 @@ LayerTimes LayerTimesOf(const DeviceTimes& times, const Pack& pack) {
   return {times.load_per_byte * bytes, compute, times.attention + LargestTopK(pack.config()) * compute};
 }
 
-// Allocates by the gating's a and the gate's b; without a profile both are empty.
+// Allocates by the gating's a, the gate's b and the misses that the profile counted; without a profile all
+// layers count as alike.
 absl::StatusOr<SlotAllocation> AllocationByProfile(const Policies& policies, const Pack& pack,
                                                    const DeviceTimes& times) {
   const std::string& source = pack.manifest().provenance.source_digest;
   const std::string folder = ProfileFolder(pack.dir());
   const absl::StatusOr<CacheProfile> profile = ReadCacheProfile(folder, pack.config(), source);
-  const bool lacking = absl::IsNotFound(profile.status());
-  if (!profile.ok() && (!lacking || policies.allocation == CacheAllocation::kDpMeasured)) {
-    return profile.status();
+  if (absl::IsNotFound(profile.status())) {
+    return AllocateUniform;
   }
-  if (policies.allocation == CacheAllocation::kDpMeasured) {
-    return DpMeasured(*profile);
-  }
+  RETURN_IF_ERROR(profile.status());
   std::optional<GatingRule> gating;
-  if (!lacking && policies.routing == RoutingKind::kSensitivity) {
+  if (policies.routing == RoutingKind::kSensitivity) {
     ASSIGN_OR_RETURN(gating, ResolveGating(policies.sensitivity, pack.config(), folder, source));
   }
-  std::vector<LayerDemand> demands = LayerDemandsOf(pack.config(), policies, lacking ? nullptr : &*profile,
-                                                    gating.has_value() ? &*gating : nullptr);
-  return lacking || policies.allocation == CacheAllocation::kDp
-             ? Dp(std::move(demands))
-             : DpTimed(*profile, demands, LayerTimesOf(times, pack));
+  const std::vector<LayerDemand> demands =
+      LayerDemandsOf(pack.config(), policies, *profile, gating.has_value() ? &*gating : nullptr);
+  return DpTimed(*profile, demands, LayerTimesOf(times, pack));
 }
 
 absl::StatusOr<SlotAllocation> AllocationOf(const Policies& policies, const Pack& pack,
@@ -157,8 +122,6 @@ absl::StatusOr<SlotAllocation> AllocationOf(const Policies& policies, const Pack
   switch (policies.allocation) {
     case CacheAllocation::kLayers:
       return AllocateLayers;
-    case CacheAllocation::kDp:
-    case CacheAllocation::kDpMeasured:
     case CacheAllocation::kDpTimed:
       return AllocationByProfile(policies, pack, times);
     case CacheAllocation::kUniform:
@@ -170,20 +133,20 @@ absl::StatusOr<SlotAllocation> AllocationOf(const Policies& policies, const Pack
 }  // namespace
 
 std::vector<LayerDemand> LayerDemandsOf(const ModelConfig& config, const Policies& policies,
-                                        const CacheProfile* profile, const GatingRule* gating) {
+                                        const CacheProfile& profile, const GatingRule* gating) {
   std::vector<LayerDemand> demands;
   for (uint32_t layer = 0; layer < config.layers.size(); ++layer) {
     const MoeConfig& moe = config.layers[layer].moe;
     LayerDemand& demand = demands.emplace_back(LayerDemand{moe.experts, moe.top_k, 0, 0});
-    if (profile == nullptr || moe.experts == 0) continue;
+    if (moe.experts == 0) continue;
     if (gating != nullptr && moe.top_k > 1) {
       const double sensitivity = gating->sensitivities[layer];
       const double limit =
           sensitivity > 0 ? gating->threshold / sensitivity : (gating->threshold >= 0 ? 1.0 : -1.0);
-      demand.single_share = profile->layers[layer].SingleExpertShare(limit);
+      demand.single_share = profile.layers[layer].SingleExpertShare(limit);
     }
     if (policies.predictor == ExpertPredictorKind::kGateReuse) {
-      demand.prefetch_accuracy = profile->layers[layer].accuracy[0];
+      demand.prefetch_accuracy = profile.layers[layer].accuracy[0];
     }
   }
   return demands;
@@ -200,19 +163,16 @@ absl::StatusOr<SlabResidencyOptions> SlabOptionsOf(const Policies& policies, con
   ASSIGN_OR_RETURN(options.allocate, AllocationOf(policies, pack, usage.ok() ? &*usage : nullptr, times));
   options.whole_layers = policies.cache == CacheKind::kLayer;
   options.fixed = policies.cache == CacheKind::kStatic;
-  options.cancel_begun = policies.prefetch_cancel == PrefetchCancel::kDisproved;
-  // Skipped or replaced experts do not reach the cache.
-  const bool routed = policies.miss == ExpertMiss::kSkip || policies.miss == ExpertMiss::kProceed;
-  options.miss = routed ? ExpertMiss::kLoad : policies.miss;
+  options.cancel_begun = CancelsBegunPrefetches(policies);
+  // Replaced experts do not reach the cache.
+  options.miss = policies.miss == ExpertMiss::kProceed ? ExpertMiss::kLoad : policies.miss;
   options.lead = LeadOf(policies);
-  options.eviction = {.kind = policies.eviction, .score_window = policies.score_window};
+  options.eviction = {.kind = policies.eviction};
   return options;
 }
 
 std::string AllocationWarning(const Policies& policies, const Pack& pack) {
-  const bool shares =
-      policies.cache == CacheKind::kSlots &&
-      (policies.allocation == CacheAllocation::kDp || policies.allocation == CacheAllocation::kDpTimed);
+  const bool shares = policies.cache == CacheKind::kSlots && policies.allocation == CacheAllocation::kDpTimed;
   const std::string folder = ProfileFolder(pack.dir());
   const absl::StatusOr<CacheProfile> profile =
       shares ? ReadCacheProfile(folder, pack.config(), pack.manifest().provenance.source_digest)
@@ -247,7 +207,6 @@ NeuronResidencyOptions NeuronOptionsOf(const Policies& policies, const Pack& pac
   options.slots = slots;
   options.lead_resident = LeadsStay(policies, pack, slots.budget);
   options.fetch_ahead = FetchesAhead(policies, options.lead_resident);
-  options.copy_all_share = policies.copy_all_share;
   options.miss = policies.neuron_miss;
   options.budget_us = policies.neuron_budget_us;
   return options;
@@ -294,7 +253,6 @@ absl::StatusOr<SlabResidencyOptions> OptionsOf(const ResidencyParts& parts) {
     slab.cpu_seconds = VirtualCpuSeconds(options.costs, options.slab.link_gbps, pack.config(), 1);
     slab.device_seconds = times.compute_per_byte;
   }
-  slab.balance_resident = policies.balance_resident;
   for (const LayerWeights& layer : parts.weights->layers()) {
     slab.shared_bytes.push_back(BytesOf(layer.common) + BytesOf(layer.beside));
   }

@@ -55,20 +55,19 @@ struct DeviceTimes {
   double attention = 0;         // one layer's attention
 };
 
-// Reads the pack's profile if it has one; without usage data, experts rank by number. `dp` reads AdapMoE's a
-// and b of each layer from the profile's expert usage: a under routing=sensitivity, else 0; b for the
-// predictor's depth-1 gate, else 0; without a profile both are 0 and all layers are alike. NOT_FOUND naming
-// the command for `dp_measured` without that profile; a damaged profile, or one of another model, is an
-// error.
+// Reads the pack's profile if it has one; without usage data, experts rank by number. `dp_timed` reads
+// AdapMoE's a and b of each layer from the profile's expert usage: a under routing=sensitivity, else 0; b for
+// the predictor's depth-1 gate, else 0; without a profile slots are divided evenly. A damaged profile, or one
+// of another model, is an error.
 absl::StatusOr<SlabResidencyOptions> SlabOptionsOf(const Policies& policies, const Pack& pack,
                                                    const DeviceTimes& times = {});
 
-// Returns each layer's inputs of AdapMoE's cost. `profile` and `gating` may be null.
+// Returns each layer's inputs of AdapMoE's cost. `gating` may be null.
 std::vector<LayerDemand> LayerDemandsOf(const ModelConfig& config, const Policies& policies,
-                                        const CacheProfile* profile, const GatingRule* gating);
+                                        const CacheProfile& profile, const GatingRule* gating);
 
-// Returns a warning if `dp` lacks the profile that distinguishes layers, with the command that creates it;
-// else empty.
+// Returns a warning if `dp_timed` lacks the profile that distinguishes layers, with the command that creates
+// it; else empty.
 std::string AllocationWarning(const Policies& policies, const Pack& pack);
 
 // True if every expert's lead stays in device memory (policy lead_resident). `auto`: true if the leads of all

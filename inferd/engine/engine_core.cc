@@ -86,10 +86,9 @@ absl::Status EngineCore::Setup() {
                                      residency_.get(), plan_.forward.max_tokens, plan_.forward.max_sequences,
                                      profile_dir, source_digest, client_->pack().model_id()}));
   }
-  if (policies.miss == ExpertMiss::kSkip || policies.miss == ExpertMiss::kProceed) {
-    ASSIGN_OR_RETURN(routing_, MissRouting::Create({std::move(routing_),
-                                                    policies.miss == ExpertMiss::kProceed, prefetcher_.get(),
-                                                    &config, backend_.get(), plan_.forward.max_tokens}));
+  if (policies.miss == ExpertMiss::kProceed) {
+    ASSIGN_OR_RETURN(routing_, MissRouting::Create({std::move(routing_), prefetcher_.get(), &config,
+                                                    backend_.get(), plan_.forward.max_tokens}));
   }
   if (!options.replay_trace.empty()) {
     ASSIGN_OR_RETURN(const Trace trace, ReadTrace(options.replay_trace));
@@ -582,7 +581,6 @@ void EngineCore::FillStats(EngineStats* stats) const {
     stats->neuron_slots = cache->slots;
     stats->leads_stay = cache->leads_stay;
     stats->copy_all_share = cache->copy_all_share;
-    stats->copy_all_measured = cache->copy_all_measured;
   }
   stats->bytes_ssd = fetches_.bytes_ssd();
   stats->bytes_link = fetches_.bytes_link();

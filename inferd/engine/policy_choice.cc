@@ -47,8 +47,8 @@ PrefixRule PrefixRuleOf(const EngineOptions& options, const Policies& policies) 
   if (!options.replay_trace.empty()) {
     return {PrefixReuse::kNone, "no prefix is reused: scores come from a trace, not from the text"};
   }
-  const bool same_rows = policies.routing == RoutingKind::kTopK && policies.miss != ExpertMiss::kSkip &&
-                         policies.miss != ExpertMiss::kProceed && policies.neuron_miss == NeuronMiss::kLoad;
+  const bool same_rows = policies.routing == RoutingKind::kTopK && policies.miss != ExpertMiss::kProceed &&
+                         policies.neuron_miss == NeuronMiss::kLoad;
   if (!same_rows) {
     return {PrefixReuse::kPrompts,
             "prefixes are reused of prompts alone: the policies compute generated tokens in another way"};

@@ -60,8 +60,7 @@ absl::Status Forward::RunLayers(uint32_t first_layer, bool attended, StepBatch* 
     }
     RETURN_IF_ERROR(MoeLayer(layer, batch));
     if (observer_ != nullptr) {
-      const bool routed = config_.layers[layer].moe.experts > 0;
-      RETURN_IF_ERROR(observer_->AfterLayer({layer, x_, routed ? outputs_ : Rows{}, batch}));
+      RETURN_IF_ERROR(observer_->AfterLayer({layer, x_, batch}));
     }
   }
   return absl::OkStatus();

@@ -115,7 +115,6 @@ absl::StatusOr<CalibrationSpec> PlanCalibration(const v1::CalibrateRequest& requ
   spec.window = request.has_window() ? request.window() : spec.window;
   spec.sensitivity_tokens =
       request.has_sensitivity_tokens() ? request.sensitivity_tokens() : spec.sensitivity_tokens;
-  spec.fisher_draws = request.has_fisher_draws() ? request.fisher_draws() : spec.fisher_draws;
   spec.sparsity_tokens = request.has_sparsity_tokens() ? request.sparsity_tokens() : spec.sparsity_tokens;
   spec.predictors = request.has_predictors() ? request.predictors() : spec.predictors;
   spec.epochs = request.has_epochs() ? request.epochs() : spec.epochs;

@@ -186,7 +186,6 @@ void FillStats(const EngineStats& stats, v1::GetStatsResponse* out) {
     cache->set_slots(stats.neuron_slots);
     cache->set_lead_resident(stats.leads_stay);
     cache->set_copy_all_share(stats.copy_all_share);
-    cache->set_copy_all_measured(stats.copy_all_measured);
   }
   for (size_t part = 0; part < kStepParts; ++part) {
     v1::PartWork* work = out->add_parts();

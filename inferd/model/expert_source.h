@@ -244,7 +244,6 @@ struct NeuronCacheFacts {
   uint64_t slots = 0;
   bool leads_stay = false;    // leads of all experts stay in device memory
   double copy_all_share = 0;  // share of an expert's neurons: if more are missing, all travel in one copy
-  bool copy_all_measured = false;  // measured at the start
 };
 
 class ResidencyStatistics {

@@ -85,7 +85,6 @@ void ChoosePredictorWithCpu(const AutoFacts& facts, AutoChoice* choice) {
   }
   p.predictor = facts.look_ahead ? ExpertPredictorKind::kLookahead : ExpertPredictorKind::kGateReuse;
   p.predictor_depth = kMaxPrefetchDepth;
-  p.depth_rule = DepthRule::kReach;
   p.max_prefetch = 1;
   choice->reasons.push_back("of the layers ahead the best expert is fetched, where it comes in time");
 }
@@ -101,8 +100,6 @@ void ChooseMisses(const AutoFacts& facts, AutoChoice* choice) {
   const bool same_arithmetic = facts.device != DeviceKind::kCuda;
   if (CpuHelps(facts) && (same_arithmetic || facts.quality_bound > 0)) {
     choice->policies.miss = ExpertMiss::kBalance;
-    choice->policies.balance_resident = true;
-    choice->policies.prefetch_cancel = PrefetchCancel::kDisproved;
     choice->reasons.push_back(absl::StrCat("experts are shared with the CPU: one takes it ",
                                            Ms(facts.cpu_seconds), ", the link ", Ms(facts.load_seconds),
                                            ", the device ", Ms(facts.compute_seconds)));
@@ -125,7 +122,7 @@ void ChooseCache(const AutoFacts& facts, AutoChoice* choice) {
         "slots are shared out evenly: a layer without any of its experts waits longest");
     return;
   }
-  p.allocation = facts.cache_profile ? CacheAllocation::kDpMeasured : CacheAllocation::kUniform;
+  p.allocation = facts.cache_profile ? CacheAllocation::kDpTimed : CacheAllocation::kUniform;
   choice->reasons.push_back(
       facts.cache_profile ? "slots go to the layers that miss most by the profile"
                           : "slots are shared out evenly: the profile does not say what each layer misses "
@@ -140,7 +137,7 @@ void ChooseLosses(const AutoFacts& facts, const PresetLayerTimes& times, AutoCho
     choice->reasons.push_back("nothing is left out: the bound of quality is 0 (quality_bound)");
   } else if (times.load > times.compute && facts.single_share > 0) {
     p.routing = RoutingKind::kSensitivity;
-    p.sensitivity = {SensitivityKind::kMeasured, facts.single_share, {}};
+    p.sensitivity = {facts.single_share, {}};
     choice->reasons.push_back(absl::StrCat(Percent(facts.single_share),
                                            " of the choices use one expert: the profile finds that within ",
                                            Percent(facts.quality_bound), " of perplexity"));
@@ -219,8 +216,7 @@ AutoFacts AutoFactsOf(const AutoSetup& setup, const Pack& pack, const MachineRat
   const std::string& source = pack.manifest().provenance.source_digest;
   facts.cache_profile = ReadCacheProfile(folder, pack.config(), source).ok();
   if (const auto gating = ReadGating(folder, source); gating.ok()) {
-    facts.single_share =
-        gating->tables[static_cast<size_t>(GatingKind::kMeasured)].ShareWithin(setup.quality_bound);
+    facts.single_share = gating->table.ShareWithin(setup.quality_bound);
   }
   if (const auto cutoffs = ReadCutoffs(folder, pack.model_id()); cutoffs.ok()) {
     for (const SparsityCutoff& cutoff : cutoffs->cutoffs) {

@@ -7,15 +7,6 @@
 namespace sluice::inferd {
 namespace {
 
-std::vector<std::vector<double>> CostsOf(absl::Span<const LayerDemand> layers) {
-  std::vector<std::vector<double>> costs;
-  for (const LayerDemand& layer : layers) {
-    std::vector<double>& row = costs.emplace_back();
-    for (uint32_t slots = 0; slots <= layer.experts; ++slots) row.push_back(DemandCost(layer, slots));
-  }
-  return costs;
-}
-
 // Adds the rest of `total` to the layers in order, as far as they have experts.
 void HandOutRest(absl::Span<const uint32_t> experts, uint64_t total, std::vector<uint32_t>* slots) {
   uint64_t rest = total - std::accumulate(slots->begin(), slots->end(), uint64_t{0});
@@ -25,26 +16,6 @@ void HandOutRest(absl::Span<const uint32_t> experts, uint64_t total, std::vector
     rest -= more;
   }
 }
-
-}  // namespace
-
-double DemandCost(const LayerDemand& layer, uint32_t slots) {
-  const double n = layer.experts;
-  const uint32_t k = std::min(layer.top_k, layer.experts);
-  if (k == 0) return 0;
-  const double missing = 1 - std::min<double>(slots, n) / n;
-  double none_missing = 1;  // probability that all K experts are resident
-  for (uint32_t i = 0; i < k; ++i) {
-    none_missing *= slots > i ? (double(slots) - i) / (n - i) : 0;
-  }
-  const double wrong = 1 - layer.prefetch_accuracy;
-  const double one = missing * wrong;
-  const double all_but_one = k * missing - (1 - std::min(none_missing, 1.0));  // E[max(M - 1, 0)]
-  const double many = wrong * k * missing + layer.prefetch_accuracy * std::max(all_but_one, 0.0);
-  return layer.single_share * one + (1 - layer.single_share) * many;
-}
-
-namespace {
 
 // Probability of `successes` among `draws` with probability p each.
 double Binomial(uint32_t draws, uint32_t successes, double p) {
@@ -91,10 +62,6 @@ std::vector<uint32_t> AllocateUniform(absl::Span<const uint32_t> experts, uint64
     }
   }
   return slots;
-}
-
-std::vector<uint32_t> AllocateDp(absl::Span<const LayerDemand> layers, uint64_t total) {
-  return AllocateByCost(CostsOf(layers), total);
 }
 
 std::vector<uint32_t> AllocateByCost(absl::Span<const std::vector<double>> costs, uint64_t total) {

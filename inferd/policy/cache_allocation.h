@@ -1,5 +1,5 @@
-// Numbers of slots that each layer gets of a device's cache: `uniform`, `dp`, `dp_measured` and `dp_timed`
-// (AdapMoE 4.4), and `layers` (FloE: all experts of the first layers).
+// Numbers of slots that each layer gets of a device's cache: `uniform`, `dp_timed` (AdapMoE 4.4), and
+// `layers` (FloE: all experts of the first layers).
 //
 // Pure functions of the total number of slots, summed over all layers; slots that experts only pass through
 // are not part of it. Every result sums to min(total, all experts), and no layer gets more slots than it has
@@ -23,12 +23,6 @@ struct LayerDemand {
   double prefetch_accuracy = 0;  // beta: chance that an expert is prefetched rightly
 };
 
-// Expected demand loads of one token at `slots` slots (AdapMoE eq. 10-15). The cache holds any of the N
-// experts with equal probability. With M missing experts, a token of K experts costs E[M] without a correct
-// prefetch and E[max(M - 1, 0)] with one. For K = 2 that is the sum of the paper's eq. 12 to 14; the same
-// formula is used for K > 2.
-double DemandCost(const LayerDemand& layer, uint32_t slots);
-
 // Times of one expert and of the work before a layer, in one unit.
 struct LayerTimes {
   double load = 0;     // an expert over the link
@@ -47,11 +41,8 @@ double WaitingCost(const LayerDemand& layer, double misses, const LayerTimes& ti
 // layer cannot use are divided among the others.
 std::vector<uint32_t> AllocateUniform(absl::Span<const uint32_t> experts, uint64_t total);
 
-// The allocation with the least sum of DemandCost (eq. 16-19). Ties give a layer fewer slots, later ones
-// first.
-std::vector<uint32_t> AllocateDp(absl::Span<const LayerDemand> layers, uint64_t total);
-
-// The least-cost allocation for costs[layer][slots], slots 0..experts: any measured curve.
+// The least-cost allocation for costs[layer][slots], slots 0..experts (AdapMoE eq. 16-19). Ties give a layer
+// fewer slots, later ones first.
 std::vector<uint32_t> AllocateByCost(absl::Span<const std::vector<double>> costs, uint64_t total);
 
 // All experts of the first layers, as far as the total reaches; the layer at the edge gets the rest.

@@ -36,7 +36,6 @@ struct RouterState {
 struct LayerEnd {
   uint32_t layer = 0;
   Rows residual;  // [tokens, hidden], with the MoE output added; the observer may change it
-  Rows outputs;   // [tokens * ranks, hidden], the experts' by (token, rank); unset in a layer without experts
   const StepBatch* batch = nullptr;
 };
 

@@ -11,23 +11,6 @@
 
 namespace sluice::inferd {
 
-uint32_t SkipMissing(absl::Span<const int32_t> ids, absl::Span<float> weights,
-                     absl::FunctionRef<bool(uint32_t)> there) {
-  const double all = std::accumulate(weights.begin(), weights.end(), 0.0);
-  uint32_t skipped = 0;
-  for (size_t rank = 0; rank < ids.size(); ++rank) {
-    if (weights[rank] != 0.0f && !there(static_cast<uint32_t>(ids[rank]))) {
-      weights[rank] = 0.0f;
-      ++skipped;
-    }
-  }
-  const double left = std::accumulate(weights.begin(), weights.end(), 0.0);
-  for (float& weight : weights) {
-    weight = skipped > 0 && left > 0 ? static_cast<float>(weight * (all / left)) : weight;
-  }
-  return skipped;
-}
-
 bool ProceedWith(absl::Span<const int32_t> predicted, const float* scores, absl::Span<int32_t> ids,
                  absl::Span<float> weights, absl::FunctionRef<bool(uint32_t)> there) {
   bool missing = false;
@@ -59,10 +42,10 @@ absl::StatusOr<std::unique_ptr<MissRouting>> MissRouting::Create(Setup setup) {
   const ModelConfig& config = *setup.config;
   for (uint32_t layer = 0; layer < config.layers.size(); ++layer) {
     const MoeConfig& moe = config.layers[layer].moe;
-    if (moe.experts > 0 && (ScalesInputs(moe) || (setup.proceed && !WeighsBySoftmax(moe.router)))) {
-      return absl::UnimplementedError(absl::StrCat(
-          "--policy expert_miss=", setup.proceed ? "proceed" : "skip", ": the router of layer ", layer,
-          setup.proceed ? " does not weigh by a softmax" : " scales the experts' inputs"));
+    if (moe.experts > 0 && (ScalesInputs(moe) || !WeighsBySoftmax(moe.router))) {
+      return absl::UnimplementedError(
+          absl::StrCat("--policy expert_miss=proceed: the router of layer ", layer,
+                       ScalesInputs(moe) ? " scales the experts' inputs" : " does not weigh by a softmax"));
     }
   }
   return std::unique_ptr<MissRouting>(new MissRouting(std::move(setup)));
@@ -85,7 +68,7 @@ absl::Status MissRouting::Choose(const RoutingInput& input, Queue* queue) {
   for (uint32_t row = 0; row < args.tokens; ++row) {
     if (input.batch->decodes(row) && !input.batch->lost(row)) rows_.push_back(row);
   }
-  if (rows_.empty() || !setup_.proceed) return absl::OkStatus();
+  if (rows_.empty()) return absl::OkStatus();
   return scores_.Ask(args.logits, args.experts, rows_, queue);
 }
 
@@ -94,7 +77,7 @@ absl::Status MissRouting::Decide(const RoutingInput& input, Queue* queue) {
   const RouterArgs& args = input.model;
   RETURN_IF_ERROR(setup_.inner->Decide(input, queue));
   if (rows_.empty() || input.residency->AllResident(input.layer)) return absl::OkStatus();
-  if (setup_.proceed) scores_.Take();
+  scores_.Take();
   const uint64_t ranks = args.top_k + (args.shared ? 1 : 0);
   const uint64_t bytes = args.tokens * ranks * sizeof(float);
   int32_t* ids = reinterpret_cast<int32_t*>(setup_.backend->HostWrite(args.ids, bytes));
@@ -106,7 +89,7 @@ absl::Status MissRouting::Decide(const RoutingInput& input, Queue* queue) {
   std::memcpy(wanted_weights_.data(), weights, bytes);
   for (uint32_t i = 0; i < rows_.size(); ++i) {
     const uint64_t at = rows_[i] * ranks;
-    changed_ |= ChooseRow(input, rows_[i], setup_.proceed ? scores_.row(i) : nullptr, ids + at, weights + at);
+    changed_ |= ChooseRow(input, rows_[i], scores_.row(i), ids + at, weights + at);
   }
   if (changed_) CountSkipped(input, ids, weights);
   return absl::OkStatus();
@@ -116,9 +99,6 @@ bool MissRouting::ChooseRow(const RoutingInput& input, uint32_t row, const float
                             float* weights) {
   const uint32_t top_k = input.model.top_k;
   const auto there = [&](uint32_t expert) { return input.residency->IsComing(input.layer, expert); };
-  if (!setup_.proceed) {
-    return SkipMissing(absl::MakeConstSpan(ids, top_k), absl::MakeSpan(weights, top_k), there) > 0;
-  }
   if (setup_.predictions == nullptr) return false;
   return ProceedWith(setup_.predictions->Predicted(input.layer, row, input.batch->step()), scores,
                      absl::MakeSpan(ids, top_k), absl::MakeSpan(weights, top_k), there);

@@ -1,13 +1,12 @@
-// Tokens without their missing experts (expert_miss skip and proceed): a routing policy around another one,
-// which changes the choice of decode rows only.
+// Tokens without their missing experts (expert_miss proceed): a routing policy around another one, which
+// changes the choice of decode rows only.
 //
-// An expert is available if it is resident or in flight; the layer waits for experts in flight. `skip`:
-// unavailable chosen experts are left out, and the others take over the weight of all. `proceed` (CORM 4.2):
-// a token that misses any expert uses the experts predicted for it instead, with the router's own scores
+// An expert is available if it is resident or in flight; the layer waits for experts in flight. A token that
+// misses any expert uses the experts predicted for it instead (CORM 4.2), with the router's own scores
 // restricted to them and scaled to the weight of its choice; an unavailable predicted expert is loaded.
 // Tokens without a prediction keep their choice, and wait.
 //
-// Thread safety: the functions are pure; MissRouting is thread-compatible, belongs to the engine thread and
+// Thread safety: ProceedWith() is pure; MissRouting is thread-compatible, belongs to the engine thread and
 // does not allocate after construction.
 #pragma once
 
@@ -23,10 +22,6 @@
 namespace sluice::inferd {
 
 // `ids` and `weights` are the routed ranks of one token, best first; a weight of 0 is a rank left out before.
-// Returns the number of ranks left out. With no expert available all weights become 0.
-uint32_t SkipMissing(absl::Span<const int32_t> ids, absl::Span<float> weights,
-                     absl::FunctionRef<bool(uint32_t)> there);
-
 // `predicted`: distinct experts, -1: none; `scores`: p of every expert. Returns true if the predicted experts
 // replaced the choice; otherwise (nothing is missing, nothing was predicted) nothing changes. Ranks without
 // an expert get a weight of 0.
@@ -37,14 +32,12 @@ class MissRouting final : public RoutingPolicy {
  public:
   struct Setup {
     std::unique_ptr<RoutingPolicy> inner;
-    bool proceed = false;                            // else skip
-    const ExpertPredictions* predictions = nullptr;  // proceed; null: none. Outlives the policy
+    const ExpertPredictions* predictions = nullptr;  // null: none. Outlives the policy
     const ModelConfig* config = nullptr;
     Backend* backend = nullptr;
     uint32_t max_tokens = 0;
   };
-  // UNIMPLEMENTED for routers that scale the experts' inputs, and with `proceed` for those whose weights are
-  // not a softmax.
+  // UNIMPLEMENTED for routers that scale the experts' inputs, and for those whose weights are not a softmax.
   static absl::StatusOr<std::unique_ptr<MissRouting>> Create(Setup setup);
 
   absl::Status Choose(const RoutingInput& input, Queue* queue) override;

@@ -151,10 +151,9 @@ double NeuronShareOf(const Policies& policies) {
   return 1 - policies.sparsity.target.value_or(kUsualTarget);
 }
 
-NeuronPredictor::NeuronPredictor(const NeuronPredictorOptions& options, NeuronThresholds thresholds,
-                                 const Parts& parts)
+NeuronPredictor::NeuronPredictor(const NeuronPredictorOptions& options, const Parts& parts)
     : options_(options),
-      thresholds_(std::move(thresholds)),
+      sparsity_(*parts.sparsity),
       config_(*parts.config),
       layers_(*parts.layers),
       backend_(parts.backend),
@@ -162,7 +161,7 @@ NeuronPredictor::NeuronPredictor(const NeuronPredictorOptions& options, NeuronTh
       counters_(config_.layers.size()) {}
 
 absl::StatusOr<std::unique_ptr<NeuronPredictor>> NeuronPredictor::Create(
-    const NeuronPredictorOptions& options, NeuronThresholds thresholds, const Parts& parts) {
+    const NeuronPredictorOptions& options, const Parts& parts) {
   if (options.order != SparsityOrder::kUp && options.order != SparsityOrder::kGate) {
     return absl::InvalidArgumentError(
         absl::StrCat("neurons are predicted from an up or a gate part, not under --sparsity ",
@@ -172,7 +171,7 @@ absl::StatusOr<std::unique_ptr<NeuronPredictor>> NeuronPredictor::Create(
     return absl::UnimplementedError(
         "neuron predictors do not know models whose router scales the experts' inputs");
   }
-  std::unique_ptr<NeuronPredictor> made(new NeuronPredictor(options, std::move(thresholds), parts));
+  std::unique_ptr<NeuronPredictor> made(new NeuronPredictor(options, parts));
   RETURN_IF_ERROR(made->Allocate());
   return made;
 }
@@ -182,11 +181,9 @@ absl::Status NeuronPredictor::Allocate() {
   for (const LayerConfig& layer : config_.layers) width = std::max<uint64_t>(width, layer.moe.expert_width);
   const uint64_t rows = options_.max_rows;
   const uint64_t pairs = rows * LargestTopK(config_);
-  if (options_.input == NeuronInput::kNormed) {
-    ASSIGN_OR_RETURN(const BufferId normed,
-                     backend_->Allocate(rows * config_.hidden * sizeof(float), BufferKind::kActivations));
-    normed_ = {{normed, 0}, config_.hidden};
-  }
+  ASSIGN_OR_RETURN(const BufferId normed,
+                   backend_->Allocate(rows * config_.hidden * sizeof(float), BufferKind::kActivations));
+  normed_ = {{normed, 0}, config_.hidden};
   for (Rows* products : {&products_, &true_products_}) {
     ASSIGN_OR_RETURN(const BufferId buffer,
                      backend_->Allocate(pairs * width * sizeof(float), BufferKind::kStaging));
@@ -214,12 +211,8 @@ absl::StatusOr<bool> NeuronPredictor::Begin(const RouterState& state, uint32_t t
   words_ = WordsFor(width_);
   MakeGuesses(tokens_, top_k, ids);
   if (guesses_.empty()) return false;
-  input_ = state.normed;
-  if (options_.input == NeuronInput::kNormed) {
-    RETURN_IF_ERROR(backend_->queue().Norm(
-        {state.residual, tokens_, config_.hidden, layers_[target].ExpertsNorm(), normed_}));
-    input_ = normed_;
-  }
+  RETURN_IF_ERROR(backend_->queue().Norm(
+      {state.residual, tokens_, config_.hidden, layers_[target].ExpertsNorm(), normed_}));
   step_ = state.batch->step();
   for (const Guess& guess : guesses_) {
     if (!only_counts_ && !residency_->Lead(target_, guess.expert).has_value()) {
@@ -235,7 +228,7 @@ absl::StatusOr<bool> NeuronPredictor::Begin(const RouterState& state, uint32_t t
 void NeuronPredictor::MakeGuesses(uint32_t tokens, uint32_t top_k, absl::Span<const int32_t> ids) {
   guesses_.clear();
   uint32_t used = 0;
-  const bool behind = !only_counts_ && options_.enough <= 1 && residency_->IsBehind();
+  const bool behind = !only_counts_ && residency_->IsBehind();
   const uint32_t ranks = behind ? std::min(top_k, options_.max_behind) : top_k;
   for (uint32_t expert = 0; expert < config_.layers[target_].moe.experts; ++expert) {
     Guess guess{expert, used, 0};
@@ -298,7 +291,7 @@ absl::Status NeuronPredictor::QueueLeads() {
     ++queued_;
   }
   if (work_.empty()) return absl::OkStatus();
-  RETURN_IF_ERROR(QueueWork(input_));
+  RETURN_IF_ERROR(QueueWork(normed_));
   last_queued_ = backend_->queue().Record();
   for (const Guess& guess : guesses_) {
     if (guess.queued && !guess.done) residency_->LeadRead(target_, guess.expert, last_queued_);
@@ -309,11 +302,11 @@ absl::Status NeuronPredictor::QueueLeads() {
 absl::Status NeuronPredictor::TakeLeads() {
   for (Guess& guess : guesses_) {
     if (!guess.queued || guess.done) continue;
-    const float threshold = thresholds_.predicted(target_, guess.expert);
+    const float threshold = sparsity_.threshold(target_, guess.expert);
     for (uint32_t pair = guess.first; pair < guess.first + guess.count; ++pair) {
       ASSIGN_OR_RETURN(const absl::Span<float> values, Values(products_, pair));
-      if (options_.set == NeuronSet::kShare) {
-        ChooseByShare(values, options_.share, mask(pair));
+      if (options_.share.has_value()) {
+        ChooseByShare(values, *options_.share, mask(pair));
       } else {
         ChooseByThreshold(values, threshold, mask(pair));
       }
@@ -387,7 +380,7 @@ absl::Status NeuronPredictor::Compare(const RouterState& state) {
 // Compares the rows that were predicted to choose the expert and did.
 absl::Status NeuronPredictor::CompareGuess(const Guess& guess, const RouterState& state) {
   const Routing& routing = state.routing;
-  const float threshold = thresholds_.actual(target_, guess.expert);
+  const float threshold = sparsity_.threshold(target_, guess.expert);
   NeuronPredictions& sum = counters_[target_];
   for (uint32_t pair = guess.first; pair < guess.first + guess.count; ++pair) {
     const uint32_t row = rows_[pair];

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -26,8 +27,8 @@ void ChooseByShare(absl::Span<const float> values, double share, absl::Span<uint
 
 // Neuron predictors find the neurons that will count for experts predicted for a layer ahead. They multiply
 // that layer's own lead with the current layer's state: `up_reuse` (FloE 3.3.2) with its up part,
-// `gate_reuse` (CORM 4.2) with its gate part. The input is x_l, the current router's input (both papers), or
-// the residual under the target layer's norm.
+// `gate_reuse` (CORM 4.2) with its gate part. The input is the residual under the target layer's norm, which
+// finds more than the papers' x_l, the current router's input.
 //
 // An expert whose lead is not on the device is requested without neurons, which fetches the lead; it is
 // predicted when the lead has arrived (CORM's two phases), at the next call of Continue().
@@ -45,20 +46,19 @@ struct NeuronPredictions {
   uint64_t wanted = 0;  // neurons that count
 };
 
-// Share of an expert's neurons for NeuronSet::kShare: the policies' value, else the share that the sparsity's
-// target keeps, else FloE's one fifth.
+// Share of an expert's neurons that `up_reuse` fetches: the share that the sparsity's target keeps, else
+// FloE's one fifth.
 double NeuronShareOf(const Policies& policies);
 
 struct NeuronPredictorOptions {
   SparsityOrder order = SparsityOrder::kGate;  // kUp: up_reuse, kGate: gate_reuse
-  NeuronSet set = NeuronSet::kThreshold;
-  double share = 0.2;  // NeuronSet::kShare
-  NeuronInput input = NeuronInput::kHidden;
+  std::optional<double>
+      share;                  // of an expert's neurons, the largest; empty: the sparsity's threshold decides
   uint32_t max_rows = 64;     // maximum rows of a predicted step
   uint32_t count_every = 32;  // the true set is computed in one of so many steps, for counting
   uint32_t max_behind = 16;   // predicted experts of a row used while the link is behind
   // Experts that hold this share of their neurons are kept and not predicted: missing neurons are worth less
-  // than the product. Above 1: all experts are predicted, for counting.
+  // than the product.
   double enough = 0.5;
 };
 
@@ -68,12 +68,12 @@ class NeuronPredictor {
     const ModelConfig* config = nullptr;
     const std::vector<LayerWeights>* layers = nullptr;  // norms and biases
     Backend* backend = nullptr;
+    const SparsityPolicy* sparsity = nullptr;
     ExpertPrefetch* residency = nullptr;
   };
   // INVALID_ARGUMENT for an order without a lead of its own, UNIMPLEMENTED for a model whose router scales
   // the experts' inputs.
   static absl::StatusOr<std::unique_ptr<NeuronPredictor>> Create(const NeuronPredictorOptions& options,
-                                                                 NeuronThresholds thresholds,
                                                                  const Parts& parts);
 
   // Starts a prediction after the router of state.layer has run. `ids` [state.routing.tokens, top_k] are the
@@ -107,7 +107,7 @@ class NeuronPredictor {
     bool compared = false;  // the true products were queued
   };
 
-  NeuronPredictor(const NeuronPredictorOptions& options, NeuronThresholds thresholds, const Parts& parts);
+  NeuronPredictor(const NeuronPredictorOptions& options, const Parts& parts);
   absl::Status Allocate();
   void MakeGuesses(uint32_t tokens, uint32_t top_k, absl::Span<const int32_t> ids);
   absl::Status QueueLeads();
@@ -122,7 +122,7 @@ class NeuronPredictor {
   absl::Span<uint64_t> mask(uint32_t pair) { return absl::MakeSpan(masks_).subspan(pair * words_, words_); }
 
   const NeuronPredictorOptions options_;
-  const NeuronThresholds thresholds_;
+  const SparsityPolicy& sparsity_;
   const ModelConfig& config_;
   const std::vector<LayerWeights>& layers_;
   Backend* const backend_;
@@ -138,8 +138,7 @@ class NeuronPredictor {
   uint32_t queued_ = 0;   // guesses queued but not done
   Event last_queued_;
   uint64_t compares_ = 0;                    // step whose true products were queued
-  Rows input_;                               // input of the prediction
-  Rows normed_;                              // [max_rows, hidden], NeuronInput::kNormed
+  Rows normed_;                              // [max_rows, hidden], the prediction's input
   Rows products_;                            // [max_rows * largest top_k, widest expert], host-visible
   Rows true_products_;                       // true products to compare with, same shape
   std::vector<LeadWork> work_;               // [most experts], for one call

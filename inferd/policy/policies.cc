@@ -34,7 +34,6 @@ Policies Floe(double target) {
   p.predictor = ExpertPredictorKind::kLearned;
   p.predictor_confidence = 0.6;
   p.neuron_predictor = NeuronPredictorKind::kUpReuse;
-  p.neuron_set = NeuronSet::kShare;
   p.allocation = CacheAllocation::kLayers;
   p.granularity = CacheGranularity::kNeuron;
   p.lead_resident = LeadResident::kAuto;
@@ -66,8 +65,6 @@ Policies Adapmoe() {
   Policies p = Base();
   p.routing = RoutingKind::kSensitivity;
   p.predictor_depth = 3;
-  p.depth_rule = DepthRule::kIdle;
-  p.prefetch_cancel = PrefetchCancel::kDisproved;
   p.first_layer = true;
   p.allocation = CacheAllocation::kDpTimed;
   return p;
@@ -78,11 +75,8 @@ Policies Importance() {
   p.routing = RoutingKind::kCacheAware;
   p.predictor = ExpertPredictorKind::kLookahead;
   p.eviction = SlotEviction::kScore;
-  p.prefetch_cancel = PrefetchCancel::kDisproved;
   p.miss = ExpertMiss::kBalance;
-  p.balance_resident = true;
   p.predictor_depth = 3;
-  p.depth_rule = DepthRule::kReach;
   p.max_prefetch = 1;
   return p;
 }
@@ -139,20 +133,16 @@ Policies OnHost(Policies p) {
     p.predictor_depth = plain.predictor_depth;
   }
   p.predictor = p.predictor == ExpertPredictorKind::kNone ? p.predictor : ExpertPredictorKind::kGateReuse;
-  p.depth_rule = plain.depth_rule;
-  p.prefetch_cancel = plain.prefetch_cancel;
   p.predictor_recall = plain.predictor_recall;
   p.first_layer = false;
   p.token_draft = true;
   p.neuron_predictor = plain.neuron_predictor;
-  p.neuron_set = plain.neuron_set;
   p.cache = CacheKind::kLease;
   p.allocation = plain.allocation;
   p.eviction = plain.eviction;
   p.granularity = plain.granularity;
   p.lead_resident = LeadResident::kOff;
   p.miss = plain.miss;
-  p.balance_resident = plain.balance_resident;
   p.max_prefetch = plain.max_prefetch;
   p.neuron_miss = plain.neuron_miss;
   return p;
@@ -312,14 +302,24 @@ std::vector<PolicyWord> Describe(const Policies& policies) {
 
 bool KeepsModelTokens(const Policies& p) {
   return p.sparsity.order == SparsityOrder::kNone && p.routing == RoutingKind::kTopK &&
-         p.miss != ExpertMiss::kSkip && p.miss != ExpertMiss::kProceed;
+         p.miss != ExpertMiss::kProceed;
+}
+
+bool FetchesInReach(const Policies& p) {
+  return p.predictor_depth > 1 &&
+         (p.predictor == ExpertPredictorKind::kLookahead || p.miss == ExpertMiss::kBalance);
+}
+
+bool CancelsBegunPrefetches(const Policies& p) {
+  return p.predictor_depth > 1 || p.predictor != ExpertPredictorKind::kGateReuse ||
+         p.miss == ExpertMiss::kBalance;
 }
 
 std::vector<PolicyPromise> Promises(const Policies& p) {
   // True if the result depends on residency. The choice between device and CPU depends on it too, but both
   // compute the same on one instruction set.
-  const bool by_place = p.routing == RoutingKind::kCacheAware || p.miss == ExpertMiss::kSkip ||
-                        p.miss == ExpertMiss::kProceed || p.neuron_miss != NeuronMiss::kLoad;
+  const bool by_place = p.routing == RoutingKind::kCacheAware || p.miss == ExpertMiss::kProceed ||
+                        p.neuron_miss != NeuronMiss::kLoad;
   std::vector<PolicyPromise> promises;
   for (const char* what :
        {"memory budgets and slab sizes", "transports and prefetching", "faults and crashes of weightd",
@@ -359,8 +359,6 @@ absl::Status CheckHost(const Policies& p) {
       {"lead_resident", p.lead_resident == LeadResident::kOff},
       {"expert_miss", p.miss == ExpertMiss::kLoad},
       {"neuron_miss", p.neuron_miss == NeuronMiss::kLoad},
-      {"balance_resident", !p.balance_resident},
-      {"predictor_depth_rule", p.depth_rule != DepthRule::kReach},
       {"neuron_predictor", p.neuron_predictor == NeuronPredictorKind::kNone},
   };
   for (const auto& value : values) {
@@ -408,8 +406,8 @@ absl::Status CheckSlots(const Policies& p) {
   if (!by_neuron && p.neuron_miss != NeuronMiss::kLoad) {
     return Contradiction(p, "neuron_miss", "cache_granularity");
   }
-  if (by_neuron && p.depth_rule == DepthRule::kReach) {
-    return Contradiction(p, "predictor_depth_rule", "cache_granularity");
+  if (by_neuron && FetchesInReach(p)) {
+    return Contradiction(p, "predictor_depth", "cache_granularity");
   }
   if (!by_neuron && p.lead_resident == LeadResident::kOn) {
     return Contradiction(p, "lead_resident", "cache_granularity");
@@ -432,13 +430,10 @@ absl::Status CheckPredictor(const Policies& p) {
   if (p.miss == ExpertMiss::kProceed && p.predictor == ExpertPredictorKind::kNone) {
     return Contradiction(p, "expert_miss", "expert_predictor");
   }
-  const bool one_ahead =
-      p.predictor == ExpertPredictorKind::kLearned ||
-      (p.predictor == ExpertPredictorKind::kLookahead && p.depth_rule != DepthRule::kReach);
   if (p.token_draft && p.first_layer) {
     return Contradiction(p, "token_draft", "first_layer");
   }
-  if (p.predictor_depth > 1 && one_ahead) {
+  if (p.predictor_depth > 1 && p.predictor == ExpertPredictorKind::kLearned) {
     return Contradiction(p, "predictor_depth", "expert_predictor");
   }
   return absl::OkStatus();

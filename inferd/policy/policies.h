@@ -24,17 +24,10 @@ enum class DeviceKind : uint8_t { kHost, kSim, kCuda };
 enum class RoutingKind : uint8_t { kTopK, kSensitivity, kCacheAware };
 
 enum class ExpertPredictorKind : uint8_t { kNone, kGateReuse, kLearned, kLookahead };
-// Prediction beyond the next layer. kAlways: as far as predictor_depth allows (AdapMoE 4.3). kIdle: only
-// while nothing else travels or waits to. kReach: for every layer up to predictor_depth, but only experts
-// that will have arrived when that layer is computed, or one layer later.
-enum class DepthRule : uint8_t { kAlways, kIdle, kReach };
-// Prefetches that are cancelled once their layer's router has run: those that have not begun, or all that the
-// router disproved.
-enum class PrefetchCancel : uint8_t { kUnbegun, kDisproved };
 enum class NeuronPredictorKind : uint8_t { kNone, kUpReuse, kGateReuse };
 
 // Handling of a routed expert, or an active neuron, that is not resident.
-enum class ExpertMiss : uint8_t { kLoad, kCpu, kBalance, kSkip, kProceed };
+enum class ExpertMiss : uint8_t { kLoad, kCpu, kBalance, kProceed };
 enum class NeuronMiss : uint8_t { kLoad, kBudgeted, kProceed };
 
 // Memory that holds a device's experts. kLease: weightd's DRAM, read in place (device host). kSlots: slots
@@ -42,20 +35,12 @@ enum class NeuronMiss : uint8_t { kLoad, kBudgeted, kProceed };
 // same, and every expert of a layer is loaded, used or not. kStatic: the most used experts of the profile,
 // permanently. kResident: all experts.
 enum class CacheKind : uint8_t { kLease, kSlots, kNone, kLayer, kStatic, kResident };
-enum class CacheAllocation : uint8_t { kUniform, kDp, kDpMeasured, kDpTimed, kLayers };
+enum class CacheAllocation : uint8_t { kUniform, kDpTimed, kLayers };
 enum class SlotEviction : uint8_t { kLru, kLfru, kScore };
 enum class CacheGranularity : uint8_t { kExpert, kNeuron };
 // Residency of every expert's lead in device memory. kAuto: leads stay if enough slots are left besides them
 // (LeadsStay() in policies.h).
 enum class LeadResident : uint8_t { kOff, kOn, kAuto };
-
-// Definition of AdapMoE's S_l (common/profile/profile.h).
-using SensitivityKind = GatingKind;
-
-// Rule that turns a neuron predictor's values into a set.
-enum class NeuronSet : uint8_t { kThreshold, kShare, kCalibrated };
-// Factor of the next layer's lead: the current router's input, or the residual under the next layer's norm.
-enum class NeuronInput : uint8_t { kHidden, kNormed };
 
 // Presets: named sets of policies, and overrides of single policies.
 //
@@ -76,11 +61,10 @@ struct SparsityConfig {
 };
 
 // A token uses one expert where (1 - alpha)^2 S_l <= T (AdapMoE eq. 8), T the same for all layers. At most
-// one of the two values defines T; with none, T is the profile's for a 1 % increase of perplexity.
+// one value is set. None: S_l and T are the profile's, T for a 1 % increase of perplexity.
 struct SensitivityConfig {
-  SensitivityKind kind = SensitivityKind::kMeasured;
-  std::optional<double> share;      // of (token, layer) pairs that use one expert on calibration text
-  std::optional<double> threshold;  // T itself
+  std::optional<double> share;  // of (token, layer) pairs that use one expert on calibration text; T follows
+  std::optional<double> score;  // T for S_l = 1: the score alone, without a profile
 };
 
 // One value of each kind, each a key of --policy. A key exists because a preset, or a
@@ -105,19 +89,15 @@ struct Policies {
   // Predictor of the experts of layers ahead (CORM and AdapMoE reuse the gate, `floe` has learned networks,
   // `importance` runs the next layer with the resident experts).
   ExpertPredictorKind predictor = ExpertPredictorKind::kGateReuse;
-  // Maximum number of layers ahead that are predicted, 1..3; kLearned and (without kReach) kLookahead predict
-  // only the next layer.
+  // Maximum number of layers ahead that are predicted, 1..3; kLearned predicts only the next layer. Layers
+  // beyond the next are predicted while the link is idle (`adapmoe`), or only for experts that arrive in time
+  // (`importance`): FetchesInReach().
   uint32_t predictor_depth = 1;
-  // Rule for layers beyond the next: `adapmoe` predicts them while the link is idle, `importance` fetches
-  // experts that arrive in time.
-  DepthRule depth_rule = DepthRule::kAlways;
   // Minimum confidence, 0..1, of an expert to be fetched ahead (`floe`).
   double predictor_confidence = 0;
   // Minimum recall of a layer's recent predictions; below it predictions are only counted (prefetcher.h;
   // `corm`, whose proceeding would compute wrong experts).
   double predictor_recall = 0;
-  // Handling of prefetches that the router has disproved.
-  PrefetchCancel prefetch_cancel = PrefetchCancel::kUnbegun;
   // Predicts the next token's first layer from the last layer's output by a trained gate (`adapmoe`).
   bool first_layer = false;
   // On `host`: while experts of the last layer are read, drafts the next token without them and prefetches
@@ -125,17 +105,10 @@ struct Policies {
   bool token_draft = false;
   // Maximum number of experts of a layer ahead that one step requests. A decode batch uses few; a prefill
   // chunk uses most of a layer, and requesting them all would only evict experts that the layer itself still
-  // needs (DepthRule::kReach requests as many of them as arrive in time).
+  // needs (FetchesInReach() requests as many of them as arrive in time).
   uint32_t max_prefetch = 16;
   // Predictor of the neurons of predicted experts (`floe` by up, `corm` by gate).
   NeuronPredictorKind neuron_predictor = NeuronPredictorKind::kNone;
-  // Rule that selects the neurons to fetch from the predicted values.
-  NeuronSet neuron_set = NeuronSet::kThreshold;
-  // Factor of the next layer's lead; kHidden is the papers', kNormed measures better.
-  NeuronInput neuron_input = NeuronInput::kNormed;
-  // Also predicts for layers whose experts are all resident: nothing is fetched, but predictions are counted.
-  // This measures a predictor's recall without a cache.
-  bool predict_resident = false;
 
   // Memory that holds a device's experts; the baselines differ in it.
   CacheKind cache = CacheKind::kLease;
@@ -143,23 +116,15 @@ struct Policies {
   CacheAllocation allocation = CacheAllocation::kUniform;
   // Eviction policy of a layer's slots.
   SlotEviction eviction = SlotEviction::kLru;
-  // With kScore: the number of a layer's passes whose router probabilities are averaged (importance-driven's
-  // n).
-  uint32_t score_window = 32;
   // Content of a slot: whole experts, or the needed neurons (`floe`, `corm`).
   CacheGranularity granularity = CacheGranularity::kExpert;
-  // With kNeuron: if more than this share of an expert's neurons must travel, all missing ones travel in one
-  // copy (CORM's 75 %); -1: the break-even is measured at the start.
-  double copy_all_share = 0.75;
   // With kNeuron: residency of the leads of all experts in device memory besides the slots.
   LeadResident lead_resident = LeadResident::kOff;
 
-  // Handling of a chosen expert that is not resident.
+  // Handling of a chosen expert that is not resident. With kBalance, if the device's time is known and the
+  // CPU works in parallel, resident experts go to the CPU too if that ends a layer sooner, and a missing
+  // expert may be split by tiles, the first over the link, the others computed by the CPU.
   ExpertMiss miss = ExpertMiss::kLoad;
-  // With kBalance, if the device's time is known and the CPU works in parallel: resident experts go to the
-  // CPU too if that ends a layer sooner, and a missing expert may be split by tiles, the first over the link,
-  // the others computed by the CPU (`importance`, `auto`; off is the paper's).
-  bool balance_resident = false;
   // Handling of an active neuron that is not resident.
   NeuronMiss neuron_miss = NeuronMiss::kLoad;
   // With kBudgeted: microseconds of link time that a layer may use for neurons that were not predicted.
@@ -220,6 +185,14 @@ std::vector<PolicyPromise> Promises(const Policies& policies);
 // True if tokens are the model's own.
 bool KeepsModelTokens(const Policies& policies);
 
+// True if predictions of several layers request only experts that arrive when their layer is computed, or one
+// layer later: where experts are predicted from the resident ones, or shared with the CPU. Otherwise layers
+// beyond the next are predicted while nothing travels.
+bool FetchesInReach(const Policies& policies);
+// True if prefetches that the router has disproved stop where they are. With gate reuse for the next layer
+// alone (`exact`, and the baseline `lru_prefetch`) only those that have not begun are cancelled.
+bool CancelsBegunPrefetches(const Policies& policies);
+
 const char* SparsityWord(SparsityOrder order);
 
 // The keys of --policy: one table by which every value in Policies is set, shown and listed.
@@ -235,6 +208,26 @@ struct PolicyKey {
 };
 
 absl::Span<const PolicyKey> PolicyKeys();
+
+struct RemovedName {
+  const char* name;
+  const char* version;  // the first one without it
+  const char* instead;  // a clause for the error message
+};
+
+// Keys of earlier versions, whose other values were slower, or worse at the same speed (lab/docs/tried.md).
+inline constexpr RemovedName kRemovedPolicyKeys[] = {
+    {"sensitivity", "0.2.0", "sensitivities are the measured ones; score_threshold needs no profile"},
+    {"sensitivity_threshold", "0.2.0", "give sensitivity_share, or score_threshold without a profile"},
+    {"predictor_depth_rule", "0.2.0", "it follows from expert_predictor, expert_miss and predictor_depth"},
+    {"prefetch_cancel", "0.2.0", "it follows from expert_predictor, expert_miss and predictor_depth"},
+    {"neuron_set", "0.2.0", "it follows from neuron_predictor"},
+    {"neuron_input", "0.2.0", "the input is the residual under the next layer's norm"},
+    {"predict_resident", "0.2.0",
+     "predictions are counted where experts are missing; give a --device-budget"},
+    {"score_window", "0.2.0", "it is 32 passes"},
+    {"copy_all_share", "0.2.0", "it is 0.75"},
+    {"balance_resident", "0.2.0", "expert_miss=balance includes it"}};
 
 // Sets "KEY=VALUE". INVALID_ARGUMENT naming the known keys, or the key and its values.
 absl::Status SetPolicy(std::string_view assignment, Policies* policies);

@@ -22,32 +22,17 @@ constexpr Word<ThresholdScope> kScopes[] = {{ThresholdScope::kExpert, "expert"},
 constexpr Word<RoutingKind> kRoutings[] = {{RoutingKind::kTopK, "topk"},
                                            {RoutingKind::kSensitivity, "sensitivity"},
                                            {RoutingKind::kCacheAware, "cache_aware"}};
-constexpr Word<SensitivityKind> kSensitivities[] = {{SensitivityKind::kMeasured, "measured"},
-                                                    {SensitivityKind::kQuadratic, "quadratic"},
-                                                    {SensitivityKind::kFisher, "fisher"},
-                                                    {SensitivityKind::kScore, "score"}};
 constexpr Word<ExpertPredictorKind> kPredictors[] = {{ExpertPredictorKind::kNone, "none"},
                                                      {ExpertPredictorKind::kGateReuse, "gate_reuse"},
                                                      {ExpertPredictorKind::kLearned, "learned"},
                                                      {ExpertPredictorKind::kLookahead, "lookahead"}};
-constexpr Word<DepthRule> kDepthRules[] = {
-    {DepthRule::kAlways, "always"}, {DepthRule::kIdle, "idle"}, {DepthRule::kReach, "reach"}};
-constexpr Word<PrefetchCancel> kPrefetchCancels[] = {{PrefetchCancel::kUnbegun, "unbegun"},
-                                                     {PrefetchCancel::kDisproved, "disproved"}};
 constexpr Word<NeuronPredictorKind> kNeuronPredictors[] = {{NeuronPredictorKind::kNone, "none"},
                                                            {NeuronPredictorKind::kUpReuse, "up_reuse"},
                                                            {NeuronPredictorKind::kGateReuse, "gate_reuse"}};
-constexpr Word<NeuronSet> kNeuronSets[] = {{NeuronSet::kThreshold, "threshold"},
-                                           {NeuronSet::kShare, "share"},
-                                           {NeuronSet::kCalibrated, "calibrated"}};
-constexpr Word<NeuronInput> kNeuronInputs[] = {{NeuronInput::kHidden, "hidden"},
-                                               {NeuronInput::kNormed, "normed"}};
 constexpr Word<CacheKind> kCaches[] = {{CacheKind::kLease, "lease"},   {CacheKind::kSlots, "slots"},
                                        {CacheKind::kNone, "none"},     {CacheKind::kLayer, "layer"},
                                        {CacheKind::kStatic, "static"}, {CacheKind::kResident, "resident"}};
 constexpr Word<CacheAllocation> kAllocations[] = {{CacheAllocation::kUniform, "uniform"},
-                                                  {CacheAllocation::kDp, "dp"},
-                                                  {CacheAllocation::kDpMeasured, "dp_measured"},
                                                   {CacheAllocation::kDpTimed, "dp_timed"},
                                                   {CacheAllocation::kLayers, "layers"}};
 constexpr Word<SlotEviction> kEvictions[] = {
@@ -59,7 +44,6 @@ constexpr Word<LeadResident> kLeadResidents[] = {
 constexpr Word<ExpertMiss> kMisses[] = {{ExpertMiss::kLoad, "load"},
                                         {ExpertMiss::kCpu, "cpu"},
                                         {ExpertMiss::kBalance, "balance"},
-                                        {ExpertMiss::kSkip, "skip"},
                                         {ExpertMiss::kProceed, "proceed"}};
 constexpr Word<NeuronMiss> kNeuronMisses[] = {
     {NeuronMiss::kLoad, "load"}, {NeuronMiss::kBudgeted, "budgeted"}, {NeuronMiss::kProceed, "proceed"}};
@@ -140,7 +124,7 @@ constexpr PolicyKey SensitivityKey(const char* name, const char* values) {
           [](std::string_view text, Policies* p) {
             double value = 0;
             if (!ParseReal(text, 0, Most, &value)) return false;
-            p->sensitivity = {p->sensitivity.kind, {}, {}};
+            p->sensitivity = {};
             p->sensitivity.*Member = value;
             return true;
           }};
@@ -173,42 +157,23 @@ constexpr PolicyKey kKeys[] = {
     {"sparsity_scope", "expert, model", [](const Policies& p) { return ShowWord(kScopes, p.sparsity.scope); },
      [](std::string_view text, Policies* p) { return SetWord(kScopes, text, &p->sparsity.scope); }},
     WordKey<&Policies::routing, kRoutings>("routing", "topk, sensitivity, cache_aware"),
-    {"sensitivity", "measured, quadratic, fisher, score",
-     [](const Policies& p) { return ShowWord(kSensitivities, p.sensitivity.kind); },
-     [](std::string_view text, Policies* p) { return SetWord(kSensitivities, text, &p->sensitivity.kind); }},
     SensitivityKey<&SensitivityConfig::share, 1>("sensitivity_share", "0 to 1"),
-    SensitivityKey<&SensitivityConfig::threshold, 1000000000>("sensitivity_threshold", "0 or more"),
+    SensitivityKey<&SensitivityConfig::score, 1>("score_threshold", "0 to 1"),
     RealKey<&Policies::cache_alpha, 1>("cache_alpha", "0 to 1"),
     WordKey<&Policies::predictor, kPredictors>("expert_predictor", "none, gate_reuse, learned, lookahead"),
     CountKey<&Policies::predictor_depth, 1, 3>("predictor_depth", "1 to 3"),
-    WordKey<&Policies::depth_rule, kDepthRules>("predictor_depth_rule", "always, idle, reach"),
     RealKey<&Policies::predictor_confidence, 1>("predictor_confidence", "0 to 1"),
     RealKey<&Policies::predictor_recall, 1>("predictor_recall", "0 to 1"),
-    WordKey<&Policies::prefetch_cancel, kPrefetchCancels>("prefetch_cancel", "unbegun, disproved"),
     SwitchKey<&Policies::first_layer>("first_layer"),
     SwitchKey<&Policies::token_draft>("token_draft"),
     CountKey<&Policies::max_prefetch, 0, 65536>("max_prefetch", "0 to 65536"),
     WordKey<&Policies::neuron_predictor, kNeuronPredictors>("neuron_predictor", "none, up_reuse, gate_reuse"),
-    WordKey<&Policies::neuron_set, kNeuronSets>("neuron_set", "threshold, share, calibrated"),
-    WordKey<&Policies::neuron_input, kNeuronInputs>("neuron_input", "hidden, normed"),
-    SwitchKey<&Policies::predict_resident>("predict_resident"),
     WordKey<&Policies::cache, kCaches>("cache", "lease, slots, none, layer, static, resident"),
-    WordKey<&Policies::allocation, kAllocations>("cache_allocation",
-                                                 "uniform, dp, dp_measured, dp_timed, layers"),
+    WordKey<&Policies::allocation, kAllocations>("cache_allocation", "uniform, dp_timed, layers"),
     WordKey<&Policies::eviction, kEvictions>("cache_eviction", "lru, lfru, score"),
-    CountKey<&Policies::score_window, 1, 65536>("score_window", "1 to 65536"),
     WordKey<&Policies::granularity, kGranularities>("cache_granularity", "expert, neuron"),
-    {"copy_all_share", "0 to 1, measured",
-     [](const Policies& p) { return p.copy_all_share < 0 ? "measured" : absl::StrCat(p.copy_all_share); },
-     [](std::string_view text, Policies* p) {
-       double value = -1;
-       const bool fits = text == "measured" || ParseReal(text, 0, 1, &value);
-       if (fits) p->copy_all_share = value;
-       return fits;
-     }},
     WordKey<&Policies::lead_resident, kLeadResidents>("lead_resident", "off, on, auto"),
-    WordKey<&Policies::miss, kMisses>("expert_miss", "load, cpu, balance, skip, proceed"),
-    SwitchKey<&Policies::balance_resident>("balance_resident"),
+    WordKey<&Policies::miss, kMisses>("expert_miss", "load, cpu, balance, proceed"),
     WordKey<&Policies::neuron_miss, kNeuronMisses>("neuron_miss", "load, budgeted, proceed"),
     RealKey<&Policies::neuron_budget_us, 1000000000>("neuron_budget_us", "0 or more"),
     RealKey<&Policies::quality_bound, 10>("quality_bound", "0 to 10"),
@@ -227,6 +192,12 @@ absl::Status SetPolicy(std::string_view assignment, Policies* policies) {
     if (key.set(value, policies)) return absl::OkStatus();
     return absl::InvalidArgumentError(
         absl::StrCat("--policy ", name, " is \"", value, "\", must be ", key.values));
+  }
+  for (const RemovedName& removed : kRemovedPolicyKeys) {
+    if (name == removed.name) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("--policy ", name, " was removed in ", removed.version, ": ", removed.instead));
+    }
   }
   return absl::InvalidArgumentError(
       absl::StrCat("--policy has no key \"", name,

@@ -75,7 +75,7 @@ absl::Status Prefetcher::BeforeChoice(const RouterState& state) {
   for (uint32_t depth = 1; depth <= options_.depth && target != kNoLayer; ++depth) {
     if (depth > 1 && options_.deep_when_idle && !residency_->LinkIdle()) break;
     const bool looked_at = options_.in_reach ? (depth > 1 || !options_.look_ahead) && InReach(depth) : true;
-    if (looked_at && MayPredict(target) && (options_.predict_resident || !residency_->AllResident(target))) {
+    if (looked_at && MayPredict(target) && !residency_->AllResident(target)) {
       RETURN_IF_ERROR(predictor_->Ask(state, target));
       asked_.push_back(target);
     }
@@ -86,7 +86,7 @@ absl::Status Prefetcher::BeforeChoice(const RouterState& state) {
 
 // True if nothing was predicted about the layer, and nothing would be predicted from it.
 bool Prefetcher::CanDeferRouting(uint32_t layer) const {
-  if (options_.predict_resident || AwaitsDevice()) return false;
+  if (AwaitsDevice()) return false;
   for (uint32_t depth = 0; depth <= options_.depth; ++depth) {
     if (predictions_[uint64_t{layer} * (kMaxPrefetchDepth + 1) + depth].step != 0) return false;
   }
@@ -115,7 +115,7 @@ absl::Status Prefetcher::AfterRouter(const RouterState& state) {
     target = next_routed_[target];
     if (target == kNoLayer) break;
     if (depth > 1 && options_.deep_when_idle && !residency_->LinkIdle()) break;
-    if (!options_.predict_resident && residency_->AllResident(target)) continue;
+    if (residency_->AllResident(target)) continue;
     ASSIGN_OR_RETURN(const bool fetched, PredictLayer(state, target, depth));
     if (fetched) break;
   }
@@ -134,7 +134,7 @@ absl::Status Prefetcher::PredictInReach(const RouterState& state) {
   uint32_t target = next_routed_[state.layer];
   for (uint32_t depth = 1; depth <= options_.depth && target != kNoLayer; ++depth) {
     const bool predicted = depth > 1 || !options_.look_ahead;
-    if (predicted && InReach(depth) && (options_.predict_resident || !residency_->AllResident(target))) {
+    if (predicted && InReach(depth) && !residency_->AllResident(target)) {
       RETURN_IF_ERROR(PredictLayer(state, target, depth).status());
     }
     target = next_routed_[target];
@@ -278,7 +278,7 @@ absl::Status Prefetcher::QueueFirstLayer(const LayerEnd& end) {
   at(target, 0).step = 0;
   drafted_sequences_.clear();
   last_rows_.clear();
-  if (!options_.predict_resident && residency_->AllResident(target)) return absl::OkStatus();
+  if (residency_->AllResident(target)) return absl::OkStatus();
   for (const SequenceRows& sequence : end.batch->sequences()) {
     const uint32_t last = sequence.first_row + sequence.rows - 1;
     if (sequence.rows == 0 || end.batch->lost(last)) continue;
@@ -301,8 +301,7 @@ void Prefetcher::PredictFirstLayer() {
 }
 
 bool Prefetcher::WantsNextTokens() {
-  return !scan_ && draft_predictor_ != nullptr &&
-         (options_.predict_resident || !residency_->AllResident(0)) &&
+  return !scan_ && draft_predictor_ != nullptr && !residency_->AllResident(0) &&
          (draft_recall_.Trusts(0) || draft_recall_.Measures(0));
 }
 
@@ -402,24 +401,16 @@ namespace {
 
 absl::StatusOr<std::unique_ptr<NeuronPredictor>> MakeNeuronPredictor(const PrefetcherSetup& setup) {
   const Policies& policies = *setup.policies;
-  const bool needless = !policies.predict_resident && !setup.residency->HasRoomAhead();
-  if (policies.neuron_predictor == NeuronPredictorKind::kNone || needless) return nullptr;
+  if (policies.neuron_predictor == NeuronPredictorKind::kNone || !setup.residency->HasRoomAhead()) {
+    return nullptr;
+  }
   NeuronPredictorOptions options;
   options.order = policies.sparsity.order;
-  options.set = policies.neuron_set;
-  options.share = NeuronShareOf(policies);
-  options.input = policies.neuron_input;
+  if (policies.neuron_predictor == NeuronPredictorKind::kUpReuse) options.share = NeuronShareOf(policies);
   options.max_rows = std::min(options.max_rows, setup.max_tokens);
-  options.count_every = policies.predict_resident ? 1 : options.count_every;
   options.max_behind = policies.max_prefetch;
-  options.enough = policies.predict_resident ? 2 : options.enough;
-  NeuronThresholds thresholds(setup.sparsity);
-  if (options.set == NeuronSet::kCalibrated) {
-    ASSIGN_OR_RETURN(thresholds, NeuronThresholds::Calibrated(setup.sparsity, options.input, *setup.config,
-                                                              setup.profile_dir, setup.model_id));
-  }
-  return NeuronPredictor::Create(options, std::move(thresholds),
-                                 {setup.config, &setup.weights->layers(), setup.backend, setup.residency});
+  return NeuronPredictor::Create(
+      options, {setup.config, &setup.weights->layers(), setup.backend, setup.sparsity, setup.residency});
 }
 
 absl::StatusOr<std::unique_ptr<ExpertPredictor>> MakeExpertPredictor(const PrefetcherSetup& setup,
@@ -469,12 +460,11 @@ absl::StatusOr<std::unique_ptr<Prefetcher>> MakePrefetcher(const PrefetcherSetup
                             .max_sequences = setup.max_sequences,
                             .max_prefetch = policies.max_prefetch,
                             .depth = policies.predictor_depth,
-                            .deep_when_idle = policies.depth_rule == DepthRule::kIdle,
-                            .in_reach = policies.depth_rule == DepthRule::kReach,
+                            .deep_when_idle = policies.cache != CacheKind::kLease,
+                            .in_reach = FetchesInReach(policies),
                             .confidence = static_cast<float>(policies.predictor_confidence),
                             .recall = policies.predictor_recall,
                             .look_ahead = policies.predictor == ExpertPredictorKind::kLookahead,
-                            .predict_resident = policies.predict_resident,
                             .by_neuron = policies.granularity == CacheGranularity::kNeuron};
   if (policies.routing == RoutingKind::kSensitivity &&
       policies.predictor == ExpertPredictorKind::kGateReuse) {

@@ -136,8 +136,7 @@ struct PrefetcherOptions {
   bool look_ahead = false;
   // Predictions omit the experts that this rule would leave out (decode rows).
   std::optional<GatingRule> gating;
-  bool predict_resident = false;  // predict layers that lack nothing too
-  bool by_neuron = false;         // fetch the neurons that are predicted, not whole experts
+  bool by_neuron = false;  // fetch the neurons that are predicted, not whole experts
 };
 
 class Prefetcher final : public LayerObserver, public ExpertPredictions, public LeadListener {

@@ -320,21 +320,15 @@ absl::StatusOr<GatingRule> ResolveGating(const SensitivityConfig& config, const 
                                          const std::string& profile_dir, const std::string& source_digest) {
   constexpr double kDefaultIncrease = 0.01;  // increase of perplexity, if no other value is set
   GatingRule rule;
-  if (config.kind == SensitivityKind::kScore) {
+  if (config.score.has_value()) {
     rule.sensitivities.assign(model.layers.size(), 1.0);
-  } else {
-    ASSIGN_OR_RETURN(const SensitivityProfile profile, ReadSensitivity(profile_dir, model, source_digest));
-    for (const LayerSensitivity& layer : profile.layers) {
-      rule.sensitivities.push_back(GatingSensitivity(layer, static_cast<GatingKind>(config.kind)));
-    }
-  }
-  if (config.threshold.has_value()) {
-    rule.threshold = *config.threshold;
+    rule.threshold = *config.score;
     return rule;
   }
+  ASSIGN_OR_RETURN(const SensitivityProfile profile, ReadSensitivity(profile_dir, model, source_digest));
+  for (const LayerSensitivity& layer : profile.layers) rule.sensitivities.push_back(layer.measured);
   ASSIGN_OR_RETURN(const GatingProfile gating, ReadGating(profile_dir, source_digest));
-  const GatingTable& table = gating.tables[static_cast<size_t>(config.kind)];
-  rule.threshold = table.Threshold(config.share.value_or(table.ShareWithin(kDefaultIncrease)));
+  rule.threshold = gating.table.Threshold(config.share.value_or(gating.table.ShareWithin(kDefaultIncrease)));
   return rule;
 }
 

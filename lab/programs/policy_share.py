@@ -21,7 +21,7 @@ import tempfile
 
 MARK = 0.03
 # A random model has nothing for sensitivities and networks to be learned from.
-GATING = "first_layer=off,sensitivity=score,sensitivity_threshold=0.001"
+GATING = "first_layer=off,score_threshold=0.001"
 GATE = "expert_predictor=gate_reuse"
 # By preset: pack, policies.
 PRESETS = {

@@ -35,12 +35,12 @@ ROWS = [
     ("lru_prefetch", "q4", "lru_prefetch", 1, []),
     ("static_hot", "q4", "static_hot", 1, []),
     # A random model has no profile: sensitivity by score alone, slots shared out evenly.
-    ("adapmoe", "q4", "adapmoe", 1, ["first_layer=off,sensitivity=score,sensitivity_threshold=0.02"]),
+    ("adapmoe", "q4", "adapmoe", 1, ["first_layer=off,score_threshold=0.02"]),
     ("importance", "q4", "importance", 1, []),
     ("importance, misses loaded", "q4", "importance", 1, ["expert_miss=load"]),
     ("floe", "floe", "floe", 1, [FLOE]),
     ("floe, sets as computed", "floe", "floe", 1,
-     [FLOE, "neuron_miss=load,neuron_predictor=none,neuron_set=threshold"]),
+     [FLOE, "neuron_miss=load,neuron_predictor=none"]),
     ("corm", "corm", "corm", 1, []),
 ]  # fmt: skip
 PACKS = {"q4": ["--bits", "q4"], "floe": ["--recipe", "floe", "--bits", "q4"], "corm": ["--recipe", "corm"]}

@@ -123,8 +123,8 @@ class CliTest(harness.TestCase):
         self.assertEqual(presets[:7], ["exact", "floe", "floe90", "corm", "intra", "adapmoe", "importance"])
         for preset in presets:
             self.assertEqual(self.ok_json("preset", "show", preset)["name"], preset)
-        importance = self.ok_json("preset", "show", "importance", "--device", "sim", "--policy", "score_window=8")
-        self.assertEqual(importance["policies"]["score_window"], "8")
+        importance = self.ok_json("preset", "show", "importance", "--device", "sim", "--policy", "cache_alpha=0.5")
+        self.assertEqual(importance["policies"]["cache_alpha"], "0.5")
         self.assertIn("batch composition", importance["dependent_on"])
 
 

@@ -72,18 +72,40 @@ TEST(ProfileTest, UsageComesBackAndRanksByUseThenById) {
 }
 
 TEST(ProfileTest, SensitivitiesAndCutoffsComeBack) {
-  const SensitivityProfile sensitivity{kSource, 10, {{-0.5, 1.25, 3, -0.1, 0.2}, {}, {1e-9, 1e9, 0, 0, 1}}};
+  const SensitivityProfile sensitivity{kSource, 10, {{-0.5, -0.1, 0.2}, {}, {1e9, 0, 1}}};
   const auto s = ParseSensitivity(SerializeSensitivity(sensitivity), "s", Config(), kSource);
   ASSERT_TRUE(s.ok()) << s.status();
   EXPECT_EQ(s->layers[0].measured, -0.5);
   EXPECT_EQ(s->layers[0].mean_square, 0.2);
-  EXPECT_EQ(s->layers[2].fisher, 1e9);
+  EXPECT_EQ(s->layers[2].measured, 1e9);
   const CutoffProfile cutoffs{kModel, 10, {{Lead::kGate, 0.01, 0.35, 0.0099}, {Lead::kUp, 0.02, 0, 0}}};
   const auto c = ParseCutoffs(SerializeCutoffs(cutoffs), "c", kModel);
   ASSERT_TRUE(c.ok()) << c.status();
   ASSERT_EQ(c->cutoffs.size(), 2u);
   EXPECT_EQ(c->cutoffs[0].sparsity, 0.35);
   EXPECT_EQ(c->cutoffs[1].lead, Lead::kUp);
+}
+
+// Version 0.1 wrote other definitions of a sensitivity beside the measured one.
+TEST(ProfileTest, SensitivitiesOfAnOlderVersionAreRead) {
+  std::string zeros = "0";
+  for (int i = 1; i < 101; ++i) zeros += ",0";
+  const std::string kind = R"({"thresholds": [)" + zeros + R"(], "rises": [{"share": 0.1, "rise": 0.5}]})";
+  const std::string head =
+      R"({"format": 1, "source_digest": ")" + std::string(kSource) + R"(", "tokens": 1, )";
+  const auto gating =
+      ParseGating(head + R"("held_out": 1, "kinds": {"fisher": )" + kind + R"(, "measured": )" + kind + "}}",
+                  "g", kSource);
+  ASSERT_TRUE(gating.ok()) << gating.status();
+  EXPECT_EQ(gating->table.rises[0].rise, 0.5);
+  const std::string layer =
+      R"({"measured": 2, "fisher": 3, "quadratic": 4, "loss_rise": 1, "mean_square": 0.5})";
+  const auto sensitivity = ParseSensitivity(
+      head + R"("layers": [)" + layer + "," + layer + "," + layer + "]}", "s", Config(), kSource);
+  ASSERT_TRUE(sensitivity.ok()) << sensitivity.status();
+  EXPECT_EQ(sensitivity->layers[1].measured, 2);
+  EXPECT_TRUE(absl::IsDataLoss(
+      ParseGating(head + R"("held_out": 1, "kinds": {"fisher": )" + kind + "}}", "g", kSource).status()));
 }
 
 TEST(ProfileTest, AnotherModelsFileIsRefusedNamingBothIds) {
@@ -283,7 +305,7 @@ TEST(CacheProfile, DamageIsNeverWorseThanAnError) {
 TEST(ProfileMutation, DamageIsNeverWorseThanAnError) {
   const ModelConfig config = Config();
   const std::string texts[] = {SerializeUsage(Usage()),
-                               SerializeSensitivity({kSource, 10, {{1, 2, 3, 4, 0.5}, {}, {}}}),
+                               SerializeSensitivity({kSource, 10, {{1, 4, 0.5}, {}, {}}}),
                                SerializeCutoffs({kModel, 9, {{Lead::kGate, 0.01, 0.35, 0.0099}}})};
   Mutator mutator(1);
   int refused = 0;

@@ -228,19 +228,6 @@ TEST_F(NeuronCacheTest, AboveTheShareAllMissingNeuronsCome) {
   EXPECT_TRUE(cache_->slots().IsFull(0, 5));
 }
 
-// The fake's copies take no measurable time.
-TEST_F(NeuronCacheTest, DefaultShareWithoutMeasurementKeepsSlots) {
-  options_.copy_all_share = -1;
-  for (const bool resident : {false, true}) {
-    options_.lead_resident = resident;
-    Start(6);
-    EXPECT_EQ(cache_->copy_all_share(), 0.75);
-    EXPECT_NE(cache_->Describe().find("0.75 of them (measured)"), std::string::npos) << cache_->Describe();
-    EXPECT_EQ(Present(0), kWidth) << "filled after it";
-    EXPECT_EQ(client_->violation(), "");
-  }
-}
-
 TEST_F(NeuronCacheTest, EvictedExpertReturnsWithCurrentNeurons) {
   Start(4);
   const auto first = Run(0, {5}, 1);

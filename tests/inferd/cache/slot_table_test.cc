@@ -266,7 +266,7 @@ TEST_F(SlabPlanTest, SharesByCostWithoutAProfileAreWarnedAbout) {
   Policies policies;
   policies.cache = CacheKind::kSlots;
   EXPECT_EQ(AllocationWarning(policies, *pack_), "");
-  policies.allocation = CacheAllocation::kDp;
+  policies.allocation = CacheAllocation::kDpTimed;
   EXPECT_NE(AllocationWarning(policies, *pack_).find(kCacheName), std::string::npos);
 
   CacheProfile profile;

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <filesystem>
 #include <map>
 #include <numeric>
@@ -86,20 +87,11 @@ TEST_F(CalibrateTest, WritesUsageThresholdsAndSensitivities) {
   const auto thresholds = ReadThresholds(summary->folder, config, (*pack)->model_id());
   ASSERT_TRUE(thresholds.ok()) << thresholds.status();
   EXPECT_GT(thresholds->PooledThreshold(Lead::kGate, 0.5), 0);
-  for (const char* name : {kNeuronHiddenName, kNeuronNormedName}) {
-    const auto predicted = ReadThresholds(summary->folder, config, (*pack)->model_id(), name);
-    ASSERT_TRUE(predicted.ok()) << predicted.status();
-    EXPECT_EQ(predicted->Threshold(Lead::kUp, 0, 0, 0.5), 0);  // the first layer has no predecessor
-    EXPECT_GT(predicted->Threshold(Lead::kUp, 1, 0, 0.5), 0);
-    EXPECT_GT(predicted->Threshold(Lead::kGate, 2, 3, 0.5), 0);
-    EXPECT_NE(predicted->Threshold(Lead::kUp, 2, 0, 0.5), thresholds->Threshold(Lead::kUp, 2, 0, 0.5));
-  }
   const auto sensitivity =
       ReadSensitivity(summary->folder, config, (*pack)->manifest().provenance.source_digest);
   ASSERT_TRUE(sensitivity.ok()) << sensitivity.status();
   for (const LayerSensitivity& layer : sensitivity->layers) {
-    EXPECT_GT(layer.fisher, 0);
-    EXPECT_GT(layer.quadratic, 0);
+    EXPECT_NEAR(layer.measured, layer.loss_rise / layer.mean_square, 1e-9 * std::abs(layer.measured));
     EXPECT_GT(layer.mean_square, 0);
     EXPECT_LE(layer.mean_square, 0.25);  // the second of two experts has at most half
   }
@@ -200,7 +192,7 @@ TEST_P(CalibrateFamilyTest, MeasuresEveryRoutedLayer) {
     const MoeConfig& moe = config.layers[layer].moe;
     const auto& counts = usage->experts[layer];
     EXPECT_EQ(std::accumulate(counts.begin(), counts.end(), uint64_t{0}), moe.top_k * usage->tokens);
-    EXPECT_EQ(sensitivity->layers[layer].fisher > 0, moe.experts > 0) << layer;
+    EXPECT_EQ(sensitivity->layers[layer].mean_square > 0, moe.experts > 0 && moe.top_k > 1) << layer;
     EXPECT_EQ(cache->layers[layer].accesses, (moe.experts > 0 ? moe.top_k : 0) * cache->tokens) << layer;
     for (uint32_t expert = 0; expert < moe.experts; ++expert) {
       EXPECT_GT(thresholds->Threshold(Lead::kGate, layer, expert, 0.9), 0);
@@ -231,7 +223,7 @@ TEST_F(CalibrateTest, RequestsAreServedAndTheEngineEndsCleanly) {
   ASSERT_TRUE(engine.ok()) << engine.status();
   auto sink = std::make_shared<CollectingCalibrationSink>();
   CalibrationSpec spec = Spec();
-  spec.fisher_draws = 100'000;  // longer than the test
+  spec.epochs = 1'000'000;  // longer than the test
   ASSERT_TRUE(engine->engine->Calibrate(spec, sink).ok());
   EXPECT_EQ(engine->engine->Calibrate(spec, sink).code(), absl::StatusCode::kFailedPrecondition);
   const auto ids = GenerateIds(engine->engine.get(), GreedySpec("r", {1, 2, 3}, 5));

@@ -69,7 +69,7 @@ struct Case {
 // Overrides a preset's policies that need a profile.
 std::vector<std::string> WithoutProfile(const std::string& preset) {
   const std::string first = "first_layer=off";
-  if (preset == "adapmoe") return {first, "sensitivity=score", "sensitivity_threshold=0.1"};
+  if (preset == "adapmoe") return {first, "score_threshold=0.1"};
   if (preset.starts_with("floe")) return {"sparsity_threshold=0.01", "expert_predictor=gate_reuse"};
   if (preset == "intra") return {"sparsity_threshold=0.001"};
   return {};

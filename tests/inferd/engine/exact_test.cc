@@ -227,12 +227,7 @@ void ExactTest::RunSimDraw(uint32_t draw) {
                    AnyScalesInputs(pack->config())
                        ? "gate_reuse"
                        : OneOf(&random, {"gate_reuse", "lookahead", "lookahead", "none"}))};
-  const bool balance = random() % 2 == 0;
-  if (balance) {
-    options.engine.policies.policy.push_back("balance_resident=on");
-  }
-  options.engine.policies.policy.push_back(
-      absl::StrCat("predictor_depth_rule=", OneOf(&random, {"always", "idle", "reach"})));
+  options.engine.policies.policy.push_back(absl::StrCat("predictor_depth=", OneOf(&random, {"1", "2", "3"})));
   device.link_latency_us = OneOf(&random, {0.0, 40.0});
   device.tile_neurons = OneOf(&random, {0u, 64u, 128u, 1024u});
   device.transport = draw % 3 == 0 ? Transport::kPull : Transport::kPush;

@@ -114,13 +114,12 @@ class NeuronExactTest : public testing::TestWithParam<Case> {
     const bool resident = (*random)() % 2 == 0;
     options.engine.policies.policy = {
         "cache_granularity=neuron", absl::StrCat("lead_resident=", resident ? "on" : "off"),
-        absl::StrCat("copy_all_share=", OneOf(random, {"0", "0.3", "0.75", "1", "measured"})),
         absl::StrCat("cache=", OneOf(random, {"slots", "slots", "slots", "none", "resident"})),
         absl::StrCat("cache_eviction=", OneOf(random, {"lru", "lfru", "score"}))};
     if ((*random)() % 2 == 0) {
       options.engine.policies.policy.push_back(GetParam().order == SparsityOrder::kUp
-                                                   ? "neuron_predictor=up_reuse,neuron_set=share"
-                                                   : "neuron_predictor=gate_reuse,neuron_set=share");
+                                                   ? "neuron_predictor=up_reuse"
+                                                   : "neuron_predictor=gate_reuse");
       // No layer's predictions are complete, so no layer proceeds with them alone.
       if ((*random)() % 3 == 0) {
         options.engine.policies.policy.push_back(

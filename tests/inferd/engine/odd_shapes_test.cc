@@ -45,7 +45,7 @@ std::vector<Shape> Shapes() {
 
 // Overrides a preset's policies that need a profile.
 std::vector<std::string> WithoutProfile(const std::string& preset) {
-  if (preset == "adapmoe") return {"first_layer=off", "sensitivity=score", "sensitivity_threshold=0.1"};
+  if (preset == "adapmoe") return {"first_layer=off", "score_threshold=0.1"};
   if (preset.starts_with("floe")) return {"sparsity_threshold=0.01", "expert_predictor=gate_reuse"};
   if (preset == "intra") return {"sparsity_threshold=0.001"};
   return {};
@@ -145,11 +145,11 @@ TEST(FewSlotsTest, NeuronsAreNotPredictedWithoutRoomForThem) {
   model.width = 200;
   ASSERT_TRUE(PackTiny(model, dir.File("model"), dir.File("pack")).ok());
   const std::unique_ptr<Pack> pack = *Pack::Open(dir.File("pack"));
-  const auto predicted = [&](uint64_t budget, const std::string& more, bool said) {
+  const auto predicted = [&](uint64_t budget, bool said) {
     TestEngineOptions options;
     options.engine.device = DeviceKind::kSim;
     options.engine.preset = "floe";
-    options.engine.policies.policy = {"sparsity_threshold=0.3,expert_predictor=gate_reuse" + more};
+    options.engine.policies.policy = {"sparsity_threshold=0.3,expert_predictor=gate_reuse"};
     options.engine.slab.budget = budget;
     options.engine.virtual_clock = true;
     absl::StatusOr<TestEngine> test = StartEngine(dir.File("pack"), options);
@@ -162,10 +162,9 @@ TEST(FewSlotsTest, NeuronsAreNotPredictedWithoutRoomForThem) {
     return sum;
   };
   const uint64_t least = SmallestNeuronBudget(*pack, Part::kUp, /*lead_resident=*/true);
-  EXPECT_EQ(predicted(least, "", true), 0u);
-  EXPECT_GT(predicted(least, ",predict_resident=on", true), 0u);
+  EXPECT_EQ(predicted(least, true), 0u);
   const uint64_t slot = NeuronLayoutOf(*pack, 0, 0, Part::kUp, true).slot_bytes;
-  EXPECT_GT(predicted(least + 6 * (slot + PositionBytes(*pack, 1)), "", false), 0u);
+  EXPECT_GT(predicted(least + 6 * (slot + PositionBytes(*pack, 1)), false), 0u);
 }
 
 }  // namespace

@@ -193,12 +193,10 @@ TEST_P(LossyPrefixTest, OnlyPromptsServePrompts) {
 
 INSTANTIATE_TEST_SUITE_P(Policies, LossyPrefixTest,
                          testing::Values(std::vector<std::string>{"importance"},
-                                         std::vector<std::string>{"exact", "expert_miss=skip"},
                                          std::vector<std::string>{"exact", "expert_miss=proceed"},
                                          std::vector<std::string>{"corm"},
                                          std::vector<std::string>{"adapmoe", "first_layer=off",
-                                                                  "sensitivity=score",
-                                                                  "sensitivity_threshold=0.1"}),
+                                                                  "score_threshold=0.1"}),
                          [](const testing::TestParamInfo<std::vector<std::string>>& info) {
                            const std::string& last = info.param.back();
                            return info.param.size() == 2 ? last.substr(last.find('=') + 1)

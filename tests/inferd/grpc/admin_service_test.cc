@@ -113,7 +113,6 @@ TEST_F(AdminServiceTest, StatsTellOfACacheOfNeuronsWhereThereIsOne) {
   stats.neuron_slots = 12;
   stats.leads_stay = true;
   stats.copy_all_share = 0.875;
-  stats.copy_all_measured = true;
   stats.kernel_seconds = 2.5;
   stats.parts[static_cast<size_t>(StepPart::kExperts)] = {1.5, 7, 9};
   engine_.SetStats(stats);
@@ -127,7 +126,6 @@ TEST_F(AdminServiceTest, StatsTellOfACacheOfNeuronsWhereThereIsOne) {
   EXPECT_EQ(12u, response.neuron_cache().slots());
   EXPECT_TRUE(response.neuron_cache().lead_resident());
   EXPECT_EQ(0.875, response.neuron_cache().copy_all_share());
-  EXPECT_TRUE(response.neuron_cache().copy_all_measured());
 }
 
 TEST_F(AdminServiceTest, StatsTellWhereTheTimeWent) {
@@ -213,7 +211,6 @@ TEST_F(AdminServiceTest, CalibrateReportsProgressAndEnd) {
   EXPECT_EQ(spec.window, 64u);
   EXPECT_EQ(spec.quality_bounds, std::vector<double>{0.02});
   EXPECT_FALSE(spec.predictors);
-  EXPECT_EQ(spec.fisher_draws, CalibrationSpec().fisher_draws);
 
   v1::CalibrateResponse response;
   sink->OnProgress({"activations", 1, 3, 7, 10, 12.5});

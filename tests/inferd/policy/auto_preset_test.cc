@@ -94,7 +94,6 @@ TEST(AutoPresetTest, ParallelCpuHelpsBehindAFastLinkToo) {
   EXPECT_EQ(ChoosePolicies(facts).policies.miss, ExpertMiss::kLoad) << "the CPU is the device";
   facts.cpu_parallel = true;
   EXPECT_EQ(ChoosePolicies(facts).policies.miss, ExpertMiss::kBalance);
-  EXPECT_TRUE(ChoosePolicies(facts).policies.balance_resident);
   EXPECT_TRUE(KeepsModelTokens(ChoosePolicies(facts).policies));
   facts.cpu_seconds = 11e-3;
   EXPECT_EQ(ChoosePolicies(facts).policies.miss, ExpertMiss::kLoad) << "the device ends before it";
@@ -105,9 +104,8 @@ TEST(AutoPresetTest, WithCpuOnlyTimelyExpertsArePrefetched) {
   facts.cpu_seconds = 5e-3;
   facts.cache_profile = true;
   AutoChoice choice = ChoosePolicies(facts);
-  EXPECT_TRUE(choice.policies.balance_resident);
   EXPECT_EQ(choice.policies.predictor, ExpertPredictorKind::kGateReuse);
-  EXPECT_EQ(choice.policies.depth_rule, DepthRule::kReach);
+  EXPECT_TRUE(FetchesInReach(choice.policies));
   EXPECT_EQ(choice.policies.predictor_depth, 3u);
   EXPECT_EQ(choice.policies.max_prefetch, 1u);
   EXPECT_EQ(choice.policies.allocation, CacheAllocation::kUniform);
@@ -123,14 +121,14 @@ TEST(AutoPresetTest, WithCpuOnlyTimelyExpertsArePrefetched) {
   facts.load_seconds = 1e-3;  // loaded, then: nothing waits for the CPU
   choice = ChoosePolicies(facts);
   EXPECT_EQ(choice.policies.predictor, ExpertPredictorKind::kGateReuse);
-  EXPECT_EQ(choice.policies.depth_rule, DepthRule::kAlways);
+  EXPECT_FALSE(FetchesInReach(choice.policies));
 }
 
 TEST(AutoPresetTest, SlotsGoByTheProfileWhereThereIsOne) {
   AutoFacts facts = Facts();
   EXPECT_EQ(ChoosePolicies(facts).policies.allocation, CacheAllocation::kUniform);
   facts.cache_profile = true;
-  EXPECT_EQ(ChoosePolicies(facts).policies.allocation, CacheAllocation::kDpMeasured);
+  EXPECT_EQ(ChoosePolicies(facts).policies.allocation, CacheAllocation::kDpTimed);
 }
 
 TEST(AutoPresetTest, QualityBoundIsSpentOnTheBottleneck) {

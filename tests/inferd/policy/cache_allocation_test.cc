@@ -14,35 +14,6 @@ namespace {
 
 using Slots = std::vector<uint32_t>;
 
-TEST(CacheAllocationTest, DemandCostMatchesThePaper) {
-  EXPECT_NEAR(DemandCost({8, 2, .24, .9}, 4), 0.234571, 5e-7);
-  // Without a cache: .24 * .1 + .76 * (.2 + .9) = .86; with a slot for each expert nothing is loaded.
-  EXPECT_NEAR(DemandCost({8, 2, .24, .9}, 0), 0.86, 1e-12);
-  EXPECT_EQ(DemandCost({8, 2, .24, .9}, 8), 0.0);
-  // One slot of two experts, never prefetched: each is missing half the time.
-  EXPECT_NEAR(DemandCost({2, 1, 0, 0}, 1), .5, 1e-12);
-}
-
-TEST(CacheAllocationTest, DemandCostEqualsTheSumOfThePapersThreeCases) {
-  for (uint32_t n = 2; n <= 64; n *= 2) {
-    for (uint32_t t = 0; t <= n; ++t) {
-      const double a = .3;
-      const double b = .7;
-      const double both = double(n - t) * (double(n - t) - 1) / (double(n) * (n - 1));
-      const double mixed = 2.0 * (n - t) * t / (double(n) * (n - 1));
-      const double sum =
-          a * (1 - double(t) / n) * (1 - b) + (1 - a) * (2 * both * (1 - b) + both * b + mixed * (1 - b));
-      EXPECT_NEAR(DemandCost({n, 2, a, b}, t), sum, 1e-12) << n << " " << t;
-    }
-  }
-}
-
-TEST(CacheAllocationTest, CorrectPrefetchSavesOneMissAboveTwoExperts) {
-  // N = 4, K = 3, t = 2: of the 4 triples 2 miss one expert and 2 miss two: E[M] = 1.5, E[max(M-1,0)] = .5.
-  EXPECT_NEAR(DemandCost({4, 3, 0, 0}, 2), 1.5, 1e-12);
-  EXPECT_NEAR(DemandCost({4, 3, 0, 1}, 2), .5, 1e-12);
-}
-
 TEST(CacheAllocationTest, UniformDividesEvenlyAndFillsUp) {
   EXPECT_EQ(AllocateUniform(Slots{8, 8, 8}, 12), (Slots{4, 4, 4}));
   EXPECT_EQ(AllocateUniform(Slots{8, 8, 8}, 14), (Slots{5, 5, 4}));
@@ -56,32 +27,28 @@ TEST(CacheAllocationTest, LayersArePinnedFromTheFirst) {
   EXPECT_EQ(AllocateLayers(Slots{8, 8}, 99), (Slots{8, 8}));
 }
 
-TEST(CacheAllocationTest, DpGivesMoreToLayersThatAreHarderToPrefetch) {
-  const std::vector<LayerDemand> layers = {{8, 2, .1, .5}, {8, 2, .2, .9}, {8, 2, .5, .9}};
-  const Slots slots = AllocateDp(layers, 12);
-  EXPECT_EQ(std::accumulate(slots.begin(), slots.end(), 0u), 12u);
-  EXPECT_GT(slots[0], slots[1]);
-  EXPECT_GE(slots[1], slots[2]);
-}
-
-TEST(CacheAllocationTest, DpFindsTheBestOfAllAllocations) {
+TEST(CacheAllocationTest, CostsFindTheBestOfAllAllocations) {
   std::mt19937 random(7);
   std::uniform_real_distribution<double> share(0, 1);
   for (int round = 0; round < 40; ++round) {
-    std::vector<LayerDemand> layers;
-    for (int i = 0; i < 4; ++i) layers.push_back({5, 2, share(random), share(random)});
+    std::vector<std::vector<double>> costs;
+    for (int i = 0; i < 4; ++i) {
+      const LayerDemand layer = {5, 2, share(random), share(random)};
+      std::vector<double>& row = costs.emplace_back();
+      for (int slots = 0; slots <= 5; ++slots) row.push_back(WaitingCost(layer, 2 - 0.4 * slots, {4, 1, 3}));
+    }
     const uint32_t total = random() % 21;
     double best = std::numeric_limits<double>::infinity();
     for (uint32_t code = 0; code < 6 * 6 * 6 * 6; ++code) {
       const Slots slots = {code % 6, code / 6 % 6, code / 36 % 6, code / 216};
       if (std::accumulate(slots.begin(), slots.end(), 0u) > total) continue;
       double cost = 0;
-      for (int i = 0; i < 4; ++i) cost += DemandCost(layers[i], slots[i]);
+      for (int i = 0; i < 4; ++i) cost += costs[i][slots[i]];
       best = std::min(best, cost);
     }
-    const Slots found = AllocateDp(layers, total);
+    const Slots found = AllocateByCost(costs, total);
     double cost = 0;
-    for (int i = 0; i < 4; ++i) cost += DemandCost(layers[i], found[i]);
+    for (int i = 0; i < 4; ++i) cost += costs[i][found[i]];
     EXPECT_NEAR(cost, best, 1e-12);
     EXPECT_EQ(std::accumulate(found.begin(), found.end(), 0u), total);
   }
@@ -142,21 +109,16 @@ TEST(CacheAllocationTest, ProfileGivesSingleShareAndPrefetchAccuracy) {
   }
   const GatingRule gating = {{0, 1, 2}, 0.1};  // limits .1 and .05
   Policies policies;
-  const auto demands = LayerDemandsOf(config, policies, &profile, &gating);
+  const auto demands = LayerDemandsOf(config, policies, profile, &gating);
   ASSERT_EQ(demands.size(), 3u);
   EXPECT_EQ(demands[0].experts, 0u);
   EXPECT_NEAR(demands[1].single_share, 0.4, 1e-9);
   EXPECT_NEAR(demands[2].single_share, 0.2, 1e-9);
   EXPECT_EQ(demands[1].prefetch_accuracy, 0);
   EXPECT_EQ(demands[2].prefetch_accuracy, 0.9);
-  // Layer 2 is predicted well: at t = 4 it costs (1 - .2) [.1 E[M] + .9 E[max(M - 1, 0)]] + .2 * .5 * .1, and
-  // a slot helps the unpredicted layer more.
-  const std::vector<uint32_t> slots = AllocateDp(demands, 8);
-  EXPECT_EQ(slots[0], 0u);
-  EXPECT_GT(slots[1], slots[2]);
   policies.predictor = ExpertPredictorKind::kNone;
-  EXPECT_EQ(LayerDemandsOf(config, policies, &profile, nullptr)[2].prefetch_accuracy, 0);
-  EXPECT_EQ(LayerDemandsOf(config, policies, nullptr, nullptr)[2].single_share, 0);
+  EXPECT_EQ(LayerDemandsOf(config, policies, profile, nullptr)[2].prefetch_accuracy, 0);
+  EXPECT_EQ(LayerDemandsOf(config, policies, profile, nullptr)[2].single_share, 0);
 }
 
 }  // namespace

@@ -1,5 +1,4 @@
-// Sets of neurons: by share against a sort, by the share that follows a sparsity's target, by the share below
-// a threshold.
+// Sets of neurons: by share against a sort, by the share that follows a sparsity's target.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -106,15 +105,6 @@ TEST(NeuronSetTest, TheShareFollowsTheSparsitysTarget) {
   EXPECT_DOUBLE_EQ(NeuronShareOf(policies), 1 - 0.6);
   policies = *PoliciesOf("floe", {.policy = {"sparsity_threshold=1.5"}}, DeviceKind::kSim);
   EXPECT_DOUBLE_EQ(NeuronShareOf(policies), 0.2);
-}
-
-TEST(NeuronThresholdsTest, ShareBelowInterpolatesTheQuantileTable) {
-  const std::vector<float> table = {0, 1, 2, 3, 4};
-  EXPECT_DOUBLE_EQ(ShareBelow(EvenShares(5), table, 0), 0);
-  EXPECT_DOUBLE_EQ(ShareBelow(EvenShares(5), table, 2), 0.5);
-  EXPECT_DOUBLE_EQ(ShareBelow(EvenShares(5), table, 2.5), 0.625);
-  EXPECT_DOUBLE_EQ(ShareBelow(EvenShares(5), table, 5), 1);
-  EXPECT_DOUBLE_EQ(ShareBelow(EvenShares(5), std::vector<float>{0, 1, 1, 1, 4}, 1), 0.25);
 }
 
 }  // namespace

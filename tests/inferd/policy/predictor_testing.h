@@ -122,8 +122,10 @@ class PredictorsTest : public ::testing::Test {
     options.order = order;
     options.max_rows = 4;
     options.count_every = 1;
-    auto made = NeuronPredictor::Create(options, NeuronThresholds(sparsity_.get()),
-                                        {&config_, &layers_, backend_.get(), &residency_});
+    // A norm that leaves its input as it is, so that products can be told by hand.
+    for (LayerWeights& layer : layers_) layer.ffn_norm = {Floats({1e6f, 1e6f}), 1e12f};
+    auto made =
+        NeuronPredictor::Create(options, {&config_, &layers_, backend_.get(), sparsity_.get(), &residency_});
     EXPECT_TRUE(made.ok()) << made.status();
     return *std::move(made);
   }

@@ -21,11 +21,11 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 
-// FloE 3.3.2: |U x_l| >= t. U x = (0.5, -1, -0.5, -1) for x = (0.5, -1).
+// FloE 3.3.2: |U x| >= t. U x = (0.5, -1, -0.5, -1) for x = (0.5, -1).
 TEST_F(PredictorsTest, UpReuseRequestsNeuronsWithLargeUpProduct) {
   residency_.leads[{1, 0}] = LeadOf({1, 0, 0, 1, 1, 1, -2, 0});
   const auto neurons = Neurons(SparsityOrder::kUp, 0.75);
-  const RouterState state = MakeState(0, RowsOf({9, 9}), RowsOf({0.5f, -1}), {1});
+  const RouterState state = MakeState(0, RowsOf({0.5f, -1}), RowsOf({9, 9}), {1});
   ASSERT_TRUE(*neurons->Begin(state, 1, 1, std::vector<int32_t>{0}));
   EXPECT_THAT(residency_.neurons, ElementsAre(AskedResidency::Asked{1, 0, {1, 3}}));
 }
@@ -33,9 +33,8 @@ TEST_F(PredictorsTest, UpReuseRequestsNeuronsWithLargeUpProduct) {
 // The residual (3, 4) has root mean square 3.5355: x = (0.8485, 1.1314), U x = (0.85, 1.13, 1.98, -1.70).
 TEST_F(PredictorsTest, NormedInputUsesTheNextLayersNorm) {
   residency_.leads[{1, 0}] = LeadOf({1, 0, 0, 1, 1, 1, -2, 0});
-  NeuronPredictorOptions options;
-  options.input = NeuronInput::kNormed;
-  const auto neurons = Neurons(SparsityOrder::kUp, 1.2, options);
+  const auto neurons = Neurons(SparsityOrder::kUp, 1.2);
+  layers_[1].ffn_norm = {Floats({1, 1}), 0.0f};
   ASSERT_TRUE(
       *neurons->Begin(MakeState(0, RowsOf({3, 4}), RowsOf({0, 0}), {1}), 1, 1, std::vector<int32_t>{0}));
   EXPECT_THAT(residency_.neurons, ElementsAre(AskedResidency::Asked{1, 0, {2, 3}}));
@@ -46,7 +45,7 @@ TEST_F(PredictorsTest, NormedInputUsesTheNextLayersNorm) {
   EXPECT_THAT(residency_.neurons, ElementsAre(AskedResidency::Asked{1, 0, {1, 2}}));
 }
 
-// CORM 4.2: |silu(G x_l)| >= theta. silu of 2, -1, -1.2785, 0.25: 1.7616, -0.2689, -0.2785, 0.1405.
+// CORM 4.2: |silu(G x)| >= theta. silu of 2, -1, -1.2785, 0.25: 1.7616, -0.2689, -0.2785, 0.1405.
 TEST_F(PredictorsTest, GateReuseUsesTheGateActivation) {
   const float least = -1.28125f;  // silu(-1.28125) = -0.27846, near SiLU's minimum
   residency_.leads[{1, 1}] = LeadOf({2, 0, -1, 0, least, 0, 0.25f, 0});
@@ -59,13 +58,24 @@ TEST_F(PredictorsTest, GateReuseUsesTheGateActivation) {
                           AskedResidency::Asked{1, 1, {0}}));
 }
 
+// U x = (0.5, -0.75, -0.25, -1): one of four is a quarter.
+TEST_F(PredictorsTest, AShareTakesTheLargestProducts) {
+  residency_.leads[{1, 0}] = LeadOf({1, 0, 0, 1, 1, 1, -2, 0});
+  NeuronPredictorOptions options;
+  options.share = 0.25;
+  const auto neurons = Neurons(SparsityOrder::kUp, 0.1, options);
+  const RouterState state = MakeState(0, RowsOf({0.5f, -0.75f}), RowsOf({9, 9}), {1});
+  ASSERT_TRUE(*neurons->Begin(state, 1, 1, std::vector<int32_t>{0}));
+  EXPECT_THAT(residency_.neurons, ElementsAre(AskedResidency::Asked{1, 0, {3}}));
+}
+
 // Row 0 wants neurons 1 and 3, row 2 (x = (1, 0): 1, 0, 1, -2) neurons 0, 2 and 3; row 1 another expert.
 TEST_F(PredictorsTest, RequestIsTheUnionOverAnExpertsRows) {
   residency_.leads[{1, 0}] = LeadOf({1, 0, 0, 1, 1, 1, -2, 0});
   residency_.leads[{1, 1}] = LeadOf({0, 0, 0, 0, 0, 0, 1, 0});
   const auto neurons = Neurons(SparsityOrder::kUp, 0.75);
   const RouterState state =
-      MakeState(0, RowsOf({0, 0, 0, 0, 0, 0}), RowsOf({0.5f, -1, 2, 2, 1, 0}), {1, 1, 1});
+      MakeState(0, RowsOf({0.5f, -1, 2, 2, 1, 0}), RowsOf({0, 0, 0, 0, 0, 0}), {1, 1, 1});
   ASSERT_TRUE(*neurons->Begin(state, 1, 1, std::vector<int32_t>{0, 1, 0}));
   EXPECT_THAT(residency_.neurons,
               ElementsAre(AskedResidency::Asked{1, 0, {0, 1, 2, 3}}, AskedResidency::Asked{1, 1, {3}}));
@@ -73,7 +83,7 @@ TEST_F(PredictorsTest, RequestIsTheUnionOverAnExpertsRows) {
 
 TEST_F(PredictorsTest, ALeadThatIsMissingIsFetchedBeforeItsNeurons) {
   const auto neurons = Neurons(SparsityOrder::kUp, 0.75);
-  const RouterState state = MakeState(0, RowsOf({0, 0}), RowsOf({0.5f, -1}), {1});
+  const RouterState state = MakeState(0, RowsOf({0.5f, -1}), RowsOf({0, 0}), {1});
   ASSERT_TRUE(*neurons->Begin(state, 1, 1, std::vector<int32_t>{0}));
   ASSERT_TRUE(neurons->Continue().ok());
   EXPECT_THAT(residency_.neurons, ElementsAre(AskedResidency::Asked{1, 0, {}}));
@@ -98,13 +108,6 @@ TEST_F(PredictorsTest, ExpertWithEnoughNeuronsIsNotPredicted) {
   EXPECT_FALSE(*neurons->Begin(MakeState(0, x, x, {1, 1}), 1, 1, std::vector<int32_t>{0, 1}));
   EXPECT_THAT(residency_.neurons,
               ElementsAre(AskedResidency::Asked{1, 0, {}}, AskedResidency::Asked{1, 1, {}}));
-  NeuronPredictorOptions options;
-  options.enough = 2;
-  residency_.neurons.clear();
-  ASSERT_TRUE(*Neurons(SparsityOrder::kUp, 0.75, options)
-                   ->Begin(MakeState(0, x, x, {1, 1}), 1, 1, std::vector<int32_t>{0, 1}));
-  EXPECT_EQ(residency_.neurons.size(), 2u);
-  EXPECT_THAT(residency_.neurons[0].neurons, ElementsAre(1, 3));
 }
 
 // Two experts a row, the better one first: row 0 names 0, then 1; row 1 names 1, then 0.
@@ -158,27 +161,6 @@ TEST_F(PredictorsTest, AnotherStepsPredictionIsNotCounted) {
   ASSERT_TRUE(*neurons->Begin(MakeState(0, x, x, {1}, {}, 1, 8), 1, 1, std::vector<int32_t>{0}));
   ASSERT_TRUE(neurons->Compare(MakeState(1, x, x, {0}, {}, 1, 9)).ok());
   EXPECT_EQ(neurons->counters(1).predicted, 0u);
-}
-
-// The true values are 0..4, the predicted ones an eighth of that: the threshold shrinks by as much.
-TEST_F(PredictorsTest, CalibratedThresholdKeepsTheSparsitysShare) {
-  const std::vector<uint32_t> experts = {2, 2};
-  ThresholdTables actual("", 1, experts, EvenShares(5));
-  ThresholdTables predicted("", 1, experts, EvenShares(5));
-  for (uint32_t layer = 0; layer < 2; ++layer) {
-    for (uint32_t expert = 0; expert < 2; ++expert) {
-      for (uint32_t i = 0; i < 5; ++i) {
-        const float value = static_cast<float>(i * (layer + 1));
-        actual.table(Lead::kUp, layer, expert)[i] = value;
-        predicted.table(Lead::kUp, layer, expert)[i] = value / 8;
-      }
-    }
-  }
-  const auto neurons = Neurons(SparsityOrder::kUp, 2.5);
-  const NeuronThresholds thresholds = NeuronThresholds::Matching(sparsity_.get(), actual, predicted);
-  EXPECT_FLOAT_EQ(thresholds.predicted(0, 0), 2.5f / 8);
-  EXPECT_FLOAT_EQ(thresholds.predicted(1, 1), 2.5f / 8);
-  EXPECT_FLOAT_EQ(thresholds.actual(1, 1), 2.5f);
 }
 
 // FloE 3.3.1: a network sees x_l, this layer's experts and those of the routed layer before.

@@ -41,7 +41,7 @@ TEST_F(FirstLayerTest, LastRowGetsBestExpertsAndProbabilities) {
   const auto gate = Gate(false);
   batch_.Clear(3);
   batch_.Add(std::vector<int32_t>(2, 1), {});
-  ASSERT_TRUE(gate->Ask({1, RowsOf({9, 9, 0.5f, 2}), {}, &batch_}, std::vector<uint32_t>{1}).ok());
+  ASSERT_TRUE(gate->Ask({1, RowsOf({9, 9, 0.5f, 2}), &batch_}, std::vector<uint32_t>{1}).ok());
   const Routing routing = gate->Answer();
   EXPECT_THAT(std::vector<int32_t>(routing.ids, routing.ids + 2), ElementsAre(1, 2));
   const double sum = std::exp(0.5) + std::exp(2.0) + std::exp(1.0);
@@ -53,7 +53,7 @@ TEST_F(FirstLayerTest, LastRowGetsBestExpertsAndProbabilities) {
 TEST_F(FirstLayerTest, FinalNormIsAppliedIfTheGateUsesIt) {
   batch_.Clear(3);
   batch_.Add(std::vector<int32_t>(1, 1), {});
-  const LayerEnd end = {1, RowsOf({3, 4}), {}, &batch_};
+  const LayerEnd end = {1, RowsOf({3, 4}), &batch_};
   const auto with_norm = Gate(true);
   ASSERT_TRUE(with_norm->Ask(end, std::vector<uint32_t>{0}).ok());
   const Routing normed = with_norm->Answer();
@@ -71,9 +71,9 @@ TEST_F(FirstLayerTest, FetchStartsAtLastLayerAndIsComparedNextStep) {
                         &residency_);
   batch_.Clear(3);
   batch_.Add(std::vector<int32_t>(2, 1), {.first_position = 0, .pages = pages_});
-  ASSERT_TRUE(prefetcher.AfterLayer({0, RowsOf({9, 9, 0.5f, 2}), {}, &batch_}).ok());
+  ASSERT_TRUE(prefetcher.AfterLayer({0, RowsOf({9, 9, 0.5f, 2}), &batch_}).ok());
   EXPECT_THAT(residency_.experts, IsEmpty());
-  ASSERT_TRUE(prefetcher.AfterLayer({1, RowsOf({9, 9, 0.5f, 2}), {}, &batch_}).ok());
+  ASSERT_TRUE(prefetcher.AfterLayer({1, RowsOf({9, 9, 0.5f, 2}), &batch_}).ok());
   EXPECT_THAT(residency_.experts, ElementsAre(std::pair(0u, 1u), std::pair(0u, 2u)));
   batch_.Clear(4);
   batch_.Add(std::vector<int32_t>(1, 1), {.first_position = 2, .pages = pages_});
@@ -191,18 +191,14 @@ TEST_F(PrefetchRulesTest, ReachRuleFetchesOnlyExpertsInTime) {
   EXPECT_THAT(Asked({.in_reach = true, .look_ahead = true}), ElementsAre(2, 3));
 }
 
-TEST_F(FirstLayerTest, ResidentFirstLayerIsOnlyCounted) {
+TEST_F(FirstLayerTest, ResidentFirstLayerIsNotPredicted) {
   residency_.all_resident = true;
   const Rows rows = RowsOf({0.5f, 2});
   batch_.Clear(3);
   batch_.Add(std::vector<int32_t>(1, 1), {.pages = pages_});
   Prefetcher idle(config_, {.max_tokens = 40, .max_sequences = 2}, {.first_layer = Gate(false)}, &residency_);
-  ASSERT_TRUE(idle.AfterLayer({1, rows, {}, &batch_}).ok());
+  ASSERT_TRUE(idle.AfterLayer({1, rows, &batch_}).ok());
   EXPECT_THAT(residency_.experts, IsEmpty());
-  Prefetcher counting(config_, {.max_tokens = 40, .max_sequences = 2, .predict_resident = true},
-                      {.first_layer = Gate(false)}, &residency_);
-  ASSERT_TRUE(counting.AfterLayer({1, rows, {}, &batch_}).ok());
-  EXPECT_EQ(residency_.experts.size(), 2u);
 }
 
 // Draft tokens: experts 0 and 1 of the first layer are predicted for each.

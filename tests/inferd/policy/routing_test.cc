@@ -155,20 +155,6 @@ ModelConfig OneLayer(uint32_t experts, uint32_t top_k, RouterKind router = Route
   return config;
 }
 
-TEST(MissRoutingTest, SkippedWeightGoesToRemainingExperts) {
-  const std::vector<int32_t> ids = {4, 1, 2};
-  std::vector<float> weights = {.5f, .3f, .2f};
-  const auto there = [](uint32_t expert) { return expert != 1; };
-  EXPECT_EQ(SkipMissing(ids, absl::MakeSpan(weights), there), 1u);
-  ExpectNear(weights, {.5f / .7f, 0, .2f / .7f});
-  EXPECT_EQ(SkipMissing(ids, absl::MakeSpan(weights), there), 0u) << "what was left out is not missed";
-  std::vector<float> raw = {.25f, .15f, .1f};  // a model that does not normalise keeps its sum
-  SkipMissing(ids, absl::MakeSpan(raw), [](uint32_t expert) { return expert == 2; });
-  ExpectNear(raw, {0, 0, .5f});
-  EXPECT_EQ(SkipMissing(ids, absl::MakeSpan(raw), [](uint32_t) { return false; }), 1u);
-  ExpectNear(raw, {0, 0, 0});
-}
-
 TEST(MissRoutingTest, TokenWithAMissProceedsWithPredictedExperts) {
   const std::vector<float> p = {.4f, .3f, .2f, .1f};
   const auto there = [](uint32_t expert) { return expert == 0 || expert == 2; };
@@ -207,16 +193,9 @@ TEST(MissRoutingTest, TokenWithoutMissOrPredictionIsUnchanged) {
 TEST_F(RoutingTest, CountsChangesAndKeepsTheRoutersChoice) {
   const ModelConfig config = OneLayer(4, 2);
   const std::vector<std::vector<float>> p = {{.4f, .3f, .2f, .1f}, {.4f, .1f, .3f, .2f}};
-  auto skip =
-      MissRouting::Create({std::make_unique<TopKRouting>(), false, nullptr, &config, backend_.get(), 8});
-  ASSERT_TRUE(skip.ok()) << skip.status();
-  const Chosen skipped = Route(skip->get(), p, Args(2, true, /*shared=*/true), {0, 3}, /*prompt=*/1);
-  ExpectNear(skipped.weights, {4.f / 7, 3.f / 7, 1, 1, 0, 1});  // the prompt's row waits for expert 1
-  EXPECT_EQ((*skip)->skipped()[0], 1u);
-
   const FixedPredictions predictions({3, 1});
   auto proceed =
-      MissRouting::Create({std::make_unique<TopKRouting>(), true, &predictions, &config, backend_.get(), 8});
+      MissRouting::Create({std::make_unique<TopKRouting>(), &predictions, &config, backend_.get(), 8});
   ASSERT_TRUE(proceed.ok()) << proceed.status();
   const Chosen replaced = Route(proceed->get(), p, Args(2, true, /*shared=*/true), {0, 3}, /*prompt=*/1);
   EXPECT_EQ(replaced.ids, (std::vector<int32_t>{0, 1, 4, 3, 1, 4}));
@@ -229,7 +208,7 @@ TEST_F(RoutingTest, CountsChangesAndKeepsTheRoutersChoice) {
 TEST_F(RoutingTest, RoutersThatCannotProceedAreRefusedByName) {
   const ModelConfig config = OneLayer(4, 2, RouterKind::kSigmoidTopK);
   const auto refused =
-      MissRouting::Create({std::make_unique<TopKRouting>(), true, nullptr, &config, backend_.get(), 8});
+      MissRouting::Create({std::make_unique<TopKRouting>(), nullptr, &config, backend_.get(), 8});
   EXPECT_TRUE(absl::IsUnimplemented(refused.status())) << refused.status();
   EXPECT_NE(std::string(refused.status().message()).find("expert_miss=proceed"), std::string::npos);
 }
@@ -242,15 +221,13 @@ class GatingTest : public ::testing::Test {
   void SetUp() override {
     model_.layers.resize(2);
     for (LayerConfig& layer : model_.layers) layer.moe.experts = 4;
-    SensitivityProfile sensitivity{kSource, 10, {{3, 1, 2, .3, .1}, {6, 4, 5, .6, .1}}};
+    SensitivityProfile sensitivity{kSource, 10, {{3, .3, .1}, {6, .6, .1}}};
     Write(kSensitivityName, SerializeSensitivity(sensitivity));
     GatingProfile gating{kSource, 10, 5, {}};
-    for (size_t kind = 0; kind < gating.tables.size(); ++kind) {
-      for (size_t i = 0; i < GatingTable::kPoints; ++i) {
-        gating.tables[kind].thresholds.push_back(static_cast<double>(i * (kind + 1)));
-      }
-      gating.tables[kind].rises = {{.1, .002}, {.3, .006}, {.5, .014}};
+    for (size_t i = 0; i < GatingTable::kPoints; ++i) {
+      gating.table.thresholds.push_back(static_cast<double>(3 * i));
     }
+    gating.table.rises = {{.1, .002}, {.3, .006}, {.5, .014}};
     Write(kGatingName, SerializeGating(gating));
   }
 
@@ -267,22 +244,21 @@ class GatingTest : public ::testing::Test {
 };
 
 TEST_F(GatingTest, ThresholdComesFromShareOrValue) {
-  const auto given = Resolve({SensitivityKind::kFisher, {}, .7});
-  ASSERT_TRUE(given.ok()) << given.status();
-  EXPECT_EQ(given->sensitivities, (std::vector<double>{1, 4}));
-  EXPECT_EQ(given->threshold, .7);
-  const auto share = Resolve({SensitivityKind::kQuadratic, .255, {}});
+  const auto score = ResolveGating({{}, .7}, model_, "/nowhere", kSource);  // needs no profile
+  ASSERT_TRUE(score.ok()) << score.status();
+  EXPECT_EQ(score->sensitivities, (std::vector<double>{1, 1}));
+  EXPECT_EQ(score->threshold, .7);
+  const auto share = Resolve({.255, {}});
   ASSERT_TRUE(share.ok()) << share.status();
-  EXPECT_EQ(share->sensitivities, (std::vector<double>{2, 5}));
-  EXPECT_NEAR(share->threshold, 51, 1e-9);
+  EXPECT_EQ(share->sensitivities, (std::vector<double>{3, 6}));
+  EXPECT_NEAR(share->threshold, 76.5, 1e-9);
   // 1 % of rise lies at a share of .4 on the line between .3 and .5.
   const auto standard = Resolve({});
   ASSERT_TRUE(standard.ok()) << standard.status();
   EXPECT_EQ(standard->sensitivities, (std::vector<double>{3, 6}));
   EXPECT_NEAR(standard->threshold, 120, 1e-9);
-  const auto none = Resolve({SensitivityKind::kScore, 0, {}});
+  const auto none = Resolve({0, {}});
   ASSERT_TRUE(none.ok()) << none.status();
-  EXPECT_EQ(none->sensitivities, (std::vector<double>{1, 1}));
   EXPECT_LT(none->threshold, 0);
 }
 

@@ -219,6 +219,29 @@ TEST(PresetTest, EveryKeyShowsTheValueItWasSetTo) {
   EXPECT_TRUE(absl::IsInvalidArgument(SetPolicy("routing", &policies)));
 }
 
+TEST(PresetTest, ARemovedKeyNamesItsVersionAndReplacement) {
+  Policies policies;
+  for (const RemovedName& removed : kRemovedPolicyKeys) {
+    const absl::Status status = SetPolicy(absl::StrCat(removed.name, "=1"), &policies);
+    EXPECT_TRUE(absl::IsInvalidArgument(status)) << removed.name;
+    EXPECT_EQ(status.message(), absl::StrCat("--policy ", removed.name, " was removed in ", removed.version,
+                                             ": ", removed.instead));
+    for (const PolicyKey& key : PolicyKeys()) EXPECT_STRNE(key.name, removed.name);
+  }
+}
+
+TEST(PresetTest, PrefetchRulesFollowFromThePredictor) {
+  const auto rules = [](const char* preset, const char* policy) {
+    const Policies p = *PoliciesOf(preset, {.policy = {policy}}, DeviceKind::kSim);
+    return std::pair(FetchesInReach(p), CancelsBegunPrefetches(p));
+  };
+  EXPECT_EQ(rules("exact", "max_prefetch=16"), std::pair(false, false));
+  EXPECT_EQ(rules("adapmoe", "max_prefetch=16"), std::pair(false, true));
+  EXPECT_EQ(rules("importance", "max_prefetch=1"), std::pair(true, true));
+  EXPECT_EQ(rules("importance", "predictor_depth=1"), std::pair(false, true));
+  EXPECT_EQ(rules("exact", "expert_miss=balance,predictor_depth=2"), std::pair(true, true));
+}
+
 TEST(PresetTest, PoliciesAreSetOneByOneAfterTheOtherOptions) {
   const auto policies = PoliciesOf(
       "floe", {.sparsity_target = 0.6, .policy = {"sparsity_threshold=2,max_prefetch=5", "max_prefetch=6"}});
@@ -229,7 +252,7 @@ TEST(PresetTest, PoliciesAreSetOneByOneAfterTheOtherOptions) {
 }
 
 TEST(PresetTest, SlotPoliciesAreRefusedOnHost) {
-  for (const char* policy : {"cache=slots", "cache_eviction=score", "cache_allocation=dp",
+  for (const char* policy : {"cache=slots", "cache_eviction=score", "cache_allocation=dp_timed",
                              "expert_miss=balance", "neuron_miss=proceed"}) {
     const auto policies = PoliciesOf("exact", {.policy = {policy}});
     EXPECT_TRUE(absl::IsInvalidArgument(policies.status())) << policy;
