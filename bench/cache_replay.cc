@@ -5,7 +5,7 @@
 //   cache_replay TRACE [--slots 2,4,6] [--order pinned|sequential] [--windows 8,16,32,64] [--json]
 //
 // Thread safety: one thread.
-#include "inferd/policy/cache_replay.h"
+#include "lab/cache_replay.h"
 
 #include <algorithm>
 #include <cstdio>
@@ -154,7 +154,7 @@ void PrintAllocation(const inferd::Trace& trace) {
     all += layer.experts;
   }
   std::printf(
-      "\n| share of the experts | misses of a token, uniform | dp_measured | slots by layer "
+      "\n| share of the experts | misses of a token, uniform | by misses | slots by layer "
       "|\n|---|---|---|---|\n");
   for (const uint64_t quarter : {1, 2, 3}) {
     const std::vector<uint32_t> uniform = inferd::AllocateUniform(experts, all * quarter / 4);

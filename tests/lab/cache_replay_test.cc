@@ -1,4 +1,4 @@
-#include "inferd/policy/cache_replay.h"
+#include "lab/cache_replay.h"
 
 #include <cstring>
 #include <string>
