@@ -49,7 +49,7 @@ int64_t LinkModel::Book(uint64_t bytes, int64_t ready_nanos, int64_t now_nanos) 
 
 namespace {
 
-size_t Index(LinkClass link_class) { return static_cast<size_t>(link_class); }
+size_t Index(RequestClass request_class) { return static_cast<size_t>(request_class); }
 
 }  // namespace
 
@@ -66,15 +66,15 @@ void TransferSchedule::Add(LinkTransfer transfer) {
     session.turn = std::max(session.turn, lowest_turn.value_or(session.turn));
   }
   const uint64_t number = transfer.number;
-  links_[transfer.link].waiting[Index(transfer.link_class)].push_back(number);
+  links_[transfer.link].waiting[Index(transfer.request_class)].push_back(number);
   transfers_[number].transfer = std::move(transfer);
 }
 
 // A prefetch never delays a demand by more than the chunks already in flight. min_chunks keeps the link busy
 // if one chunk is larger than the window.
-bool TransferSchedule::HasCapacity(const Link& link, LinkClass link_class, uint32_t bytes) const {
-  if (link_class == LinkClass::kPrefetch &&
-      (link.prefetches >= options_.prefetch_chunks || !link.waiting[Index(LinkClass::kDemand)].empty())) {
+bool TransferSchedule::HasCapacity(const Link& link, RequestClass request_class, uint32_t bytes) const {
+  if (request_class == RequestClass::kPrefetch &&
+      (link.prefetches >= options_.prefetch_chunks || !link.waiting[Index(RequestClass::kDemand)].empty())) {
     return false;
   }
   return link.in_flight < options_.min_chunks || link.in_flight_bytes + bytes <= options_.window_bytes;
@@ -82,17 +82,17 @@ bool TransferSchedule::HasCapacity(const Link& link, LinkClass link_class, uint3
 
 // Fair queueing: among the links that may send, picks the link whose oldest transfer belongs to the session
 // with the fewest bytes sent.
-TransferSchedule::Link* TransferSchedule::Choose(LinkClass link_class) {
+TransferSchedule::Link* TransferSchedule::Choose(RequestClass request_class) {
   Link* chosen = nullptr;
   uint64_t lowest_turn = 0;
   for (auto& [id, link] : links_) {
-    const auto& waiting = link.waiting[Index(link_class)];
+    const auto& waiting = link.waiting[Index(request_class)];
     if (waiting.empty()) {
       continue;
     }
     const Entry& head = transfers_.at(waiting.front());
     const uint64_t turn = sessions_.at(head.transfer.session).turn;
-    if (HasCapacity(link, link_class, head.transfer.chunks[head.next]) &&
+    if (HasCapacity(link, request_class, head.transfer.chunks[head.next]) &&
         (chosen == nullptr || turn < lowest_turn)) {
       chosen = &link;
       lowest_turn = turn;
@@ -101,8 +101,8 @@ TransferSchedule::Link* TransferSchedule::Choose(LinkClass link_class) {
   return chosen;
 }
 
-LinkChunk TransferSchedule::Submit(Link* link, LinkClass link_class) {
-  auto& waiting = link->waiting[Index(link_class)];
+LinkChunk TransferSchedule::Submit(Link* link, RequestClass request_class) {
+  auto& waiting = link->waiting[Index(request_class)];
   Entry& entry = transfers_.at(waiting.front());
   LinkChunk chunk;
   chunk.number = entry.transfer.number;
@@ -118,7 +118,7 @@ LinkChunk TransferSchedule::Submit(Link* link, LinkClass link_class) {
   link->in_flight_bytes += chunk.bytes;
   ++link->in_flight;
   in_flight_bytes_ += chunk.bytes;
-  if (link_class == LinkClass::kPrefetch) {
+  if (request_class == RequestClass::kPrefetch) {
     ++link->prefetches;
     ++entry.prefetches_in_flight;
   }
@@ -127,9 +127,9 @@ LinkChunk TransferSchedule::Submit(Link* link, LinkClass link_class) {
 
 std::optional<LinkChunk> TransferSchedule::Next() {
   // Demands first: a caller waits for them.
-  for (LinkClass link_class : {LinkClass::kDemand, LinkClass::kPrefetch}) {
-    if (Link* link = Choose(link_class)) {
-      return Submit(link, link_class);
+  for (RequestClass request_class : {RequestClass::kDemand, RequestClass::kPrefetch}) {
+    if (Link* link = Choose(request_class)) {
+      return Submit(link, request_class);
     }
   }
   return std::nullopt;
@@ -160,7 +160,7 @@ bool TransferSchedule::Deliver(const LinkChunk& chunk) {
 }
 
 void TransferSchedule::Unqueue(const Entry& entry) {
-  auto& waiting = links_.at(entry.transfer.link).waiting[Index(entry.transfer.link_class)];
+  auto& waiting = links_.at(entry.transfer.link).waiting[Index(entry.transfer.request_class)];
   waiting.erase(std::remove(waiting.begin(), waiting.end(), entry.transfer.number), waiting.end());
 }
 
@@ -181,15 +181,15 @@ TransferSchedule::CancelResult TransferSchedule::Cancel(uint64_t number) {
 
 void TransferSchedule::Promote(uint64_t number) {
   auto found = transfers_.find(number);
-  if (found == transfers_.end() || found->second.transfer.link_class == LinkClass::kDemand) {
+  if (found == transfers_.end() || found->second.transfer.request_class == RequestClass::kDemand) {
     return;
   }
   Entry& entry = found->second;
   Unqueue(entry);
-  entry.transfer.link_class = LinkClass::kDemand;
+  entry.transfer.request_class = RequestClass::kDemand;
   Link& link = links_.at(entry.transfer.link);
   if (!entry.cancelled && entry.next != entry.transfer.chunks.size()) {
-    link.waiting[Index(LinkClass::kDemand)].push_back(number);
+    link.waiting[Index(RequestClass::kDemand)].push_back(number);
   }
   // Its chunks in flight count as a demand's from now on.
   link.prefetches -= std::exchange(entry.prefetches_in_flight, 0);
@@ -215,11 +215,11 @@ bool TransferSchedule::Started(uint64_t number) const {
 VirtualLink::VirtualLink(const Options& options, OnEnd on_end)
     : options_(options), on_end_(std::move(on_end)), model_(options.rate), schedule_(options.schedule) {}
 
-void VirtualLink::Submit(uint64_t number, LinkClass link_class, uint64_t bytes, int64_t nanos) {
+void VirtualLink::Submit(uint64_t number, RequestClass request_class, uint64_t bytes, int64_t nanos) {
   AdvanceTo(nanos);
   LinkTransfer transfer;
   transfer.number = number;
-  transfer.link_class = link_class;
+  transfer.request_class = request_class;
   // A transfer of no bytes is one empty chunk: it ends like any other, after the latency.
   do {
     const uint64_t chunk = std::min(bytes, options_.chunk_bytes);

@@ -12,6 +12,8 @@
 #include <unordered_map>
 #include <vector>
 
+#include "common/protocol/request_class.h"
+
 namespace sluice {
 
 // LinkModel: arrival times of bytes over a link of a given rate and latency, on the caller's clock: weightd's
@@ -63,13 +65,11 @@ class LinkModel {
 //
 // Thread safety: thread-compatible.
 
-enum class LinkClass : uint8_t { kDemand = 0, kPrefetch = 1 };
-
 struct LinkTransfer {
   uint64_t number = 0;   // the caller's, used once
   uint64_t session = 0;  // session to which its bytes are charged
   uint32_t link = 0;     // links are created by their first transfer; each belongs to one session
-  LinkClass link_class = LinkClass::kDemand;
+  RequestClass request_class = RequestClass::kDemand;
   std::vector<uint32_t> chunks;  // bytes of each, at least one
 };
 
@@ -134,10 +134,10 @@ class TransferSchedule {
     uint32_t transfers = 0;
   };
 
-  bool HasCapacity(const Link& link, LinkClass link_class, uint32_t bytes) const;
+  bool HasCapacity(const Link& link, RequestClass request_class, uint32_t bytes) const;
   // The next link to serve in this class, by the head of its queue.
-  Link* Choose(LinkClass link_class);
-  LinkChunk Submit(Link* link, LinkClass link_class);
+  Link* Choose(RequestClass request_class);
+  LinkChunk Submit(Link* link, RequestClass request_class);
   void Unqueue(const Entry& entry);
   void Forget(uint64_t number);
 
@@ -166,7 +166,7 @@ class VirtualLink {
   VirtualLink(const Options& options, OnEnd on_end);
 
   // Requests `bytes` at time `nanos`. REQUIRES: a fresh number; times of all calls never decrease.
-  void Submit(uint64_t number, LinkClass link_class, uint64_t bytes, int64_t nanos);
+  void Submit(uint64_t number, RequestClass request_class, uint64_t bytes, int64_t nanos);
   // Chunks in flight still arrive, the others are dropped. `on_end` may run before this returns.
   void Cancel(uint64_t number, int64_t nanos);
   void Promote(uint64_t number, int64_t nanos);

@@ -17,6 +17,7 @@
 #include <cstdint>
 
 #include "common/base/encoding.h"
+#include "common/protocol/request_class.h"
 
 namespace sluice {
 
@@ -134,8 +135,6 @@ enum class Opcode : uint16_t {
   kCancelPrefetches = 5,
   kTransferExtent = 6  // copy all bytes of `extent` into a slab, to base[0]
 };
-
-enum class RequestClass : uint8_t { kDemand = 0, kPrefetch = 1 };
 
 // The engine step is a scan: it uses nearly every expert of every layer once, and does not predict later
 // uses. Releases in such a step leave the pin's `uses` unchanged.

@@ -101,7 +101,7 @@ void TransferEngine::Submit(TransferJob job) {
   transfer.number = job.number;
   transfer.session = job.session;
   transfer.link = job.link;
-  transfer.link_class = job.link_class;
+  transfer.request_class = job.request_class;
   auto running = std::make_unique<Running>();
   running->left.resize(job.plan.tiles);
   for (const PlanChunk& chunk : job.plan.chunks) {
@@ -150,7 +150,7 @@ void TransferEngine::Promote(uint64_t number) {
     if (found == running_.end()) {
       return;
     }
-    found->second->job.link_class = LinkClass::kDemand;
+    found->second->job.request_class = RequestClass::kDemand;
     schedule_.Promote(number);
   }
   work_.Signal();
@@ -385,7 +385,7 @@ void TransferEngine::Arrive(const LinkChunk& chunk, int64_t nanos) {
   running.link_bytes += chunk.bytes;
   running.last_nanos = std::max(running.last_nanos, nanos);
   stats_.link_bytes += chunk.bytes;
-  stats_.link_demand_bytes += running.job.link_class == LinkClass::kDemand ? chunk.bytes : 0;
+  stats_.link_demand_bytes += running.job.request_class == RequestClass::kDemand ? chunk.bytes : 0;
   Link& link = links_.at(chunk.link);
   link.free_nanos = std::max(link.free_nanos, nanos);
   PublishTiles(&running, running.job.plan.chunks[chunk.index].tile);

@@ -53,7 +53,7 @@ struct TransferJob {
   uint64_t number = 0;   // the caller's, used once
   uint64_t session = 0;  // session to which it is charged
   uint32_t link = 0;     // returned by AddLink()
-  LinkClass link_class = LinkClass::kDemand;
+  RequestClass request_class = RequestClass::kDemand;
   TransferPlan plan;           // at least one chunk
   std::shared_ptr<Slab> slab;  // kept until the last byte is written
   // Set to PackProgress(request, tiles landed); may be null.

@@ -34,13 +34,14 @@ absl::Status ExpertSlots::Offer(double link_gbps, double link_latency_us) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<uint32_t> ExpertSlots::Fetch(FetchKind kind, uint64_t step, uint32_t layer, uint32_t expert,
-                                            SlotTable::For purpose, SlotTable::Victim victim) {
+absl::StatusOr<uint32_t> ExpertSlots::Fetch(RequestClass request_class, uint64_t step, uint32_t layer,
+                                            uint32_t expert, SlotTable::For purpose,
+                                            SlotTable::Victim victim) {
   const uint32_t slot = table_.TakeSlot(layer, expert, purpose, victim);
   if (slot == kNoSlot) {
     return kNoSlot;
   }
-  const absl::StatusOr<uint64_t> id = Send(kind, step, slot);
+  const absl::StatusOr<uint64_t> id = Send(request_class, step, slot);
   if (!id.ok()) {
     table_.SetFree(slot);
     return id.status();
@@ -54,7 +55,7 @@ bool ExpertSlots::Join(uint64_t step, uint32_t index) {
   if (slot.request == 0) {
     return false;
   }
-  if (const absl::StatusOr<uint64_t> id = Send(FetchKind::kDemand, step, index); id.ok()) {
+  if (const absl::StatusOr<uint64_t> id = Send(RequestClass::kDemand, step, index); id.ok()) {
     slot.joined = slot.request;
     slot.request = *id;
   }
@@ -62,7 +63,7 @@ bool ExpertSlots::Join(uint64_t step, uint32_t index) {
 }
 
 // Every part at its offset in the expert's extents, which lie in the slot as they do in the pack.
-absl::StatusOr<uint64_t> ExpertSlots::Send(FetchKind kind, uint64_t step, uint32_t slot) {
+absl::StatusOr<uint64_t> ExpertSlots::Send(RequestClass request_class, uint64_t step, uint32_t slot) {
   const Slot& place = table_.slot(slot);
   TransferTarget target;
   target.slab = slab_->number();
@@ -77,7 +78,7 @@ absl::StatusOr<uint64_t> ExpertSlots::Send(FetchKind kind, uint64_t step, uint32
     target.base[part] = place.offset + pack_.extents()[view.extent].offset - start + view.base;
     target.stride[part] = view.stride;
   }
-  return fetches_->TransferExpert(kind, step, place.layer, place.expert, parts, target);
+  return fetches_->TransferExpert(request_class, step, place.layer, place.expert, parts, target);
 }
 
 uint32_t ExpertSlots::Handle(const FetchKey& key, const FetchCompletion& completion) {

@@ -46,7 +46,7 @@ class ExpertSlots {
 
   // Allocates a slot for the expert and requests its bytes. kNoSlot: nothing may be evicted now.
   // RESOURCE_EXHAUSTED: the ring is full; the slot is freed.
-  absl::StatusOr<uint32_t> Fetch(FetchKind kind, uint64_t step, uint32_t layer, uint32_t expert,
+  absl::StatusOr<uint32_t> Fetch(RequestClass request_class, uint64_t step, uint32_t layer, uint32_t expert,
                                  SlotTable::For purpose, SlotTable::Victim victim);
   // Turns the transfer into the slot into a demand: a second request for the same bytes overtakes. If it
   // cannot be sent now the transfer continues unchanged. Returns false if the transfer has failed; the slot
@@ -68,7 +68,7 @@ class ExpertSlots {
  private:
   ExpertSlots(SlabPlan plan, TileSize tile, std::unique_ptr<DeviceSlab> slab, WeightClient* client,
               FetchQueue* fetches, Queue* queue);
-  absl::StatusOr<uint64_t> Send(FetchKind kind, uint64_t step, uint32_t slot);
+  absl::StatusOr<uint64_t> Send(RequestClass request_class, uint64_t step, uint32_t slot);
 
   const Pack& pack_;
   const SlabPlan plan_;

@@ -128,11 +128,11 @@ absl::Status HostResidency::ReturnTiles(Event used) {
 
 // Also called between layers for late completions; then no demand matches.
 void HostResidency::Handle(const FetchKey& key, const FetchCompletion& completion) {
-  if (key.kind == FetchKind::kDense) {
+  if (key.dense()) {
     return;
   }
   counters_.Add(key.layer, &ResidencyCounters::bytes_ssd, completion.bytes);
-  if (key.kind == FetchKind::kPrefetch) {
+  if (key.request_class == RequestClass::kPrefetch) {
     std::erase_if(coming_, [&](const ComingExpert& coming) { return coming.request == completion.id; });
   }
   const uint32_t index = FindDemand(key.layer, key.expert);
@@ -140,7 +140,8 @@ void HostResidency::Handle(const FetchKey& key, const FetchCompletion& completio
     return;
   }
   Entry& entry = entries_[index];
-  if (key.kind == FetchKind::kPrefetch) {  // a failed prefetch costs nothing: the demand reports the error
+  if (key.request_class ==
+      RequestClass::kPrefetch) {  // a failed prefetch costs nothing: the demand reports the error
     if (entry.state == State::kWaiting && completion.code == absl::StatusCode::kOk && LeaseExpert(index)) {
       stall_.Restart(absl::Now());
     }
@@ -186,7 +187,7 @@ absl::Status HostResidency::RequestWaiting() {
       continue;
     }
     const absl::Status status =
-        fetches_->FetchExpert(FetchKind::kDemand, step_, layer_, experts()[i]).status();
+        fetches_->FetchExpert(RequestClass::kDemand, step_, layer_, experts()[i]).status();
     if (absl::IsResourceExhausted(status)) {
       return absl::OkStatus();  // the ring is full: completions will make room
     }
@@ -247,7 +248,7 @@ void HostResidency::Prefetch(uint32_t layer, uint32_t expert) {
   if (asked == step + 1) {
     return;
   }
-  const absl::StatusOr<uint64_t> id = fetches_->FetchExpert(FetchKind::kPrefetch, step, layer, expert);
+  const absl::StatusOr<uint64_t> id = fetches_->FetchExpert(RequestClass::kPrefetch, step, layer, expert);
   if (id.ok()) {
     asked = step + 1;
     coming_.push_back({layer, expert, *id});

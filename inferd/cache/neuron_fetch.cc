@@ -113,8 +113,8 @@ absl::Status NeuronResidency::RequestSlot(uint32_t index) {
     return absl::OkStatus();
   }
   const absl::Status sent = entry.checks_lead
-                                ? slots_->FetchLead(FetchKind::kDemand, step_, layer_, expert, slot)
-                                : slots_->FetchNeurons(FetchKind::kDemand, step_, slot,
+                                ? slots_->FetchLead(RequestClass::kDemand, step_, layer_, expert, slot)
+                                : slots_->FetchNeurons(RequestClass::kDemand, step_, slot,
                                                        absl::MakeConstSpan(list_.data(), ListAll(slot)));
   if (!sent.ok()) {
     slots_->FreeSlot(slot);
@@ -151,8 +151,8 @@ absl::Status NeuronResidency::RequestNeurons(uint32_t index) {
   }
   const bool all = CopiesAll(count, width_, options_.copy_all_share);
   count = all ? ListAll(entry.slot) : count;
-  absl::Status sent =
-      slots_->FetchNeurons(FetchKind::kDemand, step_, entry.slot, absl::MakeConstSpan(list_.data(), count));
+  absl::Status sent = slots_->FetchNeurons(RequestClass::kDemand, step_, entry.slot,
+                                           absl::MakeConstSpan(list_.data(), count));
   if (absl::IsOutOfRange(sent)) {
     if (!slots_->IsBusy(entry.slot) && slots_->table().IsIdle(entry.slot)) {
       slots_->neurons().Reset(entry.slot, width_);  // dropped records are free again
@@ -263,11 +263,11 @@ void NeuronResidency::ChooseWithinBudget() {
 // Completions between layers and of prefetches concern no demand.
 void NeuronResidency::Handle(const FetchKey& key, const FetchCompletion& completion) {
   NeuronSlots::Ended ended;
-  if (key.kind == FetchKind::kDense || !slots_->Handle(completion, &ended)) {
+  if (key.dense() || !slots_->Handle(completion, &ended)) {
     return;
   }
   const bool ok = completion.code == absl::StatusCode::kOk;
-  leads_came_ = leads_came_ || (ok && ended.lead && key.kind == FetchKind::kPrefetch);
+  leads_came_ = leads_came_ || (ok && ended.lead && key.request_class == RequestClass::kPrefetch);
   if (ended.slot == NeuronSlots::kNoSlot && completion.code == absl::StatusCode::kDataLoss) {
     start_error_ = absl::DataLossError(
         absl::StrCat(pack_.ExtentName(completion.extent), " of pack ", pack_.dir(), " is damaged"));
@@ -350,7 +350,7 @@ void NeuronResidency::PrefetchNeurons(uint32_t layer, uint32_t expert, absl::Spa
       return;
     }
     if (!slots_->lead_resident() &&
-        !slots_->FetchLead(FetchKind::kPrefetch, step_, layer, expert, slot).ok()) {
+        !slots_->FetchLead(RequestClass::kPrefetch, step_, layer, expert, slot).ok()) {
       slots_->FreeSlot(slot);
       return;
     }
@@ -378,7 +378,7 @@ void NeuronResidency::PrefetchNeurons(uint32_t layer, uint32_t expert, absl::Spa
     }
   }
   if (count > 0 &&
-      !slots_->FetchNeurons(FetchKind::kPrefetch, step_, slot, absl::MakeConstSpan(list_.data(), count))
+      !slots_->FetchNeurons(RequestClass::kPrefetch, step_, slot, absl::MakeConstSpan(list_.data(), count))
            .ok()) {
     return;
   }

@@ -417,7 +417,7 @@ absl::StatusOr<uint64_t> NeuronResidency::RequestLeads() {
       ++asked;
       RETURN_IF_ERROR(fill_.Drain(SlotFill::kWindow - 1));
       const absl::Status sent =
-          slots_->FetchLead(FetchKind::kDemand, step_, layer, expert, NeuronSlots::kNoSlot);
+          slots_->FetchLead(RequestClass::kDemand, step_, layer, expert, NeuronSlots::kNoSlot);
       if (!sent.ok() && !absl::IsResourceExhausted(sent)) {
         return sent;
       }
@@ -444,7 +444,7 @@ absl::Status NeuronResidency::FillSlot(uint32_t layer, uint32_t expert) {
     list_[neuron] = neuron;
   }
   const absl::Status sent = fill_.Send([&] {
-    return slots_->FetchNeurons(FetchKind::kDemand, step_, slot, absl::MakeConstSpan(list_.data(), width));
+    return slots_->FetchNeurons(RequestClass::kDemand, step_, slot, absl::MakeConstSpan(list_.data(), width));
   });
   if (!sent.ok()) {
     slots_->FreeSlot(slot);

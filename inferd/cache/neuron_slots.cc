@@ -117,8 +117,9 @@ bool NeuronSlots::IsFull(uint32_t layer, uint32_t expert) const {
 }
 
 uint32_t NeuronSlots::demands_in_flight() const {
-  return static_cast<uint32_t>(std::count_if(transfers_.begin(), transfers_.end(),
-                                             [](const Transfer& t) { return t.kind == FetchKind::kDemand; }));
+  return static_cast<uint32_t>(std::count_if(transfers_.begin(), transfers_.end(), [](const Transfer& t) {
+    return t.request_class == RequestClass::kDemand;
+  }));
 }
 
 uint32_t NeuronSlots::LandedNeurons(uint32_t slot) const {
@@ -153,8 +154,8 @@ absl::Status NeuronSlots::Send(uint64_t step, Transfer transfer) {
   } else if (transfer.count > 0) {
     target.neurons = neurons_.Neurons(transfer.slot, transfer.first, transfer.count);
   }
-  ASSIGN_OR_RETURN(transfer.id, fetches_->TransferExpert(transfer.kind, step, transfer.layer, transfer.expert,
-                                                         parts, target));
+  ASSIGN_OR_RETURN(transfer.id, fetches_->TransferExpert(transfer.request_class, step, transfer.layer,
+                                                         transfer.expert, parts, target));
   if (!stays) {
     states_[transfer.slot].in_flight++;
     states_[transfer.slot].whole = transfer.whole ? transfer.id : states_[transfer.slot].whole;
@@ -164,10 +165,10 @@ absl::Status NeuronSlots::Send(uint64_t step, Transfer transfer) {
   return absl::OkStatus();
 }
 
-absl::Status NeuronSlots::FetchLead(FetchKind kind, uint64_t step, uint32_t layer, uint32_t expert,
-                                    uint32_t slot) {
+absl::Status NeuronSlots::FetchLead(RequestClass request_class, uint64_t step, uint32_t layer,
+                                    uint32_t expert, uint32_t slot) {
   Transfer transfer;
-  transfer.kind = kind;
+  transfer.request_class = request_class;
   transfer.slot = slot;
   transfer.layer = layer;
   transfer.expert = expert;
@@ -175,11 +176,11 @@ absl::Status NeuronSlots::FetchLead(FetchKind kind, uint64_t step, uint32_t laye
   return Send(step, transfer);
 }
 
-absl::Status NeuronSlots::FetchNeurons(FetchKind kind, uint64_t step, uint32_t slot,
+absl::Status NeuronSlots::FetchNeurons(RequestClass request_class, uint64_t step, uint32_t slot,
                                        absl::Span<const uint32_t> neurons) {
   const Slot& place = table_.slot(slot);
   Transfer transfer;
-  transfer.kind = kind;
+  transfer.request_class = request_class;
   transfer.slot = slot;
   transfer.layer = place.layer;
   transfer.expert = place.expert;
@@ -201,10 +202,10 @@ void NeuronSlots::Promote(uint64_t step, uint32_t slot) {
   const size_t before = transfers_.size();
   for (size_t i = 0; i < before && states_[slot].in_flight > 0; ++i) {
     Transfer demand = transfers_[i];
-    if (demand.slot != slot || demand.kind != FetchKind::kPrefetch || demand.taken_over) {
+    if (demand.slot != slot || demand.request_class != RequestClass::kPrefetch || demand.taken_over) {
       continue;
     }
-    demand.kind = FetchKind::kDemand;
+    demand.request_class = RequestClass::kDemand;
     if (!Send(step, demand).ok()) {
       return;
     }

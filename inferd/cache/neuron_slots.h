@@ -72,11 +72,13 @@ class NeuronSlots {
   bool IsBusy(uint32_t slot) const { return states_[slot].in_flight > 0; }
 
   // Requests the lead of a slot's expert; with kNoSlot the resident one.
-  absl::Status FetchLead(FetchKind kind, uint64_t step, uint32_t layer, uint32_t expert, uint32_t slot);
+  absl::Status FetchLead(RequestClass request_class, uint64_t step, uint32_t layer, uint32_t expert,
+                         uint32_t slot);
   // Requests neurons that were not requested: ascending, distinct. All neurons, into an empty slot, travel
   // without being gathered, in tiles, and with the lead if the slot lacks it. RESOURCE_EXHAUSTED: the ring is
   // full; OUT_OF_RANGE: the slot has no records left.
-  absl::Status FetchNeurons(FetchKind kind, uint64_t step, uint32_t slot, absl::Span<const uint32_t> neurons);
+  absl::Status FetchNeurons(RequestClass request_class, uint64_t step, uint32_t slot,
+                            absl::Span<const uint32_t> neurons);
   // Turns the prefetches into a slot into demands; those that cannot be sent now continue unchanged.
   void Promote(uint64_t step, uint32_t slot);
 
@@ -121,7 +123,7 @@ class NeuronSlots {
   };
   struct Transfer {
     uint64_t id = 0;
-    FetchKind kind = FetchKind::kDemand;
+    RequestClass request_class = RequestClass::kDemand;
     uint32_t slot = kNoSlot;
     uint32_t layer = 0;
     uint32_t expert = 0;

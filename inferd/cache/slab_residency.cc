@@ -60,7 +60,7 @@ absl::Status SlabResidency::Fill() {
   RETURN_IF_ERROR(fill_.Fill(
       pack_, table(), options_.fill_order, [this](uint32_t layer, uint32_t expert) -> absl::Status {
         RETURN_IF_ERROR(fill_.Send([&] {
-          return slots_->Fetch(FetchKind::kDemand, step_, layer, expert, SlotTable::For::kDemand, NoVictim)
+          return slots_->Fetch(RequestClass::kDemand, step_, layer, expert, SlotTable::For::kDemand, NoVictim)
               .status();
         }));
         if (clock_ != nullptr) {
@@ -226,9 +226,10 @@ absl::Status SlabResidency::Ask(uint32_t index) {
     return absl::OkStatus();  // weightd may still write there
   }
   // An expert shared with the CPU travels on after this layer, and must not delay the next one's demands.
-  const FetchKind kind = entry.shared > 0 && TravelsOn() ? FetchKind::kPrefetch : FetchKind::kDemand;
+  const RequestClass request_class =
+      entry.shared > 0 && TravelsOn() ? RequestClass::kPrefetch : RequestClass::kDemand;
   ASSIGN_OR_RETURN(const uint32_t slot,
-                   slots_->Fetch(kind, step_, layer_, expert,
+                   slots_->Fetch(request_class, step_, layer_, expert,
                                  streams_ ? SlotTable::For::kStream : SlotTable::For::kDemand, keeper_));
   if (slot == ExpertSlots::kNoSlot) {
     return absl::OkStatus();
@@ -244,7 +245,7 @@ absl::Status SlabResidency::Ask(uint32_t index) {
 
 // Completions between layers and of prefetches concern no demand.
 void SlabResidency::Handle(const FetchKey& key, const FetchCompletion& completion) {
-  if (key.kind == FetchKind::kDense) {
+  if (key.dense()) {
     return;
   }
   counters_.Add(key.layer, &ResidencyCounters::bytes_link, completion.link_bytes);
@@ -358,7 +359,7 @@ void SlabResidency::Prefetch(uint32_t layer, uint32_t expert) {
     return;  // the room belongs to a demand
   }
   const absl::StatusOr<uint32_t> slot =
-      slots_->Fetch(FetchKind::kPrefetch, step_, layer, expert, SlotTable::For::kPrefetch, keeper_);
+      slots_->Fetch(RequestClass::kPrefetch, step_, layer, expert, SlotTable::For::kPrefetch, keeper_);
   if (slot.ok() && *slot != ExpertSlots::kNoSlot) {
     counters_.Add(layer, &ResidencyCounters::prefetch_issued);
   }
@@ -366,8 +367,7 @@ void SlabResidency::Prefetch(uint32_t layer, uint32_t expert) {
 
 bool SlabResidency::LinkIdle() {
   Poll();
-  return waiting_ == 0 && fetches_->outstanding(FetchKind::kDemand) == 0 &&
-         fetches_->outstanding(FetchKind::kPrefetch) == 0;
+  return waiting_ == 0 && fetches_->outstanding_experts() == 0;
 }
 
 uint32_t SlabResidency::LayersToFetch() {

@@ -400,7 +400,7 @@ absl::Status DenseWeights::HoldAll(absl::Duration stall_limit) {
   // A completion is a hint that the extent is resident; only a lease guarantees that it stays. An extent
   // evicted in between is requested again.
   const auto handle = [&](const FetchKey& key, const FetchCompletion& completion) {
-    if (key.kind != FetchKind::kDense || extents_[key.extent] != Extent::kRequested) {
+    if (!key.dense() || extents_[key.extent] != Extent::kRequested) {
       return;
     }
     extents_[key.extent] = Extent::kAbsent;

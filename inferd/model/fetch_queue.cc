@@ -8,7 +8,9 @@
 namespace sluice::inferd {
 namespace {
 
-// An id: serial (32 bits), kind (2), name (30: an extent, or layer and expert).
+// An id: serial (32 bits), 1 for an extent, class, name (30 bits: an extent, or layer and expert).
+constexpr int kDenseBit = 31;
+constexpr int kClassBit = 30;
 constexpr int kNameBits = 30;
 constexpr int kExpertBits = 16;
 static_assert(FetchQueue::kMaxExperts == 1u << kExpertBits);
@@ -17,14 +19,21 @@ static_assert(FetchQueue::kMaxLayers == 1u << (kNameBits - kExpertBits));
 FetchKey KeyOf(uint64_t id) {
   const uint32_t name = id & ((1u << kNameBits) - 1);
   FetchKey key;
-  key.kind = static_cast<FetchKind>((id >> kNameBits) & 3);
-  if (key.kind == FetchKind::kDense) {
+  key.request_class = static_cast<RequestClass>(id >> kClassBit & 1);
+  if ((id >> kDenseBit & 1) != 0) {
     key.extent = name;
   } else {
     key.layer = name >> kExpertBits;
     key.expert = name & (FetchQueue::kMaxExperts - 1);
   }
   return key;
+}
+
+uint64_t NameOf(const FetchRequest& request) {
+  const uint64_t request_class = uint64_t{static_cast<uint8_t>(request.request_class)} << kClassBit;
+  return request_class | (request.dense_extent != FetchRequest::kNoExtent
+                              ? uint64_t{1} << kDenseBit | request.dense_extent
+                              : uint64_t{request.layer} << kExpertBits | request.expert);
 }
 
 }  // namespace
@@ -37,38 +46,38 @@ absl::Status FetchError(const FetchKey& key, absl::StatusCode code) {
   return absl::Status(code, absl::StrCat("weightd could not bring ", expert));
 }
 
-absl::Status FetchQueue::Submit(FetchKind kind, FetchRequest* request, uint64_t name) {
-  request->id = uint64_t{serial_} << 32 | uint64_t{static_cast<uint8_t>(kind)} << kNameBits | name;
+absl::Status FetchQueue::Submit(FetchRequest* request) {
+  request->id = uint64_t{serial_} << 32 | NameOf(*request);
   const absl::Status status = client_->Submit(*request);
   if (status.ok()) {
     ++serial_;
-    ++outstanding_[static_cast<int>(kind)];
+    ++(KeyOf(request->id).dense() ? outstanding_dense_ : outstanding_experts_);
   }
   return status;
 }
 
-absl::StatusOr<uint64_t> FetchQueue::FetchExpert(FetchKind kind, uint64_t step, uint32_t layer,
+absl::StatusOr<uint64_t> FetchQueue::FetchExpert(RequestClass request_class, uint64_t step, uint32_t layer,
                                                  uint32_t expert) {
   FetchRequest request;
-  request.fetch_class = kind == FetchKind::kPrefetch ? FetchClass::kPrefetch : FetchClass::kDemand;
+  request.request_class = request_class;
   request.step = step;
   request.layer = layer;
   request.expert = expert;
-  RETURN_IF_ERROR(Submit(kind, &request, uint64_t{layer} << kExpertBits | expert));
+  RETURN_IF_ERROR(Submit(&request));
   return request.id;
 }
 
-absl::StatusOr<uint64_t> FetchQueue::TransferExpert(FetchKind kind, uint64_t step, uint32_t layer,
+absl::StatusOr<uint64_t> FetchQueue::TransferExpert(RequestClass request_class, uint64_t step, uint32_t layer,
                                                     uint32_t expert, PartSet parts,
                                                     const TransferTarget& target) {
   FetchRequest request;
-  request.fetch_class = kind == FetchKind::kPrefetch ? FetchClass::kPrefetch : FetchClass::kDemand;
+  request.request_class = request_class;
   request.step = step;
   request.layer = layer;
   request.expert = expert;
   request.parts = parts;
   request.transfer = &target;
-  RETURN_IF_ERROR(Submit(kind, &request, uint64_t{layer} << kExpertBits | expert));
+  RETURN_IF_ERROR(Submit(&request));
   return request.id;
 }
 
@@ -76,16 +85,16 @@ absl::Status FetchQueue::FetchDense(uint32_t extent, const TransferTarget* targe
   FetchRequest request;
   request.dense_extent = extent;
   request.transfer = target;
-  return Submit(FetchKind::kDense, &request, extent);
+  return Submit(&request);
 }
 
 size_t FetchQueue::Poll(absl::FunctionRef<void(const FetchKey&, const FetchCompletion&)> handle) {
   return client_->Poll([&](const FetchCompletion& completion) {
     const FetchKey key = KeyOf(completion.id);
-    uint32_t& outstanding = outstanding_[static_cast<int>(key.kind)];
+    uint32_t& outstanding = key.dense() ? outstanding_dense_ : outstanding_experts_;
     outstanding -= outstanding > 0 ? 1 : 0;
     bytes_ssd_ += completion.bytes;
-    if (key.kind != FetchKind::kDense) {
+    if (!key.dense()) {
       bytes_link_ += completion.link_bytes;
       copy_us_ += completion.copy_us;
     }
@@ -104,6 +113,6 @@ absl::Status FetchQueue::Wait(absl::Time deadline) {
   return status;
 }
 
-void FetchQueue::Forget() { outstanding_ = {}; }
+void FetchQueue::Forget() { outstanding_dense_ = outstanding_experts_ = 0; }
 
 }  // namespace sluice::inferd

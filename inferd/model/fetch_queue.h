@@ -5,7 +5,6 @@
 #pragma once
 
 #include <algorithm>
-#include <array>
 #include <cstdint>
 
 #include "absl/functional/function_ref.h"
@@ -18,15 +17,14 @@
 
 namespace sluice::inferd {
 
-enum class FetchKind : uint8_t { kDense = 0, kDemand = 1, kPrefetch = 2 };
-inline constexpr int kFetchKindCount = 3;
-
-// Purpose of a request: an expert, or for kDense an extent.
+// Purpose of a request: an expert, or an extent of dense weights.
 struct FetchKey {
-  FetchKind kind = FetchKind::kDense;
+  RequestClass request_class = RequestClass::kDemand;
   uint32_t layer = 0;
   uint32_t expert = 0;
-  uint32_t extent = 0;
+  uint32_t extent = FetchRequest::kNoExtent;
+
+  bool dense() const { return extent != FetchRequest::kNoExtent; }
 };
 
 // Error of a step whose expert weightd could not fetch: DEADLINE_EXCEEDED with the reason WEIGHTS_LATE if the
@@ -44,11 +42,12 @@ class FetchQueue {
       : client_(client), backend_(backend), clock_(clock) {}
 
   // Returns the request's id. RESOURCE_EXHAUSTED: the ring is full, poll first. UNAVAILABLE: the connection
-  // is lost. REQUIRES: a kind other than kDense, layer and expert below the limits.
-  absl::StatusOr<uint64_t> FetchExpert(FetchKind kind, uint64_t step, uint32_t layer, uint32_t expert);
+  // is lost. REQUIRES: layer and expert below the limits.
+  absl::StatusOr<uint64_t> FetchExpert(RequestClass request_class, uint64_t step, uint32_t layer,
+                                       uint32_t expert);
   // FetchExpert() with a transfer into a slab.
-  absl::StatusOr<uint64_t> TransferExpert(FetchKind kind, uint64_t step, uint32_t layer, uint32_t expert,
-                                          PartSet parts, const TransferTarget& target);
+  absl::StatusOr<uint64_t> TransferExpert(RequestClass request_class, uint64_t step, uint32_t layer,
+                                          uint32_t expert, PartSet parts, const TransferTarget& target);
   // Fetches a dense extent; with a target also into a slab.
   absl::Status FetchDense(uint32_t extent, const TransferTarget* target = nullptr);
 
@@ -71,8 +70,8 @@ class FetchQueue {
   // The connection is lost with all outstanding requests.
   void Forget();
 
-  uint32_t outstanding(FetchKind kind) const { return outstanding_[static_cast<int>(kind)]; }
-  uint32_t outstanding() const { return outstanding_[0] + outstanding_[1] + outstanding_[2]; }
+  uint32_t outstanding() const { return outstanding_dense_ + outstanding_experts_; }
+  uint32_t outstanding_experts() const { return outstanding_experts_; }
   uint64_t bytes_ssd() const { return bytes_ssd_; }
   // Bytes of experts, like the next two: dense weights are loaded once and do not affect tokens' waits.
   uint64_t bytes_link() const { return bytes_link_; }
@@ -83,13 +82,14 @@ class FetchQueue {
   int64_t real_stall_nanos() const { return real_stall_nanos_; }
 
  private:
-  absl::Status Submit(FetchKind kind, FetchRequest* request, uint64_t name);
+  absl::Status Submit(FetchRequest* request);
 
   WeightClient* const client_;
   Backend* const backend_;
   const Clock* const clock_;
   const MonotonicClock real_clock_;
-  std::array<uint32_t, kFetchKindCount> outstanding_ = {};
+  uint32_t outstanding_dense_ = 0;
+  uint32_t outstanding_experts_ = 0;
   uint32_t serial_ = 0;
   uint64_t bytes_ssd_ = 0;
   uint64_t bytes_link_ = 0;

@@ -23,7 +23,7 @@ constexpr absl::Duration kStopPace = absl::Microseconds(100);
 
 bool Asks(const FetchRequest& request, Part part) { return (request.parts & PartBit(part)) != 0; }
 bool IsDense(const FetchRequest& request) { return request.dense_extent != FetchRequest::kNoExtent; }
-bool IsPrefetch(const FetchRequest& request) { return request.fetch_class == FetchClass::kPrefetch; }
+bool IsPrefetch(const FetchRequest& request) { return request.request_class == RequestClass::kPrefetch; }
 
 }  // namespace
 
@@ -276,7 +276,7 @@ void PullClient::StartCopy(Transfer* transfer) {
   TransferJob job;
   job.number = transfer->number = next_copy_++;
   job.link = slab.link;
-  job.link_class = IsPrefetch(transfer->request) ? LinkClass::kPrefetch : LinkClass::kDemand;
+  job.request_class = transfer->request.request_class;
   job.plan = PlanOf(*transfer);
   job.slab = slab.slab;
   job.progress = transfer->progress;
@@ -290,7 +290,7 @@ void PullClient::Promote(Transfer* transfer) {
   if (!IsPrefetch(transfer->request)) {
     return;
   }
-  transfer->request.fetch_class = FetchClass::kDemand;
+  transfer->request.request_class = RequestClass::kDemand;
   if (transfer->number != 0) {
     engine_->Promote(transfer->number);
   } else if (transfer->fill != 0) {

@@ -25,7 +25,8 @@ uint64_t RequestTable::Add(const PendingRequest& request) {
   uint32_t& bucket = buckets_[BucketOf(request.caller_id)];
   slots_[index] = {++serial_ << kSlotBits | index, request, bucket};
   bucket = index;
-  ++counts_[static_cast<size_t>(request.kind)];
+  cancels_ += request.cancel ? 1 : 0;
+  prefetches_ += request.request_class == RequestClass::kPrefetch ? 1 : 0;
   return slots_[index].ring_id;
 }
 
@@ -37,7 +38,7 @@ size_t RequestTable::BucketOf(uint64_t caller_id) const {
 
 uint64_t RequestTable::RingId(uint64_t caller_id) const {
   for (uint32_t at = buckets_[BucketOf(caller_id)]; at != kNone; at = slots_[at].next) {
-    if (slots_[at].request.caller_id == caller_id && slots_[at].request.kind != RequestKind::kCancel) {
+    if (slots_[at].request.caller_id == caller_id && !slots_[at].request.cancel) {
       return slots_[at].ring_id;
     }
   }
@@ -57,7 +58,8 @@ std::optional<PendingRequest> RequestTable::Take(uint64_t ring_id) {
   *link = slots_[index].next;
   slots_[index].ring_id = 0;
   free_.push_back(static_cast<uint32_t>(index));
-  --counts_[static_cast<size_t>(request.kind)];
+  cancels_ -= request.cancel ? 1 : 0;
+  prefetches_ -= request.request_class == RequestClass::kPrefetch ? 1 : 0;
   return request;
 }
 

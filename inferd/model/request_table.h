@@ -17,12 +17,10 @@
 
 namespace sluice::inferd {
 
-enum class RequestKind : uint8_t { kDemand, kPrefetch, kCancel };
-inline constexpr size_t kRequestKinds = 3;
-
 struct PendingRequest {
   uint64_t caller_id = 0;
-  RequestKind kind = RequestKind::kDemand;
+  RequestClass request_class = RequestClass::kDemand;
+  bool cancel = false;
 };
 
 class RequestTable {
@@ -41,7 +39,8 @@ class RequestTable {
 
   size_t size() const { return slots_.size() - free_.size(); }
   size_t capacity() const { return slots_.size(); }
-  size_t count(RequestKind kind) const { return counts_[static_cast<size_t>(kind)]; }
+  size_t cancels() const { return cancels_; }
+  size_t prefetches() const { return prefetches_; }
 
  private:
   static constexpr uint32_t kNone = ~0u;
@@ -55,7 +54,8 @@ class RequestTable {
   std::vector<Slot> slots_;
   std::vector<uint32_t> buckets_;  // by caller id: first slot of the chain
   std::vector<uint32_t> free_;
-  size_t counts_[kRequestKinds] = {};
+  size_t cancels_ = 0;
+  size_t prefetches_ = 0;
   uint64_t serial_ = 0;
 };
 

@@ -20,6 +20,7 @@
 #include "absl/types/span.h"
 #include "common/base/encoding.h"
 #include "common/protocol/memory_handle.h"
+#include "common/protocol/request_class.h"
 #include "pack/pack.h"
 
 namespace sluice::inferd {
@@ -32,8 +33,6 @@ struct ExtentLease {
   uint32_t segment = 0;
   uint64_t offset = 0;
 };
-
-enum class FetchClass : uint8_t { kDemand = 0, kPrefetch = 1 };
 
 // Device memory that weightd writes into (devices sim and cuda), and the link to it.
 struct SlabOffer {
@@ -65,7 +64,7 @@ struct TransferTarget {
 struct FetchRequest {
   static constexpr uint32_t kNoExtent = 0xffffffffu;
   uint64_t id = 0;  // chosen by the caller, unique among outstanding requests
-  FetchClass fetch_class = FetchClass::kDemand;
+  RequestClass request_class = RequestClass::kDemand;
   uint64_t step = 0;  // engine step; with `layer` the generation for dropping stale prefetches
   uint32_t layer = 0;
   uint32_t expert = 0;

@@ -45,14 +45,13 @@ SubmissionEntry EmptyEntry(Opcode opcode, RequestClass request_class) {
 }
 
 SubmissionEntry EntryOf(const FetchRequest& request) {
-  const bool prefetch = request.fetch_class == FetchClass::kPrefetch;
   const bool dense = request.dense_extent != FetchRequest::kNoExtent;
-  SubmissionEntry entry = EmptyEntry(dense ? Opcode::kFillExtent : Opcode::kFillExpert,
-                                     prefetch ? RequestClass::kPrefetch : RequestClass::kDemand);
+  SubmissionEntry entry =
+      EmptyEntry(dense ? Opcode::kFillExtent : Opcode::kFillExpert, request.request_class);
   entry.step = request.step;
   if (dense) {
     entry.extent = request.dense_extent;
-    entry.layer = prefetch ? request.layer : 0;
+    entry.layer = request.request_class == RequestClass::kPrefetch ? request.layer : 0;
   } else {
     entry.parts = request.parts;
     entry.layer = request.layer;
@@ -217,13 +216,12 @@ absl::Status SessionWeightClient::Submit(const FetchRequest& request) {
   if (requests_.size() + kCancelPlaces >= requests_.capacity()) {
     return absl::ResourceExhaustedError(absl::StrCat(requests_.size(), " requests are outstanding"));
   }
-  const bool prefetch = request.fetch_class == FetchClass::kPrefetch;
   SubmissionEntry entry = EntryOf(request);
   entry.flags = scan_ && request.dense_extent == FetchRequest::kNoExtent ? kScanFlag : 0;
   RETURN_IF_ERROR(
-      Push(entry, {request.id, prefetch ? RequestKind::kPrefetch : RequestKind::kDemand},
+      Push(entry, {request.id, request.request_class},
            request.transfer == nullptr ? absl::Span<const uint32_t>() : request.transfer->neurons));
-  (prefetch ? prefetch_requests_ : demand_requests_).Add(1);
+  (request.request_class == RequestClass::kPrefetch ? prefetch_requests_ : demand_requests_).Add(1);
   return absl::OkStatus();
 }
 
@@ -334,11 +332,11 @@ bool SessionWeightClient::SendOneCancel(uint64_t caller_id) {
   }
   SubmissionEntry entry = EmptyEntry(Opcode::kCancel, RequestClass::kDemand);
   entry.target = ring_id;
-  return requests_.size() < requests_.capacity() && Push(entry, {0, RequestKind::kCancel}).ok();
+  return requests_.size() < requests_.capacity() && Push(entry, {.cancel = true}).ok();
 }
 
 void SessionWeightClient::CancelPrefetches(uint64_t step, uint32_t layer) {
-  if (session_ != nullptr && requests_.count(RequestKind::kPrefetch) > 0) {
+  if (session_ != nullptr && requests_.prefetches() > 0) {
     SendCancel({step, layer});
   }
 }
@@ -347,7 +345,7 @@ void SessionWeightClient::SendCancel(const CancelPoint& point) {
   SubmissionEntry entry = EmptyEntry(Opcode::kCancelPrefetches, RequestClass::kDemand);
   entry.step = point.step;
   entry.layer = point.layer;
-  if (requests_.size() < requests_.capacity() && Push(entry, {0, RequestKind::kCancel}).ok()) {
+  if (requests_.size() < requests_.capacity() && Push(entry, {.cancel = true}).ok()) {
     unsent_cancel_.reset();
   } else {
     unsent_cancel_ = point;  // the latest covers the earlier ones; Poll sends it
@@ -389,7 +387,7 @@ bool SessionWeightClient::Handle(const CompletionEntry& entry,
         absl::InternalError(absl::StrCat("weightd completed request ", entry.id, ", which is none")));
     return false;
   }
-  if (request->kind == RequestKind::kCancel) {
+  if (request->cancel) {
     return false;
   }
   ended_requests_.Add(1);
@@ -459,7 +457,7 @@ absl::Status SessionWeightClient::lost() const {
 }
 
 void SessionWeightClient::ForgetRequests() {
-  ended_requests_.Add(requests_.count(RequestKind::kDemand) + requests_.count(RequestKind::kPrefetch));
+  ended_requests_.Add(requests_.size() - requests_.cancels());
   requests_ = RequestTable(requests_.capacity());
   unsent_cancel_.reset();
   unsent_ids_.clear();

@@ -52,7 +52,7 @@ absl::Status VirtualWeightClient::Submit(const FetchRequest& request) {
   }
   Transfer transfer;
   transfer.completion.id = request.id;
-  transfer.fetch_class = request.fetch_class;
+  transfer.request_class = request.request_class;
   transfer.step = request.step;
   transfer.layer = request.layer;
   transfer.expert = request.expert;
@@ -73,7 +73,7 @@ absl::Status VirtualWeightClient::Submit(const FetchRequest& request) {
     same->followed = true;
     transfer.leader = same->completion.id;
     transfer.tiles = same->tiles;
-    for (uint32_t tile = 0; request.fetch_class == FetchClass::kDemand && tile < same->tiles; ++tile) {
+    for (uint32_t tile = 0; request.request_class == RequestClass::kDemand && tile < same->tiles; ++tile) {
       link_->Promote(same->first_number + tile, Now());
     }
     transfers_.push_back(std::move(transfer));
@@ -132,9 +132,7 @@ void VirtualWeightClient::SendTiles(const FetchRequest& request, Transfer* trans
   }
   for (uint32_t i = 0; i < tiles; ++i) {
     const uint64_t in_tile = std::min(tile, rows - i * tile);
-    link_->Submit(first + i,
-                  request.fetch_class == FetchClass::kDemand ? LinkClass::kDemand : LinkClass::kPrefetch,
-                  in_tile * row_bytes, Now());
+    link_->Submit(first + i, request.request_class, in_tile * row_bytes, Now());
   }
 }
 
@@ -220,7 +218,7 @@ void VirtualWeightClient::CancelPrefetches(uint64_t step, uint32_t layer) {
   }
   for (Transfer& transfer : transfers_) {
     const bool stale = transfer.step < step || (transfer.step == step && transfer.layer <= layer);
-    if (transfer.fetch_class == FetchClass::kPrefetch && stale && transfer.landed == 0 &&
+    if (transfer.request_class == RequestClass::kPrefetch && stale && transfer.landed == 0 &&
         transfer.tiles > 0 && !link_->Started(transfer.first_number)) {
       CancelTiles(&transfer);
     }

@@ -49,7 +49,7 @@ class VirtualWeightClient final : public WeightClient {
  private:
   struct Transfer {
     FetchCompletion completion;  // the future completion
-    FetchClass fetch_class = FetchClass::kDemand;
+    RequestClass request_class = RequestClass::kDemand;
     uint64_t step = 0;
     uint32_t layer = 0;
     uint32_t expert = 0;

@@ -13,11 +13,11 @@
 namespace sluice {
 
 inline inferd::FetchRequest ExpertRequest(uint64_t id, uint32_t layer, uint32_t expert,
-                                          inferd::FetchClass fetch_class = inferd::FetchClass::kDemand,
+                                          RequestClass request_class = RequestClass::kDemand,
                                           uint64_t step = 1) {
   inferd::FetchRequest request;
   request.id = id;
-  request.fetch_class = fetch_class;
+  request.request_class = request_class;
   request.step = step;
   request.layer = layer;
   request.expert = expert;

@@ -208,7 +208,7 @@ void TransferRequests::StartCopy(Request* request) {
   job.number = request->number;
   job.session = request->session;
   job.link = request->link;
-  job.link_class = IsPrefetch(entry) ? LinkClass::kPrefetch : LinkClass::kDemand;
+  job.request_class = entry.request_class;
   job.plan = PlanOf(*request);
   job.slab = request->slab;
   job.progress = request->progress;

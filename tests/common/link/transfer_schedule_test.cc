@@ -11,13 +11,13 @@
 namespace sluice {
 namespace {
 
-LinkTransfer Transfer(uint64_t number, LinkClass link_class, std::vector<uint32_t> chunks,
+LinkTransfer Transfer(uint64_t number, RequestClass request_class, std::vector<uint32_t> chunks,
                       uint64_t session = 1, uint32_t link = 0) {
-  return LinkTransfer{number, session, link, link_class, std::move(chunks)};
+  return LinkTransfer{number, session, link, request_class, std::move(chunks)};
 }
 
-constexpr LinkClass kDemand = LinkClass::kDemand;
-constexpr LinkClass kPrefetch = LinkClass::kPrefetch;
+constexpr RequestClass kDemand = RequestClass::kDemand;
+constexpr RequestClass kPrefetch = RequestClass::kPrefetch;
 
 TEST(TransferScheduleTest, ChunksGoInOrderAndTheLastEndsTheTransfer) {
   TransferSchedule schedule({.window_bytes = 100});

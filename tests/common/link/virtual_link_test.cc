@@ -35,7 +35,7 @@ class VirtualLinkTest : public ::testing::Test {
 
 TEST_F(VirtualLinkTest, ATransferTakesLatencyAndRate) {
   VirtualLink link = Make(1, 5, 1000);
-  link.Submit(1, LinkClass::kDemand, 10'000, 100);
+  link.Submit(1, RequestClass::kDemand, 10'000, 100);
   EXPECT_EQ(link.NextEvent(), 100 + 5000 + 1000);
   link.AdvanceTo(1'000'000);
   EXPECT_THAT(ended_, ElementsAre(Ended{1, 100 + 5000 + 10'000, false}));
@@ -45,16 +45,16 @@ TEST_F(VirtualLinkTest, ATransferTakesLatencyAndRate) {
 
 TEST_F(VirtualLinkTest, ADemandWaitsForOnePrefetchChunkAtMost) {
   VirtualLink link = Make(1, 0, 1000);
-  link.Submit(1, LinkClass::kPrefetch, 100'000, 0);
-  link.Submit(2, LinkClass::kDemand, 3000, 500);
+  link.Submit(1, RequestClass::kPrefetch, 100'000, 0);
+  link.Submit(2, RequestClass::kDemand, 3000, 500);
   link.AdvanceTo(1'000'000);
   EXPECT_THAT(ended_, ElementsAre(Ended{2, 1000 + 3000, false}, Ended{1, 103'000, false}));
 }
 
 TEST_F(VirtualLinkTest, CancelledTransfersChunksInFlightStillArrive) {
   VirtualLink link = Make(1, 0, 1000);
-  link.Submit(1, LinkClass::kPrefetch, 100'000, 0);
-  link.Submit(2, LinkClass::kPrefetch, 1000, 0);
+  link.Submit(1, RequestClass::kPrefetch, 100'000, 0);
+  link.Submit(2, RequestClass::kPrefetch, 1000, 0);
   link.Cancel(1, 1500);
   link.Cancel(2, 1600);
   link.AdvanceTo(1'000'000);
@@ -71,8 +71,8 @@ TEST_F(VirtualLinkTest, EqualCallsGiveEqualTimesToTheBit) {
     int64_t now = 0;
     for (uint64_t number = 1; number <= 2000; ++number) {
       now += static_cast<int64_t>(random() % 40'000);
-      link.Submit(number, random() % 3 == 0 ? LinkClass::kDemand : LinkClass::kPrefetch, random() % 300'000,
-                  now);
+      link.Submit(number, random() % 3 == 0 ? RequestClass::kDemand : RequestClass::kPrefetch,
+                  random() % 300'000, now);
       if (random() % 4 == 0) {
         link.Cancel(1 + random() % number, now);
       }

@@ -33,13 +33,13 @@ class TransferEngineTest : public ::testing::Test {
   }
 
   // All rows of one part, `rows_a_chunk` at a time, to `dest` of the slab.
-  TransferJob Job(uint64_t number, uint32_t link, LinkClass link_class, uint64_t dest = 0,
+  TransferJob Job(uint64_t number, uint32_t link, RequestClass request_class, uint64_t dest = 0,
                   uint32_t tile_rows = 0, uint64_t rows_a_chunk = 4) {
     TransferJob job;
     job.number = number;
     job.session = link;
     job.link = link;
-    job.link_class = link_class;
+    job.request_class = request_class;
     PlanOptions options;
     options.chunk_bytes = rows_a_chunk * kRow;
     job.plan = MakeTransferPlan({{source_.data(), dest, kRow, kRow, kRow}}, kRows, {}, tile_rows, options);
@@ -83,7 +83,7 @@ class TransferEngineTest : public ::testing::Test {
 
 TEST_F(TransferEngineTest, AnUnthrottledTransferIsThereWhenItIsCopied) {
   const uint32_t link = engine_.AddLink({});
-  engine_.Submit(Job(5, link, LinkClass::kDemand));
+  engine_.Submit(Job(5, link, RequestClass::kDemand));
   Run();
   ASSERT_EQ(ends_.size(), 1u);
   EXPECT_EQ(ends_[0].number, 5u);
@@ -94,7 +94,7 @@ TEST_F(TransferEngineTest, AnUnthrottledTransferIsThereWhenItIsCopied) {
 
 TEST_F(TransferEngineTest, TilesAreAnnouncedWhenTheLinkDeliversThem) {
   const uint32_t link = engine_.AddLink(MakeLinkRate(/*gbps=*/1, /*latency_us=*/5));
-  engine_.Submit(Job(1, link, LinkClass::kDemand, 0, /*tile_rows=*/8));
+  engine_.Submit(Job(1, link, RequestClass::kDemand, 0, /*tile_rows=*/8));
   RunFor(5000 + 8 * kRow - 1);
   EXPECT_EQ(Landed(), 0u);
   RunFor(1);
@@ -110,9 +110,9 @@ TEST_F(TransferEngineTest, TilesAreAnnouncedWhenTheLinkDeliversThem) {
 
 TEST_F(TransferEngineTest, ADemandWaitsForOnePrefetchChunk) {
   const uint32_t link = engine_.AddLink(MakeLinkRate(1, 0));
-  engine_.Submit(Job(1, link, LinkClass::kPrefetch));
+  engine_.Submit(Job(1, link, RequestClass::kPrefetch));
   RunFor(1000);
-  engine_.Submit(Job(2, link, LinkClass::kDemand, 100'000));
+  engine_.Submit(Job(2, link, RequestClass::kDemand, 100'000));
   RunFor(3000 + kRows * kRow);
   ASSERT_EQ(ends_.size(), 1u);
   EXPECT_EQ(ends_[0].number, 2u);
@@ -124,8 +124,8 @@ TEST_F(TransferEngineTest, ADemandWaitsForOnePrefetchChunk) {
 
 TEST_F(TransferEngineTest, NothingIsWrittenAfterACancelledTransfersEnd) {
   const uint32_t link = engine_.AddLink(MakeLinkRate(1, 0));
-  engine_.Submit(Job(1, link, LinkClass::kDemand));
-  engine_.Submit(Job(2, link, LinkClass::kDemand, 100'000));
+  engine_.Submit(Job(1, link, RequestClass::kDemand));
+  engine_.Submit(Job(2, link, RequestClass::kDemand, 100'000));
   RunFor(4 * kRow + 1);
   EXPECT_FALSE(engine_.CancelIfNotStarted(1));
   EXPECT_TRUE(engine_.CancelIfNotStarted(2));
@@ -146,7 +146,7 @@ TEST_F(TransferEngineTest, NothingIsWrittenAfterACancelledTransfersEnd) {
 
 TEST_F(TransferEngineTest, ASlabsMemoryLivesUntilItsLastCopyHasEnded) {
   const uint32_t link = engine_.AddLink(MakeLinkRate(1, 0));
-  engine_.Submit(Job(1, link, LinkClass::kDemand));
+  engine_.Submit(Job(1, link, RequestClass::kDemand));
   RunFor(1);
   engine_.RemoveLink(link);
   const std::weak_ptr<Slab> slab = slab_;
@@ -165,7 +165,7 @@ TEST_F(TransferEngineTest, TheLinkKeepsItsRateThoughEveryWakeIsLate) {
   const int64_t begin = clock_.NowNanos();
   while (clock_.NowNanos() - begin < 100'000'000) {
     while (number < ends_.size() + 3) {
-      engine_.Submit(Job(++number, link, LinkClass::kPrefetch));
+      engine_.Submit(Job(++number, link, RequestClass::kPrefetch));
     }
     Run();
     if (engine_.NextArrival() != 0) {
@@ -195,7 +195,7 @@ TEST_F(TransferEngineTest, EveryJobEndsOnceUnderRandomTraffic) {
         const uint64_t at = random() % (slab_->bytes() - kRows * kRow);
         dest[++number] = at;
         engine_.Submit(Job(number, links[random() % 3],
-                           random() % 2 == 0 ? LinkClass::kDemand : LinkClass::kPrefetch, at,
+                           random() % 2 == 0 ? RequestClass::kDemand : RequestClass::kPrefetch, at,
                            static_cast<uint32_t>(random() % 20), 1 + random() % 10));
       } else if (dice == 4) {
         engine_.Cancel(seed * 1'000'000 + random() % 100);
@@ -257,9 +257,9 @@ TEST_F(TransferEngineTest, ProgressWordIsSetAfterItsBytes) {
   size_t ended = 0;
   constexpr uint64_t kJobs = 40;
   for (uint64_t number = 1; number <= kJobs; ++number) {
-    TransferJob job =
-        Job(number, number % 2 == 0 ? fast : slow,
-            number % 3 == 0 ? LinkClass::kDemand : LinkClass::kPrefetch, (number - 1) % 10 * 100'000, 16);
+    TransferJob job = Job(number, number % 2 == 0 ? fast : slow,
+                          number % 3 == 0 ? RequestClass::kDemand : RequestClass::kPrefetch,
+                          (number - 1) % 10 * 100'000, 16);
     job.progress = std::make_shared<std::atomic<uint64_t>>(0);
     const auto word = job.progress;
     engine.Submit(std::move(job));

@@ -35,10 +35,10 @@ class ExpertSlotsTest : public testing::Test {
     ASSERT_TRUE(slots_->Offer(0, 0).ok());
   }
 
-  uint32_t Fetch(FetchKind kind, uint32_t layer, uint32_t expert) {
+  uint32_t Fetch(RequestClass request_class, uint32_t layer, uint32_t expert) {
     const absl::StatusOr<uint32_t> slot =
-        slots_->Fetch(kind, /*step=*/1, layer, expert,
-                      kind == FetchKind::kDemand ? For::kDemand : For::kPrefetch, NoVictim);
+        slots_->Fetch(request_class, /*step=*/1, layer, expert,
+                      request_class == RequestClass::kDemand ? For::kDemand : For::kPrefetch, NoVictim);
     EXPECT_TRUE(slot.ok()) << slot.status();
     return slot.value_or(kNoSlot);
   }
@@ -62,7 +62,7 @@ class ExpertSlotsTest : public testing::Test {
 };
 
 TEST_F(ExpertSlotsTest, ASlotIsReadyOnceItsTransferHasEnded) {
-  const uint32_t slot = Fetch(FetchKind::kDemand, 1, 2);
+  const uint32_t slot = Fetch(RequestClass::kDemand, 1, 2);
   ASSERT_NE(slot, kNoSlot);
   EXPECT_EQ(State(slot), SlotState::kFilling);
   EXPECT_EQ(Poll(), 1);
@@ -72,7 +72,7 @@ TEST_F(ExpertSlotsTest, ASlotIsReadyOnceItsTransferHasEnded) {
 }
 
 TEST_F(ExpertSlotsTest, FailedTransferFreesItsSlot) {
-  const uint32_t slot = Fetch(FetchKind::kPrefetch, 0, 0);
+  const uint32_t slot = Fetch(RequestClass::kPrefetch, 0, 0);
   client_->Cancel(slots_->table().slot(slot).request);
   EXPECT_EQ(Poll(), 1);
   EXPECT_EQ(State(slot), SlotState::kFree);
@@ -80,7 +80,7 @@ TEST_F(ExpertSlotsTest, FailedTransferFreesItsSlot) {
 }
 
 TEST_F(ExpertSlotsTest, CoalescedPrefetchReportsNothing) {
-  const uint32_t slot = Fetch(FetchKind::kPrefetch, 0, 3);
+  const uint32_t slot = Fetch(RequestClass::kPrefetch, 0, 3);
   ASSERT_TRUE(slots_->Join(1, slot));
   EXPECT_NE(slots_->table().slot(slot).joined, 0u);
   EXPECT_EQ(Poll(), 1) << "two transfers of the same bytes, one of which counts";
@@ -91,7 +91,7 @@ TEST_F(ExpertSlotsTest, CoalescedPrefetchReportsNothing) {
 
 TEST_F(ExpertSlotsTest, SlotsLostWithWeightdAreReusedAfterOffer) {
   client_->Freeze(true);
-  const uint32_t slot = Fetch(FetchKind::kDemand, 0, 1);
+  const uint32_t slot = Fetch(RequestClass::kDemand, 0, 1);
   slots_->Lose();
   EXPECT_EQ(State(slot), SlotState::kLost);
   EXPECT_EQ(slots_->table().Find(0, 1), kNoSlot);
@@ -100,8 +100,8 @@ TEST_F(ExpertSlotsTest, SlotsLostWithWeightdAreReusedAfterOffer) {
 }
 
 TEST_F(ExpertSlotsTest, PartsOfDifferentSlotsDoNotOverlap) {
-  const uint32_t a = Fetch(FetchKind::kDemand, 0, 0);
-  const uint32_t b = Fetch(FetchKind::kDemand, 0, 1);
+  const uint32_t a = Fetch(RequestClass::kDemand, 0, 0);
+  const uint32_t b = Fetch(RequestClass::kDemand, 0, 1);
   Poll();
   const uint64_t bytes = slots_->plan().classes[0].bytes;
   for (const Part part : {Part::kUp, Part::kGate, Part::kDown}) {

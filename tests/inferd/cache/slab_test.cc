@@ -73,8 +73,8 @@ class SlabTest : public testing::TestWithParam<Client> {
     return number.ok() ? *number : 0;
   }
   FetchRequest Request(uint64_t id, const TransferTarget& target, uint32_t layer, uint32_t expert,
-                       PartSet parts = kAllParts, FetchClass fetch_class = FetchClass::kDemand) {
-    FetchRequest request = ExpertRequest(id, layer, expert, fetch_class);
+                       PartSet parts = kAllParts, RequestClass request_class = RequestClass::kDemand) {
+    FetchRequest request = ExpertRequest(id, layer, expert, request_class);
     request.parts = parts;
     request.transfer = &target;
     return request;
@@ -167,8 +167,8 @@ TEST_P(SlabTest, CancelledRequestsStillComplete) {
   const uint32_t number = Offer(slab, /*gbps=*/0.001);
   const TransferTarget a = TestSlab::Target(pack_.pack(), number, 0, 0, kAllParts, 0);
   const TransferTarget b = TestSlab::Target(pack_.pack(), number, 0, 1, kAllParts, kSlabBytes / 2);
-  ASSERT_TRUE(client_->Submit(Request(1, a, 0, 0, kAllParts, FetchClass::kPrefetch)).ok());
-  ASSERT_TRUE(client_->Submit(Request(2, b, 0, 1, kAllParts, FetchClass::kPrefetch)).ok());
+  ASSERT_TRUE(client_->Submit(Request(1, a, 0, 0, kAllParts, RequestClass::kPrefetch)).ok());
+  ASSERT_TRUE(client_->Submit(Request(2, b, 0, 1, kAllParts, RequestClass::kPrefetch)).ok());
   client_->Cancel(2);
   client_->Cancel(77);
   // Both orders are possible on a loaded machine.
@@ -186,8 +186,8 @@ TEST_P(SlabTest, StalePrefetchesIntoSlabsAreCancelledByStep) {
   const uint32_t number = Offer(slab, /*gbps=*/0.001);
   const TransferTarget a = TestSlab::Target(pack_.pack(), number, 0, 0, kAllParts, 0);
   const TransferTarget b = TestSlab::Target(pack_.pack(), number, 1, 1, kAllParts, kSlabBytes / 2);
-  ASSERT_TRUE(client_->Submit(Request(1, a, 0, 0, kAllParts, FetchClass::kPrefetch)).ok());
-  ASSERT_TRUE(client_->Submit(Request(2, b, 1, 1, kAllParts, FetchClass::kPrefetch)).ok());
+  ASSERT_TRUE(client_->Submit(Request(1, a, 0, 0, kAllParts, RequestClass::kPrefetch)).ok());
+  ASSERT_TRUE(client_->Submit(Request(2, b, 1, 1, kAllParts, RequestClass::kPrefetch)).ok());
   client_->CancelPrefetches(1, 3);
   size_t ended = 0;
   while (ended < 2) {
@@ -202,7 +202,7 @@ TEST_P(SlabTest, DemandIsCoalescedWithItsPrefetch) {
   TestSlab slab(kSlabBytes);
   const uint32_t number = Offer(slab, /*gbps=*/0.01);
   const TransferTarget target = TestSlab::Target(pack_.pack(), number, 3, 3, kAllParts, 0);
-  ASSERT_TRUE(client_->Submit(Request(1, target, 3, 3, kAllParts, FetchClass::kPrefetch)).ok());
+  ASSERT_TRUE(client_->Submit(Request(1, target, 3, 3, kAllParts, RequestClass::kPrefetch)).ok());
   ASSERT_TRUE(client_->Submit(Request(2, target, 3, 3)).ok());
   size_t ended = 0;
   while (ended < 2) {

@@ -11,23 +11,23 @@ namespace {
 
 TEST(RequestTable, GivesEveryRequestAnIdOfItsOwnAndFindsItOnce) {
   RequestTable table(3);
-  const uint64_t first = table.Add({77, RequestKind::kDemand});
-  const uint64_t second = table.Add({77, RequestKind::kPrefetch});
+  const uint64_t first = table.Add({77, RequestClass::kDemand});
+  const uint64_t second = table.Add({77, RequestClass::kPrefetch});
   EXPECT_NE(first, second);
   EXPECT_EQ(table.size(), 2u);
-  EXPECT_EQ(table.count(RequestKind::kPrefetch), 1u);
+  EXPECT_EQ(table.prefetches(), 1u);
   const auto found = table.Take(second);
   ASSERT_TRUE(found.has_value());
   EXPECT_EQ(found->caller_id, 77u);
-  EXPECT_EQ(found->kind, RequestKind::kPrefetch);
+  EXPECT_EQ(found->request_class, RequestClass::kPrefetch);
   EXPECT_FALSE(table.Take(second).has_value());
-  EXPECT_EQ(table.count(RequestKind::kPrefetch), 0u);
+  EXPECT_EQ(table.prefetches(), 0u);
   EXPECT_EQ(table.size(), 1u);
 }
 
 TEST(RequestTable, UnknownIdsMatchNothing) {
   RequestTable table(2);
-  const uint64_t id = table.Add({1, RequestKind::kDemand});
+  const uint64_t id = table.Add({1, RequestClass::kDemand});
   for (const uint64_t strange : {uint64_t{0}, uint64_t{1}, id + 1, id + (uint64_t{1} << 14), ~uint64_t{0}}) {
     EXPECT_FALSE(table.Take(strange).has_value()) << strange;
   }
@@ -41,7 +41,7 @@ TEST(RequestTable, IdsOfReusedSlotsAreNew) {
   std::set<uint64_t> used;
   for (uint64_t i = 0; i < 100'000; ++i) {
     if (live.empty() || (table.size() < table.capacity() && random() % 2 == 0)) {
-      const uint64_t id = table.Add({i, RequestKind::kDemand});
+      const uint64_t id = table.Add({i, RequestClass::kDemand});
       EXPECT_TRUE(used.insert(id).second);
       live[id] = i;
     } else {

@@ -162,7 +162,7 @@ TEST_F(SessionWeightClientTest, PrefetchesEndAfterTheirLayerIsPast) {
   uint64_t id = 0;
   for (uint32_t layer = 0; layer < 4; ++layer) {
     for (uint32_t expert = 0; expert < 8; ++expert) {
-      ASSERT_TRUE(client->Submit(ExpertRequest(++id, layer, expert, FetchClass::kPrefetch, 5)).ok());
+      ASSERT_TRUE(client->Submit(ExpertRequest(++id, layer, expert, RequestClass::kPrefetch, 5)).ok());
     }
   }
   client->CancelPrefetches(5, 3);

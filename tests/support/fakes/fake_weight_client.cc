@@ -136,8 +136,8 @@ absl::Status FakeWeightClient::Submit(const inferd::FetchRequest& request) {
     KeepTarget(request, poison, &pending);
   }
   pending_.push_back(pending);
-  (request.fetch_class == inferd::FetchClass::kDemand ? counters_.demand_requests
-                                                      : counters_.prefetch_requests)++;
+  (request.request_class == RequestClass::kDemand ? counters_.demand_requests
+                                                  : counters_.prefetch_requests)++;
   counters_.outstanding++;
   return absl::OkStatus();
 }
@@ -149,7 +149,7 @@ void FakeWeightClient::CancelPrefetches(uint64_t step, uint32_t layer) {
   for (Pending& pending : pending_) {
     const inferd::FetchRequest& request = pending.request;
     pending.cancelled =
-        pending.cancelled || (request.fetch_class == inferd::FetchClass::kPrefetch && !pending.filled &&
+        pending.cancelled || (request.request_class == RequestClass::kPrefetch && !pending.filled &&
                               request.step <= step && request.layer <= layer);
   }
 }
@@ -421,7 +421,7 @@ void FakeWeightClient::EndDemands(absl::StatusCode code, int count) {
 bool FakeWeightClient::EndsInjected(const inferd::FetchRequest& request,
                                     inferd::FetchCompletion* completion) {
   MutexLock lock(&mutex_);
-  if (request.fetch_class != inferd::FetchClass::kDemand ||
+  if (request.request_class != RequestClass::kDemand ||
       request.dense_extent != inferd::FetchRequest::kNoExtent || demands_to_end_ == 0) {
     return false;
   }

@@ -237,7 +237,7 @@ TEST_F(WeightsServiceTest, StatsCountTransfersAndTheirBytes) {
   const auto number = client->OfferSlab(slab.Offer());
   ASSERT_TRUE(number.ok()) << number.status();
   const inferd::TransferTarget target = TestSlab::Target(pack_.pack(), *number, 1, 2, kAllParts, 0);
-  inferd::FetchRequest request = ExpertRequest(7, 1, 2, inferd::FetchClass::kDemand);
+  inferd::FetchRequest request = ExpertRequest(7, 1, 2, RequestClass::kDemand);
   request.parts = kAllParts;
   request.transfer = &target;
   ASSERT_TRUE(client->Submit(request).ok());
