@@ -14,16 +14,29 @@ namespace sluice::inferd {
 namespace {
 
 constexpr std::array<Part, kPartCount> kParts = {Part::kUp, Part::kGate, Part::kDown};
-// First id of fill requests; the caller's serial numbers stay below.
+// Bit in ids of fill requests; the caller's serial numbers stay below.
 constexpr uint64_t kOwnIds = uint64_t{1} << 63;
 // Maximum DRAM of prefetches being copied, in largest experts: a link may be slower than their requests, and
 // their sources must not fill all memory.
 constexpr uint64_t kPrefetchExperts = 4;
 constexpr absl::Duration kStopPace = absl::Microseconds(100);
 
-bool Asks(const FetchRequest& request, Part part) { return (request.parts & PartBit(part)) != 0; }
+bool Asks(PartSet parts, Part part) { return (parts & PartBit(part)) != 0; }
 bool IsDense(const FetchRequest& request) { return request.dense_extent != FetchRequest::kNoExtent; }
-bool IsPrefetch(const FetchRequest& request) { return request.request_class == RequestClass::kPrefetch; }
+
+TransferKey KeyOf(const FetchRequest& request) {
+  const TransferTarget& target = *request.transfer;
+  TransferKey key;
+  key.layer = request.layer;
+  key.expert = request.expert;
+  key.extent = request.dense_extent;
+  key.parts = request.parts;
+  key.slab = target.slab;
+  key.base = target.base;
+  key.stride = target.stride;
+  key.neurons.assign(target.neurons.begin(), target.neurons.end());
+  return key;
+}
 
 }  // namespace
 
@@ -31,7 +44,11 @@ PullClient::PullClient(std::unique_ptr<WeightClient> behind, std::vector<std::sh
     : behind_(std::move(behind)),
       devices_(std::move(devices)),
       engine_(std::make_unique<TransferEngine>(
-          TransferEngine::Options{.threads = 1}, &clock_, [this] { behind_->Wake(); }, devices_)) {
+          TransferEngine::Options{.threads = 1}, &clock_, [this] { behind_->Wake(); }, devices_)),
+      shared_(
+          engine_.get(),
+          {.left = [this](uint64_t, uint64_t id) { Complete(id, {}, absl::StatusCode::kCancelled); },
+           .cancel_fill = [this](const Transfer& transfer) { behind_->Cancel(kOwnIds | transfer.fill); }}) {
   behind_->SetSegmentObserver(this).IgnoreError();  // the caller's observer is null and has no errors
 }
 
@@ -92,39 +109,15 @@ absl::StatusOr<uint32_t> PullClient::OfferSlab(const SlabOffer& offer) {
 
 // ---------------------------------------------------------------- requests
 
-PullClient::Transfer* PullClient::Find(uint64_t id) {
-  const auto found = transfers_.find(id);
-  return found == transfers_.end() ? nullptr : found->second.get();
-}
-
-const PullClient::Transfer* PullClient::Find(uint64_t id) const {
-  return const_cast<PullClient*>(this)->Find(id);
-}
-
-PullClient::Transfer* PullClient::FindSame(const FetchRequest& request) {
-  const TransferTarget& target = *request.transfer;
-  for (const auto& [id, other] : transfers_) {
-    const FetchRequest& r = other->request;
-    const bool rows = r.layer == request.layer && r.expert == request.expert && r.parts == request.parts &&
-                      r.dense_extent == request.dense_extent;
-    const bool place = other->target.slab == target.slab && other->target.base == target.base &&
-                       other->target.stride == target.stride &&
-                       absl::MakeConstSpan(other->neurons) == target.neurons;
-    if (rows && place && other->leader == 0 && !other->over && !other->stale) {
-      return other.get();
-    }
-  }
-  return nullptr;
-}
-
 PullClient::Sources PullClient::SourcesOf(const FetchRequest& request) const {
   Sources sources;
+  sources.step = request.step;
   if (IsDense(request)) {
     sources.extents[sources.count++] = request.dense_extent;
     return sources;
   }
   for (const Part part : kParts) {
-    if (Asks(request, part)) {
+    if (Asks(request.parts, part)) {
       const uint32_t extent = pack().part(request.layer, request.expert, part).extent;
       const auto end = sources.extents.begin() + sources.count;
       if (std::find(sources.extents.begin(), end, extent) == end) {
@@ -154,7 +147,7 @@ absl::Status PullClient::CheckTarget(const FetchRequest& request) const {
                                : check(target.base[0], length, 1, length);
   }
   for (const Part part : kParts) {
-    if (Asks(request, part)) {
+    if (Asks(request.parts, part)) {
       const PartView view = pack().part(request.layer, request.expert, part);
       const auto p = static_cast<size_t>(part);
       RETURN_IF_ERROR(check(target.base[p], target.stride[p],
@@ -172,46 +165,50 @@ absl::Status PullClient::Submit(const FetchRequest& request) {
   if (request.transfer == nullptr) {
     return behind_->Submit(request);
   }
-  auto owned = std::make_unique<Transfer>();
-  Transfer* const transfer = owned.get();
-  transfer->request = request;
-  transfer->request.transfer = nullptr;
-  transfer->target = *request.transfer;
-  transfer->neurons.assign(request.transfer->neurons.begin(), request.transfer->neurons.end());
-  transfer->target.neurons = {};
-  transfer->completion.id = request.id;
-  if (Transfer* same = FindSame(request); same != nullptr) {
-    transfer->leader = same->request.id;
-    ++same->followers;
-    if (!IsPrefetch(request)) {
-      Promote(same);
-    }
-  } else if (!CheckTarget(request).ok()) {
-    End(transfer, absl::StatusCode::kInvalidArgument);
-  } else {
-    transfer->sources = SourcesOf(request);
-    transfer->progress = std::make_shared<std::atomic<uint64_t>>(0);
-    RETURN_IF_ERROR(Begin(transfer));
-  }
-  transfers_[request.id] = std::move(owned);
   outstanding_.fetch_add(1, std::memory_order_relaxed);
-  return absl::OkStatus();
+  if (!CheckTarget(request).ok()) {
+    Complete(request.id, {}, absl::StatusCode::kInvalidArgument);
+    return absl::OkStatus();
+  }
+  Transfer* const transfer =
+      shared_.Join(KeyOf(request), {request.id, request.request_class, request.step, request.layer,
+                                    std::make_shared<std::atomic<uint64_t>>(0)});
+  if (transfer == nullptr) {
+    return absl::OkStatus();
+  }
+  if (transfer->waiters.size() > 1) {
+    // The prefetch's fill cannot be moved up, but a demand's is coalesced with it. Without room in the ring
+    // it arrives as the prefetch it was; what was evicted meanwhile is filled again anyway.
+    if (transfer->fill != 0) {
+      Fill(transfer).IgnoreError();
+    }
+    return absl::OkStatus();
+  }
+  transfer->work.tile_neurons = request.transfer->tile_neurons;
+  transfer->work.sources = SourcesOf(request);
+  const uint64_t number = transfer->number;
+  const absl::Status begun = Begin(transfer);
+  if (!begun.ok()) {
+    shared_.End(number);
+    outstanding_.fetch_sub(1, std::memory_order_relaxed);
+  }
+  return begun;
 }
 
 bool PullClient::PrefetchesHoldTooMuch() const {
   uint64_t held = 0;
-  for (const auto& [id, other] : transfers_) {
-    held += other->leased && IsPrefetch(other->request) ? 1 : 0;
+  for (const auto& [number, other] : shared_.transfers()) {
+    held += other.copying && other.request_class == RequestClass::kPrefetch ? 1 : 0;
   }
   return held >= kPrefetchExperts;
 }
 
 absl::Status PullClient::Begin(Transfer* transfer) {
-  if (transfer->stale) {
+  if (transfer->closed) {
     End(transfer, absl::StatusCode::kCancelled);
-  } else if (IsPrefetch(transfer->request) && PrefetchesHoldTooMuch()) {
+  } else if (transfer->request_class == RequestClass::kPrefetch && PrefetchesHoldTooMuch()) {
     End(transfer, absl::StatusCode::kResourceExhausted);
-  } else if (Lease(transfer)) {
+  } else if (Lease(&transfer->work.sources)) {
     StartCopy(transfer);
   } else {
     return Fill(transfer);
@@ -220,124 +217,107 @@ absl::Status PullClient::Begin(Transfer* transfer) {
 }
 
 absl::Status PullClient::Fill(Transfer* transfer) {
-  FetchRequest fill = transfer->request;
-  fill.id = kOwnIds | next_fill_++;
-  RETURN_IF_ERROR(behind_->Submit(fill));
-  fills_[fill.id] = transfer->request.id;
-  transfer->fill = fill.id;
-  return absl::OkStatus();
+  const TransferKey& key = transfer->key;
+  const uint64_t replaced = transfer->fill;
+  FetchRequest fill;
+  fill.id = kOwnIds | shared_.BeginFill(transfer);
+  fill.request_class = transfer->request_class;
+  fill.step = transfer->waiters.front().step;
+  fill.layer = key.layer;
+  fill.expert = key.expert;
+  fill.parts = key.parts;
+  fill.dense_extent = key.extent;
+  const absl::Status sent = behind_->Submit(fill);
+  if (!sent.ok()) {
+    transfer->fill = replaced;
+  }
+  return sent;
 }
 
-bool PullClient::Lease(Transfer* transfer) {
-  Sources& sources = transfer->sources;
-  for (uint32_t i = 0; i < sources.count; ++i) {
-    if (!behind_->TryLease(sources.extents[i], &sources.leases[i])) {
+bool PullClient::Lease(Sources* sources) {
+  for (uint32_t i = 0; i < sources->count; ++i) {
+    if (!behind_->TryLease(sources->extents[i], &sources->leases[i])) {
       while (i > 0) {
-        behind_->Release(sources.extents[--i], transfer->request.step);
+        behind_->Release(sources->extents[--i], sources->step);
       }
       return false;
     }
   }
-  transfer->leased = true;
   return true;
 }
 
-void PullClient::Unlease(Transfer* transfer) {
-  for (uint32_t i = 0; transfer->leased && i < transfer->sources.count; ++i) {
-    behind_->Release(transfer->sources.extents[i], transfer->request.step);
+void PullClient::Unlease(const Sources& sources) {
+  for (uint32_t i = 0; i < sources.count; ++i) {
+    behind_->Release(sources.extents[i], sources.step);
   }
-  transfer->leased = false;
 }
 
 TransferPlan PullClient::PlanOf(const Transfer& transfer) const {
-  const Sources& sources = transfer.sources;
-  if (IsDense(transfer.request)) {
-    return MakeRangePlan(sources.leases[0].data, transfer.target.base[0],
-                         static_cast<uint32_t>(sources.leases[0].bytes), plan_);
+  const TransferKey& key = transfer.key;
+  const Sources& sources = transfer.work.sources;
+  if (key.extent != FetchRequest::kNoExtent) {
+    return MakeRangePlan(sources.leases[0].data, key.base[0], static_cast<uint32_t>(sources.leases[0].bytes),
+                         plan_);
   }
   std::vector<PartCopy> parts;
   uint32_t rows = 0;
   for (const Part part : kParts) {
-    if (Asks(transfer.request, part)) {
-      const PartView view = pack().part(transfer.request.layer, transfer.request.expert, part);
+    if (Asks(key.parts, part)) {
+      const PartView view = pack().part(key.layer, key.expert, part);
       const auto source = std::find(sources.extents.begin(), sources.extents.end(), view.extent);
       const auto p = static_cast<size_t>(part);
       parts.push_back({sources.leases[static_cast<size_t>(source - sources.extents.begin())].data + view.base,
-                       transfer.target.base[p], view.stride, transfer.target.stride[p],
-                       RowBytes(view.encoding, view.cols)});
+                       key.base[p], view.stride, key.stride[p], RowBytes(view.encoding, view.cols)});
       rows = view.rows;
     }
   }
-  return MakeTransferPlan(parts, rows, transfer.neurons, transfer.target.tile_neurons, plan_);
+  return MakeTransferPlan(parts, rows, key.neurons, transfer.work.tile_neurons, plan_);
 }
 
 void PullClient::StartCopy(Transfer* transfer) {
-  const OwnedSlab& slab = slabs_[transfer->target.slab];
+  const OwnedSlab& slab = slabs_[transfer->key.slab];
   TransferJob job;
-  job.number = transfer->number = next_copy_++;
   job.link = slab.link;
-  job.request_class = transfer->request.request_class;
   job.plan = PlanOf(*transfer);
   job.slab = slab.slab;
-  job.progress = transfer->progress;
-  job.request = transfer->request.id;
-  copies_[job.number] = transfer->request.id;
-  engine_->Submit(std::move(job));
-}
-
-// A prefetch that is now awaited. Its fill cannot be moved up, but a demand's fill is coalesced with it.
-void PullClient::Promote(Transfer* transfer) {
-  if (!IsPrefetch(transfer->request)) {
-    return;
-  }
-  transfer->request.request_class = RequestClass::kDemand;
-  if (transfer->number != 0) {
-    engine_->Promote(transfer->number);
-  } else if (transfer->fill != 0) {
-    Fill(transfer).IgnoreError();  // without room in the ring it arrives as the prefetch it was
-  }
+  ++copies_;
+  shared_.StartCopy(transfer, std::move(job));
 }
 
 // ---------------------------------------------------------------- completions
 
 void PullClient::OnFilled(const FetchCompletion& filled) {
-  const auto found = fills_.find(filled.id);
-  Transfer* const transfer = Find(found->second);
-  fills_.erase(found);
-  if (transfer == nullptr || transfer->fill != filled.id) {
+  Transfer* const transfer = shared_.EndFill(filled.id & ~kOwnIds);
+  if (transfer == nullptr) {
     return;  // replaced by a later one
   }
-  transfer->fill = 0;
-  FetchCompletion& completion = transfer->completion;
+  FetchCompletion& completion = transfer->work.completion;
   completion.bytes += filled.bytes;
   completion.extent = filled.extent;
   completion.queue_us += filled.queue_us;
   completion.io_us += filled.io_us;
-  if (transfer->stale) {
-    End(transfer, absl::StatusCode::kCancelled);
-  } else if (filled.code != absl::StatusCode::kOk) {
-    End(transfer, filled.code);
-  } else if (IsPrefetch(transfer->request) && PrefetchesHoldTooMuch()) {
+  if (transfer->closed || filled.code != absl::StatusCode::kOk) {
+    End(transfer, transfer->closed ? absl::StatusCode::kCancelled : filled.code);
+  } else if (transfer->request_class == RequestClass::kPrefetch && PrefetchesHoldTooMuch()) {
     End(transfer, absl::StatusCode::kResourceExhausted);
-  } else if (Lease(transfer)) {
+  } else if (Lease(&transfer->work.sources)) {
     StartCopy(transfer);
   } else {
-    refills_.push_back(transfer->request.id);  // evicted meanwhile
+    refills_.push_back(transfer->number);  // evicted meanwhile
   }
 }
 
 void PullClient::OnCopied(const TransferEnd& end) {
-  const auto found = copies_.find(end.number);
-  Transfer* const transfer = Find(found->second);
-  copies_.erase(found);
-  transfer->number = 0;
-  transfer->completion.link_bytes = end.link_bytes;
-  transfer->completion.copy_us = static_cast<uint32_t>(std::min<int64_t>(end.copy_nanos / 1000, UINT32_MAX));
+  Transfer* const transfer = shared_.Find(end.number);
+  --copies_;
+  FetchCompletion& completion = transfer->work.completion;
+  completion.link_bytes = end.link_bytes;
+  completion.copy_us = static_cast<uint32_t>(std::min<int64_t>(end.copy_nanos / 1000, UINT32_MAX));
   bytes_link_.fetch_add(end.link_bytes, std::memory_order_relaxed);
   // Leased memory is unchanged while the session lasts, so the session is checked after the last byte was
   // read.
   const bool lost = !behind_->connected();
-  Unlease(transfer);
+  Unlease(transfer->work.sources);
   End(transfer, lost              ? absl::StatusCode::kUnavailable
                 : !end.error.ok() ? absl::StatusCode::kInternal
                 : end.cancelled   ? absl::StatusCode::kCancelled
@@ -345,25 +325,27 @@ void PullClient::OnCopied(const TransferEnd& end) {
 }
 
 void PullClient::End(Transfer* transfer, absl::StatusCode code) {
-  transfer->over = true;
-  transfer->completion.code = code;
-  over_.push_back(transfer->request.id);
-  for (const auto& [id, other] : transfers_) {
-    if (transfer->followers > 0 && other->leader == transfer->request.id && !other->over) {
-      other->over = true;
-      other->completion.code = code;
-      other->completion.extent = transfer->completion.extent;
-      over_.push_back(id);
-    }
+  const Transfer ended = shared_.End(transfer->number);
+  FetchCompletion completion = ended.work.completion;
+  for (const TransferWaiter& waiter : ended.waiters) {
+    Complete(waiter.id, completion, code);
+    completion.bytes = 0;  // the first one is charged
+    completion.link_bytes = 0;
   }
+}
+
+void PullClient::Complete(uint64_t id, const FetchCompletion& completion, absl::StatusCode code) {
+  over_.push_back(completion);
+  over_.back().id = id;
+  over_.back().code = code;
 }
 
 void PullClient::TakeEnds() {
   for (const TransferEvent& event : engine_->TakeEvents()) {
     OnCopied(std::get<TransferEnd>(event));
   }
-  for (const uint64_t id : std::exchange(refills_, {})) {
-    Transfer* const transfer = Find(id);
+  for (const uint64_t number : std::exchange(refills_, {})) {
+    Transfer* const transfer = shared_.Find(number);
     const absl::Status begun = Begin(transfer);
     if (!begun.ok()) {
       End(transfer, begun.code());
@@ -377,18 +359,17 @@ size_t PullClient::Poll(absl::FunctionRef<void(const FetchCompletion&)> handle) 
     if ((completion.id & kOwnIds) == 0) {
       handle(completion);
       ++handled;
-    } else if (fills_.contains(completion.id)) {
+    } else {
       OnFilled(completion);
     }
   });
   TakeEnds();
   // Handlers may submit more.
   while (!over_.empty()) {
-    const uint64_t id = over_.front();
-    over_.erase(over_.begin());
-    const auto node = transfers_.extract(id);
+    const FetchCompletion completion = over_.front();
+    over_.pop_front();
     outstanding_.fetch_sub(1, std::memory_order_relaxed);
-    handle(node.mapped()->completion);
+    handle(completion);
     ++handled;
   }
   return handled;
@@ -402,61 +383,33 @@ absl::Status PullClient::Wait(absl::Time deadline) {
 }
 
 uint32_t PullClient::LandedTiles(uint64_t id) const {
-  const Transfer* transfer = Find(id);
-  if (transfer != nullptr && transfer->leader != 0) {
-    transfer = Find(transfer->leader);
-  }
-  return transfer == nullptr || transfer->progress == nullptr
+  const Transfer* transfer = shared_.FindByRequest(0, id);
+  return transfer == nullptr
              ? 0
-             : static_cast<uint32_t>(transfer->progress->load(std::memory_order_acquire));
+             : static_cast<uint32_t>(transfer->waiters.front().progress->load(std::memory_order_acquire));
 }
 
-// ---------------------------------------------------------------- cancelling
-
 void PullClient::Cancel(uint64_t id) {
-  Transfer* const transfer = Find(id);
-  if (transfer == nullptr) {
+  if (!shared_.Cancel(0, id)) {
     behind_->Cancel(id);
-  } else if (transfer->over || transfer->followers > 0) {
-    return;  // others wait for its rows
-  } else if (transfer->leader != 0) {
-    --Find(transfer->leader)->followers;
-    End(transfer, absl::StatusCode::kCancelled);
-  } else if (transfer->number != 0) {
-    engine_->Cancel(transfer->number);
-  } else {
-    transfer->stale = true;
-    behind_->Cancel(transfer->fill);
   }
 }
 
 void PullClient::CancelPrefetches(uint64_t step, uint32_t layer) {
-  for (const auto& [id, transfer] : transfers_) {
-    const FetchRequest& request = transfer->request;
-    const bool late = request.step > step || (request.step == step && request.layer > layer);
-    if (!IsPrefetch(request) || late || transfer->over || transfer->followers > 0) {
-      continue;
-    }
-    if (transfer->leader != 0) {
-      --Find(transfer->leader)->followers;
-      End(transfer.get(), absl::StatusCode::kCancelled);
-    } else if (transfer->number != 0) {
-      engine_->CancelIfNotStarted(transfer->number);
-    } else {
-      transfer->stale = true;  // its read may continue, but it is not copied
-    }
-  }
+  shared_.CancelPrefetches(0, 0, step, layer);
   behind_->CancelPrefetches(step, layer);
 }
 
 // Blocks until no copy reads a lease, and none is held.
 void PullClient::StopCopies() {
-  for (const auto& [number, id] : copies_) {
-    engine_->Cancel(number);
+  for (const auto& [number, transfer] : shared_.transfers()) {
+    if (transfer.copying) {
+      engine_->Cancel(number);
+    }
   }
-  while (!copies_.empty()) {
+  while (copies_ != 0) {
     TakeEnds();
-    if (!copies_.empty()) {
+    if (copies_ != 0) {
       absl::SleepFor(kStopPace);
     }
   }
@@ -479,8 +432,7 @@ absl::Status PullClient::RevokeSlabs(absl::Time /*deadline*/) {
 absl::Status PullClient::Reconnect(absl::Time deadline) {
   refills_.clear();
   DropSlabs();
-  transfers_.clear();
-  fills_.clear();
+  shared_.DropSession(0);
   over_.clear();
   outstanding_.store(0, std::memory_order_relaxed);
   return behind_->Reconnect(deadline);

@@ -11,14 +11,15 @@
 #include <array>
 #include <atomic>
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <memory>
 #include <string>
-#include <unordered_map>
 #include <vector>
 
 #include "common/base/clock.h"
 #include "common/protocol/copier.h"
+#include "common/protocol/shared_transfers.h"
 #include "common/protocol/transfer_engine.h"
 #include "inferd/model/weight_client.h"
 
@@ -64,41 +65,32 @@ class PullClient final : public WeightClient, private SegmentObserver {
     std::array<uint32_t, kPartCount> extents = {};
     std::array<ExtentLease, kPartCount> leases = {};
     uint32_t count = 0;
+    uint64_t step = 0;  // of the leases
   };
-  struct Transfer {
-    FetchRequest request;   // without its target
-    TransferTarget target;  // without its list
-    std::vector<uint32_t> neurons;
+  struct Work {
+    uint32_t tile_neurons = 0;
     Sources sources;
-    uint64_t number = 0;  // job number in the engine; 0: not being copied
-    uint64_t fill = 0;    // id of the fill request; 0: none is outstanding
-    bool leased = false;
-    bool stale = false;  // not to be copied after its fill
-    bool over = false;
-    uint64_t leader = 0;  // transfer of the same rows, which completes this one too; 0: none
-    uint32_t followers = 0;
     FetchCompletion completion;
-    std::shared_ptr<std::atomic<uint64_t>> progress;
   };
+  using Transfer = SharedTransfers<Work>::Transfer;
 
   absl::Status OnSegmentMapped(uint32_t segment, const std::byte* base, uint64_t bytes) override;
   void OnSegmentUnmapped(uint32_t segment) override;
   Sources SourcesOf(const FetchRequest& request) const;
-  Transfer* Find(uint64_t id);
-  const Transfer* Find(uint64_t id) const;
-  Transfer* FindSame(const FetchRequest& request);
   bool PrefetchesHoldTooMuch() const;
-  bool Lease(Transfer* transfer);
-  void Unlease(Transfer* transfer);
+  bool Lease(Sources* sources);
+  void Unlease(const Sources& sources);
   absl::Status Begin(Transfer* transfer);
   absl::Status Fill(Transfer* transfer);
   void StartCopy(Transfer* transfer);
   TransferPlan PlanOf(const Transfer& transfer) const;
   absl::Status CheckTarget(const FetchRequest& request) const;
-  void Promote(Transfer* transfer);
   void OnFilled(const FetchCompletion& filled);
   void OnCopied(const TransferEnd& end);
+  // Completes all requests of the transfer.
   void End(Transfer* transfer, absl::StatusCode code);
+  // Hands the request out with the next Poll().
+  void Complete(uint64_t id, const FetchCompletion& completion, absl::StatusCode code);
   void TakeEnds();
   void StopCopies();
   void DropSlabs();
@@ -110,16 +102,13 @@ class PullClient final : public WeightClient, private SegmentObserver {
   SegmentObserver* observer_ = nullptr;  // the caller's
   std::map<uint32_t, absl::Span<const std::byte>> segments_;
   std::vector<OwnedSlab> slabs_;
-  std::unordered_map<uint64_t, std::unique_ptr<Transfer>> transfers_;  // by the caller's id
-  std::unordered_map<uint64_t, uint64_t> fills_;                       // fill id to the caller's
-  std::unordered_map<uint64_t, uint64_t> copies_;                      // the engine's number to the caller's
-  std::vector<uint64_t> refills_;  // filled, but evicted before they were leased
-  std::vector<uint64_t> over_;     // to be handed out by Poll()
-  uint64_t next_fill_ = 1;
-  uint64_t next_copy_ = 1;
+  uint32_t copies_ = 0;               // running ones
+  std::vector<uint64_t> refills_;     // transfers that were filled, but evicted before they were leased
+  std::deque<FetchCompletion> over_;  // to be handed out by Poll()
   std::atomic<uint64_t> bytes_link_{0};
   std::atomic<uint64_t> outstanding_{0};    // transfers without a completion
-  std::unique_ptr<TransferEngine> engine_;  // destroyed first: its threads wake `behind_`
+  std::unique_ptr<TransferEngine> engine_;  // reset first: its threads wake `behind_`
+  SharedTransfers<Work> shared_;
 };
 
 }  // namespace sluice::inferd

@@ -87,7 +87,6 @@ void RequestRouter::Fill(Session* session, const SubmissionEntry& entry) {
 }
 
 void RequestRouter::Cancel(Session* session, const SubmissionEntry& entry) {
-  // Transfers first: the fetcher knows their fills by the same id.
   const bool found = parts_.transfers->Cancel(session->id(), entry.target) ||
                      parts_.fetcher->Cancel(session->id(), entry.target);
   Answer(session, entry,
@@ -98,7 +97,7 @@ void RequestRouter::Cancel(Session* session, const SubmissionEntry& entry) {
 
 void RequestRouter::CancelPrefetches(Session* session, const SubmissionEntry& entry) {
   const uint32_t pack = session->options().packs[entry.pack].pack;
-  // Prefetches that wait for their fill come first: the fetcher ends them, so they are not counted twice.
+  // Fills that wait come first: the fetcher ends them with their transfers, so they are not counted twice.
   const uint64_t waiting = parts_.fetcher->CancelPrefetches(session->id(), pack, entry.step, entry.layer);
   const uint64_t filled = parts_.transfers->CancelPrefetches(session->id(), pack, entry.step, entry.layer);
   Answer(session, entry, {}, waiting + filled);
@@ -112,32 +111,16 @@ void RequestRouter::Answer(Session* session, const SubmissionEntry& entry, Entry
   completion.field = verdict.field;
   completion.extent = kNoExtent;
   completion.bytes = count;
-  Deliver(session, completion, {});
+  session->Deliver(completion, {}, parts_.tier->store());
 }
 
-void RequestRouter::OnFilled(uint64_t id, const CompletionEntry& entry, std::vector<ExtentId> held) {
-  if (parts_.transfers->OnFilled(id, entry, &held)) {
-    return;
+void RequestRouter::Complete(uint64_t id, const CompletionEntry& entry, std::vector<ExtentId> held) {
+  if (entry.code == static_cast<uint16_t>(absl::StatusCode::kOk)) {
+    parts_.stalled->OnServed(id);
   }
   Session* session = parts_.sessions->Find(id);
-  if (!held.empty()) {
-    parts_.stopped->OnServed(id);
-    if (session != nullptr) session->bytes_read += entry.bytes;
-  }
-  Deliver(session, entry, std::move(held));
-}
-
-void RequestRouter::OnTransferred(uint64_t id, const CompletionEntry& entry) {
-  if (parts_.metrics != nullptr && entry.code == 0) {
-    parts_.metrics->copy_seconds.Observe(entry.copy_us * 1e-6);
-  }
-  Session* session = parts_.sessions->Find(id);
-  if (session != nullptr) session->bytes_read += entry.bytes;
-  Deliver(session, entry, {});
-}
-
-void RequestRouter::Deliver(Session* session, const CompletionEntry& entry, std::vector<ExtentId> held) {
   if (session != nullptr && session->state != SessionState::kLost) {
+    session->bytes_read += entry.bytes;
     session->Deliver(entry, std::move(held), parts_.tier->store());
     return;
   }

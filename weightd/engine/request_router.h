@@ -13,20 +13,18 @@
 #include "weightd/engine/transfer_requests.h"
 #include "weightd/store/dram_tier.h"
 #include "weightd/store/fetcher.h"
-#include "weightd/store/store_metrics.h"
 
 namespace sluice::weightd {
 
 class RequestRouter {
  public:
-  // All borrowed; `metrics` may be null.
+  // All borrowed.
   struct Parts {
     SessionTable* sessions = nullptr;
     Fetcher* fetcher = nullptr;
     TransferRequests* transfers = nullptr;
     DramTier* tier = nullptr;
-    StalledSessions* stopped = nullptr;
-    StoreMetrics* metrics = nullptr;
+    StalledSessions* stalled = nullptr;
   };
   explicit RequestRouter(const Parts& parts) : parts_(parts) {}
 
@@ -34,10 +32,10 @@ class RequestRouter {
   // A session that breaks the rings' rules is doomed for its end.
   bool Serve(Session* session);
 
-  // Handles a request that the fetcher ended; `held` extents carry one pin each.
-  void OnFilled(uint64_t session, const CompletionEntry& entry, std::vector<ExtentId> held);
-  // Handles a transfer that has ended.
-  void OnTransferred(uint64_t session, const CompletionEntry& entry);
+  // Handles a request that has ended, as its fetcher or the transfers report it: once a request. Passes the
+  // pins of `held` (one an extent) to the session until it has reaped the completion; drops them if it is
+  // gone.
+  void Complete(uint64_t session, const CompletionEntry& entry, std::vector<ExtentId> held);
 
  private:
   void Handle(Session* session, const SubmissionEntry& entry, std::vector<uint32_t> neurons);
@@ -46,8 +44,6 @@ class RequestRouter {
   void CancelPrefetches(Session* session, const SubmissionEntry& entry);
   // Completes requests that are over at once.
   void Answer(Session* session, const SubmissionEntry& entry, EntryVerdict verdict, uint64_t count);
-  // Passes the pins of `held` to the session until it has reaped the completion; drops them if it is gone.
-  void Deliver(Session* session, const CompletionEntry& entry, std::vector<ExtentId> held);
 
   const Parts parts_;
 };

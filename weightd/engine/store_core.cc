@@ -34,9 +34,9 @@ StoreCore::StoreCore(const Options& options, const Environment& environment)
       slabs_(environment.transfers, &sessions_, &side_, &log_),
       stalled_(options.stall_nanos, &shares_, &sessions_),
       transfers_(
-          options.transfers, &fetcher_, &tier_, environment.transfers,
-          [this](uint64_t session, const CompletionEntry& entry) { router_.OnTransferred(session, entry); }),
-      router_({&sessions_, &fetcher_, &transfers_, &tier_, &stalled_, environment.metrics}),
+          options.transfers, &fetcher_, &tier_, environment.transfers, environment.metrics,
+          [this](uint64_t session, const CompletionEntry& entry) { router_.Complete(session, entry, {}); }),
+      router_({&sessions_, &fetcher_, &transfers_, &tier_, &stalled_}),
       scrubber_(options.scrub_rate, &tier_, [this](uint32_t pack) { return source(pack); }) {}
 
 Arena::Listener StoreCore::Segments() {
@@ -66,7 +66,10 @@ Arena::Listener StoreCore::Segments() {
 Fetcher::Hooks StoreCore::FetcherHooks() {
   Fetcher::Hooks hooks;
   hooks.complete = [this](uint64_t session, const CompletionEntry& entry, std::vector<ExtentId> held) {
-    router_.OnFilled(session, entry, std::move(held));
+    router_.Complete(session, entry, std::move(held));
+  };
+  hooks.filled = [this](const CompletionEntry& entry, std::vector<ExtentId> held) {
+    transfers_.OnFilled(entry, std::move(held));
   };
   hooks.progress = [this](uint64_t session, uint32_t word, uint64_t value) {
     if (Session* found = sessions_.Find(session)) found->SetProgress(word, value);

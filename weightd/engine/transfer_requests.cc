@@ -11,157 +11,116 @@ constexpr std::array<Part, kPartCount> kParts = {Part::kUp, Part::kGate, Part::k
 // Prefetches pin at most one of this many bytes of the budget, or one request.
 constexpr uint64_t kPrefetchShare = 4;
 
-bool SameRows(const SubmissionEntry& a, const SubmissionEntry& b) {
-  return a.opcode == b.opcode && a.pack == b.pack && a.layer == b.layer && a.expert == b.expert &&
-         a.extent == b.extent && a.parts == b.parts && a.slab == b.slab &&
-         std::equal(std::begin(a.base), std::end(a.base), std::begin(b.base)) &&
-         std::equal(std::begin(a.stride), std::end(a.stride), std::begin(b.stride));
+TransferKey KeyOf(uint64_t session, uint32_t pack, const SubmissionEntry& entry,
+                  std::vector<uint32_t> neurons) {
+  TransferKey key;
+  key.session = session;
+  key.pack = pack;
+  key.layer = entry.layer;
+  key.expert = entry.expert;
+  key.extent = entry.extent;
+  key.parts = entry.parts;
+  key.slab = entry.slab;
+  std::copy(std::begin(entry.base), std::end(entry.base), key.base.begin());
+  std::copy(std::begin(entry.stride), std::end(entry.stride), key.stride.begin());
+  key.neurons = std::move(neurons);
+  return key;
 }
-
-bool IsScan(const SubmissionEntry& entry) { return (entry.flags & kScanFlag) != 0; }
-bool IsPrefetch(const SubmissionEntry& entry) { return entry.request_class == RequestClass::kPrefetch; }
 
 }  // namespace
 
+TransferRequests::TransferRequests(const PlanOptions& plan, Fetcher* fetcher, DramTier* tier,
+                                   TransferEngine* engine, StoreMetrics* metrics, OnComplete on_complete)
+    : plan_(plan),
+      fetcher_(fetcher),
+      tier_(tier),
+      metrics_(metrics),
+      on_complete_(std::move(on_complete)),
+      shared_(engine, {.left = [this](uint64_t session, uint64_t id) { CompleteCancelled(session, id); },
+                       .cancel_fill =
+                           [this](const Transfer& transfer) {
+                             fetcher_->Cancel(transfer.key.session, transfer.fill, /*for_transfer=*/true);
+                           }}) {}
+
 void TransferRequests::Accept(Session* session, const SubmissionEntry& entry, std::vector<uint32_t> neurons) {
-  auto owned = std::make_unique<Request>();
-  Request* request = owned.get();
-  const SessionPackPlan& plan = session->options().packs[entry.pack];
-  const Session::SlabRecord& slab = session->slabs.at(entry.slab);
-  request->number = next_number_++;
-  request->session = session->id();
-  request->entry = entry;
-  request->neurons = std::move(neurons);
-  request->pack = plan.pack;
-  request->source = plan.source;
-  request->slab = slab.slab;
-  request->link = slab.link;
+  TransferWaiter waiter{entry.id, entry.request_class, entry.step, entry.layer, nullptr};
   if (entry.progress != kNoProgress) {
-    request->progress = session->ProgressWord(entry.progress);
+    waiter.progress = session->ProgressWord(entry.progress);
   }
-  request->completion.id = entry.id;
-  request->completion.extent = kNoExtent;
-  Request* same = FindSame(*request);
-  requests_[request->number] = std::move(owned);
-  by_id_[{request->session, entry.id}] = request->number;
-  if (same == nullptr) {
-    StartFill(*request);
+  const SessionPackPlan& plan = session->options().packs[entry.pack];
+  Transfer* const transfer = shared_.Join(KeyOf(session->id(), plan.pack, entry, std::move(neurons)), waiter);
+  if (transfer == nullptr) {
     return;
   }
-  const bool overtakes = IsPrefetch(same->entry) && !IsPrefetch(entry);
-  if (same->copying || !overtakes) {
-    Follow(request, same);
-    return;
-  }
+  const Session::SlabRecord& slab = session->slabs.at(entry.slab);
+  transfer->work.source = plan.source;
+  transfer->work.slab = slab.slab;
+  transfer->work.link = slab.link;
+  transfer->work.tile_neurons = entry.tile_neurons;
+  transfer->work.scan = (entry.flags & kScanFlag) != 0;
   // The demand's own fill is coalesced with the prefetch's reads, so their queue need not be waited for.
-  superseded_ = {same->session, same->entry.id};
-  for (uint64_t follower : std::exchange(same->followers, {})) {
-    Follow(Find(follower), request);
-  }
-  Follow(same, request);
-  const std::pair<uint64_t, uint64_t> waited = *superseded_;
-  StartFill(*request);
-  fetcher_->Cancel(waited.first, waited.second);
-  superseded_.reset();
-}
-
-TransferRequests::Request* TransferRequests::Find(uint64_t number) {
-  auto found = requests_.find(number);
-  return found == requests_.end() ? nullptr : found->second.get();
-}
-
-TransferRequests::Request* TransferRequests::FindById(uint64_t session, uint64_t id) {
-  auto found = by_id_.find({session, id});
-  return found == by_id_.end() ? nullptr : Find(found->second);
-}
-
-TransferRequests::Request* TransferRequests::FindSame(const Request& request) {
-  const auto first = by_id_.lower_bound({request.session, 0});
-  for (auto at = first; at != by_id_.end() && at->first.first == request.session; ++at) {
-    Request* other = Find(at->second);
-    if (other->leader == 0 && !other->stale && SameRows(other->entry, request.entry) &&
-        other->neurons == request.neurons) {
-      return other;
-    }
-  }
-  return nullptr;
-}
-
-void TransferRequests::Follow(Request* request, Request* leader) {
-  request->leader = leader->number;
-  leader->followers.push_back(request->number);
-  if (!IsPrefetch(request->entry)) {
-    Promote(leader);
+  const uint64_t replaced = transfer->fill;
+  StartFill(transfer);
+  if (replaced != 0) {
+    fetcher_->Cancel(session->id(), replaced, /*for_transfer=*/true);
   }
 }
 
-void TransferRequests::Promote(Request* request) {
-  request->entry.request_class = RequestClass::kDemand;
-  if (request->copying) {
-    engine_->Promote(request->number);
-  }
-}
-
-void TransferRequests::StartFill(const Request& request) {
+void TransferRequests::StartFill(Transfer* transfer) {
+  const TransferKey& key = transfer->key;
   FillRequest fill;
-  fill.session = request.session;
-  fill.id = request.entry.id;
-  fill.request_class = request.entry.request_class;
-  fill.step = request.entry.step;
-  fill.layer = request.entry.layer;
-  fill.pack = request.pack;
-  fill.scan = IsScan(request.entry);
-  if (request.entry.opcode == Opcode::kTransferExtent) {
-    fill.extents.ids[0] = request.entry.extent;
+  fill.session = key.session;
+  fill.id = shared_.BeginFill(transfer);
+  fill.for_transfer = true;
+  fill.request_class = transfer->request_class;
+  fill.step = transfer->waiters.front().step;
+  fill.layer = key.layer;
+  fill.pack = key.pack;
+  fill.scan = transfer->work.scan;
+  if (key.extent != kNoExtent) {
+    fill.extents.ids[0] = key.extent;
     fill.extents.count = 1;
   } else {
-    fill.extents =
-        request.source->ExpertExtents(request.entry.layer, request.entry.expert, request.entry.parts);
+    fill.extents = transfer->work.source->ExpertExtents(key.layer, key.expert, key.parts);
   }
   fetcher_->Accept(fill);
 }
 
-bool TransferRequests::OnFilled(uint64_t session, const CompletionEntry& entry, std::vector<ExtentId>* held) {
-  if (superseded_ == std::pair(session, entry.id)) {
-    for (ExtentId extent_id : std::exchange(*held, {})) {
+void TransferRequests::OnFilled(const CompletionEntry& entry, std::vector<ExtentId> held) {
+  Transfer* const transfer = shared_.EndFill(entry.id);
+  if (transfer == nullptr) {
+    for (ExtentId extent_id : held) {
       tier_->store().Unpin(extent_id);
     }
-    return true;  // it ends with its leader
+    return;  // replaced by a demand's
   }
-  Request* request = FindById(session, entry.id);
-  if (request == nullptr) {
-    return false;
-  }
-  request->completion = entry;
-  request->held = std::exchange(*held, {});
-  for (ExtentId extent_id : request->held) {
+  for (ExtentId extent_id : held) {
     pinned_bytes_ += tier_->store().length(extent_id);
   }
-  auto code = static_cast<absl::StatusCode>(entry.code);
-  const bool gone = std::any_of(request->held.begin(), request->held.end(), [this](ExtentId extent_id) {
+  transfer->work.held = std::move(held);
+  transfer->work.completion = entry;
+  const std::vector<ExtentId>& pinned = transfer->work.held;
+  const auto code = static_cast<absl::StatusCode>(entry.code);
+  const bool gone = std::any_of(pinned.begin(), pinned.end(), [this](ExtentId extent_id) {
     return tier_->store().state(extent_id) != ExtentState::kResident;
   });
-  if (gone && code == absl::StatusCode::kOk && !request->stale) {
+  if (transfer->closed || code != absl::StatusCode::kOk) {
+    Finish(transfer, transfer->closed ? absl::StatusCode::kCancelled : code);
+  } else if (gone) {
     // The scrub took an extent away while the others were read.
-    Unpin(request);
-    StartFill(*request);
-    return true;
-  }
-  if (code == absl::StatusCode::kOk && IsPrefetch(request->entry) && PrefetchesPinTooMuch(*request)) {
-    code = absl::StatusCode::kResourceExhausted;
-  }
-  if (code != absl::StatusCode::kOk || request->stale) {
-    Finish(request, request->stale ? absl::StatusCode::kCancelled : code);
+    Unpin(transfer);
+    StartFill(transfer);
+  } else if (transfer->request_class == RequestClass::kPrefetch && PrefetchesPinTooMuch(*transfer)) {
+    Finish(transfer, absl::StatusCode::kResourceExhausted);
   } else {
-    StartCopy(request);
+    StartCopy(transfer);
   }
-  return true;
 }
 
 // A link may be slower than its prefetches; their sources must not fill all of memory.
-bool TransferRequests::PrefetchesPinTooMuch(const Request& request) const {
+bool TransferRequests::PrefetchesPinTooMuch(const Transfer& transfer) const {
   uint64_t own = 0;
-  for (ExtentId extent_id : request.held) {
+  for (ExtentId extent_id : transfer.work.held) {
     own += tier_->store().length(extent_id);
   }
   return pinned_bytes_ > own && pinned_bytes_ > tier_->arena().budget() / kPrefetchShare;
@@ -172,173 +131,92 @@ const std::byte* TransferRequests::DataOf(ExtentId extent_id) const {
   return tier_->arena().memory(store.segment(extent_id))->map.data() + store.offset(extent_id);
 }
 
-PartCopy TransferRequests::CopyOf(const Request& request, Part part) const {
-  const SubmissionEntry& entry = request.entry;
-  const PartRows place = request.source->ExpertPart(entry.layer, entry.expert, part);
+PartCopy TransferRequests::CopyOf(const Transfer& transfer, Part part) const {
+  const TransferKey& key = transfer.key;
+  const PartRows place = transfer.work.source->ExpertPart(key.layer, key.expert, part);
   const auto p = static_cast<size_t>(part);
   PartCopy copy;
-  copy.source = DataOf(tier_->store().FirstExtentId(request.pack) + place.extent) + place.base;
+  copy.source = DataOf(tier_->store().FirstExtentId(key.pack) + place.extent) + place.base;
   copy.source_stride = place.stride;
-  copy.dest = entry.base[p];
-  copy.dest_stride = entry.stride[p];
+  copy.dest = key.base[p];
+  copy.dest_stride = key.stride[p];
   copy.row_bytes = place.row_bytes;
   return copy;
 }
 
-TransferPlan TransferRequests::PlanOf(const Request& request) const {
-  const SubmissionEntry& entry = request.entry;
-  if (entry.opcode == Opcode::kTransferExtent) {
-    return MakeRangePlan(DataOf(tier_->store().FirstExtentId(request.pack) + entry.extent), entry.base[0],
-                         static_cast<uint32_t>(request.source->extent(entry.extent).length), plan_);
+TransferPlan TransferRequests::PlanOf(const Transfer& transfer) const {
+  const TransferKey& key = transfer.key;
+  const Work& work = transfer.work;
+  if (key.extent != kNoExtent) {
+    return MakeRangePlan(DataOf(tier_->store().FirstExtentId(key.pack) + key.extent), key.base[0],
+                         static_cast<uint32_t>(work.source->extent(key.extent).length), plan_);
   }
   std::vector<PartCopy> parts;
   uint32_t rows = 0;
   for (Part part : kParts) {
-    if ((entry.parts & PartBit(part)) != 0) {
-      parts.push_back(CopyOf(request, part));
-      rows = request.source->ExpertPart(entry.layer, entry.expert, part).rows;
+    if ((key.parts & PartBit(part)) != 0) {
+      parts.push_back(CopyOf(transfer, part));
+      rows = work.source->ExpertPart(key.layer, key.expert, part).rows;
     }
   }
-  return MakeTransferPlan(parts, rows, request.neurons, entry.tile_neurons, plan_);
+  return MakeTransferPlan(parts, rows, key.neurons, work.tile_neurons, plan_);
 }
 
-void TransferRequests::StartCopy(Request* request) {
-  const SubmissionEntry& entry = request->entry;
+void TransferRequests::StartCopy(Transfer* transfer) {
   TransferJob job;
-  job.number = request->number;
-  job.session = request->session;
-  job.link = request->link;
-  job.request_class = entry.request_class;
-  job.plan = PlanOf(*request);
-  job.slab = request->slab;
-  job.progress = request->progress;
-  job.request = entry.id;
-  request->copying = true;
-  engine_->Submit(std::move(job));
+  job.link = transfer->work.link;
+  job.plan = PlanOf(*transfer);
+  job.slab = transfer->work.slab;
+  shared_.StartCopy(transfer, std::move(job));
 }
 
 void TransferRequests::OnEnd(const TransferEnd& end) {
-  Request* request = Find(end.number);
-  if (request == nullptr) {
-    return;
+  Transfer* const transfer = shared_.Find(end.number);
+  Work& work = transfer->work;
+  work.completion.copy_us = static_cast<uint32_t>(std::min<int64_t>(end.copy_nanos / 1000, UINT32_MAX));
+  work.completion.link_bytes = end.link_bytes;
+  if (!end.cancelled && metrics_ != nullptr) {
+    metrics_->copy_seconds.Observe(work.completion.copy_us * 1e-6);
   }
-  if (request->dropped) {
-    Unpin(request);
-    requests_.erase(end.number);
-    return;
-  }
-  request->completion.copy_us = static_cast<uint32_t>(std::min<int64_t>(end.copy_nanos / 1000, UINT32_MAX));
-  request->completion.link_bytes = end.link_bytes;
-  for (ExtentId extent_id : request->held) {
+  const bool used = !end.cancelled && !transfer->waiters.empty();
+  for (size_t i = 0; used && i < work.held.size(); ++i) {
     // The use has no lease, so the eviction learns of it here.
-    if (!end.cancelled && IsScan(request->entry)) {
-      tier_->NoteScanned(extent_id, request->entry.step);
-    } else if (!end.cancelled) {
-      tier_->NoteUse(extent_id);
+    if (work.scan) {
+      tier_->NoteScanned(work.held[i], transfer->waiters.front().step);
+    } else {
+      tier_->NoteUse(work.held[i]);
     }
   }
-  Finish(request, !end.error.ok() ? absl::StatusCode::kInternal
-                  : end.cancelled ? absl::StatusCode::kCancelled
-                                  : absl::StatusCode::kOk);
+  Finish(transfer, !end.error.ok() ? absl::StatusCode::kInternal
+                   : end.cancelled ? absl::StatusCode::kCancelled
+                                   : absl::StatusCode::kOk);
 }
 
-void TransferRequests::Finish(Request* request, absl::StatusCode code) {
-  Unpin(request);
-  const uint64_t session = request->session;
-  std::vector<CompletionEntry> completions = {request->completion};
-  for (uint64_t number : request->followers) {
-    Request* follower = Find(number);
-    CompletionEntry like = request->completion;
-    like.id = follower->entry.id;
-    like.bytes = 0;  // the leader is charged
-    like.link_bytes = 0;
-    completions.push_back(like);
-    Forget(follower);
-  }
-  Forget(request);
-  for (CompletionEntry& completion : completions) {
-    completion.code = static_cast<uint16_t>(code);
-    on_complete_(session, completion);
+void TransferRequests::Finish(Transfer* transfer, absl::StatusCode code) {
+  Unpin(transfer);
+  const Transfer ended = shared_.End(transfer->number);
+  CompletionEntry completion = ended.work.completion;
+  completion.code = static_cast<uint16_t>(code);
+  for (const TransferWaiter& waiter : ended.waiters) {
+    completion.id = waiter.id;
+    on_complete_(ended.key.session, completion);
+    completion.bytes = 0;  // the first one is charged
+    completion.link_bytes = 0;
   }
 }
 
-void TransferRequests::Unpin(Request* request) {
-  for (ExtentId extent_id : std::exchange(request->held, {})) {
+void TransferRequests::CompleteCancelled(uint64_t session, uint64_t id) {
+  CompletionEntry completion{};
+  completion.id = id;
+  completion.code = static_cast<uint16_t>(absl::StatusCode::kCancelled);
+  completion.extent = kNoExtent;
+  on_complete_(session, completion);
+}
+
+void TransferRequests::Unpin(Transfer* transfer) {
+  for (ExtentId extent_id : std::exchange(transfer->work.held, {})) {
     pinned_bytes_ -= tier_->store().length(extent_id);
     tier_->store().Unpin(extent_id);
-  }
-}
-
-void TransferRequests::Forget(Request* request) {
-  by_id_.erase({request->session, request->entry.id});
-  requests_.erase(request->number);
-}
-
-void TransferRequests::Leave(Request* request) {
-  std::vector<uint64_t>& followers = Find(request->leader)->followers;
-  followers.erase(std::remove(followers.begin(), followers.end(), request->number), followers.end());
-  request->leader = 0;
-}
-
-bool TransferRequests::Cancel(uint64_t session, uint64_t id) {
-  Request* request = FindById(session, id);
-  if (request == nullptr) {
-    return false;
-  }
-  if (request->leader != 0) {
-    Leave(request);
-    Finish(request, absl::StatusCode::kCancelled);
-  } else if (!request->followers.empty()) {
-    return true;  // others wait for its rows: it ends OK
-  } else if (request->copying) {
-    engine_->Cancel(request->number);
-  } else {
-    fetcher_->Cancel(session, id);
-  }
-  return true;
-}
-
-uint64_t TransferRequests::CancelPrefetches(uint64_t session, uint32_t pack, uint64_t step, uint32_t layer) {
-  std::vector<uint64_t> numbers;
-  for (auto at = by_id_.lower_bound({session, 0}); at != by_id_.end() && at->first.first == session; ++at) {
-    const Request& request = *Find(at->second);
-    const SubmissionEntry& entry = request.entry;
-    const bool late = entry.step > step || (entry.step == step && entry.layer > layer);
-    if (request.pack == pack && IsPrefetch(entry) && !late && !request.stale && request.followers.empty()) {
-      numbers.push_back(request.number);
-    }
-  }
-  uint64_t cancelled = 0;
-  for (uint64_t number : numbers) {
-    Request* request = Find(number);
-    if (request->leader != 0) {
-      Leave(request);
-      Finish(request, absl::StatusCode::kCancelled);
-      ++cancelled;
-    } else if (request->copying) {
-      cancelled += engine_->CancelIfNotStarted(number) ? 1 : 0;
-    } else {
-      request->stale = true;  // its read goes on, its bytes are not copied
-      ++cancelled;
-    }
-  }
-  return cancelled;
-}
-
-void TransferRequests::DropSession(uint64_t session) {
-  std::vector<uint64_t> numbers;
-  for (auto at = by_id_.lower_bound({session, 0}); at != by_id_.end() && at->first.first == session;) {
-    numbers.push_back(at->second);
-    at = by_id_.erase(at);
-  }
-  for (uint64_t number : numbers) {
-    Request* request = Find(number);
-    if (request->copying) {
-      request->dropped = true;
-      engine_->Cancel(number);
-    } else {
-      requests_.erase(number);
-    }
   }
 }
 

@@ -40,7 +40,7 @@ void Fetcher::Accept(const FillRequest& fill) {
     request->extent_ids[i] = tier_->store().FirstExtentId(fill.pack) + fill.extents.ids[i];
     resident = resident && tier_->store().state(request->extent_ids[i]) == ExtentState::kResident;
   }
-  requests_[{fill.session, fill.id}] = std::move(owned);
+  requests_[{fill.session, fill.id, fill.for_transfer}] = std::move(owned);
   if (resident) {
     ++stats_.resident_requests;
     PinAndCoalesce(request);
@@ -424,14 +424,21 @@ void Fetcher::Finish(Request* request, absl::StatusCode code, uint32_t bad_exten
     Leave(request);
   }
   const uint64_t session = request->fill.session;
+  const bool for_transfer = request->fill.for_transfer;
   Erase(request);
-  hooks_.complete(session, entry, std::move(held));
+  if (for_transfer) {
+    hooks_.filled(entry, std::move(held));
+  } else {
+    hooks_.complete(session, entry, std::move(held));
+  }
 }
 
-void Fetcher::Erase(Request* request) { requests_.erase({request->fill.session, request->fill.id}); }
+void Fetcher::Erase(Request* request) {
+  requests_.erase({request->fill.session, request->fill.id, request->fill.for_transfer});
+}
 
-bool Fetcher::Cancel(uint64_t session, uint64_t id) {
-  auto found = requests_.find({session, id});
+bool Fetcher::Cancel(uint64_t session, uint64_t id, bool for_transfer) {
+  auto found = requests_.find({session, id, for_transfer});
   if (found == requests_.end()) {
     return false;
   }
@@ -466,13 +473,14 @@ uint64_t Fetcher::CancelPrefetches(uint64_t session, uint32_t pack, uint64_t ste
 void Fetcher::DropSession(uint64_t session) {
   std::vector<Request*> gone;
   for (const auto& [key, request] : requests_) {
-    if (key.first == session) {
+    if (std::get<0>(key) == session) {
       gone.push_back(request.get());
     }
   }
   // Sorted by id: the map's own order differs from run to run.
-  std::sort(gone.begin(), gone.end(),
-            [](const Request* a, const Request* b) { return a->fill.id < b->fill.id; });
+  std::sort(gone.begin(), gone.end(), [](const Request* a, const Request* b) {
+    return std::pair(a->fill.for_transfer, a->fill.id) < std::pair(b->fill.for_transfer, b->fill.id);
+  });
   demand_.Drop(session);
   prefetch_.Drop(session);
   for (Request* request : gone) {

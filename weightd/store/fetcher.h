@@ -16,6 +16,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -34,7 +35,8 @@ namespace sluice::weightd {
 // A fill request that passed validation.
 struct FillRequest {
   uint64_t session = 0;
-  uint64_t id = 0;
+  uint64_t id = 0;  // the client's, or the transfer's number of this fill
+  bool for_transfer = false;
   RequestClass request_class = RequestClass::kDemand;
   uint64_t step = 0;
   uint32_t layer = 0;
@@ -63,8 +65,10 @@ class Fetcher {
     uint32_t hedged_reads = 8;
   };
   struct Hooks {
-    // A request ended. `held` extents carry one pin each, now owned by the callee.
+    // A client's request, or a transfer's fill, ended. `held` extents carry one pin each, now owned by the
+    // callee.
     std::function<void(uint64_t session, const CompletionEntry& entry, std::vector<ExtentId> held)> complete;
+    std::function<void(const CompletionEntry& entry, std::vector<ExtentId> held)> filled;
     std::function<void(uint64_t session, uint32_t word, uint64_t value)> progress;
     std::function<void(const std::string& message)> log_error;
     // Bytes that prefetches may still use, without those in flight. May be empty: no bound.
@@ -80,11 +84,12 @@ class Fetcher {
   // Adds the pack with the tier's number `pack`; files[i] is the reader's number of its file i.
   void AddPack(uint32_t pack, const ExtentSource* source, std::vector<int> files);
 
-  bool IsOutstanding(uint64_t session, uint64_t id) const { return requests_.contains({session, id}); }
+  // True for a client's request.
+  bool IsOutstanding(uint64_t session, uint64_t id) const { return requests_.contains({session, id, false}); }
   // REQUIRES: not IsOutstanding(request).
   void Accept(const FillRequest& request);
   // Ends one request CANCELLED; false if there is none.
-  bool Cancel(uint64_t session, uint64_t id);
+  bool Cancel(uint64_t session, uint64_t id, bool for_transfer = false);
   // Ends the session's prefetches of `pack` that have not started and are not after (step, layer); returns
   // their number.
   uint64_t CancelPrefetches(uint64_t session, uint32_t pack, uint64_t step, uint32_t layer);
@@ -201,7 +206,8 @@ class Fetcher {
     std::vector<int> files;
   };
   std::vector<PackRecord> packs_;
-  absl::flat_hash_map<std::pair<uint64_t, uint64_t>, std::unique_ptr<Request>> requests_;
+  using RequestKey = std::tuple<uint64_t, uint64_t, bool>;  // session, id, for_transfer
+  absl::flat_hash_map<RequestKey, std::unique_ptr<Request>> requests_;
   Queue demand_;
   Queue prefetch_;
   std::deque<Request*> waiting_for_retirement_;  // wait for retired segments, in the order of their deadlines

@@ -73,14 +73,16 @@ class RequestRouterTest : public ::testing::Test {
       &reader_,
       &clock_,
       {.complete = [this](uint64_t session, const CompletionEntry& entry,
-                          std::vector<ExtentId> held) { router_.OnFilled(session, entry, held); },
+                          std::vector<ExtentId> held) { router_.Complete(session, entry, std::move(held)); },
+       .filled = [](const CompletionEntry&, const std::vector<ExtentId>&) { FAIL() << "no transfer"; },
        .progress = [](uint64_t, uint32_t, uint64_t) {},
        .log_error = [this](const std::string& line) { logged_ += line; }}};
   PackTable packs_{/*boot_epoch=*/77, &tier_, &fetcher_};
   BudgetShares shares_{16 * kExpert, 0, &packs_, &sessions_, &tier_.store()};
   StalledSessions stalled_{1'000'000, &shares_, &sessions_};
-  TransferRequests transfers_{{}, &fetcher_, &tier_, nullptr, [](uint64_t, const CompletionEntry&) {}};
-  RequestRouter router_{{&sessions_, &fetcher_, &transfers_, &tier_, &stalled_, nullptr}};
+  TransferRequests transfers_{{},      &fetcher_, &tier_,
+                              nullptr, nullptr,   [](uint64_t, const CompletionEntry&) {}};
+  RequestRouter router_{{&sessions_, &fetcher_, &transfers_, &tier_, &stalled_}};
   Session* session_ = nullptr;
   std::unique_ptr<LocalClient> client_;
 };
