@@ -78,7 +78,7 @@ absl::StatusOr<uint64_t> ExpertSlots::Send(RequestClass request_class, uint64_t 
     target.base[part] = place.offset + pack_.extents()[view.extent].offset - start + view.base;
     target.stride[part] = view.stride;
   }
-  return fetches_->TransferExpert(request_class, step, place.layer, place.expert, parts, target);
+  return fetches_->FetchExpert(request_class, step, place.layer, place.expert, parts, &target);
 }
 
 uint32_t ExpertSlots::Handle(const FetchKey& key, const FetchCompletion& completion) {

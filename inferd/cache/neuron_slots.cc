@@ -154,8 +154,8 @@ absl::Status NeuronSlots::Send(uint64_t step, Transfer transfer) {
   } else if (transfer.count > 0) {
     target.neurons = neurons_.Neurons(transfer.slot, transfer.first, transfer.count);
   }
-  ASSIGN_OR_RETURN(transfer.id, fetches_->TransferExpert(transfer.request_class, step, transfer.layer,
-                                                         transfer.expert, parts, target));
+  ASSIGN_OR_RETURN(transfer.id, fetches_->FetchExpert(transfer.request_class, step, transfer.layer,
+                                                      transfer.expert, parts, &target));
   if (!stays) {
     states_[transfer.slot].in_flight++;
     states_[transfer.slot].whole = transfer.whole ? transfer.id : states_[transfer.slot].whole;

@@ -57,26 +57,15 @@ absl::Status FetchQueue::Submit(FetchRequest* request) {
 }
 
 absl::StatusOr<uint64_t> FetchQueue::FetchExpert(RequestClass request_class, uint64_t step, uint32_t layer,
-                                                 uint32_t expert) {
-  FetchRequest request;
-  request.request_class = request_class;
-  request.step = step;
-  request.layer = layer;
-  request.expert = expert;
-  RETURN_IF_ERROR(Submit(&request));
-  return request.id;
-}
-
-absl::StatusOr<uint64_t> FetchQueue::TransferExpert(RequestClass request_class, uint64_t step, uint32_t layer,
-                                                    uint32_t expert, PartSet parts,
-                                                    const TransferTarget& target) {
+                                                 uint32_t expert, PartSet parts,
+                                                 const TransferTarget* target) {
   FetchRequest request;
   request.request_class = request_class;
   request.step = step;
   request.layer = layer;
   request.expert = expert;
   request.parts = parts;
-  request.transfer = &target;
+  request.transfer = target;
   RETURN_IF_ERROR(Submit(&request));
   return request.id;
 }

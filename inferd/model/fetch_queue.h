@@ -41,13 +41,12 @@ class FetchQueue {
   FetchQueue(WeightClient* client, Backend* backend, const Clock* clock)
       : client_(client), backend_(backend), clock_(clock) {}
 
-  // Returns the request's id. RESOURCE_EXHAUSTED: the ring is full, poll first. UNAVAILABLE: the connection
-  // is lost. REQUIRES: layer and expert below the limits.
+  // Fetches parts of an expert; with a target also into a slab. Returns the request's id. RESOURCE_EXHAUSTED:
+  // the ring is full, poll first. UNAVAILABLE: the connection is lost. REQUIRES: layer and expert below the
+  // limits.
   absl::StatusOr<uint64_t> FetchExpert(RequestClass request_class, uint64_t step, uint32_t layer,
-                                       uint32_t expert);
-  // FetchExpert() with a transfer into a slab.
-  absl::StatusOr<uint64_t> TransferExpert(RequestClass request_class, uint64_t step, uint32_t layer,
-                                          uint32_t expert, PartSet parts, const TransferTarget& target);
+                                       uint32_t expert, PartSet parts = kAllParts,
+                                       const TransferTarget* target = nullptr);
   // Fetches a dense extent; with a target also into a slab.
   absl::Status FetchDense(uint32_t extent, const TransferTarget* target = nullptr);
 
