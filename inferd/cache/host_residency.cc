@@ -56,13 +56,21 @@ void HostResidency::LookAtLayer(uint32_t layer) {
   state.all_resident = true;
 }
 
-void HostResidency::BeginStep(uint64_t step) {
+void HostResidency::BeginStep(const StepNeeds& step) {
   begun_ = 0;
   LayerResidency::BeginStep(step);
 }
 
-absl::Status HostResidency::BeginLayer(uint32_t layer, absl::Span<const ExpertDemand> demands) {
-  RETURN_IF_ERROR(OpenLayer(layer, demands));
+ResidencyStats HostResidency::stats() const {
+  ResidencyStats stats = LayerResidency::stats();
+  stats.held = held_;
+  return stats;
+}
+
+absl::Status HostResidency::BeginLayer(const LayerDemands& begun) {
+  RETURN_IF_ERROR(OpenLayer(begun));
+  const uint32_t layer = begun.layer;
+  const absl::Span<const ExpertDemand> demands = begun.demands;
   begun_ = layer + 1;
   in_flight_ = 0;
   waiting_ = static_cast<uint32_t>(demands.size());

@@ -39,12 +39,12 @@ class HostResidency final : public LayerResidency {
     return AskedFor(layer, expert) == StepOf(layer) + 1 || IsResident(layer, expert);
   }
   bool AllResident(uint32_t layer) const override { return complete_[layer].all_resident; }
-  void BeginStep(uint64_t step) override;
-  absl::Status BeginLayer(uint32_t layer, absl::Span<const ExpertDemand> demands) override;
+  void BeginStep(const StepNeeds& step) override;
+  absl::Status BeginLayer(const LayerDemands& begun) override;
   bool NextWaits() const override;
   void Prefetch(uint32_t layer, uint32_t expert) override;
   void Abandon() override;
-  uint64_t held() const override { return held_; }
+  ResidencyStats stats() const override;
 
  private:
   enum class State : uint8_t { kWaiting, kRequested, kReady, kHandedOut, kDone, kFailed };

@@ -18,7 +18,7 @@ constexpr uint32_t kMaxLeadCheckRows = 32;
 
 }  // namespace
 
-void NeuronResidency::BeginEntry(const ExpertDemand& demand) {
+void NeuronResidency::BeginEntry(const ExpertDemand& demand, uint32_t lead_row) {
   const uint32_t index = demands();
   OpenDemand(demand.expert);
   Entry& entry = entries_[index];
@@ -26,10 +26,10 @@ void NeuronResidency::BeginEntry(const ExpertDemand& demand) {
   entry.rows = demand.tokens;
   entry.slot = slots_->Find(layer_, demand.expert);
   entry.checks_lead = demand.tokens <= kMaxLeadCheckRows && value_rows_ + demand.tokens <= kValueRows;
-  entry.made = index < early_rows_.size() && early_rows_[index] != kNoRow;
+  entry.made = lead_row != kNoRow;
   if (entry.made) {
     entry.checks_lead = true;
-    entry.values_row = early_rows_[index];
+    entry.values_row = lead_row;
   } else if (entry.checks_lead) {
     entry.values_row = value_rows_;
     value_rows_ += demand.tokens;
@@ -215,7 +215,7 @@ void NeuronResidency::DecideFor(uint32_t index) {
   const uint32_t count = CountNeurons(active);
   layer_counters().requests += count;
   layer_counters().hits += CountBoth(active, present);
-  if (exact_ || options_.miss == NeuronMiss::kLoad ||
+  if (needs_.exact || options_.miss == NeuronMiss::kLoad ||
       (options_.miss == NeuronMiss::kProceed && !entry.predicted)) {
     return;
   }

@@ -51,9 +51,11 @@ void NeuronResidency::EndLayer() {
   }
 }
 
-absl::Status NeuronResidency::BeginLayer(uint32_t layer, absl::Span<const ExpertDemand> demands) {
+absl::Status NeuronResidency::BeginLayer(const LayerDemands& begun) {
   EndLayer();
-  RETURN_IF_ERROR(OpenLayer(layer, demands));
+  RETURN_IF_ERROR(OpenLayer(begun));
+  const uint32_t layer = begun.layer;
+  const absl::Span<const ExpertDemand> demands = begun.demands;
   if (demands.empty()) {
     return absl::OkStatus();
   }
@@ -63,16 +65,15 @@ absl::Status NeuronResidency::BeginLayer(uint32_t layer, absl::Span<const Expert
     all_[neuron / 64] |= uint64_t{1} << neuron % 64;
   }
   // Rows with precomputed values are the first ones.
-  value_rows_ = early_rows_.empty() ? 0 : LargestTopKOf(pack_);
+  value_rows_ = begun.lead_rows.empty() ? 0 : LargestTopKOf(pack_);
   budget_ = {options_.budget_us * 1e-6, link_.SecondsPerByte(), options_.slots.link_latency_us * 1e-6};
   std::fill(begun_.begin(), begun_.end(), uint8_t{0});
-  streams_ = prefill_ && demands.size() > slots_->table().quota(layer);
-  for (const ExpertDemand& demand : demands) {
-    BeginEntry(demand);
+  streams_ = needs_.prefill && demands.size() > slots_->table().quota(layer);
+  for (size_t i = 0; i < demands.size(); ++i) {
+    BeginEntry(demands[i], i < begun.lead_rows.size() ? begun.lead_rows[i] : kNoRow);
   }
-  early_rows_.clear();
   ProcessEarlyLeads();
-  keeper_.BeginLayer(layer, experts(), streams_);
+  keeper_.BeginLayer(layer, experts(), begun.scores, streams_);
   const BatchSubmit batch_submit(client_);
   client_->CancelPrefetches(step_, layer);
   return RequestWaiting();
@@ -325,7 +326,6 @@ NeuronResidency::NeuronResidency(const NeuronResidencyOptions& options, std::uni
     wants_.reserve(most * words_ * 64);
   }
   begun_.assign(most, 0);
-  early_rows_.reserve(most);
   leads_out_.reserve(most);
   layer_leads_.reserve(most);
   used_experts_.reserve(most);
@@ -450,6 +450,13 @@ absl::Status NeuronResidency::FillSlot(uint32_t layer, uint32_t expert) {
     slots_->FreeSlot(slot);
   }
   return sent;
+}
+
+ResidencyStats NeuronResidency::stats() const {
+  ResidencyStats stats = LayerResidency::stats();
+  stats.neurons = neuron_counters_;
+  stats.neuron_cache = {slots_->plan().slots, slots_->lead_resident(), options_.copy_all_share};
+  return stats;
 }
 
 std::string NeuronResidency::Describe() const {

@@ -62,10 +62,7 @@ class NeuronResidency final : public LayerResidency {
   // True if all experts have all their neurons.
   bool AllResident(uint32_t layer) const override;
   bool WantsScores() const override { return keeper_.NeedsScores(); }
-  void SetScores(absl::Span<const float> scores) override { keeper_.SetScores(scores); }
-  void SetPrefill(bool prefill) override { prefill_ = prefill; }
-  void RequireExact(bool exact) override { exact_ = exact; }
-  absl::Status BeginLayer(uint32_t layer, absl::Span<const ExpertDemand> demands) override;
+  absl::Status BeginLayer(const LayerDemands& begun) override;
   absl::Status LeadsQueued() override;
   bool NextWaits() const override;
   // Fetches the lead, unless every lead stays; keeps the slot's neurons.
@@ -74,20 +71,14 @@ class NeuronResidency final : public LayerResidency {
   bool IsBehind() const override { return demands() > 0 && slots_->in_flight() > 0; }
   void LeadRead(uint32_t layer, uint32_t expert, Event used) override;
   std::optional<LayerLeads> LeadsAhead(uint32_t layer, uint32_t rows) override;
-  void LeadsMade(absl::Span<const uint32_t> rows) override { early_rows_.assign(rows.begin(), rows.end()); }
   bool CanDeferLayer(uint32_t layer) const override { return AllResident(layer); }
   ReadyTile Whole(uint32_t layer, uint32_t expert) const override;
   void LayerRead(uint32_t layer, Event used) override { slots_->table().SetUsed(layer, used); }
   void CountDeferred(uint32_t layer, absl::Span<const ExpertDemand> demands) override;
   std::optional<WeightView> Lead(uint32_t layer, uint32_t expert) const override;
   void Abandon() override;
-  uint64_t held() const override { return 0; }
-  absl::Span<const NeuronCounters> neuron_counters() const override { return neuron_counters_; }
-
+  ResidencyStats stats() const override;
   bool HasRoomAhead() const override { return slots_->plan().room_ahead; }
-  std::optional<NeuronCacheFacts> neuron_cache() const override {
-    return NeuronCacheFacts{slots_->plan().slots, slots_->lead_resident(), options_.copy_all_share};
-  }
   std::string Describe() const override;
 
   const NeuronSlots& slots() const { return *slots_; }
@@ -126,7 +117,8 @@ class NeuronResidency final : public LayerResidency {
   absl::Status FillSlots();
   absl::Status FillSlot(uint32_t layer, uint32_t expert);
 
-  void BeginEntry(const ExpertDemand& demand);
+  // `lead_row`: row of its lead's values if they have been computed, else kNoRow.
+  void BeginEntry(const ExpertDemand& demand, uint32_t lead_row);
   void CountDemand(uint32_t expert, const Entry& entry);
   void EndLayer();
   absl::Status RequestWaiting() override;
@@ -180,15 +172,11 @@ class NeuronResidency final : public LayerResidency {
   bool filled_ = false;      // set once, at the start
   bool leads_came_ = false;  // prefetched leads arrived since the listener was called
 
-  bool prefill_ = false;
-  bool exact_ = false;
-  bool streams_ = false;     // prefill with more experts than the layer may keep
-  uint32_t width_ = 0;       // neurons of each of the layer's experts
-  uint32_t value_rows_ = 0;  // rows of the layer's lead values
-  std::vector<uint32_t>
-      early_rows_;                   // by demand of the next layer: its row, kNoRow; empty: none was computed
-  std::vector<uint32_t> leads_out_;  // demands whose leads were queued and not processed
-  Event leads_queued_;               // event behind them
+  bool streams_ = false;                 // prefill with more experts than the layer may keep
+  uint32_t width_ = 0;                   // neurons of each of the layer's experts
+  uint32_t value_rows_ = 0;              // rows of the layer's lead values
+  std::vector<uint32_t> leads_out_;      // demands whose leads were queued and not processed
+  Event leads_queued_;                   // event behind them
   std::vector<WeightView> layer_leads_;  // [most experts]
   std::vector<uint32_t> used_experts_;   // [most experts], deferred choice
   std::vector<Entry> entries_;           // [most experts of a layer], by demand

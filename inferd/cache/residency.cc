@@ -26,8 +26,9 @@ LayerResidency::LayerResidency(WeightClient* client, FetchQueue* fetches, Queue*
   failed_.reserve(most);
 }
 
-void LayerResidency::BeginStep(uint64_t step) {
-  step_ = step;
+void LayerResidency::BeginStep(const StepNeeds& step) {
+  needs_ = step;
+  step_ = step.number;
   Poll();
 }
 
@@ -39,13 +40,13 @@ size_t LayerResidency::TakeCompletions() {
       [this](const FetchKey& key, const FetchCompletion& completion) { Handle(key, completion); });
 }
 
-absl::Status LayerResidency::OpenLayer(uint32_t layer, absl::Span<const ExpertDemand> demands) {
-  if (demands.size() > demand_of_.size()) {
-    return absl::InternalError(
-        absl::StrCat("layer ", layer, ": ", demands.size(), " demands for ", demand_of_.size(), " experts"));
+absl::Status LayerResidency::OpenLayer(const LayerDemands& layer) {
+  if (layer.demands.size() > demand_of_.size()) {
+    return absl::InternalError(absl::StrCat("layer ", layer.layer, ": ", layer.demands.size(),
+                                            " demands for ", demand_of_.size(), " experts"));
   }
   CloseLayer();
-  layer_ = layer;
+  layer_ = layer.layer;
   failed_.clear();
   window_.OnRoomMade();
   unexpected_error_ = absl::OkStatus();

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -23,28 +24,22 @@
 
 namespace sluice::inferd {
 
-class Residency : public ExpertSource, public ExpertPrefetch, public ResidencyStatistics {
+class Residency : public ExpertSource, public ExpertPrefetch {
  public:
   // The client has a session, at the start or after a Reconnect(): registers memory, and starts the first
   // fill. UNAVAILABLE: weightd is gone again.
   virtual absl::Status Attach() { return absl::OkStatus(); }
-
-  // `prefill`: the following steps hold prompt rows, which pass through without evicting experts that
-  // decoding uses.
-  virtual void SetPrefill(bool /*prefill*/) {}
-
-  // `exact`: the following steps hold rows with exact results, as a prompt's: no neuron is left out,
-  // whatever the policy.
-  virtual void RequireExact(bool /*exact*/) {}
-
-  // `cpu`: false keeps experts off the CPU, for readers on the device alone; true at the start.
-  virtual void AllowCpu(bool /*cpu*/) {}
 
   // Handles completions that have arrived. Called between steps.
   virtual void Poll() = 0;
 
   // Releases everything after an error in a step. The next step starts afresh.
   virtual void Abandon() = 0;
+
+  // Counters and properties; the spans live as long as the cache.
+  virtual ResidencyStats stats() const = 0;
+  // Text for the start-up log; empty: none.
+  virtual std::string Describe() const { return {}; }
 };
 
 // Window of a layer's demands in flight, and the retry time of a fill that found no room in weightd's DRAM.
@@ -149,12 +144,11 @@ class LandingPoller {
 
 class LayerResidency : public Residency {
  public:
-  void BeginStep(uint64_t step) override;
+  void BeginStep(const StepNeeds& step) override;
   absl::StatusOr<absl::Span<const ReadyTile>> Next() final;
   absl::Span<const FailedDemand> failed() const final { return failed_; }
   void Poll() final;
-  ResidencyCounters counters() const final { return counters_.total(); }
-  absl::Span<const ResidencyCounters> counters_by_layer() const final { return counters_.layers(); }
+  ResidencyStats stats() const override { return {.total = counters_.total(), .layers = counters_.layers()}; }
   void SetLeadListener(LeadListener* listener) final { listener_ = listener; }
 
  protected:
@@ -187,7 +181,7 @@ class LayerResidency : public Residency {
   virtual uint32_t in_flight() const = 0;
 
   // Begins the layer with these demands; INTERNAL if there are more than a layer has experts.
-  absl::Status OpenLayer(uint32_t layer, absl::Span<const ExpertDemand> demands);
+  absl::Status OpenLayer(const LayerDemands& layer);
   // Appends a demand for this expert.
   void OpenDemand(uint32_t expert);
   // A demand is done or was abandoned; failed: its bytes are damaged.
@@ -216,6 +210,7 @@ class LayerResidency : public Residency {
   WeightClient* const client_;
   FetchQueue* const fetches_;
   Queue* const queue_;
+  StepNeeds needs_;  // the running step's
   uint64_t step_ = 0;
   uint32_t layer_ = 0;
   uint32_t open_ = 0;             // demands neither done nor failed

@@ -88,10 +88,18 @@ absl::Status SlabResidency::LearnCosts() {
   return absl::OkStatus();
 }
 
-absl::Status SlabResidency::BeginLayer(uint32_t layer, absl::Span<const ExpertDemand> demands) {
+ResidencyStats SlabResidency::stats() const {
+  ResidencyStats stats = LayerResidency::stats();
+  stats.held = cpu_.held();
+  return stats;
+}
+
+absl::Status SlabResidency::BeginLayer(const LayerDemands& begun) {
   EndLayer();
-  RETURN_IF_ERROR(OpenLayer(layer, demands));
-  pace_.Begin(layer, prefill_, clock_ != nullptr ? clock_->NowNanos() : real_clock_.NowNanos());
+  RETURN_IF_ERROR(OpenLayer(begun));
+  const uint32_t layer = begun.layer;
+  const absl::Span<const ExpertDemand> demands = begun.demands;
+  pace_.Begin(layer, needs_.prefill, clock_ != nullptr ? clock_->NowNanos() : real_clock_.NowNanos());
   cpu_queued_ = 0;
   cpu_measured_ = true;
   if (cpu_place_ != nullptr) {
@@ -101,7 +109,7 @@ absl::Status SlabResidency::BeginLayer(uint32_t layer, absl::Span<const ExpertDe
     return absl::OkStatus();
   }
   width_ = slots_->WidthOf(layer);
-  streams_ = options_.fixed || (prefill_ && demands.size() > table().quota(layer));
+  streams_ = options_.fixed || (needs_.prefill && demands.size() > table().quota(layer));
   for (const ExpertDemand& demand : demands) {
     BeginEntry(demand, /*idle=*/false);
   }
@@ -109,7 +117,7 @@ absl::Status SlabResidency::BeginLayer(uint32_t layer, absl::Span<const ExpertDe
     AddUnchosen();
   }
   DecideMisses(demands);
-  keeper_.BeginLayer(layer, experts().first(demands.size()), streams_);
+  keeper_.BeginLayer(layer, experts().first(demands.size()), begun.scores, streams_);
   const BatchSubmit batch_submit(client_);
   client_->CancelPrefetches(step_, layer);
   if (options_.cancel_begun) {
@@ -372,7 +380,7 @@ bool SlabResidency::LinkIdle() {
 
 uint32_t SlabResidency::LayersToFetch() {
   Poll();
-  const double layer = pace_.Seconds(prefill_);
+  const double layer = pace_.Seconds(needs_.prefill);
   if (!(layer > 0)) {
     return 1;
   }

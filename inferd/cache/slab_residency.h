@@ -68,10 +68,7 @@ class SlabResidency final : public LayerResidency {
     return table().ready(layer) == pack_.expert_count(layer);
   }
   bool WantsScores() const override { return keeper_.NeedsScores(); }
-  void SetScores(absl::Span<const float> scores) override { keeper_.SetScores(scores); }
-  void SetPrefill(bool prefill) override { prefill_ = prefill; }
-  void AllowCpu(bool cpu) override { cpu_allowed_ = cpu; }
-  absl::Status BeginLayer(uint32_t layer, absl::Span<const ExpertDemand> demands) override;
+  absl::Status BeginLayer(const LayerDemands& begun) override;
   bool NextWaits() const override;
   bool MayUseCpu(uint32_t layer) const override {
     return Miss() != ExpertMiss::kLoad && !CanDeferLayer(layer);
@@ -90,7 +87,7 @@ class SlabResidency final : public LayerResidency {
   bool LinkIdle() override;
   uint32_t LayersToFetch() override;
   void Abandon() override;
-  uint64_t held() const override { return cpu_.held(); }
+  ResidencyStats stats() const override;
 
   const SlabPlan& plan() const { return slots_->plan(); }
   // CPU times of experts of each size class, measured at the start; empty: misses are loaded, or no expert
@@ -130,16 +127,14 @@ class SlabResidency final : public LayerResidency {
   void EndLayer();
 
   // Assignment of experts to devices.
-  ExpertMiss Miss() const {
-    return cpu_place_ != nullptr && cpu_allowed_ ? options_.miss : ExpertMiss::kLoad;
-  }
+  ExpertMiss Miss() const { return cpu_place_ != nullptr && needs_.cpu ? options_.miss : ExpertMiss::kLoad; }
   void DecideMisses(absl::Span<const ExpertDemand> demands);
   void CollectDemands(absl::Span<const ExpertDemand> demands);
   absl::Span<const MissPlan::Verdict> PlanMisses(absl::Span<const ExpertDemand> demands);
   void CarryOut(const MissPlan::Verdict& verdict);
   bool BalancesLayers() const;
   // True if an expert that the CPU shares continues to travel after it was computed, for later tokens.
-  bool TravelsOn() const { return !prefill_ && table().quota(layer_) > 0; }
+  bool TravelsOn() const { return !needs_.prefill && table().quota(layer_) > 0; }
   bool IsOtherTraffic(const Slot& slot) const;
   double BacklogSeconds() const;
   bool LateToCpu(uint32_t index, uint32_t tokens);
@@ -193,11 +188,9 @@ class SlabResidency final : public LayerResidency {
   LayerPace pace_;
   StreamOrder gaps_;
 
-  double device_seconds_ = 0;  // per byte of an expert on the device; 0: not known
-  bool cpu_measured_ = true;   // the time of the layer's CPU work was reported
-  bool filled_ = false;        // set once, at the start
-  bool cpu_allowed_ = true;
-  bool prefill_ = false;
+  double device_seconds_ = 0;           // per byte of an expert on the device; 0: not known
+  bool cpu_measured_ = true;            // the time of the layer's CPU work was reported
+  bool filled_ = false;                 // set once, at the start
   bool streams_ = false;                // prefill with more experts than the layer may keep
   uint32_t width_ = 0;                  // neurons of each of the layer's experts
   std::vector<Entry> entries_;          // [most experts of a layer], by demand

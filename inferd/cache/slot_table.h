@@ -139,13 +139,12 @@ class SlotKeeper {
   // `experts`: by layer. `table` outlives this object.
   SlotKeeper(const SlotEvictionOptions& options, const std::vector<uint32_t>& experts, SlotTable* table);
 
-  // Scores of the next layer, of all its experts; copied. Used only by policies that need them.
   bool NeedsScores() const { return policy_.NeedsScores(); }
-  void SetScores(absl::Span<const float> scores);
 
   // A layer of `experts` experts has chosen these. A layer that streams more than it may keep reports nothing
   // to the policy, so its kept experts stay.
-  void BeginLayer(uint32_t layer, absl::Span<const uint32_t> chosen, bool streams);
+  void BeginLayer(uint32_t layer, absl::Span<const uint32_t> chosen, absl::Span<const float> scores,
+                  bool streams);
   // A deferred choice: a fully resident layer has used these experts.
   void NoteUse(uint32_t layer, absl::Span<const uint32_t> used);
   // The layer has been computed: experts beyond its quota are evicted.
@@ -160,7 +159,6 @@ class SlotKeeper {
   SlotTable* const table_;
   const std::vector<uint32_t> experts_;
   SlotEvictionPolicy policy_;
-  std::vector<float> scores_;  // [most experts], of the next layer
 };
 
 // Evicts nothing: for callers that use free slots only.

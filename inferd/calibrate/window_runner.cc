@@ -112,7 +112,7 @@ absl::StatusOr<double> WindowRunner::Run(const CalibrationWindow& window, const 
   batch_.Add(window.input, {.pages = kv_->pages().table(0),
                             .state = states_->slots(0),
                             .long_sequence = window.input.size() > ShortRopeLimit(*parts_.config)});
-  parts_.experts->BeginStep(step);
+  parts_.experts->BeginStep({.number = step, .cpu = false});
   if (hooks.residual != nullptr) {
     RETURN_IF_ERROR(WriteResidual(hooks.residual, batch_.tokens()));
     RETURN_IF_ERROR(forward_->RunFrom(hooks.first_layer, &batch_));

@@ -298,10 +298,10 @@ EngineCore::Outcome EngineCore::RunStep(const StepPlan& plan) {
   Beat();
   const StepCost before = CostNow();
   backend_->BeginStep();
-  residency_->SetPrefill(plan.prefill_rows > 0);
-  residency_->RequireExact(rows_.batch().decode_rows() < rows_.batch().tokens());
   ReportScan(plan);
-  residency_->BeginStep(step_number_);
+  residency_->BeginStep({.number = step_number_,
+                         .prefill = plan.prefill_rows > 0,
+                         .exact = rows_.batch().decode_rows() < rows_.batch().tokens()});
   absl::Status status = forward_->Run(rows_.mutable_batch());
   if (status.ok() && trace_ != nullptr) {
     status = trace_->Flush();
@@ -348,9 +348,7 @@ absl::Status EngineCore::RunControlTask(const EngineWork& work) {
   const ModelParts parts{&client_->pack().config(), &plan_,          backend_.get(), weights_.get(),
                          residency_.get(),          residency_.get()};
   backend_->BeginStep();
-  residency_->AllowCpu(false);
   const absl::Status status = work(parts, ++step_number_);
-  residency_->AllowCpu(true);
   if (!status.ok()) {
     backend_->queue().Wait(backend_->queue().Record()).IgnoreError();  // as after a step
   }
@@ -498,7 +496,7 @@ void AddRouting(const RoutingCounters& from, LayerStats* to) {
 }  // namespace
 
 StepCost EngineCore::CostNow() const {
-  const ResidencyCounters counters = statistics().counters();
+  const ResidencyCounters counters = residency_->stats().total;
   return {static_cast<double>(fetches_.stall_nanos()) * 1e-9, static_cast<double>(counters.requests),
           static_cast<double>(counters.hits), static_cast<double>(fetches_.bytes_ssd()),
           static_cast<double>(fetches_.bytes_link())};
@@ -522,7 +520,7 @@ EngineCore::StepMarks EngineCore::MarksNow() const {
   const Clock& clock = virtual_clock_ == nullptr ? static_cast<const Clock&>(real_clock_) : *virtual_clock_;
   return {clock.NowNanos(),       real_clock_.NowNanos(),
           fetches_.stall_nanos(), fetches_.real_stall_nanos(),
-          LoadSeconds(),          statistics().counters().bytes_touched,
+          LoadSeconds(),          residency_->stats().total.bytes_touched,
           fetches_.bytes_ssd()};
 }
 
@@ -556,19 +554,19 @@ void EngineCore::CountStep(const StepPlan& plan, const StepMarks& before) {
 
 void EngineCore::FillStats(EngineStats* stats) const {
   *stats = counted_;
-  const ResidencyCounters residency = statistics().counters();
+  const ResidencyStats cache = residency_->stats();
   const BackendCounters backend = backend_->Counters();
   stats->sequences_running = scheduler_->running();
   stats->kv_pages_used = kv_->pages().used();
   stats->kv_pages_total = kv_->pages().total();
   stats->kv_pages_cached = kv_->pages().kept_pages();
-  stats->expert_leases_held = statistics().held();
+  stats->expert_leases_held = cache.held;
   stats->dense_leases_held = weights_->leases();
   stats->fetches_outstanding = fetches_.outstanding();
-  stats->expert_requests = residency.requests;
-  stats->expert_hits = residency.hits;
-  stats->prefetch_issued = residency.prefetch_issued;
-  stats->prefetch_useful = residency.prefetch_useful;
+  stats->expert_requests = cache.total.requests;
+  stats->expert_hits = cache.total.hits;
+  stats->prefetch_issued = cache.total.prefetch_issued;
+  stats->prefetch_useful = cache.total.prefetch_useful;
   stats->draft_steps = forward_->drafts().made;
   stats->draft_steps_right = forward_->drafts().right;
   if (prefetcher_ != nullptr) {
@@ -577,10 +575,10 @@ void EngineCore::FillStats(EngineStats* stats) const {
     stats->predictions_right = predictions.right;
     stats->predictions_wanted = predictions.wanted;
   }
-  if (const std::optional<NeuronCacheFacts> cache = statistics().neuron_cache(); cache.has_value()) {
-    stats->neuron_slots = cache->slots;
-    stats->leads_stay = cache->leads_stay;
-    stats->copy_all_share = cache->copy_all_share;
+  if (cache.neuron_cache.has_value()) {
+    stats->neuron_slots = cache.neuron_cache->slots;
+    stats->leads_stay = cache.neuron_cache->leads_stay;
+    stats->copy_all_share = cache.neuron_cache->copy_all_share;
   }
   stats->bytes_ssd = fetches_.bytes_ssd();
   stats->bytes_link = fetches_.bytes_link();
@@ -598,8 +596,8 @@ void EngineCore::FillStats(EngineStats* stats) const {
 
 void EngineCore::FillLayers(std::vector<LayerStats>* layers) const {
   layers->resize(client_->pack().config().layers.size());
-  const absl::Span<const ResidencyCounters> residency = statistics().counters_by_layer();
-  const absl::Span<const NeuronCounters> neurons = statistics().neuron_counters();
+  const absl::Span<const ResidencyCounters> residency = residency_->stats().layers;
+  const absl::Span<const NeuronCounters> neurons = residency_->stats().neurons;
   const absl::Span<const RoutingCounters> routing = routing_->layer_counters();
   const absl::Span<const uint64_t> skipped = routing_->skipped();
   for (uint32_t layer = 0; layer < layers->size(); ++layer) {

@@ -128,7 +128,6 @@ class EngineCore final {
   absl::Time Now() const;
   void Beat() { heartbeat_.store(real_clock_.NowNanos(), std::memory_order_relaxed); }
   void MakeScheduler(const Policies& policies);
-  const ResidencyStatistics& statistics() const { return *residency_; }
   absl::Status AcquireWeights();
 
   bool BlockCongested();

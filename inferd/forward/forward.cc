@@ -74,7 +74,7 @@ absl::Status Forward::MoeLayer(uint32_t layer, StepBatch* batch) {
   const MoeConfig& moe = config.moe;
   const uint32_t tokens = batch->tokens();
   if (!HasFfn(config)) {
-    return experts_->BeginLayer(layer, {});
+    return experts_->BeginLayer({.layer = layer});
   }
   RETURN_IF_ERROR(queue_->Norm({x_, tokens, config_.hidden, weights_.layer(layer).ffn_norm, normed_}));
   if (moe.dense_ffn_width > 0) {
@@ -145,12 +145,15 @@ absl::Status Forward::DispatchExperts(uint32_t layer, StepBatch* batch) {
       RETURN_IF_ERROR(Await());
     }
     plan_.BuildDense(tokens);
-    return experts_->BeginLayer(layer, {});
+    return experts_->BeginLayer({.layer = layer});
   }
   ASSIGN_OR_RETURN(const Routing routing, Route(layer, *batch));
   RETURN_IF_ERROR(plan_.Build(routing, moe.experts, *batch, /*keep_zeros=*/ScalesInputs(moe)));
-  ReportEarlyLeads();
-  RETURN_IF_ERROR(experts_->BeginLayer(layer, plan_.demands()));
+  RETURN_IF_ERROR(experts_->BeginLayer(
+      {.layer = layer,
+       .demands = plan_.demands(),
+       .scores = router_scores_ == nullptr ? absl::Span<const float>() : router_scores_->Mean(),
+       .lead_rows = EarlyLeadRows()}));
   return observer_ == nullptr ? absl::OkStatus()
                               : observer_->AfterRouter(
                                     {layer, x_, normed_, routing, batch, scores_, routing_->Wanted(routing)});
@@ -205,7 +208,6 @@ absl::StatusOr<Routing> Forward::Route(uint32_t layer, const StepBatch& batch) {
   RETURN_IF_ERROR(ScaleInputs(moe, tokens));
   if (router_scores_ != nullptr) {
     router_scores_->Take();
-    experts_->SetScores(router_scores_->Mean());
   }
   return Routing{tokens, moe.top_k, ranks, chosen, reinterpret_cast<const float*>(weights)};
 }
@@ -550,12 +552,13 @@ absl::Status Forward::QueueEarlyLeads(uint32_t layer, uint32_t tokens) {
                               .active = leads->active});
 }
 
-// Tells the cache which row holds each demand's lead values; a policy may have replaced an expert since.
-void Forward::ReportEarlyLeads() {
-  if (early_lead_ids_.empty()) {
-    return;
-  }
+// Returns the row that holds each demand's lead values; a policy may have replaced an expert since. Empty: no
+// lead was queued.
+absl::Span<const uint32_t> Forward::EarlyLeadRows() {
   early_lead_rows_.clear();
+  if (early_lead_ids_.empty()) {
+    return early_lead_rows_;
+  }
   for (const ExpertDemand& demand : plan_.demands()) {
     const auto found =
         std::find(early_lead_ids_.begin(), early_lead_ids_.end(), static_cast<int32_t>(demand.expert));
@@ -563,7 +566,7 @@ void Forward::ReportEarlyLeads() {
                                    ? ExpertSource::kNoRow
                                    : static_cast<uint32_t>(found - early_lead_ids_.begin()));
   }
-  experts_->LeadsMade(early_lead_rows_);
+  return early_lead_rows_;
 }
 
 // Look-ahead while experts of a layer travel: predicts the next layer's experts (importance-driven 5.2), or

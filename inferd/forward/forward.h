@@ -145,7 +145,7 @@ class Forward {
   absl::Status RunLayerOnDevice(uint32_t layer, const StepBatch& batch);
   absl::Status CollectDeferred();
   absl::Status QueueEarlyLeads(uint32_t layer, uint32_t tokens);
-  void ReportEarlyLeads();
+  absl::Span<const uint32_t> EarlyLeadRows();
   absl::Status DispatchExperts(uint32_t layer, StepBatch* batch);
   absl::StatusOr<Routing> Route(uint32_t layer, const StepBatch& batch);
   absl::Status QueueScores(uint32_t experts, const StepBatch& batch);

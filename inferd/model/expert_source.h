@@ -71,6 +71,29 @@ struct LayerLeads {
   BufferRef active;
 };
 
+// Needs of one step, for all its layers.
+struct StepNeeds {
+  // Numbers ascend; a step may begin again under the same number after an error.
+  uint64_t number = 0;
+  // The step holds prompt rows, which pass through without evicting experts that decoding uses.
+  bool prefill = false;
+  // The step holds rows with exact results, as a prompt's: no neuron is left out, whatever the policy.
+  bool exact = false;
+  // False keeps experts off the CPU, for readers on the device alone.
+  bool cpu = true;
+};
+
+// A layer whose router has run. The spans are borrowed during BeginLayer().
+struct LayerDemands {
+  uint32_t layer = 0;
+  absl::Span<const ExpertDemand> demands;  // distinct experts
+  // Router probabilities of all its experts, the batch's mean; empty: not known. Used only by caches whose
+  // WantsScores() is true.
+  absl::Span<const float> scores;
+  // By demand: the row of LeadsAhead() with its values, which have been computed, or kNoRow; empty: none was.
+  absl::Span<const uint32_t> lead_rows;
+};
+
 // A demanded expert whose bytes are damaged.
 struct FailedDemand {
   uint32_t demand = 0;
@@ -81,17 +104,13 @@ class ExpertSource {
  public:
   virtual ~ExpertSource() = default;
 
-  // Begins a step. Numbers ascend; a step may begin again under the same number after an error.
-  virtual void BeginStep(uint64_t step) = 0;
+  virtual void BeginStep(const StepNeeds& step) = 0;
 
-  // Sets the router probabilities of all experts of the next layer, the batch's mean; optional, and used only
-  // by caches whose WantsScores() is true. Copied.
+  // True if LayerDemands::scores are used.
   virtual bool WantsScores() const { return false; }
-  virtual void SetScores(absl::Span<const float> /*scores*/) {}
 
-  // Begins `layer` after its router has run: takes resident experts, requests the others, drops older
-  // prefetches. `demands`: distinct experts.
-  virtual absl::Status BeginLayer(uint32_t layer, absl::Span<const ExpertDemand> demands) = 0;
+  // Begins a layer: takes resident experts, requests the others, drops older prefetches.
+  virtual absl::Status BeginLayer(const LayerDemands& layer) = 0;
 
   // Releases the tiles of the call before and returns those that are ready now; blocks while none is. Empty:
   // every demand was returned or failed. UNAVAILABLE: weightd is gone; RESOURCE_EXHAUSTED: weightd found no
@@ -115,9 +134,7 @@ class ExpertSource {
   // Returns the leads of all its experts, if all are resident and experts with so few rows use leads. Valid
   // until the layer begins.
   virtual std::optional<LayerLeads> LeadsAhead(uint32_t /*layer*/, uint32_t /*rows*/) { return {}; }
-  // Notes that this work has run: row rows[i] holds the values of demand i of the next layer; kNoRow: no row.
   static constexpr uint32_t kNoRow = 0xffffffffu;
-  virtual void LeadsMade(absl::Span<const uint32_t> /*rows*/) {}
   // True if all its experts are resident whole and every routed one is to be computed from there: the layer
   // can be deferred (RoutedExpertsArgs).
   virtual bool CanDeferLayer(uint32_t /*layer*/) const { return false; }
@@ -246,20 +263,12 @@ struct NeuronCacheFacts {
   double copy_all_share = 0;  // share of an expert's neurons: if more are missing, all travel in one copy
 };
 
-class ResidencyStatistics {
- public:
-  virtual ~ResidencyStatistics() = default;
-  // Number of leases or slots held now; 0 between steps on `host`.
-  virtual uint64_t held() const = 0;
-  virtual ResidencyCounters counters() const = 0;
-  // The same counters by layer; empty: not counted.
-  virtual absl::Span<const ResidencyCounters> counters_by_layer() const { return {}; }
-  // Neuron counters by layer; empty in a cache of whole experts.
-  virtual absl::Span<const NeuronCounters> neuron_counters() const { return {}; }
-  // Properties of the neuron cache; empty in a cache of whole experts.
-  virtual std::optional<NeuronCacheFacts> neuron_cache() const { return {}; }
-  // Text for the start-up log; empty: none.
-  virtual std::string Describe() const { return {}; }
+struct ResidencyStats {
+  uint64_t held = 0;  // leases or slots held now; 0 between steps on `host`
+  ResidencyCounters total;
+  absl::Span<const ResidencyCounters> layers;    // the same by layer
+  absl::Span<const NeuronCounters> neurons;      // by layer; empty in a cache of whole experts
+  std::optional<NeuronCacheFacts> neuron_cache;  // none in a cache of whole experts
 };
 
 }  // namespace sluice::inferd

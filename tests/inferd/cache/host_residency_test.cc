@@ -30,7 +30,7 @@ class HostResidencyTest : public testing::Test {
 
   // Computes nothing; every demand arrives.
   void RunLayer(uint32_t layer, const std::vector<ExpertDemand>& demands) {
-    ASSERT_TRUE(residency_.BeginLayer(layer, demands).ok());
+    ASSERT_TRUE(residency_.BeginLayer({layer, demands}).ok());
     for (size_t done = 0; done < demands.size();) {
       const auto ready = residency_.Next();
       ASSERT_TRUE(ready.ok()) << ready.status();
@@ -52,7 +52,7 @@ class HostResidencyTest : public testing::Test {
 };
 
 TEST_F(HostResidencyTest, DisprovedPrefetchIsCancelled) {
-  residency_.BeginStep(1);
+  residency_.BeginStep({.number = 1});
   residency_.Prefetch(1, 2);
   residency_.Prefetch(1, 3);
   residency_.Prefetch(2, 4);
@@ -65,10 +65,10 @@ TEST_F(HostResidencyTest, DisprovedPrefetchIsCancelled) {
 }
 
 TEST_F(HostResidencyTest, ExpertIsPrefetchedAgainInTheNextStep) {
-  residency_.BeginStep(1);
+  residency_.BeginStep({.number = 1});
   residency_.Prefetch(1, 2);
   RunLayer(1, {{3, 1}});
-  residency_.BeginStep(2);
+  residency_.BeginStep({.number = 2});
   residency_.Prefetch(1, 2);
   RunLayer(1, {{2, 1}});
   EXPECT_TRUE(residency_.IsResident(1, 2));
@@ -77,17 +77,17 @@ TEST_F(HostResidencyTest, ExpertIsPrefetchedAgainInTheNextStep) {
 }
 
 TEST_F(HostResidencyTest, FinishedLayerIsPrefetchedForTheNextStep) {
-  residency_.BeginStep(1);
+  residency_.BeginStep({.number = 1});
   RunLayer(0, {{3, 1}});
   RunLayer(1, {{3, 1}});
   residency_.Prefetch(0, 2);
   EXPECT_TRUE(residency_.IsComing(0, 2));
   residency_.Prefetch(0, 2);
   EXPECT_EQ(client_->counters().prefetch_requests, 1u) << "it was asked for already";
-  residency_.BeginStep(2);
+  residency_.BeginStep({.number = 2});
   residency_.Poll();
   RunLayer(0, {{2, 1}});
-  EXPECT_EQ(residency_.counters().prefetch_useful, 1u);
+  EXPECT_EQ(residency_.stats().total.prefetch_useful, 1u);
   EXPECT_EQ(client_->counters().demand_requests, 2u) << "those of step 1";
 }
 

@@ -54,13 +54,13 @@ class LandingTest : public testing::Test {
     EXPECT_TRUE(made.ok()) << made.status();
     cache_ = *std::move(made);
     EXPECT_TRUE(cache_->Attach().ok());
-    cache_->BeginStep(1);
+    cache_->BeginStep({.number = 1});
     waits_before_ = client_->waits();
     stall_before_ = fetches_->real_stall_nanos();
     uint32_t tiles = 0;
     const ExpertDemand demands[] = {{6, 1}, {7, 1}};
     EXPECT_FALSE(cache_->IsResident(1, 6) || cache_->IsResident(1, 7));
-    EXPECT_TRUE(cache_->BeginLayer(1, demands).ok());
+    EXPECT_TRUE(cache_->BeginLayer({1, demands}).ok());
     for (;;) {
       const auto ready = cache_->Next();
       EXPECT_TRUE(ready.ok()) << ready.status();
@@ -101,7 +101,7 @@ TEST_F(LandingTest, LateTileIsAwaitedAsleep) {
   EXPECT_GE(RunLayer(), 4u);
   client_->Freeze(true);
   const ExpertDemand demands[] = {{5, 1}};
-  ASSERT_TRUE(cache_->BeginLayer(1, demands).ok());
+  ASSERT_TRUE(cache_->BeginLayer({1, demands}).ok());
   const uint64_t before = client_->waits();
   EXPECT_EQ(cache_->Next().status().code(), absl::StatusCode::kResourceExhausted);
   EXPECT_GT(client_->waits(), before);

@@ -72,7 +72,7 @@ class NeuronCacheTest : public testing::Test {
     auto* x = reinterpret_cast<float*>(backend_->HostWrite(x_.base, 64 * kHidden * sizeof(float)));
     std::generate_n(x, 64 * kHidden, [&] { return normal(random); });
     y_ = NewRows(64, kHidden);
-    cache_->BeginStep(++step_);
+    cache_->BeginStep({.number = ++step_});
   }
   Rows NewRows(uint32_t rows, uint32_t cols) {
     return {{*backend_->Allocate(uint64_t{rows} * cols * sizeof(float), BufferKind::kStaging), 0}, cols};
@@ -85,7 +85,7 @@ class NeuronCacheTest : public testing::Test {
     for (const uint32_t expert : experts) {
       demands.push_back({expert, 1});
     }
-    RETURN_IF_ERROR(cache_->BeginLayer(layer, demands));
+    RETURN_IF_ERROR(cache_->BeginLayer({layer, demands}));
     for (;;) {
       ASSIGN_OR_RETURN(const absl::Span<const ReadyTile> ready, cache_->Next());
       if (ready.empty()) {
@@ -166,7 +166,7 @@ class NeuronCacheTest : public testing::Test {
     return {std::vector<float>(v, v + kWidth)};
   }
 
-  NeuronCounters Counted() const { return cache_->neuron_counters()[0]; }
+  NeuronCounters Counted() const { return cache_->stats().neurons[0]; }
   uint32_t Present(uint32_t expert) const {
     return cache_->slots().neurons().present_count(cache_->slots().Find(0, expert));
   }
@@ -252,7 +252,7 @@ TEST_F(NeuronCacheTest, LandedNeuronsSurviveWeightdsDeath) {
     const auto wanted = Run(0, {4, 5}, 1);
     ASSERT_TRUE(wanted.ok());
     const uint32_t present = Present(4);
-    ASSERT_TRUE(cache_->BeginLayer(1, {}).ok());
+    ASSERT_TRUE(cache_->BeginLayer({.layer = 1}).ok());
     Neurons more;
     const auto there = cache_->slots().neurons().present(cache_->slots().Find(0, 4));
     for (uint32_t j = 0; j < kWidth && more.size() < 20; ++j) {
@@ -270,7 +270,7 @@ TEST_F(NeuronCacheTest, LandedNeuronsSurviveWeightdsDeath) {
     ASSERT_TRUE(client_->Reconnect(absl::Now() + absl::Seconds(60)).ok());
     ASSERT_TRUE(cache_->Attach().ok());
     EXPECT_EQ(Present(4), present) << "leads stay " << resident;
-    cache_->BeginStep(++step_);
+    cache_->BeginStep({.number = ++step_});
     const auto again = Run(0, {4, 5}, 1);
     ASSERT_TRUE(again.ok()) << again.status();
     EXPECT_EQ(*again, *wanted);
@@ -285,12 +285,10 @@ TEST_F(NeuronCacheTest, PromptDoesNotEvictDecodingsExperts) {
   }
   const uint32_t kept = Present(4);
   ASSERT_EQ(kept, Active(4, 4).size());
-  cache_->SetPrefill(true);
-  cache_->RequireExact(true);
+  cache_->BeginStep({.number = step_, .prefill = true, .exact = true});
   const auto wanted = Run(0, {0, 1, 2, 3, 4, 5}, 20);
   ASSERT_TRUE(wanted.ok());
-  ASSERT_TRUE(cache_->BeginLayer(1, {}).ok());
-  cache_->SetPrefill(false);
+  ASSERT_TRUE(cache_->BeginLayer({.layer = 1}).ok());
   for (const uint32_t expert : {4u, 5u}) {
     ASSERT_NE(cache_->slots().Find(0, expert), NeuronSlots::kNoSlot) << "expert " << expert;
   }
@@ -300,7 +298,8 @@ TEST_F(NeuronCacheTest, PromptDoesNotEvictDecodingsExperts) {
 TEST_F(NeuronCacheTest, ExpertWithManyRowsComesWholeWithoutLead) {
   Start(4);
   const NeuronCounters before = Counted();
-  ASSERT_TRUE(cache_->BeginLayer(0, {{{5, 33}}}).ok());
+  const ExpertDemand demands[] = {{5, 33}};
+  ASSERT_TRUE(cache_->BeginLayer({0, demands}).ok());
   bool looked = false;
   for (;;) {
     const auto ready = cache_->Next();
@@ -335,15 +334,15 @@ TEST_F(NeuronCacheTest, ProceedLoadsOnlyUnpredictedExperts) {
   EXPECT_EQ(Counted().fetched, 0u);
   EXPECT_EQ(Counted().prefetched, 10u);
   // Two steps later the prediction is too old: nothing is left out.
-  cache_->BeginStep(step_ += 2);
+  cache_->BeginStep({.number = step_ += 2});
   ASSERT_TRUE(Run(0, {5}, 2).ok());
   EXPECT_EQ(Present(5), active.size());
   EXPECT_EQ(Counted().left_out, active.size() - 10);
   // Prompts use everything too.
   cache_->PrefetchNeurons(1, 5, predicted);
-  cache_->RequireExact(true);
+  cache_->BeginStep({.number = step_, .exact = true});
   ASSERT_TRUE(Run(1, {5}, 2).ok());
-  EXPECT_EQ(cache_->neuron_counters()[1].left_out, 0u);
+  EXPECT_EQ(cache_->stats().neurons[1].left_out, 0u);
 }
 
 TEST_F(NeuronCacheTest, BudgetFetchesTheLargestNeurons) {
@@ -373,7 +372,8 @@ TEST_F(NeuronCacheTest, BudgetFetchesTheLargestNeurons) {
 TEST_F(NeuronCacheTest, ComputingDoesNotCountForTheStallLimit) {
   options_.slots.stall_limit = absl::Milliseconds(40);
   Start(8, {.max_delay_polls = 60});
-  ASSERT_TRUE(cache_->BeginLayer(0, {{0, 1}, {5, 1}}).ok());
+  const ExpertDemand demands[] = {{0, 1}, {5, 1}};
+  ASSERT_TRUE(cache_->BeginLayer({0, demands}).ok());
   int rounds = 0;
   for (;; ++rounds) {
     const auto ready = cache_->Next();
@@ -407,7 +407,7 @@ TEST_F(NeuronCacheTest, LeadArrivingDuringAWaitIsReported) {
   ASSERT_TRUE(Run(0, {0, 1, 2, 3, 4, 5}).ok());
   EXPECT_EQ(told.times, 1);
   EXPECT_TRUE(told.there);
-  EXPECT_EQ(cache_->neuron_counters()[1].prefetched, 2u);
+  EXPECT_EQ(cache_->stats().neurons[1].prefetched, 2u);
   ASSERT_TRUE(Run(1, {3}).ok());
   EXPECT_EQ(told.times, 1) << "the layer's own leads are its own business";
   cache_->SetLeadListener(nullptr);
@@ -429,7 +429,7 @@ TEST_F(NeuronCacheTest, PredictionsDoNotChangeTheResult) {
                          .max_delay_polls = draw % 5,
                          .no_room_chance = draw % 3 == 1 ? 0.1 : 0.0});
     for (uint32_t step = 0; step < 30; ++step) {
-      cache_->BeginStep(++step_);
+      cache_->BeginStep({.number = ++step_});
       for (uint32_t i = 0; i < random() % 3; ++i) {
         Neurons named;
         for (uint32_t j = random() % 50; j < kWidth; j += 1 + random() % 20) {
@@ -443,7 +443,7 @@ TEST_F(NeuronCacheTest, PredictionsDoNotChangeTheResult) {
       const auto outputs = Run(step % 2, {step % 6, (step + 3) % 6}, step);
       ASSERT_TRUE(outputs.ok()) << outputs.status();
       ASSERT_EQ(*outputs, wanted[step]) << "draw " << draw << " step " << step;
-      ASSERT_TRUE(cache_->BeginLayer((step + 1) % 2, {}).ok());
+      ASSERT_TRUE(cache_->BeginLayer({.layer = (step + 1) % 2}).ok());
     }
     ASSERT_EQ(client_->violation(), "") << "draw " << draw;
   }

@@ -30,7 +30,7 @@ class SlotKeeperTest : public testing::Test {
   }
   // Runs a layer that computes these experts.
   void Run(const std::vector<uint32_t>& chosen, bool streams = false) {
-    keeper_.BeginLayer(0, chosen, streams);
+    keeper_.BeginLayer(0, chosen, {}, streams);
     for (const uint32_t expert : chosen) {
       if (table_.Find(0, expert) == SlotTable::kNoSlot) {
         Put(expert);
