@@ -112,7 +112,9 @@ ModelConfig ReadBaseConfig(const std::string& family, const BaseDefaults& defaul
   model.max_position = fields->Number("max_position_embeddings", 1, kMaxPosition, defaults.max_position);
   model.norm_epsilon = static_cast<float>(fields->Real("rms_norm_eps", 0, 1, defaults.epsilon));
   model.tied_embeddings = fields->Flag("tie_word_embeddings", false);
-  model.layers.resize(fields->Number("num_hidden_layers", 1, kMaxLayers));
+  model.layers.resize(defaults.layers > 0
+                          ? fields->Number("num_hidden_layers", 1, kMaxLayers, defaults.layers)
+                          : fields->Number("num_hidden_layers", 1, kMaxLayers));
   return model;
 }
 
@@ -120,21 +122,11 @@ double YarnMscale(double scale, double mscale) {
   return scale <= 1 ? 1.0 : 0.1 * mscale * std::log(scale) + 1.0;
 }
 
-RopeFields ReadRope(const RopeDefaults& defaults, uint32_t head_dim, uint32_t max_position,
-                    HfFields* fields) {
-  RopeMembers members;
-  members.theta = fields->Real("rope_theta", 1e-3, kMaxTheta, defaults.theta);
-  members.partial = fields->Real("partial_rotary_factor", 0, 1, defaults.partial);
-  const char* name = "rope_scaling";
-  for (const char* member : {"rope_scaling", "rope_parameters"}) {
-    fields->Group(member, [&](HfFields* group) {
-      name = member;
-      ReadRopeMembers(group, &members);
-    });
-  }
-  // The outer member overrides the one inside the group, and some models have only the outer one.
-  members.original_max_position =
-      fields->Number("original_max_position_embeddings", 1, kMaxPosition, members.original_max_position);
+namespace {
+
+// Makes the position encoding of what the object `name` holds.
+RopeFields MakeRope(RopeMembers members, const char* name, const RopeDefaults& defaults, uint32_t head_dim,
+                    uint32_t max_position, HfFields* fields) {
   if (members.original_max_position == 0) members.original_max_position = max_position;
   if (members.partial != 1 && !defaults.may_be_partial) {
     fields->Refuse(name, absl::StrCat("with partial_rotary_factor ", members.partial));
@@ -184,7 +176,55 @@ RopeFields ReadRope(const RopeDefaults& defaults, uint32_t head_dim, uint32_t ma
   return result;
 }
 
-AttentionConfig ReadGrouped(const GroupedDefaults& defaults, const ModelConfig& model, HfFields* fields) {
+}  // namespace
+
+RopeFields ReadRope(const RopeDefaults& defaults, uint32_t head_dim, uint32_t max_position,
+                    HfFields* fields) {
+  RopeMembers members;
+  members.theta = fields->Real("rope_theta", 1e-3, kMaxTheta, defaults.theta);
+  members.partial = fields->Real("partial_rotary_factor", 0, 1, defaults.partial);
+  const char* name = "rope_scaling";
+  for (const char* member : {"rope_scaling", "rope_parameters"}) {
+    fields->Group(member, [&](HfFields* group) {
+      name = member;
+      ReadRopeMembers(group, &members);
+    });
+  }
+  // The outer member overrides the one inside the group, and some models have only the outer one.
+  members.original_max_position =
+      fields->Number("original_max_position_embeddings", 1, kMaxPosition, members.original_max_position);
+  return MakeRope(members, name, defaults, head_dim, max_position, fields);
+}
+
+RopeFields ReadRopeObject(const char* member, const RopeDefaults& defaults, uint32_t head_dim,
+                          uint32_t max_position, HfFields* fields) {
+  RopeMembers members;
+  members.theta = defaults.theta;
+  members.partial = defaults.partial;
+  fields->Group(member, [&](HfFields* group) { ReadRopeMembers(group, &members); });
+  return MakeRope(members, member, defaults, head_dim, max_position, fields);
+}
+
+RopeConfig ReadRopeOfType(const char* type, const RopeDefaults& defaults, uint32_t head_dim,
+                          uint32_t max_position, HfFields* fields) {
+  RopeConfig rope;
+  bool is_there = false;
+  fields->Group("rope_parameters", [&](HfFields* types) {
+    const bool full = types->Has("full_attention");
+    is_there = types->Has("sliding_attention") || full;
+    RopeDefaults of_object = defaults;
+    of_object.partial = 1;
+    if (is_there) {
+      rope = ReadRopeObject(type, of_object, head_dim, max_position, types).rope;
+    } else {
+      for (const std::string& key : types->Keys()) types->Skip(key);  // read below
+    }
+  });
+  if (is_there) return rope;
+  return ReadRopeObject("rope_parameters", defaults, head_dim, max_position, fields).rope;
+}
+
+AttentionConfig ReadHeads(const GroupedDefaults& defaults, const ModelConfig& model, HfFields* fields) {
   AttentionConfig attention;
   attention.heads = fields->Number("num_attention_heads", 1, kMaxHeads);
   const bool as_heads = defaults.kv_heads == 0 || fields->IsNull("num_key_value_heads");
@@ -207,11 +247,21 @@ AttentionConfig ReadGrouped(const GroupedDefaults& defaults, const ModelConfig& 
   }
   attention.head_dim = std::max(attention.head_dim, 1u);
   attention.scale = 1.0f / std::sqrt(static_cast<float>(attention.head_dim));
-  attention.rope = ReadRope(defaults.rope, attention.head_dim, model.max_position, fields).rope;
-  if (attention.rope.dimensions < 2 || attention.rope.dimensions % 2 != 0) {
-    fields->Fail("head_dim", absl::StrCat("is ", attention.head_dim, ", of which ", attention.rope.dimensions,
+  attention.rope = RopeConfig{.kind = RopeKind::kNone};
+  return attention;
+}
+
+void SetRope(const RopeConfig& rope, AttentionConfig* attention, HfFields* fields) {
+  attention->rope = rope;
+  if (rope.dimensions < 2 || rope.dimensions % 2 != 0) {
+    fields->Fail("head_dim", absl::StrCat("is ", attention->head_dim, ", of which ", rope.dimensions,
                                           " are rotated; rope needs an even number"));
   }
+}
+
+AttentionConfig ReadGrouped(const GroupedDefaults& defaults, const ModelConfig& model, HfFields* fields) {
+  AttentionConfig attention = ReadHeads(defaults, model, fields);
+  SetRope(ReadRope(defaults.rope, attention.head_dim, model.max_position, fields).rope, &attention, fields);
   return attention;
 }
 
@@ -248,16 +298,36 @@ MoeConfig ReadDeepseekMixture(uint32_t shared, bool norm_topk_prob, HfFields* fi
   MoeConfig moe;
   ReadExperts({"n_routed_experts", "num_local_experts", "num_experts"}, &moe, fields);
   moe.expert_width = fields->Number("moe_intermediate_size", 1, kMaxWidth);
-  const uint64_t widths = fields->Number("n_shared_experts", 0, kMaxExperts, shared);
-  if (widths * moe.expert_width > kMaxWidth) {
-    fields->Fail("n_shared_experts", absl::StrCat("is ", widths, "; the shared FFN passes ", kMaxWidth));
-  } else {
-    moe.shared_width = static_cast<uint32_t>(widths * moe.expert_width);
-  }
+  moe.shared_width = ReadSharedWidth("n_shared_experts", shared, moe.expert_width, fields);
   moe.norm_topk_prob = fields->Flag("norm_topk_prob", norm_topk_prob);
   moe.activation = ReadActivation(fields);
   fields->RequireOff("mlp_bias");
   return moe;
+}
+
+uint32_t ReadSharedWidth(const char* key, uint32_t fallback, uint32_t width, HfFields* fields) {
+  const uint64_t count = fields->Number(key, 0, kMaxExperts, fallback);
+  if (count * width > kMaxWidth) {
+    fields->Fail(key, absl::StrCat("is ", count, "; the shared FFN passes ", kMaxWidth));
+    return 0;
+  }
+  return static_cast<uint32_t>(count * width);
+}
+
+std::vector<bool> ReadSparseLayers(size_t layers, HfFields* fields) {
+  std::vector<bool> sparse;
+  for (const std::string& type : ReadLayerTypes({"dense", "sparse"}, layers, fields, "mlp_layer_types")) {
+    sparse.push_back(type == "sparse");
+  }
+  return sparse;
+}
+
+void SetFfns(const std::vector<bool>& sparse, const MoeConfig& moe, uint32_t dense_width,
+             ModelConfig* model) {
+  MoeConfig dense = DenseFfn(dense_width, moe.activation);
+  dense.activation_alpha = moe.activation_alpha;
+  dense.activation_limit = moe.activation_limit;
+  for (size_t i = 0; i < model->layers.size(); ++i) model->layers[i].moe = sparse[i] ? moe : dense;
 }
 
 void ReadGroups(uint32_t groups, uint32_t top_groups, MoeConfig* moe, HfFields* fields) {
@@ -354,10 +424,14 @@ void LayerMapper::GroupedAttention(const AttentionNames& names) {
   if (a.qk_norm == QkNorm::kPerHead || a.qk_norm == QkNorm::kAcrossHeads ||
       a.qk_norm == QkNorm::kWeightedAfterRope) {
     const bool across = a.qk_norm == QkNorm::kAcrossHeads;
-    Dense(dense::kQNorm, Vector(base + names.q_norm + ".weight", across ? q_rows : a.head_dim));
-    Dense(dense::kKNorm, Vector(base + names.k_norm + ".weight", across ? kv_rows : a.head_dim));
+    const SourceMatrix q_norm = Vector(base + names.q_norm + ".weight", across ? q_rows : a.head_dim);
+    const SourceMatrix k_norm = Vector(base + names.k_norm + ".weight", across ? kv_rows : a.head_dim);
+    Dense(dense::kQNorm, names.plus_one ? PlusOne(q_norm) : q_norm);
+    Dense(dense::kKNorm, names.plus_one ? PlusOne(k_norm) : k_norm);
   }
 }
+
+void LayerMapper::Sinks(const std::string& name) { Dense(dense::kSinks, Vector(name, attention().heads)); }
 
 void LayerMapper::Mamba(const std::string& base) {
   const MambaConfig& m = attention().mamba;
@@ -457,9 +531,9 @@ void MapStackedInputs(const std::string& gate_up, const std::string& down, Layer
 
 // Layers for multi-token prediction follow the model's own layers and are not part of its forward pass; only
 // they have a tensor eh_proj.
-void IgnorePredictionLayers(const ModelConfig& config, TensorMapper* mapper) {
+void IgnorePredictionLayers(const ModelConfig& config, TensorMapper* mapper, const std::string& layers) {
   for (size_t i = config.layers.size();; ++i) {
-    const std::string base = absl::StrCat("model.layers.", i, ".");
+    const std::string base = absl::StrCat(layers, i, ".");
     if (!mapper->Has(base + "eh_proj.weight")) return;
     mapper->IgnorePrefix(base);
   }

@@ -22,6 +22,7 @@ namespace sluice {
 struct BaseDefaults {
   uint32_t max_position = 0;
   double epsilon = 1e-6;
+  uint32_t layers = 0;  // > 0: num_hidden_layers may be missing
 };
 ModelConfig ReadBaseConfig(const std::string& family, const BaseDefaults& defaults, HfFields* fields);
 
@@ -41,6 +42,13 @@ struct RopeFields {
   double temperature = 0;     // llama_4_scaling_beta; 0: absent
 };
 RopeFields ReadRope(const RopeDefaults& defaults, uint32_t head_dim, uint32_t max_position, HfFields* fields);
+// The same from the object `member` alone; absent: the defaults.
+RopeFields ReadRopeObject(const char* member, const RopeDefaults& defaults, uint32_t head_dim,
+                          uint32_t max_position, HfFields* fields);
+// Position encoding of one type of layer: the object `type` ("full_attention", "sliding_attention") of
+// rope_parameters, or rope_parameters itself if it holds no types. Absent: the defaults.
+RopeConfig ReadRopeOfType(const char* type, const RopeDefaults& defaults, uint32_t head_dim,
+                          uint32_t max_position, HfFields* fields);
 // Returns yarn's attention factor for a context `scale` times as long.
 double YarnMscale(double scale, double mscale);
 
@@ -53,6 +61,10 @@ struct GroupedDefaults {
   RopeDefaults rope;
 };
 AttentionConfig ReadGrouped(const GroupedDefaults& defaults, const ModelConfig& model, HfFields* fields);
+// The same without the position encoding, for families whose layers differ in it.
+AttentionConfig ReadHeads(const GroupedDefaults& defaults, const ModelConfig& model, HfFields* fields);
+// Sets the position encoding; the number of rotated values must be even.
+void SetRope(const RopeConfig& rope, AttentionConfig* attention, HfFields* fields);
 
 // Reads hidden_act or the member `key`: silu, swish, gelu, gelu_new, gelu_pytorch_tanh.
 Activation ReadActivation(HfFields* fields, const char* key = "hidden_act", const char* fallback = "silu");
@@ -74,6 +86,16 @@ void SetDeepseekFfns(uint32_t first_dense, const MoeConfig& moe, ModelConfig* mo
 
 // Reads time_step_limit if it is present.
 void ReadTimeSteps(MambaConfig* mamba, HfFields* fields);
+
+// Reads the width of `count` shared experts of `width` neurons each, which form one FFN; `key` names the
+// count.
+uint32_t ReadSharedWidth(const char* key, uint32_t fallback, uint32_t width, HfFields* fields);
+
+// Reads mlp_layer_types: true for the layers with experts. Empty if the member is absent.
+std::vector<bool> ReadSparseLayers(size_t layers, HfFields* fields);
+
+// Sets the layers of `sparse` to `moe`, the others to dense FFNs of `dense_width` neurons.
+void SetFfns(const std::vector<bool>& sparse, const MoeConfig& moe, uint32_t dense_width, ModelConfig* model);
 
 // Applies Qwen's rule: layers of mlp_only_layers, and all but every decoder_sparse_step-th layer, are dense
 // FFNs of intermediate_size neurons; the others are `moe`.
@@ -103,6 +125,7 @@ struct AttentionNames {
   std::string q_norm = "q_norm";
   std::string k_norm = "k_norm";
   std::string o = "o_proj";
+  bool plus_one = false;  // the checkpoint holds the norms' weights minus one
 };
 
 // Matrix names of an FFN, without ".weight"; an FFN without gates has no gate.
@@ -146,6 +169,8 @@ class LayerMapper {
   void Norms(const LayerNormNames& names);
   // Maps {q,k,v,o}_proj with the biases and norms that the layer's description requires.
   void GroupedAttention(const AttentionNames& names = {});
+  // Maps the sinks under this name.
+  void Sinks(const std::string& name);
   // Maps `base`{in,out}_proj, conv1d and the vectors of Mamba-2.
   void Mamba(const std::string& base);
   // Maps `mlp`{gate,up,down}_proj.weight to dense_*, shared_* or beside_*.
@@ -176,7 +201,8 @@ void MapStackedExperts(const std::string& gate_up, const std::string& down, Laye
 void MapStackedInputs(const std::string& gate_up, const std::string& down, LayerMapper* layer);
 
 // Ignores the layers behind the last one that predict further tokens (recognised by their eh_proj).
-void IgnorePredictionLayers(const ModelConfig& config, TensorMapper* mapper);
+void IgnorePredictionLayers(const ModelConfig& config, TensorMapper* mapper,
+                            const std::string& layers = "model.layers.");
 
 // Names of embedding, final norm (with bias for layer norm) and head.
 struct EmbeddingAndHeadNames {

@@ -66,6 +66,13 @@ constexpr Family kFamilies[] = {
     {"lfm2_moe", "Lfm2MoeForCausalLM", &ReadLfm2Moe},
     {"deepseek_v32", "DeepseekV32ForCausalLM", &ReadDeepseekV32},
     {"glm_moe_dsa", "GlmMoeDsaForCausalLM", &ReadGlmMoeDsa},
+    {"kimi_k25", "KimiK25ForConditionalGeneration", &ReadDeepseekV3, "kimi_k2"},
+    {"minimax_m3_vl", "MiniMaxM3SparseForConditionalGeneration", &ReadMinimaxM3, "minimax_m3_vl_text"},
+    {"hy_v3", "HYV3ForCausalLM", &ReadHyV3},
+    {"exaone_moe", "ExaoneMoeForCausalLM", &ReadExaoneMoe},
+    {"exaone_moe", "ExaoneMoEForCausalLM", &ReadExaoneMoe},
+    {"solar_open", "SolarOpenForCausalLM", &ReadSolarOpen},
+    {"mellum", "MellumForCausalLM", &ReadMellum},
 };
 
 absl::Status UnknownArchitecture(const std::string& subject, const std::string& name) {
@@ -152,12 +159,20 @@ absl::StatusOr<ModelConfig> ReadFields(const JsonObject& object, const Family& f
   return config;
 }
 
+// True if `type` is the wrapper's usual text model or another name of the same family.
+bool HasText(const Family& wrapper, std::string_view type) {
+  return type == wrapper.text_type ||
+         std::any_of(std::begin(kFamilies), std::end(kFamilies), [&](const Family& f) {
+           return f.text_type == nullptr && f.model_type == type && f.read == wrapper.read;
+         });
+}
+
 // Reads the text_config of a multimodal model; the members around it do not concern the text model, except
 // tie_word_embeddings, which must not contradict it.
 absl::StatusOr<ModelConfig> ReadTextConfig(const JsonObject& object, const Family& family) {
   ASSIGN_OR_RETURN(const JsonObject text, object.Object("text_config"));
   ASSIGN_OR_RETURN(const std::string type, text.StringOr("model_type", family.text_type));
-  if (type != family.text_type) {
+  if (!HasText(family, type)) {
     return UnknownArchitecture(text.subject(), JsonExcerpt(json(type)));
   }
   ASSIGN_OR_RETURN(ModelConfig config, ReadFields(text, family));
@@ -329,6 +344,11 @@ constexpr FamilyTensors kMaps[] = {
     {"lfm2_moe", &MapLfm2Moe},
     {"deepseek_v32", &MapIndexedDeepseek},
     {"glm_moe_dsa", &MapIndexedDeepseek},
+    {"minimax_m3_vl_text", &MapMinimaxM3},
+    {"hy_v3", &MapHyV3},
+    {"exaone_moe", &MapExaoneMoe},
+    {"solar_open", &MapGlm4Moe},
+    {"mellum", &MapMellum},
 };
 
 }  // namespace

@@ -83,6 +83,20 @@ void MapLfm2Moe(const ModelConfig& config, TensorMapper* mapper);
 ModelConfig ReadNemotronH(HfFields* fields);
 void MapNemotronH(const ModelConfig& config, TensorMapper* mapper);
 
+ModelConfig ReadMinimaxM3(HfFields* fields);
+void MapMinimaxM3(const ModelConfig& config, TensorMapper* mapper);
+
+ModelConfig ReadHyV3(HfFields* fields);
+void MapHyV3(const ModelConfig& config, TensorMapper* mapper);
+
+ModelConfig ReadSolarOpen(HfFields* fields);
+
+ModelConfig ReadExaoneMoe(HfFields* fields);
+void MapExaoneMoe(const ModelConfig& config, TensorMapper* mapper);
+
+ModelConfig ReadMellum(HfFields* fields);
+void MapMellum(const ModelConfig& config, TensorMapper* mapper);
+
 ModelConfig ReadXverse(HfFields* fields);
 void MapXverse(const ModelConfig& config, TensorMapper* mapper);
 

@@ -1,4 +1,4 @@
-// Families with DeepSeek's MoE layer and its relatives: DeepSeek, GLM-4, ERNIE 4.5, Hunyuan.
+// Families with DeepSeek's MoE layer and its relatives: DeepSeek, GLM-4, Hy3, Solar Open, ERNIE 4.5, Hunyuan.
 
 #include <algorithm>
 
@@ -104,10 +104,17 @@ ModelConfig ReadMistral4(HfFields* fields) {
   return model;
 }
 
+// Maps text checkpoints, and the language model of multimodal ones (Kimi-K2.5).
 void MapDeepseek(const ModelConfig& config, TensorMapper* mapper) {
-  IgnorePredictionLayers(config, mapper);
-  MapEmbeddingAndHead(config, {}, mapper);
-  MapLayers(config, "model.layers.", mapper, [](LayerMapper* layer) {
+  const bool nested = mapper->Has("language_model.model.embed_tokens.weight");
+  const std::string outer = nested ? "language_model." : "";
+  for (const char* prefix : {"vision_tower.", "mm_projector."}) {
+    if (nested) mapper->IgnorePrefix(prefix);
+  }
+  IgnorePredictionLayers(config, mapper, outer + "model.layers.");
+  MapEmbeddingAndHead(config, {outer + "model.embed_tokens.weight", outer + "model.norm", outer + "lm_head"},
+                      mapper);
+  MapLayers(config, outer + "model.layers.", mapper, [](LayerMapper* layer) {
     if (layer->attention().kind == AttentionKind::kLatent) {
       MapLatent(layer);
     } else {
@@ -209,6 +216,77 @@ void MapGlm4Moe(const ModelConfig& config, TensorMapper* mapper) {
   });
 }
 
+// Hy3 (tencent/Hy3): Qwen3's attention, DeepSeek-V3's router without groups, a shared expert.
+
+ModelConfig ReadHyV3(HfFields* fields) {
+  ModelConfig model = ReadBaseConfig("hy_v3", {.max_position = 131072, .epsilon = 1e-5}, fields);
+  const size_t layers = model.layers.size();
+  AttentionConfig attention =
+      ReadGrouped({.kv_heads = 8, .head_dim = 128, .rope = {.theta = 11158840}}, model, fields);
+  attention.qkv_bias = attention.output_bias = fields->Flag("attention_bias", false);
+  attention.qk_norm = QkNorm::kPerHead;
+  for (LayerConfig& layer : model.layers) layer.attention = attention;
+  MoeConfig moe;
+  ReadExperts({"num_experts", "num_local_experts"}, &moe, fields);
+  const uint32_t published = fields->Number("expert_hidden_dim", 1, kMaxWidth, 1536);
+  moe.expert_width = fields->Number("moe_intermediate_size", 1, kMaxWidth, published);
+  moe.shared_width = ReadSharedWidth("num_shared_experts", 1, moe.expert_width, fields);
+  moe.router = RouterKind::kSigmoidTopK;
+  moe.router_correction = true;
+  moe.routed_scale = static_cast<float>(fields->Real("router_scaling_factor", 1e-6, 1e6, 2.826));
+  moe.activation = ReadActivation(fields);
+  for (const char* key :
+       {"qk_norm", "route_norm", "moe_router_use_sigmoid", "moe_router_enable_expert_bias"}) {
+    fields->RequireFlag(key, true);
+  }
+  fields->RequireOff("mlp_bias");
+  const uint32_t dense = fields->Number("first_k_dense_replace", 0, kMaxLayers, 1);
+  std::vector<bool> sparse = ReadSparseLayers(layers, fields);
+  for (size_t i = sparse.size(); i < layers; ++i) sparse.push_back(i >= dense);
+  SetFfns(sparse, moe, fields->Number("intermediate_size", 1, kMaxWidth, 13312), &model);
+  // Precision of a reference implementation.
+  for (const char* key : {"enable_moe_fp32_combine", "enable_lm_head_fp32", "enable_attention_fp32_softmax",
+                          "num_nextn_predict_layers"}) {
+    fields->Skip(key);
+  }
+  return model;
+}
+
+void MapHyV3(const ModelConfig& config, TensorMapper* mapper) {
+  IgnorePredictionLayers(config, mapper);
+  MapEmbeddingAndHead(config, {}, mapper);
+  MapLayers(config, "model.layers.", mapper, [](LayerMapper* layer) {
+    const MoeConfig& moe = layer->moe();
+    layer->GroupedAttention();
+    if (moe.experts == 0) return layer->DenseFfn("mlp.");
+    const bool written = layer->Has("mlp.gate.weight");
+    layer->Dense(dense::kRouter, layer->Matrix(written ? "mlp.gate.weight" : "mlp.router.gate.weight",
+                                               moe.experts, layer->hidden()));
+    layer->Dense(dense::kRouterCorrection,
+                 layer->Vector(written ? "mlp.e_score_correction_bias" : "mlp.expert_bias", moe.experts));
+    layer->Experts("mlp.experts.", {});
+    if (moe.shared_width == 0) return;
+    layer->SharedExpert(layer->Has("mlp.shared_mlp.up_proj.weight") ? "mlp.shared_mlp."
+                                                                    : "mlp.shared_experts.");
+  });
+}
+
+// Solar Open (upstage/Solar-Open-100B): Llama's attention, DeepSeek-V3's router in every layer.
+
+ModelConfig ReadSolarOpen(HfFields* fields) {
+  ModelConfig model = ReadBaseConfig("solar_open", {.max_position = 131072, .epsilon = 1e-5}, fields);
+  AttentionConfig attention = ReadGrouped(
+      {.kv_heads = 8, .head_dim = 128, .rope = {.theta = 1e6, .may_be_partial = true}}, model, fields);
+  attention.qkv_bias = fields->Flag("attention_bias", false);
+  fields->RequireOff("use_qk_norm");
+  const MoeConfig moe = ReadCorrected(1, true, 1, fields);
+  model.layers.assign(model.layers.size(), {attention, moe});
+  fields->RequireNumber("first_k_dense_replace", 0);
+  fields->Skip("intermediate_size");  // of dense layers; the family has none
+  fields->Skip("num_nextn_predict_layers");
+  return model;
+}
+
 // ERNIE-4.5-MoE (baidu/ERNIE-4.5-21B-A3B): rope on adjacent values, softmax router with a selection
 // correction, dense layers at both ends, shared experts.
 
@@ -219,13 +297,7 @@ MoeConfig ReadErnieMixture(HfFields* fields) {
   moe.experts = fields->Number("moe_num_experts", 1, kMaxExperts, 64);
   moe.top_k = fields->Number("moe_k", 1, moe.experts, 6);
   moe.expert_width = fields->Number("moe_intermediate_size", 1, kMaxWidth, 1536);
-  const uint64_t shared = fields->Number("moe_num_shared_experts", 0, kMaxExperts, 2);
-  if (shared * moe.expert_width > kMaxWidth) {
-    fields->Fail("moe_num_shared_experts",
-                 absl::StrCat("is ", shared, "; the shared FFN passes ", kMaxWidth));
-  } else {
-    moe.shared_width = static_cast<uint32_t>(shared * moe.expert_width);
-  }
+  moe.shared_width = ReadSharedWidth("moe_num_shared_experts", 2, moe.expert_width, fields);
   moe.router_correction = true;
   moe.activation = ReadActivation(fields);
   // Lower bound of the sum of the chosen probabilities; the experts of a smaller sum are negligible.

@@ -18,12 +18,7 @@ MoeConfig ReadAfmoeMixture(HfFields* fields) {
   MoeConfig moe;
   ReadExperts({"num_experts", "num_local_experts"}, &moe, fields);
   moe.expert_width = fields->Number("moe_intermediate_size", 1, kMaxWidth);
-  const uint64_t shared = fields->Number("num_shared_experts", 0, kMaxExperts, 0);
-  if (shared * moe.expert_width > kMaxWidth) {
-    fields->Fail("num_shared_experts", absl::StrCat("is ", shared, "; the shared FFN passes ", kMaxWidth));
-  } else {
-    moe.shared_width = static_cast<uint32_t>(shared * moe.expert_width);
-  }
+  moe.shared_width = ReadSharedWidth("num_shared_experts", 0, moe.expert_width, fields);
   moe.router = RouterKind::kSigmoidTopK;
   moe.router_correction = true;
   moe.routed_scale = static_cast<float>(fields->Real("route_scale", 1e-6, 1e6, 1));
@@ -325,7 +320,7 @@ void MapGptOss(const ModelConfig& config, TensorMapper* mapper) {
   MapLayers(config, "model.layers.", mapper, [](LayerMapper* layer) {
     const MoeConfig& moe = layer->moe();
     layer->GroupedAttention();
-    layer->Dense(dense::kSinks, layer->Vector("self_attn.sinks", layer->attention().heads));
+    layer->Sinks("self_attn.sinks");
     layer->Dense(dense::kRouter, layer->Matrix("mlp.router.weight", moe.experts, layer->hidden()));
     layer->Dense(dense::kRouterBias, layer->Vector("mlp.router.bias", moe.experts));
     layer->Dense(dense::kExpertsDownBias,

@@ -237,10 +237,11 @@ void MapLfm2Moe(const ModelConfig& config, TensorMapper* mapper) {
 namespace {
 
 // Reads the block types, one letter each: M mamba, * attention, E experts, - dense.
-std::string ReadBlocks(size_t layers, HfFields* fields) {
+std::string ReadBlocks(HfFields* fields) {
   std::string blocks = fields->Word("hybrid_override_pattern", "");
+  const size_t listed = fields->Words("layers_block_type").size();
   const std::vector<std::string> types = ReadLayerTypes({"linear_attention", "full_attention", "moe", "mlp"},
-                                                        layers, fields, "layers_block_type");
+                                                        listed, fields, "layers_block_type");
   if (!types.empty()) blocks.clear();
   for (const std::string& type : types) {
     blocks += type == "linear_attention" ? 'M' : type == "full_attention" ? '*' : type == "moe" ? 'E' : '-';
@@ -321,7 +322,9 @@ void MapFfn(LayerMapper* layer) {
 }  // namespace
 
 ModelConfig ReadNemotronH(HfFields* fields) {
-  ModelConfig model = ReadBaseConfig("nemotron_h", {.max_position = 4096}, fields);
+  const std::string blocks = ReadBlocks(fields);
+  ModelConfig model = ReadBaseConfig(
+      "nemotron_h", {.max_position = 4096, .layers = static_cast<uint32_t>(blocks.size())}, fields);
   model.norm_epsilon =
       static_cast<float>(fields->Real("layer_norm_epsilon", 0, 1, fields->Real("norm_eps", 0, 1, 1e-5)));
   AttentionConfig attention = ReadGrouped({.kv_heads = 8, .head_dim = 128}, model, fields);
@@ -332,7 +335,6 @@ ModelConfig ReadNemotronH(HfFields* fields) {
   const MoeConfig dense =
       DenseFfn(fields->Number("intermediate_size", 1, kMaxWidth, 21504), Activation::kRelu2);
   const AttentionConfig mamba = ReadNemotronMamba(fields);
-  const std::string blocks = ReadBlocks(model.layers.size(), fields);
   if (blocks.size() != model.layers.size()) {
     fields->Fail("num_hidden_layers",
                  absl::StrCat("is ", model.layers.size(), ", but there are ", blocks.size(), " blocks"));

@@ -1,5 +1,7 @@
-// Families whose layers are all alike: Mixtral, OLMoE, Phi-3.5-MoE, Xverse, MiniMax-M2, Qwen2-MoE and
-// Qwen3-MoE.
+// Families whose attention is the same in all layers: Mixtral, OLMoE, Phi-3.5-MoE, Xverse,
+// MiniMax-M2 and M3, Qwen2-MoE and Qwen3-MoE.
+
+#include <algorithm>
 
 #include "common/model/dense_names.h"
 #include "common/model/hf_blocks.h"
@@ -97,12 +99,7 @@ ModelConfig ReadXverse(HfFields* fields) {
   layer.moe.experts = fields->Number("num_experts", 1, kMaxExperts);
   layer.moe.top_k = fields->Number("moe_top_k", 1, layer.moe.experts);
   layer.moe.expert_width = fields->Number("intermediate_size", 1, kMaxWidth);
-  const uint64_t shared = fields->Number("num_shared_experts", 0, kMaxExperts, 0);
-  if (shared * layer.moe.expert_width > kMaxWidth) {
-    fields->Fail("num_shared_experts", absl::StrCat("is ", shared, "; the shared FFN passes ", kMaxWidth));
-  } else {
-    layer.moe.shared_width = static_cast<uint32_t>(shared * layer.moe.expert_width);
-  }
+  layer.moe.shared_width = ReadSharedWidth("num_shared_experts", 0, layer.moe.expert_width, fields);
   layer.moe.norm_topk_prob = fields->Flag("norm_topk_prob", true);
   layer.moe.activation = ReadActivation(fields);
   fields->Skip("max_tokenizer_truncation");
@@ -185,6 +182,121 @@ void MapMinimaxM2(const ModelConfig& config, TensorMapper* mapper) {
     layer->Dense(dense::kRouterCorrection, layer->Vector(correction, experts));
     layer->Experts(moe + "experts.", {.gate = "w1", .up = "w3", .down = "w2"});
   });
+}
+
+// MiniMax-M3 (MiniMaxAI/MiniMax-M3, text): norms on each head, GPT-OSS's activation, a shared expert. Some
+// layers attend to chosen blocks of keys: up to the number of chosen keys these are all, and longer texts are
+// refused.
+
+namespace {
+
+// Returns the number of keys that a layer's chosen blocks hold; 0: no layer chooses.
+uint32_t ReadChosenKeys(size_t layers, HfFields* fields) {
+  uint64_t blocks = fields->Number("index_topk_blocks", 1, kMaxPosition, 16);
+  uint64_t size = fields->Number("index_block_size", 1, kMaxPosition, 128);
+  bool chooses = false;
+  for (const char* key : {"index_n_heads", "index_head_dim", "index_local_blocks"}) fields->Skip(key);
+  fields->Group("sparse_attention_config", [&](HfFields* sparse) {
+    blocks = sparse->Number("sparse_topk_blocks", 1, kMaxPosition, blocks);
+    size = sparse->Number("sparse_block_size", 1, kMaxPosition, size);
+    const std::vector<uint32_t> which = sparse->Numbers("sparse_attention_freq", 1);
+    chooses = std::find(which.begin(), which.end(), 1u) != which.end();
+    for (const char* key : {"sparse_num_index_heads", "sparse_index_dim", "sparse_local_block",
+                            "sparse_init_block", "sparse_score_type", "use_sparse_attention"}) {
+      sparse->Skip(key);
+    }
+  });
+  const std::vector<std::string> types =
+      ReadLayerTypes({"minimax_m3_sparse", "full_attention"}, layers, fields);
+  if (!types.empty()) chooses = std::find(types.begin(), types.end(), "minimax_m3_sparse") != types.end();
+  return chooses ? static_cast<uint32_t>(std::min<uint64_t>(blocks * size, kMaxPosition)) : 0;
+}
+
+MoeConfig ReadMinimaxM3Mixture(HfFields* fields) {
+  MoeConfig moe;
+  ReadExperts({"num_local_experts", "num_experts"}, &moe, fields);
+  moe.expert_width = fields->Number("intermediate_size", 1, kMaxWidth, 3072);
+  moe.shared_width = fields->Number("shared_intermediate_size", 0, kMaxWidth, 3072);
+  fields->RequireNumber("n_shared_experts", 1);
+  moe.router = RouterKind::kSigmoidTopK;
+  moe.router_correction = true;
+  moe.norm_epsilon = 0;
+  moe.routed_scale = static_cast<float>(fields->Real("routed_scaling_factor", 1e-6, 1e6, 2));
+  moe.activation = Activation::kClampedSwiglu;
+  moe.activation_alpha = static_cast<float>(fields->Real("swiglu_alpha", 0, 1e6, 1.702));
+  moe.activation_limit = static_cast<float>(fields->Real("swiglu_limit", 1e-6, 1e6, 7));
+  if (fields->Word("hidden_act", "silu") != "silu") fields->RequireWord("hidden_act", "swigluoai");
+  fields->RequireWord("scoring_func", "sigmoid");
+  fields->RequireFlag("use_routing_bias", true);
+  return moe;
+}
+
+}  // namespace
+
+ModelConfig ReadMinimaxM3(HfFields* fields) {
+  ModelConfig model = ReadBaseConfig("minimax_m3_vl_text", {.max_position = 524288}, fields);
+  const size_t layers = model.layers.size();
+  AttentionConfig attention = ReadGrouped(
+      {.kv_heads = 4, .head_dim = 128, .rope = {.theta = 5e6, .may_be_partial = true}}, model, fields);
+  const bool partial = fields->Has("rope_parameters");
+  attention.rope.dimensions =
+      fields->Number("rotary_dim", 2, attention.head_dim,
+                     partial ? attention.rope.dimensions : std::min(64u, attention.head_dim));
+  if (attention.rope.dimensions % 2 != 0) fields->Refuse("rotary_dim");
+  attention.qk_norm = QkNorm::kPerHead;
+  fields->RequireOff("attention_bias");
+  fields->RequireFlag("use_qk_norm", true);
+  fields->RequireFlag("use_gemma_norm", true);
+  fields->RequireWord("qk_norm_type", "per_head");
+  for (LayerConfig& layer : model.layers) layer.attention = attention;
+  const uint32_t chosen = ReadChosenKeys(layers, fields);
+  if (chosen > 0) model.max_position = std::min(model.max_position, chosen);
+  const std::vector<uint32_t> frequency = fields->Numbers("moe_layer_freq", 1);
+  std::vector<bool> sparse = ReadSparseLayers(layers, fields);
+  if (sparse.empty()) sparse = {frequency.begin(), frequency.end()};
+  if (sparse.empty()) sparse.assign(layers, true);
+  if (sparse.size() != layers) {
+    fields->Fail("moe_layer_freq", absl::StrCat("has ", sparse.size(), " entries for ", layers, " layers"));
+    sparse.resize(layers);
+  }
+  SetFfns(sparse, ReadMinimaxM3Mixture(fields),
+          fields->Number("dense_intermediate_size", 1, kMaxWidth, 12288), &model);
+  for (const char* key :
+       {"use_mtp", "num_mtp_modules", "mtp_transformer_layers", "num_nextn_predict_layers"}) {
+    fields->Skip(key);
+  }
+  return model;
+}
+
+// Maps text checkpoints, and the language model of multimodal ones.
+void MapMinimaxM3(const ModelConfig& config, TensorMapper* mapper) {
+  const bool nested = mapper->Has("language_model.model.embed_tokens.weight");
+  const std::string outer = nested ? "language_model." : "";
+  for (const char* prefix : {"vision_tower.", "multi_modal_projector.", "patch_merge_mlp."}) {
+    if (nested) mapper->IgnorePrefix(prefix);
+  }
+  mapper->IgnorePrefix("mtp.");
+  mapper->IgnorePrefix(outer + "model.mtp.");
+  MapEmbeddingAndHead(
+      config, {outer + "model.embed_tokens.weight", outer + "model.norm", outer + "lm_head", true}, mapper);
+  MapLayers(config, outer + "model.layers.", mapper,
+            [](LayerMapper* layer) {
+              const MoeConfig& moe = layer->moe();
+              layer->GroupedAttention({.plus_one = true});
+              layer->IgnorePrefix("self_attn.index_");
+              layer->IgnorePrefix("self_attn.indexer.");
+              if (moe.experts == 0) return layer->DenseFfn("mlp.");
+              const bool old_names = layer->Has("block_sparse_moe.gate.weight");
+              const std::string base = old_names ? "block_sparse_moe." : "mlp.";
+              const std::string correction = layer->Has(base + "e_score_correction_bias")
+                                                 ? base + "e_score_correction_bias"
+                                                 : base + "gate.e_score_correction_bias";
+              layer->Dense(dense::kRouter, layer->Matrix(base + "gate.weight", moe.experts, layer->hidden()));
+              layer->Dense(dense::kRouterCorrection, layer->Vector(correction, moe.experts));
+              layer->Experts(base + "experts.", {.gate = "w1", .up = "w3", .down = "w2"});
+              if (moe.shared_width != 0) layer->SharedExpert(base + "shared_experts.");
+            },
+            {.plus_one = true});
 }
 
 // Qwen2-MoE (Qwen1.5-MoE-A2.7B, Qwen2-57B-A14B: shared expert with a gate, q/k/v biases) and Qwen3-MoE

@@ -213,6 +213,14 @@ std::vector<double> HfFields::Reals(std::string_view key, double low, double hig
                       });
 }
 
+std::vector<bool> HfFields::Flags(std::string_view key) {
+  return List<bool>(key, "flags", ", which is neither true nor false", [](const json& entry, auto* value) {
+    if (!entry.is_boolean()) return false;
+    *value = entry.get<bool>();
+    return true;
+  });
+}
+
 std::vector<std::string> HfFields::Words(std::string_view key) {
   return List<std::string>(key, "words", ", which is no word", [](const json& entry, std::string* value) {
     if (!entry.is_string()) return false;

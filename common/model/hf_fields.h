@@ -47,6 +47,7 @@ class HfFields {
   std::vector<uint32_t> Numbers(std::string_view key, uint64_t high);
   std::vector<double> Reals(std::string_view key, double low, double high);
   std::vector<std::string> Words(std::string_view key);
+  std::vector<bool> Flags(std::string_view key);
 
   // Returns the names of all members.
   std::vector<std::string> Keys() const;

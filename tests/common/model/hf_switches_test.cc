@@ -152,15 +152,26 @@ TEST(HfSwitches, HostileNumbersAreErrorsNamingTheField) {
 
 TEST(HfSwitches, EveryFamilyIsListed) {
   const std::vector<std::string> families = SupportedFamilies();
-  EXPECT_EQ(families,
-            (std::vector<std::string>{
-                "afmoe",          "deepseek",     "deepseek_v2", "deepseek_v3",      "deepseek_v32",
-                "dots1",          "ernie4_5_moe", "gemma4",      "gemma4_text",      "glm4_moe",
-                "glm4_moe_lite",  "glm_moe_dsa",  "gpt_oss",     "granitemoe",       "granitemoehybrid",
-                "hunyuan_v1_moe", "kimi_k2",      "lfm2_moe",    "llama4",           "llama4_text",
-                "minimax_m2",     "mistral4",     "mixtral",     "nemotron_h",       "olmoe",
-                "phimoe",         "qwen2_moe",    "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_moe",
-                "qwen3_next",     "qwen3_vl_moe", "xverse"}));
+  EXPECT_EQ(families, (std::vector<std::string>{"afmoe",          "deepseek",
+                                                "deepseek_v2",    "deepseek_v3",
+                                                "deepseek_v32",   "dots1",
+                                                "ernie4_5_moe",   "exaone_moe",
+                                                "gemma4",         "gemma4_text",
+                                                "glm4_moe",       "glm4_moe_lite",
+                                                "glm_moe_dsa",    "gpt_oss",
+                                                "granitemoe",     "granitemoehybrid",
+                                                "hunyuan_v1_moe", "hy_v3",
+                                                "kimi_k2",        "kimi_k25",
+                                                "lfm2_moe",       "llama4",
+                                                "llama4_text",    "mellum",
+                                                "minimax_m2",     "minimax_m3_vl",
+                                                "mistral4",       "mixtral",
+                                                "nemotron_h",     "olmoe",
+                                                "phimoe",         "qwen2_moe",
+                                                "qwen3_5_moe",    "qwen3_5_moe_text",
+                                                "qwen3_moe",      "qwen3_next",
+                                                "qwen3_vl_moe",   "solar_open",
+                                                "xverse"}));
 }
 
 // Members that published configs have and the tiny ones do not.

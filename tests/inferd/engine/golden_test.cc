@@ -97,11 +97,13 @@ TEST_P(GoldenTest, GreedyTokensOfTheTinyModelAreRight) {
 std::vector<Case> Cases() {
   std::vector<Case> cases;
   for (const char* family :
-       {"afmoe",          "deepseek_v2", "deepseek_v3",   "dots1",      "ernie4_5_moe", "gemma4",
-        "gemma4_mm",      "glm4_moe",    "glm4_moe_lite", "gpt_oss",    "granitemoe",   "granitemoehybrid",
-        "hunyuan_v1_moe", "lfm2_moe",    "llama4",        "minimax_m2", "mistral4",     "mixtral",
-        "nemotron_h",     "olmoe",       "phimoe",        "qwen2_moe",  "qwen3_5_moe",  "qwen3_moe",
-        "qwen3_next",     "qwen3_vl_moe"}) {
+       {"afmoe",      "deepseek_v2", "deepseek_v3",      "dots1",          "ernie4_5_moe",
+        "exaone_moe", "gemma4",      "gemma4_mm",        "glm4_moe",       "glm4_moe_lite",
+        "gpt_oss",    "granitemoe",  "granitemoehybrid", "hunyuan_v1_moe", "hy_v3",
+        "kimi_k25",   "lfm2_moe",    "llama4",           "mellum",         "minimax_m2",
+        "mistral4",   "mixtral",     "nemotron_h",       "olmoe",          "phimoe",
+        "qwen2_moe",  "qwen3_5_moe", "qwen3_moe",        "qwen3_next",     "qwen3_vl_moe",
+        "solar_open"}) {
     for (const uint32_t threads : {0u, 2u}) {
       cases.push_back({family, threads});
     }
@@ -118,6 +120,28 @@ std::string CaseName(const testing::TestParamInfo<Case>& info) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Families, GoldenTest, testing::ValuesIn(Cases()), CaseName);
+
+// Layers that choose among blocks of keys see all keys of a short text; longer texts are refused.
+TEST(GoldenPrefixTest, SparseLayersOfShortTextsAreDense) {
+  const std::string folder = "tests/data/tiny/minimax_m3";
+  TempDir dir;
+  const absl::Status packed = PackFolder(folder, dir.File("pack"), "bf16");
+  ASSERT_TRUE(packed.ok()) << packed;
+  TestEngineOptions options;
+  options.engine.kv = KvType::kF32;
+  options.engine.context = 12;  // 3 blocks of 4 keys
+  absl::StatusOr<TestEngine> test = StartEngine(dir.File("pack"), options);
+  ASSERT_TRUE(test.ok()) << test.status();
+  const std::vector<float> want = ReadGolden<float>(folder, "logits");
+  std::vector<int32_t> ids = ToIds(ReadGolden<int64_t>(folder, "input_ids"));
+  ids.resize(12);
+  const absl::StatusOr<std::vector<float>> got = ScoreLogits(test->engine.get(), "s", ids);
+  ASSERT_TRUE(got.ok()) << got.status();
+  ASSERT_EQ(got->size(), want.size() / 48 * 12);
+  for (size_t i = 0; i < got->size(); ++i) {
+    ASSERT_NEAR((*got)[i], want[i], 2e-3f) << i;
+  }
+}
 
 // Quantized folders: golden values for weights rounded to bf16 once.
 INSTANTIATE_TEST_SUITE_P(Formats, GoldenTest,
