@@ -34,6 +34,23 @@ struct RenderedChat {
   std::string marks;
 };
 
+// Form of a past call's arguments for a template. Clients send a text, normally of a JSON object.
+enum class ArgumentsAs {
+  kGiven,         // as the conversation has them
+  kObject,        // a text of an object becomes the object; any other text stays
+  kText,          // a text stays as it was written; an object becomes its text
+  kObjectAlways,  // as kObject; other texts become the object {"arguments": text}
+};
+
+// Changes to messages for the sake of a template.
+struct MessageForms {
+  ArgumentsAs arguments = ArgumentsAs::kGiven;
+  bool short_ids = false;   // ids of calls become nine letters or digits, the same id the same nine
+  bool join_parts = false;  // content of several texts becomes one text, line by line
+  bool merge_thoughts =
+      false;  // the text of a message with a thought and calls becomes a part of the thought
+};
+
 struct ChatRenderOptions {
   // Appends the opening of the assistant's turn.
   bool add_generation_prompt = true;
@@ -42,6 +59,7 @@ struct ChatRenderOptions {
   // Time that strftime_now() prints, in UTC.
   absl::Time now = absl::UnixEpoch();
   jinja::RenderLimits limits;
+  MessageForms forms;
 };
 
 inline constexpr std::string_view kChatRoles[] = {"system", "developer", "user", "assistant", "tool"};
@@ -53,20 +71,26 @@ class ChatTemplate {
       const std::string& source, std::map<std::string, std::string> special_tokens);
 
   // `conversation` is a JSON object with `messages` (a list of objects with `role` and usually `content`) and
-  // optionally `tools`, `documents` and other variables of the template. As in transformers, null members of
-  // a message count as absent, and `reasoning_content`, `thinking` and `reasoning` are aliases. A role counts
-  // as the template's text if it is one of kChatRoles, so that templates can build control tokens of it.
-  // INVALID_ARGUMENT: more than 16 MiB, 100'000 values or 1024 members of one object, no JSON, no messages, a
-  // variable that clients may not set, or an error raised by the template (its message is passed on).
+  // optionally `tools`, `documents` and other variables of the template. Null members of a message count as
+  // absent, and `reasoning_content`, `thinking` and `reasoning` are aliases, as servers have it. A role
+  // counts as the template's text if it is one of kChatRoles, so that templates can build control tokens of
+  // it. INVALID_ARGUMENT: more than 16 MiB, 100'000 values or 1024 members of one object, no JSON, no
+  // messages, a variable that clients may not set, or an error raised by the template (its message is passed
+  // on).
   absl::StatusOr<RenderedChat> Render(const std::string& conversation,
                                       const ChatRenderOptions& options) const;
+
+  // True if the template reads the variable `tools`.
+  bool reads_tools() const { return reads_tools_; }
 
  private:
   ChatTemplate() = default;
 
-  absl::StatusOr<RenderedChat> RenderVariables(jinja::Map variables, const ChatRenderOptions& options) const;
+  absl::StatusOr<RenderedChat> RenderVariables(jinja::Names variables,
+                                               const ChatRenderOptions& options) const;
 
   jinja::Block block_;
+  bool reads_tools_ = false;
   std::map<std::string, std::string> special_tokens_;
 };
 
@@ -86,9 +110,12 @@ class ChatFormatter {
   static absl::StatusOr<std::unique_ptr<ChatFormatter>> Create(const std::string& template_source,
                                                                const Tokenizer& tokenizer);
 
-  // Errors of ChatTemplate::Render and Tokenizer::EncodeMarked.
+  // Gives messages the forms that the template takes; `options.forms` is not read. Errors of
+  // ChatTemplate::Render, the first one if several forms were refused, and of Tokenizer::EncodeMarked.
   absl::StatusOr<FormattedChat> Format(const std::string& conversation,
                                        const ChatRenderOptions& options) const;
+
+  bool reads_tools() const { return template_->reads_tools(); }
 
   // Special token that the template puts after an answer, if any: the model ends its turn with it, even if
   // its generation defaults do not name it as an end token.
@@ -97,11 +124,15 @@ class ChatFormatter {
  private:
   explicit ChatFormatter(const Tokenizer& tokenizer) : tokenizer_(tokenizer) {}
   std::optional<int32_t> FindEndOfTurn() const;
+  void FindForms();
+  absl::StatusOr<RenderedChat> RenderInForms(const std::string& conversation,
+                                             ChatRenderOptions options) const;
 
   const Tokenizer& tokenizer_;
   std::unique_ptr<const ChatTemplate> template_;
   absl::flat_hash_set<int32_t> control_;
   std::optional<int32_t> end_of_turn_;
+  MessageForms forms_;  // that the template takes
 };
 
 }  // namespace sluice

@@ -5,36 +5,85 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <memory>
+#include <optional>
 #include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "common/base/status.h"
+#include "common/text/jinja_strings.h"
 
 namespace sluice::jinja {
 namespace {
 
 constexpr size_t kMaxRepeat = 1 << 20;      // maximum characters or items of a `*` result
 constexpr size_t kMaxCharacters = 1 << 20;  // of a string in a loop
+constexpr int kMaxOrderDepth = 64;          // maximum depth of lists that are compared
 
 absl::Status UnsupportedOperands(const std::string& op, const Value& left, const Value& right) {
   return absl::InvalidArgumentError(
       absl::StrCat("'", op, "' is not defined between ", left.TypeName(), " and ", right.TypeName()));
 }
 
-absl::StatusOr<Value> Repeat(const Value& value, int64_t times, const Value& right) {
-  const size_t count = static_cast<size_t>(std::max<int64_t>(times, 0));
-  if (const String* text = value.string()) {
-    if (count * std::max<size_t>(text->text.size(), 1) > kMaxRepeat || count > kMaxRepeat) {
-      return absl::InvalidArgumentError(absl::StrCat("'*' makes more than ", kMaxRepeat, " characters"));
-    }
-    String out;
-    for (size_t i = 0; i < count; ++i) {
-      out.Append(*text);
-    }
-    return Value(std::move(out));
+absl::StatusOr<Value> Repeat(const Value& value, int64_t times) {
+  const auto count = static_cast<size_t>(std::max<int64_t>(times, 0));
+  const size_t size = value.string() != nullptr ? value.string()->text.size() : value.list()->size();
+  if (count > kMaxRepeat || count * std::max<size_t>(size, 1) > kMaxRepeat) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("'*' makes more than ", kMaxRepeat, " characters or items"));
   }
-  return UnsupportedOperands("*", value, right);
+  String text;
+  std::vector<Value> items;
+  for (size_t i = 0; i < count; ++i) {
+    if (value.string() != nullptr) {
+      text.Append(*value.string());
+    } else {
+      items.insert(items.end(), value.list()->begin(), value.list()->end());
+    }
+  }
+  return value.string() != nullptr ? Value(std::move(text))
+                                   : Value(List::Of(value.list()->kind, std::move(items)));
+}
+
+// Returns base ** exponent, or none if it has more than 128 bits.
+std::optional<Integer> Power(Integer base, int64_t exponent) {
+  Integer power = 1;
+  for (int64_t i = 0; i < exponent && base != 1 && (power != 0 || i == 0); ++i) {
+    if (base == -1) {
+      return exponent % 2 == 0 ? 1 : -1;
+    }
+    if (__builtin_mul_overflow(power, base, &power)) {
+      return std::nullopt;
+    }
+  }
+  return power;
+}
+
+absl::StatusOr<Value> WholeArithmetic(const std::string& op, Integer a, Integer b) {
+  Integer result = 0;
+  bool overflow = false;
+  if (op == "+") {
+    overflow = __builtin_add_overflow(a, b, &result);
+  } else if (op == "-") {
+    overflow = __builtin_sub_overflow(a, b, &result);
+  } else if (op == "*") {
+    overflow = __builtin_mul_overflow(a, b, &result);
+  } else if (op == "**") {
+    const std::optional<Integer> power = Power(a, static_cast<int64_t>(std::min<Integer>(b, 1 << 20)));
+    overflow = !power.has_value();
+    result = power.value_or(0);
+  } else if (b == -1) {  // the only quotient that overflows
+    overflow = op == "//" && __builtin_sub_overflow(Integer{0}, a, &result);
+  } else {
+    // Python rounds the quotient down and gives the remainder the divisor's sign; C++ rounds towards zero.
+    const Integer quotient = a / b - (a % b != 0 && (a % b < 0) != (b < 0) ? 1 : 0);
+    result = op == "//" ? quotient : a - quotient * b;
+  }
+  return overflow ? absl::StatusOr<Value>(absl::InvalidArgumentError(
+                        absl::StrCat("'", op, "' makes an integer of more than 128 bits")))
+                  : Value(result);
 }
 
 absl::StatusOr<Value> Arithmetic(const std::string& op, const Value& left, const Value& right) {
@@ -43,8 +92,8 @@ absl::StatusOr<Value> Arithmetic(const std::string& op, const Value& left, const
   if (!left.number(&x) || !right.number(&y)) {
     return UnsupportedOperands(op, left, right);
   }
-  int64_t a = 0;
-  int64_t b = 0;
+  Integer a = 0;
+  Integer b = 0;
   const bool whole = left.integer(&a) && right.integer(&b);
   if (y == 0 && (op == "/" || op == "//" || op == "%")) {
     return absl::InvalidArgumentError(absl::StrCat("'", op, "' by zero"));
@@ -52,33 +101,8 @@ absl::StatusOr<Value> Arithmetic(const std::string& op, const Value& left, const
   if (op == "/") {
     return Value(x / y);
   }
-  if (whole) {
-    int64_t result = 0;
-    bool overflow = false;
-    if (op == "+") {
-      overflow = __builtin_add_overflow(a, b, &result);
-    } else if (op == "-") {
-      overflow = __builtin_sub_overflow(a, b, &result);
-    } else if (op == "*") {
-      overflow = __builtin_mul_overflow(a, b, &result);
-    } else if (b == -1) {  // the only quotient that overflows
-      overflow = op == "//" && __builtin_sub_overflow(int64_t{0}, a, &result);
-    } else if (op == "//" || op == "%") {
-      // Python rounds the quotient down and gives the remainder the divisor's sign; C++ rounds towards zero.
-      const int64_t quotient = a / b - (a % b != 0 && (a % b < 0) != (b < 0) ? 1 : 0);
-      result = op == "//" ? quotient : a - quotient * b;
-    } else {
-      // A power is an integer as long as a double holds it exactly.
-      const double power = std::pow(x, y);
-      if (y < 0 || std::fabs(power) > 9e15) {
-        return Value(power);
-      }
-      result = static_cast<int64_t>(power);
-    }
-    if (overflow) {
-      return absl::InvalidArgumentError(absl::StrCat("'", op, "' overflows"));
-    }
-    return Value(result);
+  if (whole && (op != "**" || b >= 0)) {
+    return WholeArithmetic(op, a, b);
   }
   if (op == "+") {
     return Value(x + y);
@@ -98,18 +122,40 @@ absl::StatusOr<Value> Arithmetic(const std::string& op, const Value& left, const
   return Value(std::pow(x, y));
 }
 
-absl::StatusOr<Value> Compare(const std::string& op, const Value& left, const Value& right) {
+absl::StatusOr<int> Order(const std::string& op, const Value& left, const Value& right, int depth) {
+  Integer a = 0;
+  Integer b = 0;
   double x = 0;
   double y = 0;
-  int order = 0;
+  if (left.integer(&a) && right.integer(&b)) {
+    return a < b ? -1 : a > b ? 1 : 0;
+  }
   if (left.number(&x) && right.number(&y)) {
-    order = x < y ? -1 : x > y ? 1 : 0;
-  } else if (left.string() != nullptr && right.string() != nullptr) {
+    return x < y ? -1 : x > y ? 1 : 0;
+  }
+  if (left.string() != nullptr && right.string() != nullptr) {  // UTF-8 sorts as its code points
     const int compared = left.string()->text.compare(right.string()->text);
-    order = compared < 0 ? -1 : compared > 0 ? 1 : 0;
-  } else {
+    return compared < 0 ? -1 : compared > 0 ? 1 : 0;
+  }
+  const List* first = left.list();
+  const List* second = right.list();
+  if (first == nullptr || second == nullptr || first->tuple() != second->tuple() || depth > kMaxOrderDepth) {
     return UnsupportedOperands(op, left, right);
   }
+  for (size_t i = 0; i < std::min(first->size(), second->size()); ++i) {
+    if (!Equal((*first)[i], (*second)[i])) {
+      return Order(op, (*first)[i], (*second)[i], depth + 1);
+    }
+  }
+  return first->size() < second->size() ? -1 : first->size() > second->size() ? 1 : 0;
+}
+
+absl::StatusOr<Value> Compare(const std::string& op, const Value& left, const Value& right) {
+  double x = 0;
+  if ((left.number(&x) && std::isnan(x)) || (right.number(&x) && std::isnan(x))) {
+    return Value(false);
+  }
+  ASSIGN_OR_RETURN(const int order, Order(op, left, right, 0));
   return Value(op == "<" ? order < 0 : op == "<=" ? order <= 0 : op == ">" ? order > 0 : order >= 0);
 }
 
@@ -123,26 +169,13 @@ absl::StatusOr<bool> Contains(const Value& container, const Value& item) {
   if (const List* list = container.list()) {
     return std::any_of(list->begin(), list->end(), [&](const Value& other) { return Equal(other, item); });
   }
-  if (Map* map = container.map()) {
+  if (Map* map = container.map(); map != nullptr && map->kind == Map::Kind::kDict) {
     return FindItem(*map, item) != nullptr;
   }
   if (container.undefined()) {
     return false;
   }
   return UnsupportedOperands("in", item, container);
-}
-
-// Returns the byte offsets of the characters of a UTF-8 text, and of its end: Python counts characters, these
-// strings count bytes.
-std::vector<size_t> CharacterStarts(const std::string& text) {
-  std::vector<size_t> starts;
-  for (size_t i = 0; i < text.size(); ++i) {
-    if ((static_cast<unsigned char>(text[i]) & 0xc0) != 0x80) {
-      starts.push_back(i);
-    }
-  }
-  starts.push_back(text.size());
-  return starts;
 }
 
 struct Range {
@@ -197,40 +230,55 @@ absl::StatusOr<Value> ApplyBinary(const std::string& op, const Value& left, cons
     joined.Append(ToString(right));
     return Value(std::move(joined));
   }
-  if (op == "+" && left.list() != nullptr && right.list() != nullptr) {
+  if (op == "%" && left.string() != nullptr) {
+    ASSIGN_OR_RETURN(String formatted, FormatPercent(*left.string(), right));
+    return Value(std::move(formatted));
+  }
+  if (op == "+" && left.list() != nullptr && right.list() != nullptr && left.list()->indexed() &&
+      right.list()->indexed() && left.list()->tuple() == right.list()->tuple()) {
     List joined = *left.list();
     joined.insert(joined.end(), right.list()->begin(), right.list()->end());
     return Value(std::move(joined));
   }
+  const auto repeats = [](const Value& value) {
+    return value.string() != nullptr || (value.list() != nullptr && value.list()->indexed());
+  };
   int64_t times = 0;
-  if (op == "*" && left.string() != nullptr && right.integer(&times)) {
-    return Repeat(left, times, right);
+  if (op == "*" && repeats(left) && right.integer(&times)) {
+    return Repeat(left, times);
   }
-  if (op == "*" && right.string() != nullptr && left.integer(&times)) {
-    return Repeat(right, times, left);
+  if (op == "*" && repeats(right) && left.integer(&times)) {
+    return Repeat(right, times);
   }
   return Arithmetic(op, left, right);
 }
 
 absl::StatusOr<List> Items(const Value& value) {
-  if (const List* list = value.list()) {
-    return *list;
+  if (List* list = value.list()) {
+    if (list->kind == List::Kind::kGenerator) {  // it can be read once
+      List items = List::Of(List::Kind::kList, std::move(*list));
+      list->clear();
+      return items;
+    }
+    return List::Of(List::Kind::kList, *list);
   }
   List items;
-  if (const Map* map = value.map()) {
+  if (const Map* map = value.map(); map != nullptr && map->kind == Map::Kind::kDict) {
     for (const auto& [key, unused] : *map) {
-      items.push_back(map->Key(key));
+      items.push_back(key);
     }
     return items;
   }
   if (const String* text = value.string()) {
-    const std::vector<size_t> starts = CharacterStarts(text->text);
-    if (starts.size() > kMaxCharacters) {
+    const int64_t count = CharacterCount(text->text);
+    if (count > static_cast<int64_t>(kMaxCharacters)) {
       return absl::ResourceExhaustedError(
-          absl::StrCat("a text of ", starts.size() - 1, " characters, more than ", kMaxCharacters));
+          absl::StrCat("a text of ", count, " characters, more than ", kMaxCharacters));
     }
-    for (size_t i = 0; i + 1 < starts.size(); ++i) {
-      items.push_back(Value(text->Slice(starts[i], starts[i + 1] - starts[i])));
+    for (size_t at = 0; at < text->text.size();) {
+      const size_t length = ByteOfCharacter(std::string_view(text->text).substr(at, 5), 1);
+      items.push_back(Value(text->Slice(at, length)));
+      at += length;
     }
     return items;
   }
@@ -251,246 +299,69 @@ absl::StatusOr<Value> Subscript(const Value& value, const Value& index) {
   if (value.undefined()) {
     return absl::InvalidArgumentError(absl::StrCat("'", value.As<Undefined>()->name, "' is undefined"));
   }
+  const List* list = value.list();
+  if (list != nullptr && list->kind == List::Kind::kGroup && index.string() != nullptr) {
+    const std::string& name = index.string()->text;
+    return name == "grouper" ? (*list)[0] : name == "list" ? (*list)[1] : Value::MakeUndefined(name);
+  }
   int64_t at = 0;
   if (!index.integer(&at)) {
     return Value::MakeUndefined(ToString(index).text);
   }
-  if (const List* list = value.list()) {
-    const int64_t length = static_cast<int64_t>(list->size());
+  const Value missing = Value::MakeUndefined(absl::StrCat("[", at, "]"));
+  if (list != nullptr && list->indexed()) {
+    const auto length = static_cast<int64_t>(list->size());
     at = at < 0 ? at + length : at;
-    return at >= 0 && at < length ? (*list)[at] : Value::MakeUndefined(absl::StrCat("[", at, "]"));
+    return at >= 0 && at < length ? (*list)[static_cast<size_t>(at)] : missing;
   }
   if (const String* text = value.string()) {
-    const std::vector<size_t> starts = CharacterStarts(text->text);
-    const int64_t length = static_cast<int64_t>(starts.size()) - 1;
+    const int64_t length = CharacterCount(text->text);
     at = at < 0 ? at + length : at;
-    return at >= 0 && at < length ? Value(text->Slice(starts[at], starts[at + 1] - starts[at]))
-                                  : Value::MakeUndefined(absl::StrCat("[", at, "]"));
+    if (at < 0 || at >= length) {
+      return missing;
+    }
+    const size_t begin = ByteOfCharacter(text->text, at);
+    return Value(text->Slice(begin, ByteOfCharacter(std::string_view(text->text).substr(begin, 5), 1)));
   }
-  return Value::MakeUndefined(absl::StrCat("[", at, "]"));
+  return missing;
 }
 
 absl::StatusOr<Value> SliceOf(const Value& value, const Value& begin, const Value& end, const Value& step) {
   const String* text = value.string();
-  if (text == nullptr && value.list() == nullptr) {
+  const List* list = value.list();
+  if (text == nullptr && (list == nullptr || !list->indexed())) {
     return absl::InvalidArgumentError(
         absl::StrCat("a value of type ", value.TypeName(), " cannot be sliced"));
   }
-  const std::vector<size_t> starts = text != nullptr ? CharacterStarts(text->text) : std::vector<size_t>();
-  const int64_t length =
-      text != nullptr ? static_cast<int64_t>(starts.size()) - 1 : static_cast<int64_t>(value.list()->size());
+  const int64_t length = text != nullptr ? CharacterCount(text->text) : static_cast<int64_t>(list->size());
   ASSIGN_OR_RETURN(const Range range, SliceRange(length, begin, end, step));
+  if (text != nullptr && range.step == 1) {
+    const size_t first = ByteOfCharacter(text->text, range.begin);
+    const size_t last = ByteOfCharacter(text->text, std::max(range.begin, range.end));
+    return Value(text->Slice(first, last - first));
+  }
+  List all;
+  if (text != nullptr) {
+    ASSIGN_OR_RETURN(all, Items(value));
+    list = &all;
+  }
   String characters;
-  List items;
+  std::vector<Value> items;
   for (int64_t i = range.begin; range.step > 0 ? i < range.end : i > range.end; i += range.step) {
+    const Value& item = (*list)[static_cast<size_t>(i)];
     if (text != nullptr) {
-      characters.Append(text->Slice(starts[i], starts[i + 1] - starts[i]));
+      characters.Append(*item.string());
     } else {
-      items.push_back((*value.list())[i]);
+      items.push_back(item);
     }
   }
-  return text != nullptr ? Value(std::move(characters)) : Value(std::move(items));
+  return text != nullptr ? Value(std::move(characters)) : Value(List::Of(list->kind, std::move(items)));
 }
 
-// Methods of strings, lists and maps (jinja_builtins.h), with Python's meaning.
+// Methods of lists and mappings. Those that change a value are refused: transformers renders in Jinja's
+// immutable sandbox.
 
 namespace {
-
-constexpr char kBlanks[] = " \t\n\r\f\v";
-
-char AsciiUpper(char c) { return c >= 'a' && c <= 'z' ? static_cast<char>(c - 'a' + 'A') : c; }
-char AsciiLower(char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c; }
-bool IsLetter(char c) { return AsciiUpper(c) != AsciiLower(c) || (c & 0x80) != 0; }
-
-absl::StatusOr<String> TextArgument(const std::string& method, const Arguments& arguments, size_t index,
-                                    std::string_view name) {
-  const Value* value = arguments.Find(index, name);
-  if (value == nullptr || value->string() == nullptr) {
-    return absl::InvalidArgumentError(absl::StrCat(method, ": argument ", index + 1, " must be a string"));
-  }
-  return *value->string();
-}
-
-String Strip(const String& text, const std::string& characters, bool left, bool right) {
-  size_t begin = 0;
-  size_t end = text.text.size();
-  while (left && begin < end && characters.find(text.text[begin]) != std::string::npos) {
-    ++begin;
-  }
-  while (right && end > begin && characters.find(text.text[end - 1]) != std::string::npos) {
-    --end;
-  }
-  return text.Slice(begin, end - begin);
-}
-
-List Split(const String& text, const String* separator, int64_t most, bool from_right) {
-  List parts;
-  if (separator == nullptr) {
-    size_t at = text.text.find_first_not_of(kBlanks);
-    while (at != std::string::npos) {
-      size_t end = text.text.find_first_of(kBlanks, at);
-      if (most >= 0 && static_cast<int64_t>(parts.size()) >= most) {
-        end = text.text.find_last_not_of(kBlanks) + 1;
-      }
-      end = std::min(end, text.text.size());
-      parts.push_back(Value(text.Slice(at, end - at)));
-      at = text.text.find_first_not_of(kBlanks, end);
-    }
-    return parts;
-  }
-  std::vector<size_t> cuts;
-  const size_t width = separator->text.size();
-  if (!from_right) {
-    for (size_t at = text.text.find(separator->text); at != std::string::npos;
-         at = text.text.find(separator->text, at + width)) {
-      if (most >= 0 && static_cast<int64_t>(cuts.size()) >= most) {
-        break;
-      }
-      cuts.push_back(at);
-    }
-  } else {
-    size_t limit = text.text.size();
-    while (limit >= width && (most < 0 || static_cast<int64_t>(cuts.size()) < most)) {
-      const size_t at = text.text.rfind(separator->text, limit - width);
-      if (at == std::string::npos) {
-        break;
-      }
-      cuts.insert(cuts.begin(), at);
-      limit = at;
-    }
-  }
-  size_t begin = 0;
-  for (const size_t cut : cuts) {
-    parts.push_back(Value(text.Slice(begin, cut - begin)));
-    begin = cut + width;
-  }
-  parts.push_back(Value(text.Slice(begin, std::string::npos)));
-  return parts;
-}
-
-String Replace(const String& text, const String& from, const String& to, int64_t most) {
-  if (from.text.empty()) {
-    return text;
-  }
-  String out;
-  size_t begin = 0;
-  for (size_t at = text.text.find(from.text); at != std::string::npos && most != 0; --most) {
-    out.Append(text.Slice(begin, at - begin));
-    out.Append(to);
-    begin = at + from.text.size();
-    at = text.text.find(from.text, begin);
-  }
-  out.Append(text.Slice(begin, std::string::npos));
-  return out;
-}
-
-String ChangeCase(String text, const std::string& method) {
-  bool start = true;
-  for (size_t i = 0; i < text.text.size(); ++i) {
-    char& c = text.text[i];
-    const bool upper = method == "upper" || ((method == "title" || method == "capitalize") && start);
-    start = method == "title" ? !IsLetter(c) : false;
-    c = upper ? AsciiUpper(c) : AsciiLower(c);
-  }
-  return text;
-}
-
-// Implements startswith and endswith: they accept one string or a list of alternatives.
-absl::StatusOr<Value> HasEnd(const String& text, const std::string& method, const Arguments& arguments) {
-  const Value* given = arguments.Find(0, "prefix");
-  List options;
-  if (given != nullptr && given->list() != nullptr) {
-    options = *given->list();
-  } else if (given != nullptr) {
-    options.push_back(*given);
-  }
-  for (const Value& option : options) {
-    if (option.string() == nullptr) {
-      return absl::InvalidArgumentError(absl::StrCat(method, ": expected a string, got ", option.TypeName()));
-    }
-    const std::string& end = option.string()->text;
-    if (method == "startswith" ? text.text.compare(0, end.size(), end) == 0
-                               : text.text.size() >= end.size() &&
-                                     text.text.compare(text.text.size() - end.size(), end.size(), end) == 0) {
-      return Value(true);
-    }
-  }
-  return Value(false);
-}
-
-absl::StatusOr<Value> SplitMethod(const String& text, const std::string& method, const Arguments& arguments) {
-  const Value* given = arguments.Find(0, "sep");
-  const String* separator = given == nullptr ? nullptr : given->string();
-  if (separator != nullptr && separator->text.empty()) {
-    return absl::InvalidArgumentError(absl::StrCat(method, ": an empty separator"));
-  }
-  int64_t most = -1;
-  if (const Value* limit = arguments.Find(1, "maxsplit")) {
-    limit->integer(&most);
-  }
-  return Value(Split(text, separator, most, method == "rsplit"));
-}
-
-absl::StatusOr<Value> CallString(const String& text, const std::string& method, const Arguments& arguments) {
-  if (method == "strip" || method == "lstrip" || method == "rstrip") {
-    const Value* given = arguments.Find(0, "chars");
-    const std::string characters =
-        given != nullptr && given->string() != nullptr ? given->string()->text : kBlanks;
-    return Value(Strip(text, characters, method != "rstrip", method != "lstrip"));
-  }
-  if (method == "upper" || method == "lower" || method == "title" || method == "capitalize") {
-    return Value(ChangeCase(text, method));
-  }
-  if (method == "split" || method == "rsplit") {
-    return SplitMethod(text, method, arguments);
-  }
-  if (method == "splitlines") {
-    const String newline = String::FromTemplate("\n");
-    List lines = Split(text, &newline, -1, false);
-    if (lines.back().string()->text.empty()) {
-      lines.pop_back();
-    }
-    return Value(std::move(lines));
-  }
-  if (method == "startswith" || method == "endswith") {
-    return HasEnd(text, method, arguments);
-  }
-  if (method == "removeprefix" || method == "removesuffix") {
-    ASSIGN_OR_RETURN(const String end, TextArgument(method, arguments, 0, "prefix"));
-    ASSIGN_OR_RETURN(const Value has,
-                     HasEnd(text, method == "removeprefix" ? "startswith" : "endswith", arguments));
-    const size_t cut = has.Truthy() ? end.text.size() : 0;
-    return Value(method == "removeprefix" ? text.Slice(cut, std::string::npos)
-                                          : text.Slice(0, text.text.size() - cut));
-  }
-  if (method == "replace") {
-    ASSIGN_OR_RETURN(const String from, TextArgument(method, arguments, 0, "old"));
-    ASSIGN_OR_RETURN(const String to, TextArgument(method, arguments, 1, "new"));
-    int64_t most = -1;
-    if (const Value* limit = arguments.Find(2, "count")) {
-      limit->integer(&most);
-    }
-    return Value(Replace(text, from, to, most));
-  }
-  if (method == "find" || method == "count") {
-    ASSIGN_OR_RETURN(const String part, TextArgument(method, arguments, 0, "sub"));
-    if (method == "find") {
-      const size_t at = text.text.find(part.text);
-      return Value(at == std::string::npos ? int64_t{-1} : static_cast<int64_t>(at));
-    }
-    return Value(static_cast<int64_t>(part.text.empty() ? text.text.size() + 1
-                                                        : Split(text, &part, -1, false).size() - 1));
-  }
-  if (method == "join") {
-    Arguments join;
-    join.positional.push_back(Value(text));
-    return ApplyFilter("join", arguments.positional.empty() ? Value(List()) : arguments.positional[0], join);
-  }
-  if (method == "isdigit") {
-    return Value(!text.text.empty() && text.text.find_first_not_of("0123456789") == std::string::npos);
-  }
-  return absl::UnimplementedError(absl::StrCat("the method '", method, "' of a string is not supported"));
-}
 
 absl::StatusOr<Value> CallMap(Map& map, const std::string& method, const Arguments& arguments) {
   if (method == "get") {
@@ -502,46 +373,50 @@ absl::StatusOr<Value> CallMap(Map& map, const std::string& method, const Argumen
     const Value* found = FindItem(map, *key);
     return found != nullptr ? *found : otherwise != nullptr ? *otherwise : Value(None{});
   }
-  List out;
-  for (const auto& [key, value] : map) {
-    if (method == "items") {
-      out.push_back(Value(List{map.Key(key), value}));
-    } else if (method == "keys") {
-      out.push_back(map.Key(key));
-    } else {
-      out.push_back(value);
-    }
+  if (method == "copy") {
+    return Value(Map(map));
   }
-  return Value(std::move(out));
+  std::vector<Value> out;
+  for (const auto& [key, value] : map) {
+    out.push_back(method == "items" ? Value(List::Tuple({key, value})) : method == "keys" ? key : value);
+  }
+  return Value(List::Of(List::Kind::kView, std::move(out)));
 }
 
-constexpr std::array<std::string_view, 4> kMapMethods = {"get", "items", "keys", "values"};
+constexpr std::array<std::string_view, 5> kMapMethods = {"get", "items", "keys", "values", "copy"};
+
+absl::StatusOr<Value> CallList(const List& list, const std::string& method, const Arguments& arguments) {
+  const Value* sought = arguments.Find(0, "value");
+  if (method == "index" && sought != nullptr) {
+    for (size_t i = 0; i < list.size(); ++i) {
+      if (Equal(list[i], *sought)) {
+        return Value(static_cast<int64_t>(i));
+      }
+    }
+    return absl::InvalidArgumentError("index: the value is not in the list");
+  }
+  if (method == "count" && sought != nullptr) {
+    return Value(static_cast<int64_t>(
+        std::count_if(list.begin(), list.end(), [&](const Value& item) { return Equal(item, *sought); })));
+  }
+  if (method == "copy" && !list.tuple()) {
+    return Value(List(list));
+  }
+  return absl::UnimplementedError(absl::StrCat("the method '", method, "' of a list is not supported"));
+}
 
 }  // namespace
-
-bool HasMethod(const Value& object, const std::string& name) {
-  if (object.map() != nullptr) {
-    return std::find(kMapMethods.begin(), kMapMethods.end(), name) != kMapMethods.end();
-  }
-  return object.string() != nullptr || object.list() != nullptr;
-}
 
 absl::StatusOr<Value> CallMethod(const Value& object, const std::string& name, const Arguments& arguments) {
   if (const String* text = object.string()) {
     return CallString(*text, name, arguments);
   }
-  if (object.map() != nullptr && HasMethod(object, name)) {
-    return CallMap(*object.map(), name, arguments);
+  if (Map* map = object.map(); map != nullptr && map->kind == Map::Kind::kDict &&
+                               std::find(kMapMethods.begin(), kMapMethods.end(), name) != kMapMethods.end()) {
+    return CallMap(*map, name, arguments);
   }
-  if (List* list = object.list(); list != nullptr && !arguments.positional.empty()) {
-    if (name == "index") {
-      for (size_t i = 0; i < list->size(); ++i) {
-        if (Equal((*list)[i], arguments.positional[0])) {
-          return Value(static_cast<int64_t>(i));
-        }
-      }
-      return absl::InvalidArgumentError("index: the value is not in the list");
-    }
+  if (const List* list = object.list(); list != nullptr && list->indexed()) {
+    return CallList(*list, name, arguments);
   }
   return absl::UnimplementedError(
       absl::StrCat("the method '", name, "' of a value of type ", object.TypeName(), " is not supported"));
@@ -557,19 +432,60 @@ absl::StatusOr<Value> RaiseException(const Arguments& arguments) {
                                                        : ToString(*message).text);
 }
 
-// dict() and namespace() make a mapping: a copy of the optional argument, overridden by the named arguments.
-absl::StatusOr<Value> MakeMap(const Arguments& arguments) {
+// dict() and namespace() make a mapping of the optional argument, a mapping or pairs, overridden by the named
+// arguments.
+absl::StatusOr<Value> MakeMap(const Arguments& arguments, Map::Kind kind) {
   Map made;
-  if (!arguments.positional.empty()) {
-    if (arguments.positional.size() > 1 || arguments.positional[0].map() == nullptr) {
-      return absl::UnimplementedError("dict and namespace of anything but one mapping are not supported");
-    }
-    made = *arguments.positional[0].map();
+  if (arguments.positional.size() > 1) {
+    return absl::InvalidArgumentError("dict and namespace take one mapping or list of pairs");
   }
+  if (!arguments.positional.empty() && arguments.positional[0].map() != nullptr) {
+    made = *arguments.positional[0].map();
+  } else if (!arguments.positional.empty()) {
+    ASSIGN_OR_RETURN(const List pairs, Items(arguments.positional[0]));
+    for (const Value& pair : pairs) {
+      if (pair.list() == nullptr || pair.list()->size() != 2) {
+        return absl::InvalidArgumentError("dict: an item is not a pair");
+      }
+      SetItem(made, (*pair.list())[0], (*pair.list())[1]);
+    }
+  }
+  made.kind = kind;
   for (const auto& [name, value] : arguments.named) {
-    SetKey(made, name, value);
+    SetItem(made, Value(String::FromTemplate(name)), value);
   }
   return Value(std::move(made));
+}
+
+// cycler('a', 'b'): next() gives the items in turn, reset() begins anew.
+absl::StatusOr<Value> MakeCycler(const Arguments& arguments) {
+  if (arguments.positional.empty()) {
+    return absl::InvalidArgumentError("cycler: needs items");
+  }
+  auto at = std::make_shared<size_t>(0);
+  Map cycler;
+  cycler.kind = Map::Kind::kObject;
+  SetItem(cycler, Value("next"),
+          Value(Function([at, items = arguments.positional](const Arguments&) -> absl::StatusOr<Value> {
+            const Value item = items[*at];
+            *at = (*at + 1) % items.size();
+            return item;
+          })));
+  SetItem(cycler, Value("reset"), Value(Function([at](const Arguments&) -> absl::StatusOr<Value> {
+            *at = 0;
+            return Value(None{});
+          })));
+  return Value(std::move(cycler));
+}
+
+// joiner(', ') prints nothing at its first call and the separator at all others.
+absl::StatusOr<Value> MakeJoiner(const Arguments& arguments) {
+  const Value* given = arguments.Find(0, "sep");
+  auto used = std::make_shared<bool>(false);
+  return Value(Function(
+      [used, separator = given != nullptr ? *given : Value(", ")](const Arguments&) -> absl::StatusOr<Value> {
+        return std::exchange(*used, true) ? separator : Value("");
+      }));
 }
 
 absl::StatusOr<Value> MakeRange(const Arguments& arguments) {
@@ -601,18 +517,23 @@ absl::StatusOr<Value> MakeRange(const Arguments& arguments) {
 
 }  // namespace
 
-void AddGlobals(absl::Time now, Map* globals) {
-  SetKey(*globals, "raise_exception", Value(Function(&RaiseException)));
-  SetKey(*globals, "namespace", Value(Function(&MakeMap)));
-  SetKey(*globals, "dict", Value(Function(&MakeMap)));
-  SetKey(*globals, "range", Value(Function(&MakeRange)));
-  SetKey(*globals, "strftime_now", Value(Function([now](const Arguments& arguments) -> absl::StatusOr<Value> {
-    const Value* format = arguments.Find(0, "format");
-    if (format == nullptr || format->string() == nullptr) {
-      return absl::InvalidArgumentError("strftime_now: needs a format");
-    }
-    return Value(String::FromTemplate(absl::FormatTime(format->string()->text, now, absl::UTCTimeZone())));
-  })));
+void AddGlobals(absl::Time now, Names* globals) {
+  SetName(*globals, "raise_exception", Value(Function(&RaiseException)));
+  SetName(*globals, "namespace",
+          Value(Function([](const Arguments& a) { return MakeMap(a, Map::Kind::kNamespace); })));
+  SetName(*globals, "dict", Value(Function([](const Arguments& a) { return MakeMap(a, Map::Kind::kDict); })));
+  SetName(*globals, "range", Value(Function(&MakeRange)));
+  SetName(*globals, "cycler", Value(Function(&MakeCycler)));
+  SetName(*globals, "joiner", Value(Function(&MakeJoiner)));
+  SetName(*globals, "strftime_now",
+          Value(Function([now](const Arguments& arguments) -> absl::StatusOr<Value> {
+            const Value* format = arguments.Find(0, "format");
+            if (format == nullptr || format->string() == nullptr) {
+              return absl::InvalidArgumentError("strftime_now: needs a format");
+            }
+            return Value(
+                String::FromTemplate(absl::FormatTime(format->string()->text, now, absl::UTCTimeZone())));
+          })));
 }
 
 }  // namespace sluice::jinja

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -21,10 +23,10 @@ namespace sluice::jinja {
 //
 // Thread safety: thread-compatible.
 
-// One name space. Loops and macros open one; `if` does not.
-struct Frame {
-  Map names;
-  bool function = false;  // frame of a macro: hides the names of the frames below, except the globals'
+// One name space, within its parent. Loops, macros and `with` open one; `if` does not.
+struct Scope {
+  Names names;
+  std::shared_ptr<Scope> parent;
 };
 
 // Counts one level of nesting during its lifetime.
@@ -52,7 +54,7 @@ class Evaluator {
   static absl::Status WithLine(const absl::Status& status, int line);
 
   const RenderLimits& limits() const { return limits_; }
-  std::vector<Frame>& frames() { return frames_; }
+  std::shared_ptr<Scope>& scope() { return scope_; }
   int* depth() { return &depth_; }
   // Sets the initial value of a filter block's chain.
   void set_filter_body(Value body) { filter_body_ = std::move(body); }
@@ -70,8 +72,7 @@ class Evaluator {
   absl::StatusOr<Value> EvaluateBinary(const Expression& expression);
 
   const RenderLimits limits_;
-  std::vector<Frame>
-      frames_;  // [0] globals and variables, [1] the template's own names, then loops and macros
+  std::shared_ptr<Scope> scope_;  // innermost
   Value filter_body_;
   uint64_t steps_ = 0;
   int depth_ = 0;
@@ -107,14 +108,9 @@ absl::Status Evaluator::WithLine(const absl::Status& status, int line) {
 }
 
 Value Evaluator::Lookup(const std::string& name) {
-  // Innermost frame first. A macro's body sees its own names, the template's and the globals, but not its
-  // caller's.
-  for (size_t i = frames_.size(); i-- > 0;) {
-    if (const Value* found = FindKey(frames_[i].names, name)) {
+  for (const Scope* scope = scope_.get(); scope != nullptr; scope = scope->parent.get()) {
+    if (const Value* found = FindName(scope->names, name)) {
       return *found;
-    }
-    if (frames_[i].function) {
-      i = std::min<size_t>(i, 2);  // skips to the template's own names and the globals
     }
   }
   return Value::MakeUndefined(name);
@@ -128,7 +124,21 @@ absl::StatusOr<Arguments> Evaluator::EvaluateArguments(const CallArguments& argu
   }
   for (const auto& [name, argument] : arguments.named) {
     ASSIGN_OR_RETURN(Value value, Evaluate(*argument));
-    SetKey(values.named, name, std::move(value));
+    SetName(values.named, name, std::move(value));
+  }
+  if (arguments.list != nullptr) {
+    ASSIGN_OR_RETURN(const Value list, Evaluate(*arguments.list));
+    ASSIGN_OR_RETURN(const List items, Items(list));
+    values.positional.insert(values.positional.end(), items.begin(), items.end());
+  }
+  if (arguments.mapping != nullptr) {
+    ASSIGN_OR_RETURN(const Value mapping, Evaluate(*arguments.mapping));
+    if (mapping.map() == nullptr) {
+      return absl::InvalidArgumentError(absl::StrCat("'**' needs a mapping, got ", mapping.TypeName()));
+    }
+    for (const auto& [name, value] : *mapping.map()) {
+      SetName(values.named, ToString(name).text, value);
+    }
   }
   return values;
 }
@@ -155,6 +165,7 @@ absl::StatusOr<Value> Evaluator::EvaluateKind(const Expression& expression) {
     case Expression::Kind::kName:
       return Lookup(expression.name);
     case Expression::Kind::kList:
+    case Expression::Kind::kTuple:
       return EvaluateList(expression);
     case Expression::Kind::kMap:
       return EvaluateMap(expression);
@@ -203,6 +214,7 @@ absl::StatusOr<Value> Evaluator::EvaluateList(const Expression& expression) {
     ASSIGN_OR_RETURN(Value value, Evaluate(*item));
     list.push_back(std::move(value));
   }
+  list.kind = expression.kind == Expression::Kind::kTuple ? List::Kind::kTuple : List::Kind::kList;
   return Value(std::move(list));
 }
 
@@ -211,18 +223,10 @@ absl::StatusOr<Value> Evaluator::EvaluateMap(const Expression& expression) {
   for (size_t i = 0; i + 1 < expression.items.size(); i += 2) {
     ASSIGN_OR_RETURN(const Value key, Evaluate(*expression.items[i]));
     ASSIGN_OR_RETURN(Value value, Evaluate(*expression.items[i + 1]));
-    const bool integer = key.As<int64_t>() != nullptr;
-    if ((!integer && key.string() == nullptr) || (i > 0 && integer != map.integer_keys)) {
-      return absl::UnimplementedError(
-          absl::StrCat("a mapping whose keys are not all strings or all integers (", key.TypeName(),
-                       ") is not supported"));
+    if (key.map() != nullptr || key.undefined() || (key.list() != nullptr && !key.list()->tuple())) {
+      return absl::InvalidArgumentError(absl::StrCat("a value of type ", key.TypeName(), " is no key"));
     }
-    map.integer_keys = integer;
-    const String name = ToString(key);
-    // Keys carry no marks of their own. One key from a client marks all keys as the client's, which is the
-    // safe side.
-    map.client = map.client || name.marks.find(1) != std::string::npos;
-    SetKey(map, name.text, std::move(value));
+    SetItem(map, key, std::move(value));
   }
   return Value(std::move(map));
 }
@@ -253,6 +257,10 @@ absl::StatusOr<Value> Evaluator::EvaluateCall(const Expression& expression) {
   const Expression& callee = *expression.items[0];
   if (callee.kind == Expression::Kind::kAttribute) {
     ASSIGN_OR_RETURN(const Value object, Evaluate(*callee.items[0]));
+    CountWork(object);
+    if (object.undefined()) {
+      return absl::InvalidArgumentError(absl::StrCat("'", object.As<Undefined>()->name, "' is undefined"));
+    }
     if (Map* map = object.map()) {
       const Value* found = FindKey(*map, callee.name);
       if (found != nullptr && found->function() != nullptr) {
@@ -262,6 +270,9 @@ absl::StatusOr<Value> Evaluator::EvaluateCall(const Expression& expression) {
     return CallMethod(object, callee.name, arguments);
   }
   ASSIGN_OR_RETURN(const Value function, Evaluate(callee));
+  if (const Map* map = function.map(); map != nullptr && map->call != nullptr) {
+    return (*map->call)(arguments);
+  }
   if (function.function() == nullptr) {
     if (function.undefined()) {
       return absl::UnimplementedError(absl::StrCat("the function '", callee.name, "' is not supported"));
@@ -276,6 +287,9 @@ absl::StatusOr<Value> Evaluator::EvaluateUnary(const Expression& expression) {
   ASSIGN_OR_RETURN(const Value operand, Evaluate(*expression.items[0]));
   if (expression.name == "not") {
     return Value(!operand.Truthy());
+  }
+  if (const double* real = operand.As<double>(); real != nullptr && expression.name == "-") {
+    return Value(-*real);  // 0 - 0.0 would lose the sign
   }
   return ApplyBinary(expression.name, Value(0), operand);
 }
@@ -312,12 +326,14 @@ enum class Flow { kNormal, kBreak, kContinue };
 
 class Interpreter {
  public:
-  Interpreter(const Map& variables, absl::Time now, const RenderLimits& limits) : evaluator_(limits) {
-    // The globals and the conversation's variables are the outermost frame, the template's own assignments
-    // the second: a template may shadow a variable but not change it.
-    evaluator_.frames().push_back({variables, false});
-    AddGlobals(now, &evaluator_.frames()[0].names);
-    evaluator_.frames().push_back({{}, false});
+  Interpreter(const Names& variables, absl::Time now, const RenderLimits& limits) : evaluator_(limits) {
+    // The globals are the outermost scope, the conversation's variables the second, the template's own
+    // assignments the third: a template may shadow a variable but not change it.
+    Names globals;
+    AddGlobals(now, &globals);
+    evaluator_.scope() = std::make_shared<Scope>(Scope{std::move(globals), nullptr});
+    evaluator_.scope() = std::make_shared<Scope>(Scope{variables, evaluator_.scope()});
+    evaluator_.scope() = std::make_shared<Scope>(Scope{{}, evaluator_.scope()});
   }
 
   absl::StatusOr<String> Run(const Block& block) {
@@ -328,23 +344,40 @@ class Interpreter {
   }
 
  private:
+  // Opens a scope below `parent` during its lifetime.
+  class ScopeGuard {
+   public:
+    ScopeGuard(Evaluator* evaluator, std::shared_ptr<Scope> parent)
+        : evaluator_(evaluator), before_(std::move(evaluator->scope())) {
+      evaluator_->scope() = std::make_shared<Scope>(Scope{{}, std::move(parent)});
+    }
+    ~ScopeGuard() { evaluator_->scope() = std::move(before_); }
+    ScopeGuard(const ScopeGuard&) = delete;
+    ScopeGuard& operator=(const ScopeGuard&) = delete;
+
+   private:
+    Evaluator* const evaluator_;
+    std::shared_ptr<Scope> before_;
+  };
+  std::shared_ptr<Scope> scope() { return evaluator_.scope(); }
+
   void Assign(const std::string& name, Value value) {
-    SetKey(evaluator_.frames().back().names, name, std::move(value));
+    SetName(evaluator_.scope()->names, name, std::move(value));
   }
 
-  absl::Status AssignTargets(const std::vector<std::string>& targets, Value value, int line) {
-    if (targets.size() == 1) {
-      Assign(targets[0], std::move(value));
+  absl::Status AssignTarget(const Target& target, Value value, int line) {
+    if (target.items.empty()) {
+      Assign(target.name, std::move(value));
       return absl::OkStatus();
     }
-    const List* items = value.list();
-    if (items == nullptr || items->size() != targets.size()) {
+    absl::StatusOr<List> items = Items(value);
+    if (!items.ok() || items->size() != target.items.size()) {
       return absl::InvalidArgumentError(absl::StrCat("template line ", line,
                                                      ": cannot unpack a value of type ", value.TypeName(),
-                                                     " into ", targets.size(), " names"));
+                                                     " into ", target.items.size(), " names"));
     }
-    for (size_t i = 0; i < targets.size(); ++i) {
-      Assign(targets[i], (*items)[i]);
+    for (size_t i = 0; i < target.items.size(); ++i) {
+      RETURN_IF_ERROR(AssignTarget(target.items[i], (*items)[i], line));
     }
     return absl::OkStatus();
   }
@@ -397,16 +430,12 @@ class Interpreter {
         RETURN_IF_ERROR(RunCallBlock(statement, out));
         return Flow::kNormal;
       case Statement::Kind::kFilterBlock: {
-        String body;
-        ASSIGN_OR_RETURN(const Flow flow, RunBlock(statement.body, &body));
-        (void)flow;
-        evaluator_.set_filter_body(Value(std::move(body)));
-        ASSIGN_OR_RETURN(const Value value, evaluator_.Evaluate(*statement.expression));
+        ASSIGN_OR_RETURN(const Value value, FilteredBody(statement));
         RETURN_IF_ERROR(Emit(ToString(value), out, statement.line));
         return Flow::kNormal;
       }
-      case Statement::Kind::kBlock:
-        return RunBlock(statement.body, out);
+      case Statement::Kind::kWith:
+        return RunWith(statement, out);
       case Statement::Kind::kBreak:
         return Flow::kBreak;
       case Statement::Kind::kContinue:
@@ -428,136 +457,239 @@ class Interpreter {
     return Flow::kNormal;
   }
 
+  // Renders the body in a scope of its own, then applies the statement's chain of filters to the text.
+  absl::StatusOr<Value> FilteredBody(const Statement& statement) {
+    String body;
+    {
+      const ScopeGuard guard(&evaluator_, scope());
+      RETURN_IF_ERROR(RunBlock(statement.body, &body).status());
+    }
+    evaluator_.set_filter_body(Value(std::move(body)));
+    return evaluator_.Evaluate(*statement.expression);
+  }
+
+  absl::StatusOr<Flow> RunWith(const Statement& statement, String* out) {
+    Names values;
+    for (const auto& [name, expression] : statement.parameters) {
+      ASSIGN_OR_RETURN(Value value, evaluator_.Evaluate(*expression));
+      SetName(values, name, std::move(value));
+    }
+    const ScopeGuard guard(&evaluator_, scope());
+    evaluator_.scope()->names = std::move(values);
+    return RunBlock(statement.body, out);
+  }
+
   // Returns the items that pass the loop's own condition. They are selected before the loop runs, because
   // loop.length and loop.last count only these.
-  absl::StatusOr<List> LoopItems(const Statement& statement) {
-    ASSIGN_OR_RETURN(const Value iterable, evaluator_.Evaluate(*statement.expression));
+  absl::StatusOr<List> LoopItems(const Statement& statement, const Value& iterable) {
     ASSIGN_OR_RETURN(List items, Items(iterable));
     if (statement.condition == nullptr) {
       return items;
     }
     List chosen;
-    evaluator_.frames().push_back({});
-    absl::Status status;
     for (const Value& item : items) {
-      status = evaluator_.Step(statement.line);
-      if (status.ok()) {
-        status = AssignTargets(statement.targets, item, statement.line);
-      }
-      absl::StatusOr<Value> keep = status.ok() ? evaluator_.Evaluate(*statement.condition) : status;
-      if (!keep.ok()) {
-        status = keep.status();
-        break;
-      }
-      if (keep->Truthy()) {
+      RETURN_IF_ERROR(evaluator_.Step(statement.line));
+      const ScopeGuard guard(&evaluator_, scope());
+      RETURN_IF_ERROR(AssignTarget(statement.target, item, statement.line));
+      ASSIGN_OR_RETURN(const Value keep, evaluator_.Evaluate(*statement.condition));
+      if (keep.Truthy()) {
         chosen.push_back(item);
       }
     }
-    evaluator_.frames().pop_back();
-    RETURN_IF_ERROR(status);
     return chosen;
   }
 
-  static Map LoopVariable(const List& items, size_t i) {
-    const int64_t index = static_cast<int64_t>(i);
-    const int64_t length = static_cast<int64_t>(items.size());
+  static void AddFunction(const char* name, Function function, Map* map) {
+    SetItem(*map, Value(name), Value(std::move(function)));
+  }
+
+  // State of a loop that is shared by its iterations.
+  struct LoopState {
+    std::optional<std::vector<Value>> last_changed;
+  };
+
+  static Map LoopVariable(const List& items, size_t i, int level, const std::shared_ptr<LoopState>& state) {
+    const auto index = static_cast<int64_t>(i);
+    const auto length = static_cast<int64_t>(items.size());
     Map loop;
-    loop.emplace_back("index", Value(index + 1));
-    loop.emplace_back("index0", Value(index));
-    loop.emplace_back("revindex", Value(length - index));
-    loop.emplace_back("revindex0", Value(length - index - 1));
-    loop.emplace_back("first", Value(i == 0));
-    loop.emplace_back("last", Value(index + 1 == length));
-    loop.emplace_back("length", Value(length));
-    loop.emplace_back("previtem", i > 0 ? items[i - 1] : Value::MakeUndefined("loop.previtem"));
-    loop.emplace_back("nextitem", index + 1 < length ? items[i + 1] : Value::MakeUndefined("loop.nextitem"));
+    loop.kind = Map::Kind::kObject;
+    const std::pair<const char*, Value> members[] = {
+        {"index", Value(index + 1)},
+        {"index0", Value(index)},
+        {"revindex", Value(length - index)},
+        {"revindex0", Value(length - index - 1)},
+        {"first", Value(i == 0)},
+        {"last", Value(index + 1 == length)},
+        {"length", Value(length)},
+        {"depth", Value(level)},
+        {"depth0", Value(level - 1)},
+        {"previtem", i > 0 ? items[i - 1] : Value::MakeUndefined("loop.previtem")},
+        {"nextitem", index + 1 < length ? items[i + 1] : Value::MakeUndefined("loop.nextitem")}};
+    for (const auto& [name, value] : members) {
+      loop.emplace_back(Value(name), value);
+    }
+    AddFunction(
+        "cycle",
+        [i](const Arguments& arguments) -> absl::StatusOr<Value> {
+          if (arguments.positional.empty()) {
+            return absl::InvalidArgumentError("loop.cycle: needs items");
+          }
+          return arguments.positional[i % arguments.positional.size()];
+        },
+        &loop);
+    AddFunction(
+        "changed",
+        [state](const Arguments& arguments) -> absl::StatusOr<Value> {
+          const bool same =
+              state->last_changed.has_value() &&
+              Equal(Value(List::Tuple(*state->last_changed)), Value(List::Tuple(arguments.positional)));
+          state->last_changed = arguments.positional;
+          return Value(!same);
+        },
+        &loop);
     return loop;
   }
 
   absl::StatusOr<Flow> RunFor(const Statement& statement, String* out) {
-    ASSIGN_OR_RETURN(const List items, LoopItems(statement));
+    ASSIGN_OR_RETURN(const Value iterable, evaluator_.Evaluate(*statement.expression));
+    return RunLoop(statement, iterable, /*level=*/1, out);
+  }
+
+  absl::StatusOr<Flow> RunLoop(const Statement& statement, const Value& iterable, int level, String* out) {
+    ASSIGN_OR_RETURN(const List items, LoopItems(statement, iterable));
+    const std::shared_ptr<Scope> around = scope();
+    const auto state = std::make_shared<LoopState>();
     bool completed = false;  // as in Jinja2, an iteration ended by `continue` or `break` does not count
     for (size_t i = 0; i < items.size(); ++i) {
       RETURN_IF_ERROR(evaluator_.Step(statement.line));
-      evaluator_.frames().push_back({});
-      Assign("loop", Value(LoopVariable(items, i)));
-      const absl::Status status = AssignTargets(statement.targets, items[i], statement.line);
-      absl::StatusOr<Flow> flow = status.ok() ? RunBlock(statement.body, out) : status;
-      evaluator_.frames().pop_back();
-      if (!flow.ok()) {
-        return flow;
+      const ScopeGuard guard(&evaluator_, around);
+      if (statement.uses_loop) {
+        Map loop = LoopVariable(items, i, level, state);
+        if (statement.recursive) {
+          loop.call =
+              std::make_shared<Function>([this, &statement, level, around](const Arguments& arguments) {
+                return CallLoop(statement, arguments, level + 1, around);
+              });
+        }
+        Assign("loop", Value(std::move(loop)));
       }
-      if (*flow == Flow::kBreak) {
+      RETURN_IF_ERROR(AssignTarget(statement.target, items[i], statement.line));
+      ASSIGN_OR_RETURN(const Flow flow, RunBlock(statement.body, out));
+      if (flow == Flow::kBreak) {
         break;
       }
-      completed = completed || *flow == Flow::kNormal;
+      completed = completed || flow == Flow::kNormal;
     }
-    return completed ? absl::StatusOr<Flow>(Flow::kNormal) : RunBlock(statement.else_body, out);
+    if (completed) {
+      return Flow::kNormal;
+    }
+    const ScopeGuard guard(&evaluator_, around);
+    return RunBlock(statement.else_body, out);
+  }
+
+  // Implements loop(items) of a recursive loop: runs it over other items, in the scope around it.
+  absl::StatusOr<Value> CallLoop(const Statement& statement, const Arguments& arguments, int level,
+                                 const std::shared_ptr<Scope>& around) {
+    RETURN_IF_ERROR(evaluator_.Step(statement.line));
+    const DepthGuard depth(evaluator_.depth());
+    if (arguments.positional.size() != 1) {
+      return absl::InvalidArgumentError("loop: takes what to loop over");
+    }
+    const ScopeGuard guard(&evaluator_, around);
+    String out;
+    RETURN_IF_ERROR(RunLoop(statement, arguments.positional[0], level, &out).status());
+    return Value(std::move(out));
   }
 
   absl::Status RunSet(const Statement& statement) {
-    Value value;
-    if (statement.expression != nullptr) {
-      ASSIGN_OR_RETURN(value, evaluator_.Evaluate(*statement.expression));
-    } else {
-      String body;
-      ASSIGN_OR_RETURN(const Flow flow, RunBlock(statement.body, &body));
-      (void)flow;
-      value = Value(std::move(body));
-    }
+    ASSIGN_OR_RETURN(Value value, statement.captures ? FilteredBody(statement)
+                                                     : evaluator_.Evaluate(*statement.expression));
     if (statement.attribute.empty()) {
-      return AssignTargets(statement.targets, std::move(value), statement.line);
+      return AssignTarget(statement.target, std::move(value), statement.line);
     }
-    const Value object = evaluator_.Lookup(statement.targets[0]);
-    if (object.map() == nullptr) {
-      return absl::InvalidArgumentError(absl::StrCat("'", statement.targets[0], "' is not a namespace"));
+    const Value object = evaluator_.Lookup(statement.target.name);
+    if (object.map() == nullptr || object.map()->kind != Map::Kind::kNamespace) {
+      return absl::InvalidArgumentError(absl::StrCat("'", statement.target.name, "' is not a namespace"));
     }
-    SetKey(*object.map(), statement.attribute, std::move(value));
+    SetItem(*object.map(), Value(String::FromTemplate(statement.attribute)), std::move(value));
     return absl::OkStatus();
   }
 
   // The function refers to the statement, which outlives every call: the tree lives as long as the rendering.
+  // It runs in the scope where the macro stands, which is kept to the end: a scope that held itself through
+  // its macros would never be freed.
   Value MakeMacro(const Statement& statement) {
-    return Value(
-        Function([this, &statement](const Arguments& arguments) { return CallMacro(statement, arguments); }));
+    if (captured_.empty() || captured_.back() != scope()) {
+      captured_.push_back(scope());
+    }
+    const size_t around = captured_.size() - 1;
+    return Value(Function([this, &statement, around](const Arguments& arguments) {
+      return CallMacro(statement, arguments, captured_[around]);
+    }));
   }
 
-  absl::StatusOr<Value> CallMacro(const Statement& statement, const Arguments& arguments) {
+  absl::StatusOr<Value> CallMacro(const Statement& statement, const Arguments& arguments,
+                                  std::shared_ptr<Scope> around) {
     RETURN_IF_ERROR(evaluator_.Step(statement.line));
     const DepthGuard depth(evaluator_.depth());
-    if (arguments.positional.size() > statement.parameters.size()) {
-      return absl::InvalidArgumentError(absl::StrCat("macro '", statement.name, "' takes ",
-                                                     statement.parameters.size(), " arguments, got ",
-                                                     arguments.positional.size()));
-    }
-    Frame frame;
-    frame.function = true;
-    for (size_t i = 0; i < statement.parameters.size(); ++i) {
+    const ScopeGuard guard(&evaluator_, std::move(around));
+    RETURN_IF_ERROR(BindArguments(statement, arguments));
+    String out;
+    RETURN_IF_ERROR(RunBlock(statement.body, &out).status());
+    return Value(std::move(out));
+  }
+
+  // Assigns a macro's parameters in its scope. Arguments that it has no parameter for are `varargs` and
+  // `kwargs`, or an error if its body does not use these.
+  absl::Status BindArguments(const Statement& statement, const Arguments& arguments) {
+    const size_t count = statement.parameters.size();
+    for (size_t i = 0; i < count; ++i) {
       const auto& [name, otherwise] = statement.parameters[i];
       if (const Value* given = arguments.Find(i, name)) {
-        SetKey(frame.names, name, *given);
+        Assign(name, *given);
       } else if (otherwise != nullptr) {
         ASSIGN_OR_RETURN(Value value, evaluator_.Evaluate(*otherwise));
-        SetKey(frame.names, name, std::move(value));
+        Assign(name, std::move(value));
       } else {
-        SetKey(frame.names, name, Value::MakeUndefined(name));
+        Assign(name, Value::MakeUndefined(name));
       }
     }
-    if (const Value* caller = arguments.Find(statement.parameters.size(), "caller")) {
-      SetKey(frame.names, "caller", *caller);
+    if (arguments.positional.size() > count && !statement.uses_varargs) {
+      return absl::InvalidArgumentError(absl::StrCat("macro '", statement.name, "' takes ", count,
+                                                     " arguments, got ", arguments.positional.size()));
     }
-    evaluator_.frames().push_back(std::move(frame));
-    String out;
-    const absl::StatusOr<Flow> flow = RunBlock(statement.body, &out);
-    evaluator_.frames().pop_back();
-    RETURN_IF_ERROR(flow.status());
-    return Value(std::move(out));
+    if (statement.uses_varargs) {
+      const size_t bound = std::min(count, arguments.positional.size());
+      Assign("varargs", Value(List::Tuple({arguments.positional.begin() + static_cast<ptrdiff_t>(bound),
+                                           arguments.positional.end()})));
+    }
+    Map further;
+    const Value* caller = nullptr;
+    for (const auto& [name, value] : arguments.named) {
+      if (name == "caller" && statement.uses_caller) {
+        caller = &value;
+      } else if (std::none_of(statement.parameters.begin(), statement.parameters.end(),
+                              [&own = name](const auto& parameter) { return parameter.first == own; })) {
+        further.emplace_back(Value(String::FromTemplate(name)), value);
+      }
+    }
+    if (!further.empty() && !statement.uses_kwargs) {
+      return absl::InvalidArgumentError(absl::StrCat("macro '", statement.name, "' takes no argument '",
+                                                     further.front().first.string()->text, "'"));
+    }
+    if (statement.uses_kwargs) {
+      Assign("kwargs", Value(std::move(further)));
+    }
+    if (statement.uses_caller) {
+      Assign("caller", caller != nullptr ? *caller : Value::MakeUndefined("caller"));
+    }
+    return absl::OkStatus();
   }
 
   absl::Status RunCallBlock(const Statement& statement, String* out) {
     const Expression& call = *statement.expression;
     ASSIGN_OR_RETURN(Arguments arguments, evaluator_.EvaluateArguments(call.arguments));
-    SetKey(arguments.named, "caller", MakeMacro(statement));
+    SetName(arguments.named, "caller", MakeMacro(statement));
     ASSIGN_OR_RETURN(const Value callee, evaluator_.Evaluate(*call.items[0]));
     if (callee.function() == nullptr) {
       return absl::InvalidArgumentError("call needs a macro");
@@ -566,12 +698,13 @@ class Interpreter {
     return Emit(ToString(value), out, statement.line);
   }
 
+  std::vector<std::shared_ptr<Scope>> captured_;  // scopes of macros
   Evaluator evaluator_;
 };
 
 }  // namespace
 
-absl::StatusOr<String> Render(const Block& block, const Map& variables, absl::Time now,
+absl::StatusOr<String> Render(const Block& block, const Names& variables, absl::Time now,
                               const RenderLimits& limits) {
   return Interpreter(variables, now, limits).Run(block);
 }

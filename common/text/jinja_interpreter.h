@@ -19,7 +19,7 @@ struct RenderLimits {
 // `variables` are the template's globals; `now` is the time that strftime_now() prints (in UTC).
 // INVALID_ARGUMENT: the template raised (its message is passed on) or misused a value, with the line;
 // UNIMPLEMENTED: a missing filter, test, function or method, named; RESOURCE_EXHAUSTED: a limit, named.
-absl::StatusOr<String> Render(const Block& block, const Map& variables, absl::Time now,
+absl::StatusOr<String> Render(const Block& block, const Names& variables, absl::Time now,
                               const RenderLimits& limits = {});
 
 }  // namespace sluice::jinja

@@ -4,14 +4,152 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "common/base/utf8.h"
 #include "common/text/jinja_parser.h"
 
 namespace sluice::jinja {
 namespace {
 
 bool IsSpace(char c) { return c == ' ' || c == '\t' || c == '\n' || c == '\r' || c == '\f' || c == '\v'; }
-bool IsNameStart(char c) { return std::isalpha(static_cast<unsigned char>(c)) != 0 || c == '_'; }
-bool IsNameChar(char c) { return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_'; }
+// Names may have letters of every script.
+bool IsNameStart(char c) {
+  return std::isalpha(static_cast<unsigned char>(c)) != 0 || c == '_' || (c & 0x80) != 0;
+}
+bool IsNameChar(char c) { return IsNameStart(c) || std::isdigit(static_cast<unsigned char>(c)) != 0; }
+
+// Characters that a template may spell by name in a string, as \N{BULLET}: those of the block General
+// Punctuation and the symbols that templates use.
+struct NamedCharacter {
+  std::string_view name;
+  char32_t code_point;
+};
+constexpr NamedCharacter kNamedCharacters[] = {
+    {"EN QUAD", 0x2000},
+    {"EM QUAD", 0x2001},
+    {"EN SPACE", 0x2002},
+    {"EM SPACE", 0x2003},
+    {"THREE-PER-EM SPACE", 0x2004},
+    {"FOUR-PER-EM SPACE", 0x2005},
+    {"SIX-PER-EM SPACE", 0x2006},
+    {"FIGURE SPACE", 0x2007},
+    {"PUNCTUATION SPACE", 0x2008},
+    {"THIN SPACE", 0x2009},
+    {"HAIR SPACE", 0x200a},
+    {"ZERO WIDTH SPACE", 0x200b},
+    {"ZERO WIDTH NON-JOINER", 0x200c},
+    {"ZERO WIDTH JOINER", 0x200d},
+    {"LEFT-TO-RIGHT MARK", 0x200e},
+    {"RIGHT-TO-LEFT MARK", 0x200f},
+    {"HYPHEN", 0x2010},
+    {"NON-BREAKING HYPHEN", 0x2011},
+    {"FIGURE DASH", 0x2012},
+    {"EN DASH", 0x2013},
+    {"EM DASH", 0x2014},
+    {"HORIZONTAL BAR", 0x2015},
+    {"DOUBLE VERTICAL LINE", 0x2016},
+    {"DOUBLE LOW LINE", 0x2017},
+    {"LEFT SINGLE QUOTATION MARK", 0x2018},
+    {"RIGHT SINGLE QUOTATION MARK", 0x2019},
+    {"SINGLE LOW-9 QUOTATION MARK", 0x201a},
+    {"SINGLE HIGH-REVERSED-9 QUOTATION MARK", 0x201b},
+    {"LEFT DOUBLE QUOTATION MARK", 0x201c},
+    {"RIGHT DOUBLE QUOTATION MARK", 0x201d},
+    {"DOUBLE LOW-9 QUOTATION MARK", 0x201e},
+    {"DOUBLE HIGH-REVERSED-9 QUOTATION MARK", 0x201f},
+    {"DAGGER", 0x2020},
+    {"DOUBLE DAGGER", 0x2021},
+    {"BULLET", 0x2022},
+    {"TRIANGULAR BULLET", 0x2023},
+    {"ONE DOT LEADER", 0x2024},
+    {"TWO DOT LEADER", 0x2025},
+    {"HORIZONTAL ELLIPSIS", 0x2026},
+    {"HYPHENATION POINT", 0x2027},
+    {"LINE SEPARATOR", 0x2028},
+    {"PARAGRAPH SEPARATOR", 0x2029},
+    {"LEFT-TO-RIGHT EMBEDDING", 0x202a},
+    {"RIGHT-TO-LEFT EMBEDDING", 0x202b},
+    {"POP DIRECTIONAL FORMATTING", 0x202c},
+    {"LEFT-TO-RIGHT OVERRIDE", 0x202d},
+    {"RIGHT-TO-LEFT OVERRIDE", 0x202e},
+    {"NARROW NO-BREAK SPACE", 0x202f},
+    {"PER MILLE SIGN", 0x2030},
+    {"PER TEN THOUSAND SIGN", 0x2031},
+    {"PRIME", 0x2032},
+    {"DOUBLE PRIME", 0x2033},
+    {"TRIPLE PRIME", 0x2034},
+    {"REVERSED PRIME", 0x2035},
+    {"REVERSED DOUBLE PRIME", 0x2036},
+    {"REVERSED TRIPLE PRIME", 0x2037},
+    {"CARET", 0x2038},
+    {"SINGLE LEFT-POINTING ANGLE QUOTATION MARK", 0x2039},
+    {"SINGLE RIGHT-POINTING ANGLE QUOTATION MARK", 0x203a},
+    {"REFERENCE MARK", 0x203b},
+    {"DOUBLE EXCLAMATION MARK", 0x203c},
+    {"INTERROBANG", 0x203d},
+    {"OVERLINE", 0x203e},
+    {"UNDERTIE", 0x203f},
+    {"CHARACTER TIE", 0x2040},
+    {"CARET INSERTION POINT", 0x2041},
+    {"ASTERISM", 0x2042},
+    {"HYPHEN BULLET", 0x2043},
+    {"FRACTION SLASH", 0x2044},
+    {"LEFT SQUARE BRACKET WITH QUILL", 0x2045},
+    {"RIGHT SQUARE BRACKET WITH QUILL", 0x2046},
+    {"DOUBLE QUESTION MARK", 0x2047},
+    {"QUESTION EXCLAMATION MARK", 0x2048},
+    {"EXCLAMATION QUESTION MARK", 0x2049},
+    {"TIRONIAN SIGN ET", 0x204a},
+    {"REVERSED PILCROW SIGN", 0x204b},
+    {"BLACK LEFTWARDS BULLET", 0x204c},
+    {"BLACK RIGHTWARDS BULLET", 0x204d},
+    {"LOW ASTERISK", 0x204e},
+    {"REVERSED SEMICOLON", 0x204f},
+    {"CLOSE UP", 0x2050},
+    {"TWO ASTERISKS ALIGNED VERTICALLY", 0x2051},
+    {"COMMERCIAL MINUS SIGN", 0x2052},
+    {"SWUNG DASH", 0x2053},
+    {"INVERTED UNDERTIE", 0x2054},
+    {"FLOWER PUNCTUATION MARK", 0x2055},
+    {"THREE DOT PUNCTUATION", 0x2056},
+    {"QUADRUPLE PRIME", 0x2057},
+    {"FOUR DOT PUNCTUATION", 0x2058},
+    {"FIVE DOT PUNCTUATION", 0x2059},
+    {"TWO DOT PUNCTUATION", 0x205a},
+    {"FOUR DOT MARK", 0x205b},
+    {"DOTTED CROSS", 0x205c},
+    {"TRICOLON", 0x205d},
+    {"VERTICAL FOUR DOTS", 0x205e},
+    {"MEDIUM MATHEMATICAL SPACE", 0x205f},
+    {"WORD JOINER", 0x2060},
+    {"FUNCTION APPLICATION", 0x2061},
+    {"INVISIBLE TIMES", 0x2062},
+    {"INVISIBLE SEPARATOR", 0x2063},
+    {"INVISIBLE PLUS", 0x2064},
+    {"LEFT-TO-RIGHT ISOLATE", 0x2066},
+    {"RIGHT-TO-LEFT ISOLATE", 0x2067},
+    {"FIRST STRONG ISOLATE", 0x2068},
+    {"POP DIRECTIONAL ISOLATE", 0x2069},
+    {"INHIBIT SYMMETRIC SWAPPING", 0x206a},
+    {"ACTIVATE SYMMETRIC SWAPPING", 0x206b},
+    {"INHIBIT ARABIC FORM SHAPING", 0x206c},
+    {"ACTIVATE ARABIC FORM SHAPING", 0x206d},
+    {"NATIONAL DIGIT SHAPES", 0x206e},
+    {"NOMINAL DIGIT SHAPES", 0x206f},
+    {"NO-BREAK SPACE", 0xa0},
+    {"SOFT HYPHEN", 0xad},
+    {"LEFT-POINTING DOUBLE ANGLE QUOTATION MARK", 0xab},
+    {"RIGHT-POINTING DOUBLE ANGLE QUOTATION MARK", 0xbb},
+    {"MIDDLE DOT", 0xb7},
+    {"DEGREE SIGN", 0xb0},
+    {"MULTIPLICATION SIGN", 0xd7},
+    {"LEFTWARDS ARROW", 0x2190},
+    {"RIGHTWARDS ARROW", 0x2192},
+    {"CHECK MARK", 0x2713},
+    {"BALLOT X", 0x2717},
+    {"BLACK CIRCLE", 0x25cf},
+    {"ZERO WIDTH NO-BREAK SPACE", 0xfeff},
+    {"IDEOGRAPHIC SPACE", 0x3000},
+};
 
 class Lexer {
  public:
@@ -189,8 +327,7 @@ class Lexer {
       return absl::OkStatus();
     }
     if (std::isdigit(static_cast<unsigned char>(c)) != 0) {
-      Number();
-      return absl::OkStatus();
+      return Number();
     }
     if (c == '"' || c == '\'') {
       return Quoted(c);
@@ -213,30 +350,70 @@ class Lexer {
     return absl::OkStatus();
   }
 
-  void Number() {
+  // Reads an integer of base 2, 8, 10 or 16, or a float; digits may be parted by `_`.
+  absl::Status Number() {
+    const char prefix = position_ + 1 < source_.size() ? static_cast<char>(source_[position_ + 1] | 32) : 0;
+    if (source_[position_] == '0' && (prefix == 'x' || prefix == 'o' || prefix == 'b')) {
+      return BasedNumber(prefix == 'x' ? 16 : prefix == 'o' ? 8 : 2);
+    }
     size_t end = position_;
+    const auto digit_at = [this](size_t at) {
+      return at < source_.size() && std::isdigit(static_cast<unsigned char>(source_[at])) != 0;
+    };
     const auto digits = [&] {
-      while (end < source_.size() &&
-             (std::isdigit(static_cast<unsigned char>(source_[end])) != 0 || source_[end] == '_')) {
+      while (digit_at(end) || (end < source_.size() && source_[end] == '_')) {
         ++end;
       }
     };
     digits();
     bool real = false;
-    if (end + 1 < source_.size() && source_[end] == '.' &&
-        std::isdigit(static_cast<unsigned char>(source_[end + 1])) != 0) {
+    if (end < source_.size() && source_[end] == '.' && digit_at(end + 1)) {
       real = true;
       ++end;
       digits();
+    }
+    if (end < source_.size() && (source_[end] | 32) == 'e') {
+      const bool sign = end + 1 < source_.size() && (source_[end + 1] == '+' || source_[end + 1] == '-');
+      if (digit_at(end + (sign ? 2 : 1))) {
+        real = true;
+        end += sign ? 2 : 1;
+        digits();
+      }
     }
     std::string text(source_.substr(position_, end - position_));
     text.erase(std::remove(text.begin(), text.end(), '_'), text.end());
     Add(real ? Token::Kind::kFloat : Token::Kind::kInteger, std::move(text));
     Advance(end);
+    return absl::OkStatus();
+  }
+
+  absl::Status BasedNumber(int base) {
+    size_t end = position_ + 2;
+    Integer value = 0;
+    for (; end < source_.size() &&
+           (source_[end] == '_' || std::isxdigit(static_cast<unsigned char>(source_[end])) != 0);
+         ++end) {
+      const char c = source_[end];
+      if (c == '_') {
+        continue;
+      }
+      const int digit = c <= '9' ? c - '0' : (c | 32) - 'a' + 10;
+      if (digit >= base || __builtin_mul_overflow(value, Integer{base}, &value) ||
+          __builtin_add_overflow(value, Integer{digit}, &value)) {
+        return Error(
+            absl::StrCat("a number of base ", base, " with an unfit digit, or of more than 128 bits"));
+      }
+    }
+    if (end == position_ + 2) {
+      return Error(absl::StrCat("a number of base ", base, " without digits"));
+    }
+    Add(Token::Kind::kInteger, IntegerText(value));
+    Advance(end);
+    return absl::OkStatus();
   }
 
   // Appends as UTF-8 the character with the hexadecimal code after source_[*at]. False if there are too few
-  // digits.
+  // digits, or no such character.
   bool CodePoint(size_t digits, size_t* at, std::string* text) const {
     uint32_t code = 0;
     for (size_t i = 0; i < digits; ++i) {
@@ -246,15 +423,65 @@ class Lexer {
       }
       code = code * 16 + static_cast<uint32_t>(c <= '9' ? c - '0' : (c | 32) - 'a' + 10);
     }
-    if (code < 0x80) {
-      *text += static_cast<char>(code);
-    } else if (code < 0x800) {
-      *text += {static_cast<char>(0xc0 | code >> 6), static_cast<char>(0x80 | (code & 63))};
-    } else {
-      *text += {static_cast<char>(0xe0 | code >> 12), static_cast<char>(0x80 | (code >> 6 & 63)),
-                static_cast<char>(0x80 | (code & 63))};
+    return AppendCode(code, text);
+  }
+
+  static bool AppendCode(uint32_t code, std::string* text) {
+    if (code > 0x10ffff || (code >= 0xd800 && code <= 0xdfff)) {
+      return false;
     }
+    AppendUtf8(code, text);
     return true;
+  }
+
+  // Appends the character of up to three octal digits, the first at source_[*at].
+  void Octal(size_t* at, std::string* text) const {
+    uint32_t code = 0;
+    size_t end = *at;
+    for (; end < source_.size() && end < *at + 3 && source_[end] >= '0' && source_[end] <= '7'; ++end) {
+      code = code * 8 + static_cast<uint32_t>(source_[end] - '0');
+    }
+    *at = end - 1;
+    AppendUtf8(code, text);
+  }
+
+  // Reads {NAME} behind source_[*at].
+  absl::Status NamedEscape(size_t* at, std::string* text) const {
+    const size_t close = source_.find('}', *at);
+    if (*at + 1 >= source_.size() || source_[*at + 1] != '{' || close == std::string_view::npos) {
+      return Error("a \\N escape without its name");
+    }
+    const std::string name(source_.substr(*at + 2, close - *at - 2));
+    for (const NamedCharacter& known : kNamedCharacters) {
+      if (known.name == name) {
+        AppendUtf8(known.code_point, text);
+        *at = close;
+        return absl::OkStatus();
+      }
+    }
+    return absl::UnimplementedError(
+        absl::StrCat("template line ", line_, ": the character name '", name, "' is not supported"));
+  }
+
+  // Reads the escape whose letter is source_[*at]; moves *at to its last byte. Others stay as they are.
+  absl::Status Escape(size_t* at, std::string* text) const {
+    const char escaped = source_[*at];
+    constexpr std::string_view kLetters = "ntrabfv\\'\"";
+    constexpr std::string_view kMeanings = "\n\t\r\a\b\f\v\\'\"";
+    if (const size_t known = kLetters.find(escaped); known != std::string_view::npos) {
+      *text += kMeanings[known];
+    } else if (escaped == 'x' || escaped == 'u' || escaped == 'U') {
+      if (!CodePoint(escaped == 'x' ? 2 : escaped == 'u' ? 4 : 8, at, text)) {
+        return Error(absl::StrCat("a \\", std::string(1, escaped), " escape without its digits"));
+      }
+    } else if (escaped >= '0' && escaped <= '7') {
+      Octal(at, text);
+    } else if (escaped == 'N') {
+      return NamedEscape(at, text);
+    } else if (escaped != '\n') {
+      *text += {'\\', escaped};
+    }
+    return absl::OkStatus();
   }
 
   absl::Status Quoted(char quote) {
@@ -265,33 +492,10 @@ class Lexer {
         text += source_[at];
         continue;
       }
-      const char escaped = source_[++at];
-      switch (escaped) {
-        case 'n':
-          text += '\n';
-          break;
-        case 't':
-          text += '\t';
-          break;
-        case 'r':
-          text += '\r';
-          break;
-        case '\\':
-        case '\'':
-        case '"':
-          text += escaped;
-          break;
-        case '\n':
-          break;
-        case 'x':
-        case 'u':
-          if (!CodePoint(escaped == 'x' ? 2 : 4, &at, &text)) {
-            return Error(absl::StrCat("a \\", std::string(1, escaped), " escape without its digits"));
-          }
-          break;
-        default:
-          text += '\\';
-          text += escaped;
+      ++at;
+      absl::Status status = Escape(&at, &text);
+      if (!status.ok()) {
+        return status;
       }
     }
     if (at >= source_.size()) {

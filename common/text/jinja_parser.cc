@@ -3,7 +3,7 @@
 #include "common/text/jinja_parser.h"
 
 #include <algorithm>
-#include <charconv>
+#include <cstdlib>
 #include <initializer_list>
 #include <string>
 #include <utility>
@@ -64,6 +64,13 @@ class TokenReader {
     Next();
     return absl::OkStatus();
   }
+  size_t position() const { return at_; }
+  // Returns true if a token between `begin` and the present one is this name.
+  bool UsesName(size_t begin, const char* name) const {
+    return std::any_of(
+        tokens_.begin() + static_cast<ptrdiff_t>(begin), tokens_.begin() + static_cast<ptrdiff_t>(at_),
+        [name](const Token& token) { return token.kind == Kind::kName && token.text == name; });
+  }
   absl::StatusOr<std::string> ExpectName() {
     if (Peek().kind != Kind::kName) {
       return Error(absl::StrCat("expected a name before '", Peek().text, "'"));
@@ -88,7 +95,7 @@ class ExpressionParser : public TokenReader {
  protected:
   ExpressionPtr Node(Expression::Kind kind, std::string name = "") const;
   ExpressionPtr Binary(std::string name, ExpressionPtr left, ExpressionPtr right) const;
-  // Parses `a, b`: a list without brackets.
+  // Parses `a, b`: a tuple without parentheses.
   absl::StatusOr<ExpressionPtr> ParseTuple();
   absl::StatusOr<ExpressionPtr> ParseExpression();
   absl::StatusOr<ExpressionPtr> ParseOr();
@@ -98,6 +105,7 @@ class ExpressionParser : public TokenReader {
   absl::StatusOr<ExpressionPtr> ParseSum();
   absl::StatusOr<ExpressionPtr> ParseConcat();
   absl::StatusOr<ExpressionPtr> ParseProduct();
+  absl::StatusOr<ExpressionPtr> ParsePower();
   // Filters and tests bind to the signed value: -3|abs is (-3)|abs.
   absl::StatusOr<ExpressionPtr> ParseUnary(bool filters = true);
   absl::StatusOr<ExpressionPtr> ParseFiltersAndTests(ExpressionPtr value);
@@ -129,14 +137,14 @@ ExpressionPtr ExpressionParser::Binary(std::string name, ExpressionPtr left, Exp
 }
 
 // One function per level of precedence, from the weakest to the strongest; each parses its operands by the
-// next: tuple, if-else, or, and, not, comparison, + -, ~, * / // %, unary and **, then names, calls and
+// next: tuple, if-else, or, and, not, comparison, + -, ~, * / // %, **, unary, then names, calls and
 // subscripts. The levels are Jinja's, which differ from Python's.
 absl::StatusOr<ExpressionPtr> ExpressionParser::ParseTuple() {
   ASSIGN_OR_RETURN(ExpressionPtr first, ParseExpression());
   if (!IsOperator(",")) {
     return first;
   }
-  ExpressionPtr node = Node(Expression::Kind::kList);
+  ExpressionPtr node = Node(Expression::Kind::kTuple);
   node->items.push_back(std::move(first));
   while (TakeOperator(",")) {
     if (Peek().kind == Kind::kStatementEnd || Peek().kind == Kind::kOutputEnd || IsOperator(")")) {
@@ -247,11 +255,21 @@ absl::StatusOr<ExpressionPtr> ExpressionParser::ParseConcat() {
 }
 
 absl::StatusOr<ExpressionPtr> ExpressionParser::ParseProduct() {
-  ASSIGN_OR_RETURN(ExpressionPtr left, ParseUnary());
+  ASSIGN_OR_RETURN(ExpressionPtr left, ParsePower());
   while (IsOperator("*") || IsOperator("/") || IsOperator("//") || IsOperator("%")) {
     const std::string name = Next().text;
-    ASSIGN_OR_RETURN(ExpressionPtr right, ParseUnary());
+    ASSIGN_OR_RETURN(ExpressionPtr right, ParsePower());
     left = Binary(name, std::move(left), std::move(right));
+  }
+  return left;
+}
+
+// Unlike Python's, this power is left-associative, and a sign binds tighter: -2 ** 2 is 4.
+absl::StatusOr<ExpressionPtr> ExpressionParser::ParsePower() {
+  ASSIGN_OR_RETURN(ExpressionPtr left, ParseUnary());
+  while (TakeOperator("**")) {
+    ASSIGN_OR_RETURN(ExpressionPtr right, ParseUnary());
+    left = Binary("**", std::move(left), std::move(right));
   }
   return left;
 }
@@ -269,10 +287,6 @@ absl::StatusOr<ExpressionPtr> ExpressionParser::ParseUnary(bool filters) {
   }
   ASSIGN_OR_RETURN(ExpressionPtr value, ParsePrimary());
   ASSIGN_OR_RETURN(value, ParsePostfix(std::move(value)));
-  if (TakeOperator("**")) {
-    ASSIGN_OR_RETURN(ExpressionPtr exponent, ParseUnary());
-    value = Binary("**", std::move(value), std::move(exponent));
-  }
   return filters ? ParseFiltersAndTests(std::move(value)) : absl::StatusOr<ExpressionPtr>(std::move(value));
 }
 
@@ -309,6 +323,7 @@ absl::StatusOr<ExpressionPtr> ExpressionParser::ParseTest(ExpressionPtr value) {
     // A test may have one argument without parentheses, as in `x is divisibleby 3`; keywords that continue
     // the expression are not arguments.
   } else if (Peek().kind == Kind::kString || Peek().kind == Kind::kInteger || Peek().kind == Kind::kFloat ||
+             IsOperator("[") || IsOperator("{") || IsOperator("(") ||
              (Peek().kind == Kind::kName && !IsName("and") && !IsName("or") && !IsName("if") &&
               !IsName("else") && !IsName("is") && !IsName("in") && !IsName("not"))) {
     ASSIGN_OR_RETURN(ExpressionPtr argument, ParsePrimary());
@@ -320,7 +335,11 @@ absl::StatusOr<ExpressionPtr> ExpressionParser::ParseTest(ExpressionPtr value) {
 
 absl::Status ExpressionParser::ParseArguments(CallArguments* arguments) {
   while (!TakeOperator(")")) {
-    if (Peek().kind == Kind::kName && Peek(1).kind == Kind::kOperator && Peek(1).text == "=") {
+    if (TakeOperator("*")) {
+      ASSIGN_OR_RETURN(arguments->list, ParseExpression());
+    } else if (TakeOperator("**")) {
+      ASSIGN_OR_RETURN(arguments->mapping, ParseExpression());
+    } else if (Peek().kind == Kind::kName && Peek(1).kind == Kind::kOperator && Peek(1).text == "=") {
       std::string name = Next().text;
       Next();
       ASSIGN_OR_RETURN(ExpressionPtr value, ParseExpression());
@@ -398,20 +417,11 @@ absl::StatusOr<ExpressionPtr> ExpressionParser::ParsePrimary() {
       return node;
     }
     case Kind::kInteger: {
-      int64_t value = 0;
-      const auto result = std::from_chars(token.text.data(), token.text.data() + token.text.size(), value);
-      if (result.ec != std::errc()) {
-        return Error(absl::StrCat("the number ", token.text, " is too large"));
-      }
-      Next();
-      node->literal = Value(value);
+      node->literal = IntegerOf(Next().text);
       return node;
     }
     case Kind::kFloat: {
-      double value = 0;
-      std::from_chars(token.text.data(), token.text.data() + token.text.size(), value);
-      Next();
-      node->literal = Value(value);
+      node->literal = Value(std::strtod(Next().text.c_str(), nullptr));
       return node;
     }
     case Kind::kName:
@@ -421,7 +431,7 @@ absl::StatusOr<ExpressionPtr> ExpressionParser::ParsePrimary() {
   }
   if (TakeOperator("(")) {
     if (TakeOperator(")")) {
-      return Node(Expression::Kind::kList);
+      return Node(Expression::Kind::kTuple);
     }
     ASSIGN_OR_RETURN(ExpressionPtr inner, ParseTuple());
     RETURN_IF_ERROR(ExpectOperator(")"));
@@ -566,8 +576,14 @@ class StatementParser : public ExpressionParser {
     if (name == "filter") {
       return ParseFilterBlock();
     }
+    if (name == "with") {
+      return ParseWith();
+    }
+    if (name == "block") {
+      return ParseNamedBlock();
+    }
     if (name == "generation") {
-      Statement statement = Make(Statement::Kind::kBlock);
+      Statement statement = Make(Statement::Kind::kWith);
       RETURN_IF_ERROR(ExpectStatementEnd());
       ASSIGN_OR_RETURN(statement.body, ParseBlock({"endgeneration"}));
       RETURN_IF_ERROR(ExpectEnd("endgeneration"));
@@ -604,35 +620,66 @@ class StatementParser : public ExpressionParser {
     return statement;
   }
 
-  absl::StatusOr<std::vector<std::string>> ParseTargets() {
-    std::vector<std::string> targets;
-    const bool parenthesised = TakeOperator("(");
-    do {
-      ASSIGN_OR_RETURN(std::string target, ExpectName());
-      targets.push_back(std::move(target));
-    } while (TakeOperator(","));
-    if (parenthesised) {
-      RETURN_IF_ERROR(ExpectOperator(")"));
+  absl::StatusOr<Target> ParseTarget() {
+    const NestingGuard nesting(this);
+    RETURN_IF_ERROR(CheckNesting());
+    Target target;
+    if (TakeOperator("(") || TakeOperator("[")) {
+      ASSIGN_OR_RETURN(target, ParseTargets());
+      if (!TakeOperator("]")) {
+        RETURN_IF_ERROR(ExpectOperator(")"));
+      }
+      return target;
     }
-    return targets;
+    ASSIGN_OR_RETURN(target.name, ExpectName());
+    return target;
+  }
+
+  // Parses `a`, `a, b` or `(a, b), c`.
+  absl::StatusOr<Target> ParseTargets() {
+    ASSIGN_OR_RETURN(Target first, ParseTarget());
+    if (!IsOperator(",")) {
+      return first;
+    }
+    Target all;
+    all.items.push_back(std::move(first));
+    while (TakeOperator(",") && (Peek().kind == Kind::kName || IsOperator("(") || IsOperator("["))) {
+      ASSIGN_OR_RETURN(Target next, ParseTarget());
+      all.items.push_back(std::move(next));
+    }
+    return all;
+  }
+
+  // Parses what a loop runs over: a tuple without conditionals, since `if` filters the loop.
+  absl::StatusOr<ExpressionPtr> ParseIterable() {
+    ASSIGN_OR_RETURN(ExpressionPtr first, ParseOr());
+    if (!IsOperator(",")) {
+      return first;
+    }
+    ExpressionPtr node = Node(Expression::Kind::kTuple);
+    node->items.push_back(std::move(first));
+    while (TakeOperator(",")) {
+      ASSIGN_OR_RETURN(ExpressionPtr item, ParseOr());
+      node->items.push_back(std::move(item));
+    }
+    return node;
   }
 
   absl::StatusOr<Statement> ParseFor() {
     Statement statement = Make(Statement::Kind::kFor);
-    ASSIGN_OR_RETURN(statement.targets, ParseTargets());
+    ASSIGN_OR_RETURN(statement.target, ParseTargets());
     if (!TakeName("in")) {
       return Error("expected 'in' in for");
     }
-    ASSIGN_OR_RETURN(statement.expression, ParseOr());  // not a conditional: `if` filters the loop
+    ASSIGN_OR_RETURN(statement.expression, ParseIterable());
     if (TakeName("if")) {
       ASSIGN_OR_RETURN(statement.condition, ParseExpression());
     }
-    if (IsName("recursive")) {
-      return absl::UnimplementedError(
-          absl::StrCat("template line ", Peek().line, ": recursive loops are not supported"));
-    }
+    statement.recursive = TakeName("recursive");
     RETURN_IF_ERROR(ExpectStatementEnd());
+    const size_t begin = position();
     ASSIGN_OR_RETURN(statement.body, ParseBlock({"else", "endfor"}));
+    statement.uses_loop = UsesName(begin, "loop");
     if (Peek(1).text == "else") {
       Next();
       Next();
@@ -645,7 +692,7 @@ class StatementParser : public ExpressionParser {
 
   absl::StatusOr<Statement> ParseSet() {
     Statement statement = Make(Statement::Kind::kSet);
-    ASSIGN_OR_RETURN(statement.targets, ParseTargets());
+    ASSIGN_OR_RETURN(statement.target, ParseTargets());
     if (TakeOperator(".")) {
       ASSIGN_OR_RETURN(statement.attribute, ExpectName());
     }
@@ -654,6 +701,11 @@ class StatementParser : public ExpressionParser {
       RETURN_IF_ERROR(ExpectStatementEnd());
       return statement;
     }
+    statement.expression = std::make_unique<Expression>();  // replaced by the body's text
+    while (TakeOperator("|")) {
+      ASSIGN_OR_RETURN(statement.expression, ParseFilter(std::move(statement.expression)));
+    }
+    statement.captures = true;
     RETURN_IF_ERROR(ExpectStatementEnd());
     ASSIGN_OR_RETURN(statement.body, ParseBlock({"endset"}));
     RETURN_IF_ERROR(ExpectEnd("endset"));
@@ -676,12 +728,21 @@ class StatementParser : public ExpressionParser {
     return absl::OkStatus();
   }
 
+  absl::Status ParseMacroBody(const char* end, Statement* statement) {
+    const size_t begin = position();
+    ASSIGN_OR_RETURN(statement->body, ParseBlock({end}));
+    statement->uses_caller = UsesName(begin, "caller");
+    statement->uses_varargs = UsesName(begin, "varargs");
+    statement->uses_kwargs = UsesName(begin, "kwargs");
+    return absl::OkStatus();
+  }
+
   absl::StatusOr<Statement> ParseMacro() {
     Statement statement = Make(Statement::Kind::kMacro);
     ASSIGN_OR_RETURN(statement.name, ExpectName());
     RETURN_IF_ERROR(ParseParameters(&statement));
     RETURN_IF_ERROR(ExpectStatementEnd());
-    ASSIGN_OR_RETURN(statement.body, ParseBlock({"endmacro"}));
+    RETURN_IF_ERROR(ParseMacroBody("endmacro", &statement));
     RETURN_IF_ERROR(ExpectEnd("endmacro"));
     return statement;
   }
@@ -696,8 +757,40 @@ class StatementParser : public ExpressionParser {
       return Error("call needs a call of a macro");
     }
     RETURN_IF_ERROR(ExpectStatementEnd());
-    ASSIGN_OR_RETURN(statement.body, ParseBlock({"endcall"}));
+    RETURN_IF_ERROR(ParseMacroBody("endcall", &statement));
     RETURN_IF_ERROR(ExpectEnd("endcall"));
+    return statement;
+  }
+
+  absl::StatusOr<Statement> ParseWith() {
+    Statement statement = Make(Statement::Kind::kWith);
+    while (Peek().kind == Kind::kName) {
+      std::string name = Next().text;
+      RETURN_IF_ERROR(ExpectOperator("="));
+      ASSIGN_OR_RETURN(ExpressionPtr value, ParseExpression());
+      statement.parameters.emplace_back(std::move(name), std::move(value));
+      if (!TakeOperator(",")) {
+        break;
+      }
+    }
+    RETURN_IF_ERROR(ExpectStatementEnd());
+    ASSIGN_OR_RETURN(statement.body, ParseBlock({"endwith"}));
+    RETURN_IF_ERROR(ExpectEnd("endwith"));
+    return statement;
+  }
+
+  // A block renders in place: no template of ours extends another.
+  absl::StatusOr<Statement> ParseNamedBlock() {
+    Statement statement = Make(Statement::Kind::kWith);
+    RETURN_IF_ERROR(ExpectName().status());
+    RETURN_IF_ERROR(ExpectStatementEnd());
+    ASSIGN_OR_RETURN(statement.body, ParseBlock({"endblock"}));
+    Next();
+    Next();
+    if (Peek().kind == Kind::kName) {
+      Next();
+    }
+    RETURN_IF_ERROR(ExpectStatementEnd());
     return statement;
   }
 

@@ -23,6 +23,8 @@ using ExpressionPtr = std::unique_ptr<Expression>;
 struct CallArguments {
   std::vector<ExpressionPtr> positional;
   std::vector<std::pair<std::string, ExpressionPtr>> named;
+  ExpressionPtr list;     // behind `*`; null: absent
+  ExpressionPtr mapping;  // behind `**`
 };
 
 struct Expression {
@@ -30,6 +32,7 @@ struct Expression {
     kLiteral,      // literal
     kName,         // name
     kList,         // items
+    kTuple,        // items
     kMap,          // items: key, value, key, value, ...
     kAttribute,    // items[0] . name
     kSubscript,    // items[0] [ items[1] ]
@@ -55,6 +58,12 @@ struct Expression {
 struct Statement;
 using Block = std::vector<Statement>;
 
+// Target of an assignment: a name, or several for the items of a list.
+struct Target {
+  std::string name;
+  std::vector<Target> items;  // empty: `name`
+};
+
 struct Branch {
   ExpressionPtr condition;  // null: else
   Block body;
@@ -65,12 +74,12 @@ struct Statement {
     kText,         // text
     kOutput,       // expression
     kIf,           // branches
-    kFor,          // targets, expression (the iterable), condition (may be null), body, else_body
-    kSet,          // targets (or attribute of targets[0]), expression; null expression: body is captured
+    kFor,          // target, expression (the iterable), condition (may be null), body, else_body, recursive
+    kSet,          // target (or its attribute), expression; with a body: the chain of filters over its text
     kMacro,        // name, parameters, body
     kCallBlock,    // expression (a call), parameters, body: the callee's caller()
     kFilterBlock,  // expression: a filter chain whose innermost value is the literal undefined; body
-    kBlock,        // body, rendered unchanged ({% generation %})
+    kWith,         // parameters: names and values of a scope of its own; body (also block and generation)
     kBreak,
     kContinue,
   };
@@ -79,7 +88,14 @@ struct Statement {
   std::string text;
   std::string name;
   std::string attribute;
-  std::vector<std::string> targets;
+  Target target;
+  bool captures = false;  // kSet: of the body's text
+  bool recursive = false;
+  bool uses_loop = false;  // kFor: the body reads `loop`, which costs more than an empty iteration
+  // Names that a macro's body uses: it takes further arguments only then.
+  bool uses_caller = false;
+  bool uses_varargs = false;
+  bool uses_kwargs = false;
   ExpressionPtr expression;
   ExpressionPtr condition;
   std::vector<Branch> branches;
@@ -116,9 +132,10 @@ struct Token {
 absl::StatusOr<std::vector<Token>> Tokenize(std::string_view source);
 
 // Parser: template source to syntax tree. Supports the subset that chat templates use: output, if, for (with
-// else, condition, break, continue), set (also blocks and namespace attributes), macro, call, filter blocks,
-// raw, generation; all of Jinja's expressions. All other tags (import, include, extends, block, ...) are
-// UNIMPLEMENTED, named with their line.
+// else, condition, recursive, break, continue), set (also blocks and namespace attributes), macro, call,
+// filter blocks, with, block, raw, generation; all of Jinja's expressions. All other tags (import, include,
+// extends,
+// ...) are UNIMPLEMENTED, named with their line.
 //
 // Thread safety: a pure function.
 

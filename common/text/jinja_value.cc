@@ -3,15 +3,21 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <cstdlib>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "common/base/utf8.h"
+#include "common/text/unicode.h"
 
 namespace sluice::jinja {
 namespace {
 
 constexpr int kMaxPrintDepth = 64;  // maximum depth of printed lists and maps
 
+// Formats as Python's repr(): the fewest digits that give the number back, with an exponent below 1e-4 and
+// from 1e16 on.
 std::string FormatDouble(double value) {
   if (std::isnan(value)) {
     return "nan";
@@ -20,12 +26,25 @@ std::string FormatDouble(double value) {
     return value < 0 ? "-inf" : "inf";
   }
   char buffer[64];
-  const auto result = std::to_chars(buffer, buffer + sizeof(buffer), value);
-  std::string text(buffer, result.ptr);
-  if (text.find_first_of(".e") == std::string::npos) {
-    text += ".0";
+  const auto result = std::to_chars(buffer, buffer + sizeof(buffer), value, std::chars_format::scientific);
+  const std::string_view text(buffer, static_cast<size_t>(result.ptr - buffer));
+  const size_t e = text.find('e');
+  const int exponent = std::atoi(text.data() + e + 1);
+  if (exponent < -4 || exponent >= 16) {
+    return std::string(text);  // to_chars writes exponents as Python does: a sign and two digits or more
   }
-  return text;
+  const bool negative = text[0] == '-';
+  std::string digits(text.substr(negative ? 1 : 0, e - (negative ? 1 : 0)));
+  digits.erase(std::remove(digits.begin(), digits.end(), '.'), digits.end());
+  if (exponent < 0) {
+    digits.insert(0, static_cast<size_t>(-exponent), '0');
+    digits.insert(1, ".");
+  } else {
+    const auto whole = static_cast<size_t>(exponent) + 1;
+    digits.append(digits.size() <= whole ? whole + 1 - digits.size() : 0, '0');
+    digits.insert(whole, ".");
+  }
+  return negative ? "-" + digits : digits;
 }
 
 // Appends \uXXXX, as a surrogate pair above U+FFFF, for the character at `*at`; *at becomes its last byte.
@@ -52,6 +71,15 @@ void EscapeCharacter(const String& value, size_t* at, String* out) {
 }
 
 enum class EscapeStyle { kPython, kJson, kAsciiJson };
+
+// Appends the escape that repr() writes for a character that Python does not print, such as U+00A0.
+void EscapeUnprintable(char32_t c, char mark, String* out) {
+  const std::string escape = c < 0x100     ? absl::StrFormat("\\x%02x", static_cast<uint32_t>(c))
+                             : c < 0x10000 ? absl::StrFormat("\\u%04x", static_cast<uint32_t>(c))
+                                           : absl::StrFormat("\\U%08x", static_cast<uint32_t>(c));
+  out->text += escape;
+  out->marks.append(escape.size(), mark);
+}
 
 String Escaped(const String& value, char quote, EscapeStyle style) {
   const bool json = style != EscapeStyle::kPython;
@@ -85,6 +113,11 @@ String Escaped(const String& value, char quote, EscapeStyle style) {
       add(json && code == 0x7f ? std::string_view(&c, 1) : std::string_view(escaped), mark);
     } else if (style == EscapeStyle::kAsciiJson && code >= 0x80) {
       EscapeCharacter(value, &i, &out);
+    } else if (const Utf8Char next = DecodeUtf8(std::string_view(value.text).substr(i));
+               style == EscapeStyle::kPython && code >= 0x80 && next.state == Utf8State::kWhole &&
+               !IsPrintable(next.code_point)) {
+      EscapeUnprintable(next.code_point, mark, &out);
+      i += next.length - 1u;
     } else {
       add({&c, 1}, mark);
     }
@@ -93,34 +126,31 @@ String Escaped(const String& value, char quote, EscapeStyle style) {
   return out;
 }
 
-// Implements Python's repr(), which str() uses for the items of lists and maps.
-String Repr(const Value& value, int depth);
+String ReprAt(const Value& value, int depth);
 
-String ReprContainer(const Value& value, int depth) {
-  String out;
-  if (const List* list = value.list()) {
-    out.Append(String::FromTemplate("["));
-    for (size_t i = 0; i < list->size(); ++i) {
-      out.Append(String::FromTemplate(i == 0 ? "" : ", "));
-      out.Append(Repr((*list)[i], depth + 1));
-    }
-    out.Append(String::FromTemplate("]"));
-    return out;
+String ReprList(const List& list, int depth) {
+  String out = String::FromTemplate(list.tuple() ? "(" : "[");
+  for (size_t i = 0; i < list.size(); ++i) {
+    out.Append(String::FromTemplate(i == 0 ? "" : ", "));
+    out.Append(ReprAt(list[i], depth + 1));
   }
-  out.Append(String::FromTemplate("{"));
-  const Map& map = *value.map();
+  out.Append(String::FromTemplate(!list.tuple() ? "]" : list.size() == 1 ? ",)" : ")"));
+  return out;
+}
+
+String ReprMap(const Map& map, int depth) {
+  String out = String::FromTemplate("{");
   for (size_t i = 0; i < map.size(); ++i) {
     out.Append(String::FromTemplate(i == 0 ? "" : ", "));
-    out.Append(map.integer_keys ? String::FromTemplate(map[i].first)
-                                : Escaped(map.KeyText(map[i].first), '\'', EscapeStyle::kPython));
+    out.Append(ReprAt(map[i].first, depth + 1));
     out.Append(String::FromTemplate(": "));
-    out.Append(Repr(map[i].second, depth + 1));
+    out.Append(ReprAt(map[i].second, depth + 1));
   }
   out.Append(String::FromTemplate("}"));
   return out;
 }
 
-String Repr(const Value& value, int depth) {
+String ReprAt(const Value& value, int depth) {
   if (depth > kMaxPrintDepth) {
     return String::FromTemplate("...");
   }
@@ -129,10 +159,13 @@ String Repr(const Value& value, int depth) {
         string->text.find('\'') != std::string::npos && string->text.find('"') == std::string::npos;
     return Escaped(*string, doubled ? '"' : '\'', EscapeStyle::kPython);
   }
-  if (value.list() != nullptr || value.map() != nullptr) {
-    return ReprContainer(value, depth);
+  if (const List* list = value.list()) {
+    return ReprList(*list, depth);
   }
-  return ToString(value);
+  if (const Map* map = value.map()) {
+    return ReprMap(*map, depth);
+  }
+  return value.undefined() ? String::FromTemplate("Undefined") : ToString(value);
 }
 
 // JsonWriter: writes values as JSON, with the brackets, separators and line breaks of the format.
@@ -153,11 +186,13 @@ class JsonWriter {
       out_->Append(String::FromTemplate(*flag ? "true" : "false"));
     } else if (value.none()) {
       out_->Append(String::FromTemplate("null"));
-    } else if (value.As<int64_t>() != nullptr || value.As<double>() != nullptr) {
+    } else if (const double* real = value.As<double>()) {
+      out_->Append(String::FromTemplate(JsonNumber(*real)));
+    } else if (value.As<Integer>() != nullptr || value.As<LongInteger>() != nullptr) {
       out_->Append(ToString(value));
-    } else if (const List* list = value.list()) {
+    } else if (const List* list = value.list(); list != nullptr && list->indexed()) {
       return Items(*list, "[]", depth, [&](const Value& item) { return Write(item, depth + 1); });
-    } else if (const Map* map = value.map()) {
+    } else if (const Map* map = value.map(); map != nullptr && map->kind == Map::Kind::kDict) {
       return WriteMap(*map, depth);
     } else {
       return absl::InvalidArgumentError(
@@ -167,18 +202,41 @@ class JsonWriter {
   }
 
  private:
+  static std::string JsonNumber(double real) {
+    return std::isnan(real)    ? "NaN"
+           : !std::isinf(real) ? FormatDouble(real)
+           : real < 0          ? "-Infinity"
+                               : "Infinity";
+  }
+
+  // json.dumps writes keys that are numbers, bool or None as their JSON text.
+  static absl::StatusOr<String> KeyText(const Value& key) {
+    if (key.string() != nullptr) {
+      return *key.string();
+    }
+    if (key.list() != nullptr || key.map() != nullptr || key.function() != nullptr || key.undefined()) {
+      return absl::InvalidArgumentError(absl::StrCat("tojson: a key of type ", key.TypeName()));
+    }
+    return ToJson(key, {});
+  }
+
   absl::Status WriteMap(const Map& map, int depth) {
-    std::vector<const std::pair<std::string, Value>*> entries;
-    for (const auto& entry : map) {
-      entries.push_back(&entry);
+    std::vector<std::pair<String, const Value*>> entries;
+    for (const auto& [key, value] : map) {
+      absl::StatusOr<String> text = KeyText(key);
+      if (!text.ok()) {
+        return text.status();
+      }
+      entries.emplace_back(*std::move(text), &value);
     }
     if (format_.sort_keys) {
-      std::stable_sort(entries.begin(), entries.end(), [](auto* a, auto* b) { return a->first < b->first; });
+      std::stable_sort(entries.begin(), entries.end(),
+                       [](const auto& a, const auto& b) { return a.first.text < b.first.text; });
     }
-    return Items(entries, "{}", depth, [&](const auto* entry) {
-      out_->Append(Escaped(map.KeyText(entry->first), '"', style_));
+    return Items(entries, "{}", depth, [&](const auto& entry) {
+      out_->Append(Escaped(entry.first, '"', style_));
       out_->Append(format_.key_separator);
-      return Write(entry->second, depth + 1);
+      return Write(*entry.second, depth + 1);
     });
   }
 
@@ -205,9 +263,11 @@ class JsonWriter {
   }
 
   void NewLine(int depth) {
-    if (format_.indent >= 0) {
+    if (format_.indent.has_value()) {
       std::string line(1, '\n');
-      line.append(static_cast<size_t>(format_.indent) * depth, ' ');
+      for (int i = 0; i < depth; ++i) {
+        line += *format_.indent;
+      }
       out_->Append(String::FromTemplate(line));
     }
   }
@@ -219,8 +279,8 @@ class JsonWriter {
 
 }  // namespace
 
-bool Value::integer(int64_t* out) const {
-  if (const int64_t* value = As<int64_t>()) {
+bool Value::integer(Integer* out) const {
+  if (const Integer* value = As<Integer>()) {
     *out = *value;
     return true;
   }
@@ -231,12 +291,25 @@ bool Value::integer(int64_t* out) const {
   return false;
 }
 
+bool Value::integer(int64_t* out) const {
+  Integer whole = 0;
+  if (!integer(&whole)) {
+    return false;
+  }
+  *out = static_cast<int64_t>(std::clamp<Integer>(whole, INT64_MIN, INT64_MAX));
+  return true;
+}
+
 bool Value::number(double* out) const {
   if (const double* value = As<double>()) {
     *out = *value;
     return true;
   }
-  int64_t whole = 0;
+  if (const LongInteger* value = As<LongInteger>()) {
+    *out = std::strtod(value->digits.c_str(), nullptr);
+    return true;
+  }
+  Integer whole = 0;
   if (!integer(&whole)) {
     return false;
   }
@@ -256,18 +329,19 @@ bool Value::Truthy() const {
     return !text->text.empty();
   }
   if (const List* items = list()) {
-    return !items->empty();
+    return !items->empty() || items->kind == List::Kind::kGenerator;
   }
   if (const Map* items = map()) {
-    return !items->empty();
+    return !items->empty() || items->kind != Map::Kind::kDict;
   }
   return true;
 }
 
 const char* Value::TypeName() const {
-  constexpr const char* kNames[] = {"undefined", "none", "boolean", "integer", "float",
-                                    "string",    "list", "mapping", "function"};
-  return kNames[data_.index()];
+  constexpr const char* kNames[] = {"undefined", "none",   "boolean", "integer", "integer",
+                                    "float",     "string", "list",    "mapping", "function"};
+  const bool tuple = list() != nullptr && list()->tuple();
+  return tuple ? "tuple" : kNames[data_.index()];
 }
 
 const Value* Arguments::Find(size_t index, std::string_view name) const {
@@ -282,9 +356,28 @@ const Value* Arguments::Find(size_t index, std::string_view name) const {
   return nullptr;
 }
 
+const Value* FindName(const Names& names, std::string_view name) {
+  for (const auto& [own, value] : names) {
+    if (own == name) {
+      return &value;
+    }
+  }
+  return nullptr;
+}
+
+void SetName(Names& names, std::string_view name, Value value) {
+  for (auto& [own, old] : names) {
+    if (own == name) {
+      old = std::move(value);
+      return;
+    }
+  }
+  names.emplace_back(name, std::move(value));
+}
+
 Value* FindKey(Map& map, std::string_view key) {
-  for (auto& [name, value] : map) {
-    if (name == key) {
+  for (auto& [own, value] : map) {
+    if (own.string() != nullptr && own.string()->text == key) {
       return &value;
     }
   }
@@ -292,18 +385,22 @@ Value* FindKey(Map& map, std::string_view key) {
 }
 
 Value* FindItem(Map& map, const Value& key) {
-  int64_t whole = 0;
-  if (map.integer_keys) {
-    return key.integer(&whole) ? FindKey(map, absl::StrCat(whole)) : nullptr;
+  if (key.string() != nullptr) {
+    return FindKey(map, key.string()->text);
   }
-  return key.string() != nullptr ? FindKey(map, key.string()->text) : nullptr;
+  for (auto& [own, value] : map) {
+    if (Equal(own, key)) {
+      return &value;
+    }
+  }
+  return nullptr;
 }
 
-void SetKey(Map& map, const std::string& key, Value value) {
-  if (Value* found = FindKey(map, key)) {
+void SetItem(Map& map, Value key, Value value) {
+  if (Value* found = FindItem(map, key)) {
     *found = std::move(value);
   } else {
-    map.emplace_back(key, std::move(value));
+    map.emplace_back(std::move(key), std::move(value));
   }
 }
 
@@ -313,6 +410,11 @@ namespace {
 bool EqualAt(const Value& a, const Value& b, int depth) {
   if (depth > kMaxPrintDepth) {
     return false;
+  }
+  Integer m = 0;
+  Integer n = 0;
+  if (a.integer(&m) && b.integer(&n)) {
+    return m == n;
   }
   double x = 0;
   double y = 0;
@@ -331,7 +433,10 @@ bool EqualAt(const Value& a, const Value& b, int depth) {
   if (a.list() != nullptr) {
     const List& left = *a.list();
     const List& right = *b.list();
-    if (left.size() != right.size()) {
+    if (&left == &right) {
+      return true;
+    }
+    if (left.size() != right.size() || left.tuple() != right.tuple() || !left.indexed() || !right.indexed()) {
       return false;
     }
     for (size_t i = 0; i < left.size(); ++i) {
@@ -342,11 +447,15 @@ bool EqualAt(const Value& a, const Value& b, int depth) {
     return true;
   }
   if (a.map() != nullptr) {
-    if (a.map()->size() != b.map()->size() || a.map()->integer_keys != b.map()->integer_keys) {
+    if (a.map() == b.map()) {
+      return true;
+    }
+    if (a.map()->size() != b.map()->size() || a.map()->kind != Map::Kind::kDict ||
+        b.map()->kind != Map::Kind::kDict) {
       return false;
     }
     for (const auto& [key, value] : *a.map()) {
-      const Value* other = FindKey(*b.map(), key);
+      const Value* other = FindItem(*b.map(), key);
       if (other == nullptr || !EqualAt(value, *other, depth + 1)) {
         return false;
       }
@@ -358,6 +467,30 @@ bool EqualAt(const Value& a, const Value& b, int depth) {
 
 }  // namespace
 
+Value IntegerOf(std::string_view digits) {
+  const bool negative = !digits.empty() && digits[0] == '-';
+  Integer value = 0;
+  for (const char c : digits.substr(!digits.empty() && (negative || digits[0] == '+') ? 1 : 0)) {
+    Integer next = 0;
+    if (__builtin_mul_overflow(value, Integer{10}, &next) ||
+        __builtin_add_overflow(next, Integer{c - '0'}, &value)) {
+      return Value(LongInteger{std::string(digits)});
+    }
+  }
+  return Value(negative ? -value : value);
+}
+
+std::string IntegerText(Integer value) {
+  __extension__ using Unsigned = unsigned __int128;
+  Unsigned rest = value < 0 ? -static_cast<Unsigned>(value) : static_cast<Unsigned>(value);
+  std::string text;
+  do {
+    text.insert(text.begin(), static_cast<char>('0' + static_cast<int>(rest % 10)));
+    rest /= 10;
+  } while (rest != 0);
+  return value < 0 ? "-" + text : text;
+}
+
 bool Equal(const Value& a, const Value& b) { return EqualAt(a, b, 0); }
 
 String ToString(const Value& value) {
@@ -367,8 +500,11 @@ String ToString(const Value& value) {
   if (const bool* flag = value.As<bool>()) {
     return String::FromTemplate(*flag ? "True" : "False");
   }
-  if (const int64_t* whole = value.As<int64_t>()) {
-    return String::FromTemplate(absl::StrCat(*whole));
+  if (const Integer* whole = value.As<Integer>()) {
+    return String::FromTemplate(IntegerText(*whole));
+  }
+  if (const LongInteger* whole = value.As<LongInteger>()) {
+    return String::FromTemplate(whole->digits);
   }
   if (const double* real = value.As<double>()) {
     return String::FromTemplate(FormatDouble(*real));
@@ -382,8 +518,10 @@ String ToString(const Value& value) {
   if (value.function() != nullptr) {
     return String::FromTemplate("<function>");
   }
-  return ReprContainer(value, 0);
+  return ReprAt(value, 0);
 }
+
+String Repr(const Value& value) { return ReprAt(value, 0); }
 
 absl::StatusOr<String> ToJson(const Value& value, const JsonFormat& format) {
   String out;

@@ -189,6 +189,105 @@ std::string Lowercase(std::string_view text) {
 
 namespace {
 
+// Characters whose upper or title case has several characters: each, and behind it its mapping (Unicode's
+// SpecialCasing).
+constexpr std::string_view kLongUppercase =
+    "ßSS ŉʼN ǰJ\u030c ΐΙ\u0308\u0301 ΰΥ\u0308\u0301 ևԵՒ ẖH\u0331 ẗT\u0308 ẘW\u030a ẙY\u030a ẚAʾ "
+    "ὐΥ\u0313 ὒΥ\u0313\u0300 ὔΥ\u0313\u0301 ὖΥ\u0313\u0342 ᾀἈΙ ᾁἉΙ ᾂἊΙ ᾃἋΙ ᾄἌΙ ᾅἍΙ ᾆἎΙ ᾇἏΙ ᾈἈΙ ᾉἉΙ "
+    "ᾊἊΙ ᾋἋΙ ᾌἌΙ ᾍἍΙ ᾎἎΙ ᾏἏΙ ᾐἨΙ ᾑἩΙ ᾒἪΙ ᾓἫΙ ᾔἬΙ ᾕἭΙ ᾖἮΙ ᾗἯΙ ᾘἨΙ ᾙἩΙ ᾚἪΙ ᾛἫΙ ᾜἬΙ ᾝἭΙ ᾞἮΙ ᾟἯΙ ᾠὨΙ ᾡὩΙ "
+    "ᾢὪΙ ᾣὫΙ ᾤὬΙ ᾥὭΙ ᾦὮΙ ᾧὯΙ ᾨὨΙ ᾩὩΙ ᾪὪΙ ᾫὫΙ ᾬὬΙ ᾭὭΙ ᾮὮΙ ᾯὯΙ ᾲᾺΙ ᾳΑΙ ᾴΆΙ ᾶΑ\u0342 ᾷΑ\u0342Ι ᾼΑΙ ῂῊΙ "
+    "ῃΗΙ ῄΉΙ ῆΗ\u0342 ῇΗ\u0342Ι ῌΗΙ ῒΙ\u0308\u0300 ΐΙ\u0308\u0301 ῖΙ\u0342 ῗΙ\u0308\u0342 "
+    "ῢΥ\u0308\u0300 ΰΥ\u0308\u0301 ῤΡ\u0313 ῦΥ\u0342 ῧΥ\u0308\u0342 ῲῺΙ ῳΩΙ ῴΏΙ ῶΩ\u0342 ῷΩ\u0342Ι "
+    "ῼΩΙ ﬀFF ﬁFI ﬂFL ﬃFFI ﬄFFL ﬅST ﬆST ﬓՄՆ ﬔՄԵ ﬕՄԻ ﬖՎՆ ﬗՄԽ ";
+constexpr std::string_view kLongTitlecase =
+    "ßSs ŉʼN ǰJ\u030c ΐΙ\u0308\u0301 ΰΥ\u0308\u0301 ևԵւ ẖH\u0331 ẗT\u0308 ẘW\u030a ẙY\u030a ẚAʾ "
+    "ὐΥ\u0313 ὒΥ\u0313\u0300 ὔΥ\u0313\u0301 ὖΥ\u0313\u0342 ᾲᾺ\u0345 ᾴΆ\u0345 ᾶΑ\u0342 ᾷΑ\u0342\u0345 "
+    "ῂῊ\u0345 ῄΉ\u0345 ῆΗ\u0342 ῇΗ\u0342\u0345 ῒΙ\u0308\u0300 ΐΙ\u0308\u0301 ῖΙ\u0342 ῗΙ\u0308\u0342 "
+    "ῢΥ\u0308\u0300 ΰΥ\u0308\u0301 ῤΡ\u0313 ῦΥ\u0342 ῧΥ\u0308\u0342 ῲῺ\u0345 ῴΏ\u0345 ῶΩ\u0342 "
+    "ῷΩ\u0342\u0345 ﬀFf ﬁFi ﬂFl ﬃFfi ﬄFfl ﬅSt ﬆSt ﬓՄն ﬔՄե ﬕՄի ﬖՎն ﬗՄխ ";
+
+// Returns the mapping of `c` in one of the tables above; empty if it has none there.
+std::string_view LongMapping(char32_t c, std::string_view table) {
+  if (c < 0x80) {
+    return {};
+  }
+  std::string key;
+  AppendUtf8(c, &key);
+  for (size_t at = 0; at < table.size();) {
+    const size_t end = table.find(' ', at);
+    if (table.compare(at, key.size(), key) == 0) {
+      return table.substr(at + key.size(), end - at - key.size());
+    }
+    at = end + 1;
+  }
+  return {};
+}
+
+}  // namespace
+
+void AppendInCase(char32_t code_point, LetterCase letter_case, std::string* out) {
+  const auto c = static_cast<utf8proc_int32_t>(code_point);
+  if (letter_case == LetterCase::kLower) {
+    AppendUtf8(static_cast<char32_t>(utf8proc_tolower(c)), out);
+    if (code_point == 0x130) {  // capital I with a dot keeps its dot
+      AppendUtf8(0x307, out);
+    }
+    return;
+  }
+  const bool upper = letter_case == LetterCase::kUpper;
+  if (const std::string_view text = LongMapping(code_point, upper ? kLongUppercase : kLongTitlecase);
+      !text.empty()) {
+    out->append(text);
+    return;
+  }
+  AppendUtf8(static_cast<char32_t>(upper ? utf8proc_toupper(c) : utf8proc_totitle(c)), out);
+}
+
+bool IsCasedLetter(char32_t code_point) {
+  const auto c = static_cast<utf8proc_int32_t>(code_point);
+  const utf8proc_category_t category = CategoryOf(code_point);
+  return category == UTF8PROC_CATEGORY_LU || category == UTF8PROC_CATEGORY_LL ||
+         category == UTF8PROC_CATEGORY_LT || utf8proc_tolower(c) != c || utf8proc_toupper(c) != c;
+}
+
+bool IsLetter(char32_t code_point) {
+  const utf8proc_category_t category = CategoryOf(code_point);
+  return category >= UTF8PROC_CATEGORY_LU && category <= UTF8PROC_CATEGORY_LO;
+}
+
+bool IsDigit(char32_t code_point) {
+  const auto in = [code_point](char32_t first, char32_t last) {
+    return code_point >= first && code_point <= last;
+  };
+  return CategoryOf(code_point) == UTF8PROC_CATEGORY_ND || code_point == 0xb9 || in(0xb2, 0xb3) ||
+         code_point == 0x2070 || in(0x2074, 0x2079) || in(0x2080, 0x2089) || in(0x2460, 0x2468) ||
+         in(0x2474, 0x247c) || in(0x2488, 0x2490) || in(0x2776, 0x277e) || in(0x2780, 0x2788) ||
+         in(0x278a, 0x2792);
+}
+
+bool IsPythonBlank(char32_t code_point) {
+  return IsWhitespace(code_point) || (code_point >= 0x1c && code_point <= 0x1f);
+}
+
+bool IsPrintable(char32_t code_point) {
+  switch (CategoryOf(code_point)) {
+    case UTF8PROC_CATEGORY_CC:
+    case UTF8PROC_CATEGORY_CF:
+    case UTF8PROC_CATEGORY_CS:
+    case UTF8PROC_CATEGORY_CO:
+    case UTF8PROC_CATEGORY_CN:
+    case UTF8PROC_CATEGORY_ZL:
+    case UTF8PROC_CATEGORY_ZP:
+      return false;
+    case UTF8PROC_CATEGORY_ZS:
+      return code_point == ' ';
+    default:
+      return true;
+  }
+}
+
+namespace {
+
 struct NewerRange {
   char32_t first;
   char32_t last;

@@ -24,6 +24,15 @@ std::string Normalize(UnicodeForm form, std::string_view text);
 // Lowercases each character on its own (no final sigma rule).
 std::string Lowercase(std::string_view text);
 
+// Python's str methods, by character. Some characters have a case of several: U+00DF becomes "SS".
+enum class LetterCase { kLower, kUpper, kTitle };
+void AppendInCase(char32_t code_point, LetterCase letter_case, std::string* out);
+bool IsCasedLetter(char32_t code_point);  // Lu, Ll, Lt, and the letters that have another case
+bool IsLetter(char32_t code_point);       // L*: isalpha()
+bool IsDigit(char32_t code_point);        // Nd, and superscript, subscript and circled digits: isdigit()
+bool IsPythonBlank(char32_t code_point);  // White_Space and U+001C to U+001F: isspace(), strip(), split()
+bool IsPrintable(char32_t code_point);    // repr() writes all others as escapes
+
 // Characters that Unicode 15.0 to 16.0 added: PCRE2 10.42 (Unicode 14) does not know their category, while
 // the reference (Oniguruma 6.9.10, Unicode 16) does. They are new emoji, two blocks of Han characters and
 // scripts.

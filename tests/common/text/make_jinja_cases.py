@@ -215,13 +215,19 @@ CONVERSATIONS = [
 ]
 
 
+def without_nulls(conversation):
+    """Drops null members of messages, as transformers 5 does."""
+    messages = [{k: v for k, v in message.items() if v is not None} for message in conversation["messages"]]
+    return {**conversation, "messages": messages}
+
+
 def main(path):
     cases = []
     for name, source in TEMPLATES.items():
         template = ENVIRONMENT.from_string(source)
         for conversation in CONVERSATIONS:
             for prompt in (False, True):
-                variables = {"tools": None, "documents": None, **conversation}
+                variables = {"tools": None, "documents": None, **without_nulls(conversation)}
                 try:
                     expected = template.render(**variables, add_generation_prompt=prompt, bos_token="<s>",
                                                eos_token="</s>")
