@@ -1,12 +1,12 @@
 #include "common/text/chat_template.h"
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
-#include "common/base/json_reader.h"
 #include "common/base/status.h"
 #include "common/text/jinja_interpreter.h"
 #include "common/text/jinja_parser.h"
@@ -16,9 +16,10 @@ namespace {
 
 using jinja::Value;
 
+constexpr int kMaxJsonDepth = 64;
 constexpr size_t kMaxConversationBytes = 16 << 20;
-constexpr JsonLimits kConversationJson{
-    .max_values = 100'000, .max_members = 1024, .allow_duplicate_keys = true};
+constexpr size_t kMaxValues = 100'000;
+constexpr size_t kMaxMembers = 1024;  // per object: a lookup is linear in them
 constexpr size_t kMaxTemplateBytes = 1 << 20;
 constexpr std::string_view kContinueTag = "CONTINUE_FINAL_MESSAGE_TAG";
 

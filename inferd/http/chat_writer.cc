@@ -57,7 +57,7 @@ void ChoiceText::Keep(const std::vector<MessageEvent>& events) {
         content_ += event.text;
         break;
       case Kind::kCall:
-        calls_.push_back({NewCallId(), event.text, ""});
+        calls_.push_back({event.id.empty() ? NewCallId() : event.id, event.text, ""});
         break;
       case Kind::kArguments:
         calls_.back().arguments += event.text;

@@ -1,6 +1,7 @@
 #include "inferd/serving/call_parsers.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "common/base/json_reader.h"
 #include "inferd/serving/json_calls.h"
@@ -26,9 +27,13 @@ class TextArgumentsParser : public CallParser {
   void AddParameter(const std::string& key, const std::string& text, std::vector<MessageEvent>* out) {
     static const std::vector<std::string> kUnknown;
     const bool known = of_call_ != nullptr && of_call_->contains(key);
+    AddTyped(key, text, known ? of_call_->at(key) : kUnknown, out);
+  }
+  void AddTyped(const std::string& key, const std::string& text, const std::vector<std::string>& types,
+                std::vector<MessageEvent>* out) {
     Emit(Kind::kArguments,
          (parameters_++ == 0 ? "{" : ", ") + Json(key).dump(-1, ' ', false, Json::error_handler_t::replace) +
-             ": " + JsonOfText(text, known ? of_call_->at(key) : kUnknown),
+             ": " + JsonOfText(text, types),
          out);
   }
   void EndCall(std::vector<MessageEvent>* out) { Emit(Kind::kArguments, parameters_ == 0 ? "{}" : "}", out); }
@@ -39,9 +44,31 @@ class TextArgumentsParser : public CallParser {
   int parameters_ = 0;
 };
 
+// Marks of calls whose parameters have tags of their own. A section holds one call or several.
+struct XmlMarks {
+  std::string_view call_open;
+  std::string_view parameter_open;
+  std::string_view name_end;  // behind the name of a call or parameter
+  std::string_view parameter_close;
+  std::string_view call_close;
+  std::string_view section_close;
+};
+constexpr XmlMarks kXmlMarks = {"<function=",   "<parameter=", ">",
+                                "</parameter>", "</function>", "</tool_call>"};
+constexpr XmlMarks kSeedMarks = {"<function=",   "<parameter=", ">",
+                                 "</parameter>", "</function>", "</seed:tool_call>"};
+constexpr XmlMarks kMinimaxMarks = {"<invoke name=\"", "<parameter name=\"", "\">",
+                                    "</parameter>",    "</invoke>",          "</minimax:tool_call>"};
+constexpr XmlMarks kDsmlMarks = {
+    "<｜DSML｜invoke name=\"", "<｜DSML｜parameter name=\"", "\">",
+    "</｜DSML｜parameter>",    "</｜DSML｜invoke>",          "</｜DSML｜function_calls>"};
+constexpr XmlMarks kDsmlV4Marks = {
+    "<｜DSML｜invoke name=\"", "<｜DSML｜parameter name=\"", "\">",
+    "</｜DSML｜parameter>",    "</｜DSML｜invoke>",          "</｜DSML｜tool_calls>"};
+
 class XmlCallParser final : public TextArgumentsParser {
  public:
-  explicit XmlCallParser(const ToolTypes& types) : TextArgumentsParser(types) {}
+  XmlCallParser(const XmlMarks& marks, const ToolTypes& types) : TextArgumentsParser(types), marks_(marks) {}
 
   Outcome Step(std::string* in, bool ended, std::vector<MessageEvent>* out) override {
     while (true) {
@@ -49,26 +76,27 @@ class XmlCallParser final : public TextArgumentsParser {
       switch (state_) {
         case State::kFunction: {
           const size_t at = SkipBlank(*in);
-          const size_t end = in->find('>', at);
-          if (!MayTakeMark(*in, "<function=") || (end == std::string::npos && ended)) {
+          const size_t name = at + marks_.call_open.size();
+          const size_t end = name < in->size() ? in->find(marks_.name_end, name) : std::string::npos;
+          if (!MayTakeMark(*in, marks_.call_open) || (end == std::string::npos && ended)) {
             return Outcome::kNoCall;
           }
           if (end == std::string::npos) {
             return Outcome::kMore;
           }
-          const size_t name = at + std::string_view("<function=").size();
           BeginCall(in->substr(name, end - name), out);
-          in->erase(0, end + 1);
+          in->erase(0, end + marks_.name_end.size());
           state_ = State::kParameters;
           break;
         }
         case State::kParameters:
-          if (TakeMark(in, "<parameter=")) {
+          if (TakeMark(in, marks_.parameter_open)) {
             state_ = State::kKey;
-          } else if (TakeMark(in, "</function>") || (ended && SkipBlank(*in) == in->size())) {
+          } else if (TakeMark(in, marks_.call_close) || (ended && SkipBlank(*in) == in->size())) {
             EndCall(out);
             state_ = State::kBehind;
-          } else if (MayTakeMark(*in, "<parameter=") || MayTakeMark(*in, "</function>")) {
+          } else if (!ended &&
+                     (MayTakeMark(*in, marks_.parameter_open) || MayTakeMark(*in, marks_.call_close))) {
             return Outcome::kMore;
           } else {
             EndCall(out);
@@ -76,32 +104,51 @@ class XmlCallParser final : public TextArgumentsParser {
           }
           break;
         case State::kKey:
-          if (!TakeTo(in, ">", &key_)) {
+          if (!TakeTo(in, marks_.name_end, &key_)) {
             return Outcome::kMore;
           }
           state_ = State::kValue;
           break;
         case State::kValue:
-          if (!TakeTo(in, "</parameter>", &text)) {
+          if (!TakeTo(in, marks_.parameter_close, &text)) {
             return Outcome::kMore;
           }
-          // One line break on each side belongs to the syntax, not to the value.
-          text.erase(0, StartsWith(text, "\n") ? 1 : 0);
-          text.resize(text.size() - (!text.empty() && text.back() == '\n' ? 1 : 0));
-          AddParameter(key_, text, out);
+          AddValue(std::move(text), out);
           state_ = State::kParameters;
           break;
         case State::kBehind:
-          if (TakeMark(in, "</tool_call>")) {
+          if (TakeMark(in, marks_.section_close)) {
             return Outcome::kDone;
           }
-          return MayTakeMark(*in, "</tool_call>") && !ended ? Outcome::kMore : Outcome::kDone;
+          if (StartsWith(std::string_view(*in).substr(SkipBlank(*in)), marks_.call_open)) {
+            state_ = State::kFunction;
+            break;
+          }
+          const bool may = MayTakeMark(*in, marks_.section_close) || MayTakeMark(*in, marks_.call_open);
+          return may && !ended ? Outcome::kMore : Outcome::kDone;
       }
     }
   }
 
  private:
   enum class State : uint8_t { kFunction, kParameters, kKey, kValue, kBehind };
+
+  void AddValue(std::string text, std::vector<MessageEvent>* out) {
+    static const std::vector<std::string> kText = {"string"};
+    static const std::vector<std::string> kOther = {"number", "boolean", "null", "object", "array"};
+    // One line break on each side belongs to the syntax, not to the value.
+    text.erase(0, StartsWith(text, "\n") ? 1 : 0);
+    text.resize(text.size() - (!text.empty() && text.back() == '\n' ? 1 : 0));
+    const size_t quote = key_.find('"');  // DeepSeek: k" string="true
+    if (quote == std::string::npos) {
+      AddParameter(key_, text, out);
+    } else {
+      AddTyped(key_.substr(0, quote), text, key_.find("\"true", quote) != std::string::npos ? kText : kOther,
+               out);
+    }
+  }
+
+  const XmlMarks& marks_;
   State state_ = State::kFunction;
   std::string key_;
 };
@@ -175,8 +222,9 @@ class GlmCallParser final : public TextArgumentsParser {
 // Parser of Python calls: short, and unambiguous only after the closing bracket.
 class PythonCallParser final : public CallParser {
  public:
+  explicit PythonCallParser(std::string_view end) : end_(end) {}
+
   Outcome Step(std::string* in, bool ended, std::vector<MessageEvent>* out) override {
-    constexpr std::string_view kEnd = "<|python_end|>";
     if (!parsed_) {
       const size_t size = PythonListEnd(*in);
       if (size == std::string::npos) {
@@ -194,15 +242,43 @@ class PythonCallParser final : public CallParser {
       in->erase(0, size);
       parsed_ = true;
     }
-    if (StartsWith(*in, kEnd)) {
-      in->erase(0, kEnd.size());
+    if (TakeMark(in, end_)) {
       return Outcome::kDone;
     }
-    return !ended && MayStartWith(*in, kEnd) ? Outcome::kMore : Outcome::kDone;
+    return !ended && MayTakeMark(*in, end_) ? Outcome::kMore : Outcome::kDone;
   }
 
  private:
+  const std::string_view end_;
   bool parsed_ = false;
+};
+
+// Parser of Gemma's calls: call:f{a:<|"|>x<|"|>,b:1}<tool_call|>. The object is read when it has ended.
+class GemmaCallParser final : public CallParser {
+ public:
+  Outcome Step(std::string* in, bool ended, std::vector<MessageEvent>* out) override {
+    constexpr std::string_view kEnd = "<tool_call|>";
+    constexpr std::string_view kCall = "call:";
+    const size_t end = in->find(kEnd);
+    if (!MayTakeMark(*in, kCall) || (end == std::string::npos && ended)) {
+      return Outcome::kNoCall;
+    }
+    if (end == std::string::npos) {
+      return Outcome::kMore;
+    }
+    const size_t begin = SkipBlank(*in) + kCall.size();
+    const size_t brace = in->find('{', begin);
+    const std::optional<std::string> arguments =
+        brace < end ? GemmaObject(std::string_view(*in).substr(brace, end - brace)) : std::nullopt;
+    const std::string name = brace < end ? Trimmed(in->substr(begin, brace - begin)) : "";
+    if (name.empty() || !arguments.has_value()) {
+      return Outcome::kNoCall;
+    }
+    Emit(Kind::kCall, name, out);
+    Emit(Kind::kArguments, *arguments, out);
+    in->erase(0, end + kEnd.size());
+    return Outcome::kDone;
+  }
 };
 
 bool Allows(const std::vector<std::string>& types, const char* type) {
@@ -226,21 +302,57 @@ std::vector<std::string> CallMarks(ToolStyle style) {
       return {"<|tool_call|>", "<tool_call>"};
     case ToolStyle::kPythonic:
       return {"<|python_start|>"};
+    case ToolStyle::kSeed:
+      return {"<seed:tool_call>"};
+    case ToolStyle::kMinimax:
+      return {"<minimax:tool_call>"};
+    case ToolStyle::kDsml:
+      return {"<｜DSML｜function_calls>", "<｜DSML｜tool_calls>"};
+    case ToolStyle::kKimi:
+      return {"<|tool_calls_section_begin|>"};
+    case ToolStyle::kLfm:
+      return {"<|tool_call_start|>"};
+    case ToolStyle::kGemma:
+      return {"<|tool_call>"};
+    case ToolStyle::kLlama:
+      return {"<|python_tag|>"};
+    case ToolStyle::kApriel:
+      return {"<tool_calls>"};
+    case ToolStyle::kFunctools:
+      return {"functools"};
     default:
       return {};
   }
 }
 
-std::unique_ptr<CallParser> MakeCallParser(ToolStyle style, const ToolTypes& types) {
+std::unique_ptr<CallParser> MakeCallParser(ToolStyle style, const std::string& mark, const ToolTypes& types) {
   switch (style) {
     case ToolStyle::kXml:
-      return std::make_unique<XmlCallParser>(types);
+      return std::make_unique<XmlCallParser>(kXmlMarks, types);
+    case ToolStyle::kSeed:
+      return std::make_unique<XmlCallParser>(kSeedMarks, types);
+    case ToolStyle::kMinimax:
+      return std::make_unique<XmlCallParser>(kMinimaxMarks, types);
+    case ToolStyle::kDsml:
+      return std::make_unique<XmlCallParser>(
+          mark.find("function_calls") != std::string::npos ? kDsmlMarks : kDsmlV4Marks, types);
+    case ToolStyle::kKimi:
+      return MakeKimiCalls();
+    case ToolStyle::kLfm:
+      return std::make_unique<PythonCallParser>("<|tool_call_end|>");
+    case ToolStyle::kGemma:
+      return std::make_unique<GemmaCallParser>();
+    case ToolStyle::kLlama:
+    case ToolStyle::kFunctools:
+      return MakeObjectCalls("");
+    case ToolStyle::kApriel:
+      return MakeObjectCalls("</tool_calls>");
     case ToolStyle::kMistral:
       return MakeMistralCalls();
     case ToolStyle::kDeepSeek:
       return MakeDeepSeekCalls();
     case ToolStyle::kPythonic:
-      return std::make_unique<PythonCallParser>();
+      return std::make_unique<PythonCallParser>("<|python_end|>");
     case ToolStyle::kGlm:
       return std::make_unique<GlmCallParser>(types);
     default:
@@ -249,24 +361,25 @@ std::unique_ptr<CallParser> MakeCallParser(ToolStyle style, const ToolTypes& typ
 }
 
 std::string JsonOfText(const std::string& text, const std::vector<std::string>& types) {
-  const auto dump = [](const Json& json) {
-    return json.dump(-1, ' ', false, Json::error_handler_t::replace);
-  };
   const Json none(Json::value_t::discarded);
   const Json json =
       types.empty() ? none : ParseOrderedJson(text, "", {.allow_duplicate_keys = true}).value_or(none);
+  if (json.is_number()) {  // as it was written: a number may have more digits than a double
+    const bool whole = json.is_number_integer() || json.get<double>() == std::floor(json.get<double>());
+    if (Allows(types, "number") || (whole && Allows(types, "integer"))) {
+      return Trimmed(text);
+    }
+  }
   const bool fits =
-      (json.is_number_integer() && (Allows(types, "integer") || Allows(types, "number"))) ||
-      (json.is_number_float() && Allows(types, "number")) ||
       (json.is_boolean() && Allows(types, "boolean")) || (json.is_null() && Allows(types, "null")) ||
       (json.is_object() && Allows(types, "object")) || (json.is_array() && Allows(types, "array"));
   if (fits) {
-    return dump(json);
+    return json.dump(-1, ' ', false, Json::error_handler_t::replace);
   }
   if (Allows(types, "boolean") && (text == "True" || text == "False")) {
     return text == "True" ? "true" : "false";  // Python spelling
   }
-  return dump(Json(text));
+  return Json(text).dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 
 namespace {
@@ -284,6 +397,39 @@ bool IsNameByte(char c) {
 class Reader {
  public:
   explicit Reader(std::string_view text) : text_(text) {}
+
+  // An object as Gemma writes it: keys without quotes, texts between <|"|>.
+  bool GemmaValue(Json* out, int depth = 0) {
+    at_ = SkipBlank(text_, at_);
+    std::string text;
+    if (depth > kMaxDepth || at_ == text_.size()) {
+      return false;
+    }
+    if (GemmaText(&text)) {
+      *out = std::move(text);
+      return true;
+    }
+    const char open = text_[at_];
+    if (open != '{' && open != '[') {
+      return Value(out, depth);
+    }
+    ++at_;
+    *out = open == '{' ? Json::object() : Json::array();
+    const char close = open == '{' ? '}' : ']';
+    while (!Word(close)) {
+      Json value;
+      if ((!out->empty() && !Word(',')) || (open == '{' && (!GemmaKey(&text) || !Word(':'))) ||
+          !GemmaValue(&value, depth + 1)) {
+        return false;
+      }
+      if (open == '{') {
+        (*out)[text] = std::move(value);
+      } else {
+        out->push_back(std::move(value));
+      }
+    }
+    return true;
+  }
 
   bool AtEnd() {
     at_ = SkipBlank(text_, at_);
@@ -326,6 +472,30 @@ class Reader {
   }
 
  private:
+  bool GemmaText(std::string* out) {
+    constexpr std::string_view kQuote = "<|\"|>";
+    if (text_.substr(at_, kQuote.size()) != kQuote) {
+      return false;
+    }
+    const size_t begin = at_ + kQuote.size();
+    const size_t end = text_.find(kQuote, begin);
+    if (end == std::string_view::npos) {
+      return false;
+    }
+    *out = std::string(text_.substr(begin, end - begin));
+    at_ = end + kQuote.size();
+    return true;
+  }
+  bool GemmaKey(std::string* out) {
+    at_ = SkipBlank(text_, at_);
+    if (GemmaText(out)) {
+      return true;
+    }
+    const size_t end = text_.find(':', at_);
+    *out = end == std::string_view::npos ? "" : Trimmed(std::string(text_.substr(at_, end - at_)));
+    at_ = end == std::string_view::npos ? at_ : end;
+    return !out->empty();
+  }
   bool Text(Json* out) {
     const char quote = text_[at_++];
     std::string text;
@@ -388,6 +558,15 @@ class Reader {
 };
 
 }  // namespace
+
+std::optional<std::string> GemmaObject(std::string_view text) {
+  Reader reader(text);
+  Json object;
+  if (!reader.GemmaValue(&object) || !object.is_object() || !reader.AtEnd()) {
+    return std::nullopt;
+  }
+  return object.dump(-1, ' ', false, Json::error_handler_t::replace);
+}
 
 size_t PythonListEnd(std::string_view text) {
   int depth = 0;

@@ -32,11 +32,15 @@ class CallParser {
 // Opening marks of a section in `style`, the longest first; kHarmony has none, since it uses channels.
 std::vector<std::string> CallMarks(ToolStyle style);
 
-// REQUIRES: CallMarks(style) is not empty. `types` outlives the parser.
-std::unique_ptr<CallParser> MakeCallParser(ToolStyle style, const ToolTypes& types);
+// `mark` opened the section. REQUIRES: CallMarks(style) is not empty. `types` outlives the parser.
+std::unique_ptr<CallParser> MakeCallParser(ToolStyle style, const std::string& mark, const ToolTypes& types);
 
 // JSON value of a parameter written as plain text, by the types of its schema.
 std::string JsonOfText(const std::string& text, const std::vector<std::string>& types);
+
+// Returns the JSON of an object as Gemma writes it, with keys without quotes and texts between <|"|>; none if
+// `text` is not such an object.
+std::optional<std::string> GemmaObject(std::string_view text);
 
 // Parser of calls in Python syntax: [f(a="x", b=1), g()]. Only literals are supported.
 //

@@ -244,6 +244,10 @@ class JsonCallParser final : public CallParser {
       in->erase(0, at + 1);
       return std::nullopt;
     }
+    if (!list_ && !close_.empty() && !rest.empty() && rest[0] == '}') {  // one brace too many
+      in->erase(0, at + 1);
+      return std::nullopt;
+    }
     if (!close_.empty() && StartsWith(rest, close_)) {
       in->erase(0, at + close_.size());
       return Outcome::kDone;
@@ -303,32 +307,41 @@ class MistralCallParser final : public CallParser {
   ObjectStream arguments_;
 };
 
-class DeepSeekCallParser final : public CallParser {
+// Marks of a section in which every call has marks of its own around its name and its object.
+struct SectionMarks {
+  std::string_view call_begin;
+  std::string_view separator;
+  std::string_view call_end;
+  std::string_view section_end;
+};
+constexpr SectionMarks kDeepSeekMarks = {"<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>",
+                                         "<｜tool▁calls▁end｜>"};
+constexpr SectionMarks kKimiMarks = {"<|tool_call_begin|>", "<|tool_call_argument_begin|>",
+                                     "<|tool_call_end|>", "<|tool_calls_section_end|>"};
+
+class MarkedCallParser final : public CallParser {
  public:
+  explicit MarkedCallParser(const SectionMarks& marks) : marks_(marks) {}
+
   Outcome Step(std::string* in, bool ended, std::vector<MessageEvent>* out) override {
     while (true) {
       switch (state_) {
         case State::kBetween: {
-          if (TakeMark(in, "<｜tool▁calls▁end｜>")) {
+          if (TakeMark(in, marks_.section_end)) {
             return Outcome::kDone;
           }
-          if (const size_t at = SkipBlank(*in); !StartsWith(std::string_view(*in).substr(at), kCallBegin)) {
-            const bool may = MayTakeMark(*in, kCallBegin) || MayTakeMark(*in, "<｜tool▁calls▁end｜>");
+          if (const size_t at = SkipBlank(*in);
+              !StartsWith(std::string_view(*in).substr(at), marks_.call_begin)) {
+            const bool may = MayTakeMark(*in, marks_.call_begin) || MayTakeMark(*in, marks_.section_end);
             return may && !ended ? Outcome::kMore : any_ ? Outcome::kDone : Outcome::kNoCall;
           }
           // Consumes nothing before the whole head has arrived: without it there is no call.
-          const size_t separator = in->find(kSeparator);
+          const size_t separator = in->find(marks_.separator);
           const size_t brace = separator == std::string::npos ? separator : in->find('{', separator);
           if (brace == std::string::npos) {
             return !ended ? Outcome::kMore : any_ ? Outcome::kDone : Outcome::kNoCall;
           }
-          const size_t begin = SkipBlank(*in) + kCallBegin.size();
-          std::string name = Trimmed(in->substr(begin, separator - begin));
-          if (name == "function") {  // V3 and R1: the name follows, then a fenced block
-            const size_t behind = separator + kSeparator.size();
-            name = Trimmed(in->substr(behind, in->find_first_of("\n{", behind) - behind));
-          }
-          Emit(Kind::kCall, name, out);
+          Begin(*in, separator, out);
           in->erase(0, brace);
           any_ = true;
           arguments_ = ObjectStream();
@@ -343,7 +356,7 @@ class DeepSeekCallParser final : public CallParser {
           break;
         case State::kClosing: {
           std::string fence;
-          if (!TakeTo(in, "<｜tool▁call▁end｜>", &fence)) {
+          if (!TakeTo(in, marks_.call_end, &fence)) {
             return ended ? Outcome::kDone : Outcome::kMore;
           }
           state_ = State::kBetween;
@@ -354,9 +367,26 @@ class DeepSeekCallParser final : public CallParser {
   }
 
  private:
-  static constexpr std::string_view kCallBegin = "<｜tool▁call▁begin｜>";
-  static constexpr std::string_view kSeparator = "<｜tool▁sep｜>";
   enum class State : uint8_t { kBetween, kArguments, kClosing };
+
+  // Emits the call's name, which stands before the separator.
+  void Begin(const std::string& in, size_t separator, std::vector<MessageEvent>* out) {
+    const size_t begin = SkipBlank(in) + marks_.call_begin.size();
+    std::string name = Trimmed(in.substr(begin, separator - begin));
+    std::string id;
+    if (name == "function") {  // DeepSeek V3 and R1: the name follows, then a fenced block
+      const size_t behind = separator + marks_.separator.size();
+      name = Trimmed(in.substr(behind, in.find_first_of("\n{", behind) - behind));
+    } else if (const size_t colon = name.rfind(':');
+               colon != std::string::npos && StartsWith(name, "functions.")) {  // Kimi's ids
+      id = name;
+      name =
+          name.substr(std::string_view("functions.").size(), colon - std::string_view("functions.").size());
+    }
+    out->push_back({Kind::kCall, std::move(name), std::move(id)});
+  }
+
+  const SectionMarks& marks_;
   State state_ = State::kBetween;
   bool any_ = false;
   ObjectStream arguments_;
@@ -368,6 +398,7 @@ std::unique_ptr<CallParser> MakeObjectCalls(const std::string& close) {
   return std::make_unique<JsonCallParser>(close);
 }
 std::unique_ptr<CallParser> MakeMistralCalls() { return std::make_unique<MistralCallParser>(); }
-std::unique_ptr<CallParser> MakeDeepSeekCalls() { return std::make_unique<DeepSeekCallParser>(); }
+std::unique_ptr<CallParser> MakeDeepSeekCalls() { return std::make_unique<MarkedCallParser>(kDeepSeekMarks); }
+std::unique_ptr<CallParser> MakeKimiCalls() { return std::make_unique<MarkedCallParser>(kKimiMarks); }
 
 }  // namespace sluice::inferd

@@ -62,7 +62,7 @@ size_t PartialMark(std::string_view text, std::string_view mark);
 
 inline void Emit(MessageEvent::Kind kind, std::string text, std::vector<MessageEvent>* out) {
   if (!text.empty() || kind == MessageEvent::Kind::kCall) {
-    out->push_back({kind, std::move(text)});
+    out->push_back({kind, std::move(text), ""});
   }
 }
 
@@ -110,5 +110,7 @@ std::unique_ptr<CallParser> MakeObjectCalls(const std::string& close);
 std::unique_ptr<CallParser> MakeMistralCalls();
 // DeepSeek: its own marks, with or without a fenced block.
 std::unique_ptr<CallParser> MakeDeepSeekCalls();
+// Kimi-K2: marks around an id such as "functions.f:0", and an object.
+std::unique_ptr<CallParser> MakeKimiCalls();
 
 }  // namespace sluice::inferd

@@ -83,7 +83,7 @@ class MessageParser::State {
 
   void Give(Kind kind, size_t size, std::vector<MessageEvent>* out) {
     if (size > 0) {
-      Pass({kind, in_.substr(0, size)}, out);
+      Pass({kind, in_.substr(0, size), ""}, out);
       in_.erase(0, size);
     }
   }
@@ -129,11 +129,13 @@ class MessageParser::State {
       in_.erase(0, SkipBlank(in_));
       behind_thought_ = in_.empty();
     }
-    // A Python call has no mark except its bracket, and is the whole message.
-    if (options_.tools && dialect_.tools == ToolStyle::kPythonic && !text_begun_ && !tried_bare_ &&
-        SkipBlank(in_) < in_.size()) {
+    // Some families' calls have no mark except their bracket, and are the whole message.
+    const char bare = dialect_.tools == ToolStyle::kPythonic ? '['
+                      : dialect_.tools == ToolStyle::kLlama  ? '{'
+                                                             : 0;
+    if (options_.tools && bare != 0 && !text_begun_ && !tried_bare_ && SkipBlank(in_) < in_.size()) {
       tried_bare_ = true;
-      if (in_[SkipBlank(in_)] == '[') {
+      if (in_[SkipBlank(in_)] == bare) {
         BeginCalls("");
         return true;
       }
@@ -195,7 +197,7 @@ class MessageParser::State {
   void BeginCalls(std::string mark) {
     mode_ = Mode::kCall;
     call_mark_ = std::move(mark);
-    parser_ = MakeCallParser(dialect_.tools, options_.types);
+    parser_ = MakeCallParser(dialect_.tools, call_mark_, options_.types);
   }
 
   bool StepCall(bool ended, std::vector<MessageEvent>* out) {
@@ -209,7 +211,7 @@ class MessageParser::State {
     }
     mode_ = Mode::kText;
     if (outcome == CallParser::Outcome::kNoCall && !call_mark_.empty()) {
-      Pass({Kind::kText, call_mark_}, out);
+      Pass({Kind::kText, call_mark_, ""}, out);
     }
     return true;
   }
@@ -239,7 +241,7 @@ class MessageParser::State {
     if (to != std::string::npos && options_.tools) {
       const size_t begin = to + kRecipient.size();
       channel_ = Kind::kArguments;
-      Pass({Kind::kCall, header.substr(begin, header.find_first_of(" <\n", begin) - begin)}, out);
+      Pass({Kind::kCall, header.substr(begin, header.find_first_of(" <\n", begin) - begin), ""}, out);
       return true;
     }
     const size_t at = header.find(kChannel);

@@ -26,6 +26,7 @@ struct MessageEvent {
   };
   Kind kind = Kind::kText;
   std::string text;
+  std::string id;  // of a call whose model names one; else empty
   bool operator==(const MessageEvent&) const = default;
 };
 

@@ -119,6 +119,51 @@ const Case kCases[] = {
     {"Llama 4, marked", "tools <|python_start|>", "So:<|python_start|>[f(a=-1.5)]<|python_end|>",
      "So:[f {\"a\":-1.5}]"},
     {"a bracket that is no call", "tools <|python_start|>", "[1] see there", "[1] see there"},
+    {"Seed-OSS", "<seed:tool_call> <function=",
+     "<seed:tool_call>\n<function=f>\n<parameter=n>5</parameter>\n</function>\n</seed:tool_call>",
+     "[f {\"n\": 5}]"},
+    {"MiniMax", "<minimax:tool_call>",
+     "Hm.\n<minimax:tool_call>\n<invoke name=\"f\">\n<parameter name=\"n\">5</parameter>\n<parameter "
+     "name=\"s\">5</parameter>\n</invoke>\n<invoke name=\"g\">\n</invoke>\n</minimax:tool_call>",
+     "Hm.[f {\"n\": 5, \"s\": \"5\"}][g {}]"},
+    {"DeepSeek V3.2", "set dsml_token = '｜DSML｜'",
+     "<｜DSML｜function_calls>\n<｜DSML｜invoke name=\"f\">\n<｜DSML｜parameter name=\"a\" "
+     "string=\"true\">5</｜DSML｜parameter>\n<｜DSML｜parameter name=\"b\" "
+     "string=\"false\">[5]</｜DSML｜parameter>\n</｜DSML｜invoke>\n</｜DSML｜function_calls>",
+     "[f {\"a\": \"5\", \"b\": [5]}]"},
+    {"DeepSeek V4", "｜DSML｜",
+     "<｜DSML｜tool_calls>\n<｜DSML｜invoke name=\"f\">\n<｜DSML｜parameter name=\"n\" "
+     "string=\"false\">5</｜DSML｜parameter>\n</｜DSML｜invoke>\n</｜DSML｜tool_calls>",
+     "[f {\"n\": 5}]"},
+    {"Kimi-K2", "<|tool_calls_section_begin|>",
+     "So.<|tool_calls_section_begin|><|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{\"a\": "
+     "1}<|tool_call_end|><|tool_call_begin|>functions.g:1<|tool_call_argument_begin|>{}<|tool_call_end|>"
+     "<|tool_calls_section_end|>",
+     "So.[f {\"a\": 1}][g {}]"},
+    {"LFM2", "<|tool_call_start|>", "<|tool_call_start|>[f(a=\"x\", b=2)]<|tool_call_end|>Done.",
+     "[f {\"a\":\"x\",\"b\":2}]Done."},
+    {"Gemma 4", "<tool_call|>",
+     "<|tool_call>call:f{a:<|\"|>x, {y}<|\"|>,b:2,c:{d:[1,true],e:null}}<tool_call|>",
+     "[f {\"a\":\"x, {y}\",\"b\":2,\"c\":{\"d\":[1,true],\"e\":null}}]"},
+    {"Gemma 4 without a call", "<tool_call|>", "<|tool_call>call:f(1)<tool_call|>",
+     "<|tool_call>call:f(1)<tool_call|>"},
+    {"Llama 3.1", "<|start_header_id|> \"parameters\": ", "{\"name\": \"f\", \"parameters\": {\"a\": 1}}",
+     "[f {\"a\": 1}]"},
+    {"Llama 3.1, marked", "<|start_header_id|> \"parameters\": ",
+     "<|python_tag|>{\"type\": \"function\", \"name\": \"f\", \"parameters\": {\"a\": 1}}", "[f {\"a\":1}]"},
+    {"Llama 3.1, JSON that is no call", "<|start_header_id|> \"parameters\": ", "{\"a\": 1} is it",
+     "{\"a\": 1} is it"},
+    {"Apriel", "<tool_calls>",
+     "<tool_calls>[{\"name\": \"f\", \"arguments\": {\"a\": 1}}, {\"name\": \"g\", \"arguments\": "
+     "{}}]</tool_calls>",
+     "[f {\"a\": 1}][g {}]"},
+    {"FireFunction", "functools", "functools[{\"name\": \"f\", \"arguments\": {}}]", "[f {}]"},
+    {"Hermes, one brace too many", "<tool_call>",
+     "<tool_call>{\"name\": \"f\", \"arguments\": {\"a\": 1}}}</tool_call>", "[f {\"a\": 1}]"},
+    {"GLM, an object as the second argument", "<arg_key>",
+     "<tool_call>f<arg_key>n</arg_key><arg_value>5</arg_value><arg_key>o</arg_key><arg_value>{\"x\": "
+     "1}</arg_value></tool_call>",
+     "[f {\"n\": 5, \"o\": {\"x\":1}}]"},
     {"Granite", "tools <|tool_call|>", "<|tool_call|>[{\"name\": \"f\", \"arguments\": {\"a\": 1}}]",
      "[f {\"a\": 1}]"},
 };
@@ -126,7 +171,7 @@ const Case kCases[] = {
 MessageParserOptions Tools() {
   MessageParserOptions options;
   options.tools = true;
-  options.types = {{"f", {{"n", {"integer"}}, {"s", {"string"}}}}};
+  options.types = {{"f", {{"n", {"integer"}}, {"s", {"string"}}, {"o", {"object"}}}}};
   return options;
 }
 
@@ -153,6 +198,15 @@ TEST(MessageParserTest, AThoughtThatThePromptOpenedNeedsOnlyItsEnd) {
   EXPECT_EQ("{why}Because", Parsed(DialectOf("</think>"), options, "why\n</think>\n\nBecause", 2));
 }
 
+TEST(MessageParserTest, IdsOfKimisCallsAreTheModels) {
+  MessageParser parser(DialectOf("<|tool_calls_section_begin|>"), Tools());
+  std::vector<MessageEvent> events;
+  parser.Push("<|tool_calls_section_begin|><|tool_call_begin|>functions.f:3<|tool_call_argument_begin|>{",
+              &events);
+  ASSERT_FALSE(events.empty());
+  EXPECT_EQ((MessageEvent{Kind::kCall, "f", "functions.f:3"}), events[0]);
+}
+
 TEST(MessageParserTest, CallsBeyondTheLimitAreLeftOut) {
   MessageParserOptions options = Tools();
   options.max_calls = 1;
@@ -173,14 +227,16 @@ TEST(MessageParserTest, ArgumentsComeAsTheyAreWritten) {
   std::vector<MessageEvent> events;
   parser.Push("<tool_call>{\"name\": \"f\", \"arguments\": {\"city\": \"Pa", &events);
   ASSERT_EQ(2u, events.size());
-  EXPECT_EQ((MessageEvent{Kind::kCall, "f"}), events[0]);
-  EXPECT_EQ((MessageEvent{Kind::kArguments, "{\"city\": \"Pa"}), events[1]);
+  EXPECT_EQ((MessageEvent{Kind::kCall, "f", ""}), events[0]);
+  EXPECT_EQ((MessageEvent{Kind::kArguments, "{\"city\": \"Pa", ""}), events[1]);
 }
 
 TEST(MessageParserTest, TextBecomesWhatItsSchemaAllows) {
   EXPECT_EQ("5", JsonOfText("5", {"integer"}));
   EXPECT_EQ("\"5\"", JsonOfText("5", {"string"}));
   EXPECT_EQ("\"5.5\"", JsonOfText("5.5", {"integer"}));
+  EXPECT_EQ("5.0", JsonOfText("5.0", {"integer"}));
+  EXPECT_EQ("12345678901234567890123", JsonOfText("12345678901234567890123", {"integer"}));
   EXPECT_EQ("true", JsonOfText("True", {"boolean"}));
   EXPECT_EQ("[1]", JsonOfText("[1]", {"array"}));
   EXPECT_EQ("\"[1\"", JsonOfText("[1", {"array"}));
