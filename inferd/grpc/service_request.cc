@@ -55,24 +55,21 @@ absl::StatusOr<Json> ParseObject(const std::string& text, const std::string& fie
   return json;
 }
 
-absl::StatusOr<Json> ToolCallJson(const v1::ToolCall& call, ArgumentsAs arguments_as,
-                                  const std::string& field) {
+absl::StatusOr<Json> ToolCallJson(const v1::ToolCall& call, const std::string& field) {
   if (call.name().empty()) {
     return InvalidPrompt(absl::StrCat(field, ".name"), "is empty");
   }
-  ASSIGN_OR_RETURN(Json arguments, ParseObject(call.arguments(), absl::StrCat(field, ".arguments")));
+  RETURN_IF_ERROR(ParseObject(call.arguments(), absl::StrCat(field, ".arguments")).status());
   Json json = {{"type", "function"}};
   if (!call.id().empty()) {
     json["id"] = call.id();
   }
   json["function"] = {{"name", call.name()}};
-  json["function"]["arguments"] =
-      arguments_as == ArgumentsAs::kObject ? std::move(arguments) : Json(call.arguments());
+  json["function"]["arguments"] = call.arguments().empty() ? "{}" : call.arguments();
   return json;
 }
 
-absl::StatusOr<Json> MessageJson(const v1::ChatMessage& message, ArgumentsAs arguments_as,
-                                 const std::string& field) {
+absl::StatusOr<Json> MessageJson(const v1::ChatMessage& message, const std::string& field) {
   ASSIGN_OR_RETURN(const std::string role, RoleName(message.role(), absl::StrCat(field, ".role")));
   Json json = {{"role", role}, {"content", message.content()}};
   for (const auto& [name, text] :
@@ -86,8 +83,8 @@ absl::StatusOr<Json> MessageJson(const v1::ChatMessage& message, ArgumentsAs arg
     return InvalidPrompt(absl::StrCat(field, ".tool_calls"), "is the assistant's alone");
   }
   for (int i = 0; i < message.tool_calls_size(); ++i) {
-    ASSIGN_OR_RETURN(Json call, ToolCallJson(message.tool_calls(i), arguments_as,
-                                             absl::StrCat(field, ".tool_calls[", i, "]")));
+    ASSIGN_OR_RETURN(Json call,
+                     ToolCallJson(message.tool_calls(i), absl::StrCat(field, ".tool_calls[", i, "]")));
     json["tool_calls"].push_back(std::move(call));
   }
   return json;
@@ -98,7 +95,10 @@ absl::StatusOr<Json> ToolJson(const v1::ChatTool& tool, const std::string& field
     return InvalidPrompt(absl::StrCat(field, ".name"), "is empty");
   }
   Json json = {{"type", "function"}};
-  json["function"] = {{"name", tool.name()}, {"description", tool.description()}};
+  json["function"] = {{"name", tool.name()}};
+  if (!tool.description().empty()) {
+    json["function"]["description"] = tool.description();
+  }
   if (tool.parameters().empty()) {
     json["function"]["parameters"] = {{"type", "object"}, {"properties", Json::object()}};
   } else {
@@ -130,11 +130,10 @@ absl::Status AddVariables(const v1::ChatOptions& options, Json* conversation) {
 
 // Returns the conversation in the form of ChatTemplate::Render(). Members keep their order, since templates
 // print objects in that order.
-absl::StatusOr<std::string> ConversationJson(const ConversationView& conversation, ArgumentsAs arguments_as) {
+absl::StatusOr<std::string> ConversationJson(const ConversationView& conversation) {
   Json json = {{"messages", Json::array()}};
   for (int i = 0; i < conversation.messages.size(); ++i) {
-    ASSIGN_OR_RETURN(Json message,
-                     MessageJson(conversation.messages[i], arguments_as, absl::StrCat("messages[", i, "]")));
+    ASSIGN_OR_RETURN(Json message, MessageJson(conversation.messages[i], absl::StrCat("messages[", i, "]")));
     json["messages"].push_back(std::move(message));
   }
   for (int i = 0; i < conversation.options.tools_size(); ++i) {
@@ -166,11 +165,6 @@ absl::StatusOr<ChatRenderOptions> RenderOptions(const v1::ChatOptions& options) 
   return render;
 }
 
-bool HasToolCalls(const ConversationView& conversation) {
-  return std::any_of(conversation.messages.begin(), conversation.messages.end(),
-                     [](const v1::ChatMessage& message) { return message.tool_calls_size() > 0; });
-}
-
 }  // namespace
 
 absl::StatusOr<ChatPrompt> MakeChatPrompt(const ServingContext& context, const ConversationView& view) {
@@ -179,8 +173,7 @@ absl::StatusOr<ChatPrompt> MakeChatPrompt(const ServingContext& context, const C
     return InvalidPrompt("messages", "is empty: a conversation has at least one");
   }
   Conversation conversation;
-  conversation.json = [&view](ArgumentsAs arguments_as) { return ConversationJson(view, arguments_as); };
-  conversation.has_tool_calls = HasToolCalls(view);
+  ASSIGN_OR_RETURN(conversation.json, ConversationJson(view));
   conversation.chat_template = view.options.chat_template();
   ASSIGN_OR_RETURN(conversation.render, RenderOptions(view.options));
   return RenderConversation(context, conversation);

@@ -20,20 +20,20 @@ constexpr char kPlainTemplate[] =
 constexpr const char* kRoles[] = {"system", "developer", "user", "assistant", "tool"};
 constexpr const char* kReserved[] = {"messages", "tools", "add_generation_prompt"};
 
-// Reads a message's content: a string, or parts that are concatenated.
-absl::StatusOr<std::string> ReadContent(const JsonFields& message) {
+// Reads a message's content: a text, or a list of text parts if there are several.
+absl::StatusOr<Json> ReadContent(const JsonFields& message) {
   const Json* content = message.Find("content");
   if (content == nullptr) {
-    return "";
+    return Json("");
   }
   if (content->is_string()) {
-    return content->get<std::string>();
+    return *content;
   }
   if (!content->is_array()) {
     return BadField(message.Path("content"),
                     absl::StrCat("is ", KindOf(*content), ", must be a string or a list of parts"));
   }
-  std::string text;
+  Json parts = Json::array();
   for (size_t i = 0; i < content->size(); ++i) {
     const std::string path = absl::StrCat(message.Path("content"), "[", i, "]");
     const Json& part = (*content)[i];
@@ -50,13 +50,14 @@ absl::StatusOr<std::string> ReadContent(const JsonFields& message) {
           absl::StrCat("is \"", type.substr(0, 40), "\": only parts of text are understood by this model"));
     }
     RETURN_IF_ERROR(fields.Take(type == "refusal" ? "refusal" : "text", &own));
-    absl::StrAppend(&text, i == 0 ? "" : "\n", own);
+    parts.push_back({{"type", "text"}, {"text", own}});
   }
-  return text;
+  return parts.empty() ? Json("") : parts.size() == 1 ? parts[0]["text"] : parts;
 }
 
-// Reads a call's arguments, which clients send as the text of an object; most templates need the object.
-absl::StatusOr<Json> ReadArguments(const JsonFields& function) {
+// Reads a past call's arguments: the text of an object, as the client has it. A call that max_tokens cut has
+// a part of it; texts of other values come from models. The formatter gives templates the form they take.
+Json ReadArguments(const JsonFields& function) {
   const Json* arguments = function.Find("arguments");
   if (arguments == nullptr) {
     return Json::object();
@@ -64,15 +65,7 @@ absl::StatusOr<Json> ReadArguments(const JsonFields& function) {
   if (arguments->is_object()) {
     return *arguments;
   }
-  Json parsed = arguments->is_string() ? ParseBounded(arguments->get_ref<const std::string&>())
-                                       : Json(Json::value_t::discarded);
-  if (arguments->is_string() && arguments->get_ref<const std::string&>().empty()) {
-    return Json::object();
-  }
-  if (!parsed.is_object()) {
-    return BadField(function.Path("arguments"), "is not the text of a JSON object");
-  }
-  return parsed;
+  return arguments->is_string() ? *arguments : Json(Dump(*arguments));
 }
 
 absl::StatusOr<Json> ReadCalls(const JsonFields& message) {
@@ -96,12 +89,11 @@ absl::StatusOr<Json> ReadCalls(const JsonFields& message) {
     if (name.empty()) {
       return BadField(fields.Path("name"), "is missing or empty");
     }
-    ASSIGN_OR_RETURN(Json arguments, ReadArguments(fields));
     Json one = {{"type", "function"}};
     if (!id.empty()) {
       one["id"] = id;
     }
-    one["function"] = {{"name", name}, {"arguments", std::move(arguments)}};
+    one["function"] = {{"name", name}, {"arguments", ReadArguments(fields)}};
     out.push_back(std::move(one));
   }
   return out;
@@ -136,7 +128,6 @@ absl::Status ReadMessages(const JsonFields& body, ChatRequest* chat) {
   ResultNames results;
   for (size_t i = 0; i < messages->size(); ++i) {
     ASSIGN_OR_RETURN(Json message, ReadChatMessage((*messages)[i], absl::StrCat("messages[", i, "]")));
-    chat->has_tool_calls = chat->has_tool_calls || message.contains("tool_calls");
     results.Look(&message);
     chat->messages.push_back(std::move(message));
   }
@@ -193,8 +184,11 @@ absl::StatusOr<ToolCallGrammar> CallOf(const Json& tool, const CallForm& form, c
     return BadField(field, absl::StrCat("belongs to a tool of the name \"", name.substr(0, 100),
                                         "\": letters, digits, _, - and . are called by this model"));
   }
+  const Json& function = tool["function"];
+  const auto parameters = function.find("parameters");
+  const bool given = parameters != function.end() && !parameters->is_null();
   return ToolCallGrammar{absl::StrCat(form.before_name, name, form.before_arguments),
-                         Dump(tool["function"]["parameters"]), form.end};
+                         given ? Dump(*parameters) : R"({"type": "object"})", form.end};
 }
 
 // Constraint for an answer that is a call; or, if tools are offered and the answer must be JSON, either of
@@ -225,11 +219,26 @@ absl::StatusOr<GrammarSpec> ToolCallConstraint(const ChatRequest& chat, const Ca
   return constraint;
 }
 
-// Sets spec's guide, and the parsing options that follow from it. A thought opened by the template stays
-// unconstrained; a model that opens thoughts itself answers at once.
+// Opens a thought for a model that would open one itself: the guided part comes behind it.
+absl::Status OpenThought(const ServingContext& context, const ChatRequest& chat, ChatPrompt* prompt,
+                         ChatPlan* plan) {
+  const auto enabled = chat.variables.find("enable_thinking");
+  const bool off = enabled != chat.variables.end() && *enabled == false;
+  const Dialect& dialect = plan->dialect;
+  const bool closed = absl::EndsWith(absl::StripTrailingAsciiWhitespace(prompt->text), dialect.think_close);
+  if (!dialect.thinks_unasked || off || closed || chat.continue_last || plan->parsing.begins_in_thought ||
+      !context.tokenizer->TokenToId(dialect.think_close).has_value()) {
+    return absl::OkStatus();
+  }
+  plan->parsing.begins_in_thought = true;
+  return Open(context, dialect.think_open + "\n", prompt);
+}
+
+// Sets spec's guide, and the parsing options that follow from it. A thought before it stays unconstrained.
 absl::Status PlanConstraint(const ServingContext& context, const ChatRequest& chat, ChatPrompt* prompt,
                             GenerateSpec* spec, ChatPlan* plan) {
   const CallForm form = CallFormOf(plan->dialect.tools);
+  RETURN_IF_ERROR(OpenThought(context, chat, prompt, plan));
   if (!chat.tools.offered.is_null()) {
     ASSIGN_OR_RETURN(spec->constraint, ToolCallConstraint(chat, form, plan));
     plan->dialect.tools = form.style;
@@ -248,18 +257,9 @@ absl::Status PlanConstraint(const ServingContext& context, const ChatRequest& ch
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::string> ConversationText(const ChatRequest& chat, ArgumentsAs arguments_as) {
+std::string ConversationText(const ChatRequest& chat) {
   Json json = chat.variables;
   json["messages"] = chat.messages;
-  if (arguments_as == ArgumentsAs::kText) {
-    for (Json& message : json["messages"]) {
-      if (const auto calls = message.find("tool_calls"); calls != message.end()) {
-        for (Json& call : *calls) {
-          call["function"]["arguments"] = Dump(call["function"]["arguments"]);
-        }
-      }
-    }
-  }
   if (!chat.tools.offered.is_null() && !chat.tools.in_prompt) {
     json["tools"] = chat.tools.offered;
   }
@@ -284,7 +284,7 @@ absl::StatusOr<Json> ReadChatMessage(const Json& message, const std::string& pat
   Json out = {{"role", role == "developer" ? "system" : role}};
   ASSIGN_OR_RETURN(out["content"], ReadContent(fields));
   const bool assistant = role == "assistant";
-  if (!fields.Has("content") && !(assistant && (fields.Has("tool_calls") || fields.Has("refusal")))) {
+  if (!fields.Has("content") && !assistant) {  // SDKs send back an empty answer as null
     return BadField(fields.Path("content"), "is missing");
   }
   for (const char* name : {"name", "tool_call_id", "reasoning_content", "reasoning"}) {
@@ -316,7 +316,8 @@ absl::StatusOr<ChatRequest> ReadChat(const Json& body, const ServingContext& con
     chat.fields.spec.constraint = std::move(constraint->spec);
   }
   RETURN_IF_ERROR(ReadMessages(fields, &chat));
-  RETURN_IF_ERROR(ReadTools(fields, context.dialect, &chat.messages, &chat.tools));
+  const bool reads_tools = context.chat != nullptr && context.chat->reads_tools();
+  RETURN_IF_ERROR(ReadTools(fields, context.dialect, reads_tools, &chat.messages, &chat.tools));
   RETURN_IF_ERROR(ReadLogprobs(fields, &chat));
   RETURN_IF_ERROR(ReadVariables(fields, &chat));
   return chat;
@@ -327,8 +328,7 @@ Conversation ConversationOf(const ServingContext& context, const ChatRequest& ch
   if (context.chat == nullptr && context.chat_error.ok()) {
     conversation.chat_template = kPlainTemplate;
   }
-  conversation.json = [&chat](ArgumentsAs arguments_as) { return ConversationText(chat, arguments_as); };
-  conversation.has_tool_calls = chat.has_tool_calls;
+  conversation.json = ConversationText(chat);
   conversation.render.continue_final_message = chat.continue_last;
   conversation.render.add_generation_prompt = !chat.continue_last;
   conversation.render.now = absl::Now();
@@ -367,7 +367,7 @@ absl::StatusOr<ChatPlan> PlanChatAnswer(const ServingContext& context, const Cal
   ChatPlan plan;
   plan.dialect = context.dialect;
   plan.parsing.tools = !chat.tools.offered.is_null();
-  if (chat.tools.in_prompt) {
+  if (plan.parsing.tools && plan.dialect.tools == ToolStyle::kNone) {
     SetFallbackTools(ToolStyle::kHermes, &plan.dialect);
   }
   plan.parsing.max_calls = chat.tools.max_calls;

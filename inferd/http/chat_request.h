@@ -23,12 +23,11 @@ struct ChatRequest {
   AnswerStyle style;
   bool logprobs = false;
   uint32_t top_logprobs = 0;
-  Json messages = Json::array();  // in the form of templates: arguments of calls as objects
+  Json messages = Json::array();  // in the form of templates; arguments of calls as the client gave them
   ChatTools tools;
   std::string constraint_field;     // the client's name of the guide
   Json variables = Json::object();  // variables of the template
   bool continue_last = false;
-  bool has_tool_calls = false;
 };
 
 // Reads one message in the form of templates. INVALID_ARGUMENT naming the field below `path`.
@@ -37,7 +36,7 @@ absl::StatusOr<Json> ReadChatMessage(const Json& message, const std::string& pat
 // INVALID_ARGUMENT naming the field.
 absl::StatusOr<ChatRequest> ReadChat(const Json& body, const ServingContext& context);
 
-// Returns the conversation for RenderConversation; `chat` must outlive it. For a model without a template,
+// Returns the conversation for RenderConversation. For a model without a template,
 // the prompt is the messages' text, one below the other, to be continued.
 Conversation ConversationOf(const ServingContext& context, const ChatRequest& chat);
 

@@ -1,5 +1,6 @@
-// Tool prompt fallback for models whose chat template has no tools: the prompt describes the tools, and past
-// calls and results become text. Calls are in Hermes' form, the most common one in training data.
+// Tool prompt fallback for models whose chat template does not read tools: the prompt describes the tools.
+// Calls are in the family's form if it is known, with Hermes' as the fallback, the most common one in
+// training data; then past calls and results become text.
 //
 // Thread safety: pure functions, safe to use from any thread.
 
@@ -9,7 +10,11 @@
 #include <string>
 #include <utility>
 
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
+#include "absl/strings/str_split.h"
 #include "common/base/status.h"
 #include "inferd/http/json_body.h"
 #include "inferd/serving/dialect.h"
@@ -18,7 +23,7 @@ namespace sluice::inferd {
 
 // Appends the list of tools and the call syntax to the first system message, or else the first user message.
 // REQUIRES: `messages` as read by ReadChatMessage, at least one.
-void DescribeToolsInPrompt(const Json& tools, Json* messages);
+void DescribeToolsInPrompt(const Json& tools, const CallForm& form, Json* messages);
 
 // Appends calls to the assistant's text. Results become user messages, merged with the user's next message:
 // many templates require alternating roles.
@@ -26,9 +31,7 @@ void ConvertCallsToText(Json* messages);
 
 namespace {
 
-// Writes a call in the form CallFormOf(kHermes); the name is escaped as a JSON string.
-std::string Written(const std::string& name, const std::string& arguments) {
-  const CallForm form = CallFormOf(ToolStyle::kHermes);
+std::string Written(const CallForm& form, const std::string& name, const std::string& arguments) {
   return absl::StrCat(form.before_name, name, form.before_arguments, arguments, form.end);
 }
 
@@ -37,20 +40,33 @@ std::string InQuotes(const std::string& name) {
   return quoted.substr(1, quoted.size() - 2);
 }
 
+// Returns a message's content as one text.
+std::string ContentText(const Json& message) {
+  const auto content = message.find("content");
+  if (content == message.end() || !content->is_array()) {
+    return message.value("content", "");
+  }
+  std::string text;
+  for (const Json& part : *content) {
+    absl::StrAppend(&text, text.empty() ? "" : "\n", part.value("text", ""));
+  }
+  return text;
+}
+
 void Append(const std::string& text, Json* message) {
-  std::string content = message->value("content", "");
+  std::string content = ContentText(*message);
   absl::StrAppend(&content, content.empty() ? "" : "\n", text);
   (*message)["content"] = std::move(content);
 }
 
 }  // namespace
 
-void DescribeToolsInPrompt(const Json& tools, Json* messages) {
+void DescribeToolsInPrompt(const Json& tools, const CallForm& form, Json* messages) {
   std::string description = "\nTools that can be called:\n";
   for (const Json& tool : tools) {
     absl::StrAppend(&description, Dump(tool["function"]), "\n");
   }
-  absl::StrAppend(&description, "To call one, write:\n", Written("its name", "{..}"));
+  absl::StrAppend(&description, "To call one, write:\n", Written(form, "its name", "{..}"));
   const auto first = std::find_if(messages->begin(), messages->end(),
                                   [](const Json& message) { return message["role"] != "assistant"; });
   Append(description, first != messages->end() ? &*first : &messages->front());
@@ -63,18 +79,20 @@ void ConvertCallsToText(Json* messages) {
     if (const auto calls = message.find("tool_calls"); calls != message.end()) {
       for (const Json& call : *calls) {
         const Json& function = call["function"];
-        Append(Written(InQuotes(function["name"]), Dump(function["arguments"])), &message);
+        const Json& arguments = function["arguments"];
+        Append(Written(CallFormOf(ToolStyle::kHermes), InQuotes(function["name"]),
+                       arguments.is_string() ? arguments.get<std::string>() : Dump(arguments)),
+               &message);
       }
       message.erase("tool_calls");
     }
     const bool result = message["role"] == "tool";
     if (result) {
-      message = {
-          {"role", "user"},
-          {"content", absl::StrCat("<tool_response>\n", message.value("content", ""), "\n</tool_response>")}};
+      message = {{"role", "user"},
+                 {"content", absl::StrCat("<tool_response>\n", ContentText(message), "\n</tool_response>")}};
     }
     if (results && message["role"] == "user") {
-      Append(message["content"], &out.back());
+      Append(ContentText(message), &out.back());
       results = result;
       continue;
     }
@@ -88,37 +106,150 @@ namespace {
 
 constexpr size_t kMaxTools = 512;
 
-// Returns the types allowed by a parameter's schema.
-std::vector<std::string> TypesOf(const Json& schema) {
-  std::vector<std::string> types;
-  const auto add = [&types](const Json& type) {
-    if (type.is_string()) {
-      types.push_back(type.get<std::string>());
-    }
-  };
-  if (!schema.is_object()) {
-    return types;
+constexpr int kMaxSchemaDepth = 16;
+
+// SchemaTypes: collects the JSON types that a parameter's schema allows.
+class SchemaTypes {
+ public:
+  // `root`: the tool's parameters, into which `$ref` points.
+  explicit SchemaTypes(const Json& root) : root_(root) {}
+
+  std::vector<std::string> Of(const Json& schema) {
+    types_.clear();
+    Collect(schema, 0);
+    return types_;
   }
-  if (const auto type = schema.find("type"); type != schema.end()) {
-    if (type->is_array()) {
-      std::for_each(type->begin(), type->end(), add);
+
+ private:
+  void Add(const std::string& type) {
+    if (std::find(types_.begin(), types_.end(), type) == types_.end()) {
+      types_.push_back(type);
+    }
+  }
+  void AddTypeOf(const Json& value) {
+    Add(value.is_string()           ? "string"
+        : value.is_number_integer() ? "integer"
+        : value.is_number()         ? "number"
+        : value.is_boolean()        ? "boolean"
+        : value.is_null()           ? "null"
+        : value.is_array()          ? "array"
+                                    : "object");
+  }
+
+  void Collect(const Json& schema, int depth) {
+    if (!schema.is_object() || depth > kMaxSchemaDepth) {
+      return;
+    }
+    const auto type = schema.find("type");
+    if (type != schema.end() && (type->is_string() || type->is_array())) {
+      for (const Json& one : type->is_array() ? *type : Json::array({*type})) {
+        if (one.is_string()) {
+          Add(one.get<std::string>());
+        }
+      }
     } else {
-      add(*type);
+      CollectFromKeywords(schema);
     }
-  }
-  for (const char* any : {"anyOf", "oneOf"}) {
-    if (const auto list = schema.find(any); list != schema.end() && list->is_array()) {
-      for (const Json& one : *list) {
-        if (one.is_object() && one.contains("type")) {
-          add(one["type"]);
+    if (schema.contains("nullable") && schema["nullable"] == true) {
+      Add("null");
+    }
+    if (const Json* target = Referenced(schema); target != nullptr) {
+      Collect(*target, depth + 1);
+    }
+    for (const char* any : {"anyOf", "oneOf", "allOf"}) {
+      if (const auto list = schema.find(any); list != schema.end() && list->is_array()) {
+        for (const Json& one : *list) {
+          Collect(one, depth + 1);
         }
       }
     }
   }
-  return types;
-}
 
-absl::StatusOr<Json> ReadTool(const Json& tool, const std::string& path, ToolTypes* types) {
+  // Types of a schema without `type`: those of its values, or those that its keywords speak of.
+  void CollectFromKeywords(const Json& schema) {
+    if (const auto values = schema.find("enum"); values != schema.end() && values->is_array()) {
+      std::for_each(values->begin(), values->end(), [this](const Json& value) { AddTypeOf(value); });
+    }
+    if (const auto value = schema.find("const"); value != schema.end()) {
+      AddTypeOf(*value);
+    }
+    constexpr std::pair<const char*, const char*> kKeywords[] = {{"properties", "object"},
+                                                                 {"additionalProperties", "object"},
+                                                                 {"patternProperties", "object"},
+                                                                 {"required", "object"},
+                                                                 {"items", "array"},
+                                                                 {"prefixItems", "array"},
+                                                                 {"minItems", "array"},
+                                                                 {"maxItems", "array"},
+                                                                 {"uniqueItems", "array"},
+                                                                 {"minLength", "string"},
+                                                                 {"maxLength", "string"},
+                                                                 {"pattern", "string"},
+                                                                 {"format", "string"},
+                                                                 {"minimum", "number"},
+                                                                 {"maximum", "number"},
+                                                                 {"exclusiveMinimum", "number"},
+                                                                 {"exclusiveMaximum", "number"},
+                                                                 {"multipleOf", "number"}};
+    for (const auto& [keyword, type] : kKeywords) {
+      if (schema.contains(keyword)) {
+        Add(type);
+      }
+    }
+  }
+
+  // Returns what `$ref` points to, a JSON pointer into the tool's parameters or an `$anchor` there; null if
+  // there is none.
+  const Json* Referenced(const Json& schema) const {
+    const auto ref = schema.find("$ref");
+    if (ref == schema.end() || !ref->is_string() ||
+        !absl::StartsWith(ref->get_ref<const std::string&>(), "#")) {
+      return nullptr;
+    }
+    const Json* at = &root_;
+    const std::string pointer = ref->get<std::string>().substr(1);
+    if (pointer.empty()) {
+      return at;
+    }
+    if (pointer[0] != '/') {
+      return Anchored(root_, pointer, 0);
+    }
+    for (const std::string& coded : std::vector<std::string>(absl::StrSplit(pointer.substr(1), '/'))) {
+      const std::string key =
+          absl::StrReplaceAll(coded, {{"~1", "/"}, {"~0", "~"}, {"%24", "$"}, {"%25", "%"}});
+      uint32_t index = 0;
+      if (at->is_object() && at->contains(key)) {
+        at = &(*at)[key];
+      } else if (at->is_array() && absl::SimpleAtoi(key, &index) && index < at->size()) {
+        at = &(*at)[index];
+      } else {
+        return nullptr;
+      }
+    }
+    return at;
+  }
+
+  static const Json* Anchored(const Json& schema, const std::string& name, int depth) {
+    if (!schema.is_structured() || depth > kMaxSchemaDepth) {
+      return nullptr;
+    }
+    if (schema.is_object() && schema.contains("$anchor") && schema["$anchor"] == name) {
+      return &schema;
+    }
+    for (const Json& item : schema) {
+      if (const Json* found = Anchored(item, name, depth + 1)) {
+        return found;
+      }
+    }
+    return nullptr;
+  }
+
+  const Json& root_;
+  std::vector<std::string> types_;
+};
+
+// Checks a tool and collects the types of its parameters. Templates get the client's own object.
+absl::Status ReadTool(const Json& tool, const std::string& path, ToolTypes* types) {
   if (!tool.is_object()) {
     return BadField(path, "must be an object");
   }
@@ -139,17 +270,14 @@ absl::StatusOr<Json> ReadTool(const Json& tool, const std::string& path, ToolTyp
   if (name.empty()) {
     return BadField(own.Path("name"), "is missing or empty");
   }
-  Json out = {{"type", "function"}, {"function", {{"name", name}, {"description", description}}}};
-  out["function"]["parameters"] =
-      parameters != nullptr ? *parameters : Json({{"type", "object"}, {"properties", Json::object()}});
   auto& of_tool = (*types)[name];
   if (parameters != nullptr && parameters->contains("properties") &&
       (*parameters)["properties"].is_object()) {
     for (const auto& [key, schema] : (*parameters)["properties"].items()) {
-      of_tool[key] = TypesOf(schema);
+      of_tool[key] = SchemaTypes(*parameters).Of(schema);
     }
   }
-  return out;
+  return absl::OkStatus();
 }
 
 // Parsed tool_choice.
@@ -207,9 +335,10 @@ absl::Status TakeCallable(const ToolChoice& choice, const Json& list, ChatTools*
 
 }  // namespace
 
-absl::Status ReadTools(const JsonFields& body, const Dialect& dialect, Json* messages, ChatTools* tools) {
-  const bool in_prompt = dialect.tools == ToolStyle::kNone;
-  if (in_prompt) {
+absl::Status ReadTools(const JsonFields& body, const Dialect& dialect, bool template_reads_tools,
+                       Json* messages, ChatTools* tools) {
+  const bool in_prompt = !template_reads_tools;
+  if (in_prompt && dialect.tools == ToolStyle::kNone) {
     ConvertCallsToText(messages);
   }
   ASSIGN_OR_RETURN(const Json* asked, body.TakeList("tools"));
@@ -225,8 +354,8 @@ absl::Status ReadTools(const JsonFields& body, const Dialect& dialect, Json* mes
   }
   Json list = Json::array();
   for (size_t i = 0; i < asked->size(); ++i) {
-    ASSIGN_OR_RETURN(Json tool, ReadTool((*asked)[i], absl::StrCat("tools[", i, "]"), &tools->types));
-    list.push_back(std::move(tool));
+    RETURN_IF_ERROR(ReadTool((*asked)[i], absl::StrCat("tools[", i, "]"), &tools->types));
+    list.push_back((*asked)[i]);
   }
   tools->max_calls = parallel ? UINT32_MAX : 1;
   if (choice.none) {
@@ -237,7 +366,7 @@ absl::Status ReadTools(const JsonFields& body, const Dialect& dialect, Json* mes
   }
   tools->in_prompt = in_prompt;
   if (in_prompt) {
-    DescribeToolsInPrompt(choice.forced ? tools->callable : list, messages);
+    DescribeToolsInPrompt(choice.forced ? tools->callable : list, CallFormOf(dialect.tools), messages);
   }
   tools->offered = std::move(list);
   return absl::OkStatus();

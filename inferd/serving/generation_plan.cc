@@ -140,20 +140,6 @@ absl::Status WithReason(absl::Status status) {
   return status;
 }
 
-absl::StatusOr<FormattedChat> Format(const ChatFormatter& formatter, const Conversation& conversation) {
-  ASSIGN_OR_RETURN(const std::string json, conversation.json(ArgumentsAs::kObject));
-  absl::StatusOr<FormattedChat> chat = formatter.Format(json, conversation.render);
-  // Templates differ in whether they need tool call arguments as an object or as its text, and do not declare
-  // it. A template that refuses the object gets the text; if it refuses both, the first error is reported.
-  if (absl::IsInvalidArgument(chat.status()) && conversation.has_tool_calls) {
-    ASSIGN_OR_RETURN(const std::string with_text, conversation.json(ArgumentsAs::kText));
-    if (auto second = formatter.Format(with_text, conversation.render); second.ok()) {
-      return second;
-    }
-  }
-  return chat.ok() ? std::move(chat) : WithReason(chat.status());
-}
-
 }  // namespace
 
 absl::StatusOr<ChatPrompt> RenderConversation(const ServingContext& context,
@@ -177,8 +163,11 @@ absl::StatusOr<ChatPrompt> RenderConversation(const ServingContext& context,
                                           "or call Generate"))
                : WithReason(context.chat_error);
   }
-  ASSIGN_OR_RETURN(FormattedChat chat, Format(*formatter, conversation));
-  return ChatPrompt{std::move(chat.text), std::move(chat.ids), formatter->end_of_turn()};
+  absl::StatusOr<FormattedChat> chat = formatter->Format(conversation.json, conversation.render);
+  if (!chat.ok()) {
+    return WithReason(chat.status());
+  }
+  return ChatPrompt{std::move(chat->text), std::move(chat->ids), formatter->end_of_turn()};
 }
 
 }  // namespace sluice::inferd

@@ -5,7 +5,6 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <optional>
 #include <string>
 #include <utility>
@@ -86,14 +85,9 @@ SamplingParams DefaultSampling(const GenerationDefaults& defaults);
 //
 // Thread safety: pure functions over their arguments, safe to call from any thread.
 
-// Form of tool call arguments for a template.
-enum class ArgumentsAs { kObject, kText };
-
 // A conversation as read by a server.
 struct Conversation {
-  // Returns the object for ChatTemplate::Render().
-  std::function<absl::StatusOr<std::string>(ArgumentsAs)> json;
-  bool has_tool_calls = false;
+  std::string json;                                      // the object for ChatTemplate::Render()
   std::string chat_template;                             // empty: the model's
   std::string template_field = "options.chat_template";  // the client's name of it
   ChatRenderOptions render;
@@ -107,7 +101,7 @@ struct ChatPrompt {
 
 // FAILED_PRECONDITION (NO_CHAT_TEMPLATE, NO_TOKENIZER); INVALID_ARGUMENT (TEMPLATE_REFUSED with the
 // template's words); UNIMPLEMENTED (TEMPLATE_UNSUPPORTED) naming what the interpreter lacks;
-// RESOURCE_EXHAUSTED (TEMPLATE_LIMIT); errors of `conversation.json`.
+// RESOURCE_EXHAUSTED (TEMPLATE_LIMIT).
 absl::StatusOr<ChatPrompt> RenderConversation(const ServingContext& context,
                                               const Conversation& conversation);
 

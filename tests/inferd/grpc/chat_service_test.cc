@@ -158,7 +158,7 @@ TEST_F(ChatServiceTest, OptionsReachTheTemplate) {
   v1::TokenizeResponse response;
   ASSERT_TRUE(Tokenize(request, &response).ok());
   EXPECT_EQ(
-      "tools: [{\"type\": \"function\", \"function\": {\"name\": \"f\", \"description\": \"\", "
+      "tools: [{\"type\": \"function\", \"function\": {\"name\": \"f\", "
       "\"parameters\": "
       "{\"type\": "
       "\"object\"}}}]\n<|im_start|>user\nHi<|im_end|>\n2025-08-01<|im_start|>assistant\n<think></think>",

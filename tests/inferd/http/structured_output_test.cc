@@ -167,7 +167,7 @@ TEST_F(StructuredOutputTest, AModelWhoseTemplateKnowsNoToolsMayCallThemToo) {
   Start("{% for m in messages %}{{ m.content }}{% endfor %}");
   const GenerateSpec spec = Planned("/v1/chat/completions", Chat(kTools));
   EXPECT_FALSE(spec.constraint.has_value());
-  EXPECT_TRUE(absl::StrContains(PromptOf(spec), R"({"name":"g",)")) << PromptOf(spec);
+  EXPECT_TRUE(absl::StrContains(PromptOf(spec), R"({"name":"g")")) << PromptOf(spec);
   EXPECT_TRUE(absl::StrContains(PromptOf(spec), "<tool_call>\n{\"name\": ")) << PromptOf(spec);
   const Json called =
       Answered(kTools, "So.\n<tool_call>\n{\"name\": \"g\", \"arguments\": {}}\n</tool_call>");
@@ -190,7 +190,7 @@ TEST_F(StructuredOutputTest, PastCallsAreTextIfTemplateHasNoTools) {
       {"role": "user", "content": "And?"}]})";
   EXPECT_EQ(
       "[user|Q]"
-      "[assistant|<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\":1}}\n</tool_call>\n"
+      "[assistant|<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": 1}}\n</tool_call>\n"
       "<tool_call>\n{\"name\": \"g\", \"arguments\": {}}\n</tool_call>]"
       "[user|<tool_response>\nx\n</tool_response>\n<tool_response>\ny\n</tool_response>\nAnd?]",
       PromptOf(Planned("/v1/chat/completions", body)));
