@@ -21,6 +21,7 @@
 #include "inferd/http/request_fields.h"
 #include "inferd/serving/dialect.h"
 #include "inferd/serving/message_parser.h"
+#include "spdlog/logger.h"
 
 namespace sluice::inferd {
 
@@ -71,8 +72,9 @@ struct ChatApi {
   const char* kind;    // for the log: "http_chat"
   const char* prefix;  // of the answers' ids
   // Returns the equivalent chat request; null: requests are chat requests. INVALID_ARGUMENT naming a missing
-  // or unsupported field; the rest is checked when the chat request is read.
-  absl::StatusOr<Json> (*to_chat)(const Json& body);
+  // or unsupported field; the rest is checked when the chat request is read. Tools that only their maker runs,
+  // such as web_search, are left out with a line in `log`.
+  absl::StatusOr<Json> (*to_chat)(const Json& body, spdlog::logger* log);
   FieldAliases aliases;  // the API's names of the chat request's fields, for errors
   std::unique_ptr<AnswerWriter> (*make_writer)(ChatWriterOptions options);
 };

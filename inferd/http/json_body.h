@@ -25,6 +25,9 @@ absl::StatusOr<Json> ParseBody(const std::string& body);
 // Parses `text` as any value; discarded if it is invalid JSON or beyond these bounds.
 Json ParseBounded(const std::string& text);
 
+// Returns the member of an object if it is a string, else "".
+std::string TextMember(const Json& object, const char* name);
+
 // Prints one line, always valid UTF-8.
 std::string Dump(const Json& json);
 

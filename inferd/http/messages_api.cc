@@ -1,8 +1,11 @@
 #include "inferd/http/messages_api.h"
 
+#include <set>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "common/base/status.h"
 #include "inferd/http/answer_format.h"
 #include "inferd/http/request_fields.h"
@@ -38,6 +41,33 @@ absl::StatusOr<std::string> TextOfBlocks(const Json& content, const std::string&
   return text;
 }
 
+// Returns the text of a document or of a search result; its type in brackets if it is no text.
+std::string DocumentText(const Json& block) {
+  const auto source = block.find("source");
+  if (source != block.end() && source->is_object() && TextMember(*source, "type") == "text") {
+    return TextMember(*source, "data");
+  }
+  std::string text;
+  if (const auto content = block.find("content"); content != block.end() && content->is_array()) {
+    for (const Json& part : *content) {
+      text += part.is_object() && part.contains("text") && part["text"].is_string() ? part["text"] : Json("");
+    }
+  }
+  return text.empty() ? absl::StrCat("[", TextMember(block, "type"), "]") : text;
+}
+
+// Returns the text of a tool's result. Parts that are no text are named in their place.
+absl::StatusOr<std::string> ResultText(const Json& content, const std::string& path) {
+  Json blocks = content;
+  for (size_t i = 0; blocks.is_array() && i < blocks.size(); ++i) {
+    if (blocks[i].is_object() && blocks[i].contains("type") && blocks[i]["type"].is_string() &&
+        blocks[i]["type"] != "text") {
+      blocks[i] = {{"type", "text"}, {"text", DocumentText(blocks[i])}};
+    }
+  }
+  return TextOfBlocks(blocks, path);
+}
+
 // Converts one message's blocks to chat messages: tool results are separate messages there.
 class MessageBlocks {
  public:
@@ -70,9 +100,14 @@ class MessageBlocks {
     if (type == "tool_result") {
       return AddResult(fields);
     }
-    return BadField(fields.Path("type"),
-                    absl::StrCat("is \"", type.substr(0, 40),
-                                 "\": this model understands text, tool_use and tool_result"));
+    if (type == "image") {
+      return BadField(fields.Path("type"),
+                      "is \"image\": this model understands text, tool_use and tool_result");
+    }
+    if (type == "document" || type == "search_result") {
+      AddText(DocumentText(block));
+    }
+    return absl::OkStatus();  // calls and results of tools that only their maker runs, and the like
   }
 
   // Results precede the user's text of the same message.
@@ -108,7 +143,7 @@ class MessageBlocks {
     std::string text;
     RETURN_IF_ERROR(fields.Take("tool_use_id", &id));
     if (const Json* content = fields.Find("content"); content != nullptr) {
-      ASSIGN_OR_RETURN(text, TextOfBlocks(*content, fields.Path("content")));
+      ASSIGN_OR_RETURN(text, ResultText(*content, fields.Path("content")));
     }
     results_.push_back({{"role", "tool"}, {"tool_call_id", id}, {"content", text}});
     return absl::OkStatus();
@@ -159,8 +194,40 @@ absl::StatusOr<Json> ConvertMessages(const JsonFields& body) {
   return messages;
 }
 
-absl::Status ReadMessagesTools(const JsonFields& body, Json* chat) {
+// Returns the function for a tool that the client runs and whose schema only its type tells; null for the
+// tools that only their maker runs.
+Json ClientTool(const Json& tool, const std::string& type) {
+  const Json text = {{"type", "string"}};
+  Json properties;
+  Json required = {"command"};
+  std::string description;
+  if (absl::StartsWith(type, "bash_")) {
+    description = "Runs a command in a shell on the user's machine, or restarts the shell.";
+    properties = {{"command", text}, {"restart", {{"type", "boolean"}}}};
+    required = Json::array();
+  } else if (absl::StartsWith(type, "text_editor_")) {
+    description = "Views and edits files on the user's machine.";
+    properties = {{"command", {{"type", "string"}, {"enum", {"view", "create", "str_replace", "insert"}}}},
+                  {"path", text},
+                  {"file_text", text},
+                  {"old_str", text},
+                  {"new_str", text},
+                  {"insert_line", {{"type", "integer"}}},
+                  {"insert_text", text},
+                  {"view_range", {{"type", "array"}, {"items", {{"type", "integer"}}}}}};
+    required.push_back("path");
+  } else {
+    return Json();
+  }
+  return {{"name", tool.contains("name") ? tool["name"] : Json("")},
+          {"description", description},
+          {"parameters",
+           {{"type", "object"}, {"properties", std::move(properties)}, {"required", std::move(required)}}}};
+}
+
+absl::Status ReadMessagesTools(const JsonFields& body, spdlog::logger* log, Json* chat) {
   ASSIGN_OR_RETURN(const Json* tools, body.TakeList("tools"));
+  std::set<std::string> left_out;
   for (size_t i = 0; tools != nullptr && i < tools->size(); ++i) {
     const std::string path = absl::StrCat("tools[", i, "]");
     if (!(*tools)[i].is_object()) {
@@ -170,8 +237,13 @@ absl::Status ReadMessagesTools(const JsonFields& body, Json* chat) {
     std::string type;
     RETURN_IF_ERROR(fields.Take("type", &type));
     if (!type.empty() && type != "custom") {
-      return BadField(fields.Path("type"),
-                      absl::StrCat("is \"", type.substr(0, 40), "\", which only its maker runs"));
+      Json known = ClientTool((*tools)[i], type);
+      if (known.is_null()) {
+        left_out.insert(type.substr(0, 40));
+      } else {
+        (*chat)["tools"].push_back({{"type", "function"}, {"function", std::move(known)}});
+      }
+      continue;
     }
     Json function = {{"name", ""}};
     for (const auto& [from, to] : {std::pair("name", "name"), std::pair("description", "description"),
@@ -181,6 +253,10 @@ absl::Status ReadMessagesTools(const JsonFields& body, Json* chat) {
       }
     }
     (*chat)["tools"].push_back({{"type", "function"}, {"function", std::move(function)}});
+  }
+  if (!left_out.empty()) {
+    log->info("/v1/messages: tools left out that this server does not run: {}",
+              absl::StrJoin(left_out, ", "));
   }
   ASSIGN_OR_RETURN(const Json* choice, body.TakeObject("tool_choice"));
   if (choice == nullptr) {
@@ -204,11 +280,11 @@ absl::Status ReadMessagesTools(const JsonFields& body, Json* chat) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<Json> ChatOfMessages(const Json& body) {
+absl::StatusOr<Json> ChatOfMessages(const Json& body, spdlog::logger* log) {
   if (!JsonFields(body).Has("max_tokens")) {
     return BadField("max_tokens", "is missing");
   }
-  return ChatOfCountTokens(body);
+  return ChatOfCountTokens(body, log);
 }
 
 }  // namespace
@@ -223,7 +299,7 @@ const ChatApi& MessagesApi() {
   return *api;
 }
 
-absl::StatusOr<Json> ChatOfCountTokens(const Json& body) {
+absl::StatusOr<Json> ChatOfCountTokens(const Json& body, spdlog::logger* log) {
   const JsonFields fields(body);
   Json chat = Json::object();
   for (const auto& [from, to] : {std::pair("model", "model"), std::pair("max_tokens", "max_tokens"),
@@ -237,7 +313,7 @@ absl::StatusOr<Json> ChatOfCountTokens(const Json& body) {
   }
   CopyServingFields(fields, &chat);
   ASSIGN_OR_RETURN(chat["messages"], ConvertMessages(fields));
-  RETURN_IF_ERROR(ReadMessagesTools(fields, &chat));
+  RETURN_IF_ERROR(ReadMessagesTools(fields, log, &chat));
   ASSIGN_OR_RETURN(const Json* output, fields.TakeObject("output_config"));
   if (output != nullptr && output->contains("format")) {
     chat["output_config.format"] = (*output)["format"];

@@ -12,13 +12,14 @@
 #include "inferd/http/chat_writer.h"
 #include "inferd/http/json_body.h"
 #include "inferd/http/request_fields.h"
+#include "spdlog/logger.h"
 
 namespace sluice::inferd {
 
 const ChatApi& MessagesApi();
 
 // ChatApi::to_chat for count_tokens, which needs no max_tokens.
-absl::StatusOr<Json> ChatOfCountTokens(const Json& body);
+absl::StatusOr<Json> ChatOfCountTokens(const Json& body, spdlog::logger* log);
 
 class MessagesWriter final : public AnswerWriter {
  public:

@@ -5,6 +5,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "common/base/status.h"
 #include "inferd/http/answer_call.h"
 #include "inferd/http/answer_format.h"
@@ -153,6 +154,10 @@ Json OpenAiEndpoint::ModelJson() const {
   const ServedModel& model = context_.model;
   return {{"id", model.name},
           {"object", "model"},
+          {"type", "model"},  // Anthropic's members, for its clients
+          {"display_name", model.name},
+          {"created_at",
+           absl::FormatTime("%Y-%m-%dT%H:%M:%SZ", absl::FromUnixSeconds(created_), absl::UTCTimeZone())},
           {"created", created_},
           {"owned_by", "sluice"},
           {"max_model_len", model.context},
@@ -171,7 +176,12 @@ absl::Status OpenAiEndpoint::Page(const Asked& asked) {
 }
 
 absl::Status OpenAiEndpoint::Models(const Asked& asked) {
-  Reply(asked, {{"object", "list"}, {"data", Json::array({ModelJson()})}});
+  const std::string& name = context_.model.name;
+  Reply(asked, {{"object", "list"},
+                {"data", Json::array({ModelJson()})},
+                {"has_more", false},
+                {"first_id", name},
+                {"last_id", name}});
   return absl::OkStatus();
 }
 
@@ -203,7 +213,7 @@ absl::Status OpenAiEndpoint::Chat(const Asked& asked) {
   ASSIGN_OR_RETURN(Json body, ParseBody(asked.request.body));
   Json converted;
   if (api.to_chat != nullptr) {
-    ASSIGN_OR_RETURN(converted, api.to_chat(body));
+    ASSIGN_OR_RETURN(converted, api.to_chat(body, context_.log));
   }
   ASSIGN_OR_RETURN(const ChatRequest chat, ReadChat(api.to_chat != nullptr ? converted : body, context_));
   CallFacts facts = asked.facts;
@@ -277,7 +287,7 @@ absl::Status OpenAiEndpoint::Completions(const Asked& asked) {
 
 absl::Status OpenAiEndpoint::CountTokens(const Asked& asked) {
   ASSIGN_OR_RETURN(const Json body, ParseBody(asked.request.body));
-  ASSIGN_OR_RETURN(const Json as_chat, ChatOfCountTokens(body));
+  ASSIGN_OR_RETURN(const Json as_chat, ChatOfCountTokens(body, context_.log));
   ASSIGN_OR_RETURN(const ChatRequest chat, ReadChat(as_chat, context_));
   RETURN_IF_ERROR(CheckModel(context_, chat.fields.model));
   ASSIGN_OR_RETURN(const ChatPrompt prompt, RenderConversation(context_, ConversationOf(context_, chat)));

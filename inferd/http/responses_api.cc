@@ -1,8 +1,10 @@
 #include "inferd/http/responses_api.h"
 
+#include <set>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "common/base/status.h"
 #include "inferd/http/answer_format.h"
 #include "inferd/http/chat_request.h"
@@ -11,7 +13,77 @@
 namespace sluice::inferd {
 namespace {
 
-// Appends one input item as chat messages.
+constexpr char kLocalShell[] = "local_shell";
+
+// Returns the text of a reasoning item: its content, or else its summary.
+std::string ReasoningText(const Json& item) {
+  std::string text;
+  for (const char* name : {"content", "summary"}) {
+    const auto parts = item.find(name);
+    for (size_t i = 0; text.empty() && parts != item.end() && parts->is_array() && i < parts->size(); ++i) {
+      const Json& part = (*parts)[i];
+      const auto own = part.is_object() ? part.find("text") : part.end();
+      if (part.is_object() && own != part.end() && own->is_string()) {
+        text += own->get<std::string>();
+      }
+    }
+  }
+  return text;
+}
+
+// Returns the last message, which is made the assistant's: an item of its turn follows.
+Json& AssistantTurn(Json* messages) {
+  if (messages->empty() || messages->back()["role"] != "assistant") {
+    messages->push_back({{"role", "assistant"}, {"content", ""}});
+  }
+  return messages->back();
+}
+
+// Adds a call to the assistant's turn: parallel calls are one message of a chat.
+void AddCall(const std::string& id, const std::string& name, Json arguments, Json* messages) {
+  AssistantTurn(messages)["tool_calls"].push_back(
+      {{"id", id},
+       {"type", "function"},
+       {"function", {{"name", name}, {"arguments", std::move(arguments)}}}});
+}
+
+// Returns a call's output as content of a message. Parts that are no text are named in their place.
+Json OutputContent(const Json* output) {
+  if (output == nullptr || output->is_string()) {
+    return output == nullptr ? Json("") : *output;
+  }
+  if (!output->is_array()) {
+    return Dump(*output);
+  }
+  Json parts = Json::array();
+  for (const Json& part : *output) {
+    const bool text = part.is_object() && part.contains("text") && part["text"].is_string();
+    const std::string type = TextMember(part, "type");
+    parts.push_back({{"type", "text"}, {"text", text ? part["text"] : Json(absl::StrCat("[", type, "]"))}});
+  }
+  return parts;
+}
+
+absl::Status AddMessage(const JsonFields& fields, const std::string& path, Json* messages) {
+  Json message = {{"role", ""}, {"content", Json()}};
+  for (const char* name : {"role", "content"}) {
+    if (const Json* value = fields.Find(name); value != nullptr) {
+      message[name] = *value;
+    }
+  }
+  // Checked here, where errors have the client's field name.
+  RETURN_IF_ERROR(ReadChatMessage(message, path).status());
+  const bool thought_alone = !messages->empty() && messages->back().contains("reasoning_content") &&
+                             messages->back()["content"] == "" && !messages->back().contains("tool_calls");
+  if (thought_alone && message["role"] == "assistant") {
+    messages->back()["content"] = message["content"];
+  } else {
+    messages->push_back(std::move(message));
+  }
+  return absl::OkStatus();
+}
+
+// Appends one input item as chat messages. Items of tools that only their maker runs are left out.
 absl::Status AddItem(const Json& item, const std::string& path, Json* messages) {
   if (!item.is_object()) {
     return BadField(path, absl::StrCat("is ", KindOf(item), ", must be an object"));
@@ -20,41 +92,40 @@ absl::Status AddItem(const Json& item, const std::string& path, Json* messages) 
   std::string type = "message";
   RETURN_IF_ERROR(fields.Take("type", &type));
   if (type == "message") {
-    Json message = {{"role", ""}, {"content", Json()}};
-    for (const char* name : {"role", "content"}) {
-      if (const Json* value = fields.Find(name); value != nullptr) {
-        message[name] = *value;
-      }
+    return AddMessage(fields, path, messages);
+  }
+  if (type == "item_reference") {
+    return BadField(fields.Path("type"), "is \"item_reference\": items are not kept; send the item itself");
+  }
+  if (type == "reasoning") {
+    if (std::string text = ReasoningText(item); !text.empty()) {
+      messages->push_back({{"role", "assistant"}, {"content", ""}, {"reasoning_content", std::move(text)}});
     }
-    RETURN_IF_ERROR(
-        ReadChatMessage(message, path).status());  // checked here, where errors have the client's field name
-    messages->push_back(std::move(message));
     return absl::OkStatus();
   }
   std::string id;
+  std::string name;
   RETURN_IF_ERROR(fields.Take("call_id", &id));
   if (type == "function_call") {
-    std::string name;
     std::string arguments;
     RETURN_IF_ERROR(fields.Take("name", &name));
     RETURN_IF_ERROR(fields.Take("arguments", &arguments));
-    Json call = {{"id", id}, {"type", "function"}, {"function", {{"name", name}, {"arguments", arguments}}}};
-    // Parallel calls are one message of a chat.
-    if (messages->empty() || messages->back()["role"] != "assistant") {
-      messages->push_back({{"role", "assistant"}, {"content", ""}});
-    }
-    messages->back()["tool_calls"].push_back(std::move(call));
-    return absl::OkStatus();
-  }
-  if (type == "function_call_output") {
-    const Json* output = fields.Find("output");
+    AddCall(id, name, arguments, messages);
+  } else if (type == "custom_tool_call") {
+    std::string input;
+    RETURN_IF_ERROR(fields.Take("name", &name));
+    RETURN_IF_ERROR(fields.Take("input", &input));
+    AddCall(id, name, {{"input", input}}, messages);
+  } else if (type == "local_shell_call") {
+    ASSIGN_OR_RETURN(const Json* action, fields.TakeObject("action"));
+    Json arguments = action != nullptr ? *action : Json::object();
+    arguments.erase("type");
+    AddCall(id, kLocalShell, std::move(arguments), messages);
+  } else if (fields.Has("output") && !id.empty()) {  // function_call_output and its like
     messages->push_back(
-        {{"role", "tool"}, {"tool_call_id", id}, {"content", output != nullptr ? *output : Json("")}});
-    return absl::OkStatus();
+        {{"role", "tool"}, {"tool_call_id", id}, {"content", OutputContent(fields.Find("output"))}});
   }
-  return type == "reasoning" ? absl::OkStatus()
-                             : BadField(fields.Path("type"),
-                                        absl::StrCat("is \"", type.substr(0, 40), "\", which is not served"));
+  return absl::OkStatus();
 }
 
 absl::StatusOr<Json> ReadInput(const JsonFields& body) {
@@ -78,29 +149,113 @@ absl::StatusOr<Json> ReadInput(const JsonFields& body) {
   return messages;
 }
 
-absl::Status ReadResponsesTools(const JsonFields& body, Json* chat) {
-  ASSIGN_OR_RETURN(const Json* tools, body.TakeList("tools"));
-  for (size_t i = 0; tools != nullptr && i < tools->size(); ++i) {
-    const std::string path = absl::StrCat("tools[", i, "]");
-    if (!(*tools)[i].is_object()) {
-      return BadField(path, "must be an object");
+// Returns the function that stands for a tool; null if the model cannot use a tool of this type.
+Json FunctionOfTool(const Json& tool, const std::string& type) {
+  if (type == "function") {
+    Json function = tool;
+    function.erase("type");
+    return function;
+  }
+  if (type == "custom") {  // free text; a grammar of the client's is told in the description
+    std::string description = TextMember(tool, "description");
+    if (const auto format = tool.find("format"); format != tool.end() && format->is_object() &&
+                                                 format->contains("definition") &&
+                                                 (*format)["definition"].is_string()) {
+      absl::StrAppend(&description, description.empty() ? "" : "\n", "The input follows this grammar:\n",
+                      (*format)["definition"].get<std::string>());
     }
-    const JsonFields fields((*tools)[i], path + ".");
+    return {{"name", TextMember(tool, "name")},
+            {"description", description},
+            {"parameters",
+             {{"type", "object"},
+              {"properties",
+               {{"input", {{"type", "string"}, {"description", "The tool's input, as plain text."}}}}},
+              {"required", {"input"}}}}};
+  }
+  if (type == kLocalShell) {
+    return {{"name", kLocalShell},
+            {"description", "Runs a command on the user's machine and returns its output."},
+            {"parameters",
+             {{"type", "object"},
+              {"properties",
+               {{"command", {{"type", "array"}, {"items", {{"type", "string"}}}}},
+                {"working_directory", {{"type", "string"}}},
+                {"timeout_ms", {{"type", "integer"}}}}},
+              {"required", {"command"}}}}};
+  }
+  return Json();
+}
+
+absl::Status AddTools(const Json& tools, const std::string& path, std::set<std::string>* left_out,
+                      Json* chat) {
+  for (size_t i = 0; i < tools.size(); ++i) {
+    const std::string own = absl::StrCat(path, "[", i, "]");
+    if (!tools[i].is_object()) {
+      return BadField(own, "must be an object");
+    }
+    const JsonFields fields(tools[i], own + ".");
     std::string type;
+    std::string text;
     RETURN_IF_ERROR(fields.Take("type", &type));
-    if (type != "function") {
-      return BadField(fields.Path("type"), absl::StrCat("is \"", type.substr(0, 40),
-                                                        "\"; only functions are offered to the model"));
+    RETURN_IF_ERROR(fields.Take("name", &text));
+    RETURN_IF_ERROR(fields.Take("description", &text));
+    if (type == "namespace" && path == "tools") {  // tools of one server, offered by their own names
+      ASSIGN_OR_RETURN(const Json* inner, fields.TakeList("tools"));
+      RETURN_IF_ERROR(AddTools(inner != nullptr ? *inner : Json::array(), own + ".tools", left_out, chat));
+      continue;
     }
-    Json function = {{"name", ""}};
-    for (const char* name : {"name", "description", "parameters"}) {
-      if (const Json* value = fields.Find(name); value != nullptr) {
-        function[name] = *value;
-      }
+    Json function = FunctionOfTool(tools[i], type);
+    if (function.is_null()) {
+      left_out->insert(type.substr(0, 40));
+    } else {
+      (*chat)["tools"].push_back({{"type", "function"}, {"function", std::move(function)}});
     }
-    (*chat)["tools"].push_back({{"type", "function"}, {"function", std::move(function)}});
   }
   return absl::OkStatus();
+}
+
+absl::Status ReadResponsesTools(const JsonFields& body, spdlog::logger* log, Json* chat) {
+  ASSIGN_OR_RETURN(const Json* tools, body.TakeList("tools"));
+  std::set<std::string> left_out;
+  RETURN_IF_ERROR(AddTools(tools != nullptr ? *tools : Json::array(), "tools", &left_out, chat));
+  if (!left_out.empty()) {
+    log->info("/v1/responses: tools left out that this server does not run: {}",
+              absl::StrJoin(left_out, ", "));
+  }
+  if (const Json* choice = body.Find("tool_choice"); choice != nullptr && choice->is_object()) {
+    const std::string type =
+        choice->contains("type") && (*choice)["type"].is_string() ? (*choice)["type"] : Json("");
+    if (type == "custom" || type == kLocalShell) {
+      (*chat)["tool_choice"] = {{"type", "function"},
+                                {"name", type == kLocalShell ? kLocalShell : TextMember(*choice, "name")}};
+    }
+  }
+  return absl::OkStatus();
+}
+
+// The client's tool behind a call.
+struct CalledTool {
+  std::string type = "function";
+  std::string in_namespace;
+};
+
+CalledTool ToolCalled(const Json& asked, const std::string& name) {
+  const auto tools = asked.find("tools");
+  for (size_t i = 0; tools != asked.end() && tools->is_array() && i < tools->size(); ++i) {
+    const Json& tool = (*tools)[i];
+    const std::string type = TextMember(tool, "type");
+    if ((type == "custom" && TextMember(tool, "name") == name) ||
+        (type == kLocalShell && name == kLocalShell)) {
+      return {type, ""};
+    }
+    const auto inner = tool.find("tools");
+    for (size_t j = 0; type == "namespace" && inner != tool.end() && j < inner->size(); ++j) {
+      if (TextMember((*inner)[j], "name") == name) {
+        return {TextMember((*inner)[j], "type"), TextMember(tool, "name")};
+      }
+    }
+  }
+  return {};
 }
 
 Json UsageOf(const Usage& usage, uint32_t reasoning) {
@@ -116,7 +271,7 @@ Json TextPart(const std::string& text) {
       {"type", "output_text"}, {"text", text}, {"annotations", Json::array()}, {"logprobs", Json::array()}};
 }
 
-absl::StatusOr<Json> ChatOfResponse(const Json& body) {
+absl::StatusOr<Json> ChatOfResponse(const Json& body, spdlog::logger* log) {
   const JsonFields fields(body);
   for (const char* name : {"previous_response_id", "conversation"}) {
     if (fields.Has(name)) {
@@ -140,7 +295,7 @@ absl::StatusOr<Json> ChatOfResponse(const Json& body) {
   }
   CopyServingFields(fields, &chat);
   ASSIGN_OR_RETURN(chat["messages"], ReadInput(fields));
-  RETURN_IF_ERROR(ReadResponsesTools(fields, &chat));
+  RETURN_IF_ERROR(ReadResponsesTools(fields, log, &chat));
   ASSIGN_OR_RETURN(const Json* reasoning, fields.TakeObject("reasoning"));
   if (reasoning != nullptr && reasoning->contains("effort")) {
     chat["reasoning_effort"] = (*reasoning)["effort"];
@@ -213,6 +368,64 @@ void ResponsesWriter::Begin(std::string* out) {
   }
 }
 
+// Returns the item of a call as the type of its tool wants it.
+Json ResponsesWriter::CallItem(const std::string& id, const std::string& name) {
+  const CalledTool tool = ToolCalled(options_.asked, name);
+  const std::string call_id = absl::StrCat("call_", text_.calls()[calls_++].id);
+  Json item;
+  if (tool.type == "custom") {
+    item = {{"type", "custom_tool_call"},
+            {"id", absl::StrCat("ctc_", id)},
+            {"call_id", call_id},
+            {"name", name},
+            {"input", ""},
+            {"status", "in_progress"}};
+  } else if (tool.type == kLocalShell) {
+    item = {{"type", "local_shell_call"},
+            {"id", absl::StrCat("lsh_", id)},
+            {"call_id", call_id},
+            {"action", {{"type", "exec"}, {"command", Json::array()}, {"env", Json::object()}}},
+            {"status", "in_progress"}};
+  } else {
+    item = {{"type", "function_call"}, {"id", absl::StrCat("fc_", id)}, {"call_id", call_id}, {"name", name},
+            {"arguments", ""},         {"status", "in_progress"}};
+  }
+  if (!tool.in_namespace.empty()) {
+    item["namespace"] = tool.in_namespace;
+  }
+  return item;
+}
+
+// Puts the arguments of a call's function into the form of its tool.
+void ResponsesWriter::CloseCall(const Json& said, Json* item, std::string* out) {
+  const std::string& arguments = text_.calls()[calls_ - 1].arguments;
+  const std::string type = (*item)["type"];
+  if (type == "function_call") {
+    Json done = said;
+    done["name"] = (*item)["name"];
+    done["arguments"] = (*item)["arguments"];
+    Say("response.function_call_arguments.done", std::move(done), out);
+    return;
+  }
+  const Json parsed = ParseBounded(arguments);
+  if (type == "local_shell_call") {
+    for (const char* name : {"command", "working_directory", "timeout_ms"}) {
+      if (parsed.is_object() && parsed.contains(name)) {
+        (*item)["action"][name] = parsed[name];
+      }
+    }
+    return;
+  }
+  const bool whole = parsed.is_object() && parsed.contains("input") && parsed["input"].is_string();
+  (*item)["input"] = whole ? parsed["input"] : Json(arguments);
+  Json delta = said;
+  delta["delta"] = (*item)["input"];
+  Say("response.custom_tool_call_input.delta", std::move(delta), out);
+  Json done = said;
+  done["input"] = (*item)["input"];
+  Say("response.custom_tool_call_input.done", std::move(done), out);
+}
+
 void ResponsesWriter::OpenItem(const MessageEvent& event, std::string* out) {
   CloseItem("completed", out);
   open_ = true;
@@ -230,12 +443,7 @@ void ResponsesWriter::OpenItem(const MessageEvent& event, std::string* out) {
                       {"summary", Json::array()},
                       {"content", Json::array()}});
   } else {
-    items_.push_back({{"type", "function_call"},
-                      {"id", absl::StrCat("fc_", id)},
-                      {"call_id", absl::StrCat("call_", text_.calls()[calls_++].id)},
-                      {"name", event.text},
-                      {"arguments", ""},
-                      {"status", "in_progress"}});
+    items_.push_back(CallItem(id, event.text));
   }
   const size_t index = items_.size() - 1;
   Say("response.output_item.added", {{"output_index", index}, {"item", items_[index]}}, out);
@@ -252,6 +460,9 @@ void ResponsesWriter::OpenItem(const MessageEvent& event, std::string* out) {
 void ResponsesWriter::Grow(const MessageEvent& event, std::string* out) {
   const size_t index = items_.size() - 1;
   Json& item = items_[index];
+  if (event.kind == Kind::kArguments && item["type"] != "function_call") {
+    return;  // given out when they are whole
+  }
   Json said = {{"item_id", item["id"]}, {"output_index", index}};
   Json& grown = event.kind == Kind::kArguments ? item["arguments"] : item["content"][0]["text"];
   grown.get_ref<std::string&>() += event.text;
@@ -276,9 +487,7 @@ void ResponsesWriter::CloseItem(const char* status, std::string* out) {
   Json& item = items_[index];
   Json said = {{"item_id", item["id"]}, {"output_index", index}};
   if (kind_ == Kind::kCall) {
-    said["name"] = item["name"];
-    said["arguments"] = item["arguments"];
-    Say("response.function_call_arguments.done", said, out);
+    CloseCall(said, &item, out);
   } else {
     said["content_index"] = 0;
     Json whole = said;

@@ -13,10 +13,12 @@
 #include "inferd/http/chat_writer.h"
 #include "inferd/http/json_body.h"
 #include "inferd/http/request_fields.h"
+#include "spdlog/logger.h"
 
 namespace sluice::inferd {
 
-// Requests that need a stored response (previous_response_id) are refused: nothing is stored.
+// Requests that need a stored response (previous_response_id) are refused: nothing is stored. `custom` and
+// `local_shell` tools become functions, whose calls ResponsesWriter gives back in their own form.
 const ChatApi& ResponsesApi();
 
 class ResponsesWriter final : public AnswerWriter {
@@ -37,6 +39,8 @@ class ResponsesWriter final : public AnswerWriter {
   void Take(const std::vector<MessageEvent>& events, std::string* out);
   void OpenItem(const MessageEvent& event, std::string* out);
   void CloseItem(const char* status, std::string* out);
+  Json CallItem(const std::string& id, const std::string& name);
+  void CloseCall(const Json& said, Json* item, std::string* out);
   void Grow(const MessageEvent& event, std::string* out);
 
   const ChatWriterOptions options_;
