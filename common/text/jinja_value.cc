@@ -26,7 +26,9 @@ std::string FormatDouble(double value) {
     return value < 0 ? "-inf" : "inf";
   }
   char buffer[64];
-  const auto result = std::to_chars(buffer, buffer + sizeof(buffer), value, std::chars_format::scientific);
+  const auto result =
+      std::to_chars(buffer, buffer + sizeof(buffer) - 1, value, std::chars_format::scientific);
+  *result.ptr = '\0';  // for atoi
   const std::string_view text(buffer, static_cast<size_t>(result.ptr - buffer));
   const size_t e = text.find('e');
   const int exponent = std::atoi(text.data() + e + 1);

@@ -72,8 +72,8 @@ struct ChatApi {
   const char* kind;    // for the log: "http_chat"
   const char* prefix;  // of the answers' ids
   // Returns the equivalent chat request; null: requests are chat requests. INVALID_ARGUMENT naming a missing
-  // or unsupported field; the rest is checked when the chat request is read. Tools that only their maker runs,
-  // such as web_search, are left out with a line in `log`.
+  // or unsupported field; the rest is checked when the chat request is read. Tools that only their maker
+  // runs, such as web_search, are left out with a line in `log`.
   absl::StatusOr<Json> (*to_chat)(const Json& body, spdlog::logger* log);
   FieldAliases aliases;  // the API's names of the chat request's fields, for errors
   std::unique_ptr<AnswerWriter> (*make_writer)(ChatWriterOptions options);

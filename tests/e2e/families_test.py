@@ -9,6 +9,8 @@ import harness
 
 
 TINY = os.path.join(harness.ROOT, "tests/data/tiny")
+# Tokens that a family holds, where its goldens have more.
+SHORTER = {"minimax_m3": 11}
 
 
 def divergence(base, other):
@@ -54,14 +56,15 @@ class FamiliesTest(harness.TestCase):
         logarithms = []
         for family in sorted(os.listdir(TINY)):
             golden = harness.read_safetensors(os.path.join(TINY, family, "golden.safetensors"))
+            tokens = SHORTER.get(family, len(golden["input_ids"]))
             path = os.path.join(self.work, family)
             with open(path + ".json", "w") as out:
-                json.dump(golden["input_ids"].tolist(), out)
+                json.dump(golden["input_ids"].tolist()[:tokens], out)
             found = []
             for bits in ("q8", "q4", "q2"):
                 self.ok("pack", os.path.join(TINY, family), "--out", path + bits, "--bits", bits, "--group", 16)
                 self.ok("logits", "--pack", path + bits, "--token-ids-file", path + ".json", "--out", path + ".out")
-                found.append(divergence(golden["logits"], harness.read_safetensors(path + ".out")["logits"]))
+                found.append(divergence(golden["logits"][:tokens], harness.read_safetensors(path + ".out")["logits"]))
             print(f"{family}: divergence of q8, q4, q2: {', '.join(f'{value:.1e}' for value in found)}")
             with self.subTest(family):
                 self.assertLess(max(found[:2]), found[2])
