@@ -95,12 +95,12 @@ absl::StatusOr<Spec> ReadSpec(const String& source) {
 }
 
 std::string Digits(Integer value, int base, bool upper) {
+  const char* const digits = upper ? "0123456789ABCDEF" : "0123456789abcdef";
   std::string text;
   __extension__ using Unsigned = unsigned __int128;
   for (Unsigned rest = value < 0 ? -static_cast<Unsigned>(value) : static_cast<Unsigned>(value);
        rest != 0 || text.empty(); rest /= static_cast<Unsigned>(base)) {
-    text.insert(text.begin(),
-                (upper ? "0123456789ABCDEF" : "0123456789abcdef")[rest % static_cast<Unsigned>(base)]);
+    text.insert(text.begin(), digits[static_cast<size_t>(rest % static_cast<Unsigned>(base))]);
   }
   return text;
 }
