@@ -57,10 +57,10 @@ build_preset tsan threaded_tests
 end_stage "build of preset tsan"
 run_tests tsan -j "$SLUICE_JOBS" -L tsan
 
-say "checking lock annotations with Clang"
+say "checking lock annotations and changed sources with Clang"
 "$SLUICE_ROOT/deploy/lib/check_thread_safety.sh" "$SLUICE_JOBS" || failed=$((failed + 1))
 "$SLUICE_ROOT/deploy/lib/check_tidy.sh" || failed=$((failed + 1))
-end_stage "lock annotations"
+end_stage "lock annotations and clang-tidy"
 
 say "the ten slowest tests"
 /usr/bin/python3 "$SLUICE_ROOT/deploy/lib/count_tests.py" --slowest "${reports[@]}"
