@@ -50,8 +50,9 @@ TEST(PlanTest, SizesOfEveryFamilyAreThoseOfItsPack) {
     const auto facts = ReadModelFacts(entry.path().string(), {"q8"});
     ASSERT_TRUE(facts.ok()) << entry.path() << ": " << facts.status();
     const double packed = static_cast<double>(PackedBytes(entry.path().string(), "q8"));
-    // Routers of these models may be float32, which only the weights tell: on models of this size it shows.
-    EXPECT_NEAR(static_cast<double>(facts->stored[0].weights.all) / packed, 1, 0.02) << entry.path();
+    // Routers of these models may be float32, which only the weights tell: on models of this size it shows,
+    // with a page more for each layer at most.
+    EXPECT_NEAR(static_cast<double>(facts->stored[0].weights.all) / packed, 1, 0.03) << entry.path();
     ++families;
   }
   EXPECT_GE(families, 20u);
