@@ -66,8 +66,8 @@ class StuckDiskTest(unittest.TestCase):
         self.case = daemons.greedy_cases()[0]
 
     def start(self, io):
-        # Holds half of the experts: every answer reads some.
-        self.daemons.start_weightd("--io", io, "--read-timeout", "200ms", "--drain-timeout", "200ms",
+        # Holds half of the experts: every answer reads some. A busy disk may take a part of a second by itself.
+        self.daemons.start_weightd("--io", io, "--read-timeout", "1s", "--drain-timeout", "200ms",
                                    "--dram-budget", "14MiB")  # fmt: skip
         self.daemons.start_inferd("--kv", "f32", "--parallel", "1", "--drain-timeout", "200ms")
         self.client = inference_pb2_grpc.InferenceServiceStub(grpc.insecure_channel(self.daemons.unix_target()))
