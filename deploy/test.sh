@@ -46,8 +46,7 @@ end_stage "packages and format"
 
 build_preset release
 end_stage "build of preset release"
-# One more than cores: daemons' tests wait a third of their time.
-run_tests release -j $((SLUICE_JOBS + 1))
+run_tests release -j "$SLUICE_JOBS"
 
 build_preset asan sanitized_tests
 end_stage "build of preset asan"
