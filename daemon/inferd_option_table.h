@@ -159,12 +159,13 @@ void ForEachOption(InferdOptions* o, Visit visit) {
         &o->max_prefill_chunk);
   visit(OptionSpec("prefix-cache", "Reuse cached prefixes of earlier prompts, in free pages of the KV cache"),
         &o->prefix_cache);
-  visit(OptionSpec("prefix-file",
-                   "File that cached prefixes are written to at the end and read from at the start; of "
-                   "another model or options it is not used")
-            .Default("none")
-            .PassedOn(OptionAudience::kServe),
-        &o->prefix_file);
+  visit(
+      OptionSpec("prefix-file",
+                 "File that cached prefixes are saved to while inferd runs and loaded from at its start; one "
+                 "of another model or options is replaced")
+          .Default("none")
+          .PassedOn(OptionAudience::kServe),
+      &o->prefix_file);
   visit(OptionSpec("prefix-limit", "Maximum size of the prefix file"), &o->prefix_limit);
   visit(OptionSpec("threads", "Compute threads")
             .Default("the CPUs that this process may use")

@@ -43,34 +43,6 @@
 
 namespace sluice::inferd {
 
-PrefixFile::PrefixFile(std::string path, uint64_t limit, spdlog::logger* log)
-    : path_(std::move(path)), limit_(limit), log_(log) {}
-
-void PrefixFile::Load(Engine* engine) {
-  const absl::Time begin = absl::Now();
-  const absl::StatusOr<PrefixCache::Saved> loaded = engine->LoadPrefixes(path_);
-  if (absl::IsNotFound(loaded.status())) {
-    log_->info("no prefixes yet: {}", std::string(loaded.status().message()));
-  } else if (!loaded.ok()) {
-    log_->warn("no prefixes are taken over: {}", std::string(loaded.status().message()));
-  } else {
-    log_->info(
-        "took over {} pages and {} states of cached prefixes from {} in {:.2f} s; {} records were damaged",
-        loaded->pages, loaded->states, path_, absl::ToDoubleSeconds(absl::Now() - begin), loaded->damaged);
-  }
-}
-
-void PrefixFile::Save(Engine* engine) {
-  const absl::Time begin = absl::Now();
-  const absl::StatusOr<PrefixCache::Saved> saved = engine->SavePrefixes(path_, limit_);
-  if (saved.ok()) {
-    log_->info("{} pages and {} states of cached prefixes are in {}, after {:.2f} s", saved->pages,
-               saved->states, path_, absl::ToDoubleSeconds(absl::Now() - begin));
-  } else {
-    log_->error("cached prefixes could not be saved: {}", std::string(saved.status().message()));
-  }
-}
-
 // Self description of an inferd for clients and operators: the served model, versions and CPU features.
 //
 // Thread safety: pure functions, safe to call from any thread.
@@ -192,11 +164,7 @@ void WriteHttpMetrics(const HttpCounts& counts, MetricText* text) {
 }  // namespace
 
 InferdDaemon::InferdDaemon(const InferdOptions& options, spdlog::logger* log)
-    : options_(options), log_(log), start_event_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
-  if (!options_.prefix_file.empty()) {
-    prefixes_.emplace(options_.prefix_file, options_.prefix_limit.bytes, log_);
-  }
-}
+    : options_(options), log_(log), start_event_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {}
 
 absl::StatusOr<std::unique_ptr<InferdDaemon>> InferdDaemon::Prepare(
     const InferdOptions& options, const SetOptions& set, spdlog::logger* log,
@@ -485,10 +453,7 @@ absl::Status InferdDaemon::StartEngine(absl::Time until) {
   ASSIGN_OR_RETURN(engine_, Engine::Create(options, std::move(client), device_factory, tokenizer_.get(),
                                            std::move(copiers)));
   state_->SetBackend(IsaName(), backend, transport);
-  if (prefixes_.has_value()) {
-    state_->SetProgress(absl::StrCat("reading prefixes from ", options_.prefix_file));
-    prefixes_->Load(engine_.get());
-  }
+  OpenPrefixes();
   state_->SetProgress("making a first token");
   const std::vector<int32_t>& bos = pack_->config().bos_ids;
   RETURN_IF_ERROR(SelfTest(engine_.get(), bos.empty() ? 0 : bos.front(), kSelfTestLimit));
@@ -498,6 +463,45 @@ absl::Status InferdDaemon::StartEngine(absl::Time until) {
   state_->SetEngine(engine_.get());
   engine_view_ = engine_.get();
   return absl::OkStatus();
+}
+
+// Loads the prefix file, and lets the engine save to it from now on.
+void InferdDaemon::OpenPrefixes() {
+  const std::string& path = options_.prefix_file;
+  if (path.empty()) {
+    return;
+  }
+  state_->SetProgress(absl::StrCat("reading prefixes from ", path));
+  const absl::Time begin = absl::Now();
+  absl::Status rejected;
+  const auto on_failure = [log = log_](const absl::Status& why) {
+    log->error("cached prefixes are saved no more: {}", std::string(why.message()));
+  };
+  const absl::StatusOr<PrefixCache::Saved> loaded =
+      engine_->OpenPrefixes(path, options_.prefix_limit.bytes, &rejected, on_failure);
+  if (!loaded.ok()) {
+    log_->warn("no prefixes are loaded or saved: {}", std::string(loaded.status().message()));
+  } else if (!rejected.ok()) {
+    log_->warn("no prefixes are loaded, the file is replaced: {}", std::string(rejected.message()));
+  } else {
+    log_->info(
+        "loaded {} pages and {} states of cached prefixes from {} in {:.2f} s; {} records were damaged",
+        loaded->pages, loaded->states, path, absl::ToDoubleSeconds(absl::Now() - begin), loaded->damaged);
+  }
+}
+
+void InferdDaemon::ClosePrefixes() {
+  if (options_.prefix_file.empty() || engine_ == nullptr || !StartStatus().ok()) {
+    return;
+  }
+  const absl::Time begin = absl::Now();
+  const absl::StatusOr<PrefixCache::Saved> saved = engine_->ClosePrefixes();
+  if (saved.ok()) {
+    log_->info("{} pages and {} states of cached prefixes are in {}, after {:.2f} s", saved->pages,
+               saved->states, options_.prefix_file, absl::ToDoubleSeconds(absl::Now() - begin));
+  } else if (!absl::IsNotFound(saved.status())) {  // that was logged before
+    log_->error("cached prefixes could not be saved: {}", std::string(saved.status().message()));
+  }
 }
 
 absl::Status InferdDaemon::StartStatus() {
@@ -531,9 +535,7 @@ InferdDaemon::~InferdDaemon() {
   }
   Shutdown(absl::ZeroDuration());
   tuner_.reset();
-  if (prefixes_.has_value() && engine_ != nullptr && StartStatus().ok()) {
-    prefixes_->Save(engine_.get());
-  }
+  ClosePrefixes();
   engine_.reset();
 }
 

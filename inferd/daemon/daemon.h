@@ -1,18 +1,18 @@
-// InferdDaemon, the components of one inferd process, and PrefixFile, its saved prefix cache.
+// InferdDaemon: the components of one inferd process in the order of their lifetimes.
 //
-// PrefixFile: the file that keeps cached prefixes over restarts.
+// Prepare() does the quick part and opens the sockets; Begin() does the long part (weightd's session, dense
+// weights, a first token) on its own thread, while clients can already query its progress.
 //
-// An unusable file costs time, not answers: its prefixes are computed again. So nothing here is an error; the
-// log says what happened.
+// An unusable prefix file costs time, not answers: its prefixes are computed again. So nothing about it is an
+// error of the start; the log says what happened.
 //
-// Thread safety: thread-compatible.
+// Thread safety: thread-compatible; main's thread owns it.
 #pragma once
 
 #include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <optional>
 #include <string>
 #include <thread>
 
@@ -38,29 +38,6 @@
 #include "spdlog/logger.h"
 
 namespace sluice::inferd {
-
-class PrefixFile {
- public:
-  // At most `limit` bytes are saved. `log` is borrowed.
-  PrefixFile(std::string path, uint64_t limit, spdlog::logger* log);
-
-  // Loads the file into the engine's prefix cache. REQUIRES: nobody else uses the engine yet.
-  void Load(Engine* engine);
-  // Saves the engine's prefix cache to the file.
-  void Save(Engine* engine);
-
- private:
-  const std::string path_;
-  const uint64_t limit_;
-  spdlog::logger* const log_;
-};
-
-// InferdDaemon: the components of one inferd process in the order of their lifetimes.
-//
-// Prepare() does the quick part and opens the sockets; Begin() does the long part (weightd's session, dense
-// weights, a first token) on its own thread, while clients can already query its progress.
-//
-// Thread safety: thread-compatible; main's thread owns it.
 
 class InferdDaemon {
  public:
@@ -112,6 +89,8 @@ class InferdDaemon {
   absl::StatusOr<std::unique_ptr<Backend>> StartDevice(WeightClient* client, EngineOptions* options);
   absl::StatusOr<std::vector<std::shared_ptr<Copier>>> MakeCopiers() const;
   absl::Status SetUpSparsity(const BackendLimits& limits, Backend& backend);
+  void OpenPrefixes();
+  void ClosePrefixes();
 
   const InferdOptions options_;  // as given at the start
   spdlog::logger* const log_;
@@ -131,7 +110,6 @@ class InferdDaemon {
   std::atomic<uint64_t> slot_budget_{0};    // bytes of experts on the device; 0: all experts
   ServingMetrics metrics_;                  // self-synchronised
   std::unique_ptr<MemoryTuner> tuner_;      // self-synchronised; closed before the engine
-  std::optional<PrefixFile> prefixes_;      // absent: the prefix cache is not kept over restarts
   std::unique_ptr<Engine> engine_;          // owned by the starter thread, by main once the start has ended
   std::unique_ptr<OpenAiEndpoint> openai_;  // null: no HTTP
   std::unique_ptr<InferdServer> server_;

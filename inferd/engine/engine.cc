@@ -158,7 +158,12 @@ void Engine::Loop() {
     if (!core_->broken().ok()) {
       SetHealth(core_->broken(), core_->broken());
     }
-    if (!ran_task && (outcome == EngineCore::Outcome::kIdle || outcome == EngineCore::Outcome::kCongested)) {
+    const bool idle =
+        !ran_task && (outcome == EngineCore::Outcome::kIdle || outcome == EngineCore::Outcome::kCongested);
+    const bool saved = core_->SavePrefix(idle);
+    if (idle && saved) {
+      core_->Poll();
+    } else if (idle) {
       Idle(outcome);
     }
   }
@@ -202,23 +207,25 @@ absl::StatusOr<Engine::KvTuned> Engine::TuneKv(std::optional<uint64_t> kv_budget
   return tuned;
 }
 
-absl::StatusOr<PrefixCache::Saved> Engine::SavePrefixes(const std::string& path, uint64_t limit) {
-  absl::StatusOr<PrefixCache::Saved> saved;
-  RETURN_IF_ERROR(tasks_.RunCall([&] {
-    saved = core_->SavePrefixes(path, limit);
-    return saved.status();
-  }));
-  return saved;
-}
-
-absl::StatusOr<PrefixCache::Saved> Engine::LoadPrefixes(const std::string& path) {
+absl::StatusOr<PrefixCache::Saved> Engine::OpenPrefixes(const std::string& path, uint64_t limit,
+                                                        absl::Status* rejected,
+                                                        std::function<void(const absl::Status&)> on_failure) {
   absl::StatusOr<PrefixCache::Saved> loaded;
   RETURN_IF_ERROR(tasks_.RunCall([&] {
-    loaded = core_->LoadPrefixes(path);
+    loaded = core_->OpenPrefixes(path, limit, rejected, std::move(on_failure));
     Publish();  // before the caller reads statistics
     return loaded.status();
   }));
   return loaded;
+}
+
+absl::StatusOr<PrefixCache::Saved> Engine::ClosePrefixes() {
+  absl::StatusOr<PrefixCache::Saved> saved;
+  RETURN_IF_ERROR(tasks_.RunCall([&] {
+    saved = core_->ClosePrefixes();
+    return saved.status();
+  }));
+  return saved;
 }
 
 // Runs on the engine's thread. The limit changes before live requests are checked: a request that enters

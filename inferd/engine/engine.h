@@ -76,9 +76,13 @@ class Engine final : public EngineApi {
   absl::StatusOr<KvTuned> TuneKv(std::optional<uint64_t> kv_budget, std::optional<uint32_t> context,
                                  uint64_t coming = 0);
 
-  // Saves and loads the prefix cache (PrefixCache::Save, Load) between two steps; both block until then.
-  absl::StatusOr<PrefixCache::Saved> SavePrefixes(const std::string& path, uint64_t limit);
-  absl::StatusOr<PrefixCache::Saved> LoadPrefixes(const std::string& path);
+  // Open and close the file of the prefix cache (PrefixCache::OpenFile, CloseFile) between two steps; both
+  // block until then. While it is open, entries are saved when the engine is idle, and between steps in a
+  // thirtieth of the time. `on_failure` is called on the engine thread, once, if that fails.
+  absl::StatusOr<PrefixCache::Saved> OpenPrefixes(const std::string& path, uint64_t limit,
+                                                  absl::Status* rejected,
+                                                  std::function<void(const absl::Status&)> on_failure);
+  absl::StatusOr<PrefixCache::Saved> ClosePrefixes();
 
   // Options with every default resolved.
   const EnginePlan& plan() const { return plan_; }

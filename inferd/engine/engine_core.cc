@@ -208,18 +208,39 @@ absl::Status EngineCore::ResizeKv(uint32_t pages) {
 
 namespace {
 
+// Between two steps, a save is followed by a pause of this many times its duration.
+constexpr double kSavePause = 30;
+
 absl::Status NoPrefixes(const std::string& why) {
   return absl::FailedPreconditionError(absl::StrCat("nothing is kept of cached prefixes: ", why));
 }
 
 }  // namespace
 
-absl::StatusOr<PrefixCache::Saved> EngineCore::SavePrefixes(const std::string& path, uint64_t limit) const {
-  return prefixes_ != nullptr ? prefixes_->Save(path, limit) : NoPrefixes(prefix_rule_);
+absl::StatusOr<PrefixCache::Saved> EngineCore::OpenPrefixes(
+    const std::string& path, uint64_t limit, absl::Status* rejected,
+    std::function<void(const absl::Status&)> on_failure) {
+  on_save_failure_ = std::move(on_failure);
+  return prefixes_ != nullptr ? prefixes_->OpenFile(path, limit, rejected) : NoPrefixes(prefix_rule_);
 }
 
-absl::StatusOr<PrefixCache::Saved> EngineCore::LoadPrefixes(const std::string& path) {
-  return prefixes_ != nullptr ? prefixes_->Load(path) : NoPrefixes(prefix_rule_);
+absl::StatusOr<PrefixCache::Saved> EngineCore::ClosePrefixes() {
+  return prefixes_ != nullptr ? prefixes_->CloseFile() : NoPrefixes(prefix_rule_);
+}
+
+bool EngineCore::SavePrefix(bool idle) {
+  const absl::Time begin = absl::Now();
+  if (prefixes_ == nullptr || (!idle && begin < next_save_)) {
+    return false;
+  }
+  const absl::StatusOr<bool> saved = prefixes_->SaveNext();
+  const absl::Time end = absl::Now();
+  next_save_ = end + kSavePause * (end - begin);
+  if (!saved.ok()) {
+    on_save_failure_(saved.status());
+    return false;
+  }
+  return *saved;
 }
 
 // True if any sequence is blocked by its consumer.

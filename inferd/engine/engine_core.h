@@ -83,8 +83,13 @@ class EngineCore final {
   uint32_t running() const { return scheduler_->running(); }
 
   // Both forward to PrefixCache. FAILED_PRECONDITION if no prefixes are reused.
-  absl::StatusOr<PrefixCache::Saved> SavePrefixes(const std::string& path, uint64_t limit) const;
-  absl::StatusOr<PrefixCache::Saved> LoadPrefixes(const std::string& path);
+  absl::StatusOr<PrefixCache::Saved> OpenPrefixes(const std::string& path, uint64_t limit,
+                                                  absl::Status* rejected,
+                                                  std::function<void(const absl::Status&)> on_failure);
+  absl::StatusOr<PrefixCache::Saved> ClosePrefixes();
+  // Saves the prefix that has waited longest: at once while idle, otherwise so that saving takes a small
+  // share of the time. True if one was saved.
+  bool SavePrefix(bool idle);
 
   // Runs `work` as a step of its own. An error of weightd loses the weights, as in a step.
   absl::Status RunControlTask(const EngineWork& work);
@@ -188,6 +193,8 @@ class EngineCore final {
   uint64_t step_number_ = 0;
   const uint32_t scan_rows_;  // minimum prompt rows of a scan; 0: no step is a scan
   ChunkPace chunk_;
+  std::function<void(const absl::Status&)> on_save_failure_;
+  absl::Time next_save_ = absl::InfinitePast();  // earliest time of the next save between two steps
   std::string prefix_rule_;
   absl::Status broken_;
   std::function<void()> removal_hook_;

@@ -17,14 +17,14 @@ namespace sluice::inferd {
 
 class TaskQueue {
  public:
-  // `wake` is called after each queued in between, to wake the engine thread.
+  // `wake` is called after each queued task, to wake the engine thread.
   explicit TaskQueue(std::function<void()> wake) : wake_(std::move(wake)) {}
 
-  // Both block until the engine thread has run the in between. UNAVAILABLE once closed.
+  // Both block until the engine thread has run the task. UNAVAILABLE once closed.
   absl::Status RunStep(EngineWork work);
   absl::Status RunCall(std::function<absl::Status()> call);
 
-  // Runs the oldest in between, a step by `run_step`; false: no in between waits.
+  // Runs the oldest task, a step by `run_step`; false: no task waits.
   bool RunNext(const std::function<absl::Status(const EngineWork&)>& run_step);
   // Fails the waiting steps.
   void FailSteps(const absl::Status& status);
@@ -32,7 +32,7 @@ class TaskQueue {
   void Close(const absl::Status& status);
 
  private:
-  // A in between's fields are guarded by mutex_ before it is taken and after it is done.
+  // A task's fields are guarded by mutex_ before it is taken and after it is done.
   struct ControlTask {
     EngineWork work;                     // a step, or
     std::function<absl::Status()> call;  // a call

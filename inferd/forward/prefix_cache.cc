@@ -1,6 +1,8 @@
 #include "inferd/forward/prefix_cache.h"
 
 #include <algorithm>
+#include <numeric>
+#include <optional>
 #include <random>
 #include <span>
 
@@ -30,7 +32,12 @@ PrefixCache::PrefixCache(const PrefixCacheOptions& options, const Parts& parts)
       index_(pages_of_->total()),
       chains_(options.slots) {
   kept_.reserve(options.states);
-  pages_of_->SetForget([this](uint32_t page) { index_.Forget(page); });
+  pages_of_->SetForget([this](uint32_t page) {
+    index_.Forget(page);
+    if (file_.has_value()) {
+      file_->pages.Forget(page);
+    }
+  });
 }
 
 // Sequences with another salt, or with RoPE for another length, never share.
@@ -220,7 +227,13 @@ void PrefixCache::Store(const Sequence& sequence, uint32_t slot, uint32_t end) {
     if (at == 0) {
       index_.Begin(page, chain.digest);
     }
-    pages_of_->SetKept(page, index_.Extend(page, sequence.tokens().subspan(chain.stored, count)));
+    const bool found = index_.Extend(page, sequence.tokens().subspan(chain.stored, count));
+    pages_of_->SetKept(page, found);
+    if (file_.has_value() && !found) {
+      file_->pages.Forget(page);
+    } else if (file_.has_value() && at + count == kPageTokens) {
+      file_->pages.Changed(page);
+    }
     chain.stored += count;
     if (at + count == kPageTokens) {
       chain.digest = PrefixIndex::After(chain.digest,
@@ -231,8 +244,16 @@ void PrefixCache::Store(const Sequence& sequence, uint32_t slot, uint32_t end) {
 
 void PrefixCache::Leave(SequenceId id, uint32_t slot, uint32_t computed) {
   const Sequence& sequence = *parts_.find(id);
-  if (sequence.prefix_salt() != nullptr && computed > 0) {
-    KeepState(sequence, slot, computed);
+  if (sequence.prefix_salt() == nullptr || computed == 0) {
+    return;
+  }
+  KeepState(sequence, slot, computed);
+  const uint32_t stored = chains_[slot].stored;
+  if (file_.has_value() && stored % kPageTokens != 0) {
+    const uint32_t page = pages_of_->table(slot)[stored / kPageTokens];
+    if (index_.known(page) > 0) {
+      file_->pages.Changed(page);
+    }
   }
 }
 
@@ -257,130 +278,162 @@ void PrefixCache::KeepState(const Sequence& sequence, uint32_t slot, uint32_t co
     return;
   }
   if (kept_.size() == options_.states) {
-    const auto oldest = std::min_element(
-        kept_.begin(), kept_.end(), [](const KeptState& a, const KeptState& b) { return a.used < b.used; });
-    parts_.states->Drop(oldest->state);
-    kept_.erase(oldest);
+    DropState(std::min_element(kept_.begin(), kept_.end(),
+                               [](const KeptState& a, const KeptState& b) { return a.used < b.used; }));
   }
   state.state = parts_.states->Keep(slot);
   kept_.push_back(state);
+  if (file_.has_value()) {
+    file_->states.Changed(state.state);
+  }
 }
 
-absl::StatusOr<PrefixFileHead> PrefixCache::FileHead() const {
+void PrefixCache::DropState(std::vector<KeptState>::iterator state) {
+  if (file_.has_value()) {
+    file_->states.Forget(state->state);
+  }
+  parts_.states->Drop(state->state);
+  kept_.erase(state);
+}
+
+void PrefixCache::PagesChanged() {
+  index_ = PrefixIndex(pages_of_->total());
+  if (file_.has_value()) {
+    file_->pages.Reset(pages_of_->total());
+  }
+}
+
+absl::StatusOr<PrefixFileHead> PrefixCache::FileHead(uint64_t limit) const {
   PrefixFileHead head;
   ASSIGN_OR_RETURN(head.identity, PrefixFileIdentity(options_.identity));
   head.secret = secret_;
   head.page_bytes = parts_.kv->page_bytes();
   head.state_bytes = parts_.states->state_bytes();
+  DivideSlots(limit, options_.recurrent ? options_.states : 0, &head);
   return head;
 }
 
-// Returns the pages with content, least recently used first; pages still held by a slot come last.
-std::vector<uint32_t> PrefixCache::PagesByUse() const {
-  std::vector<uint32_t> pages = pages_of_->IdleKept();
-  for (uint32_t page = 0; page < pages_of_->total(); ++page) {
-    if (pages_of_->holders(page) > 0 && index_.known(page) > 0) {
-      pages.push_back(page);
+absl::StatusOr<PrefixCache::Saved> PrefixCache::OpenFile(const std::string& path, uint64_t limit,
+                                                         absl::Status* rejected) {
+  ASSIGN_OR_RETURN(PrefixFileHead head, FileHead(limit));
+  Saved saved;
+  absl::StatusOr<PrefixFile> file = PrefixFile::Open(path, head);
+  if (!file.ok()) {
+    const absl::Status& why = file.status();
+    if (!absl::IsNotFound(why) && !absl::IsFailedPrecondition(why) && !absl::IsDataLoss(why)) {
+      return why;
     }
+    *rejected = absl::IsNotFound(why) ? absl::OkStatus() : why;
+    RETURN_IF_ERROR(CreateFile(path, head));
+    return saved;
   }
-  return pages;
-}
-
-absl::StatusOr<PrefixCache::Saved> PrefixCache::Save(const std::string& path, uint64_t limit) const {
-  ASSIGN_OR_RETURN(PrefixFileHead head, FileHead());
-  std::vector<KeptState> states = kept_;
-  std::sort(states.begin(), states.end(),
-            [](const KeptState& a, const KeptState& b) { return a.used < b.used; });
-  const std::vector<uint32_t> pages = PagesByUse();
-  // A state is useless without the pages before it, so pages get most of the space.
-  const uint64_t state_record = PrefixRecordBytes(head.state_bytes);
-  head.states = std::min<uint64_t>(states.size(), limit / 4 / state_record);
-  head.pages = std::min<uint64_t>(pages.size(),
-                                  (limit - head.states * state_record) / PrefixRecordBytes(head.page_bytes));
-  ASSIGN_OR_RETURN(PrefixFileWriter writer, PrefixFileWriter::Create(path, head));
-  absl::Status status = WriteRecords(absl::MakeConstSpan(pages).last(head.pages),
-                                     absl::MakeConstSpan(states).last(head.states), &writer);
-  if (status.ok()) {
-    status = writer.Finish();
+  const bool fits =
+      file->head().page_slots == head.page_slots && file->head().state_slots == head.state_slots;
+  head.secret = secret_ = file->head().secret;
+  file_.emplace(
+      SaveFile{*std::move(file), PrefixSlots(pages_of_->total()), PrefixSlots(parts_.states->total()), 0});
+  absl::Status status = LoadRecords(&saved);
+  if (status.ok() && !fits) {  // written with another limit
+    file_.reset();
+    status = CreateFile(path, head);
   }
   if (!status.ok()) {
-    writer.Discard();
+    file_.reset();
     return status;
   }
-  return Saved{head.pages, head.states, 0};
-}
-
-absl::Status PrefixCache::WriteRecords(absl::Span<const uint32_t> pages, absl::Span<const KeptState> states,
-                                       PrefixFileWriter* writer) const {
-  Queue* const queue = parts_.queue;
-  std::vector<std::byte> content(parts_.kv->page_bytes());
-  for (const uint32_t page : pages) {
-    RETURN_IF_ERROR(parts_.kv->ReadPage(page, absl::MakeSpan(content), queue));
-    RETURN_IF_ERROR(queue->Wait(queue->Record()));
-    PrefixRecord record;
-    record.before = index_.before(page);
-    record.known = index_.known(page);
-    const absl::Span<const int32_t> tokens = index_.tokens(page);
-    std::copy(tokens.begin(), tokens.end(), record.tokens.begin());
-    RETURN_IF_ERROR(writer->Add(record, content));
-  }
-  content.resize(parts_.states->state_bytes());
-  for (const KeptState& state : states) {
-    RETURN_IF_ERROR(parts_.states->Read(state.state, absl::MakeSpan(content), queue));
-    RETURN_IF_ERROR(queue->Wait(queue->Record()));
-    RETURN_IF_ERROR(
-        writer->Add({state.before, state.position, state.position % kPageTokens, state.tail}, content));
-  }
-  return absl::OkStatus();
-}
-
-absl::StatusOr<PrefixCache::Saved> PrefixCache::Load(const std::string& path) {
-  ASSIGN_OR_RETURN(const PrefixFileHead wanted, FileHead());
-  ASSIGN_OR_RETURN(PrefixFileReader reader, PrefixFileReader::Open(path, wanted));
-  secret_ = reader.head().secret;
-  Saved saved;
-  RETURN_IF_ERROR(ReadRecords(&reader, &saved));
   return saved;
 }
 
-absl::Status PrefixCache::ReadRecords(PrefixFileReader* reader, Saved* saved) {
-  const PrefixFileHead& head = reader->head();
-  PrefixRecord record;
-  std::vector<std::byte> content;
-  for (uint64_t i = 0; i < head.pages + head.states; ++i) {
-    const absl::Status read = reader->Next(&record, &content);
-    if (absl::IsDataLoss(read)) {
-      ++saved->damaged;
-      continue;
-    }
-    RETURN_IF_ERROR(read);
-    RETURN_IF_ERROR(i < head.pages ? TakePage(record, content, saved) : TakeState(record, content, saved));
+// Makes an empty file, and queues everything that is cached.
+absl::Status PrefixCache::CreateFile(const std::string& path, const PrefixFileHead& head) {
+  ASSIGN_OR_RETURN(PrefixFile file, PrefixFile::Create(path, head));
+  file_.emplace(
+      SaveFile{std::move(file), PrefixSlots(pages_of_->total()), PrefixSlots(parts_.states->total()), 0});
+  for (uint64_t slot = 0; slot < head.page_slots + head.state_slots; ++slot) {
+    (slot < head.page_slots ? file_->pages : file_->states).AddFree(slot);
+  }
+  for (const uint32_t page : pages_of_->IdleKept()) {
+    file_->pages.Changed(page);
+  }
+  for (const uint32_t number : StatesByUse()) {
+    file_->states.Changed(number);
   }
   return absl::OkStatus();
 }
 
-absl::Status PrefixCache::TakePage(const PrefixRecord& record, absl::Span<const std::byte> content,
-                                   Saved* saved) {
-  // If the file holds more than this cache, its least recently used pages come first and make room for the
-  // later ones.
+absl::Status PrefixCache::LoadRecords(Saved* saved) {
+  const PrefixFileHead& head = file_->file.head();
+  ASSIGN_OR_RETURN(const std::vector<uint64_t> pages,
+                   SlotsToLoad(0, head.page_slots, pages_of_->total(), &file_->pages));
+  ASSIGN_OR_RETURN(const std::vector<uint64_t> states,
+                   SlotsToLoad(head.page_slots, head.state_slots, options_.states, &file_->states));
+  PrefixRecord record;
+  const auto load = [&](uint64_t slot, bool is_page) -> absl::Status {
+    const absl::Status read = file_->file.Read(slot, &record, &content_);
+    if (absl::IsDataLoss(read)) {
+      ++saved->damaged;
+      (is_page ? file_->pages : file_->states).AddFree(slot);
+      return absl::OkStatus();
+    }
+    RETURN_IF_ERROR(read);
+    file_->stamp = std::max(file_->stamp, record.stamp);
+    return is_page ? TakePage(slot, record, content_, saved) : TakeState(slot, record, content_, saved);
+  };
+  for (const uint64_t slot : pages) {
+    RETURN_IF_ERROR(load(slot, /*is_page=*/true));
+  }
+  for (const uint64_t slot : states) {
+    RETURN_IF_ERROR(load(slot, /*is_page=*/false));
+  }
+  return absl::OkStatus();
+}
+
+// Returns the slots with the newest records, oldest first, `room` at most; frees the others.
+absl::StatusOr<std::vector<uint64_t>> PrefixCache::SlotsToLoad(uint64_t first, uint64_t count, uint64_t room,
+                                                               PrefixSlots* slots) {
+  ASSIGN_OR_RETURN(const std::vector<uint64_t> stamps, file_->file.Stamps(first, count));
+  std::vector<uint64_t> order(count);
+  std::iota(order.begin(), order.end(), 0);
+  std::sort(order.begin(), order.end(), [&](uint64_t a, uint64_t b) { return stamps[a] < stamps[b]; });
+  std::vector<uint64_t> wanted;
+  for (uint64_t i = 0; i < count; ++i) {
+    const uint64_t slot = first + order[i];
+    if (stamps[order[i]] == 0 || i + room < count) {
+      slots->AddFree(slot);
+    } else {
+      wanted.push_back(slot);
+    }
+  }
+  return wanted;
+}
+
+absl::Status PrefixCache::TakePage(uint64_t slot, const PrefixRecord& record,
+                                   absl::Span<const std::byte> content, Saved* saved) {
   const uint32_t page = pages_of_->Take();
   if (page == kNoPage) {
-    return absl::OkStatus();
+    return absl::InternalError("no page of an empty cache is free");
   }
   const absl::Status status = parts_.kv->WritePage(page, content, parts_.queue);
+  bool found = false;
   if (status.ok()) {
     index_.Begin(page, record.before);
-    const bool found = index_.Extend(page, absl::MakeConstSpan(record.tokens).first(record.known));
+    found = index_.Extend(page, absl::MakeConstSpan(record.tokens).first(record.known));
     pages_of_->SetKept(page, found);
     saved->pages += found ? 1 : 0;
+  }
+  if (found) {
+    file_->pages.Assign(page, slot);
+  } else {
+    file_->pages.AddFree(slot);
   }
   pages_of_->Drop(page);
   return status;
 }
 
-absl::Status PrefixCache::TakeState(const PrefixRecord& record, absl::Span<const std::byte> content,
-                                    Saved* saved) {
+absl::Status PrefixCache::TakeState(uint64_t slot, const PrefixRecord& record,
+                                    absl::Span<const std::byte> content, Saved* saved) {
   if (kept_.size() == options_.states || record.position % kPageTokens != record.known) {
+    file_->states.AddFree(slot);
     return absl::OkStatus();
   }
   KeptState state;
@@ -391,7 +444,88 @@ absl::Status PrefixCache::TakeState(const PrefixRecord& record, absl::Span<const
   state.used = ++uses_;
   kept_.push_back(state);
   ++saved->states;
+  file_->states.Assign(state.state, slot);
   return parts_.states->Write(state.state, content, parts_.queue);
+}
+
+absl::StatusOr<bool> PrefixCache::SaveNext() {
+  if (!file_.has_value()) {
+    return false;
+  }
+  absl::Status status;
+  if (const std::optional<uint32_t> page = file_->pages.Next()) {
+    status = SavePage(*page);
+  } else if (const std::optional<uint32_t> number = file_->states.Next()) {
+    status = SaveState(*number);
+  } else {
+    return false;
+  }
+  if (!status.ok()) {
+    file_.reset();
+    return status;
+  }
+  return true;
+}
+
+absl::Status PrefixCache::SavePage(uint32_t page) {
+  const std::vector<uint32_t> victims =
+      file_->pages.HasRoomFor(page) ? std::vector<uint32_t>() : pages_of_->IdleKept();
+  const std::optional<uint64_t> slot = file_->pages.SlotFor(page, victims);
+  if (!slot.has_value()) {
+    return absl::OkStatus();
+  }
+  content_.resize(parts_.kv->page_bytes());
+  RETURN_IF_ERROR(parts_.kv->ReadPage(page, absl::MakeSpan(content_), parts_.queue));
+  RETURN_IF_ERROR(parts_.queue->Wait(parts_.queue->Record()));
+  PrefixRecord record;
+  record.stamp = ++file_->stamp;
+  record.before = index_.before(page);
+  record.known = index_.known(page);
+  const absl::Span<const int32_t> tokens = index_.tokens(page);
+  std::copy(tokens.begin(), tokens.end(), record.tokens.begin());
+  return file_->file.Write(*slot, record, content_);
+}
+
+// Returns the numbers of the kept states, least recently used first.
+std::vector<uint32_t> PrefixCache::StatesByUse() const {
+  std::vector<KeptState> states = kept_;
+  std::sort(states.begin(), states.end(),
+            [](const KeptState& a, const KeptState& b) { return a.used < b.used; });
+  std::vector<uint32_t> numbers;
+  for (const KeptState& state : states) {
+    numbers.push_back(state.state);
+  }
+  return numbers;
+}
+
+absl::Status PrefixCache::SaveState(uint32_t number) {
+  const auto state =
+      std::find_if(kept_.begin(), kept_.end(), [&](const KeptState& kept) { return kept.state == number; });
+  const std::optional<uint64_t> slot = file_->states.SlotFor(number, StatesByUse());
+  if (state == kept_.end() || !slot.has_value()) {
+    return absl::OkStatus();
+  }
+  content_.resize(parts_.states->state_bytes());
+  RETURN_IF_ERROR(parts_.states->Read(number, absl::MakeSpan(content_), parts_.queue));
+  RETURN_IF_ERROR(parts_.queue->Wait(parts_.queue->Record()));
+  return file_->file.Write(
+      *slot, {++file_->stamp, state->before, state->position, state->position % kPageTokens, state->tail},
+      content_);
+}
+
+absl::StatusOr<PrefixCache::Saved> PrefixCache::CloseFile() {
+  for (absl::StatusOr<bool> more = true; *more;) {
+    more = SaveNext();
+    RETURN_IF_ERROR(more.status());
+  }
+  if (!file_.has_value()) {
+    return absl::NotFoundError("no file is open to save the prefix cache");
+  }
+  const Saved saved{file_->pages.assigned(), file_->states.assigned(), 0};
+  const absl::Status status = file_->file.Sync();
+  file_.reset();
+  RETURN_IF_ERROR(status);
+  return saved;
 }
 
 }  // namespace sluice::inferd

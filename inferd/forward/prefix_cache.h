@@ -19,6 +19,7 @@
 #include <array>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -65,20 +66,24 @@ class PrefixCache final : public PrefixSource {
 
   // Forgets all pages after the KV cache was replaced by empty ones: prefixes are found again once computed
   // again.
-  void PagesChanged() { index_ = PrefixIndex(pages_of_->total()); }
+  void PagesChanged();
 
-  // Number of entries written to a file, or read from it.
+  // Numbers of entries read from a file, or of those that it holds.
   struct Saved {
     uint64_t pages = 0;
     uint64_t states = 0;
     uint64_t damaged = 0;  // corrupt records, which are skipped
   };
-  // Writes the cache to a file of at most `limit` bytes (prefix_file.h), the most recently used entries have
-  // priority. An error leaves an older file unchanged.
-  absl::StatusOr<Saved> Save(const std::string& path, uint64_t limit) const;
-  // Loads the entries of a file, as far as there is room, as if just computed. Errors of
-  // PrefixFileReader::Open. REQUIRES: nothing was computed yet.
-  absl::StatusOr<Saved> Load(const std::string& path);
+  // Loads the entries of a file (prefix_file.h), as far as there is room, as if just computed, and saves new
+  // ones to it from now on. Where there is no file, or one that is damaged or of another model, options or
+  // program (`rejected` says why, else it is OK), an empty one of at most `limit` bytes is made. Other errors
+  // of PrefixFile::Open and Create: nothing is loaded or saved. REQUIRES: nothing was computed yet.
+  absl::StatusOr<Saved> OpenFile(const std::string& path, uint64_t limit, absl::Status* rejected);
+  // Saves the entry that has waited longest; false: all are saved, or there is no file. After an error
+  // nothing is saved any more.
+  absl::StatusOr<bool> SaveNext();
+  // Saves all entries and closes the file. NOT_FOUND: there is no file, or saving failed before.
+  absl::StatusOr<Saved> CloseFile();
 
   // The first device error of a copy; it sticks.
   const absl::Status& status() const { return status_; }
@@ -110,15 +115,28 @@ class PrefixCache final : public PrefixSource {
     uint32_t state = 0;  // number in RecurrentStates
     uint64_t used = 0;   // time of last use
   };
+  // The open file, and which of its slots hold which page or kept state (by its number in RecurrentStates).
+  struct SaveFile {
+    PrefixFile file;
+    PrefixSlots pages;
+    PrefixSlots states;
+    uint64_t stamp = 0;  // of the newest record
+  };
 
   Digest128 RootOf(const Sequence& sequence) const;
-  absl::StatusOr<PrefixFileHead> FileHead() const;
-  std::vector<uint32_t> PagesByUse() const;
-  absl::Status WriteRecords(absl::Span<const uint32_t> pages, absl::Span<const KeptState> states,
-                            PrefixFileWriter* writer) const;
-  absl::Status ReadRecords(PrefixFileReader* reader, Saved* saved);
-  absl::Status TakePage(const PrefixRecord& record, absl::Span<const std::byte> content, Saved* saved);
-  absl::Status TakeState(const PrefixRecord& record, absl::Span<const std::byte> content, Saved* saved);
+  absl::StatusOr<PrefixFileHead> FileHead(uint64_t limit) const;
+  absl::Status LoadRecords(Saved* saved);
+  absl::StatusOr<std::vector<uint64_t>> SlotsToLoad(uint64_t first, uint64_t count, uint64_t room,
+                                                    PrefixSlots* slots);
+  absl::Status TakePage(uint64_t slot, const PrefixRecord& record, absl::Span<const std::byte> content,
+                        Saved* saved);
+  absl::Status TakeState(uint64_t slot, const PrefixRecord& record, absl::Span<const std::byte> content,
+                         Saved* saved);
+  absl::Status CreateFile(const std::string& path, const PrefixFileHead& head);
+  std::vector<uint32_t> StatesByUse() const;
+  absl::Status SavePage(uint32_t page);
+  absl::Status SaveState(uint32_t number);
+  void DropState(std::vector<KeptState>::iterator state);
   Match Find(const Sequence& sequence);
   void FindPages(const Sequence& sequence, absl::Span<const int32_t> text);
   uint32_t WholePages() const;
@@ -139,6 +157,8 @@ class PrefixCache final : public PrefixSource {
   std::vector<KeptState> kept_;
   uint64_t uses_ = 0;
   absl::Status status_;
+  std::optional<SaveFile> file_;
+  std::vector<std::byte> content_;  // of a record
   // For the sequence of the last lookup: its whole pages, kNoPage if missing, and the digests before each of
   // them and after the last.
   std::vector<uint32_t> pages_;

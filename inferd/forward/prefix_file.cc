@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <stdio.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -21,8 +22,8 @@ namespace {
 static_assert(std::endian::native == std::endian::little, "values are written as they lie in memory");
 
 constexpr char kMagic[8] = {'S', 'L', 'P', 'R', 'E', 'F', 'I', 'X'};
-constexpr uint32_t kVersion = 1;
-constexpr size_t kDigestBytes = 16;
+constexpr uint32_t kVersion = 2;
+constexpr uint64_t kMaxPageSlots = 1 << 16;  // two million tokens
 
 struct RawHead {
   char magic[8];
@@ -32,19 +33,21 @@ struct RawHead {
   uint64_t secret[2];
   uint64_t page_bytes;
   uint64_t state_bytes;
-  uint64_t pages;
-  uint64_t states;
+  uint64_t page_slots;
+  uint64_t state_slots;
   uint64_t digest[2];
 };
 static_assert(sizeof(RawHead) == 96, "no padding");
 
 struct RawRecord {
+  uint64_t digest[2];
+  uint64_t stamp;
   uint64_t before[2];
   uint32_t position;
   uint32_t known;
   int32_t tokens[kPageTokens];
 };
-static_assert(sizeof(RawRecord) == 24 + kPageTokens * sizeof(int32_t), "no padding");
+static_assert(sizeof(RawRecord) == 48 + kPageTokens * sizeof(int32_t), "no padding");
 
 absl::Span<const std::byte> BytesOf(const RawHead& head, size_t size) {
   return {reinterpret_cast<const std::byte*>(&head), size};
@@ -52,13 +55,14 @@ absl::Span<const std::byte> BytesOf(const RawHead& head, size_t size) {
 
 Digest128 DigestOfHead(const RawHead& head) { return DigestOf(BytesOf(head, offsetof(RawHead, digest))); }
 
-// Binds the digest to file and position, so that a record from another file or position does not match.
-Digest128 DigestOfRecord(absl::Span<const std::byte> bytes, const Digest128& secret, uint64_t number) {
+// Binds the digest to file and slot, so that a record from another file or slot does not match. `bytes`: a
+// whole record.
+Digest128 DigestOfRecord(absl::Span<const std::byte> bytes, const Digest128& secret, uint64_t slot) {
   Hasher128 hasher;
   hasher.UpdateU64(secret.high);
   hasher.UpdateU64(secret.low);
-  hasher.UpdateU64(number);
-  hasher.Update(bytes);
+  hasher.UpdateU64(slot);
+  hasher.Update(bytes.subspan(sizeof(RawRecord::digest)));
   return hasher.Finish();
 }
 
@@ -76,8 +80,65 @@ absl::Status CheckOwner(const File& file) {
 }
 
 uint64_t FileBytes(const PrefixFileHead& head) {
-  return sizeof(RawHead) + head.pages * PrefixRecordBytes(head.page_bytes) +
-         head.states * PrefixRecordBytes(head.state_bytes);
+  return sizeof(RawHead) + head.page_slots * PrefixRecordBytes(head.page_bytes) +
+         head.state_slots * PrefixRecordBytes(head.state_bytes);
+}
+
+// Locks the file for this process; the lock ends with it.
+absl::Status Lock(const File& file) {
+  if (flock(file.fd(), LOCK_EX | LOCK_NB) == 0) {
+    return absl::OkStatus();
+  }
+  return errno == EWOULDBLOCK
+             ? absl::UnavailableError(absl::StrCat(file.path(), ": another process has it open"))
+             : ErrnoToStatus(errno, absl::StrCat("lock ", file.path()));
+}
+
+RawHead RawHeadOf(const PrefixFileHead& head) {
+  RawHead raw{};
+  std::memcpy(raw.magic, kMagic, sizeof(kMagic));
+  raw.version = kVersion;
+  raw.identity[0] = head.identity.high;
+  raw.identity[1] = head.identity.low;
+  raw.secret[0] = head.secret.high;
+  raw.secret[1] = head.secret.low;
+  raw.page_bytes = head.page_bytes;
+  raw.state_bytes = head.state_bytes;
+  raw.page_slots = head.page_slots;
+  raw.state_slots = head.state_slots;
+  const Digest128 digest = DigestOfHead(raw);
+  raw.digest[0] = digest.high;
+  raw.digest[1] = digest.low;
+  return raw;
+}
+
+// Reads the head and checks it against the file's size.
+absl::StatusOr<PrefixFileHead> ReadHead(const File& file) {
+  ASSIGN_OR_RETURN(const uint64_t size, file.Size());
+  RawHead raw{};
+  if (size < sizeof(raw)) {
+    return absl::DataLossError(absl::StrCat(file.path(), ": has ", size, " bytes, and no head"));
+  }
+  RETURN_IF_ERROR(file.ReadAt(0, {reinterpret_cast<std::byte*>(&raw), sizeof(raw)}));
+  const Digest128 digest = DigestOfHead(raw);
+  if (std::memcmp(raw.magic, kMagic, sizeof(kMagic)) != 0 || raw.version != kVersion ||
+      digest != Digest128{raw.digest[0], raw.digest[1]}) {
+    return absl::DataLossError(
+        absl::StrCat(file.path(), ": its head is no prefix file's of version ", kVersion));
+  }
+  const PrefixFileHead head{{raw.identity[0], raw.identity[1]},
+                            {raw.secret[0], raw.secret[1]},
+                            raw.page_bytes,
+                            raw.state_bytes,
+                            raw.page_slots,
+                            raw.state_slots};
+  // Checked before the numbers are multiplied, against overflow.
+  const bool absurd = head.page_slots > size || head.state_slots > size;
+  if (absurd || FileBytes(head) != size) {
+    return absl::DataLossError(absl::StrCat(file.path(), ": has ", size, " bytes, not those of ",
+                                            head.page_slots, " pages and ", head.state_slots, " states"));
+  }
+  return head;
 }
 
 }  // namespace
@@ -97,12 +158,36 @@ absl::StatusOr<Digest128> PrefixFileIdentity(const std::string& cache) {
   return hasher.Finish();
 }
 
-uint64_t PrefixRecordBytes(uint64_t content_bytes) {
-  return sizeof(RawRecord) + content_bytes + kDigestBytes;
+uint64_t PrefixRecordBytes(uint64_t content_bytes) { return sizeof(RawRecord) + content_bytes; }
+
+void DivideSlots(uint64_t limit, uint64_t states, PrefixFileHead* head) {
+  const uint64_t state_record = PrefixRecordBytes(head->state_bytes);
+  head->state_slots = std::min(states, limit / 4 / state_record);
+  head->page_slots = std::min(
+      kMaxPageSlots, (limit - head->state_slots * state_record) / PrefixRecordBytes(head->page_bytes));
 }
 
-absl::StatusOr<PrefixFileWriter> PrefixFileWriter::Create(const std::string& path,
-                                                          const PrefixFileHead& head) {
+absl::StatusOr<PrefixFile> PrefixFile::Open(const std::string& path, const PrefixFileHead& wanted) {
+  if (!FileExists(path)) {
+    return absl::NotFoundError(absl::StrCat(path, ": there is no such file"));
+  }
+  ASSIGN_OR_RETURN(File file, File::OpenForWrite(path));
+  RETURN_IF_ERROR(CheckOwner(file));
+  RETURN_IF_ERROR(Lock(file));
+  ASSIGN_OR_RETURN(const PrefixFileHead head, ReadHead(file));
+  if (head.identity != wanted.identity || head.page_bytes != wanted.page_bytes ||
+      head.state_bytes != wanted.state_bytes) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(path, ": made with another model, other options, another device or program"));
+  }
+  return PrefixFile(path, std::move(file), head);
+}
+
+absl::StatusOr<PrefixFile> PrefixFile::Create(const std::string& path, const PrefixFileHead& head) {
+  if (FileExists(path)) {
+    ASSIGN_OR_RETURN(const File old, File::OpenForRead(path));
+    RETURN_IF_ERROR(Lock(old));
+  }
   const std::string fresh = path + ".new";
   unlink(fresh.c_str());  // left by a process that died
   const int fd = open(fresh.c_str(), O_CREAT | O_EXCL | O_WRONLY | O_CLOEXEC, 0600);
@@ -111,29 +196,56 @@ absl::StatusOr<PrefixFileWriter> PrefixFileWriter::Create(const std::string& pat
   }
   close(fd);
   ASSIGN_OR_RETURN(File file, File::OpenForWrite(fresh));
-  RETURN_IF_ERROR(file.Reserve(FileBytes(head)));
-  RawHead raw{};
-  std::memcpy(raw.magic, kMagic, sizeof(kMagic));
-  raw.version = kVersion;
-  raw.identity[0] = head.identity.high;
-  raw.identity[1] = head.identity.low;
-  raw.secret[0] = head.secret.high;
-  raw.secret[1] = head.secret.low;
-  raw.page_bytes = head.page_bytes;
-  raw.state_bytes = head.state_bytes;
-  raw.pages = head.pages;
-  raw.states = head.states;
-  const Digest128 digest = DigestOfHead(raw);
-  raw.digest[0] = digest.high;
-  raw.digest[1] = digest.low;
-  RETURN_IF_ERROR(file.WriteAt(0, BytesOf(raw, sizeof(raw))));
-  PrefixFileWriter writer(path, std::move(file), head.secret);
-  writer.offset_ = sizeof(raw);
-  return writer;
+  RETURN_IF_ERROR(Lock(file));
+  RETURN_IF_ERROR(file.Truncate(FileBytes(head)));
+  RETURN_IF_ERROR(file.WriteAt(0, BytesOf(RawHeadOf(head), sizeof(RawHead))));
+  if (rename(fresh.c_str(), path.c_str()) != 0) {
+    return ErrnoToStatus(errno, absl::StrCat("rename ", fresh, " to ", path));
+  }
+  return PrefixFile(path, std::move(file), head);
 }
 
-absl::Status PrefixFileWriter::Add(const PrefixRecord& record, absl::Span<const std::byte> content) {
+uint64_t PrefixFile::OffsetOf(uint64_t slot) const {
+  const uint64_t pages = std::min(slot, head_.page_slots);
+  return sizeof(RawHead) + pages * PrefixRecordBytes(head_.page_bytes) +
+         (slot - pages) * PrefixRecordBytes(head_.state_bytes);
+}
+
+absl::StatusOr<std::vector<uint64_t>> PrefixFile::Stamps(uint64_t first, uint64_t count) const {
+  std::vector<uint64_t> stamps(count);
+  for (uint64_t i = 0; i < count; ++i) {
+    RETURN_IF_ERROR(file_.ReadAt(OffsetOf(first + i) + offsetof(RawRecord, stamp),
+                                 {reinterpret_cast<std::byte*>(&stamps[i]), sizeof(stamps[i])}));
+  }
+  return stamps;
+}
+
+absl::Status PrefixFile::Read(uint64_t slot, PrefixRecord* record, std::vector<std::byte>* content) const {
+  std::vector<std::byte>& buffer = *content;
+  buffer.resize(PrefixRecordBytes(ContentBytes(slot)));
+  RETURN_IF_ERROR(file_.ReadAt(OffsetOf(slot), absl::MakeSpan(buffer)));
   RawRecord raw{};
+  std::memcpy(&raw, buffer.data(), sizeof(raw));
+  const Digest128 stored{raw.digest[0], raw.digest[1]};
+  const Digest128 actual = DigestOfRecord(buffer, head_.secret, slot);
+  if (actual != stored || raw.known > kPageTokens) {
+    return absl::DataLossError(absl::StrCat(path_, ": slot ", slot, " at byte ", OffsetOf(slot),
+                                            " is damaged: its digest is ", actual.ToHex(), ", but it says ",
+                                            stored.ToHex()));
+  }
+  record->stamp = raw.stamp;
+  record->before = {raw.before[0], raw.before[1]};
+  record->position = raw.position;
+  record->known = raw.known;
+  std::copy(std::begin(raw.tokens), std::end(raw.tokens), record->tokens.begin());
+  buffer.erase(buffer.begin(), buffer.begin() + sizeof(raw));
+  return absl::OkStatus();
+}
+
+absl::Status PrefixFile::Write(uint64_t slot, const PrefixRecord& record,
+                               absl::Span<const std::byte> content) {
+  RawRecord raw{};
+  raw.stamp = record.stamp;
   raw.before[0] = record.before.high;
   raw.before[1] = record.before.low;
   raw.position = record.position;
@@ -142,89 +254,72 @@ absl::Status PrefixFileWriter::Add(const PrefixRecord& record, absl::Span<const 
   buffer_.resize(PrefixRecordBytes(content.size()));
   std::memcpy(buffer_.data(), &raw, sizeof(raw));
   std::copy(content.begin(), content.end(), buffer_.begin() + sizeof(raw));
-  const size_t end = sizeof(raw) + content.size();
-  const Digest128 digest = DigestOfRecord(absl::MakeConstSpan(buffer_).first(end), secret_, number_++);
-  std::memcpy(buffer_.data() + end, &digest.high, sizeof(digest.high));
-  std::memcpy(buffer_.data() + end + sizeof(digest.high), &digest.low, sizeof(digest.low));
-  RETURN_IF_ERROR(file_.WriteAt(offset_, buffer_));
-  offset_ += buffer_.size();
-  return absl::OkStatus();
+  const Digest128 digest = DigestOfRecord(buffer_, head_.secret, slot);
+  raw.digest[0] = digest.high;
+  raw.digest[1] = digest.low;
+  std::memcpy(buffer_.data(), raw.digest, sizeof(raw.digest));
+  return file_.WriteAt(OffsetOf(slot), buffer_);
 }
 
-absl::Status PrefixFileWriter::Finish() {
-  RETURN_IF_ERROR(file_.Sync());
-  if (rename(file_.path().c_str(), path_.c_str()) != 0) {
-    return ErrnoToStatus(errno, absl::StrCat("rename ", file_.path(), " to ", path_));
+void PrefixSlots::Reset(uint32_t entries) {
+  for (const uint64_t slot : slot_of_) {
+    if (slot != kNone) {
+      free_.push_back(slot);
+    }
   }
-  const std::string folder = std::filesystem::path(path_).parent_path().string();
-  return SyncFolder(folder.empty() ? "." : folder);
+  slot_of_.assign(entries, kNone);
+  queued_.assign(entries, 0);
+  queue_.clear();
 }
 
-void PrefixFileWriter::Discard() { unlink(file_.path().c_str()); }
-
-absl::StatusOr<PrefixFileReader> PrefixFileReader::Open(const std::string& path,
-                                                        const PrefixFileHead& wanted) {
-  ASSIGN_OR_RETURN(File file, File::OpenForRead(path));
-  RETURN_IF_ERROR(CheckOwner(file));
-  ASSIGN_OR_RETURN(const uint64_t size, file.Size());
-  RawHead raw{};
-  if (size < sizeof(raw)) {
-    return absl::DataLossError(absl::StrCat(path, ": has ", size, " bytes, and no head"));
+void PrefixSlots::Changed(uint32_t entry) {
+  if (queued_[entry] == 0) {
+    queued_[entry] = 1;
+    queue_.push_back(entry);
   }
-  RETURN_IF_ERROR(file.ReadAt(0, {reinterpret_cast<std::byte*>(&raw), sizeof(raw)}));
-  const Digest128 digest = DigestOfHead(raw);
-  if (std::memcmp(raw.magic, kMagic, sizeof(kMagic)) != 0 || raw.version != kVersion ||
-      digest != Digest128{raw.digest[0], raw.digest[1]}) {
-    return absl::DataLossError(absl::StrCat(path, ": its head is no prefix file's of version ", kVersion));
-  }
-  const PrefixFileHead head{{raw.identity[0], raw.identity[1]},
-                            {raw.secret[0], raw.secret[1]},
-                            raw.page_bytes,
-                            raw.state_bytes,
-                            raw.pages,
-                            raw.states};
-  if (head.identity != wanted.identity || head.page_bytes != wanted.page_bytes ||
-      head.state_bytes != wanted.state_bytes) {
-    return absl::FailedPreconditionError(
-        absl::StrCat(path, ": made with another model, other options, another device or program"));
-  }
-  // Checked before the numbers are multiplied, against overflow.
-  const bool absurd = head.pages > size || head.states > size;
-  if (absurd || FileBytes(head) != size) {
-    return absl::DataLossError(absl::StrCat(path, ": has ", size, " bytes, not those of ", head.pages,
-                                            " pages and ", head.states, " states"));
-  }
-  PrefixFileReader reader(std::move(file), head);
-  reader.offset_ = sizeof(raw);
-  return reader;
 }
 
-absl::Status PrefixFileReader::Next(PrefixRecord* record, std::vector<std::byte>* content) {
-  const uint64_t number = number_++;
-  const size_t bytes = number < head_.pages ? head_.page_bytes : head_.state_bytes;
-  std::vector<std::byte>& buffer = *content;
-  buffer.resize(PrefixRecordBytes(bytes));
-  const uint64_t offset = std::exchange(offset_, offset_ + buffer.size());
-  RETURN_IF_ERROR(file_.ReadAt(offset, absl::MakeSpan(buffer)));
-  RawRecord raw{};
-  std::memcpy(&raw, buffer.data(), sizeof(raw));
-  const size_t end = sizeof(raw) + bytes;
-  Digest128 stored;
-  std::memcpy(&stored.high, buffer.data() + end, sizeof(stored.high));
-  std::memcpy(&stored.low, buffer.data() + end + sizeof(stored.high), sizeof(stored.low));
-  const Digest128 actual = DigestOfRecord(absl::MakeConstSpan(buffer).first(end), head_.secret, number);
-  if (actual != stored || raw.known > kPageTokens) {
-    return absl::DataLossError(absl::StrCat(file_.path(), ": record ", number, " at byte ", offset,
-                                            " is damaged: its digest is ", actual.ToHex(), ", but it says ",
-                                            stored.ToHex()));
+void PrefixSlots::Forget(uint32_t entry) {
+  if (slot_of_[entry] != kNone) {
+    free_.push_back(slot_of_[entry]);
+    slot_of_[entry] = kNone;
   }
-  record->before = {raw.before[0], raw.before[1]};
-  record->position = raw.position;
-  record->known = raw.known;
-  std::copy(std::begin(raw.tokens), std::end(raw.tokens), record->tokens.begin());
-  buffer.erase(buffer.begin() + static_cast<std::ptrdiff_t>(end), buffer.end());
-  buffer.erase(buffer.begin(), buffer.begin() + sizeof(raw));
-  return absl::OkStatus();
+  if (queued_[entry] != 0) {
+    queued_[entry] = 0;
+    queue_.erase(std::find(queue_.begin(), queue_.end(), entry));
+  }
+}
+
+std::optional<uint32_t> PrefixSlots::Next() {
+  if (queue_.empty()) {
+    return std::nullopt;
+  }
+  const uint32_t entry = queue_.front();
+  queue_.pop_front();
+  queued_[entry] = 0;
+  return entry;
+}
+
+std::optional<uint64_t> PrefixSlots::SlotFor(uint32_t entry, absl::Span<const uint32_t> victims) {
+  if (HasSlot(entry)) {
+    return slot_of_[entry];
+  }
+  if (!free_.empty()) {
+    slot_of_[entry] = free_.front();
+    free_.pop_front();
+    return slot_of_[entry];
+  }
+  const auto victim = std::find_if(victims.begin(), victims.end(),
+                                   [&](uint32_t other) { return other != entry && HasSlot(other); });
+  if (victim == victims.end()) {
+    return std::nullopt;
+  }
+  slot_of_[entry] = std::exchange(slot_of_[*victim], kNone);
+  return slot_of_[entry];
+}
+
+uint64_t PrefixSlots::assigned() const {
+  return slot_of_.size() - static_cast<uint64_t>(std::count(slot_of_.begin(), slot_of_.end(), kNone));
 }
 
 }  // namespace sluice::inferd

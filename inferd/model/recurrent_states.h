@@ -58,6 +58,8 @@ class RecurrentStates {
   // Lets the sequence's next step begin with a kept state.
   void Adopt(uint32_t sequence, uint32_t state);
 
+  // Number of states, kept or not; all numbers are below it.
+  uint32_t total() const { return static_cast<uint32_t>(holders_.size()); }
   // Bytes of a state over all layers.
   uint64_t state_bytes() const;
   // Enqueues a read or write of a kept state, layer by layer, from or to `state_bytes` bytes of host memory,
