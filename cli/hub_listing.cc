@@ -238,6 +238,7 @@ namespace {
 
 constexpr char kConfig[] = "config.json";
 constexpr size_t kShown = 20;
+constexpr char kToolTemplate[] = "additional_chat_templates/tool_use.jinja";
 
 std::string BaseName(const std::string& path) { return path.substr(path.rfind('/') + 1); }
 
@@ -305,7 +306,7 @@ FileChoice ChooseFolder(const std::vector<HubFile>& files) {
   std::vector<HubFile> small;
   const HubFile* config = nullptr;
   for (const HubFile& file : files) {
-    if (absl::StrContains(file.path, '/')) continue;
+    if (absl::StrContains(file.path, '/') && file.path != kToolTemplate) continue;
     if (file.path == kConfig) {
       config = &file;
     } else if (absl::EndsWith(file.path, ".safetensors")) {

@@ -5,6 +5,7 @@
 
 #include "common/base/json_reader.h"
 #include "common/base/status.h"
+#include "common/model/hf_config.h"
 #include "common/model/model_limits.h"
 
 namespace sluice {
@@ -284,7 +285,8 @@ absl::StatusOr<GgufConfig> ReadGgufConfig(const GgufFiles& files) {
         "tokenizer.ggml.tokens",
         absl::StrCat("has ", tokens->size(), " tokens for the ", rows, " rows of token_embd.weight"));
   }
-  result.chat_template = questions.Text("tokenizer.chat_template");
+  result.chat_template = JoinChatTemplates(questions.Text("tokenizer.chat_template"),
+                                           questions.Text("tokenizer.chat_template.tool_use"));
   RETURN_IF_ERROR(questions.status());
   result.shape.layers = static_cast<uint32_t>(base.layers);
   result.shape.blocks = static_cast<uint32_t>(base.blocks);

@@ -215,20 +215,29 @@ std::string SpellInfinities(std::string_view text) {
   return out;
 }
 
-// Reads the member `chat_template`: a string, or a list of {name, template}, of which the one called
-// "default" or the only one counts.
-absl::StatusOr<std::string> TemplateOf(const JsonObject& file) {
-  const json* value = file.Find("chat_template");
-  if (value == nullptr) return std::string();
-  if (value->is_string()) return value->get<std::string>();
-  if (!value->is_array()) return file.Error("chat_template", "is neither a string nor a list");
-  for (const json& entry : *value) {
-    if (entry.is_object() && (value->size() == 1 || entry.value("name", json()) == "default") &&
+// Returns the template of a list of {name, template} that is called `name`; empty if there is none.
+std::string NamedTemplate(const json& list, std::string_view name) {
+  for (const json& entry : list) {
+    if (entry.is_object() && entry.value("name", json()) == name &&
         entry.value("template", json()).is_string()) {
       return entry["template"].get<std::string>();
     }
   }
   return std::string();
+}
+
+// Reads the member `chat_template`: a string, or a list of {name, template}, of which those called "default"
+// (or the only one) and "tool_use" count.
+absl::StatusOr<std::string> TemplateOf(const JsonObject& file) {
+  const json* value = file.Find("chat_template");
+  if (value == nullptr) return std::string();
+  if (value->is_string()) return value->get<std::string>();
+  if (!value->is_array()) return file.Error("chat_template", "is neither a string nor a list");
+  if (value->size() == 1 && value->front().is_object() &&
+      value->front().value("template", json()).is_string()) {
+    return value->front()["template"].get<std::string>();
+  }
+  return JoinChatTemplates(NamedTemplate(*value, "default"), NamedTemplate(*value, "tool_use"));
 }
 
 absl::StatusOr<std::string> TemplateOfFile(const std::string& path, size_t max_bytes) {
@@ -246,7 +255,13 @@ absl::StatusOr<std::string> TemplateOfFile(const std::string& path, size_t max_b
 // Tries the places where a folder can have its chat template, in the order that transformers prefers.
 absl::StatusOr<std::string> ReadChatTemplate(const std::string& dir) {
   const std::string plain = absl::StrCat(dir, "/chat_template.jinja");
-  if (FileExists(plain)) return ReadFile(plain, kMaxTemplateBytes);
+  if (FileExists(plain)) {
+    ASSIGN_OR_RETURN(std::string chat_template, ReadFile(plain, kMaxTemplateBytes));
+    const std::string tool_use = absl::StrCat(dir, "/additional_chat_templates/tool_use.jinja");
+    if (!FileExists(tool_use)) return chat_template;
+    ASSIGN_OR_RETURN(const std::string with_tools, ReadFile(tool_use, kMaxTemplateBytes));
+    return JoinChatTemplates(chat_template, with_tools);
+  }
   ASSIGN_OR_RETURN(std::string chat_template,
                    TemplateOfFile(absl::StrCat(dir, "/tokenizer_config.json"), kMaxTokenizerConfigBytes));
   if (!chat_template.empty()) return chat_template;
@@ -254,6 +269,16 @@ absl::StatusOr<std::string> ReadChatTemplate(const std::string& dir) {
 }
 
 }  // namespace
+
+std::string JoinChatTemplates(std::string_view plain, std::string_view tool_use) {
+  if (plain.empty() || tool_use.empty()) return std::string(plain);
+  // As for a template of its own, one line feed at the end is dropped. The line feed behind a tag is dropped
+  // by the tag; the empty expression keeps a tag from dropping blanks in front of it.
+  if (plain.ends_with('\n')) plain.remove_suffix(1);
+  if (tool_use.ends_with('\n')) tool_use.remove_suffix(1);
+  return absl::StrCat("{% if tools %}\n", std::string(tool_use), "{{ '' }}{% else %}\n", std::string(plain),
+                      "{{ '' }}{% endif %}");
+}
 
 absl::StatusOr<HfConfig> ParseHfConfig(std::string_view config_json, std::string_view generation_json,
                                        const std::string& subject) {

@@ -31,6 +31,10 @@ struct HfConfig {
 absl::StatusOr<HfConfig> ParseHfConfig(std::string_view config_json, std::string_view generation_json,
                                        const std::string& subject);
 
+// Joins the template for conversations without tools and that for conversations with tools: one that renders
+// each as its own template does. `plain` alone if either is empty.
+std::string JoinChatTemplates(std::string_view plain, std::string_view tool_use);
+
 // Reads config.json, generation_config.json and the chat template (chat_template.jinja, else the member of
 // tokenizer_config.json, else that of chat_template.json) of `dir`. NotFound naming the missing file.
 absl::StatusOr<HfConfig> ReadHfConfig(const std::string& dir);

@@ -42,13 +42,15 @@ std::vector<std::string> Chosen(const absl::StatusOr<FileChoice>& choice) {
 
 TEST(HubTest, ModelFolderIsWeightsThenConfigLast) {
   const auto choice = ChooseFiles(
-      Files({".gitattributes", "README.md", "chat_template.jinja", "config.json", "consolidated.safetensors",
-             "m.gguf", "model-1.safetensors", "model-2.safetensors", "model.safetensors.index.json",
-             "model.onnx", "sub/model.safetensors", "tokenizer.model"}),
+      Files({".gitattributes", "README.md", "additional_chat_templates/rag.jinja",
+             "additional_chat_templates/tool_use.jinja", "chat_template.jinja", "config.json",
+             "consolidated.safetensors", "m.gguf", "model-1.safetensors", "model-2.safetensors",
+             "model.safetensors.index.json", "model.onnx", "sub/model.safetensors", "tokenizer.model"}),
       "");
-  EXPECT_EQ(Chosen(choice), (std::vector<std::string>{"chat_template.jinja", "model.safetensors.index.json",
-                                                      "tokenizer.model", "model-1.safetensors",
-                                                      "model-2.safetensors", "config.json"}));
+  EXPECT_EQ(Chosen(choice),
+            (std::vector<std::string>{"additional_chat_templates/tool_use.jinja", "chat_template.jinja",
+                                      "model.safetensors.index.json", "tokenizer.model",
+                                      "model-1.safetensors", "model-2.safetensors", "config.json"}));
   EXPECT_EQ(choice->model, "");
   EXPECT_EQ(Chosen(ChooseFiles(Files({"config.json", "consolidated.safetensors"}), "")),
             (std::vector<std::string>{"consolidated.safetensors", "config.json"}));

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <filesystem>
 #include <string>
 
 #include "common/base/file_io.h"
@@ -209,9 +210,12 @@ TEST(HfConfig, ChatTemplateFileOverridesTokenizerConfig) {
           dir.File("tokenizer_config.json"),
           R"({"chat_template":[{"name":"tool_use","template":"x"},{"name":"default","template":"two"}]})")
           .ok());
-  EXPECT_EQ(ReadHfConfig(dir.path())->chat_template, "two");
+  EXPECT_EQ(ReadHfConfig(dir.path())->chat_template, JoinChatTemplates("two", "x"));
   ASSERT_TRUE(WriteFileDurably(dir.File("chat_template.jinja"), "three").ok());
   EXPECT_EQ(ReadHfConfig(dir.path())->chat_template, "three");
+  ASSERT_TRUE(std::filesystem::create_directory(dir.File("additional_chat_templates")));
+  ASSERT_TRUE(WriteFileDurably(dir.File("additional_chat_templates/tool_use.jinja"), "four").ok());
+  EXPECT_EQ(ReadHfConfig(dir.path())->chat_template, JoinChatTemplates("three", "four"));
 }
 
 TEST(HfConfig, FoldersWithoutConfigAreNotFound) {

@@ -6,6 +6,7 @@
 #include <sstream>
 
 #include "absl/strings/str_cat.h"
+#include "common/model/hf_config.h"
 #include "gtest/gtest.h"
 
 namespace sluice {
@@ -53,6 +54,44 @@ TEST(ChatTemplateTest, RendersAsJinja2DoesOverEveryCase) {
     ++compared;
   }
   EXPECT_EQ(200, compared);
+}
+
+TEST(ChatTemplateTest, JoinedTemplatesRenderAsEachDoes) {
+  std::ifstream file("tests/common/text/data/jinja_cases.json");
+  const Json data = Json::parse(file, nullptr, false);
+  ASSERT_FALSE(data.is_discarded());
+  const absl::Time now = absl::FromUnixSeconds(data["now"].get<int64_t>());
+  const std::string other = "\n  another\n";
+  int with_tools = 0;
+  for (const Json& test : data["cases"]) {
+    const Json& conversation = test["conversation"];
+    const bool tools = conversation.contains("tools") && !conversation["tools"].empty();
+    const std::string source = data["templates"][test["name"].get<std::string>()];
+    const std::string joined = tools ? JoinChatTemplates(other, source) : JoinChatTemplates(source, other);
+    auto made = ChatTemplate::Create(joined, {{"bos_token", "<s>"}, {"eos_token", "</s>"}});
+    ASSERT_TRUE(made.ok()) << made.status();
+    const auto rendered =
+        (*made)->Render(conversation.dump(), {.add_generation_prompt = test["prompt"], .now = now});
+    const std::string where = test["name"].get<std::string>() + " of " + conversation.dump();
+    ASSERT_EQ(rendered.ok(), !test["expected"].is_null()) << where << ": " << rendered.status();
+    if (rendered.ok()) {
+      EXPECT_EQ(test["expected"].get<std::string>(), rendered->text) << where;
+    }
+    with_tools += tools ? 1 : 0;
+  }
+  EXPECT_GT(with_tools, 10);
+}
+
+TEST(ChatTemplateTest, JoinedTemplatesKeepBlanksAtTheirEnds) {
+  const std::string joined = JoinChatTemplates("\n plain  \n  ", "\n\n tools \n \n\n");
+  EXPECT_EQ(TextOf(joined), "\n plain  \n  ");
+  EXPECT_EQ(
+      Rendered(joined, R"({"messages": [{"role": "user", "content": "hi"}], "tools": [{"type": "function",
+      "function": {"name": "f"}}]})")
+          ->text,
+      "\n\n tools \n \n");
+  EXPECT_EQ(JoinChatTemplates("a", ""), "a");
+  EXPECT_EQ(JoinChatTemplates("", "b"), "");
 }
 
 TEST(ChatTemplateTest, EveryConstructRendersAsInJinja2) {
