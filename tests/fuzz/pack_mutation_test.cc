@@ -5,6 +5,7 @@
 #include <sys/resource.h>
 
 #include <algorithm>
+#include <array>
 #include <filesystem>
 #include <functional>
 #include <string>
@@ -65,7 +66,7 @@ TEST_F(PackMutation, SafetensorsHeaders) {
   const std::string real = ReadAll("tests/data/tiny/mixtral/golden.safetensors");
   Mutate(FuzzSafetensors,
          {SafetensorsBytes(tensors, ElementType::kBf16), SafetensorsBytes(tensors, ElementType::kF32)},
-         MutationsOr(25000), 1);
+         MutationsOr(10000), 1);
   ASSERT_TRUE(Feed(FuzzSafetensors, real));
 }
 
@@ -79,7 +80,7 @@ TEST_F(PackMutation, Configs) {
     families.push_back(ReadAll(entry.path().string() + "/config.json"));
   }
   std::sort(families.begin(), families.end());
-  Mutate(FuzzHfConfig, families, MutationsOr(60000), 11);
+  Mutate(FuzzHfConfig, families, MutationsOr(20000), 11);
   Mutate(FuzzGeneration,
          {R"({"eos_token_id":[5,7],"temperature":0.7,"top_k":20,"top_p":0.8,"do_sample":true})"}, 5000, 3);
 }
@@ -156,8 +157,8 @@ TEST_F(PackMutation, ModelFolders) {
   EXPECT_GT(refused, 30);
 }
 
-// Every number in every family's config replaced in turn: an input error, or a plan that fits the checkpoint;
-// never an error from a disagreement between reader and mapper.
+// Every number in every family's config replaced by 1, 3 or 65535: an input error, or a plan that fits the
+// checkpoint; never an error from a disagreement between reader and mapper.
 TEST_F(PackMutation, FamilyConfigsBesideTheirCheckpoints) {
   int accepted = 0;
   int refused = 0;
@@ -169,14 +170,12 @@ TEST_F(PackMutation, FamilyConfigsBesideTheirCheckpoints) {
         ReadAll(entry.path().string() + "/config.json"), {{" Infinity", R"({"__float__": "Infinity"})"}}));
     for (const auto& [key, value] : good.items()) {
       if (!value.is_number() && !value.is_null()) continue;
-      for (const uint64_t number : {1u, 3u, 65535u}) {
-        nlohmann::json config = good;
-        config[key] = number;
-        WriteAll(dir.File("model") + "/config.json", config.dump());
-        const absl::Status status = EstimatePack(dir.File("model"), dir.File("pack"), {}).status();
-        EXPECT_NE(status.code(), absl::StatusCode::kInternal) << entry.path() << " " << key << ": " << status;
-        ++(status.ok() ? accepted : refused);
-      }
+      nlohmann::json config = good;
+      config[key] = std::array{1u, 3u, 65535u}[(accepted + refused) % 3];
+      WriteAll(dir.File("model") + "/config.json", config.dump());
+      const absl::Status status = EstimatePack(dir.File("model"), dir.File("pack"), {}).status();
+      EXPECT_NE(status.code(), absl::StatusCode::kInternal) << entry.path() << " " << key << ": " << status;
+      ++(status.ok() ? accepted : refused);
     }
   }
   EXPECT_GT(accepted, 100);

@@ -144,13 +144,13 @@ def make_packs(folder):
 def main():
     full = os.environ.get("SLUICE_STRESS") == "full"
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kills", type=int, default=200 if full else 10, help="of either daemon")
+    parser.add_argument("--kills", type=int, default=200 if full else 6, help="of either daemon")
     parser.add_argument("--sim-kills", type=int, default=200 if full else 0, help="of either daemon, on sim alone")
-    cuda = 200 if full else 6
+    cuda = 200 if full else 4
     parser.add_argument(
         "--cuda-kills", type=int, default=cuda if os.path.exists(FAKE_CUDA) else 0, help="of either daemon, on cuda"
     )
-    parser.add_argument("--pair-kills", type=int, default=50 if full else 4, help="of one of two inferds")
+    parser.add_argument("--pair-kills", type=int, default=50 if full else 2, help="of one of two inferds")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--clients", type=int, default=4)
     parser.add_argument("--json", help="a file for the figures")

@@ -65,15 +65,15 @@ TEST_P(WeightLossTest, ARestartInMidAnswerChangesNoToken) {
   const GenerateSpec spec = GreedySpec("w", {5, 6, 7}, 60);
   const absl::StatusOr<std::vector<int32_t>> wanted = GenerateIds(&engine(), spec);
   ASSERT_TRUE(wanted.ok());
-  for (int round = 0; round < 20; ++round) {
+  for (int round = 0; round < 12; ++round) {
     auto sink = std::make_shared<CollectingSink>();
     ASSERT_TRUE(engine().Generate(spec, sink).ok());
-    test_.client->DisconnectAfterPolls(7 * round + 1);
+    test_.client->DisconnectAfterPolls(11 * round + 1);
     ASSERT_TRUE(sink->Await().ok()) << sink->Await();
     EXPECT_EQ(sink->ids(), *wanted);
     AwaitHealth(true);
   }
-  EXPECT_GT(AwaitQuiet(engine()).weightd_reconnects, 10u);
+  EXPECT_GT(AwaitQuiet(engine()).weightd_reconnects, 6u);
   EXPECT_EQ(test_.client->violation(), "");
 }
 
