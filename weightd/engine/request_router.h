@@ -29,7 +29,7 @@ class RequestRouter {
   explicit RequestRouter(const Parts& parts) : parts_(parts) {}
 
   // Serves a bounded batch of the session's submissions and releases reaped pins; true if there may be more.
-  // A session that breaks the rings' rules is doomed for its end.
+  // A session that breaks the rings' rules is marked for close.
   bool Serve(Session* session);
 
   // Handles a request that has ended, as its fetcher or the transfers report it: once a request. Passes the

@@ -243,7 +243,7 @@ class StoreLog {
 
 // All sessions by number, and those that end after this round.
 //
-// A fault of a session may be found in the middle of its work, so the session is only doomed here; the core
+// A fault of a session may be found in the middle of its work, so the session is only marked here; the core
 // ends it when the round is over.
 //
 // Thread safety: thread-compatible; the core's lock guards it.
@@ -271,7 +271,7 @@ class SessionTable {
 
   // Marks the session to end after this round; the first reason is logged, later ones are not.
   void MarkForClose(uint64_t session, bool misbehaved, const std::string& why);
-  // Sessions doomed since the last call.
+  // Sessions marked since the last call.
   std::vector<MarkedSession> TakeMarked() { return std::exchange(marked_, {}); }
 
  private:

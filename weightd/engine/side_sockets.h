@@ -75,7 +75,7 @@ class SideSockets {
   // Ends the session's side: the client learns at once that its session is over, and by the socket's close
   // that none of its memory is mapped here any more. No message is sent or received after this.
   void Leave(Session* session);
-  // The next message; none: there is no more for now, or the session was doomed for its end.
+  // The next message; none: there is no more for now, or the session was marked for close.
   std::optional<SidePacket> Receive(Session* session);
 
  private:

@@ -1,9 +1,9 @@
 // weightd without its control plane: the core behind a lock, with the threads that drive it. The pump serves
 // the sessions' rings and side sockets, the reader's threads read, a scrub thread verifies.
 //
-// The store's functions are those of core/store_core.h: Look() and Control() call it under the lock. The gRPC
-// service (weightd/daemon/weights_service.h) and the side socket's listener are such callers; everything
-// after the HELLO on the side socket happens in the core.
+// The store's functions are those of StoreCore (store_core.h): Look() and Control() call it under the lock.
+// The gRPC service (weightd/daemon/weights_service.h) and the side socket's listener are such callers;
+// everything after the HELLO on the side socket happens in the core.
 //
 // Thread safety: thread-safe; every method may be called from any thread, and none but AddPack() and
 // AddSource() blocks on I/O. None blocks on a client.
