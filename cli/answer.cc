@@ -103,7 +103,7 @@ absl::Status Score(Client* client, const ScoreTask& task, uint64_t vocab,
   request.mutable_targets()->Add(task.targets.begin(), task.targets.end());
   request.set_want_logits(task.want_logits);
   uint64_t next_row = 0;
-  std::vector<float> logits;  // the message's bytes have no alignment
+  std::vector<float> logits;  // a copy: the message's bytes are not aligned
   const auto on_event = [&](const api::ScoreResponse& event) -> absl::Status {
     if (!event.has_rows()) {
       return absl::OkStatus();

@@ -25,10 +25,10 @@ struct Answer {
 
 Json AnswerJson(const Answer& answer);
 
-// Two lines on stderr under the answer: what it took.
+// Prints two lines with the answer's statistics to stderr.
 void PrintStatistics(const Answer& answer);
 
-// Teacher-forced scoring through inferd's EvaluationService: one sequence, its rows as spans, checked.
+// Teacher-forced scoring of one sequence through inferd's EvaluationService; the rows received are checked.
 //
 // Thread safety: Score may be called from several threads at once: inferd computes the sequences together.
 
@@ -38,7 +38,7 @@ struct ScoreTask {
   bool want_logits = false;
 };
 
-// Rows [first, first + argmax.size()); views live during the call only.
+// Rows [first, first + argmax.size()); the views are valid during the call only.
 struct ScoredRows {
   uint64_t first = 0;
   absl::Span<const uint32_t> argmax;
@@ -46,11 +46,12 @@ struct ScoredRows {
   absl::Span<const float> logits;           // [rows, vocab], empty unless wanted
 };
 
-// Runs the task; every row comes once, in order. Internal if the server sends rows that do not add up.
+// Runs the task and calls `handle` for each row once, in order. INTERNAL if the server's rows are
+// inconsistent.
 absl::Status Score(Client* client, const ScoreTask& task, uint64_t vocab,
                    absl::FunctionRef<absl::Status(const ScoredRows&)> handle);
 
-// Conversation: the messages of `sluice chat`, and the requests made of them.
+// Conversation: the messages of `sluice chat`, and the requests made from them.
 //
 // Thread safety: a plain value; used by the main thread.
 
@@ -60,9 +61,9 @@ class Conversation {
   void SetSystem(const std::string& text) { system_ = text; }
   void Clear() { turns_.clear(); }
 
-  // A question and, once it is there, its answer.
+  // Adds a question as a new turn.
   void Ask(const std::string& question);
-  // REQUIRES: the last turn is a question without an answer.
+  // Sets the last question's answer. REQUIRES: the last turn is a question without an answer.
   void Answer(const std::string& text);
   // Removes the last question and its answer; returns false if there is none.
   bool TakeBack();
@@ -85,8 +86,8 @@ class Conversation {
   std::vector<Turn> turns_;
 };
 
-// "name=value" into `options`' template variables; a value that is no JSON is a text. InvalidArgument without
-// a name.
+// Adds "name=value" to the template variables of `options`; a value that is not JSON becomes a string.
+// InvalidArgument without a name.
 absl::Status AddTemplateArgument(const std::string& argument, api::ChatOptions* options);
 
 }  // namespace sluice::cli

@@ -15,25 +15,26 @@
 namespace sluice::cli {
 namespace {
 
-// A row of logits of the largest vocabularies is about 1 MiB; room for a few.
+// Maximum message size: a row of logits of the largest vocabularies takes about 1 MiB; a few fit.
 constexpr int kMaxMessageBytes = 16 << 20;
-// Small questions to a local daemon; longer than any pause of a loaded machine.
+// Interval between health checks of a starting daemon, and the timeout of a unary call: longer than any pause
+// of a loaded machine.
 constexpr absl::Duration kAskAgain = absl::Milliseconds(20);
 constexpr absl::Duration kQuestionPatience = absl::Seconds(10);
 
 std::shared_ptr<grpc::Channel> Connect(const std::string& address) {
   grpc::ChannelArguments arguments;
   arguments.SetMaxReceiveMessageSize(kMaxMessageBytes);
-  // A unix path is no host name: other servers refuse it as an authority.
+  // A unix path is no host name; servers other than ours refuse it as an authority.
   arguments.SetString(GRPC_ARG_DEFAULT_AUTHORITY, "localhost");
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1000);
-  // Nothing of a proxy set for the web concerns a local daemon.
+  // A web proxy of the environment must not apply to a local daemon.
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
   return grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), arguments);
 }
 
-// One call: ends early on Ctrl-C.
+// One gRPC call; Ctrl-C cancels it.
 class Call {
  public:
   explicit Call(Interrupt* interrupt)
@@ -43,7 +44,7 @@ class Call {
   void SetDeadline(absl::Duration patience) {
     context_.set_deadline(absl::ToChronoTime(absl::Now() + patience));
   }
-  // The call's final status, worded for the user.
+  // Returns the call's final status; CANCELLED after an interrupt.
   absl::Status Result(const grpc::Status& status) const {
     RETURN_IF_ERROR(interrupt_->Check());
     return FromGrpcStatus(status);
@@ -55,7 +56,7 @@ class Call {
   ScopedInterruptCall canceller_;
 };
 
-// A question with one answer.
+// Makes a unary call.
 template <typename Response, typename Ask>
 absl::StatusOr<Response> Question(Interrupt* interrupt, const Ask& ask) {
   Call call(interrupt);
@@ -64,7 +65,8 @@ absl::StatusOr<Response> Question(Interrupt* interrupt, const Ask& ask) {
   const absl::Status status = call.Result(ask(call.context(), &response));
   RETURN_IF_ERROR(interrupt->Check());
   if (absl::IsCancelled(status)) {
-    return absl::UnavailableError("the server ended the call");  // it is stopping; nobody here cancelled
+    return absl::UnavailableError(
+        "the server ended the call");  // the server is stopping: nobody here cancelled
   }
   RETURN_IF_ERROR(status);
   return response;
@@ -143,7 +145,7 @@ absl::Status Client::CheckServing(absl::Duration patience) {
     if (response.status() == grpc::health::v1::HealthCheckResponse::SERVING) {
       return absl::OkStatus();
     }
-    // It may be starting, or waiting for weightd's restart.
+    // The server may be starting, or waiting for weightd's restart.
     if (absl::Now() + kAskAgain >= deadline) {
       return absl::UnavailableError(
           absl::StrCat(address_, " is not serving after ", absl::FormatDuration(patience)));

@@ -1,7 +1,7 @@
-// Client: inferd over gRPC, as the commands need it.
+// Client: inferd's gRPC API in the form that the commands need.
 //
-// Thread safety: thread-safe; calls from several threads run at once. Every call ends with CANCELLED when the
-// Interrupt comes.
+// Thread safety: thread-safe; calls from several threads run concurrently. Every call ends with CANCELLED
+// when the Interrupt is requested.
 #pragma once
 
 #include <functional>
@@ -24,7 +24,7 @@ namespace sluice::cli {
 
 namespace api = ::sluice::inference::v1;
 
-// Ends a call from another thread. Thread-safe.
+// CallStopper: ends a call from another thread. Thread-safe.
 class CallStopper {
  public:
   // Returns true if a call was running and not yet stopped.
@@ -36,37 +36,37 @@ class CallStopper {
   void Ended() LOCKS_EXCLUDED(mutex_);
 
   absl::Mutex mutex_;
-  std::function<void()> stop_ GUARDED_BY(mutex_);  // null: no call runs, or it was stopped
+  std::function<void()> stop_ GUARDED_BY(mutex_);  // null: no call runs, or it was already stopped
 };
 
 class Client {
  public:
-  // Addresses as gRPC takes them ("unix:/run/x/inferd.sock", "127.0.0.1:7070"). `admin_address` empty: there
-  // is no way to the admin service. Connects when the first call is made.
+  // Addresses in gRPC's form ("unix:/run/x/inferd.sock", "127.0.0.1:7070"). `admin_address` empty: no access
+  // to the admin service. The connection is made by the first call.
   Client(const std::string& address, const std::string& admin_address, Interrupt* interrupt);
   ~Client();
 
   const std::string& address() const { return address_; }
   bool has_admin() const { return admin_ != nullptr; }
 
-  // OK when a token can be made, waiting for that up to `patience`; UNAVAILABLE when nobody answers or
-  // it still cannot.
+  // Waits up to `patience` until the server can make tokens. UNAVAILABLE if nobody answers, or if it still
+  // cannot.
   absl::Status CheckServing(absl::Duration patience);
 
   absl::StatusOr<api::Model> GetModel();
   absl::StatusOr<api::GetServerInfoResponse> GetServerInfo();
   absl::StatusOr<api::GetStatsResponse> GetStats();
 
-  // Hands every event to `handle`, on this thread, until the stream ends; a status that is not OK from
-  // `handle` cancels the call and is returned.
+  // Calls `handle` with each event, on this thread, until the stream ends. An error from `handle` cancels the
+  // call and is returned.
   absl::Status GenerateStream(const api::GenerateStreamRequest& request,
                               absl::FunctionRef<absl::Status(const api::GenerateStreamResponse&)> handle);
-  // `stopper` can end it: CANCELLED.
+  // CANCELLED if `stopper` ends the call.
   absl::Status ChatStream(const api::ChatStreamRequest& request, CallStopper* stopper,
                           absl::FunctionRef<absl::Status(const api::ChatStreamResponse&)> handle);
   absl::Status Score(const api::ScoreRequest& request,
                      absl::FunctionRef<absl::Status(const api::ScoreResponse&)> handle);
-  // FAILED_PRECONDITION without an admin socket.
+  // FAILED_PRECONDITION without an admin address.
   absl::Status Calibrate(const api::CalibrateRequest& request,
                          absl::FunctionRef<absl::Status(const api::CalibrateResponse&)> handle);
 

@@ -23,13 +23,13 @@
 namespace sluice::cli {
 namespace {
 
-// One screen: the wide column holds the longest option name, the help stays under 110 columns.
+// Layout for one screen: the option column fits the longest name, and lines stay below 110 columns.
 constexpr size_t kHelpColumn = 32;
 
 class Formatter : public CLI::Formatter {
  public:
   Formatter() { column_width(kHelpColumn); }
-  // As CLI11 does it, less the hidden groups and the empty lines between groups.
+  // Prints the help as CLI11 does, but without hidden groups and without empty lines between groups.
   std::string make_help(const CLI::App* app, std::string name, CLI::AppFormatMode mode) const override {
     std::string text = make_description(app) + make_usage(app, name) + make_positionals(app);
     for (const std::string& group : app->get_groups()) {
@@ -45,7 +45,7 @@ class Formatter : public CLI::Formatter {
   }
   void Hide(const std::string& group) { hidden_.push_back(group); }
 
-  // The value's placeholder stands in the help text where it matters; CLI11's type names are noise.
+  // Omits CLI11's type names: help texts name the value's placeholder where it is needed.
   std::string make_option_opts(const CLI::Option* option) const override {
     return option->get_required() ? " (required)" : "";
   }
@@ -58,7 +58,7 @@ class Formatter : public CLI::Formatter {
   throw CLI::ValidationError(absl::StrCat(names, ": ", why));
 }
 
-// The name that the user types: the last of "-n,--tokens".
+// Returns the long name of an option: the last of "-n,--tokens".
 std::string LongName(const std::string& names) { return names.substr(names.rfind(',') + 1); }
 
 }  // namespace
@@ -71,9 +71,9 @@ struct ArgParser::Impl {
   std::string group = "Options";
   std::vector<std::string> one_of;
 
-  // Parses, and throws as CLI11 does where not exactly one of `one_of` was given.
+  // Parses `args`; throws like CLI11 unless exactly one of `one_of` was given.
   void Parse(const std::vector<std::string>& args) {
-    app.parse(std::vector<std::string>(args.rbegin(), args.rend()));  // CLI11 takes them in reverse
+    app.parse(std::vector<std::string>(args.rbegin(), args.rend()));  // CLI11 expects reverse order
     const auto given = [this](const std::string& name) { return app.count(name) > 0; };
     if (!one_of.empty() && std::count_if(one_of.begin(), one_of.end(), given) != 1) {
       throw CLI::RequiredError(absl::StrCat("one of ", absl::StrJoin(one_of, " and ")));
@@ -319,7 +319,7 @@ std::vector<std::string> SplitList(std::string_view text) {
 
 namespace {
 
-constexpr uint64_t kLargestFile = 1ull << 30;  // texts and id lists; models have their own readers
+constexpr uint64_t kLargestFile = 1ull << 30;  // for texts and lists of ids; models have their own readers
 
 absl::StatusOr<std::string> ReadDescriptor(int fd, const std::string& path) {
   std::string bytes;

@@ -21,7 +21,7 @@ constexpr bool kIsList = false;
 template <typename T>
 constexpr bool kIsList<std::vector<T>> = true;
 
-// Calls visit(spec, member with its default) for the options of both daemons that `audience` passes on.
+// Calls visit(spec, member with its default) for each daemon option that commands of `audience` accept.
 template <typename Visit>
 void ForEachPassedOn(OptionAudience audience, Visit visit) {
   const auto pass = [&](const OptionSpec& spec, const auto* member) {
@@ -33,7 +33,7 @@ void ForEachPassedOn(OptionAudience audience, Visit visit) {
   ForEachOption(&weightd, pass);
 }
 
-// The value as the daemon's flag takes it. INVALID_ARGUMENT: not a value of the option.
+// Returns the value in the form of the daemon's flag. INVALID_ARGUMENT: not a value of the option.
 template <typename T>
 absl::StatusOr<std::string> Normalized(const OptionSpec& spec, const std::string& text, T member) {
   RETURN_IF_ERROR(Annotate(ParseOptionValue(text, &member), absl::StrCat("--", spec.name)));
@@ -57,7 +57,7 @@ std::vector<OptionText> SettingsOf(const std::vector<OptionText>& given) {
   return settings;
 }
 
-// The end of --help: the names of the hidden options.
+// Returns the end of --help: the names of the hidden options.
 std::string Hint() {
   std::string text = "Options of the daemons, explained by --help-all:";
   size_t column = kHintColumns;

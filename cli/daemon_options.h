@@ -1,7 +1,7 @@
-// The options that every command with a model shares: those of the daemons by the daemons' own tables
+// Options shared by all commands with a model: those of the daemons, from the daemons' own tables
 // (daemon/option_values.h), and those of the launcher.
 //
-// Thread safety: plain values; Declare is used by the main thread.
+// Thread safety: plain values; the main thread calls Declare().
 #pragma once
 
 #include <optional>
@@ -17,38 +17,39 @@ namespace sluice::cli {
 
 struct CommonOptions {
   std::string pack;
-  // Instead of a pack: what PackOf() (cli/pack_cache.h) makes one of, and the bits of its rows.
+  // A model to be packed by PackOf() (cli/pack_cache.h) instead of a pack, and the encoding of its rows.
   std::string model;
   std::optional<std::string> bits;
 
-  // The given options of the daemons, each as a daemon's flag takes it: {"context", "8192"}, sizes in bytes.
-  // An option that is given several times stands here several times.
+  // Daemon options that were given, each as the daemon's flag takes it: {"context", "8192"}, sizes in bytes.
+  // A repeated option has several entries.
   std::vector<OptionText> given;
 
   // Options of the launcher.
   std::optional<std::string> address;
-  std::optional<std::string> admin;  // of the operators of the inferd at `address`
+  std::optional<std::string> admin;  // admin socket of the inferd at `address`
   std::optional<absl::Duration> keep;
   bool no_restart = false;
   bool verbose = false;
   bool quiet = false;
 
-  // Adds `--pack` and all of these; where a pack is needed also `--model`, one of the two being required.
+  // Declares `--pack` and the options above; if a pack is needed, also `--model`, and requires one of the
+  // two.
   void Declare(ArgParser* parser, bool needs_pack = true);
-  // Adds the tables of costs for `--clock virtual`: options of experiments alone.
+  // Declares the cost tables for `--clock virtual`, which only experiments use.
   void DeclareCosts(ArgParser* parser);
-  // Adds those of the HTTP server and of the file of cached prefixes: of the command that serves.
+  // Declares the options of the HTTP server and of the prefix file, which only `serve` uses.
   void DeclareServe(ArgParser* parser);
 
   bool Has(std::string_view name) const { return !All(name).empty(); }
-  // The value of an option of a daemon, `otherwise` if it was not given.
+  // Returns the value of a daemon's option, or `otherwise` if it was not given.
   std::string ValueOr(std::string_view name, const std::string& otherwise) const;
   std::vector<std::string> All(std::string_view name) const;
   // Replaces all values of the option.
   void Set(const std::string& name, const std::string& value) { SetAll(name, {value}); }
   void SetAll(const std::string& name, const std::vector<std::string>& values);
 
-  // The given options of either daemon, in the order of its table.
+  // Returns the given options of one daemon, in the order of its table.
   std::vector<OptionText> InferdSettings() const;
   std::vector<OptionText> WeightdSettings() const;
 
@@ -56,14 +57,14 @@ struct CommonOptions {
   void DeclareFor(OptionAudience audience, ArgParser* parser);
 };
 
-// {"--context", "8192", ...} for a command line.
+// Returns {"--context", "8192", ...}.
 std::vector<std::string> AsFlags(const std::vector<OptionText>& settings);
 
 // Returns true if two values of an option are equal: numbers by value ("16" and "16.0"), sizes by bytes
-// ("1KiB" and "1024"), everything else by letters.
+// ("1KiB" and "1024"), everything else as text.
 bool SameOptionValue(const std::string& a, const std::string& b);
 
-// Options that are given one by one and reported together, as "A,B".
+// True for options that may be repeated and that the daemon reports joined, as "A,B".
 bool IsListOption(const std::string& name);
 
 // Returns true if `in_effect` contains all of `asked` ("KEY=VALUE,.." or plain words).

@@ -30,7 +30,7 @@ namespace sluice::cli {
 namespace {
 
 constexpr unsigned kNvidia = 0x10de;
-constexpr unsigned kDisplayClass = 0x03;  // the highest byte of a PCI class
+constexpr unsigned kDisplayClass = 0x03;  // class byte of a PCI class code
 
 unsigned HexIn(const std::filesystem::path& file) {
   std::ifstream stream(file);
@@ -49,7 +49,7 @@ int CountOnTheBus(const std::string& bus) {
   return count;
 }
 
-// The Driver API's functions that are asked for here; this program is built without its headers.
+// Functions of CUDA's driver API that doctor calls; this program is built without its headers.
 struct Driver {
   int (*init)(unsigned);
   int (*version)(int*);
@@ -59,7 +59,7 @@ struct Driver {
   int (*attribute)(int*, int, int);
   int (*memory)(size_t*, int);
 };
-// CUdevice_attribute.
+// Values of CUdevice_attribute.
 constexpr int kMajor = 75;
 constexpr int kMinor = 76;
 
@@ -105,7 +105,7 @@ void AskDriver(void* library, GpuFacts* facts) {
 GpuFacts ReadGpuFacts(const std::string& library, const std::string& bus) {
   GpuFacts facts;
   facts.on_the_bus = CountOnTheBus(bus);
-  // Stays loaded: the driver's library has threads of its own once it was asked.
+  // Never closed: once called, the driver's library has threads of its own.
   void* const handle = dlopen(library.c_str(), RTLD_NOW | RTLD_LOCAL);
   facts.driver = handle != nullptr;
   if (facts.driver) {
@@ -120,11 +120,11 @@ namespace {
 
 constexpr size_t kHugePage = 2u << 20;
 constexpr size_t kBlock = 4096;
-constexpr int kMadvCollapse = 25;             // <bits/mman-linux.h> of Debian 12 has no name for it yet
+constexpr int kMadvCollapse = 25;             // missing in Debian 12's <bits/mman-linux.h>
 constexpr int kSealFutureWrite = 0x0010;      // F_SEAL_FUTURE_WRITE
 constexpr unsigned kStatxDioAlign = 0x2000u;  // STATX_DIOALIGN
 
-// struct statx of kernel 6.1, whose last used words glibc 2.36 does not name.
+// struct statx as of kernel 6.1; glibc 2.36 does not name its last fields.
 struct StatxDio {
   uint8_t before[144];
   uint64_t mnt_id;
@@ -146,8 +146,8 @@ int ProbePidfd() {
   return fd.valid() ? 0 : errno;
 }
 
-// Seals and huge pages of a memory file, the way weightd's arena uses them. A huge page must lie at a
-// multiple of its size both in the file and in memory.
+// Probes seals and huge pages of a memory file as weightd's arena uses them. A huge page must be aligned to
+// its size both in the file and in memory.
 void ProbeSharedMemory(KernelFacts* facts) {
   const UniqueFd fd(memfd_create("sluice-doctor", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   void* const room = mmap(nullptr, 2 * kHugePage, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -185,7 +185,7 @@ CpuFacts ReadCpuFacts() {
                  __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
   facts.avx512_bf16 = __builtin_cpu_supports("avx512bf16");
   facts.avx512_vnni = __builtin_cpu_supports("avx512vnni");
-  // The compilers' names for AMX differ; the kernel's do not.
+  // Read from /proc/cpuinfo, since compilers differ in their names for AMX.
   std::ifstream cpuinfo("/proc/cpuinfo");
   for (std::string line; std::getline(cpuinfo, line) && !facts.amx_bf16;) {
     facts.amx_bf16 = line.rfind("flags", 0) == 0 && line.find("amx_bf16") != std::string::npos;
@@ -228,14 +228,13 @@ DiskFacts ReadDiskFacts(const std::string& path) {
 
 namespace {
 
-// Below this io_uring's registered buffers and pinned pages do not fit beside anything else of the user.
+// With less, io_uring's registered buffers and pinned pages leave nothing for the user's other programs.
 constexpr uint64_t kUsefulMemlock = 64ull << 20;
-// Connections, segments and packs of one daemon.
+// Minimum for the connections, segments and packs of one daemon.
 constexpr uint64_t kUsefulOpenFiles = 1024;
-// weightd's alignment of extents: a disk that needs more cannot be read directly.
+// weightd's alignment of extents: a disk that requires a larger one cannot be read with O_DIRECT.
 constexpr uint32_t kExtentAlignment = 4096;
-// Oldest target of device cuda's kernels: compute capability 7.5 and up, by a CUDA whose PTX older
-// drivers refuse.
+// Oldest compute capability (7.5) and CUDA version for device cuda: older drivers refuse its kernels' PTX.
 constexpr int kOldestGpu = 75;
 constexpr int kOldestCuda = 13000;
 

@@ -1,4 +1,4 @@
-// `sluice doctor`: facts about this host, its GPUs among them, and the findings that are judged from them.
+// `sluice doctor`: facts about this host, including its GPUs, and the findings that follow from them.
 //
 // Thread safety: free functions, safe to call from any thread.
 #pragma once
@@ -15,7 +15,7 @@
 
 namespace sluice::cli {
 
-// Facts about NVIDIA GPUs: by the driver's library where it is there, and by the PCI bus where it is not.
+// Facts about NVIDIA GPUs, from the driver's library if it is installed, else from the PCI bus.
 struct GpuFact {
   std::string name;
   int major = 0;  // compute capability
@@ -24,12 +24,12 @@ struct GpuFact {
 };
 
 struct GpuFacts {
-  int on_the_bus = 0;          // display and 3D controllers of NVIDIA
-  bool driver = false;         // its library is there
-  std::string driver_error;    // why the library cannot be loaded, where it is not there
-  int init_error = 0;          // of the driver's first call; 0: works
-  int cuda_version = 0;        // the newest that the driver serves: 13000 for 13.0
-  std::vector<GpuFact> found;  // by the driver
+  int on_the_bus = 0;          // NVIDIA's display and 3D controllers on the PCI bus
+  bool driver = false;         // the driver's library is installed
+  std::string driver_error;    // reason why the library cannot be loaded; empty if it was
+  int init_error = 0;          // result of the driver's first call; 0: success
+  int cuda_version = 0;        // newest CUDA version that the driver supports: 13000 for 13.0
+  std::vector<GpuFact> found;  // GPUs that the driver reports
 };
 
 inline constexpr const char* kCudaDriver = "libcuda.so.1";
@@ -53,17 +53,17 @@ struct CpuFacts {
 struct KernelFacts {
   uint64_t memlock_bytes = 0;  // soft limit, UINT64_MAX: none
   uint64_t open_files = 0;     // soft limit
-  int io_uring_errno = 0;      // of a ring and a read by it; 0: works
-  int pidfd_errno = 0;         // of watching a process
-  int seal_errno = 0;          // of sealing shared memory for its readers
-  int collapse_errno = 0;      // of making huge pages from shared memory
+  int io_uring_errno = 0;      // errno of setting up a ring and reading with it; 0: works
+  int pidfd_errno = 0;         // errno of watching a process; 0: works
+  int seal_errno = 0;          // errno of sealing shared memory for its readers; 0: works
+  int collapse_errno = 0;      // errno of making huge pages from shared memory; 0: works
   std::string thp;             // "always [madvise] never"
 };
 
 struct DiskFacts {
   std::string path;
-  int direct_errno = 0;       // of an O_DIRECT read of one block; 0: works
-  uint32_t memory_align = 0;  // by statx, 0: unknown
+  int direct_errno = 0;       // errno of an O_DIRECT read of one block; 0: works
+  uint32_t memory_align = 0;  // required memory alignment, from statx; 0: unknown
   uint32_t offset_align = 0;
 };
 
@@ -72,23 +72,23 @@ KernelFacts ReadKernelFacts();
 // Reads one block of the file.
 DiskFacts ReadDiskFacts(const std::string& path);
 
-// The judgements of `sluice doctor`: facts in, findings out.
+// Checks of `sluice doctor`: facts in, findings out.
 //
 // Thread safety: plain values and pure functions.
 
 enum class Verdict { kPass, kWarn, kFail };
 
 struct Finding {
-  std::string check;  // a stable word
+  std::string check;  // stable identifier
   Verdict verdict = Verdict::kPass;
   std::string message;
   std::string fix;  // empty with kPass
 };
 
 Finding CheckCpu(const CpuFacts& cpu);
-// Checks the CPUs that this process may use; `topology` may be the reason why they are unknown.
+// Checks the CPUs that this process may use. An error in `topology` is the reason why they are unknown.
 Finding CheckNodes(const absl::StatusOr<CpuTopology>& topology);
-// `budget`: what --dram-budget asks for; absent: the default. `pack_bytes` 0: no pack was named.
+// `budget`: requested DRAM budget; absent: the default. `pack_bytes` 0: no pack was named.
 Finding CheckMemory(const MemoryFacts& memory, std::optional<uint64_t> budget, uint64_t pack_bytes);
 Finding CheckMemlock(const KernelFacts& kernel);
 Finding CheckOpenFiles(const KernelFacts& kernel);
@@ -96,10 +96,10 @@ Finding CheckIoUring(const KernelFacts& kernel);
 Finding CheckPidfd(const KernelFacts& kernel);
 Finding CheckSeals(const KernelFacts& kernel);
 Finding CheckHugePages(const KernelFacts& kernel);
-// A host without a GPU is as good as any: device cuda is the only one that wants one.
+// A host without a GPU passes: only device cuda needs one.
 Finding CheckGpu(const GpuFacts& gpus);
 Finding CheckDirectReads(const DiskFacts& disk);
-// `status` of opening the pack and of verifying a sample of it.
+// `status`: result of opening the pack and verifying a sample of it.
 Finding CheckPackSample(const std::string& pack, const absl::Status& status, uint64_t extents,
                         uint64_t bytes);
 Finding CheckRuntimeDir(const absl::Status& status, const std::string& dir);
@@ -109,7 +109,8 @@ Finding CheckServer(const std::string& socket, const absl::Status& status);
 
 bool AnyFailure(const std::vector<Finding>& findings);
 Json FindingsJson(const std::vector<Finding>& findings);
-// One line per finding, "PASS  check  message", and an indented one for each fix; styled on a terminal.
+// Returns one line per finding, "PASS  check  message", and an indented line for each fix; styled on a
+// terminal.
 std::string FindingsText(const std::vector<Finding>& findings, bool terminal);
 
 }  // namespace sluice::cli

@@ -38,24 +38,25 @@
 namespace sluice::cli {
 namespace {
 
-constexpr uint64_t kRegion = 512ull << 20;  // beyond caches
+constexpr uint64_t kRegion = 512ull << 20;  // larger than any cache
 constexpr uint64_t kLeastRegion = 32ull << 20;
 // Weights that stay in the caches of one CPU.
 constexpr uint64_t kCachedBytes = 256ull << 10;
 constexpr uint64_t kCachedRegion = 8ull << 20;
-// Repetitions of the same weights in a measured product, so that every thread has its share and waking them
-// does not count. Experts that are computed together share theirs likewise.
+// Number of times that a measured product uses the same weights, so that every thread has work and the time
+// to wake the threads does not count. Experts that are computed together share weights likewise.
 constexpr uint64_t kCachedParts = 8;
 constexpr uint64_t kResults = 4ull << 20;  // floats
 constexpr double kCachedSeconds = 0.12;
 constexpr int kRounds = 3;
 constexpr double kStepsSeconds = 0.5;
-// Layers of a measured step; further layers would be the same again.
+// Number of layers of a measured step; more would only repeat them.
 constexpr size_t kStepLayers = 4;
-// Weights of a layer's attention come as about so many products.
+// Number of products that read a layer's attention weights, approximately.
 constexpr uint64_t kDenseCalls = 4;
 constexpr uint32_t kSmallRows = 16;
-constexpr uint32_t kWidthStep = 64;  // neurons
+constexpr uint32_t kWidthStep = 64;  // Number of small operations of a layer, which are not measured one by
+                                     // one: norms, rope, cache, attention, router and sum.
 // Norms, rope, cache, attention, router and sum, beside the products that are measured: as many small
 // operations.
 constexpr int kSmallOperations = 8;
@@ -70,7 +71,7 @@ class Kernels {
     rows_each_ = rows_each;
     RETURN_IF_ERROR(Open(threads));
     ProductRates rates;
-    // Each is over as many weights as it says bytes; what counts is how often they are multiplied.
+    // The bytes count each weight once, but it is multiplied for every token.
     ASSIGN_OR_RETURN(rates.dense, Best([&] { return Product(sizes_.dense_encoding, kCachedBytes); }));
     rates.dense *= ProductsPerByte(sizes_.dense_encoding) * tokens;
     rates.experts = rates.dense;
@@ -83,8 +84,8 @@ class Kernels {
     return rates;
   }
 
-  // A token's steps one after the other, as the engine makes them: what is measured alone finds the caches
-  // and the memory's queues as no step does.
+  // Measures whole steps, as the engine runs them: an operation measured alone finds the caches and the
+  // memory queues in a state that no step has.
   absl::StatusOr<KernelRates> Measure(uint32_t threads) {
     RETURN_IF_ERROR(Open(threads));
     RETURN_IF_ERROR(Step());  // wakes the threads
@@ -109,10 +110,10 @@ class Kernels {
                                                        " bytes of free memory, ", UsableMemory(memory),
                                                        " are there"));
     }
-    // As a segment of weightd's, with whatever pages the kernel gives to those.
+    // Memory like that of weightd's segments, with the pages that the kernel gives those.
     ASSIGN_OR_RETURN(region_, CreateSharedMemory("sluice-plan", bytes_, PeerAccess::kReadOnly));
     weightd::Populate(region_.map.data(), bytes_);
-    std::memset(region_.map.data(), 0x2c, bytes_);  // scales that are small numbers in every encoding
+    std::memset(region_.map.data(), 0x2c, bytes_);  // small scales in every encoding
     BackendLimits limits;
     limits.max_tokens = tokens_;
     limits.max_sequences = 1;
@@ -137,7 +138,7 @@ class Kernels {
     return absl::OkStatus();
   }
 
-  // Bytes a second of the fastest round of a call that returns the bytes it read.
+  // Returns the bytes per second of the fastest round of `call`, which returns the bytes it read.
   absl::StatusOr<double> Best(const std::function<absl::StatusOr<uint64_t>()>& call) {
     double best = 0;
     for (int round = 0; round < kRounds; ++round) {
@@ -156,7 +157,7 @@ class Kernels {
     return best;
   }
 
-  // Bytes and time of some calls of a step.
+  // Bytes, seconds and number of calls of one kind of operation.
   struct Spent {
     uint64_t bytes = 0;
     double seconds = 0;
@@ -172,7 +173,7 @@ class Kernels {
     return absl::OkStatus();
   }
 
-  // Some layers and the head.
+  // Runs some layers and the head.
   absl::Status Step() {
     const EncodingDescriptor& dense = sizes_.dense_encoding;
     const EncodingDescriptor plain{.encoding = Encoding::kBf16};
@@ -196,7 +197,7 @@ class Kernels {
            static_cast<double>(RoundStride(RowBytes(encoding, config_.hidden)));
   }
 
-  // Anywhere in the region, as routers choose.
+  // Returns a random place in the region, as routers choose experts at random.
   uint64_t Place(uint64_t bytes) {
     return cached_ || bytes >= bytes_ ? 0 : random_() % (bytes_ - bytes) / kPage * kPage;
   }
@@ -232,13 +233,13 @@ class Kernels {
     return count * rows * stride;
   }
 
-  // Bytes of one neuron of an expert, all parts together.
+  // Returns the bytes of one neuron of an expert, over all parts.
   uint64_t NeuronBytes() const {
     const ExpertPlan plan = PlanExpert(sizes_.expert_format, config_.hidden);
     return std::accumulate(plan.stream_stride.begin(), plan.stream_stride.end(), uint64_t{0});
   }
 
-  // A part of the expert that begins at `place`, as a pack has it.
+  // Returns a part of the expert that begins at `place`, in the layout of a pack.
   WeightView PartView(Part part, uint32_t width, uint64_t place) const {
     const ExpertPlan plan = PlanExpert(sizes_.expert_format, config_.hidden);
     const PartLocation& within = plan.parts[static_cast<size_t>(part)];
@@ -248,7 +249,7 @@ class Kernels {
                 within.stride);
   }
 
-  // One layer's experts of a token.
+  // Computes one layer's experts of a token; returns their bytes.
   absl::StatusOr<uint64_t> Experts() {
     const auto layer = std::find_if(config_.layers.begin(), config_.layers.end(),
                                     [](const LayerConfig& l) { return l.moe.experts > 0; });
@@ -277,7 +278,7 @@ class Kernels {
     }
     MoeExpertsArgs args;
     args.x = {{x_, 0}, config_.hidden};
-    args.tokens = cached_ ? rows_each_ : tokens_;  // rounded for top_k experts each, as in a step
+    args.tokens = cached_ ? rows_each_ : tokens_;  // rounded to top_k experts each, as in a step
     args.hidden = config_.hidden;
     args.experts = work;
     args.y = {{y_, 0}, config_.hidden};
@@ -288,9 +289,9 @@ class Kernels {
 
   const ModelConfig& config_;
   const StoredSizes& sizes_;
-  bool cached_ = false;  // the same few weights again and again
+  bool cached_ = false;  // reads the same few weights again and again
   uint32_t tokens_ = 1;
-  uint32_t rows_each_ = 1;             // of an expert
+  uint32_t rows_each_ = 1;             // rows of each expert
   std::vector<uint32_t> expert_rows_;  // 0, 1, 2, ...
   SharedMemory region_;
   uint64_t bytes_ = 0;
@@ -323,9 +324,10 @@ namespace {
 constexpr uint64_t kDiskBlock = 4096;
 constexpr uint64_t kScratchBytes = 256ull << 20;
 constexpr uint64_t kLeastBytes = 2ull << 20;
-// Larger extents are read in pieces anyhow.
+// Larger extents are read in pieces anyway.
 constexpr uint64_t kLargestRequest = 16ull << 20;
-// Buffers, used in turn: a virtual disk copies faster into a few that stay in the cache.
+// Memory of the buffers, which are used in turn: a virtual disk copies faster into a few that stay in the
+// cache.
 constexpr uint64_t kBufferBytes = 64ull << 20;
 constexpr absl::Duration kMeasure = absl::Milliseconds(600);
 
@@ -348,7 +350,7 @@ std::unique_ptr<weightd::BlockReader> MakeReader(const Clock* clock, bool direct
   return std::make_unique<weightd::PreadReader>(std::move(options));
 }
 
-// Requests that are always in flight, until time is up.
+// Keeps a fixed number of requests in flight until the time is up.
 class RandomReads {
  public:
   RandomReads(uint64_t file_bytes, uint64_t length)
@@ -396,7 +398,7 @@ class RandomReads {
     job.offset = random_() % ((file_bytes_ - length_) / kDiskBlock + 1) * kDiskBlock;
     job.dest = buffers_ + tag * length_;
     job.length = length_;
-    // As much work as the check of what was packed.
+    // A hash over the chunk costs as much as weightd's check of it.
     job.check = [](uint64_t at, std::span<const std::byte> bytes) {
       return ChunkChecksum(0, at, bytes) == 0 ? absl::DataLossError("a checksum of zero") : absl::OkStatus();
     };
@@ -425,7 +427,7 @@ class RandomReads {
   std::deque<uint64_t> free_ ABSL_GUARDED_BY(mutex_);
   absl::Status status_ ABSL_GUARDED_BY(mutex_);
   uint64_t bytes_ ABSL_GUARDED_BY(mutex_) = 0;
-  std::unique_ptr<weightd::BlockReader> reader_;  // last: its threads use the others
+  std::unique_ptr<weightd::BlockReader> reader_;  // last: its threads use the members above
 };
 
 }  // namespace

@@ -17,7 +17,7 @@ namespace sluice::cli {
 namespace {
 
 constexpr long kConnectSeconds = 30;
-// A connection that brings nothing for so long is dead; a slow one lives.
+// Seconds without a byte after which a connection counts as dead; a slow one continues.
 constexpr long kStillSeconds = 60;
 constexpr long kMaxRedirects = 10;
 constexpr long kTransferBufferBytes = 256 * 1024;
@@ -27,14 +27,14 @@ struct Transfer {
   HttpHead head;
   const HttpClient::Sink* sink = nullptr;
   const std::atomic<bool>* cancel = nullptr;
-  absl::Status error;  // of the sink
+  absl::Status error;  // returned by the sink
 };
 
 size_t OnHeader(char* data, size_t size, size_t count, void* user) {
   HttpHead& head = static_cast<Transfer*>(user)->head;
   const std::string line(data, size * count);
   if (absl::StartsWith(line, "HTTP/")) {
-    head = {};  // that of a redirect was the one before
+    head = {};  // discards the head of a redirect
     const size_t space = line.find(' ');
     if (space == std::string::npos || !absl::SimpleAtoi(line.substr(space + 1, 3), &head.status)) {
       head.status = 0;
@@ -48,7 +48,7 @@ size_t OnHeader(char* data, size_t size, size_t count, void* user) {
   return line.size();
 }
 
-// Anything but the number of bytes ends the request.
+// libcurl ends the request unless the callback returns the number of bytes.
 size_t OnBody(char* data, size_t size, size_t count, void* user) {
   Transfer& transfer = *static_cast<Transfer*>(user);
   const size_t bytes = size * count;
@@ -83,7 +83,7 @@ bool IsTransient(CURLcode code) {
   }
 }
 
-// libcurl wants this once, before its first handle.
+// libcurl requires this once, before its first handle.
 void InitialiseCurl() {
   static const CURLcode once = curl_global_init(CURL_GLOBAL_DEFAULT);
   static_cast<void>(once);
@@ -112,7 +112,7 @@ HttpClient::~HttpClient() { curl_easy_cleanup(impl_->curl); }
 absl::StatusOr<HttpHead> HttpClient::Get(const HttpRequest& request, const Sink& sink) {
   CURL* curl = impl_->curl;
   if (curl == nullptr) return absl::InternalError("libcurl gives no handle");
-  curl_easy_reset(curl);  // its connections stay
+  curl_easy_reset(curl);  // keeps its connections
   Transfer transfer;
   transfer.cancel = impl_->cancel;
   transfer.sink = &sink;
@@ -132,7 +132,7 @@ absl::StatusOr<HttpHead> HttpClient::Get(const HttpRequest& request, const Sink&
   curl_easy_setopt(curl, CURLOPT_FOLLOWLOCATION, 1L);
   curl_easy_setopt(curl, CURLOPT_MAXREDIRS, kMaxRedirects);
   curl_easy_setopt(curl, CURLOPT_PROTOCOLS_STR, "http,https");
-  // A request that starts encrypted is never redirected to plain text.
+  // A request that starts encrypted must not be redirected to plain text.
   curl_easy_setopt(curl, CURLOPT_REDIR_PROTOCOLS_STR,
                    absl::StartsWith(request.url, "https:") ? "https" : "http,https");
   curl_easy_setopt(curl, CURLOPT_CONNECTTIMEOUT, kConnectSeconds);
@@ -173,7 +173,7 @@ namespace {
 
 constexpr int kAttempts = 6;
 constexpr absl::Duration kFirstWait = absl::Milliseconds(500);
-// A hub that asks for more is asked again by people.
+// Maximum wait that a hub may request; a longer one is an error.
 constexpr absl::Duration kLongestWait = absl::Minutes(10);
 constexpr absl::Duration kLook = absl::Milliseconds(50);
 

@@ -59,7 +59,7 @@ bool IsName(const std::string& text) {
   });
 }
 
-// A path below a folder, and nowhere else.
+// True for a path that stays below its folder.
 bool IsSafePath(const std::string& path) {
   if (path.empty() || path.size() > 1024) return false;
   for (const std::string& part : std::vector<std::string>(absl::StrSplit(path, '/'))) {
@@ -77,7 +77,7 @@ std::string EscapePath(const std::string& path) {
   return escaped;
 }
 
-// The host of "http://HOST[:PORT]/...", with IPv6 in its brackets.
+// Returns the host of "http://HOST[:PORT]/...", an IPv6 address in its brackets.
 std::string HostOf(const std::string& url) {
   const std::string rest = url.substr(url.find("://") + 3);
   if (absl::StartsWith(rest, "[")) return rest.substr(0, rest.find(']') + 1);
@@ -111,10 +111,10 @@ absl::StatusOr<HubFile> FileOf(const JsonObject& entry) {
 
 struct Page {
   std::string body;
-  std::string next;  // its URL; empty: the last
+  std::string next;  // URL of the next page; empty: this is the last
 };
 
-// The URL of `<URL>; rel="next"`.
+// Returns the URL of `<URL>; rel="next"`.
 std::string NextOf(const std::string& link) {
   for (const std::string& one : std::vector<std::string>(absl::StrSplit(link, ", "))) {
     const size_t end = one.find('>');
@@ -225,7 +225,7 @@ absl::StatusOr<HubListing> ListRepository(HttpClient* http, const HubAccess& acc
     ASSIGN_OR_RETURN(const Page page, asker.Ask(url));
     ASSIGN_OR_RETURN(std::vector<HubFile> files, FilesOfPage(page.body, url));
     std::move(files.begin(), files.end(), std::back_inserter(listing.files));
-    // A token goes to the endpoint alone.
+    // The token must not be sent to another server.
     if (!page.next.empty() && !absl::StartsWith(page.next, absl::StrCat(access.endpoint, "/"))) {
       return absl::DataLossError(absl::StrCat(url, ": goes on elsewhere: ", page.next.substr(0, 200)));
     }
@@ -243,11 +243,11 @@ constexpr char kToolTemplate[] = "additional_chat_templates/tool_use.jinja";
 std::string BaseName(const std::string& path) { return path.substr(path.rfind('/') + 1); }
 
 bool IsGguf(const HubFile& file) {
-  // Projectors of vision models stand beside them, and are none.
+  // Projectors of vision models are GGUF files too, but no models.
   return absl::EndsWith(file.path, ".gguf") && !absl::StartsWith(BaseName(file.path), "mmproj");
 }
 
-// Configuration, tokenizer, templates: small, and read by the packer or by what it copies.
+// True for configuration, tokenizer and templates: small files that the packer reads or copies.
 bool IsSmallPart(const std::string& path) {
   static constexpr const char* kNames[] = {"tokenizer.model", "merges.txt", "vocab.txt"};
   return absl::EndsWith(path, ".json") || absl::EndsWith(path, ".jinja") ||
@@ -255,7 +255,7 @@ bool IsSmallPart(const std::string& path) {
          std::find(std::begin(kNames), std::end(kNames), path) != std::end(kNames);
 }
 
-// The parts of each GGUF model by the path of its first.
+// Groups the parts of each GGUF model under the path of the first one.
 std::map<std::string, std::vector<HubFile>> GgufModels(const std::vector<HubFile>& files) {
   constexpr size_t kEnd = sizeof("00001-of-00003.gguf") - 1;
   std::map<std::string, std::vector<HubFile>> by_stem;
@@ -285,7 +285,7 @@ std::string Shown(const std::vector<HubFile>& files) {
   return absl::StrJoin(texts, ", ");
 }
 
-// The size is that of all parts.
+// Lists the models, each with the size of all its parts.
 std::string Shown(const std::map<std::string, std::vector<HubFile>>& models) {
   std::vector<HubFile> firsts;
   for (const auto& [path, parts] : models) {
@@ -296,7 +296,7 @@ std::string Shown(const std::map<std::string, std::vector<HubFile>>& models) {
   return Shown(firsts);
 }
 
-// The first part last: without it nobody takes the others for a model.
+// The first part comes last: without it the others do not count as a model.
 FileChoice OfGguf(const std::string& first, const std::vector<HubFile>& parts) {
   return {.files = {parts.rbegin(), parts.rend()}, .model = first};
 }
@@ -315,7 +315,7 @@ FileChoice ChooseFolder(const std::vector<HubFile>& files) {
       small.push_back(file);
     }
   }
-  // Some repositories hold the weights twice, once as their maker trained them.
+  // Some repositories hold the weights twice, the second time in the format that they were trained in.
   const auto consolidated = [](const HubFile& file) { return absl::StartsWith(file.path, "consolidated"); };
   if (!std::all_of(weights.begin(), weights.end(), consolidated)) {
     weights.erase(std::remove_if(weights.begin(), weights.end(), consolidated), weights.end());

@@ -1,5 +1,5 @@
-// A hub's repository before its files are fetched: their digests, their list, and the choice of those that
-// make a model.
+// A hub's repository before its files are fetched: digests, file list, and the choice of the files that form
+// a model.
 //
 // Thread safety: stated at each part.
 #pragma once
@@ -18,21 +18,21 @@
 namespace sluice::cli {
 
 enum class DigestKind {
-  kSha256,   // of files that the hub keeps as large ones
-  kGitSha1,  // of the others: SHA-1 over "blob SIZE", a zero byte and the content
+  kSha256,   // files that the hub stores as large ones
+  kGitSha1,  // other files: SHA-1 over "blob SIZE", a zero byte and the content
 };
 
-// The digests by which a hub knows its files. Thread-compatible.
+// FileDigest: the digests by which a hub identifies its files. Thread-compatible.
 class FileDigest {
  public:
-  // `bytes`: the length of the whole file.
+  // `bytes`: length of the whole file.
   FileDigest(DigestKind kind, uint64_t bytes);
   ~FileDigest();
   FileDigest(FileDigest&&) noexcept;
   FileDigest& operator=(FileDigest&&) noexcept;
 
   void Update(absl::Span<const std::byte> bytes);
-  // In lower-case hex. Nothing may follow.
+  // Returns the digest in lower-case hex. The object must not be used afterwards.
   std::string Finish();
 
  private:
@@ -40,20 +40,20 @@ class FileDigest {
   std::unique_ptr<Impl> impl_;
 };
 
-// A hub's listing of a repository: its commit and its files.
+// Listing of a hub's repository: its commit and its files.
 //
 // Thread safety: thread-compatible.
 
-// Where and how a hub is asked.
+// Address and credentials of a repository.
 struct HubAccess {
-  std::string endpoint;    // "https://huggingface.co", without a slash at its end
+  std::string endpoint;    // "https://huggingface.co", without a trailing slash
   std::string token;       // empty: none
   std::string repository;  // "OWNER/NAME"
-  std::string revision;    // a branch, tag or commit
+  std::string revision;    // branch, tag or commit
 };
 
 struct HubFile {
-  std::string path;  // in the repository; safe below any folder: no "..", no empty component
+  std::string path;  // within the repository; safe below any folder: no "..", no empty component
   uint64_t bytes = 0;
   DigestKind kind = DigestKind::kSha256;
   std::string digest;  // lower-case hex
@@ -61,40 +61,40 @@ struct HubFile {
 
 struct HubListing {
   std::string commit;
-  std::vector<HubFile> files;  // as the hub orders them
+  std::vector<HubFile> files;  // in the hub's order
 };
 
-// INVALID_ARGUMENT: `repository` is no OWNER/NAME, the endpoint no URL, or a token would travel unencrypted
-// beyond this machine.
+// INVALID_ARGUMENT: `repository` is not OWNER/NAME, the endpoint is no URL, or a token would be sent
+// unencrypted to another machine.
 absl::Status CheckAccess(const HubAccess& access);
 
-// Where a file of the commit is fetched.
+// Returns the URL of a file of the commit.
 std::string FileUrl(const HubAccess& access, const std::string& commit, const std::string& path);
 
-// DATA_LOSS for an answer that is not what hubs say; those of StatusOfAnswer(), and of HttpClient::Get().
+// DATA_LOSS for a malformed response; errors of StatusOfAnswer() and of HttpClient::Get().
 absl::StatusOr<HubListing> ListRepository(HttpClient* http, const HubAccess& access,
                                           const std::atomic<bool>* cancel, const RetryNote& note);
 
-// The files of one page of the hub's list, a JSON array. DATA_LOSS naming the entry: no digest, a path that
+// Parses one page of the hub's file list, a JSON array. DATA_LOSS naming the entry: no digest, or a path that
 // leaves the folder.
 absl::StatusOr<std::vector<HubFile>> FilesOfPage(const std::string& json, const std::string& subject);
 
-// Selects the files of a repository that make a model for `--model`.
+// Selects the files of a repository that form a model for `--model`.
 //
 // Thread safety: pure functions.
 
 struct FileChoice {
-  // To be fetched in this order: the last makes what lies there a model.
+  // To be fetched in this order: the last file completes the model.
   std::vector<HubFile> files;
-  // Argument of `--model`, relative to the folder; empty for the folder itself.
+  // Argument for `--model`, relative to the folder; empty: the folder itself.
   std::string model;
-  // False for a single file that is no model.
+  // False for a single file that is not a model.
   bool is_model = true;
 };
 
-// `wanted` empty: the safetensors in the repository's root with config and tokenizer, else its only GGUF
-// model. Else the file of this path, or the only GGUF model whose name contains `wanted` in any case
-// ("q4_k_m"); of a split GGUF model all parts. NOT_FOUND or INVALID_ARGUMENT naming what there is.
+// `wanted` empty: the safetensors in the repository's root with config and tokenizer, or else its only GGUF
+// model. Otherwise the file of this path, or the only GGUF model whose name contains `wanted` in any case
+// ("q4_k_m"), with all parts of a split one. NOT_FOUND or INVALID_ARGUMENT, listing the files to choose from.
 absl::StatusOr<FileChoice> ChooseFiles(const std::vector<HubFile>& files, const std::string& wanted);
 
 }  // namespace sluice::cli

@@ -104,7 +104,7 @@ class Fetcher {
     return absl::OkStatus();
   }
 
-  // One request for what is missing. OK if all of it came.
+  // Requests the missing bytes. OK if all of them arrived.
   absl::Status Continue(std::optional<absl::Duration>* asked) {
     bool first = true;
     const absl::StatusOr<HttpHead> head =
@@ -139,7 +139,7 @@ class Fetcher {
     uint64_t length = 0;
     if (absl::SimpleAtoi(head.Header("content-length"), &length) && length != fetch_.file.bytes)
       return Differs(length);
-    return have_ == 0 ? absl::OkStatus() : Restart();  // it knows no ranges
+    return have_ == 0 ? absl::OkStatus() : Restart();  // the server does not support ranges
   }
 
   absl::Status Differs(uint64_t bytes) const {
@@ -233,7 +233,7 @@ class Puller {
 
   void Show(uint64_t done_of_file) { progress_.Update(done_ + done_of_file, total_); }
 
-  // Those of the choice that are not there yet, in its order.
+  // Returns the files of the choice that do not exist yet, in its order.
   absl::StatusOr<std::vector<HubFile>> Missing(const FileChoice& choice) {
     std::vector<HubFile> missing;
     for (const HubFile& file : choice.files) {
@@ -270,8 +270,8 @@ class Puller {
                                                      " are free there; --out FOLDER puts them elsewhere"));
   }
 
-  // A folder whose files are being replaced is no model meanwhile: what makes it one waits as a partial file,
-  // if it is the hub's, and is the last of `missing` in any case.
+  // Makes the folder no valid model while files are replaced: renames the file that completes the model to a
+  // partial file if it is the hub's, else removes it. It is the last of `missing` in either case.
   absl::Status Unmake(const HubFile& marker, std::vector<HubFile>* missing) {
     const std::string path = PathOf(marker.path);
     if (!FileExists(path)) return absl::OkStatus();
@@ -307,7 +307,7 @@ class Puller {
   HttpClient http_;
   Progress progress_;
   RetryNote note_;
-  uint64_t done_ = 0;  // of the files that are whole
+  uint64_t done_ = 0;  // bytes of complete files
   uint64_t total_ = 0;
 };
 

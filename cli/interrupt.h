@@ -1,7 +1,6 @@
-// Interrupt: Ctrl-C (SIGINT) and SIGTERM as a flag that long work looks at, and as calls to run when it
-// comes.
+// Interrupt: Ctrl-C (SIGINT) and SIGTERM as a flag for long work to poll, and as callbacks.
 //
-// The first signal asks for a clean end; the second ends the process at once with exit code 1.
+// The first signal requests a clean end; the second ends the process at once with exit code 1.
 //
 // Thread safety: thread-safe. Create it in main before any other thread: it blocks both signals in this and
 // all later threads, and a thread of its own receives them.
@@ -26,18 +25,19 @@ class Interrupt {
   Interrupt& operator=(const Interrupt&) = delete;
 
   bool requested() const { return requested_.load(); }
-  // For library calls that take a flag; lives as long as this.
+  // Flag for library calls; lives as long as this object.
   const std::atomic<bool>* flag() const { return &requested_; }
 
   // OK, or CANCELLED("interrupted") once the signal came.
   absl::Status Check() const;
 
-  // While a handler is set, every Ctrl-C (not SIGTERM) goes to it first, on the signal's thread; true from
-  // it: that was all. Null: none; once this returns, an earlier handler neither runs nor will run. The
-  // handler must not call this object.
+  // While a handler is set, every Ctrl-C (not SIGTERM) calls it first, on the signal's thread; if it returns
+  // true, nothing else happens. Null removes the handler: once this returns, it neither runs nor will run.
+  // The handler must not call this object.
   void SetSoftHandler(std::function<bool()> handler) LOCKS_EXCLUDED(mutex_);
 
-  // Runs `call` on the signal's thread when the signal comes, at once if it already came. Returns a handle.
+  // Runs `call` on the signal's thread when a signal arrives, or at once if one has arrived. Returns a
+  // handle.
   int OnRequest(std::function<void()> call) LOCKS_EXCLUDED(mutex_);
   // After this returns, the call neither runs nor will run.
   void Remove(int handle) LOCKS_EXCLUDED(mutex_);
@@ -56,7 +56,7 @@ class Interrupt {
   std::thread thread_;  // set by the constructor, joined by the destructor
 };
 
-// Keeps a call registered while it lives.
+// ScopedInterruptCall: registers a call for its lifetime.
 class ScopedInterruptCall {
  public:
   ScopedInterruptCall(Interrupt* interrupt, std::function<void()> call)

@@ -1,4 +1,4 @@
-// Json: a value built for output, over nlohmann-json, whose header is read by json.cc alone.
+// Json: a value for output, based on nlohmann-json, whose header only json.cc includes.
 //
 // Keys keep the order in which they were set. Strings that are not UTF-8 are written with U+FFFD; NaN and
 // infinities become null.
@@ -47,8 +47,8 @@ class Json {
   // REQUIRES: this is an array. Returns this.
   Json& Append(Json value);
 
-  // Calls `handle` with each key and value that is neither object nor array; strings without quotes, null as
-  // "". REQUIRES: this is an object.
+  // Calls `handle` with each key and scalar member: strings without quotes, null as "". REQUIRES: this is an
+  // object.
   void ForEachScalar(absl::FunctionRef<void(const std::string&, const std::string&)> handle) const;
 
   // One line, or indented by `indent` spaces.
@@ -64,11 +64,11 @@ class Json {
   std::unique_ptr<Value> value_;
 };
 
-// Returns true if `text` is one JSON value.
+// Returns true if `text` is exactly one JSON value.
 bool IsJson(std::string_view text);
 
-// A JSON array of whole numbers in [0, 2^31): the file of `--token-ids-file`. InvalidArgument otherwise,
-// naming the entry.
+// Parses a JSON array of integers in [0, 2^31), the format of `--token-ids-file`. InvalidArgument naming the
+// entry.
 absl::StatusOr<std::vector<int32_t>> TokenIdsFromJson(std::string_view text);
 
 }  // namespace sluice::cli

@@ -45,7 +45,7 @@ absl::StatusOr<std::vector<OptionText>> AskWeightd(const std::string& socket) {
       grpc::CreateChannel(absl::StrCat("unix:", socket), grpc::InsecureChannelCredentials()));
   grpc::ClientContext context;
   context.set_authority("localhost");
-  context.set_wait_for_ready(true);  // it may be between two lives
+  context.set_wait_for_ready(true);  // weightd may be restarting
   context.set_deadline(absl::ToChronoTime(absl::Now() + kPatience));
   sluice::weights::v1::GetStatsResponse stats;
   RETURN_IF_ERROR(Annotate(FromGrpcStatus(stub->GetStats(&context, {}, &stats)),
@@ -57,23 +57,23 @@ absl::StatusOr<std::vector<OptionText>> AskWeightd(const std::string& socket) {
 
 namespace {
 
-// Another start may hold the lock while its daemons come up, not longer.
+// Another command may hold the lock while it starts daemons.
 constexpr absl::Duration kLockPatience = absl::Seconds(30);
-// For daemons whose supervisor was killed: they let go of their sockets last.
+// For daemons whose supervisor was killed: they release their sockets last.
 constexpr absl::Duration kEndPatience = absl::Seconds(5);
 // Dense weights are read before inferd serves: minutes for the largest models on slow disks.
 constexpr absl::Duration kStartPatience = absl::Minutes(10);
-// An inferd that says it cannot serve may be waiting for weightd's restart; longer is an error to show.
+// An inferd that reports that it cannot serve may be waiting for weightd's restart.
 constexpr absl::Duration kUnavailablePatience = absl::Seconds(5);
 constexpr int kAskEveryMs = 10;
-// The daemons end within the supervisor's patience of 5 s each.
+// The supervisor gives each daemon 5 s to end.
 constexpr int kLeavePatienceMs = 15000;
 constexpr int kReadyPatienceMs = 25000;
-// A supervisor or an inferd that was just ending is replaced; twice is chance, more is a fault.
+// Attempts to join daemons that were just ending: two may be chance, more is a fault.
 constexpr int kJoinAttempts = 3;
 constexpr int kLogLines = 10;
 
-// Message: users of the running daemons prevent a restart with other options; names the remedies.
+// Message: other users of the daemons prevent a restart with other options; names the remedies.
 constexpr char kInUse[] =
     "Others use it: wait until they have ended, or take another SLUICE_RUNTIME_DIR for daemons of your own";
 constexpr char kOfSomebodyElse[] =
@@ -85,7 +85,7 @@ std::string Environment(const char* name) {
   return value != nullptr ? value : "";
 }
 
-// Those that say nothing on device host.
+// Options without a meaning on device host.
 constexpr char kDeviceOptions[] =
     " device-budget link-gbps link-latency-us tile-neurons transport clock virtual-costs ";
 
@@ -98,7 +98,7 @@ std::string ValueOf(const std::vector<OptionText>& settings, const std::string& 
   return "";
 }
 
-// Budgets come as bytes.
+// Budgets are reported in bytes.
 std::string ReadableValue(const std::string& name, const std::string& value) {
   uint64_t bytes = 0;
   return absl::EndsWith(name, "-budget") && absl::SimpleAtoi(value, &bytes) ? FormatSize(bytes) : value;
@@ -183,7 +183,7 @@ absl::Status Launcher::UseRuntimeDir() {
     if (compared.ok()) {
       compared = supervisor_.valid() ? Compare(&differences) : CompareFound(&differences);
     }
-    // Aborted: what was found was just ending.
+    // Aborted: the daemons were just ending.
     if (!compared.ok() && !(absl::IsAborted(compared) && attempt < kJoinAttempts)) {
       return compared;
     }
@@ -191,7 +191,8 @@ absl::Status Launcher::UseRuntimeDir() {
       if (!supervisor_.valid()) {
         return Mismatch(differences, kOfSomebodyElse);
       }
-      // Daemons that nobody else uses end when this process leaves them: then the right ones can be started.
+      // Daemons without other users end when this process leaves them, and can then be started with the right
+      // options.
       const bool replaceable = !differences.empty() && !started_ && attempt < kJoinAttempts && !HasCalls();
       if (!replaceable || !Leave(kYieldWord)) {
         return Mismatch(differences, kInUse);
@@ -248,7 +249,7 @@ absl::Status Launcher::AwaitLastDaemons() {
       return freed;
     }
     if (!freed.ok()) {
-      break;  // the start says who serves it
+      break;  // starting the daemons will report the process that serves it
     }
   }
   return absl::OkStatus();
@@ -291,7 +292,7 @@ absl::Status Launcher::WaitUntilServing() {
   while (true) {
     RETURN_IF_ERROR(context_.interrupt->Check());
     RETURN_IF_ERROR(HearSupervisor());
-    // Before the socket is there gRPC would back off for longer than the start takes.
+    // Without the socket gRPC would back off for longer than the start takes.
     if (ConnectUnix(paths_.inferd_admin_socket, UnixSocketType::kStream).ok()) {
       const absl::Status state = AskState(&unavailable_since);
       if (state.ok() || !absl::IsUnavailable(state)) {
@@ -416,7 +417,7 @@ std::string Launcher::server_option(const std::string& name) const {
   return value.empty() ? ValueOf(weightd_options_, name) : value;
 }
 
-// Prints the common options in their order; the simulated link's only where there is one.
+// Prints the common options in their order; those of the simulated link only if there is one.
 void Launcher::ShowOptions() const {
   if (json_ || options_.quiet) {
     return;
@@ -479,7 +480,7 @@ absl::Status Launcher::DaemonFailure(const std::string& packet) const {
   const std::string name = text.substr(0, text.find(' '));
   const std::string& log = name == "weightd" ? paths_.weightd_log : paths_.inferd_log;
   const std::string tail = LogTail(log, kLogLines);
-  // A daemon that does not understand its options exits as this program does.
+  // A daemon reports a usage error by the same exit code as this program.
   const absl::StatusCode otherwise = absl::EndsWith(text, absl::StrCat("exit code ", kExitUsage))
                                          ? absl::StatusCode::kInvalidArgument
                                          : absl::StatusCode::kUnavailable;
@@ -564,7 +565,7 @@ absl::StatusOr<pid_t> Spawn(const std::vector<std::string>& argv, int output) {
                     : ErrnoToStatus(error, absl::StrCat("cannot start ", argv[0]));
 }
 
-// Why it failed, with its own code where its JSON says one.
+// Returns the command's error, with the code in its JSON if there is one.
 absl::Status FailureOf(const std::string& command, int result, const absl::StatusOr<std::string>& output) {
   if (WIFSIGNALED(result)) {
     return absl::InternalError(absl::StrCat(command, " was ended by signal ", WTERMSIG(result)));

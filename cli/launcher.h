@@ -1,5 +1,5 @@
-// The way from a command to a serving inferd (Launcher), the options of a running weightd, and commands of
-// `sluice` that another command runs.
+// Launcher: finds or starts the daemons for a command. Also: the options of a running weightd, and running
+// one `sluice` command from another.
 //
 // Thread safety: stated at each part; AskWeightd() may be called from any thread.
 #pragma once
@@ -20,31 +20,30 @@
 
 namespace sluice::cli {
 
-// The options of weightd that `sluice` knows, with the values in effect, by asking the one at `socket`.
+// Returns the options of the weightd at `socket` that `sluice` knows, with the values in effect.
 absl::StatusOr<std::vector<OptionText>> AskWeightd(const std::string& socket);
 
-// Launcher: the way from a command to a serving inferd. Finds one, or starts both daemons through a
-// supervisor (supervisor.h), and checks that it has the pack and the options asked for. cli/README.md tells
-// the story.
+// Launcher: finds a serving inferd, or starts both daemons through a supervisor (supervisor.h), and checks
+// that it serves the requested pack with the requested options. cli/README.md describes the cases.
 //
 // Thread safety: Launch and the destructor belong to the main thread; client() may be used from any thread.
 
 class Launcher {
  public:
-  // Opens the pack, finds or starts the daemons, waits until tokens can be made. Daemons with other options
-  // that are kept and that nobody uses are ended first. `json`: no line of options.
-  // Errors: of the pack; FailedPrecondition naming each difference to an inferd in use; a daemon's own
-  // reason, with the last lines of its log, when it could not start; Cancelled.
+  // Opens the pack, finds or starts the daemons, and waits until tokens can be made. Idle daemons that were
+  // kept with other options are ended first. `json`: suppresses the line of options. Errors: of the pack;
+  // FailedPrecondition naming each difference to an inferd in use; the reason of a daemon that could not
+  // start, with the last lines of its log; Cancelled.
   static absl::StatusOr<std::unique_ptr<Launcher>> Launch(const CommandContext& context,
                                                           const CommonOptions& options, bool json);
 
-  // Leaves the daemons; if nobody else uses them and they are not kept, waits until they have ended.
+  // Leaves the daemons; if they have no other users and are not kept, waits until they have ended.
   ~Launcher();
 
   Client& client() { return *client_; }
   const Pack& pack() const { return *pack_; }
   const api::Model& model() const { return model_; }
-  // The value in effect of one of the daemons' options, "" if it is not known (without the admin socket).
+  // Returns the value in effect of a daemon's option, "" if it is not known (without the admin socket).
   std::string server_option(const std::string& name) const;
   const std::string& backend() const { return backend_; }
 
@@ -55,29 +54,29 @@ class Launcher {
   absl::Status UseAddress(const std::string& address);
   absl::Status UseRuntimeDir();
   absl::Status JoinOrStart();
-  // Waits for daemons without a supervisor that are just ending: a start would find their sockets served.
+  // Waits for ending daemons without a supervisor: a new start would find their sockets in use.
   absl::Status AwaitLastDaemons();
   absl::Status StartSupervisor();
   absl::Status WaitUntilServing();
   absl::Status AskState(absl::Time* unavailable_since);
-  // Learns model and options, and what differs from the ones asked for.
+  // Reads model and options from inferd, and lists their differences to the requested ones.
   absl::Status Compare(std::vector<std::string>* differences);
-  // The same of an inferd without a supervisor. One whose supervisor was killed may still serve, but not for
-  // long: it is let end. Aborted: it has gone.
+  // Same for an inferd without a supervisor. One whose supervisor was killed may serve for a moment longer,
+  // and is awaited. Aborted: it has ended.
   absl::Status CompareFound(std::vector<std::string>* differences);
   absl::Status LearnServerOptions();
-  // `who`: what keeps the daemons from being replaced.
+  // `who`: the reason why the daemons cannot be replaced.
   absl::Status Mismatch(const std::vector<std::string>& differences, const std::string& who) const;
-  // Returns true if a client other than this command waits for a response of inferd.
+  // Returns true if a client other than this command waits for an answer of inferd.
   bool HasCalls();
   void ShowOptions() const;
 
-  // Reads the supervisor's news. A daemon's failure is an error; Unavailable if the supervisor has gone.
+  // Reads the supervisor's messages. A daemon's failure is an error; Unavailable if the supervisor has gone.
   absl::Status HearSupervisor();
   absl::Status DaemonFailure(const std::string& packet) const;
-  // Says goodbye with a word of supervisor.h; true if the daemons have ended with it.
+  // Ends the connection by a message of supervisor.h; true if the daemons ended with it.
   bool Leave(const char* word);
-  // One line on what keeps the command waiting.
+  // Prints one line that names the reason for a wait.
   void SayWait(const std::string& what, absl::Duration patience);
   void Say(const std::string& text) const;
 
@@ -86,22 +85,22 @@ class Launcher {
   const bool json_;
   std::unique_ptr<Pack> pack_;
   RuntimePaths paths_;    // empty with an address
-  UniqueFd supervisor_;   // the connection that keeps the daemons
-  bool started_ = false;  // by this process
+  UniqueFd supervisor_;   // connection that keeps the daemons running
+  bool started_ = false;  // this process started the daemons
   std::unique_ptr<Client> client_;
   api::Model model_;
-  std::vector<OptionText> server_options_;   // of inferd, in effect
+  std::vector<OptionText> server_options_;   // inferd's, in effect
   std::vector<OptionText> weightd_options_;  // in effect; empty with an address
   std::string backend_;
   Progress progress_;
 };
 
-// Runs a command of `sluice` and takes its JSON.
+// Runs a command of `sluice` and reads its JSON.
 //
-// Thread safety: thread-compatible; the child's standard error and signals are this process's.
+// Thread safety: thread-compatible; the child shares this process's standard error and signals.
 
-// Standard output of `sluice ARGS...` (give --json among them). An exit code other than 0 is an error with
-// the code and words of the command, INTERNAL where it left none; CANCELLED after an interrupt.
+// Returns the standard output of `sluice ARGS...` (with --json among them). An exit code other than 0 is an
+// error with the command's own code and message, INTERNAL if it printed none; CANCELLED after an interrupt.
 absl::StatusOr<std::string> RunSluice(const CommandContext& context, const std::vector<std::string>& args);
 
 }  // namespace sluice::cli

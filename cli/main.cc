@@ -1,4 +1,4 @@
-// `sluice`: one command for people. Finds the sub-command and runs it; everything else is in its file.
+// `sluice`: finds the sub-command and runs it. Each sub-command is in a file of its own.
 
 #include <csignal>
 #include <cstdio>
@@ -15,7 +15,7 @@ namespace {
 struct Command {
   std::string_view name;
   CommandFunction function;
-  const char* summary;  // nullptr: not shown
+  const char* summary;  // null: not shown in the help
 };
 
 constexpr Command kCommands[] = {
@@ -70,7 +70,8 @@ int Main(int argc, char** argv) {
   }
   for (const Command& command : kCommands) {
     if (command.name == name) {
-      // A closed pipe is an error of write(), not the end of the process with daemons left behind.
+      // A closed pipe must be an error of write(): a signal would end the process and leave the daemons
+      // behind.
       std::signal(SIGPIPE, SIG_IGN);
       Interrupt interrupt;
       return command.function({&interrupt, BinaryDir()}, {argv + 2, argv + argc});

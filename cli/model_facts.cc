@@ -20,10 +20,10 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Smaller files are read from caches of the disk itself.
+// Minimum size for a disk measurement: smaller files may be in the disk's own cache.
 constexpr uint64_t kLargeFile = 256ull << 20;
 
-// Adds the bytes of dense tensors that a token reads.
+// Adds the bytes of dense tensors that each token reads.
 void PutDenseReads(const std::vector<DenseTensor>& tensors, StoredSizes* sizes) {
   const bool tied = std::none_of(tensors.begin(), tensors.end(),
                                  [](const DenseTensor& tensor) { return tensor.name == dense::kHead; });
@@ -34,7 +34,7 @@ void PutDenseReads(const std::vector<DenseTensor>& tensors, StoredSizes* sizes) 
   }
 }
 
-// Encoding of the largest tensor.
+// Returns the encoding of the largest tensor.
 EncodingDescriptor DenseEncoding(const std::vector<DenseTensor>& tensors) {
   const auto largest = std::max_element(tensors.begin(), tensors.end(), [](const auto& a, const auto& b) {
     return uint64_t{a.rows} * a.stride < uint64_t{b.rows} * b.stride;
@@ -52,7 +52,7 @@ std::string LargeFile(const std::string& folder) {
   return "";
 }
 
-// Adds experts up to what a token reads of them, and finds the format that most have.
+// Sums the bytes of experts that a token reads, and finds the most frequent format.
 class ExpertSums {
  public:
   explicit ExpertSums(const ModelConfig& config) : config_(config), layer_bytes_(config.layers.size()) {}
@@ -117,7 +117,7 @@ absl::StatusOr<ModelFacts> FactsOfPack(const std::string& path) {
   return facts;
 }
 
-// Sizes of a GGUF file's rows in their own encodings, read from its tensor list.
+// Returns the sizes of a GGUF file's rows in their own encodings, from its tensor list.
 absl::StatusOr<StoredSizes> SizesOfFile(const std::string& model, const ModelConfig& config,
                                         const std::string& bits) {
   PackOptions options;

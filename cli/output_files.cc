@@ -21,12 +21,12 @@
 namespace sluice::cli {
 namespace {
 
-// flock has no time limit of its own: how often a held lock is tried again.
+// Retry interval for a held lock: flock has no timeout.
 constexpr int kLockRetryMs = 10;
-// A wait that people begin to wonder about.
+// Delay before a message about the wait.
 constexpr absl::Duration kNoticeAfter = absl::Seconds(1);
 
-// Daemons write their process into the file that they lock; others leave it empty.
+// Daemons write their process id into the lock file; other programs leave it empty.
 std::string LockHolder(int fd) {
   char text[32];
   const ssize_t n = pread(fd, text, sizeof(text), 0);

@@ -1,5 +1,5 @@
-// Files that commands write: a lock between processes, a file that has its name only once it is whole, and a
-// matrix as a safetensors file.
+// Files that commands write: a lock between processes, a file that is renamed when complete, and a matrix as
+// a safetensors file.
 //
 // Thread safety: stated at each part; LockFile() may be called from any thread.
 #pragma once
@@ -20,33 +20,33 @@
 
 namespace sluice::cli {
 
-// Opens (creates, mode 0600) and locks `path`, waiting up to `patience`. DeadlineExceeded naming the path.
-// Cancelled once *cancel (may be null) is true. `on_wait` (may be empty) hears once, after a second, who
-// holds the lock: "process 123", or "another process" if the file does not say.
+// Opens `path` (creating it with mode 0600) and locks it, waiting up to `patience`. DeadlineExceeded naming
+// the path. Cancelled once *cancel (may be null) is true. After a second of waiting `on_wait` (may be empty)
+// receives the lock's holder: "process 123", or "another process" if the file does not name it.
 absl::StatusOr<UniqueFd> LockFile(const std::string& path, absl::Duration patience,
                                   const std::atomic<bool>* cancel,
                                   const std::function<void(const std::string& holder)>& on_wait = {});
 
-// PartialFile: a file that has its name only once it is whole.
+// PartialFile: a file that gets its name only when it is complete.
 //
-// Thread safety: as File: writes at different places from several threads; Create, Commit and the destructor
+// Thread safety: different offsets may be written from several threads; Create, Commit and the destructor
 // need exclusive use.
 
 class PartialFile {
  public:
-  // Creates `path` under a temporary name beside it. INVALID_ARGUMENT if a folder, a device or anything else
-  // that is no regular file has the name: it must not be replaced.
+  // Creates a temporary file beside `path`. INVALID_ARGUMENT if `path` is a folder, a device or anything else
+  // that is not a regular file.
   static absl::StatusOr<PartialFile> Create(const std::string& path);
   PartialFile(PartialFile&&) = default;
   // Removes the file unless it was committed.
   ~PartialFile();
 
-  // Unwritten bytes are zero.
+  // Sets the size; bytes that are not written are zero.
   absl::Status SetSize(uint64_t bytes) const { return file_.Truncate(bytes); }
   absl::Status WriteAt(uint64_t offset, absl::Span<const float> values) const;
   absl::Status WriteAt(uint64_t offset, const std::string& bytes) const;
 
-  // Gives the file its name, replacing what had it.
+  // Renames the file to `path`, replacing an existing one.
   absl::Status Commit();
 
   const std::string& path() const { return path_; }
@@ -55,26 +55,26 @@ class PartialFile {
   PartialFile(std::string path, File file) : path_(std::move(path)), file_(std::move(file)) {}
 
   std::string path_;
-  File file_;  // none once committed
+  File file_;  // closed once committed
 };
 
-// SafetensorsWriter: one f32 matrix as a safetensors file, row after row, without holding it in memory.
+// SafetensorsWriter: writes one f32 matrix as a safetensors file, row by row, without holding it in memory.
 //
-// The file appears under its name when Finish succeeds; until then it has a temporary name beside it.
+// The file has a temporary name until Finish() succeeds.
 //
 // Thread safety: thread-compatible.
 
-// The bytes before the data: little-endian u64 length of the JSON header, then the header, padded with spaces
-// so that the data begins at a multiple of 8.
+// Returns the bytes before the data: little-endian u64 length of the JSON header, then the header, padded
+// with spaces so that the data begins at a multiple of 8.
 std::string SafetensorsHeader(const std::string& tensor, uint64_t rows, uint64_t cols);
 
 class SafetensorsWriter {
  public:
-  // A file with one tensor `tensor`, F32 [rows, cols].
+  // Creates a file with the tensor `tensor`, F32 [rows, cols].
   static absl::StatusOr<std::unique_ptr<SafetensorsWriter>> Create(const std::string& path,
                                                                    const std::string& tensor, uint64_t rows,
                                                                    uint64_t cols);
-  // Whole rows from row `first` on; any order. InvalidArgument for values outside of the matrix.
+  // Writes whole rows from row `first` on, in any order. InvalidArgument for values outside of the matrix.
   absl::Status WriteRows(uint64_t first, absl::Span<const float> values);
 
   // Makes the file visible. FailedPrecondition if a row is missing.

@@ -46,7 +46,7 @@ RecipeOptions RowOptions::Words() const {
 void DeclareRowOptions(ArgParser* parser, RowOptions* o) {
   const std::vector<std::string> bits = {"bf16", "f16", "q8", "q4", "q3", "q2"};
   std::vector<std::string> expert_bits = bits;
-  expert_bits.push_back("source");  // exactly what the model's files hold, also in dense rows
+  expert_bits.push_back("source");  // rows as in the model's files, dense ones too
   parser->Group("Rows")
       .Choice("--bits", expert_bits, &o->bits,
               "of the experts [bf16; of a GGUF file its own]; with floe of gate, down")
@@ -64,7 +64,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// "model-" of "model-00001-of-00003.gguf", all of "model.gguf".
+// Returns "model-" for "model-00001-of-00003.gguf", and "model.gguf" unchanged.
 std::string CommonName(const std::string& name) {
   constexpr size_t kSplitEnd = sizeof("00001-of-00003.gguf") - 1;
   const bool split = name.size() > kSplitEnd && name.substr(name.size() - kSplitEnd + 5, 4) == "-of-";
@@ -96,11 +96,11 @@ namespace {
 
 constexpr char kPackEnd[] = ".pack";
 constexpr char kLockEnd[] = ".lock";
-constexpr char kPartialEnd[] = ".partial";  // PartialFolder()
+constexpr char kPartialEnd[] = ".partial";  // as in PartialFolder()
 
 bool IsPack(const std::string& path) { return FileExists(absl::StrCat(path, "/", kManifestName)); }
 
-// The model's own name, of letters that every file system takes.
+// Returns the model's name, restricted to characters that every file system accepts.
 std::string NameOf(const fs::path& model) {
   std::string name = (model.has_filename() ? model : model.parent_path()).filename().string();
   name = std::string(absl::StripSuffix(name, ".gguf"));
@@ -110,7 +110,7 @@ std::string NameOf(const fs::path& model) {
   return name.empty() || name[0] == '.' ? "model" : name.substr(0, 80);
 }
 
-// Names of one model's packs: "NAME-q4-0123456789abcdef" for "q4".
+// Builds the names of one model's packs: "NAME-q4-0123456789abcdef" for "q4".
 class Names {
  public:
   explicit Names(const std::string& model) : name_(NameOf(model)), model_(model), state_(ModelState(model)) {}
@@ -132,7 +132,7 @@ absl::StatusOr<PackOptions> OptionsFor(const std::string& bits) {
   return options;
 }
 
-// By memory alone: speed would take seconds to measure, and decides nothing between bits that fit.
+// Chooses by memory alone: measuring speed takes seconds, and does not matter between bits that fit.
 absl::StatusOr<PlanChoice> ChooseBits(const std::string& model) {
   MemoryRequest request;
   ASSIGN_OR_RETURN(const MemoryFacts memory, ReadMemoryFacts());
@@ -147,7 +147,7 @@ absl::StatusOr<PlanChoice> ChooseBits(const std::string& model) {
   }
   PlanChoice choice = Choose(rows);
   for (const PlanRow& row : rows) {
-    // No option of the daemons would make these weights smaller.
+    // No option of the daemons could make these weights fit.
     if (row.bits == choice.bits && row.memory.dram_budget < row.memory.least_budget) {
       return absl::ResourceExhaustedError(absl::StrCat(model, " as ", choice.bits, ": ", row.memory.refusal,
                                                        "; --bits packs it in spite of that"));
@@ -225,8 +225,8 @@ absl::StatusOr<std::string> PackOf(const CommandContext& context, const ModelReq
           absl::StrCat("--bits ", choice.bits, ": ", request.model, " is no GGUF file"));
     }
   } else {
-    // An existing pack is reused even if memory has changed since: nobody waits for a second packing
-    // unasked.
+    // Reuses an existing pack even if memory has changed since, because nobody wants to wait for another
+    // conversion unasked.
     for (const std::string& bits : ChosenBits(IsGgufFile(model))) {
       if (choice.bits.empty() && IsPack(absl::StrCat(folder, "/", names.With(bits), kPackEnd)))
         choice.bits = bits;

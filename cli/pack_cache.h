@@ -1,4 +1,4 @@
-// Packs that commands make by themselves: the options of their rows, the state of a model's files, and the
+// Packs that commands make automatically: the options for their rows, the state of a model's files, and the
 // cache.
 //
 // Thread safety: stated at each part.
@@ -17,8 +17,7 @@
 
 namespace sluice::cli {
 
-// The options of `sluice pack` and `sluice synth` that say what a pack's rows are stored as.
-// Thread-compatible.
+// Options of `sluice pack` and `sluice synth` for the encodings of a pack's rows. Thread-compatible.
 struct RowOptions {
   std::optional<std::string> bits;
   std::string recipe;
@@ -32,55 +31,53 @@ struct RowOptions {
   RecipeOptions Words() const;
 };
 
-// `options` outlives Parse.
+// `options` must outlive Parse.
 void DeclareRowOptions(ArgParser* parser, RowOptions* options);
 
 // State of a model's files, compared without reading their contents.
 //
 // Thread safety: free functions, safe to call from any thread.
 
-// The names, sizes and times of change of a folder's files, or of a GGUF file and the others of a split one.
+// Returns names, sizes and modification times of the files of a folder, or of all parts of a GGUF model.
 // Empty if there are none.
 std::string ModelState(const std::string& model);
 
-// The packs that commands make by themselves: a model that is given as a folder or a GGUF file is packed once
-// into a cache folder, and later commands take what is there.
+// Cache of packs: a model given as a folder or GGUF file is packed once, and later commands reuse the pack.
 //
-// A pack's folder is NAME-BITS-KEY.pack, the key a digest of the model's path and files and
-// of BITS, so that another model, a changed file or other bits get a folder of their own. Beside it lies
-// NAME-BITS-KEY.lock, which whoever makes, takes or removes the pack holds meanwhile; its time of change says
-// when the pack was last taken.
+// A pack's folder is NAME-BITS-KEY.pack, where the key is a digest of BITS and of the model's path and files;
+// so another model, changed files or other bits get another folder. The lock file NAME-BITS-KEY.lock is held
+// while the pack is made, opened or removed; its modification time is the time of the last use.
 //
 // Thread safety: thread-compatible; several processes may use one cache.
 
-// $SLUICE_CACHE_DIR, else $XDG_CACHE_HOME/sluice, else ~/.cache/sluice; and in it `name`.
-// FAILED_PRECONDITION if none of the three variables is set.
+// Returns the folder `name` within $SLUICE_CACHE_DIR, else $XDG_CACHE_HOME/sluice, else ~/.cache/sluice.
+// FAILED_PRECONDITION if none of the variables is set.
 absl::StatusOr<std::string> CacheFolder(const std::string& name);
-// That of the packs: "packs".
+// Returns CacheFolder("packs").
 absl::StatusOr<std::string> PackCacheFolder();
 
 struct ModelRequest {
-  std::string model;                // a folder, a GGUF file (of a split one the first), or a pack
-  std::optional<std::string> bits;  // what rows are stored as; none: the choice of cli/plan
+  std::string model;                // a folder, a GGUF file (the first part of a split one), or a pack
+  std::optional<std::string> bits;  // encoding of the rows; none: chosen as in `sluice plan`
   bool quiet = false;               // no progress
 };
 
-// The folder of the model's pack: `model` itself if it is one, else the cached one, made if it is not there.
-// Prints the decision to stderr. Waits while another process makes the same pack.
-// INVALID_ARGUMENT for bits beside a pack; RESOURCE_EXHAUSTED with the numbers where the disk is too small;
-// CANCELLED (what was packed stays, to be resumed); errors of PackModel().
+// Returns the folder of the model's pack: `model` itself if it is one, else the cached pack, made if missing.
+// Prints the decision to stderr. Waits while another process makes the same pack. INVALID_ARGUMENT if `bits`
+// is set for a pack; RESOURCE_EXHAUSTED with the numbers if the disk is too small; CANCELLED (finished work
+// is kept and resumed later); errors of PackModel().
 absl::StatusOr<std::string> PackOf(const CommandContext& context, const ModelRequest& request);
 
 struct CachedPack {
-  std::string name;  // of the folder, without ".pack"
+  std::string name;  // the folder's name without ".pack"
   std::string path;
   uint64_t bytes = 0;  // on disk
   absl::Time used;
-  bool complete = false;  // false: packing was interrupted, or goes on
+  bool complete = false;  // false: packing was interrupted, or is running
 };
-// By name. Empty if there is no cache yet.
+// Sorted by name. Empty if there is no cache yet.
 absl::StatusOr<std::vector<CachedPack>> ListCachedPacks(const std::string& folder);
-// Also what an interrupted packing left. NOT_FOUND; UNAVAILABLE while it is being made.
+// Also removes the rest of an interrupted conversion. NOT_FOUND; UNAVAILABLE while the pack is being made.
 absl::Status RemoveCachedPack(const std::string& folder, const std::string& name);
 
 }  // namespace sluice::cli

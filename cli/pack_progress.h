@@ -1,8 +1,8 @@
-// The progress line of pack, verify and synth: bytes, rate and time left of a PackingProgress. And what they
-// say of a profile that was there.
+// Progress line of pack, verify and synth (bytes, rate and time left), and their message about an old
+// profile.
 //
-// Thread safety: the callback may be called from one thread at a time, as pack_writer.h promises; Finish
-// after the call that takes it has returned.
+// Thread safety: the callback may be called from one thread at a time, as pack_writer.h promises; Finish()
+// must be called after the packing call has returned.
 #pragma once
 
 #include <cstdio>
@@ -18,7 +18,7 @@ class PackProgressBar {
  public:
   explicit PackProgressBar(bool quiet) : quiet_(quiet) {}
 
-  // Lives as long as this.
+  // The callback must not be called after this object's end.
   PackingProgressFn callback() {
     return [this](const PackingProgress& progress) { Update(progress); };
   }
@@ -27,7 +27,7 @@ class PackProgressBar {
 
  private:
   void Update(const PackingProgress& progress) {
-    // A new stage has its own clock: the rate of reading says nothing about that of syncing.
+    // Each stage has its own clock: the rate of reading does not predict that of syncing.
     if (bar_ == nullptr || stage_ != progress.stage) {
       stage_ = progress.stage;
       bar_.reset();
@@ -41,7 +41,7 @@ class PackProgressBar {
   std::unique_ptr<Progress> bar_;
 };
 
-// A line on standard error if a pack with a profile was replaced.
+// Prints a line to stderr if a pack with a profile was replaced.
 inline void TellOldProfile(const std::string& out, OldProfile fate) {
   if (fate == OldProfile::kKept) {
     std::fprintf(

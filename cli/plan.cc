@@ -12,7 +12,7 @@
 namespace sluice::cli {
 namespace {
 
-// Requests per token of each expert.
+// Returns the requests per token for each expert.
 std::vector<double> Rates(const ModelConfig& config, const std::vector<std::vector<uint64_t>>& usage) {
   std::vector<double> rates;
   for (size_t layer = 0; layer < config.layers.size(); ++layer) {
@@ -26,7 +26,7 @@ std::vector<double> Rates(const ModelConfig& config, const std::vector<std::vect
   return rates;
 }
 
-// Experts that were asked for within the last `tokens` tokens.
+// Returns the expected number of experts requested within the last `tokens` tokens.
 double Held(const std::vector<double>& rates, double tokens) {
   double held = 0;
   for (const double rate : rates) held += -std::expm1(-rate * tokens);
@@ -41,7 +41,7 @@ double HitRate(const ModelConfig& config, const std::vector<std::vector<uint64_t
   const double room = share * static_cast<double>(rates.size());
   const double asked = std::accumulate(rates.begin(), rates.end(), 0.0);
   if (share <= 0 || asked <= 0) return 0;
-  // The age at which an expert leaves: what was asked for since then fills the room.
+  // Finds the age at which an expert is evicted: the experts requested since then fill the cache.
   double low = 0;
   double high = 1;
   while (Held(rates, high) < room && high < 1e12) high *= 2;
@@ -49,8 +49,8 @@ double HitRate(const ModelConfig& config, const std::vector<std::vector<uint64_t
     const double middle = (low + high) / 2;
     (Held(rates, middle) < room ? low : high) = middle;
   }
-  // When a layer asks, what it asked for last is a whole token old; that of all layers half a token on
-  // average.
+  // When a layer makes a request, its previous requests are one whole token old, those of all layers half a
+  // token on average.
   const double layers = static_cast<double>(std::count_if(config.layers.begin(), config.layers.end(),
                                                           [](const auto& l) { return l.moe.experts > 0; }));
   const double age = std::max(0.0, high - (layers - 1) / (2 * layers));
@@ -106,12 +106,12 @@ absl::StatusOr<MemoryPlan> PlanMemory(const ModelConfig& config, const StoredSiz
 
 namespace {
 
-// Share of the shorter of a layer's computing and reading that is not hidden behind the longer: an expert is
-// known to be missing once its layer's router has run (lab/docs/measured.md: 1.02 to 1.10 of the longer one's
+// Share of the shorter of a layer's computing and reading that the longer one does not hide: a missing expert
+// is known only after the layer's router has run (lab/docs/measured.md: 1.02 to 1.10 of the longer one's
 // time).
 constexpr double kNotHidden = 0.1;
 
-// Whole experts, one of which is on its way.
+// Returns the share of whole experts held, one less than fit since one is being read.
 double ShareHeld(uint64_t room, const StoredSizes& sizes) {
   if (room >= sizes.experts()) return 1;
   const uint64_t experts = room / std::max<uint64_t>(1, sizes.weights.largest_expert);
@@ -132,7 +132,7 @@ SpeedPlan PlanSpeed(const ModelFacts& facts, const StoredSizes& sizes, const Mem
   if (memory.slab > 0) {
     const double at_hand = HitRate(facts.config, facts.usage, ShareHeld(memory.slab, sizes));
     plan.link_bytes = static_cast<uint64_t>(routed * (1 - at_hand));
-    // Experts in the slab are never requested.
+    // Experts in the slab are never requested from weightd.
     missed = std::min(missed, static_cast<double>(plan.link_bytes));
     if (input.link > 0) plan.link_seconds = static_cast<double>(plan.link_bytes) / input.link;
   }
@@ -144,7 +144,7 @@ SpeedPlan PlanSpeed(const ModelFacts& facts, const StoredSizes& sizes, const Mem
                          computed / input.kernels.experts +
                          static_cast<double>(facts.config.layers.size()) * input.kernels.layer_seconds;
   const double transfer = std::max(plan.disk_seconds, plan.link_seconds);
-  // While the head is computed nothing travels: what the next token needs is not known.
+  // Nothing is transferred while the head is computed, since the next token's experts are not known yet.
   const double head = static_cast<double>(sizes.head_read) / input.kernels.dense;
   const double layers = plan.compute_seconds - head;
   const double seconds = head + std::max(layers, transfer) + kNotHidden * std::min(layers, transfer);
@@ -175,7 +175,7 @@ KnownQuality QualityOf(const std::string& bits, const std::string& preset) {
     const char* name;
     double rise;
   };
-  // docs/guide.md has the same tables.
+  // docs/guide.md shows the same tables.
   static constexpr Loss kBitsLoss[] = {{"bf16", 0},
                                        {"f16", 0},
                                        {"q8", 0.0001},
@@ -202,8 +202,8 @@ KnownQuality QualityOf(const std::string& bits, const std::string& preset) {
 }
 
 double ComputedShare(const std::string& preset) {
-  // The lead part is read whole, the other two by needed neurons; scattered rows
-  // reach about this share of the rate of whole experts (lab/docs/measured.md, "Masked experts").
+  // The lead part is read whole, the others only in the neurons that count. Scattered rows reach this share
+  // of the rate of whole experts (lab/docs/measured.md, "Masked experts").
   constexpr double kMaskedRate = 0.78;
   const auto masked = [](double kept) { return std::min(1.0, (1 + 2 * kept) / 3 / kMaskedRate); };
   if (preset == "intra") return masked(0.5);
@@ -219,7 +219,7 @@ const std::vector<std::string>& ChosenBits(bool is_gguf) {
 
 PlanChoice Choose(const std::vector<PlanRow>& rows) {
   const PlanRow* narrowest = nullptr;
-  const PlanRow* wider = nullptr;  // the one before, which did not fit
+  const PlanRow* wider = nullptr;  // the previous choice, which did not fit
   for (const std::string& bits : ChosenBits(FindRow(rows, kAsInFile) != nullptr)) {
     const PlanRow* row = FindRow(rows, bits);
     if (row == nullptr) continue;

@@ -1,6 +1,6 @@
-// Prompts of commands: where the tokenizer comes from, and the flags of prompt, sampler and grammar.
+// Prompts of commands: the source of the tokenizer, and the flags for prompt, sampling and grammar.
 //
-// Thread safety: free functions are safe to call from any thread; flags are plain values of the main thread.
+// Thread safety: free functions may be called from any thread; flags are plain values of the main thread.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +21,7 @@ struct TokenizerSource {
   std::string pack;
   std::string dir;
 
-  // Adds `--pack` and `--tokenizer`; exactly one must be given (see GivenOnce).
+  // Declares `--pack` and `--tokenizer`; exactly one must be given (GivenOnce).
   void Declare(ArgParser* parser);
   bool GivenOnce() const { return pack.empty() != dir.empty(); }
 };
@@ -29,12 +29,12 @@ struct TokenizerSource {
 // FailedPrecondition if the pack has no tokenizer.
 absl::StatusOr<std::unique_ptr<Tokenizer>> LoadTokenizer(const TokenizerSource& source);
 
-// The first `max_tokens` tokens of a text file by the pack's tokenizer: taken as bytes, without BOS or EOS,
-// special tokens as text. InvalidArgument if there is none.
+// Returns the first `max_tokens` tokens of a text file, by the pack's tokenizer, without BOS or EOS and with
+// special tokens as text. InvalidArgument for an empty text.
 absl::StatusOr<std::vector<int32_t>> EncodeTextFile(const std::string& pack, const std::string& path,
                                                     uint64_t max_tokens);
 
-// Flags of the prompt and the sampler, turned into fields of the request.
+// Flags of prompt and sampling, converted to fields of the request.
 //
 // Thread safety: plain values; used by the main thread.
 
@@ -50,7 +50,7 @@ struct SamplingFlags {
   std::vector<std::string> stop;
   bool ignore_eos = false;
 
-  // `default_tokens` is what the help says of --max-tokens.
+  // `default_tokens`: the default of --max-tokens in the help.
   void Declare(ArgParser* parser, const std::string& default_tokens);
   void Fill(::sluice::inference::v1::GenerationSpec* spec) const;
 };
@@ -64,15 +64,15 @@ struct GenerationFlags {
 
   void Declare(ArgParser* parser);
 
-  // Both --prompt and --token-ids, or neither and standard input is a terminal.
+  // True if both --prompt and --token-ids are given, or neither and standard input is a terminal.
   bool Ambiguous(bool stdin_is_terminal) const;
 
-  // Fills the request; reads standard input to its end if no prompt was given. InvalidArgument naming what is
-  // wrong with it. Ill-formed UTF-8 in a prompt becomes U+FFFD, as the tokenizer would have it.
+  // Fills the request; without a prompt reads standard input to its end. InvalidArgument naming the flag.
+  // Ill-formed UTF-8 in a prompt becomes U+FFFD, as in the tokenizer.
   absl::Status Fill(::sluice::inference::v1::GenerationSpec* spec) const;
 };
 
-// Flags of structured output, turned into the request's grammar.
+// Flags of structured output, converted to the request's grammar.
 //
 // Thread safety: plain values; used by the main thread.
 
@@ -85,7 +85,7 @@ struct GrammarFlags {
 
   void Declare(ArgParser* parser);
 
-  // More than one of them.
+  // True if more than one of them is given.
   bool Ambiguous() const;
 
   // Fills the request; reads the file that a flag names. InvalidArgument for --choice without a text.

@@ -92,7 +92,7 @@ std::string LogTail(const std::string& path, int lines) {
 std::string LastWords(const std::string& path, int lines) {
   constexpr char kError[] = " error ";
   const std::string last = LogTail(path, 1);
-  // The time stands before the level, and neither has a space of its own.
+  // The time precedes the level, and neither contains a space.
   const size_t level = last.find(' ', last.find_first_not_of("\n "));
   if (level != std::string::npos && absl::StartsWith(last.substr(level), kError)) {
     return absl::StrCat(last.substr(level + sizeof(kError) - 1), " (", path, ")");

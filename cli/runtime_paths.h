@@ -1,4 +1,4 @@
-// The names in the runtime directory, joined to it, and the daemons' command lines with them.
+// Paths in the runtime directory, and the daemons' command lines that use them.
 //
 // Thread safety: plain values and pure functions.
 #pragma once
@@ -27,24 +27,23 @@ struct RuntimePaths {
   std::string inferd_log;
 };
 
-// Command lines for the supervisor: weightd and inferd of `binary_dir` for `options` in `paths`.
-// `pack_dir` is absolute.
+// Returns the supervisor's options: command lines of weightd and inferd in `binary_dir`, for `options` and
+// `paths`. `pack_dir` is absolute.
 SupervisorOptions DaemonsOf(const RuntimePaths& paths, const std::string& binary_dir,
                             const std::string& pack_dir, const CommonOptions& options);
 
-// The address of the admin service that belongs to the inference address `address` by the names of the
-// runtime directory ("unix:DIR/inferd.sock"); "" if it is not of that form.
+// Returns the admin socket beside the inference address "unix:DIR/inferd.sock"; "" for an address of another
+// form.
 std::string AdminAddressOf(const std::string& address);
 
-// "unix:PATH" of "unix:PATH" or "PATH": how a socket of operators is named. INVALID_ARGUMENT for TCP, which
-// operators are not reached by.
+// Normalizes "unix:PATH" or "PATH" to "unix:PATH". INVALID_ARGUMENT for TCP, where there is no admin service.
 absl::StatusOr<std::string> AdminAddressFrom(const std::string& text);
 
-// The last `lines` lines of the file, indented; "" if it cannot be read.
+// Returns the last `lines` lines of the file, indented; "" if it cannot be read.
 std::string LogTail(const std::string& path, int lines);
 
-// End of a log: the last line's text if it is an error, else the last `lines` lines, with the
-// file's name before either.
+// Returns the end of a log: the last line's text if it is an error, else the last `lines` lines, in both
+// cases after the file's name.
 std::string LastWords(const std::string& path, int lines);
 
 }  // namespace sluice::cli

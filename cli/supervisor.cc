@@ -29,7 +29,7 @@
 
 namespace sluice::cli {
 
-// By number: glibc 2.36 declares pidfd_open without C linkage.
+// A raw system call, since glibc 2.36 declares pidfd_open without C linkage.
 UniqueFd OpenPidfd(pid_t pid) { return UniqueFd(static_cast<int>(syscall(SYS_pidfd_open, pid, 0))); }
 
 bool SendPacket(int fd, std::string_view text) {
@@ -53,17 +53,18 @@ extern char** environ;
 namespace sluice::cli {
 namespace {
 
-// Killed this often within the window: something kills it on purpose or it crashes at once.
+// Restarts stop after this many deaths within the window: the daemon crashes at once, or is killed on
+// purpose.
 constexpr size_t kMaxDeaths = 5;
 constexpr absl::Duration kDeathWindow = absl::Seconds(1);
 
 UniqueFd OpenLog(const std::string& path, bool append) {
-  // O_APPEND also for the first start: the daemon's two streams share the file.
+  // O_APPEND from the first start on, since the daemon's two streams share the file.
   return UniqueFd(
       open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | (append ? 0 : O_TRUNC), 0600));
 }
 
-// The child's signals are as in a fresh shell: the CLI blocks and ignores some.
+// Resets the child's signals to those of a fresh shell: the CLI blocks and ignores some.
 void ResetSignals(posix_spawnattr_t* attributes, bool new_session) {
   sigset_t none;
   sigset_t all;
@@ -86,7 +87,7 @@ absl::StatusOr<pid_t> SpawnProcess(const std::vector<std::string>& argv, const s
   if (!log.valid()) {
     return ErrnoToStatus(errno, absl::StrCat("cannot open the log ", log_path));
   }
-  // Above the numbers that the actions below overwrite, in the order in which they do.
+  // Moved above the descriptors that the actions below overwrite.
   const UniqueFd inherited(inherit_fd < 0 ? -1 : fcntl(inherit_fd, F_DUPFD_CLOEXEC, kInheritedFd + 1));
   posix_spawn_file_actions_t actions;
   posix_spawn_file_actions_init(&actions);
@@ -214,7 +215,7 @@ class Supervisor {
     }
   }
 
-  // Serves until nobody needs the daemons any more.
+  // Serves until the last user has left and the grace time has passed.
   void Serve() {
     empty_since_ = absl::Now();
     grace_ = kFirstUserPatience;
@@ -223,8 +224,8 @@ class Supervisor {
     }
   }
 
-  // The listener goes first, so that a newcomer who still got a connection sees it close and tries again.
-  // Users who said goodbye hear the end of their connection only when everything is gone.
+  // Closes the listener first, so that a new user whose connection was accepted sees it close and retries.
+  // Connections of users who sent "bye" close only with this process, after everything else.
   void StopAll() {
     listener_.reset();
     for (auto daemon = daemons_.rbegin(); daemon != daemons_.rend(); ++daemon) {
@@ -276,8 +277,8 @@ class Supervisor {
       return;
     }
     cancelled_ = fds[1].revents != 0;
-    // Newcomers first: they keep the daemons that the last user is just leaving, and who was there when a
-    // daemon died is told.
+    // Accepts new users first: they keep daemons that the last user is just leaving, and learn of a daemon
+    // that died meanwhile.
     const size_t polled_users = users_.size();
     AcceptUsers();
     size_t next = 2;
@@ -294,7 +295,7 @@ class Supervisor {
     if (had_user_ && users_.empty() && !idle_) {
       idle_ = true;
       empty_since_ = absl::Now();
-      // Daemons of which one has failed serve nobody: they are not kept.
+      // After a daemon's failure the others are useless and are not kept.
       grace_ = failures_.empty() ? keep_ : absl::ZeroDuration();
     }
   }
@@ -310,7 +311,7 @@ class Supervisor {
     Tell(absl::StrCat(kRestartedWord, daemon->name()));
   }
 
-  // Reads all that is there. False: the connection is over.
+  // Reads all pending packets. False: the connection has ended.
   bool OnUserReadable(User* user) {
     std::string packet;
     while (true) {
@@ -334,7 +335,7 @@ class Supervisor {
         if (!last) {
           return false;
         }
-        // Never closed here: the kernel does it when this process is gone, the end that the user waits for.
+        // Left open until this process ends: the close tells the user that the daemons are gone.
         user->connection.release();
         return false;
       }
@@ -361,7 +362,7 @@ class Supervisor {
   const UniqueFd lifeline_;  // read end, inherited by the daemons
   const int cancel_fd_;
   std::list<DaemonProcess> daemons_;
-  std::list<User> users_;  // open connections
+  std::list<User> users_;  // connected users
   std::map<std::string, std::string> failures_;
   absl::Duration keep_ = absl::ZeroDuration();
   absl::Duration grace_ = absl::ZeroDuration();
@@ -382,7 +383,7 @@ absl::Status Supervise(const SupervisorOptions& options, int ready_fd, int cance
   if (pipe2(ends, O_CLOEXEC) != 0) {
     return ErrnoToStatus(errno, "cannot make the lifeline");
   }
-  const UniqueFd write_end(ends[1]);  // closed by the kernel when this process ends, however it does
+  const UniqueFd write_end(ends[1]);  // the kernel closes it when this process ends, for any reason
   Supervisor supervisor(options, std::move(listener), UniqueFd(ends[0]), cancel_fd);
   supervisor.StartAll();
   if (ready.valid() && write(ready.get(), "r", 1) != 1) {

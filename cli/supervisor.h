@@ -1,6 +1,6 @@
-// The process that keeps the daemons of a runtime directory: its sockets, its children, and its protocol.
+// Supervisor: the process that keeps the daemons of a runtime directory; its sockets, children and protocol.
 //
-// Thread safety: stated at each part; the functions on sockets may be called from any thread.
+// Thread safety: stated at each part; socket functions may be called from any thread.
 #pragma once
 
 #include <sys/types.h>
@@ -17,32 +17,32 @@
 
 namespace sluice::cli {
 
-// A descriptor that is readable once the process has ended; invalid (errno says why) if it cannot be watched.
+// Returns a descriptor that is readable once the process has ended; invalid (with errno) on failure.
 UniqueFd OpenPidfd(pid_t pid);
 
-// Sends one packet; false once the peer is gone or does not read.
+// Sends one packet; false if the peer has gone or does not read.
 bool SendPacket(int fd, std::string_view text);
 
 enum class Receive { kPacket, kNothing, kClosed };
-// Takes one packet without blocking.
+// Receives one packet without blocking.
 Receive ReceivePacket(int fd, std::string* text);
 
-// DaemonProcess: one daemon as the supervisor's child.
+// DaemonProcess: a daemon as the supervisor's child.
 //
 // Thread safety: thread-compatible.
 
 struct DaemonCommand {
   std::string name;               // "weightd"
-  std::vector<std::string> argv;  // argv[0] is the program's path; the lifeline option is added
+  std::vector<std::string> argv;  // path of the program in argv[0]; the lifeline option is added
   std::string log_path;
 };
 
-// The option that names the inherited lifeline.
+// Option that names the inherited lifeline.
 inline constexpr char kLifelineOption[] = "--parent-lifeline";
 
-// Starts `argv` in a new process: standard input empty, output and errors appended to `log_path` (truncated
-// first unless `append`), `inherit_fd` (or -1) kept as descriptor 3, every other descriptor closed, default
-// signals, a session of its own if `new_session`. Returns the process id.
+// Starts `argv` in a new process: empty standard input, output and errors appended to `log_path` (truncated
+// first unless `append`), `inherit_fd` (-1: none) as descriptor 3, all others closed, default signals, a
+// session of its own if `new_session`. Returns the process id.
 absl::StatusOr<pid_t> SpawnProcess(const std::vector<std::string>& argv, const std::string& log_path,
                                    bool append, int inherit_fd, bool new_session);
 inline constexpr int kInheritedFd = 3;
@@ -55,10 +55,10 @@ class DaemonProcess {
 
   const std::string& name() const { return command_.name; }
   bool running() const { return pid_ > 0; }
-  // Readable once the process has ended; -1 if none runs.
+  // Readable once the process has ended; -1 if none is running.
   int exit_fd() const { return exit_fd_.get(); }
 
-  // `lifeline` is the read end that the daemon inherits. The first start truncates the log.
+  // `lifeline`: read end that the daemon inherits. The first start truncates the log.
   absl::Status Start(int lifeline);
 
   struct Exit {
@@ -68,11 +68,11 @@ class DaemonProcess {
   // REQUIRES: exit_fd() is readable.
   Exit Reap();
 
-  // False if it was killed so often within a second that starting it again is pointless.
+  // False if it was killed too often within the window: another restart is pointless.
   bool MayRestart();
 
   void Signal(int signal_number);
-  // SIGTERM, and SIGKILL after `patience`; returns when the process is gone.
+  // Sends SIGTERM, and SIGKILL after `patience`; returns when the process has ended.
   void Stop(absl::Duration patience);
 
  private:
@@ -83,14 +83,14 @@ class DaemonProcess {
   std::deque<absl::Time> deaths_;
 };
 
-// The supervisor: the process that keeps the two daemons of a runtime directory while somebody uses them.
+// Supervisor: keeps both daemons of a runtime directory running while they have users.
 //
-// It listens on a SEQPACKET socket. A connection is a user of the daemons; while there is one, a daemon that
-// is killed is started again (a daemon that ends itself is not: it had a reason). When the last connection
-// has ended, or `keep` after it, both daemons are ended and the supervisor exits. The daemons hold the read
-// end of a pipe whose write end the supervisor alone holds: if the supervisor is killed, they end too.
+// It listens on a SEQPACKET socket; each connection is a user. While there is a user, a daemon that was
+// killed is restarted, but not one that ended by itself. When the last connection has ended (or `keep`
+// later), both daemons are stopped and the supervisor exits. The daemons hold the read end of a pipe whose
+// only write end belongs to the supervisor: if it is killed, they end too.
 //
-// Thread safety: thread-compatible; a supervisor is a process with one thread.
+// Thread safety: thread-compatible; a supervisor is a single-threaded process.
 
 // Messages over the supervisor's socket, one packet each.
 //   from a user: "keep MILLISECONDS": how long the daemons stay after the last user
@@ -109,19 +109,19 @@ struct SupervisorOptions {
   std::string socket_path;
   std::string lock_path;
   bool restart = true;
-  std::vector<DaemonCommand> daemons;  // started in this order, ended in reverse
-  // Time that a daemon has to end after SIGTERM before it is killed.
+  std::vector<DaemonCommand> daemons;  // started in this order, stopped in reverse
+  // Time for a daemon to end after SIGTERM before it is killed.
   absl::Duration stop_patience = absl::Seconds(5);
-  // Time to wait for a predecessor that is still ending.
+  // Time to wait for a predecessor that is ending.
   absl::Duration lock_patience = absl::Seconds(20);
 };
 
-// Listens, starts the daemons, writes one byte to `ready_fd` and closes it, and serves until the last user is
-// gone or `cancel_fd` (-1: none) is readable. A supervisor without a first user within 10 s ends, too.
-// Errors: no lock, socket or program.
+// Listens, starts the daemons, writes one byte to `ready_fd` and closes it, then serves until the last user
+// has left or `cancel_fd` (-1: none) is readable. Also ends if no user connects within 10 s. Errors: no lock,
+// socket or program.
 absl::Status Supervise(const SupervisorOptions& options, int ready_fd, int cancel_fd);
 
-// The arguments of `sluice supervise` for `options`, and back.
+// Converts `options` to the arguments of `sluice supervise`, and back.
 std::vector<std::string> SupervisorArguments(const SupervisorOptions& options);
 absl::StatusOr<SupervisorOptions> ParseSupervisorArguments(const std::vector<std::string>& args);
 

@@ -177,7 +177,7 @@ void LineReader::Wake() { eventfd_write(wake_fd_, 1); }
 
 absl::Status CodeFromText(const std::string& text, absl::StatusCode otherwise, const std::string& message) {
   absl::StatusCode code = otherwise;
-  size_t last = 0;  // one past the place of the best find
+  size_t last = 0;  // one past the position of the last match
   for (int number = 1; number <= 16; ++number) {
     const auto candidate = static_cast<absl::StatusCode>(number);
     const size_t at = text.rfind(absl::StatusCodeToString(candidate) + ": ");

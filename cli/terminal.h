@@ -1,6 +1,6 @@
-// Properties of this process's terminal, and the progress line of long work.
+// This process's terminal, and progress lines.
 //
-// Progress lines go to stderr, only when it is a terminal; styles only then, too, and never with NO_COLOR
+// Progress lines are printed to stderr, only if it is a terminal; styles likewise, and never if NO_COLOR is
 // set.
 //
 // Thread safety: the free functions may be called from any thread; a Progress is thread-compatible.
@@ -22,31 +22,31 @@ bool StderrIsTerminal();
 
 enum class Style { kGreen, kYellow, kRed, kDim, kBold };
 
-// `text` in the style if `terminal` and NO_COLOR is unset or empty; else unchanged.
+// Returns `text` in the style if `terminal` and NO_COLOR is unset or empty; else unchanged.
 std::string Styled(const std::string& text, Style style, bool terminal);
 
 enum class ProgressUnit { kBytes, kTokens, kItems };
 
-// The line itself, without control characters: "packing  [#####     ]  50 %  1.0 GiB of 2.0 GiB  512.0 MiB/s
-// 2s left". `total` 0: unknown, neither bar nor time left.
+// Returns the line without control characters: "packing  [#####     ]  50 %  1.0 GiB of 2.0 GiB  512.0 MiB/s
+// 2s left". `total` 0: unknown, then without bar and time left.
 std::string ProgressLine(const std::string& label, ProgressUnit unit, uint64_t done, uint64_t total,
                          absl::Duration elapsed);
 
-// One line that is rewritten at most ten times a second.
+// A line that is rewritten at most ten times per second.
 class Progress {
  public:
-  // Shows nothing if `quiet` or if stderr is no terminal.
+  // Shows nothing if `quiet` or if stderr is not a terminal.
   Progress(std::string label, ProgressUnit unit, bool quiet);
   ~Progress() { Finish(); }
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
 
   void Update(uint64_t done, uint64_t total);
-  // Stands behind the bar from the next update on.
+  // Sets a text that is shown behind the bar from the next update on.
   void Suffix(std::string text) { suffix_ = std::move(text); }
-  // A message instead of a bar.
+  // Shows a message instead of a bar.
   void Note(const std::string& text);
-  // Takes the line off the screen.
+  // Removes the line from the screen.
   void Finish();
 
  private:
@@ -61,9 +61,9 @@ class Progress {
   bool on_screen_ = false;
 };
 
-// LineReader: lines of standard input for a conversation, woken by other threads while it waits.
+// LineReader: reads lines of standard input for a conversation; other threads can wake it.
 //
-// Thread safety: Read is used by one thread; Wake may be called by any.
+// Thread safety: one thread calls Read; any thread may call Wake.
 
 class LineReader {
  public:
@@ -74,11 +74,11 @@ class LineReader {
   LineReader& operator=(const LineReader&) = delete;
 
   enum class Event { kLine, kEnd, kWoken };
-  // Waits. kLine: *line is the next line without its end, the last one perhaps unended. InvalidArgument for a
-  // line of more than 16 MiB; errors of the system.
+  // Waits. kLine: *line is the next line without its end, or the last one, perhaps without an end.
+  // InvalidArgument for a line of more than 16 MiB; errors of the system.
   absl::StatusOr<Event> Read(std::string* line);
 
-  // Ends a Read that waits, or the next one that would wait, with kWoken.
+  // Ends a waiting Read, or else the next one that would wait, with kWoken.
   void Wake();
 
  private:
@@ -88,12 +88,12 @@ class LineReader {
   bool ended_ = false;
 };
 
-// Status codes in the text of logs.
+// Status codes in texts of logs.
 //
 // Thread safety: pure functions.
 
-// A status with `message` and the code whose name ("DATA_LOSS: ...") stands last in `text`; `otherwise` if no
-// name does. A daemon that could not start leaves its reason in its log in that form.
+// Returns a status with `message` and the last status code named in `text` ("DATA_LOSS: ..."), or `otherwise`
+// if there is none. A daemon that cannot start logs its reason in that form.
 absl::Status CodeFromText(const std::string& text, absl::StatusCode otherwise, const std::string& message);
 
 }  // namespace sluice::cli

@@ -24,7 +24,7 @@ namespace {
 constexpr int64_t kMaxTokens = 1 << 24;
 constexpr int64_t kMaxSequences = 1024;
 constexpr uint64_t kMaxSeed = 1'000'000'000;
-// inferd's default; the launcher asks for more only where a test needs more.
+// inferd's default; the launcher requests more only for a test that needs it.
 constexpr uint64_t kDefaultParallel = 4;
 constexpr uint64_t kDefaultContext = 8192;
 
@@ -69,7 +69,7 @@ absl::StatusOr<std::vector<BenchTest>> TestsOf(const Options& o) {
   return tests;
 }
 
-// The options of a server that can run all the tests.
+// Returns options for a server that can run all the tests.
 CommonOptions ServerOptions(const Options& o, const std::vector<BenchTest>& tests,
                             const std::string& preset) {
   CommonOptions options = o.common;
@@ -99,7 +99,7 @@ absl::StatusOr<BenchResult> Measure(const Options& o, Launcher* launcher, const 
   const uint64_t vocab = launcher->model().vocab_size();
   Progress progress(absl::StrCat(preset, " ", test.name(), " x", test.batch), ProgressUnit::kItems,
                     o.common.quiet);
-  // The warm-up is a repetition that does not count: it also brings the experts into memory.
+  // The warm-up is a repetition that does not count; it also brings the experts into memory.
   for (uint64_t i = o.no_warmup ? 1 : 0; i <= repetitions; ++i) {
     ASSIGN_OR_RETURN(BenchSample sample,
                      RunOnce(&launcher->client(), test, RandomInput(test, vocab, seed + i),
@@ -124,10 +124,10 @@ BenchSetting SettingOf(const Launcher& launcher) {
   return setting;
 }
 
-// Measures the rates that explain every result, after the daemons have ended.
+// Measures the machine rates that explain each result, after the daemons have ended.
 class Explainer {
  public:
-  // `read`: bytes a second, 0: not known.
+  // `read`: bytes per second; 0: unknown.
   static absl::StatusOr<Explainer> Create(const std::string& pack, uint32_t threads, uint32_t chunk,
                                           double read) {
     Explainer explainer;
@@ -169,7 +169,7 @@ absl::StatusOr<int> Bench(const CommandContext& context, const Options& o,
     return absl::InvalidArgumentError(
         absl::StrCat("--preset '", o.common.ValueOr("preset", ""), "' names none"));
   }
-  // A preset that cannot run is told before the others take their time.
+  // Presets that cannot run are reported before the others take their time.
   ASSIGN_OR_RETURN(const inferd::DeviceKind device,
                    inferd::DeviceFromName(o.common.ValueOr("device", "host")));
   for (const std::string& preset : presets) {
@@ -238,7 +238,7 @@ int RunBench(const CommandContext& context, const std::vector<std::string>& args
       .Text("-o,--output", &options.format, "md|json|csv|jsonl [md]")
       .Flag("--json", &options.json, "as -o json; --preset takes a list here, A,B");
   options.common.Declare(&parser);
-  // llama-bench spells it with one dash, which stands for single letters here.
+  // llama-bench spells these options with one dash, which begins single letters here.
   std::vector<std::string> spelt = args;
   std::replace(spelt.begin(), spelt.end(), std::string("-pg"), std::string("--pg"));
   if (const auto exit_code = parser.Parse(spelt)) {

@@ -1,5 +1,5 @@
 // `sluice calibrate`: measures a pack on a text and writes its profile/. inferd does the work, beside other
-// requests; this follows it.
+// requests; this command shows the progress.
 
 #include <algorithm>
 #include <optional>
@@ -19,7 +19,7 @@
 namespace sluice::cli {
 namespace {
 
-// Enough for the rarest expert of small models to be chosen thousands of times.
+// Enough for the rarest expert of a small model to be chosen thousands of times.
 constexpr uint64_t kDefaultTokens = 65536;
 
 struct Options {
@@ -56,7 +56,7 @@ api::CalibrateRequest RequestOf(const Options& o, const std::vector<int32_t>& to
   return request;
 }
 
-// Follows the stages, one progress line each.
+// Prints one progress line for each stage.
 absl::StatusOr<api::CalibrateFinished> Follow(Client* client, const api::CalibrateRequest& request,
                                               bool quiet) {
   std::optional<Progress> progress;

@@ -1,4 +1,4 @@
-// `sluice chat`: a conversation.
+// `sluice chat`: an interactive conversation.
 
 #include <unistd.h>
 
@@ -39,7 +39,7 @@ struct Options {
   bool json = false;
 };
 
-// Says something about the conversation beside it.
+// Prints a note that is not part of the conversation.
 void Note(const std::string& text) {
   std::fprintf(stderr, "%s\n", Styled(text, Style::kDim, StderrIsTerminal()).c_str());
 }
@@ -49,8 +49,8 @@ class Chat {
   Chat(const Options& options, Launcher* launcher, Interrupt* interrupt);
   ~Chat() { interrupt_->SetSoftHandler(nullptr); }
 
-  // Turns until the input ends or the user leaves. With a terminal a question that fails is told and can be
-  // put again; otherwise it is the end.
+  // Runs turns until the input ends or the user leaves. On a terminal a failed question is reported and can
+  // be asked again; otherwise the failure ends the run.
   absl::Status Run();
   Json Report() const { return AnswerJson(answer_).Set("messages", conversation_.Messages()); }
 
@@ -70,7 +70,7 @@ class Chat {
   const bool terminal_;
   api::ChatStreamRequest request_;
   Conversation conversation_;
-  Answer answer_;  // the last one
+  Answer answer_;  // the last answer
   LineReader reader_;
   CallStopper stopper_;                  // self-synchronised
   std::atomic<int> idle_interrupts_{0};  // since the last line
@@ -89,7 +89,7 @@ Chat::Chat(const Options& options, Launcher* launcher, Interrupt* interrupt)
   }
 }
 
-// On the signal's thread.
+// Runs on the signal's thread.
 bool Chat::OnInterrupt() {
   if (stopper_.Stop()) {
     return true;
@@ -115,7 +115,7 @@ absl::Status Chat::Run() {
   if (options_.prompt.has_value()) {
     return Turn(ReplaceIllFormedUtf8(*options_.prompt));
   }
-  // Woken by SIGTERM, too.
+  // SIGTERM also wakes the reader.
   const ScopedInterruptCall wake(interrupt_, [this] { reader_.Wake(); });
   if (terminal_ && !options_.common.quiet) {
     Note("/help shows what can be said beside questions.");
@@ -140,7 +140,7 @@ absl::Status Chat::Run() {
   }
 }
 
-// A question, or nothing where a command was given instead.
+// Reads a question; none if a command was given instead.
 absl::StatusOr<Chat::Next> Chat::ReadQuestion(std::string* question) {
   question->clear();
   for (bool first = true;; first = false) {

@@ -1,4 +1,4 @@
-// `sluice detokenize`: token ids to text.
+// `sluice detokenize`: converts token ids to text.
 
 #include "absl/strings/str_cat.h"
 #include "cli/command_line.h"

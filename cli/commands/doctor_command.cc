@@ -1,4 +1,4 @@
-// `sluice doctor`: what is wrong with this host, and what helps.
+// `sluice doctor`: checks this host for problems and names remedies.
 
 #include <unistd.h>
 
@@ -23,7 +23,7 @@
 namespace sluice::cli {
 namespace {
 
-// Enough to find a bad disk, little enough to be quick.
+// Enough to find a bad disk, few enough to be quick.
 constexpr uint32_t kSampleExtents = 16;
 constexpr absl::Duration kServerPatience = absl::Seconds(2);
 
@@ -43,7 +43,7 @@ absl::Status VerifyOne(const Pack& pack, uint32_t extent, PackSample* sample) {
   return absl::OkStatus();
 }
 
-// Extents at random: different ones at every call, so that repeated visits see more of the pack.
+// Verifies random extents, other ones at every call, so that repeated runs cover more of the pack.
 absl::Status VerifySample(const Pack& pack, PackSample* sample) {
   std::mt19937_64 random{std::random_device{}()};
   for (uint32_t i = 0; i < std::min(kSampleExtents, pack.extent_count()); ++i) {

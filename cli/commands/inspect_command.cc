@@ -1,4 +1,4 @@
-// `sluice inspect`: what is in a pack, from its tables alone.
+// `sluice inspect`: shows the content of a pack, from its tables alone.
 
 #include "cli/command_line.h"
 #include "pack/writer/pack_inspect.h"

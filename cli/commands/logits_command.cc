@@ -1,4 +1,4 @@
-// `sluice logits`: teacher-forced logits of given token ids as a safetensors file.
+// `sluice logits`: writes teacher-forced logits of given token ids to a safetensors file.
 
 #include <cstring>
 

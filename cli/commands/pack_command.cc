@@ -1,4 +1,4 @@
-// `sluice pack`: a Hugging Face folder or a GGUF file becomes a pack.
+// `sluice pack`: converts a Hugging Face folder or a GGUF file to a pack.
 
 #include <cstdio>
 #include <optional>
@@ -79,7 +79,7 @@ absl::StatusOr<int> Pack(const CommandContext& context, const Options& o) {
   options.force = o.force;
   if (o.chat_template.has_value()) {
     ASSIGN_OR_RETURN(options.chat_template, ReadWholeFile(*o.chat_template));
-    // A pack is written once: what cannot be run is found out now.
+    // A chat template that cannot run is refused now, before the long conversion.
     RETURN_IF_ERROR(Annotate(ChatTemplate::Create(*options.chat_template, {}).status(), *o.chat_template));
   }
   options.threads = static_cast<uint32_t>(o.threads.value_or(0));

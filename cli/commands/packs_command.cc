@@ -1,4 +1,4 @@
-// `sluice packs`: the packs that commands with --model have made.
+// `sluice packs`: lists and removes the packs that commands with --model have made.
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"

@@ -1,4 +1,4 @@
-// `sluice perplexity`: how well the model predicts a text, and how far it is from a base run.
+// `sluice perplexity`: measures how well the model predicts a text, and its divergence from a base run.
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"

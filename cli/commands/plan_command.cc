@@ -1,4 +1,4 @@
-// `sluice plan`: what fits where and how fast, for a pack or a model that is not even here yet.
+// `sluice plan`: predicts memory use and speed of a pack, or of a model that is not downloaded yet.
 
 #include <algorithm>
 #include <filesystem>
@@ -18,7 +18,7 @@
 namespace sluice::cli {
 namespace {
 
-// bf16 is a base to compare with, q2 a part of recipes.
+// bf16 serves for comparison; q2 is used only within recipes.
 const std::vector<std::string> kBits = {"bf16", "q8", "q4", "q3"};
 const std::vector<std::string> kBitsOfGguf = {kAsInFile, kAsInFileSmaller, "q8", "q4", "q3"};
 const std::vector<std::string> kPresets = {"exact", "intra", "floe"};
@@ -96,16 +96,17 @@ struct Report {
   ModelFacts facts;
   MemoryRequest request;
   std::vector<PlanRow> rows;
-  std::optional<double> disk;  // bytes a second; none: nothing would be read from it, or nothing was measured
+  std::optional<double>
+      disk;  // bytes per second; none: nothing would be read from it, or it was not measured
   std::vector<KernelRates> kernels;  // by stored sizes; empty: not measured
   PlanChoice choice;
-  std::string
-      not_counted;  // why a GGUF file's own rows are not among the rows; empty: they are, or it is none
+  std::string not_counted;  // reason why the rows have no entry for a GGUF file's own encodings; empty: they
+                            // have one, or it is no GGUF
   struct Context {
     uint32_t tokens = 0;
     uint32_t parallel = 0;
     uint64_t bytes = 0;  // KV cache and activations
-    bool fits = false;   // beside the chosen bits
+    bool fits = false;   // fits beside the chosen weights
   };
   std::vector<Context> contexts;
 };
@@ -114,7 +115,7 @@ absl::StatusOr<double> DiskRate(const Options& o, const ModelFacts& facts) {
   if (o.disk_gbps.has_value()) return *o.disk_gbps * 1e9;
   const uint64_t read = std::max<uint64_t>(1, facts.stored.back().weights.largest_expert / 3);
   if (!facts.large_file.empty()) return MeasureDisk(facts.large_file, read);
-  // The packs' own disk, where a small model or a mere description lies elsewhere.
+  // Measures the pack cache's disk if a small model or a mere description is on another one.
   std::error_code ignored;
   ASSIGN_OR_RETURN(const std::string folder, PackCacheFolder());
   std::filesystem::create_directories(folder, ignored);
@@ -185,7 +186,7 @@ absl::Status ReadFacts(const Options& o, Report* report) {
       report->facts = *std::move(facts);
       return absl::OkStatus();
     }
-    // With only a file's header, everything else is still known.
+    // With only the head of the file everything else is still known.
     report->not_counted = std::string(facts.status().message());
   }
   ASSIGN_OR_RETURN(report->facts, ReadModelFacts(model, kBits));
@@ -318,7 +319,7 @@ std::string ContextText(const Report& report) {
   return text + "\n";
 }
 
-// The longest context, then the most sequences, with which the choice runs after all.
+// Names the longest context, then the largest number of sequences, with which the choice would run.
 std::string SmallerText(const Report& report) {
   const Report::Context* best = nullptr;
   for (const Report::Context& context : report.contexts) {
@@ -333,7 +334,7 @@ std::string ReportText(const Report& report, const Options& o) {
   absl::StrAppendFormat(&text, "%-7s %-7s %10s %10s %6s %10s %9s %10s\n", "bits", "preset", "pack",
                         "in memory", "hits", "disk/token", "tokens/s", "perplexity");
   for (const PlanRow& row : report.rows) {
-    // Presets with masks differ in speed and quality alone.
+    // Presets with masks differ from `exact` only in speed and quality.
     if (row.preset == "exact" || row.speed.has_value()) absl::StrAppend(&text, RowText(row));
   }
   if (!report.not_counted.empty()) {

@@ -1,4 +1,4 @@
-// `sluice preset`: the named sets of policies.
+// `sluice preset`: lists and shows the named sets of policies.
 
 #include <algorithm>
 #include <memory>
@@ -33,7 +33,7 @@ Json Names(const inferd::Policies& policies, bool kept) {
   return names;
 }
 
-// The reason why this build cannot run the policies, "" if it can.
+// Returns the reason why this build cannot run the policies; "" if it can.
 std::string Hindrance(const inferd::Policies& policies, inferd::DeviceKind device) {
   return std::string(inferd::CheckPolicies(policies, device).message());
 }
@@ -97,7 +97,7 @@ std::string ListText() {
   return text;
 }
 
-// The choice of `auto` for a pack on this machine.
+// Returns the choice of `auto` for a pack on this machine.
 absl::StatusOr<inferd::AutoChoice> ChooseFor(const std::string& pack_dir, inferd::DeviceKind device,
                                              uint64_t budget, double link_gbps, double quality_bound) {
   ASSIGN_OR_RETURN(const std::unique_ptr<Pack> pack, Pack::Open(pack_dir));
@@ -154,7 +154,7 @@ int RunPreset(const CommandContext&, const std::vector<std::string>& args) {
   overrides.policy = policy;
   absl::StatusOr<inferd::Policies> policies =
       inferd::UncheckedPolicies(names[0], overrides, inferd::DeviceFromName(device.value_or("host")).value());
-  if (!policies.ok() && !device.has_value()) {  // one that host has nothing of
+  if (!policies.ok() && !device.has_value()) {  // the preset has no effect on host
     device = "sim";
     policies = inferd::UncheckedPolicies(names[0], overrides, inferd::DeviceKind::kSim);
   }

@@ -1,4 +1,4 @@
-// `sluice pull`: a model from a hub.
+// `sluice pull`: downloads a model from a hub.
 
 #include <cstdlib>
 

@@ -1,4 +1,4 @@
-// `sluice run`: streams an answer to a prompt.
+// `sluice run`: streams the answer to a prompt.
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -40,7 +40,7 @@ absl::StatusOr<int> Run(const CommandContext& context, const Options& o) {
   RETURN_IF_ERROR(o.generation.Fill(request.mutable_spec()));
   RETURN_IF_ERROR(o.grammar.Fill(request.mutable_spec()));
   ASSIGN_OR_RETURN(const std::unique_ptr<Launcher> launcher, Launcher::Launch(context, o.common, o.json));
-  // Token ids of a model without a tokenizer have no text.
+  // Without a tokenizer token ids have no text.
   request.mutable_spec()->mutable_output()->set_return_text(launcher->model().has_tokenizer());
   const absl::StatusOr<Answer> answer = Stream(&launcher->client(), request, !o.json);
   if (!o.json) {

@@ -1,4 +1,4 @@
-// `sluice serve`: both daemons with inferd's HTTP server open, until Ctrl-C.
+// `sluice serve`: runs both daemons, with inferd's HTTP server open, until Ctrl-C.
 
 #include <poll.h>
 
@@ -25,14 +25,14 @@ namespace {
 
 constexpr char kDefaultAddress[] = "127.0.0.1:8080";
 constexpr int kLookEveryMs = 200;
-// A lost inferd is started again by its supervisor; longer is a failure.
+// The supervisor restarts a lost inferd within this time; a longer absence is a failure.
 constexpr absl::Duration kPatience = absl::Seconds(30);
 
 struct Options {
   CommonOptions common;
 };
 
-// Where a program on this machine reaches an address that may stand for all of its addresses.
+// Returns an address that programs on this machine can use: a listener may name all of its addresses.
 std::string Reachable(const std::string& address) {
   for (const auto& [any, local] : {std::pair{"0.0.0.0:", "127.0.0.1:"}, std::pair{"[::]:", "[::1]:"}}) {
     if (absl::StartsWith(address, any)) {
@@ -42,7 +42,7 @@ std::string Reachable(const std::string& address) {
   return address;
 }
 
-// In single quotes for a shell.
+// Quotes a word for a shell.
 std::string Quoted(const std::string& word) {
   std::string out = "'";
   for (const char c : word) {
@@ -51,7 +51,7 @@ std::string Quoted(const std::string& word) {
   return out + "'";
 }
 
-// A request for one answer that can be pasted as it stands.
+// Returns a curl command for one answer, ready to be pasted.
 std::string CurlLine(const std::string& address, const CommonOptions& options) {
   std::vector<std::string> words = {"curl"};
   std::string base;
@@ -71,14 +71,14 @@ std::string CurlLine(const std::string& address, const CommonOptions& options) {
   return absl::StrJoin(words, " ");
 }
 
-// The value of a budget of either daemon; nothing if it is not known.
+// Returns the value of a budget of either daemon; none if it is not known.
 std::optional<uint64_t> Budget(const Launcher& launcher, const std::string& name) {
   uint64_t bytes = 0;
   const bool known = absl::SimpleAtoi(launcher.server_option(name), &bytes);
   return known ? std::optional(bytes) : std::nullopt;
 }
 
-// Memory of the daemons by part: budgets are upper limits, not current use.
+// Describes the daemons' memory by part; budgets are upper limits, not current use.
 std::string MemoryLine(const Launcher& launcher) {
   const api::Model& model = launcher.model();
   std::vector<std::string> parts;
@@ -123,7 +123,7 @@ absl::StatusOr<int> Serve(const CommandContext& context, Options options) {
   if (!common.Has("http")) {
     common.Set("http", kDefaultAddress);
   }
-  // The daemons have a working directory of their own.
+  // The daemons run in another working directory, so relative paths are made absolute.
   for (const char* file : {"http-keys", "http-tls-certificate", "http-tls-key", "prefix-file"}) {
     if (common.Has(file)) {
       common.Set(file, std::filesystem::absolute(common.ValueOr(file, "")).string());

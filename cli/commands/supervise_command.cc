@@ -1,4 +1,4 @@
-// `sluice supervise`: the process of supervisor.h. `sluice` starts it itself.
+// `sluice supervise`: runs the supervisor (supervisor.h). Internal: only `sluice` itself starts it.
 
 #include <sys/eventfd.h>
 #include <unistd.h>
@@ -18,7 +18,7 @@ int RunSupervise(const CommandContext& context, const std::vector<std::string>& 
   const UniqueFd cancel(eventfd(0, EFD_CLOEXEC));
   const ScopedInterruptCall on_interrupt(context.interrupt, [&cancel] {
     const uint64_t one = 1;
-    // An eventfd at 0 always takes 1.
+    // Cannot fail: the counter is 0.
     const ssize_t written = write(cancel.get(), &one, sizeof(one));
     static_cast<void>(written);
   });

@@ -1,4 +1,4 @@
-// `sluice synth`: a pack of any size with random weights, for benchmarks at real sizes.
+// `sluice synth`: makes a pack of any size with random weights, for benchmarks at real sizes.
 
 #include <optional>
 
@@ -31,7 +31,7 @@ struct Options {
 };
 
 void Declare(ArgParser* parser, Options* o) {
-  // The names are long: given in the help's first line rather than beside the option.
+  // The list of names is long, so the help's first lines have it instead of the option's.
   parser->Text("--shape", &o->shape, "NAME, see above")
       .Required()
       .Text("--out", &o->out, "PACK: the folder to write")

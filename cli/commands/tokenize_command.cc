@@ -1,4 +1,4 @@
-// `sluice tokenize`: text to token ids.
+// `sluice tokenize`: converts text to token ids.
 
 #include <optional>
 

@@ -1,4 +1,4 @@
-// `sluice top`: a live view of both daemons.
+// `sluice top`: shows a live view of both daemons.
 
 #include <grpcpp/create_channel.h>
 #include <grpcpp/security/credentials.h>
@@ -28,7 +28,7 @@ namespace {
 
 constexpr absl::Duration kAnswerPatience = absl::Seconds(1);
 constexpr absl::Duration kShortestInterval = absl::Milliseconds(10);
-constexpr int kReconnectMs = 500;  // a daemon that restarts is found again at the next look
+constexpr int kReconnectMs = 500;  // a restarted daemon is found again at the next sample
 constexpr char kClearScreen[] = "\033[H\033[J";
 
 namespace inference = ::sluice::inference::v1;
@@ -139,7 +139,7 @@ struct TopOptions {
   bool json = false;
 };
 
-// Ctrl-C is how a live view ends: done, not failed.
+// Ctrl-C is the normal end of a live view: success, not a failure.
 int Watch(const CommandContext& context, const TopOptions& options) {
   Watcher watcher(options.weightd, options.admin);
   absl::Notification interrupted;

@@ -12,10 +12,10 @@ namespace {
 
 constexpr int kBarWidth = 30;
 
-// Rates per second between two samples.
+// Rates: counter differences per second between two samples.
 class Rates {
  public:
-  // Not `comparable`: every rate is 0.
+  // If not `comparable`, every rate is 0.
   Rates(absl::Duration elapsed, bool comparable)
       : seconds_(comparable ? absl::ToDoubleSeconds(elapsed) : 0) {}
 
@@ -48,7 +48,7 @@ WeightdRates RatesOf(const std::optional<WeightdFacts>& before, const WeightdFac
 InferdRates RatesOf(const std::optional<InferdFacts>& before, const InferdFacts& now,
                     absl::Duration elapsed) {
   const InferdFacts base = before.value_or(InferdFacts());
-  // Counters of a new life begin at zero again.
+  // A restarted daemon's counters begin at zero again.
   const Rates rates(elapsed, before.has_value() && base.steps <= now.steps);
   InferdRates result = {rates.Of(base.generated_tokens, now.generated_tokens),
                         rates.Of(base.prompt_tokens, now.prompt_tokens),

@@ -21,20 +21,20 @@ struct TopSession {
 };
 
 struct WeightdFacts {
-  uint64_t life = 0;  // another number: weightd was started anew
+  uint64_t life = 0;  // changes when weightd restarts
   std::string io_engine;
   uint64_t dram_budget = 0;
   uint64_t segment_bytes = 0;
   uint64_t resident_bytes = 0;
   uint64_t queued = 0;
   uint64_t in_flight_bytes = 0;
-  uint64_t errors = 0;            // checksum failures and reads that failed
-  uint64_t slow_reads = 0;        // over their deadline
-  uint64_t hedged_reads = 0;      // started beside these
-  uint64_t hedged_reads_won = 0;  // of these, those that brought the bytes
-  uint64_t timed_out = 0;         // requests that ended for want of an answer
-  uint64_t sessions_lost = 0;     // that weightd ended
-  uint64_t sessions_stopped = 0;  // of these, those that had stopped
+  uint64_t errors = 0;            // checksum failures and failed reads
+  uint64_t slow_reads = 0;        // reads that exceeded their timeout
+  uint64_t hedged_reads = 0;      // hedged reads started for them
+  uint64_t hedged_reads_won = 0;  // hedged reads that ended first
+  uint64_t timed_out = 0;         // requests that ended because a read did not
+  uint64_t sessions_lost = 0;     // sessions that weightd ended
+  uint64_t sessions_stopped = 0;  // of these: stalled sessions
   // Counters.
   uint64_t resident_requests = 0;
   uint64_t joined_requests = 0;
@@ -63,7 +63,7 @@ struct InferdFacts {
   double stall_seconds = 0;
 };
 
-// One look; a daemon that did not answer is absent, and `why` says why.
+// One sample. A daemon that did not answer is absent; `why` has the reason.
 struct TopSample {
   absl::Time at;
   std::optional<WeightdFacts> weightd;
@@ -72,8 +72,8 @@ struct TopSample {
   std::string inferd_why;
 };
 
-// Rates are per second between the two; a daemon that was started anew in between, or was absent before, has
-// none yet: they are 0.
+// Rates are per second between the two samples. They are 0 for a daemon that restarted in between or was
+// absent before.
 std::string TopText(const TopSample& before, const TopSample& now, bool terminal);
 Json TopJson(const TopSample& before, const TopSample& now);
 

@@ -1,4 +1,4 @@
-// `sluice tune`: other shares of the memory for experts and the KV cache, while requests run.
+// `sluice tune`: changes the shares of memory for experts and KV cache while requests run.
 
 #include <grpcpp/create_channel.h>
 #include <grpcpp/security/credentials.h>
@@ -19,7 +19,7 @@ namespace {
 
 namespace v1 = ::sluice::inference::v1;
 
-// A step may take long, and what weightd gives back has to be unmapped by its clients.
+// A step may take long, and weightd's clients must unmap the memory that it releases.
 constexpr absl::Duration kPatience = absl::Seconds(60);
 
 struct Options {

@@ -1,4 +1,4 @@
-// `sluice verify`: every digest and checksum of a pack.
+// `sluice verify`: checks every digest and checksum of a pack.
 
 #include "absl/strings/str_format.h"
 #include "absl/time/clock.h"

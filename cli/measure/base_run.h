@@ -15,7 +15,7 @@
 //          128..    positions x vocabulary natural-log probabilities, position after position; zeros for a
 //                   position without a prediction (the first of a window of a model without BOS)
 //
-// Thread safety: const and WriteRow calls may come from several threads at once.
+// Thread safety: const methods and WriteRow may be called from several threads at once.
 #pragma once
 
 #include <cstdint>
@@ -31,7 +31,7 @@
 
 namespace sluice::cli {
 
-// Properties that two comparable runs share; model_id is for information.
+// Properties by which two runs are compared; model_id is only for information.
 struct BaseRunHeader {
   uint64_t positions = 0;
   uint32_t vocab = 0;
@@ -45,7 +45,7 @@ uint64_t HashTokens(absl::Span<const int32_t> tokens);
 
 inline constexpr uint64_t kBaseRunHeaderBytes = 128;
 std::string SerializeBaseRunHeader(const BaseRunHeader& header);
-// InvalidArgument naming the field; `file_bytes` must be what the header promises.
+// InvalidArgument naming the field; also if `file_bytes` differs from the size that the header implies.
 absl::StatusOr<BaseRunHeader> ParseBaseRunHeader(const std::string& bytes, uint64_t file_bytes);
 
 class BaseRunWriter {
@@ -54,7 +54,7 @@ class BaseRunWriter {
                                                                const BaseRunHeader& header);
   // REQUIRES: position < positions, row.size() == vocab.
   absl::Status WriteRow(uint64_t position, absl::Span<const float> row);
-  // Gives the file its name. REQUIRES: the row of every position with a prediction was written.
+  // Renames the file to its final name. REQUIRES: the row of every position with a prediction was written.
   absl::Status Finish();
 
  private:
@@ -65,11 +65,11 @@ class BaseRunWriter {
 
 class BaseRunReader {
  public:
-  // `expected` is this run's; InvalidArgument naming what differs.
+  // `expected`: properties of this run; InvalidArgument naming the difference.
   static absl::StatusOr<std::unique_ptr<BaseRunReader>> Open(const std::string& path,
                                                              const BaseRunHeader& expected);
   const BaseRunHeader& header() const { return header_; }
-  // DATA_LOSS naming the position if a value is no number.
+  // DATA_LOSS naming the position if a value is NaN.
   absl::Status ReadRow(uint64_t position, absl::Span<float> row) const;
 
  private:

@@ -12,7 +12,7 @@
 namespace sluice::cli {
 namespace {
 
-// Figures of one result: means over the repetitions, absent where the test says nothing about them.
+// Figures of one result: means over the repetitions, absent where the test does not measure them.
 struct Figures {
   MeanStddev rate;  // tokens per second
   std::vector<double> rates;
@@ -28,7 +28,7 @@ struct Figures {
   double ssd_gbps = 0;
   std::optional<double> weight_gbps;
   std::optional<double> read_bandwidth_share;
-  std::optional<double> waits_per_token;  // of the host for the device
+  std::optional<double> waits_per_token;  // waits of the host for the device
   std::optional<double> kernels_per_token;
   std::optional<double> graphs_per_token;
   std::optional<double> graph_changes_per_token;
@@ -97,7 +97,7 @@ Figures FiguresOf(const BenchResult& result, const BenchSetting& setting) {
 
 Json Optional(const std::optional<double>& value) { return value.has_value() ? Json(*value) : Json(); }
 
-// A cell of the table: empty where there is no figure.
+// Returns a cell of the table; empty without a figure.
 std::string Cell(const std::optional<double>& value, int decimals, double factor = 1) {
   return value.has_value() ? absl::StrFormat("%.*f", decimals, *value * factor) : "";
 }
@@ -165,7 +165,7 @@ std::string CsvField(const std::string& text) {
   return quoted + "\"";
 }
 
-// The columns of the JSON objects that are single values, by the same names.
+// Columns: the members of the JSON objects that are single values, under the same names.
 std::string Csv(const std::vector<BenchResult>& results, const BenchSetting& setting) {
   std::string text;
   for (const BenchResult& result : results) {

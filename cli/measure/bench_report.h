@@ -1,4 +1,4 @@
-// Results of `sluice bench` and their printing: llama-bench's conventions, plus the traffic.
+// Results of `sluice bench` and their output: llama-bench's conventions, plus memory traffic.
 //
 // Thread safety: plain values and pure functions.
 #pragma once
@@ -13,8 +13,8 @@
 
 namespace sluice::cli {
 
-// One line of the matrix: `prompt` tokens computed, then `generate` tokens generated, by `batch` sequences at
-// once. Named pp512, tg128 or pp512+tg128 as llama-bench does.
+// One test: `batch` concurrent sequences process `prompt` tokens and then generate `generate` tokens each.
+// Named pp512, tg128 or pp512+tg128 as in llama-bench.
 struct BenchTest {
   uint64_t prompt = 0;
   uint64_t generate = 0;
@@ -24,16 +24,17 @@ struct BenchTest {
 };
 
 struct BenchLists {
-  std::vector<int64_t> prompts = {512};  // 0 leaves the kind out
+  std::vector<int64_t> prompts = {512};  // 0: no such tests
   std::vector<int64_t> generates = {128};
   std::vector<int64_t> batches = {1};
-  std::vector<int64_t> pairs;  // P,N,P,N,...: one after the other
+  std::vector<int64_t> pairs;  // P,N,P,N,...: a prompt of P tokens, then N generated ones
 };
 
-// Every batch size with every prompt length, then every length of answer, then every pair.
+// Returns, for every batch size, the tests of every prompt length, of every answer length and of every pair.
 std::vector<BenchTest> PlanTests(const BenchLists& lists);
 
-// Experts predicted for one layer, so many layers ahead (0: the first layer, at the end of the step before).
+// Predictions for one layer made so many layers earlier (0: for the first layer, at the end of the previous
+// step).
 struct DepthSample {
   uint64_t layer = 0;
   uint64_t depth = 0;
@@ -42,14 +43,14 @@ struct DepthSample {
   uint64_t wanted = 0;
 };
 
-// Adds `sign` (1 or -1) times every entry of `from` to that of the same layer and depth, or as a new one.
+// Adds `sign` (1 or -1) times each entry of `from` to the entry of the same layer and depth in `to`.
 void AddDepths(const std::vector<DepthSample>& from, int sign, std::vector<DepthSample>* to);
 
 // Time and bytes of the operations of one part of the model.
 struct PartSample {
   std::string part;
   double seconds = 0;
-  uint64_t bytes = 0;     // of weights and cache
+  uint64_t bytes = 0;     // weights and KV cache read
   uint64_t products = 0;  // multiply-adds
 };
 
@@ -58,25 +59,26 @@ struct BenchSample {
   double seconds = 0;   // from the first request to the last token
   double ttft_ms = 0;   // mean over the sequences: request to first token
   double tpot_ms = 0;   // mean over the sequences: between tokens; 0 for fewer than two
-  uint64_t tokens = 0;  // of all sequences, by the kind of test
-  // Growth of inferd's counters.
+  uint64_t tokens = 0;  // prompt or generated tokens of all sequences, depending on the test
+  // Increase of inferd's counters.
   uint64_t steps = 0;
   uint64_t prefetches = 0;
   uint64_t prefetches_useful = 0;
-  double busy_seconds = 0;  // of all steps
-  double load_seconds = 0;  // that the link was busy; 0 where it is not counted
+  double busy_seconds = 0;  // duration of all steps
+  double load_seconds = 0;  // time that the link was busy; 0 if it is not counted
   // Sums over all layers.
-  uint64_t late = 0;     // experts on their way when chosen
-  uint64_t dropped = 0;  // chosen experts that routing or a missing expert's policy left out
+  uint64_t late = 0;     // experts in transfer when chosen
+  uint64_t dropped = 0;  // chosen experts that the routing or miss policy left out
   uint64_t exchanged = 0;
-  uint64_t pairs = 0;    // of rows and experts that routing looked at
-  uint64_t neurons = 0;  // that counted
+  uint64_t pairs = 0;    // (row, expert) pairs chosen by the model
+  uint64_t neurons = 0;  // neurons that count
   uint64_t neuron_hits = 0;
   uint64_t neurons_predicted = 0;
   uint64_t neurons_right = 0;
   uint64_t neurons_wanted = 0;
-  uint64_t bytes_dram = 0;      // read where they lie
-  uint64_t sparse_neurons = 0;  // of routed experts under sparsity, and those of them that were computed
+  uint64_t bytes_dram = 0;  // read in weightd's DRAM
+  uint64_t sparse_neurons =
+      0;  // neurons of routed experts under sparsity, and those of them that were computed
   uint64_t sparse_kept = 0;
   uint64_t generated = 0;
   uint64_t expert_requests = 0;
@@ -86,21 +88,21 @@ struct BenchSample {
   uint64_t predictions_wanted = 0;
   uint64_t bytes_ssd = 0;
   uint64_t bytes_link = 0;
-  uint64_t weight_bytes = 0;  // that decode steps read
+  uint64_t weight_bytes = 0;  // read by decode steps
   uint64_t device_waits = 0;
-  uint64_t device_kernels = 0;  // with graphs of them: 0 for a device without
+  uint64_t device_kernels = 0;  // kernels launched, those within graphs included; 0 for a synchronous device
   uint64_t device_graph_launches = 0;
   uint64_t device_graph_changes = 0;
   uint64_t fork_joins = 0;
   double fork_join_seconds = 0;
-  double kernel_seconds = 0;  // in operations, parallel or not
+  double kernel_seconds = 0;  // time in backend operations, parallel or not
   double stall_seconds = 0;
-  double decode_seconds = 0;  // of steps of generated tokens alone
+  double decode_seconds = 0;  // duration of steps with decode rows only
   std::vector<DepthSample> depths;
-  std::vector<PartSample> parts;  // attention, router, experts, head, other; empty: they are not told
+  std::vector<PartSample> parts;  // attention, router, experts, head, other; empty: not reported
 };
 
-// Its counts of all layers.
+// Counters that are summed over all layers.
 inline constexpr uint64_t BenchSample::*kLayerCounts[] = {&BenchSample::late,
                                                           &BenchSample::dropped,
                                                           &BenchSample::exchanged,
@@ -118,7 +120,7 @@ struct BenchResult {
   BenchTest test;
   std::string preset;
   std::vector<BenchSample> samples;
-  std::optional<Json> explained;  // ExplainJson() of it
+  std::optional<Json> explained;  // ExplainJson() of the result
 };
 
 // Settings shared by all results.
@@ -130,21 +132,21 @@ struct BenchSetting {
   std::string device;
   std::string backend;
   std::string threads;
-  std::optional<double> read_bandwidth;  // bytes per second, the base of the share
-  uint64_t read_bytes = 0;               // of memory that it was measured over
+  std::optional<double> read_bandwidth;  // bytes per second, to which rates are compared
+  uint64_t read_bytes = 0;               // size of the memory over which it was measured
 };
 
 struct MeanStddev {
   double mean = 0;
-  double stddev = 0;  // of the sample (n - 1); 0 for one value
+  double stddev = 0;  // of the sample (n - 1); 0 for a single value
 };
 MeanStddev Summarize(const std::vector<double>& values);
 
-// The object of one result, with the keys of the contract and llama-bench's.
+// Returns one result as JSON: keys of llama-bench, and our own, on which scripts rely.
 Json ResultJson(const BenchResult& result, const BenchSetting& setting);
 
 enum class BenchFormat { kMarkdown, kJson, kCsv, kJsonLines };
-// "md", "json", "csv", "jsonl".
+// Accepts "md", "json", "csv", "jsonl".
 absl::StatusOr<BenchFormat> BenchFormatFromName(const std::string& name);
 
 std::string FormatResults(const std::vector<BenchResult>& results, const BenchSetting& setting,

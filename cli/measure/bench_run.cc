@@ -22,7 +22,7 @@ namespace sluice {
 namespace {
 
 constexpr uint64_t kMaxBytes = uint64_t{4} << 30;
-// Beyond the caches of any CPU with a few cores.
+// Larger than the caches of a CPU with a few cores.
 constexpr uint64_t kLeastBytes = uint64_t{256} << 20;
 constexpr uint64_t kHugePage = uint64_t{2} << 20;
 
@@ -50,8 +50,8 @@ absl::StatusOr<double> MeasureReadBase(uint64_t bytes, uint32_t threads) {
     return ErrnoToStatus(errno, absl::StrCat("read bandwidth: mapping ", bytes, " bytes"));
   }
   const absl::Cleanup unmap = [memory, bytes] { munmap(memory, bytes); };
-  madvise(memory, bytes, MADV_HUGEPAGE);  // only a wish: small pages give a lower base
-  std::memset(memory, 1, bytes);          // pages that were never written all read the one zero page
+  madvise(memory, bytes, MADV_HUGEPAGE);  // best effort: small pages give a lower base
+  std::memset(memory, 1, bytes);          // pages that were never written would all read the one zero page
   ReadBandwidthOptions options;
   options.threads = threads;
   const absl::Span<const std::byte> region(static_cast<const std::byte*>(memory), bytes);
@@ -219,10 +219,10 @@ namespace {
 struct SequenceTimes {
   absl::Status status;
   absl::Time start;
-  absl::Time first;  // token
+  absl::Time first;  // arrival of the first token
   absl::Time last;
   uint64_t tokens = 0;
-  api::Timings timings;  // inferd's
+  api::Timings timings;  // inferd's own
 };
 
 api::GenerateStreamRequest RequestOf(const BenchTest& test, const BenchInput& input, size_t sequence) {
@@ -238,7 +238,8 @@ api::GenerateStreamRequest RequestOf(const BenchTest& test, const BenchInput& in
   spec->mutable_stopping()->set_max_tokens(static_cast<uint32_t>(std::max<uint64_t>(1, test.generate)));
   spec->mutable_stopping()->set_ignore_eos(true);
   spec->mutable_output()->set_return_text(false);
-  spec->mutable_cache()->set_bypass_prefix_cache(true);  // repetitions would find the prompt computed
+  spec->mutable_cache()->set_bypass_prefix_cache(
+      true);  // otherwise later repetitions would find the prompt in the cache
   return request;
 }
 
@@ -285,7 +286,7 @@ void AddCounters(const api::Counters& before, const api::Counters& after, BenchS
   sample->decode_seconds = after.decode_seconds() - before.decode_seconds();
 }
 
-// Sums over all layers since the start.
+// Sums the counters of all layers since the start.
 BenchSample LayerSums(const api::GetStatsResponse& stats) {
   BenchSample sum;
   for (const api::LayerStats& layer : stats.layers()) {
@@ -322,7 +323,7 @@ void AddLayers(const api::GetStatsResponse& before, const api::GetStatsResponse&
   sample->load_seconds = after.times().load_seconds() - before.times().load_seconds();
 }
 
-// A device that runs later tells nothing; nor does an inferd of before.
+// An asynchronous device reports no parts, nor does an older inferd.
 void AddParts(const api::GetStatsResponse& before, const api::GetStatsResponse& after, BenchSample* sample) {
   double seconds = 0;
   for (int i = 0; i < std::min(before.parts_size(), after.parts_size()); ++i) {

@@ -86,7 +86,7 @@ uint32_t ArgMax(absl::Span<const float> row) {
 
 namespace {
 
-// Returns true if every row of `part` is read, regardless of the mask.
+// Returns true if every row of `part` is read, whatever the mask.
 bool ReadWhole(Part part, const std::string& order) {
   if (order == "up") {
     return part == Part::kUp;
@@ -145,7 +145,7 @@ double ExpertBitsPerWeight(const Pack& pack) {
 
 namespace {
 
-// State shared by all windows. Immutable while they run but for the progress.
+// State shared by all windows. Constant during the run, except for the progress.
 struct Measurement {
   Client* client = nullptr;
   uint64_t vocab = 0;
@@ -156,8 +156,8 @@ struct Measurement {
   std::unique_ptr<BaseRunWriter> save;  // or null
 };
 
-// The window's input is BOS and its tokens without the last, its targets are its tokens. A model without BOS
-// cannot predict a window's first token, which then does not count.
+// The input of a window is BOS and its tokens without the last one; the targets are its tokens. Without BOS
+// the model cannot predict a window's first token, which then does not count.
 ScoreTask TaskOf(const Measurement& m, const Window& window) {
   ScoreTask task;
   const auto begin = m.tokens.begin() + static_cast<int64_t>(window.begin);
@@ -173,7 +173,7 @@ ScoreTask TaskOf(const Measurement& m, const Window& window) {
   return task;
 }
 
-// One position with its whole distribution.
+// Adds one position with its whole distribution.
 absl::Status TakeRow(const Measurement& m, uint64_t position, absl::Span<const float> logits,
                      std::vector<float>* run, std::vector<float>* base, WindowLoss* loss) {
   run->assign(logits.begin(), logits.end());
@@ -214,8 +214,8 @@ absl::Status ScoreWindow(const Measurement& m, const Window& window, WindowLoss*
   });
 }
 
-// Scores all windows, `in_flight` at a time so that inferd computes them together. The result does not depend
-// on their order.
+// Scores all windows, `in_flight` at a time so that inferd computes them together. Their order does not
+// affect the result.
 absl::StatusOr<std::vector<WindowLoss>> ScoreAll(const Measurement& m, uint64_t in_flight, bool quiet) {
   std::vector<WindowLoss> losses(m.windows.size());
   std::atomic<size_t> next{0};
@@ -264,7 +264,7 @@ absl::Status OpenBase(const PerplexityTask& o, const Launcher& launcher, Measure
   return absl::OkStatus();
 }
 
-// Counters of the server; empty if it has no admin socket here.
+// Returns the server's counters; empty without an admin socket.
 absl::StatusOr<api::GetStatsResponse> ReadStats(Launcher* launcher) {
   return launcher->client().has_admin() ? launcher->client().GetStats() : api::GetStatsResponse();
 }
@@ -364,7 +364,7 @@ struct Counts {
   double neurons_wanted = 0;
 };
 
-// Adds `sign` times the layer's.
+// Adds `sign` times the counts of a layer.
 void Add(const api::LayerPredictions& from, double sign, PredictionCounts* to) {
   const auto add = [sign](uint64_t value, double* sum) { *sum += sign * static_cast<double>(value); };
   add(from.predicted(), &to->predicted);
@@ -422,7 +422,7 @@ Json Shares(const Counts& c) {
       .Set("neuron_recall", ShareJson(c.neurons_right, c.neurons_wanted));
 }
 
-// Counters of one layer by prediction depth.
+// Returns the counters of one layer by prediction depth.
 Json DepthsJson(const api::LayerStats* before, const api::LayerStats& after) {
   Json depths = Json::Array();
   for (const api::DepthPredictions& at : after.depths()) {

@@ -1,4 +1,4 @@
-// The arithmetic of `sluice perplexity`: windows, losses, divergence. cli/README.md has the protocol.
+// Arithmetic of `sluice perplexity`: windows, losses, divergence. cli/README.md describes the protocol.
 //
 // Thread safety: plain values and pure functions.
 #pragma once
@@ -17,8 +17,8 @@
 
 namespace sluice::cli {
 
-// Tokens [begin, end) of the text go through the model together; those from `first_scored` on count. Every
-// token of the text is counted by exactly one window.
+// Tokens [begin, end) of the text run through the model together; those from `first_scored` on count. Every
+// token of the text counts in exactly one window.
 struct Window {
   uint64_t begin = 0;
   uint64_t end = 0;
@@ -26,8 +26,8 @@ struct Window {
   bool operator==(const Window&) const = default;
 };
 
-// Windows of `window` tokens, each beginning `stride` after the one before; the last may be shorter.
-// REQUIRES: 1 <= stride <= window.
+// Returns windows of `window` tokens, each beginning `stride` tokens after the previous one; the last may be
+// shorter. REQUIRES: 1 <= stride <= window.
 std::vector<Window> PlanWindows(uint64_t tokens, uint64_t window, uint64_t stride);
 
 // Sums over one window, in float64.
@@ -55,45 +55,45 @@ struct PerplexityResult {
   std::optional<double> same_top;  // share, 0..1
 };
 
-// Sums in the order of the windows, whatever order they were computed in.
+// Sums in window order, whatever the order in which windows were computed.
 PerplexityResult Summarize(absl::Span<const WindowLoss> windows);
 
-// Natural-log probabilities of a row of logits, in place. Sums in float64.
+// Converts a row of logits to natural-log probabilities, in place. Sums in float64.
 void LogSoftmax(absl::Span<float> row);
 
-// KL(base || run) in nats of two rows of log probabilities of the same length, in float64.
+// Returns KL(base || run) in nats for two rows of log probabilities of equal length, in float64.
 double KlDivergence(absl::Span<const float> base, absl::Span<const float> run);
 
-// Index of the largest value, the lower of equals. REQUIRES: not empty.
+// Returns the index of the largest value, the lowest among equals. REQUIRES: not empty.
 uint32_t ArgMax(absl::Span<const float> row);
 
-// Bytes of weights that a generated token reads: the x-axis of every quality plot.
+// Weight bytes that a generated token reads: the x-axis of every quality plot.
 //
 // Thread safety: a pure function.
 
-// Encoded bytes: all dense tensors (of an embedding that is not the head only a row), and per layer top-k
-// experts of mean size. `order` is the sparsity's (none, up, gate, product) and `left_out` each layer's share
-// of neurons left out: the lead parts are read whole, of the others only the rows that count.
+// Encoded bytes of all dense tensors (of an embedding that is not also the head only one row) and, per layer,
+// of top-k experts of mean size. `order`: the sparsity's (none, up, gate, product). `left_out`: by layer, the
+// share of neurons left out: lead parts are read whole, other parts only in the rows that count.
 double BytesPerToken(const Pack& pack, const std::string& order, const std::vector<double>& left_out);
 
-// Bits per weight of the routed experts, scales and zeros included; 0 if there are none.
+// Returns the bits per weight of the routed experts, scales and zeros included; 0 without any.
 double ExpertBitsPerWeight(const Pack& pack);
 
-// Perplexity of a served model on a text: the protocol of cli/README.md, run through a launcher's client.
+// Perplexity of a served model on a text: the protocol of cli/README.md, through a launcher's client.
 //
 // Thread safety: MeasurePerplexity uses threads of its own; one call at a time per launcher.
 
 struct PerplexityTask {
-  std::string text;  // a file
+  std::string text;  // path of a file
   uint64_t window = 512;
   uint64_t stride = 512;
   uint64_t max_tokens = UINT64_MAX;
   std::string kl_base;    // file of a base run, or empty
-  std::string save_base;  // the same, to write
+  std::string save_base;  // file of a base run to write, or empty
   bool quiet = false;
 };
 
-// The share of neurons that the routed experts of a layer left out during the run.
+// Share of neurons that the routed experts left out during the run.
 struct SparsityRun {
   std::vector<double> by_layer;  // empty without sparsity
   double mean = 0;               // over all neurons of all layers
@@ -102,22 +102,21 @@ struct SparsityRun {
 struct PerplexityRun {
   PerplexityResult result;
   SparsityRun sparsity;
-  // Weights that one generated token reads, encoded, at that sparsity: dense matrices, router, shared and
+  // Encoded weight bytes that one generated token reads at that sparsity: dense matrices, router, shared and
   // routed experts.
   double bytes_per_token = 0;
-  double bits_per_weight = 0;  // of the routed experts, scales included
-  std::optional<Json>
-      experts;  // what happened to them (perplexity.h); none from a server without admin socket
+  double bits_per_weight = 0;   // of the routed experts, scales included
+  std::optional<Json> experts;  // ExpertsJson(); none from a server without an admin socket
 };
 
-// INVALID_ARGUMENT: an empty text, a window beyond the server's context, a base run of another text.
+// INVALID_ARGUMENT: an empty text, a window larger than the server's context, or a base run of another text.
 absl::StatusOr<PerplexityRun> MeasurePerplexity(Launcher* launcher, const PerplexityTask& task);
 
-// Statistics of the routed experts during a run, from a server's counters by layer before and after it.
+// Statistics of the routed experts during a run, from the server's counters by layer before and after it.
 //
 // Thread safety: plain values and pure functions.
 
-// Sums over layers, then shares of them; `layers` has the shares by layer. A share of nothing is null.
+// Returns sums over layers and shares of them; `layers` has the shares by layer. A share of zero is null.
 Json ExpertsJson(const inference::v1::GetStatsResponse& before, const inference::v1::GetStatsResponse& after);
 
 }  // namespace sluice::cli
