@@ -20,7 +20,7 @@
 namespace sluice {
 namespace {
 
-// Those worth trying.
+// Loops that BestBareLoop() tries.
 constexpr BareLoop kLoops[] = {{true, 4},   {true, 8},  {true, 16},  {true, 32}, {true, 64},
                                {true, 128}, {false, 4}, {false, 16}, {false, 32}};
 

@@ -1,4 +1,4 @@
-// Random O_DIRECT reads with nothing around them: what weightd's reader is measured against.
+// Random O_DIRECT reads without any other work: the baseline of weightd's reader.
 //
 // Thread safety: free functions; each uses threads and a ring of its own.
 #pragma once
@@ -16,11 +16,11 @@
 namespace sluice {
 
 struct Piece {
-  uint64_t offset = 0;  // multiples of 4096
-  uint64_t length = 0;  // at most 1 MiB
+  uint64_t offset = 0;  // multiple of 4096
+  uint64_t length = 0;  // multiple of 4096, at most 1 MiB
 };
 
-// Page-aligned memory with its pages in place, in huge ones where the kernel gives them.
+// Page-aligned memory whose pages are populated, huge ones where the kernel provides them.
 class ReadBuffers {
  public:
   ReadBuffers(size_t count, size_t bytes);
@@ -43,19 +43,19 @@ struct BareLoop {
   std::string name() const;
 };
 
-// Reads all pieces once, into all buffers in turn: a virtual disk copies, and a few buffers that stay in the
-// cache would make it look faster than it is for memory that somebody keeps. Bytes a second.
+// Reads all pieces once, into all buffers in turn, and returns the bytes per second. A virtual disk copies,
+// and looks faster than it is if a few buffers stay in the cache.
 absl::StatusOr<double> ReadBare(const BareLoop& loop, int direct_fd, std::span<const Piece> pieces,
                                 const ReadBuffers& buffers);
 
-// The fastest of the loops worth trying, over `pieces`.
+// Returns the fastest of the candidate loops over `pieces`.
 absl::StatusOr<BareLoop> BestBareLoop(int direct_fd, std::span<const Piece> pieces,
                                       const ReadBuffers& buffers);
 
-// The loop of BestBareLoop()'s choice that has this name; INVALID_ARGUMENT if none has.
+// Returns the candidate loop of this name; INVALID_ARGUMENT if there is none.
 absl::StatusOr<BareLoop> BareLoopNamed(const std::string& name);
 
-// Writes `bytes` of noise that no disk compresses.
+// Writes `bytes` of incompressible noise.
 absl::Status WriteNoise(const std::string& path, uint64_t bytes);
 
 }  // namespace sluice

@@ -1,6 +1,6 @@
 // Workloads: a router trace (inferd/policy/TRACE.md) through the cache's eviction policies and Belady's
-// oracle, without the model: hit rates by slots of a layer, the mean over layers, the score window swept, and
-// what AdapMoE's allocation from measured stack distances gains over equal slots.
+// oracle, without the model. Prints hit rates by slots of a layer, the mean over layers, a sweep of the score
+// window, and the gain of AdapMoE's allocation from measured stack distances over equal slots.
 //
 //   cache_replay TRACE [--slots 2,4,6] [--order pinned|sequential] [--windows 8,16,32,64] [--json]
 //
@@ -25,7 +25,7 @@ namespace {
 
 struct Options {
   std::string path;
-  std::vector<uint32_t> slots;  // empty: all
+  std::vector<uint32_t> slots;  // empty: all numbers of slots
   std::vector<uint32_t> windows = {32};
   inferd::ReplayOrder order = inferd::ReplayOrder::kPinned;
   bool json = false;
@@ -138,7 +138,7 @@ void PrintJson(const std::vector<Column>& columns, const std::vector<uint32_t>& 
               absl::StrJoin(members, ", ").c_str());
 }
 
-// Misses of a token over all layers under LRU, with as many slots in all as `share` of the experts.
+// Prints the misses per token over all layers under LRU, with `share` of the experts as slots in total.
 void PrintAllocation(const inferd::Trace& trace) {
   std::vector<uint32_t> experts;
   std::vector<std::vector<double>> curves;

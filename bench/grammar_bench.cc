@@ -1,12 +1,12 @@
-// GrammarManager: what a mask costs beside the step it is for, and what compiling costs. The mark: the
-// sampler with a mask, and what the engine thread does for it, in at most 2 % of a step. The step of a
-// 30B-A3B model with 16 rows reads at least the head (152k rows of 2048 bf16 values = 622 MB), whose reading
-// time on this machine is the base.
+// GrammarManager: cost of a mask relative to its step, and cost of compiling. Target: sampling with a mask
+// and the engine thread's other work for it take at most 2 % of a step. A step of a 30B-A3B model with 16
+// rows reads at least the head (152k rows of 2048 bf16 values = 622 MB); the time to read that on this
+// machine is the baseline.
 //
 // Workloads: a vocabulary of 152k byte strings like those of a BPE; schemas of 5 and of 50 fields, a regex,
-// any JSON object; answers drawn at random among what masks allow. Printed: compiling; the first mask; making
-// a mask (beside the step, by the guides' thread); what the engine thread spends on a token (hand over, wait
-// if it has to); sampling 16 rows with and without a mask.
+// any JSON object; answers drawn at random among the allowed tokens. Prints the times of compiling, of the
+// first mask, of a mask (computed beside the step by the masks' thread), of the engine thread per token
+// (handing over, and waiting if necessary), and of sampling 16 rows with and without a mask.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -44,8 +44,8 @@ double ReadSecondsOfTheHead() {
   return sum == 0 ? 0 : best;
 }
 
-// All bytes, all pairs of printable characters, words with and without a space before them, punctuation of
-// JSON.
+// Returns all bytes, all pairs of printable characters, words with and without a space before them, and JSON
+// punctuation.
 sluice::inferd::GrammarVocabulary MakeVocabulary() {
   sluice::inferd::GrammarVocabulary vocabulary;
   std::vector<std::string>& tokens = vocabulary.tokens;
@@ -104,7 +104,8 @@ double Percentile(std::vector<double> values, double share) {
   return values.empty() ? 0 : values[static_cast<size_t>(share * static_cast<double>(values.size() - 1))];
 }
 
-// Random answers by one matcher after the other; the time of each mask with the acceptance before it.
+// Draws random answers with one matcher after the other; times each mask together with the Accept() before
+// it.
 void BenchMasks(const char* name, const sluice::inferd::GrammarSpec& spec,
                 const sluice::inferd::GrammarVocabulary& vocabulary) {
   sluice::inferd::GrammarCompiler compiler(&vocabulary);
@@ -141,7 +142,7 @@ void BenchMasks(const char* name, const sluice::inferd::GrammarSpec& spec,
               Percentile(later, 0.5) * 1e6, Percentile(later, 0.9) * 1e6, Percentile(later, 0.99) * 1e6);
 }
 
-// The engine thread's part, with a step of `step_seconds` between two tokens.
+// Times the engine thread's part, with a step of `step_seconds` between two tokens.
 void BenchEngineThread(const sluice::inferd::GrammarVocabulary& vocabulary, double base) {
   sluice::inferd::GrammarManager grammars(vocabulary);
   std::mt19937 random(3);

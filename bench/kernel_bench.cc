@@ -1,19 +1,19 @@
-// Share of the read bandwidth that the host backend's kernels reach, for every instruction set, shape and
-// encoding, measured in one run over one mapping.
+// Share of the read bandwidth that the host backend's kernels reach, by instruction set, shape and encoding,
+// measured in one run over one mapping.
 //
-// Kinds, all for one token (decode) but the last:
+// Kinds, all for one token (decode) except the last:
 //   rows     MatMul over matrices of 16 MiB with rows of `hidden` values
-//   down     weighted sums of blocks of 64 neurons, whose rows are fetched a block ahead
-//   expert   MoeExperts: a layer's chosen experts at once, in an order that jumps
-//   prefill  MatMul and MoeExperts over many tokens: multiply-adds a second, and how many of bf16's
+//   down     weighted sums of blocks of 64 neurons, whose rows are fetched one block ahead
+//   expert   MoeExperts: all chosen experts of a layer, in an order that jumps
+//   prefill  MatMul and MoeExperts over many tokens: multiply-adds per second, also relative to bf16
 // Shapes: mixtral (Mixtral 8x7B: hidden 4096, width 14336, 2 experts), qwen3 (Qwen3-30B-A3B: 2048, 768, 8).
 //
-// Bytes are whole cache lines touched, scales and padding included. Beside every pass the base
-// (read_bandwidth.h) is measured over as many bytes with as many threads, before and after; the share is
-// against the better of the two, and the median over the rounds is printed with the lowest, so that a machine
-// that others use disturbs both sides alike. Passes walk through the whole mapping: nothing stays in a cache.
-// Cycles per byte: of all threads together (two threads at 0.1 and a base of 0.05 each take the same time);
-// "cached" is one thread over rows in the second-level cache: what the instructions alone take.
+// Bytes are whole cache lines touched, scales and padding included. Before and after every pass the baseline
+// (read_bandwidth.h) is measured over as many bytes with as many threads. The share is relative to the better
+// of the two; its median and minimum over the rounds are printed, so that other load on the machine affects
+// both sides alike. Passes walk through the whole mapping, so nothing stays in a cache. Cycles per byte count
+// all threads together (two threads at 0.1 and a baseline of 0.05 each take the same time); "cached" is one
+// thread over rows in the second-level cache, the cost of the instructions alone.
 //
 // kernel_bench [--size BYTES] [--pass BYTES] [--threads N] [--rounds N] [--isa best|avx2|avx2vnni|avx512|all]
 //              [--shape mixtral|qwen3|all] [--encoding NAME[,NAME...]|all] [--kind NAME[,NAME...]|all]
@@ -57,7 +57,7 @@ bool Chosen(const std::string& list, const std::string& name) {
   return false;
 }
 
-// A mapping full of values that are small and finite as bf16, as f16 and as codes.
+// Returns a mapping full of values that are small and finite as bf16, as f16 and as codes.
 std::byte* MakeWeights(const Options& options) {
   const uint64_t size = options.run.size;
   void* memory =
@@ -114,7 +114,7 @@ void PrintLines(const std::vector<Line>& lines, const std::string& isa, double h
 constexpr std::pair<const char*, CpuIsa> kIsas[] = {{"avx2", CpuIsa::kAvx2},
                                                     {"avx2vnni", CpuIsa::kAvx2Vnni},
                                                     {"avx512", CpuIsa::kAvx512},
-                                                    {"best", CpuIsa::kBest}};  // AMX, where it is
+                                                    {"best", CpuIsa::kBest}};  // AMX, if available
 
 std::string IsaWord(CpuIsa isa) {
   for (const auto& [name, known] : kIsas) {

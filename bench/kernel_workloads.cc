@@ -25,7 +25,7 @@ double Seconds(const std::function<void()>& body) {
 
 uint64_t StrideOf(const EncodingDescriptor& d, uint32_t cols) { return RoundStride(RowBytes(d, cols)); }
 
-// Down rows beside gate and up rows of `d`: block encodings have no sums.
+// Returns the encoding of down rows beside gate and up rows of `d`: block encodings have no weighted sums.
 EncodingDescriptor DownOf(const EncodingDescriptor& d) {
   return IsBlockEncoding(d.encoding) ? MakeDescriptor(Encoding::kQ8) : d;
 }
@@ -50,7 +50,8 @@ void Check(const absl::Status& status) {
 }
 
 double MeasureClock() {
-  // Three cycles a multiplication on every x86-64 CPU with AVX2; some fold additions of constants away.
+  // A multiplication takes three cycles on every x86-64 CPU with AVX2, while some fold additions of
+  // constants.
   constexpr int kRounds = 1000000;
   constexpr double kCycles = 3;
   double best = 0;
@@ -212,7 +213,7 @@ Pass KernelBench::DownPass(const EncodingDescriptor& d, uint32_t cols) {
   pass.bytes = static_cast<double>(blocks * block_bytes);
   pool_->BeginStep();
   pass.seconds = Seconds([&] {
-    // In tiles of 32 blocks, each a stream.
+    // Tiles of 32 blocks, each one stream.
     pool_->Run((blocks + 31) / 32, [&](uint32_t tile, uint32_t worker) {
       const uint32_t end = std::min(blocks, (tile + 1) * 32);
       cpu::RowFetch fetch;
@@ -286,7 +287,7 @@ Pass KernelBench::ExpertPass(const KernelShape& shape, const EncodingDescriptor&
   return pass;
 }
 
-// Rows or blocks within 200 KiB, over and over.
+// Times rows or blocks within 200 KiB, repeatedly.
 double KernelBench::CachedSpeed(const EncodingDescriptor& d, uint32_t cols, bool down) {
   const uint64_t stride = StrideOf(d, cols);
   const uint8_t* place = reinterpret_cast<const uint8_t*>(weights_);
@@ -311,7 +312,7 @@ double KernelBench::CachedSpeed(const EncodingDescriptor& d, uint32_t cols, bool
   dot.y = &y;
   dot.rows = rows;
   dot.tokens = 1;
-  cpu::RowFetch fetch;  // of nothing
+  cpu::RowFetch fetch;  // fetches nothing
   fetch.Clear(tuning_.fetch_distance);
   double best = 0;
   for (int i = 0; i < 200; ++i) {

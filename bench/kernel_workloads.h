@@ -1,6 +1,6 @@
-// Workloads of kernel_bench: passes over a mapping of weights, and the read bandwidth beside them.
+// Workloads of kernel_bench: passes over a mapping of weights, and the read bandwidth as their baseline.
 //
-// Thread safety: for one thread, which is worker 0 of the pools inside.
+// Thread safety: for one thread, which is worker 0 of the inner pools.
 #pragma once
 
 #include <cstddef>
@@ -20,7 +20,7 @@ namespace sluice::bench {
 
 struct KernelBenchOptions {
   uint64_t size = uint64_t{1} << 30;          // of the mapping
-  uint64_t pass_bytes = uint64_t{256} << 20;  // read in one pass, about
+  uint64_t pass_bytes = uint64_t{256} << 20;  // approximate bytes of one pass
   uint32_t threads = 0;                       // 0: the CPUs in the affinity mask
 };
 
@@ -32,7 +32,7 @@ struct KernelShape {
 };
 inline constexpr KernelShape kKernelShapes[] = {{"mixtral", 4096, 14336, 2}, {"qwen3", 2048, 768, 8}};
 
-// bf16 first: prefill is compared with it. "s": 8-bit scales and zeros in super-groups.
+// bf16 first, as prefill is compared with it. Suffix "s": 8-bit scales and zeros in super-groups.
 struct KernelEncoding {
   const char* name;
   EncodingDescriptor descriptor;
@@ -57,13 +57,13 @@ struct KernelWorkload {
   std::string encoding;
   std::string kind;
   std::function<Pass()> pass;
-  std::function<double()> cached;  // bytes per second of one thread in the cache, or none
+  std::function<double()> cached;  // bytes per second of one thread in the cache; may be empty
 };
 
 // Prints the error and ends the program.
 void Check(const absl::Status& status);
 
-// Cycles per second, by a chain of multiplications.
+// Returns the cycles per second, measured by a chain of multiplications.
 double MeasureClock();
 
 class KernelBench {
@@ -74,9 +74,9 @@ class KernelBench {
   uint32_t threads() const { return pool_->threads(); }
   // `kind`: rows, down or expert.
   KernelWorkload Workload(const KernelShape& shape, const KernelEncoding& encoding, const std::string& kind);
-  // Bytes per second that the threads can read; each call takes the next part of the mapping.
+  // Returns the bytes per second that the threads read; each call uses the next part of the mapping.
   double Base();
-  // Multiply-adds per second, the best of some rounds.
+  // Returns multiply-adds per second, the best of some rounds.
   double PrefillMatMul(const KernelEncoding& encoding, uint32_t rounds);
   double PrefillExperts(const KernelEncoding& encoding, uint32_t rounds);
   void PrintForkJoin();
@@ -84,15 +84,15 @@ class KernelBench {
  private:
   BufferRef Activations(uint64_t floats);
   WeightView View(const EncodingDescriptor& d, uint64_t offset, uint32_t rows, uint32_t cols) const;
-  // Where the next pass over `bytes` begins.
+  // Returns the beginning of the next pass over `bytes`.
   uint64_t NextPlace(uint64_t bytes);
   Pass RowsPass(const EncodingDescriptor& d, uint32_t cols);
   Pass DownPass(const EncodingDescriptor& d, uint32_t cols);
   Pass ExpertPass(const KernelShape& shape, const EncodingDescriptor& d, const std::vector<uint64_t>& order,
                   uint64_t* next);
   double CachedSpeed(const EncodingDescriptor& d, uint32_t cols, bool down);
-  // One block of at most 64 rows from `place` on, by worker `worker`.
-  // With quantized rows, `fetch` continues meanwhile.
+  // Adds one block of at most 64 rows from `place` on, by worker `worker`. With quantized rows, `fetch`
+  // continues meanwhile.
   void DownBlock(const EncodingDescriptor& d, uint32_t cols, const uint8_t* place, uint32_t worker,
                  cpu::RowFetch* fetch);
   void RunExperts(const uint64_t* order, uint32_t experts, uint32_t tokens, const EncodingDescriptor& d,
@@ -101,16 +101,16 @@ class KernelBench {
   const KernelBenchOptions options_;
   const std::byte* const weights_;
   const CpuIsa isa_;
-  const cpu::MemoryTuning tuning_ = cpu::TuningOfThisCpu();  // asking takes longer than a block
+  const cpu::MemoryTuning tuning_ = cpu::TuningOfThisCpu();  // kept, as querying takes longer than a block
   const cpu::KernelTable* table_ = nullptr;
   std::unique_ptr<Backend> backend_;
-  std::unique_ptr<ThreadPool> pool_;  // for what has no operation of its own
+  std::unique_ptr<ThreadPool> pool_;  // for work that no operation covers
   BufferId imported_ = kNoBuffer;
   BufferRef x_, y_;
   uint64_t place_ = 0;
   std::vector<float> coefficients_;
-  std::vector<std::vector<float>> sums_;        // of each worker
-  std::vector<std::vector<uint32_t>> scratch_;  // of each worker
+  std::vector<std::vector<float>> sums_;        // by worker
+  std::vector<std::vector<uint32_t>> scratch_;  // by worker
 };
 
 }  // namespace sluice::bench

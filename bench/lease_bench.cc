@@ -1,15 +1,15 @@
-// Leases on resident extents, visited at random over tables larger than the L2 cache, beside an uncontended
-// `lock xadd` of the same run. Target: lease p50 <= 8 x xadd. Once over tables of twice the L2 cache each,
-// once over 1.5 million extents (a pack of 400 GB); both in sealed memory files on huge pages, as weightd
-// makes them.
+// Cost of leases on resident extents, visited at random over tables larger than the L2 cache, relative to an
+// uncontended `lock xadd` in the same run. Target: lease p50 <= 8 x xadd. Measured over tables of twice the
+// L2 cache each, and over 1.5 million extents (a pack of 400 GB); both in sealed memory files on huge pages,
+// as weightd makes them.
 //
 // Workloads: `xadd` one private line; `lease` TryLease alone; `release` ReleaseLease alone; `pair` both in
-// turn, as one client does; `expert` the three extents of one expert leased together, per lease.
+// turn, as a client does; `expert` the three extents of one expert leased together, per lease.
 //
-// Then the same with company: four sessions lease at once, each its own pins, while weightd evicts and fills
-// beside them (TryEvict over all sessions' pins, as Store::Evict does); `busy` is a lease of one session
-// meanwhile, `busy xadd` the same threads' xadd on private lines. Their ratio is what eviction and
-// sharing cost.
+// Then the same under contention: four sessions lease at once, each with its own pins, while weightd evicts
+// and fills (TryEvict over all sessions' pins, as Store::Evict does); `busy` is a lease of one session
+// meanwhile, `busy xadd` the same threads' xadd on private lines. Their ratio is the cost of eviction and
+// sharing.
 //
 // Thread safety: the first part runs on one thread; in the second each session has a thread, and weightd one.
 #include <unistd.h>
@@ -33,7 +33,7 @@ namespace sluice {
 namespace {
 
 constexpr uint32_t kManyExtents = 3u << 19;
-constexpr int kBatch = 64;  // operations between two looks at the clock
+constexpr int kBatch = 64;  // operations between two reads of the clock
 constexpr int kBatches = 20000;
 
 double NowNanos() { return static_cast<double>(std::chrono::steady_clock::now().time_since_epoch().count()); }
@@ -139,7 +139,7 @@ class Bench {
   uint64_t checksum_ = 0;
 };
 
-// Four sessions and an evicting weightd on one residency table.
+// Four sessions and a weightd that evicts, on one residency table.
 class BusyBench {
  public:
   static constexpr int kSessions = 4;
@@ -156,7 +156,7 @@ class BusyBench {
     }
   }
 
-  // p50 and p99 of a lease, and of an xadd, in nanoseconds, over all sessions' batches.
+  // Measures p50 and p99 of a lease and of an xadd, in nanoseconds, over all sessions' batches.
   void Run(Result* lease, Result* xadd) {
     stop_.store(false);
     std::thread weightd([this] { Evict(); });
@@ -279,7 +279,7 @@ int Measure(uint32_t extents, bench::Results* results) {
     return 1;
   }
   Bench bench(extents, *std::move(states), *std::move(pins));
-  constexpr int kRounds = 5;  // interleaved, the median round counts: the machine is shared
+  constexpr int kRounds = 5;  // rounds are interleaved and their median counts, because the machine is shared
   struct Row {
     const char* name;
     Result (Bench::*run)();
@@ -312,7 +312,7 @@ int Measure(uint32_t extents, bench::Results* results) {
   return 0;
 }
 
-// Each table twice the L2 cache, in whole experts.
+// Returns the number of extents for which each table is twice the L2 cache, in whole experts.
 uint32_t ExtentsPastL2() {
   const long l2 = std::max(sysconf(_SC_LEVEL2_CACHE_SIZE), 1L << 20);
   return static_cast<uint32_t>(2 * l2 / static_cast<long>(sizeof(ResidencyEntry)) / 3 * 3);

@@ -1,13 +1,13 @@
-// Read rates of the disk and of a mapping for a pack's experts: the bound and the comparison of
+// Read rates of the disk and of a mapping for a pack's experts: the bound and the baseline of
 // capped_decode.py.
 //
 //   pack_reads direct PACK [LOOP [SEED]]
-//       bytes a second of the best bare O_DIRECT loop over random experts, or of the one that an earlier call
-//       named; other experts with another seed
+//       bytes per second of the best bare O_DIRECT loop over random experts, or of the LOOP that an earlier
+//       call named; another SEED reads other experts
 //   pack_reads mapped PACK TOKENS
-//       seconds a token of reading its experts through mmap, the first half unseen
+//       seconds per token of reading its experts through mmap; the first half of the tokens is not timed
 //
-// A token reads, in every layer, the layer's top-K experts drawn evenly, each byte once, on all CPUs.
+// In every layer a token reads top-K experts drawn evenly, each byte once, on all CPUs.
 // Prints one JSON object.
 //
 // Thread safety: runs on the main thread; a mapped token's experts are divided among threads that end with
@@ -44,7 +44,7 @@ struct Range {
   uint64_t bytes = 0;
 };
 
-// The run of extents of one expert; it is contiguous (pack/FORMAT.md).
+// Returns the extents of one expert, which are contiguous (pack/FORMAT.md).
 Range ExpertRange(const Pack& pack, uint32_t layer, uint32_t expert) {
   const ExtentRange extents = pack.expert_extents(layer, expert);
   const ExtentEntry& first = pack.extents()[extents.first];
@@ -103,7 +103,7 @@ uint64_t Sum(const std::byte* data, uint64_t bytes) {
 
 absl::Status Mapped(const Pack& pack, int tokens) {
   const UniqueFd fd(open(pack.file_path(PackFile::kExperts).c_str(), O_RDONLY | O_CLOEXEC));
-  // Bytes cached by other processes would count as read from disk.
+  // Drops pages cached by other processes, which would count as read from disk.
   if (!fd.valid() || fdatasync(fd.get()) != 0 || posix_fadvise(fd.get(), 0, 0, POSIX_FADV_DONTNEED) != 0) {
     return ErrnoToStatus(errno, "opening the experts and dropping them from the page cache");
   }

@@ -1,15 +1,15 @@
-// Quantization alone, and `sluice pack` over the same tensors: what reading, checking, transposing and
-// writing add to it. The mark: pack takes at most quantize / 0.6.
+// Quantization alone, and `sluice pack` over the same tensors: the overhead of reading, checking, transposing
+// and writing. Target: pack takes at most quantize / 0.6.
 //
 // usage: quantize_bench [--threads N] [--model DIR] [--work DIR] [--rounds N] [WORDS...]
-//   WORDS are encodings as `sluice pack --bits` takes them, with /GROUP and /GROUP/META to follow:
-//   q8 q4 q4/64/8 q3 q2 q2/16 are run if none is given. Dense matrices are stored the same way.
-//   Without --model a checkpoint is made in --work (TMPDIR or /tmp): 113 M weights in bf16, normal.
+//   WORDS: encodings as for `sluice pack --bits`, optionally with /GROUP and /GROUP/META; default:
+//   q8 q4 q4/64/8 q3 q2 q2/16. Dense matrices are stored the same way.
+//   Without --model a checkpoint of 113 M normally distributed bf16 weights is made in --work (TMPDIR or
+//   /tmp).
 //
-// Both sides take the same units in the same order on the same threads. `quantize` encodes rows that lie in
-// memory as float32 into a buffer of one row; `pack` is PackModel from the source's files in the page cache
-// to a pack on disk, synced. Rounds alternate; medians are printed, in millions of weights a second and
-// thread.
+// Both sides process the same units in the same order on the same threads. `quantize` encodes float32 rows
+// from memory into a buffer of one row; `pack` is PackModel from the source's files in the page cache to a
+// synced pack on disk. Rounds alternate; medians are printed, in millions of weights per second and thread.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -42,7 +42,7 @@ struct Arguments {
   std::vector<std::string> words;
 };
 
-// A matrix in memory and the encoding that its rows get.
+// A matrix in memory and the encoding of its rows.
 struct Matrix {
   uint32_t rows = 0;
   uint32_t cols = 0;
@@ -109,7 +109,7 @@ absl::StatusOr<double> QuantizeSeconds(const Units& units, uint32_t workers) {
   return SecondsSince(start);
 }
 
-// "q4/64/8".
+// Parses a word such as "q4/64/8".
 absl::StatusOr<Recipe> RecipeOf(const std::string& word) {
   RecipeOptions words;
   words.bits = word.substr(0, word.find('/'));

@@ -1,13 +1,13 @@
-// Random O_DIRECT reads of 64 KiB to 1 MiB through weightd, as shares of what bare loops reach with the same
-// reads of the same file in the same run, at their best depth.
+// Random O_DIRECT reads of 64 KiB to 1 MiB through weightd, as shares of the rate of bare loops at their best
+// depth, with the same reads of the same file in the same run.
 //
-//   reader_bench [FILE [SIZE]]     (a file of 2 GiB is written under /tmp unless one is named; SIZE: one row
-//                                   alone, "64 KiB", "256 KiB", "1 MiB" or "mixed")
+//   reader_bench [FILE [SIZE]]     (without FILE 2 GiB are written under /tmp; SIZE selects one row:
+//                                  "64 KiB", "256 KiB", "1 MiB" or "mixed")
 //
-// Workloads, for each engine: `reader` the BlockReader alone, 192 jobs submitted, every chunk hashed as
-// weightd verifies it; `store` fill requests over the rings of a WeightStore that evicts for each of them.
-// Every round runs all of them one after the other in turning order; a share is the median over rounds of
-// (workload / bare loop of the same round).
+// Workloads, for each engine: `reader` the BlockReader alone, with 192 jobs submitted and every chunk hashed
+// as weightd verifies it; `store` fill requests over the rings of a WeightStore that must evict for each of
+// them. Every round runs all of them in a rotating order; a share is the median over rounds of (workload /
+// bare loop of the same round).
 //
 // Thread safety: runs on the main thread; readers and stores have threads of their own.
 #include <fcntl.h>
@@ -49,12 +49,12 @@ constexpr uint64_t kRoundBytes = 384ull << 20;
 constexpr uint64_t kStoreBudget = 256ull << 20;
 constexpr int kRounds = 7;
 constexpr size_t kOutstanding = 192;
-// Bytes of the buffers that loops and readers fill in turn, whatever the size of the reads: the store keeps
-// what it reads, and a virtual disk copies faster into a few buffers that stay in the cache.
+// Bytes of the buffers that loops and readers fill in turn, for any size of reads: the store keeps what it
+// reads, and a virtual disk copies faster into a few buffers that stay in the cache.
 constexpr uint64_t kBufferBytes = 192ull << 20;
 constexpr uint64_t kChecksumChunk = 256 * 1024;
 
-// Cost of verifying a chunk: the same hash over the same bytes.
+// Verifies a chunk at the cost of weightd's check: the same hash over the same bytes.
 absl::Status Hash(std::span<const std::byte> bytes) {
   for (size_t at = 0; at < bytes.size(); at += kChecksumChunk) {
     if (ChunkChecksum(0, at, {bytes.data() + at, std::min<size_t>(kChecksumChunk, bytes.size() - at)}) == 0) {
@@ -64,7 +64,7 @@ absl::Status Hash(std::span<const std::byte> bytes) {
   return absl::OkStatus();
 }
 
-// The pieces of the file as a pack's extents.
+// The pieces of the file as extents of a pack.
 class PieceSource final : public weightd::ExtentSource {
  public:
   PieceSource(std::string path, std::vector<Piece> pieces)
@@ -118,7 +118,7 @@ std::unique_ptr<weightd::BlockReader> MakeReader(bool ring, const Clock* clock) 
   return std::make_unique<weightd::UringReader>(std::move(options));
 }
 
-// A BlockReader with kOutstanding jobs in it, into all buffers in turn.
+// Runs a BlockReader with kOutstanding jobs, into all buffers in turn.
 class ReaderLoop {
  public:
   ReaderLoop(bool ring, const std::string& path, const ReadBuffers* buffers)
@@ -171,10 +171,10 @@ class ReaderLoop {
   std::deque<uint64_t> free_ ABSL_GUARDED_BY(mutex_);
   bool failed_ ABSL_GUARDED_BY(mutex_) = false;
   bool ready_ = false;
-  std::unique_ptr<weightd::BlockReader> reader_;  // last: its threads use the others
+  std::unique_ptr<weightd::BlockReader> reader_;  // last: its threads use the members above
 };
 
-// A store that holds an eighth of the file, asked for extents in an order in which none is there.
+// Runs a store that holds an eighth of the file, and requests extents in an order in which none is resident.
 class StoreLoop {
  public:
   StoreLoop(bool ring, const std::string& path, const std::vector<Piece>& pieces) {
@@ -223,10 +223,10 @@ class StoreLoop {
 
 struct Workload {
   std::string name;
-  std::function<bool(size_t first, size_t count)> read;  // of the pieces
+  std::function<bool(size_t first, size_t count)> read;  // reads pieces [first, first + count)
   std::vector<double> shares;
   std::vector<double> rates;
-  std::vector<double> cpu;  // seconds of this process a second
+  std::vector<double> cpu;  // CPU seconds of this process per second
 };
 
 double CpuSeconds() {
@@ -236,7 +236,7 @@ double CpuSeconds() {
          1e-6 * static_cast<double>(use.ru_utime.tv_usec + use.ru_stime.tv_usec);
 }
 
-// The whole file as pieces of these lengths in turn, in random order.
+// Cuts the whole file into pieces of these lengths in turn, in random order.
 std::vector<Piece> Cut(uint64_t file_bytes, const std::vector<uint64_t>& lengths) {
   std::vector<Piece> pieces;
   uint64_t at = 0;
@@ -248,7 +248,7 @@ std::vector<Piece> Cut(uint64_t file_bytes, const std::vector<uint64_t>& lengths
   return pieces;
 }
 
-// All workloads over `pieces`, the first of which has the number `first`. Workload 0 is the bare loop.
+// Runs all workloads over `pieces`, which begin at number `first`. Workload 0 is the bare loop.
 absl::Status RunRound(int round, size_t first, std::span<const Piece> pieces,
                       std::vector<Workload>* workloads) {
   uint64_t bytes = 0;

@@ -3,9 +3,9 @@
 
 usage: report.py [--out lab/docs/performance.md] FILE.json ...
 
-Each file is what `sluice bench -o json` prints, or a benchmark's `--json FILE`. Their figures go into the table of this
-machine, which is known by its CPU (/proc/cpuinfo) and the threads that computed, or into the table that the file names;
-rows of the same name are replaced, other tables stay as they are. The text above the tables is HEADER below: change it here. Exit status 1,
+Each file is the output of `sluice bench -o json`, or a benchmark's `--json FILE`. Their figures go into this machine's table,
+identified by its CPU (/proc/cpuinfo) and the number of compute threads, or into the table that the file names; rows of the
+same name are replaced, other tables stay unchanged. The text above the tables is HEADER below: change it here. Exit status 1,
 and nothing is written, if a file is not understood or the document would be longer than 150 lines.
 """
 import argparse
@@ -36,7 +36,7 @@ COLUMNS = "| program | what | figure |\n|---|---|---|\n"
 
 
 class Wrong(Exception):
-    """A file that is not what it should be."""
+    """An input that cannot be understood."""
 
 
 def cpu_name(path="/proc/cpuinfo"):
@@ -48,13 +48,13 @@ def cpu_name(path="/proc/cpuinfo"):
 
 
 def number(value):
-    """Three digits that count, without an exponent."""
+    """Formats three significant digits, without an exponent."""
     text = f"{value:.3g}"
     return f"{value:.0f}" if "e" in text else text
 
 
 def bench_rows(results):
-    """Of `sluice bench`: (threads, [(program, what, figure)])."""
+    """Returns (threads, [(program, what, figure)]) of `sluice bench` results."""
     rows = []
     for result in results:
         what = f"{result['model']}, {result['preset']}, {result['test']}, batch {result['batch']}"
@@ -68,7 +68,7 @@ def bench_rows(results):
 
 
 def rows_of(path):
-    """Of a file: its own table's name or None, the threads, the rows."""
+    """Returns (name of its own table or None, threads, rows) of a result file."""
     try:
         with open(path, encoding="utf-8") as file:
             found = json.load(file)
@@ -85,7 +85,7 @@ def cell(text):
 
 
 def read_tables(text):
-    """Of a document: rows by machine, each {(program, what): figure}, as they stand there."""
+    """Returns the rows of a document by machine: {machine: {(program, what): figure}}."""
     tables = {}
     for section in re.split(r"^## ", text, flags=re.M)[1:]:
         machine, _, body = section.partition("\n")
@@ -96,7 +96,7 @@ def read_tables(text):
 
 
 def document(old, machine_of, paths):
-    """The new text of the document whose text was `old`."""
+    """Returns the new text of the document whose text was `old`."""
     tables = read_tables(old)
     for path in paths:
         own, threads, rows = rows_of(path)

@@ -1,4 +1,4 @@
-// Results of a benchmark, for lab/docs/performance.md: `--json FILE` of every program that has it, read by
+// Results of a benchmark for lab/docs/performance.md: the `--json FILE` of every program that has it, read by
 // bench/report.py.
 //
 // Thread safety: thread-compatible; filled by the main thread.
@@ -20,7 +20,7 @@ namespace sluice::bench {
 
 class Results {
  public:
-  // Takes `--json FILE` out of the arguments, so that the program's own reading of them does not change.
+  // Removes `--json FILE` from the arguments before the program parses the rest.
   Results(const char* program, int* argc, char** argv) : program_(program) {
     int kept = 1;
     for (int i = 1; i < *argc; ++i) {
@@ -33,16 +33,16 @@ class Results {
     *argc = kept;
   }
 
-  // The table that the figures belong into, where they are not of this machine.
+  // Names the table for the figures if they are not this machine's.
   void Of(std::string table) { table_ = std::move(table); }
 
-  // One figure. `what` names it among the program's own; of a name that comes twice the last counts.
+  // Adds a figure. `what` names it within the program; a repeated name replaces the earlier figure.
   void Add(const std::string& what, double value, const std::string& unit) {
     rows_.push_back(
         absl::StrFormat("{\"what\":%s,\"value\":%.6g,\"unit\":%s}", Quoted(what), value, Quoted(unit)));
   }
 
-  // Writes the file, if one was asked for. False, with a line on stderr, if it could not be written.
+  // Writes the file if one was requested. False, with a line on stderr, on failure.
   bool Write(uint32_t threads) const {
     if (file_.empty()) {
       return true;

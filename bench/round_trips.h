@@ -1,4 +1,4 @@
-// Shared parts of the round-trip benchmarks: the raw wake to compare with, and timing.
+// Shared parts of the round-trip benchmarks: the raw wake as their baseline, and timing.
 //
 // Thread safety: thread-compatible; RawWake has a thread of its own for the other side.
 #pragma once
@@ -26,7 +26,7 @@ inline double Quantile(std::vector<double> samples, double share) {
   return samples[static_cast<size_t>(share * static_cast<double>(samples.size() - 1))];
 }
 
-// The same descriptors and calls as a session's wake, and nothing else.
+// Uses the same descriptors and calls as a session's wake, and nothing else.
 class RawWake {
  public:
   RawWake() : bell_(eventfd(0, EFD_NONBLOCK)), epoll_(epoll_create1(0)) {
@@ -70,14 +70,14 @@ class RawWake {
   std::thread server_;
 };
 
-// Quantiles of each round.
+// Quantiles by round.
 struct Row {
   const char* name;
   std::vector<double> p50;
   std::vector<double> p99;
 };
 
-// Adds one round of `trips` calls of `trip`, which returns false on failure. Microseconds.
+// Adds one round of `trips` calls of `trip`, which returns false on failure. Times are in microseconds.
 template <typename Trip>
 bool Time(Row* row, Trip trip, int trips = 2000) {
   std::vector<double> samples;

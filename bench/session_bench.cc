@@ -1,12 +1,12 @@
-// inferd's session with a weightd process: what a resident extent costs by lease and by ring request, beside
-// a unary RPC on the same socket and the raw round trip of the ring's wake. Rounds are interleaved and the
-// median of rounds counts.
+// inferd's session with a weightd process: cost of a resident extent by lease and by ring request, relative
+// to a unary RPC on the same socket and to the raw round trip of the ring's wake. Rounds are interleaved and
+// their median counts.
 //
-// Workloads: `raw wake` a byte written and read; `request` Submit to Poll of one resident extent; `unary RPC`
-// GetStats; `lease` TryLease and Release of extents at random, per pair; `xadd` an uncontended
-// lock xadd over a table as large, per operation.
+// Workloads: `raw wake` a byte written and read; `request` from Submit to Poll for one resident extent;
+// `unary RPC` GetStats; `lease` TryLease and Release of extents at random, per pair; `xadd` an uncontended
+// lock xadd over a table of the same size, per operation.
 //
-// Thread safety: runs on the main thread; weightd is a process of its own.
+// Thread safety: runs on the main thread; weightd is a separate process.
 #include <cstdio>
 #include <memory>
 #include <random>

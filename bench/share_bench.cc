@@ -1,9 +1,10 @@
-// Effect of one session's prefetch flood on another session's demands: a demand's latency alone and beside
-// the flood, on a real file with O_DIRECT, in turns within one run. Target: p99 beside / p99 alone < 2.
+// Effect of one session's prefetch flood on another session's demands: latency of a demand alone and during
+// the flood, on a real file with O_DIRECT, in turns within one run. Target: p99 with the flood / p99 alone <
+// 2.
 //
-// Workloads: the demand asks for one expert at random (three parts of 1 MiB) and waits for it, with a pause
-// as long as a small step between two; the flood keeps 64 prefetches of other experts queued. The memory
-// holds an eighth of the file, so nearly everything is read.
+// Workloads: the demand requests one expert at random (three parts of 1 MiB) and waits for it, with a pause
+// as long as a small step between two requests; the flood keeps 64 prefetches of other experts queued. The
+// memory holds an eighth of the file, so nearly everything is read.
 //
 // usage: share_bench [FOLDER] [uring|pread]: the file of 768 MiB is written to FOLDER (default /var/tmp).
 //
@@ -35,7 +36,7 @@ constexpr uint64_t kMiB = 1024 * 1024;
 constexpr uint32_t kLayers = 32;
 constexpr uint32_t kExperts = 8;
 constexpr int kRounds = 6;
-constexpr int kDemands = 60;  // in a round, half of the time alone
+constexpr int kDemands = 60;  // per round, half of them alone
 constexpr auto kPause = std::chrono::milliseconds(2);
 
 double NowMicros() {
@@ -60,7 +61,7 @@ bool WriteFile(const FakeExtentSource& source) {
   return ok;
 }
 
-// Prefetches of random experts of the upper half, 64 at a time, while `on`.
+// Keeps 64 prefetches of random experts of the upper half queued while `on`.
 void Flood(LocalClient* client, const std::atomic<bool>* on, const std::atomic<bool>* stop) {
   std::mt19937_64 random(2);
   uint64_t id = 0;
@@ -94,7 +95,7 @@ bool Demands(LocalClient* client, std::atomic<bool>* flood, Latencies* latencies
   for (int round = 0; round < kRounds; ++round) {
     for (const bool beside : {false, true}) {
       flood->store(beside);
-      std::this_thread::sleep_for(std::chrono::milliseconds(150));  // the flood rises, or runs dry
+      std::this_thread::sleep_for(std::chrono::milliseconds(150));  // the flood builds up, or ends
       for (int i = 0; i < kDemands; ++i) {
         const double start = NowMicros();
         client->Submit(LocalClient::FillExpert(++id, static_cast<uint32_t>(random() % (kLayers / 2)),

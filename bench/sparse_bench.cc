@@ -1,11 +1,11 @@
-// Time saved by masks: time of a layer's experts at several sparsities against the time that the touched
-// bytes take at this machine's read bandwidth, measured in the same run over the same mapping.
+// Time saved by masks: time of a layer's experts at several sparsities relative to the time in which this
+// machine reads the touched bytes, measured in the same run over the same mapping.
 //
-//   masks   one token; all routed experts of a layer in one region; each order, encoding and sparsity.
-//           `x` is time / (bytes of whole cache lines touched / bandwidth); the target is 1.25 (bf16,
-//           q8), 1.4 (q4) or 1.8 (q3, q2) times that, plus 3 us where the bytes take less than 20 us.
-//   floe    FloE's Table 1: one Mixtral expert, time at 0 % over time at each sparsity, beside the paper's.
-//   intra   intra-expert's table: MoE layer speed-up by sparsity and batch size with the cut-over that the
+//   masks   one token, all routed experts of a layer in one region, by order, encoding and sparsity. `x` is
+//           time / (bytes of whole cache lines touched / bandwidth); target: at most 1.25 (bf16, q8), 1.4
+//           (q4) or 1.8 (q3, q2), plus 3 us where the bytes take less than 20 us.
+//   floe    FloE's Table 1: one Mixtral expert, time at 0 % over time at each sparsity, with the paper's.
+//   intra   intra-expert's table: MoE layer speed-up by sparsity and batch size, with the switch that the
 //           start-up profile finds; `paired` is the median of sparse time over dense time, run in turns.
 //
 // sparse_bench [--size BYTES] [--threads N] [--isa best|avx2|avx2vnni|avx512] [--rounds N]
@@ -139,8 +139,8 @@ class Bench {
   struct Point {
     double sparsity = 0;
     Masking masking;
-    double seconds = 1e9;  // of a layer, the best round's
-    double kept = 0;       // coefficients of a layer
+    double seconds = 1e9;  // time of a layer in the best round
+    double kept = 0;       // kept coefficients of a layer
   };
 
   // Times every point over the whole mapping, in turns.
@@ -280,13 +280,13 @@ class Bench {
     std::printf("   %s\n", *std::max_element(paired.begin(), paired.end()) <= 1.02 ? "" : "over 1.02");
   }
 
-  // Median of masked time over dense time; both run each layer, one after the other, in changing order.
+  // Returns the median of masked time over dense time; each layer runs both, in alternating order.
   double Paired(const Routing& routing, const Masking& masking) {
     const uint32_t layers = std::max(1u, layers_.Layers(static_cast<uint32_t>(routing.rows.size())));
     std::vector<double> ratios;
     layers_.backend().BeginStep();
     const auto start = std::chrono::steady_clock::now();
-    // Layers are far apart in the mapping, so each of the two reads from memory.
+    // Layers are far apart in the mapping, so both read from memory.
     for (uint32_t i = 0; ratios.size() < 5 || (Seconds(start) < 0.3 && ratios.size() < 400); ++i) {
       double seconds[2];
       for (uint32_t j = 0; j < 2; ++j) {
@@ -351,7 +351,7 @@ int main(int argc, char** argv) {
                  "[--json FILE]\n");
     return 2;
   }
-  std::setvbuf(stdout, nullptr, _IOLBF, 0);  // lines appear as they are measured
+  std::setvbuf(stdout, nullptr, _IOLBF, 0);  // prints lines as they are measured
   sluice::Bench(options, &results).Run();
   const uint32_t threads = options.threads != 0 ? options.threads : std::thread::hardware_concurrency();
   return results.Write(threads) ? 0 : 1;

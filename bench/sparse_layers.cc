@@ -21,9 +21,9 @@ constexpr uint32_t kMaxBenchHidden = 4096;
 constexpr uint32_t kMaxBenchWidth = 14336;
 constexpr uint32_t kMaxBenchTopK = 8;
 
-// Sixteen-bit values that are small and finite as bf16, as f16 and as codes.
+// Fills the mapping with 16-bit values that are small and finite as bf16, as f16 and as codes.
 void Fill(std::byte* mapping, uint64_t bytes) {
-  std::vector<uint16_t> pattern((1 << 20) + 3083);  // no multiple of a row: rows differ
+  std::vector<uint16_t> pattern((1 << 20) + 3083);  // not a multiple of a row, so rows differ
   std::mt19937 random(1);
   for (uint16_t& value : pattern) {
     value = static_cast<uint16_t>(0x3c00u | (random() & 0x80ffu));
@@ -34,7 +34,7 @@ void Fill(std::byte* mapping, uint64_t bytes) {
   }
 }
 
-// Average bytes of the cache lines that one row touches.
+// Returns the average bytes of the cache lines that one row touches.
 double LineBytes(const EncodingDescriptor& d, uint32_t cols) {
   const uint64_t bytes = RowBytes(d, cols);
   const uint64_t stride = RoundStride(bytes);

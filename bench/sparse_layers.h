@@ -1,7 +1,7 @@
-// Layers of experts over one large mapping, for benchmarks of masks: every layer takes its experts from
-// another place of the mapping, and thresholds are found that keep a wanted share of the coefficients.
+// Layers of experts over one large mapping, for benchmarks of masks. Every layer takes its experts from
+// another place of the mapping; thresholds are searched for a given share of kept coefficients.
 //
-// Thread safety: for one thread; the backend runs its own workers.
+// Thread safety: for one thread; the backend has its own workers.
 #pragma once
 
 #include <cstddef>
@@ -18,11 +18,11 @@ struct LayerShape {
   std::string name;
   uint32_t hidden = 0;
   uint32_t width = 0;
-  uint32_t experts = 0;  // of a layer
+  uint32_t experts = 0;  // per layer
   uint32_t top_k = 0;
 };
 
-// Storage of an expert's parts: three streams, each of its own stride.
+// Encodings of an expert's parts: three streams, each with its own stride.
 struct ExpertKind {
   std::string name;
   EncodingDescriptor up, gate, down;
@@ -30,7 +30,7 @@ struct ExpertKind {
 
 // Assignment of tokens to a layer's experts.
 struct Routing {
-  std::vector<std::vector<uint32_t>> rows, slots;  // of each expert of the layer; empty: not used
+  std::vector<std::vector<uint32_t>> rows, slots;  // by expert of the layer; empty: not used
   uint32_t tokens = 0;
   uint32_t slot_count = 0;
 };
@@ -42,34 +42,34 @@ struct Masking {
 
 class SparseLayers {
  public:
-  // Ends the process with a message if there is no memory or no such instruction set.
+  // Ends the process with a message if memory or the instruction set is missing.
   SparseLayers(uint64_t bytes, uint32_t threads, CpuIsa isa, uint32_t max_tokens);
   ~SparseLayers();
   SparseLayers(const SparseLayers&) = delete;
   SparseLayers& operator=(const SparseLayers&) = delete;
 
   Backend& backend() { return *backend_; }
-  // Best bytes per second of the mapping, by the backend's threads.
+  // Returns the best read bandwidth of the backend's threads over the mapping, in bytes per second.
   double MeasureBandwidth() const;
 
-  // Everything below is of this shape and kind. Scales the activations so that dots are about 1.5.
-  // UNIMPLEMENTED where the backend has no kernels for the kind.
+  // Selects the shape and kind for all functions below, and scales the activations so that dot products are
+  // about 1.5. UNIMPLEMENTED if the backend has no kernels for the kind.
   absl::Status Use(const LayerShape& shape, const ExpertKind& kind);
-  // Whole layers in the mapping: `used` experts each.
+  // Returns the number of whole layers of `used` experts each that fit into the mapping.
   uint32_t Layers(uint32_t used) const;
-  // The threshold that keeps about this share of the coefficients.
+  // Returns the threshold that keeps about this share of the coefficients.
   float ThresholdFor(SparsityOrder order, double kept);
-  // One token to top_k experts; several tokens to top_k random experts each.
+  // Route one token to top_k experts, or several tokens to top_k random experts each.
   Routing RouteOne() const;
   Routing RouteRandomly(uint32_t tokens, uint64_t seed) const;
-  // Runs layer `layer`; returns the coefficients kept.
+  // Runs layer `layer`; returns the number of kept coefficients.
   uint64_t Run(uint32_t layer, const Routing& routing, const Masking& masking);
 
-  // Cache lines, in bytes, of all rows of the lead part (kProduct: of two parts), and of one more kept row in
-  // the parts that the mask spares. kNone: everything is in `always`.
+  // Bytes of the cache lines of all rows of the lead part (kProduct: of two parts), and of each kept row in
+  // the other parts. kNone: everything is in `always`.
   struct Bytes {
-    double always = 0;    // one expert
-    double per_kept = 0;  // one neuron
+    double always = 0;    // per expert
+    double per_kept = 0;  // per kept neuron
   };
   Bytes BytesOf(SparsityOrder order) const;
 

@@ -1,10 +1,10 @@
-// Transfers into a slab, through a WeightStore whose packs are in memory, beside memcpy of the same run:
-// whole experts and gathers of 1 KB rows without a link (targets 0.90 and 0.75 of memcpy with the same
-// threads and sizes), then over a modelled link (targets 0.95 and 0.88 of its rate), then FloE's Figure 7:
-// the link's share that listed neurons reach over the chunk's size, row by row and compact; then what a
-// demand waits for beside a flood of prefetch over a link (target: p99 below twice that alone).
+// Transfers into a slab, through a WeightStore whose packs are in memory, relative to memcpy in the same run:
+// whole experts and gathers of 1 KB rows without a link (targets: 0.90 and 0.75 of memcpy with the same
+// threads and sizes), then over a modelled link (targets: 0.95 and 0.88 of its rate). Then FloE's Figure 7:
+// the link's share that listed neurons reach by chunk size, row by row and compact. Then the wait of a demand
+// during a flood of prefetches over a link (target: p99 below twice that alone).
 //
-// Thread safety: a thread for each client beside the store's own.
+// Thread safety: one thread per client besides the store's own.
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -33,7 +33,7 @@ namespace {
 constexpr uint64_t kRow = 1024;
 constexpr uint64_t kPart = 4ull << 20;
 constexpr uint64_t kExpert = 3 * kPart;
-// 1.5 GiB of experts and 0.75 of slab: no cache holds either.
+// 1.5 GiB of experts and 0.75 GiB of slab: no cache holds either.
 constexpr uint32_t kExperts = 128;
 constexpr uint32_t kSlots = 64;
 constexpr uint32_t kWidth = kPart / kRow;
@@ -76,8 +76,8 @@ class StoreBench {
     return bench;
   }
 
-  // Gigabytes a second of `count` transfers, four outstanding, of the experts behind those of the call
-  // before.
+  // Returns the gigabytes per second of `count` transfers, four outstanding, of the experts after those of
+  // the last call.
   double Transfers(int count, bool gather) {
     const double begin = Seconds();
     uint64_t bytes = 0;
@@ -102,7 +102,7 @@ class StoreBench {
     return static_cast<double>(bytes) / (Seconds() - begin) / 1e9;
   }
 
-  // As many bytes by memcpy on `threads` threads, a mebibyte at a time, behind those of the call before.
+  // Copies as many bytes by memcpy on `threads` threads, one MiB at a time, after those of the last call.
   double Memcpy(int count, int threads) {
     const uint64_t piece = 1 << 20;
     const uint64_t pieces = static_cast<uint64_t>(count) * kExpert / piece;
@@ -125,7 +125,7 @@ class StoreBench {
     }
     return static_cast<double>(pieces * piece) / (Seconds() - begin) / 1e9;
   }
-  // Microseconds of each of `count` transfers of whole experts, one at a time.
+  // Returns the microseconds of each of `count` transfers of whole experts, one at a time.
   std::vector<double> Demands(int count) {
     std::vector<double> micros;
     CompletionEntry done;
@@ -158,7 +158,7 @@ class StoreBench {
       }
     }
   }
-  // A second client of the same store and pack, with a slab and a link of its own.
+  // Creates a second client of the same store and pack, with its own slab and link.
   std::unique_ptr<StoreBench> Another(double gbps, double latency_us) {
     auto other = std::make_unique<StoreBench>();
     other->store_ = store_;
@@ -167,7 +167,7 @@ class StoreBench {
   double gathered_share() const { return static_cast<double>(listed_) / kWidth; }
 
  private:
-  // A session with a slab on a link of its own.
+  // Opens a session with a slab on its own link.
   bool Open(uint32_t pack, double gbps, double latency_us) {
     auto memory = CreateSharedMemory("slab", kSlots * kExpert, PeerAccess::kReadWrite);
     weightd::SessionParams params;
@@ -268,7 +268,8 @@ double Quantile(std::vector<double> values, double q) {
   return values[static_cast<size_t>(q * static_cast<double>(values.size() - 1))];
 }
 
-// A demand of 12 MiB alone, and beside another session's flood of prefetches on a link of its own, in turns.
+// Measures a demand of 12 MiB alone, and during another session's flood of prefetches on its own link, in
+// turns.
 void Shared(double gbps, double latency_us, bench::Results* results) {
   const auto one = StoreBench::Make(1, gbps, latency_us);
   const auto two = one == nullptr ? nullptr : one->Another(gbps, latency_us);
@@ -296,7 +297,8 @@ void Shared(double gbps, double latency_us, bench::Results* results) {
   }
 }
 
-// One expert's listed neurons over a modelled link by the engine alone: the share of the link's rate.
+// Returns the share of the link's rate for one expert's listed neurons over a modelled link, by the engine
+// alone.
 double Figure7(double gbps, double latency_us, bool compact, uint32_t chunk, bool row_by_row) {
   constexpr uint64_t kFloeRow = 8192;  // 4096 values of f16, as Mixtral's
   constexpr uint32_t kFloeWidth = 1792;
@@ -325,7 +327,7 @@ double Figure7(double gbps, double latency_us, bool compact, uint32_t chunk, boo
   CondVar woken;
   TransferEngine::Options options;
   if (row_by_row) {
-    options.schedule = {.window_bytes = 1, .min_chunks = 1};  // a copy is waited for before the next
+    options.schedule = {.window_bytes = 1, .min_chunks = 1};  // waits for each copy before the next
   }
   TransferEngine engine(options, &clock, [&] {
     MutexLock lock(&mutex);

@@ -20,7 +20,7 @@ namespace sluice::bench {
 namespace {
 
 constexpr uint32_t kHeadDim = 128;
-constexpr uint32_t kNeuronsOfAnExpert = 64;  // where kernels are counted, not what they do
+constexpr uint32_t kNeuronsOfAnExpert = 64;  // only decides where kernels are counted, not their work
 
 void Check(const absl::Status& status) {
   if (!status.ok()) {
@@ -34,7 +34,7 @@ T Get(absl::StatusOr<T> value) {
   return *std::move(value);
 }
 
-// Device cuda on a fresh fake, and data for it.
+// Device cuda on a new fake, and its data.
 class Bench {
  public:
   Bench(const Model& model, int capability) : random_(7) {
@@ -64,8 +64,8 @@ class Bench {
     Check(queue().Upload(values.data(), 4 * cols, ref));
     return {ref, cols};
   }
-  // Random codes, scales of one size, zeros in the middle. Registered host memory: the interpreter keeps no
-  // history of its bytes.
+  // Fills a matrix with random codes, scales of one size and zeros in the middle of the range. Uses
+  // registered host memory, for whose bytes the interpreter keeps no history.
   WeightView Matrix(Encoding encoding, uint32_t rows, uint32_t cols) {
     WeightView view;
     view.encoding = MakeDescriptor(encoding);
@@ -86,7 +86,7 @@ class Bench {
     const uint64_t groups = plain ? 0 : GroupsPerRow(view.encoding, cols);
     for (uint32_t r = 0; r < rows; ++r) {
       uint8_t* const scales = base + r * view.stride + ScaleOffset(view.encoding, cols);
-      if (encoding == Encoding::kMxfp4) {  // exponents, no zeros
+      if (encoding == Encoding::kMxfp4) {  // exponents; it has no zeros
         std::fill_n(scales, groups, kExponent);
         continue;
       }
@@ -115,7 +115,7 @@ class Bench {
     Check(queue().Wait(queue().Record()));
     return values;
   }
-  // The launches since the last call.
+  // Returns the launches since the last call.
   std::vector<cuda_fake::KernelCounts> TakeLaunches() {
     Check(queue().Wait(queue().Record()));
     std::vector<cuda_fake::KernelCounts> launches = cuda_fake::TakeKernelCounts();
@@ -191,7 +191,8 @@ Counted CountSparseExperts(const Model& model, Encoding encoding, int capability
   Check(bench.queue().Wait(bench.queue().Record()));
   const double row_bytes = static_cast<double>(RowBytes(experts[0].up.encoding, model.hidden));
   for (const uint32_t neurons : kept) {
-    counted.bytes += row_bytes * (model.width + 2.0 * neurons);  // all of up; of gate and down what counts
+    counted.bytes +=
+        row_bytes * (model.width + 2.0 * neurons);  // all of up; of gate and down the active neurons
   }
   return counted;
 }

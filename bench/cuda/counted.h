@@ -1,7 +1,7 @@
-// Operations of one token on device cuda, run on the fake: what their launches ask for. A failure ends the
-// program.
+// Operations of one token on device cuda, run on the fake to count what their launches access. A failure ends
+// the program.
 //
-// Thread safety: none; the fake is one.
+// Thread safety: none; the fake is a single instance.
 #pragma once
 
 #include <cstdint>
@@ -20,24 +20,24 @@ struct Model {
   uint32_t top_k;
   uint32_t heads;
   uint32_t kv_heads;
-  uint32_t rows;  // of a product
+  uint32_t rows;  // rows of the matrix in CountProduct()
   uint32_t positions;
 };
 
-// The minimum that an operation needs, and the counts of its launches.
+// Minimum bytes of an operation, and the counts of its launches.
 struct Counted {
   double bytes = 0;
   std::vector<cuda_fake::KernelCounts> launches;
 };
 
-// `capability`: of the PTX. A product with a matrix of model.rows rows; the model's top_k experts, of which
-// up leaves 80 % of the neurons out; attention over all positions.
+// Count a product with a matrix of model.rows rows; the model's top_k experts, with 80 % of the neurons left
+// out by up; attention over all positions. `capability`: compute capability of the PTX.
 Counted CountProduct(const Model& model, Encoding encoding, int capability);
 Counted CountSparseExperts(const Model& model, Encoding encoding, int capability);
 Counted CountAttention(const Model& model, int capability);
 
-// The kernels of a layer for one token, all experts there and nothing left out: what the forward pass asks
-// for, in its order.
+// Counts the kernels of a layer for one token, in the order of the forward pass, with all experts resident
+// and no neuron left out.
 uint64_t CountLayerKernels(const Model& model, int capability);
 
 }  // namespace sluice::bench

@@ -1,22 +1,22 @@
-// Upper bounds of the speed of device cuda's kernels: their launches run on the interpreter of
-// tests/cuda_fake, which counts bytes, instructions and turns of shared memory; published limits of GPUs make
-// times of the counts. Nothing here is measured on a GPU: latency, caches' limits, launches and what ptxas
-// makes of the PTX are left out, so that a GPU can only be slower.
+// Upper bounds of the speed of device cuda's kernels. Their launches run on the interpreter of
+// tests/cuda_fake, which counts bytes, instructions and cycles of shared memory; published limits of GPUs
+// turn the counts into times. Nothing is measured on a GPU: latency, cache limits, launch costs and ptxas'
+// output are ignored, so a real GPU can only be slower.
 //
-// usage: cuda_bounds [WORD] [--json FILE]      only the cases whose name has WORD
-//        cuda_bounds --golden FILE             fails where the counts of small cases differ from FILE's by
-//                                              more than 2 %; --write-golden FILE writes them
+// usage: cuda_bounds [WORD] [--json FILE]      only the cases whose name contains WORD
+//        cuda_bounds --golden FILE             fails if counts of small cases differ by more than 2 %
+//        cuda_bounds --write-golden FILE       writes them
 //
-// Cases, at the shapes of Mixtral 8x7B and Qwen3-30B-A3B: a product of one token with a q4 and a q2 matrix;
-// one token's experts of q4 and q2 of which 80 % of the neurons are left out by their up part; attention of
-// one token over 4096 positions of f16. A layer's kernels for a token whose experts are all there are
-// counted, too. Small cases have the same columns, few rows and positions.
+// Cases, at the shapes of Mixtral 8x7B and Qwen3-30B-A3B: the product of one token with a q4 and a q2 matrix;
+// one token's q4 and q2 experts with 80 % of the neurons left out by their up part; attention of one token
+// over 4096 f16 positions. Also counted are a layer's kernels for a token whose experts are all resident.
+// Small cases have the same columns, but few rows and positions.
 //
-// A launch's bound is the longest of: the sectors of 32 bytes that it touches by the memory's bandwidth; its
-// warp-instructions by four a clock and multiprocessor; its turns of shared memory by one; a grid of fewer
-// blocks than multiprocessors uses as many as it has blocks. The share printed is the time that the bytes
-// which the operation cannot do without would take of that. Targets: 80 % for products, 75 % for
-// attention, 71 % for sparse experts (1.4 times their bytes).
+// A launch's bound is the longest of three times: its sectors of 32 bytes over the memory's bandwidth; its
+// warp instructions, four per clock and multiprocessor; its cycles of shared memory, one per clock. A grid
+// with fewer blocks than multiprocessors uses only as many. The printed share is the time of the bytes that
+// the operation must read, divided by that bound. Targets: 80 % for products, 75 % for attention, 71 % for
+// sparse experts (1.4 times their bytes).
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -38,9 +38,10 @@ namespace sluice::bench {
 namespace {
 
 constexpr double kSectorBytes = 32;
-constexpr int kSchedulers = 4;  // of a multiprocessor, an instruction a clock each
+constexpr int kSchedulers = 4;  // per multiprocessor; each issues one instruction per clock
 
-// Published limits: multiprocessors, boost clock, memory bandwidth. `capability`: of the PTX that is counted.
+// Published limits: multiprocessors, boost clock, memory bandwidth. `capability`: compute capability of the
+// PTX.
 struct Gpu {
   const char* name;
   double multiprocessors;
@@ -179,7 +180,7 @@ void Main(const std::string& wanted, Results* results) {
   }
 }
 
-// Counts of small cases: a number by case, kernel and what is counted.
+// Returns the counts of the small cases, by case, kernel and quantity.
 std::map<std::string, double> SmallCounts() {
   constexpr Coded kCoded[] = {{Encoding::kQ8, "q8"}, {Encoding::kQ4, "q4"},       {Encoding::kQ3, "q3"},
                               {Encoding::kQ2, "q2"}, {Encoding::kMxfp4, "mxfp4"}, {Encoding::kBf16, "bf16"}};
@@ -209,7 +210,7 @@ std::map<std::string, double> SmallCounts() {
   return counts;
 }
 
-// True if the counts equal those of the file within 2 %, in both directions.
+// True if all counts are within 2 % of the file's.
 bool Compare(const char* path) {
   constexpr double kAllowed = 0.02;
   std::ifstream file(path);

@@ -1,14 +1,14 @@
 #!/usr/bin/python3
-"""What device cuda's kernels are made of, as nvcc and ptxas say it: no GPU is needed.
+"""Registers, memory and access widths of device cuda's kernels, from nvcc and ptxas; needs no GPU.
 
 usage: cuda_registers.py [--json FILE] [--golden FILE | --write-golden FILE] OBJECT...
 
-Reads objects that cmake/cuda.cmake had compiled, and what ptxas said of them (OBJECT.ptxas). Prints a line for each kernel and
-architecture: registers, shared memory of its own, warps that its launch bounds and registers leave room for on a
-multiprocessor, and how wide its PTX's accesses of global memory are. Exit status 1 if a kernel spills: a spilled register is
-memory traffic that no count of the PTX (cuda_bounds) shows; and with --golden where registers, shared memory, warps or widths
-differ from FILE's by more than 2 %: a kernel that changes states it by writing FILE anew. Architectures that FILE does not
-have, such as those of this machine's GPU, are not compared; that none is compared is an error.
+Reads objects compiled by cmake/cuda.cmake, and ptxas' output for them (OBJECT.ptxas). Prints a line for each kernel and
+architecture: registers, static shared memory, warps that its launch bounds and registers allow on a multiprocessor, and the
+widths of its PTX's accesses to global memory. Exit status 1 if a kernel spills, since a spilled register is memory traffic
+that no count of the PTX (cuda_bounds) shows; and with --golden if registers, shared memory, warps or widths differ from FILE's
+by more than 2 %: a commit that changes a kernel rewrites FILE. Architectures that FILE lacks, such as that of this machine's
+GPU, are not compared; it is an error if none is compared.
 """
 import argparse
 import collections
@@ -23,16 +23,16 @@ ENTRY = re.compile(
     r"Used (?P<registers>\d+) registers(?P<rest>[^\n]*)", re.S)
 ACCESS = re.compile(r"\b(ld|st)\.global(?:\.nc)?(?:\.\w+)*?(?:\.v(?P<vector>[24]))?\.[busf](?P<bits>\d+)\b|cp\.async\.\w+\.shared\.global "
                     r"\[[^\]]*\], \[[^\]]*\], (?P<bytes>\d+)")
-# The part of a mangled name that depends on the source path, which differs between trees.
+# Part of a mangled name that depends on the source path, which differs between trees.
 PLACE = re.compile(r"\d+_GLOBAL__N__[0-9a-f]{8}_\d+_\w+?_cu_[0-9a-f]{8}")
-# Limits of a multiprocessor by compute capability (programming guide's table): warps, KiB of shared memory.
+# Limits of a multiprocessor by compute capability (from the programming guide): warps, KiB of shared memory.
 WARPS = {75: 32, 80: 64, 86: 48, 89: 48, 90: 64, 100: 64, 120: 48}
 REGISTERS = 65536
 ALLOWED = 0.02
 
 
 def warps_of(capability, threads, registers, shared):
-    """Warps of a multiprocessor: what threads, registers (256 a warp at once) and static shared memory leave room for."""
+    """Returns the warps of a multiprocessor that threads, registers (256 per warp at once) and static shared memory allow."""
     warps = (threads + 31) // 32
     blocks = WARPS[capability] // warps
     blocks = min(blocks, REGISTERS // ((registers * 32 + 255) // 256 * 256 * warps))
@@ -41,7 +41,7 @@ def warps_of(capability, threads, registers, shared):
 
 
 def widths_of(ptx):
-    """By kernel: threads of a block, and how many accesses of global memory are of how many bytes."""
+    """Returns, by kernel, the threads of a block and the number of global memory accesses by width in bytes."""
     found = {}
     for part in ptx.split(".entry ")[1:]:
         name = re.match(r"\w+", part)[0]
@@ -55,7 +55,7 @@ def widths_of(ptx):
 
 
 def kernels_of(path):
-    """A dict for each kernel and architecture of an object."""
+    """Returns a dict for each kernel and architecture of an object."""
     with open(path, "rb") as file:
         texts = re.findall(rb"\.version \d[^\0]*?\.target sm_(\d+)([^\0]*)", file.read())
     widths = {int(capability): widths_of(ptx.decode()) for capability, ptx in texts}
@@ -65,7 +65,7 @@ def kernels_of(path):
     for match in ENTRY.finditer(log):
         smem = re.search(r"(\d+) bytes smem", match["rest"])
         shared, registers, capability = int(smem[1]) if smem else 0, int(match["registers"]), int(match["capability"])
-        # SASS comes of the newest PTX that suits it; an object of a release has none that is readable.
+        # SASS is made from the newest suitable PTX; an object for a release has no readable PTX.
         suits = max((front for front in widths if front <= capability), default=None)
         threads, accesses = widths[suits][match["name"]] if suits else (32, {})
         found.append({
@@ -77,7 +77,7 @@ def kernels_of(path):
 
 
 def numbers_of(rows):
-    """Everything that the golden file holds: a number by capability, kernel and what."""
+    """Returns the numbers of the golden file by capability, kernel and quantity."""
     numbers = {}
     for row in rows:
         name = f"sm_{row['capability']} {row['kernel']}"

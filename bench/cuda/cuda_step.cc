@@ -1,5 +1,5 @@
-// Cost of a decode step of a tiny model on the fake of tests/cuda_fake: CPU time a step, and which kernels
-// run how many warp-instructions in it. It says how long tests of whole engines take, nothing of a GPU.
+// Cost of a decode step of a tiny model on the fake of tests/cuda_fake: CPU time per step, and the number of
+// warp instructions by kernel. It shows how long tests of whole engines take, and says nothing about a GPU.
 //
 // usage: cuda_step PACK [TOKENS]      PACK: a pack folder of a model that needs no tokenizer
 #include <algorithm>
@@ -33,7 +33,7 @@ T Value(absl::StatusOr<T> value) {
   return *std::move(value);
 }
 
-// Steps behind the prompt's.
+// Runs the steps after the prompt.
 void Run(const std::string& pack, uint32_t tokens, bool counts) {
   cuda_fake::ResetFake({.seed = 2, .counts = counts});
   std::unique_ptr<FakeWeightClient> client = Value(FakeWeightClient::Open(pack, {}));

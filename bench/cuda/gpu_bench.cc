@@ -1,15 +1,14 @@
-// Measures device cuda on this machine's GPU, run by deploy/gpu/lease.sh: bandwidth of
-// copies by chunk size, whether one process' copies run beside another's kernels, products by encoding, one
-// expert and layers of experts by the share of neurons left out, and what contexts take.
+// Measures device cuda on this machine's GPU, run by deploy/gpu/lease.sh: copy bandwidth by chunk size,
+// overlap of one process' copies with another's kernels, products by encoding, one expert and layers of
+// experts by the share of neurons left out, and the memory of contexts.
 //
-// usage: gpu_bench [--tiny] [WORD] [--json FILE]    only the cases whose name has WORD
+// usage: gpu_bench [--tiny] [WORD] [--json FILE]    only the cases whose name contains WORD
 //
-// The module is found as daemons find it (common/protocol/cuda_module.h), so the same program runs on the
-// fake of tests/cuda_fake, whose times mean nothing: --tiny makes shapes small enough for it, to try the
-// program.
+// The module is found as by the daemons (common/protocol/cuda_module.h), so the same program runs on the fake
+// of tests/cuda_fake, where times mean nothing; --tiny reduces the shapes for that, to test the program.
 //
-// Targets: copies beside kernels at least 90 % of both alone, or `pull` is the better transport; chunks at
-// least 95 % of the pinned peak (FloE: 88 %).
+// Targets: copies beside kernels reach at least 90 % of both alone (otherwise `pull` is the better
+// transport); chunks reach at least 95 % of the pinned peak (FloE: 88 %).
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -45,7 +44,7 @@ struct Shape {
   uint32_t top_k;
 };
 
-// A backend with weights of its own: as many bytes as no cache holds.
+// A backend with weights of its own, more than any cache holds.
 class Kernels {
  public:
   Kernels(const CudaModuleApi& cuda, const Shape& shape, uint32_t tokens, uint64_t weight_bytes)
@@ -62,10 +61,11 @@ class Kernels {
     limits.expert_width = shape.width;
     backend_ = NewBackend(cuda, limits);
     weights_ = Get(backend_->Allocate(weight_bytes, BufferKind::kActivations));
-    std::vector<uint16_t> pattern((1 << 19) + 3083);  // no multiple of a row: rows differ
+    std::vector<uint16_t> pattern((1 << 19) + 3083);  // not a multiple of a row, so rows differ
     std::mt19937 random(1);
     for (uint16_t& value : pattern) {
-      value = static_cast<uint16_t>(0x3c00u | (random() & 0x80ffu));  // small as bf16, as f16 and as codes
+      value = static_cast<uint16_t>(0x3c00u |
+                                    (random() & 0x80ffu));  // a small value as bf16, as f16 and as codes
     }
     for (uint64_t at = 0; at < weight_bytes; at += pattern.size() * 2) {
       Check(queue().Upload(pattern.data(), std::min(pattern.size() * 2, weight_bytes - at), {weights_, at}));
@@ -94,7 +94,7 @@ class Kernels {
     return view;
   }
 
-  // Seconds that `run`, which enqueues, takes on the device: the median of some rounds.
+  // Returns the median device time, in seconds, of the operations that `run` enqueues.
   double Time(const std::function<void()>& run) {
     std::vector<double> seconds;
     for (int round = 0; round <= kRounds; ++round) {
@@ -102,14 +102,14 @@ class Kernels {
       run();
       const Event end = queue().Record();
       Check(queue().Wait(end));
-      if (round > 0) {  // the first one warms up
+      if (round > 0) {  // the first round warms up
         seconds.push_back(Get(queue().Seconds(begin, end)));
       }
     }
     return Median(seconds);
   }
 
-  // All weights once, as products of one token with square matrices.
+  // Times products of one token with square matrices, over all weights once.
   double ProductSeconds(Encoding encoding, double* bytes) {
     const uint32_t rows = shape_.hidden;
     const uint64_t row_bytes = RowBytes(MakeDescriptor(encoding), shape_.hidden);
@@ -124,7 +124,7 @@ class Kernels {
     });
   }
 
-  // One layer: `tokens` with top_k random experts each, `threshold` with the up part as lead (0: none).
+  // Times one layer: `tokens` with top_k random experts each, `threshold` with the up part as lead (0: none).
   double LayerSeconds(uint32_t tokens, Encoding up, Encoding rest, float threshold) {
     std::vector<std::vector<uint32_t>> rows(shape_.experts);
     std::vector<std::vector<uint32_t>> slots(shape_.experts);
@@ -163,7 +163,7 @@ class Kernels {
     });
   }
 
-  // The threshold of the up part that leaves out this share of the neurons, for the first expert's rows.
+  // Returns the threshold of the up part that leaves out this share of neurons in the first expert's rows.
   float ThresholdFor(Encoding up, double left_out) {
     uint64_t place = 0;
     const uint32_t row = 0;
@@ -242,7 +242,7 @@ void MeasureCopies(const CudaModuleApi& cuda, const Sizes& sizes, Results* resul
   }
 }
 
-// Kernels here, copies there: each alone, and both at once.
+// Measures kernels in this process and copies in another one: each alone, and both at once.
 void MeasureOverlap(const CudaModuleApi& cuda, const Sizes& sizes, Results* results) {
   Kernels kernels(cuda, sizes.mixtral, 1, sizes.weights);
   const CudaDeviceFacts before = Get(cuda.facts());
@@ -289,7 +289,7 @@ void MeasureProducts(const CudaModuleApi& cuda, const Sizes& sizes, Results* res
   }
 }
 
-// FloE's Table 1: one expert, up of f16 and of q2.
+// Measures one expert as in FloE's Table 1, with up in f16 and in q2.
 void MeasureExpert(const CudaModuleApi& cuda, const Sizes& sizes, Results* results) {
   Shape one = sizes.mixtral;
   one.experts = 1;

@@ -14,7 +14,7 @@
 namespace sluice::bench {
 namespace {
 
-constexpr uint64_t kWindow = 4 << 20;  // on their way, as a link of weightd's has
+constexpr uint64_t kWindow = 4 << 20;  // in flight, as on a link of weightd
 constexpr char kChildWord[] = "--copy-child";
 
 }  // namespace
@@ -24,7 +24,7 @@ CopyLoop::CopyLoop(const CudaModuleApi& cuda, int fd, const SlabHandle& handle, 
       slab_(Get(copier_->Open(UniqueFd(fcntl(fd, F_DUPFD_CLOEXEC, 0)), handle))),
       segment_(std::make_shared<const SharedMemory>(
           Get(CreateSharedMemory("gpu_bench", handle.bytes, PeerAccess::kReadOnly)))) {
-  std::memset(segment_->map.data(), 1, handle.bytes);  // its pages are there
+  std::memset(segment_->map.data(), 1, handle.bytes);  // populates its pages
   copier_->AddSource({segment_->map.data(), handle.bytes}, nullptr);
   PlanOptions options;
   options.chunk_bytes = chunk_bytes;
@@ -65,7 +65,7 @@ OtherProcess::OtherProcess(const SharedBuffer& shared) {
   if (pipe(to) != 0 || pipe(from) != 0) {
     Check(absl::InternalError("pipe"));
   }
-  const int fd = dup(shared.fd);  // without close-on-exec
+  const int fd = dup(shared.fd);  // without close-on-exec, for the child
   const std::string words[] = {
       absl::StrCat(fd), absl::StrCat(shared.bytes),
       absl::BytesToHexString(
@@ -123,7 +123,7 @@ int CopyChild(char** argv) {
   }
   std::memcpy(handle.device.data(), uuid.data(), uuid.size());
   CopyLoop loop(*Get(LoadCudaModule()), fd, handle, 1 << 20);
-  loop.Run(0.2);  // by then its memory is locked
+  loop.Run(0.2);  // its memory is locked by then
   double seconds = 0;
   std::printf("ready\n");
   std::fflush(stdout);

@@ -1,4 +1,4 @@
-// The copies of gpu_bench: a loop as weightd has it, and another process that runs one when told to.
+// Copies of gpu_bench: a copy loop like weightd's, and another process that runs one on request.
 //
 // Thread safety: thread-compatible. An error ends the program with a message.
 #pragma once
@@ -56,13 +56,13 @@ inline std::unique_ptr<Backend> NewBackend(const CudaModuleApi& cuda, const Back
   return backend;
 }
 
-// Copies a segment into a slab again and again, as weightd does.
+// Copies a segment into a slab repeatedly, as weightd does.
 class CopyLoop {
  public:
   // `fd` is borrowed.
   CopyLoop(const CudaModuleApi& cuda, int fd, const SlabHandle& handle, uint64_t chunk_bytes);
   ~CopyLoop();
-  // Copies for about so long; bytes a second.
+  // Copies for about `seconds`; returns the bytes per second.
   double Run(double seconds);
 
  private:
@@ -75,13 +75,13 @@ class CopyLoop {
   uint64_t tag_ = 0;
 };
 
-// This program once more, which copies into `shared` while this process does something else.
+// OtherProcess: a second process of this program that copies into `shared` while this one does other work.
 class OtherProcess {
  public:
   explicit OtherProcess(const SharedBuffer& shared);
   ~OtherProcess();
   void Begin(double seconds);
-  // Bytes a second since Begin().
+  // Returns the bytes per second since Begin().
   double End();
 
  private:
@@ -90,7 +90,7 @@ class OtherProcess {
   std::FILE* in_ = nullptr;
 };
 
-// The main function of that other process: whether these are its arguments, and its exit status.
+// IsCopyChild(): true if these are the arguments of that process. CopyChild(): its main function.
 bool IsCopyChild(int argc, char** argv);
 int CopyChild(char** argv);
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Prints a page of what deploy/gpu/lease.sh left on a machine with a GPU.
+"""Prints the results of deploy/gpu/lease.sh on a machine with a GPU as a page.
 
 usage: gpu_page.py FOLDER [--out FILE]
 
@@ -13,19 +13,19 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 sys.path.insert(0, os.path.join(ROOT, "deploy/gpu"))
 import results  # noqa: E402
 
-# Share of both run alone, in percent; below it, copies of one process wait for kernels of the other.
+# Percent of the rate of both run alone; below it, copies of one process wait for kernels of the other.
 OVERLAP_MARK = 90
 PEAK_MARK = 95
 
 
 def figures(folder):
-    """What gpu_bench measured, by name."""
+    """Returns gpu_bench's measurements by name."""
     entries = results.load(os.path.join(folder, "gpu_bench.json"), [])
     return {row["what"]: row["value"] for entry in entries for row in entry["result"]["rows"]}
 
 
 def overlap_words(values):
-    """Which transport is the better one here, and why."""
+    """Says which transport is better on this machine, and why."""
     beside = [value for what, value in values.items() if " beside another process' " in what]
     if not beside:
         return "Whether copies run beside kernels was not measured.\n"

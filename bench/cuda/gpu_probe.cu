@@ -1,9 +1,8 @@
-// Checks the assumptions of the code about the driver, asked of the driver of this machine: what it shares
-// between processes and how, what it locks, what an error leaves behind, latencies, launches, copies beside
-// kernels. CUDA's runtime alone is linked in, so that it runs where nothing of ours does;
-// deploy/gpu/bundle.sh compiles it.
+// Checks the code's assumptions about the CUDA driver of this machine: sharing between processes, locked
+// memory, the state after an error, latencies, launches, and copies beside kernels. Links CUDA's runtime
+// alone, so that it also runs where nothing of Sluice does; deploy/gpu/bundle.sh compiles it.
 //
-// usage: gpu_probe                    prints a line a question: "name: answer"
+// usage: gpu_probe                    prints one line per question: "name: answer"
 #include <cuda.h>
 #include <cuda_runtime.h>
 #include <errno.h>
@@ -45,7 +44,7 @@ __global__ void Spin(long long cycles) {
   for (const long long end = clock64() + cycles; clock64() < end;) {
   }
 }
-// A chain of dependent loads: ns each.
+// Follows a chain of dependent loads, for the latency of one.
 __global__ void Chase(const unsigned* p, unsigned n, long long* out) {
   unsigned at = 0;
   const long long begin = clock64();
@@ -98,7 +97,7 @@ static CUdeviceptr Import(int fd, size_t bytes, const char* who) {
   TELL("%s: import %s, reserve %s, map %s, access %s", who, Name(i), Name(r), Name(m), Name(s));
   return s == CUDA_SUCCESS ? at : 0;
 }
-// Copies 1 MiB chunks, four on their way, for so long; GB/s.
+// Copies 1 MiB chunks, four in flight, for `seconds`; returns GB/s.
 static double Copies(void* to, const char* from, size_t bytes, size_t chunk, double seconds) {
   cudaStream_t st;
   cudaStreamCreateWithFlags(&st, cudaStreamNonBlocking);
@@ -119,7 +118,7 @@ static double Copies(void* to, const char* from, size_t bytes, size_t chunk, dou
   if (e != cudaSuccess) TELL("copies: %s", Name(e));
   return done / (Now() - begin) * 1e-9;
 }
-// Child: `probe child FD BYTES IPCHEX`: imports both, copies a pattern, then copies while it is told to.
+// Child (`probe child FD BYTES IPCHEX`): imports both, copies a pattern, then copies while told to.
 static int Child(char** argv) {
   const int fd = atoi(argv[2]);
   const size_t bytes = strtoull(argv[3], nullptr, 10);
@@ -178,7 +177,7 @@ static void HostMemory() {
   ask("its read-only view, cudaHostRegisterReadOnly", ro, b,
       cudaHostRegisterPortable | cudaHostRegisterReadOnly);
 }
-// Where kernels put what nobody reads.
+// Returns memory for results that nobody reads.
 static unsigned* Sum() {
   static unsigned* sum = nullptr;
   if (sum == nullptr) cudaMalloc(&sum, 4);
@@ -289,7 +288,7 @@ static void Launches(cudaStream_t st) {
   const cudaError_t up = cudaGraphExecUpdate(ex, gr, &info);
   TELL("updating it: %s, %.2f ms", Name(up), (Now() - t) * 1e3);
 }
-// Milliseconds that reading 4 GiB takes.
+// Measures the milliseconds of reading 4 GiB.
 constexpr size_t kReadBytes = 4096 * kMiB;
 static float ReadMilliseconds(cudaStream_t st) {
   static uint4* big = nullptr;
@@ -307,7 +306,7 @@ constexpr size_t kSlabBytes = 256 * kMiB;
 struct Slab {
   CUdeviceptr address = 0;
   int fd = -1;
-  void* whole = nullptr;  // another one, of cudaMalloc's
+  void* whole = nullptr;  // a second allocation, by cudaMalloc
   char hex[2 * sizeof(cudaIpcMemHandle_t) + 1] = "";
 };
 static Slab MakeSlab() {
@@ -349,7 +348,7 @@ static void CopySizes(const Slab& slab) {
   }
 }
 
-// The other process, by pipes.
+// The child process, connected by pipes.
 struct Other {
   pid_t pid = 0;
   FILE* tell = nullptr;
@@ -379,7 +378,7 @@ static void Begin(const Slab& slab, Other* other) {
   other->tell = fdopen(down[1], "w");
   other->hear = fdopen(upw[0], "r");
 }
-// Reads its output until it is ready; false if it never is.
+// Reads the child's output until it is ready; false if it never is.
 static bool AwaitReady(Other* other) {
   while (fgets(other->line, sizeof other->line, other->hear)) {
     if (strncmp(other->line, "ready", 5) == 0) return true;
