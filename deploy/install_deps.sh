@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Installs what building, testing and running Sluice needs: Debian 12's packages, and the sources of xgrammar, which
-# Debian does not have. Idempotent: asks only for what is missing. Needs root or sudo.
+# Installs the requirements for building, testing and running Sluice: Debian 12's packages, and the sources of xgrammar, which
+# Debian lacks. Idempotent: installs only what is missing. Needs root or sudo.
 #
 #   install_deps.sh           the packages; xgrammar's sources, into $XGRAMMAR_PREFIX [/usr/local/src/xgrammar-0.2.8],
 #                             from its source archive in the Python registry ($PIP_INDEX_URL [https://pypi.org/simple]),
@@ -10,13 +10,13 @@
 #                             the CUDA device needs this; what is built without it says so.
 set -euo pipefail
 
-# The core of structured output (inferd/grammar), Apache 2.0. cmake/xgrammar/CMakeLists.txt has the version, too.
+# The library for structured output (inferd/grammar), Apache 2.0. cmake/xgrammar/CMakeLists.txt names the version too.
 XGRAMMAR_VERSION=0.2.8
 XGRAMMAR_PREFIX=${XGRAMMAR_PREFIX:-/usr/local/src/xgrammar-$XGRAMMAR_VERSION}
 XGRAMMAR_SHA256=8305646fd2b319d6c3003f51a1665e54cbbe9cba1fb636bc41d0b46434ccbb80
 
 CUDA_PREFIX=${CUDA_PREFIX:-/usr/local/cuda}
-# One release of the toolkit. cuBLAS is not among them: nothing uses it yet.
+# One release of the toolkit, without cuBLAS, which nothing uses yet.
 CUDA_REQUIREMENTS='
 nvidia-cuda-nvcc==13.0.88 --hash=sha256:56fe502eb77625a12f25172caa3cdddb4e4c8ba2c8c17dba44b164761b380f03
 nvidia-cuda-crt==13.0.88 --hash=sha256:2c8043c7c9e02492716426e9919fc78d2c5b3b2a7a768a88e952676b08aa55a4
@@ -43,7 +43,7 @@ install_cuda() {
     exit 1
   fi
   mkdir -p "$(dirname "$CUDA_PREFIX")"
-  # Beside the target, so that the last step is a rename.
+  # A folder beside the target, so that the last step is a rename.
   staging=$(mktemp -d "$CUDA_PREFIX.XXXXXX")
   trap 'rm -rf "$staging"' EXIT
   echo "$CUDA_REQUIREMENTS" >"$staging/requirements.txt"
@@ -94,7 +94,7 @@ for package in "${PACKAGES[@]}"; do
   [ "$status" = installed ] || missing+=("$package")
 done
 as_root=()
-# need_root WHAT: how the commands that install WHAT are run.
+# need_root WHAT: sets as_root, the prefix of commands that install WHAT.
 need_root() {
   if [ "$(id -u)" -ne 0 ]; then
     if ! command -v sudo >/dev/null; then
@@ -122,7 +122,7 @@ fail() {
   exit 1
 }
 
-# Unpacks beside the target, so that the last step is a rename: a folder of this name is always whole.
+# Unpacks beside the target and renames at the end, so that an existing folder is always complete.
 install_xgrammar() {
   if [ -f "$XGRAMMAR_PREFIX/include/xgrammar/xgrammar.h" ]; then
     echo "install_deps: $XGRAMMAR_PREFIX has xgrammar's sources"
@@ -134,7 +134,7 @@ install_xgrammar() {
   fi
   staging=$(mktemp -d)
   trap 'rm -rf "$staging"' EXIT
-  # Not by pip: before it downloads a source archive it installs what builds it.
+  # pip is not used: before downloading a source archive it installs the build requirements.
   /usr/bin/python3 "$(dirname "${BASH_SOURCE[0]}")/lib/fetch_source.py" xgrammar "$XGRAMMAR_VERSION" "$XGRAMMAR_SHA256" \
     "$staging" cpp include 3rdparty/picojson 3rdparty/dlpack/include LICENSE NOTICE || {
     echo "install_deps: xgrammar's source archive could not be fetched (why: above)" >&2

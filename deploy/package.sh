@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Builds the Debian packages: installs what is missing, builds the programs, and prints the packages' paths, which are
-# build/release/package/sluice_VERSION_amd64.deb and, where nvcc is, sluice-cuda_VERSION_amd64.deb.
+# Builds the Debian packages: installs missing requirements, builds the programs, and prints the paths of the packages,
+# build/release/package/sluice_VERSION_amd64.deb and, if nvcc is installed, sluice-cuda_VERSION_amd64.deb.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/lib/build.sh"
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The main job on a fresh Debian 12 machine: installs what is missing, builds, packs the sample model, starts weightd
-# and inferd, and streams an answer to a prompt. usage: deploy/run.sh [PROMPT] [more options of `sluice run`]
+# Runs the main job on a new Debian 12 machine: installs missing requirements, builds, packs the sample model, starts weightd and
+# inferd, and streams an answer. usage: deploy/run.sh [PROMPT] [more options of `sluice run`]
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/lib/build.sh"
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Passes the tests on a fresh Debian 12 machine: installs missing packages, builds, runs every test, then some tests
-# again under the sanitizers. SLUICE_STRESS=ci|full scales the long tests. Prints the seconds of each stage and the ten
-# slowest tests; the last line counts tests.
+# Runs all tests on a new Debian 12 machine: installs missing packages, builds, runs every test, then some again under the
+# sanitizers. SLUICE_STRESS=ci|full scales the long tests. Prints the seconds of each stage and the ten slowest tests; the last
+# line counts the tests.
 set -uo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/lib/build.sh"
 export SLUICE_STRESS=${SLUICE_STRESS:-ci}
@@ -17,7 +17,7 @@ reports=()
 stages=()
 stage_began=$SECONDS
 
-# end_stage NAME: notes the seconds since the stage before ended.
+# end_stage NAME: records the seconds since the end of the previous stage.
 end_stage() {
   stages+=("$(printf '%6d s  %s' $((SECONDS - stage_began)) "$1")")
   stage_began=$SECONDS

@@ -5,7 +5,7 @@
 #                   golang-google-protobuf-dev protoc-gen-go-1-5 protoc-gen-go-grpc protobuf-compiler
 #   deploy/examples/build_go.sh OUT     # the program OUT
 #
-# With modules it is the same code: generate the stubs into a module of yours, whose path replaces sluice/inference/v1.
+# With Go modules the same code works: generate the stubs into a module of yours that replaces sluice/inference/v1.
 set -euo pipefail
 [ $# -eq 1 ] || { echo "usage: build_go.sh OUT" >&2; exit 2; }
 out=$(realpath "$1")

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """usage: chat_http.py [BASE_URL] [--key KEY]
 
-Talks to inferd's OpenAI server with Python's own library: prints an answer as it comes, then one that conforms to a schema.
-BASE_URL is http://127.0.0.1:8080/v1 unless it is given. The `openai` package does the same in fewer lines.
+Talks to inferd's OpenAI server with Python's own library: streams an answer, then prints one that conforms to a schema.
+BASE_URL defaults to http://127.0.0.1:8080/v1. The `openai` package does the same in fewer lines.
 """
 import argparse
 import json

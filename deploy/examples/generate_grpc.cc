@@ -1,9 +1,9 @@
 // usage: generate_grpc ADDRESS [PROMPT [CA.pem CERTIFICATE.pem KEY.pem]]
 //
-// Prints an answer of inferd's gRPC server as it comes. ADDRESS is as unix:/run/inferd/inferd.sock or
-// 127.0.0.1:50051; with the three files the connection is TLS and the client shows its certificate.
+// Streams an answer of inferd's gRPC server to stdout. ADDRESS has the form unix:/run/inferd/inferd.sock or
+// 127.0.0.1:50051; with the three files the connection uses TLS with a client certificate.
 //
-// Thread safety: a program of one thread.
+// Thread safety: a single-threaded program.
 #include <grpcpp/grpcpp.h>
 
 #include <fstream>

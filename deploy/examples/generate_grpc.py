@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """usage: generate_grpc.py ADDRESS [PROMPT]
 
-Prints an answer of inferd's gRPC server as it comes. ADDRESS is as unix:/run/inferd/inferd.sock or 127.0.0.1:50051. The
+Streams an answer of inferd's gRPC server. ADDRESS has the form unix:/run/inferd/inferd.sock or 127.0.0.1:50051. The
 stubs of sluice.inference.v1 must be on PYTHONPATH; a build has them in build/release/python.
 """
 import sys

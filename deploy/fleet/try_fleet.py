@@ -1,8 +1,8 @@
 #!/usr/bin/python3
 """Three hosts in network namespaces behind HAProxy with the configuration of this folder, on the sample model: 20 requests
 a second, HTTP and gRPC mixed, while all hosts are restarted one after the other, one is killed and one is unplugged; then
-what the prefix caches find, with texts sent where they were before and without. By hand, as root; needs a build, haproxy,
-iproute2 and Debian's python3-grpcio.
+the hit rates of the prefix caches, with and without routing of prompts by their prefix. Run by hand, as root; needs a build,
+haproxy, iproute2 and Debian's python3-grpcio.
 
 usage: try_fleet.py [--seconds N] [--rate N] [--record FILE] [--only SCENARIO]
 --record: service times of all answers as JSON lines, for lab/fleet/simulate.py
@@ -32,13 +32,13 @@ import daemons  # noqa: E402
 FRONT = "10.77.0.1"
 HOSTS = ("10.77.0.11", "10.77.0.12", "10.77.0.13")
 BRIDGE = "slfleet"
-GROUPS = 24  # beginnings of texts: more than one host's KV cache keeps, fewer than all hosts' do
-# Words of a beginning: 24 long ones are more than one host keeps.
+GROUPS = 24  # prefixes: more than one host's KV cache keeps, fewer than those of all hosts keep
+# Words of a prefix: 24 long prefixes exceed one host's cache.
 SHORT, LONG = 100, 320
 PATIENCE = 60
-# Beside the others when a host is lost, so that it has something that runs.
+# Long streams, so that a host has running answers when it is lost.
 LONG_STREAMS, LONG_TOKENS, LONG_NUMBERS = 12, 700, 1000000
-HEARD = 2  # seconds, after which the balancer in front knows what a host says: four checks
+HEARD = 2  # seconds until the front balancer knows a host's state: four checks
 
 
 def run(*words):
@@ -63,7 +63,7 @@ class UnixHttp(http.client.HTTPConnection):
 
 
 class Host:
-    """One network namespace with weightd, inferd on unix sockets, and the host's HAProxy."""
+    """One network namespace with weightd, inferd on unix sockets, and HAProxy."""
 
     def __init__(self, number, folder, pack):
         self.address = HOSTS[number - 1]
@@ -78,7 +78,7 @@ class Host:
         run("ip", "-n", self.space, "addr", "add", self.address + "/24", "dev", "eth0")
         for device in ("lo", "eth0"):
             run("ip", "-n", self.space, "link", "set", device, "up")
-        self.answers_before = 0  # of processes that have ended
+        self.answers_before = 0  # answers of processes that have ended
         self.start()
         self.balancer = None
         self.start_balancer()
@@ -123,7 +123,7 @@ class Host:
         return self.http_text(path)[0]
 
     def answers(self):
-        """Answers that inferd has given whole, over all of its lives here that ended by an order."""
+        """Returns the number of complete answers of inferd here, over all of its processes that were stopped in order."""
         match = re.search(r'^inferd_responses_total\{code="OK"\} (\d+)', self.http_text("/metrics")[1], re.M)
         return self.answers_before + (int(match.group(1)) if match else 0)
 
@@ -133,7 +133,7 @@ class Host:
         return sum(int(row[4]) for row in rows)
 
     def restart(self):
-        """What an operator does; nothing of it is known to the balancer in front but what the host's health says."""
+        """Restarts the host as an operator would; the front balancer learns of it only by the host's health."""
         ask_haproxy(self.path("haproxy.sock"), "disable server server/open")
         time.sleep(HEARD)
         daemons.wait_until(lambda: self.busy() == 0, "the streams of " + self.space)
@@ -202,7 +202,7 @@ class Fleet:
         return [line.split(",")[17] for line in stat.splitlines() if line.startswith("hosts_") and ",BACKEND," not in line]
 
     def running_on(self, server):
-        """Of the streams that the balancer in front has there: the ports of HTTP's clients, and how many are gRPC's."""
+        """Returns the ports of HTTP clients, and the number of gRPC streams, that the front balancer has on a host."""
         ports, over_grpc = set(), 0
         for line in ask_haproxy(os.path.join(self.folder, "front.sock"), "show sess").splitlines():
             if "srv=%s " % server in line:
@@ -219,7 +219,7 @@ class Fleet:
         for number in range(1, len(HOSTS) + 1):
             if number <= len(self.hosts):
                 self.hosts[number - 1].kill()
-            # A namespace goes when its last process has gone, its link at once.
+            # A namespace is deleted when its last process has ended, its link at once.
             subprocess.run(["ip", "link", "del", "sl%d" % number], stderr=subprocess.DEVNULL)
             subprocess.run(["ip", "netns", "del", "slhost%d" % number], stderr=subprocess.DEVNULL)
         subprocess.run(["ip", "link", "del", BRIDGE], stderr=subprocess.DEVNULL)
@@ -227,7 +227,7 @@ class Fleet:
 
 
 class Load:
-    """Requests at a steady rate, whatever becomes of them; each is half the time HTTP, half the time gRPC."""
+    """Sends requests at a steady rate, whatever their outcome; half of them over HTTP, half over gRPC."""
 
     def __init__(self, rate, words, seed=7):
         self.rate = rate
@@ -268,7 +268,7 @@ class Load:
             result["ok"] = result["made"] == tokens
             if not result["ok"]:
                 result["why"] = "%d of %d tokens" % (result["made"], tokens)
-        except Exception as error:  # whatever a client sees is what is counted
+        except Exception as error:  # every failure that a client sees is counted
             result["ok"] = False
             result["why"] = "%s: %s" % (type(error).__name__, str(getattr(error, "details", lambda: error)())[:200])
         result["ended"] = time.monotonic()
@@ -354,13 +354,13 @@ def rolling(options):
     lost = [r for r in load.results if not r["ok"]]
     tell(lost)
     given = len(load.results) - len(lost)
-    # Each inferd's own first token at its start is no answer of a client and not counted among these.
+    # The first token that each inferd generates at its start is no client's answer and not counted.
     row("rolling restart of all three", len(load.results), len(lost), made - given, "-", "%.2f s" % first_token(load.results, 0.99))
     return load.results
 
 
 def lost_host(options, name, lose):
-    """With long streams on every host when one is lost."""
+    """Loses a host while every host has long streams."""
     with Fleet() as fleet:
         with Load(options.rate, SHORT) as load:
             time.sleep(options.seconds / 3)

@@ -1,8 +1,7 @@
 #!/usr/bin/env bash
-# Makes one archive of what a rented machine with a GPU needs beside this tree, which has no network and none of our
-# libraries: stripped programs, the module of device cuda with SASS, the tests of operations, gpu_bench, a probe of the
-# driver, and every shared library but libc's and the compiler's own. deploy/gpu/lease.sh runs it there.
-# Needs nvcc (deploy/install_deps.sh --cuda).
+# Makes an archive for a rented machine with a GPU, which has neither network nor our libraries: stripped programs, the module of
+# device cuda with SASS, the tests of operations, gpu_bench, the driver probe, and every shared library except libc's and the
+# compiler's own. deploy/gpu/lease.sh runs it there. Needs nvcc (deploy/install_deps.sh --cuda).
 # usage: bundle.sh [--out FILE] [--architectures LIST] [--prove [ROOT]]
 #        bundle.sh --trim-tree | --restore-tree
 #   --out FILE            the archive [build/gpu_bundle.tar.xz]
@@ -19,7 +18,7 @@ archive=$SLUICE_ROOT/build/gpu_bundle.tar.xz
 architectures=90
 bare=
 build=$SLUICE_ROOT/build/release
-# The machine's own are newer, and its other programs want them.
+# The machine's own versions are newer, and its other programs need them.
 left_out='^(libc|libm|ld-linux-x86-64|libresolv|libstdc\+\+|libgcc_s|libpthread|librt|libdl|libcuda)\.so'
 
 trim_tree() {
@@ -35,7 +34,7 @@ build_all() {
   build_preset release weightd inferd sluice sluice_cuda gpu_operations_test gpu_bench
 }
 
-# Wrappers find the libraries, for our programs alone and behind what the machine sets.
+# Wrappers set the library path, for our programs only and after the machine's own.
 wrap() {
   local name=$1
   printf '%s\n' '#!/bin/sh' 'here=$(dirname "$(readlink -f "$0")")/..' \

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Tries device cuda on a rented GPU, for which all of it was proven without one (tests/cuda_fake): what bundle.sh made is
-# unpacked, and stages run one after another, each within its seconds; none stops the next. After each stage its log and
-# figures lie in $OUT [build/gpu], at most 8 files, so that a run that is cut leaves what it had. Needs the driver,
-# python3 ($PYTHON) with numpy, no network; sanitizers and ncu are used where they are installed.
+# Tests device cuda on a rented GPU, after all tests without one (tests/cuda_fake): unpacks bundle.sh's archive and runs stages
+# one after another, each within its time limit; a failed stage does not stop the next. After each stage its log and figures are
+# in $OUT [build/gpu], at most 8 files, so that an interrupted run keeps its results. Needs the driver and python3 ($PYTHON) with
+# numpy, no network; uses sanitizers and ncu if they are installed.
 # usage: lease.sh [--bundle FILE | --fake] [--only STAGES] [--seconds N] [--list]
 #   --bundle FILE   the archive [build/gpu_bundle.tar.xz]
 #   --fake          the programs of build/release on the fake of tests/cuda_fake, with shapes small enough for it: tries
@@ -14,7 +14,7 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 root=$(cd "$here/../.." && pwd)
 die() { echo "lease.sh: $*" >&2 && exit 1; }
 
-# NAME SECONDS: limits are some twice what is expected of an H100, which no GPU has confirmed.
+# NAME SECONDS: limits are about twice the time expected on an H100 (not confirmed on one).
 first="machine:40 probe:50 operations:90 kernels:90 answer:60 qwen:60 transports:60 daemons:90"
 second="first_token:30 ncu:60 mixtral:90 presets:90 qwen_whole:150 sanitizers:70 kill:40"
 skipped=77
@@ -29,7 +29,7 @@ stage_machine() {
   grep -E 'MemTotal|MemAvailable' /proc/meminfo
   ! LD_LIBRARY_PATH="${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}$programs/../lib" ldd "$programs"/* 2>/dev/null |
     grep 'not found' | grep -v "${without_driver:-^$}" || return 1
-  # The memory of some machines starts small and grows as it is touched; weightd's budget is taken of what is there.
+  # Some machines' memory grows only as it is touched, and weightd's budget follows from the available memory.
   [ "$fake" = 1 ] || timeout 15 python3 -c 'memory = [bytearray(b"\1") * (1 << 30) for _ in range(32)]' || true
   grep MemAvailable /proc/meminfo
 }
@@ -39,7 +39,7 @@ stage_probe() {
   "$bin/gpu_probe"
 }
 
-# Goldens are found from the tree's root.
+# Goldens are found relative to the tree's root.
 stage_operations() {
   cd "$root"
   if [ "$fake" = 1 ]; then
@@ -49,7 +49,7 @@ stage_operations() {
   fi
 }
 
-# Measures first how far one process' copies and another's kernels slow each other down.
+# `overlap` first: how far one process' copies and another's kernels slow each other down.
 stage_kernels() {
   local failed=0
   for case in overlap copies products expert layers; do
@@ -61,7 +61,7 @@ stage_kernels() {
 
 answer_of() { "$bin/sluice" run --pack "$pack" --quiet -n "$tokens" --temperature 0 --ignore-eos "${prompt[@]}" "$@"; }
 
-# Tokens are those of device host over both transports and three budgets.
+# Compares tokens with device host's, over both transports and three budgets.
 stage_answer() {
   local host told failed=0
   host=$(answer_of)
@@ -77,7 +77,7 @@ stage_answer() {
   return $failed
 }
 
-# synth_pack SHAPE LAYERS: random weights of the shape; nothing where they are there. On the fake the tiny pack.
+# synth_pack SHAPE LAYERS: makes random weights of the shape unless they exist; on the fake the tiny pack.
 synth_pack() {
   model=$work/$1-$2.pack
   if [ "$fake" = 1 ]; then
@@ -87,7 +87,7 @@ synth_pack() {
   fi
 }
 
-# measure NAME OPTIONS...: `sluice bench` on $model.
+# measure NAME OPTIONS...: runs `sluice bench` on $model.
 measure() {
   local name=$1 lengths=(-p 512 -n 64)
   shift
@@ -114,7 +114,7 @@ stage_daemons() {
   SLUICE_BIN=$bin "${PYTHON:-python3}" "$root/tests/e2e/cuda/cuda_test.py" "${tests[@]}"
 }
 
-# From nothing, as after an install: no kernel that the driver has compiled before is found.
+# A first start, as after an installation: without kernels that the driver has compiled before.
 stage_first_token() {
   export CUDA_CACHE_DISABLE=1
   time tokens=1 answer_of --device cuda
@@ -135,7 +135,7 @@ stage_mixtral() {
   done
 }
 
-# Those that need no profile: a pack of random weights has no text to be calibrated on.
+# Presets that need no profile: a pack of random weights has no text for calibration.
 stage_presets() {
   synth_pack qwen3-30b-a3b 8
   local failed=0
@@ -152,8 +152,7 @@ stage_qwen_whole() {
   done
 }
 
-# Calls that return an error which the code handles are no findings: a graph that cannot be updated, memory that cannot be
-# locked.
+# API errors that the code handles are not reported: a graph that cannot be updated, memory that cannot be locked.
 stage_sanitizers() {
   command -v compute-sanitizer >/dev/null && [ "$fake" = 0 ] || return $skipped
   local failed=0
@@ -167,7 +166,7 @@ stage_sanitizers() {
 
 used() { [ "$fake" = 1 ] || nvidia-smi --query-gpu=memory.used --format=csv,noheader; }
 
-# kill_one DAEMON: while answers are made.
+# kill_one DAEMON: kills it while answers are generated.
 kill_one() {
   (until [ -e "$work/killed-$1" ]; do answer_of "${kept[@]}" >/dev/null 2>&1 || true; done) &
   sleep 2
@@ -179,7 +178,7 @@ kill_one() {
   wait $!
 }
 
-# A daemon that is killed under load is started anew, and the memory comes back.
+# Checks that a daemon killed under load is restarted, and that its memory is released.
 stage_kill() {
   local host kept=(--device cuda --device-budget 50% --keep 1m) failed=0
   echo "before: $(used)"
@@ -195,7 +194,7 @@ stage_kill() {
   return $failed
 }
 
-# The process of this stage's runtime folder whose program is so named.
+# daemon_of NAME: prints the process id of this stage's daemon of that name.
 daemon_of() {
   local file
   for file in /proc/[0-9]*/cmdline; do
@@ -272,7 +271,7 @@ else
   model=$root/deploy/sample prompt_words="The film is a story about a young man who"
   IFS=, read -r gpu driver < <(nvidia-smi --query-gpu=name,driver_version --format=csv,noheader | head -1)
   commit=$(cat "$work/commit")
-  # Holds the GPU open, so that no process waits until it is made ready, and writes down its clocks.
+  # Keeps the GPU initialised, so that no process waits for that, and records its clocks.
   nvidia-smi dmon -d 2 >"$OUT/dmon.txt" 2>&1 &
   watch=$!
 fi
@@ -294,14 +293,14 @@ outcome_of() {
 failed=0
 for stage in "${stages[@]}"; do
   name=${stage%:*} limit=${stage#*:}
-  [ $fake = 0 ] || limit=$((3 * limit))  # an interpreter on a machine that does other things too
+  [ $fake = 0 ] || limit=$((3 * limit))  # the interpreter runs on a machine with other load
   left=$((seconds - SECONDS + began))
   [ $left -ge 5 ] || break
   [ "$limit" -le $left ] || limit=$left
   start=$SECONDS
   printf '\n== %s, at most %s s\n' "$name" "$limit" | tee -a "$OUT/log.txt"
   if [[ $(uname -r) == 4.4.0 && " answer qwen transports daemons " == *" $name "* ]]; then
-    status=$skipped  # gVisor knows neither the seals nor the descriptors of processes that the daemons need
+    status=$skipped  # gVisor lacks the seals and pidfds that the daemons need
   else
     timeout -k 5 "$limit" bash "$here/lease.sh" --stage "$name" >>"$OUT/log.txt" 2>&1
     status=$?

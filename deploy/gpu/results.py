@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Keeps what deploy/gpu/lease.sh measures, so that a cut run leaves whole files.
+"""Stores the measurements of deploy/gpu/lease.sh, so that an interrupted run leaves complete files.
 
 usage: results.py stage FILE NAME OUTCOME SECONDS LIMIT     adds a stage to FILE, or replaces it
-       results.py machine FILE NAME=VALUE ...               what was run where
+       results.py machine FILE NAME=VALUE ...               stores the machine and the versions
        results.py add FILE NAME JSON                        adds the content of the file JSON to the list in FILE
-       results.py table FOLDER                              prints what the folder's files say, as tables
+       results.py table FOLDER                              prints the folder's files as tables
 """
 import json
 import os

@@ -1,4 +1,4 @@
-# Shared by the scripts of deploy/: where things are and how a preset is built. Sourced, not run.
+# Shared by the scripts of deploy/: paths, and building a preset. Sourced, not run.
 
 SLUICE_ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 SLUICE_JOBS=${SLUICE_JOBS:-$(nproc)}
@@ -14,7 +14,7 @@ require_host() {
   grep -qw avx2 /proc/cpuinfo || die "needs a CPU with AVX2; /proc/cpuinfo lists none"
 }
 
-# build_preset PRESET [TARGET...]: configures once, then builds; the log of a failure is shown.
+# build_preset PRESET [TARGET...]: configures on first use, then builds; on failure shows the log.
 build_preset() {
   local preset=$1
   shift

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Clang's -Wthread-safety over every source that has annotated members or includes a header that has. Needs a
-# configured and built release preset (generated proto headers). usage: check_thread_safety.sh [JOBS]
+# Runs Clang's -Wthread-safety over every source that has annotated members or includes such a header. Needs a configured and
+# built release preset (generated proto headers). usage: check_thread_safety.sh [JOBS]
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 jobs=${1:-$(nproc)}
@@ -18,7 +18,7 @@ done
 mapfile -t sources < <(printf '%s\n' "${sources[@]}" | sort -u)
 [ ${#sources[@]} -gt 0 ] || { echo "check_thread_safety: no annotated source found" >&2; exit 1; }
 
-# Where the release preset finds generated protos and libraries that are no packages.
+# Include paths of the release preset for generated protos and for libraries that are no packages.
 mapfile -t system < <(grep -ohE -- '-isystem [^ "]+' build/release/compile_commands.json | sort -u | tr ' ' '\n')
 
 # A folder's sources are checked as one: their headers cost more than they do, and no name is used twice in a folder.

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# clang-tidy (.clang-tidy) over the product's sources that the branch changed: against main, on main itself against its
-# parent. Needs a built release preset (generated proto headers). It ends after SECONDS; the sources that it did not
-# reach are counted. usage: check_tidy.sh [SECONDS]
+# Runs clang-tidy (.clang-tidy) over the product's sources that the branch changed relative to main, or on main relative to its
+# parent. Needs a built release preset (generated proto headers). Stops after SECONDS and counts the sources not reached. usage:
+# check_tidy.sh [SECONDS]
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 limit=${1:-110}
@@ -10,10 +10,10 @@ began=$SECONDS
 command -v clang-tidy >/dev/null || { echo "check_tidy: skipped, clang-tidy is not installed"; exit 0; }
 base=$(git merge-base HEAD main 2>/dev/null) || { echo "check_tidy: skipped, there is no branch main"; exit 0; }
 [ "$base" != "$(git rev-parse HEAD)" ] || base=$(git rev-parse HEAD~1)
-# Sources for CUDA, and for one instruction set, need their own compilers' options.
+# Excludes sources for CUDA and for single instruction sets, which need other compiler options.
 mapfile -t sources < <(git diff --name-only --diff-filter=d "$base" -- common daemon kernels weightd inferd pack cli lab \
                          ':!kernels/cuda' ':!kernels/cpu/kernels_*' ':!kernels/cpu/quant_avx*' | grep '\.cc$' || true)
-# Where the release preset finds generated protos and libraries that are no packages.
+# Include paths of the release preset for generated protos and for libraries that are no packages.
 mapfile -t system < <(grep -ohE -- '-isystem [^ "]+' build/release/compile_commands.json | sort -u | tr ' ' '\n')
 
 checked=0

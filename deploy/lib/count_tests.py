@@ -1,4 +1,4 @@
-"""usage: count_tests.py JUNIT_XML            prints 'PASSED FAILED' of a ctest run; a test that did not run has failed
+"""usage: count_tests.py JUNIT_XML            prints 'PASSED FAILED' of a ctest run; a test that did not run counts as failed
           count_tests.py --slowest JUNIT_XML..  prints the ten slowest tests of several runs with their seconds"""
 import sys
 import xml.etree.ElementTree as tree

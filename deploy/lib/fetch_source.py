@@ -2,8 +2,8 @@
 
 usage: fetch_source.py PROJECT VERSION SHA256 FOLDER PART...
 
-Looks the archive up in the registry's index (PIP_INDEX_URL, else https://pypi.org/simple), refuses one of another digest,
-and unpacks its PARTs (files or folders, with what is in them) into FOLDER/PROJECT-VERSION.
+Finds the archive in the registry's index (PIP_INDEX_URL, else https://pypi.org/simple), refuses it if the digest differs, and
+unpacks its PARTs (files, or folders with their content) into FOLDER/PROJECT-VERSION.
 """
 import hashlib
 import html
@@ -42,7 +42,7 @@ def archive_url(project, name):
 
 
 def unpack(archive, root, folder, parts):
-    """Only plain files and folders below the parts; a digest vouches for the rest."""
+    """Unpacks only plain files and folders below the parts; the archive's digest was checked."""
     taken = 0
     for member in archive:
         path = member.name.removeprefix(root + "/")

@@ -1,6 +1,6 @@
 #!/usr/bin/python3
-"""Writes deploy/config/weightd.toml and inferd.toml from what the daemons' --help says, so that the files name
-every option with its help and default. The values that an installation by the systemd units needs are set.
+"""Writes deploy/config/weightd.toml and inferd.toml from the daemons' --help: every option with its help and default. The
+values that the systemd units need are set.
 
 usage: make_configs.py [--check] [BIN]     BIN: folder of the built daemons (build/release/bin)
 --check: writes nothing; exit 1, naming the file, if a file differs from what would be written.
@@ -12,7 +12,7 @@ import sys
 import textwrap
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-# Not for files.
+# Options that do not belong in files.
 SKIPPED = {"help", "config", "version", "check-config"}
 # Settings that the units in deploy/systemd rely on.
 SET = {
@@ -62,7 +62,7 @@ EXAMPLES = {
 
 
 def options(program, bin_dir):
-    """(name, takes a list, default or None, help) of each option."""
+    """Returns (name, takes a list, default or None, help) of each option."""
     text = subprocess.run([os.path.join(bin_dir, program), "--help"], check=True, capture_output=True, text=True).stdout
     for line in text.splitlines():
         match = re.match(r"  (?:-h,)?--([a-z0-9-]+)(?:=(\S+))?( \.\.\.)?(?: REQUIRED)?\s+(\S.*)$", line)

@@ -1,5 +1,5 @@
 #!/usr/bin/python3
-"""Writes man pages and the completions of bash and zsh from what the programs' --help says.
+"""Writes man pages and the completions of bash and zsh from the programs' --help.
 
 usage: make_manuals.py OUT [BIN]     BIN: folder of the built programs (build/release/bin)
 OUT gets man/*.1 and *.8, sluice.bash and _sluice.
@@ -11,12 +11,12 @@ import sys
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 DAEMONS = ("weightd", "inferd")
-# Arguments after these words are files or folders; others are recognized by the first word of their help.
+# Help words after which an argument is a file or folder; others are recognized by the first word of their help.
 FILES = re.compile(r"(FILE|DIR|PACK|FOLDER|PATH|[Ff]older|TOML file|[Ff]ile )")
 
 
 class Help:
-    """One program's help: a line about it, its usage, and sections of (what is typed, what it means)."""
+    """A program's help: its description, usage, and sections of (syntax, meaning)."""
 
     def __init__(self, words):
         text = subprocess.run(words, check=True, capture_output=True, text=True).stdout
@@ -35,7 +35,7 @@ class Help:
                 self.sections[-1][1][-1] = (typed, (meaning + " " + line.strip()).strip())
 
     def options(self):
-        """{option: its help} of all sections."""
+        """Returns {option: its help} of all sections."""
         found = {}
         for _, entries in self.sections:
             for typed, meaning in entries:
@@ -50,7 +50,7 @@ def sluice_version(programs):
 
 
 def sluice_helps(programs):
-    """The commands of sluice as [(name, summary)], and {name: its Help} with every option."""
+    """Returns sluice's commands as [(name, summary)], and {name: its Help} with every option."""
     sluice = os.path.join(programs, "sluice")
     text = subprocess.run([sluice, "--help"], check=True, capture_output=True, text=True).stdout
     commands = re.findall(r"^  ([a-z]+)\s+(\S.*)$", text, re.M)

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# The package in a Debian 12 that has nothing else, by debootstrap: installs it, serves a model in two commands, asks for
-# an answer, upgrades, removes and purges, and says what stayed; before that, what a new user may do wrong, with the line
-# that each prints. By hand, as root; needs debootstrap and curl.
+# Tests the package in a bare Debian 12 made by debootstrap: typical mistakes of a new user with the message of each,
+# installation, serving a model by two commands, an answer, upgrade, removal and purge, and a check for files left behind. Run by
+# hand, as root; needs debootstrap and curl.
 # usage: try_package.sh SLUICE.deb MODEL [ROOT] [LARGE]
 #   MODEL: a folder or a .gguf   ROOT: kept for the next time [/var/tmp/sluice-bare]
 #   LARGE: a model that takes seconds to pack, whose packing is interrupted
@@ -23,7 +23,7 @@ cp -a "$base/." "$root"
 mount -t proc proc "$root/proc"
 mount --bind /dev "$root/dev"
 cp /etc/resolv.conf "$root/etc/" 2>/dev/null || true
-# Where packages come through a proxy of the host's.
+# For hosts whose package downloads go through a proxy.
 [ ! -f /etc/ssl/certs/ca-certificates.crt ] || install -D -t "$root/etc/ssl/certs" /etc/ssl/certs/ca-certificates.crt
 cp -r "$model" "$root/root/model"
 cp "$deb" "$root/root/sluice.deb"
@@ -33,7 +33,7 @@ check() { # WHAT COMMAND...
   shift
   if "$@" >/dev/null 2>&1; then echo "ok    $what"; else echo "WRONG $what"; failed=1; fi
 }
-refused() { # WHAT PATTERN COMMAND...: ends with an error and a line that has the pattern, and the line is shown
+refused() { # WHAT PATTERN COMMAND...: requires an error with a line that matches, and shows that line
   local what=$1 pattern=$2
   shift 2
   if inside timeout 60 "$@" >"$root/said" 2>&1; then echo "WRONG $what: no error" && failed=1
