@@ -31,7 +31,7 @@ class Slots {
   std::vector<bool> holds_;
 };
 
-// Every access is a pass of its own; the scores are the token's and count once.
+// Every access is a pass of its own; the token's scores are counted once.
 ReplayCount ReplaySequential(const TraceLayer& layer, uint32_t slots, const SlotEvictionOptions& options) {
   const uint32_t experts[] = {layer.experts};
   SlotEvictionPolicy policy(options, experts);

@@ -47,8 +47,8 @@ absl::StatusOr<PresetPlan> PlanFrom(const CommonOptions& common, const CompareOp
   return PlanOfPresets(presets);
 }
 
-// Unless something else was asked for: a device with memory of its own and half of the experts in it, in the
-// time of a table of costs.
+// Default unless options are given: a device with its own memory that holds half of the experts, in the
+// virtual time of a cost table.
 CommonOptions WithDefaults(CommonOptions common) {
   if (!common.Has("device")) {
     common.Set("device", "sim");
@@ -96,7 +96,7 @@ absl::StatusOr<PresetBenchOptions> BenchOptionsOf(const CompareOptions& o) {
   return bench;
 }
 
-// All of them are looked at before the first one runs.
+// Checks all of them before the first one runs.
 absl::StatusOr<std::vector<PresetSweep>> SweepsOf(const CommonOptions& common,
                                                   const std::vector<std::string>& texts) {
   std::vector<PresetSweep> sweeps;
@@ -123,7 +123,7 @@ absl::StatusOr<SweepResults> RunSweep(const CommandContext& context, const Prese
   return results;
 }
 
-// Output on stdout, and the same as files in --out.
+// Output to stdout, and to files in --out.
 class Output {
  public:
   Output(const CompareOptions& options, bool json, const PresetPlan& plan)
@@ -178,7 +178,7 @@ class Output {
   Json sweeps_ = Json::Array();
 };
 
-// Removed with everything in it when the comparison ends.
+// Makes a folder that is removed with its content when the comparison ends.
 absl::StatusOr<std::string> MakeScratch() {
   std::error_code error;
   std::string path = absl::StrCat(std::filesystem::temp_directory_path(error).string(), "/sluice-lab-XXXXXX");

@@ -35,7 +35,7 @@ struct CompareOptions {
   void Declare(ArgParser* parser);
 };
 
-// Measures and prints; the exit code. Options that contradict each other are INVALID_ARGUMENT.
+// Measures and prints; returns the exit code. INVALID_ARGUMENT for contradictory options.
 absl::StatusOr<int> ComparePresets(const CommandContext& context, const CompareOptions& options, bool json);
 
 }  // namespace sluice::cli

@@ -1,5 +1,5 @@
-// `sluice-lab`: experiments. Compares policies side by side on a simulated device, most often in the time of
-// a table of costs, and what compression costs; people who run models need none of it.
+// `sluice-lab`: experiments. Compares policies on a simulated device, usually in the virtual time of a cost
+// table, and measures what compression costs. Running a model does not need it.
 
 #include <csignal>
 #include <cstdio>
@@ -21,7 +21,7 @@ int Main(int argc, char** argv) {
     std::printf("sluice-lab %s\n", Version());
     return kExitOk;
   }
-  // A closed pipe is an error of write(), not the end of the process with daemons left behind.
+  // A closed pipe must be an error of write(): a signal would end the process and leave the daemons behind.
   std::signal(SIGPIPE, SIG_IGN);
   Interrupt interrupt;
   const CommandContext context{&interrupt, BinaryDir()};

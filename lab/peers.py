@@ -1,21 +1,21 @@
 #!/usr/bin/python3
-"""Ours beside a program of the llama.cpp family, in turns within one run: the same shape, values, bits, threads.
+"""Compares Sluice with a program of the llama.cpp family, in turns within one run: same shape, values, bits and threads.
 
 usage: peers.py --peer PATH [--bin build/release] [--work DIR] [--shape qwen3-30b-a3b] [--layers 12] [--vocab 22144]
                 [--bits q4] [--threads N] [--rounds N] [--parts decode,prompts,batches,touched,capped]
                 [--routing uniform,zipf:1] [--limits MIB,MIB] [--presets exact] [--variant "-rtr 1 -fa 1"]...
 
-PATH is llama-bench of a built ik_llama.cpp or llama.cpp, or the folder that it is in; nothing is fetched. In DIR a pack is
-made by `sluice synth` and its reference in GGUF by gguf_reference, the same values in Q4_0 (q8: Q8_0) drawn with mean zero, so
-that both route alike. Each round runs ours and then each variant of the peer's options; a ratio is ours by the peer's
-best variant of that round, and what is printed is the median of the rounds and how far they lie apart.
+PATH is llama-bench of a built ik_llama.cpp or llama.cpp, or its folder; nothing is fetched. `sluice synth` makes a pack in DIR,
+and gguf_reference its GGUF reference: the same values in Q4_0 (q8: Q8_0), drawn with mean zero so that both route alike. Each
+round runs Sluice and then each variant of the peer's options. A ratio is Sluice's rate over that of the peer's best variant in
+that round; the median of the rounds and their range are printed.
 
-decode    64 tokens after one another.
-prompts   128, 512 and 2048 tokens; both take 512 at a time.
-batches   4 and 16 tokens a step: ours as many sequences that are decoded, each with logits; the peer's, which has no such
-          measurement with different tokens, a prompt of so many tokens with one row of logits.
-touched   the share of the model's bytes that either program reads while it decodes some 160 tokens, by the pages' accessed
-          bits: even routing leaves no expert out then, and a generator that prefers experts would show.
+decode    64 tokens, one after the other.
+prompts   128, 512 and 2048 tokens; both process 512 at a time.
+batches   4 and 16 tokens a step: Sluice decodes as many sequences, each with logits; the peer, which has no such measurement
+          with different tokens, processes a prompt of as many tokens with one row of logits.
+touched   the share of the model's bytes that each program reads while it decodes some 160 tokens, by the pages' accessed
+          bits: even routing then leaves no expert out, and a generator that prefers experts would be noticed.
 capped    decoding in a memory cgroup, for each routing and limit (the first turn of a cold start does not count).
 
 Prints Markdown tables. Exit status 1 if a command failed.
@@ -33,17 +33,17 @@ import time
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "programs"))
 from capped_decode import MemoryCgroup, remove_leftovers, run_json  # noqa: E402
 
-TOKENS = 64  # of decoding
-TOUCHING = 160  # tokens, while pages are watched
+TOKENS = 64  # decoded tokens
+TOUCHING = 160  # tokens generated while pages are watched
 PROMPTS = (128, 512, 2048)
 BATCHES = (4, 16)
 PARTS = ("decode", "prompts", "batches", "touched", "capped")
-# Memory that daemons and client of a capped run need in addition to the budget: code, heaps, KV cache, activations, buffers.
+# Memory of daemons and client in a capped run besides the budget: code, heaps, KV cache, activations, buffers.
 BESIDE = 320 << 20
 
 
 class Table:
-    """Ratios of one kind of test by rounds."""
+    """Ratios of one kind of test, by round."""
 
     def __init__(self, *head):
         self.rows = [list(head), ["---"] * len(head)]
@@ -57,7 +57,7 @@ class Table:
 
 
 def spread(values):
-    """`median (least to most)`."""
+    """Formats `median (least to most)`."""
     return f"{statistics.median(values):.2f} ({min(values):.2f} to {max(values):.2f})"
 
 
@@ -66,7 +66,7 @@ def rate(values):
 
 
 class Ours:
-    """Daemons that stay between the turns, and `sluice bench` against them."""
+    """Daemons that keep running between the turns, and `sluice bench` against them."""
 
     def __init__(self, options, pack, preset="exact", budget=None, cgroup=None):
         self.sluice = os.path.join(options.bin, "bin/sluice")
@@ -89,7 +89,7 @@ class Ours:
 
     @staticmethod
     def processes(*names):
-        """Those that were started with this run's runtime directory: daemons and what supervises them."""
+        """Returns this run's daemons and their supervisors, by their runtime directory."""
         found = []
         for pid in filter(str.isdigit, os.listdir("/proc")):
             try:
@@ -104,13 +104,13 @@ class Ours:
 
 
 class Peer:
-    """llama-bench."""
+    """Runs llama-bench."""
 
     def __init__(self, options, model):
         self.command = [options.peer, "-m", model, "-t", str(options.threads), "-o", "json", "-r", "1"]
 
     def bench(self, variant, *args, cgroup=None):
-        """Tokens per second by (prompt, generated)."""
+        """Returns tokens per second by (prompt, generated)."""
         done = subprocess.run([*self.command, *shlex.split(variant), *args], stdout=subprocess.PIPE,
                               stderr=subprocess.PIPE, preexec_fn=cgroup.enter if cgroup is not None else None)
         if done.returncode != 0:
@@ -119,7 +119,7 @@ class Peer:
 
 
 def variants_of(options):
-    """Sets of the peer's options, of which the fastest counts: as given, or what it knows to be faster."""
+    """Returns the variants of the peer's options, of which the fastest counts: as given, or faster ones it supports."""
     if options.variant:
         return options.variant
     text = subprocess.run([options.peer, "--help"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT).stdout.decode()
@@ -128,7 +128,7 @@ def variants_of(options):
 
 
 def make_models(options, routing):
-    """The pack and the GGUF of a routing, made unless they are there."""
+    """Makes the pack and the GGUF file of a routing if missing."""
     name = f"{options.shape}-{options.layers}-{options.vocab}-{options.bits}-{routing.replace(':', '')}"
     pack, reference = (os.path.join(options.work, name + end) for end in (".pack", ".gguf"))
     if not os.path.exists(os.path.join(pack, "manifest.json")):
@@ -142,7 +142,7 @@ def make_models(options, routing):
 
 
 def in_memory(options, parts):
-    """decode, prompts and batches."""
+    """Measures decode, prompts and batches."""
     pack, reference = make_models(options, "uniform")
     peer = Peer(options, reference)
     variants = variants_of(options)
@@ -155,7 +155,7 @@ def in_memory(options, parts):
         for number in range(options.rounds):
             print(f"{preset}: round {number + 1} of {options.rounds}", file=sys.stderr)
             server = Ours(options, pack, preset)
-            server.bench("-b", "1", "-n", "0", "-p", "512")  # until then weights come from the disk; the peer's are cached
+            server.bench("-b", "1", "-n", "0", "-p", "512")  # brings the weights into memory, as the peer's are cached
             results = []
             if "decode" in parts or prompts:
                 results += server.bench("-b", "1", "-n", str(TOKENS if "decode" in parts else 0), "-p",
@@ -184,7 +184,7 @@ def in_memory(options, parts):
 
 
 def referenced(pid, words):
-    """Bytes of a process's mappings with one of the words in their name, and of their pages that were accessed."""
+    """Returns the bytes of a process's mappings whose name has one of the words, and of their accessed pages."""
     size = accessed = 0
     named = False
     with open(f"/proc/{pid}/smaps") as file:
@@ -207,7 +207,7 @@ def touched_by(pid, words, seconds):
 
 
 def touched(options):
-    """What both read of their models while they decode."""
+    """Measures the share of the model that both read while they decode."""
     table = Table("routing", "ours", "peer")
     for routing in options.routing.split(","):
         pack, reference = make_models(options, routing)
@@ -308,7 +308,7 @@ def main():
         parser.error(f"--peer {options.peer}: no program")
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     os.makedirs(os.path.join(options.work, "run"), mode=0o700, exist_ok=True)
-    os.environ["SLUICE_RUNTIME_DIR"] = os.path.join(options.work, "run")  # other people's daemons stay out of it
+    os.environ["SLUICE_RUNTIME_DIR"] = os.path.join(options.work, "run")  # keeps other users' daemons out of the run
     remove_leftovers()
     print(f"{options.shape}, {options.layers} layers, {options.bits}, {options.threads} threads, {options.rounds} rounds; "
           f"median (least to most)\n")

@@ -1,5 +1,5 @@
 #!/usr/bin/python3
-"""Draws the JSON of sluice-lab (python3-matplotlib).
+"""Plots the JSON output of sluice-lab (needs python3-matplotlib).
 
 usage: plot.py FILE [FOLDER]     FILE: quality.json or presets.json of --out; FOLDER: for the SVG files [FILE's]
 quality.json gives quality.svg; presets.json gives presets.svg, and sweep-NAME.svg for each sweep.
@@ -11,7 +11,7 @@ import sys
 import matplotlib
 
 matplotlib.use("svg")
-# The same figures give the same file.
+# Equal figures give identical files.
 matplotlib.rcParams["svg.hashsalt"] = "sluice-lab"
 from matplotlib import pyplot  # noqa: E402
 
@@ -40,7 +40,7 @@ def plot_quality(rows, folder):
 
 
 def plot_presets(rows, folder):
-    """Tokens per second over perplexity, or over the link's bytes where some row has no perplexity."""
+    """Plots tokens per second over perplexity, or over the link's bytes if some row has no perplexity."""
     batches = [(row["run"], batch) for row in rows for batch in row["batches"]]
     by_quality = all("ppl" in batch for _, batch in batches)
     series = {}

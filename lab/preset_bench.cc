@@ -25,11 +25,11 @@ namespace {
 // Prompts of the repetitions begin this many tokens apart in the text.
 constexpr uint64_t kPromptStride = 509;
 constexpr uint64_t kMaxPromptTokens = 1 << 16;
-// Maximum ratio of a batch's steps to those of its longest answer, and the number of tries.
+// Maximum ratio of a batch's steps to the steps of its longest answer, and the number of attempts.
 constexpr double kMaxStagger = 1.05;
 constexpr int kMaxAttempts = 12;
 
-// The command line's options with the row's on top.
+// Returns the command line's options with the row's applied on top.
 absl::StatusOr<CommonOptions> OptionsOf(const PresetBenchOptions& o, const PresetRow& row,
                                         const std::string& pack) {
   CommonOptions options = o.common;
@@ -56,7 +56,7 @@ absl::StatusOr<CommonOptions> OptionsOf(const PresetBenchOptions& o, const Prese
   return options;
 }
 
-// Rate of the simulated link; 0 where it is not limited.
+// Returns the simulated link's rate; 0: unlimited.
 double LinkRate(const Launcher& launcher) {
   double gbps = 0;
   if (!absl::SimpleAtod(launcher.server_option("link-gbps"), &gbps)) {
@@ -70,7 +70,7 @@ double LinkRate(const Launcher& launcher) {
   return gbps * 1e9;
 }
 
-// One launched row.
+// Measures one launched row.
 class RowRun {
  public:
   RowRun(const PresetBenchOptions& o, Launcher* launcher) : o_(o), launcher_(launcher) {}
@@ -81,7 +81,7 @@ class RowRun {
     m.batch = batch;
     const BenchTest answers = {1, o_.generate, batch};
     const BenchTest prompts = {o_.prompt, 1, batch};
-    // The first does not count: it brings the cache to where decoding keeps it.
+    // The first repetition does not count: it brings the cache to its steady state.
     for (uint64_t i = 0; i <= o_.repetitions; ++i) {
       ASSIGN_OR_RETURN(const BenchSample decode, Run(answers, i));
       ASSIGN_OR_RETURN(const BenchSample prompt, Run(prompts, i));
@@ -123,8 +123,8 @@ class RowRun {
     return input;
   }
 
-  // Requests do not reach inferd together, and a small model in virtual time is through with one before the
-  // next is there: a run whose sequences were not side by side is taken again.
+  // Requests do not reach inferd at once, and in virtual time a small model finishes one before the next
+  // arrives. So a run whose sequences did not overlap is repeated.
   absl::StatusOr<BenchSample> Run(const BenchTest& test, uint64_t repetition) {
     const bool virtual_time = launcher_->server_option("clock") == "virtual";
     BenchSample best;
@@ -175,7 +175,7 @@ class RowRun {
   std::vector<int32_t> text_;
 };
 
-// As decoding goes: one sequence, a token a step.
+// One sequence, one token per step, as in decoding.
 absl::StatusOr<PresetQuality> MeasureQuality(const CommandContext& context, const PresetBenchOptions& o,
                                              CommonOptions options) {
   options.Set("parallel", "1");
@@ -187,7 +187,7 @@ absl::StatusOr<PresetQuality> MeasureQuality(const CommandContext& context, cons
   task.max_tokens = o.quality_tokens;
   task.window = task.stride = std::min<uint64_t>(task.window, launcher->model().context_tokens());
   task.quiet = true;
-  // The first row that could run is the base of the others.
+  // The first row that can run is the base of the others.
   const std::string base = absl::StrCat(o.scratch, "/presets-base.lp");
   (FileExists(base) ? task.kl_base : task.save_base) = base;
   ASSIGN_OR_RETURN(const PerplexityRun run, MeasurePerplexity(launcher.get(), task));
@@ -200,7 +200,7 @@ bool IsRefusal(const absl::Status& status) {
          absl::IsFailedPrecondition(status) || absl::IsNotFound(status);
 }
 
-// Only the reason, without the daemon's log around it.
+// Returns the reason alone, without the daemon's log around it.
 std::string ReasonOf(const absl::Status& status) {
   const std::string text(status.message());
   const size_t last = text.rfind('\n');
@@ -281,7 +281,7 @@ absl::StatusOr<std::vector<PresetResult>> RunPresets(const CommandContext& conte
     ASSIGN_OR_RETURN(const CommonOptions options, OptionsOf(o, row, pack));
     absl::StatusOr<PresetResult> result = RunRow(context, o, options);
     progress.Finish();
-    // One that breaks does not take the others' figures with it, but for the base of them all.
+    // A failed row does not discard the others' figures, unless it is their base.
     if (!result.ok() && (results.empty() || absl::IsCancelled(result.status()))) {
       return result.status();
     }
@@ -297,20 +297,20 @@ absl::StatusOr<std::vector<PresetResult>> RunPresets(const CommandContext& conte
   return results;
 }
 
-// `sluice-lab --explain`: what bounds a run, from its counters (preset_report.h).
+// `sluice-lab --explain`: names the bound of a run, from its counters (preset_report.h).
 
 namespace {
 
-// Below this share of a step, waiting is not what to look at.
+// Share of a step below which waiting does not matter.
 constexpr double kLittle = 0.05;
-// A link that is busy for more of a step than this has no room for better predictions.
+// Share of a step above which a busy link leaves no time for better predictions.
 constexpr double kBusyLink = 0.9;
-// A CPU that computes more than this share of what is not resident has its part in how long a step takes.
+// Share of the missing experts' work above which the CPU affects the duration of a step.
 constexpr double kSharingCpu = 0.25;
-// Misses that put less than this share of a step on the link did not come over it.
+// Share of a step below which the link was not used for misses.
 constexpr double kIdleLink = 0.1;
 
-// Milliseconds of a step, and shares.
+// Milliseconds per step, and shares.
 struct Picture {
   double step = 0;
   double compute = 0;
@@ -320,7 +320,8 @@ struct Picture {
   std::optional<double> recall;
   double ssd_share = 0;  // of the bytes that came over the link
   double wrong = 0;      // of the predictions
-  double cpu_share = 0;  // of the bytes that came over the link or were read where they lie: the latter
+  double cpu_share =
+      0;  // share of bytes read in DRAM by the CPU, of these and the bytes that came over the link
 };
 
 Picture PictureOf(const PresetResult& result, const PresetMeasure& m) {

@@ -27,7 +27,8 @@ const PresetMeasure* MeasureOf(const PresetResult& result, uint64_t batch) {
   return found == result.measures.end() ? nullptr : &*found;
 }
 
-// A step's time: what the device computed, what the link carried, how much of that nobody waited for.
+// Adds the parts of a step's time: computing on the device, transfers over the link, and the transfers hidden
+// behind computing.
 void AddTimes(const PresetResult& result, const PresetMeasure& m, Metrics* metrics) {
   if (m.decode.steps == 0) {
     return;
@@ -38,7 +39,7 @@ void AddTimes(const PresetResult& result, const PresetMeasure& m, Metrics* metri
   metrics->emplace_back("compute_ms", compute);
   metrics->emplace_back("stall_ms", stall);
   if (result.real_time) {
-    // Neither waiting nor in an operation of the backend: residency, policies, scheduling, sampling.
+    // Time neither waiting nor in a backend operation: residency, policies, scheduling, sampling.
     const double engine =
         std::max(0.0, m.decode.busy_seconds - m.decode.stall_seconds - m.decode.kernel_seconds);
     metrics->emplace_back("engine_ms", engine * per_step);
@@ -53,7 +54,7 @@ void AddTimes(const PresetResult& result, const PresetMeasure& m, Metrics* metri
   }
 }
 
-// The cell of a metric; empty where there is none.
+// Returns the cell of a metric; empty if it is missing.
 std::string Cell(const Metrics& metrics, const char* name, int decimals, double factor = 1) {
   for (const auto& [key, value] : metrics) {
     if (key == name) {
@@ -98,7 +99,7 @@ constexpr Column kColumns[] = {
     {"KL divergence", "kld_mean", 5, 1},
 };
 
-// Columns that some row has something other than 0 in.
+// Returns the columns that are not 0 in some row.
 std::vector<Column> ColumnsOf(const std::vector<PresetResult>& results) {
   std::vector<Column> columns;
   for (const Column& column : kColumns) {
@@ -131,7 +132,7 @@ std::optional<double> RatioOf(const PresetPlan& plan, const PresetRatio& ratio,
   return part.has_value() && whole.value_or(0) != 0 ? std::optional<double>(*part / *whole) : std::nullopt;
 }
 
-// "met", "missed", or nothing where there is no mark.
+// Returns "met", "missed", or nothing without a target.
 std::string Verdict(const PresetRatio& ratio, double value) {
   if (!ratio.at_least.has_value() && !ratio.at_most.has_value()) {
     return "";
@@ -146,7 +147,7 @@ std::string MarkOf(const PresetRatio& ratio) {
   return mark;
 }
 
-// Precision and recall of expert predictions by layer and depth.
+// Returns precision and recall of expert predictions by layer and depth.
 Json DepthsJson(const std::vector<DepthSample>& depths) {
   Json json = Json::Array();
   for (const DepthSample& at : depths) {

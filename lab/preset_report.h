@@ -1,5 +1,5 @@
-// Results of a comparison of presets, and their printing: a table, ratios beside their targets,
-// explanations of the bound of each run.
+// Results of a comparison of presets, and their output: a table, ratios with their targets, and explanations
+// of each run's bound.
 //
 // Thread safety: plain values and pure functions.
 #pragma once
@@ -19,9 +19,9 @@ namespace sluice::cli {
 // One batch size of one row.
 struct PresetMeasure {
   uint64_t batch = 1;
-  BenchSample decode;  // sums of all repetitions: answers to prompts of one token
-  double tpot_ms = 0;  // means of the repetitions
-  double ttft_ms = 0;  // of prompts of several tokens, after those answers
+  BenchSample decode;  // sums over all repetitions of answers to prompts of one token
+  double tpot_ms = 0;  // mean over the repetitions
+  double ttft_ms = 0;  // of prompts of several tokens that follow those answers
 };
 
 struct PresetQuality {
@@ -32,29 +32,29 @@ struct PresetQuality {
 };
 
 struct PresetResult {
-  std::string refused;  // why there are no figures, or empty
-  bool failed = false;  // it could have run, but broke
+  std::string refused;  // reason for missing figures, or empty
+  bool failed = false;  // it could have run, but failed
   std::vector<PresetMeasure> measures;
   std::optional<PresetQuality> quality;
-  double link_bytes_per_second = 0;  // the link's rate; 0: not known
-  bool real_time = false;            // times are this machine's, not a table's
-  // For a cache of single neurons: true if all lead rows stay in device memory; and the share of an expert's
-  // neurons above which all of them travel in one copy.
+  double link_bytes_per_second = 0;  // the link's rate; 0: unknown
+  bool real_time = false;            // times are measured on this machine, not taken from a cost table
+  // For a cache of single neurons: true if all leads stay in device memory; and the missing share of an
+  // expert's neurons above which all of them travel in one copy.
   std::optional<bool> leads_stay;
   std::optional<double> copy_all_share;
 };
 
-// Figures by name, the same for JSON, ratios and tables; those that the run says nothing about are left out.
-// `base` is the first row's result.
+// Returns figures by name, the same for JSON, ratios and tables, without those that the run does not measure.
+// `base`: the first row's result.
 std::vector<std::pair<std::string, double>> MetricsOf(const PresetResult& result, size_t measure,
                                                       const PresetResult& base);
 std::optional<double> MetricOf(const PresetResult& result, uint64_t batch, const std::string& name,
                                const PresetResult& base);
 
-// One paragraph: the bound of the run and the option that would help.
+// Returns one paragraph: the bound of the run and the option that would help.
 std::string ExplainRun(const PresetResult& result, size_t measure);
 
-// Results by row.
+// `results`: by row.
 std::string PresetTable(const PresetPlan& plan, const std::vector<PresetResult>& results);
 std::string RatioTable(const PresetPlan& plan,
                        const std::vector<PresetResult>& results);  // "" without ratios

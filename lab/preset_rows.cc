@@ -115,7 +115,7 @@ absl::StatusOr<CommonOptions> WithSweepValue(const CommonOptions& options, const
   const bool is_cost = name.ends_with("_ms");
   const bool virtual_link = name == "link-gbps" && swept.Has("virtual-costs");
   if (is_cost || virtual_link) {
-    // The table of costs says what the link takes unless it is told not to.
+    // The cost table defines the link's time unless link_ms is 0.
     const std::string setting = is_cost ? absl::StrCat(name, "=", value) : "link_ms=0";
     const std::string before = swept.ValueOr("virtual-costs", "");
     swept.Set("virtual-costs", absl::StrCat(before, before.empty() ? "" : ",", setting));

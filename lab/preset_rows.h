@@ -1,5 +1,5 @@
-// Plan of `sluice-lab`: packs, runs of presets on them, and ratios between runs beside the marks they
-// are held against. `--preset all` makes such a plan; `--rows` reads one:
+// Plan of `sluice-lab`: packs, runs of presets on them, and ratios between runs with their targets. `--preset
+// all` makes such a plan; `--rows` reads one:
 //
 //   [[pack]]                                   # as in quality_rows.h; needs --model and --work
 //   name = "q4"
@@ -37,7 +37,7 @@ namespace sluice::cli {
 
 struct PresetRow {
   std::string name;
-  std::string pack;  // a name of the plan's packs; empty: the one of the command line
+  std::string pack;  // name of one of the plan's packs; empty: the command line's pack
   std::string preset = "exact";
   std::vector<std::string> options;
 };
@@ -62,23 +62,23 @@ struct PresetPlan {
 // INVALID_ARGUMENT naming the place in the file.
 absl::StatusOr<PresetPlan> ParsePresetPlan(const std::string& toml, const std::string& subject);
 
-// A row for each preset, `resident` first: the base.
+// Returns a row for each preset, with `resident` first as the base.
 PresetPlan PlanOfPresets(const std::vector<std::string>& presets);
 
-// One option of the daemons, a policy or a virtual cost, and the values it takes.
+// An option of the daemons, a policy or a virtual cost, and its values.
 struct PresetSweep {
   std::string name;
   std::vector<std::string> values;  // "25%", "0.1"
 };
-// The sweep in "device-budget=25%,50%"; INVALID_ARGUMENT: nothing to sweep, or a value that is no number.
+// Parses "device-budget=25%,50%"; INVALID_ARGUMENT: no values, or one that is not a number.
 absl::StatusOr<PresetSweep> ParseSweep(const std::string& text);
 
-// Options of a command that a sweep changes.
+// Application of a sweep's value to a command's options.
 //
 // Thread safety: a free function without state.
 
-// The options with the sweep's value: an option of the daemons, a virtual cost or a policy. INVALID_ARGUMENT
-// for a name that is none of these, or a value that it does not take.
+// Returns the options with the sweep's value set. INVALID_ARGUMENT for a name that is neither an option of
+// the daemons, a virtual cost nor a policy, or for an invalid value.
 absl::StatusOr<CommonOptions> WithSweepValue(const CommonOptions& options, const std::string& name,
                                              const std::string& value);
 

@@ -37,10 +37,10 @@ absl::Status Write(const std::string& path, const std::string& text) {
   return file.Commit();
 }
 
-// Text and baseline shared by all rows of a call.
+// Text and base run shared by all rows of a call.
 struct Yardstick {
   std::string text;  // TextIdentity() of the text
-  std::string base;  // file of the first row's distributions; empty: none are compared
+  std::string base;  // file of the first row's distributions; empty: no comparison
 };
 
 std::vector<std::string> ArgumentsOf(const Options& o, const QualityRow& row, const std::string& pack) {
@@ -52,7 +52,7 @@ std::vector<std::string> ArgumentsOf(const Options& o, const QualityRow& row, co
   return args;
 }
 
-// A finished run is known by its arguments, the text's content and the run that it was compared with.
+// A finished run is identified by its arguments, the text's content and its base run.
 absl::StatusOr<QualityResult> MeasureRow(const CommandContext& context, const Options& o,
                                          std::vector<std::string> args, const Yardstick& yardstick,
                                          bool is_base) {
@@ -81,7 +81,7 @@ absl::StatusOr<std::vector<QualityResult>> MeasureRows(const CommandContext& con
   for (const QualityRow& row : plan.rows) {
     ASSIGN_OR_RETURN(const std::string pack, EnsurePack(context, packs, plan.packs, row.pack));
     const std::vector<std::string> args = ArgumentsOf(o, row, pack);
-    // Whole distributions of a long text would fill a disk: divergences only with --max-tokens.
+    // Whole distributions of a long text would fill the disk, so divergences need --max-tokens.
     if (results.empty() && o.max_tokens.has_value()) {
       const std::string identity = absl::StrCat(absl::StrJoin(args, "\n"), "\n", yardstick.text);
       yardstick.base = Path(o, absl::StrCat("base-", DigestName(identity), ".lp"));
@@ -123,7 +123,7 @@ absl::StatusOr<QualityPlan> PlanFrom(const Options& o) {
     if (presets.empty()) {
       return absl::InvalidArgumentError(absl::StrCat("--presets '", o.presets, "' names none"));
     }
-    // Presets and recipes are looked at now, not after the rows before them.
+    // Checks presets and recipes now, not after the rows before them.
     for (const std::string& preset : presets) {
       RETURN_IF_ERROR(inferd::PoliciesOf(preset, {}, inferd::DeviceKind::kHost).status());
     }

@@ -1,5 +1,5 @@
-// `sluice-lab quality`: what compression and sparsity cost, as a table, over many packs and runs in one call.
-// Finished runs are kept, so that an interrupted call goes on where it was.
+// `sluice-lab quality`: a table of what compression and sparsity cost, over many packs and runs in one call.
+// Finished runs are kept, so that an interrupted call resumes.
 //
 // Thread safety: a free function; it runs commands of `sluice`.
 #pragma once
@@ -11,7 +11,7 @@
 
 namespace sluice::cli {
 
-// Runs the command with the words behind its name, and returns the program's exit code.
+// Runs the command with the arguments behind its name; returns the exit code.
 int RunQuality(const CommandContext& context, const std::vector<std::string>& args);
 
 }  // namespace sluice::cli

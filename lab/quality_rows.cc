@@ -51,7 +51,7 @@ QualityPlan PlanOf(const std::vector<QualityRecipe>& recipes, const std::vector<
   plan.packs.push_back({"bf16", {"--recipe", "bf16"}, sparse || by_usage});
   plan.rows.push_back({"bf16, exact", "bf16", {}, "exact", {}});
   for (const QualityRecipe& recipe : recipes) {
-    // A pack's name is that of a folder, too.
+    // The pack's name is also a folder's name.
     const std::string pack = absl::StrReplaceAll(recipe.word, {{"/", "_"}});
     if (pack != "bf16") {
       plan.packs.push_back({pack, {"--recipe", recipe.word}, sparse, recipe.by_usage ? "bf16" : ""});

@@ -1,5 +1,5 @@
-// Plan of `sluice-lab quality`: packs of one model and, for each, runs with options; and the table that
-// comes out. The file:
+// Plan of `sluice-lab quality`: packs of one model, runs on each of them with options, and the resulting
+// table. The file:
 //
 //   [[pack]]
 //   name = "q4"                                # rows refer to it
@@ -35,8 +35,8 @@ struct QualityPack {
   std::string name;
   std::vector<std::string> args;
   bool calibrate = false;
-  std::string profile_of;  // name of an earlier pack that is calibrated, or empty
-  bool synth = false;      // `args` are of `sluice synth`
+  std::string profile_of;  // name of an earlier, calibrated pack, or empty
+  bool synth = false;      // `args` are arguments of `sluice synth`
 };
 
 struct QualityRow {
@@ -49,19 +49,19 @@ struct QualityRow {
 
 struct QualityPlan {
   std::vector<QualityPack> packs;
-  std::vector<QualityRow> rows;  // the first is the base that the others are compared with
+  std::vector<QualityRow> rows;  // the first one is the base of the others
 };
 
 // INVALID_ARGUMENT naming the place in the file.
 absl::StatusOr<QualityPlan> ParseQualityPlan(const std::string& toml, const std::string& subject);
 
-// A word of `sluice pack --recipe`: a name or a file.
+// An argument of `sluice pack --recipe`: a name or a file.
 struct QualityRecipe {
   std::string word;
-  bool by_usage = false;  // ranks experts by a profile
+  bool by_usage = false;  // needs a profile to rank experts
 };
 
-// Every recipe with every preset; the base is bf16 with `exact`, whose profile ranks experts.
+// Returns every recipe with every preset; the base is bf16 with `exact`, whose profile ranks experts.
 QualityPlan PlanOf(const std::vector<QualityRecipe>& recipes, const std::vector<std::string>& presets);
 
 struct QualityResult {
@@ -75,14 +75,14 @@ struct QualityResult {
   std::optional<double> same_top;
 };
 
-// From the JSON of `sluice perplexity`; INTERNAL if it is not that.
+// Parses the JSON of `sluice perplexity`; INTERNAL if it is malformed.
 absl::StatusOr<QualityResult> ParsePerplexityJson(const std::string& json);
 
-// Markdown of the rows that were measured; `results` by row.
+// Returns a Markdown table of the measured rows; `results`: by row.
 std::string QualityTable(const QualityPlan& plan, const std::vector<QualityResult>& results);
 
-// Reading the tables of a plan's TOML file (quality_rows.h, preset_rows.h): every key known, every error with
-// its line.
+// Readers of the tables in a plan's TOML file (quality_rows.h, preset_rows.h): unknown keys are errors, and
+// every error names its line.
 //
 // Thread safety: thread-compatible; a reader belongs to one thread.
 
@@ -90,14 +90,15 @@ std::string QualityTable(const QualityPlan& plan, const std::vector<QualityResul
 absl::StatusOr<toml::table> ParseToml(const std::string& text, const std::string& subject);
 absl::Status Wrong(const std::string& subject, const toml::node& node, const std::string& what);
 
-// The tables of [[key]]; INVALID_ARGUMENT if one is something else, or `required` and there is none.
+// Returns the tables of [[key]]; INVALID_ARGUMENT if an entry is not a table, or if there is none and it is
+// `required`.
 absl::StatusOr<std::vector<const toml::table*>> Tables(const toml::table& root, const std::string& subject,
                                                        const char* key, bool required = true);
 
-// The [[pack]]s (quality_rows.h): names differ, profile_of names an earlier one.
+// Returns the [[pack]]s (quality_rows.h): names are unique, profile_of names an earlier one.
 absl::StatusOr<std::vector<QualityPack>> ReadPackTables(const toml::table& root, const std::string& subject);
 
-// Reads one table of the file; the first error sticks. `subject` and the table outlive it.
+// Reads one table of the file; the first error is sticky. `subject` and the table must outlive it.
 class TableReader {
  public:
   TableReader(const std::string& subject, const toml::table& table) : subject_(subject), table_(table) {}
@@ -106,7 +107,7 @@ class TableReader {
   void Texts(const char* key, std::vector<std::string>* out);
   void Flag(const char* key, bool* out);
   void Real(const char* key, std::optional<double>* out);
-  // The first error, or a key that nobody asked for.
+  // Returns the first error; a key that was not read is an error.
   absl::Status Finish();
 
  private:

@@ -16,8 +16,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// All that decides what is in the pack's folder, so that another model, calibration or pack of a profile
-// gets a folder of its own. `profiled`: the folder of that pack, or empty.
+// Returns a text of everything that determines the pack folder's content, so that another model, calibration
+// or profile pack gets another folder. `profiled`: folder of the pack with the profile, or empty.
 absl::StatusOr<std::string> IdentityOf(const PackWork& work, const QualityPack& pack,
                                        const std::string& profiled) {
   std::vector<std::string> parts = {pack.synth ? "synth"
@@ -25,7 +25,7 @@ absl::StatusOr<std::string> IdentityOf(const PackWork& work, const QualityPack& 
   for (const std::string& arg : pack.args) {
     std::error_code error;
     parts.push_back(arg);
-    if (fs::is_regular_file(arg, error)) {  // a recipe
+    if (fs::is_regular_file(arg, error)) {  // a recipe file
       ASSIGN_OR_RETURN(parts.back(), TextIdentity(arg));
     }
   }

@@ -1,6 +1,5 @@
-// Packs that a comparison needs (`sluice-lab quality`, `sluice-lab --rows`): made from a model and calibrated
-// once in a work folder; a later call with the same arguments and the same model and text takes them as they
-// are.
+// Packs for a comparison (`sluice-lab quality`, `sluice-lab --rows`): made from a model and calibrated once
+// in a work folder; a later call with the same arguments, model and text reuses them.
 //
 // Thread safety: thread-compatible; it runs commands of `sluice`.
 #pragma once
@@ -17,22 +16,23 @@
 namespace sluice::cli {
 
 struct PackWork {
-  std::string model;        // a folder that `sluice pack` takes
-  std::string work;         // where packs and results are kept
-  std::string calibration;  // a text; used by packs that are calibrated
+  std::string model;        // a folder, as for `sluice pack`
+  std::string work;         // folder for packs and results
+  std::string calibration;  // a text file, for packs that are calibrated
   std::optional<uint64_t> calibration_tokens;
-  bool whole_profile = false;  // sensitivities and predictors too, not only usage and thresholds
+  bool whole_profile = false;  // also sensitivities and predictors, not only usage and thresholds
 };
 
-// 32 hex digits, the same for the same text.
+// Returns 32 hex digits that identify the text.
 std::string DigestName(const std::string& text);
-// A text file's path and what is in it. Errors of ReadWholeFile().
+// Returns a text file's path and a digest of its content. Errors of ReadWholeFile().
 absl::StatusOr<std::string> TextIdentity(const std::string& path);
 
-// The folder and those above it, unless they are there. Errors name it.
+// Makes the folder and its parents if missing. Errors name it.
 absl::Status MakeFolder(const std::string& path);
 
-// The folder of the pack `name` of `packs`, made and calibrated. Errors of the commands; NOT_FOUND.
+// Returns the folder of the pack `name` of `packs`, made and calibrated if missing. Errors of the commands;
+// NOT_FOUND.
 absl::StatusOr<std::string> EnsurePack(const CommandContext& context, const PackWork& work,
                                        const std::vector<QualityPack>& packs, const std::string& name);
 

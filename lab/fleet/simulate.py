@@ -1,20 +1,20 @@
 #!/usr/bin/python3
-"""A fleet of a thousand hosts, simulated: what a balancer that sends texts where their beginnings are known does to the time
-to a first token and to what caches find, by load, and what is lost when one host in a hundred vanishes.
+"""Simulates a fleet of a thousand hosts: the effect of a balancer that routes prompts by their prefix on the time to the first
+token and on the caches' hit rate, by load, and the losses when one host in a hundred vanishes.
 
 usage: simulate.py [--hosts N] [--requests N] [--service FILE] [--seed N]
 
 Service times are drawn from measured ones (service_times.json, made by summarize.py of a run of
 deploy/fleet/try_fleet.py --record), the balancer is that of deploy/fleet/haproxy-front.cfg:
-- affine: HAProxy's consistent hashing, 16 places of the ring a host, and hash-balance-factor: a host that has more than
-  1.25 times (of fewer than six hosts 1.6) the mean of what runs is passed over for the next one of the ring;
+- affine: HAProxy's consistent hashing, 16 points per host on the ring, with hash-balance-factor: a host with more than 1.25
+  times (with fewer than six hosts 1.6 times) the mean number of running requests is skipped for the next one of the ring;
 - even: leastconn.
-A host computes as many answers at a time as the measured one did, in the order of their arrival; its cache keeps beginnings,
-the longest idle go first. A host that vanishes loses what is there; until two checks have failed (1 s) it is sent requests, which go
-elsewhere when they could not connect (0.5 s) or are cut with all else when the checks have failed.
+A host computes as many answers at a time as the measured one, in the order of their arrival; its cache keeps prefixes and
+evicts the least recently used ones. A host that vanishes loses its running requests. It still gets requests until two checks
+have failed (1 s); they go elsewhere if they cannot connect (0.5 s), or are cut with all others when the checks have failed.
 
-What is not modelled: that answers slow each other down otherwise than in the measured mix, networks, clients that repeat.
-100 % load is what fills all places of all hosts where requests go anywhere (mean service time of "even" at 50 %).
+Not modelled: slowdown between answers other than in the measured mix, networks, clients that retry. Full load is the rate that
+fills all slots of all hosts under even routing (by the mean service time of "even" at half load).
 """
 import argparse
 import bisect
@@ -25,8 +25,8 @@ import os
 
 import numpy
 
-PLACES_A_HOST = 16  # of the ring: HAProxy's BE_WEIGHT_SCALE for weight 1
-BALANCE_FACTOR, OF_FEW, FEW = 1.25, 1.6, 6  # as haproxy-front.cfg says
+PLACES_A_HOST = 16  # points on the ring: HAProxy's BE_WEIGHT_SCALE for weight 1
+BALANCE_FACTOR, OF_FEW, FEW = 1.25, 1.6, 6  # as in haproxy-front.cfg
 CHECKS = 1.0  # seconds until two checks have failed: inter 500ms, fall 2
 CONNECT = 0.5  # seconds: timeout connect
 LOADS = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
@@ -37,12 +37,12 @@ class Host:
     __slots__ = ("running", "waiting", "connecting", "cache", "alive", "seen_dead")
 
     def __init__(self):
-        self.running = 0  # answers that are computed
+        self.running = 0  # running answers
         self.waiting = collections.deque()
-        self.connecting = 0  # to a host that has vanished
-        self.cache = collections.OrderedDict()  # groups whose beginning is kept, the longest idle first
+        self.connecting = 0  # requests sent to a host that has vanished
+        self.cache = collections.OrderedDict()  # groups whose prefix is cached, the least recently used first
         self.alive = True
-        self.seen_dead = False  # by the balancer
+        self.seen_dead = False  # the balancer has noticed the loss
 
     def load(self):
         return self.running + len(self.waiting) + self.connecting
@@ -80,7 +80,7 @@ class Ring:
 
 
 class Least:
-    """Least connections, the longest unused first among equals."""
+    """Least connections; among equals the one unused for longest."""
 
     def __init__(self, hosts, groups, random):
         self.queues = collections.defaultdict(collections.OrderedDict)
@@ -119,7 +119,7 @@ class Run:
         self.prompts, self.decodes = table[:, 0].tolist(), table[:, 1].tolist()
         self.firsts = random.choice(measured["first_seconds"], requests).tolist()
         self.tokens = random.choice(measured["prompt_token_seconds"], requests).tolist()
-        self.begin = begin  # what comes before fills the caches and is not counted
+        self.begin = begin  # earlier requests fill the caches and are not counted
         self.failing = random.choice(hosts, failing, replace=False).tolist() if failing else []
         self.events = []  # (time, number, what, request or host)
         self.number = 0
@@ -163,7 +163,7 @@ class Run:
 
     def end(self, host):
         if not host.alive:
-            return  # it was lost with its host
+            return  # lost with its host
         host.running -= 1
         self.balancer.changed(host, -1)
         if host.waiting:
@@ -241,7 +241,7 @@ def main():
 
     def simulate(hosts, affine, rate, requests, begin, failing=0):
         groups = int(measured["beginnings_a_host"] * hosts)
-        random = numpy.random.default_rng(options.seed)  # the same arrivals for all that are compared
+        random = numpy.random.default_rng(options.seed)  # the same arrivals for all variants
         return Run(measured, hosts, groups, affine, rate, requests, begin, failing, random).run()
 
     say("As measured (%d hosts, %.0f requests a second), to compare:\n" % (measured["hosts"], measured["rate"]))

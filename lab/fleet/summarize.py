@@ -1,9 +1,9 @@
 #!/usr/bin/python3
-"""Makes the service times that simulate.py draws from, of two runs of deploy/fleet/try_fleet.py --record.
+"""Makes the service times for simulate.py from two runs of deploy/fleet/try_fleet.py --record.
 
 usage: summarize.py AFFINE.jsonl EVEN.jsonl > service_times.json     the scenarios "affine" and "even"
-An answer becomes [prompt tokens, seconds of its tokens but the first]; the time to its first token is that of a prompt that was
-nearly all found in the cache, and the time of each token that was not, drawn by themselves.
+An answer becomes [prompt tokens, seconds of all its tokens except the first]. The time to its first token is drawn separately:
+that of a prompt found nearly completely in the cache, plus the time of each token that was not found.
 """
 import json
 import statistics
@@ -12,7 +12,7 @@ import sys
 HOSTS = 3
 PARALLEL = 8
 POSITIONS = (8 << 20) // 1536
-PAGE = 32  # the page behind a beginning, in which its last text parted from the others
+PAGE = 32  # the page after a prefix, in which its last prompt differed from the others
 
 
 def read(path):
@@ -39,9 +39,9 @@ def main():
                 first_seconds.append(round(timings["prompt_ms"] / 1000, 5))
             else:
                 token_seconds.append(round(timings["prompt_ms"] / 1000 / computed, 7))
-    # A beginning that was found: the most common length of what caches gave, of whole pages.
+    # Length of a prefix that was found: the most common number of cached tokens, in whole pages.
     shared = statistics.mode(r["cached"] for r in affine if r.get("cached"))
-    # The positions that the KV cache keeps (8 MiB at 1.5 KiB), less those of the running sequences.
+    # Positions that the KV cache keeps (8 MiB at 1.5 KiB), minus those of running sequences.
     done = [r for r in affine if r.get("prompt")]
     span = max(r["began"] for r in affine) - min(r["began"] for r in affine)
     running = min(PARALLEL, sum(r["ended"] - r["began"] for r in done) / span / HOSTS)

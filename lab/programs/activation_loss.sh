@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Cost of the int8 activations of quantized rows: perplexity of packs of each encoding beside their dequantized
+# Measures the cost of int8 activations of quantized rows: perplexity of packs of each encoding and of their dequantized
 # references, which hold the same weights as float32 and compute with float activations. Prints a Markdown table.
 # usage: activation_loss.sh MODEL_DIR TEXT [TOKENS]   (built programs: build/release; about 30 s an encoding)
 set -euo pipefail

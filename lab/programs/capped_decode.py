@@ -1,17 +1,17 @@
 #!/usr/bin/python3
-"""Decode from a pack larger than the memory that may hold it, both daemons in a memory cgroup, against what the disk and
-the memory allow; and the same experts read through mmap under the same bound.
+"""Decodes from a pack that is larger than the memory for it, with both daemons in a memory cgroup, and compares the speed with
+the bound set by disk and memory, and with reading the same experts through mmap under the same limit.
 
 usage: capped_decode.py [--work DIR] [--bin build/release] [--tokens N] [--slices N] [--runs N]
                         [--shares 0.667,0.333] [--shape qwen3-30b-a3b] [--layers 7]
 
-The pack (sluice synth of the shape, q8, routing spread evenly) is made in DIR unless it is there. The bound of a token is
-max(miss bytes / O_DIRECT bandwidth, bytes touched / read bandwidth). A run is measured in slices of a few tokens, since a
-virtual disk changes from second to second: each has its own bound, with the disk, by the bare loop that was the fastest
-before the first, just before and just after it, reading other experts each time. A run's bound is the mean of its slices'.
-A row has the median of the runs, and how far they lie apart both by the clock and over their bounds. Prints a Markdown table;
-"not run" with the reason where no memory cgroup can be made. Exit status 1 if a command failed. SIGTERM ends the
-daemons and takes the cgroup away; what a killed run left is taken away by the next.
+The pack (sluice synth of the shape, q8, routing spread evenly) is made in DIR if missing. The bound of a token is max(miss
+bytes / O_DIRECT bandwidth, bytes touched / read bandwidth). A run is measured in slices of a few tokens, since a virtual disk's
+speed changes from second to second: the disk is measured just before and just after each slice, over other experts each time,
+with the bare loop that was the fastest before the first slice. A run's bound is the mean of its slices'. A row has the median
+of the runs and their range, in time and relative to their bounds. Prints a Markdown table, or "not run" with the reason if no
+memory cgroup can be made. Exit status 1 if a command failed. SIGTERM ends the daemons and removes the cgroup; leftovers of a
+killed run are removed by the next one.
 """
 import argparse
 import json
@@ -22,19 +22,19 @@ import sys
 import threading
 import time
 
-PREFIX = "sluice-capped-"  # of a cgroup's name; the script's process id follows
-# Beside the budget: code, heaps, KV cache and activations of both daemons, page tables, buffers of the reader.
+PREFIX = "sluice-capped-"  # of the cgroups' names, before the script's process id
+# Memory besides the budget: code, heaps, KV cache and activations of both daemons, page tables, reader buffers.
 BESIDE = 640 << 20
 
 
 def cgroup_root():
-    """Where memory cgroups are made, and whether they are of version 2."""
+    """Returns the folder for memory cgroups, and whether they are of version 2."""
     unified = os.path.exists("/sys/fs/cgroup/cgroup.controllers")
     return ("/sys/fs/cgroup" if unified else "/sys/fs/cgroup/memory"), unified
 
 
 def end_processes(path):
-    """Ends what runs in a cgroup, and waits for that."""
+    """Kills the processes of a cgroup and waits for their end."""
     deadline = time.monotonic() + 30
     while True:
         with open(os.path.join(path, "cgroup.procs")) as file:
@@ -52,7 +52,7 @@ def end_processes(path):
 
 
 def remove_leftovers():
-    """Takes away the cgroups of runs that were killed, and ends the daemons in them."""
+    """Removes the cgroups of killed runs, and ends the daemons in them."""
     root, _ = cgroup_root()
     for name in os.listdir(root) if os.path.isdir(root) else []:
         owner = name.removeprefix(PREFIX)
@@ -63,7 +63,7 @@ def remove_leftovers():
 
 
 class MemoryCgroup:
-    """A cgroup of version 2 or 1 with a bound on memory; `error` says why there is none."""
+    """A cgroup of version 2 or 1 with a memory limit; `error` is the reason if there is none."""
 
     def __init__(self, limit):
         self.path = None
@@ -108,7 +108,7 @@ class MemoryCgroup:
 
 
 class Watch(threading.Thread):
-    """The largest figures of a cgroup while a command runs in it."""
+    """Records the peak figures of a cgroup while a command runs in it."""
 
     def __init__(self, cgroup):
         super().__init__()
@@ -139,13 +139,13 @@ def start_daemons(options, daemons, cgroup):
 
 
 def bench_once(options, daemons, tokens, seed):
-    """One request against daemons in the cgroup; itself it stays outside, since it measures the memory."""
+    """Runs one request against daemons in the cgroup; bench itself stays outside, since it measures the memory."""
     return run_json([options.bin + "/bin/sluice", "bench", *daemons, "-p", "0", "-n", str(tokens), "-r", "1",
                      "--no-warmup", "--seed", str(seed), "--json"])[0]
 
 
 class Disk:
-    """The bare loop's rate, over other experts at every look."""
+    """Measures the bare loop's rate, over other experts each time."""
 
     def __init__(self, options, pack):
         self.command = [options.bin + "/bench/pack_reads", "direct", pack]
@@ -158,7 +158,7 @@ class Disk:
 
 
 class Slice:
-    """Some tokens and their bound, in seconds a token, with the disk's rate just before and just after them."""
+    """A few tokens and their bound, in seconds per token, with the disk's rate just before and after them."""
 
     def __init__(self, tokens, bench, before, after):
         self.direct = (before + after) / 2
@@ -169,7 +169,7 @@ class Slice:
 
 
 class Run:
-    """The means of equally long slices."""
+    """Means of equally long slices."""
 
     def __init__(self, slices):
         for name in ("direct", "token", "miss", "touched", "bound"):
@@ -196,7 +196,7 @@ def run_all(options, pack, budget, cgroup):
     for number in range(options.runs):
         slices = []
         for _ in range(options.slices):
-            bench = bench_once(options, daemons, tokens, seed=disk.looks)  # other tokens in every slice
+            bench = bench_once(options, daemons, tokens, seed=disk.looks)  # other tokens in each slice
             after = disk.look()
             slices.append(Slice(tokens, bench, before, after))
             before = after
@@ -207,7 +207,7 @@ def run_all(options, pack, budget, cgroup):
 
 
 def measure(options, pack, size, share):
-    """One row of the table."""
+    """Measures one row of the table."""
     budget = int(size * share)
     cgroup = MemoryCgroup(budget + BESIDE)
     if cgroup.error is not None:
@@ -251,7 +251,7 @@ def main():
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     remove_leftovers()
     os.makedirs(options.work + "/run", mode=0o700, exist_ok=True)
-    os.environ["SLUICE_RUNTIME_DIR"] = options.work + "/run"  # daemons that somebody else uses stay out of it
+    os.environ["SLUICE_RUNTIME_DIR"] = options.work + "/run"  # keeps other users' daemons out of the run
     pack = os.path.join(options.work, f"{options.shape}-{options.layers}.pack")
     if not os.path.exists(os.path.join(pack, "manifest.json")):
         subprocess.run([options.bin + "/bin/sluice", "synth", "--shape", options.shape, "--layers", str(options.layers),

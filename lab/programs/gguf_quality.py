@@ -1,19 +1,19 @@
 #!/usr/bin/python3
-"""Perplexity of a Mixtral folder from its own GGUF files: rows kept as `sluice pack` keeps them, beside the exact values.
+"""Measures the perplexity of a Mixtral folder from GGUF files made of it: rows as `sluice pack` keeps them, and the exact values.
 
 usage: gguf_quality.py --model deploy/sample --text FILE [--types Q4_0,..] [--max-tokens 12800] [--work DIR] [--bin DIR]
 
-Of each type a GGUF file is written, packed three times and measured over the same tokens with `--kv f32`: `--bits source`
-(the file's values exactly); the default (up and gate rows as they are, multiplied with int8 activations, down anew in q8);
+For each type a GGUF file is written, packed three times and measured over the same tokens with `--kv f32`: `--bits source`
+(the file's values exactly); the default (up and gate rows unchanged, multiplied with int8 activations, down rows as q8);
 and `--down-bits q4`. Prints a Markdown table. Exit status 1 if a command failed.
 
-Needs numpy and two packages, `pip install gguf xllamacpp`: the first writes the files, the second holds ggml's own
-quantizer. Every matrix takes the type; norms and routers stay in f32.
+Needs numpy and two packages, `pip install gguf xllamacpp`: the first writes the files, the second contains ggml's own
+quantizer. Every matrix has the type; norms and routers stay in f32.
 
-Blocks of 256 values need rows of as many, which a small model lacks. Such a model is written twice as wide (or more):
-the hidden state stands there once, and once again; what reads it has half its weights in each copy, and neurons of zeros
-fill the experts up. Halves are exact and the norms' means stay, so the model computes the same; BF16's row shows it. The
-columns of the attention's output cannot be repeated so, and take what llama.cpp falls back to.
+Blocks of 256 values need rows of at least that many, which a small model lacks. Such a model is written twice as wide (or
+more): the hidden state is repeated, matrices that read it have half their weights in each copy, and zero neurons fill up the
+experts. Halves are exact and the norms' means are unchanged, so the model computes the same, as BF16's row shows. The columns
+of the attention's output cannot be repeated, and get the type that llama.cpp falls back to.
 """
 import argparse
 import ctypes
@@ -44,7 +44,7 @@ def need(package):
 
 
 class Quantizer:
-    """ggml's, out of xllamacpp's library, which exports it."""
+    """ggml's quantizer, which xllamacpp's library exports."""
 
     def __init__(self):
         folder = pathlib.Path(need("xllamacpp").origin).parent
@@ -67,7 +67,7 @@ class Quantizer:
 
 
 def read_safetensors(path):
-    """Name -> float32 array."""
+    """Returns {name: float32 array}."""
     raw = path.read_bytes()
     size = struct.unpack("<Q", raw[:8])[0]
     tensors = {}
@@ -84,7 +84,7 @@ def read_safetensors(path):
 
 
 def fields(data):
-    """(number, value) of a protobuf message; numbers of varints, bytes of the others."""
+    """Yields (number, value) of a protobuf message's fields; varints as integers, others as bytes."""
     at = 0
 
     def varint():
@@ -109,7 +109,7 @@ def fields(data):
 
 
 def pieces(path):
-    """Tokens, scores and kinds of a SentencePiece model, whose numbers of kinds are GGUF's."""
+    """Returns tokens, scores and types of a SentencePiece model; GGUF uses the same numbers for types."""
     tokens, scores, kinds = [], [], []
     for number, value in fields(path.read_bytes()):
         if number == 1:
@@ -121,7 +121,7 @@ def pieces(path):
 
 
 class Widened:
-    """The tensors of a Mixtral folder as llama.cpp names and orders them, wide enough for blocks."""
+    """The tensors of a Mixtral folder with llama.cpp's names and order, wide enough for blocks."""
 
     def __init__(self, folder, block=SUPERBLOCK):
         self.config = json.loads((folder / "config.json").read_text())
@@ -147,7 +147,7 @@ class Widened:
         return np.pad(matrix, [(0, missing if each == axis else 0) for each in range(2)])
 
     def rope(self, matrix, heads):
-        """Rows of q or k in the order that llama.cpp rotates: neighbours instead of halves."""
+        """Reorders rows of q or k for llama.cpp's rope, which rotates neighbours instead of halves."""
         halves = matrix.reshape(heads, 2, self.head_dim // 2, -1)
         return halves.swapaxes(1, 2).reshape(matrix.shape)
 
@@ -179,7 +179,7 @@ class Widened:
 
 
 def write_facts(out, tokens, config, hidden, width, head_dim):
-    """What a GGUF file of the architecture llama says of a model: `config` has the names of Mixtral's config.json."""
+    """Writes the metadata of a GGUF file of the architecture llama; `config` has the names of Mixtral's config.json."""
     out.add_block_count(config["num_hidden_layers"])
     out.add_context_length(config["max_position_embeddings"])
     out.add_embedding_length(hidden)
@@ -230,7 +230,7 @@ class Sluice:
         self.program = os.path.join(o.bin, "sluice")
         self.text = ["--text", o.text, "--max-tokens", str(o.max_tokens), "--kv", "f32"]
         self.pack = os.path.join(work, "pack")
-        self.env = {**os.environ, "SLUICE_RUNTIME_DIR": work}  # daemons that somebody else uses stay out of it
+        self.env = {**os.environ, "SLUICE_RUNTIME_DIR": work}  # keeps other users' daemons out of the run
 
     def call(self, *arguments):
         result = subprocess.run([self.program, *arguments], stdout=subprocess.PIPE, env=self.env, text=True)

@@ -1,11 +1,11 @@
 #!/usr/bin/python3
-"""What a guide costs a step: answers to a JSON schema of 50 fields beside free ones, in turns.
+"""Measures the cost of structured output per step: answers to a JSON schema of 50 fields and free ones, in turns.
 
 usage: guide_share.py --pack PACK [--pairs 8] [--tokens 200] [--bin build/release/bin] [OPTION ..]
 
-PACK must have a tokenizer. Both kinds are drawn at temperature 1 and have as many tokens. OPTIONs go to the daemons (as
---threads 2). Prints a Markdown row: median time a token of both, and of the pairs' ratios the median and how far they
-lie apart; the mark is 1.02. Exit status 1 if a command failed or an answer that ended does not fit.
+PACK must have a tokenizer. Both kinds are drawn at temperature 1 and have the same number of tokens. OPTIONs are passed to the
+daemons (as --threads 2). Prints a Markdown row: the median times per token of both, and the median and range of the pairs'
+ratios; the target is 1.02. Exit status 1 if a command failed or a complete answer violates the schema.
 """
 import argparse
 import json
@@ -43,7 +43,7 @@ def main():
                 sys.exit("guide_share: an answer does not fit")
             return 1000 * reply["timings"]["decode_seconds"] / (len(reply["token_ids"]) - 1)
 
-        per_token(0, "--json-schema", schema)  # compiles it, and warms both up
+        per_token(0, "--json-schema", schema)  # compiles the schema and warms up
         free, guided = [], []
         for seed in range(o.pairs):
             free.append(per_token(seed, "--ignore-eos"))

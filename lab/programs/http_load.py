@@ -1,18 +1,18 @@
 """usage: http_load.py [--url URL] [--clients 1,4,16,64] [--tokens 48] [--requests 64] [--rate R] [--overload N]
                     [--goodput 2000,200]
 
-What many clients get over HTTP. Without --url daemons of the release build serve the sample model; with it any server of
-OpenAI's API is asked, so that two can stand side by side. Prompts begin differently, so no text is found computed.
+Measures an HTTP server under load of many clients. Without --url, daemons of the release build serve the sample model;
+with it, any server of OpenAI's API is measured, so that two can be compared. Prompts begin differently, so that none is cached.
 
-  closed loop   each of N clients asks, reads its stream, asks again: tokens a second of all, time to first token (TTFT)
-                and time per token behind it (TPOT) at the 50th, 90th and 99th percentile
-  --rate R      R requests a second at random (Poisson) times whether or not earlier ones are answered; times count from
-                the planned start, not from when a connection was free
-  --overload N  N requests of 8 clients that insist, on a full queue: how soon they are refused, and the time per token of
-                what runs before and meanwhile
+  closed loop   each of N clients sends a request, reads its stream and repeats: tokens per second of all, time to first
+                token (TTFT) and time per later token (TPOT) at the 50th, 90th and 99th percentile
+  --rate R      R requests per second at random (Poisson) times, whether or not earlier ones are answered; times count
+                from the planned start, not from when a connection was free
+  --overload N  N requests of 8 clients that retry at once, on a full queue: the time to their refusal, and the time per
+                token of running requests before and meanwhile
 
-Goodput is the answers a second whose TTFT and TPOT are at most those of --goodput, in ms.
-One process of one thread asks, on the same machine: compare numbers of one run with each other, not with other machines'.
+Goodput is the number of answers per second whose TTFT and TPOT are at most those of --goodput, in ms.
+A single-threaded process on the same machine sends the requests: compare only numbers of one run with each other.
 """
 import argparse
 import asyncio
@@ -28,7 +28,7 @@ import urllib.parse
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../tests/e2e"))
 
 
-# Fills the queue of --inferd "--parallel 4 --max-queue 64"; and those who ask all the same.
+# Requests that fill the queue of --inferd "--parallel 4 --max-queue 64", and clients that retry when it is full.
 OVERLOAD_QUEUE = 80
 OVERLOAD_CLIENTS = 8
 
@@ -51,7 +51,7 @@ class Server:
         return (head + "Content-Type: application/json\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)).encode()
 
     async def ask(self, planned=None):
-        """(status, seconds to the first token, seconds per token behind it, seconds in all)"""
+        """Returns (status, seconds to the first token, seconds per later token, total seconds)."""
         begin = time.monotonic() if planned is None else planned
         reader, writer = await asyncio.open_connection(self.host, self.port)
         writer.write(self.request())
@@ -116,7 +116,7 @@ async def overload(server, count):
     waiting = [asyncio.create_task(server.ask()) for _ in range(OVERLOAD_QUEUE)]
     results = []
 
-    async def insist():  # asks again as soon as it is refused
+    async def insist():  # retries as soon as it is refused
         while len(results) < count:
             results.append(await server.ask())
 
@@ -132,7 +132,7 @@ async def overload(server, count):
 
 async def main(options, url):
     server = Server(url, options.tokens, options.goodput)
-    await server.ask()  # warm
+    await server.ask()  # warms up
     print("| load | answered | refused | tokens/s | goodput/s | TTFT ms p50 / p90 / p99 | TPOT ms p50 / p90 / p99 |")
     print("|---|---|---|---|---|---|---|")
     for clients in options.clients:

@@ -1,19 +1,19 @@
 #!/usr/bin/python3
-"""What many clients get over HTTP of ours and of llama.cpp's server, by turns within one run, of one GGUF file.
+"""Compares Sluice's and llama.cpp's HTTP servers under load of many clients, in turns within one run, with one GGUF file.
 
 usage: load_peer.py --model sample|synthetic [--bin build/release/bin] [--work DIR] [--clients 1,4,16,64] [--tokens 32]
                     [--each 3] [--layers 7] [--aiperf PATH] [--goodput 2000,200]
 
 --model sample is deploy/sample in Q8_0; synthetic is Qwen3-30B-A3B's shape with random weights in Q8_0 (7 layers: 4.3 GiB)
-and the sample's tokenizer. Ours is a pack of that file. Both servers stay; of each number of clients
+and the sample's tokenizer. Sluice uses a pack of that file. Both servers keep running; for each number of clients
 
-  closed loop   http_load.py's: each client asks again when it is answered; ours' decode steps beside the time that the
-                bytes of weights that they read take at the memory's read bandwidth (sluice bench's, of the same run)
-  Poisson       with --aiperf (the program of the package aiperf): requests begin at random at 0.7 of the closed loop's
-                rate of the slower server, at most as many at a time as there are clients
+  closed loop   as in http_load.py: each client repeats when it is answered; also Sluice's decode steps relative to the time
+                in which their weight bytes are read at the memory's read bandwidth (by sluice bench in the same run)
+  Poisson       with --aiperf (the program of the package aiperf): requests begin at random times at 0.7 of the slower
+                server's rate in the closed loop, at most as many at a time as there are clients
 
-are measured of ours, then of the peer. Answers are TOKENS long, drawn at temperature 1 from all tokens. Prints Markdown
-tables. Needs numpy and `pip install gguf xllamacpp` in the Python that runs it; the latter holds llama.cpp's server.
+are measured for Sluice, then for the peer. Answers have TOKENS tokens, drawn at temperature 1 from all tokens. Prints Markdown
+tables. Needs numpy and `pip install gguf xllamacpp` in the Python that runs it; the latter contains llama.cpp's server.
 """
 import argparse
 import asyncio
@@ -35,7 +35,7 @@ import gguf_quality  # noqa: E402
 import http_load  # noqa: E402
 
 SAMPLE = pathlib.Path("deploy/sample")
-CONTEXT = 512  # of each client
+CONTEXT = 512  # tokens of each client
 PEER = """
 import json, sys, time, xllamacpp
 params = xllamacpp.CommonParams()
@@ -51,7 +51,7 @@ sys.stdin.read()
 
 
 def write_synthetic(path, layers):
-    """Qwen3-30B-A3B's shape as the architecture llama; every matrix is a piece of the same random bytes."""
+    """Writes a model of Qwen3-30B-A3B's shape as architecture llama; all matrices are pieces of the same random bytes."""
     import gguf
     import numpy as np
 
@@ -98,7 +98,7 @@ def write_synthetic(path, layers):
 
 
 def make_models(o):
-    """(GGUF, pack), made unless they are there."""
+    """Returns (GGUF, pack), made if missing."""
     path = pathlib.Path(o.work) / (o.model + (f"-{o.layers}" if o.model == "synthetic" else "") + ".gguf")
     if not path.exists():
         part = path.with_suffix(".part")
@@ -126,7 +126,7 @@ class Server:
 
     def __init__(self, o, name, command, port, owner):
         self.name, self.url = name, f"http://127.0.0.1:{port}"
-        # One for all rows, so that no prompt comes twice and is found computed.
+        # One sequence of prompts for all rows, so that none repeats and is found in the cache.
         self.asked = http_load.Server(self.url, o.tokens, o.goodput, {"temperature": 1, "top_p": 1, "top_k": 0, "min_p": 0})
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,
                                         stderr=subprocess.DEVNULL)  # fmt: skip
@@ -153,7 +153,7 @@ class Server:
 
 
 def closed(o, server, clients, bandwidth):
-    """Prints the row; answers a second."""
+    """Prints the row; returns answers per second."""
     before = server.counters() if bandwidth else {}
     text, begin = io.StringIO(), time.monotonic()
     with contextlib.redirect_stdout(text):
@@ -168,7 +168,7 @@ def closed(o, server, clients, bandwidth):
 
 
 def poisson(o, server, clients, rate):
-    """aiperf's figures as a row."""
+    """Prints aiperf's figures as a row."""
     with tempfile.TemporaryDirectory() as out:
         env = {name: value for name, value in os.environ.items() if name != "HF_HUB_OFFLINE"}
         count = max(8, o.each * clients)
@@ -188,7 +188,7 @@ def poisson(o, server, clients, rate):
 
 
 def bandwidth_of(o, pack):
-    """The memory's, as decode steps are held against."""
+    """Returns the memory's read bandwidth, the reference for decode steps."""
     done = subprocess.run([os.path.join(o.bin, "sluice"), "bench", "--pack", pack, "-p", "0", "-n", "16", "-r", "1",
                            "--threads", str(os.cpu_count()), "-o", "json", "--quiet"], check=True,
                           stdout=subprocess.PIPE)  # fmt: skip
@@ -213,7 +213,7 @@ def main():
     if o.make_only:
         return
     most, threads = max(o.clients), os.cpu_count()
-    os.environ["SLUICE_RUNTIME_DIR"] = tempfile.mkdtemp()  # daemons that somebody else uses stay out of it
+    os.environ["SLUICE_RUNTIME_DIR"] = tempfile.mkdtemp()  # keeps other users' daemons out of the run
     bandwidth = bandwidth_of(o, pack)
     port, peer_port = free_port(), free_port()
     with contextlib.ExitStack() as servers:
@@ -224,7 +224,7 @@ def main():
             sys.executable, "-c", PEER, str(gguf), str(peer_port), str(threads), str(most), str(CONTEXT)], peer_port,
             servers)  # fmt: skip
         for server in (ours, peer):
-            asyncio.run(server.asked.ask())  # warm
+            asyncio.run(server.asked.ask())  # warms up
         print("| clients | server | answered | refused | tokens/s | goodput/s | TTFT ms p50 / p90 / p99 "
               "| TPOT ms p50 / p90 / p99 | of the byte bound |\n|---|---|---|---|---|---|---|---|---|")  # fmt: skip
         rates = {}

@@ -1,15 +1,15 @@
 #!/usr/bin/python3
-"""Prompts from a model that is larger than the memory for its weights, against the longer of what reading and computing
-take by themselves.
+"""Measures prompts of a model that is larger than the memory for its weights, relative to the longer of the times that reading
+and computing take alone.
 
 usage: long_prompt.py [--work DIR] [--bin build/release] [--pack PACK] [--tokens 2048] [--runs N] [--share 0.5]
                       [--shape qwen3-30b-a3b] [--layers 6] [--bits q4]
 
-The pack (sluice synth, routing spread evenly) is made in DIR unless it is there or --pack names one. A run measures in turn,
-within seconds of each other: the disk, by bare O_DIRECT reads of the pack's experts in their order; the prompt with all
-weights in memory, which is computing alone; and the prompt with --share of the experts' bytes in memory beside the dense
-weights. The bound of the last is max(bytes it read / disk, the second's time); hits should be close to the share. Prints a
-Markdown table and the medians; the mark is 85 % of the bound. Exit status 1 if a command failed.
+The pack (sluice synth, routing spread evenly) is made in DIR if missing, unless --pack names one. A run measures in turn,
+within seconds: the disk, by bare O_DIRECT reads of the pack's experts in their order; the prompt with all weights in memory,
+which is computing alone; and the prompt with --share of the experts' bytes in memory besides the dense weights. The bound of
+the last is max(bytes it read / disk, the second's time); its hit rate should be close to the share. Prints a Markdown table
+and the medians; the target is 85 % of the bound. Exit status 1 if a command failed.
 """
 import argparse
 import concurrent.futures
@@ -33,7 +33,7 @@ def sluice_json(options, *args):
 
 
 def disk_rate(path):
-    """Bytes a second of reads one after the other in the file, several on their way."""
+    """Returns the bytes per second of sequential reads of the file, several in flight."""
     size = os.path.getsize(path) // READ * READ
     fd = os.open(path, os.O_RDONLY | os.O_DIRECT)
     end = time.monotonic() + DISK_SECONDS
@@ -55,7 +55,7 @@ def disk_rate(path):
 
 
 def prompt(options, pack, budget):
-    """Seconds, bytes from the disk and share of experts found in memory, of the last of two prompts."""
+    """Returns seconds, bytes from the disk and share of experts found in memory, for the last of two prompts."""
     (result,) = sluice_json(options, "bench", "--pack", pack, "-p", str(options.tokens), "-n", "0", "-r", "1", "--parallel", "1",
                             "--context", str(options.tokens + 64), "--dram-budget", str(budget), "-q")
     seconds = result["samples_ns"][0] / 1e9

@@ -1,19 +1,20 @@
 #!/usr/bin/python3
-"""How fast `sluice pack` reads large published files, in a cgroup of little memory, and that it resumes.
+"""Measures the rate of `sluice pack` on large published files in a cgroup of little memory, and checks that it resumes.
 
 usage: packing_rate.py [--bin build/release] [--work DIR] [--gib 20] [--memory MIB] [--kinds fp8,gguf] [--bits q4]
 
-Of each kind a checkpoint of Qwen3-30B's layers is written, as many as make GIB (some 600 MB each in fp8): safetensors with
-block scales as Qwen3-FP8 has them, or one GGUF file whose experts are Q4_K (up, gate) and Q6_K (down). Values are random
-bytes that stand for finite numbers. Each is packed twice in a memory cgroup of MIB, page cache included, the file dropped
-from the page cache first: once whole, which is timed, and once killed after a third of that time and started again; both must
-be the same model. fp8 is encoded as --bits; the GGUF keeps its rows, down becomes q8.
+For each kind a checkpoint with layers of Qwen3-30B is written, as many as fit into GIB (some 600 MB each in fp8): safetensors
+with block scales like Qwen3-FP8's, or one GGUF file whose experts are Q4_K (up, gate) and Q6_K (down). Values are random bytes
+that represent finite numbers. Each is packed twice in a memory cgroup of MIB, page cache included, after dropping the file from
+the page cache: once completely, which is timed, and once killed after a third of that time and restarted; both results must be
+the same model. fp8 is encoded as --bits; the GGUF keeps its rows, except down rows, which become q8.
 
-Printed as Markdown: bytes of the file a second; the most memory that was in use; what the disk and the encoder allow,
-which is the longer of reading the file and writing the pack at the rates of plain direct transfers of this run, and
-encoding every value that is encoded at quantize_bench's rate of this run on all threads; and the share reached.
+Prints as Markdown: bytes of the file per second; the peak memory use; the bound of disk and encoder (the longer of reading the
+file and writing the pack at the rates of plain direct transfers in this run, and of encoding all encoded values at
+quantize_bench's rate in this run on all threads); and the share of the bound that was reached.
 
-Needs numpy, and free disk for the file and its pack, which is removed. Exit status 1 if a command failed or the packs differ.
+Needs numpy, and free disk space for the file and its pack, which is removed. Exit status 1 if a command failed or the packs
+differ.
 """
 import argparse
 import json
@@ -32,7 +33,7 @@ from capped_decode import MemoryCgroup, Watch, remove_leftovers  # noqa: E402
 
 HIDDEN, WIDTH, EXPERTS, USED, HEADS, KV_HEADS, HEAD_DIM, VOCAB = 2048, 768, 128, 8, 32, 4, 128, 2048
 BLOCK = 128  # rows and columns that share a scale of fp8
-POOL = 64 << 20  # random bytes that all matrices are cut from
+POOL = 64 << 20  # random bytes from which all matrices are cut
 HEADS_OF = {
     "files": "",
     "rate": "| file | GiB | pack, GiB | most memory, MiB | MB/s of the file | of what is allowed: reading | writing | encoding "
@@ -42,7 +43,7 @@ HEADS_OF = {
 
 
 class Pool:
-    """Bytes for matrices: each starts elsewhere in one pool of random bytes."""
+    """Bytes for matrices, each from another place of one pool of random bytes."""
 
     def __init__(self, make):
         self.bytes = make(np.random.default_rng(7)).tobytes()
@@ -59,12 +60,12 @@ class Pool:
 
 
 def fp8_bytes(random):
-    """E4M3 of size below one: no exponent of NaN."""
+    """Returns E4M3 values of magnitude below one, without NaN."""
     return random.integers(0, 256, POOL, np.uint8) & 0xBF
 
 
 def blocks_of(size, scales):
-    """Blocks of SIZE random bytes with small finite f16 at the offsets SCALES."""
+    """Returns blocks of SIZE random bytes with small finite f16 values at the offsets SCALES."""
 
     def make(random):
         blocks = random.integers(0, 256, (POOL // size, size), np.uint8)
@@ -86,7 +87,7 @@ def f32(count, spread):
 
 
 def write_safetensors(path, tensors):
-    """tensors: (name, dtype, shape, size, bytes made when they are written)."""
+    """Writes tensors: (name, dtype, shape, size, function that makes the bytes)."""
     header, at = {}, 0
     for name, dtype, shape, size, _ in tensors:
         header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [at, at + size]}
@@ -132,7 +133,7 @@ def fp8_layer(layer, pool):
 
 
 def write_fp8(options, folder):
-    """A folder as Qwen3-30B-A3B-FP8's, with the sample model's tokenizer."""
+    """Writes a folder like Qwen3-30B-A3B-FP8's, with the sample model's tokenizer."""
     pool = Pool(fp8_bytes)
     layers, index, size = 0, {}, 0
     os.makedirs(folder)
@@ -169,7 +170,7 @@ def gguf_string(text):
 
 
 def gguf_value(value):
-    """A key's type and value."""
+    """Returns the bytes of a key, its type and value."""
     if isinstance(value, list) and isinstance(value[0], str):
         return struct.pack("<IIQ", 9, 8, len(value)) + b"".join(map(gguf_string, value))
     if isinstance(value, list):
@@ -181,16 +182,16 @@ def gguf_value(value):
     return struct.pack("<II", 4, value)
 
 
-TYPES = {"F32": (0, 1, 4), "Q4_K": (12, 256, 144), "Q6_K": (14, 256, 210)}  # number, values of a block, bytes
+TYPES = {"F32": (0, 1, 4), "Q4_K": (12, 256, 144), "Q6_K": (14, 256, 210)}  # number, values per block, bytes per block
 
 
 def write_gguf(options, path):
-    """A file as of Qwen3-30B-A3B in Q4_K_M, with a tokenizer of single bytes and filled up words."""
+    """Writes a file like Qwen3-30B-A3B in Q4_K_M, with a tokenizer of single bytes and filler words."""
     pools = {"Q4_K": Pool(blocks_of(144, (0, 2))), "Q6_K": Pool(blocks_of(210, (208,)))}
     tensors = []
 
     def add(name, kind, *shape):
-        """shape: rows last, as GGUF writes them."""
+        """`shape`: rows last, in GGUF's order."""
         number, values, size = TYPES[kind]
         count = int(np.prod(shape))
         total = count // values * size
@@ -267,7 +268,7 @@ def seconds_of(*command):
 
 
 def disk_rates(options, source):
-    """Bytes a second of reading the source's largest file and of writing, both direct."""
+    """Returns the bytes per second of reading the source's largest file and of writing, both direct."""
     largest = max(files_of(source), key=os.path.getsize)
     count = min(os.path.getsize(largest), 4 << 30) >> 22
     scratch = os.path.join(options.work, "scratch")
@@ -278,7 +279,7 @@ def disk_rates(options, source):
 
 
 def encoder_rate(options, bits):
-    """Values a second on all threads: quantize_bench's first column."""
+    """Returns the values per second on all threads: quantize_bench's first column."""
     path = os.path.join(options.work, "quantize.json")
     subprocess.run([os.path.join(options.bin, "bench/quantize_bench"), "--work", options.work, "--rounds", "3", "--json",
                     path, bits], check=True, stdout=subprocess.DEVNULL)
@@ -295,7 +296,7 @@ def pack_command(options, source, out, kind):
 
 
 def in_cgroup(options, command, until=None):
-    """Runs it; with `until` it is killed when that is true. Returns its output, seconds and the most memory used."""
+    """Runs a command, killed once `until` is true. Returns its output, seconds and peak memory."""
     cgroup = MemoryCgroup(options.memory << 20)
     if cgroup.error is not None:
         sys.exit(f"packing_rate: no memory cgroup can be made ({cgroup.error})")
@@ -320,7 +321,7 @@ def in_cgroup(options, command, until=None):
 
 
 def encoded_values(options, kind, source):
-    """Values of the experts that are encoded anew: all of fp8's, of a GGUF file down's."""
+    """Returns the number of expert values that are encoded: all of fp8's, a GGUF file's down rows."""
     size = size_of(source)
     if kind == "fp8":
         return size
@@ -343,7 +344,7 @@ def measure_rate(options, kind, source, out):
 
 
 def take_model(options, pack):
-    """The pack's digest, after every checksum was read. The pack is removed: disks are small."""
+    """Returns the pack's digest after verifying every checksum, and removes the pack to save disk space."""
     sluice = os.path.join(options.bin, "bin/sluice")
     subprocess.run([sluice, "verify", pack], check=True, stdout=subprocess.DEVNULL)
     model = json.loads(subprocess.check_output([sluice, "inspect", "--json", pack]))["model_id"]
@@ -352,7 +353,7 @@ def take_model(options, pack):
 
 
 def measure_resume(options, kind, source, out):
-    """Killed after a third of the time and gone on with: the same model as of the pack that was made in one go."""
+    """Kills packing after a third of the time and resumes it: the model must equal that of the uninterrupted run."""
     with open(out + ".json") as file:
         whole = json.load(file)
     end = time.monotonic() + whole["seconds"] / 3

@@ -1,15 +1,15 @@
 #!/usr/bin/python3
-"""What `sluice plan` says against what the daemons then take and `sluice bench` measures, over eight combinations of
-shape, bits, budget and preset.
+"""Compares the predictions of `sluice plan` with the daemons' actual memory and the speed that `sluice bench` measures, over
+eight combinations of shape, bits, budget and preset.
 
 usage: plan_against_bench.py [--work DIR] [--bin build/release] [--tokens N] [--runs N] [--only REGEX] [--write FILE.md]
 
-Packs (sluice synth, routing spread evenly) are made in DIR unless they are there. A row's memory is the sum of the DRAM
-budget, the KV cache and the activations, planned over reported; its speed tokens/s of one sequence. The rates of a shared
-machine change from second to second, so `plan` is asked before and after each run: a ratio is the mean of both over what was
-measured between them, a row's the median of its runs'. Marks: memory within 2 %, speed within 15 %; what misses is bold.
-Prints a Markdown table and adds its rows to DIR/rows.jsonl; --write: measures nothing, and puts all these rows into FILE in
-place of the table under "Planned against measured". Exit status 1 if a command failed.
+Packs (sluice synth, routing spread evenly) are made in DIR if missing. A row's memory is the sum of DRAM budget, KV cache and
+activations, planned over reported; its speed is the tokens/s of one sequence. The rates of a shared machine change from second
+to second, so `plan` runs before and after each measurement: a ratio is the mean of both predictions over the measured value, a
+row's ratio the median of its runs. Targets: memory within 2 %, speed within 15 %; misses are bold. Prints a Markdown table and
+adds its rows to DIR/rows.jsonl; --write: measures nothing, and writes all these rows into FILE in place of the table under
+"Planned against measured". Exit status 1 if a command failed.
 """
 import argparse
 import json
@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 
-# Name, shape, layers, bits, share of the pack that the DRAM budget is (None: the default), other options.
+# Name, shape, layers, bits, DRAM budget as a share of the pack (None: the default), other options.
 COMBINATIONS = [
     ("qwen3 q4", "qwen3-30b-a3b", 6, "q4", None, []),
     ("qwen3 q8", "qwen3-30b-a3b", 4, "q8", None, []),
@@ -39,7 +39,7 @@ def sluice_json(options, *args):
 
 
 def pack_of(options, shape, layers, bits, masked):
-    """With the thresholds that masks need where they are wanted; what others are planned by knows no usage."""
+    """Makes the pack, calibrated only if masks need its thresholds: otherwise `plan` would know its usage."""
     path = os.path.join(options.work, f"{shape}-{layers}-{bits}{'-calibrated' * masked}.pack")
     if not os.path.exists(path):
         sluice_json(options, "synth", "--shape", shape, "--layers", str(layers), "--bits", bits, "--out", path)
@@ -52,7 +52,7 @@ def pack_of(options, shape, layers, bits, masked):
 
 
 def without_preset(args):
-    """plan's options; its rows name the presets."""
+    """Returns plan's options without the preset, which its rows name."""
     args = list(args)
     if "--preset" in args:
         at = args.index("--preset")
@@ -69,7 +69,7 @@ def reported(log):
 
 
 def logged_budget(log):
-    """weightd's DRAM budget in bytes, as exactly as its log has it: with one decimal."""
+    """Returns weightd's DRAM budget in bytes from its log, which has one decimal."""
     units = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
     with open(log) as file:
         number, unit = re.findall(r"--dram-budget ([0-9.]+) ([KMGT]?i?B)", file.read())[-1]
@@ -120,7 +120,7 @@ SPEED_HEAD = " planned, tokens/s | measured | planned / measured (of each run) |
 
 
 def table(rows):
-    """Rows of a combination that was measured several times stand side by side, in that order."""
+    """Formats the table; rows of a combination measured several times are adjacent, in order."""
     times = max(sum(row["name"] == name for row in rows) for name in {row["name"] for row in rows})
     lines = ["| combination |" + SPEED_HEAD * times + " memory, planned / reported |", "|---|" + "---|" * (3 * times + 1)]
     for name in [c[0] for c in COMBINATIONS]:

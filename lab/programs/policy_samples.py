@@ -1,11 +1,11 @@
 #!/usr/bin/python3
-"""Which part of its CPU time inferd's busiest thread, the engine's, spends in residency and policy code: samples by `perf`
-(Debian's linux-perf; its cpu-clock needs no hardware counters), while `sluice bench` decodes. policy_share.py
-counts by the clock what is outside the backend's operations.
+"""Samples the share of CPU time that inferd's busiest thread, the engine's, spends in residency and policy code, by `perf`
+(Debian's linux-perf; its cpu-clock needs no hardware counters) while `sluice bench` decodes. policy_share.py measures the time
+outside of backend operations instead.
 
 usage: policy_samples.py --pack PACK --preset NAME [--policy LIST] [--batch N] [--seconds S] [--bin build/release/bin]
 
-Prints one line of a Markdown table and the functions that took most. Exit status 1 if a command failed.
+Prints one line of a Markdown table and the functions that took the most time. Exit status 1 if a command failed.
 """
 import argparse
 import os
@@ -22,8 +22,8 @@ POLICIES = re.compile(r"Neuron|Slot|Slab|Prefetch|Predict|Routing|Evict|Victim|S
 
 
 def samples(o, work):
-    """Share of all samples by (thread, function)."""
-    os.environ["SLUICE_RUNTIME_DIR"] = work  # daemons that somebody else uses stay out of it
+    """Returns the share of all samples by (thread, function)."""
+    os.environ["SLUICE_RUNTIME_DIR"] = work  # keeps other users' daemons out of the run
     policy = ["--policy", o.policy] if o.policy else []
     bench = subprocess.Popen(
         [os.path.join(o.bin, "sluice"), "bench", "--pack", o.pack, "--preset", o.preset, *policy, "--device", "sim", "--clock",
@@ -31,7 +31,7 @@ def samples(o, work):
         stdout=subprocess.DEVNULL)  # fmt: skip
     data = os.path.join(work, "perf.data")
     try:
-        time.sleep(o.warm)  # what fills the device first is not decoding
+        time.sleep(o.warm)  # skips the time in which the device is filled
         inferd = [pid for pid in subprocess.run(["pgrep", "-x", "inferd"], stdout=subprocess.PIPE, text=True).stdout.split()
                   if work in open(f"/proc/{pid}/cmdline", encoding="utf-8").read()]  # fmt: skip
         if bench.poll() is not None or len(inferd) != 1:

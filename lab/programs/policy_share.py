@@ -1,16 +1,15 @@
 #!/usr/bin/python3
-"""What residency and policies take of a step on models of Qwen3-30B-A3B's shape (128 experts a layer, 8 of them a
-token), device sim with half of the experts, nothing throttled.
+"""Measures the share of residency and policies in a step on models of Qwen3-30B-A3B's shape (128 experts a layer, 8 of them a
+token), on device sim with half of the experts and an unlimited link.
 
 usage: policy_share.py [--work DIR] [--bin build/release/bin] [--layers N] [--tokens N] [--threads N] [--presets A,B]
            [--calibration TEXT]
 
-The engine's own work is what of a step is neither inside an operation of the backend nor waiting for bytes:
-scheduling, sampling, residency and policies. What it takes more than in the run
-where everything is resident, which has the same model and batch but nothing to decide, is residency's and policies'
-(but for the little that walking resident slots takes). The mark is 3 % of a step. Prints a Markdown table; exit status 1 if a
-command failed or a preset is above the mark. Packs are made in DIR once; TEXT calibrates those whose presets need a
-profile.
+The engine's own work is the part of a step that is neither in a backend operation nor a wait for bytes: scheduling, sampling,
+residency and policies. Its excess over the run with everything resident, which has the same model and batch but nothing to
+decide, is the cost of residency and policies (except for the small cost of walking resident slots). The target is 3 % of a
+step. Prints a Markdown table; exit status 1 if a command failed or a preset misses the target. Packs are made in DIR once; TEXT
+calibrates those whose presets need a profile.
 """
 import argparse
 import json
@@ -20,7 +19,7 @@ import sys
 import tempfile
 
 MARK = 0.03
-# A random model has nothing for sensitivities and networks to be learned from.
+# A random model has no text from which sensitivities and networks could be learned.
 GATING = "first_layer=off,score_threshold=0.001"
 GATE = "expert_predictor=gate_reuse"
 # By preset: pack, policies.
@@ -58,7 +57,7 @@ def make_pack(sluice, name, o):
 
 
 def bench(sluice, pack, preset, policies, o):
-    """The row of a preset, by itself: the resident one is refused under policies of another preset."""
+    """Returns the row of a preset, run alone: the resident one is refused together with another preset's policies."""
     wanted = ["--policy", policies] if policies else []
     result = json.loads(run(
         sluice + "-lab", "--pack", pack, "--preset", preset, "--device", "sim", "--clock", "real", "--device-budget",

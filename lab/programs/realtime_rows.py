@@ -1,17 +1,17 @@
 #!/usr/bin/python3
-"""Presets on a model of Mixtral's shape, in real time and as --clock virtual foretells it: does a table of costs that
-was measured on this machine give the same ratios of speed?
+"""Compares presets on a model of Mixtral's shape in real time with the prediction of --clock virtual: does a cost table that was
+measured on this machine give the same speed ratios?
 
 usage: realtime_rows.py [--work DIR] [--bin build/release/bin] [--link-gbps G] [--rounds N] [--rows "A;B"] [--prefix CMD]
 
 Makes packs of Mixtral's shape (few layers, q4; some GB each, kept in DIR), records the routing of one run, and measures
-what experts, leads, attention and head take (--measure-costs, one compute thread, everything resident). Then each row
+the costs of experts, leads, attention and head (--measure-costs, one compute thread, everything resident). Then each row
 runs with the recorded routing (--replay-trace) on device sim with a throttled link and half of the experts in slots:
-once in virtual time by the measured costs, and in real time in several rounds in turns. Prints times of a token and
-ratios to the first row, side by side, and their difference; exit status 1 if a command failed or a ratio differs by
-more than 10 %. --prefix stands before each command, as `chrt -f 20`.
+once in virtual time with the measured costs, and in several rounds in real time, in turns. Prints the time per token and
+the ratios to the first row side by side, and their difference; exit status 1 if a command failed or a ratio differs by
+more than 10 %. --prefix is put before each command, such as `chrt -f 20`.
 
-One compute thread leaves a core to weightd, whose copies then are what they are on a device: beside the compute.
+One compute thread leaves a core to weightd, whose copies then overlap with computing as on a real device.
 """
 import argparse
 import json
@@ -23,9 +23,9 @@ import sys
 import tempfile
 
 MARK = 0.10
-# Tokens of the prompts between the answers. Those before the answers that count bring every expert to DRAM.
+# Tokens of the prompts between the answers. The first answers, which do not count, bring every expert to DRAM.
 PROMPT = 32
-# Products of a random model are normal: beyond 1.2816 lies a fifth of them.
+# Products of a random model are normally distributed: a fifth of them exceeds 1.2816.
 FLOE = "expert_predictor=gate_reuse,sparsity_threshold=1.2816"
 # name, pack, preset, tokens of an answer relative to --tokens, options
 ROWS = [
@@ -34,7 +34,7 @@ ROWS = [
     ("ondemand", "q4", "ondemand", 1, []),
     ("lru_prefetch", "q4", "lru_prefetch", 1, []),
     ("static_hot", "q4", "static_hot", 1, []),
-    # A random model has no profile: sensitivity by score alone, slots shared out evenly.
+    # A random model has no profile: sensitivity by score alone, slots divided evenly.
     ("adapmoe", "q4", "adapmoe", 1, ["first_layer=off,score_threshold=0.02"]),
     ("importance", "q4", "importance", 1, []),
     ("importance, misses loaded", "q4", "importance", 1, ["expert_miss=load"]),
@@ -69,7 +69,7 @@ class Runs:
         return os.path.abspath(os.path.join(self.o.work, name))
 
     def bench(self, row, *options, repetitions=1):
-        """The figures of one row at batch 1."""
+        """Returns the figures of one row at batch 1."""
         _, pack, preset, share, policies = row
         tokens = max(4, round(self.o.tokens * share))
         rows = self.file("row.toml")
@@ -91,7 +91,7 @@ class Runs:
         self.bench(ROWS[0], "--clock", "virtual", "--virtual-costs", "3x", "--trace", self.file("trace"))
 
     def measure(self, row):
-        """Costs of the row's pack: the same policies with everything on the device."""
+        """Measures the costs of the row's pack: the same policies with everything on the device."""
         costs = self.file(f"costs-{row[1]}-{row[2]}")
         if not (self.o.keep_costs and os.path.exists(costs)):
             self.bench(row, "--clock", "real", "--device-budget", "100%", "--replay-trace", self.file("trace"),
@@ -104,7 +104,7 @@ class Runs:
 
 
 def costs_of(runs, rows):
-    """By row: what --virtual-costs takes. Experts by neuron have costs of their own on top of the whole experts'."""
+    """Returns --virtual-costs by row. Experts by neuron have costs of their own besides those of whole experts."""
     whole = runs.measure(ROWS[0])
     measured = {}
     for name, pack, preset, share, policies in rows:
@@ -126,7 +126,7 @@ def main():
     parser.add_argument("--keep-costs", action="store_true", help="takes the costs of an earlier call")
     o = parser.parse_args()
     os.makedirs(o.work, exist_ok=True)
-    # Daemons of its own, whatever else runs here.
+    # Daemons of this run only, whatever else runs on the machine.
     os.environ.setdefault("SLUICE_RUNTIME_DIR", o.work)
     wanted = [name.strip() for name in o.rows.split(";") if name]
     unknown = set(wanted) - {row[0] for row in ROWS}

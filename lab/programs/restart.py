@@ -1,11 +1,11 @@
 #!/usr/bin/python3
-"""How soon a model answers again when inferd was killed and weightd still holds the weights.
+"""Measures how soon a model answers again after inferd was killed while weightd still holds the weights.
 
 usage: restart.py --pack PACK [--bin build/release] [--runs N] [--tokens 16]
 
-Starts both daemons, asks for one token of a short prompt over HTTP, then kills inferd and starts it again, N times. Times are
-from the start of the process: until /health says that it serves, and until the first token of a prompt that is sent as soon
-as it does. Prints each run's, the medians, and the bytes of the model. Exit status 1 if an answer differs from the first.
+Starts both daemons, requests one token for a short prompt over HTTP, then kills inferd and restarts it, N times. Times count
+from the start of the process: until /health reports that it serves, and until the first token of a prompt that is sent right
+then. Prints the times of each run, the medians, and the bytes of the model. Exit status 1 if an answer differs from the first.
 """
 import argparse
 import http.client
@@ -32,7 +32,7 @@ class Connection(http.client.HTTPConnection):
 
 
 def ask(path, method, target, body=None):
-    """Status and text, or None while nobody listens."""
+    """Returns status and text, or None while nobody listens."""
     connection = Connection(path)
     try:
         connection.request(method, target, body, {"Content-Type": "application/json"})
@@ -55,7 +55,7 @@ def start(options, folder):
 
 
 def run_once(options, folder, body):
-    """Seconds until it serves and until the first token, and the answer. inferd is killed then."""
+    """Returns the seconds until inferd serves and until the first token, and the answer; then kills inferd."""
     began = time.monotonic()
     path, inferd = start(options, folder)
     try:

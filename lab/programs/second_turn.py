@@ -1,12 +1,12 @@
 #!/usr/bin/python3
-"""Time to the first token of a chat's second turn, against that of its new tokens alone.
+"""Measures the time to the first token of a chat's second turn, relative to that of its new tokens alone.
 
 usage: second_turn.py --pack PACK [--first 2000] [--answer 64] [--new 64] [--runs 5] [--bin build/release/bin] [OPTION ..]
 
-Of each run: a conversation of FIRST tokens is answered with ANSWER tokens, and NEW tokens are said to that; and NEW other
-tokens are a prompt of their own, before and after. Tokens are random. OPTIONs go to the daemons (as --threads 2). Times are
-the server's, from the start of the prompt to the first token. Prints a Markdown row with the medians; the mark is 1.2. Exit
-status 1 if a command failed or the second turn did not find the first.
+In each run a conversation of FIRST tokens is answered with ANSWER tokens and continued with NEW tokens; NEW other tokens are a
+prompt of their own before and after. Tokens are random. OPTIONs are passed to the daemons (as --threads 2). Times are the
+server's, from the start of the prompt to the first token. Prints a Markdown row with the medians; the target is 1.2. Exit
+status 1 if a command failed or the second turn did not find the first one in the cache.
 """
 import argparse
 import json
@@ -22,10 +22,10 @@ class Server:
     def __init__(self, o, options, work):
         self.command = [os.path.join(o.bin, "sluice"), "run", "--pack", o.pack, "--json", "--ignore-eos", "--keep", "20s",
                         *options]  # fmt: skip
-        self.env = {**os.environ, "SLUICE_RUNTIME_DIR": work}  # daemons that somebody else uses stay out of it
+        self.env = {**os.environ, "SLUICE_RUNTIME_DIR": work}  # keeps other users' daemons out of the run
 
     def answer(self, ids, tokens):
-        """(token ids, seconds to the first, prompt tokens found computed)."""
+        """Returns (token ids, seconds to the first token, prompt tokens found in the cache)."""
         out = subprocess.run(
             [*self.command, "-n", str(tokens), "--token-ids", ",".join(map(str, ids))],
             check=True, stdout=subprocess.PIPE, env=self.env, text=True).stdout  # fmt: skip
@@ -52,7 +52,7 @@ def main():
     whole, second, alone = [], [], []
     with tempfile.TemporaryDirectory() as work:
         server = Server(o, options, work)
-        server.answer(text(o.new), 1)  # what the first answer of a server brings into memory
+        server.answer(text(o.new), 1)  # brings the weights into memory, as the first answer of a server does
         for _ in range(o.runs):
             alone.append(server.answer(text(o.new), 1)[1])
             prompt = text(o.first)

@@ -1,9 +1,9 @@
-// float_reference MODEL_DIR PACK OUT_DIR: the model of MODEL_DIR (Mixtral's tensor names) with the experts'
-// matrices replaced by the values that PACK's rows stand for, as float32 safetensors. Packed with f32 experts
-// it computes with float activations what PACK computes with rounded ones: the difference of their
-// perplexities is what the arithmetic of quantized rows costs (kernels/ARITHMETIC.md 2).
+// float_reference MODEL_DIR PACK OUT_DIR: writes the model of MODEL_DIR (Mixtral's tensor names) with the
+// experts' matrices replaced by the decoded values of PACK's rows, as float32 safetensors. Packed with f32
+// experts it computes with float activations what PACK computes with rounded ones, so the difference of their
+// perplexities is the cost of the arithmetic of quantized rows (kernels/ARITHMETIC.md 2).
 //
-// Thread safety: a program of one thread.
+// Thread safety: a single-threaded program.
 #include <cstdio>
 #include <filesystem>
 #include <fstream>

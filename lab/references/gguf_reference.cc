@@ -1,12 +1,12 @@
-// gguf_reference PACK OUT.gguf: a synthetic pack's model as GGUF for programs of the llama.cpp family
-// (architecture llama): the values that the pack's rows stand for, as Q4_0 where rows are q4, as Q8_0 where
-// they are q8, as F32 else. So both sides of lab/peers.py route alike. The values have mean zero, as
-// synth_weights.h draws them.
+// gguf_reference PACK OUT.gguf: writes a synthetic pack's model as GGUF for programs of the llama.cpp family
+// (architecture llama), with the decoded values of the pack's rows: as Q4_0 for q4 rows, as Q8_0 for q8 rows,
+// else as F32. So both sides of lab/peers.py route alike. The values have mean zero, as synth_weights.h draws
+// them.
 //
-// Needs a model of one kind of layer: grouped attention without biases and norms of heads, routed experts
-// alone, softmax over the chosen.
+// Supports models with one kind of layer: grouped attention without biases and head norms, only routed
+// experts, softmax over the chosen ones.
 //
-// Thread safety: a program of one thread.
+// Thread safety: a single-threaded program.
 #include <cmath>
 #include <cstdio>
 #include <cstring>
@@ -58,7 +58,7 @@ void PutScale(float scale, std::string* out) {
   out->append(reinterpret_cast<const char*>(&half), sizeof half);
 }
 
-// Code c of Q4_0 stands for (c - 8) * scale; the largest value by size is code 0.
+// Code c of Q4_0 represents (c - 8) * scale; the value of largest magnitude gets code 0.
 void AppendQ40(const float* x, std::string* out) {
   float largest = 0;
   for (uint32_t i = 0; i < kBlock; ++i) {
@@ -103,7 +103,7 @@ using Sink = std::function<void(const std::string&)>;
 struct Tensor {
   std::string name;
   Type type = Type::kF32;
-  std::vector<uint64_t> shape;  // GGUF's order: the length of a row first
+  std::vector<uint64_t> shape;  // GGUF's order: row length first
   std::function<absl::Status(const Sink&)> write;
 
   uint64_t bytes() const {
@@ -115,7 +115,7 @@ struct Tensor {
   }
 };
 
-// Strings, numbers and arrays as GGUF has them, behind each other.
+// Writes strings, numbers and arrays in GGUF's form, one after another.
 class Header {
  public:
   void Number(uint64_t value, size_t size) { text_.append(reinterpret_cast<const char*>(&value), size); }
@@ -237,7 +237,7 @@ class Reference {
     return out.text() + h.text() + infos.text();
   }
 
-  // A dense tensor as it lies, or (`heads` > 0) with the rows of each head in the order of rope over
+  // Adds a dense tensor unchanged, or (`heads` > 0) with the rows of each head reordered for rope over
   // neighbours: rows i and i + half of a head become neighbours.
   absl::Status AddDense(std::string_view name, std::string gguf_name, uint32_t heads = 0) {
     const DenseTensor* tensor = pack_->FindDense(name);
