@@ -1,7 +1,7 @@
 // The core of weightd: packs, DRAM tier, fetcher, transfers and sessions, driven by rounds of Pump().
 //
 // It makes the parts, connects each to the others it needs, and fixes the order of a round and of a session's
-// end; each part's contract stands in its own header. It never waits and owns no thread: WeightStore runs it
+// end; each part's contract is in its own header. It never waits and owns no thread: WeightStore runs it
 // on a thread that sleeps on the poller, tests call Pump() themselves.
 //
 // Thread safety: thread-compatible; WeightStore's lock guards it.

@@ -1,7 +1,6 @@
 // Statistics of weightd's core: one value with every counter and gauge, and each session's holdings.
 //
-// The counters lie in the stats of the part that counts them, which are bases here; store_stats.h has each
-// number's public name.
+// Each part's counters are a base struct of StoreStats; kStoreCounters has each number's public name.
 //
 // Thread safety: plain values.
 #pragma once

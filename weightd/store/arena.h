@@ -22,7 +22,7 @@
 
 namespace sluice::weightd {
 
-// Placement of segments on memory (NUMA) nodes. By default a page lies on the node of the thread that touches
+// Placement of segments on memory (NUMA) nodes. By default a page is on the node of the thread that touches
 // it first, a thread of weightd: the nodes' memory fills unevenly, and readers share one node's bandwidth.
 //
 // Thread safety: pure functions, and a system call.

@@ -104,7 +104,7 @@ std::optional<EvictionKind> ParseEviction(const std::string& name);
 struct ExtentUse {
   UseKey last;             // latest of all sessions; that of its fill if none used it
   bool evictable = false;  // true if nothing holds it
-  uint64_t uses = 0;       // by all sessions, ended ones too; grows, except for a client that lies
+  uint64_t uses = 0;       // by all sessions, ended ones too; grows, except for a faulty client
   double at = 0;           // turnovers at the last use
   bool scanned = false;    // filled for a scan: no sign of reuse
 };
@@ -130,7 +130,7 @@ class EvictionPolicy {
 
 std::unique_ptr<EvictionPolicy> NewEvictionPolicy(EvictionKind kind);
 
-// Maximum number of uses counted per look: a client that writes nonsense beside its leases gains no more.
+// Maximum number of uses counted per look: a client that writes wrong counts gains no more than this.
 inline constexpr uint64_t kMaxNewUses = 1 << 16;
 
 // Extents are ordered by their last known use; the first is looked at again, and moves back if it was used

@@ -13,7 +13,7 @@
 
 namespace sluice::weightd {
 
-// Reserve beside the budget for the process's own code, stacks, tables and rings, in bytes.
+// Reserve besides the budget for the process's own code, stacks, tables and rings, in bytes.
 inline constexpr uint64_t kProcessReserve = 32ull * 1024 * 1024;
 
 // RESOURCE_EXHAUSTED with the four numbers (budget, MemAvailable, cgroup limit, cgroup use) unless `budget`
