@@ -1,6 +1,6 @@
 // API between the engine and its clients: constraints, queue limits, requests, sinks, statistics.
 //
-// GrammarSpec: a client's guide on an answer (structured output). The engine compiles it to token masks.
+// GrammarSpec: a client's constraint on an answer (structured output). The engine compiles it to token masks.
 //
 // Thread safety: plain values.
 #pragma once
@@ -116,7 +116,7 @@ struct GenerateSpec {
   std::vector<int32_t> prompt;  // prompt ids, at least one, each < vocab
   SamplingParams sampling;
   StoppingParams stopping;
-  std::optional<GrammarSpec> constraint;  // guide on the answer
+  std::optional<GrammarSpec> constraint;  // on the answer
   uint32_t logprobs = 0;                  // number of candidates reported per token besides the chosen one
   // Special tokens whose spelling is part of the answer's text; other special tokens are invisible.
   // Ascending.

@@ -70,7 +70,7 @@ class MissPlan {
   // Valid until the next call.
   //
   // SplitMisses() sends missing experts to the CPU while it is the faster one for them (kCpu), or so that
-  // link and CPU end together (kBalance). `bytes` of the expert with most rows stands for all.
+  // link and CPU end together (kBalance). All experts count with the bytes of the one with most rows.
   absl::Span<const Verdict> SplitMisses(ExpertMiss miss, const MissTimes& times, Bytes bytes,
                                         absl::FunctionRef<const CpuCostTable&(uint32_t expert)> cpu);
   // SplitTiles() splits the layer's experts among device, link and CPU, missing ones by tiles. Names all late

@@ -26,8 +26,8 @@ namespace sluice::inferd {
 
 class Residency : public ExpertSource, public ExpertPrefetch {
  public:
-  // The client has a session, at the start or after a Reconnect(): registers memory, and starts the first
-  // fill. UNAVAILABLE: weightd is gone again.
+  // Called when the client has a session, at the start or after a Reconnect(): registers memory, and starts
+  // the first fill. UNAVAILABLE: weightd is gone again.
   virtual absl::Status Attach() { return absl::OkStatus(); }
 
   // Handles completions that have arrived. Called between steps.

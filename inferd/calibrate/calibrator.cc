@@ -483,7 +483,7 @@ CalibrationTask::CalibrationTask(CalibrationSpec spec, const CalibratorOptions& 
         StoppableSink stoppable(sink, &stop_);
         const absl::StatusOr<CalibrationSummary> summary =
             Calibrate(spec, options, pack, on_engine, &stoppable);
-        done_ = true;  // before the sink is told: its caller may start the next one at once
+        done_ = true;  // before the sink is notified: its caller may start the next one at once
         if (summary.ok()) {
           stoppable.OnFinished(*summary);
         } else {

@@ -42,7 +42,7 @@ class CalibrationTask {
   // Starts the calibration. `pack` outlives the task.
   CalibrationTask(CalibrationSpec spec, const CalibratorOptions& options, const Pack& pack,
                   OnEngine on_engine, std::shared_ptr<CalibrationSink> sink);
-  // Cancels the calibration and waits for it; the sink has been told the end then.
+  // Cancels the calibration and waits for it; by then the sink has been notified.
   ~CalibrationTask();
 
   bool done() const { return done_.load(); }

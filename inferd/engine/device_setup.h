@@ -55,12 +55,12 @@ absl::StatusOr<DeviceMemory> DivideDeviceMemory(const DeviceBudget& budget, cons
                                                 const Policies& policies, const Pack& pack,
                                                 const std::optional<DeviceCapacity>& room = std::nullopt);
 
-// Creates the places and the weightd client for an engine's options: wraps a device by the model, the cost
+// Creates the devices and the weightd client for an engine's options: wraps a device by the model, the cost
 // measurement or the own-memory simulation, and selects the device's transport for experts.
 //
 // Thread safety: free functions.
 
-// Creates the places. `clock` null: real time.
+// Creates the devices. `clock` null: real time.
 absl::StatusOr<ComputeDevices> MakeDevices(const EnginePlan& plan, bool cpu_parallel,
                                            const ModelConfig& config, VirtualClock* clock,
                                            const DeviceFactory& factory);

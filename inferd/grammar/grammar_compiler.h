@@ -1,6 +1,6 @@
 // Grammar compilation: a model's vocabulary, the compiler, and the matcher of one answer.
 //
-// GrammarVocabulary: a model's tokens as needed by guides.
+// GrammarVocabulary: a model's tokens as needed by grammars.
 //
 // Thread safety: plain values.
 #pragma once

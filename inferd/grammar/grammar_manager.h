@@ -1,4 +1,4 @@
-// GrammarManager: guides of running answers. Each text is compiled once, and each answer's next mask is
+// GrammarManager: constraints of running answers. Each text is compiled once, and each answer's next mask is
 // computed in parallel to the running step.
 //
 // One thread compiles clients' constraints, in order and at a low priority; a second thread computes masks.
@@ -7,7 +7,7 @@
 //              -> kFailed
 // The engine never compiles, and waits for a mask only if its step was shorter than computing it.
 //
-// Bounds: number of queued constraints; memory of unused compiled guides; processor time of one mask. A
+// Bounds: number of queued constraints; memory of unused compiled grammars; processor time of one mask. A
 // grammar that exceeds the last one fails alone. A compilation cannot be interrupted: the limits of
 // grammar_compiler.h keep it within seconds; meanwhile running answers continue and only new constraints
 // wait.
@@ -37,7 +37,7 @@ namespace sluice::inferd {
 
 struct GrammarLimits {
   uint32_t max_waiting = 64;           // maximum number of queued constraints
-  uint64_t cache_bytes = 64ull << 20;  // compiled guides kept for later
+  uint64_t cache_bytes = 64ull << 20;  // compiled grammars kept for later
   absl::Duration mask_cpu_time =
       absl::Milliseconds(250);  // per mask; thread time, so a busy machine does not count
 };
@@ -65,7 +65,7 @@ class GrammarConstraint {
   GrammarConstraint(const GrammarConstraint&) = delete;
   GrammarConstraint& operator=(const GrammarConstraint&) = delete;
 
-  // kPreparing until the first mask or an error is there.
+  // kPreparing until the first mask or an error is available.
   State state() const;
 
   // Returns the allowed tokens. Waits for the mask behind the last accepted token. INVALID_ARGUMENT (reason

@@ -58,8 +58,8 @@ grpc::ServerWriteReactor<Response>* Refuse(absl::Status status) {
 // it. A reader that accepts nothing for `stall_timeout`, or has more than `max_unsent_bytes` unread, is cut:
 // RESOURCE_EXHAUSTED (SLOW_CONSUMER). Cancellation reaches the engine at once and ends the call.
 //
-// StreamPump keeps the call alive until OnDone; the engine holds it as its sink, possibly
-// longer. Engine output after the end is dropped.
+// StreamPump keeps the call alive until OnDone; the engine holds it as its sink, possibly longer. Engine
+// output after the end is dropped.
 //
 // Thread safety: thread-safe. The engine's thread only appends and calls Wake(); the pump's thread and gRPC's
 // own threads call gRPC. gRPC runs no reaction inside of StartWrite, Finish or TryCancel, so these are called

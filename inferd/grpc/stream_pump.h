@@ -1,8 +1,8 @@
 // StreamPump: the thread that writes output appended by the engine, and keeps gRPC's calls alive.
 //
 // The engine's thread must never run gRPC's code: it appends to a call and schedules it here, which costs at
-// most one wake-up for a whole step. The pump also cuts streams of stalled
-// readers. HTTP has no pump: its server's own thread writes.
+// most one wake-up for a whole step. The pump also cuts streams of stalled readers. HTTP has no pump: its
+// server's own thread writes.
 //
 // Thread safety: thread-safe.
 #pragma once

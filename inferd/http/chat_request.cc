@@ -219,7 +219,7 @@ absl::StatusOr<GrammarSpec> ToolCallConstraint(const ChatRequest& chat, const Ca
   return constraint;
 }
 
-// Opens a thought for a model that would open one itself: the guided part comes behind it.
+// Opens a thought for a model that would open one itself: the constrained part follows it.
 absl::Status OpenThought(const ServingContext& context, const ChatRequest& chat, ChatPrompt* prompt,
                          ChatPlan* plan) {
   const auto enabled = chat.variables.find("enable_thinking");
@@ -234,7 +234,7 @@ absl::Status OpenThought(const ServingContext& context, const ChatRequest& chat,
   return Open(context, dialect.think_open + "\n", prompt);
 }
 
-// Sets spec's guide, and the parsing options that follow from it. A thought before it stays unconstrained.
+// Sets spec's constraint, and the parsing options that follow from it. A thought before it is unconstrained.
 absl::Status PlanConstraint(const ServingContext& context, const ChatRequest& chat, ChatPrompt* prompt,
                             GenerateSpec* spec, ChatPlan* plan) {
   const CallForm form = CallFormOf(plan->dialect.tools);

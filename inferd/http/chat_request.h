@@ -25,7 +25,7 @@ struct ChatRequest {
   uint32_t top_logprobs = 0;
   Json messages = Json::array();  // in the form of templates; arguments of calls as the client gave them
   ChatTools tools;
-  std::string constraint_field;     // the client's name of the guide
+  std::string constraint_field;     // the client's name of the constraint
   Json variables = Json::object();  // variables of the template
   bool continue_last = false;
 };
@@ -42,7 +42,7 @@ Conversation ConversationOf(const ServingContext& context, const ChatRequest& ch
 
 struct ChatPlan {
   std::vector<GenerateSpec> specs;  // by choice
-  Dialect dialect;                  // of the answer; a guide may impose another dialect than the model's
+  Dialect dialect;                  // of the answer; a constraint may impose another dialect than the model's
   MessageParserOptions parsing;
   std::vector<std::string> constraint_fields;  // for ToClientFieldNames
 };

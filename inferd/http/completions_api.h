@@ -29,7 +29,7 @@ struct CompletionPlan {
   std::vector<CompletionPrompt> prompts;
   bool echo = false;
   std::optional<uint32_t> logprobs;
-  std::string constraint_field;     // the client's name of the guide in `specs`
+  std::string constraint_field;     // the client's name of the constraint in `specs`
   bool generates = true;            // false (max_tokens 0 with echo): the prompt is only scored
   std::vector<GenerateSpec> specs;  // by choice, prompt by prompt; also where nothing is generated
 };

@@ -194,8 +194,8 @@ absl::StatusOr<Json> ConvertMessages(const JsonFields& body) {
   return messages;
 }
 
-// Returns the function for a tool that the client runs and whose schema only its type tells; null for the
-// tools that only their maker runs.
+// Returns the function for a tool that the client runs and whose schema follows from its type; null for tools
+// that only their maker runs.
 Json ClientTool(const Json& tool, const std::string& type) {
   const Json text = {{"type", "string"}};
   Json properties;

@@ -31,13 +31,13 @@ struct AnswerStyle {
 absl::Status ReadGeneration(const JsonFields& body, const ServingContext& context, RequestFields* fields,
                             AnswerStyle* style);
 
-// Copies the serving fields, which every API accepts beside its own, unchanged.
+// Copies the serving fields, which every API accepts besides its own, unchanged.
 void CopyServingFields(const JsonFields& body, Json* to);
 
 // Field names for errors of PlanRequest and FitToPrompt, as in the API.
 FieldNames ApiFieldNames(const JsonFields& body);
 
-// Reads a structured output guide under all its names: response_format, vLLM's guided_* and
+// Reads a structured output constraint under all its names: response_format, vLLM's guided_* and
 // structured_outputs, llama.cpp's json_schema and grammar.
 //
 // Thread safety: pure functions and plain values, safe to use from any thread.

@@ -149,14 +149,14 @@ absl::StatusOr<Json> ReadInput(const JsonFields& body) {
   return messages;
 }
 
-// Returns the function that stands for a tool; null if the model cannot use a tool of this type.
+// Returns the function that represents a tool; null if the model cannot use a tool of this type.
 Json FunctionOfTool(const Json& tool, const std::string& type) {
   if (type == "function") {
     Json function = tool;
     function.erase("type");
     return function;
   }
-  if (type == "custom") {  // free text; a grammar of the client's is told in the description
+  if (type == "custom") {  // free text; the description states a client's grammar
     std::string description = TextMember(tool, "description");
     if (const auto format = tool.find("format"); format != tool.end() && format->is_object() &&
                                                  format->contains("definition") &&
@@ -368,7 +368,7 @@ void ResponsesWriter::Begin(std::string* out) {
   }
 }
 
-// Returns the item of a call as the type of its tool wants it.
+// Returns the item of a call in the form of its tool's type.
 Json ResponsesWriter::CallItem(const std::string& id, const std::string& name) {
   const CalledTool tool = ToolCalled(options_.asked, name);
   const std::string call_id = absl::StrCat("call_", text_.calls()[calls_++].id);
@@ -461,7 +461,7 @@ void ResponsesWriter::Grow(const MessageEvent& event, std::string* out) {
   const size_t index = items_.size() - 1;
   Json& item = items_[index];
   if (event.kind == Kind::kArguments && item["type"] != "function_call") {
-    return;  // given out when they are whole
+    return;  // sent once they are complete
   }
   Json said = {{"item_id", item["id"]}, {"output_index", index}};
   Json& grown = event.kind == Kind::kArguments ? item["arguments"] : item["content"][0]["text"];

@@ -79,11 +79,11 @@ struct Least {
   uint32_t count = 0;
 };
 
-// REQUIRES: 0 < wanted. Counting runs by vectors, and none of its steps depends on unpredictable comparisons;
-// a selection by comparing took half of FloE's own time, one by digits a third. So few counts must do: the
-// sizes of a lead's values fall off about as an exponential of their mean, which gives the guesses until one
-// lies on either side (a little beyond the last value, so that the next one does); from then on they lie
-// between the two nearest counts. Wrong guesses cost time only.
+// Searches by counting: a count is vectorized and has no unpredictable branches, while a selection by
+// comparing took half of FloE's own time, and one by digits a third. To need few counts, it guesses that the
+// values' magnitudes are exponentially distributed with their mean, until there is a count on either side of
+// `wanted` (each guess aims a little beyond, so that the next one is on the other side); then it interpolates
+// between the two nearest counts. Wrong guesses cost only time. REQUIRES: 0 < wanted.
 Least LeastOf(absl::Span<const float> values, uint32_t wanted) {
   constexpr int64_t kLowest = std::numeric_limits<int32_t>::min();
   constexpr int64_t kBeyond = int64_t{std::numeric_limits<int32_t>::max()} + 1;

@@ -117,7 +117,7 @@ class NeuronPredictor {
   bool Counts() const { return only_counts_ || step_ % options_.count_every == 0; }
   void Request(const Guess& guess);
   absl::Status CompareGuess(const Guess& guess, const RouterState& state);
-  // factors| of a pair that were queued into `products`; valid until the next call.
+  // Magnitudes of the products of a pair, queued into `products` before; valid until the next call.
   absl::StatusOr<absl::Span<float>> Values(const Rows& products, uint32_t pair);
   absl::Span<uint64_t> mask(uint32_t pair) { return absl::MakeSpan(masks_).subspan(pair * words_, words_); }
 

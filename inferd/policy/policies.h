@@ -39,7 +39,7 @@ enum class CacheAllocation : uint8_t { kUniform, kDpTimed, kLayers };
 enum class SlotEviction : uint8_t { kLru, kLfru, kScore };
 enum class CacheGranularity : uint8_t { kExpert, kNeuron };
 // Residency of every expert's lead in device memory. kAuto: leads stay if enough slots are left besides them
-// (LeadsStay() in policies.h).
+// (LeadsStay() in inferd/engine/cache_setup.h).
 enum class LeadResident : uint8_t { kOff, kOn, kAuto };
 
 // Presets: named sets of policies, and overrides of single policies.
@@ -67,9 +67,9 @@ struct SensitivityConfig {
   std::optional<double> score;  // T for S_l = 1: the score alone, without a profile
 };
 
-// One value of each kind, each a key of --policy. A key exists because a preset, or a
-// published figure of one, needs a value that the others do not use. CheckPolicies() tells the values that a
-// device and this build support.
+// One value of each kind, each a key of --policy. A key exists because a preset, or a published figure of
+// one, needs a value that the others do not use. CheckPolicies() refuses values that the device or this build
+// does not support.
 struct Policies {
   // Name of the initial preset, for messages and statistics; no key.
   std::string preset = "exact";

@@ -86,7 +86,7 @@ class RecallFloor {
 // Turns predictions into prefetches, and counts their accuracy.
 //
 // With `look_ahead` (importance-driven 5.2) the next layer is predicted once the resident experts have been
-// computed while others travel, and its best missing experts are requested first. Otherwise: Once the router
+// computed while others travel, and its best missing experts are requested first. Otherwise, once the router
 // of a layer has run, the experts of the next layer with experts are predicted; those wanted by more rows are
 // requested first. If all of them are resident or in flight, the layer after it is predicted, up to `depth`
 // layers ahead (AdapMoE 4.3); the first layer that lacks an expert ends the search. With a first-layer gate

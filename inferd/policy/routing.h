@@ -55,7 +55,7 @@ bool WeighsBySoftmax(RouterKind kind);
 // WeighsBySoftmax(args.kind).
 void WeighBySoftmax(const RouterArgs& args, const float* scores, const int32_t* ids, float* weights);
 
-// The importance-driven exchange of low-score experts, which the routing policy (routing.h) applies to a
+// The importance-driven exchange of low-score experts, which CacheAwareRouting applies to a
 // router's result.
 //
 // Thread safety: ExpertExchange is thread-compatible and does not allocate after construction.

@@ -42,8 +42,8 @@ struct RequestFields {
 };
 
 // Builds the engine's request without its prompt, all fields checked (request_checks.h). NOT_FOUND
-// (UNKNOWN_MODEL); INVALID_ARGUMENT (INVALID_FIELD); FAILED_PRECONDITION (NO_TOKENIZER) for a guide, whose
-// own errors are found by the engine.
+// (UNKNOWN_MODEL); INVALID_ARGUMENT (INVALID_FIELD); FAILED_PRECONDITION (NO_TOKENIZER) for a constraint,
+// whose own errors are found by the engine.
 absl::StatusOr<GenerateSpec> PlanRequest(const ServingContext& context, const CallFacts& call,
                                          const RequestFields& fields, const FieldNames& names);
 

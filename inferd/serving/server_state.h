@@ -82,7 +82,7 @@ class ServerState {
   ServerInfo info_ ABSL_GUARDED_BY(mutex_);
   EngineApi* engine_ ABSL_GUARDED_BY(mutex_) = nullptr;  // never null again once set
   std::string progress_ ABSL_GUARDED_BY(mutex_) = "starting";
-  std::optional<QueueLimits> queue_limits_ ABSL_GUARDED_BY(mutex_);  // set before the engine was there
+  std::optional<QueueLimits> queue_limits_ ABSL_GUARDED_BY(mutex_);  // set before the engine existed
   bool has_served_ ABSL_GUARDED_BY(mutex_) = false;
   bool draining_ ABSL_GUARDED_BY(mutex_) = false;
 };

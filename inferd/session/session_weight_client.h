@@ -3,7 +3,8 @@
 // Opens the pack itself for its tables, a session over gRPC (weights_rpc_client.h) and joins it
 // (weight_session.h). After weightd's death the same object opens the next session by Reconnect().
 //
-// Thread safety: as weight_client.h says: the engine thread's, but for Describe(), counters() and Wake().
+// Thread safety: as in weight_client.h: belongs to the engine thread, except Describe(), counters() and
+// Wake().
 #pragma once
 
 #include <atomic>
