@@ -78,7 +78,7 @@ class OptionDeclarer {
                         computed.empty() ? "" : absl::StrCat(" (default: ", computed, ")"));
   }
 
-  // Zero stands for a default that is not shown.
+  // Zero means a default that is not shown.
   static bool HasPlainDefault(const std::string& value) { return !value.empty(); }
   static bool HasPlainDefault(ByteSize value) { return value.bytes != 0; }
   static bool HasPlainDefault(SizeOrShare value) { return value.bytes != 0 || value.percent > 0; }

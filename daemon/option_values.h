@@ -66,7 +66,7 @@ absl::Status ParseOptionValue(const std::string& text, FileMode* value);
 absl::Status ParseOptionValue(const std::string& text, UserId* value);
 absl::Status ParseOptionValue(const std::string& text, GroupId* value);
 
-// The text that parses back to the value. A negative double stands for "not given": "".
+// The text that parses back to the value. A negative double means "not given": "".
 std::string FormatOptionValue(const std::string& value);
 std::string FormatOptionValue(uint32_t value);
 std::string FormatOptionValue(int value);
@@ -94,7 +94,7 @@ struct OptionSpec {
   OptionSpec(const char* name, const char* help) : name(name), help(help) {}
   // "f32|f16|q8": the valid values of a text.
   OptionSpec Choices(const char* list) && { return choices = list, *this; }
-  // "the preset's": what an option stands for that is not given.
+  // "the preset's": the computed default, for the help.
   OptionSpec Default(const char* text) && { return computed_default = text, *this; }
   // The valid values of a number.
   OptionSpec Range(double least, double most = kNoBound) && { return low = least, high = most, *this; }

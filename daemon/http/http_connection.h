@@ -44,7 +44,7 @@ class HttpConnection final : public std::enable_shared_from_this<HttpConnection>
   // Start of waiting for a request; none while a request is active.
   std::optional<absl::Time> idle_since() const;
 
-  // Sets the watcher of the request of that number, for exchanges; no effect once the request is over.
+  // Sets the observer of the request of that number, for exchanges; no effect once the request is over.
   void SetObserver(uint64_t request, std::shared_ptr<HttpObserver> observer);
   // Calls OnReady() of the request's observer.
   void Ready(uint64_t request);

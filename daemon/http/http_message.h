@@ -1,7 +1,7 @@
 // Interface between the HTTP server and its request handler, independent of Beast.
 //
 // A request is read whole, then passed to the HttpHandler on a worker thread, with an HttpExchange for the
-// answer. An answer is either whole (Answer) or a stream (Begin, Write.., End); the exchange's watcher is
+// answer. An answer is either whole (Answer) or a stream (Begin, Write.., End); the exchange's observer is
 // notified of a disconnect at once.
 //
 // Thread safety: documented at each class.
@@ -69,7 +69,7 @@ class HttpObserver {
 class HttpExchange {
  public:
   virtual ~HttpExchange() = default;
-  // Sets the watcher; notifies it at once if the client has already disconnected.
+  // Sets the observer; notifies it at once if the client has already disconnected.
   virtual void SetObserver(std::shared_ptr<HttpObserver> observer) = 0;
   // Calls the observer's OnReady() on the server's thread, never within this call; calls before that are
   // coalesced.

@@ -60,7 +60,7 @@ class HttpServer {
 
   // Accepts no new connections and closes idle ones; current answers are finished.
   void StartDrain();
-  // Calls StartDrain(), then cuts the remaining connections. On return, all watchers have been notified of
+  // Calls StartDrain(), then cuts the remaining connections. On return, all observers have been notified of
   // the end.
   void Shutdown();
 
