@@ -52,7 +52,7 @@ struct EncodingDescriptor {
 //
 // Thread safety: pure constexpr functions.
 
-// Encodings that hold the values of GGUF's blocks exactly, beside those of common/base/encoding.h: 64 plus
+// Encodings that hold the values of GGUF's blocks exactly, besides those of Encoding: 64 plus
 // GGUF's number of the type. Frozen.
 namespace blocks {
 inline constexpr Encoding kQ4_0 = Encoding{66};

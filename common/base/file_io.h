@@ -20,7 +20,7 @@ namespace sluice {
 // An open regular file; closed on destruction.
 class File {
  public:
-  // NotFound and so on by errno; InvalidArgument if it is not a regular file (a fifo would block).
+  // NOT_FOUND and so on by errno; INVALID_ARGUMENT if it is not a regular file (a fifo would block).
   static absl::StatusOr<File> OpenForRead(const std::string& path);
   // Opens for reading and writing; creates the file if needed and keeps its content.
   static absl::StatusOr<File> OpenForWrite(const std::string& path);
@@ -34,7 +34,7 @@ class File {
   const std::string& path() const { return path_; }
   absl::StatusOr<uint64_t> Size() const;
 
-  // Fills `bytes` from `offset`; DataLoss with both numbers if the file ends earlier.
+  // Fills `bytes` from `offset`; DATA_LOSS with both numbers if the file ends earlier.
   absl::Status ReadAt(uint64_t offset, absl::Span<std::byte> bytes) const;
   absl::Status WriteAt(uint64_t offset, absl::Span<const std::byte> bytes) const;
   absl::Status Truncate(uint64_t bytes) const;
@@ -48,7 +48,7 @@ class File {
   std::string path_;
 };
 
-// The content of a regular file of at most `max_bytes`; InvalidArgument naming both numbers if it is larger.
+// The content of a regular file of at most `max_bytes`; INVALID_ARGUMENT naming both numbers if it is larger.
 absl::StatusOr<std::string> ReadFile(const std::string& path, uint64_t max_bytes);
 
 // Creates or replaces `path` with `content` and syncs it.

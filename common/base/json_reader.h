@@ -27,7 +27,7 @@ struct JsonLimits {
 };
 
 // Parses `text` as one value with nothing after it. `subject` (a file name) begins every error message.
-// InvalidArgument: a syntax error with its byte offset, a duplicate key by name, a limit with its number.
+// INVALID_ARGUMENT: a syntax error with its byte offset, a duplicate key by name, a limit with its number.
 absl::StatusOr<nlohmann::json> ParseJson(std::string_view text, const std::string& subject,
                                          const JsonLimits& limits = {});
 absl::StatusOr<nlohmann::ordered_json> ParseOrderedJson(std::string_view text, const std::string& subject,
@@ -103,7 +103,7 @@ extern template class JsonBuilder<nlohmann::ordered_json>;
 // Checked access to the members of an object; errors say "<subject>: <path>.<key> ...".
 class JsonObject {
  public:
-  // InvalidArgument if `value` is not an object. `value` must outlive this.
+  // INVALID_ARGUMENT if `value` is not an object. `value` must outlive this.
   static absl::StatusOr<JsonObject> Of(const nlohmann::json& value, const std::string& subject);
 
   const std::string& subject() const { return subject_; }

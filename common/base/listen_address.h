@@ -28,7 +28,7 @@ struct ListenAddress {
 // Returned unchanged if that folder is gone.
 std::string AbsoluteSocketPath(const std::string& path);
 
-// Accepts the forms of ToString(), "unix:///path", "unix:path" and "localhost:4000". InvalidArgument quoting
+// Accepts the forms of ToString(), "unix:///path", "unix:path" and "localhost:4000". INVALID_ARGUMENT quoting
 // `text`: another form, a path that is too long, a host by name, a port above 65535.
 absl::StatusOr<ListenAddress> ParseListenAddress(const std::string& text);
 

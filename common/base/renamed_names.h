@@ -20,8 +20,8 @@ inline constexpr RenamedName kRenamedOptions[] = {{"prefill-chunk-most", "max-pr
 // Keys of --policy. Renamed in 0.2.0, to be removed in 0.3.0.
 inline constexpr RenamedName kRenamedPolicyKeys[] = {{"token_guess", "token_draft"}};
 
-// The present name of `name`, which is `name` itself unless `table` has it as an old one; then a line on
-// stderr says so.
+// Returns the present name of `name`. If `table` lists it as an old name, logs a line to stderr; otherwise
+// returns `name` itself.
 std::string_view PresentName(absl::Span<const RenamedName> table, std::string_view name);
 
 }  // namespace sluice

@@ -19,8 +19,8 @@ inline constexpr char kInferdAdminSocketName[] = "inferd-admin.sock";
 // $SLUICE_RUNTIME_DIR, else $XDG_RUNTIME_DIR/sluice, else /tmp/sluice-UID. Nothing is created.
 std::string RuntimeDirPath();
 
-// RuntimeDirPath(), created with mode 0700 if it is missing. PermissionDenied if it is a link, belongs to
-// another user, or is writable by others; InvalidArgument if socket paths in it would be too long.
+// RuntimeDirPath(), created with mode 0700 if it is missing. PERMISSION_DENIED if it is a link, belongs to
+// another user, or is writable by others; INVALID_ARGUMENT if socket paths in it would be too long.
 absl::StatusOr<std::string> EnsureRuntimeDir();
 
 }  // namespace sluice

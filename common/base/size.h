@@ -17,15 +17,15 @@ namespace sluice {
 
 // Bytes of `text`: a decimal number, a fraction allowed, and a unit in any case. B or none: bytes; kB, MB,
 // GB, TB, PB: powers of 1000; KiB..PiB and the bare K, M, G, T, P: powers of 1024. Spaces may stand around
-// and between. A fraction of a byte is cut off. InvalidArgument quoting `text`: no number, a sign, an unknown
-// unit, or 2^64 and above.
+// and between. A fraction of a byte is cut off. INVALID_ARGUMENT quoting `text`: no number, a sign, an
+// unknown unit, or 2^64 and above.
 absl::StatusOr<uint64_t> ParseSize(std::string_view text);
 
 // `bytes` for people, in powers of 1024 with one decimal ("1.5 GiB"); below 1 KiB as "123 B".
 std::string FormatSize(uint64_t bytes);
 
 // Duration of `text`: a number, a fraction allowed, and ms, s, m, h or d; several may follow one another
-// ("1h30m"); a bare number is seconds. InvalidArgument quoting `text` for anything else, negative values
+// ("1h30m"); a bare number is seconds. INVALID_ARGUMENT quoting `text` for anything else, negative values
 // included.
 absl::StatusOr<absl::Duration> ParseTimeSpan(std::string_view text);
 

@@ -140,7 +140,7 @@ struct CacheProfile {
   std::vector<LayerCacheProfile> layers;
 };
 
-// Parsing, writing and reading, with the errors of the corresponding functions in profile.h.
+// Parsing, writing and reading, with the errors of the corresponding functions above.
 absl::StatusOr<CacheProfile> ParseCacheProfile(std::string_view text, const std::string& subject,
                                                const ModelConfig& config, const std::string& source_digest);
 std::string SerializeCacheProfile(const CacheProfile& profile);
@@ -179,7 +179,7 @@ struct GatingProfile {
   GatingTable table;
 };
 
-// Parsing, writing and reading, with the errors of the corresponding functions in profile.h.
+// Parsing, writing and reading, with the errors of the corresponding functions above.
 absl::StatusOr<GatingProfile> ParseGating(std::string_view text, const std::string& subject,
                                           const std::string& source_digest);
 std::string SerializeGating(const GatingProfile& gating);

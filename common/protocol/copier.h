@@ -20,12 +20,12 @@
 
 namespace sluice {
 
-// Slab: device memory that a client lent, as weightd can write it. Its kind says what memory it is and who
-// can write it: only the copier of that kind (common/protocol/copier.h) opens it and knows its details.
+// Slab: device memory that a client lent, as weightd can write it. Its kind names the memory and its
+// copier: only the copier of that kind opens it and knows its details.
 //
 // Thread safety: immutable; the protocol defines the owner of the bytes (common/protocol/PROTOCOL.md).
 
-// A client's description of the memory that it offers, beside the descriptor.
+// A client's description of the memory that it offers, besides the descriptor.
 struct SlabHandle {
   HandleKind kind = HandleKind::kMemoryFile;
   DeviceUuid device = {};  // zeros: the host

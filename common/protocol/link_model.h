@@ -56,7 +56,7 @@ class LinkModel {
 };
 
 // TransferSchedule: picks the next chunk to send. Pure decisions, without time or bytes: weightd's transfer
-// engine uses it for its copy threads, a modelled link (link_model.h) for its simulated transfers.
+// engine uses it for its copy threads, VirtualLink for its simulated transfers.
 //
 // A transfer is a sequence of chunks sent in order. Demand precedes prefetch; sessions with work in a class
 // take turns by bytes. A link has a bounded number of bytes in flight and at most one prefetch chunk, which

@@ -28,7 +28,7 @@ class AddedTokenMatcher {
  public:
   AddedTokenMatcher();
 
-  // `pattern` is the string that matches `token`. InvalidArgument if it is empty, longer than 1024 bytes or
+  // `pattern` is the string that matches `token`. INVALID_ARGUMENT if it is empty, longer than 1024 bytes or
   // already used by another token.
   absl::Status Add(const std::string& pattern, const AddedToken& token);
 

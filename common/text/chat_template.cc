@@ -169,7 +169,7 @@ absl::Status AdaptCalls(const Value& calls, const MessageForms& forms, size_t me
     if (Value* arguments = jinja::FindKey(owner, "arguments")) {
       ASSIGN_OR_RETURN(*arguments, ArgumentsInForm(*arguments, forms.arguments));
     }
-    if (forms.short_ids) {  // a call without an id is told from others by its place
+    if (forms.short_ids) {  // without an id a call is identified by its position
       const std::string id = TextOr(*call, "id", absl::StrCat("call ", message, " ", i));
       Set(*call, "id", Value(jinja::String::FromClient(ShortId(id))));
     }

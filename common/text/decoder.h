@@ -17,7 +17,7 @@ namespace sluice {
 
 class Decoder {
  public:
-  // `steps` in order; nullopt joins the tokens with spaces. Unimplemented, by name, for steps that depend on
+  // `steps` in order; nullopt joins the tokens with spaces. UNIMPLEMENTED, by name, for steps that depend on
   // token boundaries in ways that a stream cannot follow.
   static absl::StatusOr<std::unique_ptr<const Decoder>> Create(
       const std::optional<std::vector<DecoderSpec>>& specs);

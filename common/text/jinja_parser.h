@@ -12,7 +12,7 @@
 
 namespace sluice::jinja {
 
-// Syntax tree of a template. Built by Parser (jinja_parser.h), walked by the interpreter
+// Syntax tree of a template. Built by the parser, walked by the interpreter
 // (jinja_interpreter.h).
 //
 // Thread safety: immutable after parsing; may be walked by any number of threads.
@@ -134,8 +134,7 @@ absl::StatusOr<std::vector<Token>> Tokenize(std::string_view source);
 // Parser: template source to syntax tree. Supports the subset that chat templates use: output, if, for (with
 // else, condition, recursive, break, continue), set (also blocks and namespace attributes), macro, call,
 // filter blocks, with, block, raw, generation; all of Jinja's expressions. All other tags (import, include,
-// extends,
-// ...) are UNIMPLEMENTED, named with their line.
+// extends, ...) are UNIMPLEMENTED, named with their line.
 //
 // Thread safety: a pure function.
 

@@ -45,7 +45,7 @@ void TransformRuns(std::string* text, std::string* marks, Change change) {
 
 class TextPattern {
  public:
-  // Errors of Regex::Compile; Unimplemented for an empty literal.
+  // Errors of Regex::Compile; UNIMPLEMENTED for an empty literal.
   static absl::StatusOr<TextPattern> Create(const PatternSpec& spec);
 
   // Behaves as Regex::FindAll.
@@ -69,7 +69,7 @@ class Normalizer {
   // Creates the steps in order. Errors of TextPattern::Create.
   static absl::StatusOr<std::unique_ptr<const Normalizer>> Create(const std::vector<NormalizerSpec>& specs);
 
-  // `text` is well-formed UTF-8, so is the result. ResourceExhausted from a regex. `marks`, if given, has a
+  // `text` is well-formed UTF-8, so is the result. RESOURCE_EXHAUSTED from a regex. `marks`, if given, has a
   // byte per byte of `text` (normalizer.h) and is changed with it; then no character is composed across a
   // border of marks, and a replacement is the client's if any byte of its match was.
   absl::StatusOr<std::string> Apply(std::string text, RegexScratch* scratch,

@@ -30,7 +30,7 @@ class PreTokenizer {
   static absl::StatusOr<std::unique_ptr<const PreTokenizer>> Create(
       const std::vector<PreTokenizerSpec>& specs);
 
-  // `input` holds one piece, its whole text. ResourceExhausted from a regex.
+  // `input` holds one piece, its whole text. RESOURCE_EXHAUSTED from a regex.
   absl::Status Apply(PreTokenizedText* input, RegexScratch* scratch) const;
 
  private:

@@ -38,7 +38,7 @@ class RegexScratch {
 
 class Regex {
  public:
-  // Unimplemented or InvalidArgument, naming construct and offset, if the pattern cannot be translated or
+  // UNIMPLEMENTED or INVALID_ARGUMENT, naming construct and offset, if the pattern cannot be translated or
   // compiled.
   static absl::StatusOr<std::unique_ptr<const Regex>> Compile(const std::string& pattern);
 
@@ -47,7 +47,7 @@ class Regex {
   Regex& operator=(const Regex&) = delete;
 
   // Replaces *matches by all matches in `text` (well-formed UTF-8), left to right, not overlapping; an empty
-  // match right after a match does not count. ResourceExhausted if a match exceeds PCRE2's limits.
+  // match right after a match does not count. RESOURCE_EXHAUSTED if a match exceeds PCRE2's limits.
   absl::Status FindAll(std::string_view text, RegexScratch* scratch, std::vector<ByteRange>* matches) const;
 
  private:
@@ -65,8 +65,8 @@ class Regex {
 //
 // Thread safety: a free function, safe to call from any thread.
 
-// The result is meant for PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE with newline LF. Unimplemented, naming the
-// construct and its offset, for unsupported syntax; InvalidArgument for a pattern that ends early.
+// The result is meant for PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE with newline LF. UNIMPLEMENTED, naming the
+// construct and its offset, for unsupported syntax; INVALID_ARGUMENT for a pattern that ends early.
 absl::StatusOr<std::string> TranslateRegex(std::string_view pattern);
 
 }  // namespace sluice

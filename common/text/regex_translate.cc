@@ -33,7 +33,7 @@ std::string WordSet();
 inline constexpr const char* kLatin1WordSet = "\\x{b2}\\x{b3}\\x{b9}\\x{bc}-\\x{be}";
 
 // Returns \p{name}: a category by its short or long name, a few binary properties, or else a script (PCRE2
-// refuses unknown ones). Unimplemented for other names.
+// refuses unknown ones). UNIMPLEMENTED for other names.
 absl::StatusOr<std::string> PropertySet(std::string_view name);
 
 namespace {

@@ -38,7 +38,7 @@ class ProtoReader {
 
   bool AtEnd() const { return position_ == message_.size(); }
 
-  // Returns the next field. InvalidArgument, naming the offset, if the message is truncated or ill-formed.
+  // Returns the next field. INVALID_ARGUMENT, naming the offset, if the message is truncated or ill-formed.
   absl::StatusOr<ProtoField> Next();
 
  private:

@@ -81,7 +81,7 @@ constexpr std::array<const char*, 7> kFileNames = {
 constexpr uint64_t kMaxFileBytes = 256 << 20;
 constexpr size_t kMaxTextBytes = 1 << 30;  // positions within a text are 32-bit
 
-// NotFound if there is no such file.
+// NOT_FOUND if there is no such file.
 absl::StatusOr<std::string> ReadFile(const std::string& path) {
   std::ifstream file(path, std::ios::binary | std::ios::ate);
   if (!file.is_open()) {

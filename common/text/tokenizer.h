@@ -34,8 +34,8 @@ struct EncodeOptions {
 using TokenizerFiles = std::map<std::string, std::string>;
 
 // Reads the tokenizer files that `dir` has (tokenizer.json, tokenizer.model, vocab.json, merges.txt,
-// tokenizer_config.json, special_tokens_map.json, added_tokens.json). NotFound if no vocabulary is among
-// them; InvalidArgument naming a file above 256 MiB.
+// tokenizer_config.json, special_tokens_map.json, added_tokens.json). NOT_FOUND if no vocabulary is among
+// them; INVALID_ARGUMENT naming a file above 256 MiB.
 absl::StatusOr<TokenizerFiles> ReadTokenizerFiles(const std::string& dir);
 
 class Tokenizer {
@@ -44,7 +44,7 @@ class Tokenizer {
   static absl::StatusOr<std::unique_ptr<Tokenizer>> Load(const std::string& dir);
 
   // Uses tokenizer.json if present, else tokenizer.model, else vocab.json + merges.txt. The contents are
-  // untrusted. InvalidArgument: malformed, naming file and field; Unimplemented: an unsupported component,
+  // untrusted. INVALID_ARGUMENT: malformed, naming file and field; UNIMPLEMENTED: an unsupported component,
   // behaviour or regex construct, by name.
   static absl::StatusOr<std::unique_ptr<Tokenizer>> LoadFromFiles(const TokenizerFiles& files);
 
@@ -55,7 +55,7 @@ class Tokenizer {
   // Returns the token ids of `text`, any bytes: ill-formed UTF-8 is first replaced by U+FFFD, one for each
   // maximal ill-formed part (Unicode's and Python's `errors="replace"` rule). A character that neither the
   // vocabulary, byte tokens nor an unknown token can represent is left out, as in Hugging Face `tokenizers`.
-  // InvalidArgument for a text of 1 GiB or more; ResourceExhausted if a regex exceeds its match limit.
+  // INVALID_ARGUMENT for a text of 1 GiB or more; RESOURCE_EXHAUSTED if a regex exceeds its match limit.
   absl::StatusOr<std::vector<int32_t>> Encode(std::string_view text, const EncodeOptions& options = {}) const;
 
   // Returns the control tokens of a model that uses the chat template `template_source`: all special tokens,
@@ -65,12 +65,12 @@ class Tokenizer {
   // Returns the token ids of a rendered chat, without BOS and EOS. `marks` has a byte per byte of `text`: 0
   // for the template's own, 1 for a client's. The tokens in `control` are recognised only where all of their
   // bytes are the template's own; elsewhere, and across a border of marks, they are plain text. Other added
-  // tokens are matched everywhere. InvalidArgument if the sizes differ; else as Encode.
+  // tokens are matched everywhere. INVALID_ARGUMENT if the sizes differ; else as Encode.
   absl::StatusOr<std::vector<int32_t>> EncodeMarked(std::string_view text, std::string_view marks,
                                                     const absl::flat_hash_set<int32_t>& control) const;
 
   // Returns the text of `ids`, always well-formed UTF-8. `skip_special` leaves special tokens out.
-  // InvalidArgument, naming id and vocabulary size, for an id that is not in [0, vocab_size()).
+  // INVALID_ARGUMENT, naming id and vocabulary size, for an id that is not in [0, vocab_size()).
   absl::StatusOr<std::string> Decode(std::span<const int32_t> ids, bool skip_special) const;
 
   // Returns the largest id + 1, including added tokens. Ids below it may be unused (they decode to nothing).

@@ -135,7 +135,7 @@ class DocumentReader final : public JsonBuilder<Json> {
   std::vector<std::string> pair_;
 };
 
-// InvalidArgument if `bytes` is not a well-formed JSON object, is nested deeper than 64, or if an id or a
+// INVALID_ARGUMENT if `bytes` is not a well-formed JSON object, is nested deeper than 64, or if an id or a
 // merge (two tokens, as a list or separated by a space) is malformed.
 absl::StatusOr<TokenizerDocument> ParseTokenizerDocument(const std::string& bytes) {
   TokenizerDocument document;

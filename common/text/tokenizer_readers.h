@@ -32,21 +32,21 @@ struct TokenizerConfig {
   std::vector<AddedToken> added_tokens;      // added_tokens_decoder and added_tokens.json
 };
 
-// All fields keep their defaults if the files are missing. InvalidArgument naming file and field.
+// All fields keep their defaults if the files are missing. INVALID_ARGUMENT naming file and field.
 absl::StatusOr<TokenizerConfig> ParseTokenizerConfig(const TokenizerFiles& files);
 
 // Adds the config's added tokens, and marks vocabulary tokens that it names as special.
 absl::Status ApplyAddedTokens(const TokenizerConfig& config, TokenizerSpec* spec);
 
 // Sets bos and eos, and the tokens around a text: add_bos_token and add_eos_token, if given, override the
-// template of tokenizer.json. InvalidArgument if a token to be added is unknown.
+// template of tokenizer.json. INVALID_ARGUMENT if a token to be added is unknown.
 absl::Status ApplySpecialTokenRules(const TokenizerConfig& config, TokenizerSpec* spec);
 
 // Returns the config's names, plus bos_token and eos_token if only the vocabulary's own file defines them.
 std::map<std::string, std::string> CollectSpecialTokenNames(const TokenizerConfig& config,
                                                             const TokenizerSpec& spec);
 
-// Parses GPT-2's and Qwen2's byte-level BPE; Unimplemented for another `tokenizer_class`.
+// Parses GPT-2's and Qwen2's byte-level BPE; UNIMPLEMENTED for another `tokenizer_class`.
 absl::StatusOr<TokenizerSpec> ParseVocabAndMerges(const std::string& vocab_json,
                                                   const std::string& merges_txt,
                                                   const TokenizerConfig& config);
@@ -55,9 +55,9 @@ absl::StatusOr<TokenizerSpec> ParseVocabAndMerges(const std::string& vocab_json,
 //
 // Thread safety: a free function, safe to call from any thread.
 
-// `bytes` is untrusted. InvalidArgument naming the field for malformed or inconsistent content, Unimplemented
-// naming an unsupported component. `truncation` and `padding` are not applied: they are settings of the last
-// user of the library that wrote the file. `bos` and `eos` stay unset.
+// `bytes` is untrusted. INVALID_ARGUMENT naming the field for malformed or inconsistent content,
+// UNIMPLEMENTED naming an unsupported component. `truncation` and `padding` are not applied: they are
+// settings of the last user of the library that wrote the file. `bos` and `eos` stay unset.
 absl::StatusOr<TokenizerSpec> ParseTokenizerJson(const std::string& bytes);
 
 // Reads the fields of an added token except its id. `normalized` defaults as in the library: true unless
@@ -71,7 +71,7 @@ absl::StatusOr<AddedToken> ParseAddedToken(const JsonObject& object);
 
 // `bytes` is untrusted. The result encodes as SentencePiece does, except that control pieces written in the
 // text are recognised (they are special added tokens). BOS is prepended unless `config` disables it, the
-// default of LlamaTokenizer. InvalidArgument for malformed content; Unimplemented, by name, for other model
+// default of LlamaTokenizer. INVALID_ARGUMENT for malformed content; UNIMPLEMENTED, by name, for other model
 // types, character maps and options.
 absl::StatusOr<TokenizerSpec> ParseSentencePieceModel(std::string_view bytes, const TokenizerConfig& config);
 

@@ -31,7 +31,7 @@ class Vocabulary {
   Vocabulary(Vocabulary&&) = default;
   Vocabulary& operator=(Vocabulary&&) = default;
 
-  // InvalidArgument, naming token and id, if the id is out of range or either is in use.
+  // INVALID_ARGUMENT, naming token and id, if the id is out of range or either is in use.
   absl::Status Add(std::string_view token, int64_t id);
 
   std::optional<int32_t> Find(std::string_view token) const {
@@ -186,14 +186,14 @@ struct TokenizerSpec {
 //
 // Thread safety: free functions, safe to call from any thread on different specs.
 
-// Adds the merge of two tokens. InvalidArgument unless both and their concatenation are in the vocabulary.
+// Adds the merge of two tokens. INVALID_ARGUMENT unless both and their concatenation are in the vocabulary.
 absl::Status AddMerge(const std::string& left, const std::string& right, uint32_t rank, TokenizerSpec* spec);
 
 // Adds the merge "left right", separated by one space.
 absl::Status AddMergeLine(const std::string& line, uint32_t rank, TokenizerSpec* spec);
 
 // Adds the token to the vocabulary, unless it is there with the same id, and to the added tokens, replacing
-// an earlier one of the same content. InvalidArgument if id or content is already in use otherwise.
+// an earlier one of the same content. INVALID_ARGUMENT if id or content is already in use otherwise.
 absl::Status AddAddedToken(AddedToken token, TokenizerSpec* spec);
 
 }  // namespace sluice
