@@ -87,7 +87,7 @@ class Conversation {
 };
 
 // Adds "name=value" to the template variables of `options`; a value that is not JSON becomes a string.
-// InvalidArgument without a name.
+// INVALID_ARGUMENT without a name.
 absl::Status AddTemplateArgument(const std::string& argument, api::ChatOptions* options);
 
 }  // namespace sluice::cli

@@ -77,7 +77,7 @@ class ArgParser {
   // code: kExitOk after --help (printed to stdout), kExitUsage after an error (printed to stderr).
   std::optional<int> Parse(const std::vector<std::string>& args);
 
-  // Same as Parse for arguments not typed by a person: prints nothing. InvalidArgument naming the error.
+  // Same as Parse for arguments not typed by a person: prints nothing. INVALID_ARGUMENT naming the error.
   absl::Status Fill(const std::vector<std::string>& args);
   // Returns true if an option of this name (with dashes) was declared.
   bool Knows(const std::string& name) const;
@@ -90,7 +90,7 @@ class ArgParser {
   std::unique_ptr<Impl> impl_;
 };
 
-// Parses "1,2,3" as integers in [least, most]; spaces around a number are allowed. InvalidArgument naming
+// Parses "1,2,3" as integers in [least, most]; spaces around a number are allowed. INVALID_ARGUMENT naming
 // `what` and the entry; an empty text is an empty list.
 absl::StatusOr<std::vector<int64_t>> ParseNumberList(std::string_view text, const std::string& what,
                                                      int64_t least, int64_t most);

@@ -104,7 +104,7 @@ Finding CheckPackSample(const std::string& pack, const absl::Status& status, uin
                         uint64_t bytes);
 Finding CheckRuntimeDir(const absl::Status& status, const std::string& dir);
 Finding CheckProgram(const std::string& path, bool executable);
-// Checks inferd's socket: `status` is OK, NotFound (no server, which is fine), or an error.
+// Checks inferd's socket: `status` is OK, NOT_FOUND (no server, which is fine), or an error.
 Finding CheckServer(const std::string& socket, const absl::Status& status);
 
 bool AnyFailure(const std::vector<Finding>& findings);

@@ -55,10 +55,9 @@ constexpr size_t kStepLayers = 4;
 // Number of products that read a layer's attention weights, approximately.
 constexpr uint64_t kDenseCalls = 4;
 constexpr uint32_t kSmallRows = 16;
-constexpr uint32_t kWidthStep = 64;  // Number of small operations of a layer, which are not measured one by
-                                     // one: norms, rope, cache, attention, router and sum.
-// Norms, rope, cache, attention, router and sum, beside the products that are measured: as many small
-// operations.
+constexpr uint32_t kWidthStep = 64;  // neurons
+// Number of small operations of a layer besides the measured products: norms, rope, cache, attention, router
+// and sum.
 constexpr int kSmallOperations = 8;
 constexpr uint64_t kPage = 4096;
 

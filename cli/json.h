@@ -67,7 +67,7 @@ class Json {
 // Returns true if `text` is exactly one JSON value.
 bool IsJson(std::string_view text);
 
-// Parses a JSON array of integers in [0, 2^31), the format of `--token-ids-file`. InvalidArgument naming the
+// Parses a JSON array of integers in [0, 2^31), the format of `--token-ids-file`. INVALID_ARGUMENT naming the
 // entry.
 absl::StatusOr<std::vector<int32_t>> TokenIdsFromJson(std::string_view text);
 

@@ -183,7 +183,7 @@ absl::Status Launcher::UseRuntimeDir() {
     if (compared.ok()) {
       compared = supervisor_.valid() ? Compare(&differences) : CompareFound(&differences);
     }
-    // Aborted: the daemons were just ending.
+    // ABORTED: the daemons were just ending.
     if (!compared.ok() && !(absl::IsAborted(compared) && attempt < kJoinAttempts)) {
       return compared;
     }

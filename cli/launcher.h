@@ -32,8 +32,8 @@ class Launcher {
  public:
   // Opens the pack, finds or starts the daemons, and waits until tokens can be made. Idle daemons that were
   // kept with other options are ended first. `json`: suppresses the line of options. Errors: of the pack;
-  // FailedPrecondition naming each difference to an inferd in use; the reason of a daemon that could not
-  // start, with the last lines of its log; Cancelled.
+  // FAILED_PRECONDITION naming each difference to an inferd in use; the reason of a daemon that could not
+  // start, with the last lines of its log; CANCELLED.
   static absl::StatusOr<std::unique_ptr<Launcher>> Launch(const CommandContext& context,
                                                           const CommonOptions& options, bool json);
 
@@ -62,7 +62,7 @@ class Launcher {
   // Reads model and options from inferd, and lists their differences to the requested ones.
   absl::Status Compare(std::vector<std::string>* differences);
   // Same for an inferd without a supervisor. One whose supervisor was killed may serve for a moment longer,
-  // and is awaited. Aborted: it has ended.
+  // and is awaited. ABORTED: it has ended.
   absl::Status CompareFound(std::vector<std::string>* differences);
   absl::Status LearnServerOptions();
   // `who`: the reason why the daemons cannot be replaced.
@@ -71,7 +71,7 @@ class Launcher {
   bool HasCalls();
   void ShowOptions() const;
 
-  // Reads the supervisor's messages. A daemon's failure is an error; Unavailable if the supervisor has gone.
+  // Reads the supervisor's messages. A daemon's failure is an error; UNAVAILABLE if the supervisor has gone.
   absl::Status HearSupervisor();
   absl::Status DaemonFailure(const std::string& packet) const;
   // Ends the connection by a message of supervisor.h; true if the daemons ended with it.

@@ -20,8 +20,8 @@
 
 namespace sluice::cli {
 
-// Opens `path` (creating it with mode 0600) and locks it, waiting up to `patience`. DeadlineExceeded naming
-// the path. Cancelled once *cancel (may be null) is true. After a second of waiting `on_wait` (may be empty)
+// Opens `path` (creating it with mode 0600) and locks it, waiting up to `patience`. DEADLINE_EXCEEDED naming
+// the path. CANCELLED once *cancel (may be null) is true. After a second of waiting `on_wait` (may be empty)
 // receives the lock's holder: "process 123", or "another process" if the file does not name it.
 absl::StatusOr<UniqueFd> LockFile(const std::string& path, absl::Duration patience,
                                   const std::atomic<bool>* cancel,
@@ -74,10 +74,10 @@ class SafetensorsWriter {
   static absl::StatusOr<std::unique_ptr<SafetensorsWriter>> Create(const std::string& path,
                                                                    const std::string& tensor, uint64_t rows,
                                                                    uint64_t cols);
-  // Writes whole rows from row `first` on, in any order. InvalidArgument for values outside of the matrix.
+  // Writes whole rows from row `first` on, in any order. INVALID_ARGUMENT for values outside of the matrix.
   absl::Status WriteRows(uint64_t first, absl::Span<const float> values);
 
-  // Makes the file visible. FailedPrecondition if a row is missing.
+  // Makes the file visible. FAILED_PRECONDITION if a row is missing.
   absl::Status Finish();
 
  private:

@@ -26,11 +26,11 @@ struct TokenizerSource {
   bool GivenOnce() const { return pack.empty() != dir.empty(); }
 };
 
-// FailedPrecondition if the pack has no tokenizer.
+// FAILED_PRECONDITION if the pack has no tokenizer.
 absl::StatusOr<std::unique_ptr<Tokenizer>> LoadTokenizer(const TokenizerSource& source);
 
 // Returns the first `max_tokens` tokens of a text file, by the pack's tokenizer, without BOS or EOS and with
-// special tokens as text. InvalidArgument for an empty text.
+// special tokens as text. INVALID_ARGUMENT for an empty text.
 absl::StatusOr<std::vector<int32_t>> EncodeTextFile(const std::string& pack, const std::string& path,
                                                     uint64_t max_tokens);
 
@@ -67,7 +67,7 @@ struct GenerationFlags {
   // True if both --prompt and --token-ids are given, or neither and standard input is a terminal.
   bool Ambiguous(bool stdin_is_terminal) const;
 
-  // Fills the request; without a prompt reads standard input to its end. InvalidArgument naming the flag.
+  // Fills the request; without a prompt reads standard input to its end. INVALID_ARGUMENT naming the flag.
   // Ill-formed UTF-8 in a prompt becomes U+FFFD, as in the tokenizer.
   absl::Status Fill(::sluice::inference::v1::GenerationSpec* spec) const;
 };
@@ -88,7 +88,7 @@ struct GrammarFlags {
   // True if more than one of them is given.
   bool Ambiguous() const;
 
-  // Fills the request; reads the file that a flag names. InvalidArgument for --choice without a text.
+  // Fills the request; reads the file that a flag names. INVALID_ARGUMENT for --choice without a text.
   absl::Status Fill(::sluice::inference::v1::GenerationSpec* spec) const;
 };
 

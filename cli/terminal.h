@@ -75,7 +75,7 @@ class LineReader {
 
   enum class Event { kLine, kEnd, kWoken };
   // Waits. kLine: *line is the next line without its end, or the last one, perhaps without an end.
-  // InvalidArgument for a line of more than 16 MiB; errors of the system.
+  // INVALID_ARGUMENT for a line of more than 16 MiB; errors of the system.
   absl::StatusOr<Event> Read(std::string* line);
 
   // Ends a waiting Read, or else the next one that would wait, with kWoken.

@@ -154,7 +154,7 @@ int RunPreset(const CommandContext&, const std::vector<std::string>& args) {
   overrides.policy = policy;
   absl::StatusOr<inferd::Policies> policies =
       inferd::UncheckedPolicies(names[0], overrides, inferd::DeviceFromName(device.value_or("host")).value());
-  if (!policies.ok() && !device.has_value()) {  // the preset has no effect on host
+  if (!policies.ok() && !device.has_value()) {  // not available on host: shown for sim
     device = "sim";
     policies = inferd::UncheckedPolicies(names[0], overrides, inferd::DeviceKind::kSim);
   }

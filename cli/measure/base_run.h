@@ -45,7 +45,7 @@ uint64_t HashTokens(absl::Span<const int32_t> tokens);
 
 inline constexpr uint64_t kBaseRunHeaderBytes = 128;
 std::string SerializeBaseRunHeader(const BaseRunHeader& header);
-// InvalidArgument naming the field; also if `file_bytes` differs from the size that the header implies.
+// INVALID_ARGUMENT naming the field; also if `file_bytes` differs from the size that the header implies.
 absl::StatusOr<BaseRunHeader> ParseBaseRunHeader(const std::string& bytes, uint64_t file_bytes);
 
 class BaseRunWriter {
@@ -65,7 +65,7 @@ class BaseRunWriter {
 
 class BaseRunReader {
  public:
-  // `expected`: properties of this run; InvalidArgument naming the difference.
+  // `expected`: properties of this run; INVALID_ARGUMENT naming the difference.
   static absl::StatusOr<std::unique_ptr<BaseRunReader>> Open(const std::string& path,
                                                              const BaseRunHeader& expected);
   const BaseRunHeader& header() const { return header_; }
