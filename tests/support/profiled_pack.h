@@ -1,4 +1,4 @@
-// A tiny pack with a profile, for tests of presets that want one.
+// A tiny pack with a profile, for tests of presets that need one.
 //
 // Thread safety: a free function.
 #pragma once

@@ -85,7 +85,7 @@ class ServiceFixture : public testing::Test {
   static std::unique_ptr<grpc::ClientContext> Context() {
     auto context = std::make_unique<grpc::ClientContext>();
     context->set_wait_for_ready(true);
-    // A call without an answer fails its test; it does not hang the run.
+    // Without an answer the call fails its test instead of hanging the run.
     context->set_deadline(std::chrono::system_clock::now() + std::chrono::minutes(1));
     return context;
   }

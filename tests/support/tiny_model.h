@@ -19,7 +19,7 @@ struct TinyModelSpec {
   uint32_t layers = 2;
   uint32_t heads = 4;
   uint32_t kv_heads = 2;
-  uint32_t head_dim = 0;  // 0: hidden / heads, and config.json says null
+  uint32_t head_dim = 0;  // 0: hidden / heads, and config.json has null
   uint32_t experts = 4;
   uint32_t top_k = 2;
   uint32_t width = 48;  // neurons of an expert
