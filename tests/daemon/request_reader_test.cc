@@ -52,7 +52,7 @@ int Refused(const std::string& text, uint64_t limit = 1000) {
   return problem.status;
 }
 
-TEST(RequestReaderTest, WhereTheBytesAreCutMakesNoDifference) {
+TEST(RequestReaderTest, SplitOfTheBytesHasNoEffect) {
   const std::string text = kRequests;
   const Requests expected = {{"/v1/first", "hello"}, {"/v1/second", ""}, {"/v1/third", "abcde"}};
   for (size_t cut = 0; cut <= text.size(); ++cut) {
@@ -61,7 +61,7 @@ TEST(RequestReaderTest, WhereTheBytesAreCutMakesNoDifference) {
   }
 }
 
-TEST(RequestReaderTest, WhatIsNoRequestIsRefusedAsSoonAsThatIsSeen) {
+TEST(RequestReaderTest, NonRequestBytesAreRefusedEarly) {
   EXPECT_EQ(Refused("\x16\x03\x01"), 400);
   EXPECT_EQ(Refused("GET / HTTP/1.1\n"), 400);
   EXPECT_EQ(Refused("GET / HTTP/1.1\r\n" + std::string(40 << 10, 'a')), 431);
@@ -73,7 +73,7 @@ TEST(RequestReaderTest, ABodyAboveItsLimitIsRefused) {
             413);
 }
 
-TEST(RequestReaderTest, KnowsWhetherARequestIsItsHeadAlone) {
+TEST(RequestReaderTest, RequestWithoutBodyIsRecognised) {
   for (const auto& [fields, alone] :
        std::vector<std::pair<std::string, bool>>{{"", true},
                                                  {"Content-Length: 0\r\n", true},

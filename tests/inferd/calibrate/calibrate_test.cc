@@ -139,7 +139,7 @@ TEST_F(CalibrateTest, ResumesAfterInterruptionToTheSameBits) {
   }
 }
 
-TEST_F(CalibrateTest, OtherArgumentsStartAnew) {
+TEST_F(CalibrateTest, OtherArgumentsRestartTheCalibration) {
   ASSERT_EQ(Run(Spec(), 4).status().code(), absl::StatusCode::kCancelled);
   CalibrationSpec other = Spec();
   other.tokens.pop_back();

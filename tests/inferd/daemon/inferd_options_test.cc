@@ -136,7 +136,7 @@ TEST(InferdOptionsTest, RelativeSocketsLieInTheWorkingDirectory) {
   EXPECT_EQ(std::vector<std::string>{"unix:" + here + "/ops.sock"}, command.options.admin);
 }
 
-TEST(InferdOptionsTest, FileTakesTheNamesOfFlagsAndFlagsWin) {
+TEST(InferdOptionsTest, FileUsesFlagNamesAndFlagsOverrideIt) {
   const TempDir dir;
   std::ofstream(dir.File("inferd.toml")) << "pack = \"/from-file\"\ncontext = 128\nkv-budget = \"1GiB\"\n"
                                          << "listen = [\"unix:/a\", \"unix:/b\"]\n";

@@ -72,7 +72,7 @@ std::string Walk(GrammarConstraint* constraint, uint32_t seed, size_t most = 50)
   return text;
 }
 
-TEST(GrammarManagerTest, ManyAnswersAtOnceKeepToTheirGuides) {
+TEST(GrammarManagerTest, ConcurrentAnswersObeyTheirConstraints) {
   GrammarManager grammars(SmallVocabulary());
   std::vector<std::unique_ptr<GrammarConstraint>> running;
   for (int i = 0; i < 40; ++i) {
@@ -108,7 +108,7 @@ TEST(GrammarManagerTest, GrammarIsCompiledOnceAndEvictedByMemory) {
   EXPECT_EQ(grammars.Stats().compiled, 4u);
 }
 
-TEST(GrammarManagerTest, WhatCannotBeCompiledFailsWithItsReason) {
+TEST(GrammarManagerTest, UncompilableConstraintFailsWithReason) {
   GrammarManager grammars(SmallVocabulary());
   const std::unique_ptr<GrammarConstraint> bad = Begin(&grammars, Gbnf("root ::= nowhere"));
   const std::unique_ptr<GrammarConstraint> same = Begin(&grammars, Gbnf("root ::= nowhere"));
@@ -180,7 +180,7 @@ TEST(GrammarManagerTest, OnlySoManyMayWaitAndWhoLeavesIsNotCompiledFor) {
   EXPECT_TRUE(first->Wait().ok());
 }
 
-TEST(GrammarManagerTest, AMaskThatTakesTooLongFailsItsAnswerAlone) {
+TEST(GrammarManagerTest, SlowMaskFailsOnlyItsAnswer) {
   GrammarLimits limits;
   limits.mask_cpu_time = absl::Nanoseconds(1);
   GrammarManager grammars(SmallVocabulary(), limits);
@@ -191,7 +191,7 @@ TEST(GrammarManagerTest, AMaskThatTakesTooLongFailsItsAnswerAlone) {
   EXPECT_EQ(ReasonOf(status), "GUIDE_TOO_SLOW");
 }
 
-TEST(GrammarManagerTest, AGuideOutlivesItsGuides) {
+TEST(GrammarManagerTest, ConstraintOutlivesItsManager) {
   auto grammars = std::make_unique<GrammarManager>(SmallVocabulary());
   const std::unique_ptr<GrammarConstraint> ready = Begin(grammars.get(), Regex("a{3}"));
   AwaitPrepared(*ready);

@@ -24,7 +24,7 @@ std::string TextOf(const std::string& schema) {
   return checked.value_or("");
 }
 
-TEST(SchemaCheckTest, TakesWhatIsConvertedInFull) {
+TEST(SchemaCheckTest, AcceptsFullyConvertedSchemas) {
   for (
       const char* schema : {
           R"({})",
@@ -151,7 +151,7 @@ TEST(SchemaCheckTest, ClosesObjectsThatNameTheirMembers) {
             R"({"$ref":"#/$defs/a","$defs":{"a":{"type":"array","items":{}},"unused":{"not":{}}}})");
 }
 
-TEST(SchemaCheckTest, WritesPatternsAnew) {
+TEST(SchemaCheckTest, RewritesPatterns) {
   EXPECT_EQ(TextOf(R"({"type": "string", "pattern": "^[a-c]+$"})"),
             R"({"type":"string","pattern":"(?:[a-c]+)(?:é){0}"})");
   EXPECT_EQ(TextOf(R"({"type": "object", "patternProperties": {"a|b": {"type": "array"}}})"),

@@ -106,7 +106,7 @@ TEST_F(AdminServiceTest, StatsTellEveryCounterOfEveryLayer) {
   EXPECT_EQ(101 + sizeof(LayerStats) / sizeof(uint64_t), expected);
 }
 
-TEST_F(AdminServiceTest, StatsTellOfACacheOfNeuronsWhereThereIsOne) {
+TEST_F(AdminServiceTest, StatsReportANeuronCache) {
   StartServer();
   EXPECT_FALSE(Stats().has_neuron_cache());
   EngineStats stats;
@@ -228,7 +228,7 @@ TEST_F(AdminServiceTest, CalibrateReportsProgressAndEnd) {
   EXPECT_TRUE(stream->Finish().ok());
 }
 
-TEST_F(AdminServiceTest, ACalibrationWhoseCallerIsGoneIsToldToStop) {
+TEST_F(AdminServiceTest, CalibrationStopsWhenItsCallerIsGone) {
   StartServer();
   v1::CalibrateRequest request;
   request.add_token_ids(1);

@@ -235,7 +235,7 @@ TEST_F(ChatServiceTest, WrongConversationsNameTheField) {
   }
 }
 
-TEST_F(ChatServiceTest, WhatTheTemplateSaysIsTheCallersToRead) {
+TEST_F(ChatServiceTest, TemplateErrorReachesTheClient) {
   Serve(kTemplate);
   v1::TokenizeRequest request = Conversation("Hi");
   request.mutable_messages(0)->set_role(v1::CHAT_ROLE_TOOL);
@@ -277,7 +277,7 @@ TEST_F(ChatServiceTest, AModelWithoutATemplateIsAFailedPrecondition) {
   EXPECT_TRUE(status.ok()) << "with a template of its own: " << status;
 }
 
-TEST_F(ChatServiceTest, ATemplateThatCannotBeRunSaysSo) {
+TEST_F(ChatServiceTest, UnsupportedTemplateIsRefusedWithReason) {
   context_.chat_error = absl::UnimplementedError("chat template: line 3: the tag 'include' is not supported");
   StartServer();
   const absl::Status status = StatusOf(Conversation("Hi"));
@@ -286,7 +286,7 @@ TEST_F(ChatServiceTest, ATemplateThatCannotBeRunSaysSo) {
   EXPECT_NE(std::string::npos, status.message().find("include"));
 }
 
-TEST_F(ChatServiceTest, APromptBesideTheMessagesIsRefused) {
+TEST_F(ChatServiceTest, PromptTogetherWithMessagesIsRefused) {
   Serve(kTemplate);
   v1::ChatRequest request;
   *request.add_messages() = Message(v1::CHAT_ROLE_USER, "Hi");

@@ -244,7 +244,7 @@ TEST_F(InferenceServiceTest, ReaderThatLeavesTooMuchUnreadIsCut) {
   EXPECT_EQ(1u, Stats().counters().slow_consumers());
 }
 
-TEST_F(InferenceServiceTest, ReaderThatTakesNothingForTooLongIsCut) {
+TEST_F(InferenceServiceTest, StalledReaderIsCut) {
   context_.limits.max_unsent_bytes = 256 << 20;
   context_.limits.stall_timeout = absl::Milliseconds(200);
   StartServer();
@@ -261,7 +261,7 @@ TEST_F(InferenceServiceTest, ReaderThatTakesNothingForTooLongIsCut) {
   EXPECT_EQ(1u, Stats().counters().slow_consumers());
 }
 
-TEST_F(InferenceServiceTest, OtherStreamsGoOnBesideOneThatIsNotRead) {
+TEST_F(InferenceServiceTest, UnreadStreamDoesNotDelayOthers) {
   StartServer();
   auto stuck_context = Context();
   Stream stuck = OpenStream(Spec("stuck"), stuck_context.get());

@@ -314,7 +314,7 @@ TEST_F(ServiceRequestTest, UnknownFieldIsRefusedAtAnyDepth) {
             std::string(status.message()));
 }
 
-TEST_F(ServiceRequestTest, ScoreTakesAsManyTokensAsTheContextHas) {
+TEST_F(ServiceRequestTest, ScoreAcceptsAFullContext) {
   ScoreRequest request;
   for (int i = 0; i < 16; ++i) {
     request.add_token_ids(5);

@@ -60,7 +60,7 @@ TEST_F(HttpLimitsTest, StalledReaderIsCutAndItsRequestCancelled) {
   EXPECT_TRUE(calls_.AwaitIdle(absl::Minutes(1)));
 }
 
-TEST_F(HttpLimitsTest, WhatAReaderLeavesUnreadIsBounded) {
+TEST_F(HttpLimitsTest, UnreadBytesAreBounded) {
   context_.limits.max_unsent_bytes = 1 << 20;
   Start();
   RawHttpClient idle(port_);

@@ -52,7 +52,7 @@ TEST_F(OpenAiEndpointTest, AStreamSaysRoleTextFinishAndUsage) {
   EXPECT_TRUE(absl::StrContains(client.ReadAnswer().second, "\"id\":\"tiny\""));
 }
 
-TEST_F(OpenAiEndpointTest, CallsOfToolsAndThoughtsAreToldApart) {
+TEST_F(OpenAiEndpointTest, ToolCallsAndThoughtsAreDistinguished) {
   Start();
   const std::string tools = R"("tools": [{"type": "function", "function": {"name": "f"}}])";
   const std::string said =
@@ -139,7 +139,7 @@ TEST_F(OpenAiEndpointTest, EveryFieldReachesTheEngine) {
   EXPECT_EQ(3u, token["top_logprobs"].size());
 }
 
-TEST_F(OpenAiEndpointTest, WhatIsWrongIsRefusedByName) {
+TEST_F(OpenAiEndpointTest, InvalidFieldsAreRefusedByName) {
   Start();
   const std::pair<const char*, const char*> cases[] = {
       {R"("temperature": "hot")", "temperature"},
@@ -187,7 +187,7 @@ TEST_F(OpenAiEndpointTest, WhatIsWrongIsRefusedByName) {
   EXPECT_EQ(0u, engine_.live());
 }
 
-TEST_F(OpenAiEndpointTest, OverloadIs429WithATimeAndWhatRunsGoesOn) {
+TEST_F(OpenAiEndpointTest, OverloadIs429AndRunningAnswersContinue) {
   Start();
   RawHttpClient running(port_);
   running.Send(Request("POST", "/v1/chat/completions", Chat("")));
@@ -366,7 +366,7 @@ TEST_F(OpenAiEndpointTest, CorsIsOffUnlessNamed) {
   EXPECT_EQ(403, form.first);
 }
 
-TEST_F(OpenAiEndpointTest, KeysAreReadAnewAndCountTheirUse) {
+TEST_F(OpenAiEndpointTest, KeysAreReloadedAndKeepTheirUsage) {
   TempDir dir;
   options_.keys_file = dir.path() + "/keys";
   const auto write = [this](const std::string& lines) { std::ofstream(options_.keys_file) << lines; };

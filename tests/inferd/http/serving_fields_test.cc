@@ -81,7 +81,7 @@ TEST_F(ServingFieldsTest, FieldsAreNamedAsTheApiNamesThem) {
 }
 
 // Bytes that can never become a request are refused at once, not after the head's timeout.
-TEST_F(ServingFieldsTest, AnotherProtocolIsToldAtOnce) {
+TEST_F(ServingFieldsTest, OtherProtocolIsRefusedAtOnce) {
   options_.head_timeout = absl::Hours(1);
   Start();
   for (const std::string& bytes : {std::string("\x16\x03\x01\x02", 4), std::string("\0\1", 2),

@@ -41,7 +41,7 @@ class StructuredOutputTest : public EndpointFixture {
   }
 };
 
-TEST_F(StructuredOutputTest, EveryNameOfAGuideReachesTheEngine) {
+TEST_F(StructuredOutputTest, EveryConstraintFieldReachesTheEngine) {
   Start();
   const std::string schema = R"({"type": "object", "properties": {"b": {}, "a": {}}})";
   const std::string dumped = R"({"type":"object","properties":{"b":{},"a":{}}})";
@@ -88,7 +88,7 @@ TEST_F(StructuredOutputTest, EveryNameOfAGuideReachesTheEngine) {
                 .constraint->text);
 }
 
-TEST_F(StructuredOutputTest, ErrorsOfAGuideNameWhatTheClientCallsIt) {
+TEST_F(StructuredOutputTest, ConstraintErrorsUseTheClientsFieldName) {
   Start();
   const std::string format = R"({"type": "json_schema", "name": "n", "schema": {"not": {}}})";
   engine_.RefuseWith(FieldError(absl::StatusCode::kInvalidArgument, "guided.json_schema",
@@ -116,7 +116,7 @@ TEST_F(StructuredOutputTest, ErrorsOfAGuideNameWhatTheClientCallsIt) {
   EXPECT_EQ("invalid_guide", error["code"]);
 }
 
-TEST_F(StructuredOutputTest, AForcedCallIsGuidedAndReadBack) {
+TEST_F(StructuredOutputTest, ForcedCallIsConstrainedAndParsed) {
   Start();
   const std::string path = "/v1/chat/completions";
   const GenerateSpec any = Planned(path, Chat(absl::StrCat(kTools, R"(, "tool_choice": "required")")));
@@ -153,7 +153,7 @@ TEST_F(StructuredOutputTest, SchemaWithToolsAllowsEither) {
   EXPECT_EQ("{\"x\": 1}", Answered(members, "{\"x\": 1}")["message"]["content"]);
 }
 
-TEST_F(StructuredOutputTest, AModelWhoseTemplateKnowsNoToolsIsToldOfThem) {
+TEST_F(StructuredOutputTest, TemplateWithoutToolsGetsThemInThePrompt) {
   Start("{% for m in messages %}{{ m.content }}{% endfor %}");
   const std::string forced = absl::StrCat(kTools, R"(, "tool_choice": "required")");
   const GenerateSpec spec = Planned("/v1/chat/completions", Chat(forced));
@@ -163,7 +163,7 @@ TEST_F(StructuredOutputTest, AModelWhoseTemplateKnowsNoToolsIsToldOfThem) {
   EXPECT_EQ("{\"a\": 2}", choice["message"]["tool_calls"][0]["function"]["arguments"]);
 }
 
-TEST_F(StructuredOutputTest, AModelWhoseTemplateKnowsNoToolsMayCallThemToo) {
+TEST_F(StructuredOutputTest, TemplateWithoutToolsCanStillCallTools) {
   Start("{% for m in messages %}{{ m.content }}{% endfor %}");
   const GenerateSpec spec = Planned("/v1/chat/completions", Chat(kTools));
   EXPECT_FALSE(spec.constraint.has_value());
@@ -196,7 +196,7 @@ TEST_F(StructuredOutputTest, PastCallsAreTextIfTemplateHasNoTools) {
       PromptOf(Planned("/v1/chat/completions", body)));
 }
 
-TEST_F(StructuredOutputTest, AChannelIsOpenedForGuidedText) {
+TEST_F(StructuredOutputTest, ChannelIsOpenedForConstrainedText) {
   Start("{% for m in messages %}{{ m.content }}{% endfor %}<|start|>assistant{# <|channel|> tools #}");
   const GenerateSpec spec = Planned("/v1/chat/completions", Chat(R"("guided_regex": "a+")"));
   EXPECT_TRUE(absl::EndsWith(PromptOf(spec), "<|start|>assistant<|channel|>final<|message|>"))
@@ -208,7 +208,7 @@ TEST_F(StructuredOutputTest, AChannelIsOpenedForGuidedText) {
             call.constraint->calls[0].begin);
 }
 
-TEST_F(StructuredOutputTest, AnOpenThoughtEndsBeforeTheGuideBegins) {
+TEST_F(StructuredOutputTest, OpenThoughtEndsBeforeTheConstraint) {
   Start("{% for m in messages %}{{ m.content }}{% endfor %}<think>\n{# </think> #}");
   const GenerateSpec spec = Planned("/v1/chat/completions", Chat(R"("guided_regex": "a+")"));
   if (const auto close = tokenizer_->TokenToId("</think>"); close.has_value()) {

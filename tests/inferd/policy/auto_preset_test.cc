@@ -124,7 +124,7 @@ TEST(AutoPresetTest, WithCpuOnlyTimelyExpertsArePrefetched) {
   EXPECT_FALSE(FetchesInReach(choice.policies));
 }
 
-TEST(AutoPresetTest, SlotsGoByTheProfileWhereThereIsOne) {
+TEST(AutoPresetTest, SlotsFollowTheProfile) {
   AutoFacts facts = Facts();
   EXPECT_EQ(ChoosePolicies(facts).policies.allocation, CacheAllocation::kUniform);
   facts.cache_profile = true;

@@ -20,7 +20,7 @@ TEST(ServerStateTest, WithoutEngineTheStageOfTheStartIsNamed) {
   EXPECT_EQ(0u, state.Stats().sequences_running);
 }
 
-TEST(ServerStateTest, DrainBeforeTheEngineIsThereIsNotForgotten) {
+TEST(ServerStateTest, DrainBeforeTheEngineIsKept) {
   FakeEngine engine;
   ServerState state({});
   state.StartDrain();

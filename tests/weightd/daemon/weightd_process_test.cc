@@ -159,7 +159,7 @@ TEST_F(WeightdProcessTest, EndsWithItsParentsLifeline) {
   EXPECT_EQ(weightd_.process().exit_code(), 0);
 }
 
-TEST_F(WeightdProcessTest, KeepsServingAfterItsParentWhenToldTo) {
+TEST_F(WeightdProcessTest, KeepDelaysTheStopAfterTheParentEnds) {
   int ends[2];
   ASSERT_EQ(pipe2(ends, O_CLOEXEC), 0);
   UniqueFd read_end(ends[0]);

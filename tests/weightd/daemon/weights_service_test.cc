@@ -184,7 +184,7 @@ TEST_F(WeightsServiceTest, StatsShowWarmSetProgressAndEmptySetCancels) {
   AwaitSessions(0);
 }
 
-TEST_F(WeightsServiceTest, WarmSetOfExpertsThatAreNotThereIsRefused) {
+TEST_F(WeightsServiceTest, WarmSetOfUnknownExpertsIsRefused) {
   v1::SetWarmSetRequest set;
   set.mutable_pack()->set_path(pack_.dir());
   set.add_experts()->set_layer(4);

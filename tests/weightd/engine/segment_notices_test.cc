@@ -102,7 +102,7 @@ TEST_F(SegmentNoticesTest, ANewSegmentIsAnnouncedToAllBeforeItIsUsed) {
   EXPECT_EQ(other.Next(), added);
 }
 
-TEST_F(SegmentNoticesTest, RetiredSegmentGoesWithItsLastMapping) {
+TEST_F(SegmentNoticesTest, RetiredSegmentIsDroppedWithItsLastMapping) {
   Client one = Join();
   Client other = Join();
   ASSERT_EQ(Fill(0), DramTier::AllocResult::kAllocated);
@@ -119,7 +119,7 @@ TEST_F(SegmentNoticesTest, RetiredSegmentGoesWithItsLastMapping) {
   EXPECT_EQ(Fill(kLargeId), DramTier::AllocResult::kAllocated);
 }
 
-TEST_F(SegmentNoticesTest, WithoutClientsItGoesAtOnce) {
+TEST_F(SegmentNoticesTest, WithoutClientsSegmentIsDroppedAtOnce) {
   ASSERT_EQ(Fill(0), DramTier::AllocResult::kAllocated);
   EXPECT_EQ(Fill(kLargeId), DramTier::AllocResult::kAllocated);
   EXPECT_EQ(tier_.arena().retired_bytes(), 0u);

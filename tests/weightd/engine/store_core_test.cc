@@ -185,7 +185,7 @@ TEST_F(CoreTest, FilledExtentIsHeldUntilItsCompletionIsReaped) {
   EXPECT_EQ(core_->Stats().no_room, 1u);
 }
 
-TEST_F(CoreTest, PrefetchTakesNothingOfWhatDemandWasPromised) {
+TEST_F(CoreTest, PrefetchLeavesReservedMemoryUntouched) {
   Start(3 * kExpert);  // one session's minimum, and one expert
   LocalClient client = Client(OpenSession());
   client.Submit(Prefetch(1, 1, 0, 0));

@@ -215,7 +215,7 @@ TEST_F(TransferSessionTest, CancelEndsOneRequestInEveryState) {
   EXPECT_EQ(core_->Stats().transfers_waiting, 0u);
 }
 
-TEST_F(TransferSessionTest, AListIsReadOnceAndLiesAreAnsweredByName) {
+TEST_F(TransferSessionTest, ListIsReadOnceAndFalseFieldsAreNamed) {
   Start(8 * kExpert);
   Peer peer = Join();
   auto* list = peer.client->session().control.list;

@@ -429,7 +429,7 @@ TEST(ReadRingTest, TrialDetectsASandboxThatForbidsAnyStep) {
   EXPECT_EQ(InSandbox(SYS_io_uring_register, ENOMEM, TryReadRing), ENOMEM);
 }
 
-TEST(ReadRingTest, AStoreWithoutRingsReadsByThreadsAndSaysSoOnce) {
+TEST(ReadRingTest, StoreWithoutRingsWarnsOnceAndReadsByThreads) {
   const int wrong = InSandbox(SYS_io_uring_setup, EPERM, [] {
     int warnings = 0;
     WeightStoreOptions options;

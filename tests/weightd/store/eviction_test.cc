@@ -253,7 +253,7 @@ TEST(ScorePolicyTest, SamplesFindTheColdHalfAndTheOnlyFreeOne) {
   EXPECT_EQ(world.Victim(&policy, 0), Counted::kNone);
 }
 
-TEST(EvictionPolicyTest, AClientThatLiesAboutItsUsesBreaksNothing) {
+TEST(EvictionPolicyTest, ClientWithFalseUseCountsDoesNoHarm) {
   for (EvictionKind kind : {EvictionKind::kLru, EvictionKind::kLfru, EvictionKind::kScore}) {
     const auto policy = NewEvictionPolicy(kind);
     Counted world;
