@@ -102,6 +102,11 @@ absl::Status Resolver::CheckEncoding(const EncodingDescriptor& d, const char* wh
                                 ", ", d.meta_bits, "-bit scales and super-groups of ", d.super_group,
                                 " is not one of the format"));
   }
+  if (IsFileBlock(d.encoding) && !file_blocks_) {
+    return Unimplemented(absl::StrCat(what, ": rows of ", EncodingName(d.encoding),
+                                      " on this device (host computes with them; sluice pack --bits q4 makes "
+                                      "rows that every device can)"));
+  }
   return absl::OkStatus();
 }
 

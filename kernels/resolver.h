@@ -94,8 +94,10 @@ struct CallScratch;  // expert_calls.h
 // Resolves the arguments of one operation; `op` is its name in errors. All arguments must outlive it.
 class Resolver {
  public:
-  Resolver(const Addresses& memory, const BackendLimits& limits, CallScratch& scratch, const char* op)
-      : memory_(memory), limits_(limits), scratch_(scratch), op_(op) {}
+  // `file_blocks`: the device computes with rows of file blocks.
+  Resolver(const Addresses& memory, const BackendLimits& limits, CallScratch& scratch, const char* op,
+           bool file_blocks = true)
+      : memory_(memory), limits_(limits), scratch_(scratch), op_(op), file_blocks_(file_blocks) {}
 
   const BackendLimits& limits() const { return limits_; }
   // Memory for the lists of a call.
@@ -110,7 +112,8 @@ class Resolver {
   absl::Status OutFloats(BufferRef ref, uint64_t count, const char* what, float** out) const;
   absl::Status OutInts(BufferRef ref, uint64_t count, const char* what, int32_t** out) const;
 
-  // Checks a weight matrix of a valid encoding. `indexed`: an index list is allowed; the caller keeps it.
+  // Checks a weight matrix of a valid encoding; UNIMPLEMENTED for one that the device lacks. `indexed`: an
+  // index list is allowed; the caller keeps it.
   absl::Status Weights(const WeightView& view, bool indexed, const char* what, CallWeights* out) const;
   // Checks a matrix for weighted sums of its rows. UNIMPLEMENTED for block encodings.
   absl::Status SummedWeights(const WeightView& view, bool indexed, const char* what, CallWeights* out) const;
@@ -146,6 +149,7 @@ class Resolver {
   const BackendLimits& limits_;
   CallScratch& scratch_;
   const char* const op_;
+  const bool file_blocks_;
 };
 
 // True if two row sets share a byte; `count` rows of `cols` floats each.

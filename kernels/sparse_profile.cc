@@ -57,7 +57,9 @@ void WriteBlockRow(const EncodingDescriptor& d, uint32_t cols, float sigma, std:
   std::vector<CodeBlock> blocks((cols + length - 1) / length);
   for (CodeBlock& block : blocks) {
     for (uint8_t& code : block.codes) {
-      code = static_cast<uint8_t>(random() & ((1u << BitsOf(d.encoding)) - 1));
+      // Wherever a file block has its scale, these bytes are a small number.
+      code = IsFileBlock(d.encoding) ? static_cast<uint8_t>(0x10 | (random() & 7))
+                                     : static_cast<uint8_t>(random() & ((1u << BitsOf(d.encoding)) - 1));
     }
     std::memset(block.scales, 1, sizeof block.scales);
     std::memset(block.mins, 1, sizeof block.mins);

@@ -17,7 +17,11 @@ constexpr EncodingRow kEncodings[] = {
     {blocks::kQ4_1, "q4_1"},    {blocks::kQ5_0, "q5_0"},     {blocks::kQ5_1, "q5_1"},
     {blocks::kQ8_0, "q8_0"},    {blocks::kQ2_K, "q2_k"},     {blocks::kQ3_K, "q3_k"},
     {blocks::kQ4_K, "q4_k"},    {blocks::kQ5_K, "q5_k"},     {blocks::kQ6_K, "q6_k"},
-    {blocks::kIq4Nl, "iq4_nl"}, {blocks::kIq4Xs, "iq4_xs"},
+    {blocks::kIq4Nl, "iq4_nl"}, {blocks::kIq4Xs, "iq4_xs"},  {blocks::kIq2Xxs, "iq2_xxs"},
+    {blocks::kIq2Xs, "iq2_xs"}, {blocks::kIq2S, "iq2_s"},    {blocks::kIq3Xxs, "iq3_xxs"},
+    {blocks::kIq3S, "iq3_s"},   {blocks::kIq1S, "iq1_s"},    {blocks::kIq1M, "iq1_m"},
+    {blocks::kTq1_0, "tq1_0"},  {blocks::kTq2_0, "tq2_0"},   {blocks::kNvfp4, "nvfp4"},
+    {blocks::kQ1_0, "q1_0"},    {blocks::kQ2_0, "q2_0"},
 };
 
 constexpr const char* kLayoutNames[kExpertLayoutCount] = {"up|gate|down", "up|gate+down", "gate|up+down"};
@@ -45,7 +49,9 @@ void AddFeatures(const EncodingDescriptor& descriptor, uint64_t* features) {
     default:
       break;
   }
-  if (IsBlockEncoding(descriptor.encoding)) {
+  if (IsFileBlock(descriptor.encoding)) {
+    *features |= kFeatureFileBlocks;
+  } else if (IsBlockEncoding(descriptor.encoding)) {
     *features |= kFeatureBlocks;
   } else if (descriptor.super_group != 0) {
     *features |= kFeatureSuperGroups;

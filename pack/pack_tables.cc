@@ -199,7 +199,8 @@ absl::Status ReadVersion(const JsonObject& body, Manifest* m) {
   ASSIGN_OR_RETURN(m->incompatible_features, features.Uint("incompatible", 0, kMaxU64));
   ASSIGN_OR_RETURN(m->compatible_features, features.Uint("compatible", 0, kMaxU64));
   for (int bit = 0; bit < 64; ++bit) {
-    if (((m->incompatible_features & ~(kKnownIncompatibleFeatures | kFeatureBlocks)) >> bit & 1) != 0) {
+    constexpr uint64_t kKnown = kKnownIncompatibleFeatures | kFeatureBlocks | kFeatureFileBlocks;
+    if (((m->incompatible_features & ~kKnown) >> bit & 1) != 0) {
       return absl::UnimplementedError(
           absl::StrCat(kManifestName, ": incompatible feature bit ", bit, " is not known to this build"));
     }

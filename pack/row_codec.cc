@@ -59,10 +59,29 @@ void LoadNumbers(const EncodingDescriptor& d, const RowPlaces& at, size_t groups
   if (mins) std::memcpy(&block->dmin, numbers + 2, 2);
 }
 
+// Writes the file's blocks, which fill the row, and the factor that all of them have.
+void EncodeFileBlocks(const EncodingDescriptor& d, absl::Span<const CodeBlock> blocks, size_t columns,
+                      std::byte* out) {
+  const size_t bytes = TraitsOf(d.encoding).block_bytes;
+  for (size_t b = 0; b < blocks.size(); ++b) std::memcpy(out + b * bytes, blocks[b].codes, bytes);
+  if (!HasRowFactor(d.encoding)) return;
+  const float factor = blocks.empty() ? 1 : blocks[0].factor;
+  std::memcpy(out + FileBlockBytes(d.encoding, columns), &factor, sizeof(factor));
+}
+
+void LoadFileBlock(const EncodingDescriptor& d, const std::byte* row, size_t columns, size_t index,
+                   CodeBlock* block) {
+  const size_t bytes = TraitsOf(d.encoding).block_bytes;
+  std::memcpy(block->codes, row + index * bytes, bytes);
+  if (!HasRowFactor(d.encoding)) return;
+  std::memcpy(&block->factor, row + FileBlockBytes(d.encoding, columns), sizeof(block->factor));
+}
+
 }  // namespace
 
 void EncodeBlockRow(const EncodingDescriptor& descriptor, absl::Span<const CodeBlock> blocks, size_t columns,
                     std::byte* out) {
+  if (IsFileBlock(descriptor.encoding)) return EncodeFileBlocks(descriptor, blocks, columns, out);
   const RowPlaces at(descriptor, columns);
   const size_t values = ValuesPerBlock(descriptor.encoding);
   const size_t groups = GroupsPerRow(descriptor, columns);
@@ -79,14 +98,19 @@ void DecodeBlockRow(const EncodingDescriptor& descriptor, const std::byte* row, 
   const RowPlaces at(descriptor, values.size());
   const size_t groups = GroupsPerRow(descriptor, values.size());
   const size_t length = ValuesPerBlock(descriptor.encoding);
-  std::vector<uint8_t> codes(values.size());
-  LoadCodes(descriptor.encoding, row, absl::MakeSpan(codes));
+  const bool in_file = IsFileBlock(descriptor.encoding);
+  std::vector<uint8_t> codes(in_file ? 0 : values.size());
+  if (!in_file) LoadCodes(descriptor.encoding, row, absl::MakeSpan(codes));
   float decoded[kMaxBlockValues];
   for (size_t first = 0, b = 0; first < values.size(); first += length, ++b) {
     CodeBlock block = {};
     const size_t count = std::min(length, values.size() - first);
-    std::memcpy(block.codes, codes.data() + first, count);
-    LoadNumbers(descriptor, at, groups, row, b, &block);
+    if (in_file) {
+      LoadFileBlock(descriptor, row, values.size(), b, &block);
+    } else {
+      std::memcpy(block.codes, codes.data() + first, count);
+      LoadNumbers(descriptor, at, groups, row, b, &block);
+    }
     DecodeCodeBlock(descriptor.encoding, block, decoded);
     std::memcpy(values.data() + first, decoded, count * sizeof(float));
   }

@@ -31,7 +31,7 @@ int64_t EncodeRow(const EncodingDescriptor& descriptor, absl::Span<const float> 
 absl::Status DecodeRow(const EncodingDescriptor& descriptor, const std::byte* row, absl::Span<float> values);
 
 // Rows of block encodings (GGUF's q4_0 to iq4_xs): codes and group numbers are copied unchanged into planes
-// and tables. row_layout.h defines the layout.
+// and tables; file blocks (iq1_s to nvfp4) as they are. row_layout.h defines the layout.
 //
 // Thread safety: pure functions on the caller's memory.
 

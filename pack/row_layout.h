@@ -12,6 +12,9 @@
 // others (of 5 and 6 bits by LocateHighCode). mxfp4: the 4-bit plane of E2M1 values, then one E8M0 byte per
 // 32 values. Codes beyond the row are 0.
 //
+// A row of file blocks is neither: it is the file's own blocks one after the other, then a float32 factor if
+// the encoding has one. common/base/file_blocks.h unpacks them.
+//
 // Thread safety: pure constexpr functions.
 #pragma once
 
@@ -24,8 +27,9 @@ namespace sluice {
 inline constexpr uint32_t kPlaneBlockBytes = 32;  // one AVX2 register; half an AVX-512 one
 inline constexpr uint32_t kPlaneLanes = 16;       // 16-bit words in a block
 
-// Feature bit of packs (pack_format.h), incompatible: the pack has rows of block encodings.
+// Feature bits of packs (pack_format.h), incompatible: the pack has rows of block encodings; of file blocks.
 inline constexpr uint64_t kFeatureBlocks = 1u << 6;
+inline constexpr uint64_t kFeatureFileBlocks = 1u << 8;
 
 inline constexpr uint64_t AlignUp(uint64_t value, uint64_t alignment) {
   return (value + alignment - 1) / alignment * alignment;
@@ -47,9 +51,19 @@ inline constexpr uint64_t SuperGroupsPerRow(const EncodingDescriptor& d, uint64_
   return d.super_group == 0 ? 0 : (GroupsPerRow(d, columns) + d.super_group - 1) / d.super_group;
 }
 
-// Bytes of the codes (or plain values) at the row's start.
+// Bytes of a row of file blocks, whole ones, without the factor behind them.
+inline constexpr uint64_t FileBlockBytes(Encoding encoding, uint64_t columns) {
+  const RowTraits traits = TraitsOf(encoding);
+  const uint64_t values = uint64_t{traits.group} * traits.super_group;
+  return (columns + values - 1) / values * traits.block_bytes;
+}
+
+// Bytes of the codes (or plain values, or file blocks) at the row's start.
 inline constexpr uint64_t CodeBytes(const EncodingDescriptor& d, uint64_t columns) {
   const RowTraits traits = TraitsOf(d.encoding);
+  if (traits.meta == RowMeta::kFileBlock) {
+    return FileBlockBytes(d.encoding, columns);
+  }
   if (traits.meta == RowMeta::kNone) {
     return columns * (traits.low_bits / 8);
   }
@@ -95,6 +109,9 @@ inline constexpr uint32_t SuperGroupBytes(Encoding encoding) {
 inline constexpr uint64_t RowBytes(const EncodingDescriptor& d, uint64_t columns) {
   if (!IsQuantized(d.encoding)) {
     return CodeBytes(d, columns);
+  }
+  if (IsFileBlock(d.encoding)) {
+    return CodeBytes(d, columns) + (HasRowFactor(d.encoding) ? sizeof(float) : 0);
   }
   return SuperGroupOffset(d, columns) + SuperGroupBytes(d.encoding) * SuperGroupsPerRow(d, columns);
 }

@@ -67,17 +67,31 @@ inline constexpr Encoding kQ5_K = Encoding{77};
 inline constexpr Encoding kQ6_K = Encoding{78};
 inline constexpr Encoding kIq4Nl = Encoding{84};
 inline constexpr Encoding kIq4Xs = Encoding{87};
+// File blocks (common/base/file_blocks.h): the row is the file's own bytes.
+inline constexpr Encoding kIq2Xxs = Encoding{80};
+inline constexpr Encoding kIq2Xs = Encoding{81};
+inline constexpr Encoding kIq3Xxs = Encoding{82};
+inline constexpr Encoding kIq1S = Encoding{83};
+inline constexpr Encoding kIq3S = Encoding{85};
+inline constexpr Encoding kIq2S = Encoding{86};
+inline constexpr Encoding kIq1M = Encoding{93};
+inline constexpr Encoding kTq1_0 = Encoding{98};
+inline constexpr Encoding kTq2_0 = Encoding{99};
+inline constexpr Encoding kNvfp4 = Encoding{104};
+inline constexpr Encoding kQ1_0 = Encoding{105};
+inline constexpr Encoding kQ2_0 = Encoding{106};
 }  // namespace blocks
 
 // The numbers of a group, and the formula of a weight from them and its code.
 enum class RowMeta : uint8_t {
-  kNone,          // unquantized
-  kScaleZero,     // (code - zero) * scale, both f16 or both 8-bit in super-groups
-  kExponent,      // code * 2^(e - 128): mxfp4
-  kScale,         // (code - zero) * scale: f16 scales, the zero is the encoding's
-  kScaleMin,      // scale * code - min: f16 scales and mins
-  kSuperScale,    // (code - zero) * scale, scale = d * i8 with an f16 d for each super-group
-  kSuperScaleMin  // scale * code - min, scale = d * u8, min = dmin * u8 with f16 d and dmin
+  kNone,           // unquantized
+  kScaleZero,      // (code - zero) * scale, both f16 or both 8-bit in super-groups
+  kExponent,       // code * 2^(e - 128): mxfp4
+  kScale,          // (code - zero) * scale: f16 scales, the zero is the encoding's
+  kScaleMin,       // scale * code - min: f16 scales and mins
+  kSuperScale,     // (code - zero) * scale, scale = d * i8 with an f16 d for each super-group
+  kSuperScaleMin,  // scale * code - min, scale = d * u8, min = dmin * u8 with f16 d and dmin
+  kFileBlock       // code * scale, both unpacked from the file's block (common/base/file_blocks.h)
 };
 
 // Components of an encoding. Every product d * i8 is exact in float32.
@@ -89,9 +103,10 @@ struct RowTraits {
   // Fixed by the encoding, else 0.
   uint8_t group = 0;
   uint8_t super_group = 0;
+  uint8_t block_bytes = 0;  // kFileBlock: of the super_group groups of a block
 };
 
-inline constexpr size_t kEncodingNumbers = 88;  // encodings are numbered below this
+inline constexpr size_t kEncodingNumbers = 107;  // encodings are numbered below this
 
 namespace internal {
 
@@ -120,6 +135,19 @@ inline constexpr std::array<RowTraits, kEncodingNumbers> MakeTraits() {
   set(blocks::kQ6_K, {4, 2, RowMeta::kSuperScale, 32, 16, 16});
   set(blocks::kIq4Nl, {4, 0, RowMeta::kScale, 128, 32});
   set(blocks::kIq4Xs, {4, 0, RowMeta::kSuperScale, 128, 32, 8});
+  // Bits are rounded up; a group of 32 has one scale, though it may have the same one as its neighbours.
+  set(blocks::kIq2Xxs, {3, 0, RowMeta::kFileBlock, 0, 32, 8, 66});
+  set(blocks::kIq2Xs, {3, 0, RowMeta::kFileBlock, 0, 16, 16, 74});
+  set(blocks::kIq2S, {3, 0, RowMeta::kFileBlock, 0, 16, 16, 82});
+  set(blocks::kIq3Xxs, {4, 0, RowMeta::kFileBlock, 0, 32, 8, 98});
+  set(blocks::kIq3S, {4, 0, RowMeta::kFileBlock, 0, 32, 8, 110});
+  set(blocks::kIq1S, {2, 0, RowMeta::kFileBlock, 0, 32, 8, 50});
+  set(blocks::kIq1M, {2, 0, RowMeta::kFileBlock, 0, 16, 16, 56});
+  set(blocks::kTq1_0, {2, 0, RowMeta::kFileBlock, 0, 32, 8, 54});
+  set(blocks::kTq2_0, {3, 0, RowMeta::kFileBlock, 0, 32, 8, 66});
+  set(blocks::kNvfp4, {5, 0, RowMeta::kFileBlock, 0, 16, 4, 36});
+  set(blocks::kQ1_0, {2, 0, RowMeta::kFileBlock, 0, 32, 4, 18});
+  set(blocks::kQ2_0, {3, 0, RowMeta::kFileBlock, 0, 32, 2, 18});
   return all;
 }
 
@@ -135,6 +163,7 @@ inline constexpr RowTraits TraitsOf(Encoding encoding) {
 
 inline constexpr bool IsQuantized(Encoding encoding) { return TraitsOf(encoding).meta != RowMeta::kNone; }
 
+// Encodings with the codes and numbers of blocks in planes and tables.
 inline constexpr Encoding kBlockEncodings[] = {blocks::kQ4_0, blocks::kQ4_1, blocks::kQ5_0,  blocks::kQ5_1,
                                                blocks::kQ8_0, blocks::kQ2_K, blocks::kQ3_K,  blocks::kQ4_K,
                                                blocks::kQ5_K, blocks::kQ6_K, blocks::kIq4Nl, blocks::kIq4Xs};
@@ -144,6 +173,18 @@ inline constexpr Encoding kBlockEncodings[] = {blocks::kQ4_0, blocks::kQ4_1, blo
 inline constexpr bool IsBlockEncoding(Encoding encoding) {
   return TraitsOf(encoding).meta >= RowMeta::kScale;
 }
+
+// Encodings whose rows are file blocks.
+inline constexpr Encoding kFileBlockEncodings[] = {
+    blocks::kIq2Xxs, blocks::kIq2Xs, blocks::kIq2S,  blocks::kIq3Xxs, blocks::kIq3S, blocks::kIq1S,
+    blocks::kIq1M,   blocks::kTq1_0, blocks::kTq2_0, blocks::kNvfp4,  blocks::kQ1_0, blocks::kQ2_0};
+
+inline constexpr bool IsFileBlock(Encoding encoding) {
+  return TraitsOf(encoding).meta == RowMeta::kFileBlock;
+}
+
+// True if a float32 factor of all its values follows the row's file blocks.
+inline constexpr bool HasRowFactor(Encoding encoding) { return encoding == blocks::kNvfp4; }
 
 // True if each group has a second number beside its scale.
 inline constexpr bool HasSecondMeta(RowMeta meta) {

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "common/base/encoding.h"
+#include "common/base/file_blocks.h"
 #include "common/base/half.h"
 #include "common/base/status.h"
 #include "common/base/vector_clones.h"
@@ -44,6 +45,19 @@ void DecodeGroups(const RowTraits& traits, bool is_iq4, const CodeBlock& block, 
   }
 }
 
+// Multiplies scales with the factor first, as kernels do.
+SLUICE_VECTOR_CLONES
+void DecodeFileBlock(Encoding encoding, const CodeBlock& block, float* out) {
+  const RowTraits traits = TraitsOf(encoding);
+  int8_t codes[kMaxBlockValues];
+  float scales[kMaxBlockValues / 16];
+  UnpackFileBlock(encoding, block.codes, codes, scales);
+  for (uint32_t g = 0, i = 0; g < traits.super_group; ++g) {
+    const float scale = scales[g] * block.factor;
+    for (uint32_t end = i + traits.group; i < end; ++i) out[i] = scale * static_cast<float>(codes[i]);
+  }
+}
+
 }  // namespace
 
 uint32_t ValuesPerBlock(Encoding encoding) {
@@ -52,6 +66,7 @@ uint32_t ValuesPerBlock(Encoding encoding) {
 }
 
 void DecodeCodeBlock(Encoding encoding, const CodeBlock& block, float* out) {
+  if (IsFileBlock(encoding)) return DecodeFileBlock(encoding, block, out);
   DecodeGroups(TraitsOf(encoding), IsIq4(encoding), block, out);
 }
 

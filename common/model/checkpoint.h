@@ -23,13 +23,14 @@ namespace sluice {
 inline constexpr uint32_t kMaxBlockValues = 256;
 
 struct CodeBlock {
-  // Left uninitialized on purpose: blocks are made by the million.
+  // Left uninitialized on purpose: blocks are made by the million. File blocks have their bytes in `codes`.
   uint8_t codes[kMaxBlockValues];  // per value, as stored in rows: IQ4's index, Q8_0's number plus 128
   // Group g has scale d * scales[g] and minimum dmin * mins[g]. Blocks of a single group use only d and dmin.
   uint8_t scales[kMaxBlockValues / 16];  // RowMeta::kSuperScale: signed
   uint8_t mins[kMaxBlockValues / 16];
   uint16_t d = 0;  // f16
   uint16_t dmin = 0;
+  float factor = 1;  // file blocks of encodings with HasRowFactor; all blocks of a row have the same
 };
 
 // Returns the number of values in a block of this encoding: a super-group, or a group if there are none.

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
+#include "absl/types/span.h"
 #include "common/base/encoding.h"
 #include "common/base/half.h"
 
@@ -201,6 +202,25 @@ constexpr GgufBlockFormat InCodes(uint32_t id, const char* name, uint32_t bytes)
           kEncoding, kUnpack};
 }
 
+// Copies the block's own bytes.
+template <Encoding kEncoding>
+void CopyBlock(const uint8_t* block, CodeBlock* out) {
+  std::memcpy(out->codes, block, TraitsOf(kEncoding).block_bytes);
+  out->factor = 1;
+}
+
+template <Encoding kEncoding>
+constexpr GgufBlockFormat InFile(uint32_t id, const char* name) {
+  constexpr RowTraits kOf = TraitsOf(kEncoding);
+  return {id,
+          name,
+          uint32_t{kOf.group} * kOf.super_group,
+          kOf.block_bytes,
+          &Decode<kEncoding, &CopyBlock<kEncoding>>,
+          kEncoding,
+          &CopyBlock<kEncoding>};
+}
+
 constexpr GgufBlockFormat kFormats[] = {
     {kGgufF32, "F32", 1, 4, &DecodeF32},
     {kGgufF16, "F16", 1, 2, &DecodeF16},
@@ -218,6 +238,18 @@ constexpr GgufBlockFormat kFormats[] = {
     InCodes<blocks::kQ6_K, &UnpackQ6_K>(14, "Q6_K", 210),
     InCodes<blocks::kIq4Nl, &UnpackQ4_0>(20, "IQ4_NL", 18),
     InCodes<blocks::kIq4Xs, &UnpackIq4Xs>(23, "IQ4_XS", 136),
+    InFile<blocks::kIq2Xxs>(16, "IQ2_XXS"),
+    InFile<blocks::kIq2Xs>(17, "IQ2_XS"),
+    InFile<blocks::kIq3Xxs>(18, "IQ3_XXS"),
+    InFile<blocks::kIq1S>(19, "IQ1_S"),
+    InFile<blocks::kIq3S>(21, "IQ3_S"),
+    InFile<blocks::kIq2S>(22, "IQ2_S"),
+    InFile<blocks::kIq1M>(29, "IQ1_M"),
+    InFile<blocks::kTq1_0>(34, "TQ1_0"),
+    InFile<blocks::kTq2_0>(35, "TQ2_0"),
+    InFile<blocks::kNvfp4>(kGgufNvfp4, "NVFP4"),
+    InFile<blocks::kQ1_0>(41, "Q1_0"),
+    InFile<blocks::kQ2_0>(kGgufQ2_0, "Q2_0"),
 };
 
 struct OtherFormat {
@@ -225,12 +257,31 @@ struct OtherFormat {
   const char* name;
 };
 constexpr OtherFormat kOthers[] = {
-    {9, "Q8_1"},     {15, "Q8_K"},    {16, "IQ2_XXS"}, {17, "IQ2_XS"}, {18, "IQ3_XXS"}, {19, "IQ1_S"},
-    {21, "IQ3_S"},   {22, "IQ2_S"},   {24, "I8"},      {25, "I16"},    {26, "I32"},     {27, "I64"},
-    {28, "F64"},     {29, "IQ1_M"},   {34, "TQ1_0"},   {35, "TQ2_0"},  {40, "NVFP4"},   {41, "Q1_0"},
-    {42, "Q2_0"},    {137, "IQ2_K"},  {138, "IQ3_K"},  {139, "IQ4_K"}, {140, "IQ5_K"},  {141, "IQ6_K"},
-    {144, "IQ4_KS"}, {145, "IQ2_KS"},
+    {9, "Q8_1"}, {15, "Q8_K"}, {24, "I8"}, {25, "I16"}, {26, "I32"}, {27, "I64"}, {28, "F64"},
 };
+
+// Types of ik_llama.cpp. Rows of many of them begin with numbers of their own, so that nothing behind their
+// tensor can be found.
+constexpr OtherFormat kIkFormats[] = {
+    {36, "I2_S"},      {97, "Q8_0_X4"},   {98, "Q8_1_X4"},  {99, "Q8_2_X4"},  {133, "Q6_0"},
+    {134, "IQ1_BN"},   {135, "IQ2_BN"},   {136, "Q8_K64"},  {137, "IQ2_K"},   {138, "IQ3_K"},
+    {139, "IQ4_K"},    {140, "IQ5_K"},    {141, "IQ6_K"},   {144, "IQ4_KS"},  {145, "IQ2_KS"},
+    {146, "IQ4_KSS"},  {147, "Q8_K16"},   {148, "Q8_K32"},  {149, "Q8_KR8"},  {150, "Q8_K128"},
+    {151, "Q8_KV"},    {152, "IQ5_KS"},   {153, "IQ2_KT"},  {154, "IQ3_KT"},  {155, "IQ4_KT"},
+    {156, "IQ3_KS"},   {157, "IQ2_KL"},   {158, "IQ1_KT"},  {233, "Q6_0_R4"}, {353, "MXFP4_R8"},
+    {397, "Q8_K_R16"}, {398, "Q8_KV_R8"}, {399, "Q8_K_R8"},
+};
+constexpr uint32_t kFirstInterleaved = 200;  // type X with rows interleaved is 200 + X
+constexpr uint32_t kLastInterleaved = 352;
+
+constexpr OtherFormat kPrismFormats[] = {{142, "PQ2_0"}, {143, "PTQ1_0"}};
+
+const char* FindName(absl::Span<const OtherFormat> formats, uint32_t id) {
+  for (const OtherFormat& other : formats) {
+    if (other.id == id) return other.name;
+  }
+  return nullptr;
+}
 
 }  // namespace
 
@@ -241,9 +292,18 @@ const GgufBlockFormat* FindGgufFormat(uint32_t id) {
   return nullptr;
 }
 
-std::string GgufFormatName(uint32_t id) {
-  for (const OtherFormat& other : kOthers) {
-    if (other.id == id) return other.name;
+std::string DescribeGgufFormat(uint32_t id) {
+  if (const char* name = FindName(kOthers, id)) return name;
+  if (const char* name = FindName(kIkFormats, id)) return absl::StrCat(name, ", made for ik_llama.cpp,");
+  if (const char* name = FindName(kPrismFormats, id)) return absl::StrCat(name, ", made for PrismML's fork,");
+  if (id >= kFirstInterleaved && id <= kLastInterleaved) {
+    const uint32_t base = id - kFirstInterleaved;
+    const GgufBlockFormat* const format = FindGgufFormat(base);
+    const char* const own = FindName(kIkFormats, base);
+    const std::string name = format != nullptr ? format->name
+                             : own != nullptr  ? own
+                                               : absl::StrCat("type ", id);
+    return absl::StrCat(name, " with interleaved rows, made for ik_llama.cpp,");
   }
   return absl::StrCat("type ", id);
 }

@@ -28,12 +28,15 @@ struct GgufBlockFormat {
 // Returns the format of this id, or null if its blocks cannot be decoded here.
 const GgufBlockFormat* FindGgufFormat(uint32_t id);
 
-// Returns the name that writers of GGUF files give to an id that FindGgufFormat does not know, for messages.
-std::string GgufFormatName(uint32_t id);
+// Describes an id that FindGgufFormat does not know, for messages: the name that its writers give it and, if
+// it belongs to a fork of llama.cpp, the fork ("IQ4_KS, made for ik_llama.cpp,").
+std::string DescribeGgufFormat(uint32_t id);
 
 inline constexpr uint32_t kGgufF32 = 0;
 inline constexpr uint32_t kGgufF16 = 1;
 inline constexpr uint32_t kGgufBf16 = 30;
 inline constexpr uint32_t kGgufMxfp4 = 39;
+inline constexpr uint32_t kGgufNvfp4 = 40;
+inline constexpr uint32_t kGgufQ2_0 = 42;
 
 }  // namespace sluice

@@ -16,7 +16,7 @@ namespace sluice {
 namespace {
 
 // Part of the fingerprint: changes when blocks are decoded to other values.
-constexpr char kGgufDecoderVersion[] = "gguf 1\n";
+constexpr char kGgufDecoderVersion[] = "gguf 2\n";
 
 ElementType TypeOf(const GgufBlockFormat& format) {
   switch (format.id) {
@@ -52,6 +52,8 @@ class GgufCheckpoint final : public Checkpoint {
                                                      "; only F32 is supported for it"));
       }
       tensor.source_index = i;
+      ASSIGN_OR_RETURN(const float factor, FactorOf(*checkpoint->files_, view));
+      checkpoint->factors_.push_back(factor);
       if (absl::EndsWith(view.name, ".scale")) {
         ASSIGN_OR_RETURN(const std::vector<float> scales, checkpoint->files_->ReadSmall(*view.source));
         tensor.is_neutral = std::all_of(scales.begin(), scales.end(), [](float scale) { return scale == 1; });
@@ -69,7 +71,7 @@ class GgufCheckpoint final : public Checkpoint {
     const GgufBlockFormat& format = *view.source->format;
     const uint64_t line_bytes = rect.columns * ElementBytes(tensor.type);
     RETURN_IF_ERROR(ReadLines(tensor, rect, [&](uint64_t line, const std::byte* raw, uint64_t skip) {
-      Decode(format, raw, skip, rect.columns, out.data() + line * line_bytes);
+      Decode(format, factors_[tensor.source_index], raw, skip, rect.columns, out.data() + line * line_bytes);
     }));
     if (view.minus_one || view.is_decay) Undo(view, out);
     return absl::OkStatus();
@@ -82,6 +84,7 @@ class GgufCheckpoint final : public Checkpoint {
     return ReadLines(tensor, rect, [&](uint64_t line, const std::byte* raw, uint64_t /*skip*/) {
       for (uint64_t b = 0; b < blocks; ++b) {
         format.unpack(reinterpret_cast<const uint8_t*>(raw) + b * format.bytes, &out[line * blocks + b]);
+        out[line * blocks + b].factor = factors_[tensor.source_index];
       }
     });
   }
@@ -93,6 +96,26 @@ class GgufCheckpoint final : public Checkpoint {
   std::string fingerprint() const override { return files_->fingerprint() + kGgufDecoderVersion; }
 
  private:
+  // Reads the factor of a view's values.
+  static absl::StatusOr<float> FactorOf(const GgufFiles& files, const GgufView& view) {
+    if (view.factors == nullptr) return 1.0f;
+    ASSIGN_OR_RETURN(const std::vector<float> factors, files.ReadSmall(*view.factors));
+    const size_t index = factors.size() == 1 ? 0 : view.expert;
+    // A tensor of another rank than three is one expert's, or no expert's at all.
+    const uint64_t experts = view.source->dims.size() == 3 ? view.source->dims[2] : 1;
+    if (factors.size() != 1 && factors.size() != experts) {
+      return absl::InvalidArgumentError(absl::StrCat(files.PathOf(*view.factors), ": tensor ",
+                                                     view.factors->name, " has ", factors.size(),
+                                                     " values, expected 1 or ", experts));
+    }
+    if (!std::isfinite(factors[index])) {
+      return absl::InvalidArgumentError(absl::StrCat(files.PathOf(*view.factors), ": tensor ",
+                                                     view.factors->name, " holds ", factors[index], " at [",
+                                                     index, "]"));
+    }
+    return factors[index];
+  }
+
   // Reads lines whose heads are stored in tiles: reads whole lines and reorders them.
   absl::Status ReadTiles(const CheckpointTensor& tensor, const TensorRect& rect,
                          absl::Span<std::byte> out) const {
@@ -102,7 +125,8 @@ class GgufCheckpoint final : public Checkpoint {
         .line = rect.line, .lines = rect.lines, .column = 0, .columns = tensor.line_length()};
     std::vector<std::byte> line_bytes(whole.columns * width);
     RETURN_IF_ERROR(ReadLines(tensor, whole, [&](uint64_t line, const std::byte* raw, uint64_t skip) {
-      Decode(*view.source->format, raw, skip, whole.columns, line_bytes.data());
+      Decode(*view.source->format, factors_[tensor.source_index], raw, skip, whole.columns,
+             line_bytes.data());
       std::byte* const to = out.data() + line * rect.columns * width;
       for (uint64_t i = 0; i < rect.columns; ++i) {
         std::memcpy(to + i * width, line_bytes.data() + InTiles(view.tiles, rect.column + i) * width, width);
@@ -167,16 +191,25 @@ class GgufCheckpoint final : public Checkpoint {
     return absl::OkStatus();
   }
 
+  static void DecodeBlock(const GgufBlockFormat& format, float factor, const uint8_t* block, float* values) {
+    if (factor == 1) return format.decode(block, values);
+    // Rounded as ReadBlocks' blocks decode.
+    CodeBlock codes;
+    format.unpack(block, &codes);
+    codes.factor = factor;
+    DecodeCodeBlock(format.rows, codes, values);
+  }
+
   // Decodes values [skip, skip + count) of the blocks at `raw`.
-  static void Decode(const GgufBlockFormat& format, const std::byte* raw, uint64_t skip, uint64_t count,
-                     std::byte* out) {
+  static void Decode(const GgufBlockFormat& format, float factor, const std::byte* raw, uint64_t skip,
+                     uint64_t count, std::byte* out) {
     if (format.values == 1) {
       std::memcpy(out, raw, count * format.bytes);
       return;
     }
     float values[kMaxBlockValues];
     for (; count > 0; raw += format.bytes) {
-      format.decode(reinterpret_cast<const uint8_t*>(raw), values);
+      DecodeBlock(format, factor, reinterpret_cast<const uint8_t*>(raw), values);
       const uint64_t part = std::min(count, format.values - skip);
       if (format.id == kGgufMxfp4) {
         for (uint64_t i = 0; i < part; ++i, out += 2) {
@@ -194,6 +227,7 @@ class GgufCheckpoint final : public Checkpoint {
 
   std::unique_ptr<GgufFiles> files_;
   std::vector<GgufView> views_;  // by CheckpointTensor::source_index; points into files_
+  std::vector<float> factors_;   // of each view's values
 };
 
 }  // namespace

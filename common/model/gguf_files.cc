@@ -21,6 +21,7 @@ constexpr uint32_t kMagic = 0x46554747;  // "GGUF"
 constexpr uint64_t kMaxKeys = 1 << 16;
 constexpr uint64_t kMaxTensors = 1 << 20;
 constexpr uint64_t kMaxName = 1 << 10;             // bytes of a key's or tensor's name
+constexpr uint32_t kMaxDepth = 4;                  // of lists in lists
 constexpr uint64_t kMaxElements = 1 << 22;         // of one list; vocabularies are far smaller
 constexpr uint64_t kMaxValueBytes = 512ull << 20;  // of all values together
 constexpr uint64_t kBufferBytes = 64 << 10;
@@ -70,11 +71,7 @@ class Cursor {
   uint64_t left() const { return file_bytes_ - position_; }
 
   absl::Status Bytes(uint64_t count, void* out) {
-    if (count > left()) {
-      return absl::InvalidArgumentError(absl::StrCat(subject_, ": ends at byte ", file_bytes_, ", within ",
-                                                     count, " bytes of the head from byte ", position_,
-                                                     " on"));
-    }
+    if (count > left()) return TooShort(count);
     auto* to = static_cast<char*>(out);
     while (count > 0) {
       if (position_ < start_ || position_ >= start_ + buffer_.size()) RETURN_IF_ERROR(Fill());
@@ -85,6 +82,12 @@ class Cursor {
       count -= part;
       position_ += part;
     }
+    return absl::OkStatus();
+  }
+
+  absl::Status Skip(uint64_t count) {
+    if (count > left()) return TooShort(count);
+    position_ += count;
     return absl::OkStatus();
   }
 
@@ -109,6 +112,11 @@ class Cursor {
   }
 
  private:
+  absl::Status TooShort(uint64_t count) const {
+    return absl::InvalidArgumentError(absl::StrCat(subject_, ": ends at byte ", file_bytes_, ", within ",
+                                                   count, " bytes of the head from byte ", position_, " on"));
+  }
+
   absl::Status Fill() {
     start_ = position_;
     buffer_.resize(std::min(kBufferBytes, file_bytes_ - start_));
@@ -171,7 +179,8 @@ class HeaderParser {
     ASSIGN_OR_RETURN(const std::string key, cursor_.Text(kMaxName));
     if (key.empty()) return Bad(absl::StrCat("an empty key before byte ", cursor_.position()));
     ASSIGN_OR_RETURN(const uint32_t type, cursor_.Number<uint32_t>());
-    absl::StatusOr<GgufValue> value = type == kList ? ParseList(key) : ParseValue(type, key);
+    if (type == kList) return ParseListKey(key);
+    absl::StatusOr<GgufValue> value = ParseValue(type, key);
     if (!value.ok()) return value.status();
     if (key == kAlignmentKey && type != kU32) return Bad(absl::StrCat(kAlignmentKey, " is no 32-bit number"));
     return header_.keys.Add(KeyExcerpt(key), *std::move(value));
@@ -245,15 +254,52 @@ class HeaderParser {
     return GgufValue(number);
   }
 
-  absl::StatusOr<GgufValue> ParseList(const std::string& key) {
-    ASSIGN_OR_RETURN(const uint32_t type, cursor_.Number<uint32_t>());
-    ASSIGN_OR_RETURN(const uint64_t count, cursor_.Number<uint64_t>());
-    const uint64_t least = LeastBytes(type);
-    if (least == 0) return Bad(absl::StrCat("key ", KeyExcerpt(key), ": a list of type ", type));
-    if (count > std::min(kMaxElements, cursor_.left() / least)) {
-      return Bad(absl::StrCat("key ", KeyExcerpt(key), ": a list of ", count, " elements of at least ", least,
-                              " bytes, with ", cursor_.left(), " left"));
+  struct ListHead {
+    uint32_t type = 0;
+    uint64_t count = 0;
+  };
+  absl::StatusOr<ListHead> ParseListHead(const std::string& key) {
+    ListHead head;
+    ASSIGN_OR_RETURN(head.type, cursor_.Number<uint32_t>());
+    ASSIGN_OR_RETURN(head.count, cursor_.Number<uint64_t>());
+    const uint64_t least = head.type == kList ? 12 : LeastBytes(head.type);
+    if (least == 0) return Bad(absl::StrCat("key ", KeyExcerpt(key), ": a list of type ", head.type));
+    if (head.count > std::min(kMaxElements, cursor_.left() / least)) {
+      return Bad(absl::StrCat("key ", KeyExcerpt(key), ": a list of ", head.count, " elements of at least ",
+                              least, " bytes, with ", cursor_.left(), " left"));
     }
+    return head;
+  }
+
+  // Skips the elements of a list, which may be lists. No key of a model is a list of lists.
+  absl::Status SkipElements(const ListHead& head, uint32_t depth, const std::string& key) {
+    if (depth > kMaxDepth) {
+      return Bad(absl::StrCat("key ", KeyExcerpt(key), ": lists in lists, more than ", kMaxDepth, " deep"));
+    }
+    if (head.type != kText && head.type != kList) return cursor_.Skip(head.count * LeastBytes(head.type));
+    for (uint64_t i = 0; i < head.count; ++i) {
+      if (head.type == kList) {
+        ASSIGN_OR_RETURN(const ListHead inner, ParseListHead(key));
+        RETURN_IF_ERROR(SkipElements(inner, depth + 1, key));
+      } else {
+        ASSIGN_OR_RETURN(const uint64_t length, cursor_.Number<uint64_t>());
+        RETURN_IF_ERROR(cursor_.Skip(length));
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status ParseListKey(const std::string& key) {
+    ASSIGN_OR_RETURN(const ListHead head, ParseListHead(key));
+    if (head.type == kList) return SkipElements(head, 1, key);
+    absl::StatusOr<GgufValue> value = ParseElements(head, key);
+    if (!value.ok()) return value.status();
+    if (key == kAlignmentKey) return Bad(absl::StrCat(kAlignmentKey, " is no 32-bit number"));
+    return header_.keys.Add(KeyExcerpt(key), *std::move(value));
+  }
+
+  absl::StatusOr<GgufValue> ParseElements(const ListHead& head, const std::string& key) {
+    const auto [type, count] = head;
     RETURN_IF_ERROR(Account(count * (type == kText ? sizeof(std::string) : sizeof(int64_t)), key));
     if (type == kText) {
       std::vector<std::string> texts(count);
@@ -297,19 +343,19 @@ class HeaderParser {
     for (uint32_t i = 0; i < rank; ++i) {
       ASSIGN_OR_RETURN(const uint64_t dim, cursor_.Number<uint64_t>());
       tensor.dims.push_back(dim);
-      // Rows and columns are 32-bit numbers here.
+      // Rows and columns are 32-bit numbers.
       if (dim == 0 || dim > UINT32_MAX || __builtin_mul_overflow(values, dim, &values)) {
         return Bad(absl::StrCat(name, ": dimensions [", absl::StrJoin(tensor.dims, ", "), "]"));
       }
     }
+    while (tensor.dims.size() > 1 && tensor.dims.back() == 1) tensor.dims.pop_back();
     ASSIGN_OR_RETURN(const uint32_t type, cursor_.Number<uint32_t>());
     ASSIGN_OR_RETURN(tensor.offset, cursor_.Number<uint64_t>());
     tensor.format = FindGgufFormat(type);
     if (tensor.format == nullptr) {
-      return absl::UnimplementedError(
-          absl::StrCat(subject_, ": ", name, ": blocks of ", GgufFormatName(type),
-                       " are not supported; use a file quantized as Q2_K to Q8_0, "
-                       "IQ4_NL, IQ4_XS or MXFP4"));
+      return absl::UnimplementedError(absl::StrCat(subject_, ": ", name, ": blocks of ",
+                                                   DescribeGgufFormat(type),
+                                                   " are not supported; use a file of llama.cpp's types"));
     }
     if (tensor.dims[0] % tensor.format->values != 0) {
       return Bad(absl::StrCat(name, ": rows of ", tensor.dims[0], " values are no whole blocks of ",
@@ -323,27 +369,45 @@ class HeaderParser {
     return absl::OkStatus();
   }
 
-  // Offsets must follow from the order, which rules out overlapping tensors.
+  // Tensors may lie in any order and with gaps, but within the file and apart from each other.
   absl::Status PlaceTensors() {
     if (header_.tensors.empty()) return absl::OkStatus();
     const uint64_t mask = alignment_ - 1;
     const uint64_t start = (cursor_.position() + mask) & ~mask;
     if (start > file_bytes_) return Bad(absl::StrCat("ends at byte ", file_bytes_, ", before its data"));
     const uint64_t room = file_bytes_ - start;
-    uint64_t expected = 0;
-    for (GgufTensorInfo& tensor : header_.tensors) {
-      if (tensor.offset != expected) {
+    std::vector<const GgufTensorInfo*> by_offset;
+    for (const GgufTensorInfo& tensor : header_.tensors) {
+      if ((tensor.offset & mask) != 0) {
         return Bad(absl::StrCat("tensor ", tensor.name, " begins at byte ", tensor.offset,
-                                " of the data, expected ", expected));
+                                " of the data, no multiple of ", alignment_));
       }
       if (tensor.bytes > room || tensor.offset > room - tensor.bytes) {
         return Bad(absl::StrCat("tensor ", tensor.name, ": ", tensor.bytes, " bytes from byte ",
-                                tensor.offset, " of the data on, which ends at ", room));
+                                tensor.offset, " of the data on, which ends at ", room, ForkNote(tensor)));
       }
-      expected = (tensor.offset + tensor.bytes + mask) & ~mask;
-      tensor.offset += start;
+      by_offset.push_back(&tensor);
     }
+    std::sort(by_offset.begin(), by_offset.end(),
+              [](const GgufTensorInfo* a, const GgufTensorInfo* b) { return a->offset < b->offset; });
+    for (size_t i = 1; i < by_offset.size(); ++i) {
+      const GgufTensorInfo& before = *by_offset[i - 1];
+      if (by_offset[i]->offset < before.offset + before.bytes) {
+        return Bad(absl::StrCat("tensor ", by_offset[i]->name, " begins at byte ", by_offset[i]->offset,
+                                " of the data, before tensor ", before.name, " ends at ",
+                                before.offset + before.bytes, ForkNote(before)));
+      }
+    }
+    for (GgufTensorInfo& tensor : header_.tensors) tensor.offset += start;
     return absl::OkStatus();
+  }
+
+  // Explains a tensor that is longer than its place: forks gave the ids of these types to smaller blocks.
+  static std::string ForkNote(const GgufTensorInfo& tensor) {
+    if (tensor.format->id != kGgufQ2_0 && tensor.format->id != kGgufNvfp4) return "";
+    return absl::StrCat(
+        "; a file whose ", tensor.format->name,
+        " blocks have another size was made by an older fork of llama.cpp and cannot be read");
   }
 
   const std::string& subject_;

@@ -34,7 +34,7 @@ using GgufValue = std::variant<int64_t, double, std::string, std::vector<int64_t
 
 struct GgufTensorInfo {
   std::string name;
-  std::vector<uint64_t> dims;  // fastest first, 1 to 4, none 0
+  std::vector<uint64_t> dims;  // fastest first, 1 to 4, none 0; without trailing ones
   const GgufBlockFormat* format = nullptr;
   uint64_t offset = 0;  // in the file, absolute
   uint64_t bytes = 0;
@@ -83,7 +83,8 @@ using GgufRead = std::function<absl::Status(uint64_t offset, absl::Span<std::byt
 
 // Parses the head of a file of `file_bytes`. `subject` (the file) opens messages. InvalidArgument naming the
 // key or tensor and the invalid numbers; Unimplemented naming an unsupported version, byte order or block
-// format. Tensors follow each other in the order of their infos, padded to the alignment, within the file.
+// format. Tensors begin at multiples of the alignment, in any order, and do not overlap. Keys that are lists
+// of lists are skipped.
 absl::StatusOr<GgufHeader> ParseGgufHeader(uint64_t file_bytes, const GgufRead& read,
                                            const std::string& subject);
 

@@ -219,7 +219,8 @@ class ViewMaker {
 
   std::vector<GgufView> Make() {
     for (const GgufTensorInfo& tensor : files_.tensors()) {
-      if (IsConfigTensor(tensor.name) || AddOfModel(tensor) || AddOfLayer(tensor)) continue;
+      if (IsConfigTensor(tensor.name) || IsFactor(tensor.name)) continue;
+      if (AddOfModel(tensor) || AddOfLayer(tensor)) continue;
       Add(tensor.name, tensor);
     }
     return std::move(views_);
@@ -230,10 +231,35 @@ class ViewMaker {
     return std::find(std::begin(kConfigTensors), std::end(kConfigTensors), name) != std::end(kConfigTensors);
   }
 
+  // True for the factors of another tensor's values, which its views name, and for those of activations,
+  // which are not rounded by them here.
+  bool IsFactor(absl::string_view name) const {
+    const bool of_activations = absl::ConsumeSuffix(&name, ".input_scale");
+    if (!of_activations && !absl::ConsumeSuffix(&name, ".scale")) return false;
+    absl::ConsumeSuffix(&name, ".weight");
+    const GgufTensorInfo* const weight = files_.Find(absl::StrCat(std::string(name), ".weight"));
+    if (weight == nullptr) return false;
+    return of_activations || (weight->format->id == kGgufNvfp4 && FactorsOf(*weight) != nullptr);
+  }
+
+  // Finds the factors of an NVFP4 tensor; null if there are none.
+  const GgufTensorInfo* FactorsOf(const GgufTensorInfo& weight) const {
+    if (weight.format->id != kGgufNvfp4) return nullptr;
+    const std::string base(absl::StripSuffix(weight.name, ".weight"));
+    const std::string name = base + ".scale";
+    // A family that has such a tensor anyway multiplies with it itself.
+    for (const GgufModule& module : architecture_.modules) {
+      if (absl::EndsWith(name, absl::StrCat(".", module.gguf))) return nullptr;
+    }
+    const GgufTensorInfo* const factors = files_.Find(name);
+    return factors != nullptr ? factors : files_.Find(base + ".weight.scale");
+  }
+
   bool has_pairs() const { return shape_.head_dim >= 2 && shape_.head_dim % 2 == 0; }
 
   GgufView& Add(const std::string& name, const GgufTensorInfo& tensor) {
-    return views_.emplace_back(GgufView{.name = name, .shape = HubShape(tensor), .source = &tensor});
+    return views_.emplace_back(
+        GgufView{.name = name, .shape = HubShape(tensor), .source = &tensor, .factors = FactorsOf(tensor)});
   }
 
   // Adds `count` lines of the tensor as a matrix.
@@ -422,10 +448,13 @@ class ViewMaker {
       Add(absl::StrCat(experts, std::string(part), "_proj_bias"), tensor);
       return true;
     }
-    if (tensor.dims.size() != 3 || tensor.dims[2] > kMaxExperts) return false;
+    // One expert's stack has no third dimension (GgufTensorInfo::dims).
+    const uint64_t count = tensor.dims.size() == 3 ? tensor.dims[2] : 1;
+    if (tensor.dims.size() < 2 || tensor.dims.size() > 3 || count > kMaxExperts) return false;
     const uint64_t lines = tensor.dims[1];
     const bool both = part == "gate_up";
-    for (uint64_t e = 0; e < tensor.dims[2]; ++e) {
+    for (uint64_t e = 0; e < count; ++e) {
+      const size_t first_view = views_.size();
       const std::string expert = absl::StrCat(experts, e, ".");
       if (both) {
         AddLines(absl::StrCat(expert, architecture_.gate, ".weight"), tensor, e * lines, lines / 2);
@@ -433,6 +462,7 @@ class ViewMaker {
       } else {
         AddLines(absl::StrCat(expert, PartName(part), ".weight"), tensor, e * lines, lines);
       }
+      for (size_t i = first_view; i < views_.size(); ++i) views_[i].expert = static_cast<uint32_t>(e);
     }
     return true;
   }

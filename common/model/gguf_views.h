@@ -88,6 +88,9 @@ struct GgufView {
   GgufHeadTiles tiles;
   // > 0: lines come in runs of this length; an equal number of foreign lines lies between two runs.
   uint32_t run = 0;
+  // NVFP4: the tensor with one factor for all values, or one for each expert; null: 1.
+  const GgufTensorInfo* factors = nullptr;
+  uint32_t expert = 0;     // whose factor it is, if there are several
   bool minus_one = false;  // 1 is subtracted from every value
   bool is_decay = false;   // every value becomes log(-value)
 };

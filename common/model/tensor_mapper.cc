@@ -1,5 +1,6 @@
 #include "common/model/tensor_mapper.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/match.h"
@@ -78,6 +79,21 @@ SourceMatrix Stacked(SourceMatrix first, std::vector<SourceMatrix> others) {
   return first;
 }
 
+namespace {
+
+// Files in blocks do not tell [1, n] from [n].
+std::vector<uint64_t> WithoutLeadingOnes(const std::vector<uint64_t>& shape) {
+  const auto first = std::find_if(shape.begin(), shape.end(), [](uint64_t dim) { return dim != 1; });
+  return {first, shape.end()};
+}
+
+bool IsShape(const CheckpointTensor& tensor, const std::vector<uint64_t>& shape) {
+  return tensor.shape == shape || (tensor.decoded && !tensor.by_columns &&
+                                   WithoutLeadingOnes(tensor.shape) == WithoutLeadingOnes(shape));
+}
+
+}  // namespace
+
 // Errors are collected, so that one run names all missing or misshapen tensors together, up to kMaxErrors of
 // them.
 const CheckpointTensor* TensorMapper::Use(const std::string& name, const std::vector<uint64_t>& shape) {
@@ -88,7 +104,7 @@ const CheckpointTensor* TensorMapper::Use(const std::string& name, const std::ve
     return nullptr;
   }
   used_.insert(tensor);
-  if (tensor->shape != shape) {
+  if (!IsShape(*tensor, shape)) {
     Append(&wrong_, absl::StrCat(name, " has shape ", ShapeText(tensor->shape), ", config.json needs ",
                                  ShapeText(shape)));
     ++errors_;

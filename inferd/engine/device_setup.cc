@@ -15,6 +15,7 @@
 #include "inferd/sim/virtual_device.h"
 #include "inferd/sim/virtual_weight_client.h"
 #include "kernels/threaded_backend.h"
+#include "pack/row_layout.h"
 
 namespace sluice::inferd {
 
@@ -56,6 +57,13 @@ std::string DeviceMemory::Describe(const Pack& pack) const {
 absl::StatusOr<DeviceMemory> DivideDeviceMemory(const DeviceBudget& budget, const EnginePlan& plan,
                                                 const Policies& policies, const Pack& pack,
                                                 const std::optional<DeviceCapacity>& room) {
+  // Only a GPU has a capacity.
+  if (room.has_value() && (pack.manifest().incompatible_features & kFeatureFileBlocks) != 0) {
+    return absl::UnimplementedError(
+        "device cuda cannot compute with rows in blocks of IQ1, IQ2, IQ3, TQ, Q1_0, Q2_0 or NVFP4; serve "
+        "this pack "
+        "on device host, or pack the model with --bits");
+  }
   const uint64_t granule = room.has_value() ? room->granule : 1;
   const uint64_t all = Up(ExpertBytes(pack), granule);
   DeviceMemory memory;

@@ -50,7 +50,7 @@ struct DeviceMemory {
 
 // Divides the budget by the model's plan and the effective policies. INVALID_ARGUMENT with the parts: the
 // budget cannot hold everything else plus the minimum of experts for these policies. RESOURCE_EXHAUSTED with
-// the parts: it exceeds the free memory in `room`.
+// the parts: it exceeds the free memory in `room`. UNIMPLEMENTED for a GPU (`room`) and rows that it lacks.
 absl::StatusOr<DeviceMemory> DivideDeviceMemory(const DeviceBudget& budget, const EnginePlan& plan,
                                                 const Policies& policies, const Pack& pack,
                                                 const std::optional<DeviceCapacity>& room = std::nullopt);

@@ -14,6 +14,8 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "common/base/grid_tables.h"
+#include "kernels/cpu/file_rows.h"
 #include "kernels/cpu/kernel_table.h"
 
 #define SLUICE_ISA avx2vnni

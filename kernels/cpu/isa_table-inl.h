@@ -19,6 +19,7 @@
 #include "kernels/cpu/quant_codes-inl.h"
 #include "kernels/cpu/quant_dot-inl.h"
 #include "kernels/cpu/quant_gemm-inl.h"
+#include "kernels/cpu/grid_dot-inl.h"
 #include "kernels/cpu/quant_down-inl.h"
 #include SLUICE_DOWN
 #include "kernels/cpu/quant_many_down-inl.h"
@@ -67,7 +68,7 @@ void SetQuantDown(KernelTable* table) {
 }
 
 inline void SetQuantDowns(KernelTable* table) {
-  // q5, q6 and iq4 have no weighted sums, because only block encodings use them.
+  // q5, q6, iq4 and file blocks have no weighted sums, because only block encodings use them.
   SetQuantDown<QuantKind::kQ8>(table);
   SetQuantDown<QuantKind::kQ4>(table);
   SetQuantDown<QuantKind::kQ3>(table);
@@ -216,7 +217,12 @@ void SetQuantProducts(KernelTable* table) {
   SetQuantProducts<QuantKind::kQ5>(table);
   SetQuantProducts<QuantKind::kQ6>(table);
   SetQuantProducts<QuantKind::kIq4>(table);
-  static_assert(kQuantKinds == 8);
+  constexpr int kFile = static_cast<int>(QuantKind::kFile);
+  table->quant_dot[kFile] = FileDot;
+  table->quant_gemm[kFile] = FileGemm;
+  table->quant_decode[kFile] = DecodeFileRow;
+  static_assert(kQuantKinds == 9);
+  static_assert(kGemmQuantRows <= kMaxExpandedRows);
 }
 
 #endif  // SLUICE_QUANT_PRODUCTS

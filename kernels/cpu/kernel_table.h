@@ -76,17 +76,29 @@ inline constexpr uint32_t kGemmChunk = 1024;  // columns; a pass over a chunk of
 inline constexpr uint32_t kMaxTileTokens = 6;
 
 // Quantized encodings, as kernels see them.
-enum class QuantKind : uint8_t { kQ8 = 0, kQ4 = 1, kQ3 = 2, kQ2 = 3, kMxfp4 = 4, kQ5 = 5, kQ6 = 6, kIq4 = 7 };
-inline constexpr int kQuantKinds = 8;
+enum class QuantKind : uint8_t {
+  kQ8 = 0,
+  kQ4 = 1,
+  kQ3 = 2,
+  kQ2 = 3,
+  kMxfp4 = 4,
+  kQ5 = 5,
+  kQ6 = 6,
+  kIq4 = 7,
+  kFile = 8  // file blocks, expanded and multiplied as kQ8 (kernels/cpu/file_rows.h)
+};
+inline constexpr int kQuantKinds = 9;
 
 // Layout of a quantized row (pack/row_layout.h), computed once for all rows of a call by ShapeOf
 // (below).
 struct RowShape {
+  Encoding encoding = Encoding::kInvalid;
   uint32_t cols = 0;
   uint32_t group = 0;
   uint32_t groups = 0;
   RowMeta meta = RowMeta::kScaleZero;
   float zero = 0;              // kScale, kSuperScale
+  bool float_scales = false;   // kScale: float32 scales, of expanded file blocks
   uint32_t super_group = 0;    // 0: f16 scales and zeros (mxfp4: exponents)
   uint64_t super_inverse = 0;  // g * super_inverse >> 32 = g / super_group
   uint32_t high_plane = 0;     // byte offsets in the row: the second plane of codes,
@@ -138,8 +150,9 @@ struct QuantDotCall {
   RowPrefetch prefetch;
   RowFetch* fetch = nullptr;  // other rows to fetch meanwhile, `fetch_lines` lines a row; nullptr: none
   uint32_t fetch_lines = 0;
-  // quant_gemm only, aligned to 64 bytes: x packed by pack_quant, and scratch of QuantGemmFloats(cols).
-  const int8_t* packed = nullptr;
+  const int8_t* packed = nullptr;  // quant_gemm only, aligned to 64 bytes: x packed by pack_quant
+  // Aligned to 64 bytes: quant_gemm has QuantGemmFloats(cols); kFile has FileRowFloats(cols) behind them, of
+  // quant_dot too.
   float* scratch = nullptr;
 };
 
@@ -285,7 +298,7 @@ struct KernelTable {
   void (*down[kRowKinds])(const DownCall&) = {};
   // True if quant_down is faster where rows are fetched and read in turn from both halves (row_fetch.h).
   bool in_halves[kQuantKinds] = {};
-  void (*quant_down[kQuantKinds])(const QuantDownCall&) = {};  // null for kQ5, kQ6, kIq4
+  void (*quant_down[kQuantKinds])(const QuantDownCall&) = {};  // null for kQ5, kQ6, kIq4, kFile
   void (*span)(const SpanCall&) = nullptr;
 
   // y = norm(x) by section 5; y may be x. rms_norm without a weight, layer_norm without a bias: nullptr.
@@ -376,6 +389,11 @@ inline constexpr uint64_t QuantDownWords(uint32_t cols) {
 inline constexpr uint64_t QuantGemmFloats(uint32_t cols) {
   return 32 * (uint64_t{RoundUp(cols, kCodeAlign / 2)} / 4 + 2 * RoundUp((cols + 15) / 16, 8));
 }
+// Room for expanded rows of file blocks.
+inline constexpr uint32_t kMaxExpandedRows = 32;
+inline constexpr uint64_t FileRowFloats(uint32_t cols) {
+  return uint64_t{kMaxExpandedRows} * (RoundUp(cols, 64) / 4 + RoundUp((cols + 15) / 16, 16));
+}
 // Room for codes, and a scale and a sum for each of the smallest groups; tokens rounded up to a multiple of
 // twelve.
 inline constexpr uint64_t QuantPackedBytes(uint32_t tokens, uint32_t cols) {
@@ -407,7 +425,9 @@ inline int RowKindOf(Encoding encoding) {
 inline int QuantKindOf(Encoding encoding) {
   const RowTraits traits = TraitsOf(encoding);
   QuantKind kind = QuantKind::kQ4;
-  if (encoding == Encoding::kMxfp4) {
+  if (traits.meta == RowMeta::kFileBlock) {
+    kind = QuantKind::kFile;
+  } else if (encoding == Encoding::kMxfp4) {
     kind = QuantKind::kMxfp4;
   } else if (IsIq4(encoding)) {
     kind = QuantKind::kIq4;
@@ -424,6 +444,7 @@ inline int QuantKindOf(Encoding encoding) {
 // REQUIRES rows below 4 GiB. For rows that are not quantized only cols and bytes are set.
 inline RowShape ShapeOf(const EncodingDescriptor& d, uint32_t cols) {
   RowShape shape;
+  shape.encoding = d.encoding;
   shape.cols = cols;
   shape.group = d.group;
   shape.groups = static_cast<uint32_t>(GroupsPerRow(d, cols));

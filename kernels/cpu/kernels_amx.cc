@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "kernels/cpu/file_rows.h"
 #include "kernels/cpu/kernel_table.h"
 
 #define SLUICE_ISA amx

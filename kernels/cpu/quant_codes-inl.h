@@ -110,6 +110,8 @@ inline __m256i UnitOf(const RowShape& shape, const uint8_t* w, uint32_t u) {
       return LookUpWords(Mxfp4Codes(), PlaneUnit<4>(w, u));
     case QuantKind::kIq4:
       return LookUpWords(Iq4Codes(), PlaneUnit<4>(w, u));
+    case QuantKind::kFile:  // expanded rows are kQ8's
+      return _mm256_setzero_si256();
     case QuantKind::kQ5:
       return _mm256_or_si256(PlaneUnit<4>(w, u), _mm256_slli_epi16(HighUnit<1>(w + shape.high_plane, u), 4));
     case QuantKind::kQ6:
@@ -125,6 +127,16 @@ SLUICE_INLINE __m256 LoadHalves(const uint8_t* p, uint32_t n) {
   alignas(16) uint8_t bytes[16] = {};
   __builtin_memcpy(bytes, p, n * 2);
   return _mm256_cvtph_ps(_mm_load_si128(reinterpret_cast<const __m128i*>(bytes)));
+}
+
+// Loads eight floats of which n exist; zeros after them.
+SLUICE_INLINE __m256 LoadFloats(const uint8_t* p, uint32_t n) {
+  if (n >= 8) {
+    return _mm256_loadu_ps(reinterpret_cast<const float*>(p));
+  }
+  alignas(32) float values[8] = {};
+  __builtin_memcpy(values, p, n * sizeof(float));
+  return _mm256_load_ps(values);
 }
 
 // Loads eight bytes of which n exist, as int32.
@@ -208,6 +220,9 @@ SLUICE_INLINE __m256 ScalesOf(const RowShape& shape, const uint8_t* w, uint32_t 
     case RowMeta::kSuperScaleMin:
       return SuperProducts<false>(shape, w, shape.scales, 0, 2, g, n);
     default:
+      if (kKind == QuantKind::kQ8 && shape.float_scales) {
+        return LoadFloats(w + shape.scales + uint64_t{g} * 4, n);
+      }
       return MetaOf(shape, w, shape.scales, 0, g, n);
   }
 }

@@ -225,6 +225,10 @@ void SetTileKernels(KernelTable* table) {
   }
 }
 
+inline void FileTileGemm(const QuantDotCall& call) {
+  MultiplyExpanded(call, kTileSide, TileGemm<QuantKind::kQ8>);
+}
+
 inline KernelTable MakeTileTable(const char* name) {
   KernelTable table = TileBase();
   table.name = name;
@@ -237,6 +241,8 @@ inline KernelTable MakeTileTable(const char* name) {
   SetTileKernels<QuantKind::kQ5, false>(&table);
   SetTileKernels<QuantKind::kQ6, false>(&table);
   SetTileKernels<QuantKind::kIq4, false>(&table);
-  static_assert(kQuantKinds == 8);
+  table.quant_gemm[static_cast<int>(QuantKind::kFile)] = FileTileGemm;
+  static_assert(kQuantKinds == 9);
+  static_assert(kTileSide <= kMaxExpandedRows);
   return table;
 }

@@ -15,7 +15,8 @@ absl::Status ReserveWorker(const BackendLimits& l, uint32_t cols, Scratch* scrat
   RETURN_IF_ERROR(scratch->Reserve(GemmScratchFloats(std::max(cols, l.head_dim)), "tile scratch", &w->gemm));
   RETURN_IF_ERROR(scratch->Reserve(DownScratchFloats(cols), "down scratch", &w->down));
   RETURN_IF_ERROR(scratch->Reserve(QuantDownWords(cols), "quantized down scratch", &w->quant_down));
-  RETURN_IF_ERROR(scratch->Reserve(QuantGemmFloats(cols), "quantized tile scratch", &w->quant_gemm));
+  RETURN_IF_ERROR(scratch->Reserve(QuantGemmFloats(cols) + FileRowFloats(cols), "quantized tile scratch",
+                                   &w->quant_gemm));
   RETURN_IF_ERROR(
       scratch->Reserve(QuantPackedBytes(l.max_tokens, cols), "packed rounded rows", &w->quant_packed));
   RETURN_IF_ERROR(scratch->Reserve(tokens, "tile inputs", &w->inputs));

@@ -45,7 +45,7 @@ struct alignas(64) WorkerSpace {
   float* gemm = nullptr;           // GemmScratchFloats
   float* down = nullptr;           // DownScratchFloats
   uint32_t* quant_down = nullptr;  // QuantDownWords
-  float* quant_gemm = nullptr;     // QuantGemmFloats
+  float* quant_gemm = nullptr;     // QuantGemmFloats and FileRowFloats
   int8_t* quant_packed = nullptr;  // QuantPackedBytes of max_tokens
   // Three times [max_tokens] rows of 64 floats: outputs of a tile, one row for each token.
   float** rows[3] = {};

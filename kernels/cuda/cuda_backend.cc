@@ -176,7 +176,8 @@ absl::Status CudaBackend::Download(BufferRef source, uint64_t bytes, void* desti
 absl::Status CudaBackend::Enqueue(const Operation& operation) {
   return std::visit(
       [&](const auto* args) -> absl::Status {
-        const auto call = Resolve(Resolver(memory_, device_->limits, scratch_, NameOf(*args)), *args);
+        const Resolver resolver(memory_, device_->limits, scratch_, NameOf(*args), /*file_blocks=*/false);
+        const auto call = Resolve(resolver, *args);
         if (!call.ok()) {
           return call.status();
         }

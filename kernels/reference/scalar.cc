@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 
+#include "common/base/file_blocks.h"
 #include "kernels/scalar_math.h"
 #include "pack/row_layout.h"
 
@@ -40,6 +41,26 @@ float SuperNumber(const EncodingDescriptor& d, const uint8_t* row, uint64_t cols
                             group / d.super_group * SuperGroupBytes(d.encoding) + 2 * index));
 }
 
+// The codes and scales of the file block that holds value k; scales times the row's factor.
+struct FileBlock {
+  int8_t codes[256];
+  float scales[16];
+};
+FileBlock FileBlockAt(const EncodingDescriptor& d, const uint8_t* row, uint64_t cols, uint64_t k) {
+  const RowTraits traits = TraitsOf(d.encoding);
+  FileBlock block;
+  UnpackFileBlock(d.encoding, row + k / (traits.group * traits.super_group) * traits.block_bytes, block.codes,
+                  block.scales);
+  if (HasRowFactor(d.encoding)) {
+    const float factor = LoadF32(row + FileBlockBytes(d.encoding, cols));
+    for (float& scale : block.scales) {
+      scale *= factor;
+    }
+  }
+  return block;
+}
+uint64_t PlaceInBlock(const EncodingDescriptor& d, uint64_t k) { return k % (d.group * d.super_group); }
+
 float PlainDot(Encoding encoding, const uint8_t* row, const float* x, uint64_t cols) {
   LaneSum sum;
   for (uint64_t k = 0; k < cols; ++k) {
@@ -51,13 +72,17 @@ float PlainDot(Encoding encoding, const uint8_t* row, const float* x, uint64_t c
 float QuantizedDot(const EncodingDescriptor& d, const uint8_t* row, const float* x, uint64_t cols) {
   float lanes[8] = {};
   std::vector<int8_t> q(d.group);
+  const bool in_file = IsFileBlock(d.encoding);  // a block is unpacked once a group, not once a code
   for (uint64_t first = 0, g = 0; first < cols; first += d.group, ++g) {
     const uint64_t count = std::min<uint64_t>(d.group, cols - first);
     const float sx = RoundToInt8(x + first, count, q.data());
     int32_t sum = 0;
     int32_t x_sum = 0;
+    const FileBlock block = in_file ? FileBlockAt(d, row, cols, first) : FileBlock();
     for (uint64_t i = 0; i < count; ++i) {
-      sum += CodeAt(d, row, cols, first + i) * q[i];
+      const int32_t code =
+          in_file ? block.codes[PlaceInBlock(d, first + i)] : CodeAt(d, row, cols, first + i);
+      sum += code * q[i];
       x_sum += q[i];
     }
     const float scale = ScaleAt(d, row, cols, g);
@@ -172,6 +197,9 @@ float PlainValue(Encoding encoding, const uint8_t* row, uint64_t k) {
 
 int32_t CodeAt(const EncodingDescriptor& d, const uint8_t* row, uint64_t cols, uint64_t k) {
   const RowTraits traits = TraitsOf(d.encoding);
+  if (traits.meta == RowMeta::kFileBlock) {
+    return FileBlockAt(d, row, cols, k).codes[PlaceInBlock(d, k)];
+  }
   uint32_t code = PlaneCode(traits.low_bits, row, k);
   if (traits.high_bits != 0) {
     const CodeLocation place =
@@ -195,6 +223,8 @@ float ScaleAt(const EncodingDescriptor& d, const uint8_t* row, uint64_t cols, ui
       return SuperNumber(d, row, cols, group, 0) * static_cast<float>(static_cast<int8_t>(scales[group]));
     case RowMeta::kSuperScaleMin:
       return SuperNumber(d, row, cols, group, 0) * static_cast<float>(scales[group]);
+    case RowMeta::kFileBlock:
+      return FileBlockAt(d, row, cols, group * d.group).scales[PlaceInBlock(d, group * d.group) / d.group];
     default:
       return d.meta_bits == 8 ? SuperValue(d, row, cols, group, scales[group], 0)
                               : F16ToFloat(LoadU16(scales + 2 * group));

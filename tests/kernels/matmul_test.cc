@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "gtest/gtest.h"
+#include "pack/pack_format.h"
 #include "pack/row_layout.h"
 #include "tests/kernels/op_testing.h"
 
@@ -357,6 +358,48 @@ TEST_P(MatMulTest, EmbedGivesTheDecodedRows) {
           // Plain rows are exact; code - zero, scale and factor round once each.
           ASSERT_NEAR(y[t * cols + k], exact,
                       IsQuantized(d.encoding) ? std::fabs(exact) * 3 * kRoundoff : 0.0);
+        }
+      }
+    }
+  }
+}
+
+// Rows of file blocks of any bits: products and rows alone, of whole blocks and with a part of one.
+TEST_P(MatMulTest, FileBlocksEqualTheReference) {
+  Random random(11);
+  const std::vector<int32_t> ids = {3, 0, 36};
+  for (const Encoding encoding : FileBlockEncodings()) {
+    const EncodingDescriptor d = MakeDescriptor(encoding);
+    for (const uint32_t cols : {512u, 1024u, 304u}) {
+      SCOPED_TRACE(testing::Message() << EncodingLabel(d) << " cols " << cols);
+      const EncodedMatrix w = random.Matrix(d, 37, cols, 2 * random.Below(20));
+      OpBench bench(GetParam());
+      OpBench oracle(kReference);
+      EmbedArgs embed;
+      embed.ids = ids;
+      embed.table = bench.PutMatrix(w);
+      embed.scale = 2.0f;
+      embed.y = bench.NewRows(ids.size(), cols);
+      const absl::Status embedded = bench.queue().Embed(embed);
+      if (GetParam().capability != 0) {
+        EXPECT_EQ(embedded.code(), absl::StatusCode::kUnimplemented) << embedded;
+        EXPECT_NE(std::string(embedded.message()).find(EncodingName(encoding)), std::string::npos);
+        continue;
+      }
+      ASSERT_TRUE(embedded.ok()) << embedded;
+      const std::vector<float> rows = bench.GetRows(embed.y, ids.size(), cols);
+      for (size_t i = 0; i < rows.size(); ++i) {
+        const double exact = 2 * w.At(static_cast<uint32_t>(ids[i / cols]), static_cast<uint32_t>(i % cols));
+        ASSERT_NEAR(rows[i], exact, std::fabs(exact) * 3 * kRoundoff) << i;
+      }
+      for (const uint32_t tokens : {1u, 3u, 9u, 40u}) {
+        const std::vector<float> x = random.Normals(uint64_t{tokens} * cols);
+        const std::vector<float> y = RunMatMul(bench, x, w, tokens);
+        ASSERT_TRUE(BitEqual(y, RunMatMul(oracle, x, w, tokens))) << tokens;
+        for (uint32_t r = 0; r < w.rows; ++r) {
+          double exact = 0;
+          for (uint32_t k = 0; k < cols; ++k) exact += w.At(r, k) * x[k];
+          ASSERT_NEAR(y[r], exact, DotTolerance(w, r, x.data())) << "row " << r;
         }
       }
     }

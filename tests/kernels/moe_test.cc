@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "gtest/gtest.h"
+#include "pack/pack_format.h"
 #include "pack/row_layout.h"
 #include "tests/kernels/op_testing.h"
 
@@ -118,6 +119,32 @@ TEST_P(MoeTest, ExpertsEqualTheReferenceBitForBit) {
       ASSERT_TRUE(BitEqual(y, RunExperts(oracle, experts, a, x, s.tokens, s.hidden, slots)));
       // Tile by tile, as the expert arrives.
       ASSERT_TRUE(BitEqual(y, RunExperts(bench, experts, a, x, s.tokens, s.hidden, slots, 64)));
+    }
+  }
+}
+
+// Up and gate in file blocks, of two types; down in another encoding.
+TEST_P(MoeTest, ExpertsOfFileBlocksEqualTheReference) {
+  if (GetParam().capability != 0) {
+    GTEST_SKIP() << "device cuda refuses these rows (matmul_test)";
+  }
+  Random random(12);
+  const std::vector<Encoding> all = FileBlockEncodings();
+  for (size_t i = 0; i < all.size(); ++i) {
+    for (const uint32_t tokens : {1u, 30u}) {
+      SCOPED_TRACE(testing::Message() << EncodingName(all[i]) << " tokens " << tokens);
+      std::vector<Expert> experts;
+      for (uint32_t e = 0; e < 3; ++e) {
+        const EncodingDescriptor d = MakeDescriptor(all[(i + e) % all.size()]);
+        experts.push_back(MakeExpert(random, d, d, 70, 512));
+        experts.back().down = random.Matrix(DownEncoding(d), 70, 512);
+      }
+      const std::vector<float> x = random.Normals(uint64_t{tokens} * 512, 2.0f);
+      const Assignment a = RandomAssignment(random, tokens, 3, 2);
+      OpBench bench(GetParam());
+      OpBench oracle(kReference);
+      const std::vector<float> y = RunExperts(bench, experts, a, x, tokens, 512, tokens * 2);
+      ASSERT_TRUE(BitEqual(y, RunExperts(oracle, experts, a, x, tokens, 512, tokens * 2)));
     }
   }
 }

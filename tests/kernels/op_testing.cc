@@ -58,6 +58,9 @@ std::vector<EncodingDescriptor> AllEncodings() {
 }
 
 std::vector<Encoding> BlockEncodings() { return {std::begin(kBlockEncodings), std::end(kBlockEncodings)}; }
+std::vector<Encoding> FileBlockEncodings() {
+  return {std::begin(kFileBlockEncodings), std::end(kFileBlockEncodings)};
+}
 
 EncodingDescriptor DownEncoding(const EncodingDescriptor& d) {
   return IsBlockEncoding(d.encoding) ? MakeDescriptor(Encoding::kQ8) : d;
@@ -182,6 +185,54 @@ void EncodeBlocks(Random& random, EncodedMatrix* m, uint32_t r, float sigma) {
   }
 }
 
+// Where a type's blocks have their f16 number, and how many times it typical values are.
+struct FileBlockScale {
+  Encoding encoding;
+  uint32_t place;
+  float times;
+};
+constexpr FileBlockScale kFileBlockScales[] = {
+    {blocks::kIq2Xxs, 0, 50}, {blocks::kIq2Xs, 0, 50}, {blocks::kIq2S, 0, 50},  {blocks::kIq3Xxs, 0, 120},
+    {blocks::kIq3S, 0, 128},  {blocks::kIq1S, 0, 8},   {blocks::kTq1_0, 52, 1}, {blocks::kTq2_0, 64, 1},
+    {blocks::kQ1_0, 0, 1},    {blocks::kQ2_0, 0, 1}};
+
+// Writes a scale into a block of random bytes, so that its values are finite and of about `sigma`.
+void PutFileBlockScale(Random& random, Encoding encoding, float sigma, uint8_t* block) {
+  const float sign = random.Below(8) == 0 ? -1.0f : 1.0f;
+  for (const FileBlockScale& scale : kFileBlockScales) {
+    if (scale.encoding == encoding) PutU16(block + scale.place, FloatToF16(sign * sigma / scale.times));
+  }
+  if (encoding == blocks::kNvfp4) {
+    for (int i = 0; i < 4; ++i) block[i] = static_cast<uint8_t>(0x30 + random.Below(16));
+  }
+  if (encoding == blocks::kIq1M) {
+    const uint16_t d = FloatToF16(sign * sigma / 8);
+    for (int i = 0; i < 4; ++i) {
+      uint8_t* const high = block + 48 + 2 * i + 1;
+      *high = static_cast<uint8_t>((*high & 15) | (d >> 4 * i & 15) << 4);
+    }
+  }
+}
+
+// File blocks of any bits. gguf_blocks_test compares their values with another decoder's.
+void EncodeFileBlocks(Random& random, EncodedMatrix* m, uint32_t r, float sigma) {
+  const Encoding encoding = m->encoding.encoding;
+  const uint32_t length = ValuesPerBlock(encoding);
+  std::vector<CodeBlock> blocks((m->cols + length - 1) / length);
+  const float factor = HasRowFactor(encoding) ? sigma / 3 : 1;
+  std::vector<float> values(length);
+  for (size_t b = 0; b < blocks.size(); ++b) {
+    for (uint8_t& byte : blocks[b].codes) byte = static_cast<uint8_t>(random.Below(256));
+    PutFileBlockScale(random, encoding, sigma, blocks[b].codes);
+    blocks[b].factor = factor;
+    DecodeCodeBlock(encoding, blocks[b], values.data());
+    for (uint32_t i = 0; i < length && b * length + i < m->cols; ++i) {
+      m->values[uint64_t{r} * m->cols + b * length + i] = values[i];
+    }
+  }
+  EncodeBlockRow(m->encoding, blocks, m->cols, reinterpret_cast<std::byte*>(m->bytes.data()) + r * m->stride);
+}
+
 void EncodeQuantized(Random& random, EncodedMatrix* m, uint32_t r, float sigma) {
   constexpr double kTwiceE2m1[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
   const EncodingDescriptor& d = m->encoding;
@@ -218,7 +269,9 @@ EncodedMatrix Random::Matrix(const EncodingDescriptor& d, uint32_t rows, uint32_
   m.values.resize(uint64_t{rows} * cols);
   const float sigma = 1.0f / std::sqrt(static_cast<float>(cols));
   for (uint32_t r = 0; r < rows; ++r) {
-    if (IsBlockEncoding(d.encoding)) {
+    if (IsFileBlock(d.encoding)) {
+      EncodeFileBlocks(*this, &m, r, sigma);
+    } else if (IsBlockEncoding(d.encoding)) {
       EncodeBlocks(*this, &m, r, sigma);
     } else if (IsQuantized(d.encoding)) {
       EncodeQuantized(*this, &m, r, sigma);

@@ -55,6 +55,8 @@ BackendLimits TestLimits();
 // scales and with 8-bit ones in super-groups, and block encodings.
 std::vector<EncodingDescriptor> AllEncodings();
 std::vector<Encoding> BlockEncodings();
+// Only device host computes with them.
+std::vector<Encoding> FileBlockEncodings();
 // The encoding of down rows beside others of `d`: `d`, but q8 instead of block encodings, which cannot be
 // summed.
 EncodingDescriptor DownEncoding(const EncodingDescriptor& d);

@@ -76,7 +76,7 @@ class SparseProfileTest : public testing::Test {
 TEST_F(SparseProfileTest, FindsAShareForEveryBatchThatNeverRises) {
   const std::unique_ptr<Backend> backend = Host(1);
   for (const Encoding encoding :
-       {Encoding::kBf16, Encoding::kQ4, Encoding::kMxfp4, blocks::kQ4_K, blocks::kQ6_K}) {
+       {Encoding::kBf16, Encoding::kQ4, Encoding::kMxfp4, blocks::kQ4_K, blocks::kQ6_K, blocks::kIq2Xxs}) {
     SparseProfileSpec spec = SmallSpec();
     if (IsBlockEncoding(encoding)) {
       spec.up = spec.gate = MakeDescriptor(encoding);

@@ -51,7 +51,7 @@ static_assert(LocateHighCode(2, 64 + 16 * 2 + 1).byte_offset == 2 &&
               LocateHighCode(2, 64 + 16 * 2 + 1).shift == 8 + 4);
 static_assert(LocateHighCode(2, 128).byte_offset == 32 && LocateHighCode(1, 256).byte_offset == 32);
 static_assert(!IsValidDescriptor({blocks::kQ4_K, 8, 32, 16}) &&
-              !IsValidDescriptor({blocks::kQ4_0, 16, 64, 0}) && !IsValidDescriptor({Encoding{85}, 8, 32, 8}));
+              !IsValidDescriptor({blocks::kQ4_0, 16, 64, 0}) && !IsValidDescriptor({Encoding{90}, 8, 32, 8}));
 static_assert(!IsValidDescriptor({Encoding::kQ8, 16, 24, 0}) &&
               !IsValidDescriptor({Encoding::kBf16, 0, 64, 0}));
 static_assert(IsValidDescriptor({Encoding::kQ4, 8, 64, 256}) &&
@@ -353,6 +353,45 @@ TEST(RowCodec, BlockRowsHoldTheValuesOfGgufsBlocks) {
     }
   }
   EXPECT_EQ(encodings, std::size(kBlockEncodings));
+}
+
+// Rows of file blocks are the file's bytes, and a factor behind NVFP4's.
+TEST(RowCodec, FileBlockRowsAreTheFilesBlocks) {
+  std::istringstream lines(ReadAll("tests/data/gguf/file_blocks.txt"));
+  uint32_t id = 0;
+  size_t count = 0;
+  std::string blocks_hex;
+  std::string digest;
+  size_t encodings = 0;
+  while (lines >> id >> count >> blocks_hex >> digest) {
+    const GgufBlockFormat* format = FindGgufFormat(id);
+    const std::string bytes = absl::HexStringToBytes(blocks_hex);
+    const auto* from = reinterpret_cast<const uint8_t*>(bytes.data());
+    const EncodingDescriptor descriptor = MakeDescriptor(format->rows);
+    ++encodings;
+    EXPECT_TRUE(IsValidDescriptor(descriptor)) << format->name;
+    EXPECT_FALSE(CanEncode(format->rows)) << format->name;
+    ASSERT_EQ(ValuesPerBlock(format->rows), format->values) << format->name;
+    const bool has_factor = HasRowFactor(format->rows);
+    const float factor = has_factor ? 0.75f : 1;
+    std::vector<CodeBlock> blocks(count);
+    std::vector<float> want(count * format->values);
+    for (size_t b = 0; b < count; ++b) {
+      format->unpack(from + b * format->bytes, &blocks[b]);
+      blocks[b].factor = factor;
+      format->decode(from + b * format->bytes, want.data() + b * format->values);
+    }
+    std::vector<std::byte> row(RowBytes(descriptor, want.size()));
+    ASSERT_EQ(row.size(), bytes.size() + (has_factor ? 4 : 0)) << format->name;
+    EncodeBlockRow(descriptor, blocks, want.size(), row.data());
+    EXPECT_EQ(std::memcmp(row.data(), bytes.data(), bytes.size()), 0) << format->name;
+    std::vector<float> got(want.size());
+    ASSERT_TRUE(DecodeRow(descriptor, row.data(), absl::MakeSpan(got)).ok());
+    for (size_t i = 0; i < want.size(); ++i) {
+      ASSERT_EQ(got[i], want[i] * factor) << format->name << " value " << i;
+    }
+  }
+  EXPECT_EQ(encodings, std::size(kFileBlockEncodings));
 }
 
 // Extra size of the rows over the file's blocks: u8 scales and mins instead of 6-bit and 4-bit ones.

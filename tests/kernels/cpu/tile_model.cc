@@ -15,6 +15,7 @@
 #include <type_traits>
 
 #include "gtest/gtest.h"
+#include "kernels/cpu/file_rows.h"
 #include "kernels/cpu/kernel_table.h"
 
 #define SLUICE_ISA tile_model

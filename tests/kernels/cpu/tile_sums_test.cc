@@ -52,6 +52,10 @@ class Weights {
  private:
   // Codes and small whole scales are any byte; a power of two of mxfp4 and an f16 stay finite.
   uint8_t ByteOf(const EncodingDescriptor& e, uint32_t place, uint32_t drawn) const {
+    if (IsFileBlock(e.encoding)) {  // each block begins with its scales; a factor may follow the last one
+      const bool is_scale = place % TraitsOf(e.encoding).block_bytes < 4 || place + 4 >= shape_.bytes;
+      return static_cast<uint8_t>(is_scale ? 0x28 + drawn % 8 : drawn);
+    }
     const uint32_t scales = e.super_group != 0 ? shape_.super_groups : shape_.scales;
     if (place < scales) {
       return static_cast<uint8_t>(drawn);
@@ -106,8 +110,9 @@ constexpr std::pair<Encoding, uint32_t> kEncodings[] = {
     {Encoding::kQ3, 128}, {Encoding::kQ2, 16},  {Encoding::kQ2, 128}, {Encoding::kMxfp4, 32}};
 
 // GGUF's rows, which only up and gate have: there are no weighted sums of them.
-constexpr std::pair<Encoding, uint32_t> kBlockEncodings[] = {
-    {blocks::kQ4_K, 32}, {blocks::kQ5_K, 32}, {blocks::kQ6_K, 16}, {blocks::kIq4Nl, 32}};
+constexpr std::pair<Encoding, uint32_t> kBlockEncodings[] = {{blocks::kQ4_K, 32},   {blocks::kQ5_K, 32},
+                                                             {blocks::kQ6_K, 16},   {blocks::kIq4Nl, 32},
+                                                             {blocks::kIq2Xxs, 32}, {blocks::kNvfp4, 16}};
 
 std::vector<std::pair<Encoding, uint32_t>> EncodingsOfDots() {
   std::vector<std::pair<Encoding, uint32_t>> all(std::begin(kEncodings), std::end(kEncodings));
@@ -155,7 +160,7 @@ TEST(TileSumsTest, DotProductsAreThoseOfOtherKernelsToTheBit) {
           call.y = y.rows();
           call.rows = rows;
           call.tokens = tokens;
-          call.scratch = Aligned(&scratch, QuantGemmFloats(cols));
+          call.scratch = Aligned(&scratch, QuantGemmFloats(cols) + FileRowFloats(cols));
           int8_t* place = Aligned(&packed, QuantPackedBytes(tokens, cols));
           table.pack_quant({rounded.data(), tokens, cols, group, place});
           call.packed = place;

@@ -98,8 +98,8 @@ TEST(GgufHeader, HostileCountsAreRefused) {
           GgufBuilder().Key("k", 9, GgufBuilder::Bytes<uint32_t>(4) + GgufBuilder::Bytes(1ull << 60)).File()),
       HasSubstr("a list of 1152921504606846976 elements"));
   EXPECT_THAT(
-      Error(GgufBuilder().Key("k", 9, GgufBuilder::Bytes<uint32_t>(9) + GgufBuilder::Bytes(1ull)).File()),
-      HasSubstr("a list of type 9"));
+      Error(GgufBuilder().Key("k", 9, GgufBuilder::Bytes<uint32_t>(13) + GgufBuilder::Bytes(1ull)).File()),
+      HasSubstr("a list of type 13"));
   EXPECT_THAT(Error(GgufBuilder().Key("k", 13, std::string(64, '\0')).File()), HasSubstr("unknown type 13"));
 }
 
@@ -111,8 +111,8 @@ TEST(GgufHeader, TensorsThatCannotBeAreNamed) {
   EXPECT_THAT(with({0}, 0), HasSubstr("dimensions [0]"));
   EXPECT_THAT(with({1u << 31, 1u << 31, 1u << 31}, 0), HasSubstr("dimensions ["));
   EXPECT_THAT(with({64}, 12), HasSubstr("rows of 64 values are no whole blocks of Q4_K"));
-  EXPECT_THAT(with({256}, 18), HasSubstr("blocks of IQ3_XXS are not supported"));
-  EXPECT_THAT(with({256}, 144), HasSubstr("blocks of IQ4_KS are not supported"));
+  EXPECT_THAT(with({128}, 18), HasSubstr("rows of 128 values are no whole blocks of IQ3_XXS"));
+  EXPECT_THAT(with({256}, 144), HasSubstr("blocks of IQ4_KS, made for ik_llama.cpp, are not supported"));
   EXPECT_THAT(with({256}, 77), HasSubstr("blocks of type 77"));
   EXPECT_THAT(with({17}, 0), HasSubstr("68 bytes from byte 0"));
 }
@@ -125,16 +125,70 @@ TEST(GgufHeader, NamesOccurOnce) {
   EXPECT_THAT(Error(GgufBuilder().U32("", 1).File()), HasSubstr("an empty key"));
 }
 
-TEST(GgufHeader, OffsetsFollowFromTheOrder) {
-  std::string file = Small().File();
-  // The second tensor's offset is the last number before the padding: 32.
-  const auto header = Parse(file);
-  ASSERT_TRUE(header.ok());
-  const std::string offset = GgufBuilder::Bytes<uint32_t>(8) + GgufBuilder::Bytes<uint64_t>(32);
+// Replaces the offset of a tensor of type Q8_0 that is stored at `from`.
+std::string WithOffset(std::string file, uint64_t from, uint64_t to) {
+  const std::string offset = GgufBuilder::Bytes<uint32_t>(8) + GgufBuilder::Bytes(from);
   const size_t place = file.find(offset);
-  ASSERT_NE(place, std::string::npos);
-  file.replace(place + 4, 8, GgufBuilder::Bytes<uint64_t>(0));
-  EXPECT_THAT(Error(file), HasSubstr("tensor u begins at byte 0 of the data, expected 32"));
+  EXPECT_NE(place, std::string::npos);
+  return file.replace(place + 4, 8, GgufBuilder::Bytes(to));
+}
+
+TEST(GgufHeader, TensorsMayLieInAnyOrderWithGaps) {
+  // The first info's data comes last, and 32 bytes are nobody's.
+  std::string file = GgufBuilder()
+                         .Tensor("late", {32}, 8, std::string(34, 'x'))
+                         .Tensor("t", {2, 3}, kGgufF32, std::string(24, 'y'))
+                         .File();
+  file = WithOffset(file, 0, 128) + std::string(64, 'z') + std::string(34, 'w');
+  const auto header = Parse(file);
+  ASSERT_TRUE(header.ok()) << header.status();
+  EXPECT_EQ(file[header->tensors[0].offset], 'z');
+  EXPECT_EQ(file[header->tensors[1].offset], 'y');
+}
+
+TEST(GgufHeader, OverlapsAndOddOffsetsAreNamed) {
+  const std::string file = Small().File();
+  EXPECT_THAT(Error(WithOffset(file, 32, 0)), HasSubstr("begins at byte 0 of the data, before tensor"));
+  EXPECT_THAT(Error(WithOffset(file, 32, 33)),
+              HasSubstr("tensor u begins at byte 33 of the data, no multiple"));
+}
+
+// Blocks of 128 values in 34 bytes under the id of Q2_0: the next tensor begins too early.
+TEST(GgufHeader, BlocksOfAnOlderForkAreNamed) {
+  EXPECT_THAT(Error(GgufBuilder()
+                        .Tensor("t", {1024, 8}, 42, std::string(8 * 8 * 34, 'x'))
+                        .Tensor("u", {32}, 8, std::string(34, 'y'))
+                        .File()),
+              HasSubstr("made by an older fork"));
+  EXPECT_THAT(Error(GgufBuilder().Tensor("t", {1024, 8}, 42, std::string(8 * 8 * 34, 'x')).File()),
+              HasSubstr("made by an older fork"));
+}
+
+TEST(GgufHeader, TrailingDimensionsOfOneAreDropped) {
+  const auto header = Parse(GgufBuilder()
+                                .Tensor("t", {2, 3, 1, 1}, kGgufF32, std::string(24, 'x'))
+                                .Tensor("u", {1, 1}, kGgufF32, std::string(4, 'x'))
+                                .File());
+  ASSERT_TRUE(header.ok()) << header.status();
+  EXPECT_EQ(header->tensors[0].dims, (std::vector<uint64_t>{2, 3}));
+  EXPECT_EQ(header->tensors[1].dims, (std::vector<uint64_t>{1}));
+}
+
+TEST(GgufHeader, ListsOfListsAreSkipped) {
+  const auto list = [](uint32_t type, uint64_t count, const std::string& elements) {
+    return GgufBuilder::Bytes(type) + GgufBuilder::Bytes(count) + elements;
+  };
+  const std::string words = list(8, 2, GgufBuilder::Text("a") + GgufBuilder::Text(""));
+  const std::string bytes = list(0, 3, "abc");
+  const std::string nested = list(9, 2, list(9, 1, words) + bytes);
+  const auto header = Parse(GgufBuilder().Key("k", 9, nested).U32("n", 7).File());
+  ASSERT_TRUE(header.ok()) << header.status();
+  EXPECT_FALSE(header->keys.Has("k"));
+  EXPECT_EQ(header->keys.Int("n", 0, 9)->value(), 7);
+  std::string deep = words;
+  for (int i = 0; i < 9; ++i) deep = list(9, 1, deep);
+  EXPECT_THAT(Error(GgufBuilder().Key("k", 9, deep).File()), HasSubstr("lists in lists"));
+  EXPECT_FALSE(Parse(GgufBuilder().Key("k", 9, list(9, 1, list(0, 1u << 20, "a"))).File()).ok());
 }
 
 TEST(GgufHeader, AlignmentIsAPowerOfTwo) {
