@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "common/base/json_reader.h"
 #include "common/base/status.h"
 #include "common/model/hf_config.h"
@@ -221,11 +222,36 @@ absl::StatusOr<const GgufArchitecture*> ArchitectureOf(const GgufKeys& keys) {
   return architecture;
 }
 
+// True if a layer's tensors predict further tokens, or if there are none.
+bool IsLeftOut(const GgufFiles& files, uint64_t layer) {
+  const std::string prefix = absl::StrCat("blk.", layer, ".");
+  bool any = false;
+  for (const GgufTensorInfo& tensor : files.tensors()) {
+    if (!absl::StartsWith(tensor.name, prefix)) continue;
+    if (absl::StartsWith(tensor.name, prefix + "nextn.")) return true;
+    any = true;
+  }
+  return !any;
+}
+
+// Returns the number of layers at the end that predict further tokens. The key alone does not decide: some
+// files have it, and ordinary layers up to the last one.
+uint64_t CountPredicting(uint64_t blocks, GgufKeyReader* q) {
+  const uint64_t stated = q->IntOr("nextn_predict_layers", 0);
+  if (stated >= blocks) {
+    q->Refuse("nextn_predict_layers", absl::StrCat(stated, " of ", blocks));
+    return 0;
+  }
+  if (blocks > kMaxLayers) return 0;  // refused below
+  uint64_t predicting = 0;
+  while (predicting < stated && IsLeftOut(q->files(), blocks - 1 - predicting)) ++predicting;
+  return predicting;
+}
+
 GgufBaseConfig ReadGgufBase(GgufKeyReader* q) {
   GgufBaseConfig base;
   const uint64_t blocks = q->RequiredInt("block_count");
-  const uint64_t predicting = q->IntOr("nextn_predict_layers", 0);
-  if (predicting >= blocks) q->Refuse("nextn_predict_layers", absl::StrCat(predicting, " of ", blocks));
+  const uint64_t predicting = CountPredicting(blocks, q);
   base.layers = std::min<uint64_t>(predicting < blocks ? blocks - predicting : 1, kMaxLayers);
   if (blocks > kMaxLayers) q->Refuse("block_count", absl::StrCat(blocks));
   base.blocks = blocks;

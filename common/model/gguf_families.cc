@@ -164,6 +164,11 @@ void AddDeepseekRouter(GgufKeyReader* q, json* config) {
   (*config)["topk_group"] = q->IntOr("expert_group_used_count", 1, 1);
 }
 
+// A sigmoid router without a correction chooses by its scores alone.
+void AddCorrection(const GgufBaseConfig& base, GgufKeyReader* q, json* config) {
+  (*config)["use_expert_bias"] = q->AnyLayerHas("exp_probs_b.bias", base.layers);
+}
+
 // Adds the sizes of latent attention. Since 2025 the lengths without _mla are those of the absorbed form.
 void AddLatent(const GgufBaseConfig& base, GgufKeyReader* q, json* config) {
   const uint64_t rotated = q->RequiredInt("rope.dimension_count");
@@ -196,6 +201,7 @@ json ReadGgufGlm4Moe(const GgufBaseConfig& base, GgufKeyReader* q) {
   RequireGgufGating(2, q);
   AddDeepseekMixture(base, q, &config);
   AddDeepseekRouter(q, &config);
+  AddCorrection(base, q, &config);
   return config;
 }
 
@@ -219,7 +225,10 @@ json ReadGgufDeepseek2(const GgufBaseConfig& base, GgufKeyReader* q) {
   AddLatent(base, q, &config);
   AddDeepseekMixture(base, q, &config);
   AddDeepseekRouter(q, &config);
-  if (sigmoid) return config;
+  if (sigmoid) {
+    AddCorrection(base, q, &config);
+    return config;
+  }
   if (config["norm_topk_prob"] == true) q->Refuse("expert_weights_norm", "with a softmax router");
   config["topk_method"] = config["n_group"] == 1 ? "greedy" : "group_limited_greedy";
   return config;
@@ -253,6 +262,7 @@ json ReadGgufDots1(const GgufBaseConfig& base, GgufKeyReader* q) {
   RequireGgufGating(2, q);
   AddDeepseekMixture(base, q, &config);
   AddDeepseekRouter(q, &config);
+  AddCorrection(base, q, &config);
   return config;
 }
 

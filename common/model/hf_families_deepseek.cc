@@ -23,7 +23,7 @@ ModelConfig ReadV3(const std::string& family, const BaseDefaults& defaults, uint
   for (LayerConfig& layer : model.layers) layer.attention = attention;
   MoeConfig moe = ReadDeepseekMixture(1, true, fields);
   moe.router = RouterKind::kSigmoidTopK;
-  moe.router_correction = true;
+  moe.router_correction = fields->Flag("use_expert_bias", true);  // of GGUF files without one
   moe.routed_scale = static_cast<float>(fields->Real("routed_scaling_factor", 1e-6, 1e6, 2.5));
   fields->RequireWord("scoring_func", "sigmoid");
   fields->RequireWord("topk_method", "noaux_tc");
@@ -141,7 +141,7 @@ namespace {
 MoeConfig ReadCorrected(uint32_t shared, bool norm_topk_prob, double routed_scale, HfFields* fields) {
   MoeConfig moe = ReadDeepseekMixture(shared, norm_topk_prob, fields);
   moe.router = RouterKind::kSigmoidTopK;
-  moe.router_correction = true;
+  moe.router_correction = fields->Flag("use_expert_bias", true);  // as in ReadV3
   moe.group_score = GroupScore::kTopTwoSum;
   moe.routed_scale = static_cast<float>(fields->Real("routed_scaling_factor", 1e-6, 1e6, routed_scale));
   ReadGroups(1, 1, &moe, fields);
