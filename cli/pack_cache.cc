@@ -25,6 +25,8 @@
 #include "common/base/machine_facts.h"
 #include "common/base/size.h"
 #include "common/base/status.h"
+#include "common/text/chat_template.h"
+#include "common/text/tokenizer.h"
 #include "pack/pack_format.h"
 #include "pack/writer/pack_writer.h"
 #include "pack/writer/staging.h"
@@ -58,6 +60,20 @@ void DeclareRowOptions(ArgParser* parser, RowOptions* o) {
               "GGUF without --bits: of rows that cannot stay as they are [q8]")
       .Text("--layout", &o->layout, "up|gate|down, up|gate+down or gate|up+down [the recipe's]")
       .Real("--hot-share", &o->hot_share, "corm: share of a layer's experts that get q4 [0.5]", 0, 1);
+}
+
+absl::Status CheckModelTexts(const std::string& model, const PackEstimate& estimate) {
+  if (!estimate.tokenizer_files.empty()) {
+    const auto tokenizer = Tokenizer::LoadFromFiles(estimate.tokenizer_files);
+    if (!tokenizer.ok()) return Annotate(tokenizer.status(), model);
+  }
+  if (estimate.chat_template.empty()) return absl::OkStatus();
+  const auto chat = ChatTemplate::Create(estimate.chat_template, {});
+  if (!chat.ok()) {
+    std::fprintf(stderr, "sluice: %s: chats cannot be rendered: %s\n", model.c_str(),
+                 std::string(chat.status().message()).c_str());
+  }
+  return absl::OkStatus();
 }
 
 namespace {
@@ -167,6 +183,7 @@ absl::Status MakePack(const CommandContext& context, const ModelRequest& request
                       const PlanChoice& choice) {
   ASSIGN_OR_RETURN(const PackOptions options, OptionsFor(choice.bits));
   ASSIGN_OR_RETURN(const PackEstimate estimate, EstimatePack(request.model, out, options));
+  RETURN_IF_ERROR(CheckModelTexts(request.model, estimate));
   if (!request.quiet) {
     const std::string why = choice.why.empty() ? "" : absl::StrCat("; ", choice.why);
     std::fprintf(stderr, "sluice: %s is packed once, as %s (%s%s), into %s%s\n", request.model.c_str(),

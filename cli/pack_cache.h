@@ -13,6 +13,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "cli/command_line.h"
+#include "pack/writer/pack_writer.h"
 #include "pack/writer/recipe.h"
 
 namespace sluice::cli {
@@ -33,6 +34,11 @@ struct RowOptions {
 
 // `options` must outlive Parse.
 void DeclareRowOptions(ArgParser* parser, RowOptions* options);
+
+// Parses the model's tokenizer and chat template as a server does at its start, so that a pack is not written
+// in vain: the tokenizer's error, naming `model`; a template that is not supported is only warned of on
+// stderr, since requests without one are served.
+absl::Status CheckModelTexts(const std::string& model, const PackEstimate& estimate);
 
 // State of a model's files, compared without reading their contents.
 //

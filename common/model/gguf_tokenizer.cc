@@ -4,6 +4,7 @@
 #include <string_view>
 #include <utility>
 
+#include "absl/container/flat_hash_map.h"
 #include "absl/container/flat_hash_set.h"
 #include "common/base/json_reader.h"
 #include "common/base/status.h"
@@ -22,6 +23,7 @@ struct GgufPreTokenizer {
   bool nfc = false;                         // texts are normalized first
   bool ignore_merges = false;               // a piece that is a token stays one, regardless of the merges
   bool add_bos = false;                     // default; the file can override it
+  bool ranks = false;                       // without merges, ids are the order in which tokens are merged
 };
 
 // Returns null for an unknown name.
@@ -77,6 +79,58 @@ constexpr char kIdeographs[] = R"([\x{4e00}-\x{9fa5}\x{3040}-\x{309f}\x{30a0}-\x
 constexpr char kDeepseek3[] =
     R"([!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+|)"
     R"( ?[\p{P}\p{S}]+[\r\n]*|)" SLUICE_SPACES;
+// Kimi's tiktoken pattern: a letter of the middle two parts is none of Han.
+#define SLUICE_UPPER R"((?:(?!\p{Han})[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]))"
+#define SLUICE_LOWER R"((?:(?!\p{Han})[\p{Ll}\p{Lm}\p{Lo}\p{M}]))"
+constexpr char kKimi[] = R"(\p{Han}+|[^\r\n\p{L}\p{N}]?)" SLUICE_UPPER "*" SLUICE_LOWER
+                         "+" SLUICE_CONTRACTIONS R"(?|[^\r\n\p{L}\p{N}]?)" SLUICE_UPPER "+" SLUICE_LOWER
+                         "*" SLUICE_CONTRACTIONS R"(?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|)" SLUICE_SPACES;
+#undef SLUICE_UPPER
+#undef SLUICE_LOWER
+
+// Digits in threes from the last one on.
+constexpr char kThreesFromTheEnd[] = R"(\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N})))";
+constexpr char kAfmoeScripts[] =
+    R"([\x{4e00}-\x{9fff}\x{3400}-\x{4dbf}\x{f900}-\x{faff}\x{3040}-\x{309f}\x{30a0}-\x{30ff})"
+    R"(\x{ff65}-\x{ff9f}\x{2f00}-\x{2fdf}\x{e40}-\x{e7f}\x{e80}-\x{eff}\x{1780}-\x{17ff})"
+    R"(\x{1000}-\x{109f}\x{aa60}-\x{aa7f}\x{a9e0}-\x{a9ff}\x{ac00}-\x{d7af}\x{1100}-\x{11ff}]+)";
+constexpr char kThreesBeforeAWord[] = R"(\d{1,3}(?=(?:\d{3})*\b))";
+constexpr char kBailing[] =
+    R"('(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|)"
+    R"(\s+(?!\S)|\s+)";
+constexpr char kSeedCoder[] =
+    SLUICE_CONTRACTIONS R"(|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1}| ?[^\s\p{L}\p{N}\r\n]+|)" SLUICE_SPACES;
+constexpr char kUfakZeka[] = R"([^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|)" SLUICE_SPACES;
+constexpr char kLinesApart[] = R"([^\n]+|[\n]+)";
+constexpr char kExaoneMoe[] = SLUICE_CONTRACTIONS
+    R"(|[^\r\n\p{L}\p{N}]?(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]?|)"
+    R"(\s*[\r\n]|\s+(?!\S)|\s+)";
+constexpr char kMiniCpm[] =
+    SLUICE_CONTRACTIONS R"(|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}+| ?[^\s\p{L}\p{N}]+[\r\n]*|)" SLUICE_SPACES;
+constexpr char kK2Horizon[] = SLUICE_CONTRACTIONS
+    R"(|[^\r\n\p{L}\p{N}]?(?:\p{L}|\p{M}|\x{200c}|\x{200d})+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|)" SLUICE_SPACES;
+constexpr char kJais2[] = SLUICE_CONTRACTIONS
+    R"(|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s{512}(?!\S)|)"
+    R"(\s{256}(?!\S)|\s{128}(?!\S)|\s{64}(?!\S)|\s{32}(?!\S)|\s{16}(?!\S)|\s{8}(?!\S)|\s{4}(?!\S)|)"
+    R"(\s{1,2}(?!\S)|\s{1})";
+constexpr char kBloom[] = R"( ?[^(\s|.,!?\x{2026}\x{3002}\x{ff0c}\x{3001}\x{964}\x{6d4}\x{60c})]+)";
+constexpr char kFalconSigns[] = R"([\p{P}$+<=>^~|`]+)";
+constexpr char kThreeAscii[] = R"([0-9][0-9][0-9])";
+constexpr char kSpark[] =
+    R"([!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+|)"
+    R"( ?[\p{P}\p{S}]+|[\r\n]|\s+(?!\S)|\s+)";
+constexpr char kYoutuScripts[] =
+    R"([\x{ac00}-\x{d7a3}\x{3131}-\x{318e}]+|[\x{ff01}\x{2026}\x{201c}\x{201d}\x{2018}\x{2019}\x{2014})"
+    R"(\x{ff1a}\x{ff1b}\x{ff0c}\x{3001}-\x{303f}\x{fe30}-\x{fe4f}]+|[\x{3105}-\x{312f}]+|)"
+    R"([\x{4e00}-\x{9fa5}\x{3040}-\x{309f}\x{30a0}-\x{30ff}]+)";
+constexpr char kYoutu[] =
+    R"([^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+)" SLUICE_CONTRACTIONS
+    R"(?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*)" SLUICE_CONTRACTIONS
+    R"(?|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|)" SLUICE_SPACES;
+constexpr char kSentinels[] = R"(<sentinel:[0-9]+>)";
+constexpr char kImageTokens[] = R"((IMGIMG)((A|B|C|D|E|F|G|H|I){1,4})Z)";
+constexpr char kTabsAndSpaces[] = R"([\t\n]|    |  )";
+constexpr char kOneSign[] = R"([\p{P}!-/:-@\[-`{-~])";
 #undef SLUICE_CONTRACTIONS
 #undef SLUICE_SPACES
 
@@ -87,42 +141,102 @@ struct NamedPreTokenizer {
 constexpr GgufPreTokenizer kPlain = {.patterns = {kGpt2}};
 constexpr GgufPreTokenizer kSingleDigits = {.patterns = {kDigit, kGpt2}};
 constexpr GgufPreTokenizer kQwen = {.patterns = {kQwen2}, .nfc = true};
-constexpr GgufPreTokenizer kLlamaBpe = {.patterns = {kLlama3}, .ignore_merges = true};
+constexpr GgufPreTokenizer kQwenAlike = {.patterns = {kQwen2}};
+constexpr GgufPreTokenizer kLlamaBpe = {.patterns = {kLlama3}, .ignore_merges = true, .add_bos = true};
+constexpr GgufPreTokenizer kGlm = {.patterns = {kLlama3}, .ignore_merges = true};
 constexpr GgufPreTokenizer kLlamaAlike = {.patterns = {kLlama3}};
 // A piece that is a token stays one token, as in tiktoken, the source of this vocabulary.
 constexpr GgufPreTokenizer kO200k = {.patterns = {kGpt4o}, .ignore_merges = true};
+constexpr GgufPreTokenizer kAya = {.patterns = {kThreesBeforeAWord, kGpt4o}};
 constexpr GgufPreTokenizer kDeepseekV3 = {.patterns = {kThreeDigits, kIdeographs, kDeepseek3}};
 
+// The names of llama.cpp's list, but those of encoders alone, `superbpe`, whose splits are empty matches, and
+// `default`, which guesses.
 constexpr NamedPreTokenizer kPreTokenizers[] = {
     {"gpt-2", kPlain},
     {"olmo", kPlain},
     {"phi-2", kPlain},
     {"granite-docling", kPlain},
+    {"mpt", kPlain},
+    {"jais", kPlain},
+    {"trillion", kPlain},
+    {"gigachat", kPlain},
+    {"modern-bert", kPlain},
+    {"mellum", kPlain},
+    {"exaone4", kPlain},
+    {"a.x-4.0", kPlain},
+    {"jina-es", kPlain},
+    {"jina-de", kPlain},
+    {"jina-v2-es", kPlain},
+    {"jina-v2-de", kPlain},
     {"starcoder", kSingleDigits},
     {"refact", kSingleDigits},
     {"command-r", kSingleDigits},
     {"smollm", kSingleDigits},
+    {"codeshell", kSingleDigits},
+    {"exaone", kSingleDigits},
+    {"minerva-7b", kSingleDigits},
+    {"mellum2", kSingleDigits},
     {"qwen2", kQwen},
-    {"deepseek-r1-qwen", {.patterns = {kQwen2}}},
-    {"hunyuan", {.patterns = {kQwen2}}},
+    {"deepseek-r1-qwen", kQwenAlike},
+    {"hunyuan", kQwenAlike},
+    {"stablelm2", kQwenAlike},
+    {"solar-open", kQwenAlike},
+    {"megrez", kQwenAlike},
+    {"kormo", kQwenAlike},
+    {"f2llmv2", kQwenAlike},
+    {"grok-2", kQwenAlike},
     {"qwen35", {.patterns = {kQwen35}, .nfc = true}},
-    {"llama-bpe", {.patterns = {kLlama3}, .ignore_merges = true, .add_bos = true}},
-    {"lfm2", {.patterns = {kLlama3}, .ignore_merges = true, .add_bos = true}},
+    {"ufakzeka", {.patterns = {kUfakZeka}}},
+    {"laguna", {.patterns = {kLinesApart, kQwen2}}},
+    {"seed-coder", {.patterns = {kSeedCoder}}},
+    {"llama-bpe", kLlamaBpe},
+    {"lfm2", kLlamaBpe},
     {"llama3", kLlamaBpe},
     {"llama-v3", kLlamaBpe},
+    {"falcon3", kLlamaBpe},
+    {"falcon-h1", kLlamaBpe},
+    {"pixtral", kLlamaBpe},
+    {"midm-2.0", kLlamaBpe},
+    {"jina-v5-nano", kLlamaBpe},
     {"dbrx", kLlamaAlike},
     {"smaug-bpe", kLlamaAlike},
-    {"glm4", kLlamaBpe},
     {"chatglm-bpe", kLlamaAlike},
+    {"glm4", kGlm},
+    {"glm5", kGlm},
+    {"jais-2", {.patterns = {kJais2}}},
+    {"minicpm5", {.patterns = {kThreeDigits, kMiniCpm}, .ignore_merges = true}},
+    {"k2-horizon", {.patterns = {kK2Horizon}}},
     {"gpt-4o", kO200k},
     {"llama4", kO200k},
     {"minimax-m2", kO200k},
+    {"kanana2", kO200k},
+    {"talkie", kO200k},
+    {"tiny_aya", kAya},
+    {"cohere2moe", kAya},
+    {"kimi-k2", {.patterns = {kKimi}, .ignore_merges = true, .ranks = true}},
+    {"youtu", {.patterns = {kYoutuScripts, kYoutu}, .ignore_merges = true}},
     {"tekken", {.patterns = {kTekken}, .ignore_merges = true, .add_bos = true}},
     {"deepseek-llm",
      {.patterns = {kBreak, kCasedLetters, kWidePunctuation, kLastSpaces, kEastAsian, kDigit}}},
     {"deepseek-coder", {.patterns = {kBreak, kLetters, kPunctuation, kEastAsian, kDigit}}},
     {"deepseek-v3", kDeepseekV3},
+    {"hunyuan-dense", kDeepseekV3},
+    {"hy_v4", kDeepseekV3},
     {"joyai-llm", kDeepseekV3},
+    {"spark2_5", {.patterns = {kThreeDigits, kIdeographs, kSpark, kDigit}}},
+    {"afmoe", {.patterns = {kThreesFromTheEnd, kAfmoeScripts, kDeepseek3}}},
+    {"bailingmoe", {.patterns = {kBailing}}},
+    {"bailingmoe2", {.patterns = {kBailing}}},
+    {"llada-moe", {.patterns = {kBailing}}},
+    {"exaone-moe", {.patterns = {kExaoneMoe}}},
+    {"falcon", {.patterns = {kFalconSigns, kGpt2, kThreeAscii}}},
+    {"bloom", {.patterns = {kBloom}}},
+    {"gpt3-finnish", {.patterns = {kBloom}}},
+    {"poro-chat", {.patterns = {kBloom}}},
+    {"viking", {.patterns = {kBloom, kDigit}}},
+    {"chameleon",
+     {.patterns = {kSentinels, kImageTokens, kTabsAndSpaces, kDigit, kOneSign, kGpt2}, .add_bos = true}},
 };
 
 }  // namespace
@@ -221,11 +335,32 @@ json PipelineOf(const GgufPreTokenizer& pre) {
   return {{"type", "Sequence"}, {"pretokenizers", std::move(steps)}};
 }
 
+// Returns the merges by which tiktoken makes its tokens: two neighbours merge if their text is a token, the
+// one of the lowest id first.
+std::vector<std::string> MergesOfRanks(const Vocabulary& vocabulary) {
+  absl::flat_hash_map<std::string_view, size_t> ids;
+  for (size_t id = 0; id < vocabulary.tokens->size(); ++id) {
+    if (vocabulary.types[id] == kNormal) ids.emplace((*vocabulary.tokens)[id], id);
+  }
+  std::vector<std::string> merges;
+  for (size_t id = 0; id < vocabulary.tokens->size(); ++id) {
+    const std::string_view token = (*vocabulary.tokens)[id];
+    if (vocabulary.types[id] != kNormal) continue;
+    for (size_t at = 1; at < token.size(); ++at) {
+      const bool within_character = (static_cast<uint8_t>(token[at]) & 0xc0) == 0x80;
+      if (within_character || !ids.contains(token.substr(0, at)) || !ids.contains(token.substr(at))) continue;
+      merges.push_back(absl::StrCat(std::string(token.substr(0, at)), " ", std::string(token.substr(at))));
+    }
+  }
+  return merges;
+}
+
 // Writes the parts common to both kinds: added tokens, vocabulary and merges; `model` holds the options of
-// the BPE model.
-absl::StatusOr<json> TokenizerJson(const GgufKeys& keys, const Vocabulary& vocabulary, json model) {
+// the BPE model. `ranks`: merges may be missing.
+absl::StatusOr<json> TokenizerJson(const GgufKeys& keys, const Vocabulary& vocabulary, bool ranks,
+                                   json model) {
   ASSIGN_OR_RETURN(const std::vector<std::string>* merges, keys.Texts(GgmlKey("merges")));
-  if (merges == nullptr) return keys.Error(GgmlKey("merges"), "is missing");
+  if (merges == nullptr && !ranks) return keys.Error(GgmlKey("merges"), "is missing");
   json vocab = json::object();
   json added = json::array();
   absl::flat_hash_set<std::string> seen;
@@ -251,7 +386,7 @@ absl::StatusOr<json> TokenizerJson(const GgufKeys& keys, const Vocabulary& vocab
   json root = {{"version", "1.0"}, {"added_tokens", std::move(added)}};
   model["type"] = "BPE";
   model["vocab"] = std::move(vocab);
-  model["merges"] = *merges;
+  model["merges"] = merges != nullptr ? *merges : MergesOfRanks(vocabulary);
   root["model"] = std::move(model);
   return root;
 }
@@ -262,7 +397,7 @@ absl::StatusOr<Files> SpacedBytePairFiles(const GgufKeys& keys) {
   ASSIGN_OR_RETURN(const std::string unknown, TokenOf(keys, "unknown_token_id", vocabulary));
   json model = {{"byte_fallback", true}, {"fuse_unk", true}};
   if (!unknown.empty()) model["unk_token"] = unknown;
-  ASSIGN_OR_RETURN(json root, TokenizerJson(keys, vocabulary, std::move(model)));
+  ASSIGN_OR_RETURN(json root, TokenizerJson(keys, vocabulary, /*ranks=*/false, std::move(model)));
   constexpr char kSpace[] = "\xe2\x96\x81";
   root["normalizer"] = {{"type", "Replace"}, {"pattern", {{"String", " "}}}, {"content", kSpace}};
   root["pre_tokenizer"] = nullptr;
@@ -286,7 +421,8 @@ absl::StatusOr<Files> BytePairFiles(const GgufKeys& keys) {
   }
   ASSIGN_OR_RETURN(const Vocabulary vocabulary, ReadVocabulary(keys));
   Files files;
-  ASSIGN_OR_RETURN(json root, TokenizerJson(keys, vocabulary, {{"ignore_merges", pre->ignore_merges}}));
+  ASSIGN_OR_RETURN(json root,
+                   TokenizerJson(keys, vocabulary, pre->ranks, {{"ignore_merges", pre->ignore_merges}}));
   root["normalizer"] = pre->nfc ? json{{"type", "NFC"}} : json();
   root["pre_tokenizer"] = PipelineOf(*pre);
   root["decoder"] = {

@@ -118,8 +118,10 @@ absl::StatusOr<PackOptions> PackOptionsFromText(const std::string& bits, const s
 
 absl::StatusOr<PackEstimate> EstimatePack(const std::string& model_dir, const std::string& out_dir,
                                           const PackOptions& options) {
-  ASSIGN_OR_RETURN(const PackJob job, PreparePack(model_dir, options));
+  ASSIGN_OR_RETURN(PackJob job, PreparePack(model_dir, options));
   PackEstimate estimate;
+  estimate.tokenizer_files = std::move(job.tokenizer_files);
+  estimate.chat_template = std::move(job.manifest.chat_template);
   estimate.payload_bytes = job.payload_bytes[0] + job.payload_bytes[1];
   ASSIGN_OR_RETURN(estimate.free_bytes, FreeBytes(TargetFolder(out_dir)));
   estimate.resumable_bytes = AllocatedBytes(PartialFolder(out_dir));

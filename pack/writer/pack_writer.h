@@ -7,6 +7,7 @@
 #include <atomic>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -72,6 +73,9 @@ struct PackEstimate {
   uint64_t dense_bytes = 0;      // of the payload
   std::vector<DenseTensor> dense_tensors;
   std::vector<ExpertEstimate> experts;  // in the pack's order
+  // Texts that a server parses at its start: a caller with a parser checks them before anything is written.
+  std::map<std::string, std::string> tokenizer_files;  // by base name; empty: none
+  std::string chat_template;                           // empty: none
 };
 absl::StatusOr<PackEstimate> EstimatePack(const std::string& model_dir, const std::string& out_dir,
                                           const PackOptions& options);

@@ -239,6 +239,62 @@ TEST_F(GgufModelTest, LayersThatPredictFurtherTokensAreLeftOut) {
   }
 }
 
+TEST_F(GgufModelTest, AnOrdinaryLastLayerIsKept) {
+  for (const bool has_layer : {true, false}) {
+    const Small small{.blocks = 2, .keys = [](GgufBuilder* b) { b->U32("llama.nextn_predict_layers", 1); }};
+    GgufBuilder builder = small.Keys();
+    small.AddTensors(&builder);
+    if (has_layer) Small::Add("blk.1.attn_norm.weight", {kHidden}, 200, &builder);
+    EXPECT_EQ(MustOpen(builder.File()).hf.config.layers.size(), has_layer ? 2u : 1u);
+  }
+}
+
+// A sigmoid router without a correction.
+TEST_F(GgufModelTest, TheRoutersCorrectionMayBeAbsent) {
+  const Small small{.architecture = "dots1"};
+  GgufBuilder builder = small.Keys();
+  small.AddTensors(&builder);
+  Small::Add("blk.0.attn_q_norm.weight", {kHeadDim}, 5000, &builder);
+  Small::Add("blk.0.attn_k_norm.weight", {kHeadDim}, 5000, &builder);
+  const ModelSource source = MustOpen(builder.File());
+  EXPECT_FALSE(source.hf.config.layers[0].moe.router_correction);
+  const absl::Status mapped = MapTensors(source.hf.config, *source.checkpoint).status();
+  EXPECT_TRUE(mapped.ok()) << mapped;
+}
+
+// Factors of NVFP4: one for each expert, or one for all; those of activations change nothing.
+TEST_F(GgufModelTest, FactorsMultiplyNvfp4Values) {
+  constexpr uint64_t kLength = 64;
+  const std::string block = "\x38\x38\x38\x38" + std::string(32, '\x22');  // all values 1
+  for (const uint64_t count : {kExperts, uint64_t{1}, uint64_t{2}}) {
+    GgufBuilder builder = Small().Keys();
+    std::string data;
+    for (uint64_t i = 0; i < kExperts * 2; ++i) data += block;
+    builder.Tensor("blk.0.ffn_up_exps.weight", {kLength, 2, kExperts}, kGgufNvfp4, data);
+    std::string factors;
+    for (uint64_t i = 0; i < count; ++i) factors += GgufBuilder::Bytes(0.5f + static_cast<float>(i));
+    builder.Tensor("blk.0.ffn_up_exps.scale", {count}, kGgufF32, factors);
+    Small::Add("blk.0.ffn_up_exps.input_scale", {1}, 3, &builder);
+    Small::Add("token_embd.weight", {kHidden, kVocab}, 0, &builder);
+    const auto source = Open(builder.File());
+    if (count == 2) {
+      EXPECT_THAT(std::string(source.status().message()), HasSubstr("has 2 values, expected 1 or 3"));
+      continue;
+    }
+    ASSERT_TRUE(source.ok()) << source.status();
+    EXPECT_EQ(source->checkpoint->tensors().size(), 1 + kExperts);
+    for (uint64_t e = 0; e < kExperts; ++e) {
+      const std::string name = absl::StrCat("model.layers.0.block_sparse_moe.experts.", e, ".w3.weight");
+      const float want = count == 1 ? 0.5f : 0.5f + static_cast<float>(e);
+      EXPECT_EQ(FirstOfLines(*source, name), (std::vector<float>{want, want}));
+      CodeBlock blocks[2];
+      ASSERT_TRUE(
+          source->checkpoint->ReadBlocks(*source->checkpoint->Find(name), {0, 2, 0, kLength}, blocks).ok());
+      EXPECT_EQ(blocks[1].factor, want);
+    }
+  }
+}
+
 TEST_F(GgufModelTest, ScalesOfOneSayNothing) {
   for (const float scale : {1.0f, 2.0f}) {
     const Small small;
@@ -297,6 +353,22 @@ TEST_F(GgufModelTest, BytePairTokenizersBecomeTheHubsFiles) {
   EXPECT_THAT(json, HasSubstr(R"("vocab":{"a":0,"ab":2,"b":1})"));
   EXPECT_THAT(json, HasSubstr(R"("NFC")"));
   EXPECT_THAT(source.tokenizer_files.at("tokenizer_config.json"), HasSubstr(R"("eos_token":"<end>")"));
+}
+
+// Without merges a Kimi file's ids are the ranks by which tiktoken merges.
+TEST_F(GgufModelTest, RanksReplaceTheMergesOfKimi) {
+  Small small;
+  for (const char* pre : {"kimi-k2", "gpt-2"}) {
+    small.keys = [pre](GgufBuilder* b) {
+      b->Word("tokenizer.ggml.model", "gpt2").Word("tokenizer.ggml.pre", pre);
+      b->Words("tokenizer.ggml.tokens", {"a", "b", "ab", "\xc3\xa9", "ab\xc3\xa9"});
+    };
+    const auto source = Open(small.File());
+    EXPECT_EQ(source.ok(), std::string_view(pre) == "kimi-k2") << source.status();
+    if (!source.ok()) continue;
+    EXPECT_THAT(source->tokenizer_files.at("tokenizer.json"),
+                HasSubstr("\"merges\":[\"a b\",\"ab \xc3\xa9\"]"));
+  }
 }
 
 class SplitTest : public GgufModelTest {
