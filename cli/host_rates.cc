@@ -116,7 +116,7 @@ class Kernels {
     BackendLimits limits;
     limits.max_tokens = tokens_;
     limits.max_sequences = 1;
-    limits.hidden = limits.max_cols = config_.hidden;
+    limits.hidden = limits.max_cols = std::max(config_.hidden, ExpertHidden(config_));
     limits.heads = 1;
     limits.head_dim = 64;
     limits.max_context = 1;
@@ -126,7 +126,7 @@ class Kernels {
     limits.vocab = config_.vocab;
     ASSIGN_OR_RETURN(backend_, CreateCpuBackend(limits, threads));
     ASSIGN_OR_RETURN(weights_, backend_->Import({region_.map.data(), bytes_}));
-    const uint64_t inputs = uint64_t{tokens_} * config_.hidden;
+    const uint64_t inputs = uint64_t{tokens_} * limits.hidden;
     ASSIGN_OR_RETURN(x_, backend_->Allocate(inputs * sizeof(float), BufferKind::kActivations));
     const uint64_t results = std::max<uint64_t>(limits.top_k * inputs, kResults);
     ASSIGN_OR_RETURN(y_, backend_->Allocate(results * sizeof(float), BufferKind::kActivations));
@@ -234,18 +234,20 @@ class Kernels {
 
   // Returns the bytes of one neuron of an expert, over all parts.
   uint64_t NeuronBytes() const {
-    const ExpertPlan plan = PlanExpert(sizes_.expert_format, config_.hidden);
+    const ExpertPlan plan = PlanExpert(sizes_.expert_format, ExpertHidden(config_));
     return std::accumulate(plan.stream_stride.begin(), plan.stream_stride.end(), uint64_t{0});
   }
 
   // Returns a part of the expert that begins at `place`, in the layout of a pack.
   WeightView PartView(Part part, uint32_t width, uint64_t place) const {
-    const ExpertPlan plan = PlanExpert(sizes_.expert_format, config_.hidden);
+    const ExpertPlan plan = PlanExpert(sizes_.expert_format, ExpertHidden(config_));
     const PartLocation& within = plan.parts[static_cast<size_t>(part)];
     for (uint32_t stream = 0; stream < within.stream; ++stream)
       place += uint64_t{width} * plan.stream_stride[stream];
-    return View(sizes_.expert_format.parts[static_cast<size_t>(part)], width, place + within.base,
-                within.stride);
+    WeightView view = View(sizes_.expert_format.parts[static_cast<size_t>(part)], width, place + within.base,
+                           within.stride);
+    view.cols = ExpertHidden(config_);
+    return view;
   }
 
   // Computes one layer's experts of a token; returns their bytes.
@@ -276,11 +278,11 @@ class Kernels {
       work[e].slots = absl::MakeConstSpan(slots).subspan(uint64_t{e} * rows_each_, rows_each_);
     }
     MoeExpertsArgs args;
-    args.x = {{x_, 0}, config_.hidden};
+    args.x = {{x_, 0}, ExpertHidden(config_)};
     args.tokens = cached_ ? rows_each_ : tokens_;  // rounded to top_k experts each, as in a step
-    args.hidden = config_.hidden;
+    args.hidden = ExpertHidden(config_);
     args.experts = work;
-    args.y = {{y_, 0}, config_.hidden};
+    args.y = {{y_, 0}, ExpertHidden(config_)};
     args.slots = static_cast<uint32_t>(slots.size());
     RETURN_IF_ERROR(backend_->queue().MoeExperts(args));
     return experts * bytes;

@@ -174,7 +174,7 @@ absl::StatusOr<StoredSizes> SizesOf(const ModelConfig& config, const std::string
     const MoeConfig& moe = config.layers[layer].moe;
     for (uint32_t expert = 0; expert < moe.experts; ++expert) {
       const uint32_t format = formats.of_expert[layer][expert];
-      const ExpertPlan plan = PlanExpert(formats.formats[format], config.hidden);
+      const ExpertPlan plan = PlanExpert(formats.formats[format], ExpertHidden(config));
       RETURN_IF_ERROR(planner.AddExpert(layer, expert, format, plan, moe.expert_width));
       const uint64_t bytes = planner.file_bytes(PackFile::kExperts) - before;
       before += bytes;

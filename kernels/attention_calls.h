@@ -91,12 +91,12 @@ inline absl::StatusOr<RopeKvWriteCall> Resolve(const Resolver& r, const RopeKvWr
   RETURN_IF_ERROR(r.Within(args.kv.kv_heads, r.limits().heads, "KV heads"));
   RETURN_IF_ERROR(r.Within(args.kv.head_dim, r.limits().head_dim, "head_dim"));
   const uint64_t head_dim = args.kv.head_dim;
-  if (call.kv.value_dim != head_dim) {
+  if (call.kv.value_dim != call.kv.v_dim) {
     return r.Invalid(absl::StrCat("values of ", call.kv.value_dim, " within K rows of ", head_dim));
   }
   RETURN_IF_ERROR(r.Out(args.q, args.tokens, args.heads * head_dim, "q", &call.q));
   RETURN_IF_ERROR(r.In(args.k, args.tokens, args.kv.kv_heads * head_dim, "k", &call.k));
-  RETURN_IF_ERROR(r.In(args.v, args.tokens, args.kv.kv_heads * head_dim, "v", &call.v));
+  RETURN_IF_ERROR(r.In(args.v, args.tokens, uint64_t{args.kv.kv_heads} * call.kv.value_dim, "v", &call.v));
   RETURN_IF_ERROR(internal::ResolveNorms(r, args, &call));
   call.value_norm = args.value_norm;
   call.k_norm.epsilon = args.k_norm.epsilon;

@@ -110,6 +110,9 @@ inline absl::Status CheckActivation(const Resolver& r, const ActivationSpec& spe
         return r.Invalid(absl::StrCat("clamped_swiglu with alpha ", spec.alpha, " and limit ", spec.limit));
       }
       return absl::OkStatus();
+    case Activation::kClampedSilu:
+      return spec.limit > 0 ? absl::OkStatus()
+                            : r.Invalid(absl::StrCat("clamped_silu with limit ", spec.limit));
   }
   return r.Unimplemented(absl::StrCat("activation ", static_cast<int>(spec.kind)));
 }

@@ -85,9 +85,11 @@ struct KvView {
   uint32_t pages = 0;
   uint32_t kv_heads = 0;
   uint32_t head_dim = 0;  // a multiple of 2
-  // Values per head; 0: head_dim. Less than head_dim only where v == k: a value is then the beginning of the
-  // K row (latent attention), and nothing is stored twice.
+  // Values per head, at most head_dim; 0: head_dim. Less where v == k: a value is then the beginning of the K
+  // row (latent attention), and nothing is stored twice. Less where v is apart: V rows of that length (a
+  // multiple of 2), in pages v_page_stride bytes apart.
   uint32_t value_dim = 0;
+  uint64_t v_page_stride = 0;  // a multiple of 4; 0: page_stride
 };
 
 // The rows of one sequence in a batch: batch rows [first_row, first_row + rows) hold its positions
@@ -112,12 +114,14 @@ struct HeadMatMulArgs {
   uint64_t y_head_stride = 0;
 };
 
-// x[t, c] *= sigmoid(gate[t, c]).
-struct SigmoidGateArgs {
+// x[t, c] *= f(gate[t, c / width]), f sigmoid or softplus.
+struct OutputGateArgs {
   Rows x;     // [T, cols], in and out
-  Rows gate;  // [T, cols]
+  Rows gate;  // [T, cols / width]
   uint32_t tokens = 0;
   uint32_t cols = 0;
+  uint32_t width = 1;  // neighbouring values that share a gate: 1, or those of a head; a divisor of cols
+  GateActivation activation = GateActivation::kSigmoid;
 };
 
 // x[t, c] = cap * tanh(x[t, c] / cap).
@@ -129,10 +133,10 @@ struct SoftCapArgs {
 };
 
 // y[t * ranks + r, :] = weights[t * ranks + r] * x[t, :] for r < ranks: inputs of experts that the router's
-// score scales.
+// score scales. Without weights: copies, the outputs of experts that return their input.
 struct ScaleRowsArgs {
   Rows x;             // [T, cols]
-  BufferRef weights;  // float32 [T, ranks]
+  BufferRef weights;  // float32 [T, ranks], or none: 1
   uint32_t tokens = 0;
   uint32_t ranks = 0;
   uint32_t cols = 0;
@@ -144,7 +148,7 @@ struct ScaleRowsArgs {
 struct RopeKvWriteArgs {
   Rows q;  // [T, heads * head_dim], in and out
   Rows k;  // [T, kv_heads * head_dim]
-  Rows v;  // [T, kv_heads * head_dim]
+  Rows v;  // [T, kv_heads * value_dim]
   uint32_t tokens = 0;
   uint32_t heads = 0;
   QkNorm qk_norm = QkNorm::kNone;
@@ -214,8 +218,9 @@ struct DeltaStateView {
   uint32_t slots = 0;
 };
 
-// Gated DeltaNet of a layer (Qwen3.5): causal convolution with SiLU over qkv, L2 norms of q and k, the gated
-// delta rule token by token, RMS norm of each head's output times silu(z). conv_cols = 2 * key_heads *
+// Gated DeltaNet of a layer (Qwen3.5), or Kimi Delta Attention: causal convolution with SiLU over qkv, L2
+// norms of q and k, the gated delta rule token by token, RMS norm of each head's output times silu(z), or
+// sigmoid(z). conv_cols = 2 * key_heads *
 // key_dim + value_heads * value_dim. A sequence whose first_position is 0 starts from a zero state and no
 // slot is read. The state before a sequence's first row is in its slot of `from`, which is not changed; the
 // state after its last row is written to its slot of `to`. So a repeated step computes the same.
@@ -223,12 +228,12 @@ struct GatedDeltaArgs {
   Rows qkv;    // [T, conv_cols]: q heads, k heads, v heads
   Rows z;      // [T, value_heads * value_dim]
   Rows beta;   // [T, value_heads], before sigmoid
-  Rows decay;  // [T, value_heads], before softplus
+  Rows decay;  // [T, decays], before softplus; decays: value_heads, with channel_decay [value_heads][key_dim]
   uint32_t tokens = 0;
   DeltaConfig shape;
-  BufferRef conv;     // float32 [conv_cols, conv_kernel]
+  Rows conv;          // float32 [conv_cols, conv_kernel]
   BufferRef a_log;    // float32 [value_heads]
-  BufferRef dt_bias;  // float32 [value_heads]
+  BufferRef dt_bias;  // float32 [decays]
   NormSpec norm;      // float32 [value_dim]
   absl::Span<const SequenceRows> sequences;
   absl::Span<const uint32_t> from;  // one per sequence; no slot of `to`
@@ -260,19 +265,41 @@ struct MambaArgs {
   Rows out;  // [T, heads * head_dim]
 };
 
-// A gated short convolution (LFM2): u = b * x, causal convolution over u without activation, c * that. The
-// state is float32 [kernel - 1][width], the last rows of u, oldest first; sequences, from and to as in
-// GatedDelta.
+// A gated short convolution (LFM2): u = b * x, causal convolution over u without activation, c * that. Not
+// gated: silu of the convolution of the rows themselves (Mamba-1). The state is float32 [kernel - 1][width],
+// the last rows of u, oldest first; sequences, from and to as in GatedDelta.
 struct ShortConvArgs {
-  Rows bcx;  // [T, 3 * width]: b, c, x
+  Rows bcx;  // [T, 3 * width]: b, c, x; not gated: [T, width]
   uint32_t tokens = 0;
   ShortConvConfig shape;
-  Rows conv;  // float32 [kernel, width]
+  bool gated = true;
+  Rows conv;       // float32 [kernel, width]
+  BufferRef bias;  // float32 [width], or none
   absl::Span<const SequenceRows> sequences;
   absl::Span<const uint32_t> from;
   absl::Span<const uint32_t> to;
   DeltaStateView state;
   Rows out;  // [T, width]
+};
+
+// The selective state of a layer (Mamba-1), token by token, and its output times silu(z). The state is
+// float32 [state][channels]; sequences, from and to as in GatedDelta.
+struct SelectiveScanArgs {
+  Rows x;     // [T, channels], convolved
+  Rows z;     // [T, channels]
+  Rows step;  // [T, channels], before softplus
+  Rows b;     // [T, state]
+  Rows c;     // [T, state]
+  uint32_t tokens = 0;
+  uint32_t channels = 0;
+  uint32_t state_size = 0;
+  Rows a_log;      // float32 [state, channels]
+  BufferRef skip;  // float32 [channels]: D
+  absl::Span<const SequenceRows> sequences;
+  absl::Span<const uint32_t> from;
+  absl::Span<const uint32_t> to;
+  DeltaStateView state;
+  Rows out;  // [T, channels]
 };
 
 // Router scores to experts and weights, best first, ties to the lower expert. With a shared expert a rank
@@ -305,7 +332,8 @@ struct RouterArgs {
 
 // The function of a neuron's coefficient of its two dot products: c = up_factor(u) * gate_factor(g). kSilu,
 // kGelu*: u and act(g). kClampedSwiglu (GPT-OSS): 1 + clamp(u, -limit, limit), and min(g, limit) *
-// sigmoid(alpha * min(g, limit)). kRelu2: u and max(g, 0); without a gate, g is u.
+// sigmoid(alpha * min(g, limit)). kRelu2: u and max(g, 0); without a gate, g is u. kClampedSilu (Step-3.5):
+// clamp(u, -limit, limit), and min(silu(g), limit).
 struct ActivationSpec {
   Activation kind = Activation::kSilu;
   float alpha = 1.702f;
@@ -442,7 +470,7 @@ struct TopLogitsArgs {
   OP(Norm)                    \
   OP(MatMul)                  \
   OP(HeadMatMul)              \
-  OP(SigmoidGate)             \
+  OP(OutputGate)              \
   OP(SoftCap)                 \
   OP(ScaleRows)               \
   OP(RopeKvWrite)             \
@@ -451,6 +479,7 @@ struct TopLogitsArgs {
   OP(GatedDelta)              \
   OP(Mamba)                   \
   OP(ShortConv)               \
+  OP(SelectiveScan)           \
   OP(Router)                  \
   OP(ExpertLeads)             \
   OP(MoeExperts)              \

@@ -59,6 +59,7 @@ class OwnedOperation {
   void KeepLists(GatedDeltaArgs& args) { KeepStates(args); }
   void KeepLists(MambaArgs& args) { KeepStates(args); }
   void KeepLists(ShortConvArgs& args) { KeepStates(args); }
+  void KeepLists(SelectiveScanArgs& args) { KeepStates(args); }
   void KeepLists(ExpertLeadsArgs& args) { args.experts = KeepLeads(args.experts); }
   void KeepLists(MoeExpertsArgs& args) { args.experts = KeepExperts(args.experts); }
   void KeepLists(RoutedExpertsArgs& args) { args.experts = KeepExperts(args.experts); }

@@ -181,14 +181,17 @@ absl::Status Resolver::Kv(const KvView& view, bool writing, CallKv* out) const {
   }
   const uint64_t page_bytes = KvPageBytes(view.type, view.kv_heads, view.head_dim);
   const uint32_t value_dim = view.value_dim == 0 ? view.head_dim : view.value_dim;
-  if (value_dim > view.head_dim || (value_dim < view.head_dim && view.v != view.k)) {
+  const uint64_t v_page_stride = view.v_page_stride == 0 ? view.page_stride : view.v_page_stride;
+  if (value_dim > view.head_dim || value_dim % 2 != 0 || v_page_stride % 4 != 0) {
     return Invalid(absl::StrCat("KV cache with values of ", value_dim, " beside K rows of ", view.head_dim,
-                                ": fewer lie within K rows, more do not exist"));
+                                ", V pages ", v_page_stride, " bytes apart"));
   }
+  const uint32_t v_dim = view.v == view.k ? view.head_dim : value_dim;
+  const uint64_t v_page_bytes = KvPageBytes(view.type, view.kv_heads, v_dim);
   const std::byte* k = nullptr;
   const std::byte* v = nullptr;
   RETURN_IF_ERROR(Place(view.k, view.pages, view.page_stride, page_bytes, writing, "K cache", &k));
-  RETURN_IF_ERROR(Place(view.v, view.pages, view.page_stride, page_bytes, writing, "V cache", &v));
+  RETURN_IF_ERROR(Place(view.v, view.pages, v_page_stride, v_page_bytes, writing, "V cache", &v));
   if (!Aligned4(k) || !Aligned4(v)) {
     return Invalid("the KV cache is not aligned to 4 bytes");
   }
@@ -201,6 +204,8 @@ absl::Status Resolver::Kv(const KvView& view, bool writing, CallKv* out) const {
   out->kv_heads = view.kv_heads;
   out->head_dim = view.head_dim;
   out->value_dim = value_dim;
+  out->v_dim = v_dim;
+  out->v_page_stride = v_page_stride;
   return absl::OkStatus();
 }
 

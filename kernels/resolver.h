@@ -78,7 +78,10 @@ struct CallKv {
   uint32_t pages = 0;
   uint32_t kv_heads = 0;
   uint32_t head_dim = 0;
-  uint32_t value_dim = 0;  // head_dim; less: values lie within K rows
+  uint32_t value_dim = 0;  // at most head_dim
+  // Length of V's rows in its cache: value_dim, or head_dim where values lie within K rows.
+  uint32_t v_dim = 0;
+  uint64_t v_page_stride = 0;
 };
 
 // The first position that the query at `position` sees; it never decreases with `position`.

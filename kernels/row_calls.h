@@ -1,4 +1,4 @@
-// The operations on rows of activations, checked and resolved: Embed, Norm, SigmoidGate, SoftCap,
+// The operations on rows of activations, checked and resolved: Embed, Norm, OutputGate, SoftCap,
 // ScaleRows, TopLogits.
 //
 // Thread safety: free functions; a call may be read, and disjoint rows of its outputs written, by several
@@ -60,24 +60,37 @@ inline absl::StatusOr<NormCall> Resolve(const Resolver& r, const NormArgs& args)
   return call;
 }
 
-struct SigmoidGateCall {
+struct OutputGateCall {
   OutRows x;
   InRows gate;
   uint32_t tokens = 0;
   uint32_t cols = 0;
+  uint32_t width = 1;
+  GateActivation activation = GateActivation::kSigmoid;
+  uint32_t Gates() const { return cols / width; }
 };
 
-inline absl::StatusOr<SigmoidGateCall> Resolve(const Resolver& r, const SigmoidGateArgs& args) {
-  SigmoidGateCall call;
+inline absl::StatusOr<OutputGateCall> Resolve(const Resolver& r, const OutputGateArgs& args) {
+  OutputGateCall call;
   RETURN_IF_ERROR(r.Within(args.tokens, r.limits().max_tokens, "tokens"));
   RETURN_IF_ERROR(r.Out(args.x, args.tokens, args.cols, "x", &call.x));
-  RETURN_IF_ERROR(r.In(args.gate, args.tokens, args.cols, "gate", &call.gate));
-  if (Overlap(call.gate.base, call.gate.stride, args.cols, call.x.base, call.x.stride, args.cols, args.tokens,
+  if (args.width == 0 || args.cols % args.width != 0) {
+    return r.Invalid(absl::StrCat(args.cols, " values with a gate for ", args.width, " each"));
+  }
+  const uint32_t gates = args.cols / args.width;
+  RETURN_IF_ERROR(r.Within(gates, uint64_t{r.limits().heads} * r.limits().head_dim, "gates"));
+  if (args.activation != GateActivation::kSigmoid && args.activation != GateActivation::kSoftplus) {
+    return r.Unimplemented(absl::StrCat("gate function ", static_cast<int>(args.activation)));
+  }
+  RETURN_IF_ERROR(r.In(args.gate, args.tokens, gates, "gate", &call.gate));
+  if (Overlap(call.gate.base, call.gate.stride, gates, call.x.base, call.x.stride, args.cols, args.tokens,
               args.tokens)) {
     return r.Invalid("x overlaps gate");
   }
   call.tokens = args.tokens;
   call.cols = args.cols;
+  call.width = args.width;
+  call.activation = args.activation;
   return call;
 }
 
@@ -103,7 +116,7 @@ inline absl::StatusOr<SoftCapCall> Resolve(const Resolver& r, const SoftCapArgs&
 
 struct ScaleRowsCall {
   InRows x;
-  const float* weights = nullptr;  // [tokens, ranks]
+  const float* weights = nullptr;  // [tokens, ranks], nullptr: 1
   uint32_t tokens = 0;
   uint32_t ranks = 0;
   uint32_t cols = 0;
@@ -116,7 +129,9 @@ inline absl::StatusOr<ScaleRowsCall> Resolve(const Resolver& r, const ScaleRowsA
   RETURN_IF_ERROR(r.Within(args.ranks, uint64_t{r.limits().top_k} + 1, "ranks"));
   const uint64_t rows = uint64_t{args.tokens} * args.ranks;
   RETURN_IF_ERROR(r.In(args.x, args.tokens, args.cols, "x", &call.x));
-  RETURN_IF_ERROR(r.InFloats(args.weights, rows, "weights", &call.weights));
+  if (args.weights) {
+    RETURN_IF_ERROR(r.InFloats(args.weights, rows, "weights", &call.weights));
+  }
   RETURN_IF_ERROR(r.Out(args.y, rows, args.cols, "y", &call.y));
   if (Overlap(call.x.base, call.x.stride, args.cols, call.y.base, call.y.stride, args.cols, args.tokens,
               rows)) {

@@ -1,5 +1,5 @@
-// Mamba-2 and the short convolution, checked and resolved: Mamba, ShortConv. Also states in slots, which the
-// gated delta rule shares.
+// Mamba-2, the short convolution and Mamba-1's state, checked and resolved: Mamba, ShortConv, SelectiveScan.
+// Also states in slots, which the gated delta rule shares.
 //
 // Thread safety: free functions; a call may be read, and disjoint rows of its outputs written, by several
 // threads.
@@ -149,7 +149,9 @@ struct ShortConvCall {
   InRows bcx;
   uint32_t tokens = 0;
   ShortConvConfig shape;
+  bool gated = true;
   InRows conv;
+  const float* bias = nullptr;  // [width], nullptr: none
   CallStates states;
   OutRows out;
 };
@@ -160,19 +162,69 @@ inline absl::StatusOr<ShortConvCall> Resolve(const Resolver& r, const ShortConvA
   RETURN_IF_ERROR(r.Within(args.tokens, r.limits().max_tokens, "tokens"));
   RETURN_IF_ERROR(r.Within(width, r.limits().max_cols, "width"));
   RETURN_IF_ERROR(r.Within(args.shape.kernel, kMaxConvKernel, "kernel"));
-  RETURN_IF_ERROR(r.In(args.bcx, args.tokens, 3 * uint64_t{width}, "bcx", &call.bcx));
+  const uint64_t in_cols = (args.gated ? 3 : 1) * uint64_t{width};
+  RETURN_IF_ERROR(r.In(args.bcx, args.tokens, in_cols, "bcx", &call.bcx));
   RETURN_IF_ERROR(r.In(args.conv, args.shape.kernel, width, "convolution", &call.conv));
   RETURN_IF_ERROR(r.Out(args.out, args.tokens, width, "out", &call.out));
   if (args.shape.kernel < 2) {
     return r.Invalid("a convolution over one row has no state");
   }
-  if (Overlap(call.bcx.base, call.bcx.stride, 3 * uint64_t{width}, call.out.base, call.out.stride, width,
-              args.tokens, args.tokens)) {
+  if (Overlap(call.bcx.base, call.bcx.stride, in_cols, call.out.base, call.out.stride, width, args.tokens,
+              args.tokens)) {
     return r.Invalid("out overlaps bcx");
+  }
+  if (args.bias) {
+    RETURN_IF_ERROR(r.InFloats(args.bias, width, "bias", &call.bias));
   }
   RETURN_IF_ERROR(internal::ResolveStates(r, args, uint64_t{args.shape.kernel - 1} * width, &call.states));
   call.tokens = args.tokens;
   call.shape = args.shape;
+  call.gated = args.gated;
+  return call;
+}
+
+struct SelectiveScanCall {
+  InRows x;
+  InRows z;
+  InRows step;
+  InRows b;
+  InRows c;
+  uint32_t tokens = 0;
+  uint32_t channels = 0;
+  uint32_t state_size = 0;
+  InRows a_log;
+  const float* skip = nullptr;
+  CallStates states;
+  OutRows out;
+};
+
+inline absl::StatusOr<SelectiveScanCall> Resolve(const Resolver& r, const SelectiveScanArgs& args) {
+  SelectiveScanCall call;
+  const uint32_t channels = args.channels;
+  const uint32_t state = args.state_size;
+  RETURN_IF_ERROR(r.Within(args.tokens, r.limits().max_tokens, "tokens"));
+  RETURN_IF_ERROR(r.Within(channels, r.limits().max_cols, "channels"));
+  RETURN_IF_ERROR(r.Within(state, r.limits().head_dim, "state"));
+  RETURN_IF_ERROR(r.In(args.x, args.tokens, channels, "x", &call.x));
+  RETURN_IF_ERROR(r.In(args.z, args.tokens, channels, "z", &call.z));
+  RETURN_IF_ERROR(r.In(args.step, args.tokens, channels, "step", &call.step));
+  RETURN_IF_ERROR(r.In(args.b, args.tokens, state, "b", &call.b));
+  RETURN_IF_ERROR(r.In(args.c, args.tokens, state, "c", &call.c));
+  RETURN_IF_ERROR(r.In(args.a_log, state, channels, "a_log", &call.a_log));
+  RETURN_IF_ERROR(r.InFloats(args.skip, channels, "skip", &call.skip));
+  RETURN_IF_ERROR(r.Out(args.out, args.tokens, channels, "out", &call.out));
+  const auto overlaps = [&](const InRows& in, uint64_t cols) {
+    return Overlap(in.base, in.stride, cols, call.out.base, call.out.stride, channels, args.tokens,
+                   args.tokens);
+  };
+  if (overlaps(call.x, channels) || overlaps(call.z, channels) || overlaps(call.step, channels) ||
+      overlaps(call.b, state) || overlaps(call.c, state)) {
+    return r.Invalid("out overlaps an input");
+  }
+  RETURN_IF_ERROR(internal::ResolveStates(r, args, uint64_t{state} * channels, &call.states));
+  call.tokens = args.tokens;
+  call.channels = channels;
+  call.state_size = state;
   return call;
 }
 
@@ -188,12 +240,14 @@ struct GatedDeltaCall {
   InRows decay;
   uint32_t tokens = 0;
   DeltaConfig shape;
-  const float* conv = nullptr;
+  InRows conv;
   const float* a_log = nullptr;
   const float* dt_bias = nullptr;
   CallNorm norm;
   CallStates states;
   OutRows out;
+  // Decays of a value head.
+  uint32_t HeadDecays() const { return shape.channel_decay ? shape.key_dim : 1; }
   uint32_t ConvCols() const {
     return 2 * shape.key_heads * shape.key_dim + shape.value_heads * shape.value_dim;
   }
@@ -214,6 +268,9 @@ inline absl::Status CheckShape(const Resolver& r, const DeltaConfig& d, const Ba
     return r.Invalid(
         absl::StrCat(d.value_heads, " value heads do not divide over ", d.key_heads, " key heads"));
   }
+  if (!(d.decay_floor <= 0)) {
+    return r.Invalid(absl::StrCat("a lowest log decay of ", d.decay_floor));
+  }
   return absl::OkStatus();
 }
 
@@ -230,11 +287,12 @@ inline absl::StatusOr<GatedDeltaCall> Resolve(const Resolver& r, const GatedDelt
   RETURN_IF_ERROR(r.In(args.qkv, args.tokens, cols, "qkv", &call.qkv));
   RETURN_IF_ERROR(r.In(args.z, args.tokens, values, "z", &call.z));
   RETURN_IF_ERROR(r.In(args.beta, args.tokens, heads, "beta", &call.beta));
-  RETURN_IF_ERROR(r.In(args.decay, args.tokens, heads, "decay", &call.decay));
+  const uint32_t decays = heads * call.HeadDecays();
+  RETURN_IF_ERROR(r.In(args.decay, args.tokens, decays, "decay", &call.decay));
   RETURN_IF_ERROR(r.Out(args.out, args.tokens, values, "out", &call.out));
-  RETURN_IF_ERROR(r.InFloats(args.conv, uint64_t{cols} * args.shape.conv_kernel, "convolution", &call.conv));
+  RETURN_IF_ERROR(r.In(args.conv, cols, args.shape.conv_kernel, "convolution", &call.conv));
   RETURN_IF_ERROR(r.InFloats(args.a_log, heads, "a_log", &call.a_log));
-  RETURN_IF_ERROR(r.InFloats(args.dt_bias, heads, "dt_bias", &call.dt_bias));
+  RETURN_IF_ERROR(r.InFloats(args.dt_bias, decays, "dt_bias", &call.dt_bias));
   if (!args.norm.weight || args.norm.kind != NormKind::kRms) {
     return r.Invalid("the norm of the heads is not an RMS norm with weights");
   }
@@ -244,7 +302,7 @@ inline absl::StatusOr<GatedDeltaCall> Resolve(const Resolver& r, const GatedDelt
                    args.tokens);
   };
   if (overlaps(call.qkv, cols) || overlaps(call.z, values) || overlaps(call.beta, heads) ||
-      overlaps(call.decay, heads)) {
+      overlaps(call.decay, decays)) {
     return r.Invalid("out overlaps an input");
   }
   RETURN_IF_ERROR(internal::ResolveStates(

@@ -107,7 +107,7 @@ absl::Status Pack::IndexExperts(ExtentPlanner* planner) {
                                             expert_total_, " experts"));
   }
   for (const ExpertFormat& format : manifest_.expert_formats) {
-    plans_.push_back(PlanExpert(format, config.hidden));
+    plans_.push_back(PlanExpert(format, ExpertHidden(config)));
   }
   expert_first_extent_.reserve(expert_total_);
   uint64_t number = 0;
@@ -220,7 +220,7 @@ PartView Pack::part(uint32_t layer, uint32_t expert, Part part) const {
   view.base = location.base;
   view.stride = location.stride;
   view.rows = config().layers[layer].moe.expert_width;
-  view.cols = config().hidden;
+  view.cols = ExpertHidden(config());
   view.encoding = manifest_.expert_formats[format].parts[static_cast<size_t>(part)];
   return view;
 }

@@ -44,15 +44,19 @@ class SpecList {
 void AddGroupedSpecs(const AttentionConfig& attention, uint32_t hidden, SpecList* list) {
   const uint32_t q_rows = attention.heads * attention.head_dim;
   const uint32_t kv_rows = attention.kv_heads * attention.head_dim;
+  const uint32_t v_rows = attention.kv_heads * ValueDim(attention);
+  const uint32_t out_cols = attention.heads * ValueDim(attention);
   list->Matrix(dense::kQ, q_rows, hidden);
-  if (attention.output_gate) list->Matrix(dense::kQGate, q_rows, hidden);
+  if (attention.output_gate) {
+    list->Matrix(dense::kQGate, attention.gate_per_head ? attention.heads : out_cols, hidden);
+  }
   list->Matrix(dense::kK, kv_rows, hidden);
-  if (!attention.value_is_key) list->Matrix(dense::kV, kv_rows, hidden);
-  list->Matrix(dense::kO, hidden, q_rows);
+  if (!attention.value_is_key) list->Matrix(dense::kV, v_rows, hidden);
+  list->Matrix(dense::kO, hidden, out_cols);
   if (attention.qkv_bias) {
     list->Vector(dense::kQBias, q_rows);
     list->Vector(dense::kKBias, kv_rows);
-    list->Vector(dense::kVBias, kv_rows);
+    list->Vector(dense::kVBias, v_rows);
   }
   if (attention.output_bias) list->Vector(dense::kOBias, hidden);
   if (attention.qk_norm == QkNorm::kPerHead || attention.qk_norm == QkNorm::kWeightedAfterRope) {
@@ -78,18 +82,31 @@ void AddLatentSpecs(const AttentionConfig& attention, uint32_t hidden, SpecList*
   list->Matrix(dense::kKUpT, attention.heads * latent.kv_rank, latent.nope_dim);
   list->Matrix(dense::kVUp, attention.heads * latent.value_dim, latent.kv_rank);
   list->Matrix(dense::kO, hidden, attention.heads * latent.value_dim);
+  if (attention.output_gate) {
+    list->Matrix(dense::kQGate, attention.heads * (attention.gate_per_head ? 1 : latent.value_dim), hidden);
+  }
 }
 
 void AddDeltaSpecs(const DeltaConfig& delta, uint32_t hidden, SpecList* list) {
   const uint32_t values = delta.value_heads * delta.value_dim;
   const uint32_t conv_cols = 2 * delta.key_heads * delta.key_dim + values;
   list->Matrix(dense::kDeltaQkv, conv_cols, hidden);
-  list->Matrix(dense::kDeltaZ, values, hidden);
+  const uint32_t gate_cols = delta.gate_rank > 0 ? delta.gate_rank : hidden;
+  if (delta.gate_rank > 0) {
+    list->Matrix(dense::kDeltaZDown, delta.gate_rank, hidden);
+    list->Matrix(dense::kDeltaDecayDown, delta.gate_rank, hidden);
+  }
+  list->Matrix(dense::kDeltaZ, values, gate_cols);
   list->Router(dense::kDeltaBeta, delta.value_heads, hidden);
-  list->Router(dense::kDeltaDecay, delta.value_heads, hidden);
+  const uint32_t decays = delta.value_heads * (delta.channel_decay ? delta.key_dim : 1);
+  if (delta.channel_decay) {
+    list->Matrix(dense::kDeltaDecay, decays, gate_cols);
+  } else {
+    list->Router(dense::kDeltaDecay, decays, hidden);
+  }
   list->Table(dense::kDeltaConv, conv_cols, delta.conv_kernel);
   list->Vector(dense::kDeltaALog, delta.value_heads);
-  list->Vector(dense::kDeltaDtBias, delta.value_heads);
+  list->Vector(dense::kDeltaDtBias, decays);
   list->Vector(dense::kDeltaNorm, delta.value_dim);
   list->Matrix(dense::kO, hidden, values);
 }
@@ -109,10 +126,35 @@ void AddMambaSpecs(const MambaConfig& mamba, uint32_t hidden, SpecList* list) {
   list->Matrix(dense::kO, hidden, values);
 }
 
-void AddShortConvSpecs(const ShortConvConfig& conv, uint32_t hidden, SpecList* list) {
+void AddSelectiveSpecs(const SelectiveConfig& selective, uint32_t hidden, SpecList* list) {
+  const uint32_t channels = selective.channels;
+  list->Matrix(dense::kSelectiveX, channels, hidden);
+  list->Matrix(dense::kSelectiveZ, channels, hidden);
+  list->Table(dense::kSelectiveConv, selective.conv_kernel, channels);
+  list->Vector(dense::kSelectiveConvBias, channels);
+  list->Matrix(dense::kSelectiveStepDown, selective.step_rank, channels);
+  list->Matrix(dense::kSelectiveB, selective.state, channels);
+  list->Matrix(dense::kSelectiveC, selective.state, channels);
+  list->Vector(dense::kSelectiveStepNorm, selective.step_rank);
+  list->Vector(dense::kSelectiveBNorm, selective.state);
+  list->Vector(dense::kSelectiveCNorm, selective.state);
+  list->Matrix(dense::kSelectiveStep, channels, selective.step_rank);
+  list->Vector(dense::kSelectiveStepBias, channels);
+  list->Table(dense::kSelectiveALog, selective.state, channels);
+  list->Vector(dense::kSelectiveD, channels);
+  list->Matrix(dense::kO, hidden, channels);
+}
+
+void AddShortConvSpecs(const AttentionConfig& attention, uint32_t hidden, SpecList* list) {
+  const ShortConvConfig& conv = attention.conv;
   list->Matrix(dense::kConvIn, 3 * conv.width, hidden);
   list->Table(dense::kConvKernel, conv.kernel, conv.width);
   list->Matrix(dense::kO, hidden, conv.width);
+  if (conv.bias) {
+    list->Vector(dense::kConvInBias, 3 * conv.width);
+    list->Vector(dense::kConvBias, conv.width);
+  }
+  if (attention.output_bias) list->Vector(dense::kOBias, hidden);
 }
 
 void AddAttentionSpecs(const AttentionConfig& attention, uint32_t hidden, SpecList* list) {
@@ -126,16 +168,17 @@ void AddAttentionSpecs(const AttentionConfig& attention, uint32_t hidden, SpecLi
     case AttentionKind::kMamba:
       return AddMambaSpecs(attention.mamba, hidden, list);
     case AttentionKind::kShortConv:
-      return AddShortConvSpecs(attention.conv, hidden, list);
+      return AddShortConvSpecs(attention, hidden, list);
+    case AttentionKind::kSelective:
+      return AddSelectiveSpecs(attention.selective, hidden, list);
     case AttentionKind::kNone:
       return;
   }
 }
 
-void AddNormSpecs(NormKind kind, std::string_view weight, std::string_view bias, uint32_t hidden,
-                  SpecList* list) {
-  list->Vector(weight, hidden);
-  if (kind == NormKind::kLayer) list->Vector(bias, hidden);
+void AddNormSpecs(const ModelConfig& config, std::string_view weight, std::string_view bias, SpecList* list) {
+  list->Vector(weight, config.hidden);
+  if (HasNormBias(config)) list->Vector(bias, config.hidden);
 }
 
 // The dense tensors of an FFN of `width` neurons, which may have no gates.
@@ -155,17 +198,33 @@ void AddBesideSpecs(const MoeConfig& moe, uint32_t hidden, SpecList* list) {
   list->Vector(dense::kExpertsPostNorm, hidden);
 }
 
-void AddFfnSpecs(const MoeConfig& moe, uint32_t hidden, SpecList* list) {
+// The biases of a dense or shared FFN.
+void AddWidthBiases(const MoeConfig& moe, uint32_t width, uint32_t hidden, std::string_view up,
+                    std::string_view gate, std::string_view down, SpecList* list) {
+  if (!moe.ffn_bias) return;
+  list->Vector(up, width);
+  if (HasGates(moe.activation)) list->Vector(gate, width);
+  list->Vector(down, hidden);
+}
+
+void AddFfnSpecs(const MoeConfig& moe, uint32_t latent_width, uint32_t hidden, SpecList* list) {
   const bool gates = HasGates(moe.activation);
   if (moe.experts == 0) {
     AddWidthSpecs(moe.dense_width, gates, hidden, dense::kDenseUp, dense::kDenseGate, dense::kDenseDown,
                   list);
+    AddWidthBiases(moe, moe.dense_width, hidden, dense::kDenseUpBias, dense::kDenseGateBias,
+                   dense::kDenseDownBias, list);
     return;
   }
+  if (latent_width > 0) {
+    list->Matrix(dense::kLatentDown, latent_width, hidden);
+    list->Matrix(dense::kLatentUp, hidden, latent_width);
+  }
+  const uint32_t routed = moe.experts + moe.zero_experts;
   if (moe.dense_ffn_width != 0) AddBesideSpecs(moe, hidden, list);
-  list->Router(dense::kRouter, moe.experts, hidden);
-  if (moe.router_bias) list->Vector(dense::kRouterBias, moe.experts);
-  if (moe.router_correction) list->Vector(dense::kRouterCorrection, moe.experts);
+  list->Router(dense::kRouter, routed, hidden);
+  if (moe.router_bias) list->Vector(dense::kRouterBias, routed);
+  if (moe.router_correction) list->Vector(dense::kRouterCorrection, routed);
   if (moe.expert_scale) list->Vector(dense::kExpertScale, moe.experts);
   if (moe.expert_bias) {
     list->Table(dense::kExpertsUpBias, moe.experts, moe.expert_width);
@@ -175,19 +234,22 @@ void AddFfnSpecs(const MoeConfig& moe, uint32_t hidden, SpecList* list) {
   if (moe.shared_width != 0) {
     AddWidthSpecs(moe.shared_width, gates, hidden, dense::kSharedUp, dense::kSharedGate, dense::kSharedDown,
                   list);
+    AddWidthBiases(moe, moe.shared_width, hidden, dense::kSharedUpBias, dense::kSharedGateBias,
+                   dense::kSharedDownBias, list);
     if (moe.shared_gate) list->Router(dense::kSharedRouter, 1, hidden);
   }
 }
 
-void AddLayerSpecs(const LayerConfig& layer, NormKind norm, uint32_t hidden, SpecList* list) {
+void AddLayerSpecs(const ModelConfig& config, const LayerConfig& layer, SpecList* list) {
+  const uint32_t hidden = config.hidden;
   if (HasAttention(layer)) {
-    AddNormSpecs(norm, dense::kAttnNorm, dense::kAttnNormBias, hidden, list);
+    if (layer.pre_norms) AddNormSpecs(config, dense::kAttnNorm, dense::kAttnNormBias, list);
     AddAttentionSpecs(layer.attention, hidden, list);
     if (layer.post_norms) list->Vector(dense::kAttnPostNorm, hidden);
   }
   if (HasFfn(layer)) {
-    AddNormSpecs(norm, dense::kFfnNorm, dense::kFfnNormBias, hidden, list);
-    AddFfnSpecs(layer.moe, hidden, list);
+    if (HasFfnNorm(layer)) AddNormSpecs(config, dense::kFfnNorm, dense::kFfnNormBias, list);
+    AddFfnSpecs(layer.moe, config.latent_width, hidden, list);
     if (layer.post_norms) list->Vector(dense::kFfnPostNorm, hidden);
   }
   if (layer.layer_scale) list->Vector(dense::kLayerScale, 1);
@@ -204,10 +266,10 @@ std::vector<DenseSpec> DenseSpecs(const ModelConfig& config) {
   uint32_t group = 0;
   for (uint32_t layer = 0; layer < config.layers.size(); ++layer) {
     SpecList list(layer, ++group, &specs);
-    AddLayerSpecs(config.layers[layer], config.norm, hidden, &list);
+    AddLayerSpecs(config, config.layers[layer], &list);
   }
   SpecList last(ExtentEntry::kNone, ++group, &specs);
-  AddNormSpecs(config.norm, dense::kFinalNorm, dense::kFinalNormBias, hidden, &last);
+  AddNormSpecs(config, dense::kFinalNorm, dense::kFinalNormBias, &last);
   if (!config.tied_embeddings) last.Matrix(dense::kHead, config.vocab, hidden);
   if (config.head_bias) last.Vector(dense::kHeadBias, config.vocab);
   return specs;

@@ -31,15 +31,15 @@ inline constexpr std::string_view kAttnPostNorm = "attn_post_norm";  // [1, hidd
 inline constexpr std::string_view kFfnPostNorm = "ffn_post_norm";    // [1, hidden]
 inline constexpr std::string_view kLayerScale = "layer_scale";       // [1, 1]; layer_scale only
 
-// Grouped attention.
+// Grouped attention; value_dim is head_dim unless the layer has another. A gate_per_head is [heads, hidden].
 inline constexpr std::string_view kQ = "q";           // [heads * head_dim, hidden]
-inline constexpr std::string_view kQGate = "q_gate";  // [heads * head_dim, hidden]; output_gate only
+inline constexpr std::string_view kQGate = "q_gate";  // [heads * value_dim, hidden]; output_gate only
 inline constexpr std::string_view kK = "k";           // [kv_heads * head_dim, hidden]
-inline constexpr std::string_view kV = "v";           // [kv_heads * head_dim, hidden]; not value_is_key
-inline constexpr std::string_view kO = "o";           // [hidden, heads * head_dim]
+inline constexpr std::string_view kV = "v";           // [kv_heads * value_dim, hidden]; not value_is_key
+inline constexpr std::string_view kO = "o";           // [hidden, heads * value_dim]
 inline constexpr std::string_view kQBias = "q_bias";  // [1, heads * head_dim]; these three: qkv_bias only
 inline constexpr std::string_view kKBias = "k_bias";  // [1, kv_heads * head_dim]
-inline constexpr std::string_view kVBias = "v_bias";  // [1, kv_heads * head_dim]
+inline constexpr std::string_view kVBias = "v_bias";  // [1, kv_heads * value_dim]
 inline constexpr std::string_view kOBias = "o_bias";  // [1, hidden]; output_bias only
 // [1, head_dim] with QkNorm::kPerHead and kWeightedAfterRope, [1, heads * head_dim] and [1, kv_heads *
 // head_dim] with kAcrossHeads.
@@ -59,14 +59,18 @@ inline constexpr std::string_view kVUp = "v_up";                 // [heads * val
 
 // Gated delta attention; conv_cols = 2 * key_heads * key_dim + value_heads * value_dim. o is
 // [hidden, value_heads * value_dim].
-inline constexpr std::string_view kDeltaQkv = "delta_qkv";         // [conv_cols, hidden]
-inline constexpr std::string_view kDeltaZ = "delta_z";             // [value_heads * value_dim, hidden]
-inline constexpr std::string_view kDeltaBeta = "delta_beta";       // [value_heads, hidden], as the router
-inline constexpr std::string_view kDeltaDecay = "delta_decay";     // [value_heads, hidden], as the router
-inline constexpr std::string_view kDeltaConv = "delta_conv";       // [conv_cols, conv_kernel], f32
-inline constexpr std::string_view kDeltaALog = "delta_a_log";      // [1, value_heads]
-inline constexpr std::string_view kDeltaDtBias = "delta_dt_bias";  // [1, value_heads]
-inline constexpr std::string_view kDeltaNorm = "delta_norm";       // [1, value_dim]
+inline constexpr std::string_view kDeltaQkv = "delta_qkv";  // [conv_cols, hidden]
+inline constexpr std::string_view kDeltaZ = "delta_z";      // [value_heads * value_dim, hidden or gate_rank]
+inline constexpr std::string_view kDeltaBeta = "delta_beta";    // [value_heads, hidden], as the router
+inline constexpr std::string_view kDeltaDecay = "delta_decay";  // [value_heads, hidden], as the router
+// channel_decay: [value_heads * key_dim, hidden or gate_rank], any encoding. gate_rank > 0 only: the first
+// two.
+inline constexpr std::string_view kDeltaDecayDown = "delta_decay_down";  // [gate_rank, hidden]
+inline constexpr std::string_view kDeltaZDown = "delta_z_down";          // [gate_rank, hidden]
+inline constexpr std::string_view kDeltaConv = "delta_conv";             // [conv_cols, conv_kernel], f32
+inline constexpr std::string_view kDeltaALog = "delta_a_log";            // [1, value_heads]
+inline constexpr std::string_view kDeltaDtBias = "delta_dt_bias";        // [1, value_heads or its decays]
+inline constexpr std::string_view kDeltaNorm = "delta_norm";             // [1, value_dim]
 
 // Mamba-2; conv_cols = heads * head_dim + 2 * groups * state: x, B, C. o is [hidden, heads * head_dim].
 inline constexpr std::string_view kMambaZ = "mamba_z";                 // [heads * head_dim, hidden]
@@ -79,11 +83,31 @@ inline constexpr std::string_view kMambaDtBias = "mamba_dt_bias";      // [1, he
 inline constexpr std::string_view kMambaD = "mamba_d";                 // [1, heads]
 inline constexpr std::string_view kMambaNorm = "mamba_norm";           // [1, heads * head_dim]
 
-// A gated short convolution. o is [hidden, width].
-inline constexpr std::string_view kConvIn = "conv_in";          // [3 * width, hidden]: B, C, x
-inline constexpr std::string_view kConvKernel = "conv_kernel";  // [kernel, width], f32
+// Mamba-1. o is [hidden, channels].
+inline constexpr std::string_view kSelectiveX = "selective_x";                 // [channels, hidden]
+inline constexpr std::string_view kSelectiveZ = "selective_z";                 // [channels, hidden]
+inline constexpr std::string_view kSelectiveConv = "selective_conv";           // [conv_kernel, channels], f32
+inline constexpr std::string_view kSelectiveConvBias = "selective_conv_bias";  // [1, channels]
+inline constexpr std::string_view kSelectiveStepDown = "selective_step_down";  // [step_rank, channels]
+inline constexpr std::string_view kSelectiveB = "selective_b";                 // [state, channels]
+inline constexpr std::string_view kSelectiveC = "selective_c";                 // [state, channels]
+inline constexpr std::string_view kSelectiveStepNorm = "selective_step_norm";  // [1, step_rank]
+inline constexpr std::string_view kSelectiveBNorm = "selective_b_norm";        // [1, state]
+inline constexpr std::string_view kSelectiveCNorm = "selective_c_norm";        // [1, state]
+inline constexpr std::string_view kSelectiveStep = "selective_step";           // [channels, step_rank]
+inline constexpr std::string_view kSelectiveStepBias = "selective_step_bias";  // [1, channels]
+inline constexpr std::string_view kSelectiveALog = "selective_a_log";          // [state, channels], f32
+inline constexpr std::string_view kSelectiveD = "selective_d";                 // [1, channels]
 
-// MoE block. Biases of routed experts are dense tensors: they are 1 / hidden of an expert's bytes.
+// A gated short convolution. o is [hidden, width].
+inline constexpr std::string_view kConvIn = "conv_in";           // [3 * width, hidden]: B, C, x
+inline constexpr std::string_view kConvKernel = "conv_kernel";   // [kernel, width], f32
+inline constexpr std::string_view kConvInBias = "conv_in_bias";  // [1, 3 * width]; these two: bias only
+inline constexpr std::string_view kConvBias = "conv_bias";       // [1, width]
+
+// MoE block. With zero_experts the router and its two vectors are longer by these. Routed experts have rows
+// of latent_width in place of hidden, if there is one. Biases of routed experts are dense tensors: they are 1
+// / hidden of an expert's bytes.
 inline constexpr std::string_view kRouter = "router";                       // [experts, hidden]
 inline constexpr std::string_view kRouterBias = "router_bias";              // [1, experts]
 inline constexpr std::string_view kRouterCorrection = "router_correction";  // [1, experts], selection only
@@ -92,8 +116,13 @@ inline constexpr std::string_view kExpertsGateBias = "experts_gate_bias";   // [
 inline constexpr std::string_view kExpertsDownBias = "experts_down_bias";   // [experts, hidden], f32
 inline constexpr std::string_view kSharedUp = "shared_up";                  // [shared_width, hidden]
 inline constexpr std::string_view kSharedGate = "shared_gate";              // [shared_width, hidden]
-inline constexpr std::string_view kSharedDown = "shared_down";      // [shared_width, hidden], transposed
-inline constexpr std::string_view kSharedRouter = "shared_router";  // [1, hidden]; shared_gate only
+inline constexpr std::string_view kSharedDown = "shared_down";       // [shared_width, hidden], transposed
+inline constexpr std::string_view kSharedRouter = "shared_router";   // [1, hidden]; shared_gate only
+inline constexpr std::string_view kSharedUpBias = "shared_up_bias";  // [1, shared_width]; ffn_bias, all six
+inline constexpr std::string_view kSharedGateBias = "shared_gate_bias";  // [1, shared_width]
+inline constexpr std::string_view kSharedDownBias = "shared_down_bias";  // [1, hidden]
+inline constexpr std::string_view kLatentDown = "latent_down";           // [latent_width, hidden]; these two:
+inline constexpr std::string_view kLatentUp = "latent_up";  // [hidden, latent_width]; latent_width
 
 inline constexpr std::string_view kExpertScale = "expert_scale";  // [1, experts]; expert_scale only
 
@@ -107,9 +136,12 @@ inline constexpr std::string_view kExpertsNorm = "experts_norm";           // [1
 inline constexpr std::string_view kExpertsPostNorm = "experts_post_norm";  // [1, hidden]
 
 // Layer without experts. Gate tensors, here and above, are absent without gates (HasGates).
-inline constexpr std::string_view kDenseUp = "dense_up";      // [dense_width, hidden]
-inline constexpr std::string_view kDenseGate = "dense_gate";  // [dense_width, hidden]
-inline constexpr std::string_view kDenseDown = "dense_down";  // [dense_width, hidden], transposed
+inline constexpr std::string_view kDenseUp = "dense_up";               // [dense_width, hidden]
+inline constexpr std::string_view kDenseGate = "dense_gate";           // [dense_width, hidden]
+inline constexpr std::string_view kDenseDown = "dense_down";           // [dense_width, hidden], transposed
+inline constexpr std::string_view kDenseUpBias = "dense_up_bias";      // [1, dense_width]
+inline constexpr std::string_view kDenseGateBias = "dense_gate_bias";  // [1, dense_width]
+inline constexpr std::string_view kDenseDownBias = "dense_down_bias";  // [1, hidden]
 
 inline std::string LayerName(uint32_t layer, std::string_view tensor) {
   return "layers." + std::to_string(layer) + "." + std::string(tensor);

@@ -21,12 +21,13 @@ enum class AttentionKind : uint8_t {
   kGatedDelta = 2,
   kMamba = 3,      // Mamba-2
   kShortConv = 4,  // a gated short convolution (LFM2)
-  kNone = 5        // the layer is only its FFN
+  kNone = 5,       // the layer is only its FFN
+  kSelective = 6   // Mamba-1
 };
 // True if the layer has a recurrent state, which each token replaces, and no entries in the KV cache.
 inline bool IsRecurrent(AttentionKind kind) {
   return kind == AttentionKind::kGatedDelta || kind == AttentionKind::kMamba ||
-         kind == AttentionKind::kShortConv;
+         kind == AttentionKind::kShortConv || kind == AttentionKind::kSelective;
 }
 enum class NormKind : uint8_t { kRms = 0, kLayer = 1 };
 enum class Activation : uint8_t {
@@ -34,9 +35,12 @@ enum class Activation : uint8_t {
   kGeluTanh = 1,
   kGelu = 2,
   kClampedSwiglu = 3,
-  kRelu2 = 4  // relu(up)^2: an FFN without gates
+  kRelu2 = 4,       // relu(up)^2: an FFN without gates
+  kClampedSilu = 5  // min(silu(gate), limit) * clamp(up, -limit, limit)
 };
 inline bool HasGates(Activation activation) { return activation != Activation::kRelu2; }
+// The function of an attention's output gate.
+enum class GateActivation : uint8_t { kSigmoid = 0, kSoftplus = 1 };
 enum class RopeKind : uint8_t {
   kNone = 0,
   kDefault = 1,
@@ -115,6 +119,11 @@ struct DeltaConfig {
   uint32_t key_dim = 0;
   uint32_t value_dim = 0;
   uint32_t conv_kernel = 0;
+  // The decay has a value for each channel of the key (Kimi Delta Attention), else one for each head.
+  bool channel_decay = false;
+  uint32_t gate_rank = 0;     // > 0: decay and gate are made of projections to this many values
+  float decay_floor = 0;      // < 0: log decays are this * sigmoid(..), else made with softplus
+  bool sigmoid_gate = false;  // the output's gate is sigmoid(z), else silu(z)
   bool operator==(const DeltaConfig&) const = default;
 };
 
@@ -131,10 +140,21 @@ struct MambaConfig {
   bool operator==(const MambaConfig&) const = default;
 };
 
+// Mamba-1: a recurrent state [channels][state] and the last conv_kernel - 1 inputs of the convolution per
+// sequence. Time step, B and C of a token are made of its convolved channels, and normed.
+struct SelectiveConfig {
+  uint32_t channels = 0;
+  uint32_t state = 0;      // values per channel
+  uint32_t step_rank = 0;  // values that the channels' time steps are made of
+  uint32_t conv_kernel = 0;
+  bool operator==(const SelectiveConfig&) const = default;
+};
+
 // A gated short convolution: the last kernel - 1 inputs of the convolution per sequence.
 struct ShortConvConfig {
   uint32_t width = 0;  // channels
   uint32_t kernel = 0;
+  bool bias = false;  // of the convolution and of the projection before it
   bool operator==(const ShortConvConfig&) const = default;
 };
 
@@ -143,15 +163,19 @@ struct AttentionConfig {
   uint32_t heads = 0;
   uint32_t kv_heads = 0;        // heads % kv_heads == 0
   uint32_t head_dim = 0;        // per head, of q, k and v
+  uint32_t value_dim = 0;       // per head, of v where it is narrower than head_dim; 0: head_dim
+  float value_scale = 1;        // multiplies v
   uint32_t sliding_window = 0;  // positions visible including the own one; 0: all
   float scale = 0;              // of q.k; 1/sqrt(head_dim) unless the family overrides it
   bool qkv_bias = false;
   bool output_bias = false;
   QkNorm qk_norm = QkNorm::kNone;
-  uint32_t chunk = 0;         // p attends from the start of its chunk of this many positions; 0: from 0
-  bool sinks = false;         // a learned score per head that takes part in the softmax and has no value
-  float clip_qkv = 0;         // q, k and v are clamped to +- this after norms; 0: no clamp
-  bool output_gate = false;   // the output is multiplied by sigmoid of a second half of q's projection
+  uint32_t chunk = 0;          // p attends from the start of its chunk of this many positions; 0: from 0
+  bool sinks = false;          // a learned score per head that takes part in the softmax and has no value
+  float clip_qkv = 0;          // q, k and v are clamped to +- this after norms; 0: no clamp
+  bool output_gate = false;    // the output is multiplied by a function of a projection of the layer's input
+  bool gate_per_head = false;  // the gate has one value for each head, else one for each value
+  GateActivation gate_activation = GateActivation::kSigmoid;
   bool value_norm = false;    // RMS norm without weights on each head of v
   bool value_is_key = false;  // v is the output of k's projection, before norm and rope
   // > 0: q is scaled by 1 + this * log(floor((p + temperature_offset) / temperature_floor) + 1)
@@ -159,10 +183,11 @@ struct AttentionConfig {
   uint32_t temperature_floor = 0;
   uint32_t temperature_offset = 1;
   RopeConfig rope;
-  LatentConfig latent;   // kLatent; head_dim is then nope_dim + rope.dimensions and kv_heads == heads
-  DeltaConfig delta;     // kGatedDelta; for this and the next two, heads, kv_heads and head_dim are 0
-  MambaConfig mamba;     // kMamba
-  ShortConvConfig conv;  // kShortConv
+  LatentConfig latent;        // kLatent; head_dim is then nope_dim + rope.dimensions and kv_heads == heads
+  DeltaConfig delta;          // kGatedDelta; for this and the next two, heads, kv_heads and head_dim are 0
+  MambaConfig mamba;          // kMamba
+  ShortConvConfig conv;       // kShortConv
+  SelectiveConfig selective;  // kSelective; heads etc. are 0
   bool operator==(const AttentionConfig&) const = default;
 };
 
@@ -177,12 +202,17 @@ struct MoeConfig {
   bool norm_topk_prob = true;
   float norm_epsilon = 1e-20f;  // kSigmoidTopK: added to the sum that norm_topk_prob divides by
   float routed_scale = 1.0f;
+  // The shared expert is computed apart from the routed ones: it may have another width of input, or limit.
+  bool shared_apart = false;
   bool shared_gate = false;        // the shared expert is weighted by sigmoid(x . shared_router), else by 1
   bool router_bias = false;        // added to the router's logits
   bool router_correction = false;  // added to scores for the choice only
-  float router_jitter = 0;         // kSparseMixer: the mask's relative threshold is twice this
-  uint32_t groups = 0;             // routed experts in groups of equal size; only the best groups are used
-  uint32_t top_groups = 0;         // 1..groups; 0 with groups == 0
+  float router_cap = 0;            // > 0: logits become cap * tanh(logit / cap)
+  // Experts behind the others that return their input; the router chooses among all.
+  uint32_t zero_experts = 0;
+  float router_jitter = 0;  // kSparseMixer: the mask's relative threshold is twice this
+  uint32_t groups = 0;      // routed experts in groups of equal size; only the best groups are used
+  uint32_t top_groups = 0;  // 1..groups; 0 with groups == 0
   GroupScore group_score = GroupScore::kMax;
   bool expert_scale = false;  // a learned factor of each routed expert's weight
   // > 0: width of a dense FFN parallel to the experts. It uses the layer's norm; the experts have a norm of
@@ -190,9 +220,12 @@ struct MoeConfig {
   // normalized before they are added (Gemma-4).
   uint32_t dense_ffn_width = 0;
   bool expert_bias = false;                   // routed experts have biases on up, gate and down
+  bool ffn_bias = false;                      // dense and shared FFNs have them
   Activation activation = Activation::kSilu;  // of dense and shared experts too
   float activation_alpha = 1.702f;            // kClampedSwiglu
-  float activation_limit = 7.0f;              // kClampedSwiglu
+  float activation_limit = 7.0f;              // kClampedSwiglu, kClampedSilu
+  float shared_limit = 0;                     // > 0: activation_limit of a shared expert apart
+  float output_scale = 1.0f;                  // multiplies the sum of experts and shared expert
   bool operator==(const MoeConfig&) const = default;
 };
 
@@ -201,10 +234,16 @@ struct LayerConfig {
   MoeConfig moe;
   bool post_norms = false;   // outputs of attention and of the MoE block are normalized before they are added
   bool layer_scale = false;  // a learned factor of the residual stream at the end of the layer
+  bool pre_norms = true;     // inputs of attention and of the MoE block are normalized
+  bool parallel = false;     // the MoE block takes the input of attention, normalized by the same norm
+  // The routed experts' sum is added behind the next layer, which has none; the shared expert's here.
+  bool late_experts = false;
   bool operator==(const LayerConfig&) const = default;
 };
 
 inline bool HasAttention(const LayerConfig& layer) { return layer.attention.kind != AttentionKind::kNone; }
+// True if the MoE block has a norm of its own.
+inline bool HasFfnNorm(const LayerConfig& layer) { return layer.pre_norms && !layer.parallel; }
 inline bool HasFfn(const LayerConfig& layer) { return layer.moe.experts > 0 || layer.moe.dense_width > 0; }
 
 struct ModelConfig {
@@ -213,6 +252,7 @@ struct ModelConfig {
   uint32_t hidden = 0;
   uint32_t max_position = 0;  // positions the model was trained for
   NormKind norm = NormKind::kRms;
+  bool norm_bias = true;  // kLayer: norms have biases
   float norm_epsilon = 1e-5f;
   bool tied_embeddings = false;  // the head is the embedding matrix
   bool head_bias = false;
@@ -220,12 +260,30 @@ struct ModelConfig {
   float residual_scale = 1.0f;   // multiplies attention and MoE outputs before the residual add
   float logit_scale = 1.0f;      // multiplies the head's output
   float logit_cap = 0;           // > 0: logits become cap * tanh(logit / cap)
+  // > 0: routed experts take and return this many values, which matrices of the layer project from and to
+  // the hidden size; the router and the shared expert see the hidden size.
+  uint32_t latent_width = 0;
   std::vector<LayerConfig> layers;
   // Token ids by config.json / generation_config.json; absent when empty.
   std::vector<int32_t> bos_ids;  // at most one entry
   std::vector<int32_t> eos_ids;
   bool operator==(const ModelConfig&) const = default;
 };
+
+// Values that a routed expert takes and returns.
+inline uint32_t ExpertHidden(const ModelConfig& config) {
+  return config.latent_width > 0 ? config.latent_width : config.hidden;
+}
+
+// True if the norms of the residual stream have biases.
+inline bool HasNormBias(const ModelConfig& config) {
+  return config.norm == NormKind::kLayer && config.norm_bias;
+}
+
+// Values of a head of v.
+inline uint32_t ValueDim(const AttentionConfig& attention) {
+  return attention.value_dim > 0 ? attention.value_dim : attention.head_dim;
+}
 
 // Defaults from generation_config.json; absent fields are unset.
 struct GenerationDefaults {

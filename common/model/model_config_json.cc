@@ -22,9 +22,12 @@ namespace {
 using nlohmann::json;
 
 // Names of enum values, by number. Frozen: manifests hold them.
-constexpr const char* kAttentionKinds[] = {"grouped", "latent", "gated_delta", "mamba", "short_conv", "none"};
+constexpr const char* kAttentionKinds[] = {"grouped",    "latent", "gated_delta", "mamba",
+                                           "short_conv", "none",   "selective"};
 constexpr const char* kNormKinds[] = {"rms", "layer"};
-constexpr const char* kActivations[] = {"silu", "gelu_tanh", "gelu", "clamped_swiglu", "relu2"};
+constexpr const char* kActivations[] = {"silu",           "gelu_tanh", "gelu",
+                                        "clamped_swiglu", "relu2",     "clamped_silu"};
+constexpr const char* kGateActivations[] = {"sigmoid", "softplus"};
 constexpr const char* kRopeKinds[] = {"none", "default",  "linear", "dynamic",
                                       "yarn", "longrope", "llama3", "proportional"};
 constexpr const char* kQkNorms[] = {"none", "per_head", "across_heads", "per_head_after_rope",
@@ -36,6 +39,7 @@ constexpr const char* kGroupScores[] = {"max", "top_two_sum"};
 absl::Span<const char* const> NamesOf(AttentionKind) { return kAttentionKinds; }
 absl::Span<const char* const> NamesOf(NormKind) { return kNormKinds; }
 absl::Span<const char* const> NamesOf(Activation) { return kActivations; }
+absl::Span<const char* const> NamesOf(GateActivation) { return kGateActivations; }
 absl::Span<const char* const> NamesOf(RopeKind) { return kRopeKinds; }
 absl::Span<const char* const> NamesOf(QkNorm) { return kQkNorms; }
 absl::Span<const char* const> NamesOf(RouterKind) { return kRouterKinds; }
@@ -80,6 +84,10 @@ void Members(const DeltaConfig&, On* on) {
   on->Now("key_dim", &DeltaConfig::key_dim);
   on->Now("value_dim", &DeltaConfig::value_dim);
   on->Now("conv_kernel", &DeltaConfig::conv_kernel);
+  on->Later("channel_decay", &DeltaConfig::channel_decay);
+  on->Later("gate_rank", &DeltaConfig::gate_rank);
+  on->Later("decay_floor", &DeltaConfig::decay_floor);
+  on->Later("sigmoid_gate", &DeltaConfig::sigmoid_gate);
 }
 
 template <typename On>
@@ -94,9 +102,18 @@ void Members(const MambaConfig&, On* on) {
 }
 
 template <typename On>
+void Members(const SelectiveConfig&, On* on) {
+  on->Now("channels", &SelectiveConfig::channels);
+  on->Now("state", &SelectiveConfig::state);
+  on->Now("step_rank", &SelectiveConfig::step_rank);
+  on->Now("conv_kernel", &SelectiveConfig::conv_kernel);
+}
+
+template <typename On>
 void Members(const ShortConvConfig&, On* on) {
   on->Now("width", &ShortConvConfig::width);
   on->Now("kernel", &ShortConvConfig::kernel);
+  on->Later("bias", &ShortConvConfig::bias);
 }
 
 template <typename On>
@@ -115,6 +132,10 @@ void Members(const AttentionConfig&, On* on) {
   on->Later("sinks", &AttentionConfig::sinks);
   on->Later("clip_qkv", &AttentionConfig::clip_qkv);
   on->Later("output_gate", &AttentionConfig::output_gate);
+  on->Later("gate_per_head", &AttentionConfig::gate_per_head);
+  on->Later("gate_activation", &AttentionConfig::gate_activation);
+  on->Later("value_dim", &AttentionConfig::value_dim);
+  on->Later("value_scale", &AttentionConfig::value_scale);
   on->Later("temperature_scale", &AttentionConfig::temperature_scale);
   on->Later("temperature_floor", &AttentionConfig::temperature_floor);
   on->Later("temperature_offset", &AttentionConfig::temperature_offset);
@@ -124,6 +145,7 @@ void Members(const AttentionConfig&, On* on) {
   on->Later("delta", &AttentionConfig::delta);
   on->Later("mamba", &AttentionConfig::mamba);
   on->Later("conv", &AttentionConfig::conv);
+  on->Later("selective", &AttentionConfig::selective);
 }
 
 template <typename On>
@@ -150,6 +172,12 @@ void Members(const MoeConfig&, On* on) {
   on->Later("expert_bias", &MoeConfig::expert_bias);
   on->Later("activation_alpha", &MoeConfig::activation_alpha);
   on->Later("activation_limit", &MoeConfig::activation_limit);
+  on->Later("shared_apart", &MoeConfig::shared_apart);
+  on->Later("shared_limit", &MoeConfig::shared_limit);
+  on->Later("output_scale", &MoeConfig::output_scale);
+  on->Later("ffn_bias", &MoeConfig::ffn_bias);
+  on->Later("router_cap", &MoeConfig::router_cap);
+  on->Later("zero_experts", &MoeConfig::zero_experts);
 }
 
 template <typename On>
@@ -158,6 +186,9 @@ void Members(const LayerConfig&, On* on) {
   on->Now("moe", &LayerConfig::moe);
   on->Later("post_norms", &LayerConfig::post_norms);
   on->Later("layer_scale", &LayerConfig::layer_scale);
+  on->Later("pre_norms", &LayerConfig::pre_norms);
+  on->Later("parallel", &LayerConfig::parallel);
+  on->Later("late_experts", &LayerConfig::late_experts);
 }
 
 template <typename On>
@@ -177,6 +208,8 @@ void Members(const ModelConfig&, On* on) {
   on->Later("residual_scale", &ModelConfig::residual_scale);
   on->Later("logit_scale", &ModelConfig::logit_scale);
   on->Later("logit_cap", &ModelConfig::logit_cap);
+  on->Later("norm_bias", &ModelConfig::norm_bias);
+  on->Later("latent_width", &ModelConfig::latent_width);
 }
 
 template <typename T>

@@ -96,6 +96,13 @@ absl::Status CheckDelta(const AttentionConfig& attention, const std::string& sub
   RETURN_IF_ERROR(CheckRange(subject, "delta key dim", delta.key_dim, 1, kMaxHeadDim));
   RETURN_IF_ERROR(CheckRange(subject, "delta value dim", delta.value_dim, 1, kMaxHeadDim));
   RETURN_IF_ERROR(CheckRange(subject, "delta convolution kernel", delta.conv_kernel, 1, kMaxConvKernel));
+  RETURN_IF_ERROR(CheckRange(subject, "rank of delta's decay and gate", delta.gate_rank, 0, kMaxRank));
+  if (!std::isfinite(delta.decay_floor) || delta.decay_floor > 0) {
+    return InvalidConfig(subject, absl::StrCat("delta's lowest log decay is ", delta.decay_floor));
+  }
+  if (delta.gate_rank > 0 && !delta.channel_decay) {
+    return InvalidConfig(subject, "decay and gate of a rank need a decay for each channel");
+  }
   if (delta.value_heads % delta.key_heads != 0) {
     return InvalidConfig(subject, absl::StrCat(delta.key_heads, " delta key heads do not divide ",
                                                delta.value_heads, " value heads"));
@@ -119,6 +126,13 @@ absl::Status CheckMamba(const AttentionConfig& attention, const std::string& sub
   return absl::OkStatus();
 }
 
+absl::Status CheckSelective(const SelectiveConfig& selective, const std::string& subject) {
+  RETURN_IF_ERROR(CheckRange(subject, "selective channels", selective.channels, 1, kMaxHidden));
+  RETURN_IF_ERROR(CheckRange(subject, "selective state", selective.state, 1, kMaxHeadDim));
+  RETURN_IF_ERROR(CheckRange(subject, "rank of the time steps", selective.step_rank, 1, kMaxRank));
+  return CheckRange(subject, "selective convolution kernel", selective.conv_kernel, 2, kMaxConvKernel);
+}
+
 // Checks attention kinds with a recurrent state or no attention at all.
 absl::Status CheckHeadless(const AttentionConfig& attention, const std::string& subject) {
   if (attention.heads != 0 || attention.kv_heads != 0 || attention.head_dim != 0) {
@@ -132,6 +146,8 @@ absl::Status CheckHeadless(const AttentionConfig& attention, const std::string& 
     case AttentionKind::kShortConv:
       RETURN_IF_ERROR(CheckRange(subject, "convolution width", attention.conv.width, 1, kMaxHidden));
       return CheckRange(subject, "convolution kernel", attention.conv.kernel, 1, kMaxConvKernel);
+    case AttentionKind::kSelective:
+      return CheckSelective(attention.selective, subject);
     default:
       return absl::OkStatus();
   }
@@ -153,6 +169,8 @@ absl::Status CheckAttention(const AttentionConfig& attention, const std::string&
                                                attention.heads, " attention heads"));
   }
   RETURN_IF_ERROR(CheckPositive(subject, "attention scale", attention.scale));
+  RETURN_IF_ERROR(CheckRange(subject, "values of a head of v", attention.value_dim, 0, attention.head_dim));
+  RETURN_IF_ERROR(CheckPositive(subject, "factor of v", attention.value_scale));
   RETURN_IF_ERROR(CheckFinite(subject, "clip of q, k and v", attention.clip_qkv, 0));
   RETURN_IF_ERROR(CheckFinite(subject, "attention temperature scale", attention.temperature_scale, 0));
   if (attention.temperature_scale > 0 && attention.temperature_floor == 0) {
@@ -182,6 +200,10 @@ absl::Status CheckMoe(const MoeConfig& moe, const std::string& subject) {
   RETURN_IF_ERROR(CheckRange(subject, "shared width", moe.shared_width, 0, kMaxWidth));
   RETURN_IF_ERROR(CheckFinite(subject, "activation alpha", moe.activation_alpha, 0));
   RETURN_IF_ERROR(CheckFinite(subject, "activation limit", moe.activation_limit, 0));
+  RETURN_IF_ERROR(CheckFinite(subject, "limit of the shared expert", moe.shared_limit, 0));
+  RETURN_IF_ERROR(CheckPositive(subject, "factor of the MoE block", moe.output_scale));
+  RETURN_IF_ERROR(CheckFinite(subject, "router cap", moe.router_cap, 0));
+  RETURN_IF_ERROR(CheckRange(subject, "experts that return their input", moe.zero_experts, 0, kMaxExperts));
   RETURN_IF_ERROR(CheckFinite(subject, "router jitter", moe.router_jitter, 0));
   if (!std::isfinite(moe.routed_scale)) {
     return InvalidConfig(subject, absl::StrCat("routed scale is ", moe.routed_scale));
@@ -191,12 +213,23 @@ absl::Status CheckMoe(const MoeConfig& moe, const std::string& subject) {
   if (moe.experts == 0) {
     return CheckRange(subject, "dense width", moe.dense_width, 0, kMaxWidth);
   }
+  if (moe.shared_apart &&
+      (moe.shared_width == 0 || moe.shared_gate || moe.router == RouterKind::kSigmoidInput)) {
+    return InvalidConfig(subject, absl::StrCat("a shared expert apart of ", moe.shared_width,
+                                               " neurons, with a gate or a router that scales inputs"));
+  }
+  if (moe.zero_experts > 0 && (moe.groups > 0 || (moe.shared_width > 0 && !moe.shared_apart) ||
+                               moe.expert_scale || moe.router == RouterKind::kSigmoidInput)) {
+    return InvalidConfig(subject,
+                         "experts that return their input beside groups, a shared expert among them or a "
+                         "scale of each");
+  }
   if (moe.dense_ffn_width > 0 && (moe.shared_width > 0 || moe.router == RouterKind::kSigmoidInput)) {
     return InvalidConfig(subject, absl::StrCat("an FFN of ", moe.dense_ffn_width,
                                                " neurons beside the experts and a shared one of ",
                                                moe.shared_width, ", or a router that scales inputs"));
   }
-  RETURN_IF_ERROR(CheckRange(subject, "experts per token", moe.top_k, 1, moe.experts));
+  RETURN_IF_ERROR(CheckRange(subject, "experts per token", moe.top_k, 1, moe.experts + moe.zero_experts));
   RETURN_IF_ERROR(CheckRange(subject, "expert width", moe.expert_width, 1, kMaxWidth));
   return CheckGroups(moe, subject);
 }
@@ -215,6 +248,34 @@ absl::Status CheckIds(const std::vector<int32_t>& ids, const char* field, size_t
   return absl::OkStatus();
 }
 
+// True if a dense layer's output is not only added.
+bool NeedsSums(const LayerConfig& layer) {
+  return !HasFfn(layer) || layer.post_norms || layer.layer_scale || layer.late_experts;
+}
+
+// Checks how a layer's parts fit together, and the layers around it.
+absl::Status CheckStructure(const ModelConfig& config, size_t i, const std::string& subject) {
+  const LayerConfig& layer = config.layers[i];
+  const MoeConfig& moe = layer.moe;
+  if (layer.parallel && (!HasAttention(layer) || !HasFfn(layer) || layer.post_norms || !layer.pre_norms)) {
+    return InvalidConfig(subject, "an FFN beside attention needs both, with one norm before them");
+  }
+  if (config.latent_width > 0 && moe.experts > 0 &&
+      ((moe.shared_width > 0 && !moe.shared_apart) || moe.dense_ffn_width > 0 || moe.zero_experts > 0 ||
+       moe.expert_bias || moe.router == RouterKind::kSigmoidInput)) {
+    return InvalidConfig(subject, absl::StrCat("experts of ", config.latent_width,
+                                               " values with a shared expert among them, a dense FFN, biases "
+                                               "or a router that scales inputs"));
+  }
+  if (layer.late_experts &&
+      (!moe.shared_apart || layer.post_norms || layer.layer_scale || i + 1 == config.layers.size() ||
+       config.layers[i + 1].moe.experts > 0 || NeedsSums(config.layers[i + 1]))) {
+    return InvalidConfig(subject,
+                         "experts that are added late need a shared expert apart and a dense layer behind");
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::Status ValidateModelConfig(const ModelConfig& config, const std::string& subject) {
@@ -222,6 +283,7 @@ absl::Status ValidateModelConfig(const ModelConfig& config, const std::string& s
   RETURN_IF_ERROR(CheckRange(subject, "hidden size", config.hidden, 1, kMaxHidden));
   RETURN_IF_ERROR(CheckRange(subject, "maximum position", config.max_position, 1, kMaxPosition));
   RETURN_IF_ERROR(CheckRange(subject, "layers", config.layers.size(), 1, kMaxLayers));
+  RETURN_IF_ERROR(CheckRange(subject, "width of routed experts' inputs", config.latent_width, 0, kMaxHidden));
   if (!std::isfinite(config.norm_epsilon) || config.norm_epsilon < 0 || config.norm_epsilon > 1) {
     return InvalidConfig(subject, absl::StrCat("norm epsilon is ", config.norm_epsilon));
   }
@@ -239,6 +301,7 @@ absl::Status ValidateModelConfig(const ModelConfig& config, const std::string& s
     if (!HasAttention(config.layers[i]) && !HasFfn(config.layers[i])) {
       return InvalidConfig(layer, "neither attention nor an FFN");
     }
+    RETURN_IF_ERROR(CheckStructure(config, i, layer));
     if (config.layers[i].post_norms && config.norm != NormKind::kRms) {
       return InvalidConfig(layer, "norms of what attention and mixture give are RMS norms only");
     }

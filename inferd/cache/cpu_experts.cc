@@ -96,10 +96,10 @@ class ExpertTimer {
  public:
   static absl::StatusOr<ExpertTimer> Create(const ModelConfig& config, uint32_t layer, uint32_t most,
                                             Backend* backend) {
-    const uint64_t bytes = uint64_t{most} * config.hidden * sizeof(float);
+    const uint64_t bytes = uint64_t{most} * ExpertHidden(config) * sizeof(float);
     ASSIGN_OR_RETURN(Buffers x, Buffers::Allocate(bytes, backend));
     ASSIGN_OR_RETURN(Buffers y, Buffers::Allocate(bytes, backend));
-    const std::vector<float> ones(uint64_t{most} * config.hidden, 1.0f);
+    const std::vector<float> ones(uint64_t{most} * ExpertHidden(config), 1.0f);
     RETURN_IF_ERROR(backend->queue().Upload(ones.data(), bytes, x.ref()));
     return ExpertTimer(config, config.layers[layer].moe, most, backend, std::move(x), std::move(y));
   }
@@ -107,12 +107,12 @@ class ExpertTimer {
   absl::StatusOr<double> Time(ExpertWork work, uint32_t rows) {
     work.rows = work.slots = absl::MakeConstSpan(rows_).first(rows);
     MoeExpertsArgs args;
-    args.x = {x_.ref(), config_.hidden};
+    args.x = {x_.ref(), ExpertHidden(config_)};
     args.tokens = args.slots = rows;
-    args.hidden = config_.hidden;
+    args.hidden = ExpertHidden(config_);
     args.activation = {moe_.activation, moe_.activation_alpha, moe_.activation_limit};
     args.experts = absl::MakeConstSpan(&work, 1);
-    args.y = {y_.ref(), config_.hidden};
+    args.y = {y_.ref(), ExpertHidden(config_)};
     Queue& queue = backend_->queue();
     backend_->BeginStep();
     RETURN_IF_ERROR(queue.Wait(queue.Record()));

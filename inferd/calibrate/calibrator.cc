@@ -327,6 +327,15 @@ absl::Status CheckSpec(const CalibrationSpec& spec, const ModelConfig& config) {
   if (!HasRoutedLayer(config)) {
     return absl::InvalidArgumentError("the model has no routed experts: there is nothing to calibrate");
   }
+  // The stages replay a layer from its input and read experts' inputs of the hidden size.
+  const bool other = std::any_of(config.layers.begin(), config.layers.end(), [](const LayerConfig& layer) {
+    return layer.late_experts || layer.moe.zero_experts > 0;
+  });
+  if (other || config.latent_width > 0) {
+    return absl::UnimplementedError(
+        "calibration of models whose experts work in a narrower space, return their input or are added "
+        "later");
+  }
   if (spec.tokens.size() < 2 || spec.window < 2) {
     return absl::InvalidArgumentError(absl::StrCat("a text of ", spec.tokens.size(), " tokens in windows of ",
                                                    spec.window, ": both must be 2 at least"));

@@ -83,7 +83,7 @@ void AddAttentionLimits(const AttentionConfig& a, BackendLimits* limits) {
     case AttentionKind::kGatedDelta:
       raise(&limits->heads, a.delta.value_heads);
       raise(&limits->head_dim, std::max(a.delta.key_dim, a.delta.value_dim));
-      raise(&limits->max_cols, a.delta.value_heads * a.delta.value_dim);
+      raise(&limits->max_cols, std::max(a.delta.value_heads * a.delta.value_dim, a.delta.gate_rank));
       break;
     case AttentionKind::kMamba:
       raise(&limits->heads, a.mamba.heads);
@@ -92,6 +92,11 @@ void AddAttentionLimits(const AttentionConfig& a, BackendLimits* limits) {
       break;
     case AttentionKind::kShortConv:
       raise(&limits->max_cols, a.conv.width);
+      break;
+    case AttentionKind::kSelective:
+      raise(&limits->heads, 1);
+      raise(&limits->head_dim, a.selective.state);
+      raise(&limits->max_cols, std::max(a.selective.channels, a.selective.step_rank));
       break;
     case AttentionKind::kNone:
       break;
@@ -103,11 +108,11 @@ BackendLimits LimitsOf(const ModelConfig& config, const EnginePlan& plan) {
   // Inputs scaled by the router exist once per rank.
   limits.max_tokens = plan.forward.max_tokens * (AnyScalesInputs(config) ? MaxRanks(config) : 1);
   limits.max_sequences = plan.forward.max_sequences;
-  limits.hidden = config.hidden;
-  limits.max_cols = config.hidden;
+  limits.hidden = std::max(config.hidden, ExpertHidden(config));
+  limits.max_cols = limits.hidden;
   limits.max_context = plan.options.context;
   limits.vocab = config.vocab;
-  limits.experts = MaxExperts(config);
+  limits.experts = MaxRouted(config);
   limits.top_k = LargestTopK(config);
   limits.expert_width = WidestExpert(config);
   limits.layers = static_cast<uint32_t>(config.layers.size());

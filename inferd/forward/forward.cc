@@ -55,6 +55,9 @@ absl::Status Forward::RunLayers(uint32_t first_layer, bool attended, StepBatch* 
   RETURN_IF_ERROR(ReachPositions(*batch));
   for (uint32_t layer = first_layer; layer < config_.layers.size() && !batch->all_lost(); ++layer) {
     RETURN_IF_ERROR(Gather(layer, *batch));
+    if (config_.layers[layer].parallel) {
+      RETURN_IF_ERROR(PrepareInputs(layer, batch->tokens()));
+    }
     if (layer > first_layer || !attended) {
       RETURN_IF_ERROR(Attend(layer, x_, *batch));
     }
@@ -76,9 +79,20 @@ absl::Status Forward::MoeLayer(uint32_t layer, StepBatch* batch) {
   if (!HasFfn(config)) {
     return experts_->BeginLayer({.layer = layer});
   }
-  RETURN_IF_ERROR(queue_->Norm({x_, tokens, config_.hidden, weights_.layer(layer).ffn_norm, normed_}));
-  if (moe.dense_ffn_width > 0) {
+  if (!config.parallel) {
+    RETURN_IF_ERROR(PrepareInputs(layer, tokens));
+  }
+  if (moe.dense_ffn_width > 0 || moe.shared_apart) {
     RETURN_IF_ERROR(ComputeParallelFfn(layer, tokens));
+  }
+  if (HasLatent(config_, moe)) {
+    const MatMulPart down[] = {{weights_.layer(layer).latent_down, latent_in_, {}}};
+    RETURN_IF_ERROR(queue_->MatMul({normed_, tokens, config_.hidden, {}, {}, down, {}}));
+  }
+  if (moe.zero_experts > 0) {
+    // The outputs of experts that return their input; those of the others are written over.
+    RETURN_IF_ERROR(
+        queue_->ScaleRows({normed_, {}, tokens, RanksOf(moe), config_.hidden, ExpertOutputs(moe)}));
   }
   if (CanDeferRouting(layer, *batch)) {
     return RunLayerOnDevice(layer, *batch);
@@ -91,27 +105,59 @@ absl::Status Forward::MoeLayer(uint32_t layer, StepBatch* batch) {
   return AddOutputs(layer, tokens, weights, x_);
 }
 
-// Computes the dense FFN parallel to the experts, with its norm; the experts' own norm of the same rows
-// follows.
+// Computes normed_ = norm(x_), the input of the layer's FFN; a layer without norms takes x_ itself.
+absl::Status Forward::PrepareInputs(uint32_t layer, uint32_t tokens) {
+  const NormSpec& norm = weights_.layer(layer).ffn_norm;
+  return norm.weight ? queue_->Norm({x_, tokens, config_.hidden, norm, normed_})
+                     : queue_->Combine({x_, {}, tokens, 1, config_.hidden, {}, normed_});
+}
+
+// Computes a dense expert of normed_.
+absl::Status Forward::ComputeDense(const DenseExpert& expert, const ActivationSpec& activation,
+                                   uint32_t tokens, const Rows& y) {
+  if (uncounted_.has_value()) {
+    RETURN_IF_ERROR(Await());  // plan_ is still that of an earlier layer
+  }
+  plan_.BuildDense(tokens);
+  ExpertWork work = WorkOfDense(expert);
+  work.rows = plan_.common_rows();
+  work.slots = plan_.common_slots();
+  return queue_->MoeExperts({.x = normed_,
+                             .tokens = tokens,
+                             .hidden = config_.hidden,
+                             .activation = activation,
+                             .experts = absl::MakeConstSpan(&work, 1),
+                             .y = y,
+                             .slots = tokens});
+}
+
+// Computes the FFN parallel to the experts: a shared expert, or a dense FFN with its norm; the experts' own
+// norm of the same rows follows.
 absl::Status Forward::ComputeParallelFfn(uint32_t layer, uint32_t tokens) {
   const MoeConfig& moe = config_.layers[layer].moe;
   const LayerWeights& w = weights_.layer(layer);
-  plan_.BuildDense(tokens);
-  const ExpertWork work[] = {{.up = w.beside.up,
-                              .gate = w.beside.gate,
-                              .down = w.beside.down,
-                              .rows = plan_.common_rows(),
-                              .slots = plan_.common_slots()}};
+  const float limit = moe.shared_limit > 0 ? moe.shared_limit : moe.activation_limit;
   RETURN_IF_ERROR(
-      queue_->MoeExperts({.x = normed_,
-                          .tokens = tokens,
-                          .hidden = config_.hidden,
-                          .activation = {moe.activation, moe.activation_alpha, moe.activation_limit},
-                          .experts = work,
-                          .y = parallel_ffn_,
-                          .slots = tokens}));
+      ComputeDense(w.beside, {moe.activation, moe.activation_alpha, limit}, tokens, parallel_ffn_));
+  if (moe.shared_apart) {
+    return absl::OkStatus();
+  }
   RETURN_IF_ERROR(queue_->Norm({parallel_ffn_, tokens, config_.hidden, w.beside_post_norm, parallel_ffn_}));
   return queue_->Norm({x_, tokens, config_.hidden, w.experts_norm, normed_});
+}
+
+// Computes sums_ = the weighted outputs, brought back from their narrower space if they have one.
+absl::Status Forward::SumExperts(uint32_t layer, uint32_t tokens, BufferRef weights) {
+  const MoeConfig& moe = config_.layers[layer].moe;
+  const uint32_t width = HiddenOf(config_, moe);
+  const bool latent = HasLatent(config_, moe);
+  const Rows& sums = latent ? latent_sums_ : sums_;
+  RETURN_IF_ERROR(queue_->Combine({ExpertOutputs(moe), weights, tokens, RanksOf(moe), width, {}, sums}));
+  if (!latent) {
+    return absl::OkStatus();
+  }
+  const MatMulPart up[] = {{weights_.layer(layer).latent_up, sums_, {}}};
+  return queue_->MatMul({latent_sums_, tokens, width, {}, {}, up, {}});
 }
 
 // to = x + the MoE output: the weighted outputs, with the layer's norms and factor if it has any. `to` may be
@@ -120,14 +166,25 @@ absl::Status Forward::AddOutputs(uint32_t layer, uint32_t tokens, BufferRef weig
   const LayerConfig& config = config_.layers[layer];
   const LayerWeights& w = weights_.layer(layer);
   const uint32_t hidden = config_.hidden;
-  const uint32_t ranks = RanksOf(config.moe);
-  const float scale = config_.residual_scale;
-  if (!NormsOutputs(config)) {
-    return queue_->Combine({outputs_, weights, tokens, ranks, hidden, x_, to, scale});
+  const float scale = config_.residual_scale * config.moe.output_scale;
+  if (layer > 0 && config_.layers[layer - 1].late_experts) {
+    RETURN_IF_ERROR(queue_->Combine(
+        {ExpertOutputs(config.moe), weights, tokens, RanksOf(config.moe), hidden, x_, to, scale}));
+    return queue_->Combine({late_, {}, tokens, 1, hidden, to, to, config_.residual_scale});
   }
-  RETURN_IF_ERROR(queue_->Combine({outputs_, weights, tokens, ranks, hidden, {}, sums_}));
+  if (!NormsOutputs(config_, config)) {
+    return queue_->Combine(
+        {ExpertOutputs(config.moe), weights, tokens, RanksOf(config.moe), hidden, x_, to, scale});
+  }
+  RETURN_IF_ERROR(SumExperts(layer, tokens, weights));
+  if (config.late_experts) {
+    RETURN_IF_ERROR(queue_->Combine({sums_, {}, tokens, 1, hidden, {}, late_}));
+    return queue_->Combine({parallel_ffn_, {}, tokens, 1, hidden, x_, to, scale});
+  }
   if (config.moe.dense_ffn_width > 0) {
     RETURN_IF_ERROR(queue_->Norm({sums_, tokens, hidden, w.experts_post_norm, sums_}));
+  }
+  if (config.moe.dense_ffn_width > 0 || config.moe.shared_apart) {
     RETURN_IF_ERROR(queue_->Combine({parallel_ffn_, {}, tokens, 1, hidden, sums_, sums_}));
   }
   if (config.post_norms) {
@@ -148,7 +205,8 @@ absl::Status Forward::DispatchExperts(uint32_t layer, StepBatch* batch) {
     return experts_->BeginLayer({.layer = layer});
   }
   ASSIGN_OR_RETURN(const Routing routing, Route(layer, *batch));
-  RETURN_IF_ERROR(plan_.Build(routing, moe.experts, *batch, /*keep_zeros=*/ScalesInputs(moe)));
+  RETURN_IF_ERROR(
+      plan_.Build(routing, moe.experts, *batch, /*keep_zeros=*/ScalesInputs(moe), moe.zero_experts));
   RETURN_IF_ERROR(experts_->BeginLayer(
       {.layer = layer,
        .demands = plan_.demands(),
@@ -184,7 +242,7 @@ absl::StatusOr<Routing> Forward::Route(uint32_t layer, const StepBatch& batch) {
     RETURN_IF_ERROR(QueueScores(moe.experts, batch));
   }
   if (cpu_ != nullptr) {
-    RETURN_IF_ERROR(cpu_->Ask(layer, normed_, experts_->MayUseCpu(layer) ? tokens : 0));
+    RETURN_IF_ERROR(cpu_->Ask(layer, ExpertInputs(moe), experts_->MayUseCpu(layer) ? tokens : 0));
   }
   if (!queue_->RunsAtCall()) {
     RETURN_IF_ERROR(QueueEarlyLeads(layer, tokens));
@@ -225,10 +283,13 @@ absl::Status Forward::QueueRouter(uint32_t layer, uint32_t tokens, BufferRef ids
       queue_->MatMul({own_norm ? x_ : normed_, tokens, config_.hidden, {}, w.router_norm, parts, {}});
   parts_.SetProducts(StepPart::kAttention);
   RETURN_IF_ERROR(scored);
+  if (moe.router_cap > 0) {
+    RETURN_IF_ERROR(queue_->SoftCap({scores_, tokens, moe.experts + moe.zero_experts, moe.router_cap}));
+  }
   *args = ModelRouterArgs(moe, w);
   args->logits = scores_;
   args->tokens = tokens;
-  args->shared = moe.shared_width > 0;
+  args->shared = HasCommonExpert(moe);
   args->shared_logits = moe.shared_gate ? shared_scores_ : Rows{};
   args->ids = ids;
   args->weights = weights;
@@ -259,7 +320,7 @@ absl::Status Forward::ComputeExperts(uint32_t layer, const StepBatch& batch) {
     if (tiles.empty() && work_.ready().empty()) {
       draft_.EndWait();
       if (cpu_ != nullptr && cpu_->busy()) {
-        RETURN_IF_ERROR(cpu_->Finish(outputs_, active_));
+        RETURN_IF_ERROR(cpu_->Finish(ExpertOutputs(config_.layers[layer].moe), active_));
         experts_->CpuFinished();
       }
       if (sparsity_->enabled() && !plan_.demands().empty()) {
@@ -282,17 +343,23 @@ absl::Status Forward::QueueTiles(uint32_t layer, uint32_t tokens, absl::Span<con
   return QueueExperts(layer, tokens);
 }
 
+Rows Forward::ExpertInputs(const MoeConfig& moe) const {
+  return HasLatent(config_, moe) ? latent_in_ : normed_;
+}
+
+Rows Forward::ExpertOutputs(const MoeConfig& moe) const { return {outputs_.base, HiddenOf(config_, moe)}; }
+
 MoeExpertsArgs Forward::ExpertsArgs(uint32_t layer, uint32_t tokens,
                                     absl::Span<const ExpertWork> experts) const {
   const MoeConfig& moe = config_.layers[layer].moe;
   const bool scaled = ScalesInputs(moe);
   const uint32_t slots = tokens * RanksOf(moe);
-  return {.x = scaled ? scaled_ : normed_,
+  return {.x = scaled ? scaled_ : ExpertInputs(moe),
           .tokens = scaled ? slots : tokens,
-          .hidden = config_.hidden,
+          .hidden = HiddenOf(config_, moe),
           .activation = {moe.activation, moe.activation_alpha, moe.activation_limit},
           .experts = experts,
-          .y = outputs_,
+          .y = ExpertOutputs(moe),
           .slots = slots,
           .active = active_};
 }
@@ -336,9 +403,9 @@ absl::Status Forward::QueueLeads(uint32_t layer, uint32_t tokens, absl::Span<con
   const MoeConfig& moe = config_.layers[layer].moe;
   const bool scaled = ScalesInputs(moe);
   RETURN_IF_ERROR(
-      queue_->ExpertLeads({.x = scaled ? scaled_ : normed_,
+      queue_->ExpertLeads({.x = scaled ? scaled_ : ExpertInputs(moe),
                            .tokens = scaled ? tokens * RanksOf(moe) : tokens,
-                           .hidden = config_.hidden,
+                           .hidden = HiddenOf(config_, moe),
                            .activation = {moe.activation, moe.activation_alpha, moe.activation_limit},
                            .order = sparsity_->order(),
                            .experts = work_.LeadsOf(tiles)}));
@@ -484,16 +551,16 @@ absl::Status Forward::RunLayerOnDevice(uint32_t layer, const StepBatch& batch) {
     RETURN_IF_ERROR(queue_->ScaleRows({normed_, weights, tokens, ranks, config_.hidden, scaled_}));
   }
   RETURN_IF_ERROR(
-      queue_->RoutedExperts({.x = scaled ? scaled_ : normed_,
+      queue_->RoutedExperts({.x = scaled ? scaled_ : ExpertInputs(moe),
                              .tokens = tokens,
-                             .hidden = config_.hidden,
+                             .hidden = HiddenOf(config_, moe),
                              .by_slot = scaled,
                              .activation = {moe.activation, moe.activation_alpha, moe.activation_limit},
                              .ids = args.ids,
                              .weights = scaled ? BufferRef{} : weights,
                              .ranks = ranks,
                              .experts = work_.ByExpert(layer, *experts_),
-                             .y = outputs_,
+                             .y = ExpertOutputs(moe),
                              .active = sparsity_->enabled() ? deferred_active_ + offset : BufferRef{}}));
   RETURN_IF_ERROR(AddOutputs(layer, tokens, scaled ? BufferRef{} : weights, x_));
   experts_->LayerRead(layer, queue_->Record());
@@ -515,7 +582,7 @@ absl::Status Forward::CollectDeferred() {
     }
     const Routing routing{batch_->tokens(), moe.top_k, ranks, reinterpret_cast<const int32_t*>(ids),
                           reinterpret_cast<const float*>(weights)};
-    RETURN_IF_ERROR(deferred_plan_.Build(routing, moe.experts, *batch_, ScalesInputs(moe)));
+    RETURN_IF_ERROR(deferred_plan_.Build(routing, moe.experts, *batch_, ScalesInputs(moe), moe.zero_experts));
     experts_->CountDeferred(layer, deferred_plan_.demands());
     routing_->CountResident(layer, routing, *batch_);
     if (sparsity_->enabled()) {
@@ -539,9 +606,9 @@ absl::Status Forward::QueueEarlyLeads(uint32_t layer, uint32_t tokens) {
     return absl::OkStatus();
   }
   early_lead_ids_.resize(moe.top_k);
-  return queue_->RoutedLeads({.x = normed_,
+  return queue_->RoutedLeads({.x = ExpertInputs(moe),
                               .tokens = tokens,
-                              .hidden = config_.hidden,
+                              .hidden = HiddenOf(config_, moe),
                               .activation = {moe.activation, moe.activation_alpha, moe.activation_limit},
                               .order = sparsity_->order(),
                               .ids = expert_ids_,

@@ -132,11 +132,17 @@ class Forward {
   absl::Status AttendDelta(uint32_t layer, const Rows& x, const StepBatch& batch);
   absl::Status AttendMamba(uint32_t layer, const Rows& x, const StepBatch& batch);
   absl::Status AttendShortConv(uint32_t layer, const Rows& x, const StepBatch& batch);
+  absl::Status AttendSelective(uint32_t layer, const Rows& x, const StepBatch& batch);
+  absl::Status GateOutput(const AttentionConfig& a, uint32_t tokens, uint32_t cols, const Rows& rows);
   absl::Status ProjectOut(uint32_t layer, uint32_t tokens, const Rows& from, uint32_t cols, const Rows& x);
   std::array<RopeGroup, 2> RopeGroups(uint32_t layer, const StepBatch& batch) const;
 
   absl::Status MoeLayer(uint32_t layer, StepBatch* batch);
+  absl::Status PrepareInputs(uint32_t layer, uint32_t tokens);
   absl::Status ComputeParallelFfn(uint32_t layer, uint32_t tokens);
+  absl::Status ComputeDense(const DenseExpert& expert, const ActivationSpec& activation, uint32_t tokens,
+                            const Rows& y);
+  absl::Status SumExperts(uint32_t layer, uint32_t tokens, BufferRef weights);
   absl::Status AddOutputs(uint32_t layer, uint32_t tokens, BufferRef weights, const Rows& to);
   absl::Status QueueRouter(uint32_t layer, uint32_t tokens, BufferRef ids, BufferRef weights,
                            RouterArgs* args);
@@ -152,6 +158,9 @@ class Forward {
   absl::Status ScaleInputs(const MoeConfig& moe, uint32_t tokens);
   absl::Status ComputeExperts(uint32_t layer, const StepBatch& batch);
   absl::Status QueueTiles(uint32_t layer, uint32_t tokens, absl::Span<const ReadyTile> tiles);
+  // The rows that a layer's experts take, and the rows of their outputs.
+  Rows ExpertInputs(const MoeConfig& moe) const;
+  Rows ExpertOutputs(const MoeConfig& moe) const;
   MoeExpertsArgs ExpertsArgs(uint32_t layer, uint32_t tokens, absl::Span<const ExpertWork> experts) const;
   absl::Status QueueExperts(uint32_t layer, uint32_t tokens);
   absl::Status BeginOnCpu(uint32_t layer, uint32_t tokens, absl::Span<const ReadyTile> tiles);
@@ -218,7 +227,10 @@ class Forward {
   Rows shared_scores_;        // [T, 1]
   Rows scaled_;               // [T * K, hidden], by (token, rank): inputs that the router scales
   Rows outputs_;              // [T * K, hidden], by (token, rank)
-  Rows parallel_ffn_;         // [T, hidden]: output of the parallel dense FFN
+  Rows parallel_ffn_;         // [T, hidden]: output of the parallel dense FFN, or of a shared expert apart
+  Rows latent_in_;            // [T, latent_width]: inputs of routed experts
+  Rows latent_sums_;          // [T, latent_width]: their weighted sums
+  Rows late_;                 // [T, hidden]: a sum of experts that the next layer adds
   Rows sums_;                 // [T, hidden]: output of attention or MoE layer before the add
   Rows logits_;               // [R, vocab]
   BufferRef expert_ids_;      // int32 [T, K], host-visible

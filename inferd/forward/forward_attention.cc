@@ -18,6 +18,8 @@ absl::Status Forward::Attend(uint32_t layer, const Rows& x, const StepBatch& bat
       return AttendMamba(layer, x, batch);
     case AttentionKind::kShortConv:
       return AttendShortConv(layer, x, batch);
+    case AttentionKind::kSelective:
+      return AttendSelective(layer, x, batch);
     case AttentionKind::kNone:
       return absl::OkStatus();
   }
@@ -50,12 +52,12 @@ absl::Status Forward::AttendGrouped(uint32_t layer, const Rows& x, const StepBat
   const LayerWeights& w = weights_.layer(layer);
   const AttentionConfig& a = config_.layers[layer].attention;
   const uint32_t tokens = batch.tokens();
-  const uint32_t cols = a.heads * a.head_dim;
+  const uint32_t cols = a.heads * ValueDim(a);
 
   std::array<MatMulPart, 4> parts = {{{w.q, q_, w.q_bias}, {w.k, k_, w.k_bias}}};
   size_t count = 2;
   if (!a.value_is_key) {
-    parts[count++] = {w.v, v_, w.v_bias};
+    parts[count++] = {w.v, v_, w.v_bias, a.value_scale};
   }
   if (a.output_gate) {
     parts[count++] = {w.q_gate, gate_, {}};
@@ -96,20 +98,29 @@ absl::Status Forward::AttendGrouped(uint32_t layer, const Rows& x, const StepBat
                                      .sequences = batch.sequences(),
                                      .kv = kv_.view(layer),
                                      .out = attended_}));
-  if (a.output_gate) {
-    RETURN_IF_ERROR(queue_->SigmoidGate({attended_, gate_, tokens, cols}));
-  }
+  RETURN_IF_ERROR(GateOutput(a, tokens, cols, attended_));
   return ProjectOut(layer, tokens, attended_, cols, x);
+}
+
+absl::Status Forward::GateOutput(const AttentionConfig& a, uint32_t tokens, uint32_t cols, const Rows& rows) {
+  if (!a.output_gate) {
+    return absl::OkStatus();
+  }
+  const uint32_t width = a.gate_per_head ? cols / a.heads : 1;
+  return queue_->OutputGate({rows, gate_, tokens, cols, width, a.gate_activation});
 }
 
 // Projects each head's q and the compressed kv into q_ and latent_.
 absl::Status Forward::ProjectLatent(uint32_t layer, const Rows& x, uint32_t tokens) {
   const LayerWeights& w = weights_.layer(layer);
-  const uint32_t q_rank = config_.layers[layer].attention.latent.q_rank;
+  const AttentionConfig& a = config_.layers[layer].attention;
+  const uint32_t q_rank = a.latent.q_rank;
 
   const MatMulPart down[] = {{w.kv_down, latent_, {}},
-                             q_rank > 0 ? MatMulPart{w.q_down, q_low_, {}} : MatMulPart{w.q, q_, {}}};
-  RETURN_IF_ERROR(queue_->MatMul({x, tokens, config_.hidden, {}, w.attn_norm, down, {}}));
+                             q_rank > 0 ? MatMulPart{w.q_down, q_low_, {}} : MatMulPart{w.q, q_, {}},
+                             {w.q_gate, gate_, {}}};
+  const auto parts = absl::MakeConstSpan(down, a.output_gate ? 3 : 2);
+  RETURN_IF_ERROR(queue_->MatMul({x, tokens, config_.hidden, {}, w.attn_norm, parts, {}}));
   if (q_rank == 0) {
     return absl::OkStatus();
   }
@@ -160,6 +171,7 @@ absl::Status Forward::AttendLatent(uint32_t layer, const Rows& x, const StepBatc
                                      .kv = kv_.view(layer),
                                      .out = attended_}));
   RETURN_IF_ERROR(queue_->HeadMatMul({attended_, l.kv_rank, tokens, a.heads, w.v_up, q_, l.value_dim}));
+  RETURN_IF_ERROR(GateOutput(a, tokens, a.heads * l.value_dim, q_));
   return ProjectOut(layer, tokens, q_, a.heads * l.value_dim, x);
 }
 
@@ -168,16 +180,25 @@ absl::Status Forward::AttendDelta(uint32_t layer, const Rows& x, const StepBatch
   const DeltaConfig& d = config_.layers[layer].attention.delta;
   const uint32_t tokens = batch.tokens();
 
-  const MatMulPart parts[] = {
-      {w.delta_qkv, q_, {}}, {w.delta_z, gate_, {}}, {w.delta_beta, beta_, {}}, {w.delta_decay, decay_, {}}};
+  const bool low = d.gate_rank > 0;
+  const MatMulPart gate = low ? MatMulPart{w.delta_z_down, q_low_, {}} : MatMulPart{w.delta_z, gate_, {}};
+  const MatMulPart decay =
+      low ? MatMulPart{w.delta_decay_down, latent_, {}} : MatMulPart{w.delta_decay, decay_, {}};
+  const MatMulPart parts[] = {{w.delta_qkv, q_, {}}, gate, {w.delta_beta, beta_, {}}, decay};
   RETURN_IF_ERROR(queue_->MatMul({x, tokens, config_.hidden, {}, w.attn_norm, parts, {}}));
+  if (low) {
+    const MatMulPart z[] = {{w.delta_z, gate_, {}}};
+    const MatMulPart f[] = {{w.delta_decay, decay_, {}}};
+    RETURN_IF_ERROR(queue_->MatMul({q_low_, tokens, d.gate_rank, {}, {}, z, {}}));
+    RETURN_IF_ERROR(queue_->MatMul({latent_, tokens, d.gate_rank, {}, {}, f, {}}));
+  }
   RETURN_IF_ERROR(queue_->GatedDelta({.qkv = q_,
                                       .z = gate_,
                                       .beta = beta_,
                                       .decay = decay_,
                                       .tokens = tokens,
                                       .shape = d,
-                                      .conv = w.delta_conv.base,
+                                      .conv = {w.delta_conv.base, w.delta_conv.stride / sizeof(float)},
                                       .a_log = w.delta_a_log,
                                       .dt_bias = w.delta_dt_bias,
                                       .norm = w.delta_norm,
@@ -220,18 +241,68 @@ absl::Status Forward::AttendShortConv(uint32_t layer, const Rows& x, const StepB
   const ShortConvConfig& c = config_.layers[layer].attention.conv;
   const uint32_t tokens = batch.tokens();
 
-  const MatMulPart in[] = {{w.conv_in, q_, {}}};
+  const MatMulPart in[] = {{w.conv_in, q_, w.conv_in_bias}};
   RETURN_IF_ERROR(queue_->MatMul({x, tokens, config_.hidden, {}, w.attn_norm, in, {}}));
   RETURN_IF_ERROR(queue_->ShortConv({.bcx = q_,
                                      .tokens = tokens,
                                      .shape = c,
                                      .conv = {w.conv_kernel.base, w.conv_kernel.stride / sizeof(float)},
+                                     .bias = w.conv_bias,
                                      .sequences = batch.sequences(),
                                      .from = batch.state_from(),
                                      .to = batch.state_to(),
                                      .state = states_.view(layer),
                                      .out = attended_}));
   return ProjectOut(layer, tokens, attended_, c.width, x);
+}
+
+// The convolved channels are in k_, the time steps in v_, B in latent_ and C in absorbed_. A layer's slot has
+// the convolution's rows first, then the state.
+absl::Status Forward::AttendSelective(uint32_t layer, const Rows& x, const StepBatch& batch) {
+  const LayerWeights& w = weights_.layer(layer);
+  const SelectiveConfig& s = config_.layers[layer].attention.selective;
+  const uint32_t tokens = batch.tokens();
+  const uint64_t conv_bytes = uint64_t{s.conv_kernel - 1} * s.channels * sizeof(float);
+
+  const MatMulPart in[] = {{w.selective_x, q_, {}}, {w.selective_z, gate_, {}}};
+  RETURN_IF_ERROR(queue_->MatMul({x, tokens, config_.hidden, {}, w.attn_norm, in, {}}));
+  RETURN_IF_ERROR(queue_->ShortConv({.bcx = q_,
+                                     .tokens = tokens,
+                                     .shape = {.width = s.channels, .kernel = s.conv_kernel},
+                                     .gated = false,
+                                     .conv = {w.selective_conv.base, w.selective_conv.stride / sizeof(float)},
+                                     .bias = w.selective_conv_bias,
+                                     .sequences = batch.sequences(),
+                                     .from = batch.state_from(),
+                                     .to = batch.state_to(),
+                                     .state = states_.view(layer),
+                                     .out = k_}));
+  const MatMulPart made[] = {
+      {w.selective_step_down, q_low_, {}}, {w.selective_b, latent_, {}}, {w.selective_c, absorbed_, {}}};
+  RETURN_IF_ERROR(queue_->MatMul({k_, tokens, s.channels, {}, {}, made, {}}));
+  const MatMulPart step[] = {{w.selective_step, v_, w.selective_step_bias}};
+  RETURN_IF_ERROR(queue_->MatMul({q_low_, tokens, s.step_rank, {}, w.selective_step_norm, step, {}}));
+  RETURN_IF_ERROR(queue_->Norm({latent_, tokens, s.state, w.selective_b_norm, latent_}));
+  RETURN_IF_ERROR(queue_->Norm({absorbed_, tokens, s.state, w.selective_c_norm, absorbed_}));
+  DeltaStateView state = states_.view(layer);
+  state.base = state.base + conv_bytes;
+  RETURN_IF_ERROR(
+      queue_->SelectiveScan({.x = k_,
+                             .z = gate_,
+                             .step = v_,
+                             .b = latent_,
+                             .c = absorbed_,
+                             .tokens = tokens,
+                             .channels = s.channels,
+                             .state_size = s.state,
+                             .a_log = {w.selective_a_log.base, w.selective_a_log.stride / sizeof(float)},
+                             .skip = w.selective_d,
+                             .sequences = batch.sequences(),
+                             .from = batch.state_from(),
+                             .to = batch.state_to(),
+                             .state = state,
+                             .out = attended_}));
+  return ProjectOut(layer, tokens, attended_, s.channels, x);
 }
 
 }  // namespace sluice::inferd

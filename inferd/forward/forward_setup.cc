@@ -27,6 +27,9 @@ absl::Status CheckGrouped(uint32_t layer, const AttentionConfig& a) {
   if (a.rope.kind != RopeKind::kNone && a.rope.dimensions > a.head_dim) {
     return Contradiction(layer, absl::StrCat("rope over ", a.rope.dimensions, " of ", a.head_dim, " values"));
   }
+  if (ValueDim(a) > a.head_dim || ValueDim(a) % 2 != 0 || (a.value_is_key && ValueDim(a) != a.head_dim)) {
+    return Contradiction(layer, absl::StrCat("values of ", ValueDim(a), " beside keys of ", a.head_dim));
+  }
   return absl::OkStatus();
 }
 
@@ -39,9 +42,9 @@ absl::Status CheckLatent(uint32_t layer, const AttentionConfig& a) {
                                              l.nope_dim, " + ", a.rope.dimensions, " values, values of ",
                                              l.value_dim, ", rank ", l.kv_rank));
   }
-  if (a.qk_norm != QkNorm::kNone || a.sinks || a.chunk != 0 || a.clip_qkv != 0 || a.output_gate ||
-      a.qkv_bias || a.output_bias || a.value_norm || a.value_is_key) {
-    return Refuse(layer, "latent attention with norms, sinks, chunks, clipping, gate or biases");
+  if (a.qk_norm != QkNorm::kNone || a.sinks || a.chunk != 0 || a.clip_qkv != 0 || a.qkv_bias ||
+      a.output_bias || a.value_norm || a.value_is_key || a.value_dim != 0 || a.value_scale != 1) {
+    return Refuse(layer, "latent attention with norms, sinks, chunks, clipping or biases");
   }
   return absl::OkStatus();
 }
@@ -53,9 +56,16 @@ absl::Status CheckDelta(uint32_t layer, const DeltaConfig& d) {
                                              d.key_dim, ", ", d.value_heads, " value heads of ", d.value_dim,
                                              ", convolution over ", d.conv_kernel));
   }
-  // Rows of conv_kernel floats must be adjacent in the pack, whose strides are multiples of 16 bytes.
-  return d.conv_kernel % 4 == 0 ? absl::OkStatus()
-                                : Refuse(layer, absl::StrCat("a convolution over ", d.conv_kernel, " rows"));
+  return absl::OkStatus();
+}
+
+absl::Status CheckSelective(uint32_t layer, const SelectiveConfig& s) {
+  if (s.channels == 0 || s.state == 0 || s.step_rank == 0 || s.conv_kernel < 2) {
+    return Contradiction(
+        layer, absl::StrCat("a selective state of ", s.channels, " channels of ", s.state, ", steps of rank ",
+                            s.step_rank, ", convolution over ", s.conv_kernel));
+  }
+  return absl::OkStatus();
 }
 
 absl::Status CheckMamba(uint32_t layer, const MambaConfig& m) {
@@ -79,6 +89,8 @@ absl::Status CheckAttention(uint32_t layer, const AttentionConfig& a) {
                  ? absl::OkStatus()
                  : Contradiction(layer, absl::StrCat("a convolution over ", a.conv.kernel, " rows of ",
                                                      a.conv.width, " values"));
+    case AttentionKind::kSelective:
+      return CheckSelective(layer, a.selective);
     case AttentionKind::kNone:
       return absl::OkStatus();
     case AttentionKind::kGrouped:
@@ -147,12 +159,19 @@ uint32_t LogitRowsFor(uint32_t vocab, uint32_t max_tokens) {
 namespace {
 
 bool AnyNormsOutputs(const ModelConfig& config) {
-  return std::any_of(config.layers.begin(), config.layers.end(), NormsOutputs);
+  return std::any_of(config.layers.begin(), config.layers.end(),
+                     [&config](const LayerConfig& layer) { return NormsOutputs(config, layer); });
+}
+
+bool AnyLate(const ModelConfig& config) {
+  return std::any_of(config.layers.begin(), config.layers.end(),
+                     [](const LayerConfig& layer) { return layer.late_experts; });
 }
 
 bool AnyBeside(const ModelConfig& config) {
-  return std::any_of(config.layers.begin(), config.layers.end(),
-                     [](const LayerConfig& layer) { return layer.moe.dense_ffn_width > 0; });
+  return std::any_of(config.layers.begin(), config.layers.end(), [](const LayerConfig& layer) {
+    return layer.moe.dense_ffn_width > 0 || layer.moe.shared_apart;
+  });
 }
 
 // Returns the layer's rope; empty if the layer rotates nothing.
@@ -183,10 +202,12 @@ uint64_t ActivationBytes(const ModelConfig& config, const ForwardOptions& option
   const uint64_t ranks = MaxRanks(config);
   const uint64_t attention =
       w.q + w.k + w.v + w.gate + w.q_low + w.latent + w.absorbed + w.attended + 2 * w.state_heads;
+  const uint64_t widest = std::max(config.hidden, ExpertHidden(config));
   const uint64_t mixture =
-      MaxExperts(config) + 1 + 3 * ranks + ranks * config.hidden * (AnyScalesInputs(config) ? 2 : 1);
-  const uint64_t sums =
-      uint64_t{config.hidden} * ((AnyNormsOutputs(config) ? 1 : 0) + (AnyBeside(config) ? 1 : 0));
+      MaxRouted(config) + 1 + 3 * ranks + ranks * widest * (AnyScalesInputs(config) ? 2 : 1);
+  const uint64_t sums = uint64_t{config.hidden} * ((AnyNormsOutputs(config) ? 1 : 0) +
+                                                   (AnyBeside(config) ? 1 : 0) + (AnyLate(config) ? 1 : 0)) +
+                        2 * uint64_t{config.latent_width};
   const uint64_t ahead = options.look_ahead || options.draft_tokens ? config.hidden + ranks : 0;
   const uint64_t per_token = 2 * uint64_t{config.hidden} + attention + mixture + sums + ahead;
   const uint64_t per_logit_row = uint64_t{config.vocab} + 2 * options.max_candidates + 1;
@@ -242,6 +263,7 @@ absl::Status Forward::AllocateRows() {
   const uint64_t tokens = options_.max_tokens;
   const uint64_t logit_rows = options_.logit_rows;
   const uint64_t pairs = tokens * MaxRanks(config_);
+  const uint64_t widest = std::max(config_.hidden, ExpertHidden(config_));
   const uint64_t scaled_width = AnyScalesInputs(config_) ? config_.hidden : 0;
   const AttentionWidths w = WidestAttention(config_);
   struct Need {
@@ -262,10 +284,13 @@ absl::Status Forward::AllocateRows() {
       {&attended_, tokens, w.attended},
       {&beta_, tokens, w.state_heads},
       {&decay_, tokens, w.state_heads},
-      {&scores_, tokens, MaxExperts(config_)},
+      {&scores_, tokens, MaxRouted(config_)},
       {&shared_scores_, tokens, 1},
       {&scaled_, pairs, scaled_width},
-      {&outputs_, pairs, config_.hidden},
+      {&outputs_, pairs, widest},
+      {&latent_in_, tokens, config_.latent_width},
+      {&latent_sums_, tokens, config_.latent_width},
+      {&late_, AnyLate(config_) ? tokens : 0, config_.hidden},
       {&parallel_ffn_, AnyBeside(config_) ? tokens : 0, config_.hidden},
       {&sums_, AnyNormsOutputs(config_) ? tokens : 0, config_.hidden},
       {&logits_, logit_rows, config_.vocab},

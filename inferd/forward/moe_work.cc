@@ -10,6 +10,15 @@
 
 namespace sluice::inferd {
 
+ExpertWork WorkOfDense(const DenseExpert& expert) {
+  return {.up = expert.up,
+          .gate = expert.gate,
+          .down = expert.down,
+          .up_bias = expert.up_bias,
+          .gate_bias = expert.gate_bias,
+          .down_bias = expert.down_bias};
+}
+
 LayerWork::LayerWork(const ModelConfig& config, const std::vector<LayerWeights>& weights,
                      const SparsityPolicy& sparsity, const WorkPlan& plan)
     : config_(config), weights_(weights), sparsity_(sparsity), plan_(plan), whole_(MaxExperts(config)) {
@@ -72,9 +81,8 @@ absl::Span<const ExpertWork> LayerWork::ByExpert(uint32_t layer, const ExpertSou
   for (uint32_t expert = 0; expert < moe.experts; ++expert) {
     whole_layer_.push_back(WorkOf(layer, expert, experts.Whole(layer, expert)));
   }
-  if (moe.shared_width > 0) {
-    const DenseExpert& common = weights_[layer].common;
-    whole_layer_.push_back({.up = common.up, .gate = common.gate, .down = common.down});
+  if (HasCommonExpert(moe)) {
+    whole_layer_.push_back(WorkOfDense(weights_[layer].common));
   }
   return whole_layer_;
 }
@@ -96,12 +104,10 @@ uint32_t LayerWork::missing() const {
 }
 
 ExpertWork LayerWork::CommonWork() const {
-  const DenseExpert& expert = weights_[layer_].common;
-  return {.up = expert.up,
-          .gate = expert.gate,
-          .down = expert.down,
-          .rows = ScalesInputs(config_.layers[layer_].moe) ? plan_.common_slots() : plan_.common_rows(),
-          .slots = plan_.common_slots()};
+  ExpertWork work = WorkOfDense(weights_[layer_].common);
+  work.rows = ScalesInputs(config_.layers[layer_].moe) ? plan_.common_slots() : plan_.common_rows();
+  work.slots = plan_.common_slots();
+  return work;
 }
 
 ExpertWork LayerWork::RoutedWork(const ReadyTile& tile) const {
@@ -158,7 +164,7 @@ absl::StatusOr<BufferRef> CpuWork::Memory(uint64_t values, float** host) {
 
 absl::Status CpuWork::Allocate(bool counts) {
   const uint64_t pairs = uint64_t{tokens_} * MaxRanks(config_);
-  const uint64_t hidden = config_.hidden;
+  const uint64_t hidden = ExpertHidden(config_);
   x_.stride = y_.stride = scaled_.stride = hidden;
   ASSIGN_OR_RETURN(x_.base, Memory(tokens_ * hidden, &x_host_));
   ASSIGN_OR_RETURN(y_.base, Memory(pairs * hidden, &y_host_));
@@ -181,7 +187,8 @@ absl::Status CpuWork::Ask(uint32_t layer, const Rows& normed, uint32_t tokens) {
     return absl::OkStatus();
   }
   RETURN_IF_ERROR(CopyBiases(layer));
-  return device_->queue().Download(normed.base, uint64_t{tokens} * config_.hidden * sizeof(float), x_host_);
+  return device_->queue().Download(normed.base, uint64_t{tokens} * ExpertHidden(config_) * sizeof(float),
+                                   x_host_);
 }
 
 // The biases are dense weights on the device and never change, so they are copied once.
@@ -245,13 +252,13 @@ absl::Status CpuWork::Scale(const MoeExpertsArgs& args, const float* weights) {
   scaled_ready_ = true;
   const uint32_t ranks = RanksOf(config_.layers[layer_].moe);
   std::memcpy(ranks_host_, weights, uint64_t{args.tokens} * sizeof(float));
-  return cpu_->queue().ScaleRows({x_, ranks_, args.tokens / ranks, ranks, config_.hidden, scaled_});
+  return cpu_->queue().ScaleRows({x_, ranks_, args.tokens / ranks, ranks, ExpertHidden(config_), scaled_});
 }
 
 // Copies the partial sums of a work's slots from the device; no other CPU work uses these slots.
 absl::Status CpuWork::GoOn(const MoeExpertsArgs& args, const ExpertWork& work) {
   Queue& queue = device_->queue();
-  const uint64_t hidden = config_.hidden;
+  const uint64_t hidden = ExpertHidden(config_);
   for (const uint32_t slot : work.slots) {
     RETURN_IF_ERROR(queue.Download(args.y.base + slot * args.y.stride * sizeof(float), hidden * sizeof(float),
                                    y_host_ + slot * hidden));
@@ -265,7 +272,7 @@ absl::Status CpuWork::GoOn(const MoeExpertsArgs& args, const ExpertWork& work) {
 absl::Status CpuWork::Finish(const Rows& y, BufferRef active) {
   RETURN_IF_ERROR(cpu_->queue().Wait(cpu_->queue().Record()));
   Queue& queue = device_->queue();
-  const uint64_t hidden = config_.hidden;
+  const uint64_t hidden = ExpertHidden(config_);
   std::sort(slots_.begin(), slots_.end());
   for (size_t begin = 0, end = 0; begin < slots_.size(); begin = end) {
     do {

@@ -20,6 +20,9 @@
 
 namespace sluice::inferd {
 
+// Returns the work of a dense expert without rows.
+ExpertWork WorkOfDense(const DenseExpert& expert);
+
 class LayerWork {
  public:
   // All arguments outlive this object; `plan` holds the demands of the running layer.

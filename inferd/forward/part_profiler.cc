@@ -42,7 +42,9 @@ struct Counter {
   // Counts the K and V visible to each sequence's rows; every row multiplies with all it sees, but a
   // sequence's K and V are read once.
   void operator()(const AttentionArgs* args) {
-    const uint64_t page = args->kv.page_stride * (args->kv.v && args->kv.value_dim == 0 ? 2 : 1);
+    const KvView& kv = args->kv;
+    const uint64_t v_page = kv.v_page_stride == 0 ? kv.page_stride : kv.v_page_stride;
+    const uint64_t page = kv.page_stride + (kv.v && kv.v != kv.k ? v_page : 0);
     const uint64_t value_dim = args->kv.value_dim == 0 ? args->kv.head_dim : args->kv.value_dim;
     for (const SequenceRows& text : args->sequences) {
       const uint64_t end = uint64_t{text.first_position} + text.rows;
@@ -64,13 +66,14 @@ struct PartOf {
 
   StepPart operator()(const MatMulArgs*) const { return products; }
   StepPart operator()(const HeadMatMulArgs*) const { return StepPart::kAttention; }
-  StepPart operator()(const SigmoidGateArgs*) const { return StepPart::kAttention; }
+  StepPart operator()(const OutputGateArgs*) const { return StepPart::kAttention; }
   StepPart operator()(const RopeKvWriteArgs*) const { return StepPart::kAttention; }
   StepPart operator()(const LatentKvWriteArgs*) const { return StepPart::kAttention; }
   StepPart operator()(const AttentionArgs*) const { return StepPart::kAttention; }
   StepPart operator()(const GatedDeltaArgs*) const { return StepPart::kAttention; }
   StepPart operator()(const MambaArgs*) const { return StepPart::kAttention; }
   StepPart operator()(const ShortConvArgs*) const { return StepPart::kAttention; }
+  StepPart operator()(const SelectiveScanArgs*) const { return StepPart::kAttention; }
   StepPart operator()(const RouterArgs*) const { return StepPart::kRouter; }
   StepPart operator()(const ExpertLeadsArgs*) const { return StepPart::kExperts; }
   StepPart operator()(const MoeExpertsArgs*) const { return StepPart::kExperts; }

@@ -8,6 +8,7 @@
 #include "common/base/status.h"
 #include "common/model/dense_names.h"
 #include "inferd/model/fetch_queue.h"
+#include "inferd/model/model_shapes.h"
 
 namespace sluice::inferd {
 namespace {
@@ -34,10 +35,13 @@ class Finder {
   absl::Status Latent(const AttentionConfig& a, LayerWeights* w);
   absl::Status Delta(const DeltaConfig& d, LayerWeights* w);
   absl::Status Mamba(const MambaConfig& m, LayerWeights* w);
-  absl::Status ShortConv(const ShortConvConfig& c, LayerWeights* w);
+  absl::Status ShortConv(const AttentionConfig& a, LayerWeights* w);
+  absl::Status Selective(const SelectiveConfig& s, LayerWeights* w);
   absl::Status Attention(const AttentionConfig& a, LayerWeights* w);
   absl::Status Ffn(uint32_t width, Activation activation, std::string_view up, std::string_view gate,
                    std::string_view down, DenseExpert* expert);
+  absl::Status FfnBiases(uint32_t width, const MoeConfig& moe, std::string_view up, std::string_view gate,
+                         std::string_view down, DenseExpert* expert);
   absl::Status Beside(const MoeConfig& moe, LayerWeights* w);
   absl::Status RmsNorm(std::string_view weight, NormSpec* norm);
   absl::Status Mixture(const MoeConfig& moe, LayerWeights* w);
@@ -94,7 +98,7 @@ absl::Status Finder::Norm(std::string_view weight, std::string_view bias, NormSp
   norm->epsilon = config_.norm_epsilon;
   norm->kind = config_.norm;
   RETURN_IF_ERROR(Vector(weight, hidden_, &norm->weight));
-  return config_.norm == NormKind::kLayer ? Vector(bias, hidden_, &norm->bias) : absl::OkStatus();
+  return HasNormBias(config_) ? Vector(bias, hidden_, &norm->bias) : absl::OkStatus();
 }
 
 absl::Status Finder::RmsNorm(std::string_view weight, NormSpec* norm) {
@@ -125,7 +129,9 @@ absl::Status Finder::Layer(const LayerConfig& layer, LayerWeights* w) {
     RETURN_IF_ERROR(Vector(dense::kLayerScale, 1, &w->layer_scale));
   }
   if (HasAttention(layer)) {
-    RETURN_IF_ERROR(Norm(dense::kAttnNorm, dense::kAttnNormBias, &w->attn_norm));
+    if (layer.pre_norms) {
+      RETURN_IF_ERROR(Norm(dense::kAttnNorm, dense::kAttnNormBias, &w->attn_norm));
+    }
     RETURN_IF_ERROR(Attention(layer.attention, w));
   }
   if (HasAttention(layer) && layer.post_norms) {
@@ -134,7 +140,11 @@ absl::Status Finder::Layer(const LayerConfig& layer, LayerWeights* w) {
   if (!HasFfn(layer)) {
     return absl::OkStatus();
   }
-  RETURN_IF_ERROR(Norm(dense::kFfnNorm, dense::kFfnNormBias, &w->ffn_norm));
+  if (HasFfnNorm(layer)) {
+    RETURN_IF_ERROR(Norm(dense::kFfnNorm, dense::kFfnNormBias, &w->ffn_norm));
+  } else if (layer.pre_norms) {
+    RETURN_IF_ERROR(Norm(dense::kAttnNorm, dense::kAttnNormBias, &w->ffn_norm));
+  }
   if (layer.post_norms) {
     RETURN_IF_ERROR(RmsNorm(dense::kFfnPostNorm, &w->ffn_post_norm));
   }
@@ -152,7 +162,9 @@ absl::Status Finder::Attention(const AttentionConfig& a, LayerWeights* w) {
     case AttentionKind::kMamba:
       return Mamba(a.mamba, w);
     case AttentionKind::kShortConv:
-      return ShortConv(a.conv, w);
+      return ShortConv(a, w);
+    case AttentionKind::kSelective:
+      return Selective(a.selective, w);
     case AttentionKind::kNone:
       break;
   }
@@ -162,19 +174,20 @@ absl::Status Finder::Attention(const AttentionConfig& a, LayerWeights* w) {
 absl::Status Finder::Grouped(const AttentionConfig& a, LayerWeights* w) {
   const uint32_t q_rows = a.heads * a.head_dim;
   const uint32_t kv_rows = a.kv_heads * a.head_dim;
+  const uint32_t v_rows = a.kv_heads * ValueDim(a);
   RETURN_IF_ERROR(Matrix(dense::kQ, q_rows, hidden_, &w->q));
   RETURN_IF_ERROR(Matrix(dense::kK, kv_rows, hidden_, &w->k));
   if (!a.value_is_key) {
-    RETURN_IF_ERROR(Matrix(dense::kV, kv_rows, hidden_, &w->v));
+    RETURN_IF_ERROR(Matrix(dense::kV, v_rows, hidden_, &w->v));
   }
-  RETURN_IF_ERROR(Matrix(dense::kO, hidden_, q_rows, &w->o));
+  RETURN_IF_ERROR(Matrix(dense::kO, hidden_, a.heads * ValueDim(a), &w->o));
   if (a.output_gate) {
-    RETURN_IF_ERROR(Matrix(dense::kQGate, q_rows, hidden_, &w->q_gate));
+    RETURN_IF_ERROR(Matrix(dense::kQGate, GateRows(a), hidden_, &w->q_gate));
   }
   if (a.qkv_bias) {
     RETURN_IF_ERROR(Vector(dense::kQBias, q_rows, &w->q_bias));
     RETURN_IF_ERROR(Vector(dense::kKBias, kv_rows, &w->k_bias));
-    RETURN_IF_ERROR(Vector(dense::kVBias, kv_rows, &w->v_bias));
+    RETURN_IF_ERROR(Vector(dense::kVBias, v_rows, &w->v_bias));
   }
   if (a.output_bias) {
     RETURN_IF_ERROR(Vector(dense::kOBias, hidden_, &w->o_bias));
@@ -205,6 +218,9 @@ absl::Status Finder::Latent(const AttentionConfig& a, LayerWeights* w) {
   RETURN_IF_ERROR(Vector(dense::kKvDownNorm, l.kv_rank, &w->kv_down_norm.weight));
   RETURN_IF_ERROR(Matrix(dense::kKUpT, a.heads * l.kv_rank, l.nope_dim, &w->k_up_t));
   RETURN_IF_ERROR(Matrix(dense::kVUp, a.heads * l.value_dim, l.kv_rank, &w->v_up));
+  if (a.output_gate) {
+    RETURN_IF_ERROR(Matrix(dense::kQGate, GateRows(a), hidden_, &w->q_gate));
+  }
   return Matrix(dense::kO, hidden_, a.heads * l.value_dim, &w->o);
 }
 
@@ -213,12 +229,18 @@ absl::Status Finder::Delta(const DeltaConfig& d, LayerWeights* w) {
   const uint32_t conv_cols = 2 * d.key_heads * d.key_dim + values;
   w->delta_norm.epsilon = config_.norm_epsilon;
   RETURN_IF_ERROR(Matrix(dense::kDeltaQkv, conv_cols, hidden_, &w->delta_qkv));
-  RETURN_IF_ERROR(Matrix(dense::kDeltaZ, values, hidden_, &w->delta_z));
+  const uint32_t gate_cols = d.gate_rank > 0 ? d.gate_rank : hidden_;
+  const uint32_t decays = d.value_heads * (d.channel_decay ? d.key_dim : 1);
+  if (d.gate_rank > 0) {
+    RETURN_IF_ERROR(Matrix(dense::kDeltaZDown, d.gate_rank, hidden_, &w->delta_z_down));
+    RETURN_IF_ERROR(Matrix(dense::kDeltaDecayDown, d.gate_rank, hidden_, &w->delta_decay_down));
+  }
+  RETURN_IF_ERROR(Matrix(dense::kDeltaZ, values, gate_cols, &w->delta_z));
   RETURN_IF_ERROR(Matrix(dense::kDeltaBeta, d.value_heads, hidden_, &w->delta_beta));
-  RETURN_IF_ERROR(Matrix(dense::kDeltaDecay, d.value_heads, hidden_, &w->delta_decay));
+  RETURN_IF_ERROR(Matrix(dense::kDeltaDecay, decays, gate_cols, &w->delta_decay));
   RETURN_IF_ERROR(Table(dense::kDeltaConv, conv_cols, d.conv_kernel, &w->delta_conv));
   RETURN_IF_ERROR(Vector(dense::kDeltaALog, d.value_heads, &w->delta_a_log));
-  RETURN_IF_ERROR(Vector(dense::kDeltaDtBias, d.value_heads, &w->delta_dt_bias));
+  RETURN_IF_ERROR(Vector(dense::kDeltaDtBias, decays, &w->delta_dt_bias));
   RETURN_IF_ERROR(Vector(dense::kDeltaNorm, d.value_dim, &w->delta_norm.weight));
   return Matrix(dense::kO, hidden_, values, &w->o);
 }
@@ -239,7 +261,36 @@ absl::Status Finder::Mamba(const MambaConfig& m, LayerWeights* w) {
   return Matrix(dense::kO, hidden_, values, &w->o);
 }
 
-absl::Status Finder::ShortConv(const ShortConvConfig& c, LayerWeights* w) {
+absl::Status Finder::Selective(const SelectiveConfig& s, LayerWeights* w) {
+  for (NormSpec* norm : {&w->selective_step_norm, &w->selective_b_norm, &w->selective_c_norm}) {
+    norm->epsilon = config_.norm_epsilon;
+  }
+  RETURN_IF_ERROR(Matrix(dense::kSelectiveX, s.channels, hidden_, &w->selective_x));
+  RETURN_IF_ERROR(Matrix(dense::kSelectiveZ, s.channels, hidden_, &w->selective_z));
+  RETURN_IF_ERROR(Table(dense::kSelectiveConv, s.conv_kernel, s.channels, &w->selective_conv));
+  RETURN_IF_ERROR(Vector(dense::kSelectiveConvBias, s.channels, &w->selective_conv_bias));
+  RETURN_IF_ERROR(Matrix(dense::kSelectiveStepDown, s.step_rank, s.channels, &w->selective_step_down));
+  RETURN_IF_ERROR(Matrix(dense::kSelectiveB, s.state, s.channels, &w->selective_b));
+  RETURN_IF_ERROR(Matrix(dense::kSelectiveC, s.state, s.channels, &w->selective_c));
+  RETURN_IF_ERROR(Vector(dense::kSelectiveStepNorm, s.step_rank, &w->selective_step_norm.weight));
+  RETURN_IF_ERROR(Vector(dense::kSelectiveBNorm, s.state, &w->selective_b_norm.weight));
+  RETURN_IF_ERROR(Vector(dense::kSelectiveCNorm, s.state, &w->selective_c_norm.weight));
+  RETURN_IF_ERROR(Matrix(dense::kSelectiveStep, s.channels, s.step_rank, &w->selective_step));
+  RETURN_IF_ERROR(Vector(dense::kSelectiveStepBias, s.channels, &w->selective_step_bias));
+  RETURN_IF_ERROR(Table(dense::kSelectiveALog, s.state, s.channels, &w->selective_a_log));
+  RETURN_IF_ERROR(Vector(dense::kSelectiveD, s.channels, &w->selective_d));
+  return Matrix(dense::kO, hidden_, s.channels, &w->o);
+}
+
+absl::Status Finder::ShortConv(const AttentionConfig& a, LayerWeights* w) {
+  const ShortConvConfig& c = a.conv;
+  if (c.bias) {
+    RETURN_IF_ERROR(Vector(dense::kConvInBias, 3 * c.width, &w->conv_in_bias));
+    RETURN_IF_ERROR(Vector(dense::kConvBias, c.width, &w->conv_bias));
+  }
+  if (a.output_bias) {
+    RETURN_IF_ERROR(Vector(dense::kOBias, hidden_, &w->o_bias));
+  }
   RETURN_IF_ERROR(Matrix(dense::kConvIn, 3 * c.width, hidden_, &w->conv_in));
   RETURN_IF_ERROR(Table(dense::kConvKernel, c.kernel, c.width, &w->conv_kernel));
   return Matrix(dense::kO, hidden_, c.width, &w->o);
@@ -254,6 +305,18 @@ absl::Status Finder::Ffn(uint32_t width, Activation activation, std::string_view
   return Matrix(down, width, hidden_, &expert->down);
 }
 
+absl::Status Finder::FfnBiases(uint32_t width, const MoeConfig& moe, std::string_view up,
+                               std::string_view gate, std::string_view down, DenseExpert* expert) {
+  if (!moe.ffn_bias) {
+    return absl::OkStatus();
+  }
+  RETURN_IF_ERROR(Vector(up, width, &expert->up_bias));
+  if (HasGates(moe.activation)) {
+    RETURN_IF_ERROR(Vector(gate, width, &expert->gate_bias));
+  }
+  return Vector(down, hidden_, &expert->down_bias);
+}
+
 absl::Status Finder::Beside(const MoeConfig& moe, LayerWeights* w) {
   RETURN_IF_ERROR(RmsNorm(dense::kRouterNorm, &w->router_norm));
   RETURN_IF_ERROR(RmsNorm(dense::kExpertsNorm, &w->experts_norm));
@@ -265,21 +328,28 @@ absl::Status Finder::Beside(const MoeConfig& moe, LayerWeights* w) {
 
 absl::Status Finder::Mixture(const MoeConfig& moe, LayerWeights* w) {
   if (moe.experts == 0) {
-    return Ffn(moe.dense_width, moe.activation, dense::kDenseUp, dense::kDenseGate, dense::kDenseDown,
-               &w->common);
+    RETURN_IF_ERROR(Ffn(moe.dense_width, moe.activation, dense::kDenseUp, dense::kDenseGate,
+                        dense::kDenseDown, &w->common));
+    return FfnBiases(moe.dense_width, moe, dense::kDenseUpBias, dense::kDenseGateBias, dense::kDenseDownBias,
+                     &w->common);
   }
+  if (config_.latent_width > 0) {
+    RETURN_IF_ERROR(Matrix(dense::kLatentDown, config_.latent_width, hidden_, &w->latent_down));
+    RETURN_IF_ERROR(Matrix(dense::kLatentUp, hidden_, config_.latent_width, &w->latent_up));
+  }
+  const uint32_t routed = moe.experts + moe.zero_experts;
   if (moe.dense_ffn_width > 0) {
     RETURN_IF_ERROR(Beside(moe, w));
   }
   if (moe.expert_scale) {
     RETURN_IF_ERROR(Vector(dense::kExpertScale, moe.experts, &w->expert_scale));
   }
-  RETURN_IF_ERROR(Matrix(dense::kRouter, moe.experts, hidden_, &w->router));
+  RETURN_IF_ERROR(Matrix(dense::kRouter, routed, hidden_, &w->router));
   if (moe.router_bias) {
-    RETURN_IF_ERROR(Vector(dense::kRouterBias, moe.experts, &w->router_bias));
+    RETURN_IF_ERROR(Vector(dense::kRouterBias, routed, &w->router_bias));
   }
   if (moe.router_correction) {
-    RETURN_IF_ERROR(Vector(dense::kRouterCorrection, moe.experts, &w->router_correction));
+    RETURN_IF_ERROR(Vector(dense::kRouterCorrection, routed, &w->router_correction));
   }
   if (moe.expert_bias) {
     RETURN_IF_ERROR(Table(dense::kExpertsUpBias, moe.experts, moe.expert_width, &w->up_biases));
@@ -287,8 +357,11 @@ absl::Status Finder::Mixture(const MoeConfig& moe, LayerWeights* w) {
     RETURN_IF_ERROR(Table(dense::kExpertsDownBias, moe.experts, hidden_, &w->down_biases));
   }
   if (moe.shared_width > 0) {
+    DenseExpert* shared = moe.shared_apart ? &w->beside : &w->common;
     RETURN_IF_ERROR(Ffn(moe.shared_width, moe.activation, dense::kSharedUp, dense::kSharedGate,
-                        dense::kSharedDown, &w->common));
+                        dense::kSharedDown, shared));
+    RETURN_IF_ERROR(FfnBiases(moe.shared_width, moe, dense::kSharedUpBias, dense::kSharedGateBias,
+                              dense::kSharedDownBias, shared));
   }
   if (moe.shared_gate) {
     RETURN_IF_ERROR(Matrix(dense::kSharedRouter, 1, hidden_, &w->shared_router));

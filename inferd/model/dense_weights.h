@@ -21,9 +21,12 @@ namespace sluice::inferd {
 
 // An expert in dense tensors: a shared one, or the FFN of a layer without routed experts.
 struct DenseExpert {
-  WeightView up;    // [width, hidden], all three
-  WeightView gate;  // empty without gates
-  WeightView down;  // stored transposed
+  WeightView up;      // [width, hidden], all three
+  WeightView gate;    // empty without gates
+  WeightView down;    // stored transposed
+  BufferRef up_bias;  // float32, the three; none without
+  BufferRef gate_bias;
+  BufferRef down_bias;
 };
 
 // The dense tensors of one layer; a view or reference is empty if the layer has no such tensor (shapes:
@@ -54,6 +57,8 @@ struct LayerWeights {
   WeightView delta_z;
   WeightView delta_beta;
   WeightView delta_decay;
+  WeightView delta_z_down;  // empty unless these have a rank
+  WeightView delta_decay_down;
   WeightView delta_conv;  // f32 [conv_cols, conv_kernel]
   BufferRef delta_a_log;
   BufferRef delta_dt_bias;
@@ -71,17 +76,37 @@ struct LayerWeights {
 
   WeightView conv_in;      // short convolution
   WeightView conv_kernel;  // f32 [kernel, width]
+  BufferRef conv_in_bias;
+  BufferRef conv_bias;
+
+  WeightView selective_x;  // Mamba-1
+  WeightView selective_z;
+  WeightView selective_conv;  // f32 [conv_kernel, channels]
+  BufferRef selective_conv_bias;
+  WeightView selective_step_down;
+  WeightView selective_b;
+  WeightView selective_c;
+  NormSpec selective_step_norm;
+  NormSpec selective_b_norm;
+  NormSpec selective_c_norm;
+  WeightView selective_step;
+  BufferRef selective_step_bias;
+  WeightView selective_a_log;  // f32 [state, channels]
+  BufferRef selective_d;
 
   NormSpec attn_post_norm;  // norm of attention's output
   NormSpec ffn_norm;
   NormSpec ffn_post_norm;  // norm of the FFN or MoE output
   BufferRef layer_scale;   // f32 [1]
 
+  WeightView latent_down;  // projections to and from the routed experts' width
+  WeightView latent_up;
+
   NormSpec router_norm;  // with a parallel dense FFN
   NormSpec experts_norm;
   NormSpec experts_post_norm;
   NormSpec beside_post_norm;
-  DenseExpert beside;
+  DenseExpert beside;  // the parallel dense FFN, or the shared expert apart
 
   WeightView router;
   BufferRef router_bias;

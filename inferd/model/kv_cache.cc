@@ -4,6 +4,7 @@
 #include <bit>
 #include <cstring>
 #include <span>
+#include <utility>
 
 #include "common/base/status.h"
 #include "kernels/ops.h"
@@ -186,6 +187,7 @@ KvView ShapeOf(const AttentionConfig& attention, KvType type) {
     case AttentionKind::kGrouped:
       view.kv_heads = attention.kv_heads;
       view.head_dim = attention.head_dim;
+      view.value_dim = attention.value_dim;
       break;
     case AttentionKind::kLatent:
       view.kv_heads = 1;
@@ -195,15 +197,18 @@ KvView ShapeOf(const AttentionConfig& attention, KvType type) {
     case AttentionKind::kGatedDelta:
     case AttentionKind::kMamba:
     case AttentionKind::kShortConv:
+    case AttentionKind::kSelective:
     case AttentionKind::kNone:
       break;
   }
   view.page_stride = KvPageBytes(type, view.kv_heads, view.head_dim);
+  const bool apart = attention.kind == AttentionKind::kGrouped;
+  view.v_page_stride = apart ? KvPageBytes(type, view.kv_heads, ValueDim(attention)) : 0;
   return view;
 }
 
-// Bytes of a page of K and of V; if V is part of K's row (value_dim) only one is stored.
-uint64_t PageBytes(const KvView& view) { return (view.value_dim > 0 ? 1 : 2) * view.page_stride; }
+// Bytes of a page of K and of V; if V is part of K's row (no v_page_stride) only one is stored.
+uint64_t PageBytes(const KvView& view) { return view.page_stride + view.v_page_stride; }
 
 }  // namespace
 
@@ -234,7 +239,7 @@ absl::Status KvCache::Place(uint32_t pages) {
   for (KvView& view : views_) {
     view.pages = pages;
     view.k = {buffer_, offset};
-    view.v = {buffer_, view.value_dim > 0 ? offset : offset + pages * view.page_stride};
+    view.v = {buffer_, view.v_page_stride == 0 ? offset : offset + pages * view.page_stride};
     offset += pages * PageBytes(view);
   }
   return absl::OkStatus();
@@ -262,10 +267,11 @@ absl::Status KvCache::ForEachPart(
     absl::FunctionRef<absl::Status(BufferRef place, uint64_t bytes, uint64_t offset)> move) const {
   uint64_t offset = 0;
   for (const KvView& view : views_) {
-    const BufferRef places[] = {view.k, view.v};
-    const size_t count = view.page_stride == 0 ? 0 : PageBytes(view) / view.page_stride;
-    for (size_t i = 0; i < count; ++i, offset += view.page_stride) {
-      RETURN_IF_ERROR(move(places[i] + page * view.page_stride, view.page_stride, offset));
+    const std::pair<BufferRef, uint64_t> sides[] = {{view.k, view.page_stride}, {view.v, view.v_page_stride}};
+    for (const auto& [place, bytes] : sides) {
+      if (bytes == 0) continue;
+      RETURN_IF_ERROR(move(place + page * bytes, bytes, offset));
+      offset += bytes;
     }
   }
   return absl::OkStatus();

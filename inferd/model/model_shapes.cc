@@ -19,12 +19,17 @@ AttentionWidths WidthsOf(const AttentionConfig& a) {
   const uint64_t q = heads * a.head_dim;
   switch (a.kind) {
     case AttentionKind::kGrouped: {
-      const uint64_t kv = uint64_t{a.kv_heads} * a.head_dim;
-      return {.q = q, .k = kv, .v = a.value_is_key ? 0 : kv, .gate = a.output_gate ? q : 0, .attended = q};
+      const uint64_t attended = heads * ValueDim(a);
+      return {.q = q,
+              .k = uint64_t{a.kv_heads} * a.head_dim,
+              .v = a.value_is_key ? 0 : uint64_t{a.kv_heads} * ValueDim(a),
+              .gate = GateRows(a),
+              .attended = attended};
     }
     case AttentionKind::kLatent: {
       const uint64_t row = uint64_t{a.latent.kv_rank} + a.rope.dimensions;
       return {.q = std::max(q, heads * a.latent.value_dim),
+              .gate = GateRows(a),
               .q_low = a.latent.q_rank,
               .latent = row,
               .absorbed = heads * row,
@@ -32,7 +37,12 @@ AttentionWidths WidthsOf(const AttentionConfig& a) {
     }
     case AttentionKind::kGatedDelta: {
       const uint64_t values = uint64_t{a.delta.value_heads} * a.delta.value_dim;
-      return {.q = ConvCols(a.delta), .gate = values, .attended = values, .state_heads = a.delta.value_heads};
+      return {.q = ConvCols(a.delta),
+              .gate = values,
+              .q_low = a.delta.gate_rank,
+              .latent = a.delta.gate_rank,
+              .attended = values,
+              .state_heads = a.delta.value_heads * (a.delta.channel_decay ? a.delta.key_dim : 1)};
     }
     case AttentionKind::kMamba: {
       const uint64_t values = uint64_t{a.mamba.heads} * a.mamba.head_dim;
@@ -40,6 +50,17 @@ AttentionWidths WidthsOf(const AttentionConfig& a) {
     }
     case AttentionKind::kShortConv:
       return {.q = 3 * uint64_t{a.conv.width}, .attended = a.conv.width};
+    case AttentionKind::kSelective: {
+      const uint64_t channels = a.selective.channels;
+      return {.q = channels,
+              .k = channels,
+              .v = channels,
+              .gate = channels,
+              .q_low = a.selective.step_rank,
+              .latent = a.selective.state,
+              .absorbed = a.selective.state,
+              .attended = channels};
+    }
     case AttentionKind::kNone:
       break;
   }
@@ -48,8 +69,13 @@ AttentionWidths WidthsOf(const AttentionConfig& a) {
 
 }  // namespace
 
+uint32_t GateRows(const AttentionConfig& a) {
+  const uint32_t values = a.kind == AttentionKind::kLatent ? a.latent.value_dim : ValueDim(a);
+  return a.output_gate ? a.heads * (a.gate_per_head ? 1 : values) : 0;
+}
+
 bool HasCommonExpert(const MoeConfig& moe) {
-  return moe.experts == 0 ? moe.dense_width > 0 : moe.shared_width > 0;
+  return moe.experts == 0 ? moe.dense_width > 0 : moe.shared_width > 0 && !moe.shared_apart;
 }
 
 uint32_t RanksOf(const MoeConfig& moe) {
@@ -58,6 +84,10 @@ uint32_t RanksOf(const MoeConfig& moe) {
 
 uint32_t MaxExperts(const ModelConfig& config) {
   return Largest(config, [](const MoeConfig& moe) { return moe.experts; });
+}
+
+uint32_t MaxRouted(const ModelConfig& config) {
+  return Largest(config, [](const MoeConfig& moe) { return moe.experts + moe.zero_experts; });
 }
 
 uint32_t LargestTopK(const ModelConfig& config) {
@@ -83,14 +113,24 @@ bool AnyScalesInputs(const ModelConfig& config) {
 
 // A draft needs experts to wait for in the last layer and experts to request in the first. A recurrent layer
 // would change its state by the draft, and if the router scales inputs the outputs cannot be summed without
-// the missing experts.
+// the missing experts. A parallel FFN needs the input of the attention, which a draft does not keep.
 bool CanDraftTokens(const ModelConfig& config) {
   return config.layers.front().moe.experts > 0 && config.layers.back().moe.experts > 0 &&
-         !IsRecurrent(config.layers.front().attention.kind) && !AnyScalesInputs(config);
+         !IsRecurrent(config.layers.front().attention.kind) && !config.layers.front().parallel &&
+         !AnyScalesInputs(config);
 }
 
-bool NormsOutputs(const LayerConfig& layer) {
-  return layer.post_norms || layer.layer_scale || layer.moe.dense_ffn_width > 0;
+bool NormsOutputs(const ModelConfig& config, const LayerConfig& layer) {
+  return layer.post_norms || layer.layer_scale || layer.moe.dense_ffn_width > 0 || layer.moe.shared_apart ||
+         layer.late_experts || HasLatent(config, layer.moe);
+}
+
+bool HasLatent(const ModelConfig& config, const MoeConfig& moe) {
+  return moe.experts > 0 && config.latent_width > 0;
+}
+
+uint32_t HiddenOf(const ModelConfig& config, const MoeConfig& moe) {
+  return moe.experts > 0 ? ExpertHidden(config) : config.hidden;
 }
 
 uint32_t ConvCols(const MambaConfig& mamba) {

@@ -11,13 +11,15 @@
 namespace sluice::inferd {
 
 // True if the layer has a common expert, which every token uses at its own rank: a shared expert, or the FFN
-// of a dense layer.
+// of a dense layer. A shared expert apart has no rank.
 bool HasCommonExpert(const MoeConfig& moe);
 // Number of results of a token in a layer: its routed experts, then the common one.
 uint32_t RanksOf(const MoeConfig& moe);
 
 // The following functions return the maximum of a field over all layers.
 uint32_t MaxExperts(const ModelConfig& config);
+uint32_t MaxRouted(
+    const ModelConfig& config);  // the router's choices: experts with those that return their input
 uint32_t LargestTopK(const ModelConfig& config);
 uint32_t MaxRanks(const ModelConfig& config);
 uint32_t WidestExpert(const ModelConfig& config);  // maximum of routed, shared and dense experts
@@ -31,8 +33,17 @@ bool AnyScalesInputs(const ModelConfig& config);
 // that attention keeps its history in the KV cache, not in a state that a wrong draft would advance.
 bool CanDraftTokens(const ModelConfig& config);
 
-// True if norms or a factor, not only a sum, stand between the experts' outputs and the residual stream.
-bool NormsOutputs(const LayerConfig& layer);
+// True if norms, a factor or a projection, not only a sum, stand between the experts' outputs and the
+// residual stream, or if a part of the sum is made apart or added later.
+bool NormsOutputs(const ModelConfig& config, const LayerConfig& layer);
+
+// True if routed experts have a width of their own between two projections.
+bool HasLatent(const ModelConfig& config, const MoeConfig& moe);
+// Values that a layer's experts, routed or dense, take and return.
+uint32_t HiddenOf(const ModelConfig& config, const MoeConfig& moe);
+
+// Values of the gate of a layer's attention output; 0: no gate.
+uint32_t GateRows(const AttentionConfig& attention);
 
 // Number of values of a convolution row of gated delta attention and of Mamba-2.
 uint32_t ConvCols(const DeltaConfig& delta);
@@ -44,16 +55,19 @@ uint32_t ShortRopeLimit(const ModelConfig& config);
 
 // The widest row of each activation of attention, over all layers; 0: no layer has it.
 struct AttentionWidths {
-  uint64_t q = 0;         // heads of q; latent: then the heads' values too; delta, Mamba: what is
-                          // convolved; short convolution: b, c and x
-  uint64_t k = 0;         // grouped
-  uint64_t v = 0;         // grouped
-  uint64_t gate = 0;      // gate of the output
-  uint64_t q_low = 0;     // latent: the compressed q
-  uint64_t latent = 0;    // latent: the compressed kv and its rope part
-  uint64_t absorbed = 0;  // latent: q in the space of the compressed kv
+  uint64_t q = 0;     // heads of q; latent: then the heads' values too; delta, Mamba: what is
+                      // convolved; short convolution: b, c and x
+  uint64_t k = 0;     // grouped
+  uint64_t v = 0;     // grouped
+  uint64_t gate = 0;  // gate of the output
+  // Latent: the compressed q, the compressed kv and its rope part, q in the space of the compressed kv.
+  // Delta: what decay and gate are made of. Selective: what the time steps are made of, B and C.
+  uint64_t q_low = 0;
+  uint64_t latent = 0;
+  uint64_t absorbed = 0;
   uint64_t attended = 0;
-  uint64_t state_heads = 0;  // delta: one value per head, of beta and of decay; Mamba: one per time step
+  uint64_t state_heads =
+      0;  // delta: beta's values and the decay's, the more of them; Mamba: one per time step
 };
 AttentionWidths WidestAttention(const ModelConfig& config);
 

@@ -21,6 +21,10 @@ uint64_t SlotFloats(const AttentionConfig& attention) {
     }
     case AttentionKind::kShortConv:
       return uint64_t{attention.conv.kernel - 1} * attention.conv.width;
+    case AttentionKind::kSelective: {
+      const SelectiveConfig& s = attention.selective;
+      return uint64_t{s.conv_kernel - 1 + s.state} * s.channels;
+    }
     case AttentionKind::kGrouped:
     case AttentionKind::kLatent:
     case AttentionKind::kNone:

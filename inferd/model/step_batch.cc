@@ -83,7 +83,8 @@ void WorkPlan::BuildDense(uint32_t tokens) {
 }
 
 absl::Status WorkPlan::Build(const Routing& routing, uint32_t experts, const StepBatch& batch,
-                             bool keep_zeros) {
+                             bool keep_zeros, uint32_t zero_experts) {
+  const uint32_t choices = experts + zero_experts;
   demands_.clear();
   begin_.clear();
   PlaceCommon(routing.tokens, routing.ranks);
@@ -100,11 +101,11 @@ absl::Status WorkPlan::Build(const Routing& routing, uint32_t experts, const Ste
   };
   bool in_range = true;
   for_each_pair([&](uint32_t, uint32_t, uint32_t expert) {
-    in_range = in_range && expert < experts;
-    count_[expert < experts ? expert : 0]++;
+    in_range = in_range && expert < choices;
+    if (expert < experts) count_[expert]++;
   });
   if (!in_range) {
-    return absl::InternalError(absl::StrCat("the router chose an expert that is not in 0..", experts - 1));
+    return absl::InternalError(absl::StrCat("the router chose an expert that is not in 0..", choices - 1));
   }
   uint32_t begin = 0;
   for (uint32_t expert = 0; expert < experts; ++expert) {
@@ -117,6 +118,7 @@ absl::Status WorkPlan::Build(const Routing& routing, uint32_t experts, const Ste
     }
   }
   for_each_pair([&](uint32_t token, uint32_t slot, uint32_t expert) {
+    if (expert >= experts) return;  // its output is its input
     const uint32_t place = count_[expert]++;
     rows_[place] = token;
     slots_[place] = slot;

@@ -95,9 +95,10 @@ class WorkPlan {
   WorkPlan(uint32_t max_tokens, uint32_t max_ranks, uint32_t max_experts);
 
   // Groups the pairs (token, routed rank) by expert. Skips rows of lost sequences, and ranks of weight 0
-  // unless `keep_zeros` (their results are read). INTERNAL if an id is not in [0, experts).
+  // unless `keep_zeros` (their results are read), and ids of the `zero_experts` behind the experts, which
+  // return their input. INTERNAL if an id is not in [0, experts + zero_experts).
   absl::Status Build(const Routing& routing, uint32_t experts, const StepBatch& batch,
-                     bool keep_zeros = false);
+                     bool keep_zeros = false, uint32_t zero_experts = 0);
   // Builds the plan of a layer without routed experts: no demands, one rank.
   void BuildDense(uint32_t tokens);
 

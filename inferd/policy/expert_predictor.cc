@@ -36,7 +36,7 @@ absl::StatusOr<std::unique_ptr<GateReuse>> GateReuse::Create(const ModelConfig& 
 
 absl::Status GateReuse::AddQuestion(uint32_t max_tokens, bool confidence) {
   const uint64_t pairs = uint64_t{max_tokens} * LargestTopK(config_);
-  const uint64_t stride = MaxExperts(config_);
+  const uint64_t stride = MaxRouted(config_);
   ASSIGN_OR_RETURN(const BufferId scores,
                    backend_->Allocate(max_tokens * stride * sizeof(float), BufferKind::kActivations));
   ASSIGN_OR_RETURN(const BufferId choice,
@@ -45,7 +45,7 @@ absl::Status GateReuse::AddQuestion(uint32_t max_tokens, bool confidence) {
   question.scores = {{scores, 0}, stride};
   question.ids = {choice, 0};
   question.chances = {choice, pairs * sizeof(float)};
-  if (confidence) question.told.emplace(max_tokens, MaxExperts(config_));
+  if (confidence) question.told.emplace(max_tokens, MaxRouted(config_));
   return absl::OkStatus();
 }
 
@@ -83,7 +83,7 @@ absl::Status GateReuse::Ask(const RouterState& state, uint32_t target) {
   RETURN_IF_ERROR(queue.Router(router_args));
   if (!question->told.has_value()) return absl::OkStatus();
   const auto rows = absl::MakeConstSpan(rows_).first(state.routing.tokens);
-  return question->told->Ask(question->scores, moe.experts, rows, &queue);
+  return question->told->Ask(question->scores, moe.experts + moe.zero_experts, rows, &queue);
 }
 
 absl::StatusOr<Routing> GateReuse::Answer(const RouterState& state, uint32_t target) {
@@ -99,7 +99,7 @@ absl::StatusOr<Routing> GateReuse::Answer(const RouterState& state, uint32_t tar
   }
   const Routing routing{tokens, moe.top_k, moe.top_k, reinterpret_cast<const int32_t*>(ids),
                         reinterpret_cast<const float*>(chances)};
-  if (question->told.has_value()) JudgeRows(routing, moe.experts, question);
+  if (question->told.has_value()) JudgeRows(routing, moe.experts + moe.zero_experts, question);
   return routing;
 }
 
@@ -240,7 +240,8 @@ void LearnedExperts::MakeInput(const RouterState& state, uint32_t token) {
                        (choice == &own_ || static_cast<int>(choice->layer) == layer_before);
     for (uint32_t rank = 0; known && rank < choice->top_k; ++rank) {
       const uint32_t expert = static_cast<uint32_t>(choice->ids[uint64_t{token} * choice->top_k + rank]);
-      if (begin + expert < input_.size()) input_[begin + expert] = 1;
+      const bool routed = expert < config_.layers[state.layer].moe.experts;
+      if (routed && begin + expert < input_.size()) input_[begin + expert] = 1;
     }
     begin += config_.layers[state.layer].moe.experts;
   }

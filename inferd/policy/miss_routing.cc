@@ -42,6 +42,10 @@ absl::StatusOr<std::unique_ptr<MissRouting>> MissRouting::Create(Setup setup) {
   const ModelConfig& config = *setup.config;
   for (uint32_t layer = 0; layer < config.layers.size(); ++layer) {
     const MoeConfig& moe = config.layers[layer].moe;
+    if (moe.zero_experts > 0) {
+      return absl::UnimplementedError(absl::StrCat("--policy expert_miss=proceed: layer ", layer, " has ",
+                                                   moe.zero_experts, " experts that return their input"));
+    }
     if (moe.experts > 0 && (ScalesInputs(moe) || !WeighsBySoftmax(moe.router))) {
       return absl::UnimplementedError(
           absl::StrCat("--policy expert_miss=proceed: the router of layer ", layer,

@@ -211,8 +211,10 @@ absl::StatusOr<bool> NeuronPredictor::Begin(const RouterState& state, uint32_t t
   words_ = WordsFor(width_);
   MakeGuesses(tokens_, top_k, ids);
   if (guesses_.empty()) return false;
-  RETURN_IF_ERROR(backend_->queue().Norm(
-      {state.residual, tokens_, config_.hidden, layers_[target].ExpertsNorm(), normed_}));
+  const NormSpec& norm = layers_[target].ExpertsNorm();
+  Queue& queue = backend_->queue();
+  RETURN_IF_ERROR(norm.weight ? queue.Norm({state.residual, tokens_, config_.hidden, norm, normed_})
+                              : queue.Combine({state.residual, {}, tokens_, 1, config_.hidden, {}, normed_}));
   step_ = state.batch->step();
   for (const Guess& guess : guesses_) {
     if (!only_counts_ && !residency_->Lead(target_, guess.expert).has_value()) {

@@ -207,8 +207,9 @@ absl::Status TraceRecorder::AfterRouter(const RouterState& state) {
   for (uint32_t row = 0; row < routing.tokens; ++row) {
     for (uint32_t rank = 0; rank < routing.top_k; ++rank) {
       const uint64_t at = uint64_t{row} * routing.ranks + rank;
-      AppendValue(routing.weights[at] == 0.0f ? kTraceLeftOut : static_cast<uint16_t>(routing.ids[at]),
-                  &record_);
+      const auto id = static_cast<uint32_t>(routing.ids[at]);
+      const bool read = routing.weights[at] != 0.0f && id < config_.layers[state.layer].moe.experts;
+      AppendValue(read ? static_cast<uint16_t>(id) : kTraceLeftOut, &record_);
     }
   }
   RETURN_IF_ERROR(Write(record_.data(), record_.size()));

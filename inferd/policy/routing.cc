@@ -149,7 +149,7 @@ uint32_t ExpertExchange::ChooseToken(const ExchangeBatch& batch, uint32_t token,
 
 RouterArgs ModelRouterArgs(const MoeConfig& moe, const LayerWeights& weights) {
   RouterArgs args;
-  args.experts = moe.experts;
+  args.experts = moe.experts + moe.zero_experts;
   args.kind = moe.router;
   args.top_k = moe.top_k;
   args.norm_topk_prob = moe.norm_topk_prob;
@@ -285,6 +285,10 @@ namespace {
 absl::Status CheckSoftmax(const ModelConfig& config) {
   for (uint32_t layer = 0; layer < config.layers.size(); ++layer) {
     const MoeConfig& moe = config.layers[layer].moe;
+    if (moe.zero_experts > 0) {
+      return absl::UnimplementedError(absl::StrCat("--policy routing=cache_aware: layer ", layer, " has ",
+                                                   moe.zero_experts, " experts that return their input"));
+    }
     if (moe.experts > 0 && !WeighsBySoftmax(moe.router)) {
       return absl::UnimplementedError(
           absl::StrCat("--policy routing=cache_aware: the router of layer ", layer,

@@ -108,7 +108,7 @@ std::vector<SparseProfileSpec> KindsOf(const Pack& pack, SparsityOrder order, co
       spec.gate = pack.part(layer, expert, Part::kGate).encoding;
       spec.down = pack.part(layer, expert, Part::kDown).encoding;
       spec.activation = {moe.activation, moe.activation_alpha, moe.activation_limit};
-      spec.hidden = config.hidden;
+      spec.hidden = ExpertHidden(config);
       spec.width = moe.expert_width;
       spec.experts = moe.top_k;
       spec.max_tokens = std::min(limits.max_tokens, kMaxTokens);

@@ -95,6 +95,8 @@ class MeasuredQueue final : public ForwardingQueue {
   absl::Status Run(const GatedDeltaArgs& args) { return TimeLayer(&args); }
   absl::Status Run(const MambaArgs& args) { return TimeLayer(&args); }
   absl::Status Run(const ShortConvArgs& args) { return TimeLayer(&args); }
+  // Its layer is counted by the convolution before it.
+  absl::Status Run(const SelectiveScanArgs& args) { return Time(&args, &rest_seconds_); }
   // Times an operation that every layer with attention runs once.
   absl::Status TimeLayer(const Operation& operation) {
     ++layers_;

@@ -151,7 +151,7 @@ uint64_t Bf16ExpertBytes(const ModelConfig& config) {
   for (const LayerConfig& layer : config.layers) {
     width = std::max<uint64_t>(width, layer.moe.experts > 0 ? layer.moe.expert_width : 0);
   }
-  return 3 * width * config.hidden * 2;
+  return 3 * width * ExpertHidden(config) * 2;
 }
 
 double VirtualLinkGbps(const VirtualCosts& costs, double link_gbps, const ModelConfig& config) {

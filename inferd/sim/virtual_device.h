@@ -42,6 +42,7 @@ class VirtualQueue final : public ForwardingQueue {
   absl::Status Run(const GatedDeltaArgs& args) { return RunFor(costs_.attention_ms * 1e-3, &args); }
   absl::Status Run(const MambaArgs& args) { return RunFor(costs_.attention_ms * 1e-3, &args); }
   absl::Status Run(const ShortConvArgs& args) { return RunFor(costs_.attention_ms * 1e-3, &args); }
+  absl::Status Run(const SelectiveScanArgs& args) { return RunFor(0, &args); }
   absl::Status Run(const TopLogitsArgs& args) { return RunFor(costs_.head_ms * 1e-3, &args); }
   absl::Status Run(const ExpertLeadsArgs& args);
   absl::Status Run(const MoeExpertsArgs& args);

@@ -119,14 +119,16 @@ struct SpanRows {
 void FindRows(const CallKv& kv, absl::Span<const uint32_t> pages, uint32_t kv_head, uint32_t begin,
               uint32_t end, SpanRows* rows) {
   for (uint32_t p = begin; p < end; ++p) {
-    const uint64_t page = pages[p / kPageTokens] * kv.page_stride;
-    const uint64_t row = page + KvRowOffset(kv.type, kv.head_dim, kv_head, p % kPageTokens);
-    rows->k[p - begin] = kv.k + row;
-    rows->v[p - begin] = kv.v + row;
+    const uint32_t token = p % kPageTokens;
+    const uint8_t* k = kv.k + pages[p / kPageTokens] * kv.page_stride;
+    const uint8_t* v = kv.v + pages[p / kPageTokens] * kv.v_page_stride;
+    rows->k[p - begin] = k + KvRowOffset(kv.type, kv.head_dim, kv_head, token);
+    rows->v[p - begin] = v + KvRowOffset(kv.type, kv.v_dim, kv_head, token);
     if (kv.type == KvType::kQ8) {
-      const uint64_t scale = page + KvScaleOffset(kv.kv_heads, kv.head_dim, kv_head, p % kPageTokens);
-      std::memcpy(&rows->k_scales[p - begin], kv.k + scale, sizeof(float));
-      std::memcpy(&rows->v_scales[p - begin], kv.v + scale, sizeof(float));
+      std::memcpy(&rows->k_scales[p - begin], k + KvScaleOffset(kv.kv_heads, kv.head_dim, kv_head, token),
+                  sizeof(float));
+      std::memcpy(&rows->v_scales[p - begin], v + KvScaleOffset(kv.kv_heads, kv.v_dim, kv_head, token),
+                  sizeof(float));
     }
   }
 }

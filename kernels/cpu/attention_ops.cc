@@ -50,12 +50,12 @@ void ApplyTemperature(const KernelTable& kernels, const Call& call, uint32_t pos
   kernels.decode[static_cast<int>(RowKind::kF32)](reinterpret_cast<const uint8_t*>(q), cols, temperature, q);
 }
 
-void StoreHead(const KernelTable& kernels, const CallKv& kv, uint8_t* page, uint32_t head, uint32_t token,
-               const float* values) {
-  const float scale =
-      kernels.store_kv(kv.type, values, kv.head_dim, page + KvRowOffset(kv.type, kv.head_dim, head, token));
+// Writes one head's `dim` values into a page of K or V.
+void StoreHead(const KernelTable& kernels, const CallKv& kv, uint32_t dim, uint8_t* page, uint32_t head,
+               uint32_t token, const float* values) {
+  const float scale = kernels.store_kv(kv.type, values, dim, page + KvRowOffset(kv.type, dim, head, token));
   if (kv.type == KvType::kQ8) {
-    std::memcpy(page + KvScaleOffset(kv.kv_heads, kv.head_dim, head, token), &scale, sizeof scale);
+    std::memcpy(page + KvScaleOffset(kv.kv_heads, dim, head, token), &scale, sizeof scale);
   }
 }
 
@@ -65,7 +65,8 @@ void Run(Device& d, const RopeKvWriteCall& call) {
   const CallKv& kv = call.kv;
   const uint32_t q_cols = call.heads * kv.head_dim;
   const uint32_t cols = kv.kv_heads * kv.head_dim;
-  const uint64_t row_work = (uint64_t{q_cols} + 2 * cols) * 4;
+  const uint32_t v_cols = kv.kv_heads * kv.value_dim;
+  const uint64_t row_work = (uint64_t{q_cols} + cols + v_cols) * 4;
   for (const SequenceRows& sequence : call.sequences) {
     d.tiles.Run(sequence.rows, row_work * sequence.rows, [&](uint32_t i, uint32_t worker) {
       const uint32_t position = sequence.first_position + i;
@@ -74,26 +75,30 @@ void Run(Device& d, const RopeKvWriteCall& call) {
       float* q = call.q.Row(t);
       TransformHeads(d.kernels, call, call.q_norm, call.heads, cos_sin, q);
       ApplyTemperature(d.kernels, call, position, q_cols, q);
-      const uint64_t page = sequence.pages[position / kPageTokens] * kv.page_stride;
+      const uint32_t page = sequence.pages[position / kPageTokens];
+      uint8_t* k_page = kv.k + page * kv.page_stride;
+      uint8_t* v_page = kv.v + page * kv.v_page_stride;
       float* row = d.space.workers[worker].any;
       std::memcpy(row, call.k.Row(t), cols * sizeof(float));
       TransformHeads(d.kernels, call, call.k_norm, kv.kv_heads, cos_sin, row);
       for (uint32_t h = 0; h < kv.kv_heads; ++h) {
-        StoreHead(d.kernels, kv, kv.k + page, h, position % kPageTokens, row + uint64_t{h} * kv.head_dim);
+        StoreHead(d.kernels, kv, kv.head_dim, k_page, h, position % kPageTokens,
+                  row + uint64_t{h} * kv.head_dim);
       }
       const float* v = call.v.Row(t);
       for (uint32_t h = 0; h < kv.kv_heads && call.value_norm; ++h) {
-        const uint64_t head = uint64_t{h} * kv.head_dim;
-        d.kernels.rms_norm(call.v.Row(t) + head, kv.head_dim, nullptr, call.k_norm.epsilon, row + head);
+        const uint64_t head = uint64_t{h} * kv.value_dim;
+        d.kernels.rms_norm(call.v.Row(t) + head, kv.value_dim, nullptr, call.k_norm.epsilon, row + head);
         v = row;
       }
       if (call.clip > 0) {
-        std::memmove(row, v, cols * sizeof(float));
-        d.kernels.clip(row, cols, call.clip);
+        std::memmove(row, v, v_cols * sizeof(float));
+        d.kernels.clip(row, v_cols, call.clip);
         v = row;
       }
       for (uint32_t h = 0; h < kv.kv_heads; ++h) {
-        StoreHead(d.kernels, kv, kv.v + page, h, position % kPageTokens, v + uint64_t{h} * kv.head_dim);
+        StoreHead(d.kernels, kv, kv.value_dim, v_page, h, position % kPageTokens,
+                  v + uint64_t{h} * kv.value_dim);
       }
     });
   }
@@ -121,8 +126,9 @@ void Run(Device& d, const LatentKvWriteCall& call) {
         NormRow(d.kernels, call.norm, row, call.kv_rank, row);
       }
       d.kernels.rope(row + call.kv_rank, cos_sin, cos_sin + half, half, call.rope_interleaved);
-      StoreHead(d.kernels, call.kv, call.kv.k + sequence.pages[position / kPageTokens] * call.kv.page_stride,
-                0, position % kPageTokens, row);
+      StoreHead(d.kernels, call.kv, call.kv.head_dim,
+                call.kv.k + sequence.pages[position / kPageTokens] * call.kv.page_stride, 0,
+                position % kPageTokens, row);
     });
   }
 }

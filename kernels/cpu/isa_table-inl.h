@@ -157,6 +157,7 @@ inline KernelTable MakeTable(const char* name) {
   table.convolve_silu = Convolve<true>;
   table.delta_step = DeltaStep;
   table.mamba_step = MambaStep;
+  table.selective_step = SelectiveStep;
   table.clip = Clip;
   table.gate_factor = GateFactor;
   table.up_factor = UpFactor;

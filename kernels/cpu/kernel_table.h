@@ -246,10 +246,11 @@ struct CombineRowsCall {
 struct DeltaStepCall {
   const float* from = nullptr;  // [key_dim][value_dim]
   float* to = nullptr;
-  const float* q = nullptr;  // [key_dim], normed and scaled
-  const float* k = nullptr;  // [key_dim], normed
-  const float* v = nullptr;  // [value_dim]
-  float decay = 0;
+  const float* q = nullptr;      // [key_dim], normed and scaled
+  const float* k = nullptr;      // [key_dim], normed
+  const float* v = nullptr;      // [value_dim]
+  const float* decay = nullptr;  // of row i of the state: decay[i * decay_step]
+  uint32_t decay_step = 0;       // 0 or 1
   float beta = 0;
   uint32_t key_dim = 0;
   uint32_t value_dim = 0;
@@ -269,6 +270,23 @@ struct MambaStepCall {
   uint32_t state = 0;
   uint32_t head_dim = 0;
   float* y = nullptr;  // [head_dim]
+};
+
+// One token of some channels of Mamba-1's state (section 10). `to` may be `from`.
+struct SelectiveStepCall {
+  const float* from = nullptr;  // [state][channels], as the next two: first channel of the call
+  float* to = nullptr;
+  const float* a_log = nullptr;
+  uint64_t from_stride = 0;  // floats; of `to` too
+  uint64_t a_stride = 0;
+  const float* x = nullptr;     // [count]
+  const float* step = nullptr;  // [count], > 0
+  const float* skip = nullptr;  // [count]
+  const float* b = nullptr;     // [state]
+  const float* c = nullptr;     // [state]
+  uint32_t state = 0;
+  uint32_t count = 0;
+  float* y = nullptr;  // [count]
 };
 
 // y = the sum of rows[j] * weights[j] over the kernel_size rows (sections 9 and 10), from the bias (nullptr:
@@ -311,6 +329,7 @@ struct KernelTable {
   void (*convolve_silu)(const ConvolveCall&) = nullptr;  // convolve, then silu
   void (*delta_step)(const DeltaStepCall&) = nullptr;
   void (*mamba_step)(const MambaStepCall&) = nullptr;
+  void (*selective_step)(const SelectiveStepCall&) = nullptr;
   // x[i] = x[i] within +- limit.
   void (*clip)(float* x, uint32_t n, float limit) = nullptr;
   void (*gate_factor)(const FactorCall&) = nullptr;

@@ -1,4 +1,4 @@
-// The operations on rows of activations: Embed, Norm, SigmoidGate, ScaleRows, Combine, TopLogits.
+// The operations on rows of activations: Embed, Norm, OutputGate, ScaleRows, Combine, TopLogits.
 
 #include <algorithm>
 #include <cmath>
@@ -7,6 +7,7 @@
 #include "kernels/cpu/kernel_table.h"
 #include "kernels/cpu/row_lists.h"
 #include "kernels/cpu/top_k.h"
+#include "kernels/scalar_math.h"
 #include "pack/row_layout.h"
 
 namespace sluice::cpu {
@@ -30,9 +31,32 @@ void Run(Device& d, const NormCall& call) {
   });
 }
 
-void Run(Device& d, const SigmoidGateCall& call) {
-  d.tiles.Run(call.tokens, uint64_t{call.tokens} * call.cols * 8, [&](uint32_t t, uint32_t) {
-    d.kernels.sigmoid_mul(call.gate.Row(t), call.cols, call.x.Row(t));
+void Run(Device& d, const OutputGateCall& call) {
+  d.tiles.Run(call.tokens, uint64_t{call.tokens} * call.cols * 8, [&](uint32_t t, uint32_t worker) {
+    const float* gate = call.gate.Row(t);
+    float* x = call.x.Row(t);
+    if (call.width == 1 && call.activation == GateActivation::kSigmoid) {
+      d.kernels.sigmoid_mul(gate, call.cols, x);
+      return;
+    }
+    float* factors = d.space.workers[worker].any;
+    const uint32_t gates = call.Gates();
+    if (call.activation == GateActivation::kSigmoid) {
+      d.kernels.sigmoid(gate, gates, factors);
+    } else {
+      d.kernels.exp_sum(gate, 0.0f, gates, factors);
+      for (uint32_t i = 0; i < gates; ++i) {
+        factors[i] = SoftplusOf(gate[i], factors[i]);
+      }
+    }
+    for (uint32_t i = 0; i < gates && call.width > 1; ++i) {
+      float* of_gate = x + uint64_t{i} * call.width;
+      d.kernels.decode[static_cast<int>(RowKind::kF32)](reinterpret_cast<const uint8_t*>(of_gate), call.width,
+                                                        factors[i], of_gate);
+    }
+    if (call.width == 1) {
+      d.kernels.multiply(x, factors, call.cols, x);
+    }
   });
 }
 
@@ -46,7 +70,8 @@ void Run(Device& d, const ScaleRowsCall& call) {
   d.tiles.Run(rows, uint64_t{rows} * call.cols * 2, [&](uint32_t i, uint32_t) {
     const float* x = call.x.Row(i / call.ranks);
     d.kernels.decode[static_cast<int>(RowKind::kF32)](reinterpret_cast<const uint8_t*>(x), call.cols,
-                                                      call.weights[i], call.y.Row(i));
+                                                      call.weights == nullptr ? 1.0f : call.weights[i],
+                                                      call.y.Row(i));
   });
 }
 

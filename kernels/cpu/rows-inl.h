@@ -195,7 +195,8 @@ inline N NClampedGate(N g, N alpha, N limit) {
   const N clamped = NMin(limit, g);
   return NTimesSigmoid(clamped, NMul(alpha, clamped));
 }
-inline N NClampedUp(N u, N limit) { return NAdd(NSet1(1.0f), NMin(limit, NMax(NSub(NZero(), limit), u))); }
+inline N NClamp(N u, N limit) { return NMin(limit, NMax(NSub(NZero(), limit), u)); }
+inline N NClampedUp(N u, N limit) { return NAdd(NSet1(1.0f), NClamp(u, limit)); }
 
 // y = function(x + bias), register by register.
 template <class Function>
@@ -229,6 +230,14 @@ struct ClampedUpOf {
   N limit;
   N operator()(N x) const { return NClampedUp(x, limit); }
 };
+struct ClampedSiluOf {
+  N limit;
+  N operator()(N x) const { return NMin(limit, NTimesSigmoid(x, x)); }
+};
+struct ClampOf {
+  N limit;
+  N operator()(N x) const { return NClamp(x, limit); }
+};
 struct ReluOf {
   N operator()(N x) const { return NMax(NZero(), x); }
 };
@@ -248,12 +257,17 @@ inline void GateFactor(const FactorCall& call) {
       return MapFactors(call, ClampedGateOf{NSet1(call.activation.alpha), NSet1(call.activation.limit)});
     case Activation::kRelu2:
       return MapFactors(call, ReluOf{});
+    case Activation::kClampedSilu:
+      return MapFactors(call, ClampedSiluOf{NSet1(call.activation.limit)});
   }
 }
 
 inline void UpFactor(const FactorCall& call) {
   if (call.activation.kind == Activation::kClampedSwiglu) {
     return MapFactors(call, ClampedUpOf{NSet1(call.activation.limit)});
+  }
+  if (call.activation.kind == Activation::kClampedSilu) {
+    return MapFactors(call, ClampOf{NSet1(call.activation.limit)});
   }
   if (call.bias != nullptr || call.y != call.x) {
     MapFactors(call, SameAs{});
@@ -405,7 +419,6 @@ void Convolve(const ConvolveCall& call) {
 template <int W>
 void DeltaColumns(const DeltaStepCall& call, uint32_t at, uint32_t count) {
   const uint32_t n = W > 1 ? kLanes : count;
-  const V decay = Set1(call.decay);
   V delta[W];
   for (V& sum : delta) {
     sum = Zero();
@@ -413,6 +426,7 @@ void DeltaColumns(const DeltaStepCall& call, uint32_t at, uint32_t count) {
   for (uint32_t i = 0; i < call.key_dim; ++i) {
     const float* cells = call.from + uint64_t{i} * call.value_dim + at;
     const V key = Set1(call.k[i]);
+    const V decay = Set1(call.decay[i * call.decay_step]);
     for (uint32_t w = 0; w < W; ++w) {
       delta[w] = Fma(Mul(LoadUpTo(cells + w * kLanes, n), decay), key, delta[w]);
     }
@@ -427,6 +441,7 @@ void DeltaColumns(const DeltaStepCall& call, uint32_t at, uint32_t count) {
     const uint64_t place = uint64_t{i} * call.value_dim + at;
     const V key = Set1(call.k[i]);
     const V query = Set1(call.q[i]);
+    const V decay = Set1(call.decay[i * call.decay_step]);
     for (uint32_t w = 0; w < W; ++w) {
       const V cell = Fma(key, delta[w], Mul(LoadUpTo(call.from + place + w * kLanes, n), decay));
       StoreUpTo(call.to + place + w * kLanes, cell, n);
@@ -474,6 +489,25 @@ void MambaColumns(const MambaStepCall& call, uint32_t at, uint32_t count) {
   for (uint32_t w = 0; w < W; ++w) {
     const V x = LoadUpTo(call.x + at + w * kLanes, n);
     StoreUpTo(call.y + at + w * kLanes, Fma(Set1(call.skip), x, Add(out[w], Zero())), n);
+  }
+}
+
+// One token of some channels of Mamba-1's state, with the channels in the lanes.
+inline void SelectiveStep(const SelectiveStepCall& call) {
+  SLUICE_FOR_COLUMNS(call.count) {
+    const V x = LoadUpTo(call.x + k, n);
+    const V step = LoadUpTo(call.step + k, n);
+    const V input = Mul(step, x);
+    V out = Zero();
+    for (uint32_t i = 0; i < call.state; ++i) {
+      const V a = Exp(LoadUpTo(call.a_log + i * call.a_stride + k, n));
+      const V decay = Exp(Sub(Zero(), Mul(step, a)));
+      const uint64_t place = i * call.from_stride + k;
+      const V cell = Fma(Set1(call.b[i]), input, Mul(LoadUpTo(call.from + place, n), decay));
+      StoreUpTo(call.to + place, cell, n);
+      out = Fma(cell, Set1(call.c[i]), out);
+    }
+    StoreUpTo(call.y + k, Fma(LoadUpTo(call.skip + k, n), x, Add(out, Zero())), n);
   }
 }
 

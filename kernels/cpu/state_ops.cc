@@ -25,6 +25,7 @@ struct DeltaTile {
   uint32_t count[3] = {};
   float* weights[3] = {};
   float* values[3] = {};
+  float* decays = nullptr;  // [HeadDecays]
 };
 
 // exp of one value: the lane sum of a single term is the term.
@@ -38,6 +39,25 @@ const float* InputAt(const GatedDeltaCall& call, const SequenceRows& sequence, c
   }
   const uint32_t kept = call.shape.conv_kernel - 1;
   return old_inputs == nullptr ? zeros : old_inputs + uint64_t{kept + row - back} * call.ConvCols() + column;
+}
+
+// The factors of the head's state (section 9).
+void MakeDecays(Device& d, const GatedDeltaCall& call, const DeltaTile& tile, uint32_t t) {
+  const uint32_t count = call.HeadDecays();
+  const uint64_t first = uint64_t{tile.head} * count;
+  const float a = Exp(d.kernels, call.a_log[tile.head]);
+  const float floor = call.shape.decay_floor;
+  for (uint32_t i = 0; i < count; ++i) {
+    const float x = call.decay.Row(t)[first + i] + call.dt_bias[first + i];
+    tile.decays[i] = floor < 0 ? a * x : -(a * SoftplusOf(x, Exp(d.kernels, x)));
+  }
+  if (floor < 0) {
+    d.kernels.sigmoid(tile.decays, count, tile.decays);
+    for (uint32_t i = 0; i < count; ++i) {
+      tile.decays[i] = floor * tile.decays[i];
+    }
+  }
+  d.kernels.exp_sum(tile.decays, 0.0f, count, tile.decays);
 }
 
 void DeltaToken(Device& d, const GatedDeltaCall& call, const DeltaTile& tile, uint32_t row) {
@@ -62,23 +82,28 @@ void DeltaToken(Device& d, const GatedDeltaCall& call, const DeltaTile& tile, ui
   d.kernels.l2_norm(tile.values[0], shape.key_dim,
                     static_cast<float>(1 / std::sqrt(double{static_cast<double>(shape.key_dim)})));
   d.kernels.l2_norm(tile.values[1], shape.key_dim, 1.0f);
-  const float x = call.decay.Row(t)[tile.head] + call.dt_bias[tile.head];
-  const float g = -(Exp(d.kernels, call.a_log[tile.head]) * SoftplusOf(x, Exp(d.kernels, x)));
+  MakeDecays(d, call, tile, t);
   DeltaStepCall step;
   step.from = row == 0 ? tile.old_cells : tile.cells;
   step.to = tile.cells;
   step.q = tile.values[0];
   step.k = tile.values[1];
   step.v = tile.values[2];
-  step.decay = Exp(d.kernels, g);
+  step.decay = tile.decays;
+  step.decay_step = call.HeadDecays() > 1 ? 1 : 0;
   d.kernels.sigmoid(call.beta.Row(t) + tile.head, 1, &step.beta);
   step.key_dim = shape.key_dim;
   step.value_dim = shape.value_dim;
   step.o = call.out.Row(t) + uint64_t{tile.head} * shape.value_dim;
   d.kernels.delta_step(step);
   NormRow(d.kernels, call.norm, step.o, shape.value_dim, step.o);
+  const float* z = call.z.Row(t) + uint64_t{tile.head} * shape.value_dim;
+  if (shape.sigmoid_gate) {
+    d.kernels.sigmoid_mul(z, shape.value_dim, step.o);
+    return;
+  }
   FactorCall silu;
-  silu.x = call.z.Row(t) + uint64_t{tile.head} * shape.value_dim;
+  silu.x = z;
   silu.n = shape.value_dim;
   silu.y = tile.values[2];
   d.kernels.gate_factor(silu);
@@ -113,11 +138,11 @@ void DeltaHead(Device& d, const GatedDeltaCall& call, uint32_t sequence, uint32_
     memory += uint64_t{tile.count[part]} * (shape.conv_kernel + 1);
     for (uint32_t c = 0; c < tile.count[part]; ++c) {
       for (uint32_t j = 0; j < shape.conv_kernel; ++j) {
-        tile.weights[part][uint64_t{j} * tile.count[part] + c] =
-            call.conv[uint64_t{columns[part] + c} * shape.conv_kernel + j];
+        tile.weights[part][uint64_t{j} * tile.count[part] + c] = call.conv.Row(columns[part] + c)[j];
       }
     }
   }
+  tile.decays = memory;
   for (uint32_t row = 0; row < tile.sequence->rows; ++row) {
     DeltaToken(d, call, tile, row);
   }
@@ -144,7 +169,7 @@ void Run(Device& d, const GatedDeltaCall& call) {
 }
 
 // Mamba: a tile is one head of one sequence, over all its rows, then a tile is the norms of one row.
-// ShortConv: a tile is some columns of one sequence, over all its rows.
+// ShortConv, SelectiveScan: a tile is some columns of one sequence, over all its rows.
 
 namespace {
 
@@ -284,15 +309,21 @@ void ConvolveColumns(Device& d, const ShortConvCall& call, uint32_t sequence, ui
     for (uint32_t j = 0; j < kernel_size; ++j) {
       inputs[j] = memory + uint64_t{(row + j) % kernel_size} * kConvColumns;
     }
-    d.kernels.multiply(bcx, bcx + 2 * uint64_t{width}, count,
-                       memory + uint64_t{(row + kernel_size - 1) % kernel_size} * kConvColumns);
+    float* newest = memory + uint64_t{(row + kernel_size - 1) % kernel_size} * kConvColumns;
     ConvolveCall convolve;
     convolve.rows = inputs;
     convolve.weights = call.conv.base + first;
     convolve.stride = call.conv.stride;
+    convolve.bias = call.bias == nullptr ? nullptr : call.bias + first;
     convolve.kernel_size = kernel_size;
     convolve.cols = count;
     convolve.y = call.out.Row(t) + first;
+    if (!call.gated) {
+      std::memcpy(newest, bcx, count * sizeof(float));
+      d.kernels.convolve_silu(convolve);
+      continue;
+    }
+    d.kernels.multiply(bcx, bcx + 2 * uint64_t{width}, count, newest);
     d.kernels.convolve(convolve);
     d.kernels.multiply(bcx + width, convolve.y, count, convolve.y);
   }
@@ -302,7 +333,60 @@ void ConvolveColumns(Device& d, const ShortConvCall& call, uint32_t sequence, ui
   }
 }
 
+// Computes channels [first, first + count) of one sequence.
+void ScanChannels(Device& d, const SelectiveScanCall& call, uint32_t sequence, uint32_t first, uint32_t count,
+                  float* memory) {
+  const SequenceRows& rows = call.states.sequences[sequence];
+  const float* old_slot = call.states.From(sequence);
+  float* slot = call.states.To(sequence);
+  for (uint32_t n = 0; n < call.state_size && old_slot == nullptr; ++n) {
+    std::memset(slot + uint64_t{n} * call.channels + first, 0, count * sizeof(float));
+  }
+  float* steps = memory;
+  float* gates = memory + kConvColumns;
+  for (uint32_t row = 0; row < rows.rows; ++row) {
+    const uint32_t t = rows.first_row + row;
+    const float* raw = call.step.Row(t) + first;
+    d.kernels.exp_sum(raw, 0.0f, count, steps);
+    for (uint32_t i = 0; i < count; ++i) {
+      steps[i] = SoftplusOf(raw[i], steps[i]);
+    }
+    SelectiveStepCall step;
+    step.from = (row == 0 && old_slot != nullptr ? old_slot : slot) + first;
+    step.to = slot + first;
+    step.from_stride = call.channels;
+    step.a_log = call.a_log.base + first;
+    step.a_stride = call.a_log.stride;
+    step.x = call.x.Row(t) + first;
+    step.step = steps;
+    step.skip = call.skip + first;
+    step.b = call.b.Row(t);
+    step.c = call.c.Row(t);
+    step.state = call.state_size;
+    step.count = count;
+    step.y = call.out.Row(t) + first;
+    d.kernels.selective_step(step);
+    FactorCall silu;
+    silu.x = call.z.Row(t) + first;
+    silu.n = count;
+    silu.y = gates;
+    d.kernels.gate_factor(silu);
+    d.kernels.multiply(step.y, gates, count, step.y);
+  }
+}
+
 }  // namespace
+
+void Run(Device& d, const SelectiveScanCall& call) {
+  const uint32_t blocks = (call.channels + kConvColumns - 1) / kConvColumns;
+  const uint64_t work = uint64_t{call.tokens} * call.channels * (16 * call.state_size + 16);
+  d.tiles.Run(static_cast<uint32_t>(call.states.sequences.size()) * blocks, work,
+              [&](uint32_t tile, uint32_t worker) {
+                const uint32_t first = tile % blocks * kConvColumns;
+                ScanChannels(d, call, tile / blocks, first, std::min(kConvColumns, call.channels - first),
+                             d.space.workers[worker].any);
+              });
+}
 
 void Run(Device& d, const MambaCall& call) {
   const MambaConfig& shape = call.shape;

@@ -15,7 +15,15 @@ DeviceKv KvOf(const CallKv& kv) {
   static_assert(static_cast<int>(KvKind::kF16) == static_cast<int>(KvType::kF16));
   static_assert(static_cast<int>(KvKind::kQ8) == static_cast<int>(KvType::kQ8));
   static_assert(kPagePositions == kPageTokens && kSpanPositions == kSpanTokens);
-  return {kv.k, kv.v, kv.page_stride, kv.kv_heads, kv.head_dim, kv.value_dim, static_cast<KvKind>(kv.type)};
+  return {kv.k,
+          kv.v,
+          kv.page_stride,
+          kv.v_page_stride,
+          kv.kv_heads,
+          kv.head_dim,
+          kv.value_dim,
+          kv.v_dim,
+          static_cast<KvKind>(kv.type)};
 }
 
 struct Places {

@@ -1,4 +1,4 @@
-// Embed, Norm, SigmoidGate, SoftCap, ScaleRows, Combine, Router, TopLogits.
+// Embed, Norm, OutputGate, SoftCap, ScaleRows, Combine, Router, TopLogits.
 
 #include <algorithm>
 
@@ -35,15 +35,17 @@ absl::Status Run(Device& device, const NormCall& call) {
   return StatusOf(EnqueuePrepare(launch, device.launcher), "Norm");
 }
 
-absl::Status Run(Device& device, const SigmoidGateCall& call) {
-  SigmoidGateLaunch launch;
+absl::Status Run(Device& device, const OutputGateCall& call) {
+  OutputGateLaunch launch;
   launch.x = call.x.base;
   launch.x_stride = call.x.stride;
   launch.gate = call.gate.base;
   launch.gate_stride = call.gate.stride;
   launch.tokens = call.tokens;
   launch.cols = call.cols;
-  return StatusOf(EnqueueSigmoidGate(launch, device.launcher), "SigmoidGate");
+  launch.width = call.width;
+  launch.softplus = call.activation == GateActivation::kSoftplus;
+  return StatusOf(EnqueueOutputGate(launch, device.launcher), "OutputGate");
 }
 
 absl::Status Run(Device& device, const ScaleRowsCall& call) {

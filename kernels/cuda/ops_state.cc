@@ -1,4 +1,4 @@
-// GatedDelta, Mamba, ShortConv.
+// GatedDelta, Mamba, ShortConv, SelectiveScan.
 
 #include <algorithm>
 #include <cmath>
@@ -39,7 +39,8 @@ absl::Status Run(Device& device, const GatedDeltaCall& call) {
   launch.beta_stride = call.beta.stride;
   launch.decay = call.decay.base;
   launch.decay_stride = call.decay.stride;
-  launch.conv = call.conv;
+  launch.conv = call.conv.base;
+  launch.conv_stride = call.conv.stride;
   launch.a_log = call.a_log;
   launch.dt_bias = call.dt_bias;
   launch.norm_weight = call.norm.weight;
@@ -50,6 +51,9 @@ absl::Status Run(Device& device, const GatedDeltaCall& call) {
   launch.key_dim = call.shape.key_dim;
   launch.value_dim = call.shape.value_dim;
   launch.conv_kernel = call.shape.conv_kernel;
+  launch.head_decays = call.HeadDecays();
+  launch.decay_floor = call.shape.decay_floor;
+  launch.sigmoid_gate = call.shape.sigmoid_gate;
   Workspace workspace(device);
   ASSIGN_OR_RETURN(uint8_t* const convolved,
                    workspace.Take(uint64_t{4} * call.tokens * call.ConvCols(), "convolved rows"));
@@ -102,14 +106,41 @@ absl::Status Run(Device& device, const ShortConvCall& call) {
   ASSIGN_OR_RETURN(launch.sequences, PutSequences(device, call.states));
   launch.bcx = call.bcx.base;
   launch.bcx_stride = call.bcx.stride;
+  launch.gated = call.gated;
   launch.conv = call.conv.base;
   launch.conv_stride = call.conv.stride;
+  launch.bias = call.bias;
   launch.width = call.shape.width;
   launch.kernel = call.shape.kernel;
   launch.out = call.out.base;
   launch.out_stride = call.out.stride;
   return launch.sequences.max_rows == 0 ? absl::OkStatus()
                                         : StatusOf(EnqueueShortConv(launch, device.launcher), "ShortConv");
+}
+
+absl::Status Run(Device& device, const SelectiveScanCall& call) {
+  SelectiveScanLaunch launch;
+  ASSIGN_OR_RETURN(launch.sequences, PutSequences(device, call.states));
+  launch.x = call.x.base;
+  launch.x_stride = call.x.stride;
+  launch.z = call.z.base;
+  launch.z_stride = call.z.stride;
+  launch.step = call.step.base;
+  launch.step_stride = call.step.stride;
+  launch.b = call.b.base;
+  launch.b_stride = call.b.stride;
+  launch.c = call.c.base;
+  launch.c_stride = call.c.stride;
+  launch.a_log = call.a_log.base;
+  launch.a_stride = call.a_log.stride;
+  launch.skip = call.skip;
+  launch.channels = call.channels;
+  launch.states = call.state_size;
+  launch.out = call.out.base;
+  launch.out_stride = call.out.stride;
+  return launch.sequences.max_rows == 0
+             ? absl::OkStatus()
+             : StatusOf(EnqueueSelectiveScan(launch, device.launcher), "SelectiveScan");
 }
 
 }  // namespace sluice::cuda

@@ -27,33 +27,34 @@ void RopeHead(const float* cos_sin, uint32_t dims, bool interleaved, float* head
   }
 }
 
-// Writes one head's values at (page, token) of a cache side.
-void StoreKv(const CallKv& kv, uint8_t* page, uint32_t kv_head, uint32_t token, const float* values) {
-  uint8_t* row = page + KvRowOffset(kv.type, kv.head_dim, kv_head, token);
+// Writes one head's `dim` values at (page, token) of a cache side.
+void StoreKv(const CallKv& kv, uint32_t dim, uint8_t* page, uint32_t kv_head, uint32_t token,
+             const float* values) {
+  uint8_t* row = page + KvRowOffset(kv.type, dim, kv_head, token);
   if (kv.type == KvType::kF32) {
-    std::memcpy(row, values, kv.head_dim * sizeof(float));
+    std::memcpy(row, values, dim * sizeof(float));
     return;
   }
   if (kv.type == KvType::kF16) {
-    for (uint32_t d = 0; d < kv.head_dim; ++d) {
+    for (uint32_t d = 0; d < dim; ++d) {
       const uint16_t bits = FloatToF16(values[d]);
       std::memcpy(row + 2 * d, &bits, sizeof bits);
     }
     return;
   }
   float largest = 0;
-  for (uint32_t d = 0; d < kv.head_dim; ++d) {
+  for (uint32_t d = 0; d < dim; ++d) {
     largest = std::max(largest, std::fabs(values[d]));
   }
   const bool zero = largest < 1e-30f;
   const float inverse = zero ? 0.0f : 127.0f / largest;
   const float scale = zero ? 0.0f : largest / 127.0f;
-  for (uint32_t d = 0; d < kv.head_dim; ++d) {
+  for (uint32_t d = 0; d < dim; ++d) {
     const float code = std::nearbyint(values[d] * inverse);
     row[d] = static_cast<uint8_t>(
         static_cast<int8_t>(std::isnan(code) ? 0.0f : std::clamp(code, -128.0f, 127.0f)));
   }
-  std::memcpy(page + KvScaleOffset(kv.kv_heads, kv.head_dim, kv_head, token), &scale, sizeof scale);
+  std::memcpy(page + KvScaleOffset(kv.kv_heads, dim, kv_head, token), &scale, sizeof scale);
 }
 
 // Applies everything but the temperature to one row of `heads` heads.
@@ -98,19 +99,22 @@ void WriteRow(const RopeKvWriteCall& call, const SequenceRows& sequence, uint32_
   }
   const uint64_t cols = uint64_t{kv.kv_heads} * kv.head_dim;
   std::vector<float> k(call.k.Row(t), call.k.Row(t) + cols);
-  std::vector<float> v(call.v.Row(t), call.v.Row(t) + cols);
+  const uint64_t v_cols = uint64_t{kv.kv_heads} * kv.value_dim;
+  std::vector<float> v(call.v.Row(t), call.v.Row(t) + v_cols);
   TransformHeads(call, call.k_norm, kv.kv_heads, cos_sin, k.data());
   for (uint32_t h = 0; h < kv.kv_heads && call.value_norm; ++h) {
-    float* head = v.data() + uint64_t{h} * kv.head_dim;
-    NormRow({.epsilon = call.k_norm.epsilon}, head, kv.head_dim, head);
+    float* head = v.data() + uint64_t{h} * kv.value_dim;
+    NormRow({.epsilon = call.k_norm.epsilon}, head, kv.value_dim, head);
   }
-  for (uint64_t c = 0; c < cols && call.clip > 0; ++c) {
+  for (uint64_t c = 0; c < v_cols && call.clip > 0; ++c) {
     v[c] = std::clamp(v[c], -call.clip, call.clip);
   }
-  const uint64_t page = sequence.pages[position / kPageTokens] * kv.page_stride;
+  const uint32_t page = sequence.pages[position / kPageTokens];
   for (uint32_t h = 0; h < kv.kv_heads; ++h) {
-    StoreKv(kv, kv.k + page, h, position % kPageTokens, k.data() + uint64_t{h} * kv.head_dim);
-    StoreKv(kv, kv.v + page, h, position % kPageTokens, v.data() + uint64_t{h} * kv.head_dim);
+    StoreKv(kv, kv.head_dim, kv.k + page * kv.page_stride, h, position % kPageTokens,
+            k.data() + uint64_t{h} * kv.head_dim);
+    StoreKv(kv, kv.value_dim, kv.v + page * kv.v_page_stride, h, position % kPageTokens,
+            v.data() + uint64_t{h} * kv.value_dim);
   }
 }
 
@@ -136,8 +140,8 @@ void WriteRow(const LatentKvWriteCall& call, const SequenceRows& sequence, uint3
     NormRow(call.norm, latent.data(), call.kv_rank, latent.data());
   }
   RopeHead(cos_sin, call.rope_dims, call.rope_interleaved, latent.data() + call.kv_rank);
-  StoreKv(call.kv, call.kv.k + sequence.pages[position / kPageTokens] * call.kv.page_stride, 0,
-          position % kPageTokens, latent.data());
+  StoreKv(call.kv, call.kv.head_dim, call.kv.k + sequence.pages[position / kPageTokens] * call.kv.page_stride,
+          0, position % kPageTokens, latent.data());
 }
 
 }  // namespace
@@ -168,10 +172,10 @@ struct KvRow {
   float scale = 1;
 };
 
-// The first `count` values of a row.
-void LoadKv(const CallKv& kv, const uint8_t* page, uint32_t kv_head, uint32_t token, uint32_t count,
-            KvRow* out) {
-  const uint8_t* row = page + KvRowOffset(kv.type, kv.head_dim, kv_head, token);
+// The first `count` values of a row of `dim`.
+void LoadKv(const CallKv& kv, uint32_t dim, const uint8_t* page, uint32_t kv_head, uint32_t token,
+            uint32_t count, KvRow* out) {
+  const uint8_t* row = page + KvRowOffset(kv.type, dim, kv_head, token);
   out->values.resize(count);
   for (uint32_t d = 0; d < count; ++d) {
     out->values[d] = kv.type == KvType::kF32   ? LoadF32(row + 4 * d)
@@ -179,7 +183,7 @@ void LoadKv(const CallKv& kv, const uint8_t* page, uint32_t kv_head, uint32_t to
                                                : static_cast<float>(static_cast<int8_t>(row[d]));
   }
   if (kv.type == KvType::kQ8) {
-    out->scale = LoadF32(page + KvScaleOffset(kv.kv_heads, kv.head_dim, kv_head, token));
+    out->scale = LoadF32(page + KvScaleOffset(kv.kv_heads, dim, kv_head, token));
   }
 }
 
@@ -198,8 +202,8 @@ Span ComputeSpan(const AttentionCall& call, const SequenceRows& sequence, uint32
   std::vector<float> scores;
   KvRow row;
   for (uint32_t p = first; p <= last; ++p) {
-    LoadKv(kv, kv.k + sequence.pages[p / kPageTokens] * kv.page_stride, kv_head, p % kPageTokens, kv.head_dim,
-           &row);
+    LoadKv(kv, kv.head_dim, kv.k + sequence.pages[p / kPageTokens] * kv.page_stride, kv_head, p % kPageTokens,
+           kv.head_dim, &row);
     LaneSum dot;
     for (uint32_t d = 0; d < kv.head_dim; ++d) {
       dot.AddProduct(d, q[d], row.values[d]);
@@ -213,7 +217,7 @@ Span ComputeSpan(const AttentionCall& call, const SequenceRows& sequence, uint32
   for (uint32_t p = first; p <= last; ++p) {
     const float e = Exp(scores[p - first] - span.m);
     l.Add(p, e);
-    LoadKv(kv, kv.v + sequence.pages[p / kPageTokens] * kv.page_stride, kv_head, p % kPageTokens,
+    LoadKv(kv, kv.v_dim, kv.v + sequence.pages[p / kPageTokens] * kv.v_page_stride, kv_head, p % kPageTokens,
            kv.value_dim, &row);
     const float weight = q8 ? e * row.scale : e;
     for (uint32_t d = 0; d < kv.value_dim; ++d) {

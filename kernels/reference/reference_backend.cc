@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "kernels/reference/scalar.h"
+#include "kernels/scalar_math.h"
 #include "pack/row_layout.h"
 
 namespace sluice {
@@ -44,10 +45,13 @@ void Run(Device&, const NormCall& call) {
   }
 }
 
-void Run(Device&, const SigmoidGateCall& call) {
+void Run(Device&, const OutputGateCall& call) {
   for (uint32_t t = 0; t < call.tokens; ++t) {
     for (uint32_t c = 0; c < call.cols; ++c) {
-      call.x.Row(t)[c] = call.x.Row(t)[c] * Sigmoid(call.gate.Row(t)[c]);
+      const float gate = call.gate.Row(t)[c / call.width];
+      call.x.Row(t)[c] =
+          call.x.Row(t)[c] *
+          (call.activation == GateActivation::kSigmoid ? Sigmoid(gate) : SoftplusOf(gate, Exp(gate)));
     }
   }
 }
@@ -64,7 +68,8 @@ void Run(Device&, const SoftCapCall& call) {
 void Run(Device&, const ScaleRowsCall& call) {
   for (uint64_t i = 0; i < uint64_t{call.tokens} * call.ranks; ++i) {
     for (uint32_t c = 0; c < call.cols; ++c) {
-      call.y.Row(i)[c] = call.weights[i] * call.x.Row(i / call.ranks)[c];
+      const float weight = call.weights == nullptr ? 1.0f : call.weights[i];
+      call.y.Row(i)[c] = weight * call.x.Row(i / call.ranks)[c];
     }
   }
 }

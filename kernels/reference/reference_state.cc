@@ -40,11 +40,23 @@ std::vector<float> Convolve(const GatedDeltaCall& call, const State& state, cons
     float sum = 0;
     for (uint32_t j = 0; j < kernel_size; ++j) {
       const float x = j + 1 < kernel_size ? state.inputs[uint64_t{j} * call.ConvCols() + c] : qkv[c];
-      sum = std::fma(x, call.conv[uint64_t{c} * kernel_size + j], sum);
+      sum = std::fma(x, call.conv.Row(c)[j], sum);
     }
     out.push_back(Silu(sum + 0.0f));
   }
   return out;
+}
+
+// The factors of a value head's state: one, or one for each channel of the key.
+std::vector<float> Decays(const GatedDeltaCall& call, uint32_t t, uint32_t head) {
+  std::vector<float> decays;
+  const float a = Exp(call.a_log[head]);
+  for (uint32_t i = head * call.HeadDecays(); i < (head + 1) * call.HeadDecays(); ++i) {
+    const float x = call.decay.Row(t)[i] + call.dt_bias[i];
+    const float floor = call.shape.decay_floor;
+    decays.push_back(Exp(floor < 0 ? floor * Sigmoid(a * x) : -(a * SoftplusOf(x, Exp(x)))));
+  }
+  return decays;
 }
 
 // Computes one token of one value head.
@@ -62,9 +74,7 @@ void Step(const GatedDeltaCall& call, uint32_t t, uint32_t head, State& state) {
   for (float& value : q) {
     value = value * q_scale;
   }
-  const float x = call.decay.Row(t)[head] + call.dt_bias[head];
-  const float g = -(Exp(call.a_log[head]) * SoftplusOf(x, Exp(x)));
-  const float decay = Exp(g);
+  const std::vector<float> decay = Decays(call, t, head);
   const float beta = Sigmoid(call.beta.Row(t)[head]);
   float* s = state.heads.data() + head * call.HeadFloats();
   std::vector<float> o(d.value_dim);
@@ -72,7 +82,7 @@ void Step(const GatedDeltaCall& call, uint32_t t, uint32_t head, State& state) {
     float memory = 0;
     for (uint32_t i = 0; i < d.key_dim; ++i) {
       float& cell = s[uint64_t{i} * d.value_dim + j];
-      cell = cell * decay;
+      cell = cell * decay[call.HeadDecays() == 1 ? 0 : i];
       memory = std::fma(cell, k[i], memory);
     }
     const float delta = (v[j] - (memory + 0.0f)) * beta;
@@ -87,7 +97,7 @@ void Step(const GatedDeltaCall& call, uint32_t t, uint32_t head, State& state) {
   const float* z = call.z.Row(t) + uint64_t{head} * d.value_dim;
   float* out = call.out.Row(t) + uint64_t{head} * d.value_dim;
   for (uint32_t j = 0; j < d.value_dim; ++j) {
-    out[j] = o[j] * Silu(z[j]);
+    out[j] = o[j] * (d.sigmoid_gate ? Sigmoid(z[j]) : Silu(z[j]));
   }
 }
 
@@ -221,14 +231,41 @@ void Run(Device&, const ShortConvCall& call) {
       const float* bcx = call.bcx.Row(t);
       rows.emplace_back(width);
       for (uint32_t c = 0; c < width; ++c) {
-        rows.back()[c] = bcx[c] * bcx[2 * uint64_t{width} + c];
+        rows.back()[c] = call.gated ? bcx[c] * bcx[2 * uint64_t{width} + c] : bcx[c];
       }
       for (uint32_t c = 0; c < width; ++c) {
-        call.out.Row(t)[c] = bcx[uint64_t{width} + c] * Convolve(rows, call.conv, 0.0f, c);
+        const float sum = Convolve(rows, call.conv, call.bias == nullptr ? 0.0f : call.bias[c], c);
+        call.out.Row(t)[c] = call.gated ? bcx[uint64_t{width} + c] * sum : Silu(sum);
       }
       rows.erase(rows.begin());
     }
     StoreRows(rows, call.states.To(i));
+  }
+}
+
+void Run(Device&, const SelectiveScanCall& call) {
+  for (size_t i = 0; i < call.states.sequences.size(); ++i) {
+    const SequenceRows& sequence = call.states.sequences[i];
+    const uint64_t floats = uint64_t{call.state_size} * call.channels;
+    std::vector<float> state(floats, 0.0f);
+    if (const float* slot = call.states.From(i); slot != nullptr) {
+      state.assign(slot, slot + floats);
+    }
+    for (uint32_t t = sequence.first_row; t < sequence.first_row + sequence.rows; ++t) {
+      for (uint32_t c = 0; c < call.channels; ++c) {
+        const float x = call.x.Row(t)[c];
+        const float step = SoftplusOf(call.step.Row(t)[c], Exp(call.step.Row(t)[c]));
+        float y = 0;
+        for (uint32_t n = 0; n < call.state_size; ++n) {
+          float& cell = state[uint64_t{n} * call.channels + c];
+          const float decay = Exp(-(step * Exp(call.a_log.Row(n)[c])));
+          cell = std::fma(call.b.Row(t)[n], step * x, cell * decay);
+          y = std::fma(cell, call.c.Row(t)[n], y);
+        }
+        call.out.Row(t)[c] = std::fma(call.skip[c], x, y + 0.0f) * Silu(call.z.Row(t)[c]);
+      }
+    }
+    std::copy(state.begin(), state.end(), call.states.To(i));
   }
 }
 

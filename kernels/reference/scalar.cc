@@ -172,16 +172,21 @@ float GateFactor(const ActivationSpec& activation, float g) {
     }
     case Activation::kRelu2:
       return 0.0f > g ? 0.0f : g;
+    case Activation::kClampedSilu: {
+      const float silu = g / (1.0f + Exp(-g));
+      return activation.limit < silu ? activation.limit : silu;
+    }
   }
   return 0;
 }
 
 float UpFactor(const ActivationSpec& activation, float u) {
-  if (activation.kind != Activation::kClampedSwiglu) {
+  if (activation.kind != Activation::kClampedSwiglu && activation.kind != Activation::kClampedSilu) {
     return u;
   }
   const float low = -activation.limit > u ? -activation.limit : u;
-  return 1.0f + (activation.limit < low ? activation.limit : low);
+  const float clamped = activation.limit < low ? activation.limit : low;
+  return activation.kind == Activation::kClampedSwiglu ? 1.0f + clamped : clamped;
 }
 
 float PlainValue(Encoding encoding, const uint8_t* row, uint64_t k) {

@@ -17,7 +17,7 @@ constexpr double kBf16Bits = 16;
 
 uint64_t PartParameters(const Pack& pack, uint32_t layer) {
   const MoeConfig& moe = pack.config().layers[layer].moe;
-  return uint64_t{HasGates(moe.activation) ? 3u : 2u} * moe.expert_width * pack.config().hidden;
+  return uint64_t{HasGates(moe.activation) ? 3u : 2u} * moe.expert_width * ExpertHidden(pack.config());
 }
 
 void AddRows(const EncodingDescriptor& encoding, uint64_t rows, uint64_t cols, std::vector<StoredRows>* to) {

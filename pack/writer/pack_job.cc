@@ -219,7 +219,7 @@ absl::Status PlanExtents(const std::vector<DenseSpec>& specs, const ExpertFormat
   RETURN_IF_ERROR(planner.AddDense(specs, job->manifest.dense_tensors));
   job->dense_extents = static_cast<uint32_t>(planner.extents().size());
   for (const ExpertFormat& format : job->manifest.expert_formats) {
-    job->plans.push_back(PlanExpert(format, config.hidden));
+    job->plans.push_back(PlanExpert(format, ExpertHidden(config)));
   }
   for (uint32_t layer = 0; layer < config.layers.size(); ++layer) {
     const MoeConfig& moe = config.layers[layer].moe;

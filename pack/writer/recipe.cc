@@ -114,7 +114,7 @@ ExpertFormat FormatOf(const Recipe& recipe, uint32_t layer, double usage_positio
   }
   ExpertFormat format;
   format.layout = layout;
-  for (int p = 0; p < kPartCount; ++p) format.parts[p] = DescriptorOf(parts[p], config.hidden);
+  for (int p = 0; p < kPartCount; ++p) format.parts[p] = DescriptorOf(parts[p], ExpertHidden(config));
   format.gates = HasGates(config.layers[layer].moe.activation);
   if (!format.gates) {
     format.layout = ExpertLayout::kUpGateDown;

@@ -164,20 +164,20 @@ float DenseScale(const ModelConfig& config, const DenseSpec& spec) {
 // The standard deviation of a part's values, by the same rule.
 float PartScale(const ModelConfig& config, Part part) {
   const MoeConfig& moe = config.layers.back().moe;
-  if (part != Part::kDown) return 1.0f / std::sqrt(static_cast<float>(config.hidden));
+  if (part != Part::kDown) return 1.0f / std::sqrt(static_cast<float>(ExpertHidden(config)));
   return 1.0f /
          std::sqrt(2.0f * static_cast<float>(config.layers.size()) * static_cast<float>(moe.expert_width));
 }
 
 RecordPool MakePool(const ModelConfig& config, const ExpertFormat& format, uint32_t stream, uint64_t seed) {
-  const ExpertPlan plan = PlanExpert(format, config.hidden);
+  const ExpertPlan plan = PlanExpert(format, ExpertHidden(config));
   const MoeConfig& moe = config.layers.back().moe;
   const uint64_t of_a_layer = uint64_t{moe.experts} * moe.expert_width;
   RecordPool pool;
   pool.stride = plan.stream_stride[stream];
-  pool.rows = static_cast<uint32_t>(std::clamp<uint64_t>(kPoolValues / config.hidden, 1, of_a_layer));
+  pool.rows = static_cast<uint32_t>(std::clamp<uint64_t>(kPoolValues / ExpertHidden(config), 1, of_a_layer));
   pool.bytes.resize(static_cast<uint64_t>(pool.rows) * pool.stride);
-  std::vector<float> row(config.hidden);
+  std::vector<float> row(ExpertHidden(config));
   for (int p = 0; p < kPartCount; ++p) {
     if (plan.parts[p].stream != stream) continue;
     const float scale = PartScale(config, static_cast<Part>(p));
@@ -206,7 +206,8 @@ absl::Status PlanJob(const Recipe& recipe, SynthJob* job) {
   ASSIGN_OR_RETURN(const ExpertFormats formats, ResolveFormats(recipe, config, even_usage));
   job->manifest.expert_formats = formats.formats;
   std::vector<ExpertPlan> plans;
-  for (const ExpertFormat& format : formats.formats) plans.push_back(PlanExpert(format, config.hidden));
+  for (const ExpertFormat& format : formats.formats)
+    plans.push_back(PlanExpert(format, ExpertHidden(config)));
   ExtentPlanner planner;
   RETURN_IF_ERROR(planner.AddDense(job->specs, job->manifest.dense_tensors));
   job->dense_extents = static_cast<uint32_t>(planner.extents().size());
@@ -233,7 +234,7 @@ void MakeWeights(double zipf, SynthJob* job) {
   job->token_correlation = CorrelationForReuse(moe.experts, moe.top_k, job->options.reuse);
   for (const ExpertFormat& format : job->manifest.expert_formats) {
     std::array<RecordPool, kPartCount>& pools = job->pools.emplace_back();
-    for (uint32_t stream = 0; stream < PlanExpert(format, config.hidden).streams; ++stream) {
+    for (uint32_t stream = 0; stream < PlanExpert(format, ExpertHidden(config)).streams; ++stream) {
       pools[stream] = MakePool(config, format, stream, seed);
     }
   }

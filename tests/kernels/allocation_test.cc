@@ -180,7 +180,8 @@ class FamilyOps {
     const SequenceRows sequence{0, tokens, position, pages_};
     absl::Status status =
         queue.Norm({rows_, tokens, kCols, {floats_, 1e-5f, NormKind::kLayer, floats_}, more_});
-    status.Update(queue.SigmoidGate({more_, rows_, tokens, kCols}));
+    status.Update(queue.OutputGate({more_, rows_, tokens, kCols}));
+    status.Update(queue.OutputGate({more_, rows_, tokens, kCols, kHeadDim, GateActivation::kSoftplus}));
     status.Update(queue.ScaleRows({rows_, floats_, tokens, 2, kCols, out_}));
     status.Update(queue.HeadMatMul({rows_, 16, tokens, kHeads, heads_, out_, kHeadDim}));
     status.Update(queue.LatentKvWrite({.q = rows_,
@@ -232,7 +233,7 @@ class FamilyOps {
          .decay = rows_,
          .tokens = tokens,
          .shape = {.key_heads = 1, .value_heads = 2, .key_dim = 16, .value_dim = 16, .conv_kernel = 4},
-         .conv = floats_,
+         .conv = {floats_, 4},
          .a_log = floats_,
          .dt_bias = floats_,
          .norm = {floats_},
@@ -267,6 +268,21 @@ class FamilyOps {
                                    .to = {&to, 1},
                                    .state = state_,
                                    .out = more_}));
+    status.Update(queue.SelectiveScan({.x = rows_,
+                                       .z = rows_,
+                                       .step = rows_,
+                                       .b = rows_,
+                                       .c = rows_,
+                                       .tokens = tokens,
+                                       .channels = 32,
+                                       .state_size = 8,
+                                       .a_log = {floats_, 32},
+                                       .skip = floats_,
+                                       .sequences = {&sequence, 1},
+                                       .from = {&from, 1},
+                                       .to = {&to, 1},
+                                       .state = state_,
+                                       .out = more_}));
     status.Update(queue.SoftCap({more_, tokens, kCols, 30.0f}));
     bench_.backend().EndStep();
     return status;

@@ -75,7 +75,17 @@ const AttentionShape kConfigs[] = {
      .window = 50,
      .rope_dims = 40,
      .chunk = 70,
-     .sinks = true}};
+     .sinks = true},
+    {.heads = 4,
+     .kv_heads = 2,
+     .head_dim = 48,
+     .rope_dims = 16,
+     .clip = 2.0f,
+     .sinks = true,
+     .value_norm = true,
+     .value_dim = 34},
+    {.heads = 4, .kv_heads = 1, .head_dim = 96, .type = KvType::kQ8, .value_dim = 64},
+    {.heads = 2, .kv_heads = 2, .head_dim = 128, .type = KvType::kF32, .window = 60, .value_dim = 90}};
 
 std::string Label(const AttentionShape& c) {
   return std::to_string(c.heads) + " heads, " + std::to_string(c.kv_heads) + " kv heads of " +
@@ -215,16 +225,16 @@ std::vector<double> ExactAttention(const AttentionShape& c, const AttentionInput
                                                 k.begin() + int64_t{kv_head} * c.head_dim, 0.0));
   }
   double total = c.sinks ? std::exp(double{c.Sinks()[head]}) : 0;
-  std::vector<double> out(c.head_dim);
+  std::vector<double> out(c.ValueDim());
   for (uint32_t p = first; p <= position; ++p) {
     const double e = std::exp(scores[p - first]);
     total += e;
-    const auto values = s.v.begin() + (int64_t{p} * c.kv_heads + kv_head) * c.head_dim;
-    std::vector<double> value(values, values + c.head_dim);
+    const auto values = s.v.begin() + (int64_t{p} * c.kv_heads + kv_head) * c.ValueDim();
+    std::vector<double> value(values, values + c.ValueDim());
     if (c.value_norm) {
-      NormExactly(value.begin(), c.head_dim, nullptr);
+      NormExactly(value.begin(), c.ValueDim(), nullptr);
     }
-    for (uint32_t d = 0; d < c.head_dim; ++d) {
+    for (uint32_t d = 0; d < c.ValueDim(); ++d) {
       const double v = value[d];
       out[d] += e * (c.clip > 0 ? std::clamp(v, -double{c.clip}, double{c.clip}) : v);
     }
@@ -255,8 +265,8 @@ TEST_P(AttentionTest, OutputIsSoftmaxAttentionWithinRounding) {
     for (const uint32_t position : {0u, 1u, 31u, 32u, 100u, 255u, 256u, 289u}) {
       for (uint32_t head = 0; head < config.heads; ++head) {
         const std::vector<double> exact = ExactAttention(config, sequences[0], position, head);
-        for (uint32_t d = 0; d < config.head_dim; ++d) {
-          ASSERT_NEAR(cache.Output(0)[(uint64_t{position} * config.heads + head) * config.head_dim + d],
+        for (uint32_t d = 0; d < config.ValueDim(); ++d) {
+          ASSERT_NEAR(cache.Output(0)[(uint64_t{position} * config.heads + head) * config.ValueDim() + d],
                       exact[d], tolerance)
               << "position " << position << " head " << head;
         }
@@ -293,7 +303,7 @@ TEST_P(AttentionTest, BadArgumentsAreRefusedWithNumbers) {
   args.kv.kv_heads = 3;
   EXPECT_FALSE(bench.queue().Attention(args).ok());
   args.kv.kv_heads = 1;
-  args.kv.value_dim = 16;  // values within K rows, but a V cache of their own
+  args.kv.value_dim = 34;  // more than K rows hold
   EXPECT_EQ(bench.queue().Attention(args).code(), absl::StatusCode::kInvalidArgument);
 }
 

@@ -14,7 +14,7 @@ AttentionInputs MakeInputs(const AttentionShape& c, uint32_t positions, uint64_t
   s.positions = positions;
   s.q = random.Normals(uint64_t{positions} * c.heads * c.head_dim, 2.0f);
   s.k = random.Normals(uint64_t{positions} * c.kv_heads * c.head_dim, 2.0f);
-  s.v = c.value_is_key ? s.k : random.Normals(uint64_t{positions} * c.kv_heads * c.head_dim);
+  s.v = c.value_is_key ? s.k : random.Normals(uint64_t{positions} * c.kv_heads * c.ValueDim());
   return s;
 }
 
@@ -35,7 +35,7 @@ AttentionCache::AttentionCache(const BackendCase& which, const AttentionShape& c
     std::reverse(pages_.back().begin(), pages_.back().end());
   }
   for (size_t s = 0; s < sequences.size(); ++s) {
-    outputs_[s].resize(uint64_t{sequences[s].positions} * config.heads * config.head_dim);
+    outputs_[s].resize(sequences[s].positions * OutCols());
   }
   const uint64_t page_bytes = KvPageBytes(config.type, config.kv_heads, config.head_dim);
   kv_.type = config.type;
@@ -43,10 +43,13 @@ AttentionCache::AttentionCache(const BackendCase& which, const AttentionShape& c
   kv_.pages = pages;
   kv_.kv_heads = config.kv_heads;
   kv_.head_dim = config.head_dim;
+  kv_.value_dim = config.value_dim;
+  const uint64_t v_bytes = KvPageBytes(config.type, config.kv_heads, config.ValueDim());
+  kv_.v_page_stride = config.value_dim == 0 ? 0 : v_bytes;
   // Old contents are NaN: a position that is not visible must not be read into the sums.
   const std::vector<float> nan(pages * page_bytes / 4, std::nanf(""));
   kv_.k = bench_.PutWritable(nan);
-  kv_.v = bench_.PutWritable(nan);
+  kv_.v = bench_.PutWritable(std::vector<float>(pages * v_bytes / 4, std::nanf("")));
   RopeConfig rope;
   rope.dimensions = config.rope_dims;
   rope.kind = config.rope_dims == 0 ? RopeKind::kNone : RopeKind::kDefault;
@@ -77,14 +80,14 @@ void AttentionCache::Step(const std::vector<uint32_t>& order, const std::vector<
     batch.push_back(entry);
     Append(sequences_[s].q, QCols(), next_[s], rows[i], &q);
     Append(sequences_[s].k, KvCols(), next_[s], rows[i], &k);
-    Append(sequences_[s].v, KvCols(), next_[s], rows[i], &v);
+    Append(sequences_[s].v, VCols(), next_[s], rows[i], &v);
   }
   const uint32_t tokens = static_cast<uint32_t>(q.size() / QCols());
   const Rows q_rows{bench_.PutWritable(q), QCols()};
   RopeKvWriteArgs write;
   write.q = q_rows;
   write.k = bench_.PutRows(k, KvCols());
-  write.v = config_.value_is_key ? write.k : bench_.PutRows(v, KvCols());
+  write.v = config_.value_is_key ? write.k : bench_.PutRows(v, VCols());
   write.tokens = tokens;
   write.heads = config_.heads;
   write.qk_norm = config_.qk_norm;
@@ -113,14 +116,15 @@ void AttentionCache::Step(const std::vector<uint32_t>& order, const std::vector<
   args.sinks = sinks_;
   args.sequences = batch;
   args.kv = kv_;
-  args.out = bench_.NewRows(tokens, QCols());
+  args.out = bench_.NewRows(tokens, OutCols());
   const absl::Status status = bench_.queue().Attention(args);
   ASSERT_TRUE(status.ok()) << status;
-  const std::vector<float> out = bench_.GetRows(args.out, tokens, QCols());
+  const std::vector<float> out = bench_.GetRows(args.out, tokens, OutCols());
   for (size_t i = 0; i < order.size(); ++i) {
     const uint32_t s = order[i];
-    std::copy_n(out.begin() + static_cast<int64_t>(uint64_t{batch[i].first_row} * QCols()), rows[i] * QCols(),
-                outputs_[s].begin() + static_cast<int64_t>(uint64_t{next_[s]} * QCols()));
+    std::copy_n(out.begin() + static_cast<int64_t>(uint64_t{batch[i].first_row} * OutCols()),
+                rows[i] * OutCols(),
+                outputs_[s].begin() + static_cast<int64_t>(uint64_t{next_[s]} * OutCols()));
     next_[s] += rows[i];
   }
 }

@@ -27,7 +27,9 @@ struct AttentionShape {
   bool sinks = false;
   bool value_norm = false;
   bool value_is_key = false;
+  uint32_t value_dim = 0;  // 0: head_dim
 
+  uint32_t ValueDim() const { return value_dim > 0 ? value_dim : head_dim; }
   bool HasWeights() const {
     return qk_norm == QkNorm::kPerHead || qk_norm == QkNorm::kAcrossHeads ||
            qk_norm == QkNorm::kWeightedAfterRope;
@@ -43,7 +45,7 @@ struct AttentionShape {
 // chunking.
 struct AttentionInputs {
   uint32_t positions = 0;
-  std::vector<float> q, k, v;  // [positions, heads or kv_heads, head_dim]
+  std::vector<float> q, k, v;  // [positions, heads or kv_heads, head_dim or value_dim]
 };
 
 AttentionInputs MakeInputs(const AttentionShape& c, uint32_t positions, uint64_t seed);
@@ -65,6 +67,8 @@ class AttentionCache {
  private:
   uint64_t QCols() const { return uint64_t{config_.heads} * config_.head_dim; }
   uint64_t KvCols() const { return uint64_t{config_.kv_heads} * config_.head_dim; }
+  uint64_t VCols() const { return uint64_t{config_.kv_heads} * config_.ValueDim(); }
+  uint64_t OutCols() const { return uint64_t{config_.heads} * config_.ValueDim(); }
   static void Append(const std::vector<float>& from, uint64_t cols, uint32_t first, uint32_t rows,
                      std::vector<float>* to) {
     to->insert(to->end(), from.begin() + static_cast<int64_t>(first * cols),

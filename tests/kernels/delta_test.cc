@@ -24,6 +24,7 @@ struct Layer {
     return 2 * shape.key_heads * shape.key_dim + shape.value_heads * shape.value_dim;
   }
   uint32_t Values() const { return shape.value_heads * shape.value_dim; }
+  uint32_t Decays() const { return shape.value_heads * (shape.channel_decay ? shape.key_dim : 1); }
   uint64_t StateFloats() const {
     return (shape.conv_kernel - 1) * ConvCols() + uint64_t{shape.key_dim} * Values();
   }
@@ -34,13 +35,13 @@ Layer RandomLayer(const DeltaConfig& shape, uint32_t positions, uint64_t seed) {
   Random random(70);  // weights do not depend on the sequence
   layer.conv = random.Normals(layer.ConvCols() * shape.conv_kernel, 0.5f);
   layer.a_log = random.Normals(shape.value_heads);
-  layer.dt_bias = random.Normals(shape.value_heads);
+  layer.dt_bias = random.Normals(layer.Decays());
   layer.norm = random.Normals(shape.value_dim);
   Random inputs(seed);
   layer.qkv = inputs.Normals(positions * layer.ConvCols());
   layer.z = inputs.Normals(positions * layer.Values());
   layer.beta = inputs.Normals(positions * shape.value_heads, 2.0f);
-  layer.decay = inputs.Normals(positions * shape.value_heads, 3.0f);
+  layer.decay = inputs.Normals(positions * layer.Decays(), 3.0f);
   return layer;
 }
 
@@ -50,7 +51,7 @@ class Runner {
   Runner(const BackendCase& which, const std::vector<Layer>& sequences)
       : bench_(which), sequences_(sequences), next_(sequences.size()), outputs_(sequences.size()) {
     const Layer& layer = sequences[0];
-    conv_ = bench_.PutFloats(layer.conv);
+    conv_ = bench_.PutRows(layer.conv, layer.shape.conv_kernel);
     a_log_ = bench_.PutFloats(layer.a_log);
     dt_bias_ = bench_.PutFloats(layer.dt_bias);
     norm_ = bench_.PutFloats(layer.norm);
@@ -77,14 +78,14 @@ class Runner {
       Append(sequences_[s].qkv, layer.ConvCols(), s, rows[i], &qkv);
       Append(sequences_[s].z, layer.Values(), s, rows[i], &z);
       Append(sequences_[s].beta, layer.shape.value_heads, s, rows[i], &beta);
-      Append(sequences_[s].decay, layer.shape.value_heads, s, rows[i], &decay);
+      Append(sequences_[s].decay, layer.Decays(), s, rows[i], &decay);
       tokens += rows[i];
     }
     GatedDeltaArgs args;
     args.qkv = bench_.PutRows(qkv, layer.ConvCols());
     args.z = bench_.PutRows(z, layer.Values());
     args.beta = bench_.PutRows(beta, layer.shape.value_heads);
-    args.decay = bench_.PutRows(decay, layer.shape.value_heads);
+    args.decay = bench_.PutRows(decay, layer.Decays());
     args.tokens = tokens;
     args.shape = layer.shape;
     args.conv = conv_;
@@ -131,7 +132,8 @@ class Runner {
   std::vector<uint32_t> next_;
   std::map<uint32_t, uint32_t> turn_;
   std::vector<std::vector<float>> outputs_;
-  BufferRef conv_, a_log_, dt_bias_, norm_;
+  Rows conv_;
+  BufferRef a_log_, dt_bias_, norm_;
   DeltaStateView state_;
 };
 
@@ -164,7 +166,22 @@ TEST_P(DeltaTest, AnyChunkingEqualsTheReferenceBitForBit) {
       {.key_heads = 1, .value_heads = 1, .key_dim = 1, .value_dim = 1, .conv_kernel = 1},
       {.key_heads = 2, .value_heads = 6, .key_dim = 20, .value_dim = 37, .conv_kernel = 4},
       {.key_heads = 2, .value_heads = 2, .key_dim = 33, .value_dim = 128, .conv_kernel = 3},
-      {.key_heads = 1, .value_heads = 2, .key_dim = 128, .value_dim = 100, .conv_kernel = 7}};
+      {.key_heads = 1, .value_heads = 2, .key_dim = 128, .value_dim = 100, .conv_kernel = 7},
+      {.key_heads = 3,
+       .value_heads = 3,
+       .key_dim = 40,
+       .value_dim = 40,
+       .conv_kernel = 4,
+       .channel_decay = true,
+       .sigmoid_gate = true},
+      {.key_heads = 2,
+       .value_heads = 2,
+       .key_dim = 128,
+       .value_dim = 64,
+       .conv_kernel = 16,
+       .channel_decay = true,
+       .decay_floor = -5,
+       .sigmoid_gate = true}};
   for (const DeltaConfig& shape : shapes) {
     SCOPED_TRACE(shape.value_dim);
     const std::vector<Layer> sequences = {RandomLayer(shape, 30, 71), RandomLayer(shape, 13, 72)};
@@ -219,7 +236,7 @@ TEST_P(DeltaTest, ArgumentsThatDoNotFitAreRefusedWithNumbers) {
     args.beta = bench.NewRows(3, 2);
     args.decay = bench.NewRows(3, 2);
     args.tokens = 3;
-    args.conv = bench.NewWords(64);
+    args.conv = bench.NewRows(16, 4);
     args.a_log = bench.NewWords(2);
     args.dt_bias = bench.NewWords(2);
     args.norm = {bench.NewWords(4), 1e-6f};

@@ -16,11 +16,9 @@ const BackendCase kReference{"reference", true};
 class ExpertTest : public testing::TestWithParam<BackendCase> {};
 INSTANTIATE_TEST_SUITE_P(Backends, ExpertTest, testing::ValuesIn(AllBackends()), CaseName);
 
-constexpr ActivationSpec kActivations[] = {{Activation::kSilu},
-                                           {Activation::kGeluTanh},
-                                           {Activation::kGelu},
-                                           {Activation::kClampedSwiglu, 1.702f, 0.75f},
-                                           {Activation::kRelu2}};
+constexpr ActivationSpec kActivations[] = {{Activation::kSilu},  {Activation::kGeluTanh},
+                                           {Activation::kGelu},  {Activation::kClampedSwiglu, 1.702f, 0.75f},
+                                           {Activation::kRelu2}, {Activation::kClampedSilu, 1.0f, 0.75f}};
 
 const EncodingDescriptor kBf16 = MakeDescriptor(Encoding::kBf16);
 const EncodingDescriptor kF16 = MakeDescriptor(Encoding::kF16);
@@ -124,6 +122,8 @@ double GateInDouble(const ActivationSpec& a, double g) {
       return g / 2 * std::erfc(-g / std::sqrt(2.0));
     case Activation::kRelu2:
       return std::max(g, 0.0);
+    case Activation::kClampedSilu:
+      return std::min<double>(g / (1 + std::exp(-g)), a.limit);
     case Activation::kClampedSwiglu:
       break;
   }
@@ -132,7 +132,10 @@ double GateInDouble(const ActivationSpec& a, double g) {
 }
 
 double UpInDouble(const ActivationSpec& a, double u) {
-  return a.kind != Activation::kClampedSwiglu ? u : 1 + std::clamp<double>(u, -a.limit, a.limit);
+  const double clamped = std::clamp<double>(u, -a.limit, a.limit);
+  return a.kind == Activation::kClampedSwiglu ? 1 + clamped
+         : a.kind == Activation::kClampedSilu ? clamped
+                                              : u;
 }
 
 TEST_P(ExpertTest, CoefficientIsTheActivationsDefinition) {
@@ -313,6 +316,8 @@ TEST_P(ExpertTest, BadActivationsAndThresholdsAreRefused) {
   args.experts = {&work, 1};
   ASSERT_TRUE(bench.queue().MoeExperts(args).ok());
   args.activation = {Activation::kClampedSwiglu, 1.7f, 0.0f};
+  EXPECT_EQ(bench.queue().MoeExperts(args).code(), absl::StatusCode::kInvalidArgument);
+  args.activation = {Activation::kClampedSilu, 1.0f, 0.0f};
   EXPECT_EQ(bench.queue().MoeExperts(args).code(), absl::StatusCode::kInvalidArgument);
   args.activation = {static_cast<Activation>(77)};
   EXPECT_EQ(bench.queue().MoeExperts(args).code(), absl::StatusCode::kUnimplemented);

@@ -1,4 +1,4 @@
-// Router, ScaleRows, SigmoidGate and SoftCap on every backend.
+// Router, ScaleRows, OutputGate and SoftCap on every backend.
 #include <algorithm>
 #include <cmath>
 #include <functional>
@@ -392,7 +392,41 @@ TEST_P(RouterTest, SoftCapsEqualTheReferenceAndTheTangent) {
   EXPECT_EQ(bench.queue().SoftCap({bench.NewRows(2, 8), 2, 8, 0}).code(), absl::StatusCode::kInvalidArgument);
 }
 
-TEST_P(RouterTest, ScaledRowsAndSigmoidGatesEqualReference) {
+TEST_P(RouterTest, GatesOfHeadsAndSoftplusEqualReference) {
+  Random random(52);
+  for (const uint32_t width : {1u, 6u, 32u, 80u}) {
+    for (const GateActivation kind : {GateActivation::kSigmoid, GateActivation::kSoftplus}) {
+      const uint32_t tokens = 5;
+      const uint32_t gates = 7;
+      const uint32_t cols = gates * width;
+      const std::vector<float> x = random.Normals(tokens * cols, 3.0f);
+      std::vector<float> gate = random.Normals(tokens * gates, 8.0f);
+      gate[0] = 95.0f;
+      gate[1] = -95.0f;
+      std::vector<float> gated[2];
+      for (int i = 0; i < 2; ++i) {
+        OpBench bench(i == 0 ? GetParam() : kReference);
+        const Rows in_out{bench.PutWritable(x), cols};
+        ASSERT_TRUE(
+            bench.queue().OutputGate({in_out, bench.PutRows(gate, gates), tokens, cols, width, kind}).ok());
+        gated[i] = bench.GetRows(in_out, tokens, cols);
+      }
+      ASSERT_TRUE(BitEqual(gated[0], gated[1]));
+      for (uint32_t i = 0; i < tokens * cols; ++i) {
+        const double g = gate[i / cols * gates + i % cols / width];
+        const double factor =
+            kind == GateActivation::kSigmoid ? 1 / (1 + std::exp(-g)) : std::log1p(std::exp(g));
+        ASSERT_NEAR(gated[0][i], x[i] * factor, std::fabs(x[i] * factor) * 16 * kRoundoff + 1e-36);
+      }
+    }
+  }
+  OpBench bench(GetParam());
+  const Rows x = bench.NewRows(2, 8);
+  EXPECT_EQ(bench.queue().OutputGate({x, bench.NewRows(2, 8), 2, 8, 3}).code(),
+            absl::StatusCode::kInvalidArgument);
+}
+
+TEST_P(RouterTest, ScaledRowsAndOutputGatesEqualReference) {
   Random random(51);
   for (const uint32_t cols : {1u, 15u, 32u, 47u, 640u}) {
     const uint32_t tokens = 9;
@@ -412,7 +446,7 @@ TEST_P(RouterTest, ScaledRowsAndSigmoidGatesEqualReference) {
                       .ok());
       scaled[i] = bench.GetRows(y, tokens * ranks, cols);
       const Rows in_out{bench.PutWritable(x), cols};
-      ASSERT_TRUE(bench.queue().SigmoidGate({in_out, bench.PutRows(gate, cols), tokens, cols}).ok());
+      ASSERT_TRUE(bench.queue().OutputGate({in_out, bench.PutRows(gate, cols), tokens, cols}).ok());
       gated[i] = bench.GetRows(in_out, tokens, cols);
     }
     ASSERT_TRUE(BitEqual(scaled[0], scaled[1]));
@@ -429,7 +463,7 @@ TEST_P(RouterTest, ScaledRowsAndSigmoidGatesEqualReference) {
   }
   OpBench bench(GetParam());
   const Rows x = bench.NewRows(4, 8);
-  EXPECT_EQ(bench.queue().SigmoidGate({x, x, 2, 8}).code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(bench.queue().OutputGate({x, x, 2, 8}).code(), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(bench.queue().ScaleRows({x, bench.NewWords(4), 2, 2, 8, x}).code(),
             absl::StatusCode::kInvalidArgument);
 }

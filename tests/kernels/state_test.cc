@@ -1,8 +1,9 @@
-// Mamba and ShortConv on every backend: against sums over the whole sequence in double, and state carried
-// over any chunking.
+// Mamba, ShortConv and SelectiveScan on every backend: against sums over the whole sequence in double, and
+// state carried over any chunking.
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <utility>
 
 #include "gtest/gtest.h"
 #include "tests/kernels/op_testing.h"
@@ -129,17 +130,22 @@ struct MambaLayer {
 
 struct ConvLayer {
   ShortConvConfig shape;
-  std::vector<float> conv;
+  bool gated = true;
+  std::vector<float> conv, bias;
   std::vector<std::vector<float>> bcx;  // by sequence
+
+  uint32_t InCols() const { return (gated ? 3 : 1) * shape.width; }
 
   uint32_t OutCols() const { return shape.width; }
   uint64_t StateFloats() const { return uint64_t{shape.kernel - 1} * shape.width; }
 
-  static ConvLayer Random(const ShortConvConfig& shape, const std::vector<uint32_t>& positions) {
-    ConvLayer layer{.shape = shape};
+  static ConvLayer Random(const ShortConvConfig& shape, const std::vector<uint32_t>& positions,
+                          bool gated = true) {
+    ConvLayer layer{.shape = shape, .gated = gated};
     class Random random(81);
     layer.conv = random.Normals(shape.kernel * shape.width);
-    for (const uint32_t count : positions) layer.bcx.push_back(random.Normals(count * 3 * shape.width));
+    if (shape.bias) layer.bias = random.Normals(shape.width);
+    for (const uint32_t count : positions) layer.bcx.push_back(random.Normals(count * layer.InCols()));
     return layer;
   }
 
@@ -147,16 +153,70 @@ struct ConvLayer {
            const std::vector<SequenceRows>& batch, const std::vector<uint32_t>& from,
            const std::vector<uint32_t>& to, const DeltaStateView& state) const {
     ShortConvArgs args;
-    args.bcx = bench->PutRows(Gather(bcx, order, batch, 3 * shape.width), 3 * shape.width);
+    args.bcx = bench->PutRows(Gather(bcx, order, batch, InCols()), InCols());
     args.tokens = tokens;
     args.shape = shape;
+    args.gated = gated;
     args.conv = bench->PutRows(conv, shape.width);
+    if (!bias.empty()) args.bias = bench->PutFloats(bias);
     args.sequences = batch;
     args.from = from;
     args.to = to;
     args.state = state;
     args.out = bench->NewRows(tokens, shape.width);
     const absl::Status status = bench->queue().ShortConv(args);
+    EXPECT_TRUE(status.ok()) << status;
+    return args.out;
+  }
+};
+
+struct ScanLayer {
+  uint32_t channels = 0;
+  uint32_t state_size = 0;
+  std::vector<float> a_log, skip;
+  std::vector<std::vector<float>> x, z, step, b, c;  // by sequence
+
+  uint32_t OutCols() const { return channels; }
+  uint64_t StateFloats() const { return uint64_t{state_size} * channels; }
+
+  static ScanLayer Random(uint32_t channels, uint32_t state_size, const std::vector<uint32_t>& positions) {
+    ScanLayer layer{.channels = channels, .state_size = state_size};
+    class Random random(82);
+    layer.a_log = random.Normals(state_size * channels);
+    layer.skip = random.Normals(channels);
+    for (const uint32_t count : positions) {
+      layer.x.push_back(random.Normals(count * channels));
+      layer.z.push_back(random.Normals(count * channels));
+      layer.step.push_back(random.Normals(count * channels, 2.0f));
+      layer.b.push_back(random.Normals(count * state_size));
+      layer.c.push_back(random.Normals(count * state_size));
+    }
+    return layer;
+  }
+
+  Rows Run(OpBench* bench, uint32_t tokens, const std::vector<uint32_t>& order,
+           const std::vector<SequenceRows>& batch, const std::vector<uint32_t>& from,
+           const std::vector<uint32_t>& to, const DeltaStateView& state) const {
+    const auto rows = [&](const std::vector<std::vector<float>>& of, uint32_t cols) {
+      return bench->PutRows(Gather(of, order, batch, cols), cols);
+    };
+    SelectiveScanArgs args;
+    args.x = rows(x, channels);
+    args.z = rows(z, channels);
+    args.step = rows(step, channels);
+    args.b = rows(b, state_size);
+    args.c = rows(c, state_size);
+    args.tokens = tokens;
+    args.channels = channels;
+    args.state_size = state_size;
+    args.a_log = bench->PutRows(a_log, channels);
+    args.skip = bench->PutFloats(skip);
+    args.sequences = batch;
+    args.from = from;
+    args.to = to;
+    args.state = state;
+    args.out = bench->NewRows(tokens, channels);
+    const absl::Status status = bench->queue().SelectiveScan(args);
     EXPECT_TRUE(status.ok()) << status;
     return args.out;
   }
@@ -241,6 +301,23 @@ TEST_P(StateTest, ShortConvOfAnyChunkingEqualsTheReference) {
        {ShortConvConfig{1, 2}, ShortConvConfig{64, 3}, ShortConvConfig{200, 4}, ShortConvConfig{131, 16}}) {
     SCOPED_TRACE(shape.width);
     ExpectAnyChunking(GetParam(), ConvLayer::Random(shape, {kLong, kShort}));
+  }
+}
+
+TEST_P(StateTest, ConvolutionsWithBiasEqualTheReference) {
+  for (const bool gated : {true, false}) {
+    for (const ShortConvConfig shape : {ShortConvConfig{200, 4, true}, ShortConvConfig{33, 2, false}}) {
+      SCOPED_TRACE(shape.width);
+      ExpectAnyChunking(GetParam(), ConvLayer::Random(shape, {kLong, kShort}, gated));
+    }
+  }
+}
+
+TEST_P(StateTest, ScanOfAnyChunkingEqualsTheReference) {
+  for (const auto& [channels, state_size] :
+       {std::pair{1u, 1u}, std::pair{150u, 16u}, std::pair{64u, 7u}, std::pair{301u, 33u}}) {
+    SCOPED_TRACE(channels);
+    ExpectAnyChunking(GetParam(), ScanLayer::Random(channels, state_size, {kLong, kShort}));
   }
 }
 
@@ -336,6 +413,65 @@ TEST_P(StateTest, ShortConvIsTheGatedConvolution) {
     const double expected = convolved[i / 150][i % 150] * layer.bcx[0][i / 150 * 450 + 150 + i % 150];
     ASSERT_NEAR(runner.Output(0)[i], expected, 1e-5) << i;
   }
+}
+
+// Mamba-1 as the sum over all inputs before a token, each decayed by the steps between.
+TEST_P(StateTest, ScanIsTheDecayedSumOverTheText) {
+  const ScanLayer layer = ScanLayer::Random(70, 9, {kLong});
+  Runner<ScanLayer> runner(GetParam(), layer, 1);
+  runner.RunAlone(0, kLong, 8);
+  const auto step = [&](uint32_t t, uint32_t c) {
+    return std::log1p(std::exp(double{layer.step[0][t * 70 + c]}));
+  };
+  for (uint32_t t = 0; t < kLong; ++t) {
+    for (uint32_t c = 0; c < 70; ++c) {
+      double y = layer.skip[c] * double{layer.x[0][t * 70 + c]};
+      for (uint32_t n = 0; n < 9; ++n) {
+        const double a = std::exp(double{layer.a_log[n * 70 + c]});
+        double between = 0;
+        for (uint32_t u = t + 1; u-- > 0;) {
+          y += layer.c[0][t * 9 + n] * std::exp(between) * step(u, c) * layer.b[0][u * 9 + n] *
+               layer.x[0][u * 70 + c];
+          between -= step(u, c) * a;
+        }
+      }
+      const double expected = y * Silu(layer.z[0][t * 70 + c]);
+      ASSERT_NEAR(runner.Output(0)[t * 70 + c], expected, 1e-4 * (1 + std::fabs(expected))) << t << " " << c;
+    }
+  }
+}
+
+TEST_P(StateTest, BadScanArgumentsAreRefusedWithNumbers) {
+  OpBench bench(GetParam());
+  const SequenceRows sequence{0, 2, 0, {}};
+  const uint32_t slot = 0;
+  const SelectiveScanArgs fits = {.x = bench.NewRows(2, 8),
+                                  .z = bench.NewRows(2, 8),
+                                  .step = bench.NewRows(2, 8),
+                                  .b = bench.NewRows(2, 4),
+                                  .c = bench.NewRows(2, 4),
+                                  .tokens = 2,
+                                  .channels = 8,
+                                  .state_size = 4,
+                                  .a_log = bench.NewRows(4, 8),
+                                  .skip = bench.NewWords(8),
+                                  .sequences = {&sequence, 1},
+                                  .from = {&slot, 1},
+                                  .to = {&slot, 1},
+                                  .state = {bench.PutWritable(std::vector<float>(32)), 128, 1},
+                                  .out = bench.NewRows(2, 8)};
+  EXPECT_TRUE(bench.queue().SelectiveScan(fits).ok());
+  const auto refused = [&](const std::string& words, auto&& change) {
+    SelectiveScanArgs args = fits;
+    change(args);
+    const absl::Status status = bench.queue().SelectiveScan(args);
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_NE(std::string(status.message()).find(words), std::string::npos) << status;
+  };
+  refused("state is 0", [](SelectiveScanArgs& a) { a.state_size = 0; });
+  refused("overlaps an input", [](SelectiveScanArgs& a) { a.out = a.z; });
+  refused("stride of 64", [](SelectiveScanArgs& a) { a.state.slot_stride = 64; });
+  refused("slots from 0", [](SelectiveScanArgs& a) { a.from = {}; });
 }
 
 TEST_P(StateTest, BadMambaArgumentsAreRefusedWithNumbers) {

@@ -190,11 +190,9 @@ cudaError_t Enqueue(const AttentionLaunch& launch, const Widths& widths, Launche
 template <KvKind kKind>
 cudaError_t EnqueueOf(const AttentionLaunch& launch, Launcher& launcher) {
   const DeviceKv& kv = launch.kv;
-  const uint64_t row_bytes = uint64_t{kv.head_dim} * (kKind == KvKind::kF32   ? 4
-                                                      : kKind == KvKind::kF16 ? 2
-                                                                              : 1);
-  const Widths widths = {AlignmentOf(kv.k, kv.page_stride, row_bytes),
-                         AlignmentOf(kv.v, kv.page_stride, row_bytes)};
+  constexpr uint64_t kBytes = kKind == KvKind::kF32 ? 4 : kKind == KvKind::kF16 ? 2 : 1;
+  const Widths widths = {AlignmentOf(kv.k, kv.page_stride, kv.head_dim * kBytes),
+                         AlignmentOf(kv.v, kv.v_page_stride, kv.v_dim * kBytes)};
   const bool aligned = reinterpret_cast<uintptr_t>(launch.q) % 16 == 0 && launch.q_stride % 4 == 0 &&
                        widths.k_aligned == 16 && widths.v_aligned == 16 && kv.value_dim == kv.head_dim;
   const bool one = launch.heads == kv.kv_heads;

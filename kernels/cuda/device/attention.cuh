@@ -23,9 +23,11 @@ __device__ inline unsigned ValueBytes(KvKind kind) {
   return kind == KvKind::kF32 ? 4 : kind == KvKind::kF16 ? 2 : 1;
 }
 
-__device__ inline float ScaleAt(const DeviceKv& kv, const uint8_t* page, unsigned kv_head, unsigned token) {
+// The scale of a row of `dim` values.
+__device__ inline float ScaleAt(const DeviceKv& kv, unsigned dim, const uint8_t* page, unsigned kv_head,
+                                unsigned token) {
   const float* const scales =
-      reinterpret_cast<const float*>(page + uint64_t{kv.kv_heads} * kPagePositions * kv.head_dim);
+      reinterpret_cast<const float*>(page + uint64_t{kv.kv_heads} * kPagePositions * dim);
   return scales[kv_head * kPagePositions + token];
 }
 
@@ -111,10 +113,10 @@ struct Shape {
   static constexpr unsigned kTileBytes = kTile * kRowBytes;
 };
 
-// Where a position's K or V stands in its page; a page is smaller than 4 GiB.
+// Where a position's K or V, of `stored` values, stands in its page; a page is smaller than 4 GiB.
 template <typename S>
-__device__ inline unsigned RowOffset(const DeviceKv& kv, unsigned kv_head, unsigned token) {
-  const unsigned dim = S::kDim > 0 ? S::kDim : kv.head_dim;
+__device__ inline unsigned RowOffset(unsigned stored, unsigned kv_head, unsigned token) {
+  const unsigned dim = S::kDim > 0 ? S::kDim : stored;
   return (kv_head * kPagePositions + token) * dim * S::kValueBytes;
 }
 
@@ -284,8 +286,8 @@ __device__ inline void ScoreSpan(const AttentionLaunch& launch, const Tile& tile
     const unsigned token = min(max(p, tile.first), tile.last) % kPagePositions;
     const unsigned page = tile.place.pages[base / kPagePositions];
     const uint8_t* const k_page = kv.k + page * kv.page_stride;
-    const uint8_t* const row = k_page + RowOffset<S>(kv, tile.kv_head, token);
-    const float scale = kScaled ? ScaleAt(kv, k_page, tile.kv_head, token) : 1.0f;
+    const uint8_t* const row = k_page + RowOffset<S>(kv.head_dim, tile.kv_head, token);
+    const float scale = kScaled ? ScaleAt(kv, kv.head_dim, k_page, tile.kv_head, token) : 1.0f;
 #pragma unroll
     for (unsigned head = 0; head < S::kHeads; head += S::kAtOnce) {
       const float dot = Dots<S>(row, k_aligned, q, tile, head, kv.head_dim);
@@ -295,7 +297,8 @@ __device__ inline void ScoreSpan(const AttentionLaunch& launch, const Tile& tile
       }
     }
     if (kScaled && inside && lane % 4 == 0) {
-      tile.v_scales[p % kSpanPositions] = ScaleAt(kv, kv.v + page * kv.page_stride, tile.kv_head, token);
+      tile.v_scales[p % kSpanPositions] =
+          ScaleAt(kv, kv.v_dim, kv.v + page * kv.v_page_stride, tile.kv_head, token);
     }
   }
 }
@@ -385,16 +388,15 @@ __device__ inline void FetchValues(const AttentionLaunch& launch, const Tile& ti
   const unsigned first = max(begin, tile.first);
   const unsigned end = min(begin + S::kTile, tile.last + 1);
   if (first < end) {
-    const uint8_t* const page = kv.v + tile.place.pages[begin / kPagePositions] * kv.page_stride;
-    const uint8_t* const from = page + RowOffset<S>(kv, tile.kv_head, first % kPagePositions);
+    const uint8_t* const page = kv.v + tile.place.pages[begin / kPagePositions] * kv.v_page_stride;
+    const uint8_t* const from = page + RowOffset<S>(kv.v_dim, tile.kv_head, first % kPagePositions);
     uint8_t* const to = tile.values + n % kStages * S::kTileBytes + (first - begin) * S::kRowBytes;
     if constexpr (S::kDim > 0) {
       uint8_t* const own = to + 16 * threadIdx.x;
       CopyRows<S>(from + 16 * threadIdx.x, end - first, own,
                   static_cast<unsigned>(__cvta_generic_to_shared(own)));
     } else {
-      CopyRows<S>(from, kv.head_dim * S::kValueBytes, kv.value_dim * S::kValueBytes, v_aligned, end - first,
-                  to);
+      CopyRows<S>(from, kv.v_dim * S::kValueBytes, kv.value_dim * S::kValueBytes, v_aligned, end - first, to);
     }
   }
   __pipeline_commit();

@@ -30,9 +30,11 @@ struct DeviceKv {
   uint8_t* k = nullptr;
   uint8_t* v = nullptr;
   uint64_t page_stride = 0;
+  uint64_t v_page_stride = 0;
   uint32_t kv_heads = 0;
   uint32_t head_dim = 0;
   uint32_t value_dim = 0;
+  uint32_t v_dim = 0;  // of V's rows in its cache: value_dim, or head_dim where values lie within K rows
   KvKind kind = KvKind::kF16;
   bool operator==(const DeviceKv& other) const = default;
 };

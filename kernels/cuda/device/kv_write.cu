@@ -31,39 +31,38 @@ __device__ inline void RopeHead(const float* cos_sin, unsigned dims, bool interl
   }
 }
 
-// Writes a head's values, which lie in shared memory, into one side of the cache.
-__device__ inline void StoreHead(const DeviceKv& kv, uint8_t* page, unsigned kv_head, unsigned token,
-                                 const float* values) {
+// Writes a head's `dim` values, which lie in shared memory, into one side of the cache.
+__device__ inline void StoreHead(const DeviceKv& kv, unsigned dim, uint8_t* page, unsigned kv_head,
+                                 unsigned token, const float* values) {
   const unsigned lane = threadIdx.x % kLanes;
   const uint64_t index = uint64_t{kv_head} * kPagePositions + token;
   if (kv.kind == KvKind::kF32) {
-    float* const row = reinterpret_cast<float*>(page) + index * kv.head_dim;
-    for (unsigned d = lane; d < kv.head_dim; d += kLanes) {
+    float* const row = reinterpret_cast<float*>(page) + index * dim;
+    for (unsigned d = lane; d < dim; d += kLanes) {
       row[d] = values[d];
     }
     return;
   }
   if (kv.kind == KvKind::kF16) {
-    __half2* const row = reinterpret_cast<__half2*>(page) + index * (kv.head_dim / 2);
-    for (unsigned d = lane; d < kv.head_dim / 2; d += kLanes) {
+    __half2* const row = reinterpret_cast<__half2*>(page) + index * (dim / 2);
+    for (unsigned d = lane; d < dim / 2; d += kLanes) {
       row[d] = __halves2half2(__float2half_rn(values[2 * d]), __float2half_rn(values[2 * d + 1]));
     }
     return;
   }
   float largest = 0;
-  for (unsigned d = lane; d < kv.head_dim; d += kLanes) {
+  for (unsigned d = lane; d < dim; d += kLanes) {
     largest = fmaxf(largest, fabsf(values[d]));
   }
   largest = WarpMax(largest);
   const bool tiny = largest < 1e-30f;
   const float inverse = tiny ? 0.0f : 127.0f / largest;
-  signed char* const row = reinterpret_cast<signed char*>(page) + index * kv.head_dim;
-  for (unsigned d = lane; d < kv.head_dim; d += kLanes) {
+  signed char* const row = reinterpret_cast<signed char*>(page) + index * dim;
+  for (unsigned d = lane; d < dim; d += kLanes) {
     row[d] = static_cast<signed char>(min(max(__float2int_rn(values[d] * inverse), -128), 127));
   }
   if (lane == 0) {
-    float* const scales =
-        reinterpret_cast<float*>(page + uint64_t{kv.kv_heads} * kPagePositions * kv.head_dim);
+    float* const scales = reinterpret_cast<float*>(page + uint64_t{kv.kv_heads} * kPagePositions * dim);
     scales[index] = tiny ? 0.0f : largest / 127.0f;
   }
 }
@@ -138,7 +137,7 @@ __global__ void __launch_bounds__(kThreads, 1) KvWriteKernel(KvWriteLaunch launc
   __syncthreads();
   const bool is_across = launch.qk_norm == QkNorm::kAcrossHeads;
   const float* const cos_sin = launch.rope_table + uint64_t{place.position} * launch.rope_dims;
-  const uint64_t page = place.pages[place.position / kPagePositions] * kv.page_stride;
+  const unsigned page = place.pages[place.position / kPagePositions];
   const unsigned token = place.position % kPagePositions;
   const float temperature = TemperatureAt(launch.temperature, place.position);
   float* const head = heads_of_warps + warp * dim;
@@ -154,18 +153,19 @@ __global__ void __launch_bounds__(kThreads, 1) KvWriteKernel(KvWriteLaunch launc
       const unsigned kv_head = h - launch.heads;
       TurnHead(launch, k + kv_head * dim, launch.k_weight, is_across ? kv_head * dim : 0, launch.k_epsilon,
                across[1], cos_sin, head);
-      StoreHead(kv, kv.k + page, kv_head, token, head);
+      StoreHead(kv, dim, kv.k + page * kv.page_stride, kv_head, token, head);
     } else {
       const unsigned kv_head = h - launch.heads - kv.kv_heads;
-      const float* const values = v + kv_head * dim;
-      const float r = launch.value_norm ? NormFactor(values, dim, launch.k_epsilon) : 1.0f;
-      for (unsigned d = lane; d < dim; d += kLanes) {
+      const unsigned v_dim = kv.value_dim;
+      const float* const values = v + kv_head * v_dim;
+      const float r = launch.value_norm ? NormFactor(values, v_dim, launch.k_epsilon) : 1.0f;
+      for (unsigned d = lane; d < v_dim; d += kLanes) {
         const float x = values[d] * r;
         const float clip = launch.clip;
         head[d] = clip > 0 ? (x < -clip ? -clip : clip < x ? clip : x) : x;
       }
       __syncwarp();
-      StoreHead(kv, kv.v + page, kv_head, token, head);
+      StoreHead(kv, v_dim, kv.v + page * kv.v_page_stride, kv_head, token, head);
     }
   }
 }
@@ -190,8 +190,9 @@ __global__ void __launch_bounds__(kThreads) LatentKvWriteKernel(LatentKvWriteLau
     __syncwarp();
     RopeHead(cos_sin, launch.rope_dims, launch.rope_interleaved, turned + rank);
     __syncwarp();
-    StoreHead(launch.kv, launch.kv.k + place.pages[place.position / kPagePositions] * launch.kv.page_stride,
-              0, place.position % kPagePositions, turned);
+    StoreHead(launch.kv, row,
+              launch.kv.k + place.pages[place.position / kPagePositions] * launch.kv.page_stride, 0,
+              place.position % kPagePositions, turned);
     return;
   }
   const float temperature = TemperatureAt(launch.temperature, place.position);

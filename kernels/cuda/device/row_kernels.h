@@ -56,17 +56,19 @@ struct EmbedLaunch {
 };
 cudaError_t EnqueueEmbed(const EmbedLaunch& launch, Launcher& launcher);
 
-// x *= sigmoid(gate).
-struct SigmoidGateLaunch {
+// x *= sigmoid or softplus of the gate of its `width` values.
+struct OutputGateLaunch {
   float* x = nullptr;
   uint64_t x_stride = 0;
   const float* gate = nullptr;
   uint64_t gate_stride = 0;
   uint32_t tokens = 0;
   uint32_t cols = 0;
-  bool operator==(const SigmoidGateLaunch& other) const = default;
+  uint32_t width = 1;
+  bool softplus = false;
+  bool operator==(const OutputGateLaunch& other) const = default;
 };
-cudaError_t EnqueueSigmoidGate(const SigmoidGateLaunch& launch, Launcher& launcher);
+cudaError_t EnqueueOutputGate(const OutputGateLaunch& launch, Launcher& launcher);
 
 // x = cap * tanh(x / cap).
 struct SoftCapLaunch {

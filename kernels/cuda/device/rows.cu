@@ -81,12 +81,14 @@ __global__ void __launch_bounds__(kThreads) EmbedKernel(EmbedLaunch launch) {
   launch.y[blockIdx.x * launch.y_stride + k] = launch.scale * value;
 }
 
-// A thread a value, 128 neighbouring bytes a warp. Bytes: 8 read and 4 written a value. Bound: memory.
-__global__ void __launch_bounds__(kThreads) SigmoidGateKernel(SigmoidGateLaunch launch) {
+// A thread a value, 128 neighbouring bytes a warp. Bytes: at most 8 read and 4 written a value. Bound:
+// memory.
+__global__ void __launch_bounds__(kThreads) OutputGateKernel(OutputGateLaunch launch) {
   const unsigned k = Column();
   if (k < launch.cols) {
     float* const x = launch.x + blockIdx.x * launch.x_stride + k;
-    *x = *x * Sigmoid(launch.gate[blockIdx.x * launch.gate_stride + k]);
+    const float gate = launch.gate[blockIdx.x * launch.gate_stride + k / launch.width];
+    *x = *x * (launch.softplus ? Softplus(gate) : Sigmoid(gate));
   }
 }
 
@@ -104,8 +106,8 @@ __global__ void __launch_bounds__(kThreads) ScaleRowsKernel(ScaleRowsLaunch laun
   const unsigned k = Column();
   if (k < launch.cols) {
     const unsigned row = blockIdx.x;
-    launch.y[row * launch.y_stride + k] =
-        launch.weights[row] * launch.x[row / launch.ranks * launch.x_stride + k];
+    launch.y[row * launch.y_stride + k] = (launch.weights == nullptr ? 1.0f : launch.weights[row]) *
+                                          launch.x[row / launch.ranks * launch.x_stride + k];
   }
 }
 
@@ -137,8 +139,8 @@ cudaError_t EnqueueEmbed(const EmbedLaunch& launch, Launcher& launcher) {
   return launcher.Launch(EmbedKernel, GridOf(launch.table.cols, launch.tokens), kThreads, 0, launch);
 }
 
-cudaError_t EnqueueSigmoidGate(const SigmoidGateLaunch& launch, Launcher& launcher) {
-  return launcher.Launch(SigmoidGateKernel, GridOf(launch.cols, launch.tokens), kThreads, 0, launch);
+cudaError_t EnqueueOutputGate(const OutputGateLaunch& launch, Launcher& launcher) {
+  return launcher.Launch(OutputGateKernel, GridOf(launch.cols, launch.tokens), kThreads, 0, launch);
 }
 
 cudaError_t EnqueueSoftCap(const SoftCapLaunch& launch, Launcher& launcher) {

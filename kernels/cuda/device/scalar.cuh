@@ -66,6 +66,10 @@ __device__ inline float GateFactor(const DeviceActivation& activation, float g) 
       return Gelu(g);
     case Activation::kRelu2:
       return 0.0f > g ? 0.0f : g;
+    case Activation::kClampedSilu: {
+      const float silu = Silu(g);
+      return activation.limit < silu ? activation.limit : silu;
+    }
     default: {
       const float clamped = activation.limit < g ? activation.limit : g;
       return clamped / (1.0f + Exp(-(activation.alpha * clamped)));
@@ -74,11 +78,12 @@ __device__ inline float GateFactor(const DeviceActivation& activation, float g) 
 }
 
 __device__ inline float UpFactor(const DeviceActivation& activation, float u) {
-  if (activation.kind != Activation::kClampedSwiglu) {
+  if (activation.kind != Activation::kClampedSwiglu && activation.kind != Activation::kClampedSilu) {
     return u;
   }
   const float low = -activation.limit > u ? -activation.limit : u;
-  return 1.0f + (activation.limit < low ? activation.limit : low);
+  const float clamped = activation.limit < low ? activation.limit : low;
+  return activation.kind == Activation::kClampedSwiglu ? 1.0f + clamped : clamped;
 }
 
 // Section 7: the natural logarithm of a normal y >= 1.

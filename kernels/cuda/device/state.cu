@@ -1,4 +1,4 @@
-// The operations with a recurrent state: the gated delta rule, Mamba-2 and the short convolution.
+// The operations with a recurrent state: the gated delta rule, Mamba-2, the short convolution and Mamba-1.
 
 #include "kernels/cuda/device/scalar.cuh"
 #include "kernels/cuda/device/state.h"
@@ -67,7 +67,7 @@ __global__ void __launch_bounds__(kConvThreads) DeltaConvKernel(DeltaLaunch laun
     return;
   }
   const float sum = Convolve(sequence, row, launch.conv_kernel, cols, c, 0.0f, input,
-                             [&](unsigned j) { return launch.conv[uint64_t{c} * launch.conv_kernel + j]; });
+                             [&](unsigned j) { return launch.conv[c * launch.conv_stride + j]; });
   launch.convolved[uint64_t{sequence.first_row + row} * cols + c] = Silu(sum);
 }
 
@@ -83,18 +83,28 @@ __device__ inline void L2Norm(float* x, unsigned dim, float scale, bool scaled) 
   }
 }
 
+// The factor of row i of a head's state (section 9).
+__device__ inline float DecayOf(const DeltaLaunch& launch, unsigned t, unsigned head, unsigned i) {
+  const unsigned at = head * launch.head_decays + i;
+  const float x = launch.decay[t * launch.decay_stride + at] + launch.dt_bias[at];
+  const float a = Exp(launch.a_log[head]);
+  return Exp(launch.decay_floor < 0 ? launch.decay_floor * Sigmoid(a * x) : -(a * Softplus(x)));
+}
+
 // A block a value head of a sequence, a thread a column of its state, rows of the sequence one after another.
 // Each thread goes down its column twice a token: it decays and remembers, then corrects and reads; 128
 // neighbouring bytes a warp. Bytes: a head's state twice read (the second time from the cache) and once
 // written a token. Bound: memory for a decode step, latency of the recurrence for a prompt.
 __global__ void DeltaStepKernel(DeltaLaunch launch) {
-  extern __shared__ float shared[];  // q and k [key_dim], o [value_dim]
-  __shared__ float gates[3];         // decay, beta, the norm's factor
+  extern __shared__ float shared[];  // q and k [key_dim], o [value_dim], decays [head_decays]
+  __shared__ float gates[2];         // beta, the norm's factor
   const unsigned key_dim = launch.key_dim;
   const unsigned value_dim = launch.value_dim;
   float* const q = shared;
   float* const k = q + key_dim;
   float* const o = k + key_dim;
+  float* const decays = o + value_dim;
+  const unsigned decay_step = launch.head_decays > 1 ? 1 : 0;
   const StateSequence sequence = launch.sequences.sequences[blockIdx.y];
   const unsigned head = blockIdx.x;
   const unsigned key_head = head / (launch.value_heads / launch.key_heads);
@@ -110,28 +120,30 @@ __global__ void DeltaStepKernel(DeltaLaunch launch) {
       q[i] = in[key_head * key_dim + i];
       k[i] = in[(launch.key_heads + key_head) * key_dim + i];
     }
+    for (unsigned i = threadIdx.x; i < launch.head_decays; i += blockDim.x) {
+      decays[i] = DecayOf(launch, t, head, i);
+    }
     __syncthreads();
     if (threadIdx.x < kLanes) {
       L2Norm(q, key_dim, launch.q_scale, true);
       L2Norm(k, key_dim, 0, false);
       if (threadIdx.x == 0) {
-        const float x = launch.decay[t * launch.decay_stride + head] + launch.dt_bias[head];
-        gates[0] = Exp(-(Exp(launch.a_log[head]) * Softplus(x)));
-        gates[1] = Sigmoid(launch.beta[t * launch.beta_stride + head]);
+        gates[0] = Sigmoid(launch.beta[t * launch.beta_stride + head]);
       }
     }
     __syncthreads();
     if (j < value_dim) {
-      const float decay = gates[0];
       float memory = 0;
       for (unsigned i = 0; i < key_dim; ++i) {
+        const float decay = decays[i * decay_step];
         const float cell = s == nullptr ? 0.0f * decay : s[uint64_t{i} * value_dim + j] * decay;
         memory = fmaf(cell, k[i], memory);
       }
       const float value = in[2 * launch.key_heads * key_dim + head * value_dim + j];
-      const float delta = (value - (memory + 0.0f)) * gates[1];
+      const float delta = (value - (memory + 0.0f)) * gates[0];
       float sum = 0;
       for (unsigned i = 0; i < key_dim; ++i) {
+        const float decay = decays[i * decay_step];
         float cell = s == nullptr ? 0.0f * decay : s[uint64_t{i} * value_dim + j] * decay;
         cell = fmaf(k[i], delta, cell);
         to[uint64_t{i} * value_dim + j] = cell;
@@ -148,14 +160,14 @@ __global__ void DeltaStepKernel(DeltaLaunch launch) {
       }
       squares = WarpTreeSum(squares);
       if (threadIdx.x == 0) {
-        gates[2] = 1.0f / sqrtf(squares / static_cast<float>(value_dim) + launch.epsilon);
+        gates[1] = 1.0f / sqrtf(squares / static_cast<float>(value_dim) + launch.epsilon);
       }
     }
     __syncthreads();
     if (j < value_dim) {
       const float z = launch.z[t * launch.z_stride + head * value_dim + j];
       launch.out[t * launch.out_stride + head * value_dim + j] =
-          o[j] * gates[2] * launch.norm_weight[j] * Silu(z);
+          o[j] * gates[1] * launch.norm_weight[j] * (launch.sigmoid_gate ? Sigmoid(z) : Silu(z));
     }
     __syncthreads();
   }
@@ -175,7 +187,7 @@ cudaError_t EnqueueDelta(const DeltaLaunch& launch, Launcher& launcher) {
   if (error != cudaSuccess) {
     return error;
   }
-  const unsigned shared = 4 * (2 * launch.key_dim + launch.value_dim);
+  const unsigned shared = 4 * (2 * launch.key_dim + launch.value_dim + launch.head_decays);
   return launcher.Launch(DeltaStepKernel, dim3(launch.value_heads, launch.sequences.count), threads, shared,
                          launch);
 }
@@ -314,16 +326,48 @@ __global__ void __launch_bounds__(kThreads) ShortConvKernel(ShortConvLaunch laun
   }
   const auto input = [&](unsigned t) {
     const float* const from = launch.bcx + t * launch.bcx_stride + c;
-    return from[0] * from[2 * uint64_t{width}];
+    return launch.gated ? from[0] * from[2 * uint64_t{width}] : from[0];
   };
   if (row == sequence.rows) {
     KeepInputs(sequence, launch.kernel, width, c, input);
     return;
   }
   const unsigned t = sequence.first_row + row;
-  const float sum = Convolve(sequence, row, launch.kernel, width, c, 0.0f, input,
+  const float bias = launch.bias == nullptr ? 0.0f : launch.bias[c];
+  const float sum = Convolve(sequence, row, launch.kernel, width, c, bias, input,
                              [&](unsigned j) { return launch.conv[j * launch.conv_stride + c]; });
-  launch.out[t * launch.out_stride + c] = launch.bcx[t * launch.bcx_stride + width + c] * sum;
+  launch.out[t * launch.out_stride + c] =
+      launch.gated ? launch.bcx[t * launch.bcx_stride + width + c] * sum : Silu(sum);
+}
+
+// A thread a channel of a sequence, rows of the sequence one after another: each thread goes down its column
+// of the state once a token. 128 neighbouring bytes a warp. Bytes: a state once read and once written a
+// token, and a_log. Bound: memory for a decode step, latency of the recurrence for a prompt.
+__global__ void __launch_bounds__(kThreads) SelectiveScanKernel(SelectiveScanLaunch launch) {
+  const unsigned c = blockIdx.x * kThreads + threadIdx.x;
+  const StateSequence sequence = launch.sequences.sequences[blockIdx.y];
+  if (c >= launch.channels) {
+    return;
+  }
+  const float* from = sequence.from;
+  for (unsigned row = 0; row < sequence.rows; ++row) {
+    const unsigned t = sequence.first_row + row;
+    const float x = launch.x[t * launch.x_stride + c];
+    const float step = Softplus(launch.step[t * launch.step_stride + c]);
+    const float input = step * x;
+    float y = 0;
+    for (unsigned n = 0; n < launch.states; ++n) {
+      const uint64_t at = uint64_t{n} * launch.channels + c;
+      const float decay = Exp(-(step * Exp(launch.a_log[n * launch.a_stride + c])));
+      const float cell =
+          fmaf(launch.b[t * launch.b_stride + n], input, (from == nullptr ? 0.0f : from[at]) * decay);
+      sequence.to[at] = cell;
+      y = fmaf(cell, launch.c[t * launch.c_stride + n], y);
+    }
+    launch.out[t * launch.out_stride + c] =
+        fmaf(launch.skip[c], x, y + 0.0f) * Silu(launch.z[t * launch.z_stride + c]);
+    from = sequence.to;
+  }
 }
 
 }  // namespace
@@ -350,6 +394,11 @@ cudaError_t EnqueueMamba(const MambaLaunch& launch, Launcher& launcher) {
 
 cudaError_t EnqueueShortConv(const ShortConvLaunch& launch, Launcher& launcher) {
   return launcher.Launch(ShortConvKernel, ConvGrid(launch.width, launch.sequences), kThreads, 0, launch);
+}
+
+cudaError_t EnqueueSelectiveScan(const SelectiveScanLaunch& launch, Launcher& launcher) {
+  const dim3 grid((launch.channels + kThreads - 1) / kThreads, launch.sequences.count);
+  return launcher.Launch(SelectiveScanKernel, grid, kThreads, 0, launch);
 }
 
 }  // namespace sluice::cuda

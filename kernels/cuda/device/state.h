@@ -37,7 +37,8 @@ struct DeltaLaunch {
   uint64_t beta_stride = 0;
   const float* decay = nullptr;
   uint64_t decay_stride = 0;
-  const float* conv = nullptr;  // [conv_cols, conv_kernel]
+  const float* conv = nullptr;  // [conv_cols] rows
+  uint64_t conv_stride = 0;
   const float* a_log = nullptr;
   const float* dt_bias = nullptr;
   const float* norm_weight = nullptr;
@@ -48,6 +49,9 @@ struct DeltaLaunch {
   uint32_t key_dim = 0;
   uint32_t value_dim = 0;
   uint32_t conv_kernel = 0;
+  uint32_t head_decays = 1;    // or key_dim
+  float decay_floor = 0;       // < 0: log decays are this * sigmoid(..)
+  bool sigmoid_gate = false;   // else silu
   float* convolved = nullptr;  // workspace [tokens, conv_cols]
   float* out = nullptr;
   uint64_t out_stride = 0;
@@ -88,13 +92,15 @@ struct MambaLaunch {
 // Three launches. cudaErrorInvalidValue for a head_dim above 1024.
 cudaError_t EnqueueMamba(const MambaLaunch& launch, Launcher& launcher);
 
-// out = c * convolution(b * x).
+// out = c * convolution(b * x), or silu(convolution(x)).
 struct ShortConvLaunch {
   StateSequences sequences;  // states: [kernel - 1][width]
   const float* bcx = nullptr;
   uint64_t bcx_stride = 0;
+  bool gated = true;
   const float* conv = nullptr;  // [kernel] rows
   uint64_t conv_stride = 0;
+  const float* bias = nullptr;  // or none
   uint32_t width = 0;
   uint32_t kernel = 0;
   float* out = nullptr;
@@ -102,5 +108,28 @@ struct ShortConvLaunch {
   bool operator==(const ShortConvLaunch& other) const = default;
 };
 cudaError_t EnqueueShortConv(const ShortConvLaunch& launch, Launcher& launcher);
+
+struct SelectiveScanLaunch {
+  StateSequences sequences;  // states: [states][channels]
+  const float* x = nullptr;
+  uint64_t x_stride = 0;
+  const float* z = nullptr;
+  uint64_t z_stride = 0;
+  const float* step = nullptr;
+  uint64_t step_stride = 0;
+  const float* b = nullptr;
+  uint64_t b_stride = 0;
+  const float* c = nullptr;
+  uint64_t c_stride = 0;
+  const float* a_log = nullptr;  // [states] rows
+  uint64_t a_stride = 0;
+  const float* skip = nullptr;
+  uint32_t channels = 0;
+  uint32_t states = 0;
+  float* out = nullptr;
+  uint64_t out_stride = 0;
+  bool operator==(const SelectiveScanLaunch& other) const = default;
+};
+cudaError_t EnqueueSelectiveScan(const SelectiveScanLaunch& launch, Launcher& launcher);
 
 }  // namespace sluice::cuda

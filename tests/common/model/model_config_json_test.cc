@@ -49,6 +49,10 @@ LayerConfig GroupedLayer() {
   a.clip_qkv = 8;
   a.temperature_scale = 0.1f;
   a.temperature_floor = 8192;
+  a.gate_per_head = true;
+  a.gate_activation = GateActivation::kSoftplus;
+  a.value_dim = 12;
+  a.value_scale = 0.5f;
   a.rope = LongRope(8);
   MoeConfig& m = layer.moe;
   m.experts = 8;
@@ -60,6 +64,10 @@ LayerConfig GroupedLayer() {
   m.routed_scale = 2.5f;
   m.shared_gate = m.router_bias = m.router_correction = m.expert_bias = true;
   m.router_jitter = 0.01f;
+  m.router_cap = 30;
+  m.output_scale = 0.5f;
+  m.ffn_bias = true;
+  layer.parallel = true;
   m.groups = 4;
   m.top_groups = 2;
   m.group_score = GroupScore::kTopTwoSum;
@@ -85,8 +93,41 @@ LayerConfig LatentLayer() {
 LayerConfig DeltaLayer() {
   LayerConfig layer;
   layer.attention.kind = AttentionKind::kGatedDelta;
-  layer.attention.delta = {.key_heads = 2, .value_heads = 4, .key_dim = 16, .value_dim = 8, .conv_kernel = 4};
+  layer.attention.delta = {.key_heads = 2,
+                           .value_heads = 4,
+                           .key_dim = 16,
+                           .value_dim = 8,
+                           .conv_kernel = 4,
+                           .channel_decay = true,
+                           .gate_rank = 8,
+                           .decay_floor = -5,
+                           .sigmoid_gate = true};
   layer.moe.dense_width = 160;
+  return layer;
+}
+
+LayerConfig SelectiveLayer() {
+  LayerConfig layer;
+  layer.attention.kind = AttentionKind::kSelective;
+  layer.attention.selective = {.channels = 128, .state = 16, .step_rank = 4, .conv_kernel = 4};
+  MoeConfig& m = layer.moe;
+  m.experts = 8;
+  m.top_k = 2;
+  m.expert_width = 32;
+  m.shared_width = 16;
+  m.shared_apart = layer.late_experts = true;
+  m.zero_experts = 4;
+  m.activation = Activation::kClampedSilu;
+  m.shared_limit = 0.5f;
+  return layer;
+}
+
+LayerConfig ConvLayer() {
+  LayerConfig layer;
+  layer.attention.kind = AttentionKind::kShortConv;
+  layer.attention.conv = {.width = 64, .kernel = 3, .bias = true};
+  layer.moe.dense_width = 160;
+  layer.pre_norms = false;
   return layer;
 }
 
@@ -103,7 +144,8 @@ ModelConfig Everything() {
   config.embedding_scale = 12;
   config.residual_scale = 0.22f;
   config.logit_scale = 1 / 6.0f;
-  config.layers = {GroupedLayer(), LatentLayer(), DeltaLayer()};
+  config.norm_bias = false;
+  config.layers = {GroupedLayer(), LatentLayer(), DeltaLayer(), SelectiveLayer(), ConvLayer()};
   config.bos_ids = {1};
   config.eos_ids = {2, 5};
   return config;
@@ -161,6 +203,13 @@ TEST(ModelConfigJson, NumbersThatDoNotAddUpAreRefused) {
     EXPECT_THAT(std::string(read.status().message()), HasSubstr(word)) << path;
   };
   refused("/logit_scale", 0, "logit scale");
+  refused("/latent_width", 32, "experts of 32 values");
+  refused("/layers/0/attention/value_dim", 17, "values of a head");
+  refused("/layers/0/post_norms", true, "FFN beside attention");
+  refused("/layers/2/attention/delta/decay_floor", 1, "log decay");
+  refused("/layers/3/moe/shared_width", 0, "shared expert apart");
+  refused("/layers/4/post_norms", true, "added late");
+  refused("/layers/3/attention/selective/conv_kernel", 1, "selective convolution kernel");
   refused("/layers/0/moe/groups", 3, "in 3 groups");
   refused("/layers/0/moe/groups", 8, "in 8 groups");
   refused("/layers/0/moe/top_groups", 5, "take part");

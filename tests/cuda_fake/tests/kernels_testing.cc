@@ -170,10 +170,10 @@ std::vector<float> RunAttentionF16(const KernelEntries& entries, uint32_t positi
       ToDevice(std::vector<uint16_t>(halves.begin(), halves.begin() + positions * kDim)));
   launch.kv.v = reinterpret_cast<uint8_t*>(
       ToDevice(std::vector<uint16_t>(halves.begin() + positions * kDim, halves.end())));
-  launch.kv.page_stride = cuda::kPagePositions * kDim * sizeof(uint16_t);
+  launch.kv.page_stride = launch.kv.v_page_stride = cuda::kPagePositions * kDim * sizeof(uint16_t);
   launch.kv.kv_heads = 1;
   launch.kv.head_dim = kDim;
-  launch.kv.value_dim = kDim;
+  launch.kv.value_dim = launch.kv.v_dim = kDim;
   launch.splits = (positions + cuda::kSpanPositions - 1) / cuda::kSpanPositions;
   launch.partial = NewOnDevice<float>(uint64_t{kHeads} * launch.splits * (kDim + 2));
   launch.out = NewOnDevice<float>(kHeads * kDim);
