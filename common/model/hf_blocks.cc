@@ -401,7 +401,7 @@ void LayerMapper::Norms(const LayerNormNames& names) {
     if (norm.name == nullptr) continue;
     const SourceMatrix weight = Vector(absl::StrCat(norm.name, ".weight"), hidden());
     Dense(norm.weight, names.plus_one ? PlusOne(weight) : weight);
-    if (config_.norm != NormKind::kLayer) continue;
+    if (!HasNormBias(config_) || norm.bias.empty()) continue;
     Dense(norm.bias, Vector(absl::StrCat(norm.name, ".bias"), hidden()));
   }
 }
@@ -411,14 +411,20 @@ void LayerMapper::GroupedAttention(const AttentionNames& names) {
   const std::string& base = names.base;
   const uint32_t q_rows = a.heads * a.head_dim;
   const uint32_t kv_rows = a.kv_heads * a.head_dim;
+  const uint32_t v_rows = a.kv_heads * ValueDim(a);
+  const uint32_t out_cols = a.heads * ValueDim(a);
   Dense(dense::kQ, Matrix(base + "q_proj.weight", q_rows, hidden()));
   Dense(dense::kK, Matrix(base + "k_proj.weight", kv_rows, hidden()));
-  if (!a.value_is_key) Dense(dense::kV, Matrix(base + "v_proj.weight", kv_rows, hidden()));
-  Dense(dense::kO, Matrix(base + names.o + ".weight", hidden(), q_rows));
+  if (!a.value_is_key) Dense(dense::kV, Matrix(base + "v_proj.weight", v_rows, hidden()));
+  Dense(dense::kO, Matrix(base + names.o + ".weight", hidden(), out_cols));
+  if (a.output_gate && !names.gate.empty()) {
+    Dense(dense::kQGate,
+          Matrix(base + names.gate + ".weight", a.gate_per_head ? a.heads : out_cols, hidden()));
+  }
   if (a.qkv_bias) {
     Dense(dense::kQBias, Vector(base + "q_proj.bias", q_rows));
     Dense(dense::kKBias, Vector(base + "k_proj.bias", kv_rows));
-    Dense(dense::kVBias, Vector(base + "v_proj.bias", kv_rows));
+    Dense(dense::kVBias, Vector(base + "v_proj.bias", v_rows));
   }
   if (a.output_bias) Dense(dense::kOBias, Vector(base + names.o + ".bias", hidden()));
   if (a.qk_norm == QkNorm::kPerHead || a.qk_norm == QkNorm::kAcrossHeads ||
@@ -462,11 +468,23 @@ void LayerMapper::Ffn(const std::string& mlp, const FfnNames& names, uint32_t wi
   Dense(down, Transposed(Matrix(name(names.down), hidden(), width)));
 }
 
+void LayerMapper::FfnBiases(const std::string& mlp, const FfnNames& names, uint32_t width,
+                            std::string_view up, std::string_view gate, std::string_view down) {
+  if (!moe().ffn_bias) return;
+  const auto name = [&mlp](const char* part) { return absl::StrCat(mlp, part, ".bias"); };
+  if (HasGates(moe().activation)) Dense(gate, Vector(name(names.gate), width));
+  Dense(up, Vector(name(names.up), width));
+  Dense(down, Vector(name(names.down), hidden()));
+}
+
 void LayerMapper::DenseFfn(const std::string& mlp, const FfnNames& names) {
+  FfnBiases(mlp, names, moe().dense_width, dense::kDenseUpBias, dense::kDenseGateBias, dense::kDenseDownBias);
   Ffn(mlp, names, moe().dense_width, dense::kDenseUp, dense::kDenseGate, dense::kDenseDown);
 }
 
 void LayerMapper::SharedExpert(const std::string& mlp, const FfnNames& names) {
+  FfnBiases(mlp, names, moe().shared_width, dense::kSharedUpBias, dense::kSharedGateBias,
+            dense::kSharedDownBias);
   Ffn(mlp, names, moe().shared_width, dense::kSharedUp, dense::kSharedGate, dense::kSharedDown);
 }
 
@@ -489,14 +507,15 @@ void LayerMapper::Experts(const std::string& experts, const FfnNames& names) {
     return MapStackedExperts(experts + "gate_up_proj", experts + "down_proj", this);
   }
   const uint32_t width = moe().expert_width;
+  const uint32_t inputs = ExpertHidden(config_);
   for (uint32_t e = 0; e < moe().experts && ok(); ++e) {
     const std::string base = absl::StrCat(experts, e, ".");
     ExpertSource expert;
     if (HasGates(moe().activation)) {
-      expert.gate = Matrix(absl::StrCat(base, names.gate, ".weight"), width, hidden());
+      expert.gate = Matrix(absl::StrCat(base, names.gate, ".weight"), width, inputs);
     }
-    expert.up = Matrix(absl::StrCat(base, names.up, ".weight"), width, hidden());
-    expert.down = Transposed(Matrix(absl::StrCat(base, names.down, ".weight"), hidden(), width));
+    expert.up = Matrix(absl::StrCat(base, names.up, ".weight"), width, inputs);
+    expert.down = Transposed(Matrix(absl::StrCat(base, names.down, ".weight"), inputs, width));
     AddExpert(expert);
   }
 }
@@ -512,6 +531,19 @@ void MapStackedExperts(const std::string& gate_up, const std::string& down, Laye
     expert.up = SliceRows(gates_ups, e * 2 * width + width, moe.expert_width);
     expert.down = Transposed(SliceRows(downs, e * layer->hidden(), layer->hidden()));
     layer->AddExpert(expert);
+  }
+}
+
+void MapSeparateStacks(const std::string& base, LayerMapper* layer) {
+  const MoeConfig& moe = layer->moe();
+  const uint64_t width = moe.expert_width;
+  const SourceMatrix gates = layer->Stack(base + "gate_proj.weight", moe.experts, width, layer->hidden());
+  const SourceMatrix ups = layer->Stack(base + "up_proj.weight", moe.experts, width, layer->hidden());
+  const SourceMatrix downs = layer->Stack(base + "down_proj.weight", moe.experts, layer->hidden(), width);
+  for (uint64_t e = 0; e < moe.experts && layer->ok(); ++e) {
+    layer->AddExpert({.up = SliceRows(ups, e * width, moe.expert_width),
+                      .gate = SliceRows(gates, e * width, moe.expert_width),
+                      .down = Transposed(SliceRows(downs, e * layer->hidden(), layer->hidden()))});
   }
 }
 
@@ -544,7 +576,7 @@ void MapEmbeddingAndHead(const ModelConfig& config, const EmbeddingAndHeadNames&
   mapper->Dense(std::string(dense::kEmbed), mapper->Tensor(names.embed, {config.vocab, config.hidden}));
   const SourceMatrix norm = mapper->Tensor(names.norm + ".weight", {config.hidden});
   mapper->Dense(std::string(dense::kFinalNorm), names.plus_one ? PlusOne(norm) : norm);
-  if (config.norm == NormKind::kLayer) {
+  if (HasNormBias(config)) {
     mapper->Dense(std::string(dense::kFinalNormBias), mapper->Tensor(names.norm + ".bias", {config.hidden}));
   }
   // Some files store the head in spite of tied embeddings.
@@ -583,12 +615,15 @@ AttentionConfig ReadLatent(const LatentDefaults& defaults, const ModelConfig& mo
   attention.head_dim = latent.nope_dim + rotated;
   // Newer files repeat the dimensions above: head_dim is the rotated part, or the whole head with
   // partial_rotary_factor as its rotated share. A file that contradicts itself is refused.
-  const uint32_t named = fields->Number("head_dim", 1, kMaxHeadDim, rotated);
+  if (defaults.skips_head_dim) fields->Skip("head_dim");
+  const uint32_t named =
+      defaults.skips_head_dim ? rotated : fields->Number("head_dim", 1, kMaxHeadDim, rotated);
   if (named != rotated && named != attention.head_dim) fields->Refuse("head_dim");
   const uint32_t both = fields->Number("qk_head_dim", 1, 2 * kMaxHeadDim, attention.head_dim);
   if (both != attention.head_dim) fields->Refuse("qk_head_dim");
   fields->RequireOff("attention_bias");
-  const RopeDefaults rope_defaults = {.may_be_partial = true, .temperature = defaults.temperature};
+  const RopeDefaults rope_defaults = {
+      .theta = defaults.theta, .may_be_partial = true, .temperature = defaults.temperature};
   const RopeFields rope = ReadRope(rope_defaults, named, model.max_position, fields);
   attention.rope = rope.rope;
   if (named == attention.head_dim && named != rotated && rope.rope.dimensions == named) {
@@ -619,36 +654,42 @@ AttentionConfig ReadLatent(const LatentDefaults& defaults, const ModelConfig& mo
 
 // Up-projections of K are stored transposed, because attention over the cached latent rows multiplies the
 // query by them instead of expanding every cached row to keys.
-void MapLatent(LayerMapper* layer) {
+void MapLatent(LayerMapper* layer, const LatentNames& names) {
+  const std::string& base = names.base;
   const AttentionConfig& a = layer->attention();
   const LatentConfig& latent = a.latent;
   const uint32_t q_rows = a.heads * a.head_dim;
   if (latent.q_rank != 0) {
-    layer->Dense(dense::kQDown, layer->Matrix("self_attn.q_a_proj.weight", latent.q_rank, layer->hidden()));
-    layer->Dense(dense::kQDownNorm, layer->Vector("self_attn.q_a_layernorm.weight", latent.q_rank));
-    layer->Dense(dense::kQ, layer->Matrix("self_attn.q_b_proj.weight", q_rows, latent.q_rank));
+    layer->Dense(dense::kQDown, layer->Matrix(base + "q_a_proj.weight", latent.q_rank, layer->hidden()));
+    layer->Dense(dense::kQDownNorm, layer->Vector(base + "q_a_layernorm.weight", latent.q_rank));
+    layer->Dense(dense::kQ, layer->Matrix(base + "q_b_proj.weight", q_rows, latent.q_rank));
   } else {
-    layer->Dense(dense::kQ, layer->Matrix("self_attn.q_proj.weight", q_rows, layer->hidden()));
+    layer->Dense(dense::kQ, layer->Matrix(base + "q_proj.weight", q_rows, layer->hidden()));
   }
-  layer->Dense(dense::kKvDown, layer->Matrix("self_attn.kv_a_proj_with_mqa.weight",
+  layer->Dense(dense::kKvDown, layer->Matrix(base + "kv_a_proj_with_mqa.weight",
                                              latent.kv_rank + a.rope.dimensions, layer->hidden()));
-  layer->Dense(dense::kKvDownNorm, layer->Vector("self_attn.kv_a_layernorm.weight", latent.kv_rank));
+  layer->Dense(dense::kKvDownNorm,
+               Scaled(layer->Vector(base + "kv_a_layernorm.weight", latent.kv_rank), names.kv_scale));
   const uint32_t kv_rank = latent.kv_rank;
-  if (layer->Has("self_attn.k_b_proj.weight")) {
+  if (layer->Has(base + "k_b_proj.weight")) {
     // GGUF files keep the two halves of kv_b_proj apart, the keys' half already transposed.
     layer->Dense(dense::kKUpT,
-                 layer->Matrix("self_attn.k_b_proj.weight", uint64_t{a.heads} * kv_rank, latent.nope_dim));
+                 layer->Matrix(base + "k_b_proj.weight", uint64_t{a.heads} * kv_rank, latent.nope_dim));
     layer->Dense(dense::kVUp,
-                 layer->Matrix("self_attn.v_b_proj.weight", uint64_t{a.heads} * latent.value_dim, kv_rank));
+                 layer->Matrix(base + "v_b_proj.weight", uint64_t{a.heads} * latent.value_dim, kv_rank));
   } else {
     // Each head has nope_dim rows that make keys of a cached row, then value_dim rows that make values.
-    const SourceMatrix up = layer->Matrix("self_attn.kv_b_proj.weight",
+    const SourceMatrix up = layer->Matrix(base + "kv_b_proj.weight",
                                           uint64_t{a.heads} * (latent.nope_dim + latent.value_dim), kv_rank);
     layer->Dense(dense::kKUpT, Transposed(RowsOfBlocks(up, a.heads, 0, latent.nope_dim)));
     layer->Dense(dense::kVUp, RowsOfBlocks(up, a.heads, latent.nope_dim, latent.value_dim));
   }
   layer->Dense(dense::kO,
-               layer->Matrix("self_attn.o_proj.weight", layer->hidden(), a.heads * latent.value_dim));
+               layer->Matrix(base + names.o + ".weight", layer->hidden(), a.heads * latent.value_dim));
+  if (a.output_gate) {
+    const uint32_t rows = a.heads * (a.gate_per_head ? 1 : latent.value_dim);
+    layer->Dense(dense::kQGate, layer->Matrix(base + names.gate + ".weight", rows, layer->hidden()));
+  }
 }
 
 }  // namespace sluice

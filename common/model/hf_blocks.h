@@ -126,6 +126,7 @@ struct AttentionNames {
   std::string k_norm = "k_norm";
   std::string o = "o_proj";
   bool plus_one = false;  // the checkpoint holds the norms' weights minus one
+  std::string gate;       // projection of the output's gate; empty: mapped elsewhere
 };
 
 // Matrix names of an FFN, without ".weight"; an FFN without gates has no gate.
@@ -145,6 +146,7 @@ class LayerMapper {
   const AttentionConfig& attention() const { return config_.layers[layer_].attention; }
   const MoeConfig& moe() const { return config_.layers[layer_].moe; }
   uint32_t hidden() const { return config_.hidden; }
+  uint32_t latent_width() const { return config_.latent_width; }
   bool Has(const std::string& name) const { return mapper_->Has(base_ + name); }
   bool IsMxfp4(const std::string& name) const { return mapper_->IsMxfp4(base_ + name); }
   bool HasShape(const std::string& name, const std::vector<uint64_t>& shape) const {
@@ -158,6 +160,10 @@ class LayerMapper {
   }
   SourceMatrix Vector(const std::string& name, uint64_t length) {
     return mapper_->Tensor(base_ + name, {length});
+  }
+  // A value of each head, of shape [1, 1, heads, 1].
+  SourceMatrix HeadColumn(const std::string& name, uint64_t heads) {
+    return Transposed(mapper_->Tensor(base_ + name, {1, 1, heads, 1}));
   }
   SourceMatrix Stack(const std::string& name, uint64_t count, uint64_t lines, uint64_t length) {
     return mapper_->Tensor(base_ + name, {count, lines, length});
@@ -185,6 +191,8 @@ class LayerMapper {
   void Experts(const std::string& experts, const FfnNames& names);
 
  private:
+  void FfnBiases(const std::string& mlp, const FfnNames& names, uint32_t width, std::string_view up,
+                 std::string_view gate, std::string_view down);
   void Ffn(const std::string& mlp, const FfnNames& names, uint32_t width, std::string_view up,
            std::string_view gate, std::string_view down);
 
@@ -196,6 +204,9 @@ class LayerMapper {
 
 // Maps experts stacked in two tensors of these names, in the layout of LayerMapper::Experts.
 void MapStackedExperts(const std::string& gate_up, const std::string& down, LayerMapper* layer);
+// Maps experts stacked in three tensors `base`{gate,up,down}_proj.weight: [experts, width, hidden] and down
+// [experts, hidden, width].
+void MapSeparateStacks(const std::string& base, LayerMapper* layer);
 // Maps stacked experts stored input-major: [experts, hidden, 2 * width], gate in the first half of the last
 // dimension, and [experts, width, hidden].
 void MapStackedInputs(const std::string& gate_up, const std::string& down, LayerMapper* layer);
@@ -238,10 +249,19 @@ struct LatentDefaults {
   uint32_t value_dim = 128;
   bool interleaved = true;
   bool temperature = false;
+  double theta = 10000.0;
+  bool skips_head_dim = false;  // the member head_dim says nothing about these heads
 };
 AttentionConfig ReadLatent(const LatentDefaults& defaults, const ModelConfig& model, HfFields* fields);
 
-// Maps self_attn.{q_a,q_b or q,kv_a,kv_b,o}_proj and the norms between them.
-void MapLatent(LayerMapper* layer);
+// Maps `base`{q_a,q_b or q,kv_a,kv_b}_proj, `o` and the norms between them; the norm on the compressed kv is
+// multiplied by `kv_scale`.
+struct LatentNames {
+  std::string base = "self_attn.";
+  std::string o = "o_proj";
+  std::string gate;  // projection of the output's gate, if the layer has one
+  float kv_scale = 1;
+};
+void MapLatent(LayerMapper* layer, const LatentNames& names = {});
 
 }  // namespace sluice

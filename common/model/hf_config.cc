@@ -73,6 +73,16 @@ constexpr Family kFamilies[] = {
     {"exaone_moe", "ExaoneMoEForCausalLM", &ReadExaoneMoe},
     {"solar_open", "SolarOpenForCausalLM", &ReadSolarOpen},
     {"mellum", "MellumForCausalLM", &ReadMellum},
+    {"laguna", "LagunaForCausalLM", &ReadLaguna},
+    {"step3p5", "Step3p5ForCausalLM", &ReadStep3p5},
+    {"step3p7", "Step3p7ForConditionalGeneration", &ReadStep3p5, "step3p5"},
+    {"mimo_v2_flash", "MiMoV2FlashForCausalLM", &ReadMimoV2Flash},
+    {"cohere2_moe", "Cohere2MoeForCausalLM", &ReadCohere2Moe},
+    {"flex_olmo", "FlexOlmoForCausalLM", &ReadFlexOlmo},
+    {"longcat_flash", "LongcatFlashForCausalLM", &ReadLongcatFlash},
+    {"jamba", "JambaForCausalLM", &ReadJamba},
+    {"kimi_linear", "KimiLinearForCausalLM", &ReadKimiLinear},
+    {"bailing_hybrid", "BailingMoeV3ForCausalLM", &ReadBailingHybrid},
 };
 
 absl::Status UnknownArchitecture(const std::string& subject, const std::string& name) {
@@ -374,6 +384,15 @@ constexpr FamilyTensors kMaps[] = {
     {"exaone_moe", &MapExaoneMoe},
     {"solar_open", &MapGlm4Moe},
     {"mellum", &MapMellum},
+    {"laguna", &MapLaguna},
+    {"step3p5", &MapStep3p5},
+    {"mimo_v2_flash", &MapMimoV2Flash},
+    {"cohere2_moe", &MapCohere2Moe},
+    {"flex_olmo", &MapFlexOlmo},
+    {"longcat_flash", &MapLongcatFlash},
+    {"jamba", &MapJamba},
+    {"kimi_linear", &MapKimiLinear},
+    {"bailing_hybrid", &MapBailingHybrid},
 };
 
 }  // namespace

@@ -97,6 +97,33 @@ void MapExaoneMoe(const ModelConfig& config, TensorMapper* mapper);
 ModelConfig ReadMellum(HfFields* fields);
 void MapMellum(const ModelConfig& config, TensorMapper* mapper);
 
+ModelConfig ReadLaguna(HfFields* fields);
+void MapLaguna(const ModelConfig& config, TensorMapper* mapper);
+
+ModelConfig ReadStep3p5(HfFields* fields);
+void MapStep3p5(const ModelConfig& config, TensorMapper* mapper);
+
+ModelConfig ReadMimoV2Flash(HfFields* fields);
+void MapMimoV2Flash(const ModelConfig& config, TensorMapper* mapper);
+
+ModelConfig ReadCohere2Moe(HfFields* fields);
+void MapCohere2Moe(const ModelConfig& config, TensorMapper* mapper);
+
+ModelConfig ReadFlexOlmo(HfFields* fields);
+void MapFlexOlmo(const ModelConfig& config, TensorMapper* mapper);
+
+ModelConfig ReadLongcatFlash(HfFields* fields);
+void MapLongcatFlash(const ModelConfig& config, TensorMapper* mapper);
+
+ModelConfig ReadJamba(HfFields* fields);
+void MapJamba(const ModelConfig& config, TensorMapper* mapper);
+
+ModelConfig ReadKimiLinear(HfFields* fields);
+void MapKimiLinear(const ModelConfig& config, TensorMapper* mapper);
+
+ModelConfig ReadBailingHybrid(HfFields* fields);
+void MapBailingHybrid(const ModelConfig& config, TensorMapper* mapper);
+
 ModelConfig ReadXverse(HfFields* fields);
 void MapXverse(const ModelConfig& config, TensorMapper* mapper);
 

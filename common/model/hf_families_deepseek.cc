@@ -313,9 +313,12 @@ ModelConfig ReadErnie45Moe(HfFields* fields) {
   model.tied_embeddings = fields->Flag("tie_word_embeddings", true);
   AttentionConfig attention = ReadGrouped({.kv_heads = 4, .rope = {.theta = 5e5}}, model, fields);
   attention.rope.interleaved = true;
-  fields->RequireOff("use_bias");
-  const MoeConfig moe = ReadErnieMixture(fields);
-  const MoeConfig dense = DenseFfn(fields->Number("intermediate_size", 1, kMaxWidth), moe.activation);
+  const bool bias = fields->Flag("use_bias", false);
+  attention.qkv_bias = attention.output_bias = model.head_bias = bias;
+  MoeConfig moe = ReadErnieMixture(fields);
+  MoeConfig dense = DenseFfn(fields->Number("intermediate_size", 1, kMaxWidth), moe.activation);
+  moe.ffn_bias = bias && moe.shared_width > 0;
+  dense.ffn_bias = bias;
   const uint32_t layers = static_cast<uint32_t>(model.layers.size());
   const uint32_t interval = fields->Number("moe_layer_interval", 1, kMaxLayers, 1);
   const uint32_t start = fields->Number("moe_layer_start_index", 0, kMaxLayers, 1);

@@ -181,6 +181,10 @@ void MapConvolution(LayerMapper* layer) {
   // Depthwise convolution: [channels, 1, kernel].
   layer->Dense(dense::kConvKernel, Transposed(layer->Stack("conv.conv.weight", conv.width, 1, conv.kernel)));
   layer->Dense(dense::kO, layer->Matrix("conv.out_proj.weight", layer->hidden(), conv.width));
+  if (!conv.bias) return;
+  layer->Dense(dense::kConvInBias, layer->Vector("conv.in_proj.bias", uint64_t{3} * conv.width));
+  layer->Dense(dense::kConvBias, layer->Vector("conv.conv.bias", conv.width));
+  layer->Dense(dense::kOBias, layer->Vector("conv.out_proj.bias", layer->hidden()));
 }
 
 }  // namespace
@@ -196,7 +200,7 @@ ModelConfig ReadLfm2Moe(HfFields* fields) {
   conv.rope = RopeConfig{.kind = RopeKind::kNone};
   conv.conv.width = model.hidden;
   conv.conv.kernel = fields->Number("conv_L_cache", 2, kMaxConvKernel, 3);
-  fields->RequireOff("conv_bias");
+  conv.conv.bias = conv.output_bias = fields->Flag("conv_bias", false);
   const MoeConfig moe = ReadLfm2Mixture(fields);
   const MoeConfig dense = DenseFfn(fields->Number("intermediate_size", 1, kMaxWidth), moe.activation);
   const uint32_t dense_layers = fields->Number("num_dense_layers", 0, kMaxLayers, 2);
@@ -288,7 +292,7 @@ MoeConfig ReadNemotronMixture(HfFields* fields) {
   ReadGroups(1, 1, &moe, fields);
   moe.activation = Activation::kRelu2;
   fields->RequireWord("mlp_hidden_act", "relu2");
-  fields->RequireOff("moe_latent_size");
+  moe.shared_apart = fields->Has("moe_latent_size") && moe.shared_width > 0;
   fields->Skip("moe_shared_expert_overlap");
   return moe;
 }
@@ -315,6 +319,12 @@ void MapFfn(LayerMapper* layer) {
   if (moe.experts == 0) return layer->DenseFfn("mixer.");
   layer->Dense(dense::kRouter, layer->Matrix("mixer.gate.weight", moe.experts, layer->hidden()));
   layer->Dense(dense::kRouterCorrection, layer->Vector("mixer.gate.e_score_correction_bias", moe.experts));
+  if (layer->latent_width() > 0) {
+    layer->Dense(dense::kLatentDown,
+                 layer->Matrix("mixer.fc1_latent_proj.weight", layer->latent_width(), layer->hidden()));
+    layer->Dense(dense::kLatentUp,
+                 layer->Matrix("mixer.fc2_latent_proj.weight", layer->hidden(), layer->latent_width()));
+  }
   layer->Experts("mixer.experts.", {});
   if (moe.shared_width != 0) layer->SharedExpert("mixer.shared_experts.");
 }
@@ -334,6 +344,7 @@ ModelConfig ReadNemotronH(HfFields* fields) {
   const MoeConfig moe = ReadNemotronMixture(fields);
   const MoeConfig dense =
       DenseFfn(fields->Number("intermediate_size", 1, kMaxWidth, 21504), Activation::kRelu2);
+  model.latent_width = fields->Number("moe_latent_size", 1, kMaxHidden, 0);
   const AttentionConfig mamba = ReadNemotronMamba(fields);
   if (blocks.size() != model.layers.size()) {
     fields->Fail("num_hidden_layers",
@@ -385,8 +396,6 @@ AttentionConfig ReadDelta(HfFields* fields) {
   attention.delta.key_dim = fields->Number("linear_key_head_dim", 1, kMaxHeadDim, 128);
   attention.delta.value_dim = fields->Number("linear_value_head_dim", 1, kMaxHeadDim, 128);
   attention.delta.conv_kernel = fields->Number("linear_conv_kernel_dim", 1, kMaxConvKernel, 4);
-  // Rows of the convolution kernel are stored without gaps, and a pack pads rows to 16 bytes, four floats.
-  if (attention.delta.conv_kernel % 4 != 0) fields->Refuse("linear_conv_kernel_dim");
   if (attention.delta.value_heads % attention.delta.key_heads != 0) {
     fields->Fail("linear_num_key_heads",
                  absl::StrCat("is ", attention.delta.key_heads, ", which does not divide the ",

@@ -213,6 +213,15 @@ std::vector<double> HfFields::Reals(std::string_view key, double low, double hig
                       });
 }
 
+std::vector<double> HfFields::RealsOrNull(std::string_view key, double low, double high) {
+  return List<double>(key, "numbers",
+                      absl::StrCat("; null or numbers from ", low, " to ", high, " are expected"),
+                      [low, high](const json& entry, double* value) {
+                        *value = entry.is_null() ? 0 : NumberOf(entry);
+                        return *value >= low && *value <= high;
+                      });
+}
+
 std::vector<bool> HfFields::Flags(std::string_view key) {
   return List<bool>(key, "flags", ", which is neither true nor false", [](const json& entry, auto* value) {
     if (!entry.is_boolean()) return false;

@@ -34,6 +34,10 @@ class HfFields {
     return object_.Has(key) && object_.Find(key)->is_number_unsigned();
   }
 
+  // True if `key` is a word, or a list, for members that may have another type.
+  bool IsWord(std::string_view key) const { return object_.Has(key) && object_.Find(key)->is_string(); }
+  bool IsList(std::string_view key) const { return object_.Has(key) && object_.Find(key)->is_array(); }
+
   // Reads a whole number in [low, high]; without a fallback the member is required.
   uint32_t Number(std::string_view key, uint64_t low, uint64_t high);
   uint32_t Number(std::string_view key, uint64_t low, uint64_t high, uint64_t fallback);
@@ -46,6 +50,8 @@ class HfFields {
   // Reads a list; empty if the member is absent.
   std::vector<uint32_t> Numbers(std::string_view key, uint64_t high);
   std::vector<double> Reals(std::string_view key, double low, double high);
+  // The same; null entries are 0.
+  std::vector<double> RealsOrNull(std::string_view key, double low, double high);
   std::vector<std::string> Words(std::string_view key);
   std::vector<bool> Flags(std::string_view key);
 

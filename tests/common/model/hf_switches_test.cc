@@ -52,7 +52,8 @@ TEST(HfSwitches, UnknownSwitchesAreRefusedByFieldAndValue) {
   ExpectRefused(With("llama4", {{"num_experts_per_tok", 2}}), "num_experts_per_tok");
   ExpectRefused(With("qwen3_5_moe", {{"attention_bias", true}}), "attention_bias");
   ExpectRefused(With("qwen3_5_moe", {{"attn_output_gate", false}}), "attn_output_gate");
-  ExpectRefused(With("qwen3_5_moe", {{"linear_conv_kernel_dim", 3}}), "linear_conv_kernel_dim 3");
+  EXPECT_EQ(Read(With("qwen3_5_moe", {{"linear_conv_kernel_dim", 3}})).layers[0].attention.delta.conv_kernel,
+            3u);
   json rope = Tiny("qwen3_moe")["rope_parameters"];
   rope["partial_rotary_factor"] = 0.5;
   ExpectRefused(With("qwen3_moe", {{"rope_parameters", rope}}), "partial_rotary_factor 0.5");
@@ -152,25 +153,54 @@ TEST(HfSwitches, HostileNumbersAreErrorsNamingTheField) {
 
 TEST(HfSwitches, EveryFamilyIsListed) {
   const std::vector<std::string> families = SupportedFamilies();
-  EXPECT_EQ(families, (std::vector<std::string>{"afmoe",          "deepseek",
-                                                "deepseek_v2",    "deepseek_v3",
-                                                "deepseek_v32",   "dots1",
-                                                "ernie4_5_moe",   "exaone_moe",
-                                                "gemma4",         "gemma4_text",
-                                                "glm4_moe",       "glm4_moe_lite",
-                                                "glm_moe_dsa",    "gpt_oss",
-                                                "granitemoe",     "granitemoehybrid",
-                                                "hunyuan_v1_moe", "hy_v3",
-                                                "kimi_k2",        "kimi_k25",
-                                                "lfm2_moe",       "llama4",
-                                                "llama4_text",    "mellum",
-                                                "minimax_m2",     "minimax_m3_vl",
-                                                "mistral4",       "mixtral",
-                                                "nemotron_h",     "olmoe",
-                                                "phimoe",         "qwen2_moe",
-                                                "qwen3_5_moe",    "qwen3_5_moe_text",
-                                                "qwen3_moe",      "qwen3_next",
-                                                "qwen3_vl_moe",   "solar_open",
+  EXPECT_EQ(families, (std::vector<std::string>{"afmoe",
+                                                "bailing_hybrid",
+                                                "cohere2_moe",
+                                                "deepseek",
+                                                "deepseek_v2",
+                                                "deepseek_v3",
+                                                "deepseek_v32",
+                                                "dots1",
+                                                "ernie4_5_moe",
+                                                "exaone_moe",
+                                                "flex_olmo",
+                                                "gemma4",
+                                                "gemma4_text",
+                                                "glm4_moe",
+                                                "glm4_moe_lite",
+                                                "glm_moe_dsa",
+                                                "gpt_oss",
+                                                "granitemoe",
+                                                "granitemoehybrid",
+                                                "hunyuan_v1_moe",
+                                                "hy_v3",
+                                                "jamba",
+                                                "kimi_k2",
+                                                "kimi_k25",
+                                                "kimi_linear",
+                                                "laguna",
+                                                "lfm2_moe",
+                                                "llama4",
+                                                "llama4_text",
+                                                "longcat_flash",
+                                                "mellum",
+                                                "mimo_v2_flash",
+                                                "minimax_m2",
+                                                "minimax_m3_vl",
+                                                "mistral4",
+                                                "mixtral",
+                                                "nemotron_h",
+                                                "olmoe",
+                                                "phimoe",
+                                                "qwen2_moe",
+                                                "qwen3_5_moe",
+                                                "qwen3_5_moe_text",
+                                                "qwen3_moe",
+                                                "qwen3_next",
+                                                "qwen3_vl_moe",
+                                                "solar_open",
+                                                "step3p5",
+                                                "step3p7",
                                                 "xverse"}));
 }
 

@@ -179,7 +179,11 @@ INSTANTIATE_TEST_SUITE_P(
                     Case{"LatentAttention", 2, true, "deepseek_v3"},
                     Case{"GatedDelta", 2, false, "qwen3_5_moe"}, Case{"Mamba", 2, true, "nemotron_h"},
                     Case{"ShortConvolutions", 2, false, "lfm2_moe"}, Case{"NormsAround", 2, true, "gemma4"},
-                    Case{"ScaledInputs", 1, true, "llama4"}, Case{"SinksAndBiases", 2, false, "gpt_oss"}),
+                    Case{"LatentExperts", 2, true, "nemotron_h_latent"},
+                    Case{"ExpertsLate", 2, true, "longcat_flash"}, Case{"Selective", 2, false, "jamba"},
+                    Case{"ChannelDecay", 1, false, "kimi_linear"},
+                    Case{"ParallelBlocks", 2, true, "cohere2_moe"}, Case{"ScaledInputs", 1, true, "llama4"},
+                    Case{"SinksAndBiases", 2, false, "gpt_oss"}),
     [](const testing::TestParamInfo<Case>& info) { return info.param.name; });
 
 INSTANTIATE_TEST_SUITE_P(Presets, AllocationTest, testing::ValuesIn(PresetCases()),

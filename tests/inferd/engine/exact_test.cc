@@ -352,7 +352,13 @@ INSTANTIATE_TEST_SUITE_P(
                     Family("Gemma4", "gemma4", "bf16"), Family("Afmoe", "afmoe", "q4"),
                     Family("Mistral4", "mistral4", "bf16"), Family("Hunyuan", "hunyuan_v1_moe", "bf16"),
                     Family("Ernie45", "ernie4_5_moe", "q8"), Family("NemotronH", "nemotron_h", "bf16"),
-                    Family("GraniteHybrid", "granitemoehybrid", "q8"), Family("Lfm2", "lfm2_moe", "bf16")),
+                    Family("GraniteHybrid", "granitemoehybrid", "q8"), Family("Lfm2", "lfm2_moe", "bf16"),
+                    Family("Laguna", "laguna", "q8"), Family("Step", "step3p5", "bf16"),
+                    Family("Mimo", "mimo_v2_flash", "q4"), Family("Cohere2", "cohere2_moe", "q8"),
+                    Family("FlexOlmo", "flex_olmo", "bf16"),
+                    Family("NemotronLatent", "nemotron_h_latent", "q8"),
+                    Family("Longcat", "longcat_flash", "bf16"), Family("Jamba", "jamba", "q8"),
+                    Family("KimiLinear", "kimi_linear", "q4"), Family("Ling3", "bailing_hybrid", "bf16")),
     [](const testing::TestParamInfo<Case>& info) { return info.param.name; });
 
 }  // namespace

@@ -116,8 +116,17 @@ std::vector<Model> Models() {
 #ifdef __SANITIZE_THREAD__
   return {{"tiny", "bf16", "gate"}};  // its threads cover all models
 #else
-  return {{"tiny"},    {"tiny", "q4"}, {"tiny", "bf16", "gate"}, {"tiny", "bf16", "up"},
-          {"gpt_oss"}, {"llama4"},     {"deepseek_v3", "q8"},    {"gemma4"}};
+  return {{"tiny"},
+          {"tiny", "q4"},
+          {"tiny", "bf16", "gate"},
+          {"tiny", "bf16", "up"},
+          {"gpt_oss"},
+          {"llama4"},
+          {"deepseek_v3", "q8"},
+          {"gemma4"},
+          {"nemotron_h_latent"},
+          {"longcat_flash"},
+          {"step3p5"}};
 #endif
 }
 INSTANTIATE_TEST_SUITE_P(Models, TwoDevicesTest, testing::ValuesIn(Models()), [](const auto& info) {
