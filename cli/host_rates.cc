@@ -77,8 +77,8 @@ class Kernels {
     if (sizes_.routed_read > 0) {
       ASSIGN_OR_RETURN(rates.experts, Best([&] { return Experts(); }));
       const uint64_t parts = std::popcount(StoredParts(sizes_.expert_format));
-      rates.experts *=
-          static_cast<double>(parts * config_.hidden) / static_cast<double>(NeuronBytes()) * rows_each;
+      rates.experts *= static_cast<double>(parts * ExpertHidden(config_)) * Mixture().expert_width /
+                       static_cast<double>(ExpertBytes(Mixture().expert_width)) * rows_each;
     }
     return rates;
   }
@@ -201,13 +201,14 @@ class Kernels {
     return cached_ || bytes >= bytes_ ? 0 : random_() % (bytes_ - bytes) / kPage * kPage;
   }
 
-  WeightView View(const EncodingDescriptor& encoding, uint32_t rows, uint64_t place, uint64_t stride) const {
+  WeightView View(const EncodingDescriptor& encoding, uint32_t rows, uint32_t cols, uint64_t place,
+                  uint64_t stride) const {
     WeightView view;
     view.encoding = encoding;
     view.base = {weights_, place};
     view.stride = stride;
     view.rows = rows;
-    view.cols = config_.hidden;
+    view.cols = cols;
     return view;
   }
 
@@ -220,7 +221,7 @@ class Kernels {
     MatMulPart parts[kCachedParts];
     const uint64_t count = cached_ ? kCachedParts : 1;
     for (uint64_t i = 0; i < count; ++i) {
-      parts[i].weights = View(encoding, rows, Place(rows * stride), stride);
+      parts[i].weights = View(encoding, rows, config_.hidden, Place(rows * stride), stride);
       parts[i].y = {{y_, i * rows * tokens_ * sizeof(float)}, rows};
     }
     MatMulArgs args;
@@ -232,34 +233,40 @@ class Kernels {
     return count * rows * stride;
   }
 
-  // Returns the bytes of one neuron of an expert, over all parts.
-  uint64_t NeuronBytes() const {
-    const ExpertPlan plan = PlanExpert(sizes_.expert_format, ExpertHidden(config_));
-    return std::accumulate(plan.stream_stride.begin(), plan.stream_stride.end(), uint64_t{0});
+  const MoeConfig& Mixture() const {
+    return std::find_if(config_.layers.begin(), config_.layers.end(),
+                        [](const LayerConfig& l) { return l.moe.experts > 0; })
+        ->moe;
+  }
+
+  // Returns the bytes of an expert of `width` neurons.
+  uint64_t ExpertBytes(uint32_t width) const {
+    const ExpertPlan plan = PlanExpert(sizes_.expert_format, width, ExpertHidden(config_));
+    uint64_t bytes = 0;
+    for (uint32_t stream = 0; stream < plan.streams; ++stream)
+      bytes += uint64_t{plan.stream_rows[stream]} * plan.stream_stride[stream];
+    return bytes;
   }
 
   // Returns a part of the expert that begins at `place`, in the layout of a pack.
   WeightView PartView(Part part, uint32_t width, uint64_t place) const {
-    const ExpertPlan plan = PlanExpert(sizes_.expert_format, ExpertHidden(config_));
+    const ExpertPlan plan = PlanExpert(sizes_.expert_format, width, ExpertHidden(config_));
     const PartLocation& within = plan.parts[static_cast<size_t>(part)];
     for (uint32_t stream = 0; stream < within.stream; ++stream)
-      place += uint64_t{width} * plan.stream_stride[stream];
-    WeightView view = View(sizes_.expert_format.parts[static_cast<size_t>(part)], width, place + within.base,
-                           within.stride);
-    view.cols = ExpertHidden(config_);
-    return view;
+      place += uint64_t{plan.stream_rows[stream]} * plan.stream_stride[stream];
+    return View(sizes_.expert_format.parts[static_cast<size_t>(part)], within.rows, within.cols,
+                place + within.base, within.stride);
   }
 
   // Computes one layer's experts of a token; returns their bytes.
   absl::StatusOr<uint64_t> Experts() {
-    const auto layer = std::find_if(config_.layers.begin(), config_.layers.end(),
-                                    [](const LayerConfig& l) { return l.moe.experts > 0; });
-    const MoeConfig& moe = layer->moe;
-    const uint64_t neuron = NeuronBytes();
-    const uint32_t fitting = static_cast<uint32_t>(kCachedBytes / neuron / kWidthStep * kWidthStep);
+    const MoeConfig& moe = Mixture();
+    const uint64_t fitting =
+        kCachedBytes * moe.expert_width / ExpertBytes(moe.expert_width) / kWidthStep * kWidthStep;
     const uint32_t width =
-        cached_ ? std::min(moe.expert_width, std::max(kWidthStep, fitting)) : moe.expert_width;
-    const uint64_t bytes = width * neuron;
+        cached_ ? std::min(moe.expert_width, std::max(kWidthStep, static_cast<uint32_t>(fitting)))
+                : moe.expert_width;
+    const uint64_t bytes = ExpertBytes(width);
     const uint32_t experts =
         cached_ ? moe.top_k
                 : static_cast<uint32_t>(std::clamp<uint64_t>(bytes_ / (bytes + 64), 1, moe.top_k));
@@ -282,6 +289,7 @@ class Kernels {
     args.tokens = cached_ ? rows_each_ : tokens_;  // rounded to top_k experts each, as in a step
     args.hidden = ExpertHidden(config_);
     args.experts = work;
+    args.down_by_outputs = IsByOutputs(sizes_.expert_format.layout);
     args.y = {{y_, 0}, ExpertHidden(config_)};
     args.slots = static_cast<uint32_t>(slots.size());
     RETURN_IF_ERROR(backend_->queue().MoeExperts(args));

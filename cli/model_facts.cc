@@ -155,7 +155,7 @@ absl::StatusOr<Recipe> RecipeOfBits(const std::string& bits) {
 
 absl::StatusOr<StoredSizes> SizesOf(const ModelConfig& config, const std::string& bits) {
   ASSIGN_OR_RETURN(const Recipe recipe, RecipeOfBits(bits));
-  const std::vector<DenseSpec> specs = DenseSpecs(config);
+  const std::vector<DenseSpec> specs = DenseSpecs(config, IsByOutputs(recipe.layout));
   std::vector<EncodingDescriptor> encodings;
   for (const DenseSpec& spec : specs) {
     encodings.push_back(spec.kind == DenseKind::kVector   ? EncodingDescriptor{.encoding = Encoding::kF32}
@@ -174,8 +174,8 @@ absl::StatusOr<StoredSizes> SizesOf(const ModelConfig& config, const std::string
     const MoeConfig& moe = config.layers[layer].moe;
     for (uint32_t expert = 0; expert < moe.experts; ++expert) {
       const uint32_t format = formats.of_expert[layer][expert];
-      const ExpertPlan plan = PlanExpert(formats.formats[format], ExpertHidden(config));
-      RETURN_IF_ERROR(planner.AddExpert(layer, expert, format, plan, moe.expert_width));
+      const ExpertPlan plan = PlanExpert(formats.formats[format], moe.expert_width, ExpertHidden(config));
+      RETURN_IF_ERROR(planner.AddExpert(layer, expert, format, plan));
       const uint64_t bytes = planner.file_bytes(PackFile::kExperts) - before;
       before += bytes;
       experts.Add(layer, bytes, formats.formats[format]);

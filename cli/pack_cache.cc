@@ -56,9 +56,9 @@ void DeclareRowOptions(ArgParser* parser, RowOptions* o) {
       .Number("--group", &o->group, "values that share a scale [the recipe's, else 64]", 16, 128)
       .Choice("--meta-bits", {"16", "8"}, &o->meta_bits, "of a scale or zero [the recipe's, else 16]")
       .Choice("--dense-bits", bits, &o->dense_bits, "of attention, embeddings, head [--bits, at least q8]")
-      .Choice("--down-bits", bits, &o->down_bits,
-              "GGUF without --bits: of rows that cannot stay as they are [q8]")
-      .Text("--layout", &o->layout, "up|gate|down, up|gate+down or gate|up+down [the recipe's]")
+      .Choice("--down-bits", bits, &o->down_bits, "GGUF without --bits: down by neurons, in these")
+      .Text("--layout", &o->layout,
+            "up|gate|down, up|gate+down, gate|up+down, or up|gate|outputs: down by outputs [the recipe's]")
       .Real("--hot-share", &o->hot_share, "corm: share of a layer's experts that get q4 [0.5]", 0, 1);
 }
 

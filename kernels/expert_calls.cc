@@ -58,7 +58,8 @@ absl::StatusOr<RoutedExpertsCall> Resolve(const Resolver& r, const RoutedExperts
   scratch.experts.clear();
   for (const ExpertWork& work : args.experts) {
     ExpertCall& expert = scratch.experts.emplace_back();
-    RETURN_IF_ERROR(internal::ResolveParts(r, work, args.hidden, r.limits().expert_width, &expert));
+    RETURN_IF_ERROR(
+        internal::ResolveParts(r, work, args.hidden, args.down_by_outputs, r.limits().expert_width, &expert));
     if (work.lead_values.base || work.neuron_begin != 0 ||
         (work.neuron_end != 0 && work.neuron_end != work.up.rows)) {
       return r.Invalid("a part of an expert, or one whose lead was made: only whole ones have a row each");
@@ -72,6 +73,7 @@ absl::StatusOr<RoutedExpertsCall> Resolve(const Resolver& r, const RoutedExperts
   call.activation = args.activation;
   call.ranks = args.ranks;
   call.experts = scratch.experts;
+  call.down_by_outputs = args.down_by_outputs;
   call.scratch = &scratch;
   return call;
 }
@@ -110,6 +112,7 @@ MoeExpertsCall GroupByExpert(const RoutedExpertsCall& call) {
   grouped.y = call.y;
   grouped.slots = pairs;
   grouped.active = call.active;
+  grouped.down_by_outputs = call.down_by_outputs;
   return grouped;
 }
 

@@ -68,7 +68,8 @@ struct MoeExpertsCall {
   absl::Span<const ExpertCall> experts;
   OutRows y;
   uint32_t slots = 0;
-  uint32_t* active = nullptr;  // [slots], nullptr: not wanted
+  uint32_t* active = nullptr;    // [slots], nullptr: not wanted
+  bool down_by_outputs = false;  // down is [hidden, width]
 };
 
 // Memory for the lists of resolved ExpertLeads and MoeExperts calls, made once so that no call allocates.
@@ -117,18 +118,27 @@ inline absl::Status CheckActivation(const Resolver& r, const ActivationSpec& spe
   return r.Unimplemented(absl::StrCat("activation ", static_cast<int>(spec.kind)));
 }
 
-inline absl::Status ResolveParts(const Resolver& r, const ExpertWork& work, uint32_t hidden,
+// The down part: rows that are summed, or rows of outputs.
+inline absl::Status ResolveDown(const Resolver& r, const ExpertWork& work, bool by_outputs, ExpertCall* out) {
+  return by_outputs ? r.Weights(work.down, false, "down", &out->down)
+                    : r.SummedWeights(work.down, true, "down", &out->down);
+}
+
+inline absl::Status ResolveParts(const Resolver& r, const ExpertWork& work, uint32_t hidden, bool by_outputs,
                                  uint32_t max_width, ExpertCall* out) {
-  RETURN_IF_ERROR(r.Weights(work.up, true, "up", &out->up));
-  RETURN_IF_ERROR(r.Weights(work.gate.base ? work.gate : work.up, true, "gate", &out->gate));
-  RETURN_IF_ERROR(r.SummedWeights(work.down, true, "down", &out->down));
+  RETURN_IF_ERROR(r.Weights(work.up, !by_outputs, "up", &out->up));
+  RETURN_IF_ERROR(r.Weights(work.gate.base ? work.gate : work.up, !by_outputs, "gate", &out->gate));
+  RETURN_IF_ERROR(ResolveDown(r, work, by_outputs, out));
   const uint32_t width = work.up.rows;
   RETURN_IF_ERROR(r.Within(width, max_width, "expert width"));
-  if (out->gate.rows != width || work.down.rows != width || work.up.cols != hidden ||
-      out->gate.cols != hidden || work.down.cols != hidden) {
+  const uint32_t down_rows = by_outputs ? hidden : width;
+  const uint32_t down_cols = by_outputs ? width : hidden;
+  if (out->gate.rows != width || work.down.rows != down_rows || work.up.cols != hidden ||
+      out->gate.cols != hidden || work.down.cols != down_cols) {
     return r.Invalid(absl::StrCat("an expert's parts are up [", width, ", ", work.up.cols, "], gate [",
                                   out->gate.rows, ", ", out->gate.cols, "], down [", work.down.rows, ", ",
-                                  work.down.cols, "] with hidden ", hidden));
+                                  work.down.cols, by_outputs ? "] by outputs" : "]", " with hidden ",
+                                  hidden));
   }
   if (work.up_bias) {
     RETURN_IF_ERROR(r.InFloats(work.up_bias, width, "up bias", &out->up_bias));
@@ -167,12 +177,12 @@ inline absl::Status ResolveSparsity(const Resolver& r, const ExpertWork& work, E
   return absl::OkStatus();
 }
 
-inline absl::Status ResolveExpert(const Resolver& r, const ExpertWork& work, uint32_t tokens, uint32_t hidden,
+inline absl::Status ResolveExpert(const Resolver& r, const ExpertWork& work, const MoeExpertsArgs& args,
                                   uint32_t max_width, std::vector<uint8_t>& slot_taken, ExpertCall* out) {
   if (work.rows.empty() || work.rows.size() != work.slots.size()) {
     return r.Invalid(absl::StrCat(work.rows.size(), " rows for ", work.slots.size(), " slots of an expert"));
   }
-  RETURN_IF_ERROR(ResolveParts(r, work, hidden, max_width, out));
+  RETURN_IF_ERROR(ResolveParts(r, work, args.hidden, args.down_by_outputs, max_width, out));
   RETURN_IF_ERROR(ResolveSparsity(r, work, out));
   const uint32_t width = out->up.rows;
   out->neuron_begin = work.neuron_begin;
@@ -182,10 +192,14 @@ inline absl::Status ResolveExpert(const Resolver& r, const ExpertWork& work, uin
     return r.Invalid(absl::StrCat("neurons ", out->neuron_begin, "..", out->neuron_end, " of ", width,
                                   " are not whole blocks of ", kNeuronBlock));
   }
+  if (args.down_by_outputs && out->neuron_end - out->neuron_begin != width) {
+    return r.Invalid(absl::StrCat("neurons ", out->neuron_begin, "..", out->neuron_end, " of ", width,
+                                  ": with down by outputs experts are computed whole"));
+  }
   for (size_t i = 0; i < work.rows.size(); ++i) {
-    if (work.rows[i] >= tokens || work.slots[i] >= slot_taken.size()) {
-      return r.Invalid(absl::StrCat("row ", work.rows[i], " of ", tokens, " to slot ", work.slots[i], " of ",
-                                    slot_taken.size()));
+    if (work.rows[i] >= args.tokens || work.slots[i] >= slot_taken.size()) {
+      return r.Invalid(absl::StrCat("row ", work.rows[i], " of ", args.tokens, " to slot ", work.slots[i],
+                                    " of ", slot_taken.size()));
     }
     if (slot_taken[work.slots[i]] != 0) {
       return r.Invalid(absl::StrCat("slot ", work.slots[i], " is written twice"));
@@ -279,14 +293,15 @@ inline absl::StatusOr<MoeExpertsCall> Resolve(const Resolver& r, const MoeExpert
   r.scratch().experts.clear();
   for (const ExpertWork& work : args.experts) {
     r.scratch().experts.emplace_back();
-    RETURN_IF_ERROR(internal::ResolveExpert(r, work, args.tokens, args.hidden, r.limits().expert_width,
-                                            r.scratch().slot_taken, &r.scratch().experts.back()));
+    RETURN_IF_ERROR(internal::ResolveExpert(r, work, args, r.limits().expert_width, r.scratch().slot_taken,
+                                            &r.scratch().experts.back()));
   }
   call.tokens = args.tokens;
   call.hidden = args.hidden;
   call.activation = args.activation;
   call.experts = r.scratch().experts;
   call.slots = args.slots;
+  call.down_by_outputs = args.down_by_outputs;
   return call;
 }
 
@@ -343,6 +358,7 @@ struct RoutedExpertsCall {
   absl::Span<const ExpertCall> experts;  // by id
   OutRows y;
   uint32_t* active = nullptr;  // [tokens * ranks], nullptr: not wanted
+  bool down_by_outputs = false;
   CallScratch* scratch = nullptr;
 };
 

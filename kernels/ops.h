@@ -352,14 +352,14 @@ enum class SparsityOrder : uint8_t { kNone = 0, kUp = 1, kGate = 2, kProduct = 3
 struct ExpertWork {
   WeightView up;                     // [width, hidden]
   WeightView gate;                   // [width, hidden]; base none: g is u
-  WeightView down;                   // [width, hidden], transposed
+  WeightView down;                   // [width, hidden], transposed; by outputs [hidden, width]
   absl::Span<const uint32_t> rows;   // rows of x
   absl::Span<const uint32_t> slots;  // rows of y, distinct over the whole call
   uint32_t neuron_begin = 0;
   uint32_t neuron_end = 0;  // 0: the width
   BufferRef up_bias;        // float32 [width], or none
   BufferRef gate_bias;      // float32 [width], or none
-  BufferRef down_bias;      // float32 [hidden], or none; added once, before the first neuron
+  BufferRef down_bias;      // float32 [hidden], or none; added once
   SparsityOrder sparsity = SparsityOrder::kNone;
   float threshold = 0;  // >= 0
   // [size(rows), width], made by ExpertLeads for these rows, kUp and kGate only: the lead part is then not
@@ -390,7 +390,8 @@ struct ExpertLeadsArgs {
   absl::Span<const LeadWork> experts;
 };
 
-// Computes all routed experts that are ready, in one region: gate-up-down fused.
+// Computes all routed experts that are ready, in one region: gate-up-down fused. With down by outputs experts
+// are computed whole: neuron_begin and neuron_end name all neurons, and no part has an index list.
 struct MoeExpertsArgs {
   Rows x;  // [tokens, hidden], already normed
   uint32_t tokens = 0;
@@ -402,6 +403,7 @@ struct MoeExpertsArgs {
   // uint32 [slots], host-visible, or none: neurons that counted for each slot, added up over an expert's
   // tiles (the first tile starts at 0).
   BufferRef active;
+  bool down_by_outputs = false;  // of all experts of the call
 };
 
 // MoeExperts for a router's choice that stays on the device: for row t and rank r, y[t * ranks + r, :] =
@@ -418,6 +420,7 @@ struct RoutedExpertsArgs {
   absl::Span<const ExpertWork> experts;  // by id, whole experts; their rows and slots are ignored
   Rows y;                                // [tokens * ranks, hidden]
   BufferRef active;                      // uint32 [tokens * ranks], host-visible, or none: as in MoeExperts
+  bool down_by_outputs = false;          // as in MoeExperts
 };
 
 // ExpertLeads for a router's choice, for the first `top_k` of the ranks: row t * ranks + r of values and of

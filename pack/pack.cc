@@ -106,9 +106,7 @@ absl::Status Pack::IndexExperts(ExtentPlanner* planner) {
                                             manifest_.expert_formats.size(), " formats are too few for ",
                                             expert_total_, " experts"));
   }
-  for (const ExpertFormat& format : manifest_.expert_formats) {
-    plans_.push_back(PlanExpert(format, ExpertHidden(config)));
-  }
+  plans_ = ExpertPlans(config, manifest_.expert_formats);
   expert_first_extent_.reserve(expert_total_);
   uint64_t number = 0;
   for (uint32_t layer = 0; layer < config.layers.size(); ++layer) {
@@ -117,9 +115,9 @@ absl::Status Pack::IndexExperts(ExtentPlanner* planner) {
     for (uint32_t expert = 0; expert < moe.experts; ++expert, ++number) {
       const size_t first = planner->extents().size();
       const uint32_t format = first < table_.entries.size() ? table_.entries[first].format : 0;
-      if (format >= plans_.size()) {
-        return absl::DataLossError(
-            absl::StrCat(kExtentTableName, ": entry ", first, ": format ", format, " of ", plans_.size()));
+      if (format >= manifest_.expert_formats.size()) {
+        return absl::DataLossError(absl::StrCat(kExtentTableName, ": entry ", first, ": format ", format,
+                                                " of ", manifest_.expert_formats.size()));
       }
       if (manifest_.expert_formats[format].gates != HasGates(moe.activation)) {
         return absl::DataLossError(absl::StrCat(kExtentTableName, ": entry ", first, ": format ", format,
@@ -127,7 +125,7 @@ absl::Status Pack::IndexExperts(ExtentPlanner* planner) {
                                                 " gates, the experts of layer ", layer, " otherwise"));
       }
       expert_first_extent_.push_back(static_cast<uint32_t>(first));
-      RETURN_IF_ERROR(planner->AddExpert(layer, expert, format, plans_[format], moe.expert_width));
+      RETURN_IF_ERROR(planner->AddExpert(layer, expert, format, plans_.Of(layer, format)));
     }
   }
   return absl::OkStatus();
@@ -136,7 +134,7 @@ absl::Status Pack::IndexExperts(ExtentPlanner* planner) {
 // Recomputes the whole table from the architecture and the formats, and compares it with the stored one. So
 // no offset or length that is read from the file can point anywhere else.
 absl::Status Pack::Index() {
-  const std::vector<DenseSpec> specs = DenseSpecs(manifest_.config);
+  const std::vector<DenseSpec> specs = DenseSpecs(manifest_.config, by_outputs());
   RETURN_IF_ERROR(CheckDenseTensors(specs, manifest_.dense_tensors));
   ExtentPlanner planner;
   RETURN_IF_ERROR(planner.AddDense(specs, manifest_.dense_tensors));
@@ -189,11 +187,11 @@ std::string Pack::ExtentName(uint32_t extent) const {
     return absl::StrCat("extent ", extent, " (dense, ", group, ")");
   }
   std::string parts;
-  if (entry.format < plans_.size()) {
+  if (entry.format < manifest_.expert_formats.size() && entry.layer < config().layers.size()) {
     for (int p = 0; p < kPartCount; ++p) {
       const bool is_stored =
           (StoredParts(manifest_.expert_formats[entry.format]) & PartBit(static_cast<Part>(p))) != 0;
-      if (is_stored && plans_[entry.format].parts[p].stream == entry.stream) {
+      if (is_stored && plans_.Of(entry.layer, entry.format).parts[p].stream == entry.stream) {
         absl::StrAppend(&parts, parts.empty() ? " " : "+", PartName(static_cast<Part>(p)));
       }
     }
@@ -204,7 +202,7 @@ std::string Pack::ExtentName(uint32_t extent) const {
 
 ExtentRange Pack::expert_extents(uint32_t layer, uint32_t expert) const {
   const uint32_t first = expert_first_extent_[layer_first_expert_[layer] + expert];
-  return {first, plans_[table_.entries[first].format].streams};
+  return {first, plans_.Of(layer, table_.entries[first].format).streams};
 }
 
 const ExpertFormat& Pack::expert_format(uint32_t layer, uint32_t expert) const {
@@ -214,13 +212,13 @@ const ExpertFormat& Pack::expert_format(uint32_t layer, uint32_t expert) const {
 PartView Pack::part(uint32_t layer, uint32_t expert, Part part) const {
   const uint32_t first = expert_extents(layer, expert).first;
   const uint32_t format = table_.entries[first].format;
-  const PartLocation& location = plans_[format].parts[static_cast<size_t>(part)];
+  const PartLocation& location = plans_.Of(layer, format).parts[static_cast<size_t>(part)];
   PartView view;
   view.extent = first + location.stream;
   view.base = location.base;
   view.stride = location.stride;
-  view.rows = config().layers[layer].moe.expert_width;
-  view.cols = ExpertHidden(config());
+  view.rows = location.rows;
+  view.cols = location.cols;
   view.encoding = manifest_.expert_formats[format].parts[static_cast<size_t>(part)];
   return view;
 }

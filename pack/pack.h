@@ -33,7 +33,8 @@ namespace sluice {
 class ExtentPlanner;
 
 // One part of one expert: row r is RowBytes(encoding, cols) bytes at `base + r * stride` of the extent. up
-// and gate: rows = neurons, cols = hidden. down is stored transposed, so it has the same shape.
+// and gate: rows = neurons, cols = hidden. down is stored transposed, so it has the same shape; by outputs it
+// has rows = hidden, cols = neurons.
 struct PartView {
   uint32_t extent = 0;
   uint32_t base = 0;
@@ -80,6 +81,9 @@ class Pack {
   ExtentRange expert_extents(uint32_t layer, uint32_t expert) const;
   PartView part(uint32_t layer, uint32_t expert, Part part) const;
   const ExpertFormat& expert_format(uint32_t layer, uint32_t expert) const;
+  // True if down matrices, of experts and dense ones, are stored by outputs: an expert can only be computed
+  // whole.
+  bool by_outputs() const { return IsByOutputs(manifest_.expert_formats); }
   uint64_t expert_bytes(uint32_t layer, uint32_t expert) const;  // stored bytes of its extents
 
   // Finds a tensor by canonical name (common/model/dense_names.h); null if there is none. With tied
@@ -116,7 +120,7 @@ class Pack {
   uint64_t largest_expert_bytes_ = 0;
   std::vector<uint64_t> layer_first_expert_;   // by layer: running number of its first expert
   std::vector<uint32_t> expert_first_extent_;  // by running expert number
-  std::vector<ExpertPlan> plans_;              // by expert format
+  ExpertPlans plans_;
   absl::flat_hash_map<std::string, uint32_t> dense_by_name_;
 };
 

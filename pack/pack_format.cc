@@ -1,5 +1,6 @@
 #include "pack/pack_format.h"
 
+#include "absl/strings/str_join.h"
 #include "absl/strings/str_replace.h"
 #include "pack/row_layout.h"
 
@@ -24,7 +25,8 @@ constexpr EncodingRow kEncodings[] = {
     {blocks::kQ1_0, "q1_0"},    {blocks::kQ2_0, "q2_0"},
 };
 
-constexpr const char* kLayoutNames[kExpertLayoutCount] = {"up|gate|down", "up|gate+down", "gate|up+down"};
+constexpr const char* kLayoutNames[kExpertLayoutCount] = {"up|gate|down", "up|gate+down", "gate|up+down",
+                                                          "up|gate|outputs"};
 constexpr const char* kPartNames[kPartCount] = {"up", "gate", "down"};
 
 // Parts by stream, in their order within a record. Frozen, as are the layouts' numbers.
@@ -33,6 +35,7 @@ constexpr int kLayoutParts[kExpertLayoutCount][kPartCount][2] = {
     {{0, kNoPart}, {1, kNoPart}, {2, kNoPart}},
     {{0, kNoPart}, {1, 2}, {kNoPart, kNoPart}},
     {{1, kNoPart}, {0, 2}, {kNoPart, kNoPart}},
+    {{0, kNoPart}, {1, kNoPart}, {2, kNoPart}},
 };
 constexpr int kGatelessParts[kPartCount][2] = {{0, kNoPart}, {2, kNoPart}, {kNoPart, kNoPart}};
 
@@ -86,8 +89,7 @@ absl::StatusOr<ExpertLayout> ExpertLayoutFromName(const std::string& name) {
     if (word == kLayoutNames[i]) return static_cast<ExpertLayout>(i);
   }
   return absl::InvalidArgumentError(absl::StrCat("unknown layout \"", name.substr(0, 40),
-                                                 "\" (known: ", kLayoutNames[0], ", ", kLayoutNames[1], ", ",
-                                                 kLayoutNames[2], ")"));
+                                                 "\" (known: ", absl::StrJoin(kLayoutNames, ", "), ")"));
 }
 
 const char* PartName(Part part) { return kPartNames[static_cast<size_t>(part)]; }
@@ -100,10 +102,14 @@ std::string DescribeEncoding(const EncodingDescriptor& descriptor) {
   return text;
 }
 
-// A stream holds one record for each neuron, with the rows of its parts one after the other. Each row begins
-// at a rounded offset; behind the last one the record is rounded up to the stride.
-ExpertPlan PlanExpert(const ExpertFormat& format, uint32_t columns) {
+// A stream holds one record for each neuron (of down by outputs for each output), with the rows of its parts
+// one after the other. Each row begins at a rounded offset; behind the last one the record is rounded up to
+// the stride.
+ExpertPlan PlanExpert(const ExpertFormat& format, uint32_t neurons, uint32_t hidden) {
   ExpertPlan plan;
+  const auto by_outputs = [&format](int part) {
+    return IsByOutputs(format.layout) && part == static_cast<int>(Part::kDown);
+  };
   const auto& layout = format.gates ? kLayoutParts[static_cast<size_t>(format.layout)] : kGatelessParts;
   for (const auto& stream_parts : layout) {
     if (stream_parts[0] == kNoPart) break;
@@ -111,8 +117,11 @@ ExpertPlan PlanExpert(const ExpertFormat& format, uint32_t columns) {
     uint64_t next = 0;
     for (const int part : stream_parts) {
       if (part == kNoPart) continue;
-      const uint64_t bytes = RowBytes(format.parts[part], columns);
-      plan.parts[part] = {plan.streams, static_cast<uint32_t>(next), 0};
+      const uint32_t rows = by_outputs(part) ? hidden : neurons;
+      const uint32_t cols = by_outputs(part) ? neurons : hidden;
+      const uint64_t bytes = RowBytes(format.parts[part], cols);
+      plan.parts[part] = {plan.streams, static_cast<uint32_t>(next), 0, rows, cols};
+      plan.stream_rows[plan.streams] = rows;
       end = next + bytes;
       next += RoundStride(bytes);
     }
@@ -124,6 +133,17 @@ ExpertPlan PlanExpert(const ExpertFormat& format, uint32_t columns) {
   return plan;
 }
 
+ExpertPlans::ExpertPlans(const ModelConfig& config, const std::vector<ExpertFormat>& formats) {
+  std::map<uint32_t, size_t> known;  // by width
+  for (const LayerConfig& layer : config.layers) {
+    const auto [it, is_new] = known.emplace(layer.moe.expert_width, plans_.size());
+    first_.push_back(it->second);
+    for (size_t f = 0; is_new && f < formats.size(); ++f) {
+      plans_.push_back(PlanExpert(formats[f], layer.moe.expert_width, ExpertHidden(config)));
+    }
+  }
+}
+
 PartSet StoredParts(const ExpertFormat& format) {
   return format.gates ? kAllParts : PartSet{static_cast<PartSet>(PartBit(Part::kUp) | PartBit(Part::kDown))};
 }
@@ -133,11 +153,19 @@ uint64_t FeaturesOf(const Manifest& manifest) {
   if (manifest.expert_formats.size() > 1) features |= kFeatureMixedFormats;
   for (const ExpertFormat& format : manifest.expert_formats) {
     if (!format.gates) features |= kFeatureGateless;
-    if (format.layout != ExpertLayout::kUpGateDown) features |= kFeatureInterleaved;
+    if (IsByOutputs(format.layout)) {
+      features |= kFeatureOutputs;
+    } else if (format.layout != ExpertLayout::kUpGateDown) {
+      features |= kFeatureInterleaved;
+    }
     for (const EncodingDescriptor& part : format.parts) AddFeatures(part, &features);
   }
   for (const DenseTensor& tensor : manifest.dense_tensors) AddFeatures(tensor.encoding, &features);
   return features;
+}
+
+bool IsByOutputs(const std::vector<ExpertFormat>& formats) {
+  return !formats.empty() && IsByOutputs(formats.front().layout);
 }
 
 }  // namespace sluice

@@ -34,10 +34,11 @@ enum IncompatibleFeature : uint64_t {
   kFeatureMxfp4 = 1u << 3,
   kFeatureLowBits = 1u << 4,   // q4, q3 or q2 rows
   kFeatureGateless = 1u << 5,  // experts without gates
+  kFeatureOutputs = 1u << 7,   // down matrices are stored by outputs (bit 6: row_layout.h)
 };
 inline constexpr uint64_t kKnownIncompatibleFeatures = kFeatureInterleaved | kFeatureMixedFormats |
                                                        kFeatureSuperGroups | kFeatureMxfp4 | kFeatureLowBits |
-                                                       kFeatureGateless;
+                                                       kFeatureGateless | kFeatureOutputs;
 
 // Payload files by number.
 enum class PackFile : uint8_t { kDense = 0, kExperts = 1 };
@@ -66,8 +67,15 @@ enum class ExpertLayout : uint8_t {
   kUpGateDown = 0,  // "up|gate|down": three streams
   kUpGatedown = 1,  // "up|gate+down": gate and down rows of a neuron are adjacent
   kGateUpdown = 2,  // "gate|up+down"
+  // "up|gate|outputs": three streams, the last one of down's rows by output, as checkpoints and GGUF files
+  // have them. The neurons of such a pack cannot be taken apart.
+  kUpGateOutputs = 3,
 };
-inline constexpr int kExpertLayoutCount = 3;
+inline constexpr int kExpertLayoutCount = 4;
+
+// True if down is [hidden, neurons], not transposed. Then every format of the pack has such a layout, and the
+// dense down tensors are stored so too.
+inline constexpr bool IsByOutputs(ExpertLayout layout) { return layout == ExpertLayout::kUpGateOutputs; }
 
 // Storage format of experts: the encoding of each part, and the grouping of parts into streams. Experts
 // without gates have two streams, up and down, in every layout, and their gate part repeats the up part.
@@ -81,17 +89,33 @@ struct ExpertFormat {
 // Position of one part in its stream.
 struct PartLocation {
   uint32_t stream = 0;
-  uint32_t base = 0;    // byte offset of the part's row within a neuron's record
-  uint32_t stride = 0;  // bytes from one neuron's record to the next
+  uint32_t base = 0;    // byte offset of the part's row within a record
+  uint32_t stride = 0;  // bytes from one record to the next
+  uint32_t rows = 0;
+  uint32_t cols = 0;
 };
 
-// Positions of the parts of an expert with rows of `columns` values.
+// Positions of the parts of an expert. A record is a neuron's, in a stream of down by outputs an output's.
 struct ExpertPlan {
   uint32_t streams = 0;
   std::array<uint32_t, kPartCount> stream_stride = {};  // by stream
+  std::array<uint32_t, kPartCount> stream_rows = {};    // by stream: its records
   std::array<PartLocation, kPartCount> parts = {};      // by Part
 };
-ExpertPlan PlanExpert(const ExpertFormat& format, uint32_t columns);
+ExpertPlan PlanExpert(const ExpertFormat& format, uint32_t neurons, uint32_t hidden);
+
+// The plans of a model's experts, for each layer and format. Thread safety: immutable.
+class ExpertPlans {
+ public:
+  ExpertPlans() = default;
+  ExpertPlans(const ModelConfig& config, const std::vector<ExpertFormat>& formats);
+  // REQUIRES: layer < layers, format < formats.
+  const ExpertPlan& Of(uint32_t layer, uint32_t format) const { return plans_[first_[layer] + format]; }
+
+ private:
+  std::vector<ExpertPlan> plans_;  // by width, then format
+  std::vector<size_t> first_;      // by layer
+};
 
 // Set of the stored parts.
 PartSet StoredParts(const ExpertFormat& format);
@@ -150,6 +174,9 @@ struct Manifest {
 
 // The incompatible feature bits that `manifest` needs for its formats.
 uint64_t FeaturesOf(const Manifest& manifest);
+
+// True if the formats' down is stored by outputs. REQUIRES: formats that agree on it.
+bool IsByOutputs(const std::vector<ExpertFormat>& formats);
 
 // extents.bin, parsed and checked in itself (not against a manifest).
 struct ExtentTable {

@@ -14,14 +14,15 @@ constexpr uint64_t kMaxFileBytes = 1ull << 60;
 
 class SpecList {
  public:
-  SpecList(uint32_t layer, uint32_t group, std::vector<DenseSpec>* specs)
-      : layer_(layer), group_(group), specs_(specs) {}
+  SpecList(uint32_t layer, uint32_t group, bool by_outputs, std::vector<DenseSpec>* specs)
+      : layer_(layer), group_(group), by_outputs_(by_outputs), specs_(specs) {}
 
   void Matrix(std::string_view name, uint32_t rows, uint32_t cols) {
     Add(name, rows, cols, DenseKind::kMatrix);
   }
-  void Summed(std::string_view name, uint32_t rows, uint32_t cols) {
-    Add(name, rows, cols, DenseKind::kSummed);
+  // The down matrix of an FFN of `width` neurons.
+  void Down(std::string_view name, uint32_t width, uint32_t hidden) {
+    by_outputs_ ? Add(name, hidden, width, DenseKind::kMatrix) : Add(name, width, hidden, DenseKind::kSummed);
   }
   void Vector(std::string_view name, uint32_t length) { Add(name, 1, length, DenseKind::kVector); }
   void Table(std::string_view name, uint32_t rows, uint32_t cols) {
@@ -38,6 +39,7 @@ class SpecList {
   }
   const uint32_t layer_;
   const uint32_t group_;
+  const bool by_outputs_;
   std::vector<DenseSpec>* const specs_;
 };
 
@@ -186,7 +188,7 @@ void AddWidthSpecs(uint32_t width, bool gates, uint32_t hidden, std::string_view
                    std::string_view down, SpecList* list) {
   list->Matrix(up, width, hidden);
   if (gates) list->Matrix(gate, width, hidden);
-  list->Summed(down, width, hidden);
+  list->Down(down, width, hidden);
 }
 
 void AddBesideSpecs(const MoeConfig& moe, uint32_t hidden, SpecList* list) {
@@ -259,16 +261,16 @@ void AddLayerSpecs(const ModelConfig& config, const LayerConfig& layer, SpecList
 
 // Stores tensors in the order of the forward pass: a session that reads dense.bin from its beginning gets the
 // tensors that it needs first.
-std::vector<DenseSpec> DenseSpecs(const ModelConfig& config) {
+std::vector<DenseSpec> DenseSpecs(const ModelConfig& config, bool by_outputs) {
   const uint32_t hidden = config.hidden;
   std::vector<DenseSpec> specs;
-  SpecList(ExtentEntry::kNone, 0, &specs).Matrix(dense::kEmbed, config.vocab, hidden);
+  SpecList(ExtentEntry::kNone, 0, by_outputs, &specs).Matrix(dense::kEmbed, config.vocab, hidden);
   uint32_t group = 0;
   for (uint32_t layer = 0; layer < config.layers.size(); ++layer) {
-    SpecList list(layer, ++group, &specs);
+    SpecList list(layer, ++group, by_outputs, &specs);
     AddLayerSpecs(config, config.layers[layer], &list);
   }
-  SpecList last(ExtentEntry::kNone, ++group, &specs);
+  SpecList last(ExtentEntry::kNone, ++group, by_outputs, &specs);
   AddNormSpecs(config, dense::kFinalNorm, dense::kFinalNormBias, &last);
   if (!config.tied_embeddings) last.Matrix(dense::kHead, config.vocab, hidden);
   if (config.head_bias) last.Vector(dense::kHeadBias, config.vocab);
@@ -370,7 +372,7 @@ absl::Status ExtentPlanner::AddDense(const std::vector<DenseSpec>& specs,
 }
 
 absl::Status ExtentPlanner::AddExpert(uint32_t layer, uint32_t expert, uint32_t format,
-                                      const ExpertPlan& plan, uint32_t rows) {
+                                      const ExpertPlan& plan) {
   for (uint32_t stream = 0; stream < plan.streams; ++stream) {
     ExtentEntry entry;
     entry.kind = ExtentKind::kExpert;
@@ -379,7 +381,7 @@ absl::Status ExtentPlanner::AddExpert(uint32_t layer, uint32_t expert, uint32_t 
     entry.layer = layer;
     entry.expert = expert;
     entry.format = format;
-    RETURN_IF_ERROR(Add(entry, static_cast<uint64_t>(rows) * plan.stream_stride[stream]));
+    RETURN_IF_ERROR(Add(entry, uint64_t{plan.stream_rows[stream]} * plan.stream_stride[stream]));
   }
   return absl::OkStatus();
 }

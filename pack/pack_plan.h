@@ -17,7 +17,7 @@ namespace sluice {
 
 enum class DenseKind : uint8_t {
   kMatrix,  // stored in the dense encoding
-  kSummed,  // the same, but its rows are summed with weights (down): no block encoding
+  kSummed,  // the same, but its rows are summed with weights (transposed down): no block encoding
   kVector,  // f32: one row, or a small table of them
   kRouter,  // bf16 or f32: matrices with few rows and a large effect
 };
@@ -32,8 +32,9 @@ struct DenseSpec {
   DenseKind kind = DenseKind::kMatrix;
 };
 
-// Every dense tensor of a model in storage order. REQUIRES: ValidateModelConfig accepts `config`.
-std::vector<DenseSpec> DenseSpecs(const ModelConfig& config);
+// Every dense tensor of a model in storage order; `by_outputs`: down tensors are [hidden, width], not
+// transposed. REQUIRES: ValidateModelConfig accepts `config`.
+std::vector<DenseSpec> DenseSpecs(const ModelConfig& config, bool by_outputs = false);
 
 // True if `encoding` may store a tensor of `kind`.
 bool DenseEncodingAllowed(DenseKind kind, const EncodingDescriptor& encoding);
@@ -49,9 +50,8 @@ class ExtentPlanner {
   // Appends dense extents of `tensors` (as PlaceDense makes them). DataLoss if they are not in the order of
   // `specs`, overlap, or mix groups in an extent.
   absl::Status AddDense(const std::vector<DenseSpec>& specs, const std::vector<DenseTensor>& tensors);
-  // Appends one expert of `rows` neurons. ResourceExhausted if the pack exceeds the format's address range.
-  absl::Status AddExpert(uint32_t layer, uint32_t expert, uint32_t format, const ExpertPlan& plan,
-                         uint32_t rows);
+  // Appends one expert. ResourceExhausted if the pack exceeds the format's address range.
+  absl::Status AddExpert(uint32_t layer, uint32_t expert, uint32_t format, const ExpertPlan& plan);
 
   const std::vector<ExtentEntry>& extents() const { return extents_; }
   std::vector<ExtentEntry> TakeExtents() { return std::move(extents_); }

@@ -119,12 +119,17 @@ absl::Status ReadFormats(const JsonObject& body, Manifest* m) {
       ASSIGN_OR_RETURN(format.parts[p], ReadEncoding(part));
     }
     const EncodingDescriptor& down = format.parts[static_cast<size_t>(Part::kDown)];
-    if (IsBlockEncoding(down.encoding)) {
+    if (IsBlockEncoding(down.encoding) && !IsByOutputs(format.layout)) {
       return parts.Error(PartName(Part::kDown),
                          absl::StrCat("is ", EncodingName(down.encoding), ", which has no weighted sums"));
     }
-    if (!format.gates && format.layout != ExpertLayout::kUpGateDown) {
+    if (!format.gates && format.layout != ExpertLayout::kUpGateDown && !IsByOutputs(format.layout)) {
       return object.Error("layout", absl::StrCat("is ", layout, ", but there are no gates"));
+    }
+    if (IsByOutputs(format.layout) !=
+        IsByOutputs(m->expert_formats.empty() ? format.layout : m->expert_formats.front().layout)) {
+      return object.Error("layout", absl::StrCat("is ", layout, ", beside ",
+                                                 ExpertLayoutName(m->expert_formats.front().layout)));
     }
     if (!format.gates) {
       format.parts[static_cast<size_t>(Part::kGate)] = format.parts[static_cast<size_t>(Part::kUp)];

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <cstring>
+#include <iterator>
+#include <limits>
 #include <utility>
 
 namespace sluice {
@@ -131,18 +133,41 @@ void CopyLaneRows(const CopyLane& lane, const std::vector<uint32_t>& neurons, co
 
 }  // namespace
 
+namespace {
+
+// Adds the last tile's chunks of a part with its own number of rows.
+void AddOwnRows(const PartCopy& part, const PlanOptions& options, TransferPlan* plan) {
+  const auto lane = static_cast<uint32_t>(plan->lanes.size());
+  plan->lanes.push_back(MakeLanes({part}, options.merge).front());
+  const uint64_t row_bytes = plan->lanes[lane].solid ? part.dest_stride : part.row_bytes;
+  const auto step = static_cast<uint32_t>(
+      std::clamp<uint64_t>(options.chunk_bytes / row_bytes, 1, std::numeric_limits<uint32_t>::max()));
+  for (uint32_t at = 0; at < part.own_rows; at += std::min(step, part.own_rows - at)) {
+    const uint32_t count = std::min(step, part.own_rows - at);
+    plan->chunks.push_back(
+        {at, count, plan->tiles - 1, static_cast<uint32_t>(count * row_bytes), lane, lane + 1});
+  }
+}
+
+}  // namespace
+
 TransferPlan MakeTransferPlan(const std::vector<PartCopy>& parts, uint32_t rows,
                               std::vector<uint32_t> neurons, uint32_t tile_neurons,
                               const PlanOptions& options) {
   TransferPlan plan;
-  plan.lanes = MakeLanes(parts, options.merge);
+  std::vector<PartCopy> by_neurons;
+  std::copy_if(parts.begin(), parts.end(), std::back_inserter(by_neurons),
+               [](const PartCopy& part) { return part.own_rows == 0; });
+  plan.lanes = MakeLanes(std::move(by_neurons), options.merge);
+  const auto lanes = static_cast<uint32_t>(plan.lanes.size());
   plan.neurons = std::move(neurons);
-  uint64_t row_bytes = 0;
+  const bool none = plan.lanes.empty();
+  uint64_t row_bytes = none ? 1 : 0;
   for (const CopyLane& lane : plan.lanes) {
     row_bytes += lane.solid && plan.neurons.empty() ? lane.dest_stride : lane.row_bytes;
   }
   const bool listed = !plan.neurons.empty();
-  const auto total = listed ? static_cast<uint32_t>(plan.neurons.size()) : rows;
+  const auto total = none ? 0 : listed ? static_cast<uint32_t>(plan.neurons.size()) : rows;
   const uint32_t tile = tile_neurons == 0 ? total : std::min(tile_neurons, total);
   const uint64_t by_bytes = std::max<uint64_t>(1, options.chunk_bytes / row_bytes);
   const uint64_t by_count = std::max<uint64_t>(options.chunk_neurons, options.min_chunk_bytes / row_bytes);
@@ -152,9 +177,13 @@ TransferPlan MakeTransferPlan(const std::vector<PartCopy>& parts, uint32_t rows,
     const uint32_t end = begin + std::min(tile, total - begin);
     for (uint32_t at = begin; at < end; at += std::min(step, end - at)) {
       const uint32_t count = std::min(step, end - at);
-      plan.chunks.push_back({at, count, plan.tiles, static_cast<uint32_t>(count * row_bytes)});
+      plan.chunks.push_back({at, count, plan.tiles, static_cast<uint32_t>(count * row_bytes), 0, lanes});
     }
     ++plan.tiles;
+  }
+  plan.tiles = std::max(plan.tiles, 1u);
+  for (const PartCopy& part : parts) {
+    if (part.own_rows != 0) AddOwnRows(part, options, &plan);
   }
   return plan;
 }
@@ -164,12 +193,12 @@ TransferPlan MakeRangePlan(const std::byte* source, uint64_t dest, uint32_t byte
                            const PlanOptions& options) {
   PlanOptions whole = options;
   whole.merge = true;
-  return MakeTransferPlan({{source, dest, 1, 1, 1}}, bytes, {}, 0, whole);
+  return MakeTransferPlan({{source, dest, 1, 1, 1, 0}}, bytes, {}, 0, whole);
 }
 
 void CopyPlanChunk(const TransferPlan& plan, const PlanChunk& chunk, std::byte* slab) {
-  for (const CopyLane& lane : plan.lanes) {
-    CopyLaneRows(lane, plan.neurons, chunk, slab);
+  for (uint32_t lane = chunk.first_lane; lane < chunk.end_lane; ++lane) {
+    CopyLaneRows(plan.lanes[lane], plan.neurons, chunk, slab);
   }
   StreamFence();
 }

@@ -31,12 +31,14 @@ struct CopyLane {
   bool solid = false;  // equal strides with negligible gaps: a run of rows is one piece
 };
 
-// Rows [first, first + rows) of every lane.
+// Rows [first, first + rows) of lanes [first_lane, end_lane).
 struct PlanChunk {
   uint32_t first = 0;
   uint32_t rows = 0;
   uint32_t tile = 0;
   uint32_t bytes = 0;
+  uint32_t first_lane = 0;
+  uint32_t end_lane = 0;
 };
 
 struct TransferPlan {
@@ -64,10 +66,13 @@ struct PartCopy {
   uint64_t source_stride = 0;
   uint64_t dest_stride = 0;
   uint64_t row_bytes = 0;
+  // Rows of a part that has another number of them than neurons (down by outputs): all travel, in the last
+  // tile. 0: a row a neuron.
+  uint32_t own_rows = 0;
 };
 
 // Plans `rows` of all parts, or those in `neurons` if it is not empty. REQUIRES: at least one part and row,
-// rows that fit in 2^32 bytes a chunk.
+// no own rows beside `neurons`, and rows that fit in 2^32 bytes a chunk.
 TransferPlan MakeTransferPlan(const std::vector<PartCopy>& parts, uint32_t rows,
                               std::vector<uint32_t> neurons, uint32_t tile_neurons,
                               const PlanOptions& options);

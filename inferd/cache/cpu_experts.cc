@@ -94,25 +94,28 @@ class Buffers {
 // Times experts of a layer on a device, by the device's own clock.
 class ExpertTimer {
  public:
-  static absl::StatusOr<ExpertTimer> Create(const ModelConfig& config, uint32_t layer, uint32_t most,
+  static absl::StatusOr<ExpertTimer> Create(const Pack& pack, uint32_t layer, uint32_t most,
                                             Backend* backend) {
+    const ModelConfig& config = pack.config();
     const uint64_t bytes = uint64_t{most} * ExpertHidden(config) * sizeof(float);
     ASSIGN_OR_RETURN(Buffers x, Buffers::Allocate(bytes, backend));
     ASSIGN_OR_RETURN(Buffers y, Buffers::Allocate(bytes, backend));
     const std::vector<float> ones(uint64_t{most} * ExpertHidden(config), 1.0f);
     RETURN_IF_ERROR(backend->queue().Upload(ones.data(), bytes, x.ref()));
-    return ExpertTimer(config, config.layers[layer].moe, most, backend, std::move(x), std::move(y));
+    return ExpertTimer(pack, config.layers[layer].moe, most, backend, std::move(x), std::move(y));
   }
 
   absl::StatusOr<double> Time(ExpertWork work, uint32_t rows) {
     work.rows = work.slots = absl::MakeConstSpan(rows_).first(rows);
     MoeExpertsArgs args;
-    args.x = {x_.ref(), ExpertHidden(config_)};
+    const uint32_t hidden = ExpertHidden(pack_.config());
+    args.x = {x_.ref(), hidden};
     args.tokens = args.slots = rows;
-    args.hidden = ExpertHidden(config_);
+    args.hidden = hidden;
     args.activation = {moe_.activation, moe_.activation_alpha, moe_.activation_limit};
     args.experts = absl::MakeConstSpan(&work, 1);
-    args.y = {y_.ref(), ExpertHidden(config_)};
+    args.y = {y_.ref(), hidden};
+    args.down_by_outputs = pack_.by_outputs();
     Queue& queue = backend_->queue();
     backend_->BeginStep();
     RETURN_IF_ERROR(queue.Wait(queue.Record()));
@@ -125,12 +128,11 @@ class ExpertTimer {
   }
 
  private:
-  ExpertTimer(const ModelConfig& config, const MoeConfig& moe, uint32_t most, Backend* backend, Buffers x,
-              Buffers y)
-      : config_(config), moe_(moe), backend_(backend), x_(std::move(x)), y_(std::move(y)), rows_(most) {
+  ExpertTimer(const Pack& pack, const MoeConfig& moe, uint32_t most, Backend* backend, Buffers x, Buffers y)
+      : pack_(pack), moe_(moe), backend_(backend), x_(std::move(x)), y_(std::move(y)), rows_(most) {
     std::iota(rows_.begin(), rows_.end(), 0);
   }
-  const ModelConfig& config_;
+  const Pack& pack_;
   const MoeConfig& moe_;
   Backend* const backend_;
   Buffers x_;
@@ -188,7 +190,7 @@ absl::Status CpuCosts::Measure(uint32_t max_rows, Backend* cpu) {
   const uint64_t copies = std::clamp<uint64_t>(kMaxCopiedBytes / bytes, 1, kTimedRounds);
   ASSIGN_OR_RETURN(const Buffers weights, Buffers::Allocate(copies * bytes, cpu));
   const uint32_t most = std::clamp(max_rows, 1u, kMaxRows);
-  ASSIGN_OR_RETURN(ExpertTimer timer, ExpertTimer::Create(pack_->config(), layer, most, cpu));
+  ASSIGN_OR_RETURN(ExpertTimer timer, ExpertTimer::Create(*pack_, layer, most, cpu));
   std::vector<CpuCostTable::Point> points;
   for (uint32_t rows = 1; rows <= most; rows *= 2) {
     double best = HUGE_VAL;
@@ -225,7 +227,7 @@ absl::StatusOr<double> CpuCosts::MeasureDevice(Backend* device) const {
   work.up = slots_->PartOf(slot, Part::kUp);
   work.gate = slots_->PartOf(slot, Part::kGate);
   work.down = slots_->PartOf(slot, Part::kDown);
-  ASSIGN_OR_RETURN(ExpertTimer timer, ExpertTimer::Create(pack_->config(), measured.layer, 1, device));
+  ASSIGN_OR_RETURN(ExpertTimer timer, ExpertTimer::Create(*pack_, measured.layer, 1, device));
   double best = HUGE_VAL;
   for (uint32_t round = 0; round < kTimedRounds; ++round) {
     ASSIGN_OR_RETURN(const double seconds, timer.Time(work, 1));

@@ -21,7 +21,10 @@ ExpertSlots::ExpertSlots(SlabPlan plan, TileSize tile, std::unique_ptr<DeviceSla
 absl::StatusOr<std::unique_ptr<ExpertSlots>> ExpertSlots::Create(const SlotCacheOptions& options,
                                                                  WeightClient* client, FetchQueue* fetches,
                                                                  Backend* backend) {
-  ASSIGN_OR_RETURN(const TileSize tile, TileSize::Create(options.tile_neurons));
+  ASSIGN_OR_RETURN(TileSize tile, TileSize::Create(options.tile_neurons));
+  if (client->pack().by_outputs()) {
+    tile = TileSize::Whole();
+  }
   ASSIGN_OR_RETURN(SlabPlan plan, PlanSlab(client->pack(), options.budget, options.allocate));
   ASSIGN_OR_RETURN(std::unique_ptr<DeviceSlab> slab, DeviceSlab::Create(plan.bytes, backend));
   return std::unique_ptr<ExpertSlots>(

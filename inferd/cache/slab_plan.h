@@ -86,13 +86,17 @@ class TileSize {
     return TileSize(neurons);
   }
 
+  // One tile an expert.
+  static TileSize Whole() { return TileSize(kWhole); }
+
   // Tile size of an expert of `width` neurons; may be more than `width`.
   uint32_t Of(uint32_t width) const {
-    if (neurons_ > 0) {
+    if (neurons_ > 0 && neurons_ != kWhole) {
       return neurons_;
     }
-    const uint32_t eighth = (width + kTilesOfAnExpert - 1) / kTilesOfAnExpert;
-    return std::max(1u, (eighth + kNeuronBlock - 1) / kNeuronBlock) * kNeuronBlock;
+    const uint32_t tiles = neurons_ == kWhole ? 1 : kTilesOfAnExpert;
+    const uint32_t part = (width + tiles - 1) / tiles;
+    return std::max(1u, (part + kNeuronBlock - 1) / kNeuronBlock) * kNeuronBlock;
   }
 
   // Landed neurons, from the number of landed tiles.
@@ -101,6 +105,8 @@ class TileSize {
   }
 
  private:
+  static constexpr uint32_t kWhole = 1;  // no multiple of 64
+
   explicit TileSize(uint32_t neurons) : neurons_(neurons) {}
   uint32_t neurons_;
 };

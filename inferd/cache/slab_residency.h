@@ -144,7 +144,7 @@ class SlabResidency final : public LayerResidency {
   void QueueOnCpu(uint32_t index, uint32_t tokens, double share);
   // True if the CPU may continue where the device's tiles of an expert end. It has to wait for their sums,
   // which only a modelled CPU does without losing time.
-  bool MaySplit() const { return clock_ != nullptr; }
+  bool MaySplit() const { return clock_ != nullptr && !pack_.by_outputs(); }
   void LeaveToCpu(Entry* entry);
   bool AwaitCpu();
 

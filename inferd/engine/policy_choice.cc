@@ -8,9 +8,28 @@
 
 namespace sluice::inferd {
 
+absl::Status CheckSingleNeurons(const Policies& policies, const Pack& pack) {
+  std::string what;
+  if (policies.sparsity.order != SparsityOrder::kNone) {
+    what = absl::StrCat("sparsity=", SparsityWord(policies.sparsity.order));
+  } else if (policies.granularity == CacheGranularity::kNeuron) {
+    what = "cache_granularity=neuron";
+  } else if (policies.neuron_predictor != NeuronPredictorKind::kNone) {
+    what = "a neuron_predictor";
+  }
+  if (what.empty() || !pack.by_outputs()) {
+    return absl::OkStatus();
+  }
+  return absl::FailedPreconditionError(absl::StrCat(
+      "preset ", policies.preset, " (", what, ") needs single neurons, and pack ", pack.dir(),
+      " has down by outputs; pack the model by neurons first: sluice pack MODEL --out PACK --layout '",
+      ExpertLayoutName(ExpertLayout::kUpGateDown), "'"));
+}
+
 absl::StatusOr<PolicyChoice> ChoosePoliciesFor(const EngineOptions& options, const Pack& pack) {
   ASSIGN_OR_RETURN(Policies policies, PoliciesOf(options.preset, options.policies, options.device));
   if (policies.preset != "auto") {
+    RETURN_IF_ERROR(CheckSingleNeurons(policies, pack));
     return PolicyChoice{std::move(policies), {}};
   }
   const ModelConfig& config = pack.config();
@@ -34,6 +53,7 @@ absl::StatusOr<PolicyChoice> ChoosePoliciesFor(const EngineOptions& options, con
   AutoChoice choice = ChoosePolicies(AutoFactsOf(setup, pack, machine));
   ASSIGN_OR_RETURN(policies, WithOverrides(std::move(choice.policies), options.policies));
   RETURN_IF_ERROR(CheckPolicies(policies, options.device));
+  RETURN_IF_ERROR(CheckSingleNeurons(policies, pack));
   return PolicyChoice{std::move(policies), std::move(choice.reasons)};
 }
 

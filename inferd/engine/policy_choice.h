@@ -19,8 +19,12 @@ struct PolicyChoice {
   std::vector<std::string> reasons;  // reasons of the preset `auto`; empty for other presets
 };
 
+// FAILED_PRECONDITION naming the preset, its policy and the command, if the policies compute or hold single
+// neurons and the pack's down is by outputs.
+absl::Status CheckSingleNeurons(const Policies& policies, const Pack& pack);
+
 // Returns the preset's policies; `auto` decides by the options, the machine (measured for a few tenths of a
-// second) and the pack's profile. Errors of PoliciesOf.
+// second) and the pack's profile. Errors of PoliciesOf and CheckSingleNeurons.
 absl::StatusOr<PolicyChoice> ChoosePoliciesFor(const EngineOptions& options, const Pack& pack);
 
 // Rules of prefix reuse between sequences, by the engine's options and policies.

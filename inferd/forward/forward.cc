@@ -128,7 +128,8 @@ absl::Status Forward::ComputeDense(const DenseExpert& expert, const ActivationSp
                              .activation = activation,
                              .experts = absl::MakeConstSpan(&work, 1),
                              .y = y,
-                             .slots = tokens});
+                             .slots = tokens,
+                             .down_by_outputs = weights_.down_by_outputs()});
 }
 
 // Computes the FFN parallel to the experts: a shared expert, or a dense FFN with its norm; the experts' own
@@ -361,7 +362,8 @@ MoeExpertsArgs Forward::ExpertsArgs(uint32_t layer, uint32_t tokens,
           .experts = experts,
           .y = ExpertOutputs(moe),
           .slots = slots,
-          .active = active_};
+          .active = active_,
+          .down_by_outputs = weights_.down_by_outputs()};
 }
 
 // Queues every ready work that is not queued yet.
@@ -561,7 +563,8 @@ absl::Status Forward::RunLayerOnDevice(uint32_t layer, const StepBatch& batch) {
                              .ranks = ranks,
                              .experts = work_.ByExpert(layer, *experts_),
                              .y = ExpertOutputs(moe),
-                             .active = sparsity_->enabled() ? deferred_active_ + offset : BufferRef{}}));
+                             .active = sparsity_->enabled() ? deferred_active_ + offset : BufferRef{},
+                             .down_by_outputs = weights_.down_by_outputs()}));
   RETURN_IF_ERROR(AddOutputs(layer, tokens, scaled ? BufferRef{} : weights, x_));
   experts_->LayerRead(layer, queue_->Record());
   deferred_.push_back(layer);

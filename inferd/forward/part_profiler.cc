@@ -16,8 +16,9 @@ void AddExpert(const ExpertWork& expert, uint64_t tokens, bool read, PartWork* w
   const uint64_t rows = end - expert.neuron_begin;
   for (const WeightView* part : {&expert.up, &expert.gate, &expert.down}) {
     if (!part->base) continue;
-    work->bytes += read ? rows * part->stride : 0;
-    work->products += tokens * rows * part->cols;
+    const uint64_t part_rows = rows * part->rows / expert.up.rows;  // down's may be outputs
+    work->bytes += read ? part_rows * part->stride : 0;
+    work->products += tokens * part_rows * part->cols;
   }
 }
 

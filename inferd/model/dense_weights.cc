@@ -302,7 +302,8 @@ absl::Status Finder::Ffn(uint32_t width, Activation activation, std::string_view
   if (HasGates(activation)) {
     RETURN_IF_ERROR(Matrix(gate, width, hidden_, &expert->gate));
   }
-  return Matrix(down, width, hidden_, &expert->down);
+  return pack_.by_outputs() ? Matrix(down, hidden_, width, &expert->down)
+                            : Matrix(down, width, hidden_, &expert->down);
 }
 
 absl::Status Finder::FfnBiases(uint32_t width, const MoeConfig& moe, std::string_view up,

@@ -23,7 +23,7 @@ namespace sluice::inferd {
 struct DenseExpert {
   WeightView up;      // [width, hidden], all three
   WeightView gate;    // empty without gates
-  WeightView down;    // stored transposed
+  WeightView down;    // stored transposed, or [hidden, width] by outputs
   BufferRef up_bias;  // float32, the three; none without
   BufferRef gate_bias;
   BufferRef down_bias;
@@ -179,6 +179,9 @@ class DenseWeights {
   const NormSpec& final_norm() const { return tensors_.final_norm; }
   const LayerWeights& layer(uint32_t layer) const { return tensors_.layers[layer]; }
   const std::vector<LayerWeights>& layers() const { return tensors_.layers; }
+
+  // True if down matrices, those of routed experts too, are by outputs (MoeExpertsArgs).
+  bool down_by_outputs() const { return pack_.by_outputs(); }
 
   // Bytes that every step reads: all tensors except the embedding rows.
   uint64_t bytes_per_step() const { return tensors_.bytes_per_step; }

@@ -153,6 +153,9 @@ absl::Status PullClient::CheckTarget(const FetchRequest& request) const {
       RETURN_IF_ERROR(check(target.base[p], target.stride[p],
                             target.neurons.empty() ? view.rows : target.neurons.size(),
                             RowBytes(view.encoding, view.cols)));
+      if (!target.neurons.empty() && pack().by_outputs()) {
+        return absl::InvalidArgumentError("single neurons of a pack whose down is by outputs");
+      }
       if (!target.neurons.empty() && target.neurons.back() >= view.rows) {
         return absl::InvalidArgumentError(absl::StrCat("neuron ", target.neurons.back(), " of ", view.rows));
       }
@@ -260,18 +263,18 @@ TransferPlan PullClient::PlanOf(const Transfer& transfer) const {
                          plan_);
   }
   std::vector<PartCopy> parts;
-  uint32_t rows = 0;
+  const uint32_t neurons = pack().part(key.layer, key.expert, Part::kUp).rows;
   for (const Part part : kParts) {
     if (Asks(key.parts, part)) {
       const PartView view = pack().part(key.layer, key.expert, part);
       const auto source = std::find(sources.extents.begin(), sources.extents.end(), view.extent);
       const auto p = static_cast<size_t>(part);
       parts.push_back({sources.leases[static_cast<size_t>(source - sources.extents.begin())].data + view.base,
-                       key.base[p], view.stride, key.stride[p], RowBytes(view.encoding, view.cols)});
-      rows = view.rows;
+                       key.base[p], view.stride, key.stride[p], RowBytes(view.encoding, view.cols),
+                       view.rows == neurons ? 0 : view.rows});
     }
   }
-  return MakeTransferPlan(parts, rows, key.neurons, transfer.work.tile_neurons, plan_);
+  return MakeTransferPlan(parts, neurons, key.neurons, transfer.work.tile_neurons, plan_);
 }
 
 void PullClient::StartCopy(Transfer* transfer) {

@@ -218,7 +218,7 @@ AutoFacts AutoFactsOf(const AutoSetup& setup, const Pack& pack, const MachineRat
   if (const auto gating = ReadGating(folder, source); gating.ok()) {
     facts.single_share = gating->table.ShareWithin(setup.quality_bound);
   }
-  if (const auto cutoffs = ReadCutoffs(folder, pack.model_id()); cutoffs.ok()) {
+  if (const auto cutoffs = ReadCutoffs(folder, pack.model_id()); cutoffs.ok() && !pack.by_outputs()) {
     for (const SparsityCutoff& cutoff : cutoffs->cutoffs) {
       if (cutoff.lead == Lead::kGate && cutoff.rise <= setup.quality_bound) {
         facts.sparsity = std::max(facts.sparsity, cutoff.sparsity);

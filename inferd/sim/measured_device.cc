@@ -36,7 +36,9 @@ std::optional<Uniform> UniformOf(const MoeExpertsArgs& args, Backend* backend) {
     if (work.rows.size() != 1 || (!kept && work.sparsity != SparsityOrder::kNone)) return std::nullopt;
     for (const WeightView* view : PartsOf(work)) {
       if (found.view == nullptr) found = {view, 0, kept};
-      if (!(view->encoding == found.view->encoding) || kept != found.kept) return std::nullopt;
+      if (!(view->encoding == found.view->encoding) || view->cols != found.view->cols || kept != found.kept) {
+        return std::nullopt;
+      }
       found.rows += kept ? ActiveByLead(backend, work) : NeuronsOf(work);
     }
   }

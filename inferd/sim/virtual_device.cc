@@ -57,7 +57,8 @@ double VirtualQueue::SecondsOf(const ExpertWork& work, double kept) const {
   const double neurons = NeuronsOf(work);
   const auto seconds = [&](const WeightView& view, bool all) {
     return !view.base ? 0.0  // no gate
-                      : VirtualRowSeconds(costs_, view.encoding, view.cols, neurons * (all ? 1 : kept), !all,
+                      : VirtualRowSeconds(costs_, view.encoding, view.cols,
+                                          neurons * view.rows / work.up.rows * (all ? 1 : kept), !all,
                                           expert_bytes_);
   };
   const bool led = bool{work.lead_values.base};

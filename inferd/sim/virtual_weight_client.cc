@@ -103,13 +103,14 @@ VirtualWeightClient::Transfer* VirtualWeightClient::SameBytes(const FetchRequest
   return nullptr;
 }
 
-// Bytes of one neuron in the requested parts.
+// Bytes of one neuron in the requested parts; of down by outputs its share.
 uint64_t VirtualWeightClient::RowBytesOf(const FetchRequest& request) const {
   uint64_t bytes = 0;
   for (int part = 0; part < kPartCount; ++part) {
     if ((request.parts & PartBit(static_cast<Part>(part))) != 0) {
       const PartView view = pack().part(request.layer, request.expert, static_cast<Part>(part));
-      bytes += RowBytes(view.encoding, view.cols);
+      const uint32_t neurons = pack().part(request.layer, request.expert, Part::kUp).rows;
+      bytes += RowBytes(view.encoding, view.cols) * view.rows / neurons;
     }
   }
   return bytes;

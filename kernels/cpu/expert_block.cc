@@ -251,7 +251,7 @@ void ExpertBlocks::SecondPart(const ExpertBlock& b) {
   float* const* other = space_.workers[b.worker].rows[1];
   const bool up = !UpLeads(expert);
   // Before the masks are known, the same block's third part is next only if it does not wait for them.
-  const bool down_next = b.fetch == nullptr && (LeadDecides(expert) || b.whole);
+  const bool down_next = b.fetch == nullptr && !b.call->down_by_outputs && (LeadDecides(expert) || b.whole);
   DotKept(b, up ? expert.up : expert.gate, down_next ? &expert.down : nullptr, other);
   MakeFactors(b, up, other);
   for (uint32_t i = 0; i < b.tokens; ++i) {

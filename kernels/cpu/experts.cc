@@ -53,6 +53,18 @@ uint32_t PartsOf(const ExpertCall& expert, bool by_lists) {
   return (whole + step - 1) / step;
 }
 
+// True if an expert's tokens are packed for its float rows: it has more than the fused ones.
+bool TakesPanels(const ExpertJob& job) { return job.call->rows.size() > kFusedTokens; }
+
+// Multiply-adds of all experts.
+uint64_t WorkOf(const MoeExpertsCall& call, absl::Span<const ExpertJob> jobs) {
+  uint64_t work = 0;
+  for (const ExpertJob& job : jobs) {
+    work += cpu::WorkOf(call, *job.call);
+  }
+  return work;
+}
+
 // Writes the start values of a row of y, to which its blocks are added. (A bias of -0 is +0 after the first
 // block.)
 void StartRow(const float* bias, uint32_t column, uint32_t columns, float* y) {
@@ -158,12 +170,13 @@ void TwoPhaseExperts::DownColumns(const RowList& list, const DownPart& p, const 
   kernels_.down[RowKindOf(list.encoding.encoding)](down);
 }
 
-// Packs the experts' tokens as panels, `rows` in all, for products with float rows.
+// Packs the experts' tokens as panels, `rows` in all, for products with float rows of experts that have many.
 void TwoPhaseExperts::PackRows(const MoeExpertsCall& call, absl::Span<const ExpertJob> jobs, uint64_t rows) {
   const uint64_t row_floats = RoundUp(call.hidden, kLaneCount);
   tiles_.Run(static_cast<uint32_t>(jobs.size()), rows * call.hidden * 2, [&](uint32_t e, uint32_t worker) {
     const ExpertJob& job = jobs[e];
-    if (IsQuantized(job.call->gate.encoding.encoding) && IsQuantized(job.call->up.encoding.encoding)) {
+    if (!TakesPanels(job) ||
+        (IsQuantized(job.call->gate.encoding.encoding) && IsQuantized(job.call->up.encoding.encoding))) {
       return;
     }
     const float** x = space_.workers[worker].inputs;
@@ -184,7 +197,7 @@ void TwoPhaseExperts::CoefficientTile(const MoeExpertsCall& call, absl::Span<con
                                       uint32_t tile, uint32_t worker) {
   const uint32_t e = FindJobOfTile(jobs, tile);
   const uint32_t block = tile - jobs[e].first_tile;
-  const ExpertBlock b = blocks_.BlockOf(call, jobs, e, block, /*packed=*/true, worker);
+  const ExpertBlock b = blocks_.BlockOf(call, jobs, e, block, TakesPanels(jobs[e]), worker);
   blocks_.FirstParts(b);
   block_kept_[tile] = blocks_.Coefficients(b);
   for (uint32_t i = 0; i < b.tokens; ++i) {
@@ -209,21 +222,112 @@ uint32_t TwoPhaseExperts::PlanDownTiles(absl::Span<ExpertJob> jobs) const {
   return tiles;
 }
 
-void TwoPhaseExperts::Run(const MoeExpertsCall& call, absl::Span<ExpertJob> jobs) {
+void TwoPhaseExperts::MakeCoefficients(const MoeExpertsCall& call, absl::Span<ExpertJob> jobs) {
   uint64_t rows = 0;
-  uint64_t work = 0;
   uint32_t tiles = 0;
   for (ExpertJob& job : jobs) {
     job.memory = rows;
     job.first_tile = tiles;
     rows += RoundUp(static_cast<uint32_t>(job.call->rows.size()), kernels_.gemm_tokens);
     tiles += job.blocks;
-    work += WorkOf(call, *job.call);
   }
   PackRows(call, jobs, rows);
-  tiles_.Run(tiles, work, [&](uint32_t tile, uint32_t worker) { CoefficientTile(call, jobs, tile, worker); });
-  tiles = PlanDownTiles(jobs);
-  tiles_.Run(tiles, work, [&](uint32_t tile, uint32_t worker) { DownTile(call, jobs, tile, worker); });
+  tiles_.Run(tiles, WorkOf(call, jobs),
+             [&](uint32_t tile, uint32_t worker) { CoefficientTile(call, jobs, tile, worker); });
+}
+
+void TwoPhaseExperts::Run(const MoeExpertsCall& call, absl::Span<ExpertJob> jobs) {
+  MakeCoefficients(call, jobs);
+  const uint32_t tiles = PlanDownTiles(jobs);
+  tiles_.Run(tiles, WorkOf(call, jobs),
+             [&](uint32_t tile, uint32_t worker) { DownTile(call, jobs, tile, worker); });
+}
+
+absl::Status OutputExperts::Reserve(const BackendLimits& limits, Scratch* scratch) {
+  panel_stride_ = RoundUp(limits.expert_width, kLaneCount);
+  RETURN_IF_ERROR(scratch->Reserve(space_.packed_rows * panel_stride_, "packed coefficients", &panels_));
+  return rounded_.Reserve(space_.packed_rows, limits.expert_width, /*woven=*/true, scratch);
+}
+
+// Rounds a job's coefficients for its down part, or packs them for many products with float rows.
+void OutputExperts::PrepareCoefficients(const ExpertJob& job, uint32_t worker) {
+  const CallWeights& down = job.call->down;
+  const auto tokens = static_cast<uint32_t>(job.call->rows.size());
+  if (IsQuantized(down.encoding.encoding)) {
+    for (uint32_t i = 0; i < tokens; ++i) {
+      rounded_.Round(kernels_, coefficients_.CoefficientsOf(job, i, 0), down.cols, down.encoding.group,
+                     static_cast<uint32_t>(job.memory) + i);
+    }
+    return;
+  }
+  if (tokens < kPackedTokens) {
+    return;
+  }
+  const float** x = space_.workers[worker].inputs;
+  for (uint32_t i = 0; i < tokens; ++i) {
+    x[i] = coefficients_.CoefficientsOf(job, i, 0);
+  }
+  kernels_.pack({x, tokens, down.cols, PanelsOf(job)});
+}
+
+// y[i][r] = dot of token i's coefficients with row r of the list.
+void OutputExperts::Multiply(const ExpertJob& job, const RowList& list, uint32_t worker, float* const* y) {
+  const auto tokens = static_cast<uint32_t>(job.call->rows.size());
+  if (IsQuantized(list.encoding.encoding)) {
+    return lists_.DotRounded(list, rounded_, static_cast<uint32_t>(job.memory), tokens, worker, y);
+  }
+  if (tokens >= kPackedTokens) {
+    return lists_.DotPanels(list, PanelsOf(job), tokens, worker, y);
+  }
+  const float** x = space_.workers[worker].inputs;
+  for (uint32_t i = 0; i < tokens; ++i) {
+    x[i] = coefficients_.CoefficientsOf(job, i, 0);
+  }
+  lists_.DotInputs(list, tokens, worker, y);
+}
+
+// Computes one tile of outputs for all tokens of its expert.
+void OutputExperts::RunTile(const MoeExpertsCall& call, const ExpertJob& job, uint32_t number,
+                            uint32_t worker) {
+  const ExpertCall& expert = *job.call;
+  WorkerSpace& w = space_.workers[worker];
+  const bool packed = expert.rows.size() >= kPackedTokens;
+  RowTile tile = TileOf(expert.down, number, RowsOfTile(expert.down, packed));
+  tile.halves = tuning_.two_streams && !packed && IsQuantized(expert.down.encoding.encoding);
+  const bool to_scratch = expert.down_bias != nullptr || tile.halves;
+  float** const y = to_scratch ? w.rows[0] : w.outputs;
+  for (size_t i = 0; i < expert.slots.size() && !to_scratch; ++i) {
+    y[i] = call.y.Row(expert.slots[i]) + tile.row;
+  }
+  const uint8_t* rows[kNeuronBlock + kMaxRowsAhead];
+  Multiply(job, ListTile(expert.down, tile, rows), worker, y);
+  for (size_t i = 0; i < expert.slots.size() && to_scratch; ++i) {
+    float ordered[kNeuronBlock];
+    float* const out = call.y.Row(expert.slots[i]) + tile.row;
+    PutInOrder(tile, y[i], expert.down_bias == nullptr ? out : ordered);
+    if (expert.down_bias != nullptr) {
+      kernels_.add(ordered, expert.down_bias + tile.row, 1.0f, nullptr, tile.rows, out);
+    }
+  }
+}
+
+void OutputExperts::Run(const MoeExpertsCall& call, absl::Span<ExpertJob> jobs) {
+  coefficients_.MakeCoefficients(call, jobs);
+  uint32_t tiles = 0;
+  uint64_t values = 0;
+  for (ExpertJob& job : jobs) {
+    const CallWeights& down = job.call->down;
+    const uint32_t tile_rows = RowsOfTile(down, job.call->rows.size() >= kPackedTokens);
+    job.first_tile = tiles;
+    tiles += (down.rows + tile_rows - 1) / tile_rows;
+    values += uint64_t{down.cols} * job.call->rows.size();
+  }
+  tiles_.Run(static_cast<uint32_t>(jobs.size()), values * 4,
+             [&](uint32_t e, uint32_t worker) { PrepareCoefficients(jobs[e], worker); });
+  tiles_.Run(tiles, WorkOf(call, jobs), [&](uint32_t tile, uint32_t worker) {
+    const ExpertJob& job = jobs[FindJobOfTile(jobs, tile)];
+    RunTile(call, job, tile - job.first_tile, worker);
+  });
 }
 
 Experts::Experts(const BackendLimits& limits, const KernelTable& kernels, const MemoryTuning& tuning,
@@ -233,14 +337,16 @@ Experts::Experts(const BackendLimits& limits, const KernelTable& kernels, const 
       rounded_(rounded),
       blocks_(kernels, space, lists),
       fused_(limits, kernels, tuning, space, tiles, lists, blocks_),
-      two_phase_(kernels, space, tiles, lists, blocks_) {
+      two_phase_(kernels, space, tiles, lists, blocks_),
+      outputs_(kernels, tuning, space, tiles, lists, two_phase_) {
   jobs_.reserve(limits.experts + 8);
 }
 
 absl::Status Experts::Reserve(const BackendLimits& limits, Scratch* scratch) {
   RETURN_IF_ERROR(blocks_.Reserve(limits, tiles_.threads(), scratch));
   RETURN_IF_ERROR(fused_.Reserve(limits, scratch));
-  return two_phase_.Reserve(limits, scratch);
+  RETURN_IF_ERROR(two_phase_.Reserve(limits, scratch));
+  return outputs_.Reserve(limits, scratch);
 }
 
 // Rounds x for every group size of gate or up parts.
@@ -264,6 +370,20 @@ void Experts::Run(const MoeExpertsCall& call) {
       }
     }
   }
+  const auto job_of = [this](const ExpertCall& expert) {
+    ExpertJob job;
+    job.call = &expert;
+    job.blocks = BlocksOf(expert);
+    job.dense_above = dense_switch_.Above(expert);
+    return job;
+  };
+  if (call.down_by_outputs) {
+    jobs_.clear();
+    for (const ExpertCall& expert : call.experts) {
+      jobs_.push_back(job_of(expert));
+    }
+    return outputs_.Run(call, absl::MakeSpan(jobs_));
+  }
   uint64_t floats = 0;  // used by the fused experts' sums so far
   const auto sums_of = [&](const ExpertCall& expert) {
     return uint64_t{BlocksOf(expert)} * expert.rows.size() * call.hidden;
@@ -276,11 +396,7 @@ void Experts::Run(const MoeExpertsCall& call) {
           expert.rows.size() <= kFusedTokens && floats + sums_of(expert) <= Workspace::kPartialFloats;
       floats += is_fused ? sums_of(expert) : 0;
       if (is_fused == few) {
-        ExpertJob job;
-        job.call = &expert;
-        job.blocks = BlocksOf(expert);
-        job.dense_above = dense_switch_.Above(expert);
-        jobs_.push_back(job);
+        jobs_.push_back(job_of(expert));
       }
     }
     if (!jobs_.empty()) {

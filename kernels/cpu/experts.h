@@ -50,6 +50,13 @@ class TwoPhaseExperts {
   // Computes the jobs and adds their kept counts to call.active. Sets first_tile, memory and down_by_lists.
   void Run(const MoeExpertsCall& call, absl::Span<ExpertJob> jobs);
 
+  // The first phase alone. Sets first_tile and memory.
+  void MakeCoefficients(const MoeExpertsCall& call, absl::Span<ExpertJob> jobs);
+  // The coefficients of token `row` of the job's expert, from block `block` on; 0 where masked.
+  float* CoefficientsOf(const ExpertJob& job, uint32_t row, uint32_t block) const {
+    return coefficients_ + (job.memory + row) * coefficient_stride_ + uint64_t{block} * kNeuronBlock;
+  }
+
  private:
   // The work of a tile of the second phase.
   struct DownPart {
@@ -68,9 +75,6 @@ class TwoPhaseExperts {
   void DownByLists(const ExpertBlock& b, const DownPart& p, uint32_t worker);
   void DownColumns(const RowList& list, const DownPart& p, const float* const* c, uint32_t worker,
                    float* const* y);
-  float* CoefficientsOf(const ExpertJob& job, uint32_t row, uint32_t block) const {
-    return coefficients_ + (job.memory + row) * coefficient_stride_ + uint64_t{block} * kNeuronBlock;
-  }
 
   const KernelTable& kernels_;
   Workspace& space_;
@@ -80,6 +84,43 @@ class TwoPhaseExperts {
   float* coefficients_ = nullptr;  // [Workspace::packed_rows][expert_width rounded up to 64]
   uint64_t coefficient_stride_ = 0;
   uint32_t* block_kept_ = nullptr;  // [MaxBlocks]: coefficients kept in each block of all experts
+};
+
+// Experts whose down part is stored by outputs, in three phases: the coefficients of all neurons, these
+// rounded or packed as rows, and products of them with the rows of down in tiles.
+
+class OutputExperts {
+ public:
+  // All arguments must outlive it.
+  OutputExperts(const KernelTable& kernels, const MemoryTuning& tuning, Workspace& space, Tiles& tiles,
+                RowLists& lists, TwoPhaseExperts& coefficients)
+      : kernels_(kernels),
+        tuning_(tuning),
+        space_(space),
+        tiles_(tiles),
+        lists_(lists),
+        coefficients_(coefficients) {}
+  // Errors: as Scratch. REQUIRES: the workspace has been reserved.
+  absl::Status Reserve(const BackendLimits& limits, Scratch* scratch);
+
+  // As TwoPhaseExperts::Run().
+  void Run(const MoeExpertsCall& call, absl::Span<ExpertJob> jobs);
+
+ private:
+  void PrepareCoefficients(const ExpertJob& job, uint32_t worker);
+  void RunTile(const MoeExpertsCall& call, const ExpertJob& job, uint32_t number, uint32_t worker);
+  void Multiply(const ExpertJob& job, const RowList& list, uint32_t worker, float* const* y);
+  float* PanelsOf(const ExpertJob& job) const { return panels_ + job.memory * panel_stride_; }
+
+  const KernelTable& kernels_;
+  const MemoryTuning& tuning_;
+  Workspace& space_;
+  Tiles& tiles_;
+  RowLists& lists_;
+  TwoPhaseExperts& coefficients_;
+  RoundedForm rounded_;      // row job.memory + i: token i of the job's expert
+  float* panels_ = nullptr;  // [Workspace::packed_rows][panel_stride_]
+  uint64_t panel_stride_ = 0;
 };
 
 class Experts {
@@ -104,6 +145,7 @@ class Experts {
   ExpertBlocks blocks_;
   FusedExperts fused_;
   TwoPhaseExperts two_phase_;
+  OutputExperts outputs_;
   std::vector<ExpertJob> jobs_;
 };
 

@@ -12,21 +12,6 @@
 namespace sluice::cpu {
 namespace {
 
-// Tokens from which converting weights once per tile and packing x pays.
-constexpr uint32_t kPackedTokens = 8;
-
-// Bytes of a tile's weights for few tokens: long enough to stream, short enough to share evenly.
-constexpr uint64_t kTileBytes = 128 << 10;
-
-// Number of rows in a tile of one part.
-uint32_t TileRows(const CallWeights& weights, bool packed) {
-  if (packed) {
-    return kGemmRows;
-  }
-  const uint64_t rows = kTileBytes / std::max<uint64_t>(weights.stride, 1);
-  return static_cast<uint32_t>(std::clamp<uint64_t>(rows / 8 * 8, 8, kNeuronBlock));
-}
-
 // Prefix sums of the parts' tiles.
 struct TilePlan {
   uint32_t first[kMaxMatMulParts + 1] = {};
@@ -38,21 +23,12 @@ TilePlan PlanTiles(const MatMulCall& call, bool packed) {
   TilePlan plan;
   for (uint32_t p = 0; p < call.part_count; ++p) {
     const CallWeights& w = call.parts[p].weights;
-    plan.rows[p] = TileRows(w, packed);
+    plan.rows[p] = RowsOfTile(w, packed);
     plan.first[p + 1] = plan.first[p] + (w.rows + plan.rows[p] - 1) / plan.rows[p];
     plan.work += uint64_t{w.rows} * w.cols * call.tokens;
   }
   return plan;
 }
-
-// Some rows of one of a MatMul's parts.
-struct RowTile {
-  const MatMulCallPart* part = nullptr;
-  uint32_t row = 0;
-  uint32_t rows = 0;
-  uint32_t next_rows = 0;  // rows of the part's next tile
-  bool halves = false;     // its two halves are read in turn
-};
 
 // Stores in Workspace::x_rows the rows to multiply with (normed if requested), and makes the forms that the
 // parts need.
@@ -87,28 +63,9 @@ void PrepareRows(Device& d, const MatMulCall& call, bool pack) {
   }
 }
 
-// Lists the rows of a tile, then the first ones of the next, which nearly always is this worker's too. w:
-// [kNeuronBlock + kMaxRowsAhead].
-RowList ListTile(const MatMulCall& call, const RowTile& tile, const uint8_t** w) {
-  const CallWeights& weights = tile.part->weights;
-  const uint32_t next = tile.row + tile.rows;
-  uint32_t listed = 0;
-  while (listed < tile.rows) {
-    w[listed] = weights.Row(tile.row + (tile.halves ? InHalves(listed, tile.rows) : listed));
-    ++listed;
-  }
-  for (uint32_t i = 0; i < std::min(tile.next_rows, kMaxRowsAhead); ++i) {
-    w[listed++] = weights.Row(next + (tile.halves ? InHalves(i, tile.next_rows) : i));
-  }
-  RowList list{weights.encoding, call.cols, w, tile.rows,
-               IsQuantized(weights.encoding.encoding) ? listed : 0};
-  list.two_streams = tile.halves;
-  return list;
-}
-
-void RunTile(Device& d, const MatMulCall& call, const RowTile& tile, bool packed, uint32_t worker) {
+void RunTile(Device& d, const MatMulCall& call, const MatMulCallPart& part, const RowTile& tile, bool packed,
+             uint32_t worker) {
   WorkerSpace& space = d.space.workers[worker];
-  const MatMulCallPart& part = *tile.part;
   const uint32_t row = tile.row;
   const uint32_t rows = tile.rows;
   const bool finish = part.bias != nullptr || part.scale != 1.0f || call.residual.base != nullptr;
@@ -119,7 +76,7 @@ void RunTile(Device& d, const MatMulCall& call, const RowTile& tile, bool packed
     y[t] = part.y.Row(t) + row;
   }
   const uint8_t* w[kNeuronBlock + kMaxRowsAhead];
-  const RowList list = ListTile(call, tile, w);
+  const RowList list = ListTile(part.weights, tile, w);
   if (packed && !IsQuantized(list.encoding.encoding)) {
     d.lists.DotPanels(list, d.space.packed, call.tokens, worker, y);
   } else {
@@ -127,10 +84,7 @@ void RunTile(Device& d, const MatMulCall& call, const RowTile& tile, bool packed
   }
   for (uint32_t t = 0; t < call.tokens && to_scratch; ++t) {
     float ordered[kNeuronBlock];
-    float* out = finish ? ordered : part.y.Row(t) + row;
-    for (uint32_t r = 0; r < rows; ++r) {
-      out[tile.halves ? InHalves(r, rows) : r] = y[t][r];
-    }
+    PutInOrder(tile, y[t], finish ? ordered : part.y.Row(t) + row);
     if (finish) {
       d.kernels.add(ordered, part.bias != nullptr ? part.bias + row : nullptr, part.scale,
                     call.residual.base != nullptr ? call.residual.Row(t) + row : nullptr, rows,
@@ -151,11 +105,9 @@ void Run(Device& d, const MatMulCall& call) {
       ++p;
     }
     const CallWeights& weights = call.parts[p].weights;
-    RowTile tile{&call.parts[p], (number - plan.first[p]) * plan.rows[p]};
-    tile.rows = std::min(plan.rows[p], weights.rows - tile.row);
-    tile.next_rows = std::min(plan.rows[p], weights.rows - tile.row - tile.rows);
+    RowTile tile = TileOf(weights, number - plan.first[p], plan.rows[p]);
     tile.halves = d.tuning.two_streams && !packed && IsQuantized(weights.encoding.encoding);
-    RunTile(d, call, tile, packed, worker);
+    RunTile(d, call, call.parts[p], tile, packed, worker);
   });
 }
 

@@ -6,6 +6,7 @@
 
 #include "common/base/status.h"
 #include "kernels/cpu/kernel_table.h"
+#include "kernels/expert_calls.h"
 #include "pack/row_layout.h"
 
 namespace sluice::cpu {
@@ -74,6 +75,51 @@ void RoundedRows::Make(const float* const* x, uint32_t tokens, uint32_t cols) {
     requested_[i] = false;
     tiles_.Run(tokens, uint64_t{tokens} * cols * 4,
                [&](uint32_t t, uint32_t) { forms_[i].Round(kernels_, x[t], cols, (i + 1) * 16, t); });
+  }
+}
+
+namespace {
+
+// Bytes of a tile's weights for few tokens: long enough to stream, short enough to share evenly.
+constexpr uint64_t kTileBytes = 128 << 10;
+
+}  // namespace
+
+uint32_t RowsOfTile(const CallWeights& weights, bool packed) {
+  if (packed) {
+    return kGemmRows;
+  }
+  const uint64_t rows = kTileBytes / std::max<uint64_t>(weights.stride, 1);
+  return static_cast<uint32_t>(std::clamp<uint64_t>(rows / 8 * 8, 8, kNeuronBlock));
+}
+
+RowTile TileOf(const CallWeights& weights, uint32_t number, uint32_t tile_rows) {
+  RowTile tile;
+  tile.row = number * tile_rows;
+  tile.rows = std::min(tile_rows, weights.rows - tile.row);
+  tile.next_rows = std::min(tile_rows, weights.rows - tile.row - tile.rows);
+  return tile;
+}
+
+RowList ListTile(const CallWeights& weights, const RowTile& tile, const uint8_t** w) {
+  const uint32_t next = tile.row + tile.rows;
+  uint32_t listed = 0;
+  while (listed < tile.rows) {
+    w[listed] = weights.Row(tile.row + (tile.halves ? InHalves(listed, tile.rows) : listed));
+    ++listed;
+  }
+  for (uint32_t i = 0; i < std::min(tile.next_rows, kMaxRowsAhead); ++i) {
+    w[listed++] = weights.Row(next + (tile.halves ? InHalves(i, tile.next_rows) : i));
+  }
+  RowList list{weights.encoding, weights.cols, w, tile.rows,
+               IsQuantized(weights.encoding.encoding) ? listed : 0};
+  list.two_streams = tile.halves;
+  return list;
+}
+
+void PutInOrder(const RowTile& tile, const float* from, float* to) {
+  for (uint32_t r = 0; r < tile.rows; ++r) {
+    to[tile.halves ? InHalves(r, tile.rows) : r] = from[r];
   }
 }
 
@@ -152,6 +198,15 @@ void RowLists::Dot(const RowList& list, absl::Span<const uint32_t> tokens, uint3
     return DotQuantized(list, {rounded_.generation(), tokens.data(), count, list.encoding.group}, worker, y);
   }
   DotInputs(list, count, worker, y);
+}
+
+void RowLists::DotRounded(const RowList& list, const RoundedForm& rounded, uint32_t first, uint32_t tokens,
+                          uint32_t worker, float* const* y) {
+  QuantRow* const rows = space_.workers[worker].quant;
+  for (uint32_t i = 0; i < tokens; ++i) {
+    rows[i] = rounded.Row(first + i);
+  }
+  DotQuantized(list, {rounded_.generation(), rows[0].codes, tokens, list.encoding.group}, worker, y);
 }
 
 // Dot products with the tokens in WorkerSpace::quant; `packed` identifies them; generation 0: unknown.

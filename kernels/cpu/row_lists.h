@@ -85,6 +85,12 @@ class RoundedRows {
   std::vector<RoundedForm> own_;  // [workers]
 };
 
+// Tokens from which converting weights once per tile and packing x pays.
+inline constexpr uint32_t kPackedTokens = 8;
+
+// Number of rows in a tile of a matrix; `packed`: for kPackedTokens and more.
+uint32_t RowsOfTile(const CallWeights& weights, bool packed);
+
 struct RowList {
   EncodingDescriptor encoding;
   uint32_t cols = 0;
@@ -101,6 +107,21 @@ struct RowList {
   bool two_streams = false;  // RowPrefetch::two_streams, for quantized rows
   bool in_halves = false;    // QuantDownCall::in_halves
 };
+
+// Some rows of a matrix that are multiplied at once.
+struct RowTile {
+  uint32_t row = 0;
+  uint32_t rows = 0;
+  uint32_t next_rows = 0;  // rows of the matrix's next tile
+  bool halves = false;     // its two halves are read in turn
+};
+// Tile `number` of a matrix cut into tiles of `tile_rows` rows; halves is not set.
+RowTile TileOf(const CallWeights& weights, uint32_t number, uint32_t tile_rows);
+// Lists the rows of a tile, then the first ones of the next, which nearly always is the same worker's. w:
+// [kNeuronBlock + kMaxRowsAhead].
+RowList ListTile(const CallWeights& weights, const RowTile& tile, const uint8_t** w);
+// Copies a tile's products `from` the order in which its rows were listed.
+void PutInOrder(const RowTile& tile, const float* from, float* to);
 
 class RowLists {
  public:
@@ -122,6 +143,10 @@ class RowLists {
   // Dot products with the worker's own rows: WorkerSpace::quant[i] if the encoding is quantized, else
   // inputs[i].
   void DotInputs(const RowList& list, uint32_t tokens, uint32_t worker, float* const* y);
+  // The same for rows `first` .. `first` + tokens of `rounded`, a form that does not change before the next
+  // Make() of the call's rows. REQUIRES a quantized encoding.
+  void DotRounded(const RowList& list, const RoundedForm& rounded, uint32_t first, uint32_t tokens,
+                  uint32_t worker, float* const* y);
   // Dot products with packed panels. REQUIRES an encoding that is not quantized.
   void DotPanels(const RowList& list, const float* packed, uint32_t tokens, uint32_t worker, float* const* y);
   // y[i] = (y[i] if `add`, else 0) + the block sum of at most 64 neurons, whose down rows are the list and
@@ -139,8 +164,8 @@ class RowLists {
 
   // The tokens whose rounded rows a worker has packed.
   struct alignas(64) PackedTokens {
-    uint64_t generation = 0;  // RoundedRows::generation(); 0: none
-    const uint32_t* tokens = nullptr;
+    uint64_t generation = 0;       // RoundedRows::generation(); 0: none
+    const void* tokens = nullptr;  // their list or their first rounded row
     uint32_t count = 0;
     uint32_t group = 0;
     bool operator==(const PackedTokens&) const = default;

@@ -42,7 +42,7 @@ absl::Status ReserveWorker(const BackendLimits& l, uint32_t cols, Scratch* scrat
 absl::Status Workspace::Reserve(const BackendLimits& l, uint32_t worker_count, Scratch* scratch) {
   const uint64_t tokens = l.max_tokens;
   const uint64_t slots = tokens * (uint64_t{l.top_k} + 1);
-  cols = std::max({l.max_cols, l.hidden, 16u});
+  cols = std::max({l.max_cols, l.hidden, l.expert_width, 16u});
   x_stride = RoundUp(cols, kLaneCount);
   // Each expert's rows begin a new panel.
   packed_rows = std::max(tokens, slots + 8 * uint64_t{l.experts + 8}) + 8;

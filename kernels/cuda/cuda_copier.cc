@@ -242,8 +242,8 @@ absl::Status CudaCopier::Begin(uint64_t tag, const TransferPlan& plan, const Pla
   const auto& target = static_cast<const CudaSlab&>(*slab);
   RETURN_IF_ERROR(StatusOf(cudaSetDevice(target.device()), "choosing the slab's GPU"));
   absl::Status status;
-  for (const CopyLane& lane : plan.lanes) {
-    status.Update(CopyLaneOf(plan, lane, chunk, target));
+  for (uint32_t lane = chunk.first_lane; lane < chunk.end_lane; ++lane) {
+    status.Update(CopyLaneOf(plan, plan.lanes[lane], chunk, target));
   }
   const std::lock_guard lock(mutex_);
   Device& device = devices_.at(target.device());

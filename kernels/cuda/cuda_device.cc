@@ -16,7 +16,8 @@ constexpr uint32_t kMaxHeadRows = 8;  // of one token's heads whose activations 
 
 uint64_t Up(uint64_t bytes, uint64_t alignment) { return (bytes + alignment - 1) / alignment * alignment; }
 
-constexpr uint32_t kTokensOfExperts = 8;  // whose experts are computed by one launch
+constexpr uint32_t kTokensOfExperts = 8;     // whose experts are computed by one launch
+constexpr uint64_t kOutputBytes = 32 << 20;  // of the workspace for coefficients of down by outputs
 
 // A row prepared in every way that a call may want: its values, and rounded for two groups of 16 to 128.
 uint64_t PreparedRowBytes(uint64_t cols) {
@@ -31,11 +32,14 @@ uint64_t WorkspaceBytes(const BackendLimits& l) {
   const uint64_t matmul = tokens * PreparedRowBytes(std::max(l.max_cols, l.hidden));
   const uint64_t heads = kMaxHeadRows * PreparedRowBytes(l.max_cols) * std::max(l.heads, 1u);
   // Blocks of neurons of some tokens' experts with groups of 64, or of one with the shortest groups.
-  const uint64_t blocks = BlocksOf(l.expert_width);
+  const uint32_t blocks = BlocksOf(l.expert_width);
   const uint64_t some = std::min<uint64_t>(slots, kTokensOfExperts * (l.top_k + 1));
+  // Coefficients of down by outputs: of as many pairs, or of more up to a bound.
+  const uint64_t row = RoundedCoefficients(blocks) + RoundedStride(l.expert_width, kUnit);
+  const uint64_t rows = std::min(slots, std::max(some, kOutputBytes / row));
   const uint64_t experts =
       tokens * PreparedRowBytes(l.hidden) +
-      std::max({blocks * some * BlockBytes(GroupsOf(l.hidden, 64)),
+      std::max({rows * row, blocks * some * BlockBytes(GroupsOf(l.hidden, 64)),
                 blocks * BlockBytes(GroupsOf(l.hidden, kUnit)),
                 slots * (BlockBytes(GroupsOf(l.hidden, 64)) + sizeof(ExpertPair) + sizeof(ExpertTile))});
   const uint64_t delta = tokens * 3 * uint64_t{l.heads} * l.head_dim * 4;

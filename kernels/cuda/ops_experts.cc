@@ -80,9 +80,13 @@ absl::Status Widen(Device& device, absl::Span<const ExpertCall> experts, const c
     rows->Note(e.up);
     rows->Note(e.gate);
     launch->max_neurons = std::max(launch->max_neurons, e.neuron_end - e.neuron_begin);
+    launch->up_encodings.set(static_cast<size_t>(e.up.encoding));
+    if (launch->by_outputs) {
+      WidenOutputs(e.down, launch);
+      continue;
+    }
     launch->max_tiles = std::max(launch->max_tiles, DownTiles(e.down));
     launch->down_warps = std::max(launch->down_warps, DownWarps(e.down, e.neuron_end - e.neuron_begin));
-    launch->up_encodings.set(static_cast<size_t>(e.up.encoding));
     const uint32_t groups = e.down.group == 0 ? 0 : GroupsOf(e.down.cols, e.down.group);
     launch->block_bytes = std::max(launch->block_bytes, BlockBytes(groups));
   }
@@ -91,7 +95,21 @@ absl::Status Widen(Device& device, absl::Span<const ExpertCall> experts, const c
     const DeviceExpert e = ExpertOf(expert);
     WidenShared(e.up, e.gate, rounds, &launch->shared);
   }
-  return CheckShared(device, launch->shared.bytes(), rows->cols, what);
+  RETURN_IF_ERROR(CheckShared(device, launch->shared.bytes(), rows->cols, what));
+  return launch->by_outputs ? CheckShared(device, OutputsShared(*launch), launch->max_neurons, what)
+                            : absl::OkStatus();
+}
+
+// Workspace bytes of a pair with `blocks` blocks of neurons. Sets where its rounded coefficients stand.
+uint64_t PairBytes(uint32_t blocks, ExpertsLaunch* launch) {
+  launch->rounded_at = RoundedCoefficients(blocks);
+  return launch->by_outputs ? launch->rounded_at + launch->rounded_bytes : blocks * launch->block_bytes;
+}
+
+absl::Status EnqueueSums(Device& device, const ExpertsLaunch& launch) {
+  return StatusOf(
+      launch.by_outputs ? EnqueueOutputs(launch, device.launcher) : EnqueueDown(launch, device.launcher),
+      "sums of experts");
 }
 
 // Experts of a call in the tables, by their order, with their rows of x as prepared.
@@ -114,26 +132,27 @@ void PutExperts(Device& device, absl::Span<const ExpertCall> experts, const Prep
 absl::Status EnqueuePairs(Device& device, ExpertsLaunch launch, uint32_t pairs, Workspace* workspace) {
   constexpr uint64_t kMaxOfAGrid = 65535;
   launch.block_count = BlocksOf(launch.max_neurons);
-  const uint64_t pair_bytes = launch.block_count * launch.block_bytes;
+  launch.pair_bytes = PairBytes(launch.block_count, &launch);
   const uint64_t at_once =
-      std::clamp<uint64_t>(workspace->left() / pair_bytes, 1, std::min<uint64_t>(pairs, kMaxOfAGrid));
-  ASSIGN_OR_RETURN(launch.blocks, workspace->Take(at_once * pair_bytes, "coefficients"));
+      std::clamp<uint64_t>(workspace->left() / launch.pair_bytes, 1, std::min<uint64_t>(pairs, kMaxOfAGrid));
+  ASSIGN_OR_RETURN(launch.blocks, workspace->Take(at_once * launch.pair_bytes, "coefficients"));
   for (uint32_t first = 0; first < pairs; first += static_cast<uint32_t>(at_once)) {
     launch.first_pair = first;
     launch.pair_count = std::min(pairs - first, static_cast<uint32_t>(at_once));
     RETURN_IF_ERROR(StatusOf(EnqueueCoefficients(launch, device.launcher), "coefficients of experts"));
-    RETURN_IF_ERROR(StatusOf(EnqueueDown(launch, device.launcher), "sums of experts"));
+    RETURN_IF_ERROR(EnqueueSums(device, launch));
   }
   return absl::OkStatus();
 }
 
 // True if there are enough pairs for tiles, all experts support them, and the workspace has room for a block
-// of neurons of every pair.
-bool TakesTiles(const ExpertsLaunch& launch, absl::Span<const ExpertCall> experts,
-                const PreparedRows& prepared, uint32_t pairs, uint64_t workspace) {
+// of neurons of every pair, or for all of them with down by outputs.
+bool TakesTiles(ExpertsLaunch launch, absl::Span<const ExpertCall> experts, const PreparedRows& prepared,
+                uint32_t pairs, uint64_t workspace) {
   constexpr uint32_t kFewPairs = 4;  // of an expert: weights are read again for each, from the cache
   constexpr uint32_t kMaxPairs = 65535;
-  if (pairs <= kFewPairs * experts.size() || pairs > kMaxPairs || pairs * launch.block_bytes > workspace) {
+  const uint64_t pair_bytes = PairBytes(launch.by_outputs ? BlocksOf(launch.max_neurons) : 1, &launch);
+  if (pairs <= kFewPairs * experts.size() || pairs > kMaxPairs || pairs * pair_bytes > workspace) {
     return false;
   }
   return std::all_of(experts.begin(), experts.end(), [&](const ExpertCall& call) {
@@ -149,15 +168,17 @@ bool TakesTiles(const ExpertsLaunch& launch, absl::Span<const ExpertCall> expert
 // All pairs, listed by expert in tiles: as many blocks of neurons at once as the workspace has room for.
 absl::Status EnqueueTiles(Device& device, ExpertsLaunch launch, uint32_t pairs, Workspace* workspace) {
   const uint32_t blocks = BlocksOf(launch.max_neurons);
-  const auto at_once = static_cast<uint32_t>(
-      std::clamp<uint64_t>(workspace->left() / (pairs * launch.block_bytes), 1, blocks));
-  ASSIGN_OR_RETURN(launch.blocks, workspace->Take(pairs * at_once * launch.block_bytes, "coefficients"));
+  const uint64_t rest = launch.by_outputs ? blocks : workspace->left() / (pairs * launch.block_bytes);
+  const auto at_once = static_cast<uint32_t>(std::clamp<uint64_t>(rest, 1, blocks));
+  launch.pair_bytes = PairBytes(at_once, &launch);
+  ASSIGN_OR_RETURN(launch.blocks, workspace->Take(pairs * launch.pair_bytes, "coefficients"));
   launch.first_pair = 0;
   launch.pair_count = pairs;
   for (launch.first_block = 0; launch.first_block < blocks; launch.first_block += at_once) {
     launch.block_count = std::min(at_once, blocks - launch.first_block);
+    launch.pair_bytes = PairBytes(launch.block_count, &launch);
     RETURN_IF_ERROR(StatusOf(EnqueueExpertTiles(launch, device.launcher), "coefficients of experts"));
-    RETURN_IF_ERROR(StatusOf(EnqueueDown(launch, device.launcher), "sums of experts"));
+    RETURN_IF_ERROR(EnqueueSums(device, launch));
   }
   return absl::OkStatus();
 }
@@ -174,6 +195,7 @@ uint64_t SortedBytes(uint32_t pairs, uint32_t experts) {
 absl::Status Run(Device& device, const MoeExpertsCall& call) {
   RowsToPrepare rows = RowsOf(call.x, call.tokens, call.hidden);
   ExpertsLaunch launch;
+  launch.by_outputs = call.down_by_outputs;
   RETURN_IF_ERROR(Widen(device, call.experts, "MoeExperts", &launch, &rows));
   uint64_t pairs = 0;
   uint64_t list_values = 0;
@@ -221,6 +243,7 @@ absl::Status Run(Device& device, const RoutedExpertsCall& call) {
   const uint32_t pairs = call.tokens * call.ranks;
   RowsToPrepare rows = RowsOf(call.x, call.by_slot ? pairs : call.tokens, call.hidden);
   ExpertsLaunch launch;
+  launch.by_outputs = call.down_by_outputs;
   RETURN_IF_ERROR(Widen(device, call.experts, "RoutedExperts", &launch, &rows));
   uint64_t list_values = 0;
   for (const ExpertCall& expert : call.experts) {

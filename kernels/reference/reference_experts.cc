@@ -224,7 +224,7 @@ float BiasedDot(const CallWeights& part, uint32_t j, const float* bias, const fl
 // The coefficient of neuron j for the expert's row i. Sets `kept` to true if the neuron counts.
 float Coefficient(const ActivationSpec& activation, const ExpertCall& e, uint32_t j, size_t i, const float* x,
                   bool* kept) {
-  *kept = e.Has(j);
+  *kept = !e.HasLists() || e.Has(j);
   if (!*kept) {
     return 0;
   }
@@ -237,6 +237,23 @@ float Coefficient(const ActivationSpec& activation, const ExpertCall& e, uint32_
   const float lead = e.sparsity == SparsityOrder::kUp ? up : e.sparsity == SparsityOrder::kGate ? gate : c;
   *kept = e.sparsity == SparsityOrder::kNone || !(std::fabs(lead) < e.threshold);
   return *kept ? c : 0.0f;
+}
+
+// Down by outputs: a dot product of all coefficients for each output. Returns the number of neurons that
+// counted.
+uint32_t ComputeOutputs(const ActivationSpec& activation, const ExpertCall& e, uint32_t hidden, size_t row,
+                        const float* x, float* y) {
+  uint32_t active = 0;
+  std::vector<float> c(e.up.rows);
+  for (uint32_t j = 0; j < e.up.rows; ++j) {
+    bool kept = false;
+    c[j] = Coefficient(activation, e, j, row, x, &kept);
+    active += kept ? 1 : 0;
+  }
+  for (uint32_t h = 0; h < hidden; ++h) {
+    y[h] = BiasedDot(e.down, h, e.down_bias, c.data());
+  }
+  return active;
 }
 
 // Returns the number of neurons that counted.
@@ -290,8 +307,9 @@ void Run(Device&, const MoeExpertsCall& call) {
   for (const ExpertCall& expert : call.experts) {
     for (size_t i = 0; i < expert.rows.size(); ++i) {
       const uint32_t slot = expert.slots[i];
-      const uint32_t active = ComputeExpertRow(call.activation, expert, call.hidden, i,
-                                               call.x.Row(expert.rows[i]), call.y.Row(slot));
+      const auto compute = call.down_by_outputs ? ComputeOutputs : ComputeExpertRow;
+      const uint32_t active =
+          compute(call.activation, expert, call.hidden, i, call.x.Row(expert.rows[i]), call.y.Row(slot));
       if (call.active != nullptr) {
         call.active[slot] = (expert.neuron_begin == 0 ? 0 : call.active[slot]) + active;
       }

@@ -36,7 +36,7 @@ absl::StatusOr<Output> DecodePart(const Pack& pack, const File& file, uint32_t l
   Output out;
   out.name = absl::StrCat("model.layers.", layer, ".block_sparse_moe.experts.", expert, ".",
                           kPartNames[static_cast<int>(part)], ".weight");
-  const bool transposed = part == Part::kDown;
+  const bool transposed = part == Part::kDown && !pack.by_outputs();
   out.shape = {transposed ? view.cols : view.rows, transposed ? view.rows : view.cols};
   out.data.resize(uint64_t{view.rows} * view.cols * sizeof(float));
   auto* values = reinterpret_cast<float*>(out.data.data());

@@ -279,7 +279,7 @@ class Reference {
 
   void AddExperts(uint32_t layer, Part part, std::string gguf_name) {
     const PartView view = pack_->part(layer, 0, part);
-    const bool transposed = part == Part::kDown;
+    const bool transposed = part == Part::kDown && !pack_->by_outputs();
     Tensor out;
     out.name = std::move(gguf_name);
     out.type = TypeFor(view.encoding);
@@ -296,7 +296,7 @@ class Reference {
 
   absl::Status WriteExpert(uint32_t layer, uint32_t expert, Part part, Type type, const Sink& sink) const {
     const PartView view = pack_->part(layer, expert, part);
-    const bool transposed = part == Part::kDown;
+    const bool transposed = part == Part::kDown && !pack_->by_outputs();
     const uint64_t base = pack_->extents()[view.extent].offset + view.base;
     std::vector<std::byte> record(RowBytes(view.encoding, view.cols));
     std::vector<float> row(view.cols);

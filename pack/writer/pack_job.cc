@@ -107,8 +107,8 @@ bool AllExperts(const SourceMap& sources, Part part, const Predicate& holds) {
   return any;
 }
 
-// True if every expert's `part` is stored in MXFP4 along the pack's rows. Down matrices are stored
-// transposed: their blocks run across neurons.
+// True if every expert's `part` is stored in MXFP4 along the pack's rows. Blocks of down matrices that are
+// stored transposed run across neurons.
 bool StoredInMxfp4(const SourceMap& sources, Part part) { return AllExperts(sources, part, IsKeptMxfp4); }
 
 // A source in MXFP4 is stored unchanged: any other encoding would be larger or lose precision. The dense
@@ -166,6 +166,20 @@ bool HasBlocks(const Checkpoint& checkpoint) {
                      [](const CheckpointTensor& tensor) { return tensor.blocks != Encoding::kInvalid; });
 }
 
+// Gives down matrices rows by outputs.
+void TurnDowns(SourceMap* sources) {
+  const auto is_down = [](const std::string& name) {
+    return name.ends_with(dense::kDenseDown) || name.ends_with(dense::kSharedDown) ||
+           name.ends_with(dense::kParallelDown);
+  };
+  for (DenseSource& source : sources->dense) {
+    if (is_down(source.name)) source.matrix = Transposed(source.matrix);
+  }
+  for (std::vector<ExpertSource>& layer : sources->experts) {
+    for (ExpertSource& expert : layer) expert.down = Transposed(expert.down);
+  }
+}
+
 // "up q4_k, gate q4_k, down q8 g64" of each format.
 std::string DescribeFormats(absl::Span<const ExpertFormat> formats) {
   std::string text;
@@ -199,7 +213,8 @@ absl::StatusOr<ExpertFormats> ChooseFormats(const SourceMap& sources, PackJob* j
       absl::StrAppend(&text,
                       " blocks=kept recoded=", DescribeEncoding(MakeDescriptor(recipe.recoded.encoding)), ":",
                       recipe.recoded.group, ":", recipe.recoded.meta_bits);
-      job->rows_note = absl::StrCat("rows as the file has them, but down anew: ", chosen);
+      job->rows_note = absl::StrCat("rows as the file has them",
+                                    IsByOutputs(recipe.layout) ? ": " : ", but down anew: ", chosen);
     }
   }
   if (recipe.NeedsUsage()) {
@@ -218,16 +233,14 @@ absl::Status PlanExtents(const std::vector<DenseSpec>& specs, const ExpertFormat
   ExtentPlanner planner;
   RETURN_IF_ERROR(planner.AddDense(specs, job->manifest.dense_tensors));
   job->dense_extents = static_cast<uint32_t>(planner.extents().size());
-  for (const ExpertFormat& format : job->manifest.expert_formats) {
-    job->plans.push_back(PlanExpert(format, ExpertHidden(config)));
-  }
+  job->plans = ExpertPlans(config, job->manifest.expert_formats);
   for (uint32_t layer = 0; layer < config.layers.size(); ++layer) {
     const MoeConfig& moe = config.layers[layer].moe;
     for (uint32_t expert = 0; expert < moe.experts; ++expert) {
       const uint32_t format = formats.of_expert[layer][expert];
       const uint32_t first_extent = static_cast<uint32_t>(planner.extents().size());
       job->expert_units.push_back({layer, expert, first_extent, format});
-      RETURN_IF_ERROR(planner.AddExpert(layer, expert, format, job->plans[format], moe.expert_width));
+      RETURN_IF_ERROR(planner.AddExpert(layer, expert, format, job->plans.Of(layer, format)));
     }
   }
   job->checksum_count = planner.checksum_count();
@@ -254,7 +267,7 @@ absl::Span<const ExtentEntry> PackJob::unit_extents(uint32_t unit) const {
   const absl::Span<const ExtentEntry> all = absl::MakeConstSpan(extents);
   if (unit < dense_extents) return all.subspan(unit, 1);
   const ExpertUnit& expert = expert_units[unit - dense_extents];
-  return all.subspan(expert.first_extent, plans[expert.format].streams);
+  return all.subspan(expert.first_extent, plans.Of(expert.layer, expert.format).streams);
 }
 
 std::pair<size_t, size_t> PackJob::dense_range(uint32_t unit) const {
@@ -298,13 +311,17 @@ absl::StatusOr<PackJob> PreparePack(const std::string& model_dir, const PackOpti
   job.manifest.config = std::move(hf.config);
   job.manifest.generation = hf.generation;
   job.manifest.chat_template = options.chat_template.value_or(std::move(hf.chat_template));
-  KeepValues(*sources, &job.options.recipe);
+  Recipe& recipe = job.options.recipe;
+  if (recipe.down_as_file && HasBlocks(*job.checkpoint)) recipe.layout = ExpertLayout::kUpGateOutputs;
+  if (IsByOutputs(recipe.layout)) TurnDowns(&*sources);
+  KeepValues(*sources, &recipe);
   // In a GGUF file every matrix is checked by itself (KeepBlocks).
-  if (!HasBlocks(*job.checkpoint)) KeepMxfp4(*sources, &job.options.recipe);
+  if (!HasBlocks(*job.checkpoint)) KeepMxfp4(*sources, &recipe);
   ASSIGN_OR_RETURN(const ExpertFormats formats, ChooseFormats(*sources, &job));
   job.manifest.expert_formats = formats.formats;
   job.manifest.provenance.generator = kGenerator;
-  const std::vector<DenseSpec> specs = DenseSpecs(job.manifest.config);
+  const std::vector<DenseSpec> specs =
+      DenseSpecs(job.manifest.config, IsByOutputs(job.manifest.expert_formats));
   RETURN_IF_ERROR(PlanDense(specs, *sources, &job));
   RETURN_IF_ERROR(PlanExtents(specs, formats, &job));
   job.experts = std::move(sources->experts);

@@ -40,7 +40,7 @@ struct PackJob {
   std::array<uint64_t, kPackFileCount> payload_bytes = {};
   uint32_t dense_extents = 0;
   std::vector<ExpertUnit> expert_units;
-  std::vector<ExpertPlan> plans;  // by expert format
+  ExpertPlans plans;
   std::map<std::string, std::string> tokenizer_files;
   std::string profile_source;  // source digest of the usage that chose the formats; empty: none
   std::string rows_note;       // formats chosen for a GGUF file's rows, for people; else empty

@@ -114,10 +114,14 @@ ExpertFormat FormatOf(const Recipe& recipe, uint32_t layer, double usage_positio
   }
   ExpertFormat format;
   format.layout = layout;
-  for (int p = 0; p < kPartCount; ++p) format.parts[p] = DescriptorOf(parts[p], ExpertHidden(config));
-  format.gates = HasGates(config.layers[layer].moe.activation);
+  const MoeConfig& moe = config.layers[layer].moe;
+  for (int p = 0; p < kPartCount; ++p) {
+    const bool by_outputs = IsByOutputs(layout) && static_cast<Part>(p) == Part::kDown;
+    format.parts[p] = DescriptorOf(parts[p], by_outputs ? moe.expert_width : ExpertHidden(config));
+  }
+  format.gates = HasGates(moe.activation);
   if (!format.gates) {
-    format.layout = ExpertLayout::kUpGateDown;
+    format.layout = IsByOutputs(layout) ? layout : ExpertLayout::kUpGateDown;
     format.parts[static_cast<size_t>(Part::kGate)] = format.parts[static_cast<size_t>(Part::kUp)];
   }
   return format;
@@ -173,6 +177,12 @@ absl::Status CheckRecipe(const Recipe& recipe) {
   }
   for (size_t i = 0; i < recipe.rules.size(); ++i) {
     RETURN_IF_ERROR(CheckRule(recipe.rules[i], absl::StrCat(what, ", rule ", i + 1)));
+    const ExpertLayout layout = recipe.rules[i].layout.value_or(recipe.layout);
+    if (IsByOutputs(layout) != IsByOutputs(recipe.layout)) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(what, ", rule ", i + 1, ": layout ", ExpertLayoutName(layout), " beside ",
+                       ExpertLayoutName(recipe.layout), "; down is by outputs in all experts or in none"));
+    }
   }
   return absl::OkStatus();
 }
@@ -414,6 +424,8 @@ absl::StatusOr<Recipe> RecipeFromOptions(const RecipeOptions& words) {
     }
     ASSIGN_OR_RETURN(recipe.recoded.encoding, BitsFromWord(words.down_bits));
   }
+  recipe.down_as_file =
+      (recipe.keep_blocks || recipe.keep_values) && words.down_bits.empty() && words.layout.empty();
   RETURN_IF_ERROR(ApplyNumbers(words, &recipe));
   if (!words.layout.empty()) {
     ASSIGN_OR_RETURN(recipe.layout, ExpertLayoutFromName(words.layout));

@@ -49,13 +49,15 @@ struct Recipe {
   // Parts whose neuron rows the model stores in MXFP4 stay unchanged, regardless of `parts`.
   bool keep_mxfp4 = false;
   // Likewise rows in the blocks of a GGUF file, dense ones too unless `dense` is given. Rows that cannot stay
-  // (down, whose blocks run across neurons) are stored as `recoded`, if it is quantized, else as without this
-  // flag. A file's F16 rows stay f16.
+  // (transposed down, whose blocks run across neurons) are stored as `recoded`, if it is quantized, else as
+  // without this flag. A file's F16 rows stay f16.
   bool keep_blocks = false;
   RowFormat recoded = {Encoding::kQ8, 64, 16};
   // Keeps every value of the source, in rows of the smallest unquantized encoding that can hold it; computing
   // with them rounds no activation either. `parts` is then ignored, and so is `dense` unless it is given.
   bool keep_values = false;
+  // Replaces `layout` by kUpGateOutputs for a GGUF file with blocks, so that down's blocks stay too.
+  bool down_as_file = false;
 
   bool NeedsUsage() const;
   RowFormat Dense() const;
@@ -91,11 +93,13 @@ struct RecipeOptions {
   // "": bf16; MXFP4 rows and those of a GGUF file unchanged; "source": every value exactly, unquantized; with
   // floe: bits of gate and down.
   std::string bits;
-  std::string recipe;               // "", a known name, or the path of a .toml file
-  std::optional<int> group;         // replaces the recipe's own for all quantized rows
-  std::optional<int> meta_bits;     // likewise
-  std::string dense_bits;           // "": the recipe's own
-  std::string down_bits;            // with neither bits nor recipe: Recipe::recoded; "": q8
+  std::string recipe;            // "", a known name, or the path of a .toml file
+  std::optional<int> group;      // replaces the recipe's own for all quantized rows
+  std::optional<int> meta_bits;  // likewise
+  std::string dense_bits;        // "": the recipe's own
+  // With neither bits nor recipe: down transposed, as Recipe::recoded; "": Recipe::down_as_file, or q8 with
+  // another layout.
+  std::string down_bits;
   std::string layout;               // "": the recipe's own
   std::optional<double> hot_share;  // corm: share of each layer's experts that are kept at 4 bits
 };

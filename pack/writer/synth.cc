@@ -156,8 +156,11 @@ float DenseScale(const ModelConfig& config, const DenseSpec& spec) {
   const float by_columns = 1.0f / std::sqrt(static_cast<float>(spec.cols));
   const float by_depth = 1.0f / std::sqrt(2.0f * static_cast<float>(config.layers.size()));
   if (spec.name.ends_with(".o")) return by_columns * by_depth;
-  // Stored transposed: its outputs sum over the rows.
-  if (spec.name.ends_with("_down")) return by_depth / std::sqrt(static_cast<float>(spec.rows));
+  // Its outputs sum over the rows where it is transposed.
+  if (spec.name.ends_with("_down")) {
+    const uint32_t neurons = spec.kind == DenseKind::kSummed ? spec.rows : spec.cols;
+    return by_depth / std::sqrt(static_cast<float>(neurons));
+  }
   return by_columns;
 }
 
@@ -170,16 +173,16 @@ float PartScale(const ModelConfig& config, Part part) {
 }
 
 RecordPool MakePool(const ModelConfig& config, const ExpertFormat& format, uint32_t stream, uint64_t seed) {
-  const ExpertPlan plan = PlanExpert(format, ExpertHidden(config));
   const MoeConfig& moe = config.layers.back().moe;
-  const uint64_t of_a_layer = uint64_t{moe.experts} * moe.expert_width;
+  const ExpertPlan plan = PlanExpert(format, moe.expert_width, ExpertHidden(config));
+  const uint64_t of_a_layer = uint64_t{moe.experts} * plan.stream_rows[stream];
   RecordPool pool;
   pool.stride = plan.stream_stride[stream];
   pool.rows = static_cast<uint32_t>(std::clamp<uint64_t>(kPoolValues / ExpertHidden(config), 1, of_a_layer));
   pool.bytes.resize(static_cast<uint64_t>(pool.rows) * pool.stride);
-  std::vector<float> row(ExpertHidden(config));
   for (int p = 0; p < kPartCount; ++p) {
     if (plan.parts[p].stream != stream) continue;
+    std::vector<float> row(plan.parts[p].cols);
     const float scale = PartScale(config, static_cast<Part>(p));
     NormalStream random(SynthSeed(seed, kPoolRows, static_cast<uint64_t>(p), 0));
     for (uint32_t r = 0; r < pool.rows; ++r) {
@@ -193,7 +196,7 @@ RecordPool MakePool(const ModelConfig& config, const ExpertFormat& format, uint3
 
 absl::Status PlanJob(const Recipe& recipe, SynthJob* job) {
   const ModelConfig& config = job->manifest.config;
-  job->specs = DenseSpecs(config);
+  job->specs = DenseSpecs(config, IsByOutputs(recipe.layout));
   std::vector<EncodingDescriptor> encodings;
   for (const DenseSpec& spec : job->specs) {
     encodings.push_back(spec.kind == DenseKind::kVector   ? MakeDescriptor(Encoding::kF32)
@@ -205,17 +208,14 @@ absl::Status PlanJob(const Recipe& recipe, SynthJob* job) {
   for (const LayerConfig& layer : config.layers) even_usage.emplace_back(layer.moe.experts);
   ASSIGN_OR_RETURN(const ExpertFormats formats, ResolveFormats(recipe, config, even_usage));
   job->manifest.expert_formats = formats.formats;
-  std::vector<ExpertPlan> plans;
-  for (const ExpertFormat& format : formats.formats)
-    plans.push_back(PlanExpert(format, ExpertHidden(config)));
+  const ExpertPlans plans(config, formats.formats);
   ExtentPlanner planner;
   RETURN_IF_ERROR(planner.AddDense(job->specs, job->manifest.dense_tensors));
   job->dense_extents = static_cast<uint32_t>(planner.extents().size());
   for (uint32_t layer = 0; layer < config.layers.size(); ++layer) {
     for (uint32_t expert = 0; expert < config.layers[layer].moe.experts; ++expert) {
       const uint32_t format = formats.of_expert[layer][expert];
-      RETURN_IF_ERROR(
-          planner.AddExpert(layer, expert, format, plans[format], config.layers[layer].moe.expert_width));
+      RETURN_IF_ERROR(planner.AddExpert(layer, expert, format, plans.Of(layer, format)));
     }
   }
   for (int f = 0; f < kPackFileCount; ++f)
@@ -234,7 +234,8 @@ void MakeWeights(double zipf, SynthJob* job) {
   job->token_correlation = CorrelationForReuse(moe.experts, moe.top_k, job->options.reuse);
   for (const ExpertFormat& format : job->manifest.expert_formats) {
     std::array<RecordPool, kPartCount>& pools = job->pools.emplace_back();
-    for (uint32_t stream = 0; stream < PlanExpert(format, ExpertHidden(config)).streams; ++stream) {
+    const uint32_t streams = PlanExpert(format, moe.expert_width, ExpertHidden(config)).streams;
+    for (uint32_t stream = 0; stream < streams; ++stream) {
       pools[stream] = MakePool(config, format, stream, seed);
     }
   }
@@ -315,7 +316,10 @@ absl::Status WriteExpertStream(const SynthJob& job, const ExtentEntry& entry, Ex
   const RecordPool& pool = job.pools[entry.format][entry.stream];
   const uint64_t location = SynthSeed(job.options.seed, kPoolStart + entry.stream, entry.layer, entry.expert);
   uint32_t row = static_cast<uint32_t>(location % pool.rows);
-  uint32_t left = job.manifest.config.layers[entry.layer].moe.expert_width;
+  const ModelConfig& config = job.manifest.config;
+  const ExpertFormat& format = job.manifest.expert_formats[entry.format];
+  uint32_t left = PlanExpert(format, config.layers[entry.layer].moe.expert_width, ExpertHidden(config))
+                      .stream_rows[entry.stream];
   while (left > 0) {
     const uint32_t count = std::min(left, pool.rows - row);
     const uint64_t bytes = static_cast<uint64_t>(count) * pool.stride;

@@ -92,23 +92,26 @@ absl::Status UnitEncoder::EncodeExpert(uint32_t unit, JournalRecord* record) {
       MakeRowReader(*job_.checkpoint, source.up),
       format.gates ? MakeRowReader(*job_.checkpoint, source.gate) : nullptr,
       MakeRowReader(*job_.checkpoint, source.down)};
-  const ExpertPlan& plan = job_.plans[location.format];
+  const ExpertPlan& plan = job_.plans.Of(location.layer, location.format);
   for (uint32_t stream = 0; stream < plan.streams; ++stream) {
     std::vector<Column> columns;
+    uint32_t cols = 0;
     for (int p = 0; p < kPartCount; ++p) {
       if (readers[p] == nullptr || plan.parts[p].stream != stream) continue;
       const std::string name =
           absl::StrCat(dense::LayerName(location.layer, absl::StrCat("experts.", location.expert, ".")),
                        PartName(static_cast<Part>(p)));
       columns.push_back({readers[p].get(), format.parts[p], plan.parts[p].base, name});
+      cols = plan.parts[p].cols;
     }
     const ExtentEntry& entry = job_.extents[location.first_extent + stream];
     const uint32_t stride = plan.stream_stride[stream];
+    const uint32_t rows = plan.stream_rows[stream];
     ExtentWriter writer(staging_.file(entry.file), entry);
-    RETURN_IF_ERROR(WriteRecords(columns, source.up.rows(), source.up.cols(), stride, &writer));
+    RETURN_IF_ERROR(WriteRecords(columns, rows, cols, stride, &writer));
     RETURN_IF_ERROR(writer.Finish());
     record->checksums.insert(record->checksums.end(), writer.checksums().begin(), writer.checksums().end());
-    RETURN_IF_ERROR(meter_->Add(entry.length - static_cast<uint64_t>(source.up.rows()) * stride));
+    RETURN_IF_ERROR(meter_->Add(entry.length - static_cast<uint64_t>(rows) * stride));
   }
   for (const auto& reader : readers) {
     record->digests.push_back(reader == nullptr ? Digest128{} : reader->digest());

@@ -20,6 +20,12 @@ Expert MakeExpert(Random& random, const Parts& parts, uint32_t width, uint32_t h
   return e;
 }
 
+Expert MakeOutputExpert(Random& random, const Parts& parts, uint32_t width, uint32_t hidden, bool biases) {
+  Expert e = MakeExpert(random, parts, width, hidden, biases);
+  e.down = random.Matrix(parts[2], hidden, width, 2 * random.Below(9));
+  return e;
+}
+
 ExpertWork PutExpert(OpBench& bench, const Expert& e) {
   ExpertWork w;
   w.up = bench.PutMatrix(e.up);
@@ -45,6 +51,7 @@ Result RunCase(OpBench& bench, const Case& c) {
   args.y = bench.NewRows(c.slot_count, c.hidden);
   args.slots = c.slot_count;
   args.active = bench.NewWords(c.slot_count);
+  args.down_by_outputs = c.down_by_outputs;
   std::vector<ExpertWork> all;
   uint32_t widest = 0;
   for (size_t e = 0; e < c.experts.size(); ++e) {

@@ -24,6 +24,8 @@ struct Expert {
 using Parts = std::array<EncodingDescriptor, 3>;
 
 Expert MakeExpert(Random& random, const Parts& parts, uint32_t width, uint32_t hidden, bool biases);
+// The same with down by outputs, in any encoding.
+Expert MakeOutputExpert(Random& random, const Parts& parts, uint32_t width, uint32_t hidden, bool biases);
 
 // One call (or one per tile) over some experts.
 struct Case {
@@ -37,6 +39,7 @@ struct Case {
   SparsityOrder order = SparsityOrder::kNone;
   float threshold = 0;
   uint32_t tile = 0;  // neurons, 0: all at once
+  bool down_by_outputs = false;
 };
 
 struct Result {

@@ -1,5 +1,5 @@
 // GGUF files packed without bits: rows keep the exact values of the file's blocks, in encodings that hold
-// them; matrices that run across blocks are encoded anew.
+// them; down matrices by outputs too, transposed ones, which run across blocks, are encoded anew.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -58,10 +58,59 @@ int ExpectExactRows(PackValues* kept, PackValues* exact) {
   return count;
 }
 
-TEST(PackGguf, RowsKeepTheBlocksValuesAndDownIsEncodedAnew) {
+// [rows][cols] of `values`, which are [cols][rows].
+std::vector<float> Turned(const std::vector<float>& values, size_t rows, size_t cols) {
+  std::vector<float> turned(values.size());
+  for (size_t r = 0; r < rows; ++r) {
+    for (size_t c = 0; c < cols; ++c) turned[r * cols + c] = values[c * rows + r];
+  }
+  return turned;
+}
+
+TEST(PackGguf, DownByOutputsKeepsTheBlocksValues) {
   TempDir dir;
   PackValues kept = Packed(kGranite, dir.File("kept"), {});
-  PackValues exact = Packed(kGranite, dir.File("exact"), {.bits = "source"});
+  PackValues exact = Packed(kGranite, dir.File("exact"), {.bits = "source", .layout = "up|gate|down"});
+  ASSERT_TRUE(kept.pack().by_outputs());
+  EXPECT_FALSE(exact.pack().by_outputs());
+  EXPECT_NE(kept.pack().manifest().incompatible_features & kFeatureOutputs, 0u);
+  const ModelConfig& config = kept.pack().config();
+  for (uint32_t layer = 0; layer < config.layers.size(); ++layer) {
+    const uint32_t width = config.layers[layer].moe.expert_width;
+    EXPECT_TRUE(IsBlockEncoding(kept.pack().part(layer, 0, Part::kDown).encoding.encoding));
+    for (uint32_t e = 0; e < kept.pack().expert_count(layer); ++e) {
+      EXPECT_EQ(kept.Expert(layer, e, Part::kDown),
+                Turned(exact.Expert(layer, e, Part::kDown), config.hidden, width));
+    }
+    const std::string shared = dense::LayerName(layer, dense::kSharedDown);
+    if (kept.pack().FindDense(shared) == nullptr) continue;
+    EXPECT_TRUE(IsBlockEncoding(kept.pack().FindDense(shared)->encoding.encoding));
+    EXPECT_EQ(kept.Dense(shared),
+              Turned(exact.Dense(shared), config.hidden, config.layers[layer].moe.shared_width));
+  }
+}
+
+TEST(PackGguf, PackByOutputsIsAsLargeAsTheFile) {
+  TempDir dir;
+  const PackValues kept = Packed(kGranite, dir.File("kept"), {});
+  double bytes = 0;
+  double stored = 0;
+  for (uint32_t layer = 0; layer < kept.pack().config().layers.size(); ++layer) {
+    for (const Part part : {Part::kUp, Part::kGate, Part::kDown}) {
+      const PartView view = kept.pack().part(layer, 0, part);
+      const double bits = view.encoding.encoding == blocks::kQ6_K ? 6.5625 : 5.5;  // Q5_K
+      bytes += bits / 8 * view.rows * view.cols;
+      stored += static_cast<double>(view.rows) * RowBytes(view.encoding, view.cols);
+    }
+  }
+  EXPECT_LE(stored, 1.02 * bytes);
+}
+
+TEST(PackGguf, TransposedDownIsEncodedAnew) {
+  TempDir dir;
+  const std::string layout = "up|gate|down";
+  PackValues kept = Packed(kGranite, dir.File("kept"), {.layout = layout});
+  PackValues exact = Packed(kGranite, dir.File("exact"), {.bits = "source", .layout = layout});
   EXPECT_EQ(kept.pack().manifest().provenance.source_digest,
             exact.pack().manifest().provenance.source_digest);
   EXPECT_NE(kept.pack().manifest().incompatible_features & kFeatureBlocks, 0u);
@@ -104,7 +153,7 @@ TEST(PackGguf, Mxfp4AndOtherRowsStayUnchanged) {
   PackValues exact = Packed(kGptOss, dir.File("exact"), {.bits = "source"});
   EXPECT_GT(ExpectExactRows(&kept, &exact), 0);
   EXPECT_EQ(kept.pack().part(0, 0, Part::kGate).encoding.encoding, Encoding::kMxfp4);
-  EXPECT_EQ(kept.pack().part(0, 0, Part::kDown).encoding, MakeDescriptor(Encoding::kQ8, 64));
+  EXPECT_EQ(kept.pack().part(0, 0, Part::kDown).encoding.encoding, Encoding::kMxfp4);
 }
 
 // A Mixtral of a layer for each type of file blocks, in which gate and q have that type and up has the next

@@ -75,13 +75,13 @@ TEST(RowCodec, ExpertPlansInterleaveByTheLayout) {
   ExpertFormat format;
   format.parts = {MakeDescriptor(Encoding::kQ2, 64), MakeDescriptor(Encoding::kBf16),
                   MakeDescriptor(Encoding::kQ8, 64)};
-  const ExpertPlan separate = PlanExpert(format, 300);
+  const ExpertPlan separate = PlanExpert(format, 40, 300);
   EXPECT_EQ(separate.streams, 3u);
   EXPECT_EQ(separate.parts[0].stride, 128u);  // 96 + 4 * 5 = 116
   EXPECT_EQ(separate.parts[1].stride, 640u);  // 600
   EXPECT_EQ(separate.parts[2].stride, 352u);  // 320 + 4 * 5 = 340
   format.layout = ExpertLayout::kUpGatedown;
-  const ExpertPlan together = PlanExpert(format, 300);
+  const ExpertPlan together = PlanExpert(format, 40, 300);
   EXPECT_EQ(together.streams, 2u);
   EXPECT_EQ(together.parts[1].stream, 1u);
   EXPECT_EQ(together.parts[1].base, 0u);
@@ -89,11 +89,30 @@ TEST(RowCodec, ExpertPlansInterleaveByTheLayout) {
   EXPECT_EQ(together.parts[2].base, 640u);
   EXPECT_EQ(together.parts[2].stride, 1024u);  // 640 + 340 = 980
   format.layout = ExpertLayout::kGateUpdown;
-  const ExpertPlan lead = PlanExpert(format, 300);
+  const ExpertPlan lead = PlanExpert(format, 40, 300);
   EXPECT_EQ(lead.parts[1].stream, 0u);
   EXPECT_EQ(lead.parts[0].stream, 1u);
   EXPECT_EQ(lead.parts[2].base, 128u);
   EXPECT_EQ(lead.parts[2].stride, 480u);  // 128 + 340 = 468
+}
+
+TEST(RowCodec, DownByOutputsHasARowForEachOutput) {
+  ExpertFormat format;
+  format.layout = ExpertLayout::kUpGateOutputs;
+  format.parts = {MakeDescriptor(Encoding::kQ2, 64), MakeDescriptor(Encoding::kBf16),
+                  MakeDescriptor(Encoding::kQ8, 64)};
+  const ExpertPlan plan = PlanExpert(format, 40, 300);
+  EXPECT_EQ(plan.streams, 3u);
+  EXPECT_EQ(plan.stream_rows, (std::array<uint32_t, kPartCount>{40, 40, 300}));
+  EXPECT_EQ(plan.parts[1].stride, 640u);  // 600
+  EXPECT_EQ(plan.parts[2].rows, 300u);
+  EXPECT_EQ(plan.parts[2].cols, 40u);
+  EXPECT_EQ(plan.parts[2].stride, 80u);  // 64 + 4
+  format.gates = false;
+  format.parts[1] = format.parts[0];
+  const ExpertPlan gateless = PlanExpert(format, 40, 300);
+  EXPECT_EQ(gateless.streams, 2u);
+  EXPECT_EQ(gateless.stream_rows[1], 300u);
 }
 
 TEST(RowCodec, SixteenBitRowsAreExactForTheirType) {

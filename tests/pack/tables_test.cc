@@ -30,7 +30,7 @@ struct Tables {
   ExtentTable table;
 };
 
-Tables MakeTables() {
+Tables MakeTables(ExpertLayout layout = ExpertLayout::kUpGateDown) {
   Tables t;
   SynthOptions options;
   options.shape = "tiny";
@@ -39,12 +39,13 @@ Tables MakeTables() {
   t.manifest.expert_formats.resize(1);
   for (EncodingDescriptor& part : t.manifest.expert_formats[0].parts)
     part = MakeDescriptor(Encoding::kQ8, 64);
+  t.manifest.expert_formats[0].layout = layout;
   t.manifest.chat_template = "{{ \"\xc3\xa9\" }}\n";
   t.manifest.generation.temperature = 0.7;
   t.manifest.generation.top_k = 40;
   t.manifest.tokenizer_files["tokenizer.json"] = {12, {1, 2}};
   t.manifest.provenance = {"0123", "bits=q8", "test"};
-  const auto specs = DenseSpecs(t.manifest.config);
+  const auto specs = DenseSpecs(t.manifest.config, IsByOutputs(layout));
   std::vector<EncodingDescriptor> encodings;
   for (const DenseSpec& spec : specs) {
     encodings.push_back(MakeDescriptor(spec.kind == DenseKind::kVector ? Encoding::kF32 : Encoding::kBf16));
@@ -52,9 +53,9 @@ Tables MakeTables() {
   t.manifest.dense_tensors = PlaceDense(specs, encodings, 1 << 20);
   ExtentPlanner planner;
   EXPECT_TRUE(planner.AddDense(specs, t.manifest.dense_tensors).ok());
-  const ExpertPlan plan = PlanExpert(t.manifest.expert_formats[0], t.manifest.config.hidden);
+  const ExpertPlan plan = PlanExpert(t.manifest.expert_formats[0], 256, t.manifest.config.hidden);
   for (uint32_t layer = 0; layer < 2; ++layer) {
-    for (uint32_t e = 0; e < 32; ++e) EXPECT_TRUE(planner.AddExpert(layer, e, 0, plan, 256).ok());
+    for (uint32_t e = 0; e < 32; ++e) EXPECT_TRUE(planner.AddExpert(layer, e, 0, plan).ok());
   }
   for (int f = 0; f < kPackFileCount; ++f) {
     t.manifest.payload[f].bytes = planner.file_bytes(static_cast<PackFile>(f));
@@ -91,6 +92,23 @@ TEST(Manifest, FeatureBitsFollowTheFormats) {
   t.manifest.expert_formats[1].parts[0] = {Encoding::kQ2, 8, 16, 4};
   EXPECT_EQ(FeaturesOf(t.manifest),
             kFeatureInterleaved | kFeatureMixedFormats | kFeatureLowBits | kFeatureSuperGroups);
+}
+
+TEST(Manifest, LayoutsByOutputsStandAlone) {
+  Tables t = MakeTables(ExpertLayout::kUpGateOutputs);
+  ExpertFormat& format = t.manifest.expert_formats[0];
+  EXPECT_EQ(FeaturesOf(t.manifest), kFeatureOutputs);
+  format.parts[static_cast<size_t>(Part::kDown)] = MakeDescriptor(blocks::kQ4_K);
+  EXPECT_EQ(FeaturesOf(t.manifest), kFeatureOutputs | kFeatureBlocks);
+  const auto parsed = ParseManifest(SerializeManifest(&t.manifest));
+  ASSERT_TRUE(parsed.ok()) << parsed.status();
+  EXPECT_EQ(parsed->expert_formats, t.manifest.expert_formats);
+  t.manifest.expert_formats.push_back(format);
+  t.manifest.expert_formats[1].layout = ExpertLayout::kUpGateDown;
+  t.manifest.expert_formats[1].parts[static_cast<size_t>(Part::kDown)] = MakeDescriptor(Encoding::kQ8);
+  const absl::Status mixed = ParseManifest(SerializeManifest(&t.manifest)).status();
+  EXPECT_EQ(mixed.code(), absl::StatusCode::kDataLoss);
+  EXPECT_THAT(mixed.message(), HasSubstr("up|gate|outputs"));
 }
 
 TEST(Manifest, CutTextsAreRefused) {
@@ -205,6 +223,19 @@ TEST(PackTables, AccessorsAgreeWithTheTable) {
   EXPECT_THAT(pack.ExtentName(pack.expert_extents(1, 5).first + 2),
               HasSubstr("layer 1, expert 5, stream 2 down"));
   EXPECT_THAT(pack.ExtentName(0), HasSubstr("dense"));
+}
+
+TEST(PackTables, PartsByOutputsAreOutputsLong) {
+  const Tables t = MakeTables(ExpertLayout::kUpGateOutputs);
+  const auto opened = Pack::FromTables("dir", t.manifest, t.table);
+  ASSERT_TRUE(opened.ok()) << opened.status();
+  const Pack& pack = **opened;
+  EXPECT_TRUE(pack.by_outputs());
+  const PartView down = pack.part(1, 3, Part::kDown);
+  EXPECT_EQ(down.rows, pack.config().hidden);
+  EXPECT_EQ(down.cols, 256u);
+  EXPECT_EQ(pack.part(1, 3, Part::kUp).rows, 256u);
+  EXPECT_GE(pack.extents()[down.extent].length, uint64_t{down.rows} * down.stride);
 }
 
 TEST(JournalTest, WholeRecordsAreReadAndTornOnesEndIt) {

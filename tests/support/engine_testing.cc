@@ -10,9 +10,10 @@
 
 namespace sluice {
 
-absl::Status PackFolder(const std::string& model_dir, const std::string& out_dir, const std::string& bits) {
+absl::Status PackFolder(const std::string& model_dir, const std::string& out_dir, const std::string& bits,
+                        const std::string& layout) {
   const std::string dense_bits = bits == "bf16" || bits == "source" ? "" : "bf16";
-  ASSIGN_OR_RETURN(PackOptions options, PackOptionsFromText(bits, "", 64, dense_bits, ""));
+  ASSIGN_OR_RETURN(PackOptions options, PackOptionsFromText(bits, "", 64, dense_bits, layout));
   options.threads = 1;
   return PackModel(model_dir, out_dir, options, nullptr, nullptr).status();
 }

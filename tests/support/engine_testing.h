@@ -19,9 +19,9 @@
 
 namespace sluice {
 
-// Packs the Hugging Face folder `model_dir` into `out_dir`. `bits`: as on the command line.
+// Packs the Hugging Face folder `model_dir` into `out_dir`. `bits`, `layout`: as on the command line.
 absl::Status PackFolder(const std::string& model_dir, const std::string& out_dir,
-                        const std::string& bits = "bf16");
+                        const std::string& bits = "bf16", const std::string& layout = "");
 // Writes a random model and packs it.
 absl::Status PackTiny(const TinyModelSpec& spec, const std::string& work_dir, const std::string& out_dir,
                       const std::string& bits = "bf16");

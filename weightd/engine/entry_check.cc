@@ -86,6 +86,8 @@ EntryVerdict CheckTransfer(const SubmissionEntry& entry, const ExtentSource& pac
     }
     const PartRows place = pack.ExpertPart(entry.layer, entry.expert, static_cast<Part>(part));
     if (entry.list_count > place.rows) return Invalid(EntryField::kList);
+    const bool of_neurons = place.rows == pack.ExpertPart(entry.layer, entry.expert, Part::kUp).rows;
+    if (entry.list_count > 0 && !of_neurons) return Invalid(EntryField::kList);
     const uint64_t rows = entry.list_count == 0 ? place.rows : entry.list_count;
     const EntryVerdict range =
         CheckRange(entry.base[part], entry.stride[part], rows, place.row_bytes, slab_bytes);

@@ -131,6 +131,10 @@ const std::byte* TransferRequests::DataOf(ExtentId extent_id) const {
   return tier_->arena().memory(store.segment(extent_id))->map.data() + store.offset(extent_id);
 }
 
+uint32_t TransferRequests::NeuronsOf(const Transfer& transfer) const {
+  return transfer.work.source->ExpertPart(transfer.key.layer, transfer.key.expert, Part::kUp).rows;
+}
+
 PartCopy TransferRequests::CopyOf(const Transfer& transfer, Part part) const {
   const TransferKey& key = transfer.key;
   const PartRows place = transfer.work.source->ExpertPart(key.layer, key.expert, part);
@@ -141,6 +145,7 @@ PartCopy TransferRequests::CopyOf(const Transfer& transfer, Part part) const {
   copy.dest = key.base[p];
   copy.dest_stride = key.stride[p];
   copy.row_bytes = place.row_bytes;
+  copy.own_rows = place.rows == NeuronsOf(transfer) ? 0 : place.rows;
   return copy;
 }
 
@@ -152,14 +157,12 @@ TransferPlan TransferRequests::PlanOf(const Transfer& transfer) const {
                          static_cast<uint32_t>(work.source->extent(key.extent).length), plan_);
   }
   std::vector<PartCopy> parts;
-  uint32_t rows = 0;
   for (Part part : kParts) {
     if ((key.parts & PartBit(part)) != 0) {
       parts.push_back(CopyOf(transfer, part));
-      rows = work.source->ExpertPart(key.layer, key.expert, part).rows;
     }
   }
-  return MakeTransferPlan(parts, rows, key.neurons, work.tile_neurons, plan_);
+  return MakeTransferPlan(parts, NeuronsOf(transfer), key.neurons, work.tile_neurons, plan_);
 }
 
 void TransferRequests::StartCopy(Transfer* transfer) {

@@ -69,6 +69,7 @@ class TransferRequests {
   void StartCopy(Transfer* transfer);
   bool PrefetchesPinTooMuch(const Transfer& transfer) const;
   const std::byte* DataOf(ExtentId extent_id) const;
+  uint32_t NeuronsOf(const Transfer& transfer) const;
   PartCopy CopyOf(const Transfer& transfer, Part part) const;
   TransferPlan PlanOf(const Transfer& transfer) const;
   // Completes all requests of the transfer.

@@ -187,6 +187,16 @@ __global__ void __launch_bounds__(kThreads, 2) CoefficientsKernel(ExpertsLaunch 
     }
   }
   __syncthreads();
+  if (launch.by_outputs) {
+    if (threadIdx.x < kNeurons) {
+      reinterpret_cast<float*>(block.blocks)[blockIdx.x * kNeurons + threadIdx.x] =
+          kept[threadIdx.x] != 0 ? up[threadIdx.x] : 0.0f;
+    }
+    if (threadIdx.x == 0) {
+      CountsOf(launch, block.blocks)[blockIdx.x] = counted[0] + counted[1];
+    }
+    return;
+  }
   Compact(kept, &list);
   WriteBlock<WholeBlock>(e.down, first, counted[0] + counted[1], list, gate,
                          block.blocks + blockIdx.x * launch.block_bytes, [&](unsigned n) { return up[n]; });

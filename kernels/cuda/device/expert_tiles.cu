@@ -134,6 +134,7 @@ __device__ inline void WriteTile(const ExpertsLaunch& launch, const DeviceExpert
   NeuronList* const list =
       reinterpret_cast<NeuronList*>(reinterpret_cast<float*>(shared) + kWarps * kNeurons) + warp;
   for (unsigned t = warp; t < tile.count; t += kWarps) {
+    uint8_t* const pair = launch.blocks + uint64_t{tile.first + t} * launch.pair_bytes;
     bool counts[2];
     bool in[2];
 #pragma unroll
@@ -144,15 +145,22 @@ __device__ inline void WriteTile(const ExpertsLaunch& launch, const DeviceExpert
       counts[half] =
           inside && c.wanted[n][t] != 0 && !(e.lead == Lead::kProduct && fabsf(value) < e.threshold);
       in[half] = counts[half] && value != 0;
+      if (launch.by_outputs) {
+        reinterpret_cast<float*>(pair)[blockIdx.x * kNeurons + n] = in[half] ? value : 0.0f;
+      }
     }
     const unsigned counted =
         __popc(__ballot_sync(kAllLanes, counts[0])) + __popc(__ballot_sync(kAllLanes, counts[1]));
+    if (launch.by_outputs) {
+      if (lane == 0) {
+        CountsOf(launch, pair)[blockIdx.x] = counted;
+      }
+      continue;
+    }
     __syncwarp();
     CompactByWarp(in[0], in[1], list);
     __syncwarp();
-    uint8_t* const place =
-        launch.blocks + (uint64_t{tile.first + t} * launch.block_count + blockIdx.x) * launch.block_bytes;
-    WriteBlock<OneWarp>(e.down, first, counted, *list, kept, place,
+    WriteBlock<OneWarp>(e.down, first, counted, *list, kept, pair + blockIdx.x * launch.block_bytes,
                         [&](unsigned n) { return c.values[n][t]; });
   }
 }

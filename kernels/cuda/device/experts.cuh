@@ -36,8 +36,13 @@ __device__ inline PairOfBlock PairOf(const ExpertsLaunch& launch) {
     }
   }
   block.expert = &launch.experts[block.pair.expert];
-  block.blocks = launch.blocks + uint64_t{blockIdx.y} * launch.block_count * launch.block_bytes;
+  block.blocks = launch.blocks + uint64_t{blockIdx.y} * launch.pair_bytes;
   return block;
+}
+
+// The blocks' counted neurons of a pair whose down part is by outputs.
+__device__ inline unsigned* CountsOf(const ExpertsLaunch& launch, uint8_t* pair) {
+  return reinterpret_cast<unsigned*>(pair + CoefficientRow(launch.block_count));
 }
 
 // Writes a block of neurons of a pair for the sums over down rows (experts.h: NeuronBlock).

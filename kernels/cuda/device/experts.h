@@ -105,6 +105,14 @@ inline constexpr uint64_t BlockBytes(uint32_t groups) {
 }
 inline constexpr uint32_t BlocksOf(uint32_t neurons) { return (neurons + kNeurons - 1) / kNeurons; }
 
+// The result of a pair whose down part is by outputs, in device memory: the coefficients of all its blocks of
+// neurons, a row of float[kNeurons * blocks]; the blocks' counted neurons, uint32[blocks]; and at a multiple
+// of 16 the row rounded for down (matrix.h).
+inline constexpr uint64_t CoefficientRow(uint32_t blocks) { return uint64_t{4} * kNeurons * blocks; }
+inline constexpr uint64_t RoundedCoefficients(uint32_t blocks) {
+  return (CoefficientRow(blocks) + uint64_t{4} * blocks + 15) / 16 * 16;
+}
+
 // Shared memory of a block that makes coefficients, of the expert that needs most of each: the warps' sums,
 // and behind them rows of x.
 struct CoefficientsShared {
@@ -125,7 +133,15 @@ struct ExpertsLaunch {
   // First block of neurons in this launch. From the second block of an expert on, y is added to.
   uint32_t first_block = 0;
   uint32_t block_count = 0;
-  uint8_t* blocks = nullptr;  // [pair_count][block_count][block_bytes]
+  uint8_t* blocks = nullptr;  // [pair_count][pair_bytes]: [block_count][block_bytes], or a CoefficientRow
+  uint64_t pair_bytes = 0;
+  // Down by outputs: all blocks of neurons are in one launch.
+  bool by_outputs = false;
+  uint64_t rounded_at = 0;     // in a pair's bytes
+  uint64_t rounded_bytes = 0;  // of the longest rounded row; 0: every down part is plain
+  uint32_t staged_bytes = 0;   // the same in shared memory
+  uint32_t output_sums = 0;    // int32 of a warp's dots
+  uint32_t max_outputs = 0;
   // Pairs by expert in tiles, where tensor cores multiply; how many there are, where only the device knows.
   const ExpertTile* tiles = nullptr;
   const uint32_t* tile_count = nullptr;
@@ -163,6 +179,11 @@ cudaError_t EnqueueSortPairs(const ExpertsLaunch& launch, ExpertPair* pairs, Exp
                              uint32_t* tile_count, Launcher& launcher);
 // y of every pair's slot, from the blocks.
 cudaError_t EnqueueDown(const ExpertsLaunch& launch, Launcher& launcher);
+// The same of down parts by outputs. WidenOutputs: makes room for one; OutputsShared: shared memory of a
+// block.
+void WidenOutputs(const DeviceMatrix& down, ExpertsLaunch* launch);
+uint64_t OutputsShared(const ExpertsLaunch& launch);
+cudaError_t EnqueueOutputs(const ExpertsLaunch& launch, Launcher& launcher);
 
 struct DeviceLead {
   DeviceMatrix lead;

@@ -147,5 +147,40 @@ TEST(TransferPlanTest, AdjacentPartsAreOneRowAndWholeStreamsOnePiece) {
   EXPECT_FALSE(gate.lanes[0].solid);
 }
 
+TEST(TransferPlanTest, OwnRowsLandWithTheLastTile) {
+  std::vector<std::byte> source(70 * 64 + 300 * 48);
+  for (size_t i = 0; i < source.size(); ++i) {
+    source[i] = static_cast<std::byte>(i * 7 + i / 251);
+  }
+  const PartCopy up{source.data(), 0, 64, 64, 60};
+  const PartCopy down{source.data() + 70 * 64, 70 * 64, 48, 64, 48, 300};
+  for (const uint32_t tile : {0u, 16u, 64u}) {
+    for (const bool alone : {false, true}) {
+      std::vector<PartCopy> parts = {down};
+      if (!alone) parts.push_back(up);
+      const TransferPlan plan = MakeTransferPlan(parts, 70, {}, tile, {.chunk_bytes = 1000});
+      EXPECT_EQ(plan.tiles, alone || tile == 0 ? 1u : (70 + tile - 1) / tile);
+      std::vector<std::byte> slab(70 * 64 + 300 * 64, std::byte{0x55});
+      uint32_t last = 0;
+      uint64_t outputs = 0;
+      for (const PlanChunk& chunk : plan.chunks) {
+        EXPECT_GE(chunk.tile, last);
+        last = chunk.tile;
+        const bool is_down = plan.lanes[chunk.first_lane].row_bytes == 48;
+        outputs += is_down ? chunk.rows : 0;
+        EXPECT_TRUE(!is_down || chunk.tile + 1 == plan.tiles);
+        CopyPlanChunk(plan, chunk, slab.data());
+      }
+      EXPECT_EQ(outputs, 300u);
+      for (uint32_t row = 0; row < 300; ++row) {
+        ASSERT_EQ(std::memcmp(slab.data() + down.dest + row * 64, down.source + row * 48, 48), 0) << row;
+      }
+      for (uint32_t row = 0; row < 70 && !alone; ++row) {
+        ASSERT_EQ(std::memcmp(slab.data() + row * 64, up.source + row * 64, 60), 0) << row;
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace sluice

@@ -20,6 +20,7 @@ namespace sluice::inferd {
 namespace {
 
 constexpr uint32_t kVocab = 96;
+constexpr char kByOutputs[] = "up|gate|outputs";
 
 uint32_t Draws(uint32_t in_ci) {
   const char* stress = std::getenv("SLUICE_STRESS");
@@ -46,6 +47,7 @@ struct Case {
   std::string family = "";  // not empty: tests/data/tiny has the model
   std::string change = "";  // members of its config.json to set, as JSON
   uint32_t draws = 12;
+  std::string layout = "";  // empty: by neurons
 };
 
 TinyModelSpec Model(uint32_t experts, uint32_t top_k, uint32_t window) {
@@ -74,7 +76,7 @@ class ExactTest : public testing::TestWithParam<Case> {
     const absl::Status written =
         GetParam().family.empty() ? WriteTinyModel(GetParam().model, model) : CopyFamily(model);
     ASSERT_TRUE(written.ok()) << written;
-    const absl::Status packed = PackFolder(model, pack_, GetParam().bits);
+    const absl::Status packed = PackFolder(model, pack_, GetParam().bits, GetParam().layout);
     ASSERT_TRUE(packed.ok()) << packed;
     std::mt19937 random(5);
     for (int i = 0; i < kInputs; ++i) {
@@ -325,10 +327,15 @@ TEST_P(ExactTest, SimulatedDeviceLogitsEqualTheHosts) {
 
 INSTANTIATE_TEST_SUITE_P(Models, ExactTest,
                          testing::Values(Case{"Mixtral", Model(8, 2, 0), "bf16"},
+                                         Case{"ByOutputs", Model(8, 2, 0), "q8", "", "", 12, kByOutputs},
                                          Case{"FiveExpertsTop3", Model(5, 3, 0), "q8"},
                                          Case{"SlidingWindow", Model(4, 1, 40), "f16"},
                                          Case{"ManyExperts", Model(32, 4, 0), "bf16"}),
                          [](const testing::TestParamInfo<Case>& info) { return info.param.name; });
+
+Case ByOutputs(const char* name, const char* family, const char* bits) {
+  return {name, {}, bits, family, "", /*draws=*/2, kByOutputs};
+}
 
 Case Family(const char* name, const char* family, const char* bits, const char* change = "") {
   return {name, {}, bits, family, change, /*draws=*/2};
@@ -352,6 +359,12 @@ INSTANTIATE_TEST_SUITE_P(
                     Family("Gemma4", "gemma4", "bf16"), Family("Afmoe", "afmoe", "q4"),
                     Family("Mistral4", "mistral4", "bf16"), Family("Hunyuan", "hunyuan_v1_moe", "bf16"),
                     Family("Ernie45", "ernie4_5_moe", "q8"), Family("NemotronH", "nemotron_h", "bf16"),
+                    // Shared and dense experts, biases, scaled inputs, a dense part beside, no gates.
+                    ByOutputs("DeepSeekV3ByOutputs", "deepseek_v3", "q4"),
+                    ByOutputs("GptOssByOutputs", "gpt_oss", "bf16"),
+                    ByOutputs("Llama4ByOutputs", "llama4", "q8"),
+                    ByOutputs("Gemma4ByOutputs", "gemma4", "bf16"),
+                    ByOutputs("NemotronHByOutputs", "nemotron_h", "q8"),
                     Family("GraniteHybrid", "granitemoehybrid", "q8"), Family("Lfm2", "lfm2_moe", "bf16"),
                     Family("Laguna", "laguna", "q8"), Family("Step", "step3p5", "bf16"),
                     Family("Mimo", "mimo_v2_flash", "q4"), Family("Cohere2", "cohere2_moe", "q8"),

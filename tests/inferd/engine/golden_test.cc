@@ -46,13 +46,15 @@ struct Case {
   const char* rounded = "";    // name suffix of the golden values for bf16 packs
   uint64_t delay_seed = 0;     // not 0: an asynchronous device
   const char* bits = "bf16";   // encoding of the pack
+  const char* layout = "";     // of its experts; empty: by neurons
 };
 
 class GoldenTest : public testing::TestWithParam<Case> {
  protected:
   void SetUp() override {
     folder_ = absl::StrCat("tests/data/", GetParam().group, "/", GetParam().name);
-    const absl::Status packed = PackFolder(folder_ + GetParam().file, dir_.File("pack"), GetParam().bits);
+    const absl::Status packed =
+        PackFolder(folder_ + GetParam().file, dir_.File("pack"), GetParam().bits, GetParam().layout);
     ASSERT_TRUE(packed.ok()) << packed;
     options_.engine.kv = KvType::kF32;
     options_.engine.context = 128;
@@ -142,12 +144,19 @@ std::vector<Case> Cases() {
     }
     cases.push_back({.name = family, .threads = 1, .delay_seed = 5});
   }
+  for (const char* family :
+       {"deepseek_v2", "gemma4", "gpt_oss", "llama4", "mixtral", "nemotron_h", "phimoe", "qwen2_moe"}) {
+    for (const uint32_t threads : {0u, 2u}) {
+      cases.push_back({.name = family, .threads = threads, .layout = "up|gate|outputs"});
+    }
+  }
   return cases;
 }
 
 std::string CaseName(const testing::TestParamInfo<Case>& info) {
   std::string name = absl::StrCat(info.param.name, "_", info.param.threads, "_threads",
                                   info.param.delay_seed > 0 ? "_later" : "");
+  absl::StrAppend(&name, *info.param.layout == '\0' ? "" : "_by_outputs");
   std::replace(name.begin(), name.end(), '-', '_');
   return name;
 }

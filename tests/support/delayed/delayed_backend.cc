@@ -110,7 +110,11 @@ void AddWeights(const Args& args, std::vector<Access>* accesses) {
       if (!led || work.sparsity != SparsityOrder::kGate) {
         AddRows(work.gate, work.neuron_begin, end, accesses);
       }
-      AddRows(work.down, work.neuron_begin, end, accesses);
+      if (args.down_by_outputs) {
+        AddRows(work.down, 0, work.down.rows, accesses);
+      } else {
+        AddRows(work.down, work.neuron_begin, end, accesses);
+      }
     }
   }
 }

@@ -23,6 +23,7 @@ class FakeExtentSource final : public weightd::ExtentSource {
     uint64_t part_bytes = 4096;  // of each of an expert's three parts
     uint64_t row_bytes = 256;    // of a neuron in a part
     bool compact = false;        // up | gate+down: two extents an expert, the second interleaved
+    uint32_t outputs = 0;        // rows of down by outputs; 0: a row a neuron
     std::string path = "fake.bin";
   };
 
@@ -90,6 +91,10 @@ class FakeExtentSource final : public weightd::ExtentSource {
     place.base = paired && part == Part::kDown ? shape_.row_bytes : 0;
     place.stride = shape_.row_bytes * (paired ? 2 : 1);
     place.row_bytes = shape_.row_bytes;
+    if (shape_.outputs > 0 && part == Part::kDown) {
+      place.rows = shape_.outputs;
+      place.stride = place.row_bytes = shape_.part_bytes / shape_.outputs;
+    }
     return place;
   }
   uint64_t dense_bytes() const override {

@@ -54,6 +54,11 @@ uint64_t FakeWeightClient::RowBytesOf(const inferd::FetchRequest& request, Part 
   return RowBytes(view.encoding, view.cols);
 }
 
+uint32_t FakeWeightClient::RowsOf(const inferd::FetchRequest& request, Part part, uint32_t rows) const {
+  return part == Part::kDown && pack_->by_outputs() ? pack_->part(request.layer, request.expert, part).rows
+                                                    : rows;
+}
+
 absl::Status FakeWeightClient::CheckTarget(const inferd::FetchRequest& request) const {
   const inferd::TransferTarget& target = *request.transfer;
   if (target.slab >= slabs_.size()) {
@@ -73,6 +78,9 @@ absl::Status FakeWeightClient::CheckTarget(const inferd::FetchRequest& request) 
           absl::StrCat("neuron ", target.neurons[i], " at ", i, " of the list"));
     }
   }
+  if (!target.neurons.empty() && pack_->by_outputs()) {
+    return absl::InvalidArgumentError("single neurons of a pack with down by outputs");
+  }
   const uint64_t rows = target.neurons.empty() ? width : target.neurons.size();
   for (Part part : kParts) {
     const auto p = static_cast<size_t>(part);
@@ -83,8 +91,9 @@ absl::Status FakeWeightClient::CheckTarget(const inferd::FetchRequest& request) 
       continue;
     }
     const uint64_t row_bytes = RowBytesOf(request, part);
+    const uint64_t part_rows = RowsOf(request, part, static_cast<uint32_t>(rows));
     if (target.stride[p] < row_bytes ||
-        target.base[p] + (rows - 1) * target.stride[p] + row_bytes > slabs_[target.slab].bytes()) {
+        target.base[p] + (part_rows - 1) * target.stride[p] + row_bytes > slabs_[target.slab].bytes()) {
       return absl::InvalidArgumentError(absl::StrCat("part ", p, " does not fit into the slab"));
     }
   }
@@ -101,7 +110,7 @@ bool FakeWeightClient::IsDuplicateTransfer(const inferd::FetchRequest& request) 
   const auto end = [this](const inferd::FetchRequest& r, const inferd::TransferTarget& t, uint32_t rows,
                           Part part) {
     const auto p = static_cast<size_t>(part);
-    return t.base[p] + (rows - 1) * t.stride[p] + RowBytesOf(r, part);
+    return t.base[p] + (RowsOf(r, part, rows) - 1) * t.stride[p] + RowBytesOf(r, part);
   };
   const uint32_t width = pack_->part(request.layer, request.expert, Part::kUp).rows;
   const auto rows = static_cast<uint32_t>(target.neurons.empty() ? width : target.neurons.size());
@@ -161,7 +170,8 @@ void FakeWeightClient::Poison(const Pending& pending) {
                 pack_->extents()[pending.request.dense_extent].length);
   }
   for (Part part : kParts) {
-    for (uint32_t row = 0; Asks(pending.request, part) && row < RowsOf(pending); ++row) {
+    const uint32_t rows = Asks(pending.request, part) ? RowsOf(pending.request, part, RowsOf(pending)) : 0;
+    for (uint32_t row = 0; row < rows; ++row) {
       std::memset(SlabRow(pending, part, row), 0xff, RowBytesOf(pending.request, part));
     }
   }
@@ -188,7 +198,10 @@ void FakeWeightClient::LandTile(Pending* pending) {
     const Extent& extent = extents_[view.extent];
     const std::byte* source = segments_[extent.segment_index].bytes.data() + extent.offset + view.base;
     const uint64_t row_bytes = RowBytesOf(request, part);
-    for (uint32_t row = begin; row < end; ++row) {
+    // Outputs land with the last tile.
+    const bool whole = view.rows != rows && pending->target.neurons.empty();
+    const uint32_t part_end = !whole ? end : end == rows ? view.rows : 0;
+    for (uint32_t row = whole ? 0 : begin; row < part_end; ++row) {
       const uint32_t neuron = pending->target.neurons.empty() ? row : pending->target.neurons[row];
       std::memcpy(SlabRow(*pending, part, row), source + uint64_t{neuron} * view.stride, row_bytes);
       pending->completion.link_bytes += row_bytes;

@@ -123,6 +123,8 @@ class FakeWeightClient final : public inferd::WeightClient {
   bool IsDuplicateTransfer(const inferd::FetchRequest& request);
   void KeepTarget(const inferd::FetchRequest& request, bool poison, Pending* pending);
   uint32_t RowsOf(const Pending& pending) const;
+  // Rows of a part of `rows` neurons: other ones of down by outputs, which is never listed.
+  uint32_t RowsOf(const inferd::FetchRequest& request, Part part, uint32_t rows) const;
   uint32_t TilesOf(const Pending& pending) const;
   uint64_t RowBytesOf(const inferd::FetchRequest& request, Part part) const;
   std::byte* SlabRow(const Pending& pending, Part part, uint32_t row);

@@ -62,6 +62,19 @@ TEST_F(EntryCheckTest, PlainEntriesPass) {
   EXPECT_EQ(Check(ExtentTransfer()).code, absl::StatusCode::kOk);
 }
 
+TEST_F(EntryCheckTest, NeuronsOfDownByOutputsAreRefused) {
+  const FakeExtentSource by_outputs({.outputs = 32});  // and 16 neurons
+  const std::vector<const ExtentSource*> packs = {&by_outputs};
+  SubmissionEntry entry = Transfer();
+  entry.stride[2] = 128;
+  EXPECT_EQ(CheckEntry(entry, packs, layout_, slabs_).code, absl::StatusCode::kOk);
+  entry.list_count = 1;
+  EXPECT_EQ(CheckEntry(entry, packs, layout_, slabs_).field, EntryField::kList);
+  entry.base[1] = entry.base[2] = entry.stride[1] = entry.stride[2] = 0;
+  entry.parts = PartBit(Part::kUp);
+  EXPECT_EQ(CheckEntry(entry, packs, layout_, slabs_).code, absl::StatusCode::kOk);
+}
+
 TEST_F(EntryCheckTest, EveryFieldOfAnExtentsTransferIsTestedAndNamed) {
   const std::vector<Damage> damages = {
       {EntryField::kParts, kInvalid, [](SubmissionEntry* e) { e->parts = kAllParts; }},
