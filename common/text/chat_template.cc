@@ -459,7 +459,12 @@ void ChatFormatter::FindForms() {
           R"({"messages": [{"role": "user", "content": [{"type": "text", "text": "Q"}, {"type": "text", "text": "P1"}]}]})",
           "P1") ||
       prints(R"({"messages": [{"role": "user", "content": [{"type": "text", "text": "Q"}]}]})", "'type'");
-  const bool text = prints(with_call("abcdefghi", R"("{\"k\":7}")"), R"({"k":7})");
+  const std::string object = with_call("abcdefghi", R"({"kü":7})");
+  // A template with a syntax of its own for objects, or its own escapes, is given them: the model knows
+  // these.
+  const bool own_syntax = prints(object, "k") && !prints(object, R"("kü":7)") &&
+                          !prints(object, R"("kü": 7)") && !prints(object, "'kü'");
+  const bool text = !own_syntax && prints(with_call("abcdefghi", R"("{\"kü\":7}")"), R"({"kü":7})");
   forms_.arguments = text ? ArgumentsAs::kText : ArgumentsAs::kObject;
   const std::string arguments = text ? R"("{}")" : R"({"k":7})";
   forms_.short_ids =
