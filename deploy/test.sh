@@ -15,6 +15,8 @@ passed=0
 failed=0
 reports=()
 stages=()
+not_run=()
+sanitized_test_seconds=400  # twice what the tests of a sanitizer take
 stage_began=$SECONDS
 
 # end_stage NAME: records the seconds since the end of the previous stage.
@@ -40,6 +42,18 @@ run_tests() {
   end_stage "tests of preset $preset"
 }
 
+# sanitize PRESET TARGET: builds the target and runs the tests of the sanitizer, if the time allows.
+sanitize() {
+  local preset=$1 seconds=0
+  if [ "${SLUICE_SECONDS:-0}" -gt 0 ]; then
+    seconds=$((SLUICE_SECONDS - SECONDS - sanitized_test_seconds))
+    [ "$seconds" -gt 0 ] || { not_run+=("$preset") && return; }
+  fi
+  SLUICE_BUILD_SECONDS=$seconds build_preset "$preset" "$2" || { not_run+=("$preset") && return; }
+  end_stage "build of preset $preset"
+  run_tests "$preset" -j "$SLUICE_JOBS" -L "$preset"
+}
+
 say "checking the format of the tree"
 "$SLUICE_ROOT/deploy/lib/check_format.sh" || failed=$((failed + 1))
 end_stage "packages and format"
@@ -48,23 +62,19 @@ build_preset release
 end_stage "build of preset release"
 run_tests release -j "$SLUICE_JOBS"
 
-build_preset asan sanitized_tests
-end_stage "build of preset asan"
-run_tests asan -j "$SLUICE_JOBS" -L asan
-
-build_preset tsan threaded_tests
-end_stage "build of preset tsan"
-run_tests tsan -j "$SLUICE_JOBS" -L tsan
-
 say "checking lock annotations and changed sources with Clang"
 "$SLUICE_ROOT/deploy/lib/check_thread_safety.sh" "$SLUICE_JOBS" || failed=$((failed + 1))
 "$SLUICE_ROOT/deploy/lib/check_tidy.sh" || failed=$((failed + 1))
 end_stage "lock annotations and clang-tidy"
 
+sanitize asan sanitized_tests
+sanitize tsan threaded_tests
+
 say "the ten slowest tests"
 /usr/bin/python3 "$SLUICE_ROOT/deploy/lib/count_tests.py" --slowest "${reports[@]}"
 say "stages"
 printf '%s\n' "${stages[@]}"
+[ ${#not_run[@]} -eq 0 ] || say "not run, since $SLUICE_SECONDS seconds are over: ${not_run[*]}"
 
 echo
 echo "$passed passed, $failed failed"

@@ -21,6 +21,7 @@ build_preset() {
   say "building preset $preset ($SLUICE_JOBS jobs)${*:+: $*}"
   (cd "$SLUICE_ROOT" && cmake --preset "$preset" >"$SLUICE_ROOT/build/$preset.configure.log" 2>&1) ||
     { tail -n 30 "$SLUICE_ROOT/build/$preset.configure.log" >&2; die "configuring preset $preset failed"; }
-  cmake --build "$SLUICE_ROOT/build/$preset" -j "$SLUICE_JOBS" ${*:+--target "$@"} ||
-    die "building preset $preset failed (errors above)"
+  timeout "${SLUICE_BUILD_SECONDS:-0}" cmake --build "$SLUICE_ROOT/build/$preset" -j "$SLUICE_JOBS" ${*:+--target "$@"} && return
+  [ $? -ne 124 ] || return 1
+  die "building preset $preset failed (errors above)"
 }
