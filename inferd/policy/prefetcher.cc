@@ -185,7 +185,7 @@ absl::StatusOr<bool> Prefetcher::PredictLayer(const RouterState& state, uint32_t
   if (asked != asked_.end()) asked_.erase(asked);
   ASSIGN_OR_RETURN(const Routing routing, std::move(answer));
   Prediction& prediction = at(target, depth);
-  Remember(routing, &prediction);
+  Remember(routing, target, &prediction);
   prediction.trusted = trusted;
   prediction.step = routing.tokens == 0 ? 0 : state.batch->step();
   for (uint32_t row = 0; row < prediction.tokens; ++row) {
@@ -217,12 +217,16 @@ absl::StatusOr<bool> Prefetcher::PredictLayer(const RouterState& state, uint32_t
   return true;
 }
 
-void Prefetcher::Remember(const Routing& routing, Prediction* prediction) const {
+// Leaves out choices that need no weights: experts that return their input.
+void Prefetcher::Remember(const Routing& routing, uint32_t target, Prediction* prediction) const {
+  const auto experts = static_cast<int32_t>(config_.layers[target].moe.experts);
   prediction->tokens = routing.tokens;
   prediction->top_k = routing.top_k;
   for (uint32_t row = 0; row < routing.tokens; ++row) {
-    std::copy_n(routing.ids + uint64_t{row} * routing.ranks, routing.top_k,
-                prediction->ids.begin() + uint64_t{row} * routing.top_k);
+    std::transform(routing.ids + uint64_t{row} * routing.ranks,
+                   routing.ids + uint64_t{row} * routing.ranks + routing.top_k,
+                   prediction->ids.begin() + uint64_t{row} * routing.top_k,
+                   [experts](int32_t id) { return id < experts ? id : -1; });
   }
 }
 
@@ -295,7 +299,7 @@ void Prefetcher::PredictFirstLayer() {
   const uint32_t target = first_layer_->layer();
   Prediction& prediction = at(target, 0);
   const Routing routing = first_layer_->Answer();
-  Remember(routing, &prediction);
+  Remember(routing, target, &prediction);
   prediction.step = first_.step;
   Request(prediction, routing, target, 1, options_.max_prefetch);
 }
@@ -308,7 +312,7 @@ bool Prefetcher::WantsNextTokens() {
 absl::Status Prefetcher::NextTokens(const RouterState& state) {
   ASSIGN_OR_RETURN(const Routing routing, draft_predictor_->Predict(state, 0));
   Prediction& prediction = at(0, 0);
-  Remember(routing, &prediction);
+  Remember(routing, 0, &prediction);
   prediction.step = state.batch->step();
   drafted_sequences_.clear();
   for (const SequenceRows& sequence : state.batch->sequences()) {
@@ -381,7 +385,10 @@ void Prefetcher::CountRow(const RouterState& state, uint32_t row, const int32_t*
   const int32_t* chosen = routing.ids + uint64_t{row} * routing.ranks;
   const float* weights = routing.weights + uint64_t{row} * routing.ranks;
   PredictionCounters count;
-  for (uint32_t rank = 0; rank < routing.top_k; ++rank) count.wanted += weights[rank] != 0.0f;
+  const auto experts = static_cast<int32_t>(config_.layers[state.layer].moe.experts);
+  for (uint32_t rank = 0; rank < routing.top_k; ++rank) {
+    count.wanted += weights[rank] != 0.0f && chosen[rank] < experts;
+  }
   for (uint32_t i = 0; i < top_k; ++i) {
     if (predicted[i] < 0) continue;
     count.predicted++;

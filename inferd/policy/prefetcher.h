@@ -239,7 +239,7 @@ class Prefetcher final : public LayerObserver, public ExpertPredictions, public 
   void CountRow(const RouterState& state, uint32_t row, const int32_t* predicted, uint32_t top_k,
                 uint32_t depth);
   absl::StatusOr<bool> PredictLayer(const RouterState& state, uint32_t target, uint32_t depth);
-  void Remember(const Routing& routing, Prediction* prediction) const;
+  void Remember(const Routing& routing, uint32_t target, Prediction* prediction) const;
   bool AllComing(const Prediction& prediction, uint32_t target) const;
   void Request(const Prediction& prediction, const Routing& routing, uint32_t target, uint32_t depth,
                uint32_t most);

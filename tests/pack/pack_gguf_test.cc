@@ -216,11 +216,11 @@ TEST(PackGguf, FileBlocksStayAsTheyAre) {
   EXPECT_NE(kept.pack().manifest().incompatible_features & kFeatureFileBlocks, 0u);
   EXPECT_EQ(kept.pack().manifest().incompatible_features & kFeatureBlocks, 0u);
   const int layers = static_cast<int>(std::size(kFileBlockEncodings));
-  EXPECT_EQ(ExpectExactRows(&kept, &exact), 1 + layers * (4 + 2 * 2));
+  EXPECT_EQ(ExpectExactRows(&kept, &exact), 1 + layers * (4 + 2 * 3));
   for (int i = 0; i < layers; ++i) {
     const auto layer = static_cast<uint32_t>(i);
     EXPECT_EQ(kept.pack().part(layer, 0, Part::kGate).encoding, MakeDescriptor(kFileBlockEncodings[i]));
-    EXPECT_EQ(kept.pack().part(layer, 0, Part::kDown).encoding, MakeDescriptor(Encoding::kQ8, 64));
+    EXPECT_EQ(kept.pack().part(layer, 0, Part::kDown).encoding, MakeDescriptor(kFileBlockEncodings[i]));
   }
   // Packed anew from the decoded values.
   const PackValues anew = Packed(dir.File("m.gguf"), dir.File("anew"), {.bits = "q4"});
