@@ -5,6 +5,8 @@
 #include <cstdlib>
 #include <cstring>
 #include <string_view>
+#include <utility>
+#include <vector>
 
 #include "absl/types/span.h"
 #include "common/base/checksum.h"
@@ -144,13 +146,18 @@ bool FuzzGgufHeader(const uint8_t* data, size_t size) {
       },
       "f");
   if (!header.ok()) return false;
-  uint64_t end = 0;
+  std::vector<std::pair<uint64_t, uint64_t>> places;
   for (const GgufTensorInfo& tensor : header->tensors) {
     uint64_t rows = 1;
     for (size_t i = 1; i < tensor.dims.size(); ++i) rows *= tensor.dims[i];
     Require(tensor.row_bytes() * rows == tensor.bytes, "rows fill a tensor");
-    Require(tensor.offset >= end && tensor.offset + tensor.bytes <= file_bytes, "tensors in file, apart");
-    end = tensor.offset + tensor.bytes;
+    places.emplace_back(tensor.offset, tensor.offset + tensor.bytes);
+  }
+  std::sort(places.begin(), places.end());
+  uint64_t end = 0;
+  for (const auto& [first, last] : places) {
+    Require(first >= end && last <= file_bytes, "tensors in file, apart");
+    end = last;
   }
   return true;
 }

@@ -286,10 +286,10 @@ TEST_F(EngineTest, UnsupportedModelsAreRefusedByName) {
       {kWrong, "long rope", [](LayerConfig* l) { l->attention.rope.kind = RopeKind::kLongRope; }},
       {kWrong, "latent", [](LayerConfig* l) { l->attention.kind = AttentionKind::kLatent; }},
       {kWrong, "gated delta", [](LayerConfig* l) { l->attention.kind = AttentionKind::kGatedDelta; }},
-      {kLacking, "convolution over 3",
+      {kWrong, "convolution over 0",
        [](LayerConfig* l) {
          l->attention.kind = AttentionKind::kGatedDelta;
-         l->attention.delta = {1, 1, 16, 16, 3};
+         l->attention.delta = {1, 1, 16, 16, 0};
        }},
       {kWrong, "heads", [](LayerConfig* l) { l->attention.kv_heads = 3; }},
       {kWrong, "rope over 64", [](LayerConfig* l) { l->attention.rope.dimensions = 64; }},
