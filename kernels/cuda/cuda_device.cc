@@ -36,11 +36,11 @@ uint64_t WorkspaceBytes(const BackendLimits& l) {
   const uint64_t some = std::min<uint64_t>(slots, kTokensOfExperts * (l.top_k + 1));
   // Coefficients of down by outputs: of as many pairs, or of more up to a bound.
   const uint64_t row = RoundedCoefficients(blocks) + RoundedStride(l.expert_width, kUnit);
-  const uint64_t rows = std::min(slots, std::max(some, kOutputBytes / row));
+  const uint64_t rows = row == 0 ? 0 : std::min(slots, std::max(some, kOutputBytes / row));  // 0: no experts
   const uint64_t experts =
       tokens * PreparedRowBytes(l.hidden) +
       std::max({rows * row, blocks * some * BlockBytes(GroupsOf(l.hidden, 64)),
-                blocks * BlockBytes(GroupsOf(l.hidden, kUnit)),
+                uint64_t{blocks} * BlockBytes(GroupsOf(l.hidden, kUnit)),
                 slots * (BlockBytes(GroupsOf(l.hidden, 64)) + sizeof(ExpertPair) + sizeof(ExpertTile))});
   const uint64_t delta = tokens * 3 * uint64_t{l.heads} * l.head_dim * 4;
   const uint64_t spans = uint64_t{l.max_context} / kSpanPositions + 2;
