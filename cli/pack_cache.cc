@@ -27,6 +27,8 @@
 #include "common/base/status.h"
 #include "common/text/chat_template.h"
 #include "common/text/tokenizer.h"
+#include "pack/in_place/in_place_index.h"
+#include "pack/pack.h"
 #include "pack/pack_format.h"
 #include "pack/writer/pack_writer.h"
 #include "pack/writer/staging.h"
@@ -62,13 +64,15 @@ void DeclareRowOptions(ArgParser* parser, RowOptions* o) {
       .Real("--hot-share", &o->hot_share, "corm: share of a layer's experts that get q4 [0.5]", 0, 1);
 }
 
-absl::Status CheckModelTexts(const std::string& model, const PackEstimate& estimate) {
-  if (!estimate.tokenizer_files.empty()) {
-    const auto tokenizer = Tokenizer::LoadFromFiles(estimate.tokenizer_files);
+absl::Status CheckModelTexts(const std::string& model,
+                             const std::map<std::string, std::string>& tokenizer_files,
+                             const std::string& chat_template) {
+  if (!tokenizer_files.empty()) {
+    const auto tokenizer = Tokenizer::LoadFromFiles(tokenizer_files);
     if (!tokenizer.ok()) return Annotate(tokenizer.status(), model);
   }
-  if (estimate.chat_template.empty()) return absl::OkStatus();
-  const auto chat = ChatTemplate::Create(estimate.chat_template, {});
+  if (chat_template.empty()) return absl::OkStatus();
+  const auto chat = ChatTemplate::Create(chat_template, {});
   if (!chat.ok()) {
     std::fprintf(stderr, "sluice: %s: chats cannot be rendered: %s\n", model.c_str(),
                  std::string(chat.status().message()).c_str());
@@ -112,6 +116,7 @@ namespace {
 
 constexpr char kPackEnd[] = ".pack";
 constexpr char kLockEnd[] = ".lock";
+constexpr char kInPlace[] = "in-place";     // in names, instead of bits
 constexpr char kPartialEnd[] = ".partial";  // as in PartialFolder()
 
 bool IsPack(const std::string& path) { return FileExists(absl::StrCat(path, "/", kManifestName)); }
@@ -179,11 +184,49 @@ absl::StatusOr<UniqueFd> LockPack(const CommandContext& context, const std::stri
   });
 }
 
+// Makes the index of a GGUF file that can be served in place. Unimplemented: it cannot, and was not.
+absl::Status MakeIndex(const ModelRequest& request, const std::string& out) {
+  const std::string partial = PartialFolder(out);
+  std::error_code error;
+  fs::remove_all(partial, error);
+  RETURN_IF_ERROR(WriteInPlaceIndex(request.model, partial));
+  ASSIGN_OR_RETURN(const std::unique_ptr<Pack> pack, Pack::Open(partial));
+  ASSIGN_OR_RETURN(const auto tokenizer_files, pack->ReadTokenizerFiles());
+  RETURN_IF_ERROR(CheckModelTexts(request.model, tokenizer_files, pack->chat_template()));
+  fs::rename(partial, out, error);
+  if (error) return ErrnoToStatus(error.value(), absl::StrCat("cannot rename ", partial));
+  if (!request.quiet) {
+    std::fprintf(stderr, "sluice: %s is served in place; %s is its index\n", request.model.c_str(),
+                 out.c_str());
+  }
+  return absl::OkStatus();
+}
+
+// Returns the index at `path`, made if it is missing; "" if the file must be packed, which is said on stderr.
+absl::StatusOr<std::string> IndexOf(const CommandContext& context, const ModelRequest& request,
+                                    const std::string& path) {
+  const std::string lock_path = path + kLockEnd;
+  ASSIGN_OR_RETURN(const UniqueFd lock, LockPack(context, lock_path, request.quiet));
+  utimensat(AT_FDCWD, lock_path.c_str(), nullptr, 0);
+  if (IsPack(path + kPackEnd)) return path + kPackEnd;
+  const absl::Status made = MakeIndex(request, path + kPackEnd);
+  if (!absl::IsUnimplemented(made)) {
+    RETURN_IF_ERROR(made);
+    return path + kPackEnd;
+  }
+  std::error_code error;
+  fs::remove(lock_path, error);
+  if (!request.quiet) {
+    std::fprintf(stderr, "sluice: not served in place: %s\n", std::string(made.message()).c_str());
+  }
+  return "";
+}
+
 absl::Status MakePack(const CommandContext& context, const ModelRequest& request, const std::string& out,
                       const PlanChoice& choice) {
   ASSIGN_OR_RETURN(const PackOptions options, OptionsFor(choice.bits));
   ASSIGN_OR_RETURN(const PackEstimate estimate, EstimatePack(request.model, out, options));
-  RETURN_IF_ERROR(CheckModelTexts(request.model, estimate));
+  RETURN_IF_ERROR(CheckModelTexts(request.model, estimate.tokenizer_files, estimate.chat_template));
   if (!request.quiet) {
     const std::string why = choice.why.empty() ? "" : absl::StrCat("; ", choice.why);
     std::fprintf(stderr, "sluice: %s is packed once, as %s (%s%s), into %s%s\n", request.model.c_str(),
@@ -247,6 +290,13 @@ absl::StatusOr<std::string> PackOf(const CommandContext& context, const ModelReq
     for (const std::string& bits : ChosenBits(IsGgufFile(model))) {
       if (choice.bits.empty() && IsPack(absl::StrCat(folder, "/", names.With(bits), kPackEnd)))
         choice.bits = bits;
+    }
+    if (choice.bits.empty() && IsGgufFile(model)) {
+      ModelRequest resolved = request;
+      resolved.model = model;
+      ASSIGN_OR_RETURN(const std::string index,
+                       IndexOf(context, resolved, absl::StrCat(folder, "/", names.With(kInPlace))));
+      if (!index.empty()) return index;
     }
     if (choice.bits.empty()) {
       ASSIGN_OR_RETURN(choice, ChooseBits(model));

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -38,7 +39,9 @@ void DeclareRowOptions(ArgParser* parser, RowOptions* options);
 // Parses the model's tokenizer and chat template as a server does at its start, so that a pack is not written
 // in vain: the tokenizer's error, naming `model`; a template that is not supported is only warned of on
 // stderr, since requests without one are served.
-absl::Status CheckModelTexts(const std::string& model, const PackEstimate& estimate);
+absl::Status CheckModelTexts(const std::string& model,
+                             const std::map<std::string, std::string>& tokenizer_files,
+                             const std::string& chat_template);
 
 // State of a model's files, compared without reading their contents.
 //
@@ -49,6 +52,9 @@ absl::Status CheckModelTexts(const std::string& model, const PackEstimate& estim
 std::string ModelState(const std::string& model);
 
 // Cache of packs: a model given as a folder or GGUF file is packed once, and later commands reuse the pack.
+//
+// A GGUF file is served in place (pack/in_place) unless bits are asked for or it was packed before; its index
+// stands in the cache like a pack, with BITS "in-place".
 //
 // A pack's folder is NAME-BITS-KEY.pack, where the key is a digest of BITS and of the model's path and files;
 // so another model, changed files or other bits get another folder. The lock file NAME-BITS-KEY.lock is held
@@ -68,7 +74,8 @@ struct ModelRequest {
   bool quiet = false;               // no progress
 };
 
-// Returns the folder of the model's pack: `model` itself if it is one, else the cached pack, made if missing.
+// Returns the folder of the model's pack or index: `model` itself if it is one, else the cached one, made if
+// missing.
 // Prints the decision to stderr. Waits while another process makes the same pack. INVALID_ARGUMENT if `bits`
 // is set for a pack; RESOURCE_EXHAUSTED with the numbers if the disk is too small; CANCELLED (finished work
 // is kept and resumed later); errors of PackModel().

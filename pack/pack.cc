@@ -76,7 +76,7 @@ absl::StatusOr<std::unique_ptr<Pack>> Pack::Open(const std::string& dir) {
   if (!manifest.ok()) return Annotate(manifest.status(), absl::StrCat("pack ", dir));
   ASSIGN_OR_RETURN(const std::string table_bytes, ReadStored(absl::StrCat(dir, "/", kExtentTableName),
                                                              manifest->extent_table, kMaxTableBytes));
-  for (int f = 0; f < kPackFileCount; ++f) {
+  for (int f = 0; f < kPackFileCount && !manifest->in_place.has_value(); ++f) {
     RETURN_IF_ERROR(CheckFile(absl::StrCat(dir, "/", kPackFileNames[f]), manifest->payload[f]));
   }
   absl::StatusOr<ExtentTable> table = ParseExtentTable(
@@ -236,6 +236,7 @@ const DenseTensor* Pack::FindDense(std::string_view name) const {
 }
 
 std::string Pack::file_path(PackFile file) const {
+  if (manifest_.in_place.has_value()) return manifest_.in_place->model;
   return absl::StrCat(dir_, "/", kPackFileNames[static_cast<size_t>(file)]);
 }
 

@@ -91,7 +91,10 @@ class Pack {
   const DenseTensor* FindDense(std::string_view name) const;
   absl::Span<const DenseTensor> dense_tensors() const { return manifest_.dense_tensors; }
 
+  // The file that holds the payload; of a pack in place the model's, which has it in another form
+  // (pack/in_place/in_place_payload.h reads it).
   std::string file_path(PackFile file) const;
+  bool in_place() const { return manifest_.in_place.has_value(); }
   uint64_t file_bytes(PackFile file) const { return manifest_.payload[static_cast<size_t>(file)].bytes; }
 
   // Stored bytes of all dense extents, of all experts and of the largest expert.
@@ -131,7 +134,8 @@ class Pack {
 // Checks `bytes`, read from `offset` of the extent, against the extent table. `offset` is a multiple of
 // kChecksumChunkBytes; `bytes` ends at a chunk's end or at the extent's. DataLoss naming pack, extent (layer,
 // expert, stream), chunk and file offset at the first mismatch. InvalidArgument for a range that does not
-// consist of whole chunks of the extent.
+// consist of whole chunks of the extent. REQUIRES: !pack.in_place(), whose checksums are not known when it is
+// made.
 absl::Status VerifyChunks(const Pack& pack, uint32_t extent, uint64_t offset,
                           absl::Span<const std::byte> bytes);
 

@@ -161,6 +161,7 @@ uint64_t FeaturesOf(const Manifest& manifest) {
     for (const EncodingDescriptor& part : format.parts) AddFeatures(part, &features);
   }
   for (const DenseTensor& tensor : manifest.dense_tensors) AddFeatures(tensor.encoding, &features);
+  if (manifest.in_place.has_value()) features |= kFeatureInPlace;
   return features;
 }
 

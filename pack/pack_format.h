@@ -7,6 +7,7 @@
 #include <array>
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -34,11 +35,12 @@ enum IncompatibleFeature : uint64_t {
   kFeatureMxfp4 = 1u << 3,
   kFeatureLowBits = 1u << 4,   // q4, q3 or q2 rows
   kFeatureGateless = 1u << 5,  // experts without gates
-  kFeatureOutputs = 1u << 7,   // down matrices are stored by outputs (bit 6: row_layout.h)
+  kFeatureOutputs = 1u << 7,   // down matrices are stored by outputs (bits 6 and 8: row_layout.h)
+  kFeatureInPlace = 1u << 9,   // the payload lies in the model's own file
 };
 inline constexpr uint64_t kKnownIncompatibleFeatures = kFeatureInterleaved | kFeatureMixedFormats |
                                                        kFeatureSuperGroups | kFeatureMxfp4 | kFeatureLowBits |
-                                                       kFeatureGateless | kFeatureOutputs;
+                                                       kFeatureGateless | kFeatureOutputs | kFeatureInPlace;
 
 // Payload files by number.
 enum class PackFile : uint8_t { kDense = 0, kExperts = 1 };
@@ -146,6 +148,14 @@ struct Provenance {
   bool operator==(const Provenance&) const = default;
 };
 
+// The model whose own file holds the payload, in place of dense.bin and experts.bin: a pack in place
+// (pack/in_place). The file's rows become those of the pack when they are read.
+struct InPlaceSource {
+  std::string model;        // absolute path of the GGUF file, of a split one the first
+  std::string fingerprint;  // Checkpoint::fingerprint() when the pack was made
+  bool operator==(const InPlaceSource&) const = default;
+};
+
 // Names in manifests, flags and messages.
 const char* EncodingName(Encoding encoding);
 absl::StatusOr<Encoding> EncodingFromName(const std::string& name);  // InvalidArgument naming the known ones
@@ -169,6 +179,7 @@ struct Manifest {
   std::array<StoredFile, kPackFileCount> payload;
   std::map<std::string, StoredFile> tokenizer_files;  // by base name, in kTokenizerFolder
   Provenance provenance;
+  std::optional<InPlaceSource> in_place;  // none: the folder has the payload's files
   std::string model_id;
 };
 

@@ -66,19 +66,24 @@ json BodyJson(const Manifest& m) {
   for (int f = 0; f < kPackFileCount; ++f) files[kPackFileNames[f]] = FileJson(m.payload[f]);
   json tokenizer = json::object();
   for (const auto& [name, file] : m.tokenizer_files) tokenizer[name] = FileJson(file);
-  return {{"format_version", m.format_version},
-          {"features", {{"incompatible", m.incompatible_features}, {"compatible", m.compatible_features}}},
-          {"config", ModelConfigToJson(m.config)},
-          {"generation", GenerationToJson(m.generation)},
-          {"chat_template", m.chat_template},
-          {"expert_formats", std::move(formats)},
-          {"dense_tensors", std::move(tensors)},
-          {"files", std::move(files)},
-          {"tokenizer_files", std::move(tokenizer)},
-          {"provenance",
-           {{"source_digest", m.provenance.source_digest},
-            {"options", m.provenance.options},
-            {"generator", m.provenance.generator}}}};
+  json body = {
+      {"format_version", m.format_version},
+      {"features", {{"incompatible", m.incompatible_features}, {"compatible", m.compatible_features}}},
+      {"config", ModelConfigToJson(m.config)},
+      {"generation", GenerationToJson(m.generation)},
+      {"chat_template", m.chat_template},
+      {"expert_formats", std::move(formats)},
+      {"dense_tensors", std::move(tensors)},
+      {"files", std::move(files)},
+      {"tokenizer_files", std::move(tokenizer)},
+      {"provenance",
+       {{"source_digest", m.provenance.source_digest},
+        {"options", m.provenance.options},
+        {"generator", m.provenance.generator}}}};
+  if (m.in_place.has_value()) {
+    body["in_place"] = {{"model", m.in_place->model}, {"fingerprint", m.in_place->fingerprint}};
+  }
+  return body;
 }
 
 absl::StatusOr<EncodingDescriptor> ReadEncoding(const JsonObject& object) {
@@ -192,6 +197,15 @@ absl::Status ReadProvenance(const JsonObject& body, Manifest* m) {
   return absl::OkStatus();
 }
 
+absl::Status ReadInPlace(const JsonObject& body, Manifest* m) {
+  if (!body.Has("in_place")) return absl::OkStatus();
+  ASSIGN_OR_RETURN(const JsonObject in_place, body.Object("in_place"));
+  m->in_place.emplace();
+  ASSIGN_OR_RETURN(m->in_place->model, in_place.String("model"));
+  ASSIGN_OR_RETURN(m->in_place->fingerprint, in_place.String("fingerprint"));
+  return absl::OkStatus();
+}
+
 // Checks version and features first: they could change the meaning of every other field.
 absl::Status ReadVersion(const JsonObject& body, Manifest* m) {
   ASSIGN_OR_RETURN(const uint64_t version, body.Uint("format_version", 0, kMaxU32));
@@ -224,6 +238,7 @@ absl::Status ReadBody(const JsonObject& body, Manifest* m) {
   RETURN_IF_ERROR(ReadTensors(body, m));
   RETURN_IF_ERROR(ReadFiles(body, m));
   RETURN_IF_ERROR(ReadProvenance(body, m));
+  RETURN_IF_ERROR(ReadInPlace(body, m));
   // Older readers refuse by these bits; they would misread a pack that leaves one out.
   if (m->incompatible_features != FeaturesOf(*m)) {
     return body.Error("features", absl::StrCat("incompatible bits are ", m->incompatible_features,

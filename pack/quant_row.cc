@@ -13,49 +13,62 @@
 namespace sluice {
 namespace {
 
-// Packs bits of up to sixteen codes into their words. The loop over a whole unit has a compile-time length
-// and becomes vector code.
-SLUICE_ALWAYS_INLINE void AddUnit(const uint8_t* codes, size_t lanes, uint32_t code_shift, uint32_t mask,
-                                  uint32_t shift, uint16_t* words) {
-  const auto add = [&](size_t lane) {
-    words[lane] |= static_cast<uint16_t>(((codes[lane] >> code_shift) & mask) << shift);
-  };
-  if (lanes == kPlaneLanes) {
-    for (size_t lane = 0; lane < kPlaneLanes; ++lane) add(lane);
-  } else {
-    for (size_t lane = 0; lane < lanes; ++lane) add(lane);
+using CodeUnit = uint8_t __attribute__((vector_size(kPlaneLanes)));       // sixteen codes
+using WordUnit = uint16_t __attribute__((vector_size(2 * kPlaneLanes)));  // a block of a plane
+
+// Shift of unit `unit` of a block's codes within their words; `high`: in the second plane beside 4-bit codes
+// (LocateHighCode).
+constexpr uint32_t UnitShift(uint32_t bits, bool high, uint32_t unit) {
+  return high ? 8 * (unit % 4 / 2) + bits * (2 * (unit / 4) + unit % 2) : bits * unit;
+}
+
+// Stores kBits bits of each code, taken from `code_shift` up, in a plane.
+template <uint32_t kBits, bool kHigh>
+SLUICE_ALWAYS_INLINE void StorePlaneOf(absl::Span<const uint8_t> codes, uint32_t code_shift,
+                                       std::byte* plane) {
+  constexpr uint32_t kUnits = 16 / kBits;  // of a block
+  constexpr size_t kBlockCodes = kUnits * kPlaneLanes;
+  for (size_t block = 0; block < codes.size(); block += kBlockCodes, plane += kPlaneBlockBytes) {
+    const uint8_t* from = codes.data() + block;
+    uint8_t rest[kBlockCodes] = {};
+    if (codes.size() - block < kBlockCodes) {
+      std::memcpy(rest, from, codes.size() - block);
+      from = rest;
+    }
+    WordUnit words = {};
+#pragma GCC unroll 16
+    for (uint32_t unit = 0; unit < kUnits; ++unit) {
+      CodeUnit unit_codes;
+      std::memcpy(&unit_codes, from + unit * kPlaneLanes, kPlaneLanes);
+      unit_codes = (unit_codes >> code_shift) & static_cast<uint8_t>((1u << kBits) - 1);
+      words |= __builtin_convertvector(unit_codes, WordUnit) << UnitShift(kBits, kHigh, unit);
+    }
+    std::memcpy(plane, &words, kPlaneBlockBytes);
   }
 }
 
-// Stores `bits` bits of each code, taken from `code_shift` up, in a plane. A plane is laid out in blocks of
-// 16-bit lanes: successive codes go to successive lanes, and after the last lane to the next bits of each, so
-// that a vector load, a shift and a mask give the kernels as many codes as there are lanes.
+// A plane is laid out in blocks of 16-bit lanes: successive codes go to successive lanes, and after the last
+// lane to the next bits of each, so that a vector load, a shift and a mask give the kernels as many codes as
+// there are lanes.
 SLUICE_VECTOR_CLONES
 void StorePlane(absl::Span<const uint8_t> codes, uint32_t bits, uint32_t code_shift, std::byte* plane) {
-  const uint32_t mask = (1u << bits) - 1;
-  const size_t codes_per_block = kPlaneBlockBytes * 8 / bits;
-  for (size_t block = 0; block < codes.size(); block += codes_per_block, plane += kPlaneBlockBytes) {
-    uint16_t words[kPlaneLanes] = {};
-    const size_t end = std::min(codes.size(), block + codes_per_block);
-    uint32_t shift = 0;
-    for (size_t begin = block; begin < end; begin += kPlaneLanes, shift += bits) {
-      AddUnit(&codes[begin], std::min<size_t>(kPlaneLanes, end - begin), code_shift, mask, shift, words);
-    }
-    std::memcpy(plane, words, kPlaneBlockBytes);
+  switch (bits) {
+    case 1:
+      return StorePlaneOf<1, false>(codes, code_shift, plane);
+    case 2:
+      return StorePlaneOf<2, false>(codes, code_shift, plane);
+    case 4:
+      return StorePlaneOf<4, false>(codes, code_shift, plane);
+    default:  // 8: no plane has other bits
+      return StorePlaneOf<8, false>(codes, code_shift, plane);
   }
 }
 
-// The same for bits at the positions of LocateHighCode.
+// The same for the bits of a second plane beside one of 4 bits.
 SLUICE_VECTOR_CLONES
 void StoreHighPlane(absl::Span<const uint8_t> codes, uint32_t bits, uint32_t code_shift, std::byte* plane) {
-  for (size_t begin = 0; begin < codes.size(); begin += kPlaneLanes) {
-    const CodeLocation location = LocateHighCode(bits, begin);
-    uint16_t words[kPlaneLanes];
-    std::memcpy(words, plane + location.byte_offset, kPlaneBlockBytes);
-    AddUnit(&codes[begin], std::min<size_t>(kPlaneLanes, codes.size() - begin), code_shift, (1u << bits) - 1,
-            location.shift, words);
-    std::memcpy(plane + location.byte_offset, words, kPlaneBlockBytes);
-  }
+  return bits == 1 ? StorePlaneOf<1, true>(codes, code_shift, plane)
+                   : StorePlaneOf<2, true>(codes, code_shift, plane);
 }
 
 // Adds a plane's codes, shifted left by `code_shift`, to `codes`; place(column) returns each one's position.

@@ -14,8 +14,8 @@ namespace sluice {
 // The codes of a quantized row in their planes (row_layout.h): all of a row at once, for writers and for the
 // scalar reference.
 
-// Stores the codes in the planes at the beginning of `row`, which must be zero. REQUIRES: a quantized
-// encoding.
+// Stores the codes in the planes at the beginning of `row`, whole planes with zeros behind the codes.
+// REQUIRES: a quantized encoding.
 void StoreCodes(Encoding encoding, absl::Span<const uint8_t> codes, std::byte* row);
 
 // Reads the codes of a row with this number of columns.

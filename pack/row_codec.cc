@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <memory>
 #include <vector>
 
 #include "common/base/half.h"
@@ -85,13 +86,14 @@ void EncodeBlockRow(const EncodingDescriptor& descriptor, absl::Span<const CodeB
   const RowPlaces at(descriptor, columns);
   const size_t values = ValuesPerBlock(descriptor.encoding);
   const size_t groups = GroupsPerRow(descriptor, columns);
-  std::memset(out, 0, RowBytes(descriptor, columns));
-  std::vector<uint8_t> codes(columns);
+  // Planes are written whole; tables may have a gap.
+  std::memset(out + at.scales, 0, RowBytes(descriptor, columns) - at.scales);
+  const auto codes = std::make_unique_for_overwrite<uint8_t[]>(columns);
   for (size_t b = 0; b < blocks.size(); ++b) {
-    std::memcpy(codes.data() + b * values, blocks[b].codes, std::min(values, columns - b * values));
+    std::memcpy(codes.get() + b * values, blocks[b].codes, std::min(values, columns - b * values));
     StoreNumbers(descriptor, at, groups, blocks[b], b, out);
   }
-  StoreCodes(descriptor.encoding, codes, out);
+  StoreCodes(descriptor.encoding, absl::MakeConstSpan(codes.get(), columns), out);
 }
 
 void DecodeBlockRow(const EncodingDescriptor& descriptor, const std::byte* row, absl::Span<float> values) {

@@ -18,6 +18,8 @@
 #include "common/base/runtime_dir.h"
 #include "common/base/status.h"
 #include "common/base/unix_listener.h"
+#include "pack/in_place/in_place_checksums.h"
+#include "pack/in_place/in_place_payload.h"
 #include "pack/pack.h"
 
 namespace sluice::cli {
@@ -34,10 +36,18 @@ struct PackSample {
 
 absl::Status VerifyOne(const Pack& pack, uint32_t extent, PackSample* sample) {
   const ExtentEntry& entry = pack.extents()[extent];
-  ASSIGN_OR_RETURN(const File file, File::OpenForRead(pack.file_path(static_cast<PackFile>(entry.file))));
+  const auto which = static_cast<PackFile>(entry.file);
   std::vector<std::byte> bytes(entry.length);
-  RETURN_IF_ERROR(file.ReadAt(entry.offset, absl::MakeSpan(bytes)));
-  RETURN_IF_ERROR(VerifyExtent(pack, extent, bytes));
+  if (pack.in_place()) {
+    ASSIGN_OR_RETURN(const std::unique_ptr<InPlaceReader> reader, InPlaceReader::Open(pack));
+    RETURN_IF_ERROR(reader->Read(which, entry.offset, absl::MakeSpan(bytes)));
+    ASSIGN_OR_RETURN(const std::unique_ptr<LearnedChecksums> checksums, LearnedChecksums::Open(pack));
+    RETURN_IF_ERROR(checksums->Check(pack, extent, 0, bytes));
+  } else {
+    ASSIGN_OR_RETURN(const File file, File::OpenForRead(pack.file_path(which)));
+    RETURN_IF_ERROR(file.ReadAt(entry.offset, absl::MakeSpan(bytes)));
+    RETURN_IF_ERROR(VerifyExtent(pack, extent, bytes));
+  }
   ++sample->extents;
   sample->bytes += entry.length;
   return absl::OkStatus();

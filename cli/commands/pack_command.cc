@@ -84,7 +84,7 @@ absl::StatusOr<int> Pack(const CommandContext& context, const Options& o) {
   }
   options.threads = static_cast<uint32_t>(o.threads.value_or(0));
   ASSIGN_OR_RETURN(const PackEstimate estimate, EstimatePack(o.model_dir, o.out, options));
-  RETURN_IF_ERROR(CheckModelTexts(o.model_dir, estimate));
+  RETURN_IF_ERROR(CheckModelTexts(o.model_dir, estimate.tokenizer_files, estimate.chat_template));
   if (o.dry_run) {
     if (o.json) {
       return PrintJson(EstimateJson(estimate));

@@ -6,6 +6,8 @@
 #include "cli/pack_progress.h"
 #include "common/base/size.h"
 #include "common/base/status.h"
+#include "pack/in_place/in_place_checksums.h"
+#include "pack/pack.h"
 #include "pack/writer/pack_inspect.h"
 #include "pack/writer/pack_writer.h"
 
@@ -15,7 +17,9 @@ namespace {
 absl::StatusOr<int> Verify(const CommandContext& context, const std::string& pack, bool json, bool quiet) {
   const absl::Time start = absl::Now();
   PackProgressBar bar(quiet);
-  RETURN_IF_ERROR(VerifyPack(pack, bar.callback(), context.interrupt->flag()));
+  ASSIGN_OR_RETURN(const std::unique_ptr<Pack> opened, Pack::Open(pack));
+  RETURN_IF_ERROR(opened->in_place() ? VerifyInPlace(pack, bar.callback(), context.interrupt->flag())
+                                     : VerifyPack(pack, bar.callback(), context.interrupt->flag()));
   bar.Finish();
   const double seconds = absl::ToDoubleSeconds(absl::Now() - start);
   ASSIGN_OR_RETURN(const PackInspection inspection, InspectPack(pack));

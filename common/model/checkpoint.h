@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -78,6 +79,14 @@ struct TensorRect {
   uint64_t columns = 0;
 };
 
+// Where a file holds a tensor's lines, in order and without gaps.
+struct StoredLines {
+  std::string path;
+  uint64_t offset = 0;      // of line 0
+  uint64_t line_bytes = 0;  // a line is its values, or whole blocks of the tensor's format
+  float factor = 1;         // of all values: CodeBlock::factor
+};
+
 class Checkpoint {
  public:
   virtual ~Checkpoint() = default;
@@ -99,6 +108,11 @@ class Checkpoint {
   // IsBlockEncoding(tensor.blocks), and `rect` begins and ends on block boundaries (ValuesPerBlock).
   virtual absl::Status ReadBlocks(const CheckpointTensor& tensor, const TensorRect& rect,
                                   absl::Span<CodeBlock> out) const;
+
+  // Returns the place of the tensor's lines if a file holds them as `tensor.format` defines them, unchanged.
+  virtual std::optional<StoredLines> LinesInFile(const CheckpointTensor& /*tensor*/) const {
+    return std::nullopt;
+  }
 
   // Path of the file that holds the tensor, for messages.
   virtual const std::string& PathOf(const CheckpointTensor& tensor) const = 0;

@@ -80,8 +80,15 @@ void UnpackQ8_0(const uint8_t* block, CodeBlock* out) {
   for (uint32_t i = 0; i < kSmall; ++i) out->codes[i] = block[2 + i] ^ 0x80;
 }
 
-// Returns the two bits of value v of a super-block of 64 bytes.
-uint32_t TwoBits(const uint8_t* qs, uint32_t v) { return qs[v / 128 * 32 + v % 32] >> v % 128 / 32 * 2 & 3u; }
+// Unpacks two bits for each value of a super-block of 64 bytes: a byte has those of values 32 apart.
+void UnpackTwoBits(const uint8_t* qs, uint8_t* codes) {
+  for (uint32_t half = 0; half < kSuper / 128; ++half, qs += 32, codes += 128) {
+    for (uint32_t i = 0; i < 32; ++i) codes[i] = qs[i] & 3;
+    for (uint32_t i = 0; i < 32; ++i) codes[32 + i] = qs[i] >> 2 & 3;
+    for (uint32_t i = 0; i < 32; ++i) codes[64 + i] = qs[i] >> 4 & 3;
+    for (uint32_t i = 0; i < 32; ++i) codes[96 + i] = qs[i] >> 6;
+  }
+}
 
 // Block: scales[16], qs[64], d, dmin.
 void UnpackQ2_K(const uint8_t* block, CodeBlock* out) {
@@ -91,7 +98,7 @@ void UnpackQ2_K(const uint8_t* block, CodeBlock* out) {
     out->scales[g] = block[g] & 15;
     out->mins[g] = block[g] >> 4;
   }
-  for (uint32_t v = 0; v < kSuper; ++v) out->codes[v] = static_cast<uint8_t>(TwoBits(block + 16, v));
+  UnpackTwoBits(block + 16, out->codes);
 }
 
 // Block: hmask[32], qs[64], scales[12], d.
@@ -103,9 +110,10 @@ void UnpackQ3_K(const uint8_t* block, CodeBlock* out) {
     const uint32_t high = scales[8 + g % 4] >> 2 * (g / 4) & 3u;
     out->scales[g] = static_cast<uint8_t>((high << 4 | low) - 32);
   }
-  for (uint32_t v = 0; v < kSuper; ++v) {
-    const uint32_t third = block[v % 32] >> v / 32 & 1u;
-    out->codes[v] = static_cast<uint8_t>(third << 2 | TwoBits(block + 32, v));
+  UnpackTwoBits(block + 32, out->codes);
+  for (uint32_t g = 0; g < kSuper / 32; ++g) {
+    for (uint32_t i = 0; i < 32; ++i)
+      out->codes[32 * g + i] |= static_cast<uint8_t>((block[i] >> g & 1) << 2);
   }
 }
 
@@ -153,15 +161,17 @@ void UnpackQ5_K(const uint8_t* block, CodeBlock* out) {
 void UnpackQ6_K(const uint8_t* block, CodeBlock* out) {
   CopyHalf(block + 208, &out->d);
   std::memcpy(out->scales, block + 192, kSuper / 16);
-  for (uint32_t part = 0; part < kSuper / 32; ++part) {
-    const uint32_t h = part / 4;
-    const uint32_t j = part % 4;
-    const uint8_t* const ql = block + 64 * h + 32 * (j % 2);
-    const uint8_t* const qh = block + 128 + 32 * h;
+  for (uint32_t half = 0; half < kSuper / 128; ++half) {
+    const uint8_t* const ql = block + 64 * half;
+    const uint8_t* const qh = block + 128 + 32 * half;
+    uint8_t* const codes = out->codes + 128 * half;
+    for (uint32_t i = 0; i < 32; ++i) codes[i] = static_cast<uint8_t>((ql[i] & 15) | (qh[i] << 4 & 48));
     for (uint32_t i = 0; i < 32; ++i) {
-      const uint32_t low = ql[i] >> 4 * (j / 2) & 15u;
-      const uint32_t high = qh[i] >> 2 * j & 3u;
-      out->codes[32 * part + i] = static_cast<uint8_t>(high << 4 | low);
+      codes[32 + i] = static_cast<uint8_t>((ql[32 + i] & 15) | (qh[i] << 2 & 48));
+    }
+    for (uint32_t i = 0; i < 32; ++i) codes[64 + i] = static_cast<uint8_t>(ql[i] >> 4 | (qh[i] & 48));
+    for (uint32_t i = 0; i < 32; ++i) {
+      codes[96 + i] = static_cast<uint8_t>(ql[32 + i] >> 4 | (qh[i] >> 2 & 48));
     }
   }
 }

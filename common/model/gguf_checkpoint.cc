@@ -89,6 +89,17 @@ class GgufCheckpoint final : public Checkpoint {
     });
   }
 
+  std::optional<StoredLines> LinesInFile(const CheckpointTensor& tensor) const override {
+    const GgufView& view = views_[tensor.source_index];
+    const GgufTensorInfo& source = *view.source;
+    const bool whole_lines = view.first_column == 0 && tensor.line_length() == source.dims[0];
+    if (!whole_lines || !IsInOrder(view) || view.minus_one || view.is_decay) return std::nullopt;
+    return StoredLines{.path = files_->PathOf(source),
+                       .offset = source.offset + view.first_line * source.row_bytes(),
+                       .line_bytes = source.row_bytes(),
+                       .factor = factors_[tensor.source_index]};
+  }
+
   const std::string& PathOf(const CheckpointTensor& tensor) const override {
     return files_->PathOf(*views_[tensor.source_index].source);
   }
@@ -155,6 +166,10 @@ class GgufCheckpoint final : public Checkpoint {
     return tiles.first + stored * tiles.length + (place - tiles.first) % tiles.length;
   }
 
+  static bool IsInOrder(const GgufView& view) {
+    return view.paired_head == 0 && view.tiles.keys == 0 && view.run == 0;
+  }
+
   static uint64_t SourceLine(const GgufView& view, uint64_t line) {
     if (view.run > 0) return view.first_line + line + line / view.run * view.run;
     if (view.tiles.keys > 0 && !view.tiles.columns) return view.first_line + InTiles(view.tiles, line);
@@ -176,8 +191,7 @@ class GgufCheckpoint final : public Checkpoint {
     const uint64_t first_block = column / format.values;
     const uint64_t bytes = ((column + rect.columns - 1) / format.values - first_block + 1) * format.bytes;
     // Adjacent lines of the file are one read; the size of the rect bounds its memory.
-    const bool in_order = view.paired_head == 0 && view.tiles.keys == 0 && view.run == 0;
-    const bool at_once = in_order && bytes == tensor.row_bytes();
+    const bool at_once = IsInOrder(view) && bytes == tensor.row_bytes();
     const uint64_t step = at_once ? rect.lines : 1;
     std::vector<std::byte> raw(step * bytes);
     for (uint64_t line = 0; line < rect.lines; ++line) {

@@ -20,10 +20,11 @@ absl::Status CheckSingleNeurons(const Policies& policies, const Pack& pack) {
   if (what.empty() || !pack.by_outputs()) {
     return absl::OkStatus();
   }
-  return absl::FailedPreconditionError(absl::StrCat(
-      "preset ", policies.preset, " (", what, ") needs single neurons, and pack ", pack.dir(),
-      " has down by outputs; pack the model by neurons first: sluice pack MODEL --out PACK --layout '",
-      ExpertLayoutName(ExpertLayout::kUpGateDown), "'"));
+  const std::string model = pack.in_place() ? pack.manifest().in_place->model : "MODEL";
+  return absl::FailedPreconditionError(
+      absl::StrCat("preset ", policies.preset, " (", what, ") needs single neurons, and pack ", pack.dir(),
+                   " has down by outputs; pack the model by neurons first: sluice pack ", model,
+                   " --out PACK --layout '", ExpertLayoutName(ExpertLayout::kUpGateDown), "'"));
 }
 
 absl::StatusOr<PolicyChoice> ChoosePoliciesFor(const EngineOptions& options, const Pack& pack) {

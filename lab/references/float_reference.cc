@@ -78,6 +78,8 @@ absl::Status WriteSafetensors(const std::string& path, const std::vector<Output>
 absl::Status Run(const std::string& model, const std::string& pack_dir, const std::string& out_dir) {
   ASSIGN_OR_RETURN(const auto source, TensorFolder::Open(model));
   ASSIGN_OR_RETURN(const auto pack, Pack::Open(pack_dir));
+  if (pack->in_place())
+    return absl::InvalidArgumentError(absl::StrCat(pack_dir, " is in place: pack the model"));
   ASSIGN_OR_RETURN(const File experts, File::OpenForRead(pack->file_path(PackFile::kExperts)));
   std::vector<Output> tensors;
   for (const TensorInfo& info : source->tensors()) {

@@ -154,6 +154,9 @@ class Reference {
   static absl::StatusOr<std::unique_ptr<Reference>> Open(const std::string& dir) {
     auto reference = std::unique_ptr<Reference>(new Reference);
     ASSIGN_OR_RETURN(reference->pack_, Pack::Open(dir));
+    if (reference->pack_->in_place()) {
+      return absl::InvalidArgumentError(absl::StrCat(dir, " is in place: its model is a GGUF file already"));
+    }
     RETURN_IF_ERROR(reference->CheckModel());
     ASSIGN_OR_RETURN(reference->dense_, File::OpenForRead(reference->pack_->file_path(PackFile::kDense)));
     ASSIGN_OR_RETURN(reference->experts_, File::OpenForRead(reference->pack_->file_path(PackFile::kExperts)));

@@ -38,13 +38,14 @@ bool IsKeptMxfp4(const SourceMatrix& matrix) {
 }
 
 // Storage format of a GGUF file's rows that should stay unchanged (recipe.recoded if they cannot); none for
-// other sources and for unquantized rows except F16.
+// other sources and for unquantized rows except F16 and, with keep_f32, F32.
 std::optional<EncodingDescriptor> KeptRows(const SourceMatrix& matrix, const Recipe& recipe) {
   const CheckpointTensor& tensor = *matrix.tensor;
   if (tensor.blocks == Encoding::kInvalid) {
-    const bool is_f16 =
-        tensor.decoded && tensor.format == "F16" && EncodingOfValues(matrix) == Encoding::kF16;
-    return is_f16 ? std::optional(MakeDescriptor(Encoding::kF16)) : std::nullopt;
+    const Encoding values = EncodingOfValues(matrix);
+    const bool is_kept = tensor.decoded && ((tensor.format == "F16" && values == Encoding::kF16) ||
+                                            (recipe.keep_f32 && values == Encoding::kF32));
+    return is_kept ? std::optional(MakeDescriptor(values)) : std::nullopt;
   }
   if (IsKeptMxfp4(matrix)) return MakeDescriptor(Encoding::kMxfp4);
   const Encoding blocks = BlocksOf(matrix);

@@ -56,6 +56,8 @@ struct Recipe {
   // Keeps every value of the source, in rows of the smallest unquantized encoding that can hold it; computing
   // with them rounds no activation either. `parts` is then ignored, and so is `dense` unless it is given.
   bool keep_values = false;
+  // With keep_blocks: F32 rows of a GGUF file stay f32, so that no value of the file changes.
+  bool keep_f32 = false;
   // Replaces `layout` by kUpGateOutputs for a GGUF file with blocks, so that down's blocks stay too.
   bool down_as_file = false;
 

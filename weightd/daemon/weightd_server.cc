@@ -47,6 +47,15 @@ int ReadTimeoutMs(const WeightdOptions& options) {
   return static_cast<int>(std::clamp<int64_t>(absl::ToInt64Milliseconds(options.read_timeout), 0, INT32_MAX));
 }
 
+// Packs in place convert what they read, on the threads that read it.
+absl::StatusOr<bool> AnyInPlace(const WeightdOptions& options) {
+  for (const std::string& dir : options.packs) {
+    ASSIGN_OR_RETURN(const std::unique_ptr<Pack> pack, Pack::Open(dir));
+    if (pack->in_place()) return true;
+  }
+  return false;
+}
+
 absl::StatusOr<uint64_t> BudgetOf(const WeightdOptions& options) {
   if (options.dram_budget.bytes != 0) {
     return options.dram_budget.bytes;
@@ -117,7 +126,8 @@ absl::Status WeightdServer::Impl::OpenStore() {
   WeightStoreOptions store_options;
   ASSIGN_OR_RETURN(store_options.dram_budget, BudgetOf(options));
   store_options.direct = options.direct;
-  store_options.uring = options.io == "uring";
+  ASSIGN_OR_RETURN(const bool in_place, AnyInPlace(options));
+  store_options.uring = options.io == "uring" && !in_place;
   store_options.reader_threads = options.reader_threads;
   store_options.read_timeout_ms = ReadTimeoutMs(options);
   store_options.eviction = ParseEviction(options.eviction).value_or(EvictionKind::kLru);

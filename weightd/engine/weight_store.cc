@@ -12,6 +12,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/base/status.h"
+#include "weightd/store/in_place_source.h"
 #include "weightd/store/memory_budget.h"
 #include "weightd/store/pack_extent_source.h"
 #include "weightd/store/pread_reader.h"
@@ -43,10 +44,12 @@ int CopyThreads(const WeightStoreOptions& options) {
   return options.copy_threads != 0 ? options.copy_threads : std::clamp(cpus / 4, 1, 4);
 }
 
+FileOpener OpenerOf(const WeightStoreOptions& options) {
+  return [direct = options.direct](const std::string& path) { return OpenReadFile(path, direct); };
+}
+
 std::unique_ptr<BlockReader> MakeReader(const WeightStoreOptions& options, const Clock* clock) {
-  const FileOpener opener = [direct = options.direct](const std::string& path) {
-    return OpenReadFile(path, direct);
-  };
+  const FileOpener opener = OpenerOf(options);
   if (options.uring) {
     absl::StatusOr<std::unique_ptr<ReadRing>> ring = MakeReadRing(UringReader::kDepth);
     if (ring.ok()) {
@@ -173,7 +176,13 @@ absl::StatusOr<std::unique_ptr<WeightStore>> WeightStore::Create(WeightStoreOpti
 
 absl::StatusOr<uint32_t> WeightStore::AddPack(const std::string& dir) {
   ASSIGN_OR_RETURN(std::unique_ptr<Pack> pack, Pack::Open(dir));
-  return AddSource(std::make_unique<PackExtentSource>(std::move(pack)));
+  if (!pack->in_place()) return AddSource(std::make_unique<PackExtentSource>(std::move(pack)));
+  const auto report = [log = options_.log](const std::string& why) {
+    if (log) log(LogSeverity::kError, why);
+  };
+  ASSIGN_OR_RETURN(std::unique_ptr<InPlaceSource> source,
+                   InPlaceSource::Open(std::move(pack), OpenerOf(options_), report));
+  return AddSource(std::move(source));
 }
 
 // Files are opened without the core's lock: sessions are served meanwhile.
@@ -186,7 +195,10 @@ absl::StatusOr<uint32_t> WeightStore::AddSource(std::unique_ptr<ExtentSource> so
   }
   std::vector<int> files;
   for (uint32_t i = 0; i < source->file_count(); ++i) {
-    ASSIGN_OR_RETURN(const int file, reader_->Register(source->file_path(i)));
+    std::unique_ptr<ReadFile> own = source->OpenFile(i);
+    ASSIGN_OR_RETURN(const int file, own == nullptr
+                                         ? reader_->Register(source->file_path(i))
+                                         : reader_->RegisterFile(source->file_path(i), std::move(own)));
     files.push_back(file);
   }
   ASSIGN_OR_RETURN(const uint32_t number, Control(&StoreCore::AddPack, std::move(source), std::move(files)));

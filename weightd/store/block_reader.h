@@ -11,6 +11,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <span>
 #include <string>
 
@@ -35,6 +36,8 @@ struct ReadJob {
   bool urgent = false;  // a hedged read of a stuck one: starts at once, outside all limits
 };
 
+class ReadFile;
+
 enum class ReadOutcome : uint8_t {
   kOk = 0,
   kCancelled = 1,
@@ -58,6 +61,10 @@ class BlockReader {
 
   // Opens a file for reading. Errors of open(2), naming the path.
   virtual absl::StatusOr<int> Register(const std::string& path) = 0;
+
+  // Adds an open file, which may have no descriptor; `path` names it in messages. Unimplemented: this engine
+  // reads by descriptors.
+  virtual absl::StatusOr<int> RegisterFile(const std::string& path, std::unique_ptr<ReadFile> file);
 
   // Sets the receiver of reports: exactly one per job, on a reader's thread, without the reader's locks.
   virtual void SetSink(std::function<void(ReadResult)> sink) = 0;

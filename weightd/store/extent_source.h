@@ -8,11 +8,13 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
 
 #include "absl/status/status.h"
 #include "common/base/encoding.h"
+#include "weightd/store/read_file.h"
 
 namespace sluice {
 class Pack;
@@ -50,7 +52,9 @@ class ExtentSource {
   // The open pack behind it; null: there is none.
   virtual const Pack* pack() const { return nullptr; }
   virtual uint32_t file_count() const = 0;
-  virtual std::string file_path(uint32_t file) const = 0;
+  virtual std::string file_path(uint32_t file) const = 0;  // to open, or, with OpenFile, for messages
+  // Opens a file whose bytes no file of the system holds so; null: file_path is to be opened.
+  virtual std::unique_ptr<ReadFile> OpenFile(uint32_t /*file*/) const { return nullptr; }
   virtual uint32_t extent_count() const = 0;
   // REQUIRES: extent < extent_count().
   virtual ExtentInfo extent(uint32_t extent) const = 0;

@@ -11,7 +11,7 @@
 
 namespace sluice::weightd {
 
-class PackExtentSource final : public ExtentSource {
+class PackExtentSource : public ExtentSource {
  public:
   explicit PackExtentSource(std::unique_ptr<Pack> pack) : pack_(std::move(pack)) {}
 

@@ -30,6 +30,10 @@ PreadReader::~PreadReader() {
 
 absl::StatusOr<int> PreadReader::Register(const std::string& path) {
   ASSIGN_OR_RETURN(std::unique_ptr<ReadFile> file, options_.opener(path));
+  return RegisterFile(path, std::move(file));
+}
+
+absl::StatusOr<int> PreadReader::RegisterFile(const std::string& path, std::unique_ptr<ReadFile> file) {
   MutexLock lock(&mutex_);
   files_.push_back(std::make_unique<File>(File{path, std::move(file)}));
   return static_cast<int>(files_.size()) - 1;

@@ -39,6 +39,7 @@ class PreadReader final : public BlockReader {
   ~PreadReader() override;
 
   absl::StatusOr<int> Register(const std::string& path) override;
+  absl::StatusOr<int> RegisterFile(const std::string& path, std::unique_ptr<ReadFile> file) override;
   void SetSink(std::function<void(ReadResult)> sink) override;
   void Submit(ReadJob job) override;
   void Promote(uint64_t tag) override;
