@@ -1,6 +1,7 @@
 """kill -9 of weightd and inferd at random points under load, over and over, with a table at the end.
 
-  kill_loop.py [--kills N] [--sim-kills N] [--cuda-kills N] [--pair-kills N] [--seed N] [--clients N] [--json FILE]
+  kill_loop.py [--kills N] [--sim-kills N] [--cuda-kills N] [--pair-kills N] [--in-place-kills N] [--seed N]
+               [--clients N] [--json FILE]
 
 Every start draws a budget for weightd, and for inferd a device, host or sim, the latter with a budget, a link and a
 transport; --sim-kills kills pairs on sim alone, where the device that computes misses is drawn too, --cuda-kills pairs on
@@ -21,9 +22,12 @@ import signal
 import sys
 import time
 
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "e2e", "models"))
+import gguf_writer
 from kill_clients import HANG, OWN_TIME, Client, Findings
 from kill_service import FAKE_CUDA, MIB, Service, small_budget
 import daemons
+import harness
 
 
 def await_tokens(clients, findings, text):
@@ -130,15 +134,27 @@ def table(rows, findings):
     return "\n".join(lines)
 
 
+def sluice(*args, **environment):
+    return daemons.subprocess.run(
+        [os.path.join(daemons.BIN, "sluice"), *args], check=True, stdout=daemons.subprocess.PIPE,
+        stderr=daemons.subprocess.DEVNULL, env={**os.environ, **environment}, text=True,
+    ).stdout  # fmt: skip
+
+
 def make_packs(folder):
-    packs = []
-    for bits in ("bf16", "q8"):
-        packs.append(os.path.join(folder, bits + ".pack"))
-        daemons.subprocess.run(
-            [os.path.join(daemons.BIN, "sluice"), "pack", daemons.SAMPLE, "--out", packs[-1], "--bits", bits, "--json"],
-            check=True, stdout=daemons.subprocess.DEVNULL, stderr=daemons.subprocess.DEVNULL,
-        )  # fmt: skip
-    return packs
+    """A pack of the sample model, and one in place over a GGUF file of it."""
+    pack = os.path.join(folder, "bf16.pack")
+    sluice("pack", daemons.SAMPLE, "--out", pack, "--bits", "bf16", "--json")
+    file = os.path.join(folder, "sample.gguf")
+    with open(os.path.join(daemons.SAMPLE, "config.json")) as config:
+        keys, tensors = gguf_writer.mixtral(
+            json.load(config), harness.read_safetensors(os.path.join(daemons.SAMPLE, "model.safetensors"))
+        )
+    gguf_writer.write(file, keys, tensors, gguf_writer.Q8_0)
+    cache = {"SLUICE_CACHE_DIR": os.path.join(folder, "cache"), "SLUICE_RUNTIME_DIR": folder}
+    sluice("run", "--model", file, "--token-ids", "1,2", "-n", "1", **cache)
+    (index,) = json.loads(sluice("packs", "list", "--json", **cache))
+    return [pack, index["path"]]
 
 
 def main():
@@ -151,6 +167,9 @@ def main():
         "--cuda-kills", type=int, default=cuda if os.path.exists(FAKE_CUDA) else 0, help="of either daemon, on cuda"
     )
     parser.add_argument("--pair-kills", type=int, default=50 if full else 2, help="of one of two inferds")
+    parser.add_argument(
+        "--in-place-kills", type=int, default=200 if full else 2, help="of either daemon, over a GGUF file in place"
+    )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--clients", type=int, default=4)
     parser.add_argument("--json", help="a file for the figures")
@@ -169,6 +188,8 @@ def main():
             rows += run("one inferd", packs[:1], small_budget(source), args.kills, args, findings)
         if args.sim_kills > 0:
             rows += run("one inferd, on sim", packs[:1], small_budget(source), args.sim_kills, args, findings, "sim")
+        if args.in_place_kills > 0:
+            rows += run("one inferd, in place", packs[1:], small_budget(source), args.in_place_kills, args, findings)
         if not os.path.exists(FAKE_CUDA):
             print("cuda: not built, nothing was killed on it", flush=True)
         if args.cuda_kills > 0:

@@ -100,6 +100,29 @@ def permuted(rows, heads):
     return rows.reshape(heads, 2, rows.shape[0] // heads // 2, -1).swapaxes(1, 2).reshape(rows.shape)
 
 
+def mixtral(config, t):
+    heads, kv_heads, layers = config["num_attention_heads"], config["num_key_value_heads"], config["num_hidden_layers"]
+    keys = {**frame("llama", config, layers), "llama.attention.head_count_kv": kv_heads,
+            "llama.feed_forward_length": config["intermediate_size"], "llama.expert_count": config["num_local_experts"],
+            "llama.expert_used_count": config["num_experts_per_tok"], "llama.rope.freq_base": float(config["rope_theta"])}
+    out = {"token_embd.weight": t["model.embed_tokens.weight"], "output_norm.weight": t["model.norm.weight"]}
+    if "lm_head.weight" in t:
+        out["output.weight"] = t["lm_head.weight"]
+    for layer in range(layers):
+        hub, gguf = f"model.layers.{layer}.", f"blk.{layer}."
+        out[gguf + "attn_norm.weight"] = t[hub + "input_layernorm.weight"]
+        out[gguf + "ffn_norm.weight"] = t[hub + "post_attention_layernorm.weight"]
+        out[gguf + "attn_q.weight"] = permuted(t[hub + "self_attn.q_proj.weight"], heads)
+        out[gguf + "attn_k.weight"] = permuted(t[hub + "self_attn.k_proj.weight"], kv_heads)
+        out[gguf + "attn_v.weight"] = t[hub + "self_attn.v_proj.weight"]
+        out[gguf + "attn_output.weight"] = t[hub + "self_attn.o_proj.weight"]
+        moe = hub + "block_sparse_moe."
+        out[gguf + "ffn_gate_inp.weight"] = t[moe + "gate.weight"]
+        for part, name in (("gate", "w1"), ("up", "w3"), ("down", "w2")):
+            out[f"{gguf}ffn_{part}_exps.weight"] = stacked(t, moe + "experts.{}." + name + ".weight")
+    return keys, out
+
+
 def tile_heads(values, keys, sharers, axis):
     """Value heads from the hub's order, by key head, to the converter's: head g * sharers + r becomes r * keys + g."""
     moved = np.moveaxis(np.asarray(values), axis, 0)
