@@ -6,9 +6,12 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <random>
 #include <string>
 #include <vector>
 
+#include "pack/in_place/in_place_checksums.h"
+#include "pack/in_place/in_place_index.h"
 #include "pack/writer/pack_writer.h"
 #include "tests/fuzz/mutate.h"
 #include "tests/fuzz/pack_targets.h"
@@ -64,6 +67,45 @@ TEST(SourceMutation, GgufFilesWithDamagedHeads) {
     refused += IsRefused(dir.File("m.gguf"), dir) ? 1 : 0;
   }
   EXPECT_GT(refused, 100);
+}
+
+// Serves the damaged model in place: an error, or an index whose whole payload can be read, or in which
+// values are refused.
+bool IsRefusedInPlace(const std::string& source, const std::string& index) {
+  std::filesystem::remove_all(index);
+  const absl::Status made = WriteInPlaceIndex(source, index);
+  EXPECT_NE(made.code(), absl::StatusCode::kInternal) << made;
+  if (!made.ok()) return true;
+  const absl::Status read = VerifyInPlace(index, nullptr, nullptr);
+  EXPECT_TRUE(read.ok() || absl::IsInvalidArgument(read)) << read;
+  return false;
+}
+
+TEST(SourceMutation, GgufFilesInPlaceWithDamagedHeads) {
+  TempDir dir;
+  Mutator mutator(25);
+  int refused = 0;
+  for (int i = 0; i < MutationsOr(300); ++i) {
+    const std::string good = ReadAll(kGgufFiles[i % 2]);
+    std::ofstream(dir.File("m.gguf"), std::ios::binary)
+        << MutateHead(good, i % 3 == 0 ? 2048 : 16384, &mutator);
+    refused += IsRefusedInPlace(dir.File("m.gguf"), dir.File("index")) ? 1 : 0;
+  }
+  EXPECT_GT(refused, 0);
+}
+
+TEST(SourceMutation, GgufFilesInPlaceWithDamagedBodies) {
+  TempDir dir;
+  std::mt19937_64 random(26);
+  for (int i = 0; i < 100; ++i) {
+    std::string file = ReadAll(kGgufFiles[i % 2]);
+    const size_t head = kSeeds[1 - i % 2].head;
+    for (int n = 0; n < 20; ++n) file[head + random() % (file.size() - head)] = static_cast<char>(random());
+    if (i % 5 == 0) file.resize(head + random() % (file.size() - head));
+    std::ofstream(dir.File("m.gguf"), std::ios::binary) << file;
+    // A file that is cut short is refused by its head.
+    EXPECT_TRUE(IsRefusedInPlace(dir.File("m.gguf"), dir.File("index")) == (i % 5 == 0));
+  }
 }
 
 TEST(SourceMutation, QuantizedFoldersWithDamagedHeads) {
