@@ -93,10 +93,12 @@ void CommonOptions::Declare(ArgParser* parser, bool needs_pack) {
   if (needs_pack) {
     parser
         ->Text("--model", &model,
-               "M: a model's folder, a GGUF file, or a pack; what is no pack is packed once, into a cache "
-               "(`sluice packs`)")
+               "M: a model's folder, a GGUF file, or a pack; a GGUF file is served in place, a folder packed "
+               "once, into a cache (`sluice packs`)")
         .Choice("--bits", {"bf16", "f16", "q8", "q4", "q3", "q2", "file", "file-q4"}, &bits,
-                "of a --model that is packed [q8 if memory holds it, else q4; of a GGUF file its own]")
+                "of a --model that is packed; file: of a folder its own, in place [GGUF: its own, in place; "
+                "else q8 "
+                "if memory holds it, else q4]")
         .RequireOneOf({"--model", "--pack"});
   }
   parser->Text("--pack", &pack, "PACK: the pack's folder");

@@ -112,8 +112,11 @@ absl::StatusOr<ModelFacts> FactsOfPack(const std::string& path) {
   facts.stored.push_back(std::move(sizes));
   const auto usage = ReadUsage(ProfileFolder(path), facts.config, pack->manifest().provenance.source_digest);
   if (usage.ok()) facts.usage = usage->experts;
-  facts.large_file =
-      pack->file_bytes(PackFile::kExperts) >= kLargeFile ? pack->file_path(PackFile::kExperts) : "";
+  // A model in place may be a folder, of which no one file is all.
+  std::error_code error;
+  const std::string payload = pack->file_path(PackFile::kExperts);
+  const bool is_large = pack->file_bytes(PackFile::kExperts) >= kLargeFile;
+  facts.large_file = is_large && std::filesystem::is_regular_file(payload, error) ? payload : "";
   return facts;
 }
 

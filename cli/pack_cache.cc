@@ -202,7 +202,7 @@ absl::Status MakeIndex(const ModelRequest& request, const std::string& out) {
   return absl::OkStatus();
 }
 
-// Returns the index at `path`, made if it is missing; "" if the file must be packed, which is said on stderr.
+// Returns the index at `path`, made if it is missing. Unimplemented: the model must be packed.
 absl::StatusOr<std::string> IndexOf(const CommandContext& context, const ModelRequest& request,
                                     const std::string& path) {
   const std::string lock_path = path + kLockEnd;
@@ -210,16 +210,10 @@ absl::StatusOr<std::string> IndexOf(const CommandContext& context, const ModelRe
   utimensat(AT_FDCWD, lock_path.c_str(), nullptr, 0);
   if (IsPack(path + kPackEnd)) return path + kPackEnd;
   const absl::Status made = MakeIndex(request, path + kPackEnd);
-  if (!absl::IsUnimplemented(made)) {
-    RETURN_IF_ERROR(made);
-    return path + kPackEnd;
-  }
+  if (made.ok()) return path + kPackEnd;
   std::error_code error;
   fs::remove(lock_path, error);
-  if (!request.quiet) {
-    std::fprintf(stderr, "sluice: not served in place: %s\n", std::string(made.message()).c_str());
-  }
-  return "";
+  return made;
 }
 
 absl::Status MakePack(const CommandContext& context, const ModelRequest& request, const std::string& out,
@@ -277,9 +271,13 @@ absl::StatusOr<std::string> PackOf(const CommandContext& context, const ModelReq
     return ErrnoToStatus(error.value(), absl::StrCat("cannot make the folder ", folder));
   }
   const Names names(model);
+  ModelRequest resolved = request;
+  resolved.model = model;
+  const std::string index_path = absl::StrCat(folder, "/", names.With(kInPlace));
   PlanChoice choice;
   if (request.bits.has_value()) {
     choice.bits = *request.bits;
+    if (choice.bits == kAsInFile && !IsGgufFile(model)) return IndexOf(context, resolved, index_path);
     if (IsAsInFile(choice.bits) && !IsGgufFile(model)) {
       return absl::InvalidArgumentError(
           absl::StrCat("--bits ", choice.bits, ": ", request.model, " is no GGUF file"));
@@ -292,11 +290,12 @@ absl::StatusOr<std::string> PackOf(const CommandContext& context, const ModelReq
         choice.bits = bits;
     }
     if (choice.bits.empty() && IsGgufFile(model)) {
-      ModelRequest resolved = request;
-      resolved.model = model;
-      ASSIGN_OR_RETURN(const std::string index,
-                       IndexOf(context, resolved, absl::StrCat(folder, "/", names.With(kInPlace))));
-      if (!index.empty()) return index;
+      const absl::StatusOr<std::string> index = IndexOf(context, resolved, index_path);
+      if (!absl::IsUnimplemented(index.status())) return index;
+      if (!request.quiet) {
+        std::fprintf(stderr, "sluice: not served in place: %s\n",
+                     std::string(index.status().message()).c_str());
+      }
     }
     if (choice.bits.empty()) {
       ASSIGN_OR_RETURN(choice, ChooseBits(model));
@@ -307,8 +306,6 @@ absl::StatusOr<std::string> PackOf(const CommandContext& context, const ModelReq
   ASSIGN_OR_RETURN(const UniqueFd lock, LockPack(context, lock_path, request.quiet));
   utimensat(AT_FDCWD, lock_path.c_str(), nullptr, 0);
   if (!IsPack(path + kPackEnd)) {
-    ModelRequest resolved = request;
-    resolved.model = model;
     RETURN_IF_ERROR(MakePack(context, resolved, path + kPackEnd, choice));
   }
   return path + kPackEnd;

@@ -151,7 +151,7 @@ struct Provenance {
 // The model whose own file holds the payload, in place of dense.bin and experts.bin: a pack in place
 // (pack/in_place). The file's rows become those of the pack when they are read.
 struct InPlaceSource {
-  std::string model;        // absolute path of the GGUF file, of a split one the first
+  std::string model;        // absolute path of the GGUF file, of a split one the first, or of the folder
   std::string fingerprint;  // Checkpoint::fingerprint() when the pack was made
   bool operator==(const InPlaceSource&) const = default;
 };

@@ -40,6 +40,14 @@ class CheckpointFolder final : public Checkpoint {
     return absl::IsInvalidArgument(status) ? Annotate(status, PathOf(tensor)) : status;
   }
 
+  std::optional<StoredLines> LinesInFile(const CheckpointTensor& tensor) const override {
+    if (tensor.decoded) return std::nullopt;
+    const TensorInfo& info = folder_->tensors()[tensor.source_index];
+    return StoredLines{.path = PathOf(tensor),
+                       .offset = info.offset,
+                       .line_bytes = tensor.line_length() * ElementBytes(info.type)};
+  }
+
   const std::string& PathOf(const CheckpointTensor& tensor) const override {
     const TensorInfo* info =
         tensor.decoded ? layer_codes_[tensor.source_index] : &folder_->tensors()[tensor.source_index];

@@ -36,10 +36,11 @@ absl::Status CheckExperts(const PackJob& job) {
       const SourceMatrix& matrix = *matrices[p];
       if (matrix.tensor == nullptr) continue;  // no gates
       if (FindFileRows(*job.checkpoint, matrix, format.parts[p]).has_value()) continue;
-      return absl::UnimplementedError(absl::StrCat(
-          job.checkpoint->PathOf(*matrix.tensor), ": ", PartName(static_cast<Part>(p)), " of expert ",
-          unit.expert, " of layer ", unit.layer, " is ", SourceTypeName(matrix), ", whose rows would become ",
-          DescribeEncoding(format.parts[p]), "; it can be served from a pack (sluice pack)"));
+      return absl::UnimplementedError(
+          absl::StrCat(job.checkpoint->PathOf(*matrix.tensor), ": ", PartName(static_cast<Part>(p)),
+                       " of expert ", unit.expert, " of layer ", unit.layer, " (", SourceTypeName(matrix),
+                       ") is not stored in rows of ", DescribeEncoding(format.parts[p]),
+                       ", one after the other; it can be served from a pack (sluice pack)"));
     }
   }
   return absl::OkStatus();
@@ -47,7 +48,9 @@ absl::Status CheckExperts(const PackJob& job) {
 
 absl::StatusOr<PackJob> PlanModel(const std::string& model) {
   PackOptions options;
-  ASSIGN_OR_RETURN(options.recipe, RecipeFromOptions({}));
+  std::error_code error;
+  const bool folder = std::filesystem::is_directory(model, error);
+  ASSIGN_OR_RETURN(options.recipe, RecipeFromOptions({.bits = folder ? "source" : ""}));
   options.recipe.layout = ExpertLayout::kUpGateOutputs;
   options.recipe.keep_f32 = true;
   ASSIGN_OR_RETURN(PackJob job, PreparePack(model, options));

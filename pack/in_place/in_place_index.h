@@ -1,5 +1,5 @@
-// The index of a GGUF file: a pack folder without payload, whose manifest names the file. Its extents lie
-// where those of a pack with `down` by outputs would.
+// The index of a GGUF file or of a folder of safetensors: a pack folder without payload, whose manifest names
+// the file. Its extents lie where those of a pack with `down` by outputs would.
 //
 // Thread safety: free functions.
 #pragma once
@@ -13,9 +13,9 @@
 
 namespace sluice {
 
-// Returns OK if `model` (a GGUF file, of a split one the first) can be served in place: every expert's rows
-// are in the file as the pack would hold them. Unimplemented naming the first part that is not, with its
-// type; else PackModel's errors. Reads the files' heads.
+// Returns OK if `model` (a GGUF file, of a split one the first, or a folder) can be served in place: every
+// expert's rows are in the file as the pack would hold them. Unimplemented naming the first part that is not,
+// with its type; else PackModel's errors. Reads the files' heads.
 absl::Status CheckInPlace(const std::string& model);
 
 // Writes the index of `model` into the new folder `dir`: complete, or not a pack. CheckInPlace's errors;

@@ -147,14 +147,10 @@ TEST_F(GgufTokenizersTest, ABadTokenizerIsRefusedBeforeAPackIsWritten) {
   ASSERT_TRUE(WriteFileDurably(dir_.File("m.gguf"), FileOf("gpt-2", v)).ok());
   const auto source = OpenModelSource(dir_.File("m.gguf"));
   ASSERT_TRUE(source.ok()) << source.status();
-  PackEstimate estimate;
-  estimate.tokenizer_files = source->tokenizer_files;
-  const absl::Status status = CheckModelTexts("m.gguf", estimate);
+  const absl::Status status = CheckModelTexts("m.gguf", source->tokenizer_files, "");
   EXPECT_FALSE(status.ok());
   EXPECT_THAT(std::string(status.message()), HasSubstr("m.gguf"));
-  estimate.tokenizer_files = {};
-  estimate.chat_template = "{% if %}";
-  EXPECT_TRUE(CheckModelTexts("m.gguf", estimate).ok()) << "chats alone cannot be rendered";
+  EXPECT_TRUE(CheckModelTexts("m.gguf", {}, "{% if %}").ok()) << "chats alone cannot be rendered";
 }
 
 }  // namespace

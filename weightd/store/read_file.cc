@@ -19,12 +19,6 @@
 #include "common/protocol/session_abi.h"
 
 namespace sluice::weightd {
-
-absl::StatusOr<int> BlockReader::RegisterFile(const std::string& path, std::unique_ptr<ReadFile> /*file*/) {
-  return absl::UnimplementedError(
-      absl::StrCat(path, " is served in place, which takes reads by threads (--io pread)"));
-}
-
 namespace {
 
 constexpr uint64_t kBlock = kSegmentAlignment;

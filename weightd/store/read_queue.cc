@@ -3,7 +3,15 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
+#include "weightd/store/read_file.h"
+
 namespace sluice::weightd {
+
+absl::StatusOr<int> BlockReader::RegisterFile(const std::string& path, std::unique_ptr<ReadFile> /*file*/) {
+  return absl::UnimplementedError(
+      absl::StrCat(path, " is served in place, which takes reads by threads (--io pread)"));
+}
 
 ReadQueue::ReadQueue(const ReadLimits& limits)
     : limits_{std::min(limits.chunk_bytes, kMaxReadBytes), limits.in_flight_bytes, limits.prefetch_bytes} {}

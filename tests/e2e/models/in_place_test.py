@@ -50,6 +50,14 @@ class InPlaceTest(harness.TestCase):
                 self.assertEqual(len(self.run_model(file_of(name))), 24)
         self.assertEqual(len(self.indexes()), 2)
 
+    def test_folder_is_served_in_place_when_asked(self):
+        code, out, err = self.sluice("run", "--model", harness.SAMPLE, "--bits", "file", *self.ask)
+        self.assertEqual(code, 0, err)
+        self.assertEqual(len(self.indexes()), 1)
+        packed = os.path.join(self.runtime, "packed")
+        self.ok("pack", harness.SAMPLE, "--out", packed, "--bits", "source", "--quiet")
+        self.assertEqual(json.loads(out)["token_ids"], self.ok_json("run", "--pack", packed, *self.ask[:-1])["token_ids"])
+
     def test_index_is_small_whole_and_removable(self):
         self.run_model(file_of("granitemoe-q5_k_m"))
         (index,) = self.indexes()

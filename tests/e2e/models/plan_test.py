@@ -106,7 +106,8 @@ class PlanTest(harness.TestCase):
         code, _, err = self.sluice("run", "--model", model, "--bits", "file", "--token-ids", "1,2", "-n", 1)
         self.assertEqual(code, 0, err)
         self.assertIn("is packed once, as file (", err)
-        self.assertIn("is no GGUF file", self.sluice("run", "--model", harness.SAMPLE, "--bits", "file", "--token-ids", "1")[2])
+        said = self.sluice("run", "--model", harness.SAMPLE, "--bits", "file-q4", "--token-ids", "1")[2]
+        self.assertIn("is no GGUF file", said)
 
     def test_plan_of_gguf_head_omits_native_rows(self):
         with open(os.path.join(harness.ROOT, "tests/data/gguf/granitemoe-q5_k_m/model.gguf"), "rb") as file:
