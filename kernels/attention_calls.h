@@ -1,4 +1,4 @@
-// The operations of attention, checked and resolved: RopeKvWrite, LatentKvWrite, Attention.
+// The operations of attention, checked and resolved: RopeKvWrite, LatentKvWrite, IndexSelect, Attention.
 //
 // Thread safety: free functions; a call may be read, and disjoint rows of its outputs written, by several
 // threads.
@@ -17,7 +17,7 @@ namespace sluice {
 struct RopeKvWriteCall {
   OutRows q;
   InRows k;
-  InRows v;
+  InRows v;  // base nullptr: none
   uint32_t tokens = 0;
   uint32_t heads = 0;
   QkNorm qk_norm = QkNorm::kNone;
@@ -96,7 +96,11 @@ inline absl::StatusOr<RopeKvWriteCall> Resolve(const Resolver& r, const RopeKvWr
   }
   RETURN_IF_ERROR(r.Out(args.q, args.tokens, args.heads * head_dim, "q", &call.q));
   RETURN_IF_ERROR(r.In(args.k, args.tokens, args.kv.kv_heads * head_dim, "k", &call.k));
-  RETURN_IF_ERROR(r.In(args.v, args.tokens, uint64_t{args.kv.kv_heads} * call.kv.value_dim, "v", &call.v));
+  if (args.v.base) {
+    RETURN_IF_ERROR(r.In(args.v, args.tokens, uint64_t{args.kv.kv_heads} * call.kv.value_dim, "v", &call.v));
+  } else if (call.kv.v != call.kv.k || args.value_norm) {
+    return r.Invalid("keys alone with a cache of V or a norm of v");
+  }
   RETURN_IF_ERROR(internal::ResolveNorms(r, args, &call));
   call.value_norm = args.value_norm;
   call.k_norm.epsilon = args.k_norm.epsilon;
@@ -183,6 +187,82 @@ inline absl::StatusOr<LatentKvWriteCall> Resolve(const Resolver& r, const Latent
   return call;
 }
 
+struct ChosenCall {
+  int32_t* blocks = nullptr;  // [T, lists, top], written by IndexSelect only; nullptr: every position is seen
+  uint32_t lists = 0;
+  uint32_t top = 0;
+  uint32_t block = 1;
+  // The list of a row, or nullptr if the row sees all positions up to `position`.
+  int32_t* ListOf(uint64_t row, uint32_t list, uint32_t position) const {
+    return blocks == nullptr || position / block < top ? nullptr : blocks + (row * lists + list) * top;
+  }
+};
+// The i-th of the positions that a list of blocks of this size names.
+inline uint32_t PositionAt(const int32_t* list, uint32_t block, uint32_t i) {
+  return static_cast<uint32_t>(list[i / block]) * block + i % block;
+}
+
+namespace internal {
+
+inline absl::Status ResolveChosen(const Resolver& r, const ChosenBlocks& args, uint32_t tokens,
+                                  ChosenCall* call) {
+  RETURN_IF_ERROR(r.Within(args.lists, r.limits().chosen_lists, "lists of chosen blocks"));
+  if (args.top == 0 || args.block == 0 || uint64_t{args.top} * args.block > 0x7fffffff) {
+    return r.Invalid(absl::StrCat(args.top, " chosen blocks of ", args.block, " positions"));
+  }
+  RETURN_IF_ERROR(
+      r.OutInts(args.blocks, uint64_t{tokens} * args.lists * args.top, "chosen blocks", &call->blocks));
+  call->lists = args.lists;
+  call->top = args.top;
+  call->block = args.block;
+  return absl::OkStatus();
+}
+
+}  // namespace internal
+
+struct IndexSelectCall {
+  InRows q;
+  InRows weights;  // base nullptr: a list for each head
+  uint32_t tokens = 0;
+  uint32_t heads = 0;
+  float scale = 1;
+  uint32_t local = 0;
+  absl::Span<const SequenceRows> sequences;
+  CallKv keys;
+  ChosenCall chosen;
+};
+
+inline absl::StatusOr<IndexSelectCall> Resolve(const Resolver& r, const IndexSelectArgs& args) {
+  IndexSelectCall call;
+  RETURN_IF_ERROR(r.Within(args.tokens, r.limits().max_tokens, "tokens"));
+  RETURN_IF_ERROR(r.Within(args.heads, r.limits().index_heads, "index heads"));
+  RETURN_IF_ERROR(r.Kv(args.keys, false, &call.keys));
+  RETURN_IF_ERROR(r.Within(args.keys.head_dim, r.limits().head_dim, "head_dim"));
+  if (args.keys.kv_heads != 1) {
+    return r.Invalid(absl::StrCat(args.keys.kv_heads, " heads of index keys"));
+  }
+  RETURN_IF_ERROR(r.In(args.q, args.tokens, uint64_t{args.heads} * args.keys.head_dim, "q", &call.q));
+  if (args.weights.base) {
+    RETURN_IF_ERROR(r.In(args.weights, args.tokens, args.heads, "weights", &call.weights));
+  }
+  RETURN_IF_ERROR(internal::ResolveChosen(r, args.chosen, args.tokens, &call.chosen));
+  const uint32_t lists = args.weights.base ? 1 : args.heads;
+  if (call.chosen.lists != lists || args.local > args.chosen.top ||
+      (args.chosen.block > 1 && args.local == 0) || !std::isfinite(args.scale)) {
+    return r.Invalid(absl::StrCat(call.chosen.lists, " lists of ", args.chosen.top, " blocks of ",
+                                  args.chosen.block, " positions, ", args.local, " of them local, of ", lists,
+                                  " scores times ", args.scale));
+  }
+  RETURN_IF_ERROR(r.BatchRows(args.sequences, args.tokens, r.limits().max_sequences, r.limits().max_context));
+  RETURN_IF_ERROR(r.Pages(args.sequences, 0, 0, args.keys.pages));
+  call.tokens = args.tokens;
+  call.heads = args.heads;
+  call.scale = args.scale;
+  call.local = args.local;
+  call.sequences = args.sequences;
+  return call;
+}
+
 struct AttentionCall {
   InRows q;
   uint32_t tokens = 0;
@@ -191,6 +271,7 @@ struct AttentionCall {
   uint32_t sliding_window = 0;
   uint32_t chunk = 0;
   const float* sinks = nullptr;  // [heads], nullptr: none
+  ChosenCall chosen;
   absl::Span<const SequenceRows> sequences;
   CallKv kv;
   OutRows out;
@@ -215,6 +296,16 @@ inline absl::StatusOr<AttentionCall> Resolve(const Resolver& r, const AttentionA
   if (Overlap(call.q.base, call.q.stride, q_cols, call.out.base, call.out.stride, cols, args.tokens,
               args.tokens)) {
     return r.Invalid("out overlaps q");
+  }
+  if (args.chosen.blocks) {
+    RETURN_IF_ERROR(internal::ResolveChosen(r, args.chosen, args.tokens, &call.chosen));
+    const uint32_t lists = args.chosen.lists;
+    if (args.heads % lists != 0 || (lists % args.kv.kv_heads != 0 && args.kv.kv_heads % lists != 0) ||
+        args.sliding_window != 0 || args.chunk != 0) {
+      return r.Invalid(absl::StrCat(lists, " lists of chosen blocks for ", args.heads, " heads over ",
+                                    args.kv.kv_heads, " KV heads, a window of ", args.sliding_window,
+                                    " and chunks of ", args.chunk));
+    }
   }
   if (args.sinks) {
     RETURN_IF_ERROR(r.InFloats(args.sinks, args.heads, "sinks", &call.sinks));

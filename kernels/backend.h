@@ -43,7 +43,9 @@ struct BackendLimits {
   uint32_t top_k = 0;
   uint32_t expert_width = 0;  // the widest expert (shared and dense ones too)
   uint32_t vocab = 0;
-  uint32_t layers = 0;  // layers that may come between BeginGraph() and EndGraph()
+  uint32_t index_heads = 0;   // heads of an indexer
+  uint32_t chosen_lists = 0;  // lists of chosen blocks for a row, or KV heads beside them, the more of them
+  uint32_t layers = 0;        // layers that may come between BeginGraph() and EndGraph()
 
   // The kind of handle for memory of AllocateShared(), on a device with a choice.
   SharedHandle shared_handle = SharedHandle::kBest;

@@ -145,10 +145,11 @@ struct ScaleRowsArgs {
 
 // Norms q and k (if requested), clips q, k and v, rotates q and k, writes k and v to the cache; q is rotated
 // in place. Order: norm before rope, clip, rope, norm after rope, temperature; v: norm, clip. v may be k.
+// Without v only keys are written (an indexer's); kv.v is kv.k then.
 struct RopeKvWriteArgs {
   Rows q;  // [T, heads * head_dim], in and out
   Rows k;  // [T, kv_heads * head_dim]
-  Rows v;  // [T, kv_heads * value_dim]
+  Rows v;  // [T, kv_heads * value_dim], or none
   uint32_t tokens = 0;
   uint32_t heads = 0;
   QkNorm qk_norm = QkNorm::kNone;
@@ -195,6 +196,36 @@ struct LatentKvWriteArgs {
   KvView kv;  // kv_heads 1, head_dim kv_rank + rope_dims, value_dim kv_rank, v == k
 };
 
+// The blocks of positions that the rows of a batch see in sparse attention: `lists` ascending lists of `top`
+// blocks for each row, list l for the l-th share of the query heads. Block b has positions [b * block, b *
+// block + block), of which a row sees those up to its own. Rows with at most `top` blocks so far see all of
+// them: their lists are neither written nor read.
+struct ChosenBlocks {
+  BufferRef blocks;    // int32 [T, lists, top]; none: every position is seen
+  uint32_t lists = 0;  // a divisor of the heads, and a divisor or a multiple of the KV heads
+  uint32_t top = 0;
+  uint32_t block = 1;
+};
+// Number of positions that the row at `position` sees; its own block is among the chosen ones.
+inline constexpr uint32_t SeenPositions(uint32_t position, uint32_t top, uint32_t block) {
+  return position / block < top ? position + 1 : (top - 1) * block + position % block + 1;
+}
+
+// Chooses blocks for each row by an indexer (ARITHMETIC.md 6): scores of index heads with the cached index
+// keys, then the `top` blocks with the largest scores, of equal ones the lower. REQUIRES: RopeKvWrite of
+// these rows' index keys before.
+struct IndexSelectArgs {
+  Rows q;        // [T, heads * head_dim], rotated
+  Rows weights;  // [T, heads]: one list, by the weighted sum over the heads; none: a list for each head
+  uint32_t tokens = 0;
+  uint32_t heads = 0;
+  float scale = 1;     // of q . k
+  uint32_t local = 0;  // last blocks up to the row's own that are always chosen; >= 1 if block > 1
+  absl::Span<const SequenceRows> sequences;
+  KvView keys;  // one head, v == k
+  ChosenBlocks chosen;
+};
+
 // out[t, h, :] = softmax over the visible positions of (q . k * scale) . v. Reads K and V of all positions up
 // to the row's own from the cache. REQUIRES: RopeKvWrite of these rows before.
 struct AttentionArgs {
@@ -205,6 +236,7 @@ struct AttentionArgs {
   uint32_t sliding_window = 0;  // number of visible positions, its own included; 0: all
   uint32_t chunk = 0;           // position p sees from p / chunk * chunk on; 0: all
   BufferRef sinks;              // float32 [heads]: scores in the softmax that have no value; or none
+  ChosenBlocks chosen;          // without window and chunk
   absl::Span<const SequenceRows> sequences;
   KvView kv;
   Rows out;  // [T, heads * value_dim]; must not overlap q
@@ -478,6 +510,7 @@ struct TopLogitsArgs {
   OP(ScaleRows)               \
   OP(RopeKvWrite)             \
   OP(LatentKvWrite)           \
+  OP(IndexSelect)             \
   OP(Attention)               \
   OP(GatedDelta)              \
   OP(Mamba)                   \

@@ -55,6 +55,7 @@ class OwnedOperation {
   void KeepLists(MatMulArgs& args);
   void KeepLists(RopeKvWriteArgs& args) { args.sequences = KeepSequences(args.sequences); }
   void KeepLists(LatentKvWriteArgs& args) { args.sequences = KeepSequences(args.sequences); }
+  void KeepLists(IndexSelectArgs& args) { args.sequences = KeepSequences(args.sequences); }
   void KeepLists(AttentionArgs& args) { args.sequences = KeepSequences(args.sequences); }
   void KeepLists(GatedDeltaArgs& args) { KeepStates(args); }
   void KeepLists(MambaArgs& args) { KeepStates(args); }

@@ -12,7 +12,8 @@ AttentionPlan::AttentionPlan(const BackendLimits& l, uint32_t threads, uint64_t 
     : threads_(threads), partial_floats_(partial_floats) {
   // Blocks of kSpanQueries queries, and a task per span for the few blocks that are split.
   const uint64_t blocks =
-      uint64_t{l.max_tokens} * l.heads / kSpanQueries + uint64_t{l.max_sequences} * l.heads + 1;
+      uint64_t{l.max_tokens} * l.heads / kSpanQueries + uint64_t{l.max_sequences} * l.heads + 1 +
+      (l.chosen_lists == 0 ? 0 : uint64_t{l.max_tokens} * (l.chosen_lists + l.heads / kSpanQueries));
   tasks_.reserve(blocks + 4 * uint64_t{threads} * (l.max_context / kSpanTokens + 2));
   spans_left_ = std::make_unique<std::atomic<uint32_t>[]>(blocks);
 }
@@ -26,26 +27,71 @@ void AttentionPlan::Make(const AttentionCall& call) {
   SplitBlocks(SpanFloats(call.kv.value_dim));
 }
 
+namespace {
+
+// The entries of what a row sees, positions or entries of its list: the first and the last.
+struct Entries {
+  uint32_t first;
+  uint32_t last;
+};
+Entries EntriesOf(const AttentionCall& call, const AttentionTask& task, uint32_t position) {
+  return task.list == nullptr ? Entries{FirstVisible(position, call), position}
+                              : Entries{0, SeenPositions(position, call.chosen.top, call.chosen.block) - 1};
+}
+
+// Number of a sequence's rows, from its first on, that see all positions.
+uint32_t RowsOfAll(const AttentionCall& call, const SequenceRows& sequence) {
+  const ChosenCall& chosen = call.chosen;
+  const uint64_t end = chosen.blocks == nullptr ? uint64_t{sequence.first_position} + sequence.rows
+                                                : uint64_t{chosen.top} * chosen.block;
+  return static_cast<uint32_t>(
+      std::clamp<uint64_t>(end, sequence.first_position, uint64_t{sequence.first_position} + sequence.rows) -
+      sequence.first_position);
+}
+
+}  // namespace
+
 // One task for each block.
 void AttentionPlan::MakeBlocks(const AttentionCall& call) {
   const uint32_t group = call.heads / call.kv.kv_heads;
   tasks_.clear();
   for (const SequenceRows& sequence : call.sequences) {
-    const uint32_t queries = sequence.rows * group;
+    const uint32_t of_all = RowsOfAll(call, sequence);
     for (uint32_t head = 0; head < call.kv.kv_heads; ++head) {
-      for (uint32_t q = 0; q < queries; q += kSpanQueries) {
-        AttentionTask task;
-        task.sequence = &sequence;
-        task.kv_head = head;
-        task.first_query = q;
-        task.queries = std::min(kSpanQueries, queries - q);
-        const uint32_t first_position = sequence.first_position + q / group;
-        const uint32_t last_position = sequence.first_position + (q + task.queries - 1) / group;
-        task.first_span = FirstVisible(first_position, call) / kSpanTokens;
-        task.spans = last_position / kSpanTokens - task.first_span + 1;
-        tasks_.push_back(task);
-      }
+      AddBlocks(call, {.sequence = &sequence, .kv_head = head}, of_all * group);
     }
+    for (uint32_t row = of_all; row < sequence.rows; ++row) {
+      AddChosen(call, sequence, row);
+    }
+  }
+}
+
+// Adds the blocks of `queries` queries from the task's first on.
+void AttentionPlan::AddBlocks(const AttentionCall& call, AttentionTask task, uint32_t queries) {
+  const uint32_t group = call.heads / call.kv.kv_heads;
+  const uint32_t end = task.first_query + queries;
+  for (; task.first_query < end; task.first_query += kSpanQueries) {
+    task.queries = std::min(kSpanQueries, end - task.first_query);
+    const uint32_t first_row = task.first_query / group;
+    const uint32_t last_row = (task.first_query + task.queries - 1) / group;
+    task.first_span = EntriesOf(call, task, task.sequence->first_position + first_row).first / kSpanTokens;
+    task.spans = EntriesOf(call, task, task.sequence->first_position + last_row).last / kSpanTokens -
+                 task.first_span + 1;
+    tasks_.push_back(task);
+  }
+}
+
+// Adds the blocks of a row with lists: the heads that share both a list and a KV head.
+void AttentionPlan::AddChosen(const AttentionCall& call, const SequenceRows& sequence, uint32_t row) {
+  const uint32_t group = call.heads / call.kv.kv_heads;
+  const uint32_t parts = std::max(call.chosen.lists, call.kv.kv_heads);
+  const uint32_t heads = call.heads / parts;
+  for (uint32_t part = 0; part < parts; ++part) {
+    AttentionTask task{.sequence = &sequence, .kv_head = part * heads / group};
+    task.first_query = row * group + part * heads % group;
+    task.list = call.chosen.ListOf(sequence.first_row + row, part * call.chosen.lists / parts,
+                                   sequence.first_position + row);
+    AddBlocks(call, task, heads);
   }
 }
 
@@ -116,18 +162,23 @@ struct SpanRows {
   float v_scales[kSpanTokens];
 };
 
-void FindRows(const CallKv& kv, absl::Span<const uint32_t> pages, uint32_t kv_head, uint32_t begin,
-              uint32_t end, SpanRows* rows) {
-  for (uint32_t p = begin; p < end; ++p) {
+// Finds the rows of the task's entries [begin, end).
+void FindRows(const AttentionCall& call, const AttentionTask& task, uint32_t begin, uint32_t end,
+              SpanRows* rows) {
+  const CallKv& kv = call.kv;
+  const absl::Span<const uint32_t> pages = task.sequence->pages;
+  const uint32_t kv_head = task.kv_head;
+  for (uint32_t i = begin; i < end; ++i) {
+    const uint32_t p = task.list == nullptr ? i : PositionAt(task.list, call.chosen.block, i);
     const uint32_t token = p % kPageTokens;
     const uint8_t* k = kv.k + pages[p / kPageTokens] * kv.page_stride;
     const uint8_t* v = kv.v + pages[p / kPageTokens] * kv.v_page_stride;
-    rows->k[p - begin] = k + KvRowOffset(kv.type, kv.head_dim, kv_head, token);
-    rows->v[p - begin] = v + KvRowOffset(kv.type, kv.v_dim, kv_head, token);
+    rows->k[i - begin] = k + KvRowOffset(kv.type, kv.head_dim, kv_head, token);
+    rows->v[i - begin] = v + KvRowOffset(kv.type, kv.v_dim, kv_head, token);
     if (kv.type == KvType::kQ8) {
-      std::memcpy(&rows->k_scales[p - begin], k + KvScaleOffset(kv.kv_heads, kv.head_dim, kv_head, token),
+      std::memcpy(&rows->k_scales[i - begin], k + KvScaleOffset(kv.kv_heads, kv.head_dim, kv_head, token),
                   sizeof(float));
-      std::memcpy(&rows->v_scales[p - begin], v + KvScaleOffset(kv.kv_heads, kv.v_dim, kv_head, token),
+      std::memcpy(&rows->v_scales[i - begin], v + KvScaleOffset(kv.kv_heads, kv.v_dim, kv_head, token),
                   sizeof(float));
     }
   }
@@ -161,17 +212,16 @@ void Attention::ComputeSpan(const AttentionCall& call, const AttentionTask& task
   uint32_t count = 0;
   for (uint32_t i = 0; i < task.queries; ++i) {
     const uint32_t row = (task.first_query + i) / group;
-    const uint32_t position = sequence.first_position + row;
-    const uint32_t visible = FirstVisible(position, call);
-    if (position < base || visible >= base + kSpanTokens) {
+    const Entries entries = EntriesOf(call, task, sequence.first_position + row);
+    if (entries.last < base || entries.first >= base + kSpanTokens) {
       first += count == 0 ? 1 : 0;
       continue;
     }
     const uint64_t head = uint64_t{task.kv_head} * group + (task.first_query + i) % group;
     q[count] = call.q.Row(sequence.first_row + row) + head * kv.head_dim;
     o[count] = out.o + uint64_t{i} * kv.value_dim;
-    low[count] = std::max(visible, base);
-    high[count] = std::min(position, base + kSpanTokens - 1);
+    low[count] = std::max(entries.first, base);
+    high[count] = std::min(entries.last, base + kSpanTokens - 1);
     ++count;
   }
   *first_query = first;
@@ -183,7 +233,7 @@ void Attention::ComputeSpan(const AttentionCall& call, const AttentionTask& task
   const uint32_t begin = low[0];
   const uint32_t end = high[count - 1] + 1;
   SpanRows rows;
-  FindRows(kv, sequence.pages, task.kv_head, begin, end, &rows);
+  FindRows(call, task, begin, end, &rows);
   SpanCall c;
   c.k = rows.k;
   c.v = rows.v;
@@ -265,14 +315,14 @@ void Attention::FinishQueries(const AttentionCall& call, const AttentionTask& ta
   const uint32_t group = call.heads / call.kv.kv_heads;
   for (uint32_t i = 0; i < task.queries; ++i) {
     const uint32_t query = task.first_query + i;
-    const uint32_t position = task.sequence->first_position + query / group;
-    const uint32_t first = FirstVisible(position, call) / kSpanTokens;
+    const Entries entries = EntriesOf(call, task, task.sequence->first_position + query / group);
+    const uint32_t first = entries.first / kSpanTokens;
     const auto span = [&](uint32_t s) {
       return Partials(space_.partials + task.partial + (s - task.block_first_span) * SpanFloats(value_dim),
                       value_dim);
     };
     const Partials sum = span(first);
-    for (uint32_t s = first + 1; s <= position / kSpanTokens; ++s) {
+    for (uint32_t s = first + 1; s <= entries.last / kSpanTokens; ++s) {
       Append(kernels_, span(s), sum, i);
     }
     WriteQuery(call, task, i, sum.m + i, sum.l + i, sum.o + uint64_t{i} * value_dim);

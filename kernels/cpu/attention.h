@@ -20,8 +20,9 @@
 namespace sluice::cpu {
 
 // Cuts the queries of an attention call into tasks. The queries of one sequence and one KV head form blocks,
-// each over all its spans. Where there are too few blocks for the threads (one long context in decode), each
-// span of a block is a task, and the last one to finish combines the block.
+// each over all its spans; rows that see chosen blocks of positions have blocks of their own. Where there are
+// too few blocks for the threads (one long context in decode), each span of a block is a task, and the last
+// one to finish combines the block.
 
 // One block of queries of one sequence and KV head, over all its spans or (partial) over one.
 struct AttentionTask {
@@ -29,6 +30,9 @@ struct AttentionTask {
   uint32_t kv_head = 0;
   uint32_t first_query = 0;  // query = row * heads per KV head + head
   uint32_t queries = 0;
+  // The row's list of chosen blocks, which the spans cut like a sequence of its own; nullptr: of all
+  // positions.
+  const int32_t* list = nullptr;
   uint32_t first_span = 0;
   uint32_t spans = 0;  // in this task
   uint32_t block = 0;  // partial: index of the block's partial results and countdown
@@ -54,6 +58,8 @@ class AttentionPlan {
 
  private:
   void MakeBlocks(const AttentionCall& call);
+  void AddBlocks(const AttentionCall& call, AttentionTask task, uint32_t queries);
+  void AddChosen(const AttentionCall& call, const SequenceRows& sequence, uint32_t row);
   void SplitBlocks(uint64_t span_floats);
 
   const uint32_t threads_;

@@ -1,4 +1,4 @@
-// RopeKvWrite and LatentKvWrite: the rows of each sequence are tiles of one region.
+// RopeKvWrite, LatentKvWrite, IndexSelect and Attention: the rows of each sequence are tiles of one region.
 
 #include <cstring>
 
@@ -65,7 +65,8 @@ void Run(Device& d, const RopeKvWriteCall& call) {
   const CallKv& kv = call.kv;
   const uint32_t q_cols = call.heads * kv.head_dim;
   const uint32_t cols = kv.kv_heads * kv.head_dim;
-  const uint32_t v_cols = kv.kv_heads * kv.value_dim;
+  const uint32_t v_heads = call.v.base == nullptr ? 0 : kv.kv_heads;
+  const uint32_t v_cols = v_heads * kv.value_dim;
   const uint64_t row_work = (uint64_t{q_cols} + cols + v_cols) * 4;
   for (const SequenceRows& sequence : call.sequences) {
     d.tiles.Run(sequence.rows, row_work * sequence.rows, [&](uint32_t i, uint32_t worker) {
@@ -96,7 +97,7 @@ void Run(Device& d, const RopeKvWriteCall& call) {
         d.kernels.clip(row, v_cols, call.clip);
         v = row;
       }
-      for (uint32_t h = 0; h < kv.kv_heads; ++h) {
+      for (uint32_t h = 0; h < v_heads; ++h) {
         StoreHead(d.kernels, kv, kv.value_dim, v_page, h, position % kPageTokens,
                   v + uint64_t{h} * kv.value_dim);
       }
@@ -133,7 +134,9 @@ void Run(Device& d, const LatentKvWriteCall& call) {
   }
 }
 
-// Runs Attention with the part of that name.
+// The parts of these names compute the others.
+
+void Run(Device& d, const IndexSelectCall& call) { d.index_select.Run(call); }
 
 void Run(Device& d, const AttentionCall& call) { d.attention.Run(call); }
 

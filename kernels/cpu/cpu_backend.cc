@@ -19,6 +19,7 @@ Device::Device(const BackendLimits& limits, uint32_t threads, const KernelTable&
       tiles(threads, std::move(cpus)),
       rounded(kernels, tiles),
       lists(kernels, space, rounded),
+      index_select(kernels, space, tiles),
       attention(limits, kernels, space, tiles),
       experts(limits, kernels, this->tuning, space, tiles, rounded, lists) {}
 
@@ -34,6 +35,7 @@ absl::Status Device::Reserve(const BackendLimits& limits) {
   RETURN_IF_ERROR(space.Reserve(limits, tiles.threads(), &scratch));
   RETURN_IF_ERROR(rounded.Reserve(limits.max_tokens, space.cols, &scratch));
   lists.Reserve(tiles.threads());
+  RETURN_IF_ERROR(index_select.Reserve(limits, &scratch));
   RETURN_IF_ERROR(attention.Reserve(limits, &scratch));
   return experts.Reserve(limits, &scratch);
 }

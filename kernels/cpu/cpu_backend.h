@@ -16,6 +16,7 @@
 #include "kernels/cpu/attention.h"
 #include "kernels/cpu/cpu_isa.h"
 #include "kernels/cpu/experts.h"
+#include "kernels/cpu/index_select.h"
 #include "kernels/cpu/kernel_table.h"
 #include "kernels/cpu/row_lists.h"
 #include "kernels/cpu/thread_pool.h"
@@ -41,6 +42,7 @@ struct Device {
   Workspace space;      // memory shared by operations
   RoundedRows rounded;  // activations for quantized weights
   RowLists lists;       // products with rows of weights
+  IndexSelect index_select;
   Attention attention;
   Experts experts;
 

@@ -150,6 +150,7 @@ inline KernelTable MakeTable(const char* name) {
   SetQuantProducts(&table);
   SetQuantDowns(&table);
   table.span = Span;
+  table.index_scores = IndexScores;
   table.rms_norm = RmsNorm;
   table.layer_norm = LayerNorm;
   table.l2_norm = L2Norm;

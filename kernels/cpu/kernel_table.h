@@ -217,6 +217,18 @@ struct SpanCall {
 inline constexpr uint32_t kSpanQueries = 64;
 inline constexpr uint32_t kSpanScratchFloats = kSpanQueries * (kSpanTokens + kLaneCount);
 
+// Scores of a span's positions by the index heads of some rows (section 6). The fields of `keys` for K, first
+// (the beginning of a span), count, queries ([rows][heads]), q, low, high, scale and the scratch are used.
+struct IndexScoresCall {
+  SpanCall keys;
+  uint32_t rows = 0;
+  uint32_t heads = 0;
+  const float* const* weights = nullptr;  // [rows], of `heads` each; nullptr: the heads' scores stay apart
+  bool first_heads = true;                // else the heads' sums continue from `scores`
+  // [rows] or [rows * heads]: kSpanTokens floats, written for all positions of the call and some behind them.
+  float* const* scores = nullptr;
+};
+
 // y[i] = the gate's or the up's factor of a neuron's coefficient (section 3), from the dot product x[i] and
 // its bias (nullptr: none). y may be x.
 struct FactorCall {
@@ -318,6 +330,7 @@ struct KernelTable {
   bool in_halves[kQuantKinds] = {};
   void (*quant_down[kQuantKinds])(const QuantDownCall&) = {};  // null for kQ5, kQ6, kIq4, kFile
   void (*span)(const SpanCall&) = nullptr;
+  void (*index_scores)(const IndexScoresCall&) = nullptr;
 
   // y = norm(x) by section 5; y may be x. rms_norm without a weight, layer_norm without a bias: nullptr.
   void (*rms_norm)(const float* x, uint32_t cols, const float* weight, float epsilon, float* y) = nullptr;

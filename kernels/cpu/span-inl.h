@@ -241,3 +241,48 @@ inline void Span(const SpanCall& call) {
       return SpanOf<I8Row>(call);
   }
 }
+
+// Scores of an indexer (ARITHMETIC.md 6): the dots of a span, scaled, by head or as weighted sums of their
+// positive parts, heads ascending.
+
+template <class Row>
+void IndexScoresOf(const IndexScoresCall& call) {
+  const SpanCall& keys = call.keys;
+  float* dots[kSpanQueries];
+  for (uint32_t i = 0; i < keys.queries; ++i) {
+    dots[i] = keys.scratch + uint64_t{i} * kScoreRow;
+  }
+  SpanDots<Row>(keys, dots);
+  const N scale = NSet1(keys.scale);
+  for (uint32_t p = 0; p < keys.count; p += kNative) {
+    const auto score = [&](uint32_t query) {
+      const N dot = NLoad(dots[query] + p);
+      return NMul(keys.k_scales == nullptr ? dot : NMul(dot, NLoad(keys.k_scales + p)), scale);
+    };
+    if (call.weights == nullptr) {
+      for (uint32_t i = 0; i < keys.queries; ++i) {
+        NStore(call.scores[i] + p, score(i));
+      }
+      continue;
+    }
+    for (uint32_t row = 0; row < call.rows; ++row) {
+      N sum = call.first_heads ? NZero() : NLoad(call.scores[row] + p);
+      for (uint32_t h = 0; h < call.heads; ++h) {
+        // The second operand is taken where one is NaN.
+        sum = NFma(NSet1(call.weights[row][h]), NMax(NZero(), score(row * call.heads + h)), sum);
+      }
+      NStore(call.scores[row] + p, sum);
+    }
+  }
+}
+
+inline void IndexScores(const IndexScoresCall& call) {
+  switch (call.keys.type) {
+    case KvType::kF32:
+      return IndexScoresOf<F32Row>(call);
+    case KvType::kF16:
+      return IndexScoresOf<F16Row>(call);
+    case KvType::kQ8:
+      return IndexScoresOf<I8Row>(call);
+  }
+}

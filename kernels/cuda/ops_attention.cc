@@ -118,7 +118,14 @@ absl::Status Run(Device& device, const LatentKvWriteCall& call) {
                           : StatusOf(EnqueueLatentKvWrite(launch, device.launcher), "LatentKvWrite");
 }
 
+absl::Status Run(Device& /*device*/, const IndexSelectCall& call) {
+  return absl::UnimplementedError(absl::StrCat("IndexSelect of ", call.heads, " heads on device cuda"));
+}
+
 absl::Status Run(Device& device, const AttentionCall& call) {
+  if (call.chosen.blocks != nullptr) {
+    return absl::UnimplementedError("Attention over chosen blocks on device cuda");
+  }
   ASSIGN_OR_RETURN(const Places places,
                    PutPlaces(device, call.sequences, [&](uint32_t p) { return FirstVisible(p, call); }));
   if (places.rows == 0) {

@@ -99,7 +99,7 @@ void WriteRow(const RopeKvWriteCall& call, const SequenceRows& sequence, uint32_
   }
   const uint64_t cols = uint64_t{kv.kv_heads} * kv.head_dim;
   std::vector<float> k(call.k.Row(t), call.k.Row(t) + cols);
-  const uint64_t v_cols = uint64_t{kv.kv_heads} * kv.value_dim;
+  const uint64_t v_cols = call.v.base == nullptr ? 0 : uint64_t{kv.kv_heads} * kv.value_dim;
   std::vector<float> v(call.v.Row(t), call.v.Row(t) + v_cols);
   TransformHeads(call, call.k_norm, kv.kv_heads, cos_sin, k.data());
   for (uint32_t h = 0; h < kv.kv_heads && call.value_norm; ++h) {
@@ -113,6 +113,8 @@ void WriteRow(const RopeKvWriteCall& call, const SequenceRows& sequence, uint32_
   for (uint32_t h = 0; h < kv.kv_heads; ++h) {
     StoreKv(kv, kv.head_dim, kv.k + page * kv.page_stride, h, position % kPageTokens,
             k.data() + uint64_t{h} * kv.head_dim);
+  }
+  for (uint32_t h = 0; h < kv.kv_heads && call.v.base != nullptr; ++h) {
     StoreKv(kv, kv.value_dim, kv.v + page * kv.v_page_stride, h, position % kPageTokens,
             v.data() + uint64_t{h} * kv.value_dim);
   }
@@ -194,29 +196,40 @@ struct Span {
   std::vector<float> o;
 };
 
-// Computes one query head over the visible positions [first, last] of one span.
+// q . k of a cached key, unscaled.
+float DotAt(const CallKv& kv, const SequenceRows& sequence, uint32_t kv_head, const float* q, uint32_t p) {
+  KvRow row;
+  LoadKv(kv, kv.head_dim, kv.k + sequence.pages[p / kPageTokens] * kv.page_stride, kv_head, p % kPageTokens,
+         kv.head_dim, &row);
+  LaneSum dot;
+  for (uint32_t d = 0; d < kv.head_dim; ++d) {
+    dot.AddProduct(d, q[d], row.values[d]);
+  }
+  return kv.type == KvType::kQ8 ? dot.Total() * row.scale : dot.Total();
+}
+
+// Computes one query head over entries [first, last] of one span of the visible positions: those of the list,
+// or (nullptr) all.
 Span ComputeSpan(const AttentionCall& call, const SequenceRows& sequence, uint32_t kv_head, const float* q,
-                 uint32_t first, uint32_t last) {
+                 const int32_t* list, uint32_t first, uint32_t last) {
   const CallKv& kv = call.kv;
   const bool q8 = kv.type == KvType::kQ8;
+  const auto position = [&](uint32_t i) {
+    return list == nullptr ? i : PositionAt(list, call.chosen.block, i);
+  };
   std::vector<float> scores;
-  KvRow row;
-  for (uint32_t p = first; p <= last; ++p) {
-    LoadKv(kv, kv.head_dim, kv.k + sequence.pages[p / kPageTokens] * kv.page_stride, kv_head, p % kPageTokens,
-           kv.head_dim, &row);
-    LaneSum dot;
-    for (uint32_t d = 0; d < kv.head_dim; ++d) {
-      dot.AddProduct(d, q[d], row.values[d]);
-    }
-    scores.push_back((q8 ? dot.Total() * row.scale : dot.Total()) * call.scale);
+  for (uint32_t i = first; i <= last; ++i) {
+    scores.push_back(DotAt(kv, sequence, kv_head, q, position(i)) * call.scale);
   }
   Span span;
   span.m = *std::max_element(scores.begin(), scores.end());
   span.o.assign(kv.value_dim, 0.0f);
   LaneSum l;
-  for (uint32_t p = first; p <= last; ++p) {
-    const float e = Exp(scores[p - first] - span.m);
-    l.Add(p, e);
+  KvRow row;
+  for (uint32_t i = first; i <= last; ++i) {
+    const float e = Exp(scores[i - first] - span.m);
+    const uint32_t p = position(i);
+    l.Add(i, e);
     LoadKv(kv, kv.v_dim, kv.v + sequence.pages[p / kPageTokens] * kv.v_page_stride, kv_head, p % kPageTokens,
            kv.value_dim, &row);
     const float weight = q8 ? e * row.scale : e;
@@ -252,10 +265,14 @@ void Run(Device&, const AttentionCall& call) {
       const uint32_t first = FirstVisible(position, call);
       for (uint32_t h = 0; h < call.heads; ++h) {
         const float* q = call.q.Row(sequence.first_row + i) + uint64_t{h} * call.kv.head_dim;
+        const ChosenCall& chosen = call.chosen;
+        const int32_t* list = chosen.ListOf(sequence.first_row + i, h * chosen.lists / call.heads, position);
+        const uint32_t last =
+            list == nullptr ? position : SeenPositions(position, chosen.top, chosen.block) - 1;
         Span sum;
-        for (uint32_t s = first / kSpanTokens; s <= position / kSpanTokens; ++s) {
-          Span span = ComputeSpan(call, sequence, h / group, q, std::max(first, s * kSpanTokens),
-                                  std::min(position, s * kSpanTokens + kSpanTokens - 1));
+        for (uint32_t s = first / kSpanTokens; s <= last / kSpanTokens; ++s) {
+          Span span = ComputeSpan(call, sequence, h / group, q, list, std::max(first, s * kSpanTokens),
+                                  std::min(last, s * kSpanTokens + kSpanTokens - 1));
           if (sum.o.empty()) {
             sum = std::move(span);
           } else {
@@ -270,6 +287,75 @@ void Run(Device&, const AttentionCall& call) {
           out[d] = sum.o[d] / sum.l;
         }
       }
+    }
+  }
+}
+
+// ARITHMETIC.md section 6: the choice of an indexer.
+
+namespace {
+
+// Score of a position for list `list` of a row.
+float IndexScore(const IndexSelectCall& call, const SequenceRows& sequence, uint32_t t, uint32_t list,
+                 uint32_t p) {
+  const auto dot = [&](uint32_t head) {
+    const float* q = call.q.Row(t) + uint64_t{head} * call.keys.head_dim;
+    return DotAt(call.keys, sequence, 0, q, p) * call.scale;
+  };
+  if (call.weights.base == nullptr) {
+    return dot(list);
+  }
+  float sum = 0;
+  for (uint32_t h = 0; h < call.heads; ++h) {
+    sum = std::fma(call.weights.Row(t)[h], std::max(dot(h), 0.0f), sum);
+  }
+  return sum;
+}
+
+struct ScoredBlock {
+  bool local = false;
+  float score = 0;
+  uint32_t block = 0;
+};
+
+bool Precedes(const ScoredBlock& a, const ScoredBlock& b) {
+  if (a.local != b.local) {
+    return a.local;
+  }
+  const bool a_is_nan = std::isnan(a.score);
+  if (a_is_nan != std::isnan(b.score)) {
+    return !a_is_nan;
+  }
+  return a.score > b.score || (!(a.score < b.score) && a.block < b.block);
+}
+
+}  // namespace
+
+void Run(Device&, const IndexSelectCall& call) {
+  const uint32_t size = call.chosen.block;
+  for (const SequenceRows& sequence : call.sequences) {
+    for (uint64_t cell = 0; cell < uint64_t{sequence.rows} * call.chosen.lists; ++cell) {
+      const uint32_t i = static_cast<uint32_t>(cell / call.chosen.lists);
+      const uint32_t list = static_cast<uint32_t>(cell % call.chosen.lists);
+      const uint32_t position = sequence.first_position + i;
+      int32_t* const out = call.chosen.ListOf(sequence.first_row + i, list, position);
+      if (out == nullptr) {
+        continue;
+      }
+      const uint32_t own = position / size;
+      std::vector<ScoredBlock> blocks;
+      for (uint32_t b = 0; b <= own; ++b) {
+        ScoredBlock scored = {own - b < call.local, std::nanf(""), b};
+        for (uint32_t p = b * size; p < b * size + size && p <= position; ++p) {
+          // fmax ignores a NaN beside a number.
+          scored.score = std::fmax(scored.score, IndexScore(call, sequence, sequence.first_row + i, list, p));
+        }
+        blocks.push_back(scored);
+      }
+      std::sort(blocks.begin(), blocks.end(), Precedes);
+      std::transform(blocks.begin(), blocks.begin() + call.chosen.top, out,
+                     [](const ScoredBlock& scored) { return static_cast<int32_t>(scored.block); });
+      std::sort(out, out + call.chosen.top);
     }
   }
 }

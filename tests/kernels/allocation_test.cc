@@ -206,6 +206,24 @@ class FamilyOps {
                                    .sequences = {&sequence, 1},
                                    .kv = kv_,
                                    .out = more_}));
+    KvView keys = kv_;
+    keys.value_dim = 0;
+    const ChosenBlocks chosen = {ids_, 1, 2, 1};
+    status.Update(queue.IndexSelect({.q = rows_,
+                                     .weights = latent_,
+                                     .tokens = tokens,
+                                     .heads = 2,
+                                     .sequences = {&sequence, 1},
+                                     .keys = keys,
+                                     .chosen = chosen}));
+    status.Update(queue.Attention({.q = out_,
+                                   .tokens = tokens,
+                                   .heads = kHeads,
+                                   .scale = 0.2f,
+                                   .chosen = chosen,
+                                   .sequences = {&sequence, 1},
+                                   .kv = kv_,
+                                   .out = more_}));
     for (const RouterKind kind :
          {RouterKind::kSoftmaxTopK, RouterKind::kTopKSoftmax, RouterKind::kSigmoidTopK,
           RouterKind::kSparseMixer, RouterKind::kSigmoidInput}) {

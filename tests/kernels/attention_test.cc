@@ -307,6 +307,41 @@ TEST_P(AttentionTest, BadArgumentsAreRefusedWithNumbers) {
   EXPECT_EQ(bench.queue().Attention(args).code(), absl::StatusCode::kInvalidArgument);
 }
 
+// Index keys have no V: here the keys are read as their own values.
+TEST_P(AttentionTest, KeysAloneAreWritten) {
+  const auto run = [](const BackendCase& which, KvType type) {
+    OpBench bench(which);
+    const std::vector<uint32_t> pages = {1, 0};
+    const SequenceRows sequence{0, 40, 0, pages};
+    KvView kv = {
+        .type = type, .page_stride = KvPageBytes(type, 1, 34), .pages = 2, .kv_heads = 1, .head_dim = 34};
+    kv.k = kv.v = bench.PutWritable(std::vector<float>(2 * kv.page_stride / 4, std::nanf("")));
+    Random random(79);
+    const Rows q = {bench.PutWritable(random.Normals(40 * 2 * 34)), 2 * 34};
+    RopeKvWriteArgs write;
+    write.q = q;
+    write.k = bench.PutRows(random.Normals(40 * 34), 34);
+    write.tokens = 40;
+    write.heads = 2;
+    write.sequences = {&sequence, 1};
+    write.kv = kv;
+    EXPECT_TRUE(bench.queue().RopeKvWrite(write).ok());
+    AttentionArgs args;
+    args.q = q;
+    args.tokens = 40;
+    args.heads = 2;
+    args.scale = 0.2f;
+    args.sequences = {&sequence, 1};
+    args.kv = kv;
+    args.out = bench.NewRows(40, 2 * 34);
+    EXPECT_TRUE(bench.queue().Attention(args).ok());
+    return bench.GetRows(args.out, 40, 2 * 34);
+  };
+  for (const KvType type : {KvType::kF32, KvType::kF16, KvType::kQ8}) {
+    EXPECT_EQ(run(GetParam(), type), run(kReference, type));
+  }
+}
+
 TEST_P(AttentionTest, BadArgumentsOfTheWriteAreRefusedByName) {
   const auto refused = [&](const std::string& words, auto&& change) {
     OpBench bench(GetParam());
@@ -351,6 +386,7 @@ TEST_P(AttentionTest, BadArgumentsOfTheWriteAreRefusedByName) {
     a.rope_positions = 2;
     a.rope_table = bench.NewWords(8);
   });
+  refused("keys alone", [](OpBench&, RopeKvWriteArgs& a) { a.v = {}; });
   refused("within K rows", [](OpBench&, RopeKvWriteArgs& a) {
     a.kv.v = a.kv.k;
     a.kv.value_dim = 16;

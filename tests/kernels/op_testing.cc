@@ -29,6 +29,8 @@ BackendLimits TestLimits() {
   limits.top_k = 8;
   limits.expert_width = 400;
   limits.vocab = 5000;
+  limits.index_heads = 66;
+  limits.chosen_lists = 4;
   return limits;
 }
 

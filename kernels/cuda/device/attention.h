@@ -54,7 +54,7 @@ struct KvWriteLaunch {
   uint64_t q_stride = 0;
   const float* k = nullptr;
   uint64_t k_stride = 0;
-  const float* v = nullptr;
+  const float* v = nullptr;  // nullptr: keys alone
   uint64_t v_stride = 0;
   uint32_t heads = 0;
   QkNorm qk_norm = QkNorm::kNone;

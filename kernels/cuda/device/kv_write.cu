@@ -141,7 +141,8 @@ __global__ void __launch_bounds__(kThreads, 1) KvWriteKernel(KvWriteLaunch launc
   const unsigned token = place.position % kPagePositions;
   const float temperature = TemperatureAt(launch.temperature, place.position);
   float* const head = heads_of_warps + warp * dim;
-  for (unsigned h = warp; h < launch.heads + 2 * kv.kv_heads; h += kWarps) {
+  const unsigned sides = launch.v == nullptr ? 1 : 2;  // keys alone, or values too
+  for (unsigned h = warp; h < launch.heads + sides * kv.kv_heads; h += kWarps) {
     __syncwarp();
     if (h < launch.heads) {
       TurnHead(launch, q + h * dim, launch.q_weight, is_across ? h * dim : 0, launch.q_epsilon, across[0],
