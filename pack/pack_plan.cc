@@ -159,7 +159,23 @@ void AddShortConvSpecs(const AttentionConfig& attention, uint32_t hidden, SpecLi
   if (attention.output_bias) list->Vector(dense::kOBias, hidden);
 }
 
+void AddIndexSpecs(const AttentionConfig& attention, uint32_t hidden, SpecList* list) {
+  const IndexConfig& index = attention.index;
+  if (!HasIndexKeys(attention)) return;
+  const bool latent = attention.kind == AttentionKind::kLatent;
+  list->Matrix(dense::kIndexQ, index.heads * index.head_dim, latent ? attention.latent.q_rank : hidden);
+  list->Matrix(dense::kIndexK, index.head_dim, hidden);
+  list->Vector(dense::kIndexKNorm, index.head_dim);
+  if (index.weighted) {
+    list->Vector(dense::kIndexKNormBias, index.head_dim);
+    list->Router(dense::kIndexWeights, index.heads, hidden);
+  } else {
+    list->Vector(dense::kIndexQNorm, index.head_dim);
+  }
+}
+
 void AddAttentionSpecs(const AttentionConfig& attention, uint32_t hidden, SpecList* list) {
+  AddIndexSpecs(attention, hidden, list);
   switch (attention.kind) {
     case AttentionKind::kGrouped:
       return AddGroupedSpecs(attention, hidden, list);

@@ -57,6 +57,15 @@ inline constexpr std::string_view kKvDownNorm = "kv_down_norm";  // [1, kv_rank]
 inline constexpr std::string_view kKUpT = "k_up_t";              // [heads * kv_rank, nope_dim]
 inline constexpr std::string_view kVUp = "v_up";                 // [heads * value_dim, kv_rank]
 
+// An indexer of the layer's own (HasIndexKeys).
+inline constexpr std::string_view kIndexQ = "index_q";  // [index heads * its head_dim, q_rank or hidden]
+inline constexpr std::string_view kIndexK = "index_k";  // [its head_dim, hidden]
+inline constexpr std::string_view kIndexKNorm = "index_k_norm";           // [1, its head_dim]
+inline constexpr std::string_view kIndexKNormBias = "index_k_norm_bias";  // [1, its head_dim]; weighted only
+inline constexpr std::string_view kIndexQNorm = "index_q_norm";           // [1, its head_dim]; not weighted
+inline constexpr std::string_view kIndexWeights = "index_weights";  // [index heads, hidden]; weighted only,
+                                                                    // as the router
+
 // Gated delta attention; conv_cols = 2 * key_heads * key_dim + value_heads * value_dim. o is
 // [hidden, value_heads * value_dim].
 inline constexpr std::string_view kDeltaQkv = "delta_qkv";  // [conv_cols, hidden]

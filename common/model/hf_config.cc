@@ -377,8 +377,8 @@ constexpr FamilyTensors kMaps[] = {
     {"nemotron_h", &MapNemotronH},
     {"granitemoehybrid", &MapGraniteMoeHybrid},
     {"lfm2_moe", &MapLfm2Moe},
-    {"deepseek_v32", &MapIndexedDeepseek},
-    {"glm_moe_dsa", &MapIndexedDeepseek},
+    {"deepseek_v32", &MapDeepseek},
+    {"glm_moe_dsa", &MapDeepseek},
     {"minimax_m3_vl_text", &MapMinimaxM3},
     {"hy_v3", &MapHyV3},
     {"exaone_moe", &MapExaoneMoe},
@@ -396,6 +396,16 @@ constexpr FamilyTensors kMaps[] = {
 };
 
 }  // namespace
+
+// Families whose packs once ended where an indexer begins to choose.
+std::string_view LacksPart(const ModelConfig& config) {
+  constexpr std::string_view kIndexed[] = {"deepseek_v32", "glm_moe_dsa", "minimax_m3_vl_text"};
+  const bool indexed =
+      std::find(std::begin(kIndexed), std::end(kIndexed), config.family) != std::end(kIndexed);
+  const bool has = std::any_of(config.layers.begin(), config.layers.end(),
+                               [](const LayerConfig& layer) { return layer.attention.index.heads > 0; });
+  return indexed && !has ? "indexers" : "";
+}
 
 absl::StatusOr<SourceMap> MapTensors(const ModelConfig& config, const Checkpoint& checkpoint) {
   for (const FamilyTensors& family : kMaps) {

@@ -42,6 +42,10 @@ absl::StatusOr<HfConfig> ReadHfConfig(const std::string& dir);
 // Returns the model_type of every supported family, sorted.
 std::vector<std::string> SupportedFamilies();
 
+// Returns the part of the family that the configuration of a pack of an earlier version lacks, for people;
+// empty: none.
+std::string_view LacksPart(const ModelConfig& config);
+
 // MapTensors: maps a checkpoint's tensor names to the canonical dense tensors and expert matrices.
 //
 // Thread safety: a free function on immutable input.

@@ -51,7 +51,6 @@ void MapQwen35Moe(const ModelConfig& config, TensorMapper* mapper);
 
 ModelConfig ReadDeepseekV32(HfFields* fields);
 ModelConfig ReadGlmMoeDsa(HfFields* fields);
-void MapIndexedDeepseek(const ModelConfig& config, TensorMapper* mapper);
 ModelConfig ReadMistral4(HfFields* fields);
 
 ModelConfig ReadGlm4MoeLite(HfFields* fields);

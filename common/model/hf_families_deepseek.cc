@@ -9,8 +9,8 @@
 
 namespace sluice {
 // DeepSeek: MoE-16B (deepseek: Llama's attention), V2 and V2-Lite (latent attention, softmax router) and V3
-// (sigmoid router with groups and a selection correction); V3.2 and GLM-5 as far as they equal V3; Mistral's
-// Small 4, whose attention is V3's with a temperature.
+// (sigmoid router with groups and a selection correction); V3.2 and GLM-5, whose attention is sparse by an
+// indexer; Mistral's Small 4, whose attention is V3's with a temperature.
 
 namespace {
 
@@ -30,17 +30,48 @@ ModelConfig ReadV3(const std::string& family, const BaseDefaults& defaults, uint
   moe.group_score = GroupScore::kTopTwoSum;
   ReadGroups(8, 4, &moe, fields);
   SetDeepseekFfns(first_dense, moe, &model, fields);
+  const std::vector<bool> sparse = ReadSparseLayers(model.layers.size(), fields);
+  if (!sparse.empty()) SetFfns(sparse, moe, fields->Number("intermediate_size", 1, kMaxWidth), &model);
   fields->Skip("num_nextn_predict_layers");
   fields->Skip("num_mtp_layers");
   return model;
 }
 
-ModelConfig ReadIndexed(const std::string& family, const BaseDefaults& defaults, HfFields* fields) {
+// Reads a V3 whose layers have an indexer: it chooses the index_topk positions that a query attends to.
+ModelConfig ReadIndexed(const std::string& family, const BaseDefaults& defaults, const IndexConfig& index,
+                        HfFields* fields) {
   ModelConfig model = ReadV3(family, defaults, 3, fields);
-  fields->Skip("index_head_dim");
-  fields->Skip("index_n_heads");
-  model.max_position = std::min(model.max_position, fields->Number("index_topk", 1, kMaxPosition, 2048));
+  IndexConfig made = index;
+  made.heads = fields->Number("index_n_heads", 1, kMaxHeads, index.heads);
+  made.head_dim = fields->Number("index_head_dim", 2, kMaxHeadDim, index.head_dim);
+  made.top = fields->Number("index_topk", 1, kMaxPosition, index.top);
+  made.weighted = true;
+  for (LayerConfig& layer : model.layers) layer.attention.index = made;
+  if (model.layers.front().attention.latent.q_rank == 0) fields->Refuse("q_lora_rank");
   return model;
+}
+
+// True for the layers that take the choice of an indexer before them: indexer_types, or the letters of
+// index_topk_pattern, or all but every index_topk_freq-th one.
+std::vector<bool> ReadSharedIndexers(size_t layers, HfFields* fields) {
+  const std::vector<std::string> types = ReadLayerTypes({"full", "shared"}, layers, fields, "indexer_types");
+  const std::string pattern = fields->Word("index_topk_pattern", "");
+  const uint32_t frequency = fields->Number("index_topk_freq", 1, kMaxLayers, 1);
+  const uint32_t offset = fields->Number("index_skip_topk_offset", 0, kMaxLayers, 2);
+  if (types.empty() && !pattern.empty() &&
+      (pattern.size() != layers || pattern.find_first_not_of("FS") != std::string::npos)) {
+    fields->Fail("index_topk_pattern", absl::StrCat("is no word of ", layers, " letters F or S"));
+    return std::vector<bool>(layers, false);
+  }
+  std::vector<bool> shared;
+  for (size_t i = 0; i < layers; ++i) {
+    const size_t counted = i + 1 > offset ? i + 1 - offset : 0;
+    shared.push_back(!types.empty()     ? types[i] == "shared"
+                     : !pattern.empty() ? pattern[i] == 'S'
+                                        : counted % frequency != 0);
+  }
+  if (shared.front()) fields->Fail("indexer_types", "has no full layer before the first shared one");
+  return shared;
 }
 
 }  // namespace
@@ -80,13 +111,19 @@ ModelConfig ReadDeepseekV3(HfFields* fields) {
   return ReadV3("deepseek_v3", {.max_position = 4096}, 3, fields);
 }
 
-// The indexer chooses the index_topk positions that a query attends to; up to that length it is all of them.
 ModelConfig ReadDeepseekV32(HfFields* fields) {
-  return ReadIndexed("deepseek_v32", {.max_position = 163840}, fields);
+  return ReadIndexed("deepseek_v32", {.max_position = 163840}, {.heads = 64, .head_dim = 128, .top = 2048},
+                     fields);
 }
+
 ModelConfig ReadGlmMoeDsa(HfFields* fields) {
-  fields->Skip("indexer_rope_interleave");
-  return ReadIndexed("glm_moe_dsa", {.max_position = 202752, .epsilon = 1e-5}, fields);
+  const bool interleaved = fields->Flag("indexer_rope_interleave", true);
+  ModelConfig model =
+      ReadIndexed("glm_moe_dsa", {.max_position = 202752, .epsilon = 1e-5},
+                  {.heads = 32, .head_dim = 128, .top = 2048, .interleaved = interleaved}, fields);
+  const std::vector<bool> shared = ReadSharedIndexers(model.layers.size(), fields);
+  for (size_t i = 0; i < shared.size(); ++i) model.layers[i].attention.index.shared = shared[i];
+  return model;
 }
 
 ModelConfig ReadMistral4(HfFields* fields) {
@@ -104,6 +141,26 @@ ModelConfig ReadMistral4(HfFields* fields) {
   return model;
 }
 
+namespace {
+
+// A layer that takes another's choice has no indexer, though a file may hold one.
+void MapIndexer(LayerMapper* layer) {
+  const AttentionConfig& a = layer->attention();
+  const IndexConfig& index = a.index;
+  const std::string base = "self_attn.indexer.";
+  if (index.shared) layer->IgnorePrefix(base);
+  if (!HasIndexKeys(a)) return;
+  layer->Dense(dense::kIndexQ,
+               layer->Matrix(base + "wq_b.weight", uint64_t{index.heads} * index.head_dim, a.latent.q_rank));
+  layer->Dense(dense::kIndexK, layer->Matrix(base + "wk.weight", index.head_dim, layer->hidden()));
+  layer->Dense(dense::kIndexKNorm, layer->Vector(base + "k_norm.weight", index.head_dim));
+  layer->Dense(dense::kIndexKNormBias, layer->Vector(base + "k_norm.bias", index.head_dim));
+  layer->Dense(dense::kIndexWeights,
+               layer->Matrix(base + "weights_proj.weight", index.heads, layer->hidden()));
+}
+
+}  // namespace
+
 // Maps text checkpoints, and the language model of multimodal ones (Kimi-K2.5).
 void MapDeepseek(const ModelConfig& config, TensorMapper* mapper) {
   const bool nested = mapper->Has("language_model.model.embed_tokens.weight");
@@ -117,18 +174,12 @@ void MapDeepseek(const ModelConfig& config, TensorMapper* mapper) {
   MapLayers(config, outer + "model.layers.", mapper, [](LayerMapper* layer) {
     if (layer->attention().kind == AttentionKind::kLatent) {
       MapLatent(layer);
+      MapIndexer(layer);
     } else {
       layer->GroupedAttention();
     }
     layer->DeepseekFfn();
   });
-}
-
-void MapIndexedDeepseek(const ModelConfig& config, TensorMapper* mapper) {
-  for (size_t i = 0; i < config.layers.size(); ++i) {
-    mapper->IgnorePrefix(absl::StrCat("model.layers.", i, ".self_attn.indexer."));
-  }
-  MapDeepseek(config, mapper);
 }
 
 // GLM-4-MoE (zai-org/GLM-4.5, 4.5-Air, 4.6): partial rotary, optional q/k norms, sigmoid router with a

@@ -185,31 +185,47 @@ void MapMinimaxM2(const ModelConfig& config, TensorMapper* mapper) {
 }
 
 // MiniMax-M3 (MiniMaxAI/MiniMax-M3, text): norms on each head, GPT-OSS's activation, a shared expert. Some
-// layers attend to chosen blocks of keys: up to the number of chosen keys these are all, and longer texts are
-// refused.
+// layers attend to the blocks of keys that an indexer chooses.
 
 namespace {
 
-// Returns the number of keys that a layer's chosen blocks hold; 0: no layer chooses.
-uint32_t ReadChosenKeys(size_t layers, HfFields* fields) {
-  uint64_t blocks = fields->Number("index_topk_blocks", 1, kMaxPosition, 16);
-  uint64_t size = fields->Number("index_block_size", 1, kMaxPosition, 128);
-  bool chooses = false;
-  for (const char* key : {"index_n_heads", "index_head_dim", "index_local_blocks"}) fields->Skip(key);
+// Gives an indexer to the layers that attend to chosen blocks.
+void ReadBlockIndexers(ModelConfig* model, HfFields* fields) {
+  const size_t layers = model->layers.size();
+  IndexConfig index = {.norm_epsilon = model->norm_epsilon};
+  index.heads = fields->Number("index_n_heads", 1, kMaxHeads, 4);
+  index.head_dim = fields->Number("index_head_dim", 2, kMaxHeadDim, 128);
+  index.top = fields->Number("index_topk_blocks", 1, kMaxPosition, 16);
+  index.block = fields->Number("index_block_size", 1, kMaxPosition, 128);
+  index.local = fields->Number("index_local_blocks", 1, kMaxPosition, 1);
+  std::vector<uint32_t> sparse_layers;
   fields->Group("sparse_attention_config", [&](HfFields* sparse) {
-    blocks = sparse->Number("sparse_topk_blocks", 1, kMaxPosition, blocks);
-    size = sparse->Number("sparse_block_size", 1, kMaxPosition, size);
-    const std::vector<uint32_t> which = sparse->Numbers("sparse_attention_freq", 1);
-    chooses = std::find(which.begin(), which.end(), 1u) != which.end();
-    for (const char* key : {"sparse_num_index_heads", "sparse_index_dim", "sparse_local_block",
-                            "sparse_init_block", "sparse_score_type", "use_sparse_attention"}) {
-      sparse->Skip(key);
+    index.heads = sparse->Number("sparse_num_index_heads", 1, kMaxHeads, index.heads);
+    index.head_dim = sparse->Number("sparse_index_dim", 2, kMaxHeadDim, index.head_dim);
+    index.top = sparse->Number("sparse_topk_blocks", 1, kMaxPosition, index.top);
+    index.block = sparse->Number("sparse_block_size", 1, kMaxPosition, index.block);
+    index.local = sparse->Number("sparse_local_block", 1, kMaxPosition, index.local);
+    sparse_layers = sparse->Numbers("sparse_attention_freq", 1);
+    const std::vector<uint32_t> without_values = sparse->Numbers("sparse_disable_index_value", 1);
+    if (!without_values.empty() && without_values != sparse_layers)
+      sparse->Refuse("sparse_disable_index_value");
+    sparse->RequireNumber("sparse_init_block", 0);
+    sparse->RequireWord("sparse_score_type", "max");
+    sparse->RequireFlag("use_sparse_attention", true);
+    if (!sparse_layers.empty() && sparse_layers.size() != layers) {
+      sparse->Fail("sparse_attention_freq",
+                   absl::StrCat("has ", sparse_layers.size(), " entries for ", layers, " layers"));
+      sparse_layers.resize(layers);
     }
   });
   const std::vector<std::string> types =
       ReadLayerTypes({"minimax_m3_sparse", "full_attention"}, layers, fields);
-  if (!types.empty()) chooses = std::find(types.begin(), types.end(), "minimax_m3_sparse") != types.end();
-  return chooses ? static_cast<uint32_t>(std::min<uint64_t>(blocks * size, kMaxPosition)) : 0;
+  for (size_t i = 0; i < layers; ++i) {
+    const bool chooses = !types.empty()           ? types[i] == "minimax_m3_sparse"
+                         : !sparse_layers.empty() ? sparse_layers[i] == 1
+                                                  : false;
+    if (chooses) model->layers[i].attention.index = index;
+  }
 }
 
 MoeConfig ReadMinimaxM3Mixture(HfFields* fields) {
@@ -249,8 +265,7 @@ ModelConfig ReadMinimaxM3(HfFields* fields) {
   fields->RequireFlag("use_gemma_norm", true);
   fields->RequireWord("qk_norm_type", "per_head");
   for (LayerConfig& layer : model.layers) layer.attention = attention;
-  const uint32_t chosen = ReadChosenKeys(layers, fields);
-  if (chosen > 0) model.max_position = std::min(model.max_position, chosen);
+  ReadBlockIndexers(&model, fields);
   const std::vector<uint32_t> frequency = fields->Numbers("moe_layer_freq", 1);
   std::vector<bool> sparse = ReadSparseLayers(layers, fields);
   if (sparse.empty()) sparse = {frequency.begin(), frequency.end()};
@@ -268,6 +283,22 @@ ModelConfig ReadMinimaxM3(HfFields* fields) {
   return model;
 }
 
+namespace {
+
+void MapBlockIndexer(LayerMapper* layer) {
+  const IndexConfig& index = layer->attention().index;
+  if (index.heads == 0) return;
+  const bool published = layer->Has("self_attn.index_q_proj.weight");
+  const std::string base = published ? "self_attn.index_" : "self_attn.indexer.";
+  layer->Dense(dense::kIndexQ, layer->Matrix(base + "q_proj.weight", uint64_t{index.heads} * index.head_dim,
+                                             layer->hidden()));
+  layer->Dense(dense::kIndexK, layer->Matrix(base + "k_proj.weight", index.head_dim, layer->hidden()));
+  layer->Dense(dense::kIndexQNorm, PlusOne(layer->Vector(base + "q_norm.weight", index.head_dim)));
+  layer->Dense(dense::kIndexKNorm, PlusOne(layer->Vector(base + "k_norm.weight", index.head_dim)));
+}
+
+}  // namespace
+
 // Maps text checkpoints, and the language model of multimodal ones.
 void MapMinimaxM3(const ModelConfig& config, TensorMapper* mapper) {
   const bool nested = mapper->Has("language_model.model.embed_tokens.weight");
@@ -283,8 +314,7 @@ void MapMinimaxM3(const ModelConfig& config, TensorMapper* mapper) {
             [](LayerMapper* layer) {
               const MoeConfig& moe = layer->moe();
               layer->GroupedAttention({.plus_one = true});
-              layer->IgnorePrefix("self_attn.index_");
-              layer->IgnorePrefix("self_attn.indexer.");
+              MapBlockIndexer(layer);
               if (moe.experts == 0) return layer->DenseFfn("mlp.");
               const bool old_names = layer->Has("block_sparse_moe.gate.weight");
               const std::string base = old_names ? "block_sparse_moe." : "mlp.";

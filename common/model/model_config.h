@@ -158,6 +158,24 @@ struct ShortConvConfig {
   bool operator==(const ShortConvConfig&) const = default;
 };
 
+// The indexer of a layer with sparse attention: heads of its own score every earlier position by a cached
+// index key, and attention sees the blocks with the best scores only.
+struct IndexConfig {
+  uint32_t heads = 0;     // 0: no indexer, attention sees every position
+  uint32_t head_dim = 0;  // of an index key; its first rope.dimensions values rotate
+  uint32_t top = 0;       // blocks that a query sees
+  uint32_t block = 1;     // positions of a block, counted from position 0
+  uint32_t local = 0;     // last blocks, the query's own among them, that are always seen; >= 1 if block > 1
+  // One choice for all query heads, by the sum over index heads of weight(x) * relu(q . k), with a layer norm
+  // of the keys (DeepSeek-V3.2). Else each index head chooses by q . k for its share of the query heads, with
+  // RMS norms of q and k (MiniMax-M3).
+  bool weighted = false;
+  bool interleaved = false;    // of the rotated pairs, as in RopeConfig
+  bool shared = false;         // takes the choice of the nearest layer before it that makes one
+  float norm_epsilon = 1e-6f;  // of the norms on q and k
+  bool operator==(const IndexConfig&) const = default;
+};
+
 struct AttentionConfig {
   AttentionKind kind = AttentionKind::kGrouped;
   uint32_t heads = 0;
@@ -188,6 +206,7 @@ struct AttentionConfig {
   MambaConfig mamba;          // kMamba
   ShortConvConfig conv;       // kShortConv
   SelectiveConfig selective;  // kSelective; heads etc. are 0
+  IndexConfig index;          // kGrouped, kLatent: sparse attention
   bool operator==(const AttentionConfig&) const = default;
 };
 
@@ -284,6 +303,15 @@ inline bool HasNormBias(const ModelConfig& config) {
 inline uint32_t ValueDim(const AttentionConfig& attention) {
   return attention.value_dim > 0 ? attention.value_dim : attention.head_dim;
 }
+
+// True if the layer has an indexer of its own: its tensors, and index keys in the cache.
+inline bool HasIndexKeys(const AttentionConfig& attention) {
+  return attention.index.heads > 0 && !attention.index.shared;
+}
+// Lists of chosen blocks that a row has.
+inline uint32_t IndexLists(const IndexConfig& index) { return index.weighted ? 1 : index.heads; }
+// Positions up to which the indexer's choice is all of them.
+inline uint64_t DensePositions(const IndexConfig& index) { return uint64_t{index.top} * index.block; }
 
 // Defaults from generation_config.json; absent fields are unset.
 struct GenerationDefaults {

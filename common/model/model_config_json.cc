@@ -117,6 +117,19 @@ void Members(const ShortConvConfig&, On* on) {
 }
 
 template <typename On>
+void Members(const IndexConfig&, On* on) {
+  on->Now("heads", &IndexConfig::heads);
+  on->Now("head_dim", &IndexConfig::head_dim);
+  on->Now("top", &IndexConfig::top);
+  on->Now("block", &IndexConfig::block);
+  on->Now("local", &IndexConfig::local);
+  on->Now("weighted", &IndexConfig::weighted);
+  on->Now("interleaved", &IndexConfig::interleaved);
+  on->Now("shared", &IndexConfig::shared);
+  on->Now("norm_epsilon", &IndexConfig::norm_epsilon);
+}
+
+template <typename On>
 void Members(const AttentionConfig&, On* on) {
   on->Now("kind", &AttentionConfig::kind);
   on->Now("heads", &AttentionConfig::heads);
@@ -146,6 +159,7 @@ void Members(const AttentionConfig&, On* on) {
   on->Later("mamba", &AttentionConfig::mamba);
   on->Later("conv", &AttentionConfig::conv);
   on->Later("selective", &AttentionConfig::selective);
+  on->Later("index", &AttentionConfig::index);
 }
 
 template <typename On>

@@ -89,6 +89,36 @@ absl::Status CheckLatent(const AttentionConfig& attention, const std::string& su
   return absl::OkStatus();
 }
 
+// A block that a query is in must be seen, or it might see nothing: with blocks of one position it always
+// is one of the candidates, longer ones need a local block.
+absl::Status CheckIndex(const AttentionConfig& attention, const std::string& subject) {
+  const IndexConfig& index = attention.index;
+  if (index.heads == 0) return absl::OkStatus();
+  RETURN_IF_ERROR(CheckRange(subject, "index heads", index.heads, 1, kMaxHeads));
+  RETURN_IF_ERROR(CheckRange(subject, "values of an index key", index.head_dim, 2, kMaxHeadDim));
+  RETURN_IF_ERROR(CheckRange(subject, "chosen blocks", index.top, 1, kMaxPosition));
+  RETURN_IF_ERROR(CheckRange(subject, "positions of a block", index.block, 1, kMaxPosition));
+  RETURN_IF_ERROR(
+      CheckRange(subject, "blocks that are always seen", index.local, index.block > 1 ? 1 : 0, index.top));
+  RETURN_IF_ERROR(
+      CheckRange(subject, "positions of the chosen blocks", DensePositions(index), 1, kMaxPosition));
+  RETURN_IF_ERROR(CheckFinite(subject, "epsilon of the index norms", index.norm_epsilon, 0));
+  const bool latent = attention.kind == AttentionKind::kLatent;
+  const uint32_t lists = IndexLists(index);
+  const uint32_t kv_heads = latent ? 1 : attention.kv_heads;
+  if (index.head_dim % 2 != 0 ||
+      (attention.rope.kind != RopeKind::kNone && attention.rope.dimensions > index.head_dim) ||
+      attention.heads % lists != 0 || (lists % kv_heads != 0 && kv_heads % lists != 0) ||
+      attention.sliding_window != 0 || attention.chunk != 0 || (latent && attention.latent.q_rank == 0)) {
+    return InvalidConfig(
+        subject, absl::StrCat("an indexer of ", index.heads, " heads of ", index.head_dim, " values, ",
+                              attention.rope.dimensions, " of which rotate, for ", attention.heads,
+                              " heads over ", kv_heads, " key/value heads, a window of ",
+                              attention.sliding_window, " positions and chunks of ", attention.chunk));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status CheckDelta(const AttentionConfig& attention, const std::string& subject) {
   const DeltaConfig& delta = attention.delta;
   RETURN_IF_ERROR(CheckRange(subject, "delta key heads", delta.key_heads, 1, kMaxHeads));
@@ -135,8 +165,10 @@ absl::Status CheckSelective(const SelectiveConfig& selective, const std::string&
 
 // Checks attention kinds with a recurrent state or no attention at all.
 absl::Status CheckHeadless(const AttentionConfig& attention, const std::string& subject) {
-  if (attention.heads != 0 || attention.kv_heads != 0 || attention.head_dim != 0) {
-    return InvalidConfig(subject, "a layer that keeps nothing in the cache has no attention heads");
+  if (attention.heads != 0 || attention.kv_heads != 0 || attention.head_dim != 0 ||
+      attention.index.heads != 0) {
+    return InvalidConfig(subject,
+                         "a layer that keeps nothing in the cache has no attention heads or indexer");
   }
   switch (attention.kind) {
     case AttentionKind::kGatedDelta:
@@ -177,8 +209,8 @@ absl::Status CheckAttention(const AttentionConfig& attention, const std::string&
     return InvalidConfig(subject, "attention temperature without its floor");
   }
   RETURN_IF_ERROR(CheckRope(attention.rope, attention.head_dim, subject));
-  if (attention.kind == AttentionKind::kLatent) return CheckLatent(attention, subject);
-  return absl::OkStatus();
+  if (attention.kind == AttentionKind::kLatent) RETURN_IF_ERROR(CheckLatent(attention, subject));
+  return CheckIndex(attention, subject);
 }
 
 absl::Status CheckGroups(const MoeConfig& moe, const std::string& subject) {
@@ -257,6 +289,18 @@ bool NeedsSums(const LayerConfig& layer) {
 absl::Status CheckStructure(const ModelConfig& config, size_t i, const std::string& subject) {
   const LayerConfig& layer = config.layers[i];
   const MoeConfig& moe = layer.moe;
+  if (layer.attention.index.shared) {
+    const IndexConfig* made = nullptr;
+    for (size_t j = 0; j < i; ++j) {
+      if (HasIndexKeys(config.layers[j].attention)) made = &config.layers[j].attention.index;
+    }
+    IndexConfig taken = layer.attention.index;
+    taken.shared = false;
+    if (made == nullptr || *made != taken) {
+      return InvalidConfig(subject,
+                           "takes the choice of an indexer before it that does not exist, or differs");
+    }
+  }
   if (layer.parallel && (!HasAttention(layer) || !HasFfn(layer) || layer.post_norms || !layer.pre_norms)) {
     return InvalidConfig(subject, "an FFN beside attention needs both, with one norm before them");
   }

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "common/base/status.h"
+#include "common/model/hf_config.h"
 #include "inferd/model/kv_cache.h"
 #include "inferd/model/model_shapes.h"
 #include "inferd/model/recurrent_states.h"
@@ -29,6 +30,35 @@ absl::Status CheckRange(const char* option, uint64_t value, uint64_t low, uint64
         absl::StrCat(option, " is ", value, ", it must be in ", low, "..", high));
   }
   return absl::OkStatus();
+}
+
+// Returns the positions of a sequence on the device: device cuda has no kernels for sparse attention, so a
+// context ends there where an indexer would leave positions out.
+uint32_t MostPositions(const ModelConfig& config, DeviceKind device) {
+  uint64_t most = config.max_position;
+  for (const LayerConfig& layer : config.layers) {
+    if (device == DeviceKind::kCuda && layer.attention.index.heads > 0) {
+      most = std::min(most, DensePositions(layer.attention.index));
+    }
+  }
+  return static_cast<uint32_t>(most);
+}
+
+absl::Status CheckContext(const ModelConfig& config, const EngineOptions& o) {
+  const uint32_t most = MostPositions(config, o.device);
+  if (most < config.max_position && o.context > most) {
+    return absl::UnimplementedError(absl::StrCat(
+        "context is ", o.context, ", but device cuda has no sparse attention, by which layers of ",
+        config.family, " choose among more than ", most, " positions: at most ", most,
+        " there, device host has no such limit"));
+  }
+  const absl::Status status = CheckRange("context", o.context, 1, config.max_position);
+  const std::string lacks(LacksPart(config));
+  return status.ok() || lacks.empty()
+             ? status
+             : absl::InvalidArgumentError(
+                   absl::StrCat(status.message(), "; a pack of an earlier version lacks the ", lacks, " of ",
+                                config.family, ": pack the model again for longer texts"));
 }
 
 absl::Status PlanKv(const ModelConfig& config, EnginePlan* plan) {
@@ -68,6 +98,13 @@ absl::Status PlanKv(const ModelConfig& config, EnginePlan* plan) {
 // Adds the longest rows and widest heads of any operation, including attention's space for cached rows.
 void AddAttentionLimits(const AttentionConfig& a, BackendLimits* limits) {
   const auto raise = [](uint32_t* limit, uint32_t value) { *limit = std::max(*limit, value); };
+  if (a.index.heads > 0) {
+    raise(&limits->heads, a.index.heads);
+    raise(&limits->head_dim, a.index.head_dim);
+    raise(&limits->index_heads, a.index.heads);
+    raise(&limits->chosen_lists,
+          std::max(IndexLists(a.index), a.kind == AttentionKind::kLatent ? 1 : a.kv_heads));
+  }
   switch (a.kind) {
     case AttentionKind::kGrouped:
       raise(&limits->heads, a.heads);
@@ -137,9 +174,9 @@ absl::StatusOr<EnginePlan> PlanEngine(const EngineOptions& options, const ModelC
   plan.options = options;
   EngineOptions& o = plan.options;
   if (o.context == 0) {
-    o.context = std::min(config.max_position, kDefaultContext);
+    o.context = std::min(MostPositions(config, o.device), kDefaultContext);
   }
-  RETURN_IF_ERROR(CheckRange("context", o.context, 1, config.max_position));
+  RETURN_IF_ERROR(CheckContext(config, o));
   RETURN_IF_ERROR(CheckRange("parallel", o.parallel, 1, kMaxParallel));
   RETURN_IF_ERROR(CheckRange("prefill_chunk", o.prefill_chunk, 1, kMaxChunk));
   RETURN_IF_ERROR(CheckRange("max_prefill_chunk", o.max_prefill_chunk, 0, kMaxChunk));

@@ -53,6 +53,11 @@ void Forward::Abandon() {
 // `attended`: x_ already holds the output of the first layer's attention.
 absl::Status Forward::RunLayers(uint32_t first_layer, bool attended, StepBatch* batch) {
   RETURN_IF_ERROR(ReachPositions(*batch));
+  const IndexConfig& index = config_.layers[first_layer].attention.index;
+  if (index.shared && Chooses(index, *batch)) {
+    return absl::UnimplementedError(
+        absl::StrCat("layer ", first_layer, " takes the choice of an indexer before it, which is not run"));
+  }
   for (uint32_t layer = first_layer; layer < config_.layers.size() && !batch->all_lost(); ++layer) {
     RETURN_IF_ERROR(Gather(layer, *batch));
     if (config_.layers[layer].parallel) {

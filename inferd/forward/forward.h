@@ -128,7 +128,10 @@ class Forward {
   absl::Status Attend(uint32_t layer, const Rows& x, const StepBatch& batch);
   absl::Status AttendGrouped(uint32_t layer, const Rows& x, const StepBatch& batch);
   absl::Status AttendLatent(uint32_t layer, const Rows& x, const StepBatch& batch);
-  absl::Status ProjectLatent(uint32_t layer, const Rows& x, uint32_t tokens);
+  absl::Status ProjectLatent(uint32_t layer, const Rows& x, const StepBatch& batch);
+  bool Chooses(const IndexConfig& index, const StepBatch& batch) const;
+  ChosenBlocks ChosenOf(uint32_t layer, const StepBatch& batch) const;
+  absl::Status ChooseBlocks(uint32_t layer, const StepBatch& batch);
   absl::Status AttendDelta(uint32_t layer, const Rows& x, const StepBatch& batch);
   absl::Status AttendMamba(uint32_t layer, const Rows& x, const StepBatch& batch);
   absl::Status AttendShortConv(uint32_t layer, const Rows& x, const StepBatch& batch);
@@ -222,6 +225,12 @@ class Forward {
   Rows attended_;
   Rows beta_;
   Rows decay_;
+  Rows index_q_;
+  Rows index_k_;
+  Rows index_weights_;
+  // int32 [T, WidestChoice]: the choice of the last layer with an indexer of its own, which those behind it
+  // may share.
+  BufferRef chosen_;
   // MoE layer.
   Rows scores_;               // [T, experts]
   Rows shared_scores_;        // [T, 1]

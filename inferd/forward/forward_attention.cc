@@ -1,5 +1,8 @@
 // Attention of the forward pass, one function per kind.
 
+#include <algorithm>
+#include <cmath>
+
 #include "common/base/status.h"
 #include "inferd/forward/forward.h"
 
@@ -54,13 +57,19 @@ absl::Status Forward::AttendGrouped(uint32_t layer, const Rows& x, const StepBat
   const uint32_t tokens = batch.tokens();
   const uint32_t cols = a.heads * ValueDim(a);
 
-  std::array<MatMulPart, 4> parts = {{{w.q, q_, w.q_bias}, {w.k, k_, w.k_bias}}};
+  std::array<MatMulPart, 6> parts = {{{w.q, q_, w.q_bias}, {w.k, k_, w.k_bias}}};
   size_t count = 2;
   if (!a.value_is_key) {
     parts[count++] = {w.v, v_, w.v_bias, a.value_scale};
   }
   if (a.output_gate) {
     parts[count++] = {w.q_gate, gate_, {}};
+  }
+  if (HasIndexKeys(a)) {
+    parts[count++] = {w.index_k, index_k_, {}};
+    if (Chooses(a.index, batch)) {
+      parts[count++] = {w.index_q, index_q_, {}};
+    }
   }
   RETURN_IF_ERROR(queue_->MatMul(
       {x, tokens, config_.hidden, {}, w.attn_norm, absl::MakeConstSpan(parts.data(), count), {}}));
@@ -88,6 +97,7 @@ absl::Status Forward::AttendGrouped(uint32_t layer, const Rows& x, const StepBat
                                          .sequences = group.sequences,
                                          .kv = kv_.view(layer)}));
   }
+  RETURN_IF_ERROR(ChooseBlocks(layer, batch));
   RETURN_IF_ERROR(queue_->Attention({.q = q_,
                                      .tokens = tokens,
                                      .heads = a.heads,
@@ -95,6 +105,7 @@ absl::Status Forward::AttendGrouped(uint32_t layer, const Rows& x, const StepBat
                                      .sliding_window = a.sliding_window,
                                      .chunk = a.chunk,
                                      .sinks = w.sinks,
+                                     .chosen = ChosenOf(layer, batch),
                                      .sequences = batch.sequences(),
                                      .kv = kv_.view(layer),
                                      .out = attended_}));
@@ -110,22 +121,95 @@ absl::Status Forward::GateOutput(const AttentionConfig& a, uint32_t tokens, uint
   return queue_->OutputGate({rows, gate_, tokens, cols, width, a.gate_activation});
 }
 
-// Projects each head's q and the compressed kv into q_ and latent_.
-absl::Status Forward::ProjectLatent(uint32_t layer, const Rows& x, uint32_t tokens) {
+// True if a row of the batch sees more positions than the indexer chooses.
+bool Forward::Chooses(const IndexConfig& index, const StepBatch& batch) const {
+  return index.heads > 0 &&
+         std::any_of(batch.sequences().begin(), batch.sequences().end(), [&index](const SequenceRows& text) {
+           return uint64_t{text.first_position} + text.rows > DensePositions(index);
+         });
+}
+
+ChosenBlocks Forward::ChosenOf(uint32_t layer, const StepBatch& batch) const {
+  const IndexConfig& index = config_.layers[layer].attention.index;
+  return Chooses(index, batch) ? ChosenBlocks{chosen_, IndexLists(index), index.top, index.block}
+                               : ChosenBlocks{};
+}
+
+// Writes the index keys of a layer with an indexer, and chooses what its rows see.
+absl::Status Forward::ChooseBlocks(uint32_t layer, const StepBatch& batch) {
   const LayerWeights& w = weights_.layer(layer);
   const AttentionConfig& a = config_.layers[layer].attention;
-  const uint32_t q_rank = a.latent.q_rank;
+  const IndexConfig& index = a.index;
+  const uint32_t tokens = batch.tokens();
+  if (!HasIndexKeys(a)) {
+    return absl::OkStatus();
+  }
+  const bool chooses = Chooses(index, batch);
+  if (index.weighted) {
+    RETURN_IF_ERROR(queue_->Norm({index_k_, tokens, index.head_dim, w.index_k_norm, index_k_}));
+  }
+  for (const RopeGroup& group : RopeGroups(layer, batch)) {
+    if (group.sequences.empty()) {
+      continue;
+    }
+    RETURN_IF_ERROR(queue_->RopeKvWrite({.q = index_q_,
+                                         .k = index_k_,
+                                         .tokens = tokens,
+                                         .heads = chooses ? index.heads : 1,  // of no use without a choice
+                                         .qk_norm = index.weighted ? QkNorm::kNone : QkNorm::kPerHead,
+                                         .q_norm = w.index_q_norm,
+                                         .k_norm = w.index_k_norm,
+                                         .rope_table = group.table,
+                                         .rope_positions = options_.context,
+                                         .rope_dims = group.table ? a.rope.dimensions : 0,
+                                         .rope_interleaved = index.interleaved,
+                                         .sequences = group.sequences,
+                                         .kv = kv_.index_view(layer)}));
+  }
+  if (!chooses) {
+    return absl::OkStatus();
+  }
+  return queue_->IndexSelect(
+      {.q = index_q_,
+       .weights = index.weighted ? index_weights_ : Rows{},
+       .tokens = tokens,
+       .heads = index.heads,
+       .scale = index.weighted ? 1 / std::sqrt(static_cast<float>(index.head_dim)) : 1.0f,
+       .local = index.local,
+       .sequences = batch.sequences(),
+       .keys = kv_.index_view(layer),
+       .chosen = ChosenOf(layer, batch)});
+}
 
-  const MatMulPart down[] = {{w.kv_down, latent_, {}},
-                             q_rank > 0 ? MatMulPart{w.q_down, q_low_, {}} : MatMulPart{w.q, q_, {}},
-                             {w.q_gate, gate_, {}}};
-  const auto parts = absl::MakeConstSpan(down, a.output_gate ? 3 : 2);
+// Projects each head's q and the compressed kv into q_ and latent_, and what an indexer needs.
+absl::Status Forward::ProjectLatent(uint32_t layer, const Rows& x, const StepBatch& batch) {
+  const LayerWeights& w = weights_.layer(layer);
+  const AttentionConfig& a = config_.layers[layer].attention;
+  const uint32_t tokens = batch.tokens();
+  const uint32_t q_rank = a.latent.q_rank;
+  const bool chooses = HasIndexKeys(a) && Chooses(a.index, batch);
+
+  std::array<MatMulPart, 5> down = {
+      {{w.kv_down, latent_, {}}, q_rank > 0 ? MatMulPart{w.q_down, q_low_, {}} : MatMulPart{w.q, q_, {}}}};
+  size_t count = 2;
+  if (a.output_gate) {
+    down[count++] = {w.q_gate, gate_, {}};
+  }
+  if (HasIndexKeys(a)) {
+    down[count++] = {w.index_k, index_k_, {}};
+  }
+  if (chooses && a.index.weighted) {
+    const float scale = 1 / std::sqrt(static_cast<float>(a.index.heads));
+    down[count++] = {w.index_weights, index_weights_, {}, scale};
+  }
+  const auto parts = absl::MakeConstSpan(down.data(), count);
   RETURN_IF_ERROR(queue_->MatMul({x, tokens, config_.hidden, {}, w.attn_norm, parts, {}}));
   if (q_rank == 0) {
     return absl::OkStatus();
   }
-  const MatMulPart up[] = {{w.q, q_, {}}};
-  return queue_->MatMul({q_low_, tokens, q_rank, {}, w.q_down_norm, up, {}});
+  const MatMulPart up[] = {{w.q, q_, {}}, {w.index_q, index_q_, {}}};
+  return queue_->MatMul(
+      {q_low_, tokens, q_rank, {}, w.q_down_norm, absl::MakeConstSpan(up, chooses ? 2 : 1), {}});
 }
 
 // The cache holds the compressed kv and the rotated key part that all heads share. A head's scores and values
@@ -138,7 +222,7 @@ absl::Status Forward::AttendLatent(uint32_t layer, const Rows& x, const StepBatc
   const uint32_t tokens = batch.tokens();
   const uint32_t row = l.kv_rank + a.rope.dimensions;
 
-  RETURN_IF_ERROR(ProjectLatent(layer, x, tokens));
+  RETURN_IF_ERROR(ProjectLatent(layer, x, batch));
   RETURN_IF_ERROR(queue_->HeadMatMul({q_, a.head_dim, tokens, a.heads, w.k_up_t, absorbed_, row}));
   for (const RopeGroup& group : RopeGroups(layer, batch)) {
     if (group.sequences.empty()) {
@@ -162,11 +246,13 @@ absl::Status Forward::AttendLatent(uint32_t layer, const Rows& x, const StepBatc
                                            .sequences = group.sequences,
                                            .kv = kv_.view(layer)}));
   }
+  RETURN_IF_ERROR(ChooseBlocks(layer, batch));
   RETURN_IF_ERROR(queue_->Attention({.q = absorbed_,
                                      .tokens = tokens,
                                      .heads = a.heads,
                                      .scale = a.scale,
                                      .sliding_window = a.sliding_window,
+                                     .chosen = ChosenOf(layer, batch),
                                      .sequences = batch.sequences(),
                                      .kv = kv_.view(layer),
                                      .out = attended_}));

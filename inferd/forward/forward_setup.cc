@@ -200,8 +200,9 @@ uint64_t RopeValuesPerPosition(const ModelConfig& config) {
 uint64_t ActivationBytes(const ModelConfig& config, const ForwardOptions& options) {
   const AttentionWidths w = WidestAttention(config);
   const uint64_t ranks = MaxRanks(config);
-  const uint64_t attention =
-      w.q + w.k + w.v + w.gate + w.q_low + w.latent + w.absorbed + w.attended + 2 * w.state_heads;
+  const uint64_t attention = w.q + w.k + w.v + w.gate + w.q_low + w.latent + w.absorbed + w.attended +
+                             2 * w.state_heads + w.index_q + w.index_k + w.index_weights +
+                             WidestChoice(config, options.context);
   const uint64_t widest = std::max(config.hidden, ExpertHidden(config));
   const uint64_t mixture =
       MaxRouted(config) + 1 + 3 * ranks + ranks * widest * (AnyScalesInputs(config) ? 2 : 1);
@@ -266,6 +267,7 @@ absl::Status Forward::AllocateRows() {
   const uint64_t widest = std::max(config_.hidden, ExpertHidden(config_));
   const uint64_t scaled_width = AnyScalesInputs(config_) ? config_.hidden : 0;
   const AttentionWidths w = WidestAttention(config_);
+  Rows chosen;
   struct Need {
     Rows* rows;
     uint64_t count;
@@ -284,6 +286,10 @@ absl::Status Forward::AllocateRows() {
       {&attended_, tokens, w.attended},
       {&beta_, tokens, w.state_heads},
       {&decay_, tokens, w.state_heads},
+      {&index_q_, tokens, w.index_q},
+      {&index_k_, tokens, w.index_k},
+      {&index_weights_, tokens, w.index_weights},
+      {&chosen, tokens, WidestChoice(config_, options_.context)},
       {&scores_, tokens, MaxRouted(config_)},
       {&shared_scores_, tokens, 1},
       {&scaled_, pairs, scaled_width},
@@ -303,6 +309,7 @@ absl::Status Forward::AllocateRows() {
       *need.rows = {{buffer, 0}, need.width};
     }
   }
+  chosen_ = chosen.base;
   const auto staging = [this](uint64_t count, BufferRef* out) -> absl::Status {
     ASSIGN_OR_RETURN(const BufferId buffer, backend_->Allocate(count * sizeof(float), BufferKind::kStaging));
     *out = {buffer, 0};

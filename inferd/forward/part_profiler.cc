@@ -49,12 +49,23 @@ struct Counter {
     const uint64_t value_dim = args->kv.value_dim == 0 ? args->kv.head_dim : args->kv.value_dim;
     for (const SequenceRows& text : args->sequences) {
       const uint64_t end = uint64_t{text.first_position} + text.rows;
-      const uint64_t window = args->sliding_window == 0 ? end : args->sliding_window;
+      const uint64_t chosen = uint64_t{args->chosen.top} * args->chosen.block;
+      const uint64_t window = args->chosen.blocks        ? std::min(chosen, end)
+                              : args->sliding_window > 0 ? args->sliding_window
+                                                         : end;
       work.bytes += std::min<uint64_t>(end, window + text.rows) * page / kPageTokens;
       // Half of the square over the sequence's own rows is masked.
       const uint64_t each =
           std::min<uint64_t>(window, uint64_t{text.first_position} + (uint64_t{text.rows} + 1) / 2);
       work.products += text.rows * each * args->heads * (args->kv.head_dim + value_dim);
+    }
+  }
+  // Every row multiplies with all index keys before it.
+  void operator()(const IndexSelectArgs* args) {
+    for (const SequenceRows& text : args->sequences) {
+      const uint64_t end = uint64_t{text.first_position} + text.rows;
+      work.bytes += end * args->keys.page_stride / kPageTokens;
+      work.products += text.rows * end * args->heads * args->keys.head_dim;
     }
   }
   // Other operations read almost no weights.
@@ -70,6 +81,7 @@ struct PartOf {
   StepPart operator()(const OutputGateArgs*) const { return StepPart::kAttention; }
   StepPart operator()(const RopeKvWriteArgs*) const { return StepPart::kAttention; }
   StepPart operator()(const LatentKvWriteArgs*) const { return StepPart::kAttention; }
+  StepPart operator()(const IndexSelectArgs*) const { return StepPart::kAttention; }
   StepPart operator()(const AttentionArgs*) const { return StepPart::kAttention; }
   StepPart operator()(const GatedDeltaArgs*) const { return StepPart::kAttention; }
   StepPart operator()(const MambaArgs*) const { return StepPart::kAttention; }

@@ -33,6 +33,7 @@ class Finder {
   absl::Status Layer(const LayerConfig& layer, LayerWeights* w);
   absl::Status Grouped(const AttentionConfig& a, LayerWeights* w);
   absl::Status Latent(const AttentionConfig& a, LayerWeights* w);
+  absl::Status Indexer(const AttentionConfig& a, LayerWeights* w);
   absl::Status Delta(const DeltaConfig& d, LayerWeights* w);
   absl::Status Mamba(const MambaConfig& m, LayerWeights* w);
   absl::Status ShortConv(const AttentionConfig& a, LayerWeights* w);
@@ -152,6 +153,7 @@ absl::Status Finder::Layer(const LayerConfig& layer, LayerWeights* w) {
 }
 
 absl::Status Finder::Attention(const AttentionConfig& a, LayerWeights* w) {
+  RETURN_IF_ERROR(Indexer(a, w));
   switch (a.kind) {
     case AttentionKind::kGrouped:
       return Grouped(a, w);
@@ -222,6 +224,25 @@ absl::Status Finder::Latent(const AttentionConfig& a, LayerWeights* w) {
     RETURN_IF_ERROR(Matrix(dense::kQGate, GateRows(a), hidden_, &w->q_gate));
   }
   return Matrix(dense::kO, hidden_, a.heads * l.value_dim, &w->o);
+}
+
+absl::Status Finder::Indexer(const AttentionConfig& a, LayerWeights* w) {
+  const IndexConfig& index = a.index;
+  if (!HasIndexKeys(a)) {
+    return absl::OkStatus();
+  }
+  const bool latent = a.kind == AttentionKind::kLatent;
+  w->index_q_norm.epsilon = w->index_k_norm.epsilon = index.norm_epsilon;
+  RETURN_IF_ERROR(
+      Matrix(dense::kIndexQ, index.heads * index.head_dim, latent ? a.latent.q_rank : hidden_, &w->index_q));
+  RETURN_IF_ERROR(Matrix(dense::kIndexK, index.head_dim, hidden_, &w->index_k));
+  RETURN_IF_ERROR(Vector(dense::kIndexKNorm, index.head_dim, &w->index_k_norm.weight));
+  if (!index.weighted) {
+    return Vector(dense::kIndexQNorm, index.head_dim, &w->index_q_norm.weight);
+  }
+  w->index_k_norm.kind = NormKind::kLayer;
+  RETURN_IF_ERROR(Vector(dense::kIndexKNormBias, index.head_dim, &w->index_k_norm.bias));
+  return Matrix(dense::kIndexWeights, index.heads, hidden_, &w->index_weights);
 }
 
 absl::Status Finder::Delta(const DeltaConfig& d, LayerWeights* w) {

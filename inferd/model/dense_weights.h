@@ -53,6 +53,12 @@ struct LayerWeights {
   WeightView k_up_t;
   WeightView v_up;
 
+  WeightView index_q;  // an indexer of the layer's own
+  WeightView index_k;
+  WeightView index_weights;
+  NormSpec index_q_norm;
+  NormSpec index_k_norm;  // a layer norm where choices are weighted
+
   WeightView delta_qkv;  // gated delta attention
   WeightView delta_z;
   WeightView delta_beta;

@@ -207,6 +207,18 @@ KvView ShapeOf(const AttentionConfig& attention, KvType type) {
   return view;
 }
 
+// Shape of a layer's cached index key.
+KvView IndexShapeOf(const AttentionConfig& attention, KvType type) {
+  KvView view;
+  view.type = type;
+  if (HasIndexKeys(attention)) {
+    view.kv_heads = 1;
+    view.head_dim = attention.index.head_dim;
+    view.page_stride = KvPageBytes(type, 1, view.head_dim);
+  }
+  return view;
+}
+
 // Bytes of a page of K and of V; if V is part of K's row (no v_page_stride) only one is stored.
 uint64_t PageBytes(const KvView& view) { return view.page_stride + view.v_page_stride; }
 
@@ -215,7 +227,7 @@ uint64_t PageBytes(const KvView& view) { return view.page_stride + view.v_page_s
 uint64_t KvBytesPerPage(const ModelConfig& config, KvType type) {
   uint64_t bytes = 0;
   for (const LayerConfig& layer : config.layers) {
-    bytes += PageBytes(ShapeOf(layer.attention, type));
+    bytes += PageBytes(ShapeOf(layer.attention, type)) + PageBytes(IndexShapeOf(layer.attention, type));
   }
   return bytes;
 }
@@ -224,7 +236,10 @@ absl::StatusOr<std::unique_ptr<KvCache>> KvCache::Create(const ModelConfig& conf
                                                          uint32_t pages, uint32_t slots, uint32_t context,
                                                          Backend* backend) {
   std::unique_ptr<KvCache> cache(new KvCache(pages, slots, context, WidestWindow(config), backend));
-  for (const LayerConfig& layer : config.layers) cache->views_.push_back(ShapeOf(layer.attention, type));
+  for (const LayerConfig& layer : config.layers) {
+    cache->views_.push_back(ShapeOf(layer.attention, type));
+    cache->index_views_.push_back(IndexShapeOf(layer.attention, type));
+  }
   cache->copy_.resize(KvBytesPerPage(config, type));
   RETURN_IF_ERROR(cache->Place(pages));
   return cache;
@@ -236,11 +251,15 @@ absl::Status KvCache::Place(uint32_t pages) {
     ASSIGN_OR_RETURN(buffer_, backend_->Allocate(pages * copy_.size(), BufferKind::kKvCache));
   }
   uint64_t offset = 0;
-  for (KvView& view : views_) {
+  const auto place = [&](KvView& view) {
     view.pages = pages;
     view.k = {buffer_, offset};
     view.v = {buffer_, view.v_page_stride == 0 ? offset : offset + pages * view.page_stride};
     offset += pages * PageBytes(view);
+  };
+  for (size_t layer = 0; layer < views_.size(); ++layer) {
+    place(views_[layer]);
+    place(index_views_[layer]);
   }
   return absl::OkStatus();
 }
@@ -266,8 +285,11 @@ absl::Status KvCache::ForEachPart(
     uint32_t page,
     absl::FunctionRef<absl::Status(BufferRef place, uint64_t bytes, uint64_t offset)> move) const {
   uint64_t offset = 0;
-  for (const KvView& view : views_) {
-    const std::pair<BufferRef, uint64_t> sides[] = {{view.k, view.page_stride}, {view.v, view.v_page_stride}};
+  for (size_t layer = 0; layer < views_.size(); ++layer) {
+    const KvView& view = views_[layer];
+    const KvView& index = index_views_[layer];
+    const std::pair<BufferRef, uint64_t> sides[] = {
+        {view.k, view.page_stride}, {view.v, view.v_page_stride}, {index.k, index.page_stride}};
     for (const auto& [place, bytes] : sides) {
       if (bytes == 0) continue;
       RETURN_IF_ERROR(move(place + page * bytes, bytes, offset));

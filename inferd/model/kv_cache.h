@@ -123,7 +123,7 @@ class KvPages {
 // Returns the widest window of all layers; 0 if a layer has none. A chunked layer counts as unlimited.
 uint32_t WidestWindow(const ModelConfig& config);
 
-// Bytes of one page over all layers, K and V.
+// Bytes of one page over all layers: K, V and index keys.
 uint64_t KvBytesPerPage(const ModelConfig& config, KvType type);
 
 // Device memory of the pages, and the view of each layer.
@@ -135,20 +135,22 @@ class KvCache {
 
   KvPages& pages() { return pages_; }
   const KvView& view(uint32_t layer) const { return views_[layer]; }
+  // The index keys of a layer with an indexer of its own: one head, V is K. No pages in other layers.
+  const KvView& index_view(uint32_t layer) const { return index_views_[layer]; }
 
   // Changes the number of pages; their content is lost. Frees the old memory first: if the new size cannot be
   // allocated it restores the old size and returns RESOURCE_EXHAUSTED; INTERNAL if even that fails, which
   // leaves no pages. REQUIRES: no slot holds a page, and no queued work uses one.
   absl::Status Resize(uint32_t pages);
 
-  // Enqueues a copy of K and V of page `from` to page `to` in all layers. Copies through host memory, which
-  // every device allows: a sequence that continues within a page needs it once.
+  // Enqueues a copy of K, V and index keys of page `from` to page `to` in all layers. Copies through host
+  // memory, which every device allows: a sequence that continues within a page needs it once.
   absl::Status CopyPage(uint32_t from, uint32_t to, Queue* queue);
 
   // Bytes of a page over all layers.
   uint64_t page_bytes() const { return copy_.size(); }
-  // Enqueues a read or write of a page, layer by layer, K before V, from or to `page_bytes` bytes of host
-  // memory, which the caller keeps until the queue has run the copy.
+  // Enqueues a read or write of a page, layer by layer, K, V, then index keys, from or to `page_bytes` bytes
+  // of host memory, which the caller keeps until the queue has run the copy.
   absl::Status ReadPage(uint32_t page, absl::Span<std::byte> to, Queue* queue) const;
   absl::Status WritePage(uint32_t page, absl::Span<const std::byte> from, Queue* queue) const;
 
@@ -164,8 +166,9 @@ class KvCache {
   Backend* const backend_;
   BufferId buffer_ = kNoBuffer;
   KvPages pages_;
-  std::vector<KvView> views_;    // by layer
-  std::vector<std::byte> copy_;  // one page over all layers
+  std::vector<KvView> views_;        // by layer
+  std::vector<KvView> index_views_;  // by layer
+  std::vector<std::byte> copy_;      // one page over all layers
 };
 
 // Index of KV cache pages by content: the tokens of a page and, as a digest chained from page to page, all

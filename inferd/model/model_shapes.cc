@@ -154,6 +154,17 @@ uint32_t ShortRopeLimit(const ModelConfig& config) {
   return limit;
 }
 
+uint64_t WidestChoice(const ModelConfig& config, uint32_t context) {
+  uint64_t widest = 0;
+  for (const LayerConfig& layer : config.layers) {
+    const IndexConfig& index = layer.attention.index;
+    if (index.heads > 0 && context > DensePositions(index)) {
+      widest = std::max(widest, uint64_t{IndexLists(index)} * index.top);
+    }
+  }
+  return widest;
+}
+
 AttentionWidths WidestAttention(const ModelConfig& config) {
   AttentionWidths widest;
   for (const LayerConfig& layer : config.layers) {
@@ -166,6 +177,12 @@ AttentionWidths WidestAttention(const ModelConfig& config) {
     widest.latent = std::max(widest.latent, widths.latent);
     widest.absorbed = std::max(widest.absorbed, widths.absorbed);
     widest.attended = std::max(widest.attended, widths.attended);
+    const IndexConfig& index = layer.attention.index;
+    if (HasIndexKeys(layer.attention)) {
+      widest.index_q = std::max(widest.index_q, uint64_t{index.heads} * index.head_dim);
+      widest.index_k = std::max<uint64_t>(widest.index_k, index.head_dim);
+      widest.index_weights = std::max<uint64_t>(widest.index_weights, index.weighted ? index.heads : 0);
+    }
     widest.state_heads = std::max(widest.state_heads, widths.state_heads);
   }
   return widest;

@@ -53,6 +53,10 @@ uint32_t ConvCols(const MambaConfig& mamba);
 // long rope.
 uint32_t ShortRopeLimit(const ModelConfig& config);
 
+// The most entries that the lists of chosen blocks of a row have in a layer (ChosenBlocks in kernels/ops.h);
+// 0 if no sequence of `context` positions is longer than what the indexers choose.
+uint64_t WidestChoice(const ModelConfig& config, uint32_t context);
+
 // The widest row of each activation of attention, over all layers; 0: no layer has it.
 struct AttentionWidths {
   uint64_t q = 0;     // heads of q; latent: then the heads' values too; delta, Mamba: what is
@@ -66,6 +70,10 @@ struct AttentionWidths {
   uint64_t latent = 0;
   uint64_t absorbed = 0;
   uint64_t attended = 0;
+  // An indexer: its heads of q, its key, its weights of the heads.
+  uint64_t index_q = 0;
+  uint64_t index_k = 0;
+  uint64_t index_weights = 0;
   uint64_t state_heads =
       0;  // delta: beta's values and the decay's, the more of them; Mamba: one per time step
 };

@@ -101,9 +101,13 @@ TEST(Families2026, KimiK25IsDeepseekV3OfItsTextConfig) {
   ExpectRefused(WithText("kimi_k25", {{"model_type", "mixtral"}}), "mixtral");
 }
 
-TEST(Families2026, MinimaxM3EndsWhereItsLayersChoose) {
+TEST(Families2026, MinimaxM3ChoosesBlocksInSomeLayers) {
   const ModelConfig model = Read(Tiny("minimax_m3"));
-  EXPECT_EQ(model.max_position, 12u);  // 3 blocks of 4 keys
+  EXPECT_EQ(model.max_position, 512u);
+  const IndexConfig index = {.heads = 2, .head_dim = 16, .top = 3, .block = 4, .local = 1};
+  for (size_t i = 0; i < 4; ++i) {
+    EXPECT_EQ(model.layers[i].attention.index, i % 2 == 1 ? index : IndexConfig()) << i;
+  }
   EXPECT_EQ(model.layers[0].moe.dense_width, 96u);
   EXPECT_EQ(model.layers[0].moe.activation, Activation::kClampedSwiglu);
   EXPECT_EQ(model.layers[0].moe.activation_limit, 1.5f);
@@ -111,14 +115,21 @@ TEST(Families2026, MinimaxM3EndsWhereItsLayersChoose) {
   EXPECT_EQ(model.layers[1].moe.routed_scale, 2.0f);
   EXPECT_EQ(model.layers[1].attention.rope.dimensions, 16u);
   EXPECT_EQ(Read(WithText("minimax_m3", {{"rotary_dim", 8}})).layers[1].attention.rope.dimensions, 8u);
-  EXPECT_EQ(Read(WithText("minimax_m3", {{"sparse_attention_config", nullptr}})).max_position, 512u);
+  EXPECT_EQ(
+      Read(WithText("minimax_m3", {{"sparse_attention_config", nullptr}})).layers[1].attention.index.heads,
+      0u);
   const ModelConfig flat = Read(WithText(
       "minimax_m3",
       {{"sparse_attention_config", nullptr},
        {"index_topk_blocks", 5},
        {"index_block_size", 8},
        {"layer_types", {"full_attention", "minimax_m3_sparse", "full_attention", "full_attention"}}}));
-  EXPECT_EQ(flat.max_position, 40u);
+  EXPECT_EQ(flat.layers[1].attention.index.top, 5u);
+  EXPECT_EQ(flat.layers[1].attention.index.block, 8u);
+  EXPECT_EQ(flat.layers[3].attention.index.heads, 0u);
+  json first_blocks = Tiny("minimax_m3");
+  first_blocks["text_config"]["sparse_attention_config"]["sparse_init_block"] = 1;
+  ExpectRefused(first_blocks, "sparse_init_block");
   ExpectRefused(WithText("minimax_m3", {{"hidden_act", "gelu"}}), "hidden_act");
 }
 

@@ -84,21 +84,44 @@ TEST(NewerFamilies, LatentFamiliesDifferInRoutersAndTemperature) {
   ExpectRefused(With("deepseek_v3", {{"rope_parameters", rope}}), "llama_4_scaling_beta");
 }
 
-TEST(NewerFamilies, IndexedAttentionIsFullAttentionUpToItsTopK) {
+TEST(NewerFamilies, IndexersChooseWhatLayersSee) {
   json config = With("deepseek_v3", {{"model_type", "deepseek_v32"},
                                      {"architectures", {"DeepseekV32ForCausalLM"}},
                                      {"index_topk", 64},
                                      {"index_head_dim", 16},
                                      {"index_n_heads", 4}});
   const ModelConfig model = Read(config);
-  EXPECT_EQ(model.max_position, 64u);
-  EXPECT_EQ(model.layers, Read(Tiny("deepseek_v3")).layers);
-  config["index_topk"] = 100000;
-  EXPECT_EQ(Read(config).max_position, Read(Tiny("deepseek_v3")).max_position);
+  const ModelConfig plain = Read(Tiny("deepseek_v3"));
+  EXPECT_EQ(model.max_position, plain.max_position);
+  ASSERT_EQ(model.layers.size(), 3u);
+  const IndexConfig index = {.heads = 4, .head_dim = 16, .top = 64, .weighted = true};
+  for (size_t i = 0; i < 3; ++i) {
+    LayerConfig layer = plain.layers[i];
+    layer.attention.index = index;
+    EXPECT_EQ(model.layers[i], layer) << i;
+  }
   config.update({{"model_type", "glm_moe_dsa"},
                  {"architectures", {"GlmMoeDsaForCausalLM"}},
                  {"indexer_rope_interleave", true}});
-  EXPECT_EQ(Read(config).family, "glm_moe_dsa");
+  const auto shared = [&](const char* key, const json& value) {
+    json changed = config;
+    changed[key] = value;
+    std::vector<bool> layers;
+    for (const LayerConfig& layer : Read(changed).layers) layers.push_back(layer.attention.index.shared);
+    return layers;
+  };
+  EXPECT_TRUE(Read(config).layers[0].attention.index.interleaved);
+  EXPECT_EQ(shared("index_topk_freq", 1), (std::vector<bool>{false, false, false}));
+  EXPECT_EQ(shared("index_topk_freq", 2), (std::vector<bool>{false, false, true}));
+  EXPECT_EQ(shared("index_topk_pattern", "FSS"), (std::vector<bool>{false, true, true}));
+  EXPECT_EQ(shared("indexer_types", {"full", "full", "shared"}), (std::vector<bool>{false, false, true}));
+  for (const char* pattern : {"SFF", "FF", "FXF"}) {
+    json changed = config;
+    changed["index_topk_pattern"] = pattern;
+    EXPECT_FALSE(Parse(changed).ok()) << pattern;
+  }
+  config["q_lora_rank"] = nullptr;
+  EXPECT_FALSE(Parse(config).ok());
 }
 
 TEST(NewerFamilies, NemotronHPairsEachMixerWithItsFfn) {

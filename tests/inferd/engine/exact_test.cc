@@ -1,7 +1,9 @@
 // `exact`: the logits of a sequence depend on its token ids alone. Random draws of everything that must not
 // matter: DRAM and KV budget, threads and backend, synchronous or not, batch, prefill chunk, prefetch,
 // faults, deaths of weightd, and cached prefixes.
+#include <algorithm>
 #include <cstdlib>
+#include <cstring>
 #include <filesystem>
 #include <map>
 #include <random>
@@ -97,7 +99,56 @@ class ExactTest : public testing::TestWithParam<Case> {
     }
     nlohmann::json config = nlohmann::json::parse(text);
     config.update(nlohmann::json::parse(GetParam().change));
+    if (config.contains("indexer_types")) {
+      RETURN_IF_ERROR(AddIndexers(model, config));
+    }
     return WriteFileDurably(model + "/config.json", config.dump());
+  }
+
+  // Adds a second file with the tensors of the indexers that the config names.
+  static absl::Status AddIndexers(const std::string& model, const nlohmann::json& config) {
+    std::mt19937 random(6);
+    TinyTensors tensors;
+    const auto add = [&](const std::string& name, const std::vector<uint64_t>& shape, float mean,
+                         float deviation) {
+      std::normal_distribution<float> values(mean, deviation);
+      TinyTensor& tensor = tensors[name];
+      tensor.shape = shape;
+      tensor.values.resize(shape[0] * (shape.size() == 2 ? shape[1] : 1));
+      std::generate(tensor.values.begin(), tensor.values.end(), [&] { return values(random); });
+    };
+    const uint64_t heads = config["index_n_heads"];
+    const uint64_t dim = config["index_head_dim"];
+    const uint64_t hidden = config["hidden_size"];
+    const uint64_t rank = config["q_lora_rank"];
+    for (size_t layer = 0; layer < config["indexer_types"].size(); ++layer) {
+      if (config["indexer_types"][layer] == "shared") {
+        continue;
+      }
+      const std::string base = absl::StrCat("model.layers.", layer, ".self_attn.indexer.");
+      add(base + "wq_b.weight", {heads * dim, rank}, 0, 0.2f);
+      add(base + "wk.weight", {dim, hidden}, 0, 0.12f);
+      add(base + "k_norm.weight", {dim}, 1, 0.1f);
+      add(base + "k_norm.bias", {dim}, 0, 0.1f);
+      add(base + "weights_proj.weight", {heads, hidden}, 0, 0.12f);
+    }
+    // A folder with model.safetensors has no other files of tensors.
+    std::filesystem::rename(model + "/model.safetensors", model + "/others.safetensors");
+    ASSIGN_OR_RETURN(const std::string first, ReadFile(model + "/others.safetensors", 1 << 24));
+    uint64_t header_bytes = 0;
+    std::memcpy(&header_bytes, first.data(), sizeof(header_bytes));
+    const nlohmann::json header = nlohmann::json::parse(first.substr(8, header_bytes));
+    nlohmann::json index;
+    for (const auto& [name, unused] : header.items()) {
+      index["weight_map"][name] = "others.safetensors";
+    }
+    index["weight_map"].erase("__metadata__");
+    for (const auto& [name, unused] : tensors) {
+      index["weight_map"][name] = "indexers.safetensors";
+    }
+    RETURN_IF_ERROR(
+        WriteFileDurably(model + "/indexers.safetensors", SafetensorsBytes(tensors, ElementType::kBf16)));
+    return WriteFileDurably(model + "/model.safetensors.index.json", index.dump());
   }
 
   // Results of the reference backend with everything in DRAM, one request at a time.
@@ -347,6 +398,10 @@ constexpr char kLongRope[] = R"({"original_max_position_embeddings": 25, "rope_p
     "short_factor": [1, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6, 1.7], "long_factor": [1, 1.5, 2, 2.5, 3, 4, 5, 6],
     "short_mscale": 1.1, "long_mscale": 1.3}})";
 
+// The second layer takes the choice of the first one.
+constexpr char kIndexers[] = R"({"model_type": "glm_moe_dsa", "architectures": ["GlmMoeDsaForCausalLM"],
+    "index_topk": 6, "index_head_dim": 16, "index_n_heads": 5, "indexer_types": ["full", "shared", "full"]})";
+
 INSTANTIATE_TEST_SUITE_P(
     Families, ExactTest,
     testing::Values(
@@ -369,7 +424,8 @@ INSTANTIATE_TEST_SUITE_P(
         Family("Mimo", "mimo_v2_flash", "q4"), Family("Cohere2", "cohere2_moe", "q8"),
         Family("FlexOlmo", "flex_olmo", "bf16"), Family("NemotronLatent", "nemotron_h_latent", "q8"),
         Family("Longcat", "longcat_flash", "bf16"), Family("Jamba", "jamba", "q8"),
-        Family("KimiLinear", "kimi_linear", "q4"), Family("Ling3", "bailing_hybrid", "bf16")),
+        Family("KimiLinear", "kimi_linear", "q4"), Family("Ling3", "bailing_hybrid", "bf16"),
+        Family("Indexers", "deepseek_v3", "q8", kIndexers), Family("MinimaxM3", "minimax_m3", "bf16")),
     [](const testing::TestParamInfo<Case>& info) { return info.param.name; });
 
 }  // namespace

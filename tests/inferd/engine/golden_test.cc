@@ -118,6 +118,7 @@ std::vector<Case> Cases() {
                              "llama4",
                              "mellum",
                              "minimax_m2",
+                             "minimax_m3",
                              "mistral4",
                              "mixtral",
                              "nemotron_h",
@@ -162,28 +163,6 @@ std::string CaseName(const testing::TestParamInfo<Case>& info) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Families, GoldenTest, testing::ValuesIn(Cases()), CaseName);
-
-// Layers that choose among blocks of keys see all keys of a short text; longer texts are refused.
-TEST(GoldenPrefixTest, SparseLayersOfShortTextsAreDense) {
-  const std::string folder = "tests/data/tiny/minimax_m3";
-  TempDir dir;
-  const absl::Status packed = PackFolder(folder, dir.File("pack"), "bf16");
-  ASSERT_TRUE(packed.ok()) << packed;
-  TestEngineOptions options;
-  options.engine.kv = KvType::kF32;
-  options.engine.context = 12;  // 3 blocks of 4 keys
-  absl::StatusOr<TestEngine> test = StartEngine(dir.File("pack"), options);
-  ASSERT_TRUE(test.ok()) << test.status();
-  const std::vector<float> want = ReadGolden<float>(folder, "logits");
-  std::vector<int32_t> ids = ToIds(ReadGolden<int64_t>(folder, "input_ids"));
-  ids.resize(12);
-  const absl::StatusOr<std::vector<float>> got = ScoreLogits(test->engine.get(), "s", ids);
-  ASSERT_TRUE(got.ok()) << got.status();
-  ASSERT_EQ(got->size(), want.size() / 48 * 12);
-  for (size_t i = 0; i < got->size(); ++i) {
-    ASSERT_NEAR((*got)[i], want[i], 2e-3f) << i;
-  }
-}
 
 // Quantized folders: golden values for weights rounded to bf16 once.
 INSTANTIATE_TEST_SUITE_P(Formats, GoldenTest,

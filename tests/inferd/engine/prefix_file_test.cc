@@ -114,6 +114,20 @@ TEST_F(PrefixFileTest, PrefixIsFoundAfterARestart) {
   ExpectSame(said, SayAnew(third, 4));
 }
 
+TEST_F(PrefixFileTest, IndexKeysAreFoundAfterARestart) {
+  StartFamily("minimax_m3");
+  Load();
+  const std::vector<int32_t> prompt = Text(1, 100);
+  const Said first = Say(prompt, 20);
+  EXPECT_EQ(Save().pages, 4u);
+  Restart();
+  EXPECT_EQ(Load().pages, 4u);
+  const std::vector<int32_t> next = prompt + first.ids + Text(2, 5);
+  const Said second = Say(next, 8);
+  EXPECT_EQ(second.cached, 119u);
+  ExpectSame(second, SayAnew(next, 8));
+}
+
 TEST_F(PrefixFileTest, AProcessThatDiesLeavesItsPrefixes) {
   Start();
   Load();

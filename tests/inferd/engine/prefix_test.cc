@@ -50,6 +50,23 @@ TEST_F(PrefixTest, StateIsKeptAtTheDivergence) {
   ExpectSame(third, SayAnew(common + Text(4, 10)));
 }
 
+// Texts of more blocks of keys than a sparse layer chooses: a reused page without its index keys would change
+// the choice.
+TEST_F(PrefixTest, SparseLayersContinueFromCachedKeys) {
+  StartFamily("minimax_m3");
+  const std::vector<int32_t> prompt = Text(1, 70);
+  const Said first = Say(prompt, 20);
+  const std::vector<int32_t> next = prompt + first.ids + Text(2, 5);
+  const Said second = Say(next, 8);
+  EXPECT_EQ(second.cached, 89u);
+  ExpectSame(second, SayAnew(next, 8));
+  // Another text from the middle of a page, which is copied.
+  const std::vector<int32_t> other = std::vector<int32_t>(prompt.begin(), prompt.begin() + 50) + Text(3, 30);
+  const Said third = Say(other, 8);
+  EXPECT_GE(third.cached, 50u);
+  ExpectSame(third, SayAnew(other, 8));
+}
+
 TEST_F(PrefixTest, SequencesMayDivergeWithinAPage) {
   Start();
   const std::vector<int32_t> common = Text(1, 50);

@@ -197,6 +197,34 @@ TEST(KvCacheTest, EachKindOfAttentionKeepsWhatItNeeds) {
   EXPECT_EQ((*cache)->view(2).page_stride, 0u);
 }
 
+TEST(KvCacheTest, IndexKeysArePartOfEveryPage) {
+  ModelConfig config = OneOfEachKind();
+  const uint64_t others = KvBytesPerPage(config, KvType::kQ8);
+  IndexConfig& index = config.layers[1].attention.index;
+  index = {.heads = 3, .head_dim = 10, .top = 4, .weighted = true};
+  const uint64_t keys = 32 * (10 + 4);  // codes and a scale
+  EXPECT_EQ(KvBytesPerPage(config, KvType::kQ8), others + keys);
+  auto backend = CreateReferenceBackend({});
+  ASSERT_TRUE(backend.ok()) << backend.status();
+  const auto cache = KvCache::Create(config, KvType::kQ8, 3, 1, 64, backend->get());
+  ASSERT_TRUE(cache.ok()) << cache.status();
+  EXPECT_EQ((*cache)->page_bytes(), others + keys);
+  EXPECT_EQ((*cache)->index_view(0).page_stride, 0u);
+  const KvView& view = (*cache)->index_view(1);
+  EXPECT_EQ(view.page_stride, keys);
+  EXPECT_EQ(view.kv_heads, 1u);
+  EXPECT_EQ(view.k, view.v);
+  std::byte* pages = (*backend)->HostWrite(view.k, 3 * keys);
+  ASSERT_NE(pages, nullptr);
+  std::fill_n(pages, 3 * keys, std::byte{1});
+  std::fill_n(pages + 2 * keys, keys, std::byte{7});
+  ASSERT_TRUE((*cache)->CopyPage(2, 0, &(*backend)->queue()).ok());
+  EXPECT_TRUE(std::all_of(pages, pages + keys, [](std::byte b) { return b == std::byte{7}; }));
+  EXPECT_EQ(pages[keys], std::byte{1});
+  index.shared = true;
+  EXPECT_EQ(KvBytesPerPage(config, KvType::kQ8), others);
+}
+
 TEST(KvCacheTest, ACopiedPageHoldsTheSameInEveryLayer) {
   const ModelConfig config = OneOfEachKind();
   for (const KvType type : {KvType::kF32, KvType::kF16, KvType::kQ8}) {
