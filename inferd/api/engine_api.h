@@ -148,6 +148,9 @@ struct Usage {
   uint32_t prompt_tokens = 0;
   uint32_t completion_tokens = 0;
   uint32_t cached_prompt_tokens = 0;  // prompt tokens found in the prefix cache
+  // Speculation: drafts verified beside tokens, and those of them that were right and became tokens.
+  uint32_t drafted_tokens = 0;
+  uint32_t accepted_tokens = 0;
 };
 
 // Wall time and traffic of one request. Bytes and expert counts are this sequence's share of its steps.
@@ -219,6 +222,9 @@ struct StepTimes {
   double overlap_seconds() const { return load_seconds > stall_seconds ? load_seconds - stall_seconds : 0; }
 };
 
+// Maximum number of drafts that a step verifies for one sequence.
+inline constexpr uint32_t kMaxDrafts = 8;
+
 // Engine statistics. Gauges return to zero when nothing runs; counters only grow.
 struct EngineStats {
   // Gauges.
@@ -247,7 +253,13 @@ struct EngineStats {
   uint64_t prefetch_useful = 0;    // resident by the time the router chose it
   uint64_t draft_steps = 0;        // steps after which the following tokens were drafted
   uint64_t draft_steps_right = 0;  // of these: the next step began with exactly these tokens
-  uint64_t predictions = 0;        // experts predicted and checked against the router
+  // Speculation: steps that verified drafts, their time saved against plain steps (estimated, may be
+  // negative), and by position behind the last token the drafts verified and those accepted.
+  uint64_t speculation_steps = 0;
+  double speculation_saved_seconds = 0;
+  std::array<uint64_t, kMaxDrafts> drafts_verified{};
+  std::array<uint64_t, kMaxDrafts> drafts_accepted{};
+  uint64_t predictions = 0;  // experts predicted and checked against the router
   uint64_t predictions_right = 0;
   uint64_t predictions_wanted = 0;  // experts chosen by the router where a prediction existed
   uint64_t bytes_ssd = 0;

@@ -133,6 +133,9 @@ std::string Engine::Describe() const {
   if (!core_->prefix_rule().empty()) {
     absl::StrAppend(&out, "; ", core_->prefix_rule());
   }
+  if (!core_->speculation_rule().empty()) {
+    absl::StrAppend(&out, "; ", core_->speculation_rule());
+  }
   if (!core_->reasons().empty()) {
     absl::StrAppend(&out, "; auto: ", absl::StrJoin(core_->reasons(), ", "));
   }

@@ -70,6 +70,7 @@ absl::Status EngineCore::Setup() {
                                         backend_.get()));
   ASSIGN_OR_RETURN(states_,
                    RecurrentStates::Create(config, options.parallel, plan_.kept_states, backend_.get()));
+  RETURN_IF_ERROR(MakeSpeculation(policies));
   MakeScheduler(policies);
   ASSIGN_OR_RETURN(residency_, MakeResidency({&plan_, &policies, client_, &fetches_, &segments_,
                                               backend_.get(), cpu_.get(), virtual_clock_, weights_.get()}));
@@ -107,6 +108,17 @@ absl::Status EngineCore::Setup() {
   return AcquireWeights();
 }
 
+absl::Status EngineCore::MakeSpeculation(const Policies& policies) {
+  ASSIGN_OR_RETURN(const SpeculationRule rule,
+                   SpeculationRuleOf(plan_.options, policies, client_->pack().config()));
+  speculation_rule_ = rule.why;
+  if (rule.on) {
+    speculation_ = std::make_unique<Speculation>(plan_.options.drafts, rows_.short_rope_limit(),
+                                                 [this](SequenceId id) { return sequences_.at(id).get(); });
+  }
+  return absl::OkStatus();
+}
+
 void EngineCore::MakeScheduler(const Policies& policies) {
   const EngineOptions& options = plan_.options;
   const PrefixRule rule = PrefixRuleOf(options, policies);
@@ -123,7 +135,7 @@ void EngineCore::MakeScheduler(const Policies& policies) {
                            [this](SequenceId id) { return sequences_.at(id).get(); }});
   }
   scheduler_ = std::make_unique<Scheduler>(SchedulerOptions{options.parallel, options.max_prefill_chunk},
-                                           &kv_->pages(), prefixes_.get());
+                                           &kv_->pages(), prefixes_.get(), speculation_.get());
 }
 
 // Acquires everything that a step needs from a session.
@@ -152,6 +164,9 @@ std::unique_ptr<Sequence> EngineCore::Remove(SequenceId id) {
     return nullptr;
   }
   scheduler_->Remove(id);
+  if (speculation_ != nullptr) {
+    speculation_->Remove(id);
+  }
   std::unique_ptr<Sequence> sequence = std::move(found->second);
   sequences_.erase(found);
   registry_->End(sequence->header().request_id);
@@ -324,6 +339,7 @@ EngineCore::Outcome EngineCore::RunStep(const StepPlan& plan) {
                          .prefill = plan.prefill_rows > 0,
                          .exact = rows_.batch().decode_rows() < rows_.batch().tokens()});
   absl::Status status = forward_->Run(rows_.mutable_batch());
+  bool delivered = false;
   if (status.ok() && trace_ != nullptr) {
     status = trace_->Flush();
   }
@@ -332,10 +348,15 @@ EngineCore::Outcome EngineCore::RunStep(const StepPlan& plan) {
     for (const StepRows::Running& running : rows_.running()) {
       running.sequence->AddCost(cost, static_cast<double>(running.rows.rows) / plan.rows);
     }
-    status = rows_.WantLogits()
-                 ? rows_.Deliver(
-                       forward_.get(), [this] { return CheckSession(); }, [this] { return Now(); })
-                 : EndWithoutLogits();
+    status = rows_.WantLogits() ? rows_.Deliver(
+                                      forward_.get(),
+                                      [&] {
+                                        const absl::Status session = CheckSession();
+                                        delivered = session.ok();
+                                        return session;
+                                      },
+                                      [this] { return Now(); })
+                                : EndWithoutLogits();
   }
   if (status.ok() && prefetcher_ != nullptr) {
     const BatchSubmit batch_submit(client_);
@@ -352,12 +373,33 @@ EngineCore::Outcome EngineCore::RunStep(const StepPlan& plan) {
   }
   if (!status.ok()) {
     residency_->Abandon();
-    FailStep(status);
+    if (delivered || !ForgoDrafts(status)) {
+      FailStep(status);
+    }
     return Outcome::kRan;
   }
-  CountStep(plan, marks);
+  const double seconds = CountStep(plan, marks);
   CommitStep();
+  if (speculation_ != nullptr && plan.prefill_rows == 0) {
+    speculation_->EndStep(seconds);
+  }
   return Outcome::kRan;
+}
+
+// True if the step is repeated without drafts: they use experts that plain decoding may not need, and their
+// lack must not end a request.
+bool EngineCore::ForgoDrafts(const absl::Status& status) {
+  bool any = false;
+  if (!absl::IsResourceExhausted(status) && !absl::IsDeadlineExceeded(status)) {
+    return any;
+  }
+  for (const StepRows::Running& running : rows_.running()) {
+    if (!running.rows.drafts.empty()) {
+      speculation_->Forgo(running.rows.id);
+      any = true;
+    }
+  }
+  return any;
 }
 
 absl::Status EngineCore::RunControlTask(const EngineWork& work) {
@@ -397,50 +439,65 @@ absl::Status EngineCore::EndWithoutLogits() {
 // Commits the step: marks rows as cached, appends tokens, removes finished sequences.
 void EngineCore::CommitStep() {
   for (uint32_t i = 0; i < rows_.running().size(); ++i) {
-    Sequence* sequence = rows_.running()[i].sequence;
-    const ScheduledRows& rows = rows_.running()[i].rows;
+    const StepRows::Running& running = rows_.running()[i];
     const uint32_t extent = rows_.batch().failed_extent(i);
-    if (extent != StepBatch::kNoExtent) {
-      End(rows.id, ReasonError(absl::StatusCode::kDataLoss, "WEIGHT_CORRUPT",
-                               absl::StrCat(client_->pack().ExtentName(extent), " of pack ",
-                                            client_->pack().dir(), " is damaged")));
-      continue;
-    }
-    const uint32_t known = rows.first_position + rows.rows;
-    const bool appended = sequence->tokens().size() > known && rows.reaches_end;
-    counted_.generated_tokens += appended ? 1 : 0;
-    const bool prompt_done = known == sequence->prompt_tokens() && rows.reaches_end;
-    counted_.prompt_tokens += prompt_done ? sequence->prompt_tokens() : 0;
-    counted_.cached_prompt_tokens += prompt_done ? sequence->cached_tokens() : 0;
-    if (sequence->state() != Sequence::State::kFailed) {
-      states_->Commit(rows.slot);
-      scheduler_->Commit(rows.id, rows.rows);
-      if (prefixes_ != nullptr) {
-        prefixes_->Computed(*sequence, rows.slot, known);
-      }
-    }
-    switch (sequence->state()) {
-      case Sequence::State::kRunning:
-        if (appended) {
-          CountToken(rows.id, *sequence);
-        }
-        break;
-      case Sequence::State::kFinished:
-        counted_.requests_finished++;
-        Remove(rows.id)->Finish();
-        break;
-      case Sequence::State::kFailed:
-        counted_.requests_failed++;
-        Remove(rows.id)->FinishFailed();
-        break;
+    if (extent == StepBatch::kNoExtent) {
+      CommitRows(running);
+    } else if (!running.rows.drafts.empty()) {
+      speculation_->Forgo(running.rows.id);  // the damaged expert may be a draft's alone
+    } else {
+      End(running.rows.id, ReasonError(absl::StatusCode::kDataLoss, "WEIGHT_CORRUPT",
+                                       absl::StrCat(client_->pack().ExtentName(extent), " of pack ",
+                                                    client_->pack().dir(), " is damaged")));
     }
   }
 }
 
-// Appends the new token. A sequence that becomes long with it is recomputed: its rows so far were rotated by
-// the short rope table.
-void EngineCore::CountToken(SequenceId id, const Sequence& sequence) {
-  scheduler_->Append(id);
+// Commits the rows of one sequence: all but those of wrong drafts, which are behind its last token.
+void EngineCore::CommitRows(const StepRows::Running& running) {
+  Sequence* sequence = running.sequence;
+  const ScheduledRows& rows = running.rows;
+  const uint32_t known = rows.known();
+  const absl::Span<const int32_t> tokens =
+      rows.reaches_end ? sequence->tokens().subspan(known) : absl::Span<const int32_t>();
+  const uint32_t appended = static_cast<uint32_t>(tokens.size());
+  const uint32_t accepted = appended > 0 ? appended - 1 : 0;
+  counted_.generated_tokens += appended;
+  const bool prompt_done = known == sequence->prompt_tokens() && rows.reaches_end;
+  counted_.prompt_tokens += prompt_done ? sequence->prompt_tokens() : 0;
+  counted_.cached_prompt_tokens += prompt_done ? sequence->cached_tokens() : 0;
+  if (speculation_ != nullptr) {
+    speculation_->NoteTokens(rows, tokens);
+    sequence->NoteDrafts(static_cast<uint32_t>(rows.drafts.size()), accepted);
+  }
+  if (sequence->state() != Sequence::State::kFailed) {
+    states_->Commit(rows.slot);
+    scheduler_->Commit(rows.id, known + accepted - rows.first_position);
+    if (prefixes_ != nullptr) {
+      prefixes_->Computed(*sequence, rows.slot, known + accepted);
+    }
+  }
+  switch (sequence->state()) {
+    case Sequence::State::kRunning:
+      if (appended > 0) {
+        CountTokens(rows.id, appended, *sequence);
+      }
+      break;
+    case Sequence::State::kFinished:
+      counted_.requests_finished++;
+      Remove(rows.id)->Finish();
+      break;
+    case Sequence::State::kFailed:
+      counted_.requests_failed++;
+      Remove(rows.id)->FinishFailed();
+      break;
+  }
+}
+
+// Appends the new tokens. A sequence that becomes long with the last is recomputed: its rows so far were
+// rotated by the short rope table.
+void EngineCore::CountTokens(SequenceId id, uint32_t tokens, const Sequence& sequence) {
+  scheduler_->Append(id, tokens);
   if (rows_.short_rope_limit() > 0 && sequence.tokens().size() == rows_.short_rope_limit() + 1) {
     scheduler_->Restart(id);
   }
@@ -556,7 +613,7 @@ void EngineCore::CountTimes(const StepMarks& before, const StepMarks& now) {
   counted_.real_times.load_seconds += virtual_clock_ == nullptr ? load : 0;
 }
 
-void EngineCore::CountStep(const StepPlan& plan, const StepMarks& before) {
+double EngineCore::CountStep(const StepPlan& plan, const StepMarks& before) {
   const StepMarks now = MarksNow();
   CountTimes(before, now);
   const double seconds = static_cast<double>(now.nanos - before.nanos) * 1e-9;
@@ -566,11 +623,12 @@ void EngineCore::CountStep(const StepPlan& plan, const StepMarks& before) {
     counted_.prompt_seconds += seconds;
     chunk_.Note(plan.prefill_rows, seconds, static_cast<double>(now.stall_nanos - before.stall_nanos) * 1e-9,
                 now.bytes_ssd - before.bytes_ssd);
-    return;
+    return seconds;
   }
   counted_.decode_steps++;
   counted_.decode_seconds += seconds;
   counted_.weight_bytes_touched += weights_->bytes_per_step() + expert_bytes;
+  return seconds;
 }
 
 void EngineCore::FillStats(EngineStats* stats) const {
@@ -590,6 +648,9 @@ void EngineCore::FillStats(EngineStats* stats) const {
   stats->prefetch_useful = cache.total.prefetch_useful;
   stats->draft_steps = forward_->drafts().made;
   stats->draft_steps_right = forward_->drafts().right;
+  if (speculation_ != nullptr) {
+    speculation_->FillStats(stats);
+  }
   if (prefetcher_ != nullptr) {
     const PredictionCounters predictions = prefetcher_->total();
     stats->predictions = predictions.predicted;

@@ -23,6 +23,7 @@
 #include "inferd/cache/residency.h"
 #include "inferd/engine/engine_step.h"
 #include "inferd/engine/policy_choice.h"
+#include "inferd/engine/speculation.h"
 #include "inferd/forward/engine_options.h"
 #include "inferd/forward/engine_parts.h"
 #include "inferd/forward/forward.h"
@@ -117,6 +118,9 @@ class EngineCore final {
 
   // Reason why not every prefix is reused; empty if every one is.
   const std::string& prefix_rule() const { return prefix_rule_; }
+  // Reason why nothing is speculated, or what speculation may change; empty if it keeps every token or is
+  // off.
+  const std::string& speculation_rule() const { return speculation_rule_; }
   // Reasons for the choice of the preset `auto`; empty for other presets.
   const std::vector<std::string>& reasons() const { return choice_.reasons; }
 
@@ -132,18 +136,21 @@ class EngineCore final {
   absl::Status Setup();
   absl::Time Now() const;
   void Beat() { heartbeat_.store(real_clock_.NowNanos(), std::memory_order_relaxed); }
+  absl::Status MakeSpeculation(const Policies& policies);
   void MakeScheduler(const Policies& policies);
   absl::Status AcquireWeights();
 
   bool BlockCongested();
   void EndFailed();
-  void CountToken(SequenceId id, const Sequence& sequence);
+  void CountTokens(SequenceId id, uint32_t tokens, const Sequence& sequence);
   Outcome RunStep(const StepPlan& plan);
   StepCost CostSince(const StepCost& before) const;
   StepCost CostNow() const;
   absl::Status CheckSession() const;
   absl::Status EndWithoutLogits();
   void CommitStep();
+  void CommitRows(const StepRows::Running& running);
+  bool ForgoDrafts(const absl::Status& status);
   void FailStep(const absl::Status& status);
   // Start values of a step's measurement: clocks, wait times, bytes.
   struct StepMarks {
@@ -160,7 +167,8 @@ class EngineCore final {
   // Tells weightd if the step scans the model's experts like a long prompt, and if the next step continues
   // the scan.
   void ReportScan(const StepPlan& plan);
-  void CountStep(const StepPlan& plan, const StepMarks& before);
+  // Returns the step's seconds.
+  double CountStep(const StepPlan& plan, const StepMarks& before);
   void CountTimes(const StepMarks& before, const StepMarks& now);
   std::unique_ptr<Sequence> Remove(SequenceId id);
 
@@ -184,7 +192,8 @@ class EngineCore final {
   std::unique_ptr<TraceRecorder> trace_;    // null: no trace is recorded
   std::unique_ptr<StepHooks> hooks_;
   std::unique_ptr<Forward> forward_;
-  std::unique_ptr<PrefixCache> prefixes_;  // null: no prefix reuse
+  std::unique_ptr<PrefixCache> prefixes_;     // null: no prefix reuse
+  std::unique_ptr<Speculation> speculation_;  // null: no speculation
   std::unique_ptr<Scheduler> scheduler_;
   StepRows rows_;
 
@@ -196,6 +205,7 @@ class EngineCore final {
   std::function<void(const absl::Status&)> on_save_failure_;
   absl::Time next_save_ = absl::InfinitePast();  // earliest time of the next save between two steps
   std::string prefix_rule_;
+  std::string speculation_rule_;
   absl::Status broken_;
   std::function<void()> removal_hook_;
   std::atomic<int64_t> heartbeat_{0};

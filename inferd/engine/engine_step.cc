@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "common/base/status.h"
+#include "inferd/forward/drafter.h"
 
 namespace sluice::inferd {
 
@@ -15,6 +16,7 @@ StepRows::StepRows(const ForwardOptions& limits, uint32_t vocab, uint32_t short_
   running_.reserve(limits.max_sequences);
   wants_.reserve(limits.max_tokens);
   want_rows_.reserve(limits.logit_rows);
+  with_drafts_.reserve(1 + Draft::kMaxTokens);
 }
 
 void StepRows::Begin(uint64_t step, const StepPlan& plan, KvCache* kv, const RecurrentStates& states,
@@ -37,10 +39,16 @@ void StepRows::Begin(uint64_t step, const StepPlan& plan, KvCache* kv, const Rec
 void StepRows::Add(const ScheduledRows& rows, Sequence* sequence, KvCache* kv,
                    const RecurrentStates& states) {
   const uint32_t first_row = batch_.tokens();
+  absl::Span<const int32_t> tokens =
+      sequence->tokens().subspan(rows.first_position, rows.known() - rows.first_position);
+  if (!rows.drafts.empty()) {
+    with_drafts_.assign(tokens.begin(), tokens.end());
+    with_drafts_.insert(with_drafts_.end(), rows.drafts.begin(), rows.drafts.end());
+    tokens = with_drafts_;
+  }
   const uint32_t index =
-      batch_.Add(sequence->tokens().subspan(rows.first_position, rows.rows),
-                 {rows.first_position, kv->pages().table(rows.slot), states.slots(rows.slot),
-                  IsLongText(*sequence), sequence->decode_from(), sequence->header().id});
+      batch_.Add(tokens, {rows.first_position, kv->pages().table(rows.slot), states.slots(rows.slot),
+                          IsLongText(*sequence), sequence->decode_from(), sequence->header().id});
   running_.push_back({sequence, rows});
   const uint32_t logit_rows = sequence->LogitRowsOf(rows);
   for (uint32_t row = rows.rows - logit_rows; row < rows.rows; ++row) {
@@ -72,16 +80,25 @@ absl::Status StepRows::Deliver(Forward* forward, absl::FunctionRef<absl::Status(
   return absl::OkStatus();
 }
 
-// Gives the logits of wants_[begin, end) to their sequences, each sequence's rows together.
+// True if the row holds the sequence's own token: always but for drafts, each of which is right if it equals
+// the token that the row before it gave.
+bool StepRows::IsRight(const LogitWant& want) const {
+  const absl::Span<const int32_t> tokens = running_[want.sequence].sequence->tokens();
+  return want.position < tokens.size() && batch_.ids()[want.row] == tokens[want.position];
+}
+
+// Gives the logits of wants_[begin, end) to their sequences, each sequence's rows together, but one by one if
+// they are drafts'.
 void StepRows::Hand(const LogitRows& logits, size_t begin, size_t end, absl::Time now) {
   for (size_t i = begin; i < end;) {
-    size_t next = i;
-    while (next < end && wants_[next].sequence == wants_[i].sequence) {
+    const Running& running = running_[wants_[i].sequence];
+    size_t next = i + 1;
+    while (running.rows.drafts.empty() && next < end && wants_[next].sequence == wants_[i].sequence) {
       ++next;
     }
-    Sequence* sequence = running_[wants_[i].sequence].sequence;
+    Sequence* sequence = running.sequence;
     const bool lost = batch_.failed_extent(wants_[i].sequence) != StepBatch::kNoExtent;
-    if (!lost && sequence->state() == Sequence::State::kRunning) {
+    if (!lost && sequence->state() == Sequence::State::kRunning && IsRight(wants_[i])) {
       sequence->Take({&logits, static_cast<uint32_t>(i - begin), static_cast<uint32_t>(next - i),
                       wants_[i].position, vocab_},
                      now, &sampler_);

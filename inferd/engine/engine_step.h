@@ -62,6 +62,7 @@ class StepRows {
   void Add(const ScheduledRows& rows, Sequence* sequence, KvCache* kv, const RecurrentStates& states);
   bool IsLongText(const Sequence& sequence) const;
   void Hand(const LogitRows& logits, size_t begin, size_t end, absl::Time now);
+  bool IsRight(const LogitWant& want) const;
 
   const uint32_t vocab_;
   const uint32_t short_text_limit_;
@@ -71,6 +72,7 @@ class StepRows {
   std::vector<Running> running_;
   std::vector<LogitWant> wants_;
   std::vector<uint32_t> want_rows_;
+  std::vector<int32_t> with_drafts_;  // a sequence's row tokens and drafts
   uint32_t candidates_ = 1;
   bool whole_logits_ = false;  // some sequence needs whole rows
 };

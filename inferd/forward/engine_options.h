@@ -31,6 +31,10 @@ struct SlabOptions {
   SharedHandle handle = SharedHandle::kBest;
 };
 
+// Speculation (inferd/engine/speculation.h): none; n-gram drafts where tokens stay those of plain decoding;
+// n-gram drafts under every preset.
+enum class SpeculateMode : uint8_t { kOff, kAuto, kNgram };
+
 struct EngineOptions {
   // Maximum positions of one sequence. 0: the smaller of the model's and 8192.
   uint32_t context = 0;
@@ -49,6 +53,10 @@ struct EngineOptions {
   uint32_t max_prefill_chunk = 0;
   // Sequences that begin alike share their common prefix.
   bool prefix_cache = true;
+  // Speculation; the daemon's default is kAuto.
+  SpeculateMode speculate = SpeculateMode::kOff;
+  // Drafts verified in each step, if there are so many; 0: as measured times and acceptance make it worth.
+  uint32_t drafts = 0;
   // Limits of the waiting queue.
   QueueLimits queue;
   // Device that computes.

@@ -4,6 +4,8 @@
 #include <limits>
 #include <tuple>
 
+#include "inferd/forward/drafter.h"
+
 namespace sluice::inferd {
 namespace {
 
@@ -12,11 +14,13 @@ constexpr int64_t kAnyPriority = std::numeric_limits<int64_t>::min();
 
 }  // namespace
 
-Scheduler::Scheduler(const SchedulerOptions& options, KvPages* pages, PrefixSource* prefixes)
+Scheduler::Scheduler(const SchedulerOptions& options, KvPages* pages, PrefixSource* prefixes,
+                     DraftSource* drafts)
     : options_(options),
       prefill_rows_(options.prefill_chunk),
       pages_(pages),
       prefixes_(prefixes),
+      drafts_(drafts),
       leaving_holders_(pages->total(), 0) {
   running_.reserve(options.parallel);
   plan_.sequences.reserve(options.parallel);
@@ -136,6 +140,7 @@ const StepPlan& Scheduler::Plan() {
   plan_.preempted.clear();
   plan_.rows = 0;
   plan_.prefill_rows = 0;
+  plan_.draft_rows = 0;
   for (Entry* entry : running_) {
     entry->planned = false;
     // A blocked sequence (its reader is slow) keeps its slot for kPatience plans, since readers mostly come
@@ -150,7 +155,33 @@ const StepPlan& Scheduler::Plan() {
   PlanPrefill();
   PreemptBlocked();
   AdmitWaiting();
+  if (drafts_ != nullptr && plan_.prefill_rows == 0) {
+    PlanDrafts();
+  }
   return plan_;
+}
+
+// Adds rows for drafts to the sequences of a step without prompt rows. The rows take the place of prompt
+// rows, so a step grows no longer than one with a prompt.
+void Scheduler::PlanDrafts() {
+  drafts_->BeginStep(static_cast<uint32_t>(plan_.sequences.size()));
+  for (ScheduledRows& rows : plan_.sequences) {
+    const auto end = [&rows](uint32_t drafts) { return rows.known() + drafts; };
+    uint32_t most = std::min(chunk_left_, Draft::kMaxTokens);
+    while (most > 0 && pages_->Missing(rows.slot, end(most)) > pages_->free_pages()) {
+      --most;
+    }
+    const absl::Span<const int32_t> drafts = drafts_->DraftsFor(rows.id, most);
+    if (drafts.empty() || !pages_->Grow(rows.slot, end(static_cast<uint32_t>(drafts.size())))) {
+      continue;
+    }
+    const uint32_t count = static_cast<uint32_t>(drafts.size());
+    rows.drafts = drafts;
+    rows.rows += count;
+    chunk_left_ -= count;
+    plan_.rows += count;
+    plan_.draft_rows += count;
+  }
 }
 
 void Scheduler::PlanDecode() {
@@ -374,7 +405,7 @@ void Scheduler::PlanRows(Entry* entry, uint32_t rows) {
   entry->planned = true;
   plan_.rows += rows;
   plan_.sequences.push_back(
-      {entry->request.id, entry->slot, entry->computed, rows, rows == entry->missing()});
+      {entry->request.id, entry->slot, entry->computed, rows, rows == entry->missing(), {}});
 }
 
 void Scheduler::Commit(SequenceId id, uint32_t rows) {
@@ -383,7 +414,7 @@ void Scheduler::Commit(SequenceId id, uint32_t rows) {
   entry->client->served += rows;
 }
 
-void Scheduler::Append(SequenceId id) { entries_.at(id)->request.length++; }
+void Scheduler::Append(SequenceId id, uint32_t tokens) { entries_.at(id)->request.length += tokens; }
 
 void Scheduler::WithoutPages(absl::FunctionRef<void()> change) {
   while (!running_.empty()) {

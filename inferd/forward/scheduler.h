@@ -18,6 +18,9 @@
 //    found in the prefix cache. Exact arithmetic makes the recomputed state the same. The oldest of the
 //    highest priority is never chosen while another runs, and the cache holds at least one whole context, so
 //    there is always progress.
+//  - A step without prompt rows may verify drafts (speculation): a decoding sequence gets a row for each.
+//  They
+//    use free pages only; nothing is preempted or delayed for them.
 //
 // Thread safety: thread-compatible; belongs to the engine thread.
 #pragma once
@@ -32,6 +35,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/functional/function_ref.h"
 #include "absl/time/time.h"
+#include "absl/types/span.h"
 #include "common/model/model_config.h"
 #include "inferd/model/kv_cache.h"
 
@@ -62,6 +66,17 @@ class PrefixSource {
   virtual void Leave(SequenceId id, uint32_t slot, uint32_t computed) = 0;
 };
 
+// Source of drafts: tokens that probably follow a sequence's known ones. Implemented by Speculation
+// (inferd/engine/speculation.h).
+class DraftSource {
+ public:
+  virtual ~DraftSource() = default;
+  // Begins a step of `sequences` decoding sequences. A step that was not committed is begun again.
+  virtual void BeginStep(uint32_t sequences) = 0;
+  // Returns at most `most` drafts for the next step; valid until the next call for the same sequence.
+  virtual absl::Span<const int32_t> DraftsFor(SequenceId id, uint32_t most) = 0;
+};
+
 // A request as the scheduler sees it.
 struct ScheduleRequest {
   SequenceId id = 0;
@@ -73,28 +88,35 @@ struct ScheduleRequest {
   uint32_t row_limit = 0;                        // maximum rows per step; 0: prefill_chunk
 };
 
-// Rows of one sequence in a step: positions [first_position, first_position + rows).
+// Rows of one sequence in a step: positions [first_position, first_position + rows), the last ones those of
+// the drafts.
 struct ScheduledRows {
   SequenceId id = 0;
   uint32_t slot = 0;
   uint32_t first_position = 0;
   uint32_t rows = 0;
-  bool reaches_end = false;  // the last row is that of the last known token
+  bool reaches_end = false;          // the last row but those of drafts is that of the last known token
+  absl::Span<const int32_t> drafts;  // tokens that may follow; lives until the next plan
+
+  // Number of known tokens after the rows but those of drafts.
+  uint32_t known() const { return first_position + rows - static_cast<uint32_t>(drafts.size()); }
 };
 
 struct StepPlan {
   std::vector<ScheduledRows> sequences;
   uint32_t rows = 0;
   uint32_t prefill_rows = 0;
+  uint32_t draft_rows = 0;
   std::vector<SequenceId> admitted;   // sequences that left the queue for this step
   std::vector<SequenceId> preempted;  // sequences that returned to it
 };
 
 class Scheduler {
  public:
-  // `pages` and `prefixes` (null: no prefix reuse) outlive the scheduler. Only the scheduler, and `prefixes`
-  // when called by it, may grow or release slots of `pages`.
-  Scheduler(const SchedulerOptions& options, KvPages* pages, PrefixSource* prefixes = nullptr);
+  // `pages`, `prefixes` (null: no prefix reuse) and `drafts` (null: no speculation) outlive the scheduler.
+  // Only the scheduler, and `prefixes` when called by it, may grow or release slots of `pages`.
+  Scheduler(const SchedulerOptions& options, KvPages* pages, PrefixSource* prefixes = nullptr,
+            DraftSource* drafts = nullptr);
   ~Scheduler();
 
   // Sets the maximum prefill rows of the following steps, 1..prefill_chunk; initially prefill_chunk.
@@ -121,10 +143,10 @@ class Scheduler {
   // Plans the next step. Valid until the next call. A plan that was not committed is made again.
   const StepPlan& Plan();
 
-  // Notes that the planned rows of `id` are in the cache.
+  // Notes that the first `rows` planned rows of `id` are in the cache; rows of wrong drafts are not.
   void Commit(SequenceId id, uint32_t rows);
-  // Notes that `id` has one more known token.
-  void Append(SequenceId id);
+  // Notes that `id` has `tokens` more known tokens.
+  void Append(SequenceId id, uint32_t tokens = 1);
   // Discards the cached positions of `id`, which runs: releases its pages, and computes it anew in its slot.
   void Restart(SequenceId id);
 
@@ -160,6 +182,7 @@ class Scheduler {
   Client* ClientNamed(const std::string& name);
   void PlanDecode();
   void PlanPrefill();
+  void PlanDrafts();
   void AdmitWaiting();
   void PreemptBlocked();
   void PreemptForPriority();
@@ -181,6 +204,7 @@ class Scheduler {
   uint32_t prefill_rows_;
   KvPages* const pages_;
   PrefixSource* const prefixes_;
+  DraftSource* const drafts_;
   absl::flat_hash_map<SequenceId, std::unique_ptr<Entry>> entries_;
   std::vector<Entry*> running_;  // older and more important first
   std::vector<Entry*> waiting_;  // unordered

@@ -279,6 +279,11 @@ bool GenerateSequence::WantsLogits() const {
          !(may_stop || stop_ids_.empty());
 }
 
+// The first token comes from a prompt row, which no draft follows.
+uint32_t GenerateSequence::draft_limit() const {
+  return generated() == 0 ? 0 : stopping_.max_tokens - std::min(stopping_.max_tokens, generated() + 1);
+}
+
 int32_t GenerateSequence::Sample(const LogitSlice& slice, Sampler* sampler) {
   const bool may_stop = generated() >= stopping_.min_tokens && constrained_ == (constraint_ != nullptr);
   if (!WantsLogits()) {
@@ -338,7 +343,9 @@ void GenerateSequence::Report(const LogitSlice& slice, int32_t token) {
   sink_->OnTokens(absl::MakeConstSpan(&out_, 1), text_);
 }
 
-Usage GenerateSequence::MakeUsage() const { return {prompt_tokens_, generated(), cached_tokens_}; }
+Usage GenerateSequence::MakeUsage() const {
+  return {prompt_tokens_, generated(), cached_tokens_, drafted_tokens_, accepted_tokens_};
+}
 
 void GenerateSequence::Finish() {
   info_.usage = MakeUsage();
@@ -412,7 +419,7 @@ void ScoreSequence::Take(const LogitSlice& slice, absl::Time now, Sampler*) {
   }
 }
 
-void ScoreSequence::Finish() { sink_->OnFinished({prompt_tokens_, 0, 0}, MakeTimings()); }
+void ScoreSequence::Finish() { sink_->OnFinished({.prompt_tokens = prompt_tokens_}, MakeTimings()); }
 
 void ScoreSequence::Fail(const absl::Status& status) { sink_->OnError(status); }
 

@@ -71,6 +71,14 @@ class Sequence {
   virtual uint32_t candidates() const { return 1; }
   // True if it needs whole rows of logits in the next step, not only the candidates.
   virtual bool WantsLogits() const { return true; }
+  // Number of drafts that the next step may verify: so many that each right one and the token after the last
+  // are still needed. 0: a sequence that does not generate.
+  virtual uint32_t draft_limit() const { return 0; }
+  // Notes that a step verified `drafted` drafts, and that `accepted` of them were right.
+  void NoteDrafts(uint32_t drafted, uint32_t accepted) {
+    drafted_tokens_ += drafted;
+    accepted_tokens_ += accepted;
+  }
   // True if the consumer accepts no more for now.
   virtual bool Congested() { return false; }
   // Sequences of equal salt share cached prefixes (prefix_cache.h); null: no sharing.
@@ -85,7 +93,8 @@ class Sequence {
   void Admit(absl::Time now);
   void AddCost(const StepCost& cost, double share);
 
-  // Processes rows of logits in position order and changes state() when they end the sequence.
+  // Processes rows of logits in position order and changes state() when they end the sequence. A row of a
+  // draft comes alone, after the draft was found right.
   virtual void Take(const LogitSlice& slice, absl::Time now, Sampler* sampler) = 0;
 
   // The following functions report the end to the sink: once state() is kFinished; with the stored error once
@@ -113,6 +122,8 @@ class Sequence {
   std::vector<int32_t> tokens_;
   const uint32_t prompt_tokens_;
   uint32_t cached_tokens_ = 0;
+  uint32_t drafted_tokens_ = 0;
+  uint32_t accepted_tokens_ = 0;
   State state_ = State::kRunning;
   absl::Status error_;
   absl::Time admitted_ = absl::InfinitePast();
@@ -180,7 +191,10 @@ class GenerateSequence final : public Sequence {
                    std::unique_ptr<GrammarConstraint> constraint = nullptr);
 
   bool WantsLogits() const override;
-  uint32_t LogitRowsOf(const ScheduledRows& rows) const override { return rows.reaches_end ? 1 : 0; }
+  uint32_t LogitRowsOf(const ScheduledRows& rows) const override {
+    return rows.reaches_end ? 1 + static_cast<uint32_t>(rows.drafts.size()) : 0;
+  }
+  uint32_t draft_limit() const override;
   uint32_t candidates() const override { return 1 + logprobs_; }
   const std::string* prefix_salt() const override {
     return prefix_salt_.has_value() ? &*prefix_salt_ : nullptr;

@@ -1,6 +1,6 @@
 // `exact`: the logits of a sequence depend on its token ids alone. Random draws of everything that must not
 // matter: DRAM and KV budget, threads and backend, synchronous or not, batch, prefill chunk, prefetch,
-// faults, deaths of weightd, and cached prefixes.
+// faults, deaths of weightd, cached prefixes, and speculation.
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
@@ -198,6 +198,7 @@ class ExactTest : public testing::TestWithParam<Case> {
     return wanted;
   }
 
+  static void Speculate(std::mt19937* random, TestEngineOptions* options);
   void RunDraw(uint32_t draw);
   // Runs a draw on a device with random budget, link and tile size.
   void RunSimDraw(uint32_t draw);
@@ -211,6 +212,13 @@ class ExactTest : public testing::TestWithParam<Case> {
   std::map<KvType, Wanted> wanted_;
   uint64_t cached_tokens_ = 0;  // sum of all draws
 };
+
+// Drafts in two of three draws; models with recurrent layers have none.
+void ExactTest::Speculate(std::mt19937* random, TestEngineOptions* options) {
+  options->engine.speculate =
+      OneOf(random, {SpeculateMode::kOff, SpeculateMode::kAuto, SpeculateMode::kAuto});
+  options->engine.drafts = OneOf(random, {1u, 3u, 8u});
+}
 
 void ExactTest::RunDraw(uint32_t draw) {
   std::mt19937 random(1000 + draw);
@@ -245,6 +253,7 @@ void ExactTest::RunDraw(uint32_t draw) {
   options.weights.ring_entries = OneOf(&random, {4u, 64u});
   const Wanted& wanted = WantedFor(options.engine.kv);
   options.delay_seed = draw % 8 == 1 ? draw : 0;
+  Speculate(&random, &options);
 
   absl::StatusOr<TestEngine> test = StartEngine(pack_, options);
   ASSERT_TRUE(test.ok()) << test.status();
@@ -294,6 +303,7 @@ void ExactTest::RunSimDraw(uint32_t draw) {
   options.weights.ring_entries = OneOf(&random, {4u, 64u});
   const Wanted& wanted = WantedFor(options.engine.kv);
   options.delay_seed = draw % 2 == 1 && !options.engine.virtual_clock ? draw : 0;
+  Speculate(&random, &options);
   absl::StatusOr<TestEngine> test = StartEngine(pack_, options);
   ASSERT_TRUE(test.ok()) << test.status();
   if (random() % 4 == 0) {

@@ -1,6 +1,7 @@
 // weightd dies, returns, has damaged data or no room: the engine never computes a wrong token and always
 // ends.
 #include <fstream>
+#include <numeric>
 #include <random>
 
 #include "common/base/status.h"
@@ -190,6 +191,43 @@ TEST_P(WeightLossTest, ADamagedExpertEndsOnlyTheSequencesRoutedToIt) {
   EXPECT_EQ(stats.kv_pages_used, 0u);
   EXPECT_EQ(stats.expert_leases_held, 0u);
   EXPECT_EQ(stats.requests_failed, static_cast<uint64_t>(damaged));
+}
+
+// A wrong draft may need the damaged expert where its sequence does not.
+TEST_P(WeightLossTest, DamageMetByDraftsAloneEndsNoRequest) {
+  options_.weights.dram_budget = ~uint64_t{0};
+  options_.engine.parallel = 8;
+  const std::unique_ptr<Pack> pack = *Pack::Open(pack_);
+  Damage(pack->expert_extents(1, 3).first + 2);
+  std::vector<std::vector<int32_t>> ids[2];
+  std::vector<absl::StatusCode> ends[2];
+  uint64_t steps[2] = {};  // and tokens that saved one
+  for (const int drafting : {0, 1}) {
+    options_.engine.speculate = drafting == 1 ? SpeculateMode::kAuto : SpeculateMode::kOff;
+    options_.engine.drafts = 8;
+    Start();
+    for (int token = 4; token < 64; ++token) {
+      GenerateSpec spec = GreedySpec(absl::StrCat("a", token), {token, 5}, 4 + token % 9);
+      spec.sampling.temperature = 1.0f;
+      spec.sampling.seed = token;
+      for (int32_t id = 4; id < 7; ++id) {
+        spec.sampling.logit_bias.emplace_back(id, 20.0f);  // few words, so that pairs of them come again
+      }
+      auto sink = std::make_shared<CollectingSink>();
+      ASSERT_TRUE(engine().Generate(spec, sink).ok());
+      ends[drafting].push_back(sink->Await().code());
+      ids[drafting].push_back(sink->ids());
+    }
+    const EngineStats stats = AwaitQuiet(engine());
+    steps[drafting] =
+        std::accumulate(stats.drafts_accepted.begin(), stats.drafts_accepted.end(), stats.steps);
+    EXPECT_EQ(stats.expert_leases_held, 0u);
+  }
+  EXPECT_NE(std::count(ends[0].begin(), ends[0].end(), absl::StatusCode::kOk), 0);
+  EXPECT_NE(std::count(ends[0].begin(), ends[0].end(), absl::StatusCode::kDataLoss), 0);
+  EXPECT_EQ(ends[1], ends[0]);
+  EXPECT_EQ(ids[1], ids[0]);
+  EXPECT_GT(steps[1], steps[0]) << "no step was repeated without its drafts";
 }
 
 TEST_P(WeightLossTest, HungDiskEndsOnlyTheStepsRequests) {

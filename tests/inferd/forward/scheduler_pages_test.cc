@@ -192,5 +192,78 @@ TEST_F(SchedulerTest, SharedPagesCountOnceAtTheStart) {
   EXPECT_LT(steps, 100u) << "the next page of each is one too many";
 }
 
+// As many drafts as it is asked for, at most eight.
+class ManyDrafts final : public DraftSource {
+ public:
+  void BeginStep(uint32_t sequences) override { sequences_ = sequences; }
+  absl::Span<const int32_t> DraftsFor(SequenceId, uint32_t most) override {
+    return absl::MakeConstSpan(tokens_).first(most);
+  }
+  uint32_t sequences() const { return sequences_; }
+
+ private:
+  const std::vector<int32_t> tokens_{10, 11, 12, 13, 14, 15, 16, 17};
+  uint32_t sequences_ = 0;
+};
+
+class SchedulerDraftsTest : public SchedulerTest {
+ protected:
+  void MakeDrafting(uint32_t parallel, uint32_t chunk, uint32_t pages) {
+    Make(parallel, chunk, pages);
+    scheduler_ =
+        std::make_unique<Scheduler>(SchedulerOptions{parallel, chunk}, pages_.get(), nullptr, &drafts_);
+  }
+  // Commits the last plan; each sequence accepts `accepted` drafts.
+  void Accept(const StepPlan& plan, uint32_t accepted) {
+    for (const ScheduledRows& rows : plan.sequences) {
+      scheduler_->Commit(rows.id, rows.known() - rows.first_position + accepted);
+      scheduler_->Append(rows.id, 1 + accepted);
+    }
+  }
+  ManyDrafts drafts_;
+};
+
+TEST_F(SchedulerDraftsTest, DecodingSequencesGetRowsForDrafts) {
+  MakeDrafting(2, 64, 16);
+  Add(1, 10);
+  Add(2, 5);
+  EXPECT_EQ(Rows(Step()), (RowMap{{1, 10}, {2, 5}})) << "prompts are not drafted";
+  for (int again = 0; again < 2; ++again) {  // a plan that was not committed
+    const StepPlan& plan = scheduler_->Plan();
+    EXPECT_EQ(Rows(plan), (RowMap{{1, 9}, {2, 9}}));
+    EXPECT_EQ(plan.rows, 18u);
+    EXPECT_EQ(plan.draft_rows, 16u);
+    EXPECT_EQ(plan.prefill_rows, 0u);
+    EXPECT_TRUE(plan.sequences[0].reaches_end);
+    EXPECT_EQ(plan.sequences[0].known(), 11u);
+    EXPECT_EQ(drafts_.sequences(), 2u);
+  }
+  Accept(scheduler_->Plan(), 3);
+  const StepPlan& next = scheduler_->Plan();
+  EXPECT_EQ(next.sequences[0].first_position, 14u);
+  EXPECT_EQ(next.sequences[1].first_position, 9u);
+}
+
+TEST_F(SchedulerDraftsTest, StepWithAPromptHasNoDrafts) {
+  MakeDrafting(2, 4, 16);
+  Add(1, 4);
+  Step();
+  Add(2, 9);
+  EXPECT_EQ(Rows(Step()), (RowMap{{1, 1}, {2, 4}}));
+  EXPECT_EQ(Rows(Step()), (RowMap{{1, 1}, {2, 4}}));
+  EXPECT_EQ(Rows(scheduler_->Plan()), (RowMap{{1, 5}, {2, 1}})) << "at most the rows of a prompt";
+}
+
+TEST_F(SchedulerDraftsTest, DraftsUseFreePagesOnly) {
+  MakeDrafting(2, 64, 2);
+  Add(1, 28);
+  Add(2, 30);
+  Step();
+  const StepPlan& plan = scheduler_->Plan();
+  EXPECT_EQ(Rows(plan), (RowMap{{1, 4}, {2, 2}})) << "up to the end of the held page";
+  EXPECT_TRUE(plan.preempted.empty());
+  EXPECT_EQ(pages_->used(), 2u);
+}
+
 }  // namespace
 }  // namespace sluice::inferd

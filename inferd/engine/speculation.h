@@ -1,0 +1,93 @@
+// Speculation: each generating sequence's drafter, the drafts of each step, and what became of them.
+//
+// A step verifies drafts as rows behind the sequence's last token: each row is sampled with the seed and
+// position of plain decoding, and counts while its draft equals the token sampled before it. The logits of a
+// row depend on its tokens alone where the policies promise it, so that tokens, logprobs and ends are those
+// of plain decoding, at any temperature. K and V of wrong drafts are written over.
+//
+// Not for models with recurrent layers: their state cannot be cut behind the last right draft.
+//
+// Thread safety: thread-compatible; belongs to the engine thread.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "inferd/api/engine_api.h"
+#include "inferd/forward/drafter.h"
+#include "inferd/forward/engine_options.h"
+#include "inferd/forward/scheduler.h"
+#include "inferd/forward/sequence.h"
+#include "inferd/forward/speculation_governor.h"
+#include "inferd/policy/policies.h"
+
+namespace sluice::inferd {
+
+// Decision of an engine's start: `why` says for the log why it does not speculate, or what that may change.
+struct SpeculationRule {
+  bool on = false;
+  std::string why;
+};
+
+// `auto` speculates where the policies promise that a token does not depend on the batch, and refuses with a
+// reason otherwise. `ngram` also speculates without that promise; UNIMPLEMENTED naming the layer if the model
+// is recurrent, FAILED_PRECONDITION if rows are recorded or replayed.
+absl::StatusOr<SpeculationRule> SpeculationRuleOf(const EngineOptions& options, const Policies& policies,
+                                                  const ModelConfig& config);
+
+class Speculation final : public DraftSource {
+ public:
+  // `fixed_drafts`: that many drafts in every step, if there are so many; 0: the governor decides.
+  // `short_rope_limit`: as of StepRows: a sequence that grows beyond it is computed anew, so no draft reaches
+  // beyond it. `find` returns the sequence of an id.
+  Speculation(uint32_t fixed_drafts, uint32_t short_rope_limit,
+              std::function<const Sequence*(SequenceId)> find)
+      : fixed_drafts_(fixed_drafts), short_rope_limit_(short_rope_limit), find_(std::move(find)) {}
+
+  void BeginStep(uint32_t sequences) override;
+  absl::Span<const int32_t> DraftsFor(SequenceId id, uint32_t most) override;
+
+  // Notes the tokens that a committed step gave to the sequence of `rows`.
+  void NoteTokens(const ScheduledRows& rows, absl::Span<const int32_t> tokens);
+  // Ends a committed step without prompt rows that lasted `seconds`.
+  void EndStep(double seconds);
+
+  // Gives the sequence no more drafts: a row of one met an error that its own rows may not meet.
+  void Forgo(SequenceId id);
+  // Forgets a sequence that ended.
+  void Remove(SequenceId id);
+
+  void FillStats(EngineStats* stats) const;
+
+ private:
+  struct State {
+    NgramDrafter drafter;
+    SpeculationGovernor::Record record;
+    Draft draft;           // of the step being planned or run
+    uint32_t planned = 0;  // of these: rows of the step
+    bool forgone = false;
+  };
+
+  State* StateOf(SequenceId id, const Sequence& sequence);
+  uint32_t LimitOf(const Sequence& sequence) const;
+
+  const uint32_t fixed_drafts_;
+  const uint32_t short_rope_limit_;
+  const std::function<const Sequence*(SequenceId)> find_;
+  SpeculationGovernor governor_;
+  absl::flat_hash_map<SequenceId, std::unique_ptr<State>> states_;
+  std::vector<std::unique_ptr<State>> spare_;  // of ended sequences; their memory is used again
+  // The step being planned or run.
+  std::vector<SequenceId> step_;  // its decoding sequences
+  uint32_t step_drafts_ = 0;
+  uint32_t step_tokens_ = 0;
+  EngineStats counted_;  // its members about speculation
+};
+
+}  // namespace sluice::inferd

@@ -1,0 +1,149 @@
+#include "inferd/forward/speculation_governor.h"
+
+#include <algorithm>
+
+namespace sluice::inferd {
+namespace {
+
+// Chances before anything was compared, by class of confidence, and their weight in comparisons.
+constexpr std::array<double, Draft::kConfidences> kFirstChance = {0.35, 0.55, 0.7, 0.85};
+constexpr double kFirstWeight = 4;
+// Weight of the engine's comparisons in a sequence's chance.
+constexpr double kCommonWeight = 4;
+// Fade of sliding sums per comparison: a sequence's follow its text, the engine's change slowly.
+constexpr double kFade = 0.9;
+constexpr double kCommonFade = 0.995;
+
+// Cost of a row before it was measured: between resident experts (0.1 to 0.2) and missing ones (0.8).
+constexpr double kFirstRowCost = 0.5;
+// Bounds of one measured cost: one step's time may be an outlier.
+constexpr double kMinRowCost = 0.01;
+constexpr double kMaxRowCost = 4;
+// Weight of a new measurement in the sliding means of times and costs.
+constexpr double kLatest = 0.125;
+// The factor by which a draft must pay, against noise.
+constexpr double kMargin = 1.03;
+
+// Plain steps before the first draft, since the first ones fill caches.
+constexpr uint32_t kFirstPlainSteps = 4;
+// Steps with drafts after which a plain one measures the base again.
+constexpr uint32_t kPlainEvery = 32;
+// Plain steps after which a draft that seems too dear is tried again: least and most.
+constexpr uint32_t kFirstRetry = 64;
+constexpr uint32_t kLastRetry = 1024;
+// Drafts less likely are not tried again.
+constexpr double kWorthRetry = 0.5;
+
+// Rounds before a sequence may pause, and the weight of a round in its gain.
+constexpr uint32_t kFewestRounds = 6;
+constexpr double kLatestRound = 0.125;
+
+void Slide(double value, double weight, double* mean) { *mean += (value - *mean) * weight; }
+
+void Add(uint32_t confidence, uint32_t tried, uint32_t right, double fade,
+         SpeculationGovernor::Acceptance* sums) {
+  for (uint32_t i = 0; i < tried; ++i) {
+    sums->tried[confidence] = sums->tried[confidence] * fade + 1;
+    sums->right[confidence] = sums->right[confidence] * fade + (i < right ? 1 : 0);
+  }
+}
+
+}  // namespace
+
+SpeculationGovernor::SpeculationGovernor() {
+  for (Costs& costs : costs_) {
+    costs.row = kFirstRowCost;
+    costs.retry = kFirstRetry;
+  }
+}
+
+void SpeculationGovernor::BeginStep(uint32_t sequences) {
+  sequences_ = sequences;
+  drafts_ = 0;
+  expected_ = 0;
+}
+
+double SpeculationGovernor::Chance(uint32_t confidence, const Record& record) const {
+  const double common = (acceptance_.right[confidence] + kFirstWeight * kFirstChance[confidence]) /
+                        (acceptance_.tried[confidence] + kFirstWeight);
+  return (record.acceptance.right[confidence] + kCommonWeight * common) /
+         (record.acceptance.tried[confidence] + kCommonWeight);
+}
+
+uint32_t SpeculationGovernor::Choose(const Draft& draft, uint32_t most, const Record& record) {
+  most = std::min(most, draft.count);
+  if (most == 0 || record.pause > 0 || sequences_ > kMaxSequences) {
+    return 0;
+  }
+  const Costs& costs = costs_[sequences_];
+  if (costs.plain_steps < kFirstPlainSteps || costs.since_plain >= kPlainEvery) {
+    return 0;
+  }
+  const double chance = Chance(draft.confidence, record);
+  uint32_t count = 0;
+  for (double all_right = chance; count < most; all_right *= chance, ++count) {
+    // Worth it if (tokens + all_right) / (time + row) > tokens / time, in plain steps' time.
+    const double time = 1 + drafts_ * costs.row;
+    if (all_right * time <= (sequences_ + expected_) * costs.row * kMargin) {
+      break;
+    }
+    drafts_++;
+    expected_ += all_right;
+  }
+  if (count == 0 && drafts_ == 0 && chance >= kWorthRetry && costs.since_drafts >= costs.retry) {
+    drafts_ = count = 1;
+    expected_ = chance;
+  }
+  return count;
+}
+
+void SpeculationGovernor::NoteCompared(uint32_t confidence, uint32_t tried, uint32_t right, Record* record) {
+  Add(confidence, tried, right, kFade, &record->acceptance);
+  Add(confidence, tried, right, kCommonFade, &acceptance_);
+}
+
+double SpeculationGovernor::NoteStep(uint32_t sequences, uint32_t drafts, uint32_t tokens, double seconds) {
+  if (sequences == 0 || sequences > kMaxSequences || seconds <= 0) {
+    return 0;
+  }
+  Costs& costs = costs_[sequences];
+  if (drafts == 0) {
+    costs.plain_steps++;
+    Slide(seconds, std::max(kLatest, 1.0 / costs.plain_steps), &costs.plain);
+    costs.since_plain = 0;
+    costs.since_drafts++;
+    return 0;
+  }
+  costs.since_plain++;
+  costs.since_drafts = 0;
+  if (costs.plain <= 0) {
+    return 0;
+  }
+  const double cost = (seconds / costs.plain - 1) / drafts;
+  Slide(std::clamp(cost, kMinRowCost, kMaxRowCost), kLatest, &costs.row);
+  const double gain = tokens * costs.plain / (sequences * seconds);
+  costs.retry = gain >= 1 ? kFirstRetry : std::min(2 * costs.retry, kLastRetry);
+  saved_seconds_ += tokens * costs.plain / sequences - seconds;
+  return gain;
+}
+
+void SpeculationGovernor::NoteGain(double gain, Record* record) {
+  if (gain <= 0) {
+    record->pause -= record->pause > 0 ? 1 : 0;
+    return;
+  }
+  Slide(gain, kLatestRound, &record->gain);
+  if (++record->rounds < kFewestRounds) {
+    return;
+  }
+  if (record->gain >= 1) {
+    record->next_pause = kFirstPause;
+    return;
+  }
+  record->pause = record->next_pause;
+  record->next_pause = std::min(2 * record->next_pause, kLongestPause);
+  record->gain = 1;
+  record->rounds = 0;
+}
+
+}  // namespace sluice::inferd

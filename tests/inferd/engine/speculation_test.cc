@@ -1,0 +1,323 @@
+// Speculation never changes an answer: tokens, logprobs, text and ends equal those of plain decoding, in
+// random draws of requests, devices, batches, budgets, drafts, cancels and deaths of weightd.
+#include "inferd/engine/speculation.h"
+
+#include <algorithm>
+#include <array>
+#include <numeric>
+#include <random>
+#include <vector>
+
+#include "common/text/tokenizer.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "inferd/cache/slab_plan.h"
+#include "inferd/model/kv_cache.h"
+#include "tests/inferd/engine/engine_fixture.h"
+
+namespace sluice::inferd {
+namespace {
+
+using testing::HasSubstr;
+
+template <typename T>
+T OneOf(std::mt19937* random, std::initializer_list<T> values) {
+  return *(values.begin() + (*random)() % values.size());
+}
+
+uint64_t SumOf(const std::array<uint64_t, 8>& counts) {
+  return std::accumulate(counts.begin(), counts.end(), uint64_t{0});
+}
+
+struct Case {
+  const char* name;
+  const char* folder;  // of a model; empty: made here
+  uint32_t window = 0;
+  uint32_t draws = 6;
+  bool text = false;  // the folder has a tokenizer
+};
+
+class SpeculationTest : public testing::TestWithParam<Case> {
+ protected:
+  static constexpr int kRequests = 7;
+
+  void SetUp() override {
+    pack_ = dir_.File("pack");
+    const std::string folder = GetParam().folder;
+    TinyModelSpec tiny = SmallModel();
+    tiny.sliding_window = GetParam().window;
+    const absl::Status packed =
+        folder.empty() ? PackTiny(tiny, dir_.File("model"), pack_) : PackFolder(folder, pack_);
+    ASSERT_TRUE(packed.ok()) << packed;
+    if (GetParam().text) {
+      absl::StatusOr<std::unique_ptr<Tokenizer>> tokenizer = Tokenizer::Load(folder);
+      ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
+      tokenizer_ = std::move(*tokenizer);
+    }
+    vocab_ = (*Pack::Open(pack_))->config().vocab;
+    std::mt19937 random(11);
+    for (int i = 0; i < kRequests; ++i) {
+      specs_.push_back(RandomSpec(i, &random));
+    }
+    TestEngineOptions plain = Options();
+    plain.engine.parallel = 1;
+    absl::StatusOr<TestEngine> test = StartEngine(pack_, plain);
+    ASSERT_TRUE(test.ok()) << test.status();
+    for (const GenerateSpec& spec : specs_) {
+      wanted_.push_back(std::make_shared<CollectingSink>());
+      ASSERT_TRUE(test->engine->Generate(spec, wanted_.back()).ok());
+      ASSERT_TRUE(wanted_.back()->Await().ok()) << wanted_.back()->Await();
+    }
+    EXPECT_EQ(SumOf(AwaitQuiet(*test->engine).drafts_verified), 0u);
+  }
+
+  TestEngineOptions Options() const {
+    TestEngineOptions options;
+    options.engine.context = 256;
+    options.engine.max_logprobs = 5;
+    options.engine.stall_limit = absl::Seconds(60);  // a loaded machine must not fail the test
+    options.engine.weightd_grace = absl::Seconds(60);
+    options.tokenizer = tokenizer_.get();
+    return options;
+  }
+
+  // A prompt that repeats itself with changes, so that drafts are right for a while.
+  std::vector<int32_t> RepeatingPrompt(std::mt19937* random) const {
+    std::vector<int32_t> prompt;
+    if (tokenizer_ != nullptr) {
+      prompt =
+          *tokenizer_->Encode("The film is a story about a man. The film is a story about a woman. The film");
+      prompt.resize(prompt.size() - (*random)() % 3);
+      return prompt;
+    }
+    for (uint32_t i = 0; i < 6 + (*random)() % 12; ++i) prompt.push_back(4 + (*random)() % (vocab_ - 4));
+    for (size_t from = 0; prompt.size() < 40; ++from) {
+      prompt.push_back((*random)() % 9 == 0 ? 4 + (*random)() % (vocab_ - 4) : prompt[from]);
+    }
+    return prompt;
+  }
+
+  GenerateSpec RandomSpec(int i, std::mt19937* random) const {
+    GenerateSpec spec = GreedySpec(absl::StrCat("r", i), RepeatingPrompt(random), 30 + (*random)() % 60);
+    spec.logprobs = OneOf(random, {0u, 5u});
+    spec.sampling.seed = (*random)();
+    spec.sampling.temperature = i < 3 ? 0.0f : OneOf(random, {0.2f, 0.5f, 1.0f});
+    spec.sampling.top_p = OneOf(random, {1.0f, 0.9f});
+    spec.sampling.top_k = OneOf(random, {0u, 5u});
+    spec.sampling.frequency_penalty = i == 5 ? 0.3f : 0.0f;
+    for (int32_t id = 4; i % 3 == 1 && id < 10; ++id) {
+      spec.sampling.logit_bias.emplace_back(id,
+                                            30.0f);  // few words: an untrained model repeats pairs of them
+    }
+    spec.stopping.min_tokens = OneOf(random, {0u, 12u});
+    spec.stopping.ignore_eos = (*random)() % 2 == 0;
+    spec.stopping.stop_token_ids = {static_cast<int32_t>(4 + (*random)() % (vocab_ - 4))};
+    if (tokenizer_ != nullptr && i % 2 == 0) {
+      spec.stopping.stop = {"never in the text", i == 0 ? "story" : "."};
+    }
+    if (tokenizer_ != nullptr && i == 6) {
+      spec.stopping.stop_token_ids = {};
+      spec.constraint =
+          GrammarSpec{GrammarSpec::Kind::kRegex, "( [a-z]{1,9}){2,6}( the story){9}\\.", {}, {}, {}};
+    }
+    return spec;
+  }
+
+  TestEngineOptions RandomOptions(std::mt19937* random) const {
+    TestEngineOptions options = Options();
+    const std::unique_ptr<Pack> pack = *Pack::Open(pack_);
+    options.threads = OneOf(random, {0u, 1u, 2u});
+    options.engine.parallel = OneOf(random, {1u, 3u, 7u});
+    options.engine.prefill_chunk = OneOf(random, {1u, 5u, 64u});
+    options.engine.prefix_cache = (*random)() % 3 != 0;
+    options.engine.speculate = SpeculateMode::kAuto;
+    options.engine.drafts = OneOf(random, {1u, 2u, 4u, 8u, 8u});
+    if ((*random)() % 2 == 0) {  // pages for one context and little more: sequences are preempted
+      options.engine.kv_budget = (KvPages::PagesFor(options.engine.context) + (*random)() % 5) *
+                                 KvBytesPerPage(pack->config(), options.engine.kv);
+    }
+    const uint64_t smallest = SmallestBudget(pack_, std::max(1u, options.threads));
+    const uint64_t all = pack->dense_bytes() + pack->total_expert_bytes();
+    options.weights.dram_budget = std::max(smallest, OneOf(random, {all, all / 2, smallest}));
+    options.weights.max_delay_polls = OneOf(random, {0u, 3u});
+    options.weights.no_room_chance = OneOf(random, {0.0, 0.1});
+    if ((*random)() % 3 == 0) {
+      options.engine.device = DeviceKind::kSim;
+      const uint64_t least = SmallestDeviceBudget(*pack);
+      options.engine.slab.budget = OneOf(random, {least, pack->total_expert_bytes(), uint64_t{0}});
+      options.engine.virtual_clock = (*random)() % 2 == 0;
+    }
+    options.delay_seed = !options.engine.virtual_clock && (*random)() % 4 == 0 ? 1 + (*random)() % 99 : 0;
+    return options;
+  }
+
+  void RunDraw(uint32_t draw) {
+    std::mt19937 random(300 + draw);
+    absl::StatusOr<TestEngine> test = StartEngine(pack_, RandomOptions(&random));
+    ASSERT_TRUE(test.ok()) << test.status();
+    if (random() % 4 == 0) {
+      test->client->DisconnectAfterPolls(random() % 300);
+    }
+    std::vector<std::shared_ptr<CollectingSink>> answers;
+    for (const GenerateSpec& spec : specs_) {
+      answers.push_back(std::make_shared<CollectingSink>());
+      ASSERT_TRUE(test->engine->Generate(spec, answers.back()).ok());
+    }
+    const size_t cancelled = random() % (2 * answers.size());  // half of the draws cancel nothing
+    if (cancelled < answers.size()) {
+      answers[cancelled]->AwaitTokens(1 + random() % 20);
+      test->engine->Cancel(specs_[cancelled].request_id).IgnoreError();  // it may have ended
+    }
+    for (size_t i = 0; i < answers.size(); ++i) {
+      const absl::Status status = answers[i]->Await();
+      ASSERT_TRUE(status.ok() || (i == cancelled && absl::IsCancelled(status))) << status;
+      ASSERT_NO_FATAL_FAILURE(ExpectSame(*answers[i], *wanted_[i], status.ok())) << "request " << i;
+    }
+    const EngineStats stats = AwaitQuiet(*test->engine);
+    verified_ += SumOf(stats.drafts_verified);
+    accepted_ += SumOf(stats.drafts_accepted);
+    EXPECT_EQ(stats.kv_pages_used, 0u);
+    EXPECT_EQ(stats.expert_leases_held, 0u);
+    EXPECT_EQ(test->client->violation(), "");
+  }
+
+  // `whole`: the answer came to its end; otherwise it is a part of the wanted one.
+  static void ExpectSame(const CollectingSink& got, const CollectingSink& wanted, bool whole) {
+    const std::vector<TokenOut> tokens = got.tokens();
+    const std::vector<TokenOut> all = wanted.tokens();
+    ASSERT_LE(tokens.size(), all.size());
+    for (size_t t = 0; t < tokens.size(); ++t) {
+      ASSERT_EQ(tokens[t].token_id, all[t].token_id) << "token " << t;
+      ASSERT_EQ(tokens[t].logprob, all[t].logprob) << "token " << t;
+      ASSERT_EQ(tokens[t].candidates.size(), all[t].candidates.size()) << "token " << t;
+      for (size_t c = 0; c < all[t].candidates.size(); ++c) {
+        ASSERT_EQ(tokens[t].candidates[c].token_id, all[t].candidates[c].token_id) << "token " << t;
+        ASSERT_EQ(tokens[t].candidates[c].logprob, all[t].candidates[c].logprob) << "token " << t;
+      }
+    }
+    if (whole) {
+      ASSERT_EQ(tokens.size(), all.size());
+      ASSERT_EQ(got.pieces(), wanted.pieces());
+      ASSERT_EQ(got.info().reason, wanted.info().reason);
+      ASSERT_EQ(got.info().matched_stop_id, wanted.info().matched_stop_id);
+      ASSERT_EQ(got.info().matched_stop_string, wanted.info().matched_stop_string);
+      ASSERT_EQ(got.info().usage.completion_tokens, wanted.info().usage.completion_tokens);
+      ASSERT_LE(got.info().usage.accepted_tokens, got.info().usage.drafted_tokens);
+      ASSERT_LT(got.info().usage.accepted_tokens, got.info().usage.completion_tokens);
+    }
+  }
+
+  TempDir dir_;
+  std::string pack_;
+  std::unique_ptr<Tokenizer> tokenizer_;
+  uint32_t vocab_ = 0;
+  std::vector<GenerateSpec> specs_;
+  std::vector<std::shared_ptr<CollectingSink>> wanted_;
+  uint64_t verified_ = 0;  // of all draws
+  uint64_t accepted_ = 0;
+};
+
+TEST_P(SpeculationTest, AnswersEqualPlainDecoding) {
+  const char* stress = std::getenv("SLUICE_STRESS");
+  const uint32_t factor = stress != nullptr && std::string(stress) == "full" ? 20 : 1;
+  for (uint32_t draw = 0; draw < factor * GetParam().draws; ++draw) {
+    RunDraw(draw);
+    ASSERT_FALSE(HasFailure()) << "draw " << draw;
+  }
+  EXPECT_GT(accepted_, 0u);
+  EXPECT_GT(verified_, accepted_) << "no draft was wrong";
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, SpeculationTest,
+                         testing::Values(Case{"Mixtral", "", 0, 16}, Case{"SlidingWindow", "", 40, 8},
+                                         Case{"DeepSeekV3", "tests/data/tiny/deepseek_v3"},
+                                         Case{"Glm4Moe", "tests/data/tiny/glm4_moe"},
+                                         Case{"GptOss", "tests/data/tiny/gpt_oss"},
+                                         Case{"Gemma4", "tests/data/tiny/gemma4"},
+                                         Case{"Qwen3Moe", "tests/data/tiny/qwen3_moe"},
+                                         Case{"Sample", "deploy/sample", 0, 4, true}),
+                         [](const testing::TestParamInfo<Case>& info) { return info.param.name; });
+
+// The rule of the start.
+class SpeculationRuleTest : public testing::Test {
+ protected:
+  static absl::StatusOr<SpeculationRule> RuleOf(const EngineOptions& options, const ModelConfig& config) {
+    return SpeculationRuleOf(options, *PoliciesOf(options.preset, options.policies, options.device), config);
+  }
+  static ModelConfig Recurrent() {
+    ModelConfig config;
+    config.layers.resize(2);
+    config.layers[1].attention.kind = AttentionKind::kMamba;
+    return config;
+  }
+  EngineOptions options_{.speculate = SpeculateMode::kAuto};
+};
+
+TEST_F(SpeculationRuleTest, ExactSpeculatesByDefault) {
+  EXPECT_TRUE(RuleOf(options_, ModelConfig())->on);
+  options_.speculate = SpeculateMode::kOff;
+  EXPECT_FALSE(RuleOf(options_, ModelConfig())->on);
+  EXPECT_EQ(RuleOf(options_, ModelConfig())->why, "");
+}
+
+TEST_F(SpeculationRuleTest, RecurrentLayersAreNamed) {
+  EXPECT_FALSE(RuleOf(options_, Recurrent())->on);
+  EXPECT_THAT(RuleOf(options_, Recurrent())->why, HasSubstr("layer 1 is recurrent"));
+  options_.speculate = SpeculateMode::kNgram;
+  EXPECT_TRUE(absl::IsUnimplemented(RuleOf(options_, Recurrent()).status()));
+}
+
+TEST_F(SpeculationRuleTest, TracesHavePlainRowsAlone) {
+  options_.trace = "/t";
+  EXPECT_FALSE(RuleOf(options_, ModelConfig())->on);
+  options_.speculate = SpeculateMode::kNgram;
+  EXPECT_TRUE(absl::IsFailedPrecondition(RuleOf(options_, ModelConfig()).status()));
+}
+
+TEST_F(SpeculationRuleTest, PresetsWithoutThePromiseSayIt) {
+  options_.device = DeviceKind::kSim;
+  options_.policies.policy = {"routing=cache_aware"};
+  EXPECT_FALSE(RuleOf(options_, ModelConfig())->on);
+  EXPECT_THAT(RuleOf(options_, ModelConfig())->why, HasSubstr("depend on the batch"));
+  options_.speculate = SpeculateMode::kNgram;
+  EXPECT_TRUE(RuleOf(options_, ModelConfig())->on);
+  EXPECT_THAT(RuleOf(options_, ModelConfig())->why, HasSubstr("may change tokens"));
+}
+
+// The governor decides in a running engine.
+class GovernedSpeculationTest : public EngineTest {};
+
+TEST_F(GovernedSpeculationTest, UsageAndStatisticsCountDrafts) {
+  options_.engine.speculate = SpeculateMode::kNgram;
+  options_.engine.drafts = 4;
+  Start();
+  auto sink = std::make_shared<CollectingSink>();
+  ASSERT_TRUE(engine().Generate(GreedySpec("g", {4, 5, 6, 4, 5, 6, 4, 5}, 120), sink).ok());
+  ASSERT_TRUE(sink->Await().ok());
+  const EngineStats stats = AwaitQuiet(engine());
+  const Usage usage = sink->info().usage;
+  EXPECT_EQ(usage.drafted_tokens, SumOf(stats.drafts_verified));
+  EXPECT_EQ(usage.accepted_tokens, SumOf(stats.drafts_accepted));
+  EXPECT_EQ(stats.generated_tokens, 120u);
+  EXPECT_EQ(stats.decode_steps + usage.accepted_tokens + 1, 120u) << "the first token is the prompt's";
+  EXPECT_GE(stats.drafts_accepted[0], stats.drafts_accepted[3]);
+}
+
+TEST_F(GovernedSpeculationTest, DraftsFollowMeasuredTimes) {
+  options_.engine.speculate = SpeculateMode::kAuto;
+  Start();
+  EXPECT_EQ(Answer(GreedySpec("g", {4, 5, 6, 4, 5, 6, 4, 5}, 200)).size(), 200u);
+  EXPECT_EQ(AwaitQuiet(engine()).generated_tokens, 200u);
+}
+
+TEST_F(GovernedSpeculationTest, ScoresAreNotDrafted) {
+  options_.engine.speculate = SpeculateMode::kNgram;
+  options_.engine.drafts = 8;
+  Start();
+  const std::vector<int32_t> input(40, 7);
+  ASSERT_TRUE(ScoreLogits(&engine(), "s", input).ok());
+  EXPECT_EQ(SumOf(AwaitQuiet(engine()).drafts_verified), 0u);
+}
+
+}  // namespace
+}  // namespace sluice::inferd
