@@ -32,6 +32,7 @@ EngineCore::EngineCore(const EnginePlan& plan, PolicyChoice choice, WeightClient
       virtual_clock_(clock),
       fetches_(client_, backend_.get(), clock == nullptr ? static_cast<const Clock*>(&real_clock_) : clock),
       rows_(plan.forward, client_->pack().config().vocab, ShortRopeLimit(client_->pack().config())),
+      recurrent_(StateBytesPerSequence(client_->pack().config()) > 0),
       scan_rows_(ScanRows(client_->pack().config())),
       chunk_(plan.options.prefill_chunk,
              std::max(plan.options.prefill_chunk, plan.options.max_prefill_chunk)) {}
@@ -109,11 +110,10 @@ absl::Status EngineCore::Setup() {
 }
 
 absl::Status EngineCore::MakeSpeculation(const Policies& policies) {
-  ASSIGN_OR_RETURN(const SpeculationRule rule,
-                   SpeculationRuleOf(plan_.options, policies, client_->pack().config()));
+  ASSIGN_OR_RETURN(const SpeculationRule rule, SpeculationRuleOf(plan_.options, policies));
   speculation_rule_ = rule.why;
   if (rule.on) {
-    speculation_ = std::make_unique<Speculation>(plan_.options.drafts, rows_.short_rope_limit(),
+    speculation_ = std::make_unique<Speculation>(plan_.options.drafts, recurrent_, rows_.short_rope_limit(),
                                                  [this](SequenceId id) { return sequences_.at(id).get(); });
   }
   return absl::OkStatus();
@@ -129,8 +129,7 @@ void EngineCore::MakeScheduler(const Policies& policies) {
         PrefixCacheOptions{
             rule.reuse,
             absl::StrCat(PrefixIdentity(pack.model_id(), options, policies), "; ", backend_->Describe()),
-            StateBytesPerSequence(pack.config()) > 0, plan_.kept_states, options.parallel,
-            rows_.short_rope_limit()},
+            recurrent_, plan_.kept_states, options.parallel, rows_.short_rope_limit()},
         PrefixCache::Parts{kv_.get(), states_.get(), &backend_->queue(),
                            [this](SequenceId id) { return sequences_.at(id).get(); }});
   }
@@ -453,7 +452,8 @@ void EngineCore::CommitStep() {
   }
 }
 
-// Commits the rows of one sequence: all but those of wrong drafts, which are behind its last token.
+// Commits the rows of one sequence: all but those of wrong drafts, which are behind its last token, or none
+// if its states would be those of a wrong draft.
 void EngineCore::CommitRows(const StepRows::Running& running) {
   Sequence* sequence = running.sequence;
   const ScheduledRows& rows = running.rows;
@@ -470,7 +470,9 @@ void EngineCore::CommitRows(const StepRows::Running& running) {
     speculation_->NoteTokens(rows, tokens);
     sequence->NoteDrafts(static_cast<uint32_t>(rows.drafts.size()), accepted);
   }
-  if (sequence->state() != Sequence::State::kFailed) {
+  // A recurrent state behind a wrong draft is of no use, so that the next step redoes the rows.
+  const bool redo = recurrent_ && accepted < rows.drafts.size();
+  if (sequence->state() != Sequence::State::kFailed && !redo) {
     states_->Commit(rows.slot);
     scheduler_->Commit(rows.id, known + accepted - rows.first_position);
     if (prefixes_ != nullptr) {
@@ -481,6 +483,9 @@ void EngineCore::CommitRows(const StepRows::Running& running) {
     case Sequence::State::kRunning:
       if (appended > 0) {
         CountTokens(rows.id, appended, *sequence);
+      }
+      if (redo) {
+        scheduler_->Redo(rows.id);
       }
       break;
     case Sequence::State::kFinished:

@@ -200,6 +200,7 @@ class EngineCore final {
   absl::flat_hash_map<SequenceId, std::unique_ptr<Sequence>> sequences_;
   double link_gbps_ = 0;  // rate of a throttled or modelled link; 0: none
   uint64_t step_number_ = 0;
+  const bool recurrent_;      // the model has recurrent states
   const uint32_t scan_rows_;  // minimum prompt rows of a scan; 0: no step is a scan
   ChunkPace chunk_;
   std::function<void(const absl::Status&)> on_save_failure_;

@@ -9,13 +9,6 @@
 namespace sluice::inferd {
 namespace {
 
-// Index of the first recurrent layer; the number of layers if there is none.
-size_t FirstRecurrent(const ModelConfig& config) {
-  const auto found = std::find_if(config.layers.begin(), config.layers.end(),
-                                  [](const LayerConfig& layer) { return IsRecurrent(layer.attention.kind); });
-  return static_cast<size_t>(found - config.layers.begin());
-}
-
 bool PromisesBatches(const Policies& policies) {
   const std::vector<PolicyPromise> promises = Promises(policies);
   return std::all_of(promises.begin(), promises.end(), [](const PolicyPromise& p) { return p.kept; });
@@ -23,19 +16,10 @@ bool PromisesBatches(const Policies& policies) {
 
 }  // namespace
 
-absl::StatusOr<SpeculationRule> SpeculationRuleOf(const EngineOptions& options, const Policies& policies,
-                                                  const ModelConfig& config) {
+absl::StatusOr<SpeculationRule> SpeculationRuleOf(const EngineOptions& options, const Policies& policies) {
   const bool wanted = options.speculate == SpeculateMode::kNgram;
   if (options.speculate == SpeculateMode::kOff) {
     return SpeculationRule{};
-  }
-  if (const size_t layer = FirstRecurrent(config); layer < config.layers.size()) {
-    const std::string why = absl::StrCat(
-        "layer ", layer, " is recurrent, and its state cannot be cut behind the last right draft");
-    if (wanted) {
-      return absl::UnimplementedError(absl::StrCat("--speculate ngram: ", why));
-    }
-    return SpeculationRule{false, absl::StrCat("no speculation: ", why)};
   }
   if (!options.trace.empty() || !options.replay_trace.empty()) {
     const char* why = "a trace has the rows of plain decoding alone";
@@ -59,6 +43,7 @@ absl::StatusOr<SpeculationRule> SpeculationRuleOf(const EngineOptions& options, 
 void Speculation::BeginStep(uint32_t sequences) {
   step_.clear();
   step_drafts_ = 0;
+  step_redone_ = 0;
   step_tokens_ = 0;
   governor_.BeginStep(sequences);
 }
@@ -117,6 +102,8 @@ void Speculation::NoteTokens(const ScheduledRows& rows, absl::Span<const int32_t
   }
   governor_.NoteCompared(draft.confidence, tried, right, &state->record);
   state->draft.count = 0;
+  state->redone = rows.redone;
+  step_redone_ += rows.redone;
   const uint32_t verified = static_cast<uint32_t>(rows.drafts.size());
   step_drafts_ += verified;
   for (uint32_t i = 0; i < verified; ++i) {
@@ -127,11 +114,12 @@ void Speculation::NoteTokens(const ScheduledRows& rows, absl::Span<const int32_t
 
 void Speculation::EndStep(double seconds) {
   const uint32_t sequences = static_cast<uint32_t>(step_.size());
-  const double gain = governor_.NoteStep(sequences, step_drafts_, step_tokens_, seconds);
+  const double gain = governor_.NoteStep(sequences, step_drafts_ + step_redone_, step_tokens_, seconds);
   counted_.speculation_steps += step_drafts_ > 0 ? 1 : 0;
   for (const SequenceId id : step_) {
     if (const auto found = states_.find(id); found != states_.end()) {
-      SpeculationGovernor::NoteGain(found->second->planned > 0 ? gain : 0, &found->second->record);
+      State* state = found->second.get();
+      SpeculationGovernor::NoteGain(state->planned + state->redone > 0 ? gain : 0, &state->record);
     }
   }
 }

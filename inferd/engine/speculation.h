@@ -5,7 +5,8 @@
 // row depend on its tokens alone where the policies promise it, so that tokens, logprobs and ends are those
 // of plain decoding, at any temperature. K and V of wrong drafts are written over.
 //
-// Not for models with recurrent layers: their state cannot be cut behind the last right draft.
+// The state of recurrent layers cannot be cut behind the last right draft: after a wrong one the step's rows
+// are not committed, and the next step computes the right ones again with its own.
 //
 // Thread safety: thread-compatible; belongs to the engine thread.
 #pragma once
@@ -35,20 +36,22 @@ struct SpeculationRule {
   std::string why;
 };
 
-// `auto` speculates where the policies promise that a token does not depend on the batch, and refuses with a
-// reason otherwise. `ngram` also speculates without that promise; UNIMPLEMENTED naming the layer if the model
-// is recurrent, FAILED_PRECONDITION if rows are recorded or replayed.
-absl::StatusOr<SpeculationRule> SpeculationRuleOf(const EngineOptions& options, const Policies& policies,
-                                                  const ModelConfig& config);
+// `auto` speculates where the policies promise that a token does not depend on the batch, and says otherwise
+// why not. `ngram` also speculates without that promise; FAILED_PRECONDITION if rows are recorded or
+// replayed.
+absl::StatusOr<SpeculationRule> SpeculationRuleOf(const EngineOptions& options, const Policies& policies);
 
 class Speculation final : public DraftSource {
  public:
   // `fixed_drafts`: that many drafts in every step, if there are so many; 0: the governor decides.
-  // `short_rope_limit`: as of StepRows: a sequence that grows beyond it is computed anew, so no draft reaches
-  // beyond it. `find` returns the sequence of an id.
-  Speculation(uint32_t fixed_drafts, uint32_t short_rope_limit,
+  // `recurrent`: the model has recurrent layers. `short_rope_limit`: as of StepRows: a sequence that grows
+  // beyond it is computed anew, so no draft reaches beyond it. `find` returns the sequence of an id.
+  Speculation(uint32_t fixed_drafts, bool recurrent, uint32_t short_rope_limit,
               std::function<const Sequence*(SequenceId)> find)
-      : fixed_drafts_(fixed_drafts), short_rope_limit_(short_rope_limit), find_(std::move(find)) {}
+      : fixed_drafts_(fixed_drafts),
+        short_rope_limit_(short_rope_limit),
+        find_(std::move(find)),
+        governor_(/*redoes=*/recurrent) {}
 
   void BeginStep(uint32_t sequences) override;
   absl::Span<const int32_t> DraftsFor(SequenceId id, uint32_t most) override;
@@ -71,6 +74,7 @@ class Speculation final : public DraftSource {
     SpeculationGovernor::Record record;
     Draft draft;           // of the step being planned or run
     uint32_t planned = 0;  // of these: rows of the step
+    uint32_t redone = 0;   // rows of the step that an earlier one computed too
     bool forgone = false;
   };
 
@@ -86,6 +90,7 @@ class Speculation final : public DraftSource {
   // The step being planned or run.
   std::vector<SequenceId> step_;  // its decoding sequences
   uint32_t step_drafts_ = 0;
+  uint32_t step_redone_ = 0;
   uint32_t step_tokens_ = 0;
   EngineStats counted_;  // its members about speculation
 };

@@ -167,7 +167,8 @@ void Scheduler::PlanDrafts() {
   drafts_->BeginStep(static_cast<uint32_t>(plan_.sequences.size()));
   for (ScheduledRows& rows : plan_.sequences) {
     const auto end = [&rows](uint32_t drafts) { return rows.known() + drafts; };
-    uint32_t most = std::min(chunk_left_, Draft::kMaxTokens);
+    // Redone rows are committed first: with drafts they might have to be redone again and again.
+    uint32_t most = rows.redone > 0 ? 0 : std::min(chunk_left_, Draft::kMaxTokens);
     while (most > 0 && pages_->Missing(rows.slot, end(most)) > pages_->free_pages()) {
       --most;
     }
@@ -189,12 +190,15 @@ void Scheduler::PlanDecode() {
   // rows stay.
   for (size_t i = 0; i < running_.size();) {
     Entry* entry = running_[i];
-    if (entry->blocked || entry->missing() != 1) {
+    // Rows to redo take the place of prompt rows; without room for them they are planned like a prompt.
+    if (entry->blocked || entry->missing() != 1 + entry->redo || entry->redo > chunk_left_) {
       ++i;
       continue;
     }
     if (MakeRoom(entry, entry->request.length)) {
-      PlanRows(entry, 1);
+      chunk_left_ -= entry->redo;
+      PlanRows(entry, 1 + entry->redo);
+      plan_.sequences.back().redone = entry->redo;
       ++i;
     } else {
       Preempt(entry);  // the next entry moved to index i
@@ -281,6 +285,7 @@ void Scheduler::StartIn(Entry* entry, uint32_t slot) {
       prefixes_ == nullptr ? PrefixSource::Start() : prefixes_->Begin(entry->request.id, slot);
   entry->slot = slot;
   entry->computed = start.computed;
+  entry->redo = 0;
   entry->stop = start.stop;
 }
 
@@ -405,16 +410,22 @@ void Scheduler::PlanRows(Entry* entry, uint32_t rows) {
   entry->planned = true;
   plan_.rows += rows;
   plan_.sequences.push_back(
-      {entry->request.id, entry->slot, entry->computed, rows, rows == entry->missing(), {}});
+      {entry->request.id, entry->slot, entry->computed, rows, /*redone=*/0, rows == entry->missing(), {}});
 }
 
 void Scheduler::Commit(SequenceId id, uint32_t rows) {
   Entry* entry = entries_.at(id).get();
   entry->computed += rows;
+  entry->redo = 0;
   entry->client->served += rows;
 }
 
 void Scheduler::Append(SequenceId id, uint32_t tokens) { entries_.at(id)->request.length += tokens; }
+
+void Scheduler::Redo(SequenceId id) {
+  Entry* entry = entries_.at(id).get();
+  entry->redo = entry->missing() - 1;
+}
 
 void Scheduler::WithoutPages(absl::FunctionRef<void()> change) {
   while (!running_.empty()) {

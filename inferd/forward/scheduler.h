@@ -95,7 +95,8 @@ struct ScheduledRows {
   uint32_t slot = 0;
   uint32_t first_position = 0;
   uint32_t rows = 0;
-  bool reaches_end = false;          // the last row but those of drafts is that of the last known token
+  uint32_t redone = 0;       // of these: first rows that an earlier step computed too, see Scheduler::Redo()
+  bool reaches_end = false;  // the last row but those of drafts is that of the last known token
   absl::Span<const int32_t> drafts;  // tokens that may follow; lives until the next plan
 
   // Number of known tokens after the rows but those of drafts.
@@ -147,6 +148,9 @@ class Scheduler {
   void Commit(SequenceId id, uint32_t rows);
   // Notes that `id` has `tokens` more known tokens.
   void Append(SequenceId id, uint32_t tokens = 1);
+  // Notes, after Append(), that no row of the step was committed: the next decode step computes them with the
+  // last token's. For recurrent states, which cannot be cut behind the last right draft.
+  void Redo(SequenceId id);
   // Discards the cached positions of `id`, which runs: releases its pages, and computes it anew in its slot.
   void Restart(SequenceId id);
 
@@ -171,6 +175,7 @@ class Scheduler {
     uint32_t slot = kNoSlot;
     uint32_t computed = 0;  // positions in the cache
     uint32_t stop = 0;      // PrefixSource::Start::stop
+    uint32_t redo = 0;      // known tokens before the last that the next decode step computes
     bool has_run = false;   // true after the first admission
     bool blocked = false;
     uint32_t blocked_plans = 0;  // number of consecutive blocked plans

@@ -22,7 +22,7 @@ constexpr double kMaxRowCost = 4;
 // Weight of a new measurement in the sliding means of times and costs.
 constexpr double kLatest = 0.125;
 // The factor by which a draft must pay, against noise.
-constexpr double kMargin = 1.03;
+constexpr double kMargin = 1.02;
 
 // Plain steps before the first draft, since the first ones fill caches.
 constexpr uint32_t kFirstPlainSteps = 4;
@@ -50,7 +50,7 @@ void Add(uint32_t confidence, uint32_t tried, uint32_t right, double fade,
 
 }  // namespace
 
-SpeculationGovernor::SpeculationGovernor() {
+SpeculationGovernor::SpeculationGovernor(bool redoes) : redoes_(redoes) {
   for (Costs& costs : costs_) {
     costs.row = kFirstRowCost;
     costs.retry = kFirstRetry;
@@ -59,7 +59,7 @@ SpeculationGovernor::SpeculationGovernor() {
 
 void SpeculationGovernor::BeginStep(uint32_t sequences) {
   sequences_ = sequences;
-  drafts_ = 0;
+  rows_ = 0;
   expected_ = 0;
 }
 
@@ -80,20 +80,35 @@ uint32_t SpeculationGovernor::Choose(const Draft& draft, uint32_t most, const Re
     return 0;
   }
   const double chance = Chance(draft.confidence, record);
+  // Tokens a plain step's time, for each number of drafts.
+  const auto rate = [&](double rows, double right) {
+    return (sequences_ + expected_ + right) / (1 + (rows_ + rows) * costs.row);
+  };
+  double best = rate(0, 0) * kMargin;
   uint32_t count = 0;
-  for (double all_right = chance; count < most; all_right *= chance, ++count) {
-    // Worth it if (tokens + all_right) / (time + row) > tokens / time, in plain steps' time.
-    const double time = 1 + drafts_ * costs.row;
-    if (all_right * time <= (sequences_ + expected_) * costs.row * kMargin) {
-      break;
+  double rows = 0;
+  double right = 0;
+  double all_before = 1;  // the chance that all drafts before this one are right
+  double redone = 0;
+  double sum = 0;
+  for (uint32_t i = 1; i <= most; ++i) {
+    redone += redoes_ ? all_before * (1 - chance) * i : 0;
+    all_before *= chance;
+    sum += all_before;
+    if (rate(i + redone, sum) > best) {
+      best = rate(i + redone, sum);
+      count = i;
+      rows = i + redone;
+      right = sum;
     }
-    drafts_++;
-    expected_ += all_right;
   }
-  if (count == 0 && drafts_ == 0 && chance >= kWorthRetry && costs.since_drafts >= costs.retry) {
-    drafts_ = count = 1;
-    expected_ = chance;
+  if (count == 0 && rows_ == 0 && chance >= kWorthRetry && costs.since_drafts >= costs.retry) {
+    count = 1;
+    rows = 1;
+    right = chance;
   }
+  rows_ += rows;
+  expected_ += right;
   return count;
 }
 
@@ -102,12 +117,12 @@ void SpeculationGovernor::NoteCompared(uint32_t confidence, uint32_t tried, uint
   Add(confidence, tried, right, kCommonFade, &acceptance_);
 }
 
-double SpeculationGovernor::NoteStep(uint32_t sequences, uint32_t drafts, uint32_t tokens, double seconds) {
+double SpeculationGovernor::NoteStep(uint32_t sequences, uint32_t further, uint32_t tokens, double seconds) {
   if (sequences == 0 || sequences > kMaxSequences || seconds <= 0) {
     return 0;
   }
   Costs& costs = costs_[sequences];
-  if (drafts == 0) {
+  if (further == 0) {
     costs.plain_steps++;
     Slide(seconds, std::max(kLatest, 1.0 / costs.plain_steps), &costs.plain);
     costs.since_plain = 0;
@@ -119,7 +134,7 @@ double SpeculationGovernor::NoteStep(uint32_t sequences, uint32_t drafts, uint32
   if (costs.plain <= 0) {
     return 0;
   }
-  const double cost = (seconds / costs.plain - 1) / drafts;
+  const double cost = (seconds / costs.plain - 1) / further;
   Slide(std::clamp(cost, kMinRowCost, kMaxRowCost), kLatest, &costs.row);
   const double gain = tokens * costs.plain / (sequences * seconds);
   costs.retry = gain >= 1 ? kFirstRetry : std::min(2 * costs.retry, kLastRetry);

@@ -47,7 +47,8 @@ class SpeculationGovernor {
     uint32_t next_pause = kFirstPause;
   };
 
-  SpeculationGovernor();
+  // `redoes`: a step with a wrong draft is redone up to it, with the next step.
+  explicit SpeculationGovernor(bool redoes = false);
 
   // Begins the plan of a step of `sequences` rows.
   void BeginStep(uint32_t sequences);
@@ -58,11 +59,11 @@ class SpeculationGovernor {
   // Notes that the first `tried` tokens of a draft were compared with the tokens that came, up to the first
   // wrong one.
   void NoteCompared(uint32_t confidence, uint32_t tried, uint32_t right, Record* record);
-  // Notes a step without prompt rows: `drafts` rows beside those of `sequences`, `tokens` given. Returns its
-  // gain: its tokens per token that plain steps give in this time; 0: it had no drafts, or plain steps were
-  // not measured.
-  double NoteStep(uint32_t sequences, uint32_t drafts, uint32_t tokens, double seconds);
-  // Notes the gain of a step for a sequence that had drafts in it (`gain` > 0) or had none.
+  // Notes a step without prompt rows: `further` rows, of drafts and redone ones, beside those of `sequences`;
+  // `tokens` given. Returns its gain: its tokens per token that plain steps give in this time; 0: it had no
+  // further rows, or plain steps were not measured.
+  double NoteStep(uint32_t sequences, uint32_t further, uint32_t tokens, double seconds);
+  // Notes the gain of a step for a sequence that had further rows in it (`gain` > 0) or had none.
   static void NoteGain(double gain, Record* record);
 
   // Estimated chance that a draft is right if those before it are.
@@ -84,13 +85,14 @@ class SpeculationGovernor {
     uint32_t retry = 0;         // plain steps before a draft is tried again
   };
 
+  bool redoes_;
   std::array<Costs, kMaxSequences + 1> costs_;  // by sequences
   Acceptance acceptance_;                       // of all sequences
   double saved_seconds_ = 0;
   // The step being planned.
   uint32_t sequences_ = 0;
-  uint32_t drafts_ = 0;
-  double expected_ = 0;  // drafts that will be right
+  double rows_ = 0;      // expected further rows, with those that the next step will redo
+  double expected_ = 0;  // expected right drafts
 };
 
 }  // namespace sluice::inferd

@@ -213,7 +213,7 @@ class ExactTest : public testing::TestWithParam<Case> {
   uint64_t cached_tokens_ = 0;  // sum of all draws
 };
 
-// Drafts in two of three draws; models with recurrent layers have none.
+// Drafts in two of three draws.
 void ExactTest::Speculate(std::mt19937* random, TestEngineOptions* options) {
   options->engine.speculate =
       OneOf(random, {SpeculateMode::kOff, SpeculateMode::kAuto, SpeculateMode::kAuto});

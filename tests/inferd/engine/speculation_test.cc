@@ -13,6 +13,7 @@
 #include "gtest/gtest.h"
 #include "inferd/cache/slab_plan.h"
 #include "inferd/model/kv_cache.h"
+#include "inferd/model/recurrent_states.h"
 #include "tests/inferd/engine/engine_fixture.h"
 
 namespace sluice::inferd {
@@ -134,7 +135,8 @@ class SpeculationTest : public testing::TestWithParam<Case> {
     options.engine.drafts = OneOf(random, {1u, 2u, 4u, 8u, 8u});
     if ((*random)() % 2 == 0) {  // pages for one context and little more: sequences are preempted
       options.engine.kv_budget = (KvPages::PagesFor(options.engine.context) + (*random)() % 5) *
-                                 KvBytesPerPage(pack->config(), options.engine.kv);
+                                     KvBytesPerPage(pack->config(), options.engine.kv) +
+                                 options.engine.parallel * StateBytesPerSequence(pack->config());
     }
     const uint64_t smallest = SmallestBudget(pack_, std::max(1u, options.threads));
     const uint64_t all = pack->dense_bytes() + pack->total_expert_bytes();
@@ -228,60 +230,48 @@ TEST_P(SpeculationTest, AnswersEqualPlainDecoding) {
   EXPECT_GT(verified_, accepted_) << "no draft was wrong";
 }
 
-INSTANTIATE_TEST_SUITE_P(Models, SpeculationTest,
-                         testing::Values(Case{"Mixtral", "", 0, 16}, Case{"SlidingWindow", "", 40, 8},
-                                         Case{"DeepSeekV3", "tests/data/tiny/deepseek_v3"},
-                                         Case{"Glm4Moe", "tests/data/tiny/glm4_moe"},
-                                         Case{"GptOss", "tests/data/tiny/gpt_oss"},
-                                         Case{"Gemma4", "tests/data/tiny/gemma4"},
-                                         Case{"Qwen3Moe", "tests/data/tiny/qwen3_moe"},
-                                         Case{"Sample", "deploy/sample", 0, 4, true}),
-                         [](const testing::TestParamInfo<Case>& info) { return info.param.name; });
+INSTANTIATE_TEST_SUITE_P(
+    Models, SpeculationTest,
+    testing::Values(Case{"Mixtral", "", 0, 16}, Case{"SlidingWindow", "", 40, 8},
+                    Case{"DeepSeekV3", "tests/data/tiny/deepseek_v3"},
+                    Case{"Glm4Moe", "tests/data/tiny/glm4_moe"}, Case{"GptOss", "tests/data/tiny/gpt_oss"},
+                    Case{"Gemma4", "tests/data/tiny/gemma4"}, Case{"Qwen3Moe", "tests/data/tiny/qwen3_moe"},
+                    Case{"Qwen35Moe", "tests/data/tiny/qwen3_5_moe"},
+                    Case{"NemotronH", "tests/data/tiny/nemotron_h"}, Case{"Lfm2", "tests/data/tiny/lfm2_moe"},
+                    Case{"Jamba", "tests/data/tiny/jamba"}, Case{"Sample", "deploy/sample", 0, 4, true}),
+    [](const testing::TestParamInfo<Case>& info) { return info.param.name; });
 
 // The rule of the start.
 class SpeculationRuleTest : public testing::Test {
  protected:
-  static absl::StatusOr<SpeculationRule> RuleOf(const EngineOptions& options, const ModelConfig& config) {
-    return SpeculationRuleOf(options, *PoliciesOf(options.preset, options.policies, options.device), config);
-  }
-  static ModelConfig Recurrent() {
-    ModelConfig config;
-    config.layers.resize(2);
-    config.layers[1].attention.kind = AttentionKind::kMamba;
-    return config;
+  absl::StatusOr<SpeculationRule> Rule() const {
+    return SpeculationRuleOf(options_, *PoliciesOf(options_.preset, options_.policies, options_.device));
   }
   EngineOptions options_{.speculate = SpeculateMode::kAuto};
 };
 
 TEST_F(SpeculationRuleTest, ExactSpeculatesByDefault) {
-  EXPECT_TRUE(RuleOf(options_, ModelConfig())->on);
+  EXPECT_TRUE(Rule()->on);
   options_.speculate = SpeculateMode::kOff;
-  EXPECT_FALSE(RuleOf(options_, ModelConfig())->on);
-  EXPECT_EQ(RuleOf(options_, ModelConfig())->why, "");
-}
-
-TEST_F(SpeculationRuleTest, RecurrentLayersAreNamed) {
-  EXPECT_FALSE(RuleOf(options_, Recurrent())->on);
-  EXPECT_THAT(RuleOf(options_, Recurrent())->why, HasSubstr("layer 1 is recurrent"));
-  options_.speculate = SpeculateMode::kNgram;
-  EXPECT_TRUE(absl::IsUnimplemented(RuleOf(options_, Recurrent()).status()));
+  EXPECT_FALSE(Rule()->on);
+  EXPECT_EQ(Rule()->why, "");
 }
 
 TEST_F(SpeculationRuleTest, TracesHavePlainRowsAlone) {
   options_.trace = "/t";
-  EXPECT_FALSE(RuleOf(options_, ModelConfig())->on);
+  EXPECT_FALSE(Rule()->on);
   options_.speculate = SpeculateMode::kNgram;
-  EXPECT_TRUE(absl::IsFailedPrecondition(RuleOf(options_, ModelConfig()).status()));
+  EXPECT_TRUE(absl::IsFailedPrecondition(Rule().status()));
 }
 
 TEST_F(SpeculationRuleTest, PresetsWithoutThePromiseSayIt) {
   options_.device = DeviceKind::kSim;
   options_.policies.policy = {"routing=cache_aware"};
-  EXPECT_FALSE(RuleOf(options_, ModelConfig())->on);
-  EXPECT_THAT(RuleOf(options_, ModelConfig())->why, HasSubstr("depend on the batch"));
+  EXPECT_FALSE(Rule()->on);
+  EXPECT_THAT(Rule()->why, HasSubstr("depend on the batch"));
   options_.speculate = SpeculateMode::kNgram;
-  EXPECT_TRUE(RuleOf(options_, ModelConfig())->on);
-  EXPECT_THAT(RuleOf(options_, ModelConfig())->why, HasSubstr("may change tokens"));
+  EXPECT_TRUE(Rule()->on);
+  EXPECT_THAT(Rule()->why, HasSubstr("may change tokens"));
 }
 
 // The governor decides in a running engine.

@@ -254,6 +254,28 @@ TEST_F(SchedulerDraftsTest, StepWithAPromptHasNoDrafts) {
   EXPECT_EQ(Rows(scheduler_->Plan()), (RowMap{{1, 5}, {2, 1}})) << "at most the rows of a prompt";
 }
 
+TEST_F(SchedulerDraftsTest, RedoneRowsComeWithTheNextToken) {
+  MakeDrafting(2, 4, 16);
+  Add(1, 4);
+  Step();
+  EXPECT_EQ(Rows(scheduler_->Plan()), (RowMap{{1, 5}}));
+  scheduler_->Append(1, 3);  // two drafts of four were right
+  scheduler_->Redo(1);
+  const StepPlan& plan = scheduler_->Plan();
+  EXPECT_EQ(Rows(plan), (RowMap{{1, 4}}));
+  EXPECT_EQ(plan.sequences[0].first_position, 4u);
+  EXPECT_EQ(plan.sequences[0].redone, 3u);
+  EXPECT_EQ(plan.draft_rows, 0u) << "they are committed first";
+  EXPECT_EQ(plan.prefill_rows, 0u);
+  Accept(plan, 0);
+  EXPECT_EQ(scheduler_->Plan().sequences[0].redone, 0u);
+  EXPECT_EQ(scheduler_->Plan().sequences[0].first_position, 8u);
+  scheduler_->SetPrefillRows(2);
+  scheduler_->Append(1, 3);
+  scheduler_->Redo(1);
+  EXPECT_EQ(scheduler_->Plan().prefill_rows, 2u) << "more than a step's rows are planned like a prompt";
+}
+
 TEST_F(SchedulerDraftsTest, DraftsUseFreePagesOnly) {
   MakeDrafting(2, 64, 2);
   Add(1, 28);

@@ -24,6 +24,7 @@ struct Machine {
   double noise = 0;     // of a step's time, relative
   uint32_t sequences = 1;
   uint32_t confidence = 1;
+  bool redoes = false;  // the step after a wrong draft computes the right rows again
 };
 
 struct Outcome {
@@ -36,6 +37,7 @@ class SpeculationGovernorTest : public testing::Test {
   Outcome Run(const Machine& machine, int steps) {
     std::vector<SpeculationGovernor::Record>& records = records_;
     records.resize(machine.sequences);
+    std::vector<uint32_t> redo(machine.sequences);  // rows of the next step
     double seconds = 0;
     uint64_t tokens = 0;
     uint64_t rows = 0;
@@ -45,7 +47,8 @@ class SpeculationGovernorTest : public testing::Test {
       uint32_t drafts = 0;
       uint32_t given = 0;
       for (uint32_t i = 0; i < machine.sequences; ++i) {
-        planned[i] = governor_.Choose(DraftOf(machine.confidence), Draft::kMaxTokens, records[i]);
+        planned[i] =
+            governor_.Choose(DraftOf(machine.confidence), redo[i] > 0 ? 0 : Draft::kMaxTokens, records[i]);
         uint32_t right = 0;
         while (right < planned[i] && Uniform() < machine.right) ++right;
         // A plain step compares its one token with the first draft.
@@ -53,8 +56,11 @@ class SpeculationGovernorTest : public testing::Test {
         const bool shadow = planned[i] == 0 && Uniform() < machine.right;
         governor_.NoteCompared(machine.confidence, std::max(tried, 1u), planned[i] == 0 ? shadow : right,
                                &records[i]);
+        const bool wrong = planned[i] > right;
+        planned[i] += redo[i];
         drafts += planned[i];
         given += 1 + right;
+        redo[i] = machine.redoes && wrong ? 1 + right : 0;
       }
       const double time = (1 + machine.row_cost * drafts) * (1 + machine.noise * (2 * Uniform() - 1));
       const double gain = governor_.NoteStep(machine.sequences, drafts, given, time);
@@ -86,6 +92,12 @@ TEST_F(SpeculationGovernorTest, CheapRowsGainAtFairAcceptance) {
   EXPECT_GT(outcome.drafts, 1.5);
 }
 
+TEST_F(SpeculationGovernorTest, RedoneRowsAreCounted) {
+  governor_ = SpeculationGovernor(/*redoes=*/true);
+  const Outcome outcome = Run({.row_cost = 0.15, .right = 0.75, .redoes = true}, 4000);
+  EXPECT_GT(outcome.speed, 1.25);
+}
+
 TEST_F(SpeculationGovernorTest, RepeatingTextGainsTheMost) {
   const Outcome outcome = Run({.row_cost = 0.15, .right = 0.97, .confidence = 3}, 4000);
   EXPECT_GT(outcome.speed, 2.5);
@@ -108,11 +120,13 @@ TEST_F(SpeculationGovernorTest, NeverMuchSlowerWhateverTheMachine) {
   for (const double cost : {0.05, 0.15, 0.35, 0.6, 0.85, 1.2}) {
     for (const double right : {0.1, 0.4, 0.6, 0.75, 0.9, 1.0}) {
       for (const uint32_t sequences : {1u, 2u, 4u, 8u}) {
-        governor_ = {};
-        records_.clear();
-        const Machine machine = {cost, right, /*noise=*/0.2, sequences, 1};
-        EXPECT_GT(Run(machine, 4000).speed, 0.98)
-            << "row " << cost << " right " << right << " sequences " << sequences;
+        for (const bool redoes : {false, true}) {
+          governor_ = SpeculationGovernor(redoes);
+          records_.clear();
+          const Machine machine = {cost, right, /*noise=*/0.2, sequences, 1, redoes};
+          EXPECT_GT(Run(machine, 4000).speed, 0.98)
+              << "row " << cost << " right " << right << " sequences " << sequences << " redoes " << redoes;
+        }
       }
     }
   }
