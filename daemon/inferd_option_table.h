@@ -43,6 +43,8 @@ struct InferdOptions {
   bool prefix_cache = true;
   std::string prefix_file;
   ByteSize prefix_limit{4ull << 30};
+  std::string speculate = "auto";
+  uint32_t drafts = 0;
   uint32_t threads = 0;
   bool pin_threads = false;
   uint32_t cpu_threads = 0;
@@ -167,6 +169,18 @@ void ForEachOption(InferdOptions* o, Visit visit) {
           .PassedOn(OptionAudience::kServe),
       &o->prefix_file);
   visit(OptionSpec("prefix-limit", "Maximum size of the prefix file"), &o->prefix_limit);
+  visit(OptionSpec(
+            "speculate",
+            "Verify drafts of the next tokens in a step, which never changes a token (ngram: what followed "
+            "an earlier place of the text, also under presets whose tokens depend on the batch; auto: "
+            "ngram under the others)")
+            .Choices("auto|off|ngram")
+            .PassedOn(),
+        &o->speculate);
+  visit(OptionSpec("drafts", "Drafts verified in each step, whatever they cost; 0: as many as are worth it")
+            .Range(0, 8)
+            .PassedOn(),
+        &o->drafts);
   visit(OptionSpec("threads", "Compute threads")
             .Default("the CPUs that this process may use")
             .Range(0, 4096)

@@ -44,6 +44,9 @@ absl::StatusOr<CommonOptions> OptionsOf(const PresetBenchOptions& o, const Prese
         absl::StrCat("row \"", row.name, "\": its options are wrong: ", absl::StrJoin(row.options, " ")));
   }
   options.Set("preset", row.preset);
+  if (!options.Has("speculate") && !options.Has("drafts")) {
+    options.Set("speculate", "off");  // as in bench: presets are compared by their steps
+  }
   std::vector<std::string> policies = o.common.All("policy");
   const std::vector<std::string> of_row = options.All("policy");
   policies.insert(policies.end(), of_row.begin(), of_row.end());

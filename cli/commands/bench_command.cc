@@ -88,6 +88,11 @@ CommonOptions ServerOptions(const Options& o, const std::vector<BenchTest>& test
   if (!options.Has("context") && context > kDefaultContext) {
     options.Set("context", absl::StrCat(context));
   }
+  // Answers to random prompts loop more than texts do, which drafts would make look fast. A server of another
+  // program is measured as it is.
+  if (!options.address.has_value() && !options.Has("speculate") && !options.Has("drafts")) {
+    options.Set("speculate", "off");
+  }
   return options;
 }
 

@@ -35,6 +35,7 @@ EXAMPLES = {
     "context": "8192",
     "cpu-threads": "4",
     "device-budget": '"8GiB"',
+    "drafts": "4",
     "dram-budget": '"16GiB"',
     "http": '["127.0.0.1:8080"]',
     "http-cors": '["https://ui.example"]',

@@ -64,6 +64,10 @@ KvType KvTypeOf(const std::string& name) {
   return name == "f32" ? KvType::kF32 : name == "q8" ? KvType::kQ8 : KvType::kF16;
 }
 
+SpeculateMode SpeculateModeOf(const std::string& name) {
+  return name == "off" ? SpeculateMode::kOff : name == "ngram" ? SpeculateMode::kNgram : SpeculateMode::kAuto;
+}
+
 SharedHandle SharedHandleOf(const std::string& name) {
   return name == "vmm" ? SharedHandle::kVmm : name == "ipc" ? SharedHandle::kIpc : SharedHandle::kBest;
 }
@@ -141,6 +145,9 @@ absl::Status CheckInferdOptions(const InferdOptions& options, const SetOptions& 
   if (!options.prefix_file.empty() && !options.prefix_cache) {
     return absl::InvalidArgumentError("--prefix-file is what --prefix-cache holds, which is off");
   }
+  if (options.drafts > 0 && options.speculate == "off") {
+    return absl::InvalidArgumentError("--drafts is about --speculate, which is off");
+  }
   RETURN_IF_ERROR(ParseVirtualCosts(options.virtual_costs).status());
   RETURN_IF_ERROR(CheckAddresses(options));
   return CheckPolicies(options);
@@ -155,6 +162,8 @@ EngineOptions EngineOptionsOf(const InferdOptions& options) {
   engine.prefill_chunk = options.prefill_chunk;
   engine.max_prefill_chunk = options.max_prefill_chunk;
   engine.prefix_cache = options.prefix_cache;
+  engine.speculate = SpeculateModeOf(options.speculate);
+  engine.drafts = options.drafts;
   engine.queue = QueueLimitsOf(options);
   engine.device = DeviceFromName(options.device).value_or(DeviceKind::kHost);  // checked when parsed
   engine.slab = {/*budget=*/0,

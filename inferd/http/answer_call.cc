@@ -304,6 +304,8 @@ AnswerTotals AnswerCall::Totals() const {
   for (size_t i = 0; i < choices_.size(); ++i) {
     const FinishInfo& end = *choices_[i].end;
     totals.usage.completion_tokens += end.usage.completion_tokens;
+    totals.usage.drafted_tokens += end.usage.drafted_tokens;
+    totals.usage.accepted_tokens += end.usage.accepted_tokens;
     if (plan_.first_of[i] != 0) {
       totals.usage.prompt_tokens += end.usage.prompt_tokens;
       totals.usage.cached_prompt_tokens += end.usage.cached_prompt_tokens;

@@ -32,24 +32,32 @@ Json UsageJson(const Usage& usage, uint32_t reasoning_tokens) {
           {"completion_tokens", usage.completion_tokens},
           {"total_tokens", usage.prompt_tokens + usage.completion_tokens},
           {"prompt_tokens_details", {{"cached_tokens", usage.cached_prompt_tokens}}},
-          {"completion_tokens_details", {{"reasoning_tokens", reasoning_tokens}}}};
+          {"completion_tokens_details",
+           {{"reasoning_tokens", reasoning_tokens},
+            {"accepted_prediction_tokens", usage.accepted_tokens},
+            {"rejected_prediction_tokens", usage.drafted_tokens - usage.accepted_tokens}}}};
 }
 
 Json TimingsJson(const Timings& timings, const Usage& usage) {
   const uint32_t prompt = usage.prompt_tokens - std::min(usage.prompt_tokens, usage.cached_prompt_tokens);
   const double prompt_ms = timings.prompt_seconds * 1e3;
   const double predicted_ms = timings.decode_seconds * 1e3;
-  return {{"cache_n", usage.cached_prompt_tokens},
-          {"prompt_n", prompt},
-          {"prompt_ms", prompt_ms},
-          {"prompt_per_token_ms", Rate(prompt_ms, prompt)},
-          {"prompt_per_second", Rate(prompt, timings.prompt_seconds)},
-          {"predicted_n", usage.completion_tokens},
-          {"predicted_ms", predicted_ms},
-          {"predicted_per_token_ms", Rate(predicted_ms, usage.completion_tokens)},
-          {"predicted_per_second", Rate(usage.completion_tokens, timings.decode_seconds)},
-          {"queue_ms", timings.queue_seconds * 1e3},
-          {"stall_ms", timings.stall_seconds * 1e3}};
+  Json json = {{"cache_n", usage.cached_prompt_tokens},
+               {"prompt_n", prompt},
+               {"prompt_ms", prompt_ms},
+               {"prompt_per_token_ms", Rate(prompt_ms, prompt)},
+               {"prompt_per_second", Rate(prompt, timings.prompt_seconds)},
+               {"predicted_n", usage.completion_tokens},
+               {"predicted_ms", predicted_ms},
+               {"predicted_per_token_ms", Rate(predicted_ms, usage.completion_tokens)},
+               {"predicted_per_second", Rate(usage.completion_tokens, timings.decode_seconds)},
+               {"queue_ms", timings.queue_seconds * 1e3},
+               {"stall_ms", timings.stall_seconds * 1e3}};
+  if (usage.drafted_tokens > 0) {
+    json["draft_n"] = usage.drafted_tokens;
+    json["draft_n_accepted"] = usage.accepted_tokens;
+  }
+  return json;
 }
 
 const char* FinishWord(FinishReason reason) { return reason == FinishReason::kLength ? "length" : "stop"; }

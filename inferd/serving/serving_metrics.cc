@@ -71,6 +71,23 @@ void Work(const EngineStats& stats, const LiveCalls& calls, MetricText* text) {
             stats.weight_bytes_touched);
 }
 
+void Speculation(const EngineStats& stats, MetricText* text) {
+  text->One("inferd_speculation_steps_total", kCounter, "Steps that verified drafts.",
+            stats.speculation_steps);
+  text->Family("inferd_drafts_verified_total", kCounter,
+               "Drafts verified, by their position behind the last token.");
+  for (size_t i = 0; i < stats.drafts_verified.size(); ++i) {
+    text->Sample({{"position", std::to_string(i + 1)}}, stats.drafts_verified[i]);
+  }
+  text->Family("inferd_drafts_accepted_total", kCounter, "Of these: drafts that became tokens.");
+  for (size_t i = 0; i < stats.drafts_accepted.size(); ++i) {
+    text->Sample({{"position", std::to_string(i + 1)}}, stats.drafts_accepted[i]);
+  }
+  text->One("inferd_speculation_saved_seconds", kGauge,
+            "Estimated time of plain steps for the tokens of steps with drafts, less the time taken.",
+            stats.speculation_saved_seconds);
+}
+
 void Experts(const EngineStats& stats, MetricText* text) {
   text->One("inferd_expert_requests_total", kCounter, "Experts that the routers chose.",
             stats.expert_requests);
@@ -158,6 +175,7 @@ std::string ServingMetrics::Text(const EngineStats& stats, const ServerInfo& inf
            phase == ServerState::Phase::kServing ? 1 : 0);
   Load(stats, calls, &text);
   Work(stats, calls, &text);
+  Speculation(stats, &text);
   Experts(stats, &text);
   return text.Take() + registry_.Text();
 }
