@@ -19,10 +19,12 @@ namespace sluice {
 using BackendMaker = std::function<absl::StatusOr<std::unique_ptr<Backend>>(const BackendLimits&)>;
 
 // Returns up to `count` tokens after a prompt of several chunks: those before the first error, which is
-// `status`. `counters`: the device's final ones, if not null.
+// `status`. `counters`: the device's final ones, if not null. `words`: the answer consists of so many tokens,
+// so that it repeats itself; 0: of any.
 inline std::vector<inferd::TokenOut> AnswerOf(const inferd::EngineOptions& options, uint32_t count,
                                               inferd::WeightClient* client, const BackendMaker& make,
-                                              absl::Status* status, BackendCounters* counters = nullptr) {
+                                              absl::Status* status, BackendCounters* counters = nullptr,
+                                              int32_t words = 0) {
   const absl::StatusOr<inferd::EnginePlan> plan = inferd::PlanEngine(options, client->pack().config());
   EXPECT_TRUE(plan.ok()) << plan.status();
   absl::StatusOr<std::unique_ptr<Backend>> backend = make(plan->backend);
@@ -37,7 +39,10 @@ inline std::vector<inferd::TokenOut> AnswerOf(const inferd::EngineOptions& optio
   if (!core.ok()) {
     return {};
   }
-  const inferd::GenerateSpec spec = GreedySpec("r", {4, 5, 6, 7, 8, 9, 10, 11, 12, 13}, count);
+  inferd::GenerateSpec spec = GreedySpec("r", {4, 5, 6, 7, 8, 9, 10, 11, 12, 13}, count);
+  for (int32_t word = 4; word < 4 + words; ++word) {
+    spec.sampling.logit_bias.emplace_back(word, 50.0f);
+  }
   const absl::StatusOr<inferd::SequenceId> id = registry.Enter(spec.request_id, 1, 1);
   EXPECT_TRUE(id.ok()) << id.status();
   auto sink = std::make_shared<CollectingSink>();

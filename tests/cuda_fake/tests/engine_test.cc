@@ -31,6 +31,8 @@ struct Setting {
   uint64_t slots = 0;  // experts on the device, copied there by this process; 0: leased where they lie
   uint32_t tokens = kTokens;
   uint32_t chunk = 4;
+  uint32_t drafts = 0;                  // verified in each step that has so many
+  int32_t words = 0;                    // of the answer; 0: any
   BackendCounters* counters = nullptr;  // the device's in the end, if they are wanted
 };
 
@@ -51,6 +53,8 @@ std::vector<inferd::TokenOut> Tokens(const std::string& pack, const Setting& run
   options.parallel = 1;
   options.context = 64;
   options.prefill_chunk = run.chunk;
+  options.speculate = run.drafts > 0 ? inferd::SpeculateMode::kAuto : inferd::SpeculateMode::kOff;
+  options.drafts = run.drafts;
   if (run.slots != 0) {
     options.device = inferd::DeviceKind::kCuda;
     options.slab.transport = inferd::Transport::kPull;
@@ -58,7 +62,7 @@ std::vector<inferd::TokenOut> Tokens(const std::string& pack, const Setting& run
   }
   return AnswerOf(options, run.tokens, client.get(),
                   run.cuda ? BackendMaker(CreateCudaBackend) : BackendMaker(CreateReferenceBackend), status,
-                  run.counters);
+                  run.counters, run.words);
 }
 
 bool Full() {
@@ -195,6 +199,21 @@ TEST_F(CudaEngineTest, TokensOfTheBlocksOfAGgufFileAreTheReferences) {
 }
 
 // A fully resident model, some layers without experts: the cost of eight more tokens.
+TEST_F(CudaEngineTest, VerifiedDraftsKeepEveryToken) {
+  constexpr uint32_t kLong = 20;
+  expected_ = TokensOf({.tokens = kLong, .words = 3});
+  for (const uint64_t slots : {uint64_t{4}, kAll}) {
+    BackendCounters plain;
+    BackendCounters drafting;
+    Setting run = {.cuda = true, .slots = slots, .tokens = kLong, .words = 3, .counters = &plain};
+    ExpectClean(run, 1);
+    run.drafts = 4;
+    run.counters = &drafting;
+    ExpectClean(run, 1);
+    EXPECT_NE(drafting.waits, plain.waits) << "no draft was verified";
+  }
+}
+
 TEST_F(CudaEngineTest, ATokenOfAResidentModelIsOneGraph) {
   for (const char* const model : {"mixtral", "deepseek_v3", "granitemoehybrid"}) {
     SCOPED_TRACE(model);
