@@ -16,11 +16,14 @@ constexpr double kCommonFade = 0.995;
 
 // Cost of a row before it was measured: between resident experts (0.1 to 0.2) and missing ones (0.8).
 constexpr double kFirstRowCost = 0.5;
-// Bounds of one measured cost: one step's time may be an outlier.
 constexpr double kMinRowCost = 0.01;
 constexpr double kMaxRowCost = 4;
-// Weight of a new measurement in the sliding means of times and costs.
+// Weight of a new measurement in the sliding means of times and costs, and of one after a long time without.
 constexpr double kLatest = 0.125;
+constexpr double kLatestAfterRetry = 0.5;
+// A measurement counts as at most this multiple of the mean, and at least its inverse: a step that was
+// interrupted takes many times its work.
+constexpr double kMaxJump = 2;
 // The factor by which a draft must pay, against noise.
 constexpr double kMargin = 1.02;
 
@@ -29,7 +32,7 @@ constexpr uint32_t kFirstPlainSteps = 4;
 // Steps with drafts after which a plain one measures the base again.
 constexpr uint32_t kPlainEvery = 32;
 // Plain steps after which a draft that seems too dear is tried again: least and most.
-constexpr uint32_t kFirstRetry = 64;
+constexpr uint32_t kFirstRetry = 24;
 constexpr uint32_t kLastRetry = 1024;
 // Drafts less likely are not tried again.
 constexpr double kWorthRetry = 0.5;
@@ -38,7 +41,9 @@ constexpr double kWorthRetry = 0.5;
 constexpr uint32_t kFewestRounds = 6;
 constexpr double kLatestRound = 0.125;
 
-void Slide(double value, double weight, double* mean) { *mean += (value - *mean) * weight; }
+void Slide(double value, double weight, double* mean) {
+  *mean += (std::clamp(value, *mean / kMaxJump, *mean * kMaxJump) - *mean) * weight;
+}
 
 void Add(uint32_t confidence, uint32_t tried, uint32_t right, double fade,
          SpeculationGovernor::Acceptance* sums) {
@@ -124,18 +129,25 @@ double SpeculationGovernor::NoteStep(uint32_t sequences, uint32_t further, uint3
   Costs& costs = costs_[sequences];
   if (further == 0) {
     costs.plain_steps++;
-    Slide(seconds, std::max(kLatest, 1.0 / costs.plain_steps), &costs.plain);
+    if (costs.plain_steps <= kFirstPlainSteps) {  // the fastest: the others fill caches
+      costs.plain = costs.plain_steps == 1 ? seconds : std::min(costs.plain, seconds);
+    } else {
+      Slide(seconds, kLatest, &costs.plain);
+    }
     costs.since_plain = 0;
     costs.since_drafts++;
     return 0;
   }
+  const bool retried = costs.since_drafts >= costs.retry;
   costs.since_plain++;
   costs.since_drafts = 0;
   if (costs.plain <= 0) {
     return 0;
   }
+  costs.measured++;
+  const double weight = retried ? kLatestAfterRetry : std::max(kLatest, 1.0 / (costs.measured + 1));
   const double cost = (seconds / costs.plain - 1) / further;
-  Slide(std::clamp(cost, kMinRowCost, kMaxRowCost), kLatest, &costs.row);
+  Slide(std::clamp(cost, kMinRowCost, kMaxRowCost), weight, &costs.row);
   const double gain = tokens * costs.plain / (sequences * seconds);
   costs.retry = gain >= 1 ? kFirstRetry : std::min(2 * costs.retry, kLastRetry);
   saved_seconds_ += tokens * costs.plain / sequences - seconds;

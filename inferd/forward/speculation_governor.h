@@ -79,6 +79,7 @@ class SpeculationGovernor {
   struct Costs {
     double plain = 0;           // seconds
     double row = 0;             // share of `plain`
+    uint32_t measured = 0;      // steps with further rows
     uint32_t plain_steps = 0;   // measured
     uint32_t since_plain = 0;   // steps with drafts since the last plain one
     uint32_t since_drafts = 0;  // plain steps since the last one with drafts
