@@ -40,9 +40,13 @@ TEST_F(OpenAiEndpointTest, AStreamSaysRoleTextFinishAndUsage) {
   engine_.Emit(spec.request_id, {{7, -0.5f, {}}}, "Hello");
   EXPECT_TRUE(absl::StrContains(client.ReadTo("\"finish_reason\":null}]"), "\"content\":\"Hello\""));
   engine_.Emit(spec.request_id, {{8, -0.5f, {}}}, " world");
-  engine_.Finish(spec.request_id, Finish(FinishReason::kStop, 2));
+  FinishInfo end = Finish(FinishReason::kStop, 2);
+  end.usage.drafted_tokens = 4;
+  end.usage.accepted_tokens = 1;
+  engine_.Finish(spec.request_id, end);
   const std::string rest = client.ReadTo("0\r\n\r\n");
   EXPECT_TRUE(absl::StrContains(rest, "\"finish_reason\":\"stop\""));
+  EXPECT_TRUE(absl::StrContains(rest, R"("accepted_prediction_tokens":1,"rejected_prediction_tokens":3)"));
   EXPECT_TRUE(
       absl::StrContains(rest, R"("usage":{"prompt_tokens":5,"completion_tokens":2,"total_tokens":7)"));
   EXPECT_TRUE(absl::StrContains(rest, "\"cached_tokens\":2"));
