@@ -1,6 +1,7 @@
 #include "inferd/forward/speculation_governor.h"
 
 #include <algorithm>
+#include <cmath>
 
 namespace sluice::inferd {
 namespace {
@@ -18,31 +19,31 @@ constexpr double kCommonFade = 0.995;
 constexpr double kFirstRowCost = 0.5;
 constexpr double kMinRowCost = 0.01;
 constexpr double kMaxRowCost = 4;
-// Weight of a new measurement in the sliding means of times and costs, and of one after a long time without.
+// Weight of a new measurement in the sliding means of times and costs, and of a trial's.
 constexpr double kLatest = 0.125;
-constexpr double kLatestAfterRetry = 0.5;
+constexpr double kLatestTrial = 0.5;
 // A measurement counts as at most this multiple of the mean, and at least its inverse: a step that was
-// interrupted takes many times its work.
+// interrupted takes many times its work. Means are geometric, so that noise of either sign cancels out and
+// they come near the median.
 constexpr double kMaxJump = 2;
 // The factor by which a draft must pay, against noise.
 constexpr double kMargin = 1.02;
 
-// Plain steps before the first draft, since the first ones fill caches.
-constexpr uint32_t kFirstPlainSteps = 4;
 // Steps with drafts after which a plain one measures the base again.
 constexpr uint32_t kPlainEvery = 32;
-// Plain steps after which a draft that seems too dear is tried again: least and most.
-constexpr uint32_t kFirstRetry = 24;
-constexpr uint32_t kLastRetry = 1024;
-// Drafts less likely are not tried again.
-constexpr double kWorthRetry = 0.5;
+// Share of the time that trials of drafts which seem too dear may cost, and the bounds of their interval in
+// plain steps. Drafts less likely are not tried.
+constexpr double kTrialShare = 0.01;
+constexpr double kShortestInterval = 8;
+constexpr double kLongestInterval = 1024;
+constexpr double kWorthTrial = 0.5;
 
 // Rounds before a sequence may pause, and the weight of a round in its gain.
 constexpr uint32_t kFewestRounds = 6;
 constexpr double kLatestRound = 0.125;
 
 void Slide(double value, double weight, double* mean) {
-  *mean += (std::clamp(value, *mean / kMaxJump, *mean * kMaxJump) - *mean) * weight;
+  *mean *= std::pow(std::clamp(value / *mean, 1 / kMaxJump, kMaxJump), weight);
 }
 
 void Add(uint32_t confidence, uint32_t tried, uint32_t right, double fade,
@@ -58,7 +59,6 @@ void Add(uint32_t confidence, uint32_t tried, uint32_t right, double fade,
 SpeculationGovernor::SpeculationGovernor(bool redoes) : redoes_(redoes) {
   for (Costs& costs : costs_) {
     costs.row = kFirstRowCost;
-    costs.retry = kFirstRetry;
   }
 }
 
@@ -107,7 +107,8 @@ uint32_t SpeculationGovernor::Choose(const Draft& draft, uint32_t most, const Re
       right = sum;
     }
   }
-  if (count == 0 && rows_ == 0 && chance >= kWorthRetry && costs.since_drafts >= costs.retry) {
+  if (count == 0 && rows_ == 0 && chance >= kWorthTrial &&
+      costs.since_drafts >= TrialInterval(costs, chance)) {
     count = 1;
     rows = 1;
     right = chance;
@@ -117,9 +118,29 @@ uint32_t SpeculationGovernor::Choose(const Draft& draft, uint32_t most, const Re
   return count;
 }
 
+// Plain steps between two trials of one draft: its time beyond what it probably saves stays within their
+// share.
+double SpeculationGovernor::TrialInterval(const Costs& costs, double chance) const {
+  const double loss = costs.row - chance / sequences_;
+  return std::clamp(loss / kTrialShare, kShortestInterval, kLongestInterval);
+}
+
 void SpeculationGovernor::NoteCompared(uint32_t confidence, uint32_t tried, uint32_t right, Record* record) {
   Add(confidence, tried, right, kFade, &record->acceptance);
   Add(confidence, tried, right, kCommonFade, &acceptance_);
+}
+
+// The first steps fill caches: their median is the first estimate.
+void SpeculationGovernor::NotePlain(double seconds, Costs* costs) {
+  if (costs->plain_steps < kFirstPlainSteps) {
+    costs->first[costs->plain_steps++] = seconds;
+    if (costs->plain_steps == kFirstPlainSteps) {
+      std::nth_element(costs->first.begin(), costs->first.begin() + kFirstPlainSteps / 2, costs->first.end());
+      costs->plain = costs->first[kFirstPlainSteps / 2];
+    }
+  } else {
+    Slide(seconds, kLatest, &costs->plain);
+  }
 }
 
 double SpeculationGovernor::NoteStep(uint32_t sequences, uint32_t further, uint32_t tokens, double seconds) {
@@ -128,29 +149,25 @@ double SpeculationGovernor::NoteStep(uint32_t sequences, uint32_t further, uint3
   }
   Costs& costs = costs_[sequences];
   if (further == 0) {
-    costs.plain_steps++;
-    if (costs.plain_steps <= kFirstPlainSteps) {  // the fastest: the others fill caches
-      costs.plain = costs.plain_steps == 1 ? seconds : std::min(costs.plain, seconds);
-    } else {
-      Slide(seconds, kLatest, &costs.plain);
-    }
+    NotePlain(seconds, &costs);
     costs.since_plain = 0;
     costs.since_drafts++;
     return 0;
   }
-  const bool retried = costs.since_drafts >= costs.retry;
+  const bool trial = costs.since_drafts >= kShortestInterval;
   costs.since_plain++;
   costs.since_drafts = 0;
   if (costs.plain <= 0) {
     return 0;
   }
   costs.measured++;
-  const double weight = retried ? kLatestAfterRetry : std::max(kLatest, 1.0 / (costs.measured + 1));
+  const double weight = trial ? kLatestTrial : std::max(kLatest, 1.0 / (costs.measured + 1));
   const double cost = (seconds / costs.plain - 1) / further;
   Slide(std::clamp(cost, kMinRowCost, kMaxRowCost), weight, &costs.row);
-  const double gain = tokens * costs.plain / (sequences * seconds);
-  costs.retry = gain >= 1 ? kFirstRetry : std::min(2 * costs.retry, kLastRetry);
-  saved_seconds_ += tokens * costs.plain / sequences - seconds;
+  const double usual = costs.plain * (1 + further * costs.row);
+  const double counted = std::clamp(seconds, usual / kMaxJump, usual * kMaxJump);
+  const double gain = tokens * costs.plain / (sequences * counted);
+  saved_seconds_ += tokens * costs.plain / sequences - counted;
   return gain;
 }
 
@@ -159,7 +176,7 @@ void SpeculationGovernor::NoteGain(double gain, Record* record) {
     record->pause -= record->pause > 0 ? 1 : 0;
     return;
   }
-  Slide(gain, kLatestRound, &record->gain);
+  record->gain += (gain - record->gain) * kLatestRound;
   if (++record->rounds < kFewestRounds) {
     return;
   }

@@ -10,7 +10,7 @@
 // Behind that estimate stands what was measured: a sequence whose last rounds were slower than plain steps
 // pauses, for twice as many steps each time. While nothing is drafted the drafter's proposals are still
 // compared with the tokens that come, which costs nothing, and one draft is tried now and then to measure its
-// cost again.
+// cost again: so seldom that trials cost a hundredth of the time at most.
 //
 // Times are arguments: no clock. Nothing here changes a token.
 //
@@ -31,6 +31,8 @@ class SpeculationGovernor {
   // First and longest pause after slow rounds, in steps.
   static constexpr uint32_t kFirstPause = 32;
   static constexpr uint32_t kLongestPause = 1024;
+  // Plain steps before the first draft.
+  static constexpr uint32_t kFirstPlainSteps = 7;
 
   // Drafts compared with tokens, and how many were right; sliding sums by class of confidence.
   struct Acceptance {
@@ -71,20 +73,23 @@ class SpeculationGovernor {
   // Seconds of a plain step of so many sequences, 0: not measured; and the cost of a draft's row as a share.
   double plain_seconds(uint32_t sequences) const { return costs_[sequences].plain; }
   double row_cost(uint32_t sequences) const { return costs_[sequences].row; }
-  // Sum over all steps with drafts of the time that plain steps would have taken for their tokens, less the
-  // time taken.
+  // Sum over all steps with further rows of the time that plain steps would have taken for their tokens, less
+  // the time taken, without outliers.
   double saved_seconds() const { return saved_seconds_; }
 
  private:
   struct Costs {
-    double plain = 0;           // seconds
-    double row = 0;             // share of `plain`
-    uint32_t measured = 0;      // steps with further rows
-    uint32_t plain_steps = 0;   // measured
-    uint32_t since_plain = 0;   // steps with drafts since the last plain one
-    uint32_t since_drafts = 0;  // plain steps since the last one with drafts
-    uint32_t retry = 0;         // plain steps before a draft is tried again
+    std::array<double, kFirstPlainSteps> first{};  // seconds of the first plain steps
+    double plain = 0;                              // seconds
+    double row = 0;                                // share of `plain`
+    uint32_t measured = 0;                         // steps with further rows
+    uint32_t plain_steps = 0;                      // of the first ones
+    uint32_t since_plain = 0;                      // steps with drafts since the last plain one
+    uint32_t since_drafts = 0;                     // plain steps since the last one with drafts
   };
+
+  double TrialInterval(const Costs& costs, double chance) const;
+  static void NotePlain(double seconds, Costs* costs);
 
   bool redoes_;
   std::array<Costs, kMaxSequences + 1> costs_;  // by sequences

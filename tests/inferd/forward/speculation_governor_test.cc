@@ -86,8 +86,8 @@ class SpeculationGovernorTest : public testing::Test {
 };
 
 TEST_F(SpeculationGovernorTest, FirstStepsArePlain) {
-  EXPECT_EQ(Run({.right = 1}, 4).drafts, 0);
-  EXPECT_GT(Run({.right = 1}, 4).drafts, 0);
+  EXPECT_EQ(Run({.right = 1}, 7).drafts, 0);
+  EXPECT_GT(Run({.right = 1}, 7).drafts, 0);
 }
 
 TEST_F(SpeculationGovernorTest, CheapRowsGainAtFairAcceptance) {
@@ -103,7 +103,7 @@ TEST_F(SpeculationGovernorTest, RedoneRowsAreCounted) {
 }
 
 TEST_F(SpeculationGovernorTest, InterruptedStepsTurnNothingOff) {
-  const Machine machine = {.row_cost = 0.2, .right = 0.9, .noise = 0.5, .confidence = 3, .hiccups = 0.05};
+  const Machine machine = {.row_cost = 0.2, .right = 0.9, .noise = 0.8, .confidence = 3, .hiccups = 0.15};
   for (int text = 0; text < 20; ++text) {
     records_.clear();  // another answer, of few steps
     const Outcome outcome = Run(machine, 60);
