@@ -9,6 +9,8 @@ target_include_directories(sluice_options INTERFACE ${CMAKE_SOURCE_DIR})
 # -ffp-contract=off: kernels/ARITHMETIC.md lists the fused multiply-adds; the compiler adds none.
 target_compile_options(sluice_options INTERFACE -Wall -Wextra -Werror -Wno-missing-field-initializers -ffp-contract=off
                                                 -fno-math-errno)
+# Only some libraries ask for -pthread, and g++ refuses a precompiled header that was made without it.
+target_compile_options(sluice_options INTERFACE -pthread)
 if(CMAKE_CXX_COMPILER_ID STREQUAL "Clang")
   target_compile_options(sluice_options INTERFACE -Wthread-safety)
 endif()
@@ -34,13 +36,19 @@ if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
       -Wno-array-bounds)
 endif()
 
+set(SLUICE_COMMON_HEADERS <algorithm> <array> <atomic> <cstdint> <cstring> <functional> <map> <memory> <optional> <string>
+    <string_view> <utility> <vector> <absl/container/flat_hash_map.h> <absl/status/status.h> <absl/status/statusor.h>
+    <absl/strings/str_cat.h> <absl/strings/str_format.h> <absl/synchronization/mutex.h> <absl/time/time.h>
+    <absl/types/span.h>)
+
 # One precompiled header for all tests: GoogleTest and the headers that nearly every test includes cost more than the
 # tests themselves.
 file(CONFIGURE OUTPUT ${CMAKE_BINARY_DIR}/test_pch.cc CONTENT "// Owner of the tests' precompiled header.\n")
 add_library(sluice_test_pch STATIC ${CMAKE_BINARY_DIR}/test_pch.cc)
-target_link_libraries(sluice_test_pch PRIVATE sluice_options GTest::gtest GTest::gmock Threads::Threads)
-target_precompile_headers(sluice_test_pch PRIVATE <gmock/gmock.h> <gtest/gtest.h> <cstdint> <memory> <string> <vector>
-                          <absl/status/statusor.h> <absl/strings/str_cat.h> <absl/time/time.h>)
+target_link_libraries(sluice_test_pch PRIVATE sluice_options GTest::gtest GTest::gmock nlohmann_json::nlohmann_json Threads::Threads)
+target_precompile_headers(sluice_test_pch PRIVATE <gmock/gmock.h> <gtest/gtest.h> ${SLUICE_COMMON_HEADERS}
+                          <absl/container/flat_hash_set.h> <nlohmann/json.hpp> <filesystem> <fstream> <random> <set> <thread>
+                          <immintrin.h>)
 
 # Tests spend their run time in the tested code; optimisation beyond -O1 is a third of their compile time.
 set(SLUICE_TEST_OPTIONS ${SLUICE_PCH_OPTIONS} -O1)
@@ -60,14 +68,16 @@ function(sluice_pch name)
   target_compile_options(${name} PRIVATE ${SLUICE_PCH_OPTIONS})
   target_precompile_headers(${name} PRIVATE ${ARGN})
 endfunction()
-set(SLUICE_COMMON_HEADERS <algorithm> <array> <atomic> <cstdint> <cstring> <functional> <map> <memory> <optional> <string>
-    <string_view> <utility> <vector> <absl/container/flat_hash_map.h> <absl/status/status.h> <absl/status/statusor.h>
-    <absl/strings/str_cat.h> <absl/strings/str_format.h> <absl/synchronization/mutex.h> <absl/time/time.h>
-    <absl/types/span.h>)
 sluice_pch(sluice_pch ${SLUICE_COMMON_HEADERS})
 sluice_pch(sluice_json_pch ${SLUICE_COMMON_HEADERS} <nlohmann/json.hpp>)
 sluice_pch(sluice_grpc_pch ${SLUICE_COMMON_HEADERS} <google/protobuf/message.h> <grpcpp/grpcpp.h> <nlohmann/json.hpp>)
 target_link_libraries(sluice_grpc_pch PRIVATE gRPC::grpc++)
+# g++ takes a precompiled header only for the kind of code that it was made with: here for code of shared objects.
+sluice_pch(sluice_pic_pch ${SLUICE_COMMON_HEADERS} <nlohmann/json.hpp>)
+set_target_properties(sluice_pic_pch PROPERTIES POSITION_INDEPENDENT_CODE ON)
+
+# Modules that go into a module of the device cuda too (sluice_cuda_module).
+set(SLUICE_SHARED_MODULES common/base common/model common/protocol kernels kernels/cuda kernels/cuda/device pack)
 
 # Modules of the tree and the modules each may include: cmake/rooms.txt is the only list, for CMake and for the modules
 # test.
@@ -107,6 +117,9 @@ function(sluice_module folder)
   list(TRANSFORM arg_SRCS PREPEND ${CMAKE_SOURCE_DIR}/${folder}/)
   add_library(${name} STATIC ${arg_SRCS})
   target_link_libraries(${name} PUBLIC ${needs})
+  if(SLUICE_CUDA AND folder IN_LIST SLUICE_SHARED_MODULES)
+    set_target_properties(${name} PROPERTIES POSITION_INDEPENDENT_CODE ON)
+  endif()
   sluice_use_pch(${name} ${arg_LIBS})
   # Kernels are compiled one by one, because inlining decides their speed.
   if(SLUICE_UNITY AND NOT arg_SEPARATE AND NOT folder MATCHES "^kernels")
@@ -116,11 +129,14 @@ function(sluice_module folder)
   endif()
 endfunction()
 
-# sluice_use_pch(TARGET LIBS...): the header for gRPC if gRPC or a generated proto is among LIBS, that for JSON if
-# JSON is.
+# sluice_use_pch(TARGET LIBS...): the header for code of shared objects if the target is such; that for gRPC if gRPC or a
+# generated proto is among LIBS, that for JSON if JSON is.
 function(sluice_use_pch name)
   target_compile_options(${name} PRIVATE ${SLUICE_PCH_OPTIONS})
-  if("${ARGN}" MATCHES "gRPC::|_proto")
+  get_target_property(shared ${name} POSITION_INDEPENDENT_CODE)
+  if(shared)
+    target_precompile_headers(${name} REUSE_FROM sluice_pic_pch)
+  elseif("${ARGN}" MATCHES "gRPC::|_proto(;|$)")
     target_precompile_headers(${name} REUSE_FROM sluice_grpc_pch)
   elseif("nlohmann_json::nlohmann_json" IN_LIST ARGN)
     target_precompile_headers(${name} REUSE_FROM sluice_json_pch)
@@ -146,13 +162,34 @@ function(sluice_program name)
     endif()
   endforeach()
   target_link_libraries(${name} PRIVATE sluice_options sluice_absl ${needs} Threads::Threads)
+  sluice_use_pch(${name} ${needs})
 endfunction()
 
-# sluice_library(NAME SRCS a.cc ... [DEPS targets ...]): code that several tests or benchmarks share.
+# sluice_library(NAME SRCS a.cc ... [DEPS targets ...] [PIC]): code that several tests or benchmarks share. PIC: it goes into
+# a shared object too.
 function(sluice_library name)
-  cmake_parse_arguments(arg "" "" "SRCS;DEPS" ${ARGN})
+  cmake_parse_arguments(arg "PIC" "" "SRCS;DEPS" ${ARGN})
   add_library(${name} STATIC ${arg_SRCS})
   target_link_libraries(${name} PUBLIC sluice_options sluice_absl ${arg_DEPS} Threads::Threads)
+  set_target_properties(${name} PROPERTIES POSITION_INDEPENDENT_CODE ${arg_PIC})
+  sluice_use_pch(${name} ${arg_DEPS})
+endfunction()
+
+# sluice_test_objects(NAME SRCS a.cc ... [DEPS targets ...]): sources of several test programs, compiled once; a program has
+# $<TARGET_OBJECTS:NAME> among its sources.
+function(sluice_test_objects name)
+  cmake_parse_arguments(arg "" "" "SRCS;DEPS" ${ARGN})
+  add_library(${name} OBJECT ${arg_SRCS})
+  target_link_libraries(${name} PUBLIC sluice_options ${arg_DEPS} GTest::gtest GTest::gmock)
+  sluice_compile_tests(${name})
+endfunction()
+
+# sluice_compile_tests(TARGET): gives it the options and the precompiled header of tests.
+function(sluice_compile_tests name)
+  target_precompile_headers(${name} REUSE_FROM sluice_test_pch)
+  target_compile_options(${name} PRIVATE ${SLUICE_TEST_OPTIONS})
+  # A test with its own definitions (such as spdlog's) is compiled without the header: no error, only slower.
+  set_target_properties(${name} PROPERTIES PCH_WARN_INVALID OFF)
 endfunction()
 
 # sluice_test(NAME SRCS ... [DEPS ...] [LABELS unit|e2e|stress|gpu ...] [TIMEOUT seconds] [ENV K=V ...] [SERIAL] [SLOW]
@@ -164,10 +201,8 @@ function(sluice_test name)
   cmake_parse_arguments(arg "SERIAL;SLOW;ASAN;TSAN" "TIMEOUT" "SRCS;DEPS;LABELS;ENV;ARGS" ${ARGN})
   add_executable(${name} ${arg_SRCS})
   target_link_libraries(${name} PRIVATE sluice_options ${arg_DEPS} GTest::gtest GTest::gmock GTest::gtest_main Threads::Threads)
-  target_precompile_headers(${name} REUSE_FROM sluice_test_pch)
-  target_compile_options(${name} PRIVATE ${SLUICE_TEST_OPTIONS})
-  # A test with its own definitions (such as spdlog's) is compiled without the header: no error, only slower.
-  set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests PCH_WARN_INVALID OFF)
+  sluice_compile_tests(${name})
+  set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests)
   if(NOT arg_LABELS)
     set(arg_LABELS unit)
     if(NOT arg_SLOW)
@@ -199,5 +234,6 @@ function(sluice_bench name)
   cmake_parse_arguments(arg "" "" "SRCS;DEPS" ${ARGN})
   add_executable(${name} ${arg_SRCS})
   target_link_libraries(${name} PRIVATE sluice_options ${arg_DEPS} Threads::Threads)
+  sluice_use_pch(${name} ${arg_DEPS})
   set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/bench)
 endfunction()
