@@ -93,10 +93,11 @@ foreach(line ${SLUICE_MODULES})
   set(SLUICE_MODULE_${module} "${uses}")
 endforeach()
 
-# Several sources of a module are compiled together: template instantiations of their headers cost more than the
-# sources. So a name without linkage is used once in a module. -DSLUICE_UNITY=OFF compiles each source by itself, for
-# tools that read compile_commands.json and for work on one source.
-option(SLUICE_UNITY "Compile several sources of a module together" ON)
+# Several sources of a module or a test are compiled together: template instantiations of their headers cost more than the
+# sources. So a name without linkage is used once in a module or a test program; a source that uses another's gets the
+# property SKIP_UNITY_BUILD_INCLUSION. -DSLUICE_UNITY=OFF compiles each source by itself, for tools that read
+# compile_commands.json and for work on one source.
+option(SLUICE_UNITY "Compile several sources of a module or a test together" ON)
 set(SLUICE_UNITY_BATCH 4)
 
 # sluice_module(FOLDER [SRCS a.cc ...] [LIBS targets ...] [SEPARATE]): the library of one folder, named after it with _
@@ -121,8 +122,17 @@ function(sluice_module folder)
     set_target_properties(${name} PROPERTIES POSITION_INDEPENDENT_CODE ON)
   endif()
   sluice_use_pch(${name} ${arg_LIBS})
-  # Kernels are compiled one by one, because inlining decides their speed.
-  if(SLUICE_UNITY AND NOT arg_SEPARATE AND NOT folder MATCHES "^kernels")
+  # Kernels are compiled one by one, because inlining decides their speed; the sources of their devices with them.
+  if(NOT arg_SEPARATE AND NOT folder MATCHES "^kernels/")
+    sluice_batch(${name})
+  endif()
+endfunction()
+
+# sluice_batch(TARGET): compiles its sources several at a time.
+function(sluice_batch name)
+  get_target_property(sources ${name} SOURCES)
+  list(LENGTH sources count)
+  if(SLUICE_UNITY AND count GREATER 1)
     set_target_properties(${name} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE ${SLUICE_UNITY_BATCH})
     # g++ treats the included sources of a batch as headers, and with more inlining it warns about impossible values.
     target_compile_options(${name} PRIVATE $<$<CXX_COMPILER_ID:GNU>:-Wno-subobject-linkage;-Wno-maybe-uninitialized>)
@@ -165,14 +175,17 @@ function(sluice_program name)
   sluice_use_pch(${name} ${needs})
 endfunction()
 
-# sluice_library(NAME SRCS a.cc ... [DEPS targets ...] [PIC]): code that several tests or benchmarks share. PIC: it goes into
-# a shared object too.
+# sluice_library(NAME SRCS a.cc ... [DEPS targets ...] [PIC] [SEPARATE]): code that several tests or benchmarks share. PIC: it
+# goes into a shared object too. SEPARATE: as for a module.
 function(sluice_library name)
-  cmake_parse_arguments(arg "PIC" "" "SRCS;DEPS" ${ARGN})
+  cmake_parse_arguments(arg "PIC;SEPARATE" "" "SRCS;DEPS" ${ARGN})
   add_library(${name} STATIC ${arg_SRCS})
   target_link_libraries(${name} PUBLIC sluice_options sluice_absl ${arg_DEPS} Threads::Threads)
   set_target_properties(${name} PROPERTIES POSITION_INDEPENDENT_CODE ${arg_PIC})
   sluice_use_pch(${name} ${arg_DEPS})
+  if(NOT arg_SEPARATE)
+    sluice_batch(${name})
+  endif()
 endfunction()
 
 # sluice_test_objects(NAME SRCS a.cc ... [DEPS targets ...]): sources of several test programs, compiled once; a program has
@@ -193,15 +206,19 @@ function(sluice_compile_tests name)
 endfunction()
 
 # sluice_test(NAME SRCS ... [DEPS ...] [LABELS unit|e2e|stress|gpu ...] [TIMEOUT seconds] [ENV K=V ...] [SERIAL] [SLOW]
-#             [ASAN] [TSAN])
+#             [ASAN] [TSAN] [SEPARATE])
 # One ctest entry per program; runs in the source tree's root, so data is named tests/.../data. Unit tests that take less
 # than a second are labelled quick; SLOW marks the others.
+# SEPARATE: its sources are compiled one by one, because they define the same names.
 # ASAN, TSAN: also run by CI under these sanitizers; TSAN only for programs without gRPC (Debian's is uninstrumented).
 function(sluice_test name)
-  cmake_parse_arguments(arg "SERIAL;SLOW;ASAN;TSAN" "TIMEOUT" "SRCS;DEPS;LABELS;ENV;ARGS" ${ARGN})
+  cmake_parse_arguments(arg "SERIAL;SLOW;ASAN;TSAN;SEPARATE" "TIMEOUT" "SRCS;DEPS;LABELS;ENV;ARGS" ${ARGN})
   add_executable(${name} ${arg_SRCS})
   target_link_libraries(${name} PRIVATE sluice_options ${arg_DEPS} GTest::gtest GTest::gmock GTest::gtest_main Threads::Threads)
   sluice_compile_tests(${name})
+  if(NOT arg_SEPARATE)
+    sluice_batch(${name})
+  endif()
   set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests)
   if(NOT arg_LABELS)
     set(arg_LABELS unit)
