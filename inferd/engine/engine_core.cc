@@ -284,6 +284,7 @@ void EngineCore::EndFailed() {
 EngineCore::Outcome EngineCore::Step(absl::Time now) {
   EndExpired(now);
   if (sequences_.empty()) {
+    last_step_end_ = 0;
     return Outcome::kIdle;
   }
   if (!has_weights() || !client_->connected()) {
@@ -306,6 +307,7 @@ EngineCore::Outcome EngineCore::Step(absl::Time now) {
     sequence->Admit(virtual_clock_ == nullptr ? now : Now());
   }
   if (plan.rows == 0) {
+    last_step_end_ = 0;
     return congested ? Outcome::kCongested : Outcome::kIdle;
   }
   rows_.Begin(++step_number_, plan, kv_.get(), *states_,
@@ -402,6 +404,7 @@ bool EngineCore::ForgoDrafts(const absl::Status& status) {
 }
 
 absl::Status EngineCore::RunControlTask(const EngineWork& work) {
+  last_step_end_ = 0;  // the task's time is no step's
   if (!has_weights() || !client_->connected()) {
     LoseWeights();
     return ReasonError(absl::StatusCode::kUnavailable, "WEIGHTD_LOST", "the connection to weightd is lost");
@@ -622,18 +625,20 @@ double EngineCore::CountStep(const StepPlan& plan, const StepMarks& before) {
   const StepMarks now = MarksNow();
   CountTimes(before, now);
   const double seconds = static_cast<double>(now.nanos - before.nanos) * 1e-9;
+  const int64_t begin = std::exchange(last_step_end_, now.nanos);
+  const double since_last = begin == 0 ? seconds : static_cast<double>(now.nanos - begin) * 1e-9;
   const uint64_t expert_bytes = now.bytes_touched - before.bytes_touched;
   counted_.steps++;
   if (plan.prefill_rows > 0) {
     counted_.prompt_seconds += seconds;
     chunk_.Note(plan.prefill_rows, seconds, static_cast<double>(now.stall_nanos - before.stall_nanos) * 1e-9,
                 now.bytes_ssd - before.bytes_ssd);
-    return seconds;
+    return since_last;
   }
   counted_.decode_steps++;
   counted_.decode_seconds += seconds;
   counted_.weight_bytes_touched += weights_->bytes_per_step() + expert_bytes;
-  return seconds;
+  return since_last;
 }
 
 void EngineCore::FillStats(EngineStats* stats) const {

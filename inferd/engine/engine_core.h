@@ -167,7 +167,7 @@ class EngineCore final {
   // Tells weightd if the step scans the model's experts like a long prompt, and if the next step continues
   // the scan.
   void ReportScan(const StepPlan& plan);
-  // Returns the step's seconds.
+  // Returns the seconds since the last step's end, which answers wait for; the step's own after idle time.
   double CountStep(const StepPlan& plan, const StepMarks& before);
   void CountTimes(const StepMarks& before, const StepMarks& now);
   std::unique_ptr<Sequence> Remove(SequenceId id);
@@ -207,6 +207,8 @@ class EngineCore final {
   absl::Time next_save_ = absl::InfinitePast();  // earliest time of the next save between two steps
   std::string prefix_rule_;
   std::string speculation_rule_;
+  // End of the last step, by the clock of answers; 0: the engine was idle since.
+  int64_t last_step_end_ = 0;
   absl::Status broken_;
   std::function<void()> removal_hook_;
   std::atomic<int64_t> heartbeat_{0};
