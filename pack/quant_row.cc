@@ -87,10 +87,15 @@ void LoadPlane(const std::byte* plane, uint32_t bits, uint32_t code_shift, absl:
 }  // namespace
 
 void StoreCodes(Encoding encoding, absl::Span<const uint8_t> codes, std::byte* row) {
+  StoreSomeCodes(encoding, codes, 0, codes.size(), row);
+}
+
+void StoreSomeCodes(Encoding encoding, absl::Span<const uint8_t> codes, size_t first, size_t columns,
+                    std::byte* row) {
   const RowTraits traits = TraitsOf(encoding);
-  StorePlane(codes, traits.low_bits, 0, row);
+  StorePlane(codes, traits.low_bits, 0, row + first * traits.low_bits / 8);
   if (traits.high_bits == 0) return;
-  std::byte* const high = row + PlaneBytes(traits.low_bits, codes.size());
+  std::byte* const high = row + PlaneBytes(traits.low_bits, columns) + first * traits.high_bits / 8;
   traits.low_bits == 4 ? StoreHighPlane(codes, traits.high_bits, traits.low_bits, high)
                        : StorePlane(codes, traits.high_bits, traits.low_bits, high);
 }

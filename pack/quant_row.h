@@ -18,6 +18,11 @@ namespace sluice {
 // REQUIRES: a quantized encoding.
 void StoreCodes(Encoding encoding, absl::Span<const uint8_t> codes, std::byte* row);
 
+// Stores codes [first, first + codes.size()) of a row of `columns`. REQUIRES: `first` is a multiple of 256,
+// and so is the end unless it is the row's.
+void StoreSomeCodes(Encoding encoding, absl::Span<const uint8_t> codes, size_t first, size_t columns,
+                    std::byte* row);
+
 // Reads the codes of a row with this number of columns.
 void LoadCodes(Encoding encoding, const std::byte* row, absl::Span<uint8_t> codes);
 

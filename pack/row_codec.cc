@@ -24,6 +24,17 @@ struct RowPlaces {
   uint64_t supers;
 };
 
+// Copies a block's numbers of 8 or 16 groups by one instruction.
+void CopyNumbers(const uint8_t* from, size_t count, std::byte* to) {
+  if (count == 8) {
+    std::memcpy(to, from, 8);
+  } else if (count == 16) {
+    std::memcpy(to, from, 16);
+  } else {
+    std::memcpy(to, from, count);
+  }
+}
+
 void StoreNumbers(const EncodingDescriptor& d, const RowPlaces& at, size_t groups, const CodeBlock& block,
                   size_t index, std::byte* out) {
   const RowTraits traits = TraitsOf(d.encoding);
@@ -35,8 +46,8 @@ void StoreNumbers(const EncodingDescriptor& d, const RowPlaces& at, size_t group
   }
   const size_t first = index * traits.super_group;
   const size_t count = std::min<size_t>(traits.super_group, groups - first);
-  std::memcpy(out + at.scales + first, block.scales, count);
-  if (mins) std::memcpy(out + at.mins + first, block.mins, count);
+  CopyNumbers(block.scales, count, out + at.scales + first);
+  if (mins) CopyNumbers(block.mins, count, out + at.mins + first);
   std::byte* const numbers = out + at.supers + index * SuperGroupBytes(d.encoding);
   std::memcpy(numbers, &block.d, 2);
   if (mins) std::memcpy(numbers + 2, &block.dmin, 2);
@@ -88,6 +99,15 @@ void EncodeBlockRow(const EncodingDescriptor& descriptor, absl::Span<const CodeB
   const size_t groups = GroupsPerRow(descriptor, columns);
   // Planes are written whole; tables may have a gap.
   std::memset(out + at.scales, 0, RowBytes(descriptor, columns) - at.scales);
+  if (values == kMaxBlockValues) {
+    for (size_t b = 0; b < blocks.size(); ++b) {
+      const size_t count = std::min(values, columns - b * values);
+      StoreSomeCodes(descriptor.encoding, absl::MakeConstSpan(blocks[b].codes, count), b * values, columns,
+                     out);
+      StoreNumbers(descriptor, at, groups, blocks[b], b, out);
+    }
+    return;
+  }
   const auto codes = std::make_unique_for_overwrite<uint8_t[]>(columns);
   for (size_t b = 0; b < blocks.size(); ++b) {
     std::memcpy(codes.get() + b * values, blocks[b].codes, std::min(values, columns - b * values));
