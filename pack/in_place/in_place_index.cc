@@ -78,8 +78,6 @@ absl::StatusOr<Index> MakeIndex(const std::string& model) {
 
 }  // namespace
 
-absl::Status CheckInPlace(const std::string& model) { return PlanModel(model).status(); }
-
 absl::Status WriteInPlaceIndex(const std::string& model, const std::string& dir) {
   std::error_code error;
   const std::string path = std::filesystem::canonical(model, error).string();

@@ -13,13 +13,9 @@
 
 namespace sluice {
 
-// Returns OK if `model` (a GGUF file, of a split one the first, or a folder) can be served in place: every
-// expert's rows are in the file as the pack would hold them. Unimplemented naming the first part that is not,
-// with its type; else PackModel's errors. Reads the files' heads.
-absl::Status CheckInPlace(const std::string& model);
-
-// Writes the index of `model` into the new folder `dir`: complete, or not a pack. CheckInPlace's errors;
-// those of writing.
+// Writes the index of `model` (a GGUF file, of a split one the first, or a folder) into the new folder `dir`:
+// complete, or not a pack. Reads the files' heads. Unimplemented naming the first part of an expert whose
+// rows the files do not hold as the pack would, with its type; PackModel's errors; those of writing.
 absl::Status WriteInPlaceIndex(const std::string& model, const std::string& dir);
 
 // Plans the payload of an index from its model's heads. FailedPrecondition naming the model if its files are
