@@ -30,6 +30,9 @@ struct CommonOptions {
   std::optional<std::string> admin;  // admin socket of the inferd at `address`
   std::optional<absl::Duration> keep;
   bool no_restart = false;
+  // True if started daemons prove themselves by a token before the first request. A command that sends a
+  // request at once does without: on a cold disk that token costs as much as a short prompt.
+  bool self_test = false;
   bool verbose = false;
   bool quiet = false;
 

@@ -48,6 +48,9 @@ SupervisorOptions DaemonsOf(const RuntimePaths& paths, const std::string& binary
                         paths.weightd_socket, "--listen", absl::StrCat("unix:", paths.inferd_socket),
                         "--admin", absl::StrCat("unix:", paths.inferd_admin_socket)},
                        paths.inferd_log};
+  if (!options.self_test) {
+    Append(&inferd.argv, {{"self-test", "off"}});
+  }
   Append(&inferd.argv, options.InferdSettings());
   supervisor.daemons = {std::move(weightd), std::move(inferd)};
   return supervisor;

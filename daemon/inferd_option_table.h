@@ -55,6 +55,7 @@ struct InferdOptions {
   std::string sparsity_scope;
   std::vector<std::string> policy;
   bool prefetch = true;
+  bool self_test = true;
   std::string trace;
   std::string replay_trace;
   double link_gbps = 0;
@@ -222,6 +223,10 @@ void ForEachOption(InferdOptions* o, Visit visit) {
             .PassedOn(),
         &o->policy);
   visit(OptionSpec("prefetch", "Ask for experts of the next layer ahead"), &o->prefetch);
+  visit(
+      OptionSpec("self-test",
+                 "Generate a token before the first client is admitted; off: the first request is the test"),
+      &o->self_test);
   visit(OptionSpec("trace", "File to record router traces in, for cache_replay").Default("none").PassedOn(),
         &o->trace);
   visit(OptionSpec("replay-trace", "Recorded router traces whose scores take the place of the routers' own")

@@ -153,6 +153,7 @@ int RunServe(const CommandContext& context, const std::vector<std::string>& args
       "Serves a model to HTTP clients: OpenAI's API and Anthropic's messages, and a page for browsers.");
   options.common.Declare(&parser);
   options.common.DeclareServe(&parser);
+  options.common.self_test = true;
   if (const auto exit_code = parser.Parse(args)) {
     return *exit_code;
   }

@@ -454,10 +454,12 @@ absl::Status InferdDaemon::StartEngine(absl::Time until) {
                                            std::move(copiers)));
   state_->SetBackend(IsaName(), backend, transport);
   OpenPrefixes();
-  state_->SetProgress("making a first token");
-  const std::vector<int32_t>& bos = pack_->config().bos_ids;
-  RETURN_IF_ERROR(SelfTest(engine_.get(), bos.empty() ? 0 : bos.front(), kSelfTestLimit));
-  // Clients are admitted only after a whole step has worked, including kernels, weights and tokenizer.
+  if (options_.self_test) {
+    // Clients are admitted only after a whole step has worked, including kernels, weights and tokenizer.
+    state_->SetProgress("making a first token");
+    const std::vector<int32_t>& bos = pack_->config().bos_ids;
+    RETURN_IF_ERROR(SelfTest(engine_.get(), bos.empty() ? 0 : bos.front(), kSelfTestLimit));
+  }
   log_->info("{}", engine_->description());
   tuner_->Open(engine_.get());
   state_->SetEngine(engine_.get());

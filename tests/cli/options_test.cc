@@ -75,7 +75,15 @@ TEST(DaemonsOfTest, CommandLinesNameSocketsPackAndOptions) {
                                                    "/abs/p", "--dram-budget", "1024"));
   EXPECT_THAT(daemons.daemons[1].argv,
               ElementsAre("/bin/inferd", "--pack", "/abs/p", "--weightd", "/r/weightd.sock", "--listen",
-                          "unix:/r/inferd.sock", "--admin", "unix:/r/inferd-admin.sock", "--kv", "f32"));
+                          "unix:/r/inferd.sock", "--admin", "unix:/r/inferd-admin.sock", "--self-test", "off",
+                          "--kv", "f32"));
+}
+
+TEST(DaemonsOfTest, ServersProveThemselvesFirst) {
+  CommonOptions options = Parse({"--pack", "p"});
+  options.self_test = true;
+  EXPECT_THAT(DaemonsOf(RuntimePaths("/r"), "/bin", "/abs/p", options).daemons[1].argv,
+              testing::Not(testing::Contains("--self-test")));
 }
 
 TEST(AdminAddressOfTest, FollowsTheNamesOfTheRuntimeDirectory) {

@@ -200,6 +200,15 @@ class InferdProgramTest(unittest.TestCase):
             heard.append(manager.recv(4096).decode())
         self.assertEqual(0, self.daemons.inferd.wait())
 
+    def test_self_test_off_serves_without_a_token(self):
+        self.daemons.start_weightd()
+        self.daemons.start_inferd("--self-test", "off")
+        stats = self.daemons.admin().GetStats(daemons.admin_pb2.GetStatsRequest())
+        self.assertEqual(0, stats.counters.generated_tokens)
+        with grpc.insecure_channel(self.daemons.unix_target()) as channel:
+            call = inference_pb2_grpc.InferenceServiceStub(channel).GenerateStream(stream_request("Once", tokens=2))
+            self.assertEqual(2, sum(len(message.delta.token_ids) for message in call))
+
     def test_server_info_has_launcher_fields(self):
         self.daemons.start_weightd()
         self.daemons.start_inferd("--context", "256", "--kv", "f32")
