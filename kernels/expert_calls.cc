@@ -45,8 +45,7 @@ absl::StatusOr<RoutedExpertsCall> Resolve(const Resolver& r, const RoutedExperts
   RETURN_IF_ERROR(r.Within(x_rows, r.limits().max_tokens, "rows of x"));
   RETURN_IF_ERROR(r.In(args.x, x_rows, args.hidden, "x", &call.x));
   RETURN_IF_ERROR(r.Out(args.y, pairs, args.hidden, "y", &call.y));
-  if (Overlap(call.x.base, call.x.stride, args.hidden, call.y.base, call.y.stride, args.hidden, x_rows,
-              pairs)) {
+  if (Overlap(call.x, args.hidden, call.y, args.hidden, x_rows, pairs)) {
     return r.Invalid("y overlaps x");
   }
   RETURN_IF_ERROR(ResolvePairs(r, args.ids, args.weights, pairs, &call.ids, &call.weights));

@@ -280,8 +280,7 @@ inline absl::StatusOr<MoeExpertsCall> Resolve(const Resolver& r, const MoeExpert
   RETURN_IF_ERROR(r.Within(args.slots, r.scratch().slot_taken.capacity(), "slots"));
   RETURN_IF_ERROR(r.In(args.x, args.tokens, args.hidden, "x", &call.x));
   RETURN_IF_ERROR(r.Out(args.y, args.slots, args.hidden, "y", &call.y));
-  if (Overlap(call.x.base, call.x.stride, args.hidden, call.y.base, call.y.stride, args.hidden, args.tokens,
-              args.slots)) {
+  if (Overlap(call.x, args.hidden, call.y, args.hidden, args.tokens, args.slots)) {
     return r.Invalid("y overlaps x");
   }
   if (args.active) {
@@ -304,18 +303,6 @@ inline absl::StatusOr<MoeExpertsCall> Resolve(const Resolver& r, const MoeExpert
   call.down_by_outputs = args.down_by_outputs;
   return call;
 }
-
-struct CombineCall {
-  InRows y;
-  const float* weights = nullptr;  // nullptr: 1 everywhere
-  uint32_t tokens = 0;
-  uint32_t top_k = 0;
-  uint32_t hidden = 0;
-  InRows residual;  // base nullptr: zeros
-  OutRows out;
-  float scale = 1;
-  const float* gain = nullptr;  // nullptr: 1
-};
 
 inline absl::StatusOr<CombineCall> Resolve(const Resolver& r, const CombineArgs& args) {
   CombineCall call;

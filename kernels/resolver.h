@@ -11,6 +11,7 @@
 #include "absl/status/status.h"
 #include "kernels/backend.h"
 #include "kernels/buffer.h"
+#include "kernels/operands.h"
 #include "kernels/ops.h"
 
 namespace sluice {
@@ -32,20 +33,7 @@ class Addresses {
 };
 
 // The tensors of a resolved call: addresses of the device that computes it, with their shapes. Made by the
-// Resolver (resolver.h); valid during the call only.
-
-// Float rows; the operation defines the length of Row(i).
-struct InRows {
-  const float* base = nullptr;
-  uint64_t stride = 0;  // floats
-  const float* Row(uint64_t i) const { return base + i * stride; }
-};
-
-struct OutRows {
-  float* base = nullptr;
-  uint64_t stride = 0;
-  float* Row(uint64_t i) const { return base + i * stride; }
-};
+// Resolver; valid during the call only. Rows and norms: operands.h.
 
 // An encoded matrix. Row(i) is nullptr for an absent row.
 struct CallWeights {
@@ -61,13 +49,6 @@ struct CallWeights {
     }
     return positions[i] < 0 ? nullptr : base + static_cast<uint64_t>(positions[i]) * stride;
   }
-};
-
-struct CallNorm {
-  NormKind kind = NormKind::kRms;
-  const float* weight = nullptr;  // nullptr: no norm
-  const float* bias = nullptr;    // kLayer: nullptr: none
-  float epsilon = 0;
 };
 
 struct CallKv {
@@ -158,5 +139,9 @@ class Resolver {
 // True if two row sets share a byte; `count` rows of `cols` floats each.
 bool Overlap(const float* a, uint64_t a_stride, uint64_t a_cols, const float* b, uint64_t b_stride,
              uint64_t b_cols, uint64_t a_count, uint64_t b_count);
+inline bool Overlap(const InRows& a, uint64_t a_cols, const OutRows& b, uint64_t b_cols, uint64_t a_count,
+                    uint64_t b_count) {
+  return Overlap(a.base, a.stride, a_cols, b.base, b.stride, b_cols, a_count, b_count);
+}
 
 }  // namespace sluice

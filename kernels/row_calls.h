@@ -60,16 +60,6 @@ inline absl::StatusOr<NormCall> Resolve(const Resolver& r, const NormArgs& args)
   return call;
 }
 
-struct OutputGateCall {
-  OutRows x;
-  InRows gate;
-  uint32_t tokens = 0;
-  uint32_t cols = 0;
-  uint32_t width = 1;
-  GateActivation activation = GateActivation::kSigmoid;
-  uint32_t Gates() const { return cols / width; }
-};
-
 inline absl::StatusOr<OutputGateCall> Resolve(const Resolver& r, const OutputGateArgs& args) {
   OutputGateCall call;
   RETURN_IF_ERROR(r.Within(args.tokens, r.limits().max_tokens, "tokens"));
@@ -83,8 +73,7 @@ inline absl::StatusOr<OutputGateCall> Resolve(const Resolver& r, const OutputGat
     return r.Unimplemented(absl::StrCat("gate function ", static_cast<int>(args.activation)));
   }
   RETURN_IF_ERROR(r.In(args.gate, args.tokens, gates, "gate", &call.gate));
-  if (Overlap(call.gate.base, call.gate.stride, gates, call.x.base, call.x.stride, args.cols, args.tokens,
-              args.tokens)) {
+  if (Overlap(call.gate, gates, call.x, args.cols, args.tokens, args.tokens)) {
     return r.Invalid("x overlaps gate");
   }
   call.tokens = args.tokens;
@@ -93,13 +82,6 @@ inline absl::StatusOr<OutputGateCall> Resolve(const Resolver& r, const OutputGat
   call.activation = args.activation;
   return call;
 }
-
-struct SoftCapCall {
-  OutRows x;
-  uint32_t tokens = 0;
-  uint32_t cols = 0;
-  float cap = 0;
-};
 
 inline absl::StatusOr<SoftCapCall> Resolve(const Resolver& r, const SoftCapArgs& args) {
   SoftCapCall call;
@@ -114,15 +96,6 @@ inline absl::StatusOr<SoftCapCall> Resolve(const Resolver& r, const SoftCapArgs&
   return call;
 }
 
-struct ScaleRowsCall {
-  InRows x;
-  const float* weights = nullptr;  // [tokens, ranks], nullptr: 1
-  uint32_t tokens = 0;
-  uint32_t ranks = 0;
-  uint32_t cols = 0;
-  OutRows y;
-};
-
 inline absl::StatusOr<ScaleRowsCall> Resolve(const Resolver& r, const ScaleRowsArgs& args) {
   ScaleRowsCall call;
   RETURN_IF_ERROR(r.Within(args.tokens, r.limits().max_tokens, "tokens"));
@@ -133,8 +106,7 @@ inline absl::StatusOr<ScaleRowsCall> Resolve(const Resolver& r, const ScaleRowsA
     RETURN_IF_ERROR(r.InFloats(args.weights, rows, "weights", &call.weights));
   }
   RETURN_IF_ERROR(r.Out(args.y, rows, args.cols, "y", &call.y));
-  if (Overlap(call.x.base, call.x.stride, args.cols, call.y.base, call.y.stride, args.cols, args.tokens,
-              rows)) {
+  if (Overlap(call.x, args.cols, call.y, args.cols, args.tokens, rows)) {
     return r.Invalid("y overlaps x");
   }
   call.tokens = args.tokens;
@@ -142,17 +114,6 @@ inline absl::StatusOr<ScaleRowsCall> Resolve(const Resolver& r, const ScaleRowsA
   call.cols = args.cols;
   return call;
 }
-
-struct TopLogitsCall {
-  InRows logits;
-  uint32_t tokens = 0;
-  uint32_t vocab = 0;
-  uint32_t k = 0;
-  int32_t* ids = nullptr;
-  float* values = nullptr;
-  float* log_sum_exp = nullptr;  // nullptr: not wanted
-};
-inline constexpr uint32_t kMaxTopLogits = 1024;
 
 inline absl::StatusOr<TopLogitsCall> Resolve(const Resolver& r, const TopLogitsArgs& args) {
   TopLogitsCall call;
@@ -217,8 +178,7 @@ inline absl::StatusOr<MatMulCall> Resolve(const Resolver& r, const MatMulArgs& a
       return r.Invalid(absl::StrCat("weights of ", part.weights.cols, " columns for x of ", args.cols));
     }
     RETURN_IF_ERROR(r.Out(part.y, args.tokens, part.weights.rows, "y", &resolved.y));
-    if (Overlap(call.x.base, call.x.stride, args.cols, resolved.y.base, resolved.y.stride, part.weights.rows,
-                x_rows, args.tokens)) {
+    if (Overlap(call.x, args.cols, resolved.y, part.weights.rows, x_rows, args.tokens)) {
       return r.Invalid("y overlaps x");
     }
     resolved.scale = part.scale;
@@ -269,8 +229,7 @@ inline absl::StatusOr<HeadMatMulCall> Resolve(const Resolver& r, const HeadMatMu
   const uint64_t y_cols = (args.heads - 1) * args.y_head_stride + rows;
   RETURN_IF_ERROR(r.In(args.x, args.tokens, x_cols, "x", &call.x));
   RETURN_IF_ERROR(r.Out(args.y, args.tokens, y_cols, "y", &call.y));
-  if (Overlap(call.x.base, call.x.stride, x_cols, call.y.base, call.y.stride, y_cols, args.tokens,
-              args.tokens)) {
+  if (Overlap(call.x, x_cols, call.y, y_cols, args.tokens, args.tokens)) {
     return r.Invalid("y overlaps x");
   }
   call.x_head_stride = args.x_head_stride;

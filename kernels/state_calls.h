@@ -6,6 +6,8 @@
 #pragma once
 
 #include <cstdint>
+#include <initializer_list>
+#include <utility>
 
 #include "absl/status/statusor.h"
 #include "common/base/status.h"
@@ -57,6 +59,17 @@ absl::Status CheckSlots(const Resolver& r, const Args& args) {
   return absl::OkStatus();
 }
 
+// Checks that no input, given with its columns, shares a byte with `out`.
+inline absl::Status CheckInputs(const Resolver& r, std::initializer_list<std::pair<InRows, uint64_t>> inputs,
+                                const OutRows& out, uint64_t cols, uint32_t tokens) {
+  for (const auto& [in, in_cols] : inputs) {
+    if (Overlap(in, in_cols, out, cols, tokens, tokens)) {
+      return r.Invalid("out overlaps an input");
+    }
+  }
+  return absl::OkStatus();
+}
+
 // Resolves the sequences of `args` and slots of `floats` each.
 template <class Args>
 absl::Status ResolveStates(const Resolver& r, const Args& args, uint64_t floats, CallStates* out) {
@@ -79,22 +92,8 @@ absl::Status ResolveStates(const Resolver& r, const Args& args, uint64_t floats,
 
 }  // namespace internal
 
-struct MambaCall {
-  InRows z;
-  InRows xbc;
-  InRows dt;
-  uint32_t tokens = 0;
-  MambaConfig shape;
-  InRows conv;
-  const float* conv_bias = nullptr;
-  const float* a_log = nullptr;
-  const float* dt_bias = nullptr;
-  const float* skip = nullptr;
-  CallNorm norm;
+struct MambaCall : MambaOperands {
   CallStates states;
-  OutRows out;
-  uint32_t Values() const { return shape.heads * shape.head_dim; }
-  uint32_t ConvCols() const { return Values() + 2 * shape.groups * shape.state; }
   // The first column of a group's B and C.
   uint32_t ColumnB(uint32_t group) const { return Values() + group * shape.state; }
   uint32_t ColumnC(uint32_t group) const { return Values() + (shape.groups + group) * shape.state; }
@@ -132,28 +131,16 @@ inline absl::StatusOr<MambaCall> Resolve(const Resolver& r, const MambaArgs& arg
     return r.Invalid("the norm of the groups is not an RMS norm with weights");
   }
   RETURN_IF_ERROR(r.Norm(args.norm, values, "norm weight", &call.norm));
-  const auto overlaps = [&](const InRows& in, uint64_t in_cols) {
-    return Overlap(in.base, in.stride, in_cols, call.out.base, call.out.stride, values, args.tokens,
-                   args.tokens);
-  };
-  if (overlaps(call.z, values) || overlaps(call.xbc, cols) || overlaps(call.dt, m.heads)) {
-    return r.Invalid("out overlaps an input");
-  }
+  RETURN_IF_ERROR(internal::CheckInputs(r, {{call.z, values}, {call.xbc, cols}, {call.dt, m.heads}}, call.out,
+                                        values, args.tokens));
   RETURN_IF_ERROR(
       internal::ResolveStates(r, args, call.ConvFloats() + m.heads * call.HeadFloats(), &call.states));
   call.tokens = args.tokens;
   return call;
 }
 
-struct ShortConvCall {
-  InRows bcx;
-  uint32_t tokens = 0;
-  ShortConvConfig shape;
-  bool gated = true;
-  InRows conv;
-  const float* bias = nullptr;  // [width], nullptr: none
+struct ShortConvCall : ShortConvOperands {
   CallStates states;
-  OutRows out;
 };
 
 inline absl::StatusOr<ShortConvCall> Resolve(const Resolver& r, const ShortConvArgs& args) {
@@ -169,8 +156,7 @@ inline absl::StatusOr<ShortConvCall> Resolve(const Resolver& r, const ShortConvA
   if (args.shape.kernel < 2) {
     return r.Invalid("a convolution over one row has no state");
   }
-  if (Overlap(call.bcx.base, call.bcx.stride, in_cols, call.out.base, call.out.stride, width, args.tokens,
-              args.tokens)) {
+  if (Overlap(call.bcx, in_cols, call.out, width, args.tokens, args.tokens)) {
     return r.Invalid("out overlaps bcx");
   }
   if (args.bias) {
@@ -183,19 +169,8 @@ inline absl::StatusOr<ShortConvCall> Resolve(const Resolver& r, const ShortConvA
   return call;
 }
 
-struct SelectiveScanCall {
-  InRows x;
-  InRows z;
-  InRows step;
-  InRows b;
-  InRows c;
-  uint32_t tokens = 0;
-  uint32_t channels = 0;
-  uint32_t state_size = 0;
-  InRows a_log;
-  const float* skip = nullptr;
+struct SelectiveScanCall : SelectiveScanOperands {
   CallStates states;
-  OutRows out;
 };
 
 inline absl::StatusOr<SelectiveScanCall> Resolve(const Resolver& r, const SelectiveScanArgs& args) {
@@ -213,14 +188,9 @@ inline absl::StatusOr<SelectiveScanCall> Resolve(const Resolver& r, const Select
   RETURN_IF_ERROR(r.In(args.a_log, state, channels, "a_log", &call.a_log));
   RETURN_IF_ERROR(r.InFloats(args.skip, channels, "skip", &call.skip));
   RETURN_IF_ERROR(r.Out(args.out, args.tokens, channels, "out", &call.out));
-  const auto overlaps = [&](const InRows& in, uint64_t cols) {
-    return Overlap(in.base, in.stride, cols, call.out.base, call.out.stride, channels, args.tokens,
-                   args.tokens);
-  };
-  if (overlaps(call.x, channels) || overlaps(call.z, channels) || overlaps(call.step, channels) ||
-      overlaps(call.b, state) || overlaps(call.c, state)) {
-    return r.Invalid("out overlaps an input");
-  }
+  RETURN_IF_ERROR(internal::CheckInputs(
+      r, {{call.x, channels}, {call.z, channels}, {call.step, channels}, {call.b, state}, {call.c, state}},
+      call.out, channels, args.tokens));
   RETURN_IF_ERROR(internal::ResolveStates(r, args, uint64_t{state} * channels, &call.states));
   call.tokens = args.tokens;
   call.channels = channels;
@@ -233,24 +203,8 @@ inline absl::StatusOr<SelectiveScanCall> Resolve(const Resolver& r, const Select
 // Thread safety: free functions; a call may be read, and disjoint rows of its outputs written, by several
 // threads.
 
-struct GatedDeltaCall {
-  InRows qkv;
-  InRows z;
-  InRows beta;
-  InRows decay;
-  uint32_t tokens = 0;
-  DeltaConfig shape;
-  InRows conv;
-  const float* a_log = nullptr;
-  const float* dt_bias = nullptr;
-  CallNorm norm;
+struct GatedDeltaCall : GatedDeltaOperands {
   CallStates states;
-  OutRows out;
-  // Decays of a value head.
-  uint32_t HeadDecays() const { return shape.channel_decay ? shape.key_dim : 1; }
-  uint32_t ConvCols() const {
-    return 2 * shape.key_heads * shape.key_dim + shape.value_heads * shape.value_dim;
-  }
   // Floats of a slot before the recurrent states, and of one head's state.
   uint64_t ConvFloats() const { return uint64_t{shape.conv_kernel - 1} * ConvCols(); }
   uint64_t HeadFloats() const { return uint64_t{shape.key_dim} * shape.value_dim; }
@@ -297,14 +251,9 @@ inline absl::StatusOr<GatedDeltaCall> Resolve(const Resolver& r, const GatedDelt
     return r.Invalid("the norm of the heads is not an RMS norm with weights");
   }
   RETURN_IF_ERROR(r.Norm(args.norm, args.shape.value_dim, "norm weight", &call.norm));
-  const auto overlaps = [&](const InRows& in, uint64_t in_cols) {
-    return Overlap(in.base, in.stride, in_cols, call.out.base, call.out.stride, values, args.tokens,
-                   args.tokens);
-  };
-  if (overlaps(call.qkv, cols) || overlaps(call.z, values) || overlaps(call.beta, heads) ||
-      overlaps(call.decay, decays)) {
-    return r.Invalid("out overlaps an input");
-  }
+  RETURN_IF_ERROR(
+      internal::CheckInputs(r, {{call.qkv, cols}, {call.z, values}, {call.beta, heads}, {call.decay, decays}},
+                            call.out, values, args.tokens));
   RETURN_IF_ERROR(internal::ResolveStates(
       r, args, call.ConvFloats() + call.shape.value_heads * call.HeadFloats(), &call.states));
   call.tokens = args.tokens;

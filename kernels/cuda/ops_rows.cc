@@ -18,8 +18,7 @@ absl::Status Run(Device& device, const EmbedCall& call) {
   RETURN_IF_ERROR(device.tables->Send());
   launch.tokens = static_cast<uint32_t>(call.ids.size());
   launch.scale = call.scale;
-  launch.y = call.y.base;
-  launch.y_stride = call.y.stride;
+  launch.y = call.y;
   return StatusOf(EnqueueEmbed(launch, device.launcher), "Embed");
 }
 
@@ -36,56 +35,19 @@ absl::Status Run(Device& device, const NormCall& call) {
 }
 
 absl::Status Run(Device& device, const OutputGateCall& call) {
-  OutputGateLaunch launch;
-  launch.x = call.x.base;
-  launch.x_stride = call.x.stride;
-  launch.gate = call.gate.base;
-  launch.gate_stride = call.gate.stride;
-  launch.tokens = call.tokens;
-  launch.cols = call.cols;
-  launch.width = call.width;
-  launch.softplus = call.activation == GateActivation::kSoftplus;
-  return StatusOf(EnqueueOutputGate(launch, device.launcher), "OutputGate");
+  return StatusOf(EnqueueOutputGate(call, device.launcher), "OutputGate");
 }
 
 absl::Status Run(Device& device, const ScaleRowsCall& call) {
-  ScaleRowsLaunch launch;
-  launch.x = call.x.base;
-  launch.x_stride = call.x.stride;
-  launch.weights = call.weights;
-  launch.rows = call.tokens * call.ranks;
-  launch.ranks = call.ranks;
-  launch.cols = call.cols;
-  launch.y = call.y.base;
-  launch.y_stride = call.y.stride;
-  return StatusOf(EnqueueScaleRows(launch, device.launcher), "ScaleRows");
+  return StatusOf(EnqueueScaleRows(call, device.launcher), "ScaleRows");
 }
 
 absl::Status Run(Device& device, const SoftCapCall& call) {
-  SoftCapLaunch launch;
-  launch.x = call.x.base;
-  launch.x_stride = call.x.stride;
-  launch.tokens = call.tokens;
-  launch.cols = call.cols;
-  launch.cap = call.cap;
-  return StatusOf(EnqueueSoftCap(launch, device.launcher), "SoftCap");
+  return StatusOf(EnqueueSoftCap(call, device.launcher), "SoftCap");
 }
 
 absl::Status Run(Device& device, const CombineCall& call) {
-  CombineLaunch launch;
-  launch.y = call.y.base;
-  launch.y_stride = call.y.stride;
-  launch.weights = call.weights;
-  launch.tokens = call.tokens;
-  launch.ranks = call.top_k;
-  launch.cols = call.hidden;
-  launch.residual = call.residual.base;
-  launch.residual_stride = call.residual.stride;
-  launch.out = call.out.base;
-  launch.out_stride = call.out.stride;
-  launch.scale = call.scale;
-  launch.gain = call.gain;
-  return StatusOf(EnqueueCombine(launch, device.launcher), "Combine");
+  return StatusOf(EnqueueCombine(call, device.launcher), "Combine");
 }
 
 absl::Status Run(Device& device, const RouterCall& call) {
@@ -119,17 +81,7 @@ absl::Status Run(Device& device, const RouterCall& call) {
 }
 
 absl::Status Run(Device& device, const TopLogitsCall& call) {
-  static_assert(kMaxTop == kMaxTopLogits);
-  TopLogitsLaunch launch;
-  launch.logits = call.logits.base;
-  launch.stride = call.logits.stride;
-  launch.tokens = call.tokens;
-  launch.vocab = call.vocab;
-  launch.k = call.k;
-  launch.ids = call.ids;
-  launch.values = call.values;
-  launch.log_sum_exp = call.log_sum_exp;
-  return StatusOf(EnqueueTopLogits(launch, device.launcher), "TopLogits");
+  return StatusOf(EnqueueTopLogits(call, device.launcher), "TopLogits");
 }
 
 // MatMul, HeadMatMul.

@@ -10,6 +10,7 @@
 
 #include "common/model/model_config.h"
 #include "kernels/cuda/device/launch.h"
+#include "kernels/operands.h"
 
 namespace sluice::cuda {
 
@@ -43,18 +44,7 @@ struct RouterLaunch {
 // cudaErrorInvalidValue above 3072 experts.
 cudaError_t EnqueueRouter(const RouterLaunch& launch, Launcher& launcher);
 
-inline constexpr uint32_t kMaxTop = 1024;
-struct TopLogitsLaunch {
-  const float* logits = nullptr;
-  uint64_t stride = 0;
-  uint32_t tokens = 0;
-  uint32_t vocab = 0;  // below 2^24
-  uint32_t k = 0;      // up to kMaxTop
-  int32_t* ids = nullptr;
-  float* values = nullptr;
-  float* log_sum_exp = nullptr;  // or none
-  bool operator==(const TopLogitsLaunch& other) const = default;
-};
-cudaError_t EnqueueTopLogits(const TopLogitsLaunch& launch, Launcher& launcher);
+// The vocabulary is below 2^24.
+cudaError_t EnqueueTopLogits(const TopLogitsCall& call, Launcher& launcher);
 
 }  // namespace sluice::cuda

@@ -14,6 +14,7 @@
 #include "common/model/model_config.h"
 #include "kernels/cuda/device/launch.h"
 #include "kernels/cuda/device/matrix.h"
+#include "kernels/operands.h"
 
 namespace sluice::cuda {
 
@@ -50,67 +51,21 @@ struct EmbedLaunch {
   const int32_t* ids = nullptr;
   uint32_t tokens = 0;
   float scale = 1;
-  float* y = nullptr;
-  uint64_t y_stride = 0;
+  OutRows y;
   bool operator==(const EmbedLaunch& other) const = default;
 };
 cudaError_t EnqueueEmbed(const EmbedLaunch& launch, Launcher& launcher);
 
 // x *= sigmoid or softplus of the gate of its `width` values.
-struct OutputGateLaunch {
-  float* x = nullptr;
-  uint64_t x_stride = 0;
-  const float* gate = nullptr;
-  uint64_t gate_stride = 0;
-  uint32_t tokens = 0;
-  uint32_t cols = 0;
-  uint32_t width = 1;
-  bool softplus = false;
-  bool operator==(const OutputGateLaunch& other) const = default;
-};
-cudaError_t EnqueueOutputGate(const OutputGateLaunch& launch, Launcher& launcher);
+cudaError_t EnqueueOutputGate(const OutputGateCall& call, Launcher& launcher);
 
 // x = cap * tanh(x / cap).
-struct SoftCapLaunch {
-  float* x = nullptr;
-  uint64_t x_stride = 0;
-  uint32_t tokens = 0;
-  uint32_t cols = 0;
-  float cap = 0;
-  bool operator==(const SoftCapLaunch& other) const = default;
-};
-cudaError_t EnqueueSoftCap(const SoftCapLaunch& launch, Launcher& launcher);
+cudaError_t EnqueueSoftCap(const SoftCapCall& call, Launcher& launcher);
 
 // y[i] = weights[i] * x[i / ranks].
-struct ScaleRowsLaunch {
-  const float* x = nullptr;
-  uint64_t x_stride = 0;
-  const float* weights = nullptr;
-  uint32_t rows = 0;  // of y
-  uint32_t ranks = 0;
-  uint32_t cols = 0;
-  float* y = nullptr;
-  uint64_t y_stride = 0;
-  bool operator==(const ScaleRowsLaunch& other) const = default;
-};
-cudaError_t EnqueueScaleRows(const ScaleRowsLaunch& launch, Launcher& launcher);
+cudaError_t EnqueueScaleRows(const ScaleRowsCall& call, Launcher& launcher);
 
 // out[t] = gain * (residual[t] + scale * sum over ranks of weights[t, r] * y[t * ranks + r]).
-struct CombineLaunch {
-  const float* y = nullptr;
-  uint64_t y_stride = 0;
-  const float* weights = nullptr;  // or none: 1
-  uint32_t tokens = 0;
-  uint32_t ranks = 0;
-  uint32_t cols = 0;
-  const float* residual = nullptr;  // or none: zeros
-  uint64_t residual_stride = 0;
-  float* out = nullptr;
-  uint64_t out_stride = 0;
-  float scale = 1;
-  const float* gain = nullptr;  // [1], or none: 1
-  bool operator==(const CombineLaunch& other) const = default;
-};
-cudaError_t EnqueueCombine(const CombineLaunch& launch, Launcher& launcher);
+cudaError_t EnqueueCombine(const CombineCall& call, Launcher& launcher);
 
 }  // namespace sluice::cuda

@@ -78,59 +78,58 @@ __global__ void __launch_bounds__(kThreads) EmbedKernel(EmbedLaunch launch) {
                                              : (code - numbers.second) * numbers.scale;
     }
   }
-  launch.y[blockIdx.x * launch.y_stride + k] = launch.scale * value;
+  launch.y.At(blockIdx.x, k) = launch.scale * value;
 }
 
 // A thread a value, 128 neighbouring bytes a warp. Bytes: at most 8 read and 4 written a value. Bound:
 // memory.
-__global__ void __launch_bounds__(kThreads) OutputGateKernel(OutputGateLaunch launch) {
+__global__ void __launch_bounds__(kThreads) OutputGateKernel(OutputGateCall call) {
   const unsigned k = Column();
-  if (k < launch.cols) {
-    float* const x = launch.x + blockIdx.x * launch.x_stride + k;
-    const float gate = launch.gate[blockIdx.x * launch.gate_stride + k / launch.width];
-    *x = *x * (launch.softplus ? Softplus(gate) : Sigmoid(gate));
+  if (k < call.cols) {
+    float* const x = call.x.Row(blockIdx.x) + k;
+    const float gate = call.gate.At(blockIdx.x, k / call.width);
+    *x = *x * (call.activation == GateActivation::kSoftplus ? Softplus(gate) : Sigmoid(gate));
   }
 }
 
 // As above: 4 bytes read and 4 written a value (section 4, soft cap).
-__global__ void __launch_bounds__(kThreads) SoftCapKernel(SoftCapLaunch launch) {
+__global__ void __launch_bounds__(kThreads) SoftCapKernel(SoftCapCall call) {
   const unsigned k = Column();
-  if (k < launch.cols) {
-    float* const x = launch.x + blockIdx.x * launch.x_stride + k;
-    *x = launch.cap * fmaf(2.0f, Sigmoid(*x * (2.0f / launch.cap)), -1.0f);
+  if (k < call.cols) {
+    float* const x = call.x.Row(blockIdx.x) + k;
+    *x = call.cap * fmaf(2.0f, Sigmoid(*x * (2.0f / call.cap)), -1.0f);
   }
 }
 
 // As above: 4 bytes read and 4 written a value.
-__global__ void __launch_bounds__(kThreads) ScaleRowsKernel(ScaleRowsLaunch launch) {
+__global__ void __launch_bounds__(kThreads) ScaleRowsKernel(ScaleRowsCall call) {
   const unsigned k = Column();
-  if (k < launch.cols) {
+  if (k < call.cols) {
     const unsigned row = blockIdx.x;
-    launch.y[row * launch.y_stride + k] = (launch.weights == nullptr ? 1.0f : launch.weights[row]) *
-                                          launch.x[row / launch.ranks * launch.x_stride + k];
+    call.y.At(row, k) = (call.weights == nullptr ? 1.0f : call.weights[row]) * call.x.At(row / call.ranks, k);
   }
 }
 
 // A thread a value of the sum, ranks ascending. Bytes: 4 a rank, 4 of the residual, 4 written. Bound: memory.
-__global__ void __launch_bounds__(kThreads) CombineKernel(CombineLaunch launch) {
+__global__ void __launch_bounds__(kThreads) CombineKernel(CombineCall call) {
   const unsigned k = Column();
-  if (k >= launch.cols) {
+  if (k >= call.hidden) {
     return;
   }
   const unsigned t = blockIdx.x;
   float sum = 0;
-  for (unsigned r = 0; r < launch.ranks; ++r) {
-    const uint64_t slot = uint64_t{t} * launch.ranks + r;
-    const float weight = launch.weights == nullptr ? 1.0f : launch.weights[slot];
+  for (unsigned r = 0; r < call.top_k; ++r) {
+    const uint64_t slot = uint64_t{t} * call.top_k + r;
+    const float weight = call.weights == nullptr ? 1.0f : call.weights[slot];
     if (weight != 0) {
-      sum = fmaf(weight, launch.y[slot * launch.y_stride + k], sum);
+      sum = fmaf(weight, call.y.At(slot, k), sum);
     }
   }
-  float out = launch.scale * (sum + 0.0f);
-  if (launch.residual != nullptr) {
-    out = launch.residual[t * launch.residual_stride + k] + out;
+  float out = call.scale * (sum + 0.0f);
+  if (call.residual.base != nullptr) {
+    out = call.residual.At(t, k) + out;
   }
-  launch.out[t * launch.out_stride + k] = launch.gain == nullptr ? out : *launch.gain * out;
+  call.out.At(t, k) = call.gain == nullptr ? out : *call.gain * out;
 }
 
 }  // namespace
@@ -139,20 +138,20 @@ cudaError_t EnqueueEmbed(const EmbedLaunch& launch, Launcher& launcher) {
   return launcher.Launch(EmbedKernel, GridOf(launch.table.cols, launch.tokens), kThreads, 0, launch);
 }
 
-cudaError_t EnqueueOutputGate(const OutputGateLaunch& launch, Launcher& launcher) {
-  return launcher.Launch(OutputGateKernel, GridOf(launch.cols, launch.tokens), kThreads, 0, launch);
+cudaError_t EnqueueOutputGate(const OutputGateCall& call, Launcher& launcher) {
+  return launcher.Launch(OutputGateKernel, GridOf(call.cols, call.tokens), kThreads, 0, call);
 }
 
-cudaError_t EnqueueSoftCap(const SoftCapLaunch& launch, Launcher& launcher) {
-  return launcher.Launch(SoftCapKernel, GridOf(launch.cols, launch.tokens), kThreads, 0, launch);
+cudaError_t EnqueueSoftCap(const SoftCapCall& call, Launcher& launcher) {
+  return launcher.Launch(SoftCapKernel, GridOf(call.cols, call.tokens), kThreads, 0, call);
 }
 
-cudaError_t EnqueueScaleRows(const ScaleRowsLaunch& launch, Launcher& launcher) {
-  return launcher.Launch(ScaleRowsKernel, GridOf(launch.cols, launch.rows), kThreads, 0, launch);
+cudaError_t EnqueueScaleRows(const ScaleRowsCall& call, Launcher& launcher) {
+  return launcher.Launch(ScaleRowsKernel, GridOf(call.cols, call.tokens * call.ranks), kThreads, 0, call);
 }
 
-cudaError_t EnqueueCombine(const CombineLaunch& launch, Launcher& launcher) {
-  return launcher.Launch(CombineKernel, GridOf(launch.cols, launch.tokens), kThreads, 0, launch);
+cudaError_t EnqueueCombine(const CombineCall& call, Launcher& launcher) {
+  return launcher.Launch(CombineKernel, GridOf(call.hidden, call.tokens), kThreads, 0, call);
 }
 
 }  // namespace sluice::cuda

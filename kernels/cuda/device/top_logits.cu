@@ -97,16 +97,16 @@ __device__ inline float SumOfExp(const float* logits, unsigned vocab, float larg
 // A block a row. Eight passes over the row find the k-th best, one more gathers what is as good (the order of
 // arrival decides nothing: what is gathered is sorted). 128 neighbouring bytes a warp a load. Bytes: vocab *
 // 4, from the cache behind the first pass. Bound: latency of the passes, and of the ordered sum.
-__global__ void __launch_bounds__(kThreads) TopLogitsKernel(TopLogitsLaunch launch) {
-  __shared__ unsigned long long orders[kMaxTop];
+__global__ void __launch_bounds__(kThreads) TopLogitsKernel(TopLogitsCall call) {
+  __shared__ unsigned long long orders[kMaxTopLogits];
   __shared__ float exps[kExpChunk];
   __shared__ unsigned bins[kBins];
   __shared__ unsigned found[2];
   __shared__ unsigned gathered;
-  const float* const logits = launch.logits + blockIdx.x * launch.stride;
-  const unsigned long long last = KthBest(logits, launch.vocab, launch.k, bins, found);
+  const float* const logits = call.logits.Row(blockIdx.x);
+  const unsigned long long last = KthBest(logits, call.vocab, call.k, bins, found);
   unsigned count = 1;
-  while (count < launch.k) {
+  while (count < call.k) {
     count *= 2;
   }
   for (unsigned i = threadIdx.x; i < count; i += kThreads) {
@@ -116,7 +116,7 @@ __global__ void __launch_bounds__(kThreads) TopLogitsKernel(TopLogitsLaunch laun
     gathered = 0;
   }
   __syncthreads();
-  for (unsigned i = threadIdx.x; i < launch.vocab; i += kThreads) {
+  for (unsigned i = threadIdx.x; i < call.vocab; i += kThreads) {
     const unsigned long long order = OrderOf(logits[i], i);
     if (order >= last) {
       orders[atomicAdd(&gathered, 1u)] = order;
@@ -124,18 +124,18 @@ __global__ void __launch_bounds__(kThreads) TopLogitsKernel(TopLogitsLaunch laun
   }
   __syncthreads();
   Sort(orders, count);
-  for (unsigned i = threadIdx.x; i < launch.k; i += kThreads) {
+  for (unsigned i = threadIdx.x; i < call.k; i += kThreads) {
     const unsigned index = 0xffffffffu - static_cast<unsigned>(orders[i]);
-    launch.ids[uint64_t{blockIdx.x} * launch.k + i] = static_cast<int>(index);
-    launch.values[uint64_t{blockIdx.x} * launch.k + i] = logits[index];
+    call.ids[uint64_t{blockIdx.x} * call.k + i] = static_cast<int>(index);
+    call.values[uint64_t{blockIdx.x} * call.k + i] = logits[index];
   }
-  if (launch.log_sum_exp != nullptr) {
+  if (call.log_sum_exp != nullptr) {
     const float largest = logits[0xffffffffu - static_cast<unsigned>(orders[0])];
-    const float sum = SumOfExp(logits, launch.vocab, largest, exps);
+    const float sum = SumOfExp(logits, call.vocab, largest, exps);
     if (threadIdx.x < kLanes) {
       const float total = WarpTreeSum(sum);
       if (threadIdx.x == 0) {
-        launch.log_sum_exp[blockIdx.x] =
+        call.log_sum_exp[blockIdx.x] =
             static_cast<float>(static_cast<double>(largest) + LogOf(static_cast<double>(total)));
       }
     }
@@ -144,8 +144,8 @@ __global__ void __launch_bounds__(kThreads) TopLogitsKernel(TopLogitsLaunch laun
 
 }  // namespace
 
-cudaError_t EnqueueTopLogits(const TopLogitsLaunch& launch, Launcher& launcher) {
-  return launcher.Launch(TopLogitsKernel, launch.tokens, kThreads, 0, launch);
+cudaError_t EnqueueTopLogits(const TopLogitsCall& call, Launcher& launcher) {
+  return launcher.Launch(TopLogitsKernel, call.tokens, kThreads, 0, call);
 }
 
 }  // namespace sluice::cuda
