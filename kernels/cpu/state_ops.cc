@@ -13,13 +13,61 @@ namespace sluice::cpu {
 
 namespace {
 
+// Inputs of a convolution with a state: rows of a sequence, and before its first row those that the state
+// kept.
+struct ConvInputs {
+  const SequenceRows* sequence = nullptr;
+  InRows rows;                  // of the batch
+  const float* kept = nullptr;  // [kernel_size - 1][cols]; nullptr: zeros
+  const float* zeros = nullptr;
+  uint32_t kernel_size = 0;
+  uint32_t cols = 0;
+  // The input `back` rows before the sequence's row `row`, from `column` on.
+  const float* At(uint32_t row, uint32_t back, uint32_t column) const {
+    if (back <= row) {
+      return rows.Row(sequence->first_row + row - back) + column;
+    }
+    return kept == nullptr ? zeros : kept + uint64_t{kernel_size - 1 + row - back} * cols + column;
+  }
+};
+
+// Computes silu of the convolution of `call.cols` columns, from `column` on, of row `row`. The caller sets
+// weights and output.
+void Convolve(const KernelTable& kernels, const ConvInputs& in, uint32_t row, uint32_t column,
+              ConvolveCall call) {
+  const float* inputs[kMaxConvKernel];
+  for (uint32_t j = 0; j < in.kernel_size; ++j) {
+    inputs[j] = in.At(row, in.kernel_size - 1 - j, column);
+  }
+  call.rows = inputs;
+  call.kernel_size = in.kernel_size;
+  kernels.convolve_silu(call);
+}
+
+// Keeps the inputs of `count` columns in the new slot, for the rows of the next step.
+void KeepInputs(const ConvInputs& in, uint32_t column, uint32_t count, float* slot) {
+  for (uint32_t j = 0; j + 1 < in.kernel_size; ++j) {
+    std::memcpy(slot + uint64_t{j} * in.cols + column,
+                in.At(in.sequence->rows, in.kernel_size - 1 - j, column), count * sizeof(float));
+  }
+}
+
+// y *= silu(z); `gates` has room for n values.
+void MultiplyBySilu(const KernelTable& kernels, const float* z, uint32_t n, float* gates, float* y) {
+  FactorCall silu;
+  silu.x = z;
+  silu.n = n;
+  silu.y = gates;
+  kernels.gate_factor(silu);
+  kernels.multiply(y, gates, n, y);
+}
+
 // One value head of one sequence.
 struct DeltaTile {
-  const SequenceRows* sequence = nullptr;
+  ConvInputs inputs;
   uint32_t head = 0;
-  const float* old_inputs = nullptr;  // the convolution's inputs before the first row; nullptr: zeros
-  const float* old_cells = nullptr;   // the head's state before the first row
-  float* cells = nullptr;             // the state in its new slot
+  const float* old_cells = nullptr;  // the head's state before the first row
+  float* cells = nullptr;            // the state in its new slot
   // For q, k and v: first column of qkv, number of columns, weights [kernel_size][count], convolved row.
   uint32_t column[3] = {};
   uint32_t count[3] = {};
@@ -30,16 +78,6 @@ struct DeltaTile {
 
 // exp of one value: the lane sum of a single term is the term.
 float Exp(const KernelTable& kernels, float x) { return kernels.exp_sum(&x, 0.0f, 1, nullptr); }
-
-// The convolution's input `back` rows before the sequence's row `row`.
-const float* InputAt(const GatedDeltaCall& call, const SequenceRows& sequence, const float* old_inputs,
-                     const float* zeros, uint32_t row, uint32_t back, uint32_t column) {
-  if (back <= row) {
-    return call.qkv.Row(sequence.first_row + row - back) + column;
-  }
-  const uint32_t kept = call.shape.conv_kernel - 1;
-  return old_inputs == nullptr ? zeros : old_inputs + uint64_t{kept + row - back} * call.ConvCols() + column;
-}
 
 // The factors of the head's state (section 9).
 void MakeDecays(Device& d, const GatedDeltaCall& call, const DeltaTile& tile, uint32_t t) {
@@ -62,22 +100,14 @@ void MakeDecays(Device& d, const GatedDeltaCall& call, const DeltaTile& tile, ui
 
 void DeltaToken(Device& d, const GatedDeltaCall& call, const DeltaTile& tile, uint32_t row) {
   const DeltaConfig& shape = call.shape;
-  const uint32_t t = tile.sequence->first_row + row;
-  const float* zeros = d.space.zeros();
+  const uint32_t t = tile.inputs.sequence->first_row + row;
   for (int part = 0; part < 3; ++part) {
-    const float* inputs[kMaxConvKernel];
-    for (uint32_t j = 0; j < shape.conv_kernel; ++j) {
-      inputs[j] = InputAt(call, *tile.sequence, tile.old_inputs, zeros, row, shape.conv_kernel - 1 - j,
-                          tile.column[part]);
-    }
     ConvolveCall convolve;
-    convolve.rows = inputs;
     convolve.weights = tile.weights[part];
     convolve.stride = tile.count[part];
-    convolve.kernel_size = shape.conv_kernel;
     convolve.cols = tile.count[part];
     convolve.y = tile.values[part];
-    d.kernels.convolve_silu(convolve);
+    Convolve(d.kernels, tile.inputs, row, tile.column[part], convolve);
   }
   d.kernels.l2_norm(tile.values[0], shape.key_dim,
                     static_cast<float>(1 / std::sqrt(double{static_cast<double>(shape.key_dim)})));
@@ -102,12 +132,7 @@ void DeltaToken(Device& d, const GatedDeltaCall& call, const DeltaTile& tile, ui
     d.kernels.sigmoid_mul(z, shape.value_dim, step.o);
     return;
   }
-  FactorCall silu;
-  silu.x = z;
-  silu.n = shape.value_dim;
-  silu.y = tile.values[2];
-  d.kernels.gate_factor(silu);
-  d.kernels.multiply(step.o, silu.y, shape.value_dim, step.o);
+  MultiplyBySilu(d.kernels, z, shape.value_dim, tile.values[2], step.o);
 }
 
 void DeltaHead(Device& d, const GatedDeltaCall& call, uint32_t sequence, uint32_t head, uint32_t worker) {
@@ -118,9 +143,13 @@ void DeltaHead(Device& d, const GatedDeltaCall& call, uint32_t sequence, uint32_
   const bool begins = old_slot == nullptr;
   float* slot = call.states.To(sequence);
   DeltaTile tile;
-  tile.sequence = &call.states.sequences[sequence];
+  tile.inputs = {&call.states.sequences[sequence],
+                 call.qkv,
+                 old_slot,
+                 d.space.zeros(),
+                 shape.conv_kernel,
+                 call.ConvCols()};
   tile.head = head;
-  tile.old_inputs = old_slot;
   const uint64_t place = call.ConvFloats() + head * call.HeadFloats();
   tile.cells = slot + place;
   tile.old_cells = begins ? tile.cells : old_slot + place;
@@ -143,18 +172,12 @@ void DeltaHead(Device& d, const GatedDeltaCall& call, uint32_t sequence, uint32_
     }
   }
   tile.decays = memory;
-  for (uint32_t row = 0; row < tile.sequence->rows; ++row) {
+  for (uint32_t row = 0; row < tile.inputs.sequence->rows; ++row) {
     DeltaToken(d, call, tile, row);
   }
   // Keeps the inputs for the next rows; the first sharer of a key head keeps that head's.
-  const float* zeros = d.space.zeros();
   for (int part = head % sharers == 0 ? 0 : 2; part < 3; ++part) {
-    for (uint32_t j = 0; j + 1 < shape.conv_kernel; ++j) {
-      std::memcpy(slot + uint64_t{j} * call.ConvCols() + columns[part],
-                  InputAt(call, *tile.sequence, old_slot, zeros, tile.sequence->rows,
-                          shape.conv_kernel - 1 - j, columns[part]),
-                  tile.count[part] * sizeof(float));
-    }
+    KeepInputs(tile.inputs, columns[part], tile.count[part], slot);
   }
 }
 
@@ -177,9 +200,8 @@ constexpr int kMambaParts = 3;  // x, B, C
 
 // One head of one sequence.
 struct MambaTile {
-  const SequenceRows* sequence = nullptr;
+  ConvInputs inputs;
   uint32_t head = 0;
-  const float* old_inputs = nullptr;  // the convolution's inputs before the first row; nullptr: zeros
   const float* old_cells = nullptr;   // the head's state before the first row
   float* cells = nullptr;             // the state in its new slot
   uint32_t column[kMambaParts] = {};  // first column in xbc, and number of columns
@@ -187,40 +209,17 @@ struct MambaTile {
   float* values[kMambaParts] = {};  // the convolved row
 };
 
-// The convolution's input `back` rows before the sequence's row `row`.
-const float* InputAt(const MambaCall& call, const MambaTile& tile, const float* zeros, uint32_t row,
-                     uint32_t back, uint32_t column) {
-  if (back <= row) {
-    return call.xbc.Row(tile.sequence->first_row + row - back) + column;
-  }
-  const uint32_t kept = call.shape.conv_kernel - 1;
-  return tile.old_inputs == nullptr
-             ? zeros
-             : tile.old_inputs + uint64_t{kept + row - back} * call.ConvCols() + column;
-}
-
-void ConvolvePart(Device& d, const MambaCall& call, const MambaTile& tile, uint32_t row, int part) {
-  const uint32_t kernel_size = call.shape.conv_kernel;
-  const float* inputs[kMaxConvKernel];
-  for (uint32_t j = 0; j < kernel_size; ++j) {
-    inputs[j] = InputAt(call, tile, d.space.zeros(), row, kernel_size - 1 - j, tile.column[part]);
-  }
-  ConvolveCall convolve;
-  convolve.rows = inputs;
-  convolve.weights = call.conv.base + tile.column[part];
-  convolve.stride = call.conv.stride;
-  convolve.bias = call.conv_bias + tile.column[part];
-  convolve.kernel_size = kernel_size;
-  convolve.cols = tile.count[part];
-  convolve.y = tile.values[part];
-  d.kernels.convolve_silu(convolve);
-}
-
 void MambaToken(Device& d, const MambaCall& call, const MambaTile& tile, uint32_t row) {
   const MambaConfig& shape = call.shape;
-  const uint32_t t = tile.sequence->first_row + row;
+  const uint32_t t = tile.inputs.sequence->first_row + row;
   for (int part = 0; part < kMambaParts; ++part) {
-    ConvolvePart(d, call, tile, row, part);
+    ConvolveCall convolve;
+    convolve.weights = call.conv.base + tile.column[part];
+    convolve.stride = call.conv.stride;
+    convolve.bias = call.conv_bias + tile.column[part];
+    convolve.cols = tile.count[part];
+    convolve.y = tile.values[part];
+    Convolve(d.kernels, tile.inputs, row, tile.column[part], convolve);
   }
   const float x = call.dt.Row(t)[tile.head] + call.dt_bias[tile.head];
   MambaStepCall step;
@@ -239,12 +238,8 @@ void MambaToken(Device& d, const MambaCall& call, const MambaTile& tile, uint32_
   step.head_dim = shape.head_dim;
   step.y = call.out.Row(t) + uint64_t{tile.head} * shape.head_dim;
   d.kernels.mamba_step(step);
-  FactorCall silu;
-  silu.x = call.z.Row(t) + uint64_t{tile.head} * shape.head_dim;
-  silu.n = shape.head_dim;
-  silu.y = tile.values[0];
-  d.kernels.gate_factor(silu);
-  d.kernels.multiply(step.y, silu.y, shape.head_dim, step.y);
+  MultiplyBySilu(d.kernels, call.z.Row(t) + uint64_t{tile.head} * shape.head_dim, shape.head_dim,
+                 tile.values[0], step.y);
 }
 
 void MambaHead(Device& d, const MambaCall& call, uint32_t sequence, uint32_t head, uint32_t worker) {
@@ -255,9 +250,13 @@ void MambaHead(Device& d, const MambaCall& call, uint32_t sequence, uint32_t hea
   float* slot = call.states.To(sequence);
   const uint64_t place = call.ConvFloats() + head * call.HeadFloats();
   MambaTile tile;
-  tile.sequence = &call.states.sequences[sequence];
+  tile.inputs = {&call.states.sequences[sequence],
+                 call.xbc,
+                 old_slot,
+                 d.space.zeros(),
+                 shape.conv_kernel,
+                 call.ConvCols()};
   tile.head = head;
-  tile.old_inputs = old_slot;
   tile.cells = slot + place;
   tile.old_cells = old_slot == nullptr ? tile.cells : old_slot + place;
   if (old_slot == nullptr) {
@@ -271,17 +270,12 @@ void MambaHead(Device& d, const MambaCall& call, uint32_t sequence, uint32_t hea
     tile.values[part] = memory;
     memory += tile.count[part];
   }
-  for (uint32_t row = 0; row < tile.sequence->rows; ++row) {
+  for (uint32_t row = 0; row < tile.inputs.sequence->rows; ++row) {
     MambaToken(d, call, tile, row);
   }
   // Keeps the inputs for the next rows; the first head of a group keeps the group's.
   for (int part = 0; part < (head % sharers == 0 ? kMambaParts : 1); ++part) {
-    for (uint32_t j = 0; j + 1 < shape.conv_kernel; ++j) {
-      std::memcpy(
-          slot + uint64_t{j} * call.ConvCols() + columns[part],
-          InputAt(call, tile, d.space.zeros(), tile.sequence->rows, shape.conv_kernel - 1 - j, columns[part]),
-          tile.count[part] * sizeof(float));
-    }
+    KeepInputs(tile.inputs, columns[part], tile.count[part], slot);
   }
 }
 
@@ -366,12 +360,7 @@ void ScanChannels(Device& d, const SelectiveScanCall& call, uint32_t sequence, u
     step.count = count;
     step.y = call.out.Row(t) + first;
     d.kernels.selective_step(step);
-    FactorCall silu;
-    silu.x = call.z.Row(t) + first;
-    silu.n = count;
-    silu.y = gates;
-    d.kernels.gate_factor(silu);
-    d.kernels.multiply(step.y, gates, count, step.y);
+    MultiplyBySilu(d.kernels, call.z.Row(t) + first, count, gates, step.y);
   }
 }
 
