@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
 #include "common/base/status.h"
 
 namespace sluice::weightd {
@@ -35,7 +34,7 @@ absl::StatusOr<int> PreadReader::Register(const std::string& path) {
 
 absl::StatusOr<int> PreadReader::RegisterFile(const std::string& path, std::unique_ptr<ReadFile> file) {
   MutexLock lock(&mutex_);
-  files_.push_back(std::make_unique<File>(File{path, std::move(file)}));
+  files_.push_back({path, std::move(file)});
   return static_cast<int>(files_.size()) - 1;
 }
 
@@ -76,13 +75,7 @@ void PreadReader::Abandon(uint64_t tag) {
 
 std::string PreadReader::Describe() const {
   MutexLock lock(&mutex_);
-  std::string how;
-  for (const auto& file : files_) {
-    if (how.empty() || file->file->how() != "O_DIRECT") {
-      how = file->file->how();
-    }
-  }
-  return how.empty() ? "pread" : absl::StrCat("pread, ", how);
+  return DescribeReads("pread", files_);
 }
 
 // Every thread that starts on a chunk wakes the next one while there is more: no herd, and no read waits for
@@ -128,7 +121,7 @@ bool PreadReader::Take(std::optional<ReadChunk>* chunk, ReadFile** file, std::op
   if (chunk->has_value()) {
     QueuedRead& read = *(*chunk)->read;
     read.started_nanos = read.started_nanos == 0 ? options_.clock->NowNanos() : read.started_nanos;
-    *file = files_[static_cast<size_t>(read.job.file)]->file.get();
+    *file = files_[static_cast<size_t>(read.job.file)].file.get();
   } else {
     *landed = std::move(landed_.front());
     landed_.pop_front();
@@ -138,39 +131,34 @@ bool PreadReader::Take(std::optional<ReadChunk>* chunk, ReadFile** file, std::op
   return true;
 }
 
-std::optional<PreadReader::LandedChunk> PreadReader::Read(const ReadChunk& chunk, ReadFile* file) {
+std::optional<LandedChunk> PreadReader::Read(const ReadChunk& chunk, ReadFile* file) {
   const ReadJob& job = chunk.read->job;
   LandedChunk landed{chunk, {}, ""};
   landed.range = ReadRange(*file, job.dest + chunk.offset, chunk.length, job.offset + chunk.offset);
   MutexLock lock(&mutex_);
   queue_.Landed(chunk);
   if (landed.range.outcome != ReadOutcome::kOk) {
-    landed.path = files_[static_cast<size_t>(job.file)]->path;
+    landed.path = files_[static_cast<size_t>(job.file)].path;
   }
   const bool left_to_others = queue_.waits() && (checking_ > 0 || idle_ > 0);
   if (left_to_others) {
     landed_.push_back(std::move(landed));
-  } else {
-    ++checking_;
+    WakeOne();
+    return std::nullopt;
   }
+  ++checking_;
   WakeOne();
-  return left_to_others ? std::nullopt : std::optional(std::move(landed));
+  return landed;
 }
 
 void PreadReader::Check(const LandedChunk& landed) {
-  const ReadChunk& chunk = landed.chunk;
-  const ReadJob& job = chunk.read->job;
-  ReadOutcome outcome = landed.range.outcome;
-  absl::Status status = StatusOfRange(landed.range, landed.path, chunk.length, job.offset + chunk.offset);
-  if (status.ok() && job.check) {
-    status = job.check(chunk.offset, std::span<const std::byte>(job.dest + chunk.offset, chunk.length));
-    outcome = status.ok() ? outcome : ReadOutcome::kCorrupt;
-  }
+  ReadOutcome outcome;
+  absl::Status status = CheckLanded(landed, &outcome);
   std::shared_ptr<QueuedRead> over;
   {
     MutexLock lock(&mutex_);
     --checking_;
-    over = queue_.Finish(chunk, outcome, std::move(status), landed.range.bytes_read);
+    over = queue_.Finish(landed.chunk, outcome, std::move(status), landed.range.bytes_read);
   }
   if (over != nullptr) {
     sink_(ResultOf(*over, options_.clock->NowNanos()));

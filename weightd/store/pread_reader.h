@@ -48,18 +48,6 @@ class PreadReader final : public BlockReader {
   std::string Describe() const override;
 
  private:
-  struct File {
-    std::string path;
-    std::unique_ptr<ReadFile> file;
-  };
-
-  // A chunk whose read is over and whose bytes have not been checked.
-  struct LandedChunk {
-    ReadChunk chunk;
-    RangeRead range;
-    std::string path;  // set on failure
-  };
-
   void Run();
   std::optional<ReadChunk> NextRead() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Waits for a chunk to read or to check; false: the reader stops.
@@ -74,7 +62,7 @@ class PreadReader final : public BlockReader {
   mutable Mutex mutex_;
   CondVar work_;
   ReadQueue queue_ ABSL_GUARDED_BY(mutex_);
-  std::vector<std::unique_ptr<File>> files_ ABSL_GUARDED_BY(mutex_);
+  std::vector<OpenFile> files_ ABSL_GUARDED_BY(mutex_);
   std::deque<LandedChunk> landed_ ABSL_GUARDED_BY(mutex_);
   int idle_ ABSL_GUARDED_BY(mutex_) = 0;      // threads that wait for work
   int checking_ ABSL_GUARDED_BY(mutex_) = 0;  // threads that check a chunk

@@ -4,13 +4,32 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "weightd/store/read_file.h"
 
 namespace sluice::weightd {
 
 absl::StatusOr<int> BlockReader::RegisterFile(const std::string& path, std::unique_ptr<ReadFile> /*file*/) {
   return absl::UnimplementedError(
       absl::StrCat(path, " is served in place, which takes reads by threads (--io pread)"));
+}
+
+absl::Status CheckLanded(const LandedChunk& landed, ReadOutcome* outcome) {
+  const ReadChunk& chunk = landed.chunk;
+  const ReadJob& job = chunk.read->job;
+  *outcome = landed.range.outcome;
+  absl::Status status = StatusOfRange(landed.range, landed.path, chunk.length, job.offset + chunk.offset);
+  if (status.ok() && job.check) {
+    status = job.check(chunk.offset, std::span<const std::byte>(job.dest + chunk.offset, chunk.length));
+    *outcome = status.ok() ? *outcome : ReadOutcome::kCorrupt;
+  }
+  return status;
+}
+
+std::string DescribeReads(const char* engine, absl::Span<const OpenFile> files) {
+  std::string how;
+  for (const OpenFile& file : files) {
+    how = how.empty() || file.file->how() != "O_DIRECT" ? file.file->how() : how;
+  }
+  return how.empty() ? engine : absl::StrCat(engine, ", ", how);
 }
 
 ReadQueue::ReadQueue(const ReadLimits& limits)

@@ -1,4 +1,6 @@
-// The order in which an engine starts reads: pure bookkeeping of jobs, chunks and bytes in flight.
+// Parts that both I/O engines share: the order in which reads start, a landed chunk's check, the open files.
+//
+// The order is pure bookkeeping of jobs, chunks and bytes in flight.
 //
 // Rules: demand before prefetch; a prefetch chunk starts only while no demand chunk waits or runs, since it
 // would take disk bandwidth from it; at most `prefetch_bytes` of prefetch, or twice as much of a sole
@@ -13,9 +15,12 @@
 #include <deque>
 #include <memory>
 #include <optional>
+#include <string>
 
 #include "absl/container/flat_hash_map.h"
+#include "absl/types/span.h"
 #include "weightd/store/block_reader.h"
+#include "weightd/store/read_file.h"
 
 namespace sluice::weightd {
 
@@ -55,6 +60,24 @@ struct ReadChunk {
   uint64_t length = 0;
   RequestClass started_as = RequestClass::kDemand;
 };
+
+// A chunk whose read is over and whose bytes have not been checked.
+struct LandedChunk {
+  ReadChunk chunk;
+  RangeRead range;
+  std::string path;  // set on failure
+};
+
+// Checks a landed chunk by its job's check, and sets `outcome` to its read's or the check's. The error names
+// file and offset.
+absl::Status CheckLanded(const LandedChunk& landed, ReadOutcome* outcome);
+
+struct OpenFile {
+  std::string path;
+  std::unique_ptr<ReadFile> file;
+};
+// "ENGINE, O_DIRECT", or why a file is read another way; "ENGINE" without files.
+std::string DescribeReads(const char* engine, absl::Span<const OpenFile> files);
 
 class ReadQueue {
  public:

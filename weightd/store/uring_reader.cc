@@ -236,7 +236,7 @@ absl::StatusOr<int> UringReader::Register(const std::string& path) {
   ASSIGN_OR_RETURN(std::unique_ptr<ReadFile> file, options_.opener(path));
   MutexLock lock(&mutex_);
   RETURN_IF_ERROR(ring_->AddFile(file.get()));
-  files_.push_back(std::make_unique<File>(File{path, std::move(file)}));
+  files_.push_back({path, std::move(file)});
   return static_cast<int>(files_.size()) - 1;
 }
 
@@ -289,13 +289,7 @@ void UringReader::Abandon(uint64_t tag) {
 
 std::string UringReader::Describe() const {
   MutexLock lock(&mutex_);
-  std::string how;
-  for (const auto& file : files_) {
-    if (how.empty() || file->file->how() != "O_DIRECT") {
-      how = file->file->how();
-    }
-  }
-  return how.empty() ? "uring" : absl::StrCat("uring, ", how);
+  return DescribeReads("uring", files_);
 }
 
 void UringReader::Run() {
@@ -396,7 +390,7 @@ void UringReader::Land(uint32_t slot) {
     MutexLock lock(&mutex_);
     queue_.Landed(landed.chunk);
     if (landed.range.outcome != ReadOutcome::kOk) {
-      landed.path = files_[static_cast<size_t>(landed.chunk.read->job.file)]->path;
+      landed.path = files_[static_cast<size_t>(landed.chunk.read->job.file)].path;
     }
   }
   landed_.push_back(std::move(landed));
@@ -427,18 +421,12 @@ void UringReader::Report(std::vector<ReadResult>* over) {
 }
 
 std::optional<ReadResult> UringReader::FinishChunk(const LandedChunk& landed) {
-  const ReadChunk& chunk = landed.chunk;
-  const ReadJob& job = chunk.read->job;
-  ReadOutcome outcome = landed.range.outcome;
-  absl::Status status = StatusOfRange(landed.range, landed.path, chunk.length, job.offset + chunk.offset);
-  if (status.ok() && job.check) {
-    status = job.check(chunk.offset, std::span<const std::byte>(job.dest + chunk.offset, chunk.length));
-    outcome = status.ok() ? outcome : ReadOutcome::kCorrupt;
-  }
+  ReadOutcome outcome;
+  absl::Status status = CheckLanded(landed, &outcome);
   std::shared_ptr<QueuedRead> over;
   {
     MutexLock lock(&mutex_);
-    over = queue_.Finish(chunk, outcome, std::move(status), landed.range.bytes_read);
+    over = queue_.Finish(landed.chunk, outcome, std::move(status), landed.range.bytes_read);
   }
   return over == nullptr ? std::nullopt : std::optional(ResultOf(*over, options_.clock->NowNanos()));
 }

@@ -93,20 +93,9 @@ class UringReader final : public BlockReader {
   std::string Describe() const override;
 
  private:
-  struct File {
-    std::string path;
-    std::unique_ptr<ReadFile> file;
-  };
   struct Slot {
     std::optional<ReadChunk> chunk;  // none: free
     std::optional<RangeProgress> progress;
-  };
-
-  // A chunk whose read is over and whose bytes have not been checked.
-  struct LandedChunk {
-    ReadChunk chunk;
-    RangeRead range;
-    std::string path;  // set on failure
   };
 
   void Run();
@@ -132,7 +121,7 @@ class UringReader final : public BlockReader {
   std::function<void(ReadResult)> sink_;  // set before the first Submit
   mutable Mutex mutex_;
   ReadQueue queue_ ABSL_GUARDED_BY(mutex_);
-  std::vector<std::unique_ptr<File>> files_ ABSL_GUARDED_BY(mutex_);
+  std::vector<OpenFile> files_ ABSL_GUARDED_BY(mutex_);
   bool stop_ ABSL_GUARDED_BY(mutex_) = false;
   // True if the thread sleeps, or is about to after one more look at the queue, and new work may start.
   std::atomic<bool> wants_wake_{false};
