@@ -1,6 +1,7 @@
 // SharedTransfers: which requests wait for which transfer. A transfer brings rows into DRAM (its fill) and
 // copies them into a slab; requests of a session for the same rows in the same place share one. weightd uses
-// it for the requests of its sessions, inferd where it pulls (inferd/model/pull_client.h).
+// it for the requests of its sessions, inferd where it pulls (inferd/model/pull_client.h), and device sim
+// with a modelled link (inferd/sim/virtual_weight_client.h).
 //
 // Its owner fills, pins or leases the sources, and completes every request once: when its transfer ends, or
 // earlier when the request leaves it. A transfer's life: Join, BeginFill .. EndFill as often as needed,
@@ -51,8 +52,10 @@ struct TransferWaiter {
   std::shared_ptr<std::atomic<uint64_t>> progress;
 };
 
-// `Work` is what the owner keeps for a transfer.
-template <typename Work>
+// `Work` is what the owner keeps for a transfer. `Engine` copies: a TransferEngine, or what has its functions
+// Promote, Cancel and CancelIfNotStarted; without its Submit the owner starts a copy by itself, and sets
+// `copying`.
+template <typename Work, typename Engine = TransferEngine>
 class SharedTransfers {
  public:
   struct Transfer {
@@ -74,7 +77,7 @@ class SharedTransfers {
   };
 
   // `engine` may be null as long as nothing is copied.
-  SharedTransfers(TransferEngine* engine, Hooks hooks) : engine_(engine), hooks_(std::move(hooks)) {}
+  SharedTransfers(Engine* engine, Hooks hooks) : engine_(engine), hooks_(std::move(hooks)) {}
 
   // Returns the transfer if the caller must fill it now: it is new, or a demand has joined a prefetch that is
   // being filled. Null: the request waits for a transfer that needs nothing. REQUIRES: not Contains(waiter).
@@ -245,7 +248,7 @@ class SharedTransfers {
     return true;
   }
 
-  TransferEngine* const engine_;
+  Engine* const engine_;
   const Hooks hooks_;
   uint64_t next_number_ = 1;
   std::map<uint64_t, Transfer> transfers_;  // by number

@@ -15,6 +15,17 @@ constexpr uint64_t kChunksOfAnExpert = 32;
 constexpr uint64_t kSmallestChunk = 4096;
 constexpr uint64_t kLargestChunk = 1 << 20;
 
+TransferKey KeyOf(const FetchRequest& request) {
+  const TransferTarget& target = *request.transfer;
+  return {.layer = request.layer,
+          .expert = request.expert,
+          .parts = request.parts,
+          .slab = target.slab,
+          .base = target.base,
+          .stride = target.stride,
+          .neurons = {target.neurons.begin(), target.neurons.end()}};
+}
+
 }  // namespace
 
 VirtualWeightClient::VirtualWeightClient(std::unique_ptr<WeightClient> behind, VirtualClock* clock)
@@ -33,10 +44,12 @@ absl::StatusOr<uint32_t> VirtualWeightClient::OfferSlab(const SlabOffer& offer) 
   options.chunk_bytes =
       std::clamp(pack().largest_expert_bytes() / kChunksOfAnExpert, kSmallestChunk, kLargestChunk);
   options.schedule.window_bytes = 2 * options.chunk_bytes;
-  link_ = std::make_unique<VirtualLink>(
-      options, [this](uint64_t number, int64_t nanos, uint64_t bytes, bool cancelled) {
-        OnTile(number, nanos, bytes, cancelled);
-      });
+  link_ = std::make_unique<VirtualLink>(options, clock_);
+  // No transfer is cancelled while it is filled, as FillNow() waits.
+  const auto left = [this](uint64_t, uint64_t id) {
+    over_[id].completion = {.id = id, .code = absl::StatusCode::kCancelled};
+  };
+  shared_.emplace(link_.get(), Shared::Hooks{.left = left, .cancel_fill = [](const Shared::Transfer&) {}});
   return static_cast<uint32_t>(slabs_.size() - 1);
 }
 
@@ -50,57 +63,31 @@ absl::Status VirtualWeightClient::Submit(const FetchRequest& request) {
   if (!behind_->connected()) {
     return absl::UnavailableError("the connection to weightd is lost");
   }
-  Transfer transfer;
-  transfer.completion.id = request.id;
-  transfer.request_class = request.request_class;
-  transfer.step = request.step;
-  transfer.layer = request.layer;
-  transfer.expert = request.expert;
-  transfer.parts = request.parts;
-  transfer.target = *request.transfer;
-  transfer.neurons.assign(request.transfer->neurons.begin(), request.transfer->neurons.end());
-  transfer.target.neurons = {};
-  transfer.submitted = Now();
+  FetchCompletion completion;
+  completion.id = request.id;
   if (request.dense_extent != FetchRequest::kNoExtent) {
     // This runs once at the start, when no token waits for it, so the link is not modelled.
-    RETURN_IF_ERROR(CopyNow(request, &transfer.completion));
-    transfer.complete = true;
-    transfers_.push_back(std::move(transfer));
+    RETURN_IF_ERROR(CopyNow(request, &completion));
+    over_[request.id].completion = completion;
     return absl::OkStatus();
   }
-  link_->AdvanceTo(Now());  // so that a coalesced transfer does not end meanwhile
-  if (Transfer* same = SameBytes(request); same != nullptr) {
-    same->followed = true;
-    transfer.leader = same->completion.id;
-    transfer.tiles = same->tiles;
-    for (uint32_t tile = 0; request.request_class == RequestClass::kDemand && tile < same->tiles; ++tile) {
-      link_->Promote(same->first_number + tile, Now());
+  TakeEnds();  // so that no request is coalesced with a transfer that has ended
+  Shared::Transfer* const transfer = shared_->Join(
+      KeyOf(request), {request.id, request.request_class, request.step, request.layer, nullptr});
+  if (transfer == nullptr) {
+    return absl::OkStatus();
+  }
+  const absl::Status copied = CopyNow(request, &completion);
+  if (!copied.ok() || completion.code != absl::StatusCode::kOk) {
+    shared_->End(transfer->number);
+    if (copied.ok()) {
+      over_[request.id].completion = completion;
     }
-    transfers_.push_back(std::move(transfer));
-    return absl::OkStatus();
+    return copied;
   }
-  RETURN_IF_ERROR(CopyNow(request, &transfer.completion));
-  if (transfer.completion.code != absl::StatusCode::kOk) {
-    transfer.complete = true;
-    transfers_.push_back(std::move(transfer));
-    return absl::OkStatus();
-  }
-  transfers_.push_back(std::move(transfer));
-  SendTiles(request, &transfers_.back());
+  transfer->work = completion;
+  SendTiles(request, transfer);
   return absl::OkStatus();
-}
-
-VirtualWeightClient::Transfer* VirtualWeightClient::SameBytes(const FetchRequest& request) {
-  const TransferTarget& target = *request.transfer;
-  for (Transfer& other : transfers_) {
-    if (other.leader == 0 && !other.complete && !other.cancelled && other.layer == request.layer &&
-        other.expert == request.expert && other.parts == request.parts && other.target.slab == target.slab &&
-        other.target.base == target.base && other.target.stride == target.stride &&
-        absl::MakeConstSpan(other.neurons) == target.neurons) {
-      return &other;
-    }
-  }
-  return nullptr;
 }
 
 // Bytes of one neuron in the requested parts; of down by outputs its share.
@@ -116,113 +103,58 @@ uint64_t VirtualWeightClient::RowBytesOf(const FetchRequest& request) const {
   return bytes;
 }
 
-void VirtualWeightClient::SendTiles(const FetchRequest& request, Transfer* transfer) {
+void VirtualWeightClient::SendTiles(const FetchRequest& request, Shared::Transfer* transfer) {
   const uint32_t rows = request.transfer->neurons.empty()
                             ? pack().part(request.layer, request.expert, Part::kUp).rows
                             : static_cast<uint32_t>(request.transfer->neurons.size());
   const uint32_t tile = request.transfer->tile_neurons == 0 ? rows : request.transfer->tile_neurons;
   const uint64_t row_bytes = RowBytesOf(request);
-  transfer->tiles = (rows + tile - 1) / tile;
-  transfer->first_number = next_number_;
-  next_number_ += transfer->tiles;
-  const uint64_t first = transfer->first_number;
-  const uint32_t tiles = transfer->tiles;
-  const uint64_t id = request.id;
-  for (uint32_t i = 0; i < tiles; ++i) {
-    owner_[first + i] = id;
+  std::vector<uint64_t> tile_bytes;
+  for (uint32_t row = 0; row < rows; row += tile) {
+    tile_bytes.push_back(std::min(tile, rows - row) * row_bytes);
   }
-  for (uint32_t i = 0; i < tiles; ++i) {
-    const uint64_t in_tile = std::min(tile, rows - i * tile);
-    link_->Submit(first + i, request.request_class, in_tile * row_bytes, Now());
-  }
+  transfer->copying = true;
+  link_->Submit(transfer->number, request.request_class, tile_bytes);
 }
 
-// Also called while transfers_ is iterated, so it must not change transfers_.
-void VirtualWeightClient::OnTile(uint64_t number, int64_t nanos, uint64_t bytes, bool cancelled) {
-  const auto owner = owner_.find(number);
-  if (owner == owner_.end()) {
-    return;  // belongs to an ended session
-  }
-  Transfer* transfer = Find(owner->second);
-  owner_.erase(owner);
-  if (transfer == nullptr) {
-    return;
-  }
-  ++transfer->ended;
-  transfer->landed += cancelled ? 0 : 1;
-  transfer->completion.link_bytes += bytes;
-  if (transfer->ended < transfer->tiles) {
-    return;
-  }
-  transfer->complete = true;
-  const bool whole = transfer->landed == transfer->tiles;
-  transfer->completion.code = whole ? absl::StatusCode::kOk : absl::StatusCode::kCancelled;
-  transfer->completion.copy_us = static_cast<uint32_t>((nanos - transfer->submitted) / 1000);
-  for (Transfer& other : transfers_) {
-    if (other.leader == transfer->completion.id) {
-      other.complete = true;
-      other.completion.code = transfer->completion.code;
+void VirtualWeightClient::TakeEnds() {
+  link_->Advance();
+  for (const VirtualLink::End& end : link_->TakeEnds()) {
+    const Shared::Transfer transfer = shared_->End(end.number);
+    FetchCompletion completion = transfer.work;
+    completion.code = end.cancelled ? absl::StatusCode::kCancelled : absl::StatusCode::kOk;
+    completion.link_bytes = end.bytes;
+    completion.copy_us = static_cast<uint32_t>(end.took_nanos / 1000);
+    for (const TransferWaiter& waiter : transfer.waiters) {
+      completion.id = waiter.id;
+      over_[waiter.id] = {completion, end.landed};
+      completion = {.code = completion.code};  // the first one is charged
     }
   }
-}
-
-VirtualWeightClient::Transfer* VirtualWeightClient::Find(uint64_t id) {
-  for (Transfer& transfer : transfers_) {
-    if (transfer.completion.id == id) {
-      return &transfer;
-    }
-  }
-  return nullptr;
-}
-
-const VirtualWeightClient::Transfer* VirtualWeightClient::Find(uint64_t id) const {
-  return const_cast<VirtualWeightClient*>(this)->Find(id);
 }
 
 uint32_t VirtualWeightClient::LandedTiles(uint64_t id) const {
-  if (link_ != nullptr) {
-    link_->AdvanceTo(Now());
+  if (const auto over = over_.find(id); over != over_.end()) {
+    return over->second.landed;
   }
-  const Transfer* transfer = Find(id);
-  if (transfer != nullptr && transfer->leader != 0) {
-    transfer = Find(transfer->leader);
+  if (link_ == nullptr) {
+    return 0;
   }
-  return transfer == nullptr ? 0 : transfer->landed;
-}
-
-void VirtualWeightClient::CancelTiles(Transfer* transfer) {
-  if (transfer->complete || transfer->cancelled || transfer->followed || transfer->leader != 0) {
-    return;
-  }
-  transfer->cancelled = true;
-  const uint64_t first = transfer->first_number;
-  const uint32_t tiles = transfer->tiles;
-  for (uint32_t i = tiles; i > 0; --i) {  // from the end, as a cancelled tile lets the next one start
-    if (owner_.contains(first + i - 1)) {
-      link_->Cancel(first + i - 1, Now());
-    }
-  }
+  link_->Advance();
+  const Shared::Transfer* const transfer = shared_->FindByRequest(0, id);
+  return transfer == nullptr ? 0 : link_->landed(transfer->number);
 }
 
 void VirtualWeightClient::Cancel(uint64_t id) {
-  Transfer* transfer = Find(id);
-  if (transfer == nullptr) {
+  if (!shared_.has_value() || !shared_->Cancel(0, id)) {
     behind_->Cancel(id);
-  } else {
-    CancelTiles(transfer);
   }
 }
 
 void VirtualWeightClient::CancelPrefetches(uint64_t step, uint32_t layer) {
   if (link_ != nullptr) {
-    link_->AdvanceTo(Now());
-  }
-  for (Transfer& transfer : transfers_) {
-    const bool stale = transfer.step < step || (transfer.step == step && transfer.layer <= layer);
-    if (transfer.request_class == RequestClass::kPrefetch && stale && transfer.landed == 0 &&
-        transfer.tiles > 0 && !link_->Started(transfer.first_number)) {
-      CancelTiles(&transfer);
-    }
+    link_->Advance();
+    shared_->CancelPrefetches(0, 0, step, layer);
   }
   behind_->CancelPrefetches(step, layer);
 }
@@ -238,16 +170,12 @@ size_t VirtualWeightClient::Poll(absl::FunctionRef<void(const FetchCompletion&)>
   held_.clear();
   handled += behind_->Poll(handle);
   if (link_ != nullptr) {
-    link_->AdvanceTo(Now());
+    TakeEnds();
   }
-  for (size_t i = 0; i < transfers_.size();) {
-    if (!transfers_[i].complete) {
-      ++i;
-      continue;
-    }
-    const FetchCompletion completion = transfers_[i].completion;
-    transfers_.erase(transfers_.begin() + static_cast<ptrdiff_t>(i));
-    handle(completion);
+  // Handlers may submit more.
+  while (!over_.empty()) {
+    const Over over = over_.extract(over_.begin()).mapped();
+    handle(over.completion);
     ++handled;
   }
   return handled;
@@ -258,9 +186,7 @@ absl::Status VirtualWeightClient::Wait(absl::Time deadline) {
   if (!behind_->connected()) {
     return behind_->Wait(deadline);
   }
-  const bool done =
-      std::any_of(transfers_.begin(), transfers_.end(), [](const Transfer& t) { return t.complete; });
-  if (done || !held_.empty()) {
+  if (!over_.empty() || !held_.empty() || (link_ != nullptr && link_->HasEnds())) {
     return absl::OkStatus();
   }
   const int64_t next = link_ == nullptr ? -1 : link_->NextEvent();
@@ -270,16 +196,16 @@ absl::Status VirtualWeightClient::Wait(absl::Time deadline) {
   // An earlier result of the CPU is handled first.
   const int64_t until = std::min(next, std::max(clock_->cpu().next_result(), Now()));
   clock_->AdvanceTo(until);
-  link_->AdvanceTo(until);
+  link_->Advance();
   return absl::OkStatus();
 }
 
 absl::Status VirtualWeightClient::Reconnect(absl::Time deadline) {
-  transfers_.clear();
-  owner_.clear();
+  shared_.reset();
+  link_.reset();
+  over_.clear();
   held_.clear();
   slabs_.clear();
-  link_.reset();
   return behind_->Reconnect(deadline);
 }
 

@@ -7,16 +7,17 @@
 #pragma once
 
 #include <cstdint>
-#include <deque>
+#include <map>
 #include <memory>
+#include <optional>
 #include <string>
-#include <unordered_map>
 #include <vector>
 
-#include "common/protocol/link_model.h"
 #include "common/protocol/shared_memory.h"
+#include "common/protocol/shared_transfers.h"
 #include "inferd/model/weight_client.h"
 #include "inferd/sim/virtual_clock.h"
+#include "inferd/sim/virtual_link.h"
 
 namespace sluice::inferd {
 
@@ -47,24 +48,10 @@ class VirtualWeightClient final : public WeightClient {
   std::string Describe() const override;
 
  private:
-  struct Transfer {
-    FetchCompletion completion;  // the future completion
-    RequestClass request_class = RequestClass::kDemand;
-    uint64_t step = 0;
-    uint32_t layer = 0;
-    uint32_t expert = 0;
-    PartSet parts = 0;
-    TransferTarget target;  // without its list
-    std::vector<uint32_t> neurons;
-    uint64_t first_number = 0;  // number of its first tile on the link
-    uint32_t tiles = 0;
-    uint32_t landed = 0;
-    uint32_t ended = 0;   // tiles that landed or were cancelled
-    uint64_t leader = 0;  // earlier request for the same bytes: this one is coalesced with it
-    bool followed = false;
-    bool cancelled = false;
-    bool complete = false;
-    int64_t submitted = 0;
+  using Shared = SharedTransfers<FetchCompletion, VirtualLink>;  // kept: the completion of its first request
+  struct Over {
+    FetchCompletion completion;
+    uint32_t landed = 0;  // tiles
   };
 
   absl::Status CopyNow(const FetchRequest& request, FetchCompletion* completion);
@@ -73,22 +60,18 @@ class VirtualWeightClient final : public WeightClient {
   absl::Status FillNow(const FetchRequest& request, FetchCompletion* completion);
   absl::Status CopyRows(const FetchRequest& request, const std::vector<ExtentLease>& leases);
   uint64_t RowBytesOf(const FetchRequest& request) const;
-  void SendTiles(const FetchRequest& request, Transfer* transfer);
-  Transfer* SameBytes(const FetchRequest& request);
-  Transfer* Find(uint64_t id);
-  const Transfer* Find(uint64_t id) const;
-  void OnTile(uint64_t number, int64_t nanos, uint64_t bytes, bool cancelled);
-  void CancelTiles(Transfer* transfer);
+  void SendTiles(const FetchRequest& request, Shared::Transfer* transfer);
+  // Moves what ended on the link from shared_ to over_.
+  void TakeEnds();
   int64_t Now() const { return clock_->NowNanos(); }
 
   const std::unique_ptr<WeightClient> behind_;
   VirtualClock* const clock_;
-  std::unique_ptr<VirtualLink> link_;  // link of the last slab offered
   std::vector<Mapping> slabs_;
-  std::deque<Transfer> transfers_;                // in order of submission
-  std::unordered_map<uint64_t, uint64_t> owner_;  // request id by tile number
-  std::vector<FetchCompletion> held_;             // the wrapped client's completions during a fill
-  uint64_t next_number_ = 1;
+  std::unique_ptr<VirtualLink> link_;  // of the last slab offered
+  std::optional<Shared> shared_;       // over link_
+  std::map<uint64_t, Over> over_;      // to be handed out, by request id: in the order of submission
+  std::vector<FetchCompletion> held_;  // the wrapped client's completions during a fill
   uint64_t fills_ = 0;
   absl::Duration fill_limit_ = absl::Seconds(20);
 };
