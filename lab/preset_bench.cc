@@ -357,30 +357,25 @@ Picture PictureOf(const PresetResult& result, const PresetMeasure& m) {
 
 std::string ExplainCompute(const Picture& p) {
   return absl::StrFormat(
-      "Compute bounds it: %.0f %% of a step of %.2f ms is the device's work and %.0f %% waiting. Faster only "
-      "with "
-      "fewer weights per token: fewer bits (pack --bits q4), neuron sparsity (--sparsity gate), one expert "
-      "where "
-      "it is enough (--policy routing=sensitivity).",
+      "Compute bounds it: %.0f %% of a step of %.2f ms is the device's work and %.0f %% waiting. Faster "
+      "only with fewer weights per token: fewer bits (pack --bits q4), neuron sparsity (--sparsity gate), "
+      "one expert where it is enough (--policy routing=sensitivity).",
       100 * p.compute / p.step, p.step, 100 * p.stall / p.step);
 }
 
 std::string ExplainSsd(const Picture& p) {
   return absl::StrFormat(
-      "The SSD bounds it: %.0f %% of a step of %.2f ms is waiting, and %.0f %% of the bytes of the link were "
-      "read "
-      "from SSD first. A larger --dram-budget helps most, then fewer bits.",
+      "The SSD bounds it: %.0f %% of a step of %.2f ms is waiting, and %.0f %% of the bytes of the link "
+      "were read from SSD first. A larger --dram-budget helps most, then fewer bits.",
       100 * p.stall / p.step, p.step, 100 * p.ssd_share);
 }
 
 std::string ExplainLink(const Picture& p) {
   std::string text = absl::StrFormat(
       "The link bounds it: it is busy for %.0f %% of a step of %.2f ms, of which the device computes %.2f "
-      "ms. "
-      "Better predictions cannot help; fewer bytes do: a larger --device-budget (%.0f %% of the experts were "
-      "resident), fewer bits, neuron sparsity (--preset floe), experts at hand (--policy "
-      "routing=cache_aware), or "
-      "misses on the CPU (--policy expert_miss=balance).",
+      "ms. Better predictions cannot help; fewer bytes do: a larger --device-budget (%.0f %% of the experts "
+      "were resident), fewer bits, neuron sparsity (--preset floe), experts at hand (--policy "
+      "routing=cache_aware), or misses on the CPU (--policy expert_miss=balance).",
       100 * std::min(1.0, *p.load / p.step), p.step, p.compute, 100 * p.hit_rate);
   if (p.wrong > kIdleLink) {
     absl::StrAppendFormat(&text,
@@ -393,20 +388,18 @@ std::string ExplainLink(const Picture& p) {
 
 std::string ExplainShared(const Picture& p) {
   return absl::StrFormat(
-      "Device, link and CPU share the experts: of a step of %.2f ms the device computes %.2f ms, the link is "
-      "busy for %.0f %%, and of the bytes that were not resident %.0f %% are the CPU's. %.0f %% of the step "
-      "waits for the last of them. A larger --device-budget (%.0f %% of the experts were resident), fewer "
-      "bits or experts at hand (--policy routing=cache_aware) leave all three less to do.",
+      "Device, link and CPU share the experts: of a step of %.2f ms the device computes %.2f ms, the link "
+      "is busy for %.0f %%, and of the bytes that were not resident %.0f %% are the CPU's. %.0f %% of the "
+      "step waits for the last of them. A larger --device-budget (%.0f %% of the experts were resident), "
+      "fewer bits or experts at hand (--policy routing=cache_aware) leave all three less to do.",
       p.step, p.compute, 100 * *p.load / p.step, 100 * p.cpu_share, 100 * p.stall / p.step, 100 * p.hit_rate);
 }
 
 std::string ExplainPolicy(const Picture& p) {
   std::string text = absl::StrFormat(
       "Router and policy bound it: a step of %.2f ms waits for %.0f %% of its time though the link is busy "
-      "for "
-      "%.0f %% only, so bytes are asked for too late. At best, with everything asked for in time, it would "
-      "take "
-      "%.2f ms.",
+      "for %.0f %% only, so bytes are asked for too late. At best, with everything asked for in time, it "
+      "would take %.2f ms.",
       p.step, 100 * p.stall / p.step, 100 * *p.load / p.step, std::max(p.compute, *p.load));
   if (!p.recall.has_value()) {
     absl::StrAppend(&text, " Nothing is predicted: --policy expert_predictor=gate_reuse would ask ahead.");
@@ -423,10 +416,8 @@ std::string ExplainPolicy(const Picture& p) {
 std::string ExplainCpu(const Picture& p) {
   return absl::StrFormat(
       "The CPU bounds it: %.0f %% of a step of %.2f ms is waiting, the link is nearly idle, and %.0f %% of "
-      "the "
-      "experts chosen were not resident: the CPU computes them. --policy expert_miss=balance shares them "
-      "with the "
-      "link; a larger --device-budget makes them fewer.",
+      "the experts chosen were not resident: the CPU computes them. --policy expert_miss=balance shares "
+      "them with the link; a larger --device-budget makes them fewer.",
       100 * p.stall / p.step, p.step, 100 * (1 - p.hit_rate));
 }
 
@@ -445,8 +436,8 @@ std::string ExplainRun(const PresetResult& result, size_t measure) {
   }
   if (!p.load.has_value()) {
     return absl::StrFormat(
-        "%.0f %% of a step of %.2f ms is waiting; the link's rate is not known, so whether "
-        "bytes are too many or asked for too late cannot be told: give --link-gbps.",
+        "%.0f %% of a step of %.2f ms is waiting; the link's rate is not known, so whether bytes are too "
+        "many or asked for too late cannot be told: give --link-gbps.",
         100 * p.stall / p.step, p.step);
   }
   if (*p.load > kBusyLink * p.step) {
