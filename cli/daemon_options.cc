@@ -15,6 +15,16 @@ namespace sluice::cli {
 namespace {
 
 constexpr size_t kHintColumns = 100;
+constexpr char kModelHelp[] =
+    "M: a model's folder, a GGUF file, or a pack; a GGUF file is served in place, a folder packed once, into "
+    "a "
+    "cache (`sluice packs`)";
+constexpr std::initializer_list<const char*> kModelBits = {"bf16", "f16", "q8",   "q4",
+                                                           "q3",   "q2",  "file", "file-q4"};
+constexpr char kBitsHelp[] =
+    "of a --model that is packed; file: of a folder its own, in place [GGUF: its own, in place; else q8 if "
+    "memory "
+    "holds it, else q4]";
 
 template <typename T>
 constexpr bool kIsList = false;
@@ -91,17 +101,31 @@ void CommonOptions::DeclareFor(OptionAudience audience, ArgParser* parser) {
 
 void CommonOptions::Declare(ArgParser* parser, bool needs_pack) {
   if (needs_pack) {
-    parser
-        ->Text("--model", &model,
-               "M: a model's folder, a GGUF file, or a pack; a GGUF file is served in place, a folder packed "
-               "once, into a cache (`sluice packs`)")
-        .Choice("--bits", {"bf16", "f16", "q8", "q4", "q3", "q2", "file", "file-q4"}, &bits,
-                "of a --model that is packed; file: of a folder its own, in place [GGUF: its own, in place; "
-                "else q8 "
-                "if memory holds it, else q4]")
+    parser->Text("--model", &model, kModelHelp)
+        .Choice("--bits", {kModelBits.begin(), kModelBits.end()}, &bits, kBitsHelp)
         .RequireOneOf({"--model", "--pack"});
   }
   parser->Text("--pack", &pack, "PACK: the pack's folder");
+  DeclareDaemons(parser);
+}
+
+void CommonOptions::DeclareSeveral(ArgParser* parser) {
+  parser->Texts("--model", &several.models, kModelHelp)
+      .Choice("--bits", {kModelBits.begin(), kModelBits.end()}, &bits, kBitsHelp)
+      .Texts("--pack", &several.packs, "PACK: the pack's folder");
+  parser->Group("Several models, each loaded at its first request")
+      .Text("--models", &several.folder,
+            "DIR: a folder of packs, all of which are served; --model and --pack may be repeated")
+      .TimeSpan("--idle-unload", &several.idle_unload,
+                "unloads a model without requests after this; 0: never; its weights stay in memory [10m]")
+      .Size("--models-budget", &several.budget,
+            "memory of all loaded models beside their weights, on device cuda the device's; the least "
+            "recently used one makes "
+            "room [the rest of the machine's memory; on device cuda one model at a time]");
+  DeclareDaemons(parser);
+}
+
+void CommonOptions::DeclareDaemons(ArgParser* parser) {
   const std::string hint = Hint();
   parser->HiddenGroup("Options of the daemons (sizes as 512MiB, 2GB)", hint);
   DeclareFor(OptionAudience::kEveryCommand, parser);

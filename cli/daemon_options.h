@@ -4,6 +4,7 @@
 // Thread safety: plain values; the main thread calls Declare().
 #pragma once
 
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -15,11 +16,22 @@
 
 namespace sluice::cli {
 
+// Models of a command that serves several, as given.
+struct SeveralModels {
+  std::vector<std::string> models;  // as CommonOptions::model
+  std::vector<std::string> packs;
+  std::string folder;                         // of packs; empty: none
+  std::optional<uint64_t> budget;             // bytes of all loaded models, besides their weights in DRAM
+  std::optional<absl::Duration> idle_unload;  // 0: never; none: 10 minutes
+};
+
 struct CommonOptions {
   std::string pack;
   // A model to be packed by PackOf() (cli/pack_cache.h) instead of a pack, and the encoding of its rows.
   std::string model;
   std::optional<std::string> bits;
+  // Instead of these two, of a command that serves several models.
+  SeveralModels several;
 
   // Daemon options that were given, each as the daemon's flag takes it: {"context", "8192"}, sizes in bytes.
   // A repeated option has several entries.
@@ -39,6 +51,8 @@ struct CommonOptions {
   // Declares `--pack` and the options above; if a pack is needed, also `--model`, and requires one of the
   // two.
   void Declare(ArgParser* parser, bool needs_pack = true);
+  // The same for a command with one or several models, into `several`.
+  void DeclareSeveral(ArgParser* parser);
   // Declares the cost tables for `--clock virtual`, which only experiments use.
   void DeclareCosts(ArgParser* parser);
   // Declares the options of the HTTP server and of the prefix file, which only `serve` uses.
@@ -57,6 +71,7 @@ struct CommonOptions {
   std::vector<OptionText> WeightdSettings() const;
 
  private:
+  void DeclareDaemons(ArgParser* parser);
   void DeclareFor(OptionAudience audience, ArgParser* parser);
 };
 

@@ -130,7 +130,7 @@ absl::Status DaemonProcess::Start(int lifeline) {
   argv.push_back(kLifelineOption);
   argv.push_back(absl::StrCat(kInheritedFd));
   ASSIGN_OR_RETURN(pid_,
-                   SpawnProcess(argv, command_.log_path, started_before_, lifeline, /*new_session=*/false));
+                   SpawnProcess(argv, command_.log_path, started_before_, lifeline, command_.new_session));
   started_before_ = true;
   exit_fd_ = OpenPidfd(pid_);
   if (!exit_fd_.valid()) {

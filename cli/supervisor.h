@@ -35,6 +35,7 @@ struct DaemonCommand {
   std::string name;               // "weightd"
   std::vector<std::string> argv;  // path of the program in argv[0]; the lifeline option is added
   std::string log_path;
+  bool new_session = false;  // signals of a terminal do not reach it
 };
 
 // Option that names the inherited lifeline.

@@ -1,4 +1,5 @@
-// `sluice serve`: runs both daemons, with inferd's HTTP server open, until Ctrl-C.
+// `sluice serve`: runs both daemons, with inferd's HTTP server open, until Ctrl-C. With several models:
+// weightd, and an inferd for each model that is in use, behind one HTTP server (cli/router).
 
 #include <poll.h>
 
@@ -17,6 +18,12 @@
 #include "absl/strings/strip.h"
 #include "cli/command_line.h"
 #include "cli/launcher.h"
+#include "cli/output_files.h"
+#include "cli/router/model_router.h"
+#include "cli/router/model_set.h"
+#include "cli/runtime_paths.h"
+#include "common/base/listen_address.h"
+#include "common/base/runtime_dir.h"
 #include "common/base/size.h"
 #include "common/base/status.h"
 
@@ -27,6 +34,8 @@ constexpr char kDefaultAddress[] = "127.0.0.1:8080";
 constexpr int kLookEveryMs = 200;
 // The supervisor restarts a lost inferd within this time; a longer absence is a failure.
 constexpr absl::Duration kPatience = absl::Seconds(30);
+// Wait for daemons of this directory that are just ending.
+constexpr absl::Duration kLockPatience = absl::Seconds(10);
 
 struct Options {
   CommonOptions common;
@@ -99,12 +108,9 @@ std::string MemoryLine(const Launcher& launcher) {
   return absl::StrJoin(parts, ", ");
 }
 
-void ShowServer(const Launcher& launcher, const CommonOptions& options) {
-  const api::Model& model = launcher.model();
+void ShowAddresses(const std::vector<std::string>& addresses, const CommonOptions& options) {
   const char* scheme = options.Has("http-tls-certificate") ? "https" : "http";
-  std::fprintf(stderr, "sluice: serving %s (%s, %u layers of %u experts); Ctrl-C ends it\n",
-               model.name().c_str(), model.family().c_str(), model.layers(), model.experts_per_layer());
-  for (const std::string& address : options.All("http")) {
+  for (const std::string& address : addresses) {
     if (absl::StartsWith(address, "unix:")) {
       std::fprintf(stderr, "  API     %s\n", address.c_str());
     } else {
@@ -112,10 +118,58 @@ void ShowServer(const Launcher& launcher, const CommonOptions& options) {
                    scheme, Reachable(address).c_str());
     }
   }
+}
+
+void ShowServer(const Launcher& launcher, const CommonOptions& options) {
+  const api::Model& model = launcher.model();
+  std::fprintf(stderr, "sluice: serving %s (%s, %u layers of %u experts); Ctrl-C ends it\n",
+               model.name().c_str(), model.family().c_str(), model.layers(), model.experts_per_layer());
+  ShowAddresses(options.All("http"), options);
   if (const std::string memory = MemoryLine(launcher); !memory.empty()) {
     std::fprintf(stderr, "  memory  %s\n", memory.c_str());
   }
   std::fprintf(stderr, "  try     %s\n", CurlLine(options.All("http").front(), options).c_str());
+}
+
+void ShowModels(const RouterOptions& router) {
+  std::fprintf(stderr, "sluice: serving %zu models, each from its first request on; Ctrl-C ends it\n",
+               router.models.size());
+  for (const RoutedModel& model : router.models) {
+    std::fprintf(stderr, "  model   %s (%s, %s of weights; %s beside them)\n", model.name.c_str(),
+                 model.family.c_str(), FormatSize(model.bytes).c_str(),
+                 FormatSize(model.need.memory).c_str());
+  }
+  std::fprintf(stderr, "  memory  weights in DRAM up to %s, loaded models up to %s beside them\n",
+               FormatSize(router.budget.reserved).c_str(), FormatSize(router.budget.memory).c_str());
+}
+
+// Serves several models. This process owns the daemons of its runtime directory, in place of a supervisor.
+absl::StatusOr<int> ServeSeveral(const CommandContext& context, const CommonOptions& common,
+                                 std::vector<std::string> packs) {
+  ASSIGN_OR_RETURN(const std::string dir, EnsureRuntimeDir());
+  const RuntimePaths paths(dir);
+  const absl::StatusOr<UniqueFd> lock =
+      LockFile(paths.supervisor_lock, kLockPatience, context.interrupt->flag());
+  RETURN_IF_ERROR(Annotate(
+      lock.status(),
+      absl::StrCat("daemons run in ", dir, " already: end them, or take another SLUICE_RUNTIME_DIR")));
+  ASSIGN_OR_RETURN(RouterOptions options, PlanRouter({std::move(packs), dir, context.binary_dir}, common));
+  if (!common.quiet) {
+    ShowModels(options);
+    options.log = [](const std::string& text) { std::fprintf(stderr, "sluice: %s\n", text.c_str()); };
+  }
+  ASSIGN_OR_RETURN(const std::unique_ptr<ModelRouter> router, ModelRouter::Start(std::move(options)));
+  std::vector<std::string> addresses;
+  for (const ListenAddress& address : router->addresses()) {
+    addresses.push_back(address.ToString());
+  }
+  ShowAddresses(addresses, common);
+  while (!context.interrupt->requested()) {
+    RETURN_IF_ERROR(router->status());
+    poll(nullptr, 0, kLookEveryMs);
+  }
+  router->Shutdown();
+  return kExitOk;
 }
 
 absl::StatusOr<int> Serve(const CommandContext& context, Options options) {
@@ -129,6 +183,12 @@ absl::StatusOr<int> Serve(const CommandContext& context, Options options) {
       common.Set(file, std::filesystem::absolute(common.ValueOr(file, "")).string());
     }
   }
+  ASSIGN_OR_RETURN(std::vector<std::string> packs, PacksOf(context, common));
+  if (packs.size() > 1 || !common.several.folder.empty()) {
+    return ServeSeveral(context, common, std::move(packs));
+  }
+  common.pack = packs.front();
+  common.bits.reset();  // the pack is made
   ASSIGN_OR_RETURN(const std::unique_ptr<Launcher> launcher,
                    Launcher::Launch(context, common, /*json=*/false));
   ShowServer(*launcher, common);
@@ -150,12 +210,16 @@ int RunServe(const CommandContext& context, const std::vector<std::string>& args
   Options options;
   ArgParser parser(
       "sluice serve",
-      "Serves a model to HTTP clients: OpenAI's API and Anthropic's messages, and a page for browsers.");
-  options.common.Declare(&parser);
+      "Serves models to HTTP clients: OpenAI's API and Anthropic's messages, and a page for browsers.");
+  options.common.DeclareSeveral(&parser);
   options.common.DeclareServe(&parser);
   options.common.self_test = true;
   if (const auto exit_code = parser.Parse(args)) {
     return *exit_code;
+  }
+  const SeveralModels& given = options.common.several;
+  if (given.models.empty() && given.packs.empty() && given.folder.empty()) {
+    return parser.UsageError("one of --model, --pack and --models is required");
   }
   const absl::StatusOr<int> code = Serve(context, std::move(options));
   return code.ok() ? *code : Fail("sluice serve", code.status(), /*json=*/false);

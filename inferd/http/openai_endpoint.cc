@@ -38,6 +38,26 @@ AnswerPlan PlanOf(const HttpRequest& request, const AnswerStyle& style, const ch
   return plan;
 }
 
+// Answers a request without a route. `allowed`: the method of the path; empty if the path is unknown.
+HttpResponse UnknownAnswer(const HttpRequest& request, const std::string& allowed) {
+  const std::string path = request.path.substr(0, 200);
+  const HttpProblem problem = allowed.empty()
+                                  ? HttpProblem{404, "", absl::StrCat("there is nothing at ", path)}
+                                  : HttpProblem{405, "", absl::StrCat(request.method, " is not for ", path)};
+  HttpResponse answer = ErrorAnswer(problem, ErrorStyleOf(request.path));
+  if (!allowed.empty()) {
+    answer.headers.emplace_back("Allow", allowed == "GET" ? "GET, HEAD, OPTIONS" : "POST, OPTIONS");
+  }
+  return answer;
+}
+
+HttpResponse UnservedAnswer(const HttpRequest& request) {
+  const std::string what = request.path.substr(sizeof("/v1/") - 1);
+  return ErrorAnswer(
+      {404, "unsupported_endpoint", absl::StrCat(what, ": not served; this server generates text only")},
+      ErrorStyleOf(request.path));
+}
+
 }  // namespace
 
 OpenAiEndpoint::OpenAiEndpoint(const ServingContext& context, std::function<std::string()> metrics)
@@ -105,7 +125,7 @@ void OpenAiEndpoint::Handle(HttpRequest request, std::shared_ptr<HttpExchange> e
   } else if (absl::StartsWith(asked.request.path, kModelPrefix) && asked.request.method == "GET") {
     status = Model(asked, asked.request.path.substr(sizeof(kModelPrefix) - 1));
   } else {
-    AnswerUnknown(asked, allowed);
+    asked.exchange->Answer(UnknownAnswer(asked.request, allowed));
     return;
   }
   if (!status.ok()) {
@@ -117,17 +137,22 @@ void OpenAiEndpoint::Handle(HttpRequest request, std::shared_ptr<HttpExchange> e
   }
 }
 
-// `allowed`: the method of the path; empty if the path is unknown.
-void OpenAiEndpoint::AnswerUnknown(const Asked& asked, const std::string& allowed) {
-  const std::string path = asked.request.path.substr(0, 200);
-  HttpResponse answer =
-      allowed.empty()
-          ? Refusal(asked.request.path, {404, "", absl::StrCat("there is nothing at ", path)})
-          : Refusal(asked.request.path, {405, "", absl::StrCat(asked.request.method, " is not for ", path)});
-  if (!allowed.empty()) {
-    answer.headers.emplace_back("Allow", allowed == "GET" ? "GET, HEAD, OPTIONS" : "POST, OPTIONS");
+std::optional<HttpResponse> OpenAiEndpoint::AnswerUnrouted(const HttpRequest& request) {
+  std::string allowed;
+  const Route* route = Find(request, &allowed);
+  if (route == nullptr) {
+    return UnknownAnswer(request, allowed);
   }
-  asked.exchange->Answer(std::move(answer));
+  return route->handle == &OpenAiEndpoint::Unserved ? std::optional(UnservedAnswer(request)) : std::nullopt;
+}
+
+absl::StatusOr<OpenAiEndpoint::RoutedFields> OpenAiEndpoint::ReadRoutedFields(const std::string& body) {
+  ASSIGN_OR_RETURN(const Json json, ParseBody(body));
+  const JsonFields fields(json);
+  RoutedFields routed;
+  RETURN_IF_ERROR(fields.Take("model", &routed.model));
+  RETURN_IF_ERROR(fields.Take("stream", &routed.stream));
+  return routed;
 }
 
 HttpResponse OpenAiEndpoint::Refusal(const std::string& path, const HttpProblem& problem) {
@@ -346,10 +371,7 @@ absl::Status OpenAiEndpoint::ApplyTemplate(const Asked& asked) {
 }
 
 absl::Status OpenAiEndpoint::Unserved(const Asked& asked) {
-  const std::string what = asked.request.path.substr(sizeof("/v1/") - 1);
-  asked.exchange->Answer(Refusal(
-      asked.request.path,
-      {404, "unsupported_endpoint", absl::StrCat(what, ": not served; this server generates text only")}));
+  asked.exchange->Answer(UnservedAnswer(asked.request));
   return absl::OkStatus();
 }
 

@@ -7,9 +7,11 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "daemon/http/http_message.h"
 #include "inferd/http/answer_format.h"
 #include "inferd/http/chat_request.h"
@@ -30,6 +32,17 @@ class OpenAiEndpoint final : public HttpHandler {
     return path == "/health" || path == "/v1/health" || path == "/";
   }
   bool IsRateLimited(const std::string& path) const override { return path != "/metrics"; }
+
+  // For a server of several models, which passes requests on. Returns the answer to a request that no model
+  // answers: no such path, another method, an API that is not served; none for others.
+  static std::optional<HttpResponse> AnswerUnrouted(const HttpRequest& request);
+  // Fields of a request that decide where it goes.
+  struct RoutedFields {
+    std::string model;  // empty: none is named
+    bool stream = false;
+  };
+  // INVALID_ARGUMENT: not JSON, or a field of another type.
+  static absl::StatusOr<RoutedFields> ReadRoutedFields(const std::string& body);
 
  private:
   // A request being handled.
@@ -61,7 +74,6 @@ class OpenAiEndpoint final : public HttpHandler {
   absl::Status Detokenize(const Asked& asked);
   absl::Status ApplyTemplate(const Asked& asked);
   absl::Status Unserved(const Asked& asked);
-  void AnswerUnknown(const Asked& asked, const std::string& allowed);
 
   absl::Status Model(const Asked& asked, const std::string& id);
   void Reply(const Asked& asked, const Json& json) const;
