@@ -38,6 +38,7 @@ namespace asio = boost::asio;
 using inferd::OpenAiEndpoint;
 
 constexpr char kModelPrefix[] = "/v1/models/";
+constexpr char kMetricsPrefix[] = "/metrics/";
 constexpr char kMetricsType[] = "text/plain; version=0.0.4; charset=utf-8";
 // weightd's own --drain-timeout and a margin.
 constexpr absl::Duration kWeightdPatience = absl::Seconds(5);
@@ -76,10 +77,13 @@ struct ModelRouter::Impl final : public HttpHandler {
   bool IsPublic(const std::string& path) const override {
     return path == "/health" || path == "/v1/health" || path == "/";
   }
-  bool IsRateLimited(const std::string& path) const override { return path != "/metrics"; }
+  bool IsRateLimited(const std::string& path) const override {
+    return path != "/metrics" && !absl::StartsWith(path, kMetricsPrefix);
+  }
   absl::Status Route(const HttpRequest& request, const std::shared_ptr<HttpExchange>& exchange);
   void AnswerGet(const HttpRequest& request, const std::shared_ptr<HttpExchange>& exchange);
 
+  void PassMetrics(const std::string& path, const std::shared_ptr<HttpExchange>& exchange);
   void Admit(const std::shared_ptr<RoutedCall>& call);
   void Queue(const std::shared_ptr<RoutedCall>& call);
   void Unqueue(const std::shared_ptr<RoutedCall>& call);
@@ -178,7 +182,8 @@ void ModelRouter::Impl::Handle(HttpRequest request, std::shared_ptr<HttpExchange
         Refusal(request.path, {403, "foreign_origin", "a form of another site is not answered"}));
     return;
   }
-  const bool is_model = absl::StartsWith(request.path, kModelPrefix) && request.method == "GET";
+  const bool is_model = request.method == "GET" && (absl::StartsWith(request.path, kModelPrefix) ||
+                                                    absl::StartsWith(request.path, kMetricsPrefix));
   if (auto answer = is_model ? std::nullopt : OpenAiEndpoint::AnswerUnrouted(request); answer.has_value()) {
     exchange->Answer(*std::move(answer));
   } else if (request.method == "GET") {
@@ -194,11 +199,40 @@ void ModelRouter::Impl::AnswerGet(const HttpRequest& request, const std::shared_
     return;
   }
   asio::post(io, [this, path = request.path, exchange] {
+    if (absl::StartsWith(path, kMetricsPrefix)) {
+      PassMetrics(path, exchange);
+      return;
+    }
     exchange->Answer(path == "/metrics"                     ? MetricsAnswer()
                      : absl::EndsWith(path, "/health")      ? HealthAnswer(path)
                      : absl::StartsWith(path, kModelPrefix) ? ModelAnswer(path)
                                                             : ModelsAnswer());
   });
+}
+
+// Passes on the metrics of a loaded model's inferd; they are no use of the model.
+void ModelRouter::Impl::PassMetrics(const std::string& path, const std::shared_ptr<HttpExchange>& exchange) {
+  const absl::StatusOr<size_t> model = ModelNamed(path.substr(sizeof(kMetricsPrefix) - 1));
+  const bool is_loaded = model.ok() && table.state(*model) == ModelState::kLoaded;
+  if (!is_loaded) {
+    const absl::Status status =
+        model.ok() ? absl::UnavailableError(absl::StrCat("model ", options.models[*model].name, " is ",
+                                                         NameOf(table.state(*model))))
+                   : model.status();
+    exchange->Answer(inferd::ErrorAnswer(status, inferd::ErrorStyle::kOpenAi));
+    return;
+  }
+  HttpRequest request;
+  request.method = "GET";
+  request.path = "/metrics";
+  const auto call = std::make_shared<RoutedCall>(io, *model, /*streams=*/false, std::move(request), exchange);
+  call->Begin([] {});
+  call->Forward(lanes[*model].process->http_socket(),
+                [weak = std::weak_ptr<RoutedCall>(call)](bool lost, const std::string& why) {
+                  if (const auto ended = weak.lock(); lost && ended != nullptr) {
+                    ended->Fail(absl::UnavailableError(absl::StrCat("the model was lost: ", why)));
+                  }
+                });
 }
 
 absl::Status ModelRouter::Impl::Route(const HttpRequest& request,
@@ -497,9 +531,12 @@ HttpResponse ModelRouter::Impl::MetricsAnswer() const {
        [&](size_t i) { return lanes[i].losses; });
   each("sluice_model_load_seconds", MetricType::kGauge, "Time of the model's last load.",
        [&](size_t i) { return absl::ToDoubleSeconds(lanes[i].load_time); });
-  each("sluice_model_memory_bytes", MetricType::kGauge,
-       "Memory that the model takes beside its weights in DRAM; 0 while it is unloaded.",
-       [&](size_t i) { return table.state(i) == ModelState::kUnloaded ? 0 : table.need(i).memory; });
+  text.Family("sluice_model_memory_bytes", MetricType::kGauge,
+              "Memory that the model takes beside its weights in DRAM; 0 while it is unloaded.");
+  for (size_t i = 0; i < lanes.size(); ++i) {
+    const bool is_unloaded = table.state(i) == ModelState::kUnloaded;
+    text.Sample({{"model", options.models[i].name}}, is_unloaded ? 0 : table.need(i).memory);
+  }
   text.One("sluice_models_budget_bytes", MetricType::kGauge, "Bound of the models' memory together.",
            table.budget().memory);
   HttpResponse answer;

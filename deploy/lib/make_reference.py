@@ -114,7 +114,7 @@ def configuration(programs):
 
 
 METRIC = re.compile(
-    r'(?:Add(?P<added>Counter|Gauge|Histogram)\(\s*)?"(?P<name>(?:weightd|inferd)_[a-z_]+)"\s*,\s*'
+    r'(?:Add(?P<added>Counter|Gauge|Histogram)\(\s*)?"(?P<name>(?:weightd|inferd|sluice)_[a-z_]+)"\s*,\s*'
     r'(?:(?:MetricType::)?k(?P<type>Counter|Gauge|Histogram)\s*,\s*)?(?P<help>(?:"(?:[^"\\]|\\.)*"\s*)+)'
 )
 LAMBDA = re.compile(r"const auto (\w+) = \[.*?\n  \};\n", re.S)
@@ -139,7 +139,7 @@ def declared_metrics(text):
 
 def metrics():
     found = {}
-    for folder in ("common", "daemon", "weightd", "inferd"):
+    for folder in ("common", "daemon", "weightd", "inferd", "cli/router"):
         for path in sorted(glob.glob(os.path.join(ROOT, folder, "**/*.*"), recursive=True)):
             if path.endswith((".cc", ".h")):
                 with open(path, encoding="utf-8") as file:
@@ -150,9 +150,10 @@ def metrics():
         "Both daemons serve Prometheus' text format at `/metrics`: `weightd --metrics 127.0.0.1:9400`, `inferd --metrics",
         "127.0.0.1:9401`, and inferd's HTTP server too. Metrics are off by default and on loopback only. Counters begin at 0 at",
         "the start of the process. A help text that begins with \"Of these\" refers to the metric in the line above it. Which",
-        "metric to look at: [operations.md](../operations.md#metrics).",
+        "metric to look at: [operations.md](../operations.md#metrics). `sluice serve` with several models serves its own, and at",
+        "`/metrics/NAME` those of a loaded model's inferd.",
     ]  # fmt: skip
-    for daemon in DAEMONS:
+    for daemon in (*DAEMONS, "sluice"):
         rows = [
             (code(name), kind, ", ".join(code(label) for label in labels), cell(words))
             for name, (kind, labels, words) in found.items()

@@ -127,6 +127,7 @@ class ModelsTest(harness.TestCase):
         alone = self.alone()
         self.serve_folder()
         self.assertEqual({"alpha": "unloaded", "beta": "unloaded"}, self.states())
+        self.assertEqual(503, self.ask("GET", "/metrics/alpha")[0])
         self.assertEqual([], self.processes("inferd"))
         self.assertEqual(alone["alpha"], self.chat("alpha"))
         self.assertEqual({"alpha": "loaded", "beta": "unloaded"}, self.states())
@@ -140,6 +141,8 @@ class ModelsTest(harness.TestCase):
         events = [json.loads(block[6:]) for block in text.split("\n\n")[:-2] if not block.startswith(":")]
         self.assertEqual(alone["beta"], "".join(e["choices"][0]["delta"].get("content", "") for e in events))
         self.assertTrue(text.endswith("data: [DONE]\n\n"))
+        self.assertIn('inferd_memory_bytes{part="kv"}', self.ask("GET", "/metrics/alpha")[2])
+        self.assertEqual(404, self.ask("GET", "/metrics/gamma")[0])
         for path, body, found in [
             ("/v1/completions", {"prompt": "The film", "max_tokens": 4}, lambda a: a["choices"][0]["text"]),
             ("/v1/messages", {"messages": SAY, "max_tokens": 4}, lambda a: a["content"][0]["text"]),

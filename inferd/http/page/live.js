@@ -12,7 +12,7 @@ const OF_PRESET = ["temperature", "top_p", "top_k", "min_p", "repetition_penalty
 
 // The members of a request: only what is set, so that the model's own defaults hold elsewhere.
 function settingsNow() {
-  const body = {};
+  const body = models.length > 1 ? { model: byId("model").value } : {};
   for (const name of NUMBERS) {
     const { value, validity } = byId(name);
     if (value !== "" && validity.valid) body[name] = Number(value);
@@ -64,14 +64,22 @@ async function lookAtHealth() {
   }
 }
 
+let models = []; // as the server lists them
 let modelBytes = 0;
+function takeModel() {
+  const model = models.find((one) => one.id === byId("model").value);
+  byId("model").title = model.meta.family + ", context " + model.max_model_len + ", " + formatBytes(model.meta.size);
+  modelBytes = model.meta.size;
+  document.title = model.id + " · Sluice";
+  before = null;
+}
+
 async function learnModel() {
   try {
-    const model = (await (await ask("v1/models")).json()).data[0];
-    byId("model").textContent = model.id;
-    byId("model").title = model.meta.family + ", context " + model.max_model_len + ", " + formatBytes(model.meta.size);
-    modelBytes = model.meta.size;
-    document.title = model.id + " · Sluice";
+    models = (await (await ask("v1/models")).json()).data;
+    byId("model").replaceChildren(...models.map(({ id }) => make("option", { value: id, textContent: id })));
+    byId("model").disabled = models.length < 2;
+    takeModel();
   } catch (error) {
     if (error.kind === "key" && !byId("key-dialog").open && !keyRefused) {
       askKey(error.message, () => {});
@@ -138,7 +146,8 @@ function showLive(now) {
 async function lookAtMetrics() {
   const why = byId("live-why");
   try {
-    showLive(parseMetrics(await (await ask("metrics")).text()));
+    const path = models.length > 1 ? "metrics/" + encodeURIComponent(byId("model").value) : "metrics";
+    showLive(parseMetrics(await (await ask(path)).text()));
     why.hidden = true;
   } catch (error) {
     before = null;
@@ -204,6 +213,7 @@ function wire() {
     announce("New chat");
     byId("question").focus();
   };
+  byId("model").onchange = takeModel;
   byId("preset").onchange = takePreset;
   for (const id of KEPT.slice(1)) {
     byId(id).onchange = () => {
