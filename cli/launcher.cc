@@ -223,6 +223,7 @@ absl::Status Launcher::JoinOrStart() {
     Say(absl::StrCat("found inferd at ", paths_.inferd_socket));
     return absl::OkStatus();
   } else {
+    RETURN_IF_ERROR(CheckNoModelServer());
     RETURN_IF_ERROR(AwaitLastDaemons());
     RETURN_IF_ERROR(StartSupervisor());
     started_ = true;
@@ -231,6 +232,18 @@ absl::Status Launcher::JoinOrStart() {
     SendPacket(supervisor_.get(), absl::StrCat(kKeepWord, absl::ToInt64Milliseconds(*options_.keep)));
   }
   return absl::OkStatus();
+}
+
+absl::Status Launcher::CheckNoModelServer() const {
+  std::error_code error;
+  if (!std::filesystem::exists(paths_.models_lock, error) ||
+      !absl::IsDeadlineExceeded(
+          LockFile(paths_.models_lock, absl::ZeroDuration(), context_.interrupt->flag()).status())) {
+    return absl::OkStatus();
+  }
+  return absl::FailedPreconditionError(absl::StrCat(
+      "a server of several models runs in ", paths_.dir, ": reach a loaded model by --address unix:",
+      paths_.dir, "/models/N/inferd.sock, or take another SLUICE_RUNTIME_DIR"));
 }
 
 absl::Status Launcher::AwaitLastDaemons() {

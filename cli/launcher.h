@@ -54,6 +54,8 @@ class Launcher {
   absl::Status UseAddress(const std::string& address);
   absl::Status UseRuntimeDir();
   absl::Status JoinOrStart();
+  // FAILED_PRECONDITION if a server of several models has the daemons of this directory.
+  absl::Status CheckNoModelServer() const;
   // Waits for ending daemons without a supervisor: a new start would find their sockets in use.
   absl::Status AwaitLastDaemons();
   absl::Status StartSupervisor();

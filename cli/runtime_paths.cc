@@ -24,6 +24,7 @@ RuntimePaths::RuntimePaths(const std::string& runtime_dir)
     : dir(runtime_dir),
       start_lock(absl::StrCat(dir, "/start.lock")),
       supervisor_lock(absl::StrCat(dir, "/supervisor.lock")),
+      models_lock(absl::StrCat(dir, "/models.lock")),
       supervisor_socket(absl::StrCat(dir, "/supervisor.sock")),
       supervisor_log(absl::StrCat(dir, "/supervisor.log")),
       weightd_socket(absl::StrCat(dir, "/", kWeightdSocketName)),

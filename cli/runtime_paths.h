@@ -18,6 +18,7 @@ struct RuntimePaths {
   std::string dir;
   std::string start_lock;
   std::string supervisor_lock;
+  std::string models_lock;  // of a server of several models
   std::string supervisor_socket;
   std::string supervisor_log;
   std::string weightd_socket;

@@ -148,11 +148,17 @@ absl::StatusOr<int> ServeSeveral(const CommandContext& context, const CommonOpti
                                  std::vector<std::string> packs) {
   ASSIGN_OR_RETURN(const std::string dir, EnsureRuntimeDir());
   const RuntimePaths paths(dir);
-  const absl::StatusOr<UniqueFd> lock =
-      LockFile(paths.supervisor_lock, kLockPatience, context.interrupt->flag());
-  RETURN_IF_ERROR(Annotate(
-      lock.status(),
-      absl::StrCat("daemons run in ", dir, " already: end them, or take another SLUICE_RUNTIME_DIR")));
+  const auto say = [&](const std::string& holder) {
+    std::fprintf(stderr, "sluice: waiting for %s, which has daemons in %s\n", holder.c_str(), dir.c_str());
+  };
+  std::vector<UniqueFd> locks;
+  for (const std::string& path : {paths.models_lock, paths.supervisor_lock}) {
+    absl::StatusOr<UniqueFd> lock = LockFile(path, kLockPatience, context.interrupt->flag(), say);
+    RETURN_IF_ERROR(Annotate(
+        lock.status(),
+        absl::StrCat("daemons run in ", dir, " already: end them, or take another SLUICE_RUNTIME_DIR")));
+    locks.push_back(*std::move(lock));
+  }
   ASSIGN_OR_RETURN(RouterOptions options, PlanRouter({std::move(packs), dir, context.binary_dir}, common));
   if (!common.quiet) {
     ShowModels(options);

@@ -208,6 +208,15 @@ class ModelsTest(harness.TestCase):
             turns += 1
         self.assertEqual({"alpha": 0, "beta": 0}, self.metric("sluice_model_losses_total"))
 
+    def test_other_commands_leave_the_models_alone(self):
+        self.serve_folder()
+        self.chat("alpha")
+        code, _, err = self.sluice("run", "--pack", self.pack, "--prompt", "x")
+        self.assertNotEqual(0, code)
+        self.assertIn("a server of several models runs in", err)
+        run = ("run", "--address", f"unix:{self.runtime}/models/0/inferd.sock", "--pack", self.folder + "/alpha")
+        self.assertTrue(self.ok(*run, "--prompt", "The film", "-n", 4))
+
     def test_an_idle_model_is_unloaded(self):
         self.serve_folder("--idle-unload", "300ms")
         text = self.chat("alpha")
