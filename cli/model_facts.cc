@@ -70,7 +70,7 @@ class ExpertSums {
   }
 
   void Put(StoredSizes* sizes) const {
-    for (size_t layer = 0; layer < layer_bytes_.size(); ++layer) {
+    for (size_t layer = 0; layer < ModelLayers(config_); ++layer) {
       const MoeConfig& moe = config_.layers[layer].moe;
       if (moe.experts > 0) sizes->routed_read += layer_bytes_[layer] / moe.experts * moe.top_k;
     }

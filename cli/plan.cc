@@ -15,7 +15,7 @@ namespace {
 // Returns the requests per token for each expert.
 std::vector<double> Rates(const ModelConfig& config, const std::vector<std::vector<uint64_t>>& usage) {
   std::vector<double> rates;
-  for (size_t layer = 0; layer < config.layers.size(); ++layer) {
+  for (size_t layer = 0; layer < ModelLayers(config); ++layer) {
     const MoeConfig& moe = config.layers[layer].moe;
     double sum = 0;
     if (layer < usage.size()) sum = std::accumulate(usage[layer].begin(), usage[layer].end(), 0.0);
@@ -51,8 +51,9 @@ double HitRate(const ModelConfig& config, const std::vector<std::vector<uint64_t
   }
   // When a layer makes a request, its previous requests are one whole token old, those of all layers half a
   // token on average.
-  const double layers = static_cast<double>(std::count_if(config.layers.begin(), config.layers.end(),
-                                                          [](const auto& l) { return l.moe.experts > 0; }));
+  const double layers =
+      static_cast<double>(std::count_if(config.layers.begin(), config.layers.begin() + ModelLayers(config),
+                                        [](const auto& l) { return l.moe.experts > 0; }));
   const double age = std::max(0.0, high - (layers - 1) / (2 * layers));
   double hits = 0;
   for (const double rate : rates) hits += rate * -std::expm1(-rate * age);
@@ -142,7 +143,7 @@ SpeedPlan PlanSpeed(const ModelFacts& facts, const StoredSizes& sizes, const Mem
   plan.read_bytes = sizes.dense_read + static_cast<uint64_t>(computed);
   plan.compute_seconds = static_cast<double>(sizes.dense_read) / input.kernels.dense +
                          computed / input.kernels.experts +
-                         static_cast<double>(facts.config.layers.size()) * input.kernels.layer_seconds;
+                         static_cast<double>(ModelLayers(facts.config)) * input.kernels.layer_seconds;
   const double transfer = std::max(plan.disk_seconds, plan.link_seconds);
   // Nothing is transferred while the head is computed, since the next token's experts are not known yet.
   const double head = static_cast<double>(sizes.head_read) / input.kernels.dense;

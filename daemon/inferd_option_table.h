@@ -172,10 +172,11 @@ void ForEachOption(InferdOptions* o, Visit visit) {
   visit(OptionSpec("prefix-limit", "Maximum size of the prefix file"), &o->prefix_limit);
   visit(OptionSpec(
             "speculate",
-            "Verify drafts of the next tokens in a step, which never changes a token (ngram: what followed "
-            "an earlier place of the text, also under presets whose tokens depend on the batch; auto: "
-            "ngram under the others)")
-            .Choices("auto|off|ngram")
+            "Verify drafts of the next tokens in a step, which never changes a token (mtp: made by the "
+            "pack's MTP "
+            "layers; ngram: what followed an earlier place of the text; both also under presets whose tokens "
+            "depend on the batch; auto: under the others mtp if the pack has such layers, else ngram)")
+            .Choices("auto|off|ngram|mtp")
             .PassedOn(),
         &o->speculate);
   visit(OptionSpec("drafts", "Drafts verified in each step, whatever they cost; 0: as many as are worth it")

@@ -258,6 +258,15 @@ void AddFfnSpecs(const MoeConfig& moe, uint32_t latent_width, uint32_t hidden, S
   }
 }
 
+// Tensors of a layer that drafts, beside those of the layer itself.
+void AddMtpSpecs(uint32_t hidden, SpecList* list) {
+  list->Vector(dense::kMtpEmbedNorm, hidden);
+  list->Vector(dense::kMtpHiddenNorm, hidden);
+  list->Matrix(dense::kMtpEmbed, hidden, hidden);
+  list->Matrix(dense::kMtpHidden, hidden, hidden);
+  list->Vector(dense::kMtpNorm, hidden);
+}
+
 void AddLayerSpecs(const ModelConfig& config, const LayerConfig& layer, SpecList* list) {
   const uint32_t hidden = config.hidden;
   if (HasAttention(layer)) {
@@ -284,6 +293,7 @@ std::vector<DenseSpec> DenseSpecs(const ModelConfig& config, bool by_outputs) {
   uint32_t group = 0;
   for (uint32_t layer = 0; layer < config.layers.size(); ++layer) {
     SpecList list(layer, ++group, by_outputs, &specs);
+    if (IsMtpLayer(config, layer)) AddMtpSpecs(hidden, &list);
     AddLayerSpecs(config, config.layers[layer], &list);
   }
   SpecList last(ExtentEntry::kNone, ++group, by_outputs, &specs);

@@ -289,7 +289,7 @@ std::string HeadText(const Report& report) {
   return absl::StrFormat(
       "%s: %d layers, %d experts, %d a token; %s of memory, %d threads\n"
       "context %d, parallel %d: KV cache %s, activations %s; processes %s\n\n",
-      report.facts.name, config.layers.size(), experts, top_k, FormatSize(report.request.memory),
+      report.facts.name, ModelLayers(config), experts, top_k, FormatSize(report.request.memory),
       report.request.threads, memory.context, report.request.engine.parallel, FormatSize(memory.kv),
       FormatSize(memory.activations), FormatSize(memory.processes));
 }

@@ -117,7 +117,7 @@ double BytesPerToken(const Pack& pack, const std::string& order, const std::vect
     const bool one_row = tensor.name == dense::kEmbed && !pack.config().tied_embeddings;
     bytes += static_cast<double>(RowBytes(tensor.encoding, tensor.cols)) * (one_row ? 1 : tensor.rows);
   }
-  for (uint32_t layer = 0; layer < pack.config().layers.size(); ++layer) {
+  for (uint32_t layer = 0; layer < ModelLayers(pack.config()); ++layer) {
     const uint32_t experts = pack.expert_count(layer);
     double sum = 0;
     for (uint32_t expert = 0; expert < experts; ++expert) {

@@ -152,6 +152,14 @@ inline constexpr std::string_view kDenseUpBias = "dense_up_bias";      // [1, de
 inline constexpr std::string_view kDenseGateBias = "dense_gate_bias";  // [1, dense_width]
 inline constexpr std::string_view kDenseDownBias = "dense_down_bias";  // [1, hidden]
 
+// MTP layers. The layer's input is mtp_embed norm(embedding of the next token) + mtp_hidden norm(hidden
+// state): the two halves of the checkpoint's one projection. mtp_norm is behind the layer.
+inline constexpr std::string_view kMtpEmbed = "mtp_embed";             // [hidden, hidden]
+inline constexpr std::string_view kMtpHidden = "mtp_hidden";           // [hidden, hidden]
+inline constexpr std::string_view kMtpEmbedNorm = "mtp_embed_norm";    // [1, hidden]
+inline constexpr std::string_view kMtpHiddenNorm = "mtp_hidden_norm";  // [1, hidden]
+inline constexpr std::string_view kMtpNorm = "mtp_norm";               // [1, hidden]
+
 inline std::string LayerName(uint32_t layer, std::string_view tensor) {
   return "layers." + std::to_string(layer) + "." + std::string(tensor);
 }

@@ -393,8 +393,10 @@ void LayerMapper::Norms(const LayerNormNames& names) {
     std::string_view weight;
     std::string_view bias;
   };
+  // MiMo's MTP layers have another name for it.
+  const bool renamed = IsMtpLayer(config_, layer_) && Has("pre_mlp_layernorm.weight");
   const Norm norms[] = {{names.attention, dense::kAttnNorm, dense::kAttnNormBias},
-                        {names.ffn, dense::kFfnNorm, dense::kFfnNormBias},
+                        {renamed ? "pre_mlp_layernorm" : names.ffn, dense::kFfnNorm, dense::kFfnNormBias},
                         {names.attention_post, dense::kAttnPostNorm, {}},
                         {names.ffn_post, dense::kFfnPostNorm, {}}};
   for (const Norm& norm : norms) {

@@ -8,6 +8,7 @@
 
 #include "common/model/hf_fields.h"
 #include "common/model/model_config.h"
+#include "common/model/mtp_layers.h"
 #include "common/model/tensor_mapper.h"
 
 namespace sluice {
@@ -230,9 +231,10 @@ template <typename Map>
 void MapLayers(const ModelConfig& config, const std::string& prefix, TensorMapper* mapper, const Map& map,
                const LayerNormNames& norms = {}) {
   for (uint32_t i = 0; i < config.layers.size() && mapper->ok(); ++i) {
-    LayerMapper layer(config, i, prefix + std::to_string(i) + ".", mapper);
+    LayerMapper layer(config, i, LayerBase(config, prefix, i), mapper);
     layer.Norms(norms);
     map(&layer);
+    MapMtpTensors(config, prefix, i, mapper);
   }
 }
 

@@ -283,11 +283,25 @@ struct ModelConfig {
   // the hidden size; the router and the shared expert see the hidden size.
   uint32_t latent_width = 0;
   std::vector<LayerConfig> layers;
+  // The last `mtp_layers` of `layers` are multi-token prediction (MTP) layers, which plain decoding does not
+  // run: they draft the tokens behind the next one from the hidden states behind the final norm.
+  uint32_t mtp_layers = 0;
   // Token ids by config.json / generation_config.json; absent when empty.
   std::vector<int32_t> bos_ids;  // at most one entry
   std::vector<int32_t> eos_ids;
   bool operator==(const ModelConfig&) const = default;
 };
+
+// Layers of the model itself, without those that draft.
+inline uint32_t ModelLayers(const ModelConfig& config) {
+  return static_cast<uint32_t>(config.layers.size()) - config.mtp_layers;
+}
+inline bool IsMtpLayer(const ModelConfig& config, uint32_t layer) { return layer >= ModelLayers(config); }
+inline ModelConfig WithoutMtpLayers(ModelConfig config) {
+  config.layers.resize(ModelLayers(config));
+  config.mtp_layers = 0;
+  return config;
+}
 
 // Values that a routed expert takes and returns.
 inline uint32_t ExpertHidden(const ModelConfig& config) {

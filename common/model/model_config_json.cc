@@ -224,6 +224,7 @@ void Members(const ModelConfig&, On* on) {
   on->Later("logit_cap", &ModelConfig::logit_cap);
   on->Later("norm_bias", &ModelConfig::norm_bias);
   on->Later("latent_width", &ModelConfig::latent_width);
+  on->Later("mtp_layers", &ModelConfig::mtp_layers);
 }
 
 template <typename T>

@@ -311,8 +311,13 @@ absl::Status CheckStructure(const ModelConfig& config, size_t i, const std::stri
                                                " values with a shared expert among them, a dense FFN, biases "
                                                "or a router that scales inputs"));
   }
+  if (IsMtpLayer(config, static_cast<uint32_t>(i)) &&
+      (!HasAttention(layer) || IsRecurrent(layer.attention.kind) || layer.attention.index.shared ||
+       layer.late_experts || layer.parallel || config.norm != NormKind::kRms)) {
+    return InvalidConfig(subject, "an MTP layer needs attention of its own, an FFN behind it and RMS norms");
+  }
   if (layer.late_experts &&
-      (!moe.shared_apart || layer.post_norms || layer.layer_scale || i + 1 == config.layers.size() ||
+      (!moe.shared_apart || layer.post_norms || layer.layer_scale || i + 1 == ModelLayers(config) ||
        config.layers[i + 1].moe.experts > 0 || NeedsSums(config.layers[i + 1]))) {
     return InvalidConfig(subject,
                          "experts that are added late need a shared expert apart and a dense layer behind");
@@ -327,6 +332,8 @@ absl::Status ValidateModelConfig(const ModelConfig& config, const std::string& s
   RETURN_IF_ERROR(CheckRange(subject, "hidden size", config.hidden, 1, kMaxHidden));
   RETURN_IF_ERROR(CheckRange(subject, "maximum position", config.max_position, 1, kMaxPosition));
   RETURN_IF_ERROR(CheckRange(subject, "layers", config.layers.size(), 1, kMaxLayers));
+  RETURN_IF_ERROR(CheckRange(subject, "MTP layers", config.mtp_layers, 0,
+                             std::min<size_t>(kMaxMtpLayers, config.layers.size() - 1)));
   RETURN_IF_ERROR(CheckRange(subject, "width of routed experts' inputs", config.latent_width, 0, kMaxHidden));
   if (!std::isfinite(config.norm_epsilon) || config.norm_epsilon < 0 || config.norm_epsilon > 1) {
     return InvalidConfig(subject, absl::StrCat("norm epsilon is ", config.norm_epsilon));

@@ -17,6 +17,7 @@ namespace sluice {
 inline constexpr uint32_t kMaxVocab = 1u << 24;
 inline constexpr uint32_t kMaxHidden = 1u << 20;
 inline constexpr uint32_t kMaxLayers = 4096;
+inline constexpr uint32_t kMaxMtpLayers = 8;
 inline constexpr uint32_t kMaxHeads = 4096;
 inline constexpr uint32_t kMaxHeadDim = 4096;
 inline constexpr uint32_t kMaxRank = 1u << 16;  // of latent attention's compressed q and kv

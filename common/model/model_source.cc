@@ -13,6 +13,7 @@
 #include "common/base/half.h"
 #include "common/base/status.h"
 #include "common/model/gguf_checkpoint.h"
+#include "common/model/mtp_layers.h"
 #include "common/model/quantized_layers.h"
 #include "common/model/safetensors.h"
 
@@ -160,6 +161,7 @@ absl::StatusOr<ModelSource> OpenFolder(const std::string& dir) {
   ModelSource source;
   ASSIGN_OR_RETURN(source.hf, ReadHfConfig(dir));
   ASSIGN_OR_RETURN(source.checkpoint, OpenCheckpointFolder(dir, source.hf.quantization));
+  RETURN_IF_ERROR(AddMtpLayers(*source.checkpoint, &source.hf.config, &source.no_mtp));
   RETURN_IF_ERROR(ReadTokenizer(dir, &source.tokenizer_files));
   return source;
 }

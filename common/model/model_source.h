@@ -29,6 +29,7 @@ absl::StatusOr<std::unique_ptr<Checkpoint>> OpenCheckpointFolder(const std::stri
 
 struct ModelSource {
   HfConfig hf;
+  std::string no_mtp;  // why MTP layers of the folder are left out; empty: they are not
   std::unique_ptr<Checkpoint> checkpoint;
   std::map<std::string, std::string> tokenizer_files;  // by base name, as in a folder
 };

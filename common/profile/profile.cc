@@ -90,9 +90,9 @@ constexpr const char* kLeadNames[kLeadCount] = {"up", "gate", "product"};
 
 absl::StatusOr<const json*> LayersOf(const JsonObject& object, const ModelConfig& config) {
   ASSIGN_OR_RETURN(const json* layers, object.Array("layers"));
-  if (layers->size() != config.layers.size()) {
+  if (layers->size() != ModelLayers(config)) {
     return object.Error("layers",
-                        absl::StrCat("are ", layers->size(), ", but the model has ", config.layers.size()));
+                        absl::StrCat("are ", layers->size(), ", but the model has ", ModelLayers(config)));
   }
   return layers;
 }
@@ -118,7 +118,7 @@ absl::StatusOr<std::vector<uint64_t>> ParseCounts(const json& list, const std::s
 
 // True if the lists match the model in number and length; their content is not checked.
 bool HasShapeOf(const json& layers, const ModelConfig& config) {
-  if (layers.size() != config.layers.size()) return false;
+  if (layers.size() != ModelLayers(config)) return false;
   for (size_t layer = 0; layer < layers.size(); ++layer) {
     if (layers[layer].is_array() && layers[layer].size() != config.layers[layer].moe.experts) return false;
   }
@@ -140,7 +140,7 @@ absl::StatusOr<UsageProfile> UsageOf(const json& root, const std::string& subjec
         "this one makes one for it"));
   }
   ASSIGN_OR_RETURN(const json* layers, LayersOf(object, config));
-  for (uint32_t layer = 0; layer < config.layers.size(); ++layer) {
+  for (uint32_t layer = 0; layer < ModelLayers(config); ++layer) {
     ASSIGN_OR_RETURN(
         std::vector<uint64_t> counts,
         ParseCounts((*layers)[layer], subject, layer, config.layers[layer].moe.experts, usage.tokens));
@@ -157,7 +157,7 @@ absl::StatusOr<SensitivityProfile> SensitivityOf(const json& root, const std::st
                    CheckProfileRoot(root, subject, "source_digest", source_digest, &profile.source_digest));
   ASSIGN_OR_RETURN(profile.tokens, object.Uint("tokens", 1, kMaxProfileCount));
   ASSIGN_OR_RETURN(const json* layers, LayersOf(object, config));
-  for (uint32_t layer = 0; layer < config.layers.size(); ++layer) {
+  for (uint32_t layer = 0; layer < ModelLayers(config); ++layer) {
     ASSIGN_OR_RETURN(const JsonObject values,
                      JsonObject::Of((*layers)[layer], absl::StrCat(subject, ": layer ", layer)));
     LayerSensitivity s;
@@ -350,8 +350,8 @@ absl::StatusOr<CacheProfile> ProfileOf(const json& root, const std::string& subj
                    CheckProfileRoot(root, subject, "source_digest", source_digest, &profile.source_digest));
   ASSIGN_OR_RETURN(profile.tokens, object.Uint("tokens", 1, kMaxProfileCount));
   ASSIGN_OR_RETURN(const json* layers, object.Array("layers"));
-  if (layers->size() != config.layers.size()) {
-    return object.Error("layers", absl::StrCat("are ", layers->size(), ", must be ", config.layers.size()));
+  if (layers->size() != ModelLayers(config)) {
+    return object.Error("layers", absl::StrCat("are ", layers->size(), ", must be ", ModelLayers(config)));
   }
   for (size_t i = 0; i < layers->size(); ++i) {
     ASSIGN_OR_RETURN(LayerCacheProfile layer, LayerOf((*layers)[i], absl::StrCat(subject, ": layer ", i),

@@ -73,7 +73,7 @@ ServedModel DescribeModel(const Pack& pack, const std::string& path, uint32_t co
   model.family = config.family;
   model.vocab = config.vocab;
   model.hidden = config.hidden;
-  model.layers = static_cast<uint32_t>(config.layers.size());
+  model.layers = ModelLayers(config);
   for (const LayerConfig& layer : config.layers) {
     model.experts_per_layer = std::max(model.experts_per_layer, layer.moe.experts);
     model.experts_per_token = std::max(model.experts_per_token, layer.moe.top_k);

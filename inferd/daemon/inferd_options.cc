@@ -65,7 +65,10 @@ KvType KvTypeOf(const std::string& name) {
 }
 
 SpeculateMode SpeculateModeOf(const std::string& name) {
-  return name == "off" ? SpeculateMode::kOff : name == "ngram" ? SpeculateMode::kNgram : SpeculateMode::kAuto;
+  return name == "off"     ? SpeculateMode::kOff
+         : name == "ngram" ? SpeculateMode::kNgram
+         : name == "mtp"   ? SpeculateMode::kMtp
+                           : SpeculateMode::kAuto;
 }
 
 SharedHandle SharedHandleOf(const std::string& name) {

@@ -1,6 +1,7 @@
 #include "inferd/engine/cache_setup.h"
 
 #include <algorithm>
+#include <numeric>
 #include <optional>
 #include <utility>
 
@@ -111,19 +112,41 @@ absl::StatusOr<SlotAllocation> AllocationByProfile(const Policies& policies, con
   return DpTimed(*profile, demands, LayerTimesOf(times, pack));
 }
 
+// Extends an allocation by a profile, which knows the model's own layers alone: the last `mtp_layers` get
+// their even share.
+SlotAllocation WithMtpLayers(SlotAllocation allocate, uint32_t mtp_layers) {
+  if (mtp_layers == 0) {
+    return allocate;
+  }
+  return [allocate = std::move(allocate), mtp_layers](absl::Span<const uint32_t> experts, uint64_t total) {
+    const uint64_t all = std::accumulate(experts.begin(), experts.end(), uint64_t{0});
+    const auto own = experts.first(experts.size() - mtp_layers);
+    std::vector<uint32_t> quotas;
+    for (const uint32_t count : experts.subspan(own.size())) {
+      quotas.push_back(static_cast<uint32_t>(all == 0 ? 0 : std::min<uint64_t>(count, total * count / all)));
+    }
+    const uint64_t theirs = std::accumulate(quotas.begin(), quotas.end(), uint64_t{0});
+    std::vector<uint32_t> result = allocate(own, total - theirs);
+    result.insert(result.end(), quotas.begin(), quotas.end());
+    return result;
+  };
+}
+
 absl::StatusOr<SlotAllocation> AllocationOf(const Policies& policies, const Pack& pack,
                                             const UsageProfile* usage, const DeviceTimes& times) {
   if (policies.cache == CacheKind::kNone || policies.cache == CacheKind::kLayer) {
     return KeepNothing;
   }
   if (policies.cache == CacheKind::kStatic && usage != nullptr) {
-    return ByUsage(*usage);
+    return WithMtpLayers(ByUsage(*usage), pack.config().mtp_layers);
   }
   switch (policies.allocation) {
     case CacheAllocation::kLayers:
       return AllocateLayers;
-    case CacheAllocation::kDpTimed:
-      return AllocationByProfile(policies, pack, times);
+    case CacheAllocation::kDpTimed: {
+      ASSIGN_OR_RETURN(SlotAllocation allocate, AllocationByProfile(policies, pack, times));
+      return WithMtpLayers(std::move(allocate), pack.config().mtp_layers);
+    }
     case CacheAllocation::kUniform:
       break;
   }
@@ -135,7 +158,7 @@ absl::StatusOr<SlotAllocation> AllocationOf(const Policies& policies, const Pack
 std::vector<LayerDemand> LayerDemandsOf(const ModelConfig& config, const Policies& policies,
                                         const CacheProfile& profile, const GatingRule* gating) {
   std::vector<LayerDemand> demands;
-  for (uint32_t layer = 0; layer < config.layers.size(); ++layer) {
+  for (uint32_t layer = 0; layer < ModelLayers(config); ++layer) {
     const MoeConfig& moe = config.layers[layer].moe;
     LayerDemand& demand = demands.emplace_back(LayerDemand{moe.experts, moe.top_k, 0, 0});
     if (moe.experts == 0) continue;
@@ -158,7 +181,10 @@ absl::StatusOr<SlabResidencyOptions> SlabOptionsOf(const Policies& policies, con
   const absl::StatusOr<UsageProfile> usage =
       ReadUsage(ProfileFolder(pack.dir()), pack.config(), pack.manifest().provenance.source_digest);
   for (uint32_t layer = 0; usage.ok() && layer < pack.config().layers.size(); ++layer) {
-    options.fill_order.push_back(usage->Ranked(layer));
+    // No profile knows the use of MTP layers.
+    std::vector<uint32_t> order(pack.expert_count(layer));
+    std::iota(order.begin(), order.end(), 0);
+    options.fill_order.push_back(IsMtpLayer(pack.config(), layer) ? std::move(order) : usage->Ranked(layer));
   }
   ASSIGN_OR_RETURN(options.allocate, AllocationOf(policies, pack, usage.ok() ? &*usage : nullptr, times));
   options.whole_layers = policies.cache == CacheKind::kLayer;

@@ -60,7 +60,7 @@ Engine::Engine(const EnginePlan& plan, std::unique_ptr<WeightClient> client, con
       clock_(plan.options.virtual_clock ? std::make_unique<VirtualClock>() : nullptr),
       client_(WithTransport(std::move(client), plan.options, clock_.get(), std::move(copiers))),
       tokenizer_(tokenizer),
-      config_(client_->pack().config()),
+      config_(ServedConfig(plan.options, client_->pack().config())),
       seed_base_(RandomSeed()),
       grammars_(tokenizer == nullptr ? nullptr
                                      : std::make_unique<GrammarManager>(

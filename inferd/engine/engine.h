@@ -119,7 +119,7 @@ class Engine final : public EngineApi {
   const std::unique_ptr<VirtualClock> clock_;  // null: real time
   const std::unique_ptr<WeightClient> client_;
   const Tokenizer* const tokenizer_;
-  const ModelConfig& config_;  // from the client's pack
+  const ModelConfig config_;  // the served part of the pack's
   const uint64_t seed_base_;
   const std::unique_ptr<GrammarManager> grammars_;  // null without a tokenizer
   RequestRegistry registry_;

@@ -23,6 +23,8 @@ namespace sluice::inferd {
 EngineCore::EngineCore(const EnginePlan& plan, PolicyChoice choice, WeightClient* client,
                        ComputeDevices devices, RequestRegistry* registry, VirtualClock* clock)
     : plan_(plan),
+      config_(ServedConfig(plan.options, client->pack().config())),
+      model_config_(WithoutMtpLayers(client->pack().config())),
       choice_(std::move(choice)),
       backend_(std::move(devices.device)),
       cpu_(std::move(devices.cpu)),
@@ -58,7 +60,7 @@ absl::StatusOr<std::unique_ptr<EngineCore>> EngineCore::Create(const EnginePlan&
 }
 
 absl::Status EngineCore::Setup() {
-  const ModelConfig& config = client_->pack().config();
+  const ModelConfig& config = model_config_;
   const EngineOptions& options = plan_.options;
   const Policies& policies = choice_.policies;
   if (options.device == DeviceKind::kHost || cpu_ != nullptr) {
@@ -67,10 +69,10 @@ absl::Status EngineCore::Setup() {
   ASSIGN_OR_RETURN(weights_,
                    DenseWeights::Create(client_, &fetches_, &segments_,
                                         options.device == DeviceKind::kHost ? nullptr : backend_.get()));
-  ASSIGN_OR_RETURN(kv_, KvCache::Create(config, options.kv, plan_.kv_pages, options.parallel, options.context,
-                                        backend_.get()));
+  ASSIGN_OR_RETURN(kv_, KvCache::Create(config_, options.kv, plan_.kv_pages, options.parallel,
+                                        options.context, backend_.get()));
   ASSIGN_OR_RETURN(states_,
-                   RecurrentStates::Create(config, options.parallel, plan_.kept_states, backend_.get()));
+                   RecurrentStates::Create(config_, options.parallel, plan_.kept_states, backend_.get()));
   RETURN_IF_ERROR(MakeSpeculation(policies));
   MakeScheduler(policies);
   ASSIGN_OR_RETURN(residency_, MakeResidency({&plan_, &policies, client_, &fetches_, &segments_,
@@ -102,20 +104,36 @@ absl::Status EngineCore::Setup() {
         trace_, TraceRecorder::Create(options.trace, config, &backend_->queue(), plan_.forward.max_tokens));
   }
   hooks_ = std::make_unique<StepHooks>(client_, prefetcher_.get(), trace_.get(), [this] { Beat(); });
-  ASSIGN_OR_RETURN(forward_, Forward::Create(config, plan_.forward,
+  ASSIGN_OR_RETURN(forward_, Forward::Create(config_, plan_.forward,
                                              {backend_.get(), weights_.get(), kv_.get(), states_.get(),
                                               residency_.get(), residency_.get(), routing_.get(),
                                               sparsity_.get(), hooks_.get(), cpu_.get()}));
+  RETURN_IF_ERROR(MakeMtp());
   return AcquireWeights();
 }
 
 absl::Status EngineCore::MakeSpeculation(const Policies& policies) {
-  ASSIGN_OR_RETURN(const SpeculationRule rule, SpeculationRuleOf(plan_.options, policies));
+  ASSIGN_OR_RETURN(const SpeculationRule rule,
+                   SpeculationRuleOf(plan_.options, policies, client_->pack().config()));
+  drafts_by_mtp_ = rule.mtp;
   speculation_rule_ = rule.why;
   if (rule.on) {
     speculation_ = std::make_unique<Speculation>(plan_.options.drafts, recurrent_, rows_.short_rope_limit(),
                                                  [this](SequenceId id) { return sequences_.at(id).get(); });
   }
+  return absl::OkStatus();
+}
+
+absl::Status EngineCore::MakeMtp() {
+  if (!drafts_by_mtp_) {
+    return absl::OkStatus();
+  }
+  ASSIGN_OR_RETURN(mtp_,
+                   MtpDrafter::Create(config_, plan_.forward, forward_.get(), kv_.get(), backend_.get()));
+  speculation_->SetMtp(mtp_->most_drafts(),
+                       [this](absl::Span<const MtpDrafter::Request> requests, absl::Span<Draft> drafts) {
+                         ProposeMtp(requests, drafts);
+                       });
   return absl::OkStatus();
 }
 
@@ -126,10 +144,10 @@ void EngineCore::MakeScheduler(const Policies& policies) {
   if (rule.reuse != PrefixReuse::kNone) {
     const Pack& pack = client_->pack();
     prefixes_ = std::make_unique<PrefixCache>(
-        PrefixCacheOptions{
-            rule.reuse,
-            absl::StrCat(PrefixIdentity(pack.model_id(), options, policies), "; ", backend_->Describe()),
-            recurrent_, plan_.kept_states, options.parallel, rows_.short_rope_limit()},
+        PrefixCacheOptions{rule.reuse,
+                           absl::StrCat(PrefixIdentity(pack.model_id(), options, policies),
+                                        config_.mtp_layers > 0 ? " mtp" : "", "; ", backend_->Describe()),
+                           recurrent_, plan_.kept_states, options.parallel, rows_.short_rope_limit()},
         PrefixCache::Parts{kv_.get(), states_.get(), &backend_->queue(),
                            [this](SequenceId id) { return sequences_.at(id).get(); }});
   }
@@ -296,6 +314,7 @@ EngineCore::Outcome EngineCore::Step(absl::Time now) {
   scheduler_->SetPrefillRows(chunk_.rows());
   const StepPlan& plan = scheduler_->Plan();
   counted_.preemptions += plan.preempted.size();
+  const absl::Status drafted = std::exchange(mtp_status_, absl::OkStatus());
   if (prefixes_ != nullptr && !prefixes_->status().ok()) {
     broken_ = prefixes_->status();
     EndAll(broken_);
@@ -305,6 +324,15 @@ EngineCore::Outcome EngineCore::Step(absl::Time now) {
     Sequence* sequence = sequences_.at(id).get();
     registry_->LeaveQueue(sequence->header().request_id);
     sequence->Admit(virtual_clock_ == nullptr ? now : Now());
+  }
+  if (absl::IsUnavailable(drafted) || (!drafted.ok() && !client_->connected())) {
+    LoseWeights();
+    return Outcome::kLost;
+  }
+  if (!drafted.ok()) {
+    broken_ = drafted;
+    EndAll(broken_);
+    return Outcome::kRan;
   }
   if (plan.rows == 0) {
     last_step_end_ = 0;
@@ -363,6 +391,14 @@ EngineCore::Outcome EngineCore::RunStep(const StepPlan& plan) {
     const BatchSubmit batch_submit(client_);
     status = prefetcher_->Continue();
   }
+  if (status.ok() && mtp_ != nullptr) {
+    // The step's tokens are given: an error here must not end it, and shows again where it stays.
+    if (const absl::Status kept = KeepHidden(); !kept.ok()) {
+      forward_->Abandon();
+      residency_->Abandon();
+      mtp_->Forget();
+    }
+  }
   if (!status.ok()) {
     forward_->Abandon();  // queued work may still read the memory that is released next
   }
@@ -385,6 +421,50 @@ EngineCore::Outcome EngineCore::RunStep(const StepPlan& plan) {
     speculation_->EndStep(seconds);
   }
   return Outcome::kRan;
+}
+
+// Drafts with MTP layers, as a step of its own before the one that verifies them. A lack that may pass ends
+// these sequences' speculation; other errors are kept for Step().
+void EngineCore::ProposeMtp(absl::Span<const MtpDrafter::Request> requests, absl::Span<Draft> drafts) {
+  backend_->BeginStep();
+  residency_->BeginStep({.number = ++step_number_});
+  const absl::Status status = mtp_->Propose(requests, drafts);
+  if (!status.ok()) {
+    forward_->Abandon();
+    std::fill(drafts.begin(), drafts.end(), Draft());
+  }
+  backend_->EndStep();
+  if (status.ok()) {
+    return;
+  }
+  residency_->Abandon();
+  mtp_->Forget();
+  if (!absl::IsResourceExhausted(status) && !absl::IsDeadlineExceeded(status)) {
+    mtp_status_ = status;
+    return;
+  }
+  for (const MtpDrafter::Request& request : requests) {
+    speculation_->Forgo(request.text.number);
+  }
+}
+
+// Keeps the hidden states of the step's rows, but those of wrong drafts and of sequences that met damaged
+// weights.
+absl::Status EngineCore::KeepHidden() {
+  const StepBatch& batch = rows_.batch();
+  for (uint32_t i = 0; i < rows_.running().size(); ++i) {
+    const StepRows::Running& running = rows_.running()[i];
+    if (batch.failed_extent(i) != StepBatch::kNoExtent) {
+      continue;
+    }
+    const MtpDrafter::Text text{running.rows.id, running.rows.slot, running.sequence->tokens()};
+    RETURN_IF_ERROR(
+        mtp_->Keep(text, batch.sequences()[i].first_row, running.rows.rows, running.rows.first_position));
+    if (running.sequence->state() != Sequence::State::kRunning) {
+      RETURN_IF_ERROR(mtp_->Finish(text));
+    }
+  }
+  return absl::OkStatus();
 }
 
 // True if the step is repeated without drafts: they use experts that plain decoding may not need, and their
@@ -410,8 +490,8 @@ absl::Status EngineCore::RunControlTask(const EngineWork& work) {
     return ReasonError(absl::StatusCode::kUnavailable, "WEIGHTD_LOST", "the connection to weightd is lost");
   }
   client_->SetScan(false);  // its experts are used again and again
-  const ModelParts parts{&client_->pack().config(), &plan_,          backend_.get(), weights_.get(),
-                         residency_.get(),          residency_.get()};
+  const ModelParts parts{&model_config_, &plan_,           backend_.get(),
+                         weights_.get(), residency_.get(), residency_.get()};
   backend_->BeginStep();
   const absl::Status status = work(parts, ++step_number_);
   if (!status.ok()) {
@@ -701,7 +781,7 @@ void EngineCore::FillLayers(std::vector<LayerStats>* layers) const {
     if (layer < neurons.size()) {
       AddNeurons(neurons[layer], &stats);
     }
-    if (prefetcher_ != nullptr) {
+    if (prefetcher_ != nullptr && !IsMtpLayer(client_->pack().config(), layer)) {
       stats.predictions = PredictionsOf(prefetcher_->counters(layer));
       static_assert(std::tuple_size_v<decltype(stats.predictions_at)> == Prefetcher::kMaxPrefetchDepth + 1);
       for (uint32_t depth = 0; depth <= Prefetcher::kMaxPrefetchDepth; ++depth) {

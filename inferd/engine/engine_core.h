@@ -27,6 +27,7 @@
 #include "inferd/forward/engine_options.h"
 #include "inferd/forward/engine_parts.h"
 #include "inferd/forward/forward.h"
+#include "inferd/forward/mtp_drafter.h"
 #include "inferd/forward/prefix_cache.h"
 #include "inferd/forward/request_registry.h"
 #include "inferd/forward/scheduler.h"
@@ -137,6 +138,7 @@ class EngineCore final {
   absl::Time Now() const;
   void Beat() { heartbeat_.store(real_clock_.NowNanos(), std::memory_order_relaxed); }
   absl::Status MakeSpeculation(const Policies& policies);
+  absl::Status MakeMtp();
   void MakeScheduler(const Policies& policies);
   absl::Status AcquireWeights();
 
@@ -151,6 +153,8 @@ class EngineCore final {
   void CommitStep();
   void CommitRows(const StepRows::Running& running);
   bool ForgoDrafts(const absl::Status& status);
+  void ProposeMtp(absl::Span<const MtpDrafter::Request> requests, absl::Span<Draft> drafts);
+  absl::Status KeepHidden();
   void FailStep(const absl::Status& status);
   // Start values of a step's measurement: clocks, wait times, bytes.
   struct StepMarks {
@@ -173,6 +177,8 @@ class EngineCore final {
   std::unique_ptr<Sequence> Remove(SequenceId id);
 
   const EnginePlan plan_;
+  const ModelConfig config_;        // the served part of the pack's
+  const ModelConfig model_config_;  // without MTP layers, which no policy and no profile knows
   const PolicyChoice choice_;
   const std::unique_ptr<Backend> backend_;  // the device's backend
   const std::unique_ptr<Backend> cpu_;      // CPU beside the device; null: the device computes everything
@@ -194,6 +200,9 @@ class EngineCore final {
   std::unique_ptr<Forward> forward_;
   std::unique_ptr<PrefixCache> prefixes_;     // null: no prefix reuse
   std::unique_ptr<Speculation> speculation_;  // null: no speculation
+  bool drafts_by_mtp_ = false;
+  std::unique_ptr<MtpDrafter> mtp_;  // null: MTP layers do not draft
+  absl::Status mtp_status_;          // error of the drafts of the step being planned
   std::unique_ptr<Scheduler> scheduler_;
   StepRows rows_;
 

@@ -5,6 +5,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/base/status.h"
+#include "inferd/model/kv_cache.h"
+#include "inferd/model/model_shapes.h"
 
 namespace sluice::inferd {
 namespace {
@@ -14,38 +16,126 @@ bool PromisesBatches(const Policies& policies) {
   return std::all_of(promises.begin(), promises.end(), [](const PolicyPromise& p) { return p.kept; });
 }
 
+// Reason why the model's MTP layers cannot draft; empty: they can.
+std::string NoMtp(DeviceKind device, const Policies& policies, const ModelConfig& config) {
+  if (config.mtp_layers == 0) {
+    return "the pack has no MTP layers: its model has none, or it was packed by an earlier version, or it is "
+           "the index of a file in place (sluice pack)";
+  }
+  if (device == DeviceKind::kCuda) {
+    return "device cuda does not draft with MTP layers";
+  }
+  if (policies.sparsity.order != SparsityOrder::kNone) {
+    return absl::StrCat("preset ", policies.preset,
+                        " leaves neurons out by a profile, which knows no MTP layers");
+  }
+  if (WidestWindow(config) > 0) {
+    return absl::StrCat("no layer sees more than ", WidestWindow(config), " positions");
+  }
+  return ShortRopeLimit(config) > 0 ? "the model has another rope table for long texts" : "";
+}
+
+const char* NameOf(SpeculateMode mode) { return mode == SpeculateMode::kMtp ? "mtp" : "ngram"; }
+
 }  // namespace
 
-absl::StatusOr<SpeculationRule> SpeculationRuleOf(const EngineOptions& options, const Policies& policies) {
-  const bool wanted = options.speculate == SpeculateMode::kNgram;
+absl::StatusOr<SpeculationRule> SpeculationRuleOf(const EngineOptions& options, const Policies& policies,
+                                                  const ModelConfig& config) {
+  const bool wanted = options.speculate == SpeculateMode::kNgram || options.speculate == SpeculateMode::kMtp;
   if (options.speculate == SpeculateMode::kOff) {
     return SpeculationRule{};
   }
   if (!options.trace.empty() || !options.replay_trace.empty()) {
     const char* why = "a trace has the rows of plain decoding alone";
     if (wanted) {
-      return absl::FailedPreconditionError(absl::StrCat("--speculate ngram: ", why));
+      return absl::FailedPreconditionError(
+          absl::StrCat("--speculate ", NameOf(options.speculate), ": ", why));
     }
-    return SpeculationRule{false, absl::StrCat("no speculation: ", why)};
+    return SpeculationRule{.why = absl::StrCat("no speculation: ", why)};
   }
+  const std::string no_mtp = NoMtp(options.device, policies, config);
+  if (options.speculate == SpeculateMode::kMtp && !no_mtp.empty()) {
+    return absl::FailedPreconditionError(absl::StrCat("--speculate mtp: ", no_mtp));
+  }
+  const bool mtp = options.speculate != SpeculateMode::kNgram && no_mtp.empty();
   if (PromisesBatches(policies)) {
-    return SpeculationRule{true, ""};
+    // Packs without MTP layers are common, and no news.
+    const bool unused = options.speculate == SpeculateMode::kAuto && config.mtp_layers > 0 && !mtp;
+    return SpeculationRule{true, mtp, unused ? absl::StrCat("MTP layers do not draft: ", no_mtp) : ""};
   }
   if (wanted) {
-    return SpeculationRule{true, absl::StrCat("speculation may change tokens: under preset ", policies.preset,
-                                              " they depend on the batch")};
+    return SpeculationRule{true, mtp,
+                           absl::StrCat("speculation may change tokens: under preset ", policies.preset,
+                                        " they depend on the batch")};
   }
-  return SpeculationRule{false,
-                         absl::StrCat("no speculation: under preset ", policies.preset,
-                                      " tokens depend on the batch (--speculate ngram drafts anyway)")};
+  return SpeculationRule{.why =
+                             absl::StrCat("no speculation: under preset ", policies.preset,
+                                          " tokens depend on the batch (--speculate ngram drafts anyway)")};
 }
 
-void Speculation::BeginStep(uint32_t sequences) {
+void Speculation::BeginStep(absl::Span<const ScheduledRows> sequences) {
   step_.clear();
   step_drafts_ = 0;
   step_redone_ = 0;
   step_tokens_ = 0;
-  governor_.BeginStep(sequences);
+  governor_.BeginStep(static_cast<uint32_t>(sequences.size()));
+  if (mtp_ != nullptr) {
+    ProposeMtp(sequences);
+  }
+}
+
+// Returns the number of tokens to draft with MTP layers: drafts cost time, so none are made that would
+// probably not be verified, but now and then one to compare.
+uint32_t Speculation::WantOf(const State& state, const Sequence& sequence, SpeculationGovernor* trial) const {
+  if (state.forgone) {
+    return 0;
+  }
+  const uint32_t limit = std::min(most_mtp_, LimitOf(sequence));
+  if (fixed_drafts_ > 0) {
+    return std::min(limit, fixed_drafts_);
+  }
+  Draft expected;
+  expected.count = std::min({limit, kMaxWanted, state.want});
+  expected.confidence = state.confidence;
+  if (trial->Choose(expected, expected.count, state.record) > 0) {
+    return expected.count;
+  }
+  const bool compare = state.since_draft >= kCompareEvery && state.record.pause == 0;
+  return compare ? std::min(limit, 1u) : 0;
+}
+
+// Drafts for all sequences of the step at once.
+void Speculation::ProposeMtp(absl::Span<const ScheduledRows> sequences) {
+  requests_.clear();
+  requesting_.clear();
+  if (sequences.size() > SpeculationGovernor::kMaxSequences && fixed_drafts_ == 0) {
+    return;
+  }
+  SpeculationGovernor trial = governor_;
+  for (const ScheduledRows& rows : sequences) {
+    const Sequence& sequence = *find_(rows.id);
+    if (sequence.draft_limit() == 0) {
+      continue;
+    }
+    State* state = StateOf(rows.id, sequence);
+    state->draft.count = 0;
+    state->since_draft++;
+    // Redone rows are committed before further drafts are verified.
+    if (const uint32_t want = rows.redone > 0 ? 0 : WantOf(*state, sequence, &trial); want > 0) {
+      requests_.push_back({{rows.id, rows.slot, sequence.tokens()}, want});
+      requesting_.push_back(state);
+    }
+  }
+  if (requests_.empty()) {
+    return;
+  }
+  drafts_.assign(requests_.size(), Draft());
+  mtp_(requests_, absl::MakeSpan(drafts_));
+  for (size_t i = 0; i < requesting_.size(); ++i) {
+    requesting_[i]->draft = drafts_[i];
+    requesting_[i]->since_draft = 0;
+    requesting_[i]->confidence = drafts_[i].count > 0 ? drafts_[i].confidence : requesting_[i]->confidence;
+  }
 }
 
 Speculation::State* Speculation::StateOf(SequenceId id, const Sequence& sequence) {
@@ -59,7 +149,13 @@ Speculation::State* Speculation::StateOf(SequenceId id, const Sequence& sequence
     }
     state->record = {};
     state->forgone = false;
-    state->drafter.Begin(static_cast<uint32_t>(sequence.tokens().size()) + sequence.draft_limit() + 1);
+    state->draft = {};
+    state->want = 1;
+    state->confidence = Draft::kConfidences - 2;
+    state->since_draft = 0;
+    if (mtp_ == nullptr) {
+      state->drafter.Begin(static_cast<uint32_t>(sequence.tokens().size()) + sequence.draft_limit() + 1);
+    }
   }
   return state.get();
 }
@@ -78,8 +174,10 @@ absl::Span<const int32_t> Speculation::DraftsFor(SequenceId id, uint32_t most) {
     return {};
   }
   State* state = StateOf(id, sequence);
-  // Made even if none is verified: comparing it with the next token measures the drafter at no cost.
-  state->draft = state->drafter.Propose(sequence.tokens());
+  if (mtp_ == nullptr) {
+    // Made even if none is verified: comparing it with the next token measures the drafter at no cost.
+    state->draft = state->drafter.Propose(sequence.tokens());
+  }
   most = state->forgone ? 0 : std::min({most, state->draft.count, LimitOf(sequence)});
   state->planned =
       fixed_drafts_ > 0 ? std::min(most, fixed_drafts_) : governor_.Choose(state->draft, most, state->record);
@@ -101,6 +199,9 @@ void Speculation::NoteTokens(const ScheduledRows& rows, absl::Span<const int32_t
     ++tried;
   }
   governor_.NoteCompared(draft.confidence, tried, right, &state->record);
+  if (draft.count > 0) {
+    state->want = right == draft.count ? std::min(state->want + 1, kMaxWanted) : right + 1;
+  }
   state->draft.count = 0;
   state->redone = rows.redone;
   step_redone_ += rows.redone;

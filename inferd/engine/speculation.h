@@ -1,4 +1,5 @@
-// Speculation: each generating sequence's drafter, the drafts of each step, and what became of them.
+// Speculation: each generating sequence's drafter, the drafts of each step, and what became of them. Drafts
+// come from n-grams of the sequence's own tokens, or from the model's MTP layers.
 //
 // A step verifies drafts as rows behind the sequence's last token: each row is sampled with the seed and
 // position of plain decoding, and counts while its draft equals the token sampled before it. The logits of a
@@ -23,6 +24,7 @@
 #include "inferd/api/engine_api.h"
 #include "inferd/forward/drafter.h"
 #include "inferd/forward/engine_options.h"
+#include "inferd/forward/mtp_drafter.h"
 #include "inferd/forward/scheduler.h"
 #include "inferd/forward/sequence.h"
 #include "inferd/forward/speculation_governor.h"
@@ -33,13 +35,20 @@ namespace sluice::inferd {
 // Decision of an engine's start: `why` says for the log why it does not speculate, or what that may change.
 struct SpeculationRule {
   bool on = false;
+  bool mtp = false;  // drafts of MTP layers, else of n-grams
   std::string why;
 };
 
 // `auto` speculates where the policies promise that a token does not depend on the batch, and says otherwise
-// why not. `ngram` also speculates without that promise; FAILED_PRECONDITION if rows are recorded or
-// replayed.
-absl::StatusOr<SpeculationRule> SpeculationRuleOf(const EngineOptions& options, const Policies& policies);
+// why not; it drafts with MTP layers where `config`, the pack's, has usable ones. `ngram` and `mtp` also
+// speculate without that promise; FAILED_PRECONDITION if rows are recorded or replayed, and for `mtp` without
+// usable MTP layers.
+absl::StatusOr<SpeculationRule> SpeculationRuleOf(const EngineOptions& options, const Policies& policies,
+                                                  const ModelConfig& config);
+
+// Drafts behind each text, as MtpDrafter::Propose; an empty draft after an error, which the source keeps.
+using MtpSource =
+    std::function<void(absl::Span<const MtpDrafter::Request> requests, absl::Span<Draft> drafts)>;
 
 class Speculation final : public DraftSource {
  public:
@@ -53,7 +62,13 @@ class Speculation final : public DraftSource {
         find_(std::move(find)),
         governor_(/*redoes=*/recurrent) {}
 
-  void BeginStep(uint32_t sequences) override;
+  // Drafts with MTP layers from here on, at most `most` tokens.
+  void SetMtp(uint32_t most, MtpSource source) {
+    most_mtp_ = most;
+    mtp_ = std::move(source);
+  }
+
+  void BeginStep(absl::Span<const ScheduledRows> sequences) override;
   absl::Span<const int32_t> DraftsFor(SequenceId id, uint32_t most) override;
 
   // Notes the tokens that a committed step gave to the sequence of `rows`.
@@ -76,9 +91,21 @@ class Speculation final : public DraftSource {
     uint32_t planned = 0;  // of these: rows of the step
     uint32_t redone = 0;   // rows of the step that an earlier one computed too
     bool forgone = false;
+    // MTP layers: tokens to draft next, the last draft's confidence, and steps since it was made.
+    uint32_t want = 1;
+    uint32_t confidence = Draft::kConfidences - 2;
+    uint32_t since_draft = 0;
   };
 
+  // Steps without a draft of MTP layers after which one is made only to be compared, which shows if drafts
+  // have become better.
+  static constexpr uint32_t kCompareEvery = 128;
+  // Most tokens drafted where measured times decide.
+  static constexpr uint32_t kMaxWanted = 4;
+
   State* StateOf(SequenceId id, const Sequence& sequence);
+  void ProposeMtp(absl::Span<const ScheduledRows> sequences);
+  uint32_t WantOf(const State& state, const Sequence& sequence, SpeculationGovernor* trial) const;
   uint32_t LimitOf(const Sequence& sequence) const;
 
   const uint32_t fixed_drafts_;
@@ -86,6 +113,11 @@ class Speculation final : public DraftSource {
   const std::function<const Sequence*(SequenceId)> find_;
   SpeculationGovernor governor_;
   absl::flat_hash_map<SequenceId, std::unique_ptr<State>> states_;
+  MtpSource mtp_;  // null: n-grams
+  uint32_t most_mtp_ = 0;
+  std::vector<MtpDrafter::Request> requests_;
+  std::vector<State*> requesting_;
+  std::vector<Draft> drafts_;
   std::vector<std::unique_ptr<State>> spare_;  // of ended sequences; their memory is used again
   // The step being planned or run.
   std::vector<SequenceId> step_;  // its decoding sequences

@@ -167,7 +167,13 @@ uint32_t GrowingChunk(const EngineOptions& options, bool whole) {
   return grows ? std::max(options.prefill_chunk, kReadingChunk) : options.prefill_chunk;
 }
 
-absl::StatusOr<EnginePlan> PlanEngine(const EngineOptions& options, const ModelConfig& config) {
+ModelConfig ServedConfig(const EngineOptions& options, const ModelConfig& config) {
+  const bool mtp = options.speculate == SpeculateMode::kAuto || options.speculate == SpeculateMode::kMtp;
+  return mtp ? config : WithoutMtpLayers(config);
+}
+
+absl::StatusOr<EnginePlan> PlanEngine(const EngineOptions& options, const ModelConfig& pack_config) {
+  const ModelConfig config = ServedConfig(options, pack_config);
   RETURN_IF_ERROR(CheckSupported(config));
   ASSIGN_OR_RETURN(const Policies policies, PoliciesOf(options.preset, options.policies, options.device));
   EnginePlan plan;

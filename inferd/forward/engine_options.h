@@ -31,9 +31,10 @@ struct SlabOptions {
   SharedHandle handle = SharedHandle::kBest;
 };
 
-// Speculation (inferd/engine/speculation.h): none; n-gram drafts where tokens stay those of plain decoding;
-// n-gram drafts under every preset.
-enum class SpeculateMode : uint8_t { kOff, kAuto, kNgram };
+// Speculation (inferd/engine/speculation.h): none; drafts of the pack's MTP layers, or of n-grams without
+// such layers, where tokens stay those of plain decoding; n-gram drafts under every preset; drafts of MTP
+// layers under every preset that computes whole experts.
+enum class SpeculateMode : uint8_t { kOff, kAuto, kNgram, kMtp };
 
 struct EngineOptions {
   // Maximum positions of one sequence. 0: the smaller of the model's and 8192.
@@ -89,6 +90,10 @@ struct EngineOptions {
 };
 
 // Options with every default resolved for a model, and the sizes that follow.
+// The part of the pack's model that an engine with these options computes: without the MTP layers unless
+// they may draft.
+ModelConfig ServedConfig(const EngineOptions& options, const ModelConfig& config);
+
 struct EnginePlan {
   EngineOptions options;
   uint32_t kv_pages = 0;
@@ -108,7 +113,7 @@ uint32_t GrowingChunk(const EngineOptions& options, bool whole);
 
 // INVALID_ARGUMENT naming the option and both numbers: a context beyond the model's, a budget that cannot
 // hold one context. UNIMPLEMENTED: a model feature that the forward pass lacks.
-absl::StatusOr<EnginePlan> PlanEngine(const EngineOptions& options, const ModelConfig& config);
+absl::StatusOr<EnginePlan> PlanEngine(const EngineOptions& options, const ModelConfig& pack_config);
 
 // Resize of a running engine's KV cache: pages and bytes of a new budget.
 //

@@ -58,7 +58,7 @@ absl::Status Forward::RunLayers(uint32_t first_layer, bool attended, StepBatch* 
     return absl::UnimplementedError(
         absl::StrCat("layer ", first_layer, " takes the choice of an indexer before it, which is not run"));
   }
-  for (uint32_t layer = first_layer; layer < config_.layers.size() && !batch->all_lost(); ++layer) {
+  for (uint32_t layer = first_layer; layer < ModelLayers(config_) && !batch->all_lost(); ++layer) {
     RETURN_IF_ERROR(Gather(layer, *batch));
     if (config_.layers[layer].parallel) {
       RETURN_IF_ERROR(PrepareInputs(layer, batch->tokens()));
@@ -218,9 +218,9 @@ absl::Status Forward::DispatchExperts(uint32_t layer, StepBatch* batch) {
        .demands = plan_.demands(),
        .scores = router_scores_ == nullptr ? absl::Span<const float>() : router_scores_->Mean(),
        .lead_rows = EarlyLeadRows()}));
-  return observer_ == nullptr ? absl::OkStatus()
-                              : observer_->AfterRouter(
-                                    {layer, x_, normed_, routing, batch, scores_, routing_->Wanted(routing)});
+  return observer() == nullptr ? absl::OkStatus()
+                               : observer()->AfterRouter({layer, x_, normed_, routing, batch, scores_,
+                                                          this->routing()->Wanted(routing)});
 }
 
 // Copies the batch's router scores to the host, for an eviction policy that ranks by them.
@@ -243,7 +243,7 @@ absl::StatusOr<Routing> Forward::Route(uint32_t layer, const StepBatch& batch) {
   RouterArgs args;
   RETURN_IF_ERROR(QueueRouter(layer, tokens, expert_ids_, expert_weights_, &args));
   const RoutingInput input{layer, args, residency_, &batch};
-  RETURN_IF_ERROR(routing_->Choose(input, queue_));
+  RETURN_IF_ERROR(routing()->Choose(input, queue_));
   if (router_scores_ != nullptr) {
     RETURN_IF_ERROR(QueueScores(moe.experts, batch));
   }
@@ -255,7 +255,7 @@ absl::StatusOr<Routing> Forward::Route(uint32_t layer, const StepBatch& batch) {
     Routing unknown;
     unknown.tokens = tokens;
     const RouterState state{layer, x_, normed_, unknown, &batch, scores_, {}};
-    RETURN_IF_ERROR(observer_ == nullptr ? absl::OkStatus() : observer_->BeforeChoice(state));
+    RETURN_IF_ERROR(observer() == nullptr ? absl::OkStatus() : observer()->BeforeChoice(state));
   }
   RETURN_IF_ERROR(Await());  // also collects the counters of earlier layers
   const uint64_t bytes = uint64_t{tokens} * ranks * sizeof(float);
@@ -268,7 +268,7 @@ absl::StatusOr<Routing> Forward::Route(uint32_t layer, const StepBatch& batch) {
   if (!early_lead_ids_.empty()) {
     early_lead_ids_.assign(chosen, chosen + moe.top_k);  // before the routing policy changes them
   }
-  RETURN_IF_ERROR(routing_->Decide(input, queue_));
+  RETURN_IF_ERROR(routing()->Decide(input, queue_));
   RETURN_IF_ERROR(ScaleInputs(moe, tokens));
   if (router_scores_ != nullptr) {
     router_scores_->Take();
@@ -377,8 +377,8 @@ absl::Status Forward::QueueExperts(uint32_t layer, uint32_t tokens) {
     return absl::OkStatus();
   }
   const MoeExpertsArgs args = ExpertsArgs(layer, tokens, work_.ready());
-  if (observer_ != nullptr) {
-    RETURN_IF_ERROR(observer_->BeforeExperts(layer, args));
+  if (observer() != nullptr) {
+    RETURN_IF_ERROR(observer()->BeforeExperts(layer, args));
   }
   RETURN_IF_ERROR(queue_->MoeExperts(args));
   work_.Queued();
@@ -475,11 +475,12 @@ absl::Status Forward::DropLostRows(uint32_t layer, StepBatch* batch) {
 }
 
 // Queues the logits of some rows of `x`, and their best `k` and log-sum-exps into staging memory.
-absl::Status Forward::QueueHead(const Rows& x, absl::Span<const uint32_t> rows, uint32_t k) {
+absl::Status Forward::QueueHead(const Rows& x, const NormSpec& norm, absl::Span<const uint32_t> rows,
+                                uint32_t k) {
   const uint32_t count = static_cast<uint32_t>(rows.size());
   const MatMulPart head[] = {{weights_.head(), logits_, weights_.head_bias(), config_.logit_scale}};
   parts_.SetProducts(StepPart::kHead);
-  const absl::Status made = queue_->MatMul({x, count, config_.hidden, rows, weights_.final_norm(), head, {}});
+  const absl::Status made = queue_->MatMul({x, count, config_.hidden, rows, norm, head, {}});
   parts_.SetProducts(StepPart::kAttention);
   RETURN_IF_ERROR(made);
   if (config_.logit_cap > 0) {
@@ -498,14 +499,19 @@ absl::StatusOr<const float*> Forward::QueueLogits(uint32_t rows) {
   return whole_logits_.data();
 }
 
-// Reads the step's results: the only read at its end.
 absl::StatusOr<LogitRows> Forward::Logits(absl::Span<const uint32_t> rows, uint32_t k, bool whole) {
+  return HeadLogits(x_, weights_.final_norm(), rows, k, whole);
+}
+
+// Reads the step's results: the only read at its end.
+absl::StatusOr<LogitRows> Forward::HeadLogits(const Rows& x, const NormSpec& norm,
+                                              absl::Span<const uint32_t> rows, uint32_t k, bool whole) {
   const uint32_t count = static_cast<uint32_t>(rows.size());
   if (count > options_.logit_rows || k > options_.max_candidates) {
     return absl::InternalError(absl::StrCat("logits of ", count, " rows with ", k, " candidates; limits are ",
                                             options_.logit_rows, " and ", options_.max_candidates));
   }
-  RETURN_IF_ERROR(QueueHead(x_, rows, k));
+  RETURN_IF_ERROR(QueueHead(x, norm, rows, k));
   LogitRows result;
   if (whole) {
     ASSIGN_OR_RETURN(result.logits, QueueLogits(count));
@@ -530,8 +536,8 @@ absl::StatusOr<LogitRows> Forward::Logits(absl::Span<const uint32_t> rows, uint3
 // True if nothing needs the layer's routing before the end of the step.
 bool Forward::CanDeferRouting(uint32_t layer, const StepBatch& batch) const {
   return !queue_->RunsAtCall() && config_.layers[layer].moe.experts > 0 && !batch.any_lost() &&
-         experts_->CanDeferLayer(layer) && routing_->KeepsResident(layer, batch) &&
-         (observer_ == nullptr || observer_->CanDeferRouting(layer));
+         experts_->CanDeferLayer(layer) && routing()->KeepsResident(layer, batch) &&
+         (observer() == nullptr || observer()->CanDeferRouting(layer));
 }
 
 // Gathers consecutive deferred layers of a decode step into one device graph, with the work before the first
@@ -553,7 +559,7 @@ absl::Status Forward::RunLayerOnDevice(uint32_t layer, const StepBatch& batch) {
   const BufferRef weights = deferred_weights_ + offset;
   RouterArgs args;
   RETURN_IF_ERROR(QueueRouter(layer, tokens, deferred_ids_ + offset, weights, &args));
-  RETURN_IF_ERROR(routing_->Choose({layer, args, residency_, &batch}, queue_));
+  RETURN_IF_ERROR(routing()->Choose({layer, args, residency_, &batch}, queue_));
   if (scaled) {
     RETURN_IF_ERROR(queue_->ScaleRows({normed_, weights, tokens, ranks, config_.hidden, scaled_}));
   }
@@ -592,7 +598,7 @@ absl::Status Forward::CollectDeferred() {
                           reinterpret_cast<const float*>(weights)};
     RETURN_IF_ERROR(deferred_plan_.Build(routing, moe.experts, *batch_, ScalesInputs(moe), moe.zero_experts));
     experts_->CountDeferred(layer, deferred_plan_.demands());
-    routing_->CountResident(layer, routing, *batch_);
+    this->routing()->CountResident(layer, routing, *batch_);
     if (sparsity_->enabled()) {
       RETURN_IF_ERROR(CountSlots(layer, deferred_plan_, deferred_active_ + offset));
     }
@@ -649,7 +655,7 @@ absl::Span<const uint32_t> Forward::EarlyLeadRows() {
 
 // Chooses the use of the layer's first wait; called before any work of the layer.
 Forward::Wait Forward::WaitOf(uint32_t layer) const {
-  if (observer_ == nullptr) {
+  if (observer() == nullptr) {
     return Wait::kIdle;
   }
   if (observer_->WantsLookAhead(layer)) {
@@ -674,7 +680,7 @@ absl::Status Forward::WaitOrDraft(uint32_t layer, const StepBatch& batch) {
     return absl::OkStatus();
   }
   const Event began = queue_->Record();
-  const bool last = layer + 1 == config_.layers.size();
+  const bool last = layer + 1 == ModelLayers(config_);
   if (!last || !draft_.Pays(work_.missing()) || !observer_->WantsNextTokens()) {
     draft_.BeginWait(work_.missing());
     return absl::OkStatus();
@@ -725,7 +731,7 @@ absl::Status Forward::LookAhead(uint32_t layer, const StepBatch& batch) {
 absl::Status Forward::DraftTokens(uint32_t layer, const StepBatch& batch,
                                   absl::Span<const uint32_t> followed) {
   RETURN_IF_ERROR(CombineComputed(layer, batch));
-  RETURN_IF_ERROR(QueueHead(ahead_, followed, /*k=*/1));
+  RETURN_IF_ERROR(QueueHead(ahead_, weights_.final_norm(), followed, /*k=*/1));
   RETURN_IF_ERROR(queue_->Wait(queue_->Record()));
   const std::byte* best = backend_->HostRead(top_ids_, followed.size() * sizeof(int32_t));
   if (best == nullptr) {

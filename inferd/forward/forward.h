@@ -103,6 +103,21 @@ class Forward {
   // logits, which otherwise stay on the device. At most logit_rows rows.
   absl::StatusOr<LogitRows> Logits(absl::Span<const uint32_t> rows, uint32_t k, bool whole);
 
+  // Multi-token prediction (mtp_drafter.h), between two batches.
+  //
+  // Queues to[0, count) = the hidden states behind the final norm of rows [first, first + count) of the last
+  // batch.
+  absl::Status QueueHidden(uint32_t first, uint32_t count, const Rows& to);
+  // Queues MTP layer `index` over the rows of `batch`: their tokens follow the positions of `hidden`, of
+  // which row `row_ids[i]` belongs to row i. K and V are stored at the batch's positions. The normed output
+  // goes to `out`, which may be `hidden`; none: only K and V are needed. Sequences that meet damaged weights
+  // are marked in the batch. Errors and their handling as Run(). REQUIRES: index < config.mtp_layers.
+  absl::Status RunMtp(uint32_t index, const Rows& hidden, absl::Span<const uint32_t> row_ids, const Rows& out,
+                      StepBatch* batch);
+  // As Logits(), of rows of RunMtp()'s output.
+  absl::StatusOr<LogitRows> MtpLogits(const Rows& from, absl::Span<const uint32_t> rows, uint32_t k,
+                                      bool whole);
+
  private:
   struct Rope {
     RopeConfig config;
@@ -176,7 +191,14 @@ class Forward {
   absl::Status CombineComputed(uint32_t layer, const StepBatch& batch);
   absl::Status LookAhead(uint32_t layer, const StepBatch& batch);
   absl::Status DraftTokens(uint32_t layer, const StepBatch& batch, absl::Span<const uint32_t> followed);
-  absl::Status QueueHead(const Rows& x, absl::Span<const uint32_t> rows, uint32_t k);
+  absl::Status QueueHead(const Rows& x, const NormSpec& norm, absl::Span<const uint32_t> rows, uint32_t k);
+  absl::StatusOr<LogitRows> HeadLogits(const Rows& x, const NormSpec& norm, absl::Span<const uint32_t> rows,
+                                       uint32_t k, bool whole);
+  absl::Status RunMtpLayer(uint32_t layer, const Rows& out, StepBatch* batch);
+  // MTP layers concern no hook, and no policy changes their routing.
+  LayerObserver* observer() const { return in_mtp_ ? nullptr : observer_; }
+  RoutingPolicy* routing() { return in_mtp_ ? &mtp_routing_ : routing_; }
+  const RoutingPolicy* routing() const { return in_mtp_ ? &mtp_routing_ : routing_; }
   absl::StatusOr<const float*> QueueLogits(uint32_t rows);
   absl::Status DropLostRows(uint32_t layer, StepBatch* batch);
 
@@ -193,6 +215,8 @@ class Forward {
   RoutingPolicy* const routing_;
   SparsityPolicy* const sparsity_;
   LayerObserver* const observer_;
+  TopKRouting mtp_routing_;
+  bool in_mtp_ = false;  // RunMtp() is running
 
   std::vector<Rope> ropes_;        // distinct tables
   std::vector<uint32_t> rope_of_;  // by layer
@@ -256,6 +280,9 @@ class Forward {
   Rows ahead_;               // [T, hidden]: partial residual, or the draft tokens' residual after attention
   BufferRef ahead_weights_;  // float32 [T, K], host-visible: 0 where the expert is missing
   TokenDraft draft_;
+  // RunMtp()'s residual and embeddings; empty without MTP layers.
+  Rows mtp_x_;      // [T, hidden]
+  Rows mtp_embed_;  // [T, hidden]
 };
 
 }  // namespace sluice::inferd

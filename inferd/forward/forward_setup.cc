@@ -5,6 +5,7 @@
 
 #include "common/base/status.h"
 #include "inferd/forward/forward.h"
+#include "inferd/forward/mtp_drafter.h"
 #include "inferd/model/model_shapes.h"
 
 namespace sluice::inferd {
@@ -210,10 +211,12 @@ uint64_t ActivationBytes(const ModelConfig& config, const ForwardOptions& option
                                                    (AnyBeside(config) ? 1 : 0) + (AnyLate(config) ? 1 : 0)) +
                         2 * uint64_t{config.latent_width};
   const uint64_t ahead = options.look_ahead || options.draft_tokens ? config.hidden + ranks : 0;
-  const uint64_t per_token = 2 * uint64_t{config.hidden} + attention + mixture + sums + ahead;
+  const uint64_t drafts = config.mtp_layers > 0 ? 2 * uint64_t{config.hidden} : 0;
+  const uint64_t per_token = 2 * uint64_t{config.hidden} + drafts + attention + mixture + sums + ahead;
   const uint64_t per_logit_row = uint64_t{config.vocab} + 2 * options.max_candidates + 1;
   return sizeof(float) * (options.max_tokens * per_token + options.logit_rows * per_logit_row +
-                          options.context * RopeValuesPerPosition(config));
+                          options.context * RopeValuesPerPosition(config)) +
+         MtpDrafter::Bytes(config, options);
 }
 
 Forward::Forward(const ModelConfig& config, const ForwardOptions& options, const Parts& parts)
@@ -301,6 +304,8 @@ absl::Status Forward::AllocateRows() {
       {&sums_, AnyNormsOutputs(config_) ? tokens : 0, config_.hidden},
       {&logits_, logit_rows, config_.vocab},
       {&ahead_, options_.look_ahead || options_.draft_tokens ? tokens : 0, config_.hidden},
+      {&mtp_x_, config_.mtp_layers > 0 ? tokens : 0, config_.hidden},
+      {&mtp_embed_, config_.mtp_layers > 0 ? tokens : 0, config_.hidden},
   };
   for (const Need& need : activations) {
     if (need.count * need.width > 0) {

@@ -164,7 +164,7 @@ const StepPlan& Scheduler::Plan() {
 // Adds rows for drafts to the sequences of a step without prompt rows. The rows take the place of prompt
 // rows, so a step grows no longer than one with a prompt.
 void Scheduler::PlanDrafts() {
-  drafts_->BeginStep(static_cast<uint32_t>(plan_.sequences.size()));
+  drafts_->BeginStep(plan_.sequences);
   for (ScheduledRows& rows : plan_.sequences) {
     const auto end = [&rows](uint32_t drafts) { return rows.known() + drafts; };
     // Redone rows are committed first: with drafts they might have to be redone again and again.

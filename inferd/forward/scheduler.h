@@ -66,13 +66,15 @@ class PrefixSource {
   virtual void Leave(SequenceId id, uint32_t slot, uint32_t computed) = 0;
 };
 
+struct ScheduledRows;
+
 // Source of drafts: tokens that probably follow a sequence's known ones. Implemented by Speculation
 // (inferd/engine/speculation.h).
 class DraftSource {
  public:
   virtual ~DraftSource() = default;
-  // Begins a step of `sequences` decoding sequences. A step that was not committed is begun again.
-  virtual void BeginStep(uint32_t sequences) = 0;
+  // Begins a step of these decoding sequences. A step that was not committed is begun again.
+  virtual void BeginStep(absl::Span<const ScheduledRows> sequences) = 0;
   // Returns at most `most` drafts for the next step; valid until the next call for the same sequence.
   virtual absl::Span<const int32_t> DraftsFor(SequenceId id, uint32_t most) = 0;
 };

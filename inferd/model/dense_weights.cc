@@ -46,6 +46,7 @@ class Finder {
   absl::Status Beside(const MoeConfig& moe, LayerWeights* w);
   absl::Status RmsNorm(std::string_view weight, NormSpec* norm);
   absl::Status Mixture(const MoeConfig& moe, LayerWeights* w);
+  absl::Status Mtp(LayerWeights* w);
 
   const Pack& pack_;
   const ModelConfig& config_;
@@ -118,11 +119,25 @@ absl::Status Finder::FindAll() {
   }
   RETURN_IF_ERROR(Norm(dense::kFinalNorm, dense::kFinalNormBias, &tensors_->final_norm));
   tensors_->layers.resize(config_.layers.size());
+  uint64_t bytes = 0;
   for (uint32_t layer = 0; layer < config_.layers.size(); ++layer) {
     prefix_ = dense::LayerName(layer, "");
+    bytes = layer == ModelLayers(config_) ? tensors_->bytes_per_step : bytes;
     RETURN_IF_ERROR(Layer(config_.layers[layer], &tensors_->layers[layer]));
+    if (IsMtpLayer(config_, layer)) {
+      RETURN_IF_ERROR(Mtp(&tensors_->layers[layer]));
+    }
   }
+  tensors_->bytes_per_step = config_.mtp_layers > 0 ? bytes : tensors_->bytes_per_step;
   return absl::OkStatus();
+}
+
+absl::Status Finder::Mtp(LayerWeights* w) {
+  RETURN_IF_ERROR(Matrix(dense::kMtpEmbed, hidden_, hidden_, &w->mtp_embed));
+  RETURN_IF_ERROR(Matrix(dense::kMtpHidden, hidden_, hidden_, &w->mtp_hidden));
+  RETURN_IF_ERROR(RmsNorm(dense::kMtpEmbedNorm, &w->mtp_embed_norm));
+  RETURN_IF_ERROR(RmsNorm(dense::kMtpHiddenNorm, &w->mtp_hidden_norm));
+  return RmsNorm(dense::kMtpNorm, &w->mtp_norm);
 }
 
 absl::Status Finder::Layer(const LayerConfig& layer, LayerWeights* w) {

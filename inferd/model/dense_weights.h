@@ -105,6 +105,12 @@ struct LayerWeights {
   NormSpec ffn_post_norm;  // norm of the FFN or MoE output
   BufferRef layer_scale;   // f32 [1]
 
+  WeightView mtp_embed;  // MTP layers
+  WeightView mtp_hidden;
+  NormSpec mtp_embed_norm;
+  NormSpec mtp_hidden_norm;
+  NormSpec mtp_norm;
+
   WeightView latent_down;  // projections to and from the routed experts' width
   WeightView latent_up;
 
@@ -142,7 +148,7 @@ struct DenseTensors {
   NormSpec final_norm;
   std::vector<LayerWeights> layers;
   std::vector<Placed> placed;
-  // Bytes that every step reads: all tensors except the embedding rows.
+  // Bytes that every step reads: all tensors except the embedding rows and the MTP layers.
   uint64_t bytes_per_step = 0;
 };
 
@@ -189,7 +195,7 @@ class DenseWeights {
   // True if down matrices, those of routed experts too, are by outputs (MoeExpertsArgs).
   bool down_by_outputs() const { return pack_.by_outputs(); }
 
-  // Bytes that every step reads: all tensors except the embedding rows.
+  // Bytes that every step reads: all tensors except the embedding rows and the MTP layers.
   uint64_t bytes_per_step() const { return tensors_.bytes_per_step; }
 
  private:

@@ -115,7 +115,7 @@ bool AnyScalesInputs(const ModelConfig& config) {
 // would change its state by the draft, and if the router scales inputs the outputs cannot be summed without
 // the missing experts. A parallel FFN needs the input of the attention, which a draft does not keep.
 bool CanDraftTokens(const ModelConfig& config) {
-  return config.layers.front().moe.experts > 0 && config.layers.back().moe.experts > 0 &&
+  return config.layers.front().moe.experts > 0 && config.layers[ModelLayers(config) - 1].moe.experts > 0 &&
          !IsRecurrent(config.layers.front().attention.kind) && !config.layers.front().parallel &&
          !AnyScalesInputs(config);
 }

@@ -53,6 +53,7 @@ absl::StatusOr<PackJob> PlanModel(const std::string& model) {
   ASSIGN_OR_RETURN(options.recipe, RecipeFromOptions({.bits = folder ? "source" : ""}));
   options.recipe.layout = ExpertLayout::kUpGateOutputs;
   options.recipe.keep_f32 = true;
+  options.mtp_layers = false;  // halves of a projection's rows are not stored one after the other
   ASSIGN_OR_RETURN(PackJob job, PreparePack(model, options));
   RETURN_IF_ERROR(CheckExperts(job));
   return job;

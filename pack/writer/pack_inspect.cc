@@ -197,6 +197,7 @@ absl::StatusOr<PackInspection> InspectPack(const std::string& dir) {
   result.active_parameters = result.parameters;
   for (uint32_t layer = 0; layer < pack->config().layers.size(); ++layer) {
     result.parameters += pack->expert_count(layer) * PartParameters(*pack, layer);
+    if (IsMtpLayer(pack->config(), layer)) continue;
     result.active_parameters += pack->config().layers[layer].moe.top_k * PartParameters(*pack, layer);
   }
   result.has_profile = FileExists(absl::StrCat(dir, "/", kProfileFolder));
@@ -205,7 +206,7 @@ absl::StatusOr<PackInspection> InspectPack(const std::string& dir) {
 
 std::string PackInspection::ToJson() const {
   const ModelConfig& config = manifest.config;
-  const LayerConfig& layer = config.layers.back();
+  const LayerConfig& layer = config.layers[ModelLayers(config) - 1];
   nlohmann::json tokenizer = nlohmann::json::array();
   for (const auto& [name, file] : manifest.tokenizer_files) tokenizer.push_back(name);
   const nlohmann::json object = {
@@ -214,7 +215,8 @@ std::string PackInspection::ToJson() const {
       {"family", config.family},
       {"hidden", config.hidden},
       {"vocab", config.vocab},
-      {"layers", config.layers.size()},
+      {"layers", ModelLayers(config)},
+      {"mtp_layers", config.mtp_layers},
       {"experts_per_layer", layer.moe.experts},
       {"top_k", layer.moe.top_k},
       {"expert_width", layer.moe.expert_width},
@@ -253,7 +255,7 @@ std::string PackInspection::ToJson() const {
 
 std::string PackInspection::ToText() const {
   const ModelConfig& config = manifest.config;
-  const LayerConfig& layer = config.layers.back();
+  const LayerConfig& layer = config.layers[ModelLayers(config) - 1];
   const auto mib = [](uint64_t bytes) {
     return absl::StrFormat("%.1f MiB", static_cast<double>(bytes) / (1 << 20));
   };
@@ -261,8 +263,11 @@ std::string PackInspection::ToText() const {
   absl::StrAppendFormat(&text, "model        %s %s\n", config.family, manifest.model_id);
   absl::StrAppendFormat(
       &text, "shape        %d layers, hidden %d, %d experts of %d, top-%d, %d heads of %d over %d\n",
-      config.layers.size(), config.hidden, layer.moe.experts, layer.moe.expert_width, layer.moe.top_k,
+      ModelLayers(config), config.hidden, layer.moe.experts, layer.moe.expert_width, layer.moe.top_k,
       layer.attention.heads, layer.attention.head_dim, layer.attention.kv_heads);
+  if (config.mtp_layers > 0) {
+    absl::StrAppendFormat(&text, "drafts       %d MTP layers\n", config.mtp_layers);
+  }
   absl::StrAppendFormat(&text, "parameters   %.1f M, %.1f M active per token\n",
                         static_cast<double>(parameters) / 1e6, static_cast<double>(active_parameters) / 1e6);
   absl::StrAppendFormat(&text, "size         %s: dense %s in %d extents, experts %s in %d\n",

@@ -307,6 +307,7 @@ absl::StatusOr<PackJob> PreparePack(const std::string& model_dir, const PackOpti
   HfConfig& hf = source.hf;
   job.checkpoint = std::move(source.checkpoint);
   job.tokenizer_files = std::move(source.tokenizer_files);
+  if (!options.mtp_layers) hf.config = WithoutMtpLayers(std::move(hf.config));
   absl::StatusOr<SourceMap> sources = MapTensors(hf.config, *job.checkpoint);
   if (!sources.ok()) return Annotate(sources.status(), model_dir);
   job.manifest.config = std::move(hf.config);
@@ -326,6 +327,9 @@ absl::StatusOr<PackJob> PreparePack(const std::string& model_dir, const PackOpti
   RETURN_IF_ERROR(PlanDense(specs, *sources, &job));
   RETURN_IF_ERROR(PlanExtents(specs, formats, &job));
   job.experts = std::move(sources->experts);
+  if (options.mtp_layers && !source.no_mtp.empty()) {
+    absl::StrAppend(&job.rows_note, job.rows_note.empty() ? "" : "; ", source.no_mtp);
+  }
   job.fingerprint = FingerprintOf(job);
   return job;
 }

@@ -43,7 +43,7 @@ struct PackJob {
   ExpertPlans plans;
   std::map<std::string, std::string> tokenizer_files;
   std::string profile_source;  // source digest of the usage that chose the formats; empty: none
-  std::string rows_note;       // formats chosen for a GGUF file's rows, for people; else empty
+  std::string rows_note;       // formats chosen for a GGUF file's rows, and what is left out, for people
   Digest128 fingerprint;       // of the source's files and of the options: a resumed run must have the same
 
   uint32_t units() const { return dense_extents + static_cast<uint32_t>(expert_units.size()); }

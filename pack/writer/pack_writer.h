@@ -28,6 +28,8 @@ struct PackOptions {
   uint64_t dense_extent_bytes = 64ull << 20;
   // Replaces the model folder's chat template; absent: the folder's own.
   std::optional<std::string> chat_template;
+  // Keeps the model's MTP layers, if it has any.
+  bool mtp_layers = true;
   // Allows replacing an existing pack (and nothing else: a folder that is not a pack is refused).
   bool force = false;
   // Number of threads that read and encode; 0: CPUs in the affinity mask.

@@ -74,9 +74,9 @@ std::string RuleText(const RecipeRule& rule) {
 }
 
 absl::Status CheckUsageShape(const ModelConfig& config, const std::vector<std::vector<uint64_t>>& usage) {
-  if (usage.size() != config.layers.size()) {
-    return absl::InvalidArgumentError(absl::StrCat("the usage profile has ", usage.size(),
-                                                   " layers, the model has ", config.layers.size()));
+  if (usage.size() != ModelLayers(config)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the usage profile has ", usage.size(), " layers, the model has ", ModelLayers(config)));
   }
   for (size_t layer = 0; layer < usage.size(); ++layer) {
     if (usage[layer].size() != config.layers[layer].moe.experts) {
@@ -232,8 +232,10 @@ absl::StatusOr<ExpertFormats> ResolveFormats(const Recipe& recipe, const ModelCo
   result.of_expert.resize(config.layers.size());
   for (uint32_t layer = 0; layer < config.layers.size(); ++layer) {
     const uint32_t experts = config.layers[layer].moe.experts;
+    // No profile knows the use of MTP layers: their experts count as used most.
+    const bool used = recipe.NeedsUsage() && !IsMtpLayer(config, layer);
     const std::vector<double> usage_positions =
-        recipe.NeedsUsage() ? PlacesByUsage(usage[layer]) : std::vector<double>(experts);
+        used ? PlacesByUsage(usage[layer]) : std::vector<double>(experts);
     for (uint32_t expert = 0; expert < experts; ++expert) {
       result.of_expert[layer].push_back(
           IndexOf(FormatOf(recipe, layer, usage_positions[expert], config), &result.formats));

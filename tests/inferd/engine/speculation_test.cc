@@ -15,6 +15,7 @@
 #include "inferd/model/kv_cache.h"
 #include "inferd/model/recurrent_states.h"
 #include "tests/inferd/engine/engine_fixture.h"
+#include "tests/support/tensor_file.h"
 
 namespace sluice::inferd {
 namespace {
@@ -36,6 +37,8 @@ struct Case {
   uint32_t window = 0;
   uint32_t draws = 6;
   bool text = false;  // the folder has a tokenizer
+  bool mtp = false;   // an MTP layer is added, which echoes
+  bool luck = true;   // some draft must be right
 };
 
 class SpeculationTest : public testing::TestWithParam<Case> {
@@ -44,7 +47,12 @@ class SpeculationTest : public testing::TestWithParam<Case> {
 
   void SetUp() override {
     pack_ = dir_.File("pack");
-    const std::string folder = GetParam().folder;
+    std::string folder = GetParam().folder;
+    if (GetParam().mtp) {
+      const absl::Status added = AddEchoingMtpLayer(folder, dir_.File("mtp"));
+      ASSERT_TRUE(added.ok()) << added;
+      folder = dir_.File("mtp");
+    }
     TinyModelSpec tiny = SmallModel();
     tiny.sliding_window = GetParam().window;
     const absl::Status packed =
@@ -55,7 +63,10 @@ class SpeculationTest : public testing::TestWithParam<Case> {
       ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
       tokenizer_ = std::move(*tokenizer);
     }
-    vocab_ = (*Pack::Open(pack_))->config().vocab;
+    const std::unique_ptr<Pack> pack = *Pack::Open(pack_);
+    vocab_ = pack->config().vocab;
+    has_mtp_ = pack->config().mtp_layers > 0;
+    ASSERT_TRUE(has_mtp_ || !GetParam().mtp);
     std::mt19937 random(11);
     for (int i = 0; i < kRequests; ++i) {
       specs_.push_back(RandomSpec(i, &random));
@@ -132,7 +143,11 @@ class SpeculationTest : public testing::TestWithParam<Case> {
     options.engine.prefill_chunk = OneOf(random, {1u, 5u, 64u});
     options.engine.prefix_cache = (*random)() % 3 != 0;
     options.engine.speculate = SpeculateMode::kAuto;
-    options.engine.drafts = OneOf(random, {1u, 2u, 4u, 8u, 8u});
+    if (has_mtp_) {
+      options.engine.speculate = OneOf(
+          random, {SpeculateMode::kAuto, SpeculateMode::kMtp, SpeculateMode::kMtp, SpeculateMode::kNgram});
+    }
+    options.engine.drafts = OneOf(random, {1u, 2u, 4u, 8u, has_mtp_ ? 0u : 8u});
     if ((*random)() % 2 == 0) {  // pages for one context and little more: sequences are preempted
       options.engine.kv_budget = (KvPages::PagesFor(options.engine.context) + (*random)() % 5) *
                                      KvBytesPerPage(pack->config(), options.engine.kv) +
@@ -213,6 +228,7 @@ class SpeculationTest : public testing::TestWithParam<Case> {
   std::string pack_;
   std::unique_ptr<Tokenizer> tokenizer_;
   uint32_t vocab_ = 0;
+  bool has_mtp_ = false;
   std::vector<GenerateSpec> specs_;
   std::vector<std::shared_ptr<CollectingSink>> wanted_;
   uint64_t verified_ = 0;  // of all draws
@@ -226,7 +242,7 @@ TEST_P(SpeculationTest, AnswersEqualPlainDecoding) {
     RunDraw(draw);
     ASSERT_FALSE(HasFailure()) << "draw " << draw;
   }
-  EXPECT_GT(accepted_, 0u);
+  EXPECT_GE(accepted_, GetParam().luck ? 1u : 0u);
   EXPECT_GT(verified_, accepted_) << "no draft was wrong";
 }
 
@@ -238,15 +254,20 @@ INSTANTIATE_TEST_SUITE_P(
                     Case{"Gemma4", "tests/data/tiny/gemma4"}, Case{"Qwen3Moe", "tests/data/tiny/qwen3_moe"},
                     Case{"Qwen35Moe", "tests/data/tiny/qwen3_5_moe"},
                     Case{"NemotronH", "tests/data/tiny/nemotron_h"}, Case{"Lfm2", "tests/data/tiny/lfm2_moe"},
-                    Case{"Jamba", "tests/data/tiny/jamba"}, Case{"Sample", "deploy/sample", 0, 4, true}),
+                    Case{"Jamba", "tests/data/tiny/jamba"}, Case{"Sample", "deploy/sample", 0, 4, true},
+                    Case{"MtpDeepSeekV3", "tests/data/tiny/deepseek_v3", 0, 12, false, true},
+                    Case{"MtpQwen3Next", "tests/data/tiny/qwen3_next", 0, 12, false, true},
+                    Case{"MtpStep3p5", "tests/data/mtp/step3p5", 0, 12, false, false, false}),
     [](const testing::TestParamInfo<Case>& info) { return info.param.name; });
 
 // The rule of the start.
 class SpeculationRuleTest : public testing::Test {
  protected:
   absl::StatusOr<SpeculationRule> Rule() const {
-    return SpeculationRuleOf(options_, *PoliciesOf(options_.preset, options_.policies, options_.device));
+    return SpeculationRuleOf(options_, *PoliciesOf(options_.preset, options_.policies, options_.device),
+                             config_);
   }
+  ModelConfig config_;
   EngineOptions options_{.speculate = SpeculateMode::kAuto};
 };
 
@@ -274,6 +295,35 @@ TEST_F(SpeculationRuleTest, PresetsWithoutThePromiseSayIt) {
   EXPECT_THAT(Rule()->why, HasSubstr("may change tokens"));
 }
 
+TEST_F(SpeculationRuleTest, MtpLayersDraftWhereThereAreAny) {
+  config_.layers.resize(3);
+  EXPECT_FALSE(Rule()->mtp);
+  options_.speculate = SpeculateMode::kMtp;
+  EXPECT_TRUE(absl::IsFailedPrecondition(Rule().status()));
+  EXPECT_THAT(std::string(Rule().status().message()), HasSubstr("no MTP layers"));
+  config_.mtp_layers = 1;
+  EXPECT_TRUE(Rule()->mtp);
+  options_.speculate = SpeculateMode::kAuto;
+  EXPECT_TRUE(Rule()->mtp);
+  EXPECT_EQ(Rule()->why, "");
+  options_.speculate = SpeculateMode::kNgram;
+  EXPECT_FALSE(Rule()->mtp);
+}
+
+TEST_F(SpeculationRuleTest, UnusableMtpLayersAreNamed) {
+  config_.layers.resize(3);
+  config_.mtp_layers = 1;
+  for (LayerConfig& layer : config_.layers) layer.attention.sliding_window = 16;
+  EXPECT_TRUE(Rule()->on);
+  EXPECT_FALSE(Rule()->mtp);
+  EXPECT_THAT(Rule()->why, HasSubstr("16 positions"));
+  options_.device = DeviceKind::kCuda;
+  EXPECT_FALSE(Rule()->mtp);
+  EXPECT_THAT(Rule()->why, HasSubstr("device cuda"));
+  options_.speculate = SpeculateMode::kMtp;
+  EXPECT_TRUE(absl::IsFailedPrecondition(Rule().status()));
+}
+
 // The governor decides in a running engine.
 class GovernedSpeculationTest : public EngineTest {};
 
@@ -298,6 +348,30 @@ TEST_F(GovernedSpeculationTest, DraftsFollowMeasuredTimes) {
   Start();
   EXPECT_EQ(Answer(GreedySpec("g", {4, 5, 6, 4, 5, 6, 4, 5}, 200)).size(), 200u);
   EXPECT_EQ(AwaitQuiet(engine()).generated_tokens, 200u);
+}
+
+TEST_F(GovernedSpeculationTest, MtpDraftsFollowMeasuredTimes) {
+  const absl::Status added = AddEchoingMtpLayer("tests/data/tiny/deepseek_v3", dir_.File("mtp"));
+  ASSERT_TRUE(added.ok()) << added;
+  const absl::Status packed = PackFolder(dir_.File("mtp"), dir_.File("mtp_pack"));
+  ASSERT_TRUE(packed.ok()) << packed;
+  TestEngineOptions options;
+  options.engine.context = 512;
+  const auto answer = [&](SpeculateMode mode, EngineStats* stats) {
+    options.engine.speculate = mode;
+    absl::StatusOr<TestEngine> test = StartEngine(dir_.File("mtp_pack"), options);
+    EXPECT_TRUE(test.ok()) << test.status();
+    const absl::StatusOr<std::vector<int32_t>> ids =
+        GenerateIds(test->engine.get(), GreedySpec("g", {4, 5, 6, 7}, 300));
+    EXPECT_TRUE(ids.ok()) << ids.status();
+    *stats = AwaitQuiet(*test->engine);
+    return *ids;
+  };
+  EngineStats plain;
+  EngineStats governed;
+  EXPECT_EQ(answer(SpeculateMode::kOff, &plain), answer(SpeculateMode::kMtp, &governed));
+  EXPECT_EQ(SumOf(plain.drafts_verified), 0u);
+  EXPECT_GT(SumOf(governed.drafts_verified), 0u);
 }
 
 TEST_F(GovernedSpeculationTest, ScoresAreNotDrafted) {

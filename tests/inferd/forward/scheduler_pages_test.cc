@@ -195,7 +195,9 @@ TEST_F(SchedulerTest, SharedPagesCountOnceAtTheStart) {
 // As many drafts as it is asked for, at most eight.
 class ManyDrafts final : public DraftSource {
  public:
-  void BeginStep(uint32_t sequences) override { sequences_ = sequences; }
+  void BeginStep(absl::Span<const ScheduledRows> sequences) override {
+    sequences_ = static_cast<uint32_t>(sequences.size());
+  }
   absl::Span<const int32_t> DraftsFor(SequenceId, uint32_t most) override {
     return absl::MakeConstSpan(tokens_).first(most);
   }
