@@ -6,6 +6,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 
 #include "absl/status/statusor.h"
 #include "common/base/status.h"
@@ -30,6 +31,7 @@ struct RopeKvWriteCall {
   uint32_t temperature_offset = 0;
   const float* rope_table = nullptr;
   uint32_t rope_dims = 0;
+  uint32_t rope_offset = 0;
   bool rope_interleaved = false;
   absl::Span<const SequenceRows> sequences;
   CallKv kv;
@@ -61,6 +63,12 @@ inline absl::Status ResolveNorms(const Resolver& r, const RopeKvWriteArgs& args,
       call->q_norm.epsilon = args.q_norm.epsilon;
       call->k_norm.epsilon = args.k_norm.epsilon;
       return absl::OkStatus();
+    case QkNorm::kWeightedKey:
+      if (args.q_norm.weight || args.k_norm.kind != NormKind::kRms || !args.k_norm.weight) {
+        return r.Invalid("weights of q's norm, or none of k's RMS norm");
+      }
+      call->q_norm.epsilon = args.q_norm.epsilon;
+      return r.Norm(args.k_norm, k_cols, "k norm weight", &call->k_norm);
     case QkNorm::kPerHead:
     case QkNorm::kWeightedAfterRope:
       break;
@@ -110,8 +118,12 @@ inline absl::StatusOr<RopeKvWriteCall> Resolve(const Resolver& r, const RopeKvWr
   RETURN_IF_ERROR(internal::CheckTemperature(r, args.temperature_scale, args.temperature_floor));
   RETURN_IF_ERROR(r.BatchRows(args.sequences, args.tokens, r.limits().max_sequences, r.limits().max_context));
   RETURN_IF_ERROR(r.Pages(args.sequences, internal::kOwnPosition, 0, args.kv.pages));
-  RETURN_IF_ERROR(r.RopeTable(args.rope_table, args.rope_positions, args.rope_dims, head_dim, args.sequences,
-                              &call.rope_table));
+  if (args.rope_offset > head_dim) {
+    return r.Invalid(absl::StrCat("rope from value ", args.rope_offset, " of ", head_dim));
+  }
+  RETURN_IF_ERROR(r.RopeTable(args.rope_table, args.rope_positions, args.rope_dims,
+                              head_dim - args.rope_offset, args.sequences, &call.rope_table));
+  call.rope_offset = args.rope_offset;
   call.tokens = args.tokens;
   call.heads = args.heads;
   call.qk_norm = args.qk_norm;
@@ -151,7 +163,7 @@ inline absl::StatusOr<LatentKvWriteCall> Resolve(const Resolver& r, const Latent
   RETURN_IF_ERROR(r.Within(args.heads, r.limits().heads, "heads"));
   RETURN_IF_ERROR(r.Within(args.kv.head_dim, r.limits().head_dim, "head_dim"));
   const uint64_t row = uint64_t{args.kv_rank} + args.rope_dims;
-  if (args.kv_rank == 0 || args.rope_dims == 0 || args.kv.kv_heads != 1 || args.kv.head_dim != row ||
+  if (args.kv_rank == 0 || args.kv.kv_heads != 1 || args.kv.head_dim != row ||
       call.kv.value_dim != args.kv_rank) {
     return r.Invalid(absl::StrCat("K rows of ", args.kv.head_dim, " with values of ", call.kv.value_dim, ", ",
                                   args.kv.kv_heads, " heads of them, for a rank of ", args.kv_rank, " and ",
@@ -192,9 +204,11 @@ struct ChosenCall {
   uint32_t lists = 0;
   uint32_t top = 0;
   uint32_t block = 1;
+  bool whole = false;
   // The list of a row, or nullptr if the row sees all positions up to `position`.
   int32_t* ListOf(uint64_t row, uint32_t list, uint32_t position) const {
-    return blocks == nullptr || position / block < top ? nullptr : blocks + (row * lists + list) * top;
+    return blocks == nullptr || SeesAll(position, top, block, whole) ? nullptr
+                                                                     : blocks + (row * lists + list) * top;
   }
 };
 // The i-th of the positions that a list of blocks of this size names.
@@ -207,7 +221,7 @@ namespace internal {
 inline absl::Status ResolveChosen(const Resolver& r, const ChosenBlocks& args, uint32_t tokens,
                                   ChosenCall* call) {
   RETURN_IF_ERROR(r.Within(args.lists, r.limits().chosen_lists, "lists of chosen blocks"));
-  if (args.top == 0 || args.block == 0 || uint64_t{args.top} * args.block > 0x7fffffff) {
+  if (args.top < (args.whole ? 2 : 1) || args.block == 0 || uint64_t{args.top} * args.block > 0x7fffffff) {
     return r.Invalid(absl::StrCat(args.top, " chosen blocks of ", args.block, " positions"));
   }
   RETURN_IF_ERROR(
@@ -215,6 +229,44 @@ inline absl::Status ResolveChosen(const Resolver& r, const ChosenBlocks& args, u
   call->lists = args.lists;
   call->top = args.top;
   call->block = args.block;
+  call->whole = args.whole;
+  return absl::OkStatus();
+}
+
+}  // namespace internal
+
+// The entries of a compressed cache.
+struct CallEntries {
+  KvType type = KvType::kF16;
+  uint8_t* base = nullptr;  // written by Compress only
+  uint64_t page_stride = 0;
+  uint32_t head_dim = 0;
+  uint32_t rate = 0;
+  // The row of entry `e`, and the place of its scale (q8).
+  uint8_t* Row(const SequenceRows& sequence, uint32_t e, const uint8_t** scale) const {
+    const uint64_t last = (uint64_t{e} + 1) * rate - 1;
+    uint8_t* const page = base + sequence.pages[last / kPageTokens] * page_stride;
+    const uint32_t row = e % EntriesPerPage(rate);
+    *scale = page + EntryScaleOffset(head_dim, rate, row);
+    return page + row * KvRowBytes(type, head_dim);
+  }
+};
+
+namespace internal {
+
+inline absl::Status ResolveEntries(const Resolver& r, const EntryView& view, CallEntries* out) {
+  if (view.rate == 0 || (kPageTokens % view.rate != 0 && view.rate % kPageTokens != 0)) {
+    return r.Invalid(absl::StrCat("entries of ", view.rate, " positions in pages of ", kPageTokens));
+  }
+  RETURN_IF_ERROR(r.Within(view.head_dim, r.limits().head_dim, "head_dim of entries"));
+  const uint64_t bytes = EntryPageBytes(view.type, view.head_dim, view.rate);
+  if (view.head_dim % 2 != 0 || view.page_stride % 4 != 0 || view.page_stride < bytes) {
+    return r.Invalid(absl::StrCat("pages of ", bytes, " bytes of entries of ", view.head_dim, " values, ",
+                                  view.page_stride, " bytes apart"));
+  }
+  float* base = nullptr;
+  RETURN_IF_ERROR(r.OutFloats(view.base, view.pages * (view.page_stride / 4), "entries", &base));
+  *out = {view.type, reinterpret_cast<uint8_t*>(base), view.page_stride, view.head_dim, view.rate};
   return absl::OkStatus();
 }
 
@@ -228,33 +280,66 @@ struct IndexSelectCall {
   float scale = 1;
   uint32_t local = 0;
   absl::Span<const SequenceRows> sequences;
-  CallKv keys;
+  CallKv keys;          // without entries
+  CallEntries entries;  // rate 0: none
   ChosenCall chosen;
+  // Keys that the row at `position` chooses among.
+  uint32_t KeysOf(uint32_t position) const {
+    return entries.rate == 0 ? position + 1 : (position + 1) / entries.rate;
+  }
+  uint32_t KeyDim() const { return entries.rate == 0 ? keys.head_dim : entries.head_dim; }
+  KvType KeyType() const { return entries.rate == 0 ? keys.type : entries.type; }
+  // Key `i` of a sequence, and its scale (q8).
+  const uint8_t* KeyAt(const SequenceRows& sequence, uint32_t i, float* key_scale) const {
+    const uint8_t* scale_place = nullptr;
+    const uint8_t* row = nullptr;
+    if (entries.rate > 0) {
+      row = entries.Row(sequence, i, &scale_place);
+    } else {
+      const uint8_t* page = keys.k + sequence.pages[i / kPageTokens] * keys.page_stride;
+      row = page + KvRowOffset(keys.type, keys.head_dim, 0, i % kPageTokens);
+      scale_place = page + KvScaleOffset(1, keys.head_dim, 0, i % kPageTokens);
+    }
+    if (KeyType() == KvType::kQ8) {
+      std::memcpy(key_scale, scale_place, sizeof(float));
+    }
+    return row;
+  }
 };
 
 inline absl::StatusOr<IndexSelectCall> Resolve(const Resolver& r, const IndexSelectArgs& args) {
   IndexSelectCall call;
   RETURN_IF_ERROR(r.Within(args.tokens, r.limits().max_tokens, "tokens"));
   RETURN_IF_ERROR(r.Within(args.heads, r.limits().index_heads, "index heads"));
-  RETURN_IF_ERROR(r.Kv(args.keys, false, &call.keys));
-  RETURN_IF_ERROR(r.Within(args.keys.head_dim, r.limits().head_dim, "head_dim"));
-  if (args.keys.kv_heads != 1) {
+  const bool entries = args.entries.rate > 0;
+  if (entries) {
+    RETURN_IF_ERROR(internal::ResolveEntries(r, args.entries, &call.entries));
+  } else {
+    RETURN_IF_ERROR(r.Kv(args.keys, false, &call.keys));
+    RETURN_IF_ERROR(r.Within(args.keys.head_dim, r.limits().head_dim, "head_dim"));
+  }
+  if (!entries && args.keys.kv_heads != 1) {
     return r.Invalid(absl::StrCat(args.keys.kv_heads, " heads of index keys"));
   }
-  RETURN_IF_ERROR(r.In(args.q, args.tokens, uint64_t{args.heads} * args.keys.head_dim, "q", &call.q));
+  RETURN_IF_ERROR(r.In(args.q, args.tokens, uint64_t{args.heads} * call.KeyDim(), "q", &call.q));
   if (args.weights.base) {
     RETURN_IF_ERROR(r.In(args.weights, args.tokens, args.heads, "weights", &call.weights));
   }
   RETURN_IF_ERROR(internal::ResolveChosen(r, args.chosen, args.tokens, &call.chosen));
   const uint32_t lists = args.weights.base ? 1 : args.heads;
+  if (entries != args.chosen.whole || (entries && args.chosen.block != args.entries.rate)) {
+    return r.Invalid(absl::StrCat("blocks of ", args.chosen.block, " positions, whole ones alone: ",
+                                  args.chosen.whole, ", with entries of ", args.entries.rate));
+  }
   if (call.chosen.lists != lists || args.local > args.chosen.top ||
-      (args.chosen.block > 1 && args.local == 0) || !std::isfinite(args.scale)) {
+      (!entries && args.chosen.block > 1 && args.local == 0) || (entries && args.local > 0) ||
+      !std::isfinite(args.scale)) {
     return r.Invalid(absl::StrCat(call.chosen.lists, " lists of ", args.chosen.top, " blocks of ",
                                   args.chosen.block, " positions, ", args.local, " of them local, of ", lists,
                                   " scores times ", args.scale));
   }
   RETURN_IF_ERROR(r.BatchRows(args.sequences, args.tokens, r.limits().max_sequences, r.limits().max_context));
-  RETURN_IF_ERROR(r.Pages(args.sequences, 0, 0, args.keys.pages));
+  RETURN_IF_ERROR(r.Pages(args.sequences, 0, 0, entries ? args.entries.pages : args.keys.pages));
   call.tokens = args.tokens;
   call.heads = args.heads;
   call.scale = args.scale;

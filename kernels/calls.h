@@ -5,6 +5,8 @@
 #pragma once
 
 #include "kernels/attention_calls.h"
+#include "kernels/compress_calls.h"
 #include "kernels/expert_calls.h"
 #include "kernels/row_calls.h"
 #include "kernels/state_calls.h"
+#include "kernels/stream_calls.h"

@@ -112,8 +112,9 @@ inline absl::Status CheckActivation(const Resolver& r, const ActivationSpec& spe
       }
       return absl::OkStatus();
     case Activation::kClampedSilu:
+    case Activation::kLimitedSilu:
       return spec.limit > 0 ? absl::OkStatus()
-                            : r.Invalid(absl::StrCat("clamped_silu with limit ", spec.limit));
+                            : r.Invalid(absl::StrCat("a clamped silu with limit ", spec.limit));
   }
   return r.Unimplemented(absl::StrCat("activation ", static_cast<int>(spec.kind)));
 }
@@ -389,6 +390,7 @@ struct RouterCall {
   float routed_scale = 1;
   const float* expert_scale = nullptr;  // [experts], nullptr: none
   const float* correction = nullptr;
+  InRows fixed;  // base nullptr: the scores choose
   float jitter = 0;
   uint32_t groups = 0;  // 0: none
   uint32_t top_groups = 0;
@@ -401,9 +403,18 @@ struct RouterCall {
   int32_t* ids = nullptr;
   float* weights = nullptr;
   uint32_t Ranks() const { return top_k + (shared ? 1 : 0); }
+  // True if an expert's score is a function of its own logit, and the sum of the chosen gets an epsilon.
+  bool HasOwnScores() const {
+    return kind == RouterKind::kSigmoidTopK || kind == RouterKind::kSqrtSoftplusTopK;
+  }
+  // The expert that a fixed choice has at a rank of a row; one beyond the last counts as the last.
+  int32_t FixedExpert(uint64_t row, uint32_t rank) const {
+    const float number = fixed.Row(row)[rank];
+    return number > 0 ? static_cast<int32_t>(std::min(number, static_cast<float>(experts - 1))) : 0;
+  }
   // True if the order of the logits decides the choice: other scores are absent or have the same order.
   bool ChoosesByLogit() const {
-    return kind != RouterKind::kSigmoidTopK && correction == nullptr &&
+    return !HasOwnScores() && fixed.base == nullptr && correction == nullptr &&
            (groups == 0 || group_score == GroupScore::kMax);
   }
 };
@@ -418,6 +429,8 @@ inline const char* RouterWord(RouterKind kind) {
       return "topk_softmax";
     case RouterKind::kSigmoidTopK:
       return "sigmoid_topk";
+    case RouterKind::kSqrtSoftplusTopK:
+      return "sqrt_softplus_topk";
     case RouterKind::kSparseMixer:
       return "sparse_mixer";
     case RouterKind::kSigmoidInput:
@@ -428,8 +441,9 @@ inline const char* RouterWord(RouterKind kind) {
 
 // Checks the options of the choice: corrections, groups, the sparse mixer's two ranks.
 inline absl::Status CheckChoice(const Resolver& r, const RouterArgs& args) {
-  const bool scored = args.kind == RouterKind::kSoftmaxTopK || args.kind == RouterKind::kSigmoidTopK;
-  if (!scored && (args.correction || args.groups != 0)) {
+  const bool scored = args.kind == RouterKind::kSoftmaxTopK || args.kind == RouterKind::kSigmoidTopK ||
+                      args.kind == RouterKind::kSqrtSoftplusTopK;
+  if (!scored && (args.correction || args.groups != 0 || args.fixed.base)) {
     return r.Unimplemented(absl::StrCat("corrections and groups with router kind ", RouterWord(args.kind)));
   }
   if (args.kind == RouterKind::kSparseMixer && (args.top_k != 2 || !(args.jitter >= 0))) {
@@ -454,7 +468,7 @@ inline absl::Status CheckChoice(const Resolver& r, const RouterArgs& args) {
 
 inline absl::StatusOr<RouterCall> Resolve(const Resolver& r, const RouterArgs& args) {
   RouterCall call;
-  if (args.kind > RouterKind::kSigmoidInput) {
+  if (args.kind > RouterKind::kSqrtSoftplusTopK) {
     return r.Unimplemented(absl::StrCat("router kind ", static_cast<int>(args.kind)));
   }
   if (args.group_score > GroupScore::kTopTwoSum) {
@@ -470,6 +484,9 @@ inline absl::StatusOr<RouterCall> Resolve(const Resolver& r, const RouterArgs& a
   RETURN_IF_ERROR(r.OutFloats(args.weights, entries, "weights", &call.weights));
   if (args.correction) {
     RETURN_IF_ERROR(r.InFloats(args.correction, args.experts, "correction", &call.correction));
+  }
+  if (args.fixed.base) {
+    RETURN_IF_ERROR(r.In(args.fixed, args.tokens, args.top_k, "fixed choice", &call.fixed));
   }
   if (args.expert_scale) {
     RETURN_IF_ERROR(r.InFloats(args.expert_scale, args.experts, "expert scale", &call.expert_scale));

@@ -102,6 +102,49 @@ struct SequenceRows {
   absl::Span<const uint32_t> pages;
 };
 
+// Entries of a compressed cache: entry e holds what positions [e * rate, e * rate + rate) were compressed to,
+// one row of head_dim values (q8: with a float32 scale) in the page of the last of them. A page has
+// EntriesPerPage(rate) rows; REQUIRES: rate divides kPageTokens, or is a multiple of it.
+struct EntryView {
+  KvType type = KvType::kF16;
+  BufferRef base;
+  uint64_t page_stride = 0;  // bytes from page to page, a multiple of 4
+  uint32_t pages = 0;
+  uint32_t head_dim = 0;  // a multiple of 2
+  uint32_t rate = 0;      // 0: no entries
+};
+
+// The streams that a token's residual consists of (hyper-connections of DeepSeek-V4): `streams` rows of
+// `hidden` values, one behind the other. Makes the input y of a block, and the factors by which StreamWrite
+// adds the block's output. Factors are made of w = raw / rms(x): pre and post, one for each stream, and a
+// matrix of streams^2 that Sinkhorn's iterations bring near a doubly stochastic one (ARITHMETIC.md 11).
+struct StreamMixArgs {
+  Rows x;    // [T, streams * hidden]
+  Rows raw;  // [T, (2 + streams) * streams]: a projection of x; without iterations [T, streams]: pre alone
+  BufferRef scale;  // float32 [3]: of pre, post and matrix; without iterations [1]
+  BufferRef base;   // float32 [columns of raw], added after scale
+  uint32_t tokens = 0;
+  uint32_t streams = 0;  // 1..kMaxStreams
+  uint32_t hidden = 0;
+  float norm_epsilon = 0;   // of the root mean square of x
+  float epsilon = 0;        // added to pre and matrix, and to the sums that divide it
+  uint32_t iterations = 0;  // of columns; 0: y alone is made
+  Rows y;                   // [T, hidden]: sum of pre_i x_i
+  Rows factors;             // [T, (1 + streams) * streams]: post, matrix by rows; without iterations none
+};
+inline constexpr uint32_t kMaxStreams = 16;
+
+// out_j = sum over i of matrix_ij x_i + post_j y, for each stream j.
+struct StreamWriteArgs {
+  Rows x;        // [T, streams * hidden]
+  Rows y;        // [T, hidden]: a block's output
+  Rows factors;  // of StreamMix
+  uint32_t tokens = 0;
+  uint32_t streams = 0;
+  uint32_t hidden = 0;
+  Rows out;  // [T, streams * hidden]; may be x
+};
+
 // One matrix per head: y[t, h, r] = weights[h * rows_per_head + r, :] . x[t, h, :] (the absorbed projections
 // of latent attention). x[t, h, :] begins at x.base + (t * x.stride + h * x_head_stride) * 4, y likewise.
 struct HeadMatMulArgs {
@@ -143,6 +186,14 @@ struct ScaleRowsArgs {
   Rows y;  // [T * ranks, cols]
 };
 
+// Recurrent state of one layer: two slots per sequence, before and after a step, float32
+// [conv_kernel - 1][conv_cols] (oldest first), then [value_heads][key_dim][value_dim].
+struct DeltaStateView {
+  BufferRef base;
+  uint64_t slot_stride = 0;  // bytes, a multiple of 64
+  uint32_t slots = 0;
+};
+
 // Norms q and k (if requested), clips q, k and v, rotates q and k, writes k and v to the cache; q is rotated
 // in place. Order: norm before rope, clip, rope, norm after rope, temperature; v: norm, clip. v may be k.
 // Without v only keys are written (an indexer's); kv.v is kv.k then.
@@ -165,10 +216,26 @@ struct RopeKvWriteArgs {
   // float32 [rope_positions][2][rope_dims / 2]: cos, sin (rope_table.h). rope_dims 0: no rotation.
   BufferRef rope_table;
   uint32_t rope_positions = 0;
-  uint32_t rope_dims = 0;  // even, <= head_dim
+  uint32_t rope_dims = 0;    // even, rope_offset + rope_dims <= head_dim
+  uint32_t rope_offset = 0;  // first rotated value of a head
   bool rope_interleaved = false;
   absl::Span<const SequenceRows> sequences;
   KvView kv;
+};
+
+// Rotates heads by their row's position, or back. The table is as in RopeKvWrite.
+struct RopeHeadsArgs {
+  Rows x;  // [T, heads * head_dim], in and out
+  uint32_t tokens = 0;
+  uint32_t heads = 0;
+  uint32_t head_dim = 0;
+  BufferRef rope_table;
+  uint32_t rope_positions = 0;
+  uint32_t rope_dims = 0;
+  uint32_t rope_offset = 0;
+  bool rope_interleaved = false;
+  bool back = false;
+  absl::Span<const SequenceRows> sequences;
 };
 
 // Latent attention: norms the compressed kv, rotates its rope part and writes both to the cache as one K row
@@ -196,19 +263,57 @@ struct LatentKvWriteArgs {
   KvView kv;  // kv_heads 1, head_dim kv_rank + rope_dims, value_dim kv_rank, v == k
 };
 
+// Compresses every `rate` positions to an entry once the last of them is there: a softmax over the positions,
+// apart for each value, of gates + bias weighs `values`; then norm and rope at the first of them. With
+// `overlap` rows are 2 * head_dim wide, and an entry takes the second halves of its own positions and the
+// first halves of the `rate` before them, in one softmax.
+//
+// The rows that later entries need are kept in a state, float32 [rate or 2 * rate][values, then gates]; row
+// p mod their number is that of position p. Sequences, from and to as in GatedDelta.
+struct CompressArgs {
+  Rows values;  // [T, width], width = head_dim, with overlap twice that
+  Rows gates;   // [T, width]
+  Rows bias;    // float32 [rate, width]
+  uint32_t tokens = 0;
+  bool overlap = false;
+  NormSpec norm;  // RMS, float32 [head_dim]; or none
+  BufferRef rope_table;
+  uint32_t rope_positions = 0;
+  uint32_t rope_dims = 0;
+  uint32_t rope_offset = 0;
+  bool rope_interleaved = false;
+  absl::Span<const SequenceRows> sequences;
+  absl::Span<const uint32_t> from;
+  absl::Span<const uint32_t> to;
+  DeltaStateView state;
+  EntryView entries;
+};
+
 // The blocks of positions that the rows of a batch see in sparse attention: `lists` ascending lists of `top`
 // blocks for each row, list l for the l-th share of the query heads. Block b has positions [b * block, b *
-// block + block), of which a row sees those up to its own. Rows with at most `top` blocks so far see all of
-// them: their lists are neither written nor read.
+// block + block), of which a row sees those up to its own. Rows that see all positions (SeesAll) have lists
+// that are neither written nor read.
 struct ChosenBlocks {
   BufferRef blocks;    // int32 [T, lists, top]; none: every position is seen
   uint32_t lists = 0;  // a divisor of the heads, and a divisor or a multiple of the KV heads
   uint32_t top = 0;
   uint32_t block = 1;
+  // Only the blocks that end at or before the row take part in the choice, of which `top` - 1 are chosen; the
+  // positions behind the last of them, if there are any, are a last block that is always seen.
+  bool whole = false;
 };
-// Number of positions that the row at `position` sees; its own block is among the chosen ones.
-inline constexpr uint32_t SeenPositions(uint32_t position, uint32_t top, uint32_t block) {
-  return position / block < top ? position + 1 : (top - 1) * block + position % block + 1;
+// Number of positions up to `position` that decide how a list looks: a block that has just ended counts as
+// one of those before.
+inline constexpr uint32_t PlaceOf(uint32_t position, bool whole) { return whole ? position + 1 : position; }
+// True if the row at `position` sees all positions, and has no list.
+inline constexpr bool SeesAll(uint32_t position, uint32_t top, uint32_t block, bool whole) {
+  return PlaceOf(position, whole) / block < top;
+}
+// Number of positions that the row at `position` sees.
+inline constexpr uint32_t SeenPositions(uint32_t position, uint32_t top, uint32_t block, bool whole) {
+  return SeesAll(position, top, block, whole)
+             ? position + 1
+             : (top - 1) * block + PlaceOf(position, whole) % block + (whole ? 0 : 1);
 }
 
 // Chooses blocks for each row by an indexer (ARITHMETIC.md 6): scores of index heads with the cached index
@@ -223,6 +328,8 @@ struct IndexSelectArgs {
   uint32_t local = 0;  // last blocks up to the row's own that are always chosen; >= 1 if block > 1
   absl::Span<const SequenceRows> sequences;
   KvView keys;  // one head, v == k
+  // Instead of keys: one key for each block (Compress), whose rate is the block. REQUIRES: chosen.whole.
+  EntryView entries;
   ChosenBlocks chosen;
 };
 
@@ -242,12 +349,22 @@ struct AttentionArgs {
   Rows out;  // [T, heads * value_dim]; must not overlap q
 };
 
-// Recurrent state of one layer: two slots per sequence, before and after a step, float32
-// [conv_kernel - 1][conv_cols] (oldest first), then [value_heads][key_dim][value_dim].
-struct DeltaStateView {
-  BufferRef base;
-  uint64_t slot_stride = 0;  // bytes, a multiple of 64
-  uint32_t slots = 0;
+// Attention of DeepSeek-V4: one KV head whose rows are keys and values at once, those of a window of
+// positions and those of compressed entries, in one softmax with a sink. A row sees the entries whose
+// positions end at or before its own, or those its list names. REQUIRES: RopeKvWrite and Compress of these
+// rows before.
+struct CompressedAttentionArgs {
+  Rows q;  // [T, heads * head_dim], rotated
+  uint32_t tokens = 0;
+  uint32_t heads = 0;
+  float scale = 0;
+  uint32_t sliding_window = 0;  // >= 1
+  BufferRef sinks;              // float32 [heads], or none
+  ChosenBlocks chosen;          // of entries: block is their rate, whole; none: all entries
+  absl::Span<const SequenceRows> sequences;
+  KvView kv;          // one head, v == k
+  EntryView entries;  // rate 0: none
+  Rows out;           // [T, heads * head_dim]; must not overlap q
 };
 
 // Gated DeltaNet of a layer (Qwen3.5), or Kimi Delta Attention: causal convolution with SiLU over qkv, L2
@@ -347,6 +464,7 @@ struct RouterArgs {
   float routed_scale = 1.0f;
   BufferRef expert_scale;   // float32 [experts]: factors of the chosen experts' weights; or none
   BufferRef correction;     // float32 [experts]: added to the scores for the choice only; or none
+  Rows fixed;               // [T, top_k]: the chosen experts as numbers, in ascending rank; or none
   float jitter = 0;         // kSparseMixer
   uint32_t groups = 0;      // 0: no groups; else a divisor of experts
   uint32_t top_groups = 0;  // number of groups to choose from
@@ -365,7 +483,8 @@ struct RouterArgs {
 // The function of a neuron's coefficient of its two dot products: c = up_factor(u) * gate_factor(g). kSilu,
 // kGelu*: u and act(g). kClampedSwiglu (GPT-OSS): 1 + clamp(u, -limit, limit), and min(g, limit) *
 // sigmoid(alpha * min(g, limit)). kRelu2: u and max(g, 0); without a gate, g is u. kClampedSilu (Step-3.5):
-// clamp(u, -limit, limit), and min(silu(g), limit).
+// clamp(u, -limit, limit), and min(silu(g), limit). kLimitedSilu (DeepSeek-V4): the same, and silu(min(g,
+// limit)).
 struct ActivationSpec {
   Activation kind = Activation::kSilu;
   float alpha = 1.702f;
@@ -512,6 +631,11 @@ struct TopLogitsArgs {
   OP(LatentKvWrite)           \
   OP(IndexSelect)             \
   OP(Attention)               \
+  OP(RopeHeads)               \
+  OP(StreamMix)               \
+  OP(StreamWrite)             \
+  OP(Compress)                \
+  OP(CompressedAttention)     \
   OP(GatedDelta)              \
   OP(Mamba)                   \
   OP(ShortConv)               \
@@ -561,6 +685,18 @@ inline constexpr uint64_t KvRowOffset(KvType type, uint32_t head_dim, uint32_t k
 inline constexpr uint64_t KvScaleOffset(uint32_t kv_heads, uint32_t head_dim, uint32_t kv_head,
                                         uint32_t token) {
   return uint64_t{kv_heads} * kPageTokens * head_dim + (uint64_t{kv_head} * kPageTokens + token) * 4;
+}
+
+// Layout of a page of a compressed cache: values [row][head_dim], then with q8 float32 scales [row].
+inline constexpr uint32_t EntriesPerPage(uint32_t rate) {
+  return rate < kPageTokens ? kPageTokens / rate : 1;
+}
+inline constexpr uint64_t EntryPageBytes(KvType type, uint32_t head_dim, uint32_t rate) {
+  const uint64_t values = (EntriesPerPage(rate) * KvRowBytes(type, head_dim) + 3) / 4 * 4;
+  return values + (type == KvType::kQ8 ? 4 * uint64_t{EntriesPerPage(rate)} : 0);
+}
+inline constexpr uint64_t EntryScaleOffset(uint32_t head_dim, uint32_t rate, uint32_t row) {
+  return (uint64_t{EntriesPerPage(rate)} * head_dim + 3) / 4 * 4 + 4 * uint64_t{row};
 }
 
 // Bytes of one page of K (and of V, if there is V).

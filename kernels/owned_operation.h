@@ -57,6 +57,9 @@ class OwnedOperation {
   void KeepLists(LatentKvWriteArgs& args) { args.sequences = KeepSequences(args.sequences); }
   void KeepLists(IndexSelectArgs& args) { args.sequences = KeepSequences(args.sequences); }
   void KeepLists(AttentionArgs& args) { args.sequences = KeepSequences(args.sequences); }
+  void KeepLists(RopeHeadsArgs& args) { args.sequences = KeepSequences(args.sequences); }
+  void KeepLists(CompressArgs& args) { KeepStates(args); }
+  void KeepLists(CompressedAttentionArgs& args) { args.sequences = KeepSequences(args.sequences); }
   void KeepLists(GatedDeltaArgs& args) { KeepStates(args); }
   void KeepLists(MambaArgs& args) { KeepStates(args); }
   void KeepLists(ShortConvArgs& args) { KeepStates(args); }

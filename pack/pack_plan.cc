@@ -159,15 +159,39 @@ void AddShortConvSpecs(const AttentionConfig& attention, uint32_t hidden, SpecLi
   if (attention.output_bias) list->Vector(dense::kOBias, hidden);
 }
 
+void AddCompressedSpecs(const AttentionConfig& attention, uint32_t hidden, SpecList* list) {
+  const CompressConfig& compress = attention.compress;
+  list->Matrix(dense::kQDown, compress.q_rank, hidden);
+  list->Vector(dense::kQDownNorm, compress.q_rank);
+  list->Matrix(dense::kQ, attention.heads * attention.head_dim, compress.q_rank);
+  list->Matrix(dense::kK, attention.head_dim, hidden);
+  list->Vector(dense::kKNorm, attention.head_dim);
+  if (attention.sinks) list->Vector(dense::kSinks, attention.heads);
+  list->Matrix(dense::kOGroups, compress.groups * compress.o_rank,
+               attention.heads / compress.groups * attention.head_dim);
+  list->Matrix(dense::kO, hidden, compress.groups * compress.o_rank);
+  if (compress.rate == 0) return;
+  const uint32_t width = CompressedWidth(attention);
+  list->Router(dense::kEntryValues, width, hidden);
+  list->Router(dense::kEntryGates, width, hidden);
+  list->Table(dense::kEntryBias, compress.rate, width);
+  list->Vector(dense::kEntryNorm, attention.head_dim);
+}
+
 void AddIndexSpecs(const AttentionConfig& attention, uint32_t hidden, SpecList* list) {
   const IndexConfig& index = attention.index;
   if (!HasIndexKeys(attention)) return;
-  const bool latent = attention.kind == AttentionKind::kLatent;
-  list->Matrix(dense::kIndexQ, index.heads * index.head_dim, latent ? attention.latent.q_rank : hidden);
-  list->Matrix(dense::kIndexK, index.head_dim, hidden);
+  list->Matrix(dense::kIndexQ, index.heads * index.head_dim, IndexQueryWidth(attention, hidden));
+  if (index.pooled) {
+    list->Router(dense::kIndexK, PooledWidth(attention), hidden);
+    list->Router(dense::kIndexGates, PooledWidth(attention), hidden);
+    list->Table(dense::kIndexBias, index.block, PooledWidth(attention));
+  } else {
+    list->Matrix(dense::kIndexK, index.head_dim, hidden);
+  }
   list->Vector(dense::kIndexKNorm, index.head_dim);
   if (index.weighted) {
-    list->Vector(dense::kIndexKNormBias, index.head_dim);
+    if (HasIndexNormBias(attention)) list->Vector(dense::kIndexKNormBias, index.head_dim);
     list->Router(dense::kIndexWeights, index.heads, hidden);
   } else {
     list->Vector(dense::kIndexQNorm, index.head_dim);
@@ -189,9 +213,20 @@ void AddAttentionSpecs(const AttentionConfig& attention, uint32_t hidden, SpecLi
       return AddShortConvSpecs(attention, hidden, list);
     case AttentionKind::kSelective:
       return AddSelectiveSpecs(attention.selective, hidden, list);
+    case AttentionKind::kCompressed:
+      return AddCompressedSpecs(attention, hidden, list);
     case AttentionKind::kNone:
       return;
   }
+}
+
+// The mix of streams by `rows` values of a projection.
+void AddStreamSpecs(const ModelConfig& config, uint32_t rows, uint32_t scales, std::string_view matrix,
+                    std::string_view base, std::string_view scale, SpecList* list) {
+  if (!HasStreams(config)) return;
+  list->Router(matrix, rows, config.streams.count * config.hidden);
+  list->Vector(base, rows);
+  list->Vector(scale, scales);
 }
 
 void AddNormSpecs(const ModelConfig& config, std::string_view weight, std::string_view bias, SpecList* list) {
@@ -225,7 +260,8 @@ void AddWidthBiases(const MoeConfig& moe, uint32_t width, uint32_t hidden, std::
   list->Vector(down, hidden);
 }
 
-void AddFfnSpecs(const MoeConfig& moe, uint32_t latent_width, uint32_t hidden, SpecList* list) {
+void AddFfnSpecs(const MoeConfig& moe, uint32_t latent_width, uint32_t hidden, uint32_t vocab,
+                 SpecList* list) {
   const bool gates = HasGates(moe.activation);
   if (moe.experts == 0) {
     AddWidthSpecs(moe.dense_width, gates, hidden, dense::kDenseUp, dense::kDenseGate, dense::kDenseDown,
@@ -243,6 +279,7 @@ void AddFfnSpecs(const MoeConfig& moe, uint32_t latent_width, uint32_t hidden, S
   list->Router(dense::kRouter, routed, hidden);
   if (moe.router_bias) list->Vector(dense::kRouterBias, routed);
   if (moe.router_correction) list->Vector(dense::kRouterCorrection, routed);
+  if (moe.token_experts) list->Table(dense::kTokenExperts, vocab, moe.top_k);
   if (moe.expert_scale) list->Vector(dense::kExpertScale, moe.experts);
   if (moe.expert_bias) {
     list->Table(dense::kExpertsUpBias, moe.experts, moe.expert_width);
@@ -270,13 +307,17 @@ void AddMtpSpecs(uint32_t hidden, SpecList* list) {
 void AddLayerSpecs(const ModelConfig& config, const LayerConfig& layer, SpecList* list) {
   const uint32_t hidden = config.hidden;
   if (HasAttention(layer)) {
+    AddStreamSpecs(config, StreamRaws(config.streams), 3, dense::kAttnStreams, dense::kAttnStreamsBase,
+                   dense::kAttnStreamsScale, list);
     if (layer.pre_norms) AddNormSpecs(config, dense::kAttnNorm, dense::kAttnNormBias, list);
     AddAttentionSpecs(layer.attention, hidden, list);
     if (layer.post_norms) list->Vector(dense::kAttnPostNorm, hidden);
   }
   if (HasFfn(layer)) {
+    AddStreamSpecs(config, StreamRaws(config.streams), 3, dense::kFfnStreams, dense::kFfnStreamsBase,
+                   dense::kFfnStreamsScale, list);
     if (HasFfnNorm(layer)) AddNormSpecs(config, dense::kFfnNorm, dense::kFfnNormBias, list);
-    AddFfnSpecs(layer.moe, config.latent_width, hidden, list);
+    AddFfnSpecs(layer.moe, config.latent_width, hidden, config.vocab, list);
     if (layer.post_norms) list->Vector(dense::kFfnPostNorm, hidden);
   }
   if (layer.layer_scale) list->Vector(dense::kLayerScale, 1);
@@ -297,6 +338,10 @@ std::vector<DenseSpec> DenseSpecs(const ModelConfig& config, bool by_outputs) {
     AddLayerSpecs(config, config.layers[layer], &list);
   }
   SpecList last(ExtentEntry::kNone, ++group, by_outputs, &specs);
+  if (!config.streams.mean_output) {
+    AddStreamSpecs(config, config.streams.count, 1, dense::kHeadStreams, dense::kHeadStreamsBase,
+                   dense::kHeadStreamsScale, &last);
+  }
   AddNormSpecs(config, dense::kFinalNorm, dense::kFinalNormBias, &last);
   if (!config.tied_embeddings) last.Matrix(dense::kHead, config.vocab, hidden);
   if (config.head_bias) last.Vector(dense::kHeadBias, config.vocab);

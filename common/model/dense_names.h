@@ -20,11 +20,24 @@ inline constexpr std::string_view kFinalNormBias = "final_norm_bias";  // [1, hi
 inline constexpr std::string_view kHead = "head";           // [vocab, hidden]; absent with tied embeddings
 inline constexpr std::string_view kHeadBias = "head_bias";  // [1, vocab]; head_bias only
 
+// Residual streams (StreamConfig) with a learned mix at the end; s streams.
+inline constexpr std::string_view kHeadStreams = "head_streams";             // [s, s * hidden], as the router
+inline constexpr std::string_view kHeadStreamsBase = "head_streams_base";    // [1, s]
+inline constexpr std::string_view kHeadStreamsScale = "head_streams_scale";  // [1, 1]
+
 // Tensors of a layer: LayerName(3, kQ) is "layers.3.q". Norms before attention and before the MoE block.
 inline constexpr std::string_view kAttnNorm = "attn_norm";           // [1, hidden]
 inline constexpr std::string_view kAttnNormBias = "attn_norm_bias";  // [1, hidden]; layer norm only
 inline constexpr std::string_view kFfnNorm = "ffn_norm";             // [1, hidden]
 inline constexpr std::string_view kFfnNormBias = "ffn_norm_bias";    // [1, hidden]; layer norm only
+
+// The mix of residual streams before attention and before the MoE block, factors after it.
+inline constexpr std::string_view kAttnStreams = "attn_streams";  // [(2 + s) * s, s * hidden], as the router
+inline constexpr std::string_view kAttnStreamsBase = "attn_streams_base";    // [1, (2 + s) * s]
+inline constexpr std::string_view kAttnStreamsScale = "attn_streams_scale";  // [1, 3]
+inline constexpr std::string_view kFfnStreams = "ffn_streams";
+inline constexpr std::string_view kFfnStreamsBase = "ffn_streams_base";
+inline constexpr std::string_view kFfnStreamsScale = "ffn_streams_scale";
 
 // post_norms only: norms on the outputs of attention and of the MoE block.
 inline constexpr std::string_view kAttnPostNorm = "attn_post_norm";  // [1, hidden]
@@ -57,7 +70,18 @@ inline constexpr std::string_view kKvDownNorm = "kv_down_norm";  // [1, kv_rank]
 inline constexpr std::string_view kKUpT = "k_up_t";              // [heads * kv_rank, nope_dim]
 inline constexpr std::string_view kVUp = "v_up";                 // [heads * value_dim, kv_rank]
 
-// An indexer of the layer's own (HasIndexKeys).
+// Attention with compressed entries (DeepSeek-V4): q_down, q_down_norm, q [heads * head_dim, q_rank], k
+// [head_dim, hidden], k_norm, sinks and o [hidden, groups * o_rank] as above. Compressed rows are
+// CompressedWidth wide.
+inline constexpr std::string_view kOGroups = "o_groups";  // [groups * o_rank, heads / groups * head_dim]
+inline constexpr std::string_view kEntryValues =
+    "entry_values";  // [width, hidden], as the router; these: rate > 0
+inline constexpr std::string_view kEntryGates = "entry_gates";  // [width, hidden], as the router
+inline constexpr std::string_view kEntryBias = "entry_bias";    // [rate, width], f32
+inline constexpr std::string_view kEntryNorm = "entry_norm";    // [1, head_dim]
+
+// An indexer of the layer's own (HasIndexKeys). A pooled one has index_k as the router, in attention with
+// compressed entries [PooledWidth, hidden] and without index_k_norm_bias.
 inline constexpr std::string_view kIndexQ = "index_q";  // [index heads * its head_dim, q_rank or hidden]
 inline constexpr std::string_view kIndexK = "index_k";  // [its head_dim, hidden]
 inline constexpr std::string_view kIndexKNorm = "index_k_norm";           // [1, its head_dim]
@@ -65,6 +89,10 @@ inline constexpr std::string_view kIndexKNormBias = "index_k_norm_bias";  // [1,
 inline constexpr std::string_view kIndexQNorm = "index_q_norm";           // [1, its head_dim]; not weighted
 inline constexpr std::string_view kIndexWeights = "index_weights";  // [index heads, hidden]; weighted only,
                                                                     // as the router
+
+inline constexpr std::string_view kIndexGates =
+    "index_gates";  // [PooledWidth, hidden], as the router; pooled only
+inline constexpr std::string_view kIndexBias = "index_bias";  // [block, PooledWidth], f32; pooled only
 
 // Gated delta attention; conv_cols = 2 * key_heads * key_dim + value_heads * value_dim. o is
 // [hidden, value_heads * value_dim].
@@ -133,6 +161,8 @@ inline constexpr std::string_view kSharedDownBias = "shared_down_bias";  // [1, 
 inline constexpr std::string_view kLatentDown = "latent_down";           // [latent_width, hidden]; these two:
 inline constexpr std::string_view kLatentUp = "latent_up";  // [hidden, latent_width]; latent_width
 
+inline constexpr std::string_view kTokenExperts = "token_experts";  // [vocab, top_k], f32: numbers of
+                                                                    // experts; token_experts only
 inline constexpr std::string_view kExpertScale = "expert_scale";  // [1, experts]; expert_scale only
 
 // Parallel dense FFN; dense_ffn_width only. The post norms apply to the outputs.

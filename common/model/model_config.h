@@ -22,7 +22,8 @@ enum class AttentionKind : uint8_t {
   kMamba = 3,      // Mamba-2
   kShortConv = 4,  // a gated short convolution (LFM2)
   kNone = 5,       // the layer is only its FFN
-  kSelective = 6   // Mamba-1
+  kSelective = 6,  // Mamba-1
+  kCompressed = 7  // one KV head that is key and value at once, a window and compressed entries (DeepSeek-V4)
 };
 // True if the layer has a recurrent state, which each token replaces, and no entries in the KV cache.
 inline bool IsRecurrent(AttentionKind kind) {
@@ -35,8 +36,9 @@ enum class Activation : uint8_t {
   kGeluTanh = 1,
   kGelu = 2,
   kClampedSwiglu = 3,
-  kRelu2 = 4,       // relu(up)^2: an FFN without gates
-  kClampedSilu = 5  // min(silu(gate), limit) * clamp(up, -limit, limit)
+  kRelu2 = 4,        // relu(up)^2: an FFN without gates
+  kClampedSilu = 5,  // min(silu(gate), limit) * clamp(up, -limit, limit)
+  kLimitedSilu = 6   // silu(min(gate, limit)) * clamp(up, -limit, limit)
 };
 inline bool HasGates(Activation activation) { return activation != Activation::kRelu2; }
 // The function of an attention's output gate.
@@ -56,10 +58,11 @@ enum class RopeKind : uint8_t {
 enum class RouterKind : uint8_t {
   kSoftmaxTopK =
       0,  // softmax over all routed experts, best K, renormalised if norm_topk_prob (Mixtral, Qwen, OLMoE)
-  kTopKSoftmax = 1,   // best K logits, softmax over them (Granite, GPT-OSS)
-  kSigmoidTopK = 2,   // sigmoid scores, selection with a correction bias (DeepSeek-V3, GLM-4)
-  kSparseMixer = 3,   // Phi-3.5-MoE
-  kSigmoidInput = 4,  // top-1, the score scales the expert's input (Llama-4)
+  kTopKSoftmax = 1,       // best K logits, softmax over them (Granite, GPT-OSS)
+  kSigmoidTopK = 2,       // sigmoid scores, selection with a correction bias (DeepSeek-V3, GLM-4)
+  kSparseMixer = 3,       // Phi-3.5-MoE
+  kSigmoidInput = 4,      // top-1, the score scales the expert's input (Llama-4)
+  kSqrtSoftplusTopK = 5,  // as kSigmoidTopK with scores sqrt(softplus(logit)) (DeepSeek-V4)
 };
 
 // Score of a router's group of experts; the best groups are chosen by it.
@@ -71,10 +74,11 @@ enum class GroupScore : uint8_t {
 // Norms on q and k before attention scores.
 enum class QkNorm : uint8_t {
   kNone = 0,
-  kPerHead = 1,           // RMS norm with weights on each head, before rope (Qwen3, GLM-4)
-  kAcrossHeads = 2,       // RMS norm with weights over all heads' values at once, before rope (OLMoE)
-  kPerHeadAfterRope = 3,  // RMS norm without weights on each head, after rope, in layers with rope (Llama-4)
-  kWeightedAfterRope = 4  // RMS norm with weights on each head, after rope (Hunyuan)
+  kPerHead = 1,            // RMS norm with weights on each head, before rope (Qwen3, GLM-4)
+  kAcrossHeads = 2,        // RMS norm with weights over all heads' values at once, before rope (OLMoE)
+  kPerHeadAfterRope = 3,   // RMS norm without weights on each head, after rope, in layers with rope (Llama-4)
+  kWeightedAfterRope = 4,  // RMS norm with weights on each head, after rope (Hunyuan)
+  kWeightedKey = 5         // RMS norm on each head before rope, with weights on k alone (DeepSeek-V4)
 };
 
 // Position encoding of the rotated dimensions. theta > 0 unless kind is kNone.
@@ -170,10 +174,24 @@ struct IndexConfig {
   // of the keys (DeepSeek-V3.2). Else each index head chooses by q . k for its share of the query heads, with
   // RMS norms of q and k (MiniMax-M3).
   bool weighted = false;
-  bool interleaved = false;    // of the rotated pairs, as in RopeConfig
-  bool shared = false;         // takes the choice of the nearest layer before it that makes one
+  bool interleaved = false;  // of the rotated pairs, as in RopeConfig
+  bool shared = false;       // takes the choice of the nearest layer before it that makes one
+  // A block has one key, compressed of those of its positions by learned gates (GLM-5.3): only blocks that
+  // end at or before a query take part in its choice of `top` - 1 of them, and the positions behind the last
+  // one are always seen. `block` divides 32 or is a multiple of it.
+  bool pooled = false;
   float norm_epsilon = 1e-6f;  // of the norms on q and k
   bool operator==(const IndexConfig&) const = default;
+};
+
+// Attention of DeepSeek-V4 beside its window: every `rate` positions are compressed to an entry.
+struct CompressConfig {
+  uint32_t rate = 0;     // 0: no entries; divides 32 or is a multiple of it
+  bool overlap = false;  // an entry is made of the `rate` positions before its own too
+  uint32_t q_rank = 0;
+  uint32_t groups = 1;  // the output's heads are projected in groups of equal size ..
+  uint32_t o_rank = 0;  // .. to this many values each
+  bool operator==(const CompressConfig&) const = default;
 };
 
 struct AttentionConfig {
@@ -206,7 +224,8 @@ struct AttentionConfig {
   MambaConfig mamba;          // kMamba
   ShortConvConfig conv;       // kShortConv
   SelectiveConfig selective;  // kSelective; heads etc. are 0
-  IndexConfig index;          // kGrouped, kLatent: sparse attention
+  IndexConfig index;          // kGrouped, kLatent: sparse attention; kCompressed: choice of entries
+  CompressConfig compress;    // kCompressed; kv_heads is 1, rope turns the last values of a head
   bool operator==(const AttentionConfig&) const = default;
 };
 
@@ -245,6 +264,7 @@ struct MoeConfig {
   float activation_limit = 7.0f;              // kClampedSwiglu, kClampedSilu
   float shared_limit = 0;                     // > 0: activation_limit of a shared expert apart
   float output_scale = 1.0f;                  // multiplies the sum of experts and shared expert
+  bool token_experts = false;                 // a token's id alone names its experts
   bool operator==(const MoeConfig&) const = default;
 };
 
@@ -265,6 +285,16 @@ inline bool HasAttention(const LayerConfig& layer) { return layer.attention.kind
 inline bool HasFfnNorm(const LayerConfig& layer) { return layer.pre_norms && !layer.parallel; }
 inline bool HasFfn(const LayerConfig& layer) { return layer.moe.experts > 0 || layer.moe.dense_width > 0; }
 
+// A residual of several streams of hidden values (hyper-connections): blocks take a mix of the streams and
+// write to all of them.
+struct StreamConfig {
+  uint32_t count = 1;       // 1: an ordinary residual
+  uint32_t iterations = 0;  // of Sinkhorn, for the matrix that mixes the streams
+  float epsilon = 1e-6f;
+  bool mean_output = false;  // the final norm takes the mean of the streams, else a learned mix
+  bool operator==(const StreamConfig&) const = default;
+};
+
 struct ModelConfig {
   std::string family;  // "mixtral", ...; for people and error messages, no code branches on it
   uint32_t vocab = 0;
@@ -282,6 +312,7 @@ struct ModelConfig {
   // > 0: routed experts take and return this many values, which matrices of the layer project from and to
   // the hidden size; the router and the shared expert see the hidden size.
   uint32_t latent_width = 0;
+  StreamConfig streams;
   std::vector<LayerConfig> layers;
   // The last `mtp_layers` of `layers` are multi-token prediction (MTP) layers, which plain decoding does not
   // run: they draft the tokens behind the next one from the hidden states behind the final norm.
@@ -325,7 +356,35 @@ inline bool HasIndexKeys(const AttentionConfig& attention) {
 // Lists of chosen blocks that a row has.
 inline uint32_t IndexLists(const IndexConfig& index) { return index.weighted ? 1 : index.heads; }
 // Positions up to which the indexer's choice is all of them.
-inline uint64_t DensePositions(const IndexConfig& index) { return uint64_t{index.top} * index.block; }
+inline uint64_t DensePositions(const IndexConfig& index) {
+  return uint64_t{index.top} * index.block - (index.pooled ? 1 : 0);
+}
+
+inline bool HasStreams(const ModelConfig& config) { return config.streams.count > 1; }
+// Values of the projection that a layer's streams are mixed by, and of the factors made of it.
+inline uint32_t StreamRaws(const StreamConfig& streams) { return (2 + streams.count) * streams.count; }
+inline uint32_t StreamFactors(const StreamConfig& streams) { return (1 + streams.count) * streams.count; }
+
+// Values of a row that entries, or the keys of a pooled indexer, are compressed of.
+inline uint32_t CompressedWidth(const AttentionConfig& attention) {
+  return attention.compress.rate == 0 ? 0 : attention.head_dim * (attention.compress.overlap ? 2 : 1);
+}
+inline uint32_t PooledWidth(const AttentionConfig& attention) {
+  const IndexConfig& index = attention.index;
+  return !HasIndexKeys(attention) || !index.pooled ? 0
+                                                   : index.head_dim * (attention.compress.overlap ? 2 : 1);
+}
+
+// Values that an indexer's queries are projected from.
+inline uint32_t IndexQueryWidth(const AttentionConfig& attention, uint32_t hidden) {
+  return attention.kind == AttentionKind::kLatent       ? attention.latent.q_rank
+         : attention.kind == AttentionKind::kCompressed ? attention.compress.q_rank
+                                                        : hidden;
+}
+// True if the norm of index keys is a layer norm with a bias, before they are pooled; else an RMS norm.
+inline bool HasIndexNormBias(const AttentionConfig& attention) {
+  return attention.index.weighted && attention.kind != AttentionKind::kCompressed;
+}
 
 // Defaults from generation_config.json; absent fields are unset.
 struct GenerationDefaults {

@@ -23,17 +23,17 @@ using nlohmann::json;
 
 // Names of enum values, by number. Frozen: manifests hold them.
 constexpr const char* kAttentionKinds[] = {"grouped",    "latent", "gated_delta", "mamba",
-                                           "short_conv", "none",   "selective"};
+                                           "short_conv", "none",   "selective",   "compressed"};
 constexpr const char* kNormKinds[] = {"rms", "layer"};
-constexpr const char* kActivations[] = {"silu",           "gelu_tanh", "gelu",
-                                        "clamped_swiglu", "relu2",     "clamped_silu"};
+constexpr const char* kActivations[] = {"silu",  "gelu_tanh",    "gelu",        "clamped_swiglu",
+                                        "relu2", "clamped_silu", "limited_silu"};
 constexpr const char* kGateActivations[] = {"sigmoid", "softplus"};
 constexpr const char* kRopeKinds[] = {"none", "default",  "linear", "dynamic",
                                       "yarn", "longrope", "llama3", "proportional"};
-constexpr const char* kQkNorms[] = {"none", "per_head", "across_heads", "per_head_after_rope",
-                                    "weighted_after_rope"};
-constexpr const char* kRouterKinds[] = {"softmax_topk", "topk_softmax", "sigmoid_topk", "sparse_mixer",
-                                        "sigmoid_input"};
+constexpr const char* kQkNorms[] = {
+    "none", "per_head", "across_heads", "per_head_after_rope", "weighted_after_rope", "weighted_key"};
+constexpr const char* kRouterKinds[] = {"softmax_topk", "topk_softmax",  "sigmoid_topk",
+                                        "sparse_mixer", "sigmoid_input", "sqrt_softplus_topk"};
 constexpr const char* kGroupScores[] = {"max", "top_two_sum"};
 
 absl::Span<const char* const> NamesOf(AttentionKind) { return kAttentionKinds; }
@@ -127,6 +127,24 @@ void Members(const IndexConfig&, On* on) {
   on->Now("interleaved", &IndexConfig::interleaved);
   on->Now("shared", &IndexConfig::shared);
   on->Now("norm_epsilon", &IndexConfig::norm_epsilon);
+  on->Later("pooled", &IndexConfig::pooled);
+}
+
+template <typename On>
+void Members(const CompressConfig&, On* on) {
+  on->Now("rate", &CompressConfig::rate);
+  on->Now("overlap", &CompressConfig::overlap);
+  on->Now("q_rank", &CompressConfig::q_rank);
+  on->Now("groups", &CompressConfig::groups);
+  on->Now("o_rank", &CompressConfig::o_rank);
+}
+
+template <typename On>
+void Members(const StreamConfig&, On* on) {
+  on->Now("count", &StreamConfig::count);
+  on->Now("iterations", &StreamConfig::iterations);
+  on->Now("epsilon", &StreamConfig::epsilon);
+  on->Now("mean_output", &StreamConfig::mean_output);
 }
 
 template <typename On>
@@ -160,6 +178,7 @@ void Members(const AttentionConfig&, On* on) {
   on->Later("conv", &AttentionConfig::conv);
   on->Later("selective", &AttentionConfig::selective);
   on->Later("index", &AttentionConfig::index);
+  on->Later("compress", &AttentionConfig::compress);
 }
 
 template <typename On>
@@ -192,6 +211,7 @@ void Members(const MoeConfig&, On* on) {
   on->Later("ffn_bias", &MoeConfig::ffn_bias);
   on->Later("router_cap", &MoeConfig::router_cap);
   on->Later("zero_experts", &MoeConfig::zero_experts);
+  on->Later("token_experts", &MoeConfig::token_experts);
 }
 
 template <typename On>
@@ -225,6 +245,7 @@ void Members(const ModelConfig&, On* on) {
   on->Later("norm_bias", &ModelConfig::norm_bias);
   on->Later("latent_width", &ModelConfig::latent_width);
   on->Later("mtp_layers", &ModelConfig::mtp_layers);
+  on->Later("streams", &ModelConfig::streams);
 }
 
 template <typename T>

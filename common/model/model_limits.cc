@@ -78,7 +78,7 @@ absl::Status CheckLatent(const AttentionConfig& attention, const std::string& su
   RETURN_IF_ERROR(CheckRange(subject, "head values without rope", latent.nope_dim, 1, kMaxHeadDim));
   RETURN_IF_ERROR(CheckRange(subject, "values per head", latent.value_dim, 1, kMaxHeadDim));
   RETURN_IF_ERROR(CheckFinite(subject, "epsilon of the compressed norms", latent.norm_epsilon, 0));
-  if (attention.rope.kind == RopeKind::kNone ||
+  if ((attention.rope.kind == RopeKind::kNone) != (attention.rope.dimensions == 0) ||
       attention.head_dim != latent.nope_dim + attention.rope.dimensions ||
       attention.kv_heads != attention.heads) {
     return InvalidConfig(
@@ -87,6 +87,30 @@ absl::Status CheckLatent(const AttentionConfig& attention, const std::string& su
                               " with) over ", attention.kv_heads, " key/value heads does not add up"));
   }
   return absl::OkStatus();
+}
+
+// Entries lie in pages of 32 positions, or each in one.
+absl::Status CheckRate(const char* field, uint32_t rate, const std::string& subject) {
+  RETURN_IF_ERROR(CheckRange(subject, field, rate, 1, kMaxRate));
+  if (32 % rate != 0 && rate % 32 != 0) {
+    return InvalidConfig(subject, absl::StrCat(field, " are ", rate, ": no divisor and no multiple of 32"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckCompressed(const AttentionConfig& attention, const std::string& subject) {
+  const CompressConfig& compress = attention.compress;
+  RETURN_IF_ERROR(CheckRange(subject, "q rank", compress.q_rank, 1, kMaxRank));
+  RETURN_IF_ERROR(CheckRange(subject, "groups of the output", compress.groups, 1, attention.heads));
+  RETURN_IF_ERROR(CheckRange(subject, "rank of the output's groups", compress.o_rank, 1, kMaxRank));
+  RETURN_IF_ERROR(CheckRange(subject, "sliding window", attention.sliding_window, 1, kMaxPosition));
+  if (attention.heads % compress.groups != 0 || attention.kv_heads != 1 ||
+      (compress.rate == 0 && (attention.index.heads > 0 || compress.overlap))) {
+    return InvalidConfig(subject, absl::StrCat("compressed attention of ", attention.heads, " heads in ",
+                                               compress.groups, " groups over ", attention.kv_heads,
+                                               " key/value heads, or a choice of no entries"));
+  }
+  return compress.rate == 0 ? absl::OkStatus() : CheckRate("positions of an entry", compress.rate, subject);
 }
 
 // A block that a query is in must be seen, or it might see nothing: with blocks of one position it always
@@ -98,18 +122,32 @@ absl::Status CheckIndex(const AttentionConfig& attention, const std::string& sub
   RETURN_IF_ERROR(CheckRange(subject, "values of an index key", index.head_dim, 2, kMaxHeadDim));
   RETURN_IF_ERROR(CheckRange(subject, "chosen blocks", index.top, 1, kMaxPosition));
   RETURN_IF_ERROR(CheckRange(subject, "positions of a block", index.block, 1, kMaxPosition));
-  RETURN_IF_ERROR(
-      CheckRange(subject, "blocks that are always seen", index.local, index.block > 1 ? 1 : 0, index.top));
+  if (index.pooled) {
+    RETURN_IF_ERROR(CheckRate("positions of a pooled key", index.block, subject));
+    RETURN_IF_ERROR(CheckRange(subject, "chosen blocks and the one behind them", index.top, 2, kMaxPosition));
+    RETURN_IF_ERROR(CheckRange(subject, "blocks that are always seen", index.local, 0, 0));
+  } else {
+    RETURN_IF_ERROR(
+        CheckRange(subject, "blocks that are always seen", index.local, index.block > 1 ? 1 : 0, index.top));
+  }
   RETURN_IF_ERROR(
       CheckRange(subject, "positions of the chosen blocks", DensePositions(index), 1, kMaxPosition));
   RETURN_IF_ERROR(CheckFinite(subject, "epsilon of the index norms", index.norm_epsilon, 0));
   const bool latent = attention.kind == AttentionKind::kLatent;
+  const bool compressed = attention.kind == AttentionKind::kCompressed;
+  if (compressed ? !index.pooled || !index.weighted || index.block != attention.compress.rate || index.shared
+                 : index.pooled && (!latent || !index.weighted || attention.rope.kind != RopeKind::kNone)) {
+    return InvalidConfig(subject, absl::StrCat("an indexer of keys for ", index.block,
+                                               " positions in attention whose entries are of ",
+                                               attention.compress.rate, ", or that rotates"));
+  }
   const uint32_t lists = IndexLists(index);
   const uint32_t kv_heads = latent ? 1 : attention.kv_heads;
   if (index.head_dim % 2 != 0 ||
       (attention.rope.kind != RopeKind::kNone && attention.rope.dimensions > index.head_dim) ||
       attention.heads % lists != 0 || (lists % kv_heads != 0 && kv_heads % lists != 0) ||
-      attention.sliding_window != 0 || attention.chunk != 0 || (latent && attention.latent.q_rank == 0)) {
+      (attention.sliding_window != 0 && !compressed) || attention.chunk != 0 ||
+      (latent && attention.latent.q_rank == 0)) {
     return InvalidConfig(
         subject, absl::StrCat("an indexer of ", index.heads, " heads of ", index.head_dim, " values, ",
                               attention.rope.dimensions, " of which rotate, for ", attention.heads,
@@ -210,6 +248,11 @@ absl::Status CheckAttention(const AttentionConfig& attention, const std::string&
   }
   RETURN_IF_ERROR(CheckRope(attention.rope, attention.head_dim, subject));
   if (attention.kind == AttentionKind::kLatent) RETURN_IF_ERROR(CheckLatent(attention, subject));
+  if (attention.kind == AttentionKind::kCompressed) {
+    RETURN_IF_ERROR(CheckCompressed(attention, subject));
+  } else if (attention.compress != CompressConfig()) {
+    return InvalidConfig(subject, "entries of attention that has none");
+  }
   return CheckIndex(attention, subject);
 }
 
@@ -255,6 +298,9 @@ absl::Status CheckMoe(const MoeConfig& moe, const std::string& subject) {
     return InvalidConfig(subject,
                          "experts that return their input beside groups, a shared expert among them or a "
                          "scale of each");
+  }
+  if (moe.token_experts && moe.router != RouterKind::kSqrtSoftplusTopK) {
+    return InvalidConfig(subject, "experts that tokens name, with a router of another kind");
   }
   if (moe.dense_ffn_width > 0 && (moe.shared_width > 0 || moe.router == RouterKind::kSigmoidInput)) {
     return InvalidConfig(subject, absl::StrCat("an FFN of ", moe.dense_ffn_width,
@@ -335,6 +381,13 @@ absl::Status ValidateModelConfig(const ModelConfig& config, const std::string& s
   RETURN_IF_ERROR(CheckRange(subject, "MTP layers", config.mtp_layers, 0,
                              std::min<size_t>(kMaxMtpLayers, config.layers.size() - 1)));
   RETURN_IF_ERROR(CheckRange(subject, "width of routed experts' inputs", config.latent_width, 0, kMaxHidden));
+  const StreamConfig& streams = config.streams;
+  RETURN_IF_ERROR(CheckRange(subject, "residual streams", streams.count, 1, kMaxStreamCount));
+  RETURN_IF_ERROR(CheckRange(subject, "iterations of the streams' mix", streams.iterations,
+                             streams.count > 1 ? 1 : 0, kMaxIterations));
+  RETURN_IF_ERROR(CheckFinite(subject, "epsilon of the streams' mix", streams.epsilon, 0));
+  RETURN_IF_ERROR(
+      CheckRange(subject, "values of all streams", uint64_t{streams.count} * config.hidden, 1, kMaxHidden));
   if (!std::isfinite(config.norm_epsilon) || config.norm_epsilon < 0 || config.norm_epsilon > 1) {
     return InvalidConfig(subject, absl::StrCat("norm epsilon is ", config.norm_epsilon));
   }

@@ -27,6 +27,9 @@ inline constexpr uint64_t kMaxExpertsTotal = 1ull << 22;  // of all layers
 inline constexpr uint32_t kMaxWidth = 1u << 24;           // neurons of an FFN
 inline constexpr uint32_t kMaxPosition = 1u << 30;
 inline constexpr uint32_t kMaxEndIds = 64;
+inline constexpr uint32_t kMaxRate = 1u << 12;  // positions compressed to one
+inline constexpr uint32_t kMaxStreamCount = 16;
+inline constexpr uint32_t kMaxIterations = 1u << 10;
 
 // Checks that the numbers of `config` are in range and consistent: kv_heads divide heads, top_k is at most
 // the number of experts in the groups used, ids are below the vocabulary. InvalidArgument naming `subject`,

@@ -331,10 +331,10 @@ absl::Status CheckSpec(const CalibrationSpec& spec, const ModelConfig& config) {
   const bool other = std::any_of(config.layers.begin(), config.layers.end(), [](const LayerConfig& layer) {
     return layer.late_experts || layer.moe.zero_experts > 0;
   });
-  if (other || config.latent_width > 0) {
+  if (other || config.latent_width > 0 || HasStreams(config)) {
     return absl::UnimplementedError(
         "calibration of models whose experts work in a narrower space, return their input or are added "
-        "later");
+        "later, or whose residual has several streams");
   }
   if (spec.tokens.size() < 2 || spec.window < 2) {
     return absl::InvalidArgumentError(absl::StrCat("a text of ", spec.tokens.size(), " tokens in windows of ",

@@ -44,6 +44,21 @@ uint32_t MostPositions(const ModelConfig& config, DeviceKind device) {
   return static_cast<uint32_t>(most);
 }
 
+// Names what device cuda has no kernels for.
+absl::Status CheckDevice(const ModelConfig& config, DeviceKind device) {
+  const bool compressed =
+      std::any_of(config.layers.begin(), config.layers.end(), [](const LayerConfig& layer) {
+        return layer.attention.kind == AttentionKind::kCompressed || layer.attention.index.pooled;
+      });
+  if (device == DeviceKind::kCuda && (HasStreams(config) || compressed)) {
+    return absl::UnimplementedError(
+        absl::StrCat("device cuda cannot compute ", config.family, ": it has no ",
+                     HasStreams(config) ? "residual of several streams" : "attention over compressed keys",
+                     "; device host has"));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status CheckContext(const ModelConfig& config, const EngineOptions& o) {
   const uint32_t most = MostPositions(config, o.device);
   if (most < config.max_position && o.context > most) {
@@ -106,6 +121,12 @@ void AddAttentionLimits(const AttentionConfig& a, BackendLimits* limits) {
           std::max(IndexLists(a.index), a.kind == AttentionKind::kLatent ? 1 : a.kv_heads));
   }
   switch (a.kind) {
+    case AttentionKind::kCompressed:
+      raise(&limits->heads, std::max(a.heads, a.compress.groups));
+      raise(&limits->head_dim, a.head_dim);
+      raise(&limits->max_cols, std::max({a.heads / a.compress.groups * a.head_dim, a.compress.q_rank,
+                                         a.compress.groups * a.compress.o_rank}));
+      break;
     case AttentionKind::kGrouped:
       raise(&limits->heads, a.heads);
       raise(&limits->head_dim, a.head_dim);
@@ -146,7 +167,7 @@ BackendLimits LimitsOf(const ModelConfig& config, const EnginePlan& plan) {
   limits.max_tokens = plan.forward.max_tokens * (AnyScalesInputs(config) ? MaxRanks(config) : 1);
   limits.max_sequences = plan.forward.max_sequences;
   limits.hidden = std::max(config.hidden, ExpertHidden(config));
-  limits.max_cols = limits.hidden;
+  limits.max_cols = std::max(limits.hidden, config.streams.count * config.hidden);
   limits.max_context = plan.options.context;
   limits.vocab = config.vocab;
   limits.experts = MaxRouted(config);
@@ -182,6 +203,7 @@ absl::StatusOr<EnginePlan> PlanEngine(const EngineOptions& options, const ModelC
   if (o.context == 0) {
     o.context = std::min(MostPositions(config, o.device), kDefaultContext);
   }
+  RETURN_IF_ERROR(CheckDevice(config, o.device));
   RETURN_IF_ERROR(CheckContext(config, o));
   RETURN_IF_ERROR(CheckRange("parallel", o.parallel, 1, kMaxParallel));
   RETURN_IF_ERROR(CheckRange("prefill_chunk", o.prefill_chunk, 1, kMaxChunk));

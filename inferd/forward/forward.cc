@@ -16,9 +16,56 @@ absl::Status Forward::Run(StepBatch* batch) {
     std::swap(x_, ahead_);
   } else {
     RETURN_IF_ERROR(Gather(0, *batch));
-    RETURN_IF_ERROR(queue_->Embed({batch->ids(), weights_.embed(), config_.embedding_scale, x_}));
+    RETURN_IF_ERROR(EmbedRows(*batch, x_));
   }
   return RunLayers(0, /*attended=*/drafted, batch);
+}
+
+// Every stream begins as the embedding.
+absl::Status Forward::EmbedRows(const StepBatch& batch, const Rows& x) {
+  if (!HasStreams(config_)) {
+    return queue_->Embed({batch.ids(), weights_.embed(), config_.embedding_scale, x});
+  }
+  RETURN_IF_ERROR(queue_->Embed({batch.ids(), weights_.embed(), config_.embedding_scale, block_in_}));
+  return queue_->ScaleRows(
+      {block_in_, {}, batch.tokens(), config_.streams.count, config_.hidden, {x.base, config_.hidden}});
+}
+
+// Computes block_in_ = the mix of the streams x that a block takes, and the factors for its output; the final
+// mix has no factors.
+absl::Status Forward::MixStreams(const StreamWeights& weights, const Rows& x, uint32_t tokens,
+                                 const Rows& factors) {
+  const StreamConfig& streams = config_.streams;
+  const MatMulPart projection[] = {{weights.projection, stream_raws_, {}}};
+  RETURN_IF_ERROR(queue_->MatMul({x, tokens, streams.count * config_.hidden, {}, {}, projection, {}}));
+  return queue_->StreamMix({.x = x,
+                            .raw = stream_raws_,
+                            .scale = weights.scale,
+                            .base = weights.base,
+                            .tokens = tokens,
+                            .streams = streams.count,
+                            .hidden = config_.hidden,
+                            .norm_epsilon = config_.norm_epsilon,
+                            .epsilon = streams.epsilon,
+                            .iterations = factors.base ? streams.iterations : 0,
+                            .y = block_in_,
+                            .factors = factors});
+}
+
+// Adds a block's output, in sums_, to the streams x.
+absl::Status Forward::WriteStreams(const Rows& x, uint32_t tokens, const Rows& factors, const Rows& to) {
+  return queue_->StreamWrite({x, sums_, factors, tokens, config_.streams.count, config_.hidden, to});
+}
+
+// Computes block_in_ = what the final norm takes.
+absl::Status Forward::JoinStreams(const Rows& x, uint32_t tokens) {
+  const StreamConfig& streams = config_.streams;
+  if (!streams.mean_output) {
+    return MixStreams(weights_.head_streams(), x, tokens, {});
+  }
+  const float share = 1.0f / static_cast<float>(streams.count);
+  return queue_->Combine(
+      {{x.base, config_.hidden}, {}, tokens, streams.count, config_.hidden, {}, block_in_, share});
 }
 
 absl::Status Forward::RunFrom(uint32_t first_layer, StepBatch* batch) {
@@ -110,11 +157,17 @@ absl::Status Forward::MoeLayer(uint32_t layer, StepBatch* batch) {
   return AddOutputs(layer, tokens, weights, x_);
 }
 
-// Computes normed_ = norm(x_), the input of the layer's FFN; a layer without norms takes x_ itself.
+// Computes normed_ = norm(x_), the input of the layer's FFN; a layer without norms takes x_ itself. Blocks
+// of several streams take their mix.
 absl::Status Forward::PrepareInputs(uint32_t layer, uint32_t tokens) {
-  const NormSpec& norm = weights_.layer(layer).ffn_norm;
-  return norm.weight ? queue_->Norm({x_, tokens, config_.hidden, norm, normed_})
-                     : queue_->Combine({x_, {}, tokens, 1, config_.hidden, {}, normed_});
+  const LayerWeights& w = weights_.layer(layer);
+  const NormSpec& norm = w.ffn_norm;
+  if (HasStreams(config_)) {
+    RETURN_IF_ERROR(MixStreams(w.ffn_streams, x_, tokens, ffn_factors_));
+  }
+  const Rows& x = HasStreams(config_) ? block_in_ : x_;
+  return norm.weight ? queue_->Norm({x, tokens, config_.hidden, norm, normed_})
+                     : queue_->Combine({x, {}, tokens, 1, config_.hidden, {}, normed_});
 }
 
 // Computes a dense expert of normed_.
@@ -173,6 +226,11 @@ absl::Status Forward::AddOutputs(uint32_t layer, uint32_t tokens, BufferRef weig
   const LayerWeights& w = weights_.layer(layer);
   const uint32_t hidden = config_.hidden;
   const float scale = config_.residual_scale * config.moe.output_scale;
+  if (HasStreams(config_)) {
+    RETURN_IF_ERROR(queue_->Combine(
+        {ExpertOutputs(config.moe), weights, tokens, RanksOf(config.moe), hidden, {}, sums_, scale}));
+    return WriteStreams(x_, tokens, ffn_factors_, to);
+  }
   if (layer > 0 && config_.layers[layer - 1].late_experts) {
     RETURN_IF_ERROR(queue_->Combine(
         {ExpertOutputs(config.moe), weights, tokens, RanksOf(config.moe), hidden, x_, to, scale}));
@@ -241,7 +299,7 @@ absl::StatusOr<Routing> Forward::Route(uint32_t layer, const StepBatch& batch) {
   const uint32_t tokens = batch.tokens();
   const uint32_t ranks = RanksOf(moe);
   RouterArgs args;
-  RETURN_IF_ERROR(QueueRouter(layer, tokens, expert_ids_, expert_weights_, &args));
+  RETURN_IF_ERROR(QueueRouter(layer, batch, expert_ids_, expert_weights_, &args));
   const RoutingInput input{layer, args, residency_, &batch};
   RETURN_IF_ERROR(routing()->Choose(input, queue_));
   if (router_scores_ != nullptr) {
@@ -277,9 +335,10 @@ absl::StatusOr<Routing> Forward::Route(uint32_t layer, const StepBatch& batch) {
 }
 
 // Queues the router's scores, and fills the arguments for the choice of experts.
-absl::Status Forward::QueueRouter(uint32_t layer, uint32_t tokens, BufferRef ids, BufferRef weights,
+absl::Status Forward::QueueRouter(uint32_t layer, const StepBatch& batch, BufferRef ids, BufferRef weights,
                                   RouterArgs* args) {
   const MoeConfig& moe = config_.layers[layer].moe;
+  const uint32_t tokens = batch.tokens();
   const LayerWeights& w = weights_.layer(layer);
   const MatMulPart routers[] = {{w.router, scores_, w.router_bias}, {w.shared_router, shared_scores_, {}}};
   const auto parts = absl::MakeConstSpan(routers, moe.shared_gate ? 2 : 1);
@@ -293,6 +352,10 @@ absl::Status Forward::QueueRouter(uint32_t layer, uint32_t tokens, BufferRef ids
     RETURN_IF_ERROR(queue_->SoftCap({scores_, tokens, moe.experts + moe.zero_experts, moe.router_cap}));
   }
   *args = ModelRouterArgs(moe, w);
+  if (moe.token_experts) {
+    RETURN_IF_ERROR(queue_->Embed({batch.ids(), w.token_experts, 1.0f, fixed_}));
+    args->fixed = fixed_;
+  }
   args->logits = scores_;
   args->tokens = tokens;
   args->shared = HasCommonExpert(moe);
@@ -479,8 +542,12 @@ absl::Status Forward::QueueHead(const Rows& x, const NormSpec& norm, absl::Span<
                                 uint32_t k) {
   const uint32_t count = static_cast<uint32_t>(rows.size());
   const MatMulPart head[] = {{weights_.head(), logits_, weights_.head_bias(), config_.logit_scale}};
+  if (HasStreams(config_)) {
+    RETURN_IF_ERROR(JoinStreams(x, rows.empty() ? 0 : *std::max_element(rows.begin(), rows.end()) + 1));
+  }
   parts_.SetProducts(StepPart::kHead);
-  const absl::Status made = queue_->MatMul({x, count, config_.hidden, rows, norm, head, {}});
+  const Rows& from = HasStreams(config_) ? block_in_ : x;
+  const absl::Status made = queue_->MatMul({from, count, config_.hidden, rows, norm, head, {}});
   parts_.SetProducts(StepPart::kAttention);
   RETURN_IF_ERROR(made);
   if (config_.logit_cap > 0) {
@@ -558,7 +625,7 @@ absl::Status Forward::RunLayerOnDevice(uint32_t layer, const StepBatch& batch) {
   const uint64_t offset = uint64_t{layer} * options_.max_tokens * MaxRanks(config_) * sizeof(float);
   const BufferRef weights = deferred_weights_ + offset;
   RouterArgs args;
-  RETURN_IF_ERROR(QueueRouter(layer, tokens, deferred_ids_ + offset, weights, &args));
+  RETURN_IF_ERROR(QueueRouter(layer, batch, deferred_ids_ + offset, weights, &args));
   RETURN_IF_ERROR(routing()->Choose({layer, args, residency_, &batch}, queue_));
   if (scaled) {
     RETURN_IF_ERROR(queue_->ScaleRows({normed_, weights, tokens, ranks, config_.hidden, scaled_}));
@@ -716,9 +783,13 @@ absl::Status Forward::CombineComputed(uint32_t layer, const StepBatch& batch) {
 absl::Status Forward::LookAhead(uint32_t layer, const StepBatch& batch) {
   RETURN_IF_ERROR(CombineComputed(layer, batch));
   RETURN_IF_ERROR(Attend(layer + 1, ahead_, batch));
+  if (HasStreams(config_)) {
+    // The factors of this layer's FFN are needed again, those of the next attention are not.
+    RETURN_IF_ERROR(MixStreams(weights_.layer(layer + 1).ffn_streams, ahead_, batch.tokens(), attn_factors_));
+  }
   RouterState state;
   state.layer = layer;
-  state.residual = ahead_;
+  state.residual = HasStreams(config_) ? block_in_ : ahead_;
   state.routing.tokens = batch.tokens();
   state.batch = &batch;
   return observer_->LookAhead(state);
@@ -739,7 +810,7 @@ absl::Status Forward::DraftTokens(uint32_t layer, const StepBatch& batch,
   }
   draft_.Make(batch, {reinterpret_cast<const int32_t*>(best), followed.size()});
   const StepBatch& drafted = draft_.drafted();
-  RETURN_IF_ERROR(queue_->Embed({drafted.ids(), weights_.embed(), config_.embedding_scale, ahead_}));
+  RETURN_IF_ERROR(EmbedRows(drafted, ahead_));
   RETURN_IF_ERROR(Attend(0, ahead_, drafted));
   RouterState state;
   state.layer = layer;

@@ -93,7 +93,8 @@ class Forward {
   // Runs the layers from `first_layer` on: residual() holds the input rows of that layer, and the layers
   // below have stored K and V of these rows before.
   absl::Status RunFrom(uint32_t first_layer, StepBatch* batch);
-  Rows residual() const { return x_; }  // [max_tokens, hidden]
+  // [max_tokens, hidden]; REQUIRES: one stream (HasStreams).
+  Rows residual() const { return x_; }
 
   const TokenDraft::Counts& drafts() const { return draft_.counts(); }
   // Cost of each part of the model over all steps; zeros on an asynchronous device.
@@ -141,12 +142,24 @@ class Forward {
   void BeginBatch(StepBatch* batch);
   absl::Status RunLayers(uint32_t first_layer, bool attended, StepBatch* batch);
   absl::Status Attend(uint32_t layer, const Rows& x, const StepBatch& batch);
+  absl::Status AttendRows(uint32_t layer, const Rows& x, const StepBatch& batch);
+  absl::Status EmbedRows(const StepBatch& batch, const Rows& x);
+  absl::Status MixStreams(const StreamWeights& weights, const Rows& x, uint32_t tokens, const Rows& factors);
+  absl::Status WriteStreams(const Rows& x, uint32_t tokens, const Rows& factors, const Rows& to);
+  absl::Status JoinStreams(const Rows& x, uint32_t tokens);
   absl::Status AttendGrouped(uint32_t layer, const Rows& x, const StepBatch& batch);
   absl::Status AttendLatent(uint32_t layer, const Rows& x, const StepBatch& batch);
   absl::Status ProjectLatent(uint32_t layer, const Rows& x, const StepBatch& batch);
   bool Chooses(const IndexConfig& index, const StepBatch& batch) const;
   ChosenBlocks ChosenOf(uint32_t layer, const StepBatch& batch) const;
   absl::Status ChooseBlocks(uint32_t layer, const StepBatch& batch);
+  absl::Status WriteIndexKeys(uint32_t layer, bool chooses, const StepBatch& batch);
+  absl::Status PoolIndexKeys(uint32_t layer, bool chooses, const StepBatch& batch);
+  absl::Status TurnHeads(uint32_t layer, const StepBatch& batch, const Rows& x, uint32_t heads,
+                         uint32_t head_dim, bool back);
+  absl::Status AttendCompressed(uint32_t layer, const Rows& x, const StepBatch& batch);
+  absl::Status ProjectCompressed(uint32_t layer, const Rows& x, const StepBatch& batch);
+  absl::Status CompressRows(uint32_t layer, const StepBatch& batch);
   absl::Status AttendDelta(uint32_t layer, const Rows& x, const StepBatch& batch);
   absl::Status AttendMamba(uint32_t layer, const Rows& x, const StepBatch& batch);
   absl::Status AttendShortConv(uint32_t layer, const Rows& x, const StepBatch& batch);
@@ -162,7 +175,7 @@ class Forward {
                             const Rows& y);
   absl::Status SumExperts(uint32_t layer, uint32_t tokens, BufferRef weights);
   absl::Status AddOutputs(uint32_t layer, uint32_t tokens, BufferRef weights, const Rows& to);
-  absl::Status QueueRouter(uint32_t layer, uint32_t tokens, BufferRef ids, BufferRef weights,
+  absl::Status QueueRouter(uint32_t layer, const StepBatch& batch, BufferRef ids, BufferRef weights,
                            RouterArgs* args);
   bool CanDeferRouting(uint32_t layer, const StepBatch& batch) const;
   absl::Status Gather(uint32_t layer, const StepBatch& batch);
@@ -236,7 +249,7 @@ class Forward {
   std::vector<uint32_t> early_lead_rows_;  // [maximum experts], by demand
 
   // Device memory; T = max_tokens, R = logit_rows, K = maximum ranks. A buffer that no layer needs is empty.
-  Rows x_;       // [T, hidden] residual stream
+  Rows x_;       // [T, streams * hidden] residual streams, one in most models
   Rows normed_;  // [T, hidden]
   // Attention; widths: AttentionWidths.
   Rows q_;
@@ -252,10 +265,19 @@ class Forward {
   Rows index_q_;
   Rows index_k_;
   Rows index_weights_;
+  Rows index_gates_;
+  Rows entry_values_;
+  Rows entry_gates_;
   // int32 [T, WidestChoice]: the choice of the last layer with an indexer of its own, which those behind it
   // may share.
   BufferRef chosen_;
+  // Residual streams: a block's input, and the factors by which outputs of attention and FFN are added.
+  Rows block_in_;      // [T, hidden]
+  Rows stream_raws_;   // [T, StreamRaws]
+  Rows attn_factors_;  // [T, StreamFactors], these two
+  Rows ffn_factors_;
   // MoE layer.
+  Rows fixed_;                // [T, top_k]: experts that the tokens name
   Rows scores_;               // [T, experts]
   Rows shared_scores_;        // [T, 1]
   Rows scaled_;               // [T * K, hidden], by (token, rank): inputs that the router scales
@@ -277,7 +299,7 @@ class Forward {
   BufferRef top_values_;  // float32 [R, max_candidates], host-visible
   BufferRef log_sums_;    // float32 [R], host-visible
   // Buffers for look-ahead and draft tokens; empty if both are off.
-  Rows ahead_;               // [T, hidden]: partial residual, or the draft tokens' residual after attention
+  Rows ahead_;               // as x_: partial residual, or the draft tokens' residual after attention
   BufferRef ahead_weights_;  // float32 [T, K], host-visible: 0 where the expert is missing
   TokenDraft draft_;
   // RunMtp()'s residual and embeddings; empty without MTP layers.

@@ -8,8 +8,18 @@
 
 namespace sluice::inferd {
 
-// Computes x += o(attention(norm(x))), x the rows' residual.
+// Computes x += o(attention(norm(x))), x the rows' residual; of several streams attention takes their mix,
+// and its output is added to all.
 absl::Status Forward::Attend(uint32_t layer, const Rows& x, const StepBatch& batch) {
+  if (!HasStreams(config_) || !HasAttention(config_.layers[layer])) {
+    return AttendRows(layer, x, batch);
+  }
+  RETURN_IF_ERROR(MixStreams(weights_.layer(layer).attn_streams, x, batch.tokens(), attn_factors_));
+  RETURN_IF_ERROR(AttendRows(layer, block_in_, batch));
+  return WriteStreams(x, batch.tokens(), attn_factors_, x);
+}
+
+absl::Status Forward::AttendRows(uint32_t layer, const Rows& x, const StepBatch& batch) {
   switch (config_.layers[layer].attention.kind) {
     case AttentionKind::kGrouped:
       return AttendGrouped(layer, x, batch);
@@ -23,16 +33,23 @@ absl::Status Forward::Attend(uint32_t layer, const Rows& x, const StepBatch& bat
       return AttendShortConv(layer, x, batch);
     case AttentionKind::kSelective:
       return AttendSelective(layer, x, batch);
+    case AttentionKind::kCompressed:
+      return AttendCompressed(layer, x, batch);
     case AttentionKind::kNone:
       return absl::OkStatus();
   }
   return absl::InternalError(absl::StrCat("layer ", layer, " has an unknown kind of attention"));
 }
 
+// Adds o(from) to x, or leaves it in sums_ for WriteStreams.
 absl::Status Forward::ProjectOut(uint32_t layer, uint32_t tokens, const Rows& from, uint32_t cols,
                                  const Rows& x) {
   const LayerWeights& w = weights_.layer(layer);
   const float scale = config_.residual_scale;
+  if (HasStreams(config_)) {
+    const MatMulPart o[] = {{w.o, sums_, w.o_bias, scale}};
+    return queue_->MatMul({from, tokens, cols, {}, {}, o, {}});
+  }
   if (!config_.layers[layer].post_norms) {
     const MatMulPart o[] = {{w.o, x, w.o_bias, scale}};
     return queue_->MatMul({from, tokens, cols, {}, {}, o, x});
@@ -131,20 +148,100 @@ bool Forward::Chooses(const IndexConfig& index, const StepBatch& batch) const {
 
 ChosenBlocks Forward::ChosenOf(uint32_t layer, const StepBatch& batch) const {
   const IndexConfig& index = config_.layers[layer].attention.index;
-  return Chooses(index, batch) ? ChosenBlocks{chosen_, IndexLists(index), index.top, index.block}
-                               : ChosenBlocks{};
+  return Chooses(index, batch)
+             ? ChosenBlocks{chosen_, IndexLists(index), index.top, index.block, index.pooled}
+             : ChosenBlocks{};
+}
+
+// Rotates heads of this layer in place, or back.
+absl::Status Forward::TurnHeads(uint32_t layer, const StepBatch& batch, const Rows& x, uint32_t heads,
+                                uint32_t head_dim, bool back) {
+  const RopeConfig& rope = config_.layers[layer].attention.rope;
+  for (const RopeGroup& group : RopeGroups(layer, batch)) {
+    if (group.sequences.empty() || !group.table) {
+      continue;
+    }
+    RETURN_IF_ERROR(queue_->RopeHeads({.x = x,
+                                       .tokens = batch.tokens(),
+                                       .heads = heads,
+                                       .head_dim = head_dim,
+                                       .rope_table = group.table,
+                                       .rope_positions = options_.context,
+                                       .rope_dims = rope.dimensions,
+                                       .rope_offset = head_dim - rope.dimensions,
+                                       .rope_interleaved = rope.interleaved,
+                                       .back = back,
+                                       .sequences = group.sequences}));
+  }
+  return absl::OkStatus();
+}
+
+// Compresses the keys of a pooled indexer, and rotates its queries. In attention with compressed entries its
+// keys are made as those entries are; elsewhere nothing rotates, and each key is normed before.
+absl::Status Forward::PoolIndexKeys(uint32_t layer, bool chooses, const StepBatch& batch) {
+  const LayerWeights& w = weights_.layer(layer);
+  const AttentionConfig& a = config_.layers[layer].attention;
+  const IndexConfig& index = a.index;
+  const bool late_norm = !HasIndexNormBias(a);
+  if (!late_norm) {
+    RETURN_IF_ERROR(queue_->Norm({index_k_, batch.tokens(), index.head_dim, w.index_k_norm, index_k_}));
+  }
+  const BufferRef table = ropes_[rope_of_[layer]].short_texts.table();
+  const uint32_t turned = table ? a.rope.dimensions : 0;
+  DeltaStateView state = states_.view(layer);
+  state.base = state.base + EntryStateFloats(a) * sizeof(float);
+  RETURN_IF_ERROR(queue_->Compress({.values = index_k_,
+                                    .gates = index_gates_,
+                                    .bias = {w.index_bias.base, w.index_bias.stride / sizeof(float)},
+                                    .tokens = batch.tokens(),
+                                    .overlap = a.compress.overlap,
+                                    .norm = late_norm ? w.index_k_norm : NormSpec{},
+                                    .rope_table = table,
+                                    .rope_positions = options_.context,
+                                    .rope_dims = turned,
+                                    .rope_offset = index.head_dim - turned,
+                                    .rope_interleaved = a.rope.interleaved,
+                                    .sequences = batch.sequences(),
+                                    .from = batch.state_from(),
+                                    .to = batch.state_to(),
+                                    .state = state,
+                                    .entries = kv_.index_entries(layer)}));
+  return chooses ? TurnHeads(layer, batch, index_q_, index.heads, index.head_dim, /*back=*/false)
+                 : absl::OkStatus();
 }
 
 // Writes the index keys of a layer with an indexer, and chooses what its rows see.
 absl::Status Forward::ChooseBlocks(uint32_t layer, const StepBatch& batch) {
-  const LayerWeights& w = weights_.layer(layer);
   const AttentionConfig& a = config_.layers[layer].attention;
   const IndexConfig& index = a.index;
-  const uint32_t tokens = batch.tokens();
   if (!HasIndexKeys(a)) {
     return absl::OkStatus();
   }
   const bool chooses = Chooses(index, batch);
+  RETURN_IF_ERROR(index.pooled ? PoolIndexKeys(layer, chooses, batch)
+                               : WriteIndexKeys(layer, chooses, batch));
+  if (!chooses) {
+    return absl::OkStatus();
+  }
+  return queue_->IndexSelect(
+      {.q = index_q_,
+       .weights = index.weighted ? index_weights_ : Rows{},
+       .tokens = batch.tokens(),
+       .heads = index.heads,
+       .scale = index.weighted ? 1 / std::sqrt(static_cast<float>(index.head_dim)) : 1.0f,
+       .local = index.local,
+       .sequences = batch.sequences(),
+       .keys = kv_.index_view(layer),
+       .entries = kv_.index_entries(layer),
+       .chosen = ChosenOf(layer, batch)});
+}
+
+// Writes a key for each position, and rotates the indexer's queries.
+absl::Status Forward::WriteIndexKeys(uint32_t layer, bool chooses, const StepBatch& batch) {
+  const LayerWeights& w = weights_.layer(layer);
+  const AttentionConfig& a = config_.layers[layer].attention;
+  const IndexConfig& index = a.index;
+  const uint32_t tokens = batch.tokens();
   if (index.weighted) {
     RETURN_IF_ERROR(queue_->Norm({index_k_, tokens, index.head_dim, w.index_k_norm, index_k_}));
   }
@@ -166,19 +263,7 @@ absl::Status Forward::ChooseBlocks(uint32_t layer, const StepBatch& batch) {
                                          .sequences = group.sequences,
                                          .kv = kv_.index_view(layer)}));
   }
-  if (!chooses) {
-    return absl::OkStatus();
-  }
-  return queue_->IndexSelect(
-      {.q = index_q_,
-       .weights = index.weighted ? index_weights_ : Rows{},
-       .tokens = tokens,
-       .heads = index.heads,
-       .scale = index.weighted ? 1 / std::sqrt(static_cast<float>(index.head_dim)) : 1.0f,
-       .local = index.local,
-       .sequences = batch.sequences(),
-       .keys = kv_.index_view(layer),
-       .chosen = ChosenOf(layer, batch)});
+  return absl::OkStatus();
 }
 
 // Projects each head's q and the compressed kv into q_ and latent_, and what an indexer needs.
@@ -189,7 +274,7 @@ absl::Status Forward::ProjectLatent(uint32_t layer, const Rows& x, const StepBat
   const uint32_t q_rank = a.latent.q_rank;
   const bool chooses = HasIndexKeys(a) && Chooses(a.index, batch);
 
-  std::array<MatMulPart, 5> down = {
+  std::array<MatMulPart, 6> down = {
       {{w.kv_down, latent_, {}}, q_rank > 0 ? MatMulPart{w.q_down, q_low_, {}} : MatMulPart{w.q, q_, {}}}};
   size_t count = 2;
   if (a.output_gate) {
@@ -197,6 +282,9 @@ absl::Status Forward::ProjectLatent(uint32_t layer, const Rows& x, const StepBat
   }
   if (HasIndexKeys(a)) {
     down[count++] = {w.index_k, index_k_, {}};
+  }
+  if (HasIndexKeys(a) && a.index.pooled) {
+    down[count++] = {w.index_gates, index_gates_, {}};
   }
   if (chooses && a.index.weighted) {
     const float scale = 1 / std::sqrt(static_cast<float>(a.index.heads));
@@ -259,6 +347,103 @@ absl::Status Forward::AttendLatent(uint32_t layer, const Rows& x, const StepBatc
   RETURN_IF_ERROR(queue_->HeadMatMul({attended_, l.kv_rank, tokens, a.heads, w.v_up, q_, l.value_dim}));
   RETURN_IF_ERROR(GateOutput(a, tokens, a.heads * l.value_dim, q_));
   return ProjectOut(layer, tokens, q_, a.heads * l.value_dim, x);
+}
+
+// Projects each head's q and the row that is key and value into q_ and k_, and what entries and index keys
+// are compressed of.
+absl::Status Forward::ProjectCompressed(uint32_t layer, const Rows& x, const StepBatch& batch) {
+  const LayerWeights& w = weights_.layer(layer);
+  const AttentionConfig& a = config_.layers[layer].attention;
+  const uint32_t tokens = batch.tokens();
+  const bool chooses = HasIndexKeys(a) && Chooses(a.index, batch);
+
+  std::array<MatMulPart, 7> down = {{{w.k, k_, {}}, {w.q_down, q_low_, {}}}};
+  size_t count = 2;
+  if (a.compress.rate > 0) {
+    down[count++] = {w.entry_values, entry_values_, {}};
+    down[count++] = {w.entry_gates, entry_gates_, {}};
+  }
+  if (HasIndexKeys(a)) {
+    down[count++] = {w.index_k, index_k_, {}};
+    down[count++] = {w.index_gates, index_gates_, {}};
+  }
+  if (chooses) {
+    const float scale = 1 / std::sqrt(static_cast<float>(a.index.heads));
+    down[count++] = {w.index_weights, index_weights_, {}, scale};
+  }
+  const auto parts = absl::MakeConstSpan(down.data(), count);
+  RETURN_IF_ERROR(queue_->MatMul({x, tokens, config_.hidden, {}, w.attn_norm, parts, {}}));
+  const MatMulPart up[] = {{w.q, q_, {}}, {w.index_q, index_q_, {}}};
+  return queue_->MatMul(
+      {q_low_, tokens, a.compress.q_rank, {}, w.q_down_norm, absl::MakeConstSpan(up, chooses ? 2 : 1), {}});
+}
+
+// Writes the rows' keys, which are values too, and the entries that they complete.
+absl::Status Forward::CompressRows(uint32_t layer, const StepBatch& batch) {
+  const LayerWeights& w = weights_.layer(layer);
+  const AttentionConfig& a = config_.layers[layer].attention;
+  const BufferRef table = ropes_[rope_of_[layer]].short_texts.table();
+  const uint32_t offset = a.head_dim - a.rope.dimensions;
+  RETURN_IF_ERROR(queue_->RopeKvWrite({.q = q_,
+                                       .k = k_,
+                                       .tokens = batch.tokens(),
+                                       .heads = a.heads,
+                                       .qk_norm = a.qk_norm,
+                                       .q_norm = w.q_norm,
+                                       .k_norm = w.k_norm,
+                                       .rope_table = table,
+                                       .rope_positions = options_.context,
+                                       .rope_dims = a.rope.dimensions,
+                                       .rope_offset = offset,
+                                       .rope_interleaved = a.rope.interleaved,
+                                       .sequences = batch.sequences(),
+                                       .kv = kv_.view(layer)}));
+  if (a.compress.rate == 0) {
+    return absl::OkStatus();
+  }
+  return queue_->Compress({.values = entry_values_,
+                           .gates = entry_gates_,
+                           .bias = {w.entry_bias.base, w.entry_bias.stride / sizeof(float)},
+                           .tokens = batch.tokens(),
+                           .overlap = a.compress.overlap,
+                           .norm = w.entry_norm,
+                           .rope_table = table,
+                           .rope_positions = options_.context,
+                           .rope_dims = a.rope.dimensions,
+                           .rope_offset = offset,
+                           .rope_interleaved = a.rope.interleaved,
+                           .sequences = batch.sequences(),
+                           .from = batch.state_from(),
+                           .to = batch.state_to(),
+                           .state = states_.view(layer),
+                           .entries = kv_.entries(layer)});
+}
+
+// Attention over a window and compressed entries: the output's rotated values are turned back, since values
+// are the rotated keys, and its heads are projected in groups before o.
+absl::Status Forward::AttendCompressed(uint32_t layer, const Rows& x, const StepBatch& batch) {
+  const LayerWeights& w = weights_.layer(layer);
+  const AttentionConfig& a = config_.layers[layer].attention;
+  const CompressConfig& c = a.compress;
+  const uint32_t tokens = batch.tokens();
+  RETURN_IF_ERROR(ProjectCompressed(layer, x, batch));
+  RETURN_IF_ERROR(CompressRows(layer, batch));
+  RETURN_IF_ERROR(ChooseBlocks(layer, batch));
+  RETURN_IF_ERROR(queue_->CompressedAttention({.q = q_,
+                                               .tokens = tokens,
+                                               .heads = a.heads,
+                                               .scale = a.scale,
+                                               .sliding_window = a.sliding_window,
+                                               .sinks = w.sinks,
+                                               .chosen = ChosenOf(layer, batch),
+                                               .sequences = batch.sequences(),
+                                               .kv = kv_.view(layer),
+                                               .entries = kv_.entries(layer),
+                                               .out = attended_}));
+  RETURN_IF_ERROR(TurnHeads(layer, batch, attended_, a.heads, a.head_dim, /*back=*/true));
+  const uint64_t group = uint64_t{a.heads} / c.groups * a.head_dim;
+  RETURN_IF_ERROR(queue_->HeadMatMul({attended_, group, tokens, c.groups, w.o_groups, absorbed_, c.o_rank}));
+  return ProjectOut(layer, tokens, absorbed_, c.groups * c.o_rank, x);
 }
 
 absl::Status Forward::AttendDelta(uint32_t layer, const Rows& x, const StepBatch& batch) {

@@ -36,9 +36,9 @@ absl::Status CheckGrouped(uint32_t layer, const AttentionConfig& a) {
 
 absl::Status CheckLatent(uint32_t layer, const AttentionConfig& a) {
   const LatentConfig& l = a.latent;
-  if (a.heads == 0 || l.kv_rank == 0 || l.nope_dim == 0 || l.value_dim == 0 || a.rope.dimensions == 0 ||
-      a.rope.kind == RopeKind::kNone || a.head_dim != l.nope_dim + a.rope.dimensions ||
-      (l.kv_rank + a.rope.dimensions) % 2 != 0) {
+  if (a.heads == 0 || l.kv_rank == 0 || l.nope_dim == 0 || l.value_dim == 0 ||
+      (a.rope.kind == RopeKind::kNone) != (a.rope.dimensions == 0) ||
+      a.head_dim != l.nope_dim + a.rope.dimensions || (l.kv_rank + a.rope.dimensions) % 2 != 0) {
     return Contradiction(layer, absl::StrCat("latent attention of ", a.heads, " heads of ", a.head_dim, " = ",
                                              l.nope_dim, " + ", a.rope.dimensions, " values, values of ",
                                              l.value_dim, ", rank ", l.kv_rank));
@@ -79,6 +79,24 @@ absl::Status CheckMamba(uint32_t layer, const MambaConfig& m) {
   return absl::OkStatus();
 }
 
+absl::Status CheckCompressed(uint32_t layer, const AttentionConfig& a) {
+  const CompressConfig& c = a.compress;
+  if (a.heads == 0 || a.kv_heads != 1 || a.head_dim == 0 || a.head_dim % 2 != 0 || a.sliding_window == 0 ||
+      c.q_rank == 0 || c.groups == 0 || a.heads % c.groups != 0 || c.o_rank == 0 ||
+      a.qk_norm != QkNorm::kWeightedKey || a.rope.dimensions > a.head_dim) {
+    return Contradiction(
+        layer, absl::StrCat("compressed attention of ", a.heads, " heads of ", a.head_dim, " values over ",
+                            a.kv_heads, " KV heads and a window of ", a.sliding_window, ", q of rank ",
+                            c.q_rank, ", output of rank ", c.o_rank, " in ", c.groups, " groups"));
+  }
+  if (a.rope.kind == RopeKind::kLongRope || a.rope.kind == RopeKind::kNone || a.chunk != 0 ||
+      a.clip_qkv != 0 || a.qkv_bias || a.output_bias || a.output_gate || a.value_norm || a.value_dim != 0 ||
+      a.value_scale != 1 || a.temperature_scale != 0) {
+    return Refuse(layer, "compressed attention with long rope or none, chunks, clipping, biases or gates");
+  }
+  return absl::OkStatus();
+}
+
 absl::Status CheckAttention(uint32_t layer, const AttentionConfig& a) {
   switch (a.kind) {
     case AttentionKind::kGatedDelta:
@@ -94,6 +112,8 @@ absl::Status CheckAttention(uint32_t layer, const AttentionConfig& a) {
       return CheckSelective(layer, a.selective);
     case AttentionKind::kNone:
       return absl::OkStatus();
+    case AttentionKind::kCompressed:
+      return CheckCompressed(layer, a);
     case AttentionKind::kGrouped:
     case AttentionKind::kLatent:
       break;
@@ -141,6 +161,10 @@ absl::Status CheckSupported(const ModelConfig& config) {
                                                  FetchQueue::kMaxExperts));
   }
   for (uint32_t layer = 0; layer < config.layers.size(); ++layer) {
+    const LayerConfig& parts = config.layers[layer];
+    if (HasStreams(config) && (NormsOutputs(config, parts) || parts.parallel)) {
+      return Refuse(layer, "residual streams with norms or factors of outputs, or an FFN beside attention");
+    }
     RETURN_IF_ERROR(CheckAttention(layer, config.layers[layer].attention));
     RETURN_IF_ERROR(CheckMoeLayer(layer, config.layers[layer].moe));
     if (!HasFfn(config.layers[layer]) &&
@@ -160,8 +184,28 @@ uint32_t LogitRowsFor(uint32_t vocab, uint32_t max_tokens) {
 namespace {
 
 bool AnyNormsOutputs(const ModelConfig& config) {
-  return std::any_of(config.layers.begin(), config.layers.end(),
+  return HasStreams(config) ||
+         std::any_of(config.layers.begin(), config.layers.end(),
                      [&config](const LayerConfig& layer) { return NormsOutputs(config, layer); });
+}
+
+// Values of the residual of a row.
+uint64_t ResidualWidth(const ModelConfig& config) { return uint64_t{config.streams.count} * config.hidden; }
+
+// Values of a row that residual streams need beside them.
+uint64_t StreamWidth(const ModelConfig& config) {
+  return HasStreams(config)
+             ? uint64_t{config.hidden} + StreamRaws(config.streams) + 2 * StreamFactors(config.streams)
+             : 0;
+}
+
+// Experts that a row's token names.
+uint64_t FixedWidth(const ModelConfig& config) {
+  uint64_t widest = 0;
+  for (const LayerConfig& layer : config.layers) {
+    widest = std::max<uint64_t>(widest, layer.moe.token_experts ? layer.moe.top_k : 0);
+  }
+  return widest;
 }
 
 bool AnyLate(const ModelConfig& config) {
@@ -202,17 +246,19 @@ uint64_t ActivationBytes(const ModelConfig& config, const ForwardOptions& option
   const AttentionWidths w = WidestAttention(config);
   const uint64_t ranks = MaxRanks(config);
   const uint64_t attention = w.q + w.k + w.v + w.gate + w.q_low + w.latent + w.absorbed + w.attended +
-                             2 * w.state_heads + w.index_q + w.index_k + w.index_weights +
-                             WidestChoice(config, options.context);
+                             2 * w.state_heads + w.index_q + w.index_k + w.index_weights + w.index_gates +
+                             2 * w.entries + WidestChoice(config, options.context);
   const uint64_t widest = std::max(config.hidden, ExpertHidden(config));
   const uint64_t mixture =
       MaxRouted(config) + 1 + 3 * ranks + ranks * widest * (AnyScalesInputs(config) ? 2 : 1);
   const uint64_t sums = uint64_t{config.hidden} * ((AnyNormsOutputs(config) ? 1 : 0) +
                                                    (AnyBeside(config) ? 1 : 0) + (AnyLate(config) ? 1 : 0)) +
                         2 * uint64_t{config.latent_width};
-  const uint64_t ahead = options.look_ahead || options.draft_tokens ? config.hidden + ranks : 0;
+  const uint64_t residual = ResidualWidth(config);
+  const uint64_t ahead = options.look_ahead || options.draft_tokens ? residual + ranks : 0;
   const uint64_t drafts = config.mtp_layers > 0 ? 2 * uint64_t{config.hidden} : 0;
-  const uint64_t per_token = 2 * uint64_t{config.hidden} + drafts + attention + mixture + sums + ahead;
+  const uint64_t per_token = residual + config.hidden + drafts + StreamWidth(config) + FixedWidth(config) +
+                             attention + mixture + sums + ahead;
   const uint64_t per_logit_row = uint64_t{config.vocab} + 2 * options.max_candidates + 1;
   return sizeof(float) * (options.max_tokens * per_token + options.logit_rows * per_logit_row +
                           options.context * RopeValuesPerPosition(config)) +
@@ -277,7 +323,12 @@ absl::Status Forward::AllocateRows() {
     uint64_t width;
   };
   const Need activations[] = {
-      {&x_, tokens, config_.hidden},
+      {&x_, tokens, ResidualWidth(config_)},
+      {&block_in_, HasStreams(config_) ? tokens : 0, config_.hidden},
+      {&stream_raws_, HasStreams(config_) ? tokens : 0, StreamRaws(config_.streams)},
+      {&attn_factors_, HasStreams(config_) ? tokens : 0, StreamFactors(config_.streams)},
+      {&ffn_factors_, HasStreams(config_) ? tokens : 0, StreamFactors(config_.streams)},
+      {&fixed_, tokens, FixedWidth(config_)},
       {&normed_, tokens, config_.hidden},
       {&q_, tokens, w.q},
       {&k_, tokens, w.k},
@@ -292,6 +343,9 @@ absl::Status Forward::AllocateRows() {
       {&index_q_, tokens, w.index_q},
       {&index_k_, tokens, w.index_k},
       {&index_weights_, tokens, w.index_weights},
+      {&index_gates_, tokens, w.index_gates},
+      {&entry_values_, tokens, w.entries},
+      {&entry_gates_, tokens, w.entries},
       {&chosen, tokens, WidestChoice(config_, options_.context)},
       {&scores_, tokens, MaxRouted(config_)},
       {&shared_scores_, tokens, 1},
@@ -303,7 +357,7 @@ absl::Status Forward::AllocateRows() {
       {&parallel_ffn_, AnyBeside(config_) ? tokens : 0, config_.hidden},
       {&sums_, AnyNormsOutputs(config_) ? tokens : 0, config_.hidden},
       {&logits_, logit_rows, config_.vocab},
-      {&ahead_, options_.look_ahead || options_.draft_tokens ? tokens : 0, config_.hidden},
+      {&ahead_, options_.look_ahead || options_.draft_tokens ? tokens : 0, ResidualWidth(config_)},
       {&mtp_x_, config_.mtp_layers > 0 ? tokens : 0, config_.hidden},
       {&mtp_embed_, config_.mtp_layers > 0 ? tokens : 0, config_.hidden},
   };

@@ -62,10 +62,25 @@ struct Counter {
   }
   // Every row multiplies with all index keys before it.
   void operator()(const IndexSelectArgs* args) {
+    const EntryView& entries = args->entries;
     for (const SequenceRows& text : args->sequences) {
       const uint64_t end = uint64_t{text.first_position} + text.rows;
-      work.bytes += end * args->keys.page_stride / kPageTokens;
-      work.products += text.rows * end * args->heads * args->keys.head_dim;
+      work.bytes += end * (args->keys.page_stride + entries.page_stride) / kPageTokens;
+      work.products += text.rows * args->heads *
+                       (entries.rate > 0 ? end / entries.rate * entries.head_dim : end * args->keys.head_dim);
+    }
+  }
+  // Every row multiplies with its window and with its entries, chosen or all.
+  void operator()(const CompressedAttentionArgs* args) {
+    const EntryView& entries = args->entries;
+    for (const SequenceRows& text : args->sequences) {
+      const uint64_t end = uint64_t{text.first_position} + text.rows;
+      const uint64_t window = std::min<uint64_t>(end, uint64_t{args->sliding_window} + text.rows);
+      const uint64_t all = entries.rate > 0 ? end / entries.rate : 0;
+      const uint64_t seen = args->chosen.blocks ? std::min<uint64_t>(all, args->chosen.top) : all;
+      work.bytes += (window * args->kv.page_stride + end * entries.page_stride) / kPageTokens;
+      work.products += text.rows * args->heads * args->kv.head_dim * 2 *
+                       (std::min<uint64_t>(end, args->sliding_window) + seen);
     }
   }
   // Other operations read almost no weights.
@@ -83,6 +98,9 @@ struct PartOf {
   StepPart operator()(const LatentKvWriteArgs*) const { return StepPart::kAttention; }
   StepPart operator()(const IndexSelectArgs*) const { return StepPart::kAttention; }
   StepPart operator()(const AttentionArgs*) const { return StepPart::kAttention; }
+  StepPart operator()(const RopeHeadsArgs*) const { return StepPart::kAttention; }
+  StepPart operator()(const CompressArgs*) const { return StepPart::kAttention; }
+  StepPart operator()(const CompressedAttentionArgs*) const { return StepPart::kAttention; }
   StepPart operator()(const GatedDeltaArgs*) const { return StepPart::kAttention; }
   StepPart operator()(const MambaArgs*) const { return StepPart::kAttention; }
   StepPart operator()(const ShortConvArgs*) const { return StepPart::kAttention; }

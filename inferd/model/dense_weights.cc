@@ -33,6 +33,9 @@ class Finder {
   absl::Status Layer(const LayerConfig& layer, LayerWeights* w);
   absl::Status Grouped(const AttentionConfig& a, LayerWeights* w);
   absl::Status Latent(const AttentionConfig& a, LayerWeights* w);
+  absl::Status Compressed(const AttentionConfig& a, LayerWeights* w);
+  absl::Status Streams(uint32_t rows, uint32_t scales, std::string_view matrix, std::string_view base,
+                       std::string_view scale, StreamWeights* streams);
   absl::Status Indexer(const AttentionConfig& a, LayerWeights* w);
   absl::Status Delta(const DeltaConfig& d, LayerWeights* w);
   absl::Status Mamba(const MambaConfig& m, LayerWeights* w);
@@ -117,6 +120,10 @@ absl::Status Finder::FindAll() {
   if (config_.head_bias) {
     RETURN_IF_ERROR(Vector(dense::kHeadBias, config_.vocab, &tensors_->head_bias));
   }
+  if (!config_.streams.mean_output) {
+    RETURN_IF_ERROR(Streams(config_.streams.count, 1, dense::kHeadStreams, dense::kHeadStreamsBase,
+                            dense::kHeadStreamsScale, &tensors_->head_streams));
+  }
   RETURN_IF_ERROR(Norm(dense::kFinalNorm, dense::kFinalNormBias, &tensors_->final_norm));
   tensors_->layers.resize(config_.layers.size());
   uint64_t bytes = 0;
@@ -145,6 +152,8 @@ absl::Status Finder::Layer(const LayerConfig& layer, LayerWeights* w) {
     RETURN_IF_ERROR(Vector(dense::kLayerScale, 1, &w->layer_scale));
   }
   if (HasAttention(layer)) {
+    RETURN_IF_ERROR(Streams(StreamRaws(config_.streams), 3, dense::kAttnStreams, dense::kAttnStreamsBase,
+                            dense::kAttnStreamsScale, &w->attn_streams));
     if (layer.pre_norms) {
       RETURN_IF_ERROR(Norm(dense::kAttnNorm, dense::kAttnNormBias, &w->attn_norm));
     }
@@ -156,6 +165,8 @@ absl::Status Finder::Layer(const LayerConfig& layer, LayerWeights* w) {
   if (!HasFfn(layer)) {
     return absl::OkStatus();
   }
+  RETURN_IF_ERROR(Streams(StreamRaws(config_.streams), 3, dense::kFfnStreams, dense::kFfnStreamsBase,
+                          dense::kFfnStreamsScale, &w->ffn_streams));
   if (HasFfnNorm(layer)) {
     RETURN_IF_ERROR(Norm(dense::kFfnNorm, dense::kFfnNormBias, &w->ffn_norm));
   } else if (layer.pre_norms) {
@@ -165,6 +176,16 @@ absl::Status Finder::Layer(const LayerConfig& layer, LayerWeights* w) {
     RETURN_IF_ERROR(RmsNorm(dense::kFfnPostNorm, &w->ffn_post_norm));
   }
   return Mixture(layer.moe, w);
+}
+
+absl::Status Finder::Streams(uint32_t rows, uint32_t scales, std::string_view matrix, std::string_view base,
+                             std::string_view scale, StreamWeights* streams) {
+  if (!HasStreams(config_)) {
+    return absl::OkStatus();
+  }
+  RETURN_IF_ERROR(Matrix(matrix, rows, config_.streams.count * hidden_, &streams->projection));
+  RETURN_IF_ERROR(Vector(base, rows, &streams->base));
+  return Vector(scale, scales, &streams->scale);
 }
 
 absl::Status Finder::Attention(const AttentionConfig& a, LayerWeights* w) {
@@ -182,6 +203,8 @@ absl::Status Finder::Attention(const AttentionConfig& a, LayerWeights* w) {
       return ShortConv(a, w);
     case AttentionKind::kSelective:
       return Selective(a.selective, w);
+    case AttentionKind::kCompressed:
+      return Compressed(a, w);
     case AttentionKind::kNone:
       break;
   }
@@ -246,18 +269,50 @@ absl::Status Finder::Indexer(const AttentionConfig& a, LayerWeights* w) {
   if (!HasIndexKeys(a)) {
     return absl::OkStatus();
   }
-  const bool latent = a.kind == AttentionKind::kLatent;
   w->index_q_norm.epsilon = w->index_k_norm.epsilon = index.norm_epsilon;
   RETURN_IF_ERROR(
-      Matrix(dense::kIndexQ, index.heads * index.head_dim, latent ? a.latent.q_rank : hidden_, &w->index_q));
-  RETURN_IF_ERROR(Matrix(dense::kIndexK, index.head_dim, hidden_, &w->index_k));
+      Matrix(dense::kIndexQ, index.heads * index.head_dim, IndexQueryWidth(a, hidden_), &w->index_q));
+  RETURN_IF_ERROR(
+      Matrix(dense::kIndexK, index.pooled ? PooledWidth(a) : index.head_dim, hidden_, &w->index_k));
+  if (index.pooled) {
+    RETURN_IF_ERROR(Matrix(dense::kIndexGates, PooledWidth(a), hidden_, &w->index_gates));
+    RETURN_IF_ERROR(Table(dense::kIndexBias, index.block, PooledWidth(a), &w->index_bias));
+  }
   RETURN_IF_ERROR(Vector(dense::kIndexKNorm, index.head_dim, &w->index_k_norm.weight));
   if (!index.weighted) {
     return Vector(dense::kIndexQNorm, index.head_dim, &w->index_q_norm.weight);
   }
-  w->index_k_norm.kind = NormKind::kLayer;
-  RETURN_IF_ERROR(Vector(dense::kIndexKNormBias, index.head_dim, &w->index_k_norm.bias));
+  if (HasIndexNormBias(a)) {
+    w->index_k_norm.kind = NormKind::kLayer;
+    RETURN_IF_ERROR(Vector(dense::kIndexKNormBias, index.head_dim, &w->index_k_norm.bias));
+  }
   return Matrix(dense::kIndexWeights, index.heads, hidden_, &w->index_weights);
+}
+
+absl::Status Finder::Compressed(const AttentionConfig& a, LayerWeights* w) {
+  const CompressConfig& c = a.compress;
+  for (NormSpec* norm : {&w->q_down_norm, &w->q_norm, &w->k_norm, &w->entry_norm}) {
+    norm->epsilon = config_.norm_epsilon;
+  }
+  RETURN_IF_ERROR(Matrix(dense::kQDown, c.q_rank, hidden_, &w->q_down));
+  RETURN_IF_ERROR(Vector(dense::kQDownNorm, c.q_rank, &w->q_down_norm.weight));
+  RETURN_IF_ERROR(Matrix(dense::kQ, a.heads * a.head_dim, c.q_rank, &w->q));
+  RETURN_IF_ERROR(Matrix(dense::kK, a.head_dim, hidden_, &w->k));
+  RETURN_IF_ERROR(Vector(dense::kKNorm, a.head_dim, &w->k_norm.weight));
+  if (a.sinks) {
+    RETURN_IF_ERROR(Vector(dense::kSinks, a.heads, &w->sinks));
+  }
+  RETURN_IF_ERROR(
+      Matrix(dense::kOGroups, c.groups * c.o_rank, a.heads / c.groups * a.head_dim, &w->o_groups));
+  RETURN_IF_ERROR(Matrix(dense::kO, hidden_, c.groups * c.o_rank, &w->o));
+  if (c.rate == 0) {
+    return absl::OkStatus();
+  }
+  const uint32_t width = CompressedWidth(a);
+  RETURN_IF_ERROR(Matrix(dense::kEntryValues, width, hidden_, &w->entry_values));
+  RETURN_IF_ERROR(Matrix(dense::kEntryGates, width, hidden_, &w->entry_gates));
+  RETURN_IF_ERROR(Table(dense::kEntryBias, c.rate, width, &w->entry_bias));
+  return Vector(dense::kEntryNorm, a.head_dim, &w->entry_norm.weight);
 }
 
 absl::Status Finder::Delta(const DeltaConfig& d, LayerWeights* w) {
@@ -387,6 +442,9 @@ absl::Status Finder::Mixture(const MoeConfig& moe, LayerWeights* w) {
   }
   if (moe.router_correction) {
     RETURN_IF_ERROR(Vector(dense::kRouterCorrection, routed, &w->router_correction));
+  }
+  if (moe.token_experts) {
+    RETURN_IF_ERROR(Table(dense::kTokenExperts, config_.vocab, moe.top_k, &w->token_experts));
   }
   if (moe.expert_bias) {
     RETURN_IF_ERROR(Table(dense::kExpertsUpBias, moe.experts, moe.expert_width, &w->up_biases));

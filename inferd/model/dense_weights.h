@@ -29,9 +29,19 @@ struct DenseExpert {
   BufferRef down_bias;
 };
 
+// The mix of residual streams before a block, or at the end.
+struct StreamWeights {
+  WeightView projection;
+  BufferRef base;
+  BufferRef scale;
+};
+
 // The dense tensors of one layer; a view or reference is empty if the layer has no such tensor (shapes:
 // dense_names.h).
 struct LayerWeights {
+  StreamWeights attn_streams;
+  StreamWeights ffn_streams;
+
   NormSpec attn_norm;
   WeightView q;  // latent attention: from the compressed q, if there is one
   WeightView q_gate;
@@ -55,9 +65,17 @@ struct LayerWeights {
 
   WeightView index_q;  // an indexer of the layer's own
   WeightView index_k;
+  WeightView index_gates;  // these two: a pooled one
+  WeightView index_bias;   // f32 [block, PooledWidth]
   WeightView index_weights;
   NormSpec index_q_norm;
   NormSpec index_k_norm;  // a layer norm where choices are weighted
+
+  WeightView o_groups;  // attention with compressed entries; its q is made of q_down
+  WeightView entry_values;
+  WeightView entry_gates;
+  WeightView entry_bias;  // f32 [rate, CompressedWidth]
+  NormSpec entry_norm;
 
   WeightView delta_qkv;  // gated delta attention
   WeightView delta_z;
@@ -123,7 +141,8 @@ struct LayerWeights {
   WeightView router;
   BufferRef router_bias;
   BufferRef router_correction;
-  BufferRef expert_scale;  // f32 [experts]
+  WeightView token_experts;  // f32 [vocab, top_k]
+  BufferRef expert_scale;    // f32 [experts]
   WeightView shared_router;
   WeightView up_biases;    // f32 [experts, expert_width]
   WeightView gate_biases;  // f32 [experts, expert_width]
@@ -145,6 +164,7 @@ struct DenseTensors {
   WeightView embed;
   WeightView head;
   BufferRef head_bias;
+  StreamWeights head_streams;
   NormSpec final_norm;
   std::vector<LayerWeights> layers;
   std::vector<Placed> placed;
@@ -188,6 +208,7 @@ class DenseWeights {
   const WeightView& embed() const { return tensors_.embed; }
   const WeightView& head() const { return tensors_.head; }
   BufferRef head_bias() const { return tensors_.head_bias; }
+  const StreamWeights& head_streams() const { return tensors_.head_streams; }
   const NormSpec& final_norm() const { return tensors_.final_norm; }
   const LayerWeights& layer(uint32_t layer) const { return tensors_.layers[layer]; }
   const std::vector<LayerWeights>& layers() const { return tensors_.layers; }

@@ -168,7 +168,7 @@ uint32_t WidestWindow(const ModelConfig& config) {
     if (IsRecurrent(layer.attention.kind) || !HasAttention(layer)) {
       continue;  // recurrent: reads no earlier positions
     }
-    if (layer.attention.sliding_window == 0) {
+    if (layer.attention.sliding_window == 0 || layer.attention.compress.rate > 0) {
       return 0;
     }
     widest = std::max(widest, layer.attention.sliding_window);
@@ -194,6 +194,10 @@ KvView ShapeOf(const AttentionConfig& attention, KvType type) {
       view.head_dim = attention.latent.kv_rank + attention.rope.dimensions;
       view.value_dim = attention.latent.kv_rank;
       break;
+    case AttentionKind::kCompressed:
+      view.kv_heads = 1;
+      view.head_dim = view.value_dim = attention.head_dim;
+      break;
     case AttentionKind::kGatedDelta:
     case AttentionKind::kMamba:
     case AttentionKind::kShortConv:
@@ -211,12 +215,30 @@ KvView ShapeOf(const AttentionConfig& attention, KvType type) {
 KvView IndexShapeOf(const AttentionConfig& attention, KvType type) {
   KvView view;
   view.type = type;
-  if (HasIndexKeys(attention)) {
+  if (HasIndexKeys(attention) && !attention.index.pooled) {
     view.kv_heads = 1;
     view.head_dim = attention.index.head_dim;
     view.page_stride = KvPageBytes(type, 1, view.head_dim);
   }
   return view;
+}
+
+EntryView EntriesOf(KvType type, uint32_t head_dim, uint32_t rate) {
+  EntryView view;
+  view.type = type;
+  view.head_dim = head_dim;
+  view.rate = rate;
+  view.page_stride = rate == 0 ? 0 : EntryPageBytes(type, head_dim, rate);
+  return view;
+}
+
+EntryView EntriesOf(const AttentionConfig& attention, KvType type) {
+  return EntriesOf(type, attention.head_dim, attention.compress.rate);
+}
+
+EntryView IndexEntriesOf(const AttentionConfig& attention, KvType type) {
+  const IndexConfig& index = attention.index;
+  return EntriesOf(type, index.head_dim, HasIndexKeys(attention) && index.pooled ? index.block : 0);
 }
 
 // Bytes of a page of K and of V; if V is part of K's row (no v_page_stride) only one is stored.
@@ -227,7 +249,9 @@ uint64_t PageBytes(const KvView& view) { return view.page_stride + view.v_page_s
 uint64_t KvBytesPerPage(const ModelConfig& config, KvType type) {
   uint64_t bytes = 0;
   for (const LayerConfig& layer : config.layers) {
-    bytes += PageBytes(ShapeOf(layer.attention, type)) + PageBytes(IndexShapeOf(layer.attention, type));
+    const AttentionConfig& a = layer.attention;
+    bytes += PageBytes(ShapeOf(a, type)) + PageBytes(IndexShapeOf(a, type)) + EntriesOf(a, type).page_stride +
+             IndexEntriesOf(a, type).page_stride;
   }
   return bytes;
 }
@@ -239,6 +263,8 @@ absl::StatusOr<std::unique_ptr<KvCache>> KvCache::Create(const ModelConfig& conf
   for (const LayerConfig& layer : config.layers) {
     cache->views_.push_back(ShapeOf(layer.attention, type));
     cache->index_views_.push_back(IndexShapeOf(layer.attention, type));
+    cache->entries_.push_back(EntriesOf(layer.attention, type));
+    cache->index_entries_.push_back(IndexEntriesOf(layer.attention, type));
   }
   cache->copy_.resize(KvBytesPerPage(config, type));
   RETURN_IF_ERROR(cache->Place(pages));
@@ -257,9 +283,16 @@ absl::Status KvCache::Place(uint32_t pages) {
     view.v = {buffer_, view.v_page_stride == 0 ? offset : offset + pages * view.page_stride};
     offset += pages * PageBytes(view);
   };
+  const auto place_entries = [&](EntryView& view) {
+    view.pages = pages;
+    view.base = {buffer_, offset};
+    offset += pages * view.page_stride;
+  };
   for (size_t layer = 0; layer < views_.size(); ++layer) {
     place(views_[layer]);
     place(index_views_[layer]);
+    place_entries(entries_[layer]);
+    place_entries(index_entries_[layer]);
   }
   return absl::OkStatus();
 }
@@ -289,7 +322,11 @@ absl::Status KvCache::ForEachPart(
     const KvView& view = views_[layer];
     const KvView& index = index_views_[layer];
     const std::pair<BufferRef, uint64_t> sides[] = {
-        {view.k, view.page_stride}, {view.v, view.v_page_stride}, {index.k, index.page_stride}};
+        {view.k, view.page_stride},
+        {view.v, view.v_page_stride},
+        {index.k, index.page_stride},
+        {entries_[layer].base, entries_[layer].page_stride},
+        {index_entries_[layer].base, index_entries_[layer].page_stride}};
     for (const auto& [place, bytes] : sides) {
       if (bytes == 0) continue;
       RETURN_IF_ERROR(move(place + page * bytes, bytes, offset));

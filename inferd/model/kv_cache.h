@@ -123,7 +123,7 @@ class KvPages {
 // Returns the widest window of all layers; 0 if a layer has none. A chunked layer counts as unlimited.
 uint32_t WidestWindow(const ModelConfig& config);
 
-// Bytes of one page over all layers: K, V and index keys.
+// Bytes of one page over all layers: K, V, entries and index keys.
 uint64_t KvBytesPerPage(const ModelConfig& config, KvType type);
 
 // Device memory of the pages, and the view of each layer.
@@ -137,6 +137,9 @@ class KvCache {
   const KvView& view(uint32_t layer) const { return views_[layer]; }
   // The index keys of a layer with an indexer of its own: one head, V is K. No pages in other layers.
   const KvView& index_view(uint32_t layer) const { return index_views_[layer]; }
+  // The compressed entries of a layer, and the keys of a pooled indexer; rate 0 in other layers.
+  const EntryView& entries(uint32_t layer) const { return entries_[layer]; }
+  const EntryView& index_entries(uint32_t layer) const { return index_entries_[layer]; }
 
   // Changes the number of pages; their content is lost. Frees the old memory first: if the new size cannot be
   // allocated it restores the old size and returns RESOURCE_EXHAUSTED; INTERNAL if even that fails, which
@@ -166,9 +169,11 @@ class KvCache {
   Backend* const backend_;
   BufferId buffer_ = kNoBuffer;
   KvPages pages_;
-  std::vector<KvView> views_;        // by layer
-  std::vector<KvView> index_views_;  // by layer
-  std::vector<std::byte> copy_;      // one page over all layers
+  std::vector<KvView> views_;             // by layer
+  std::vector<KvView> index_views_;       // by layer
+  std::vector<EntryView> entries_;        // by layer
+  std::vector<EntryView> index_entries_;  // by layer
+  std::vector<std::byte> copy_;           // one page over all layers
 };
 
 // Index of KV cache pages by content: the tokens of a page and, as a digest chained from page to page, all

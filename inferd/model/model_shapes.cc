@@ -61,6 +61,13 @@ AttentionWidths WidthsOf(const AttentionConfig& a) {
               .absorbed = a.selective.state,
               .attended = channels};
     }
+    case AttentionKind::kCompressed:
+      return {.q = q,
+              .k = a.head_dim,
+              .q_low = a.compress.q_rank,
+              .absorbed = uint64_t{a.compress.groups} * a.compress.o_rank,
+              .attended = q,
+              .entries = CompressedWidth(a)};
     case AttentionKind::kNone:
       break;
   }
@@ -111,13 +118,23 @@ bool AnyScalesInputs(const ModelConfig& config) {
   return Largest(config, [](const MoeConfig& moe) { return ScalesInputs(moe) ? 1 : 0; }) > 0;
 }
 
+// Entries of twice the positions hold a row for each of them.
+uint64_t EntryStateFloats(const AttentionConfig& a) {
+  return uint64_t{2} * CompressedWidth(a) * a.compress.rate * (a.compress.overlap ? 2 : 1);
+}
+
+uint64_t PooledStateFloats(const AttentionConfig& a) {
+  return uint64_t{2} * PooledWidth(a) * a.index.block * (a.compress.overlap ? 2 : 1);
+}
+
 // A draft needs experts to wait for in the last layer and experts to request in the first. A recurrent layer
 // would change its state by the draft, and if the router scales inputs the outputs cannot be summed without
-// the missing experts. A parallel FFN needs the input of the attention, which a draft does not keep.
+// the missing experts. A parallel FFN needs the input of the attention, which a draft does not keep, and
+// residual streams would need a mix of their own.
 bool CanDraftTokens(const ModelConfig& config) {
   return config.layers.front().moe.experts > 0 && config.layers[ModelLayers(config) - 1].moe.experts > 0 &&
          !IsRecurrent(config.layers.front().attention.kind) && !config.layers.front().parallel &&
-         !AnyScalesInputs(config);
+         !AnyScalesInputs(config) && !HasStreams(config);
 }
 
 bool NormsOutputs(const ModelConfig& config, const LayerConfig& layer) {
@@ -177,10 +194,12 @@ AttentionWidths WidestAttention(const ModelConfig& config) {
     widest.latent = std::max(widest.latent, widths.latent);
     widest.absorbed = std::max(widest.absorbed, widths.absorbed);
     widest.attended = std::max(widest.attended, widths.attended);
+    widest.entries = std::max(widest.entries, widths.entries);
     const IndexConfig& index = layer.attention.index;
     if (HasIndexKeys(layer.attention)) {
       widest.index_q = std::max(widest.index_q, uint64_t{index.heads} * index.head_dim);
-      widest.index_k = std::max<uint64_t>(widest.index_k, index.head_dim);
+      widest.index_k = std::max<uint64_t>({widest.index_k, index.head_dim, PooledWidth(layer.attention)});
+      widest.index_gates = std::max<uint64_t>(widest.index_gates, PooledWidth(layer.attention));
       widest.index_weights = std::max<uint64_t>(widest.index_weights, index.weighted ? index.heads : 0);
     }
     widest.state_heads = std::max(widest.state_heads, widths.state_heads);

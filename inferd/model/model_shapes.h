@@ -49,6 +49,11 @@ uint32_t GateRows(const AttentionConfig& attention);
 uint32_t ConvCols(const DeltaConfig& delta);
 uint32_t ConvCols(const MambaConfig& mamba);
 
+// Floats of a layer's state that keep the rows of which entries, and keys of a pooled indexer, will be
+// compressed (CompressArgs). The second begins where the first ends.
+uint64_t EntryStateFloats(const AttentionConfig& attention);
+uint64_t PooledStateFloats(const AttentionConfig& attention);
+
 // Maximum number of positions of a sequence that uses the short rope factors in every layer; 0: no layer has
 // long rope.
 uint32_t ShortRopeLimit(const ModelConfig& config);
@@ -74,6 +79,8 @@ struct AttentionWidths {
   uint64_t index_q = 0;
   uint64_t index_k = 0;
   uint64_t index_weights = 0;
+  uint64_t index_gates = 0;  // of a pooled one
+  uint64_t entries = 0;      // values, and gates, that entries are compressed of
   uint64_t state_heads =
       0;  // delta: beta's values and the decay's, the more of them; Mamba: one per time step
 };

@@ -27,6 +27,8 @@ uint64_t SlotFloats(const AttentionConfig& attention) {
     }
     case AttentionKind::kGrouped:
     case AttentionKind::kLatent:
+    case AttentionKind::kCompressed:
+      return EntryStateFloats(attention) + PooledStateFloats(attention);
     case AttentionKind::kNone:
       break;
   }

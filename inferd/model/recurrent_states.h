@@ -1,8 +1,8 @@
-// The recurrent states of gated delta attention, Mamba-2 and short convolutions: slots of every layer's
-// state, two per running sequence and some for kept states. One slot of a sequence holds the state after the
-// last committed step, and the running step writes the other: a repeated step starts from the same state, and
-// a sequence at position 0 starts from zero whatever its slots hold, so nothing is cleared when a sequence
-// ends or is preempted.
+// The recurrent states of gated delta attention, Mamba-2 and short convolutions, and the rows of positions
+// that are not compressed to an entry yet: slots of every layer's state, two per running sequence and some
+// for kept states. One slot of a sequence holds the state after the last committed step, and the running step
+// writes the other: a repeated step starts from the same state, and a sequence at position 0 starts from zero
+// whatever its slots hold, so nothing is cleared when a sequence ends or is preempted.
 //
 // A state is kept by keeping its slot: it is not written until dropped, and any number of sequences may
 // continue from it. Nothing is copied.
@@ -41,7 +41,7 @@ class RecurrentStates {
                                                                  uint32_t sequences, uint32_t kept,
                                                                  Backend* backend);
 
-  // States of a layer. REQUIRES: its attention is recurrent (IsRecurrent).
+  // States of a layer; without slots if it has none.
   const DeltaStateView& view(uint32_t layer) const { return views_[layer]; }
 
   StateSlots slots(uint32_t sequence) const { return running_[sequence]; }

@@ -92,6 +92,7 @@ class MeasuredQueue final : public ForwardingQueue {
   absl::Status Run(const EmbedArgs& args);
   absl::Status Run(const MatMulArgs& args);
   absl::Status Run(const AttentionArgs& args) { return TimeLayer(&args); }
+  absl::Status Run(const CompressedAttentionArgs& args) { return TimeLayer(&args); }
   absl::Status Run(const GatedDeltaArgs& args) { return TimeLayer(&args); }
   absl::Status Run(const MambaArgs& args) { return TimeLayer(&args); }
   absl::Status Run(const ShortConvArgs& args) { return TimeLayer(&args); }

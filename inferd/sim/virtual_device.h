@@ -39,6 +39,7 @@ class VirtualQueue final : public ForwardingQueue {
     return inner_queue().Enqueue(&args);
   }
   absl::Status Run(const AttentionArgs& args) { return RunFor(costs_.attention_ms * 1e-3, &args); }
+  absl::Status Run(const CompressedAttentionArgs& args) { return RunFor(costs_.attention_ms * 1e-3, &args); }
   absl::Status Run(const GatedDeltaArgs& args) { return RunFor(costs_.attention_ms * 1e-3, &args); }
   absl::Status Run(const MambaArgs& args) { return RunFor(costs_.attention_ms * 1e-3, &args); }
   absl::Status Run(const ShortConvArgs& args) { return RunFor(costs_.attention_ms * 1e-3, &args); }

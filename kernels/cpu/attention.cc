@@ -35,15 +35,17 @@ struct Entries {
   uint32_t last;
 };
 Entries EntriesOf(const AttentionCall& call, const AttentionTask& task, uint32_t position) {
-  return task.list == nullptr ? Entries{FirstVisible(position, call), position}
-                              : Entries{0, SeenPositions(position, call.chosen.top, call.chosen.block) - 1};
+  return task.list == nullptr
+             ? Entries{FirstVisible(position, call), position}
+             : Entries{0, SeenPositions(position, call.chosen.top, call.chosen.block, call.chosen.whole) - 1};
 }
 
 // Number of a sequence's rows, from its first on, that see all positions.
 uint32_t RowsOfAll(const AttentionCall& call, const SequenceRows& sequence) {
   const ChosenCall& chosen = call.chosen;
-  const uint64_t end = chosen.blocks == nullptr ? uint64_t{sequence.first_position} + sequence.rows
-                                                : uint64_t{chosen.top} * chosen.block;
+  const uint64_t end = chosen.blocks == nullptr
+                           ? uint64_t{sequence.first_position} + sequence.rows
+                           : uint64_t{chosen.top} * chosen.block - (chosen.whole ? 1 : 0);
   return static_cast<uint32_t>(
       std::clamp<uint64_t>(end, sequence.first_position, uint64_t{sequence.first_position} + sequence.rows) -
       sequence.first_position);
@@ -126,16 +128,6 @@ void AttentionPlan::SplitBlocks(uint64_t span_floats) {
 
 namespace {
 
-// m, l and o of up to kSpanQueries queries: [query] m, [query] l, [query][value_dim] o.
-struct Partials {
-  float* m;
-  float* l;
-  float* o;
-  uint32_t value_dim;
-  Partials(float* memory, uint32_t value_dim)
-      : m(memory), l(memory + kSpanQueries), o(memory + 2 * kSpanQueries), value_dim(value_dim) {}
-};
-
 // Appends m, l and o of the next span of a query to its sum so far (ARITHMETIC.md 6).
 void Append(const KernelTable& kernels, float next_m, const float* next_l, const float* next_o,
             uint32_t value_dim, float* m, float* l, float* o) {
@@ -148,11 +140,20 @@ void Append(const KernelTable& kernels, float next_m, const float* next_l, const
   *m = largest;
 }
 
-// Appends query `i` of `next` to query `i` of `sum`.
-void Append(const KernelTable& kernels, const Partials& next, const Partials& sum, uint32_t i) {
+}  // namespace
+
+void AppendSpan(const KernelTable& kernels, const SpanSums& next, const SpanSums& sum, uint32_t i) {
   const uint64_t place = uint64_t{i} * sum.value_dim;
   Append(kernels, next.m[i], next.l + i, next.o + place, sum.value_dim, sum.m + i, sum.l + i, sum.o + place);
 }
+
+void AppendSink(const KernelTable& kernels, float sink, const float* zeros, uint32_t value_dim, float* m,
+                float* l, float* o) {
+  constexpr float kOne = 1.0f;
+  Append(kernels, sink, &kOne, zeros, value_dim, m, l, o);
+}
+
+namespace {
 
 // The cached rows of the positions of a span.
 struct SpanRows {
@@ -203,7 +204,7 @@ void Attention::ComputeSpan(const AttentionCall& call, const AttentionTask& task
   const SequenceRows& sequence = *task.sequence;
   const uint32_t group = call.heads / kv.kv_heads;
   const uint32_t base = span * kSpanTokens;
-  const Partials out(results, kv.value_dim);
+  const SpanSums out(results, kv.value_dim);
   const float* q[kSpanQueries];
   float* o[kSpanQueries];
   uint32_t low[kSpanQueries];
@@ -271,15 +272,15 @@ void Attention::RunTask(const AttentionCall& call, const AttentionTask& task, ui
     }
     return;
   }
-  const Partials sum(workers_[worker].span + kSpanScratchFloats, value_dim);
-  const Partials next(workers_[worker].span + kSpanScratchFloats + floats, value_dim);
+  const SpanSums sum(workers_[worker].span + kSpanScratchFloats, value_dim);
+  const SpanSums next(workers_[worker].span + kSpanScratchFloats + floats, value_dim);
   uint64_t started = 0;  // a bit per query: its sum has begun
   static_assert(kSpanQueries <= 64);
   for (uint32_t s = 0; s < task.spans; ++s) {
     ComputeSpan(call, task, task.first_span + s, worker, next.m, &first, &end);
     for (uint32_t i = first; i < end; ++i) {
       if ((started >> i & 1) != 0) {
-        Append(kernels_, next, sum, i);
+        AppendSpan(kernels_, next, sum, i);
         continue;
       }
       started |= uint64_t{1} << i;
@@ -302,8 +303,7 @@ void Attention::WriteQuery(const AttentionCall& call, const AttentionTask& task,
   const uint32_t query = task.first_query + i;
   const uint64_t head = uint64_t{task.kv_head} * group + query % group;
   if (call.sinks != nullptr) {
-    constexpr float kOne = 1.0f;
-    Append(kernels_, call.sinks[head], &kOne, space_.zeros(), value_dim, m, l, o);
+    AppendSink(kernels_, call.sinks[head], space_.zeros(), value_dim, m, l, o);
   }
   kernels_.divide(o, *l, value_dim,
                   call.out.Row(task.sequence->first_row + query / group) + head * value_dim);
@@ -318,12 +318,12 @@ void Attention::FinishQueries(const AttentionCall& call, const AttentionTask& ta
     const Entries entries = EntriesOf(call, task, task.sequence->first_position + query / group);
     const uint32_t first = entries.first / kSpanTokens;
     const auto span = [&](uint32_t s) {
-      return Partials(space_.partials + task.partial + (s - task.block_first_span) * SpanFloats(value_dim),
+      return SpanSums(space_.partials + task.partial + (s - task.block_first_span) * SpanFloats(value_dim),
                       value_dim);
     };
-    const Partials sum = span(first);
+    const SpanSums sum = span(first);
     for (uint32_t s = first + 1; s <= entries.last / kSpanTokens; ++s) {
-      Append(kernels_, span(s), sum, i);
+      AppendSpan(kernels_, span(s), sum, i);
     }
     WriteQuery(call, task, i, sum.m + i, sum.l + i, sum.o + uint64_t{i} * value_dim);
   }

@@ -44,6 +44,22 @@ struct AttentionTask {
 // Floats of the results of one span for one block: m and l of every query, and o.
 inline uint64_t SpanFloats(uint32_t value_dim) { return uint64_t{kSpanQueries} * (value_dim + 2); }
 
+// Sums over spans of up to kSpanQueries queries in memory of SpanFloats: [query] m, [query] l,
+// [query][value_dim] o.
+struct SpanSums {
+  float* m;
+  float* l;
+  float* o;
+  uint32_t value_dim;
+  SpanSums(float* memory, uint32_t value_dim)
+      : m(memory), l(memory + kSpanQueries), o(memory + 2 * kSpanQueries), value_dim(value_dim) {}
+};
+// Appends query `i` of the next span to the sum over those before (ARITHMETIC.md 6).
+void AppendSpan(const KernelTable& kernels, const SpanSums& next, const SpanSums& sum, uint32_t i);
+// Appends a head's sink to the sum m, l, o of a query; `zeros`: value_dim of them.
+void AppendSink(const KernelTable& kernels, float sink, const float* zeros, uint32_t value_dim, float* m,
+                float* l, float* o);
+
 class AttentionPlan {
  public:
   // `partial_floats`: room for the results of spans that are tasks of their own.
@@ -80,6 +96,9 @@ class Attention {
   absl::Status Reserve(const BackendLimits& limits, Scratch* scratch);
 
   void Run(const AttentionCall& call);
+
+  // A worker's kSpanScratchFloats, then SpanFloats twice, for other operations.
+  float* scratch(uint32_t worker) const { return workers_[worker].span; }
 
  private:
   struct alignas(64) Worker {

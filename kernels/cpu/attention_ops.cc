@@ -20,18 +20,19 @@ void TransformHeads(const KernelTable& kernels, const RopeKvWriteCall& call, con
   if (call.qk_norm == QkNorm::kAcrossHeads) {
     NormRow(kernels, norm, row, heads * head_dim, row);
   }
-  if (call.clip > 0 && call.qk_norm != QkNorm::kPerHead) {
+  const bool norms_heads = call.qk_norm == QkNorm::kPerHead || call.qk_norm == QkNorm::kWeightedKey;
+  if (call.clip > 0 && !norms_heads) {
     kernels.clip(row, heads * head_dim, call.clip);
   }
   for (uint32_t h = 0; h < heads; ++h) {
     float* head = row + uint64_t{h} * head_dim;
-    if (call.qk_norm == QkNorm::kPerHead) {
+    if (norms_heads) {
       NormRow(kernels, norm, head, head_dim, head);
       if (call.clip > 0) {
         kernels.clip(head, head_dim, call.clip);
       }
     }
-    kernels.rope(head, cos_sin, cos_sin + half, half, call.rope_interleaved);
+    kernels.rope(head + call.rope_offset, cos_sin, cos_sin + half, half, call.rope_interleaved);
     if (call.qk_norm == QkNorm::kPerHeadAfterRope || call.qk_norm == QkNorm::kWeightedAfterRope) {
       NormRow(kernels, norm, head, head_dim, head);
     }

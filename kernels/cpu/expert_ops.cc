@@ -74,11 +74,17 @@ void Choose(const RouterCall& call, const float* choice, const RouterScratch& sc
   }
 }
 
-// softmax_topk and sigmoid_topk with all options; writes the scores of the chosen to `weights`.
-void ByScore(const KernelTable& kernels, const RouterCall& call, const float* logits,
+// softmax_topk, sigmoid_topk and sqrt_softplus_topk with all options; writes the scores of the chosen to
+// `weights`.
+void ByScore(const KernelTable& kernels, const RouterCall& call, uint32_t row, const float* logits,
              const RouterScratch& scratch, int32_t* ids, float* weights) {
   if (call.kind == RouterKind::kSigmoidTopK) {
     kernels.sigmoid(logits, call.experts, scratch.scores);
+  } else if (call.kind == RouterKind::kSqrtSoftplusTopK) {
+    kernels.exp_sum(logits, 0.0f, call.experts, scratch.scores);
+    for (uint32_t e = 0; e < call.experts; ++e) {
+      scratch.scores[e] = std::sqrt(SoftplusOf(logits[e], scratch.scores[e]));
+    }
   } else {
     const float largest = kernels.largest(logits, call.experts);
     const float total = kernels.exp_sum(logits, largest, call.experts, scratch.scores);
@@ -89,7 +95,12 @@ void ByScore(const KernelTable& kernels, const RouterCall& call, const float* lo
     kernels.add(choice, call.correction, 1.0f, nullptr, call.experts, scratch.choice);
     choice = scratch.choice;
   }
-  Choose(call, choice, scratch, ids, weights);
+  if (call.fixed.base == nullptr) {
+    Choose(call, choice, scratch, ids, weights);
+  }
+  for (uint32_t k = 0; k < call.top_k && call.fixed.base != nullptr; ++k) {
+    ids[k] = call.FixedExpert(row, k);
+  }
   for (uint32_t k = 0; k < call.top_k; ++k) {
     weights[k] = scratch.scores[ids[k]];
   }
@@ -100,7 +111,7 @@ void Normalize(const RouterCall& call, float* weights) {
   for (uint32_t k = 0; k < call.top_k; ++k) {
     chosen = chosen + weights[k];
   }
-  if (call.kind == RouterKind::kSigmoidTopK) {
+  if (call.HasOwnScores()) {
     chosen = chosen + call.norm_epsilon;
   }
   for (uint32_t k = 0; k < call.top_k; ++k) {
@@ -140,16 +151,17 @@ void SparseMixer(const KernelTable& kernels, const RouterCall& call, const float
   }
 }
 
-void RouteToken(const KernelTable& kernels, const RouterCall& call, const float* logits,
+void RouteToken(const KernelTable& kernels, const RouterCall& call, uint32_t row, const float* logits,
                 const RouterScratch& scratch, int32_t* ids, float* weights) {
   const bool chosen_by_logit = call.ChoosesByLogit() && call.groups == 0;
   switch (call.kind) {
     case RouterKind::kSoftmaxTopK:
     case RouterKind::kSigmoidTopK:
+    case RouterKind::kSqrtSoftplusTopK:
       if (chosen_by_logit) {
         SoftmaxTopK(kernels, call, logits, ids, weights);
       } else {
-        ByScore(kernels, call, logits, scratch, ids, weights);
+        ByScore(kernels, call, row, logits, scratch, ids, weights);
       }
       if (call.norm_topk_prob) {
         Normalize(call, weights);
@@ -172,8 +184,8 @@ void Run(Device& d, const RouterCall& call) {
   d.tiles.Run(call.tokens, work, [&](uint32_t t, uint32_t worker) {
     int32_t* ids = call.ids + uint64_t{t} * call.Ranks();
     float* weights = call.weights + uint64_t{t} * call.Ranks();
-    RouteToken(d.kernels, call, call.logits.Row(t), RouterScratch(d.space.workers[worker].any, call.experts),
-               ids, weights);
+    RouteToken(d.kernels, call, t, call.logits.Row(t),
+               RouterScratch(d.space.workers[worker].any, call.experts), ids, weights);
     for (uint32_t k = 0; k < call.top_k; ++k) {
       weights[k] = weights[k] * call.routed_scale;
       if (call.expert_scale != nullptr) {

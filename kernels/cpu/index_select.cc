@@ -62,7 +62,7 @@ void IndexSelect::Run(const IndexSelectCall& call) {
       static_cast<uint32_t>(std::max<uint64_t>(1, score_floats_ / (stride_ * call.chosen.lists)));
   for (const SequenceRows& sequence : call.sequences) {
     // Rows that see all positions have no list.
-    const uint64_t end = uint64_t{call.chosen.top} * call.chosen.block;
+    const uint64_t end = uint64_t{call.chosen.top} * call.chosen.block - (call.chosen.whole ? 1 : 0);
     uint32_t first = static_cast<uint32_t>(
         std::min<uint64_t>(sequence.rows, end - std::min<uint64_t>(end, sequence.first_position)));
     for (; first < sequence.rows; first += most) {
@@ -74,39 +74,33 @@ void IndexSelect::Run(const IndexSelectCall& call) {
 void IndexSelect::RunBatch(const IndexSelectCall& call, const Batch& batch) {
   const uint32_t together = RowsOfCall(call.heads);
   const uint32_t groups = (batch.rows + together - 1) / together;
-  const uint32_t last = batch.sequence->first_position + batch.first + batch.rows - 1;
-  const uint32_t spans = last / kSpanTokens + 1;
-  const uint64_t work = uint64_t{batch.rows} * call.heads * spans * kSpanTokens * call.keys.head_dim;
+  const uint32_t keys = call.KeysOf(batch.sequence->first_position + batch.first + batch.rows - 1);
+  const uint32_t spans = (keys + kSpanTokens - 1) / kSpanTokens;
+  const uint64_t work = uint64_t{batch.rows} * call.heads * spans * kSpanTokens * call.KeyDim();
   tiles_.Run(groups * spans, work, [&](uint32_t tile, uint32_t worker) {
     const uint32_t row = tile / spans * together;
     ScoreSpan(call, batch, row, std::min(together, batch.rows - row), tile % spans, worker);
   });
   const uint32_t lists = call.chosen.lists;
   tiles_.Run(
-      batch.rows * lists, uint64_t{batch.rows} * lists * (last + 1) * 8,
+      batch.rows * lists, uint64_t{batch.rows} * lists * keys * 8,
       [&](uint32_t tile, uint32_t worker) { Choose(call, batch, tile / lists, tile % lists, worker); });
 }
 
-// Scores the positions of a span for rows [first_row, first_row + rows) of the batch.
+// Scores the keys of a span for rows [first_row, first_row + rows) of the batch.
 void IndexSelect::ScoreSpan(const IndexSelectCall& call, const Batch& batch, uint32_t first_row,
                             uint32_t rows, uint32_t span, uint32_t worker) {
-  const CallKv& kv = call.keys;
   const SequenceRows& sequence = *batch.sequence;
   const uint32_t base = span * kSpanTokens;
-  const uint32_t last = sequence.first_position + batch.first + first_row + rows - 1;
-  if (last < base) {
+  const uint32_t keys = call.KeysOf(sequence.first_position + batch.first + first_row + rows - 1);
+  if (keys <= base) {
     return;
   }
-  const uint32_t count = std::min(last - base + 1, kSpanTokens);
+  const uint32_t count = std::min(keys - base, kSpanTokens);
   const uint8_t* k[kSpanTokens];
   float scales[kSpanTokens];
   for (uint32_t i = 0; i < count; ++i) {
-    const uint32_t token = (base + i) % kPageTokens;
-    const uint8_t* page = kv.k + sequence.pages[(base + i) / kPageTokens] * kv.page_stride;
-    k[i] = page + KvRowOffset(kv.type, kv.head_dim, 0, token);
-    if (kv.type == KvType::kQ8) {
-      std::memcpy(&scales[i], page + KvScaleOffset(1, kv.head_dim, 0, token), sizeof(float));
-    }
+    k[i] = call.KeyAt(sequence, base + i, &scales[i]);
   }
   const float* q[kSpanQueries];
   uint32_t low[kSpanQueries];
@@ -118,11 +112,11 @@ void IndexSelect::ScoreSpan(const IndexSelectCall& call, const Batch& batch, uin
   const bool weighted = call.weights.base != nullptr;
   IndexScoresCall c;
   c.keys.k = k;
-  c.keys.k_scales = kv.type == KvType::kQ8 ? scales : nullptr;
-  c.keys.type = kv.type;
+  c.keys.k_scales = call.KeyType() == KvType::kQ8 ? scales : nullptr;
+  c.keys.type = call.KeyType();
   c.keys.first = base;
   c.keys.count = count;
-  c.keys.head_dim = kv.head_dim;
+  c.keys.head_dim = call.KeyDim();
   c.keys.scale = call.scale;
   c.keys.q = q;
   c.keys.low = low;
@@ -139,7 +133,7 @@ void IndexSelect::ScoreSpan(const IndexSelectCall& call, const Batch& batch, uin
     for (uint32_t i = 0; i < c.keys.queries; ++i) {
       const uint32_t row = first_row + i / c.heads;
       const uint32_t head = h + i % c.heads;
-      q[i] = call.q.Row(sequence.first_row + batch.first + row) + uint64_t{head} * kv.head_dim;
+      q[i] = call.q.Row(sequence.first_row + batch.first + row) + uint64_t{head} * call.KeyDim();
       if (!weighted) {
         scores[i] = ScoresOf(call, row, head) + base;
       }
@@ -158,22 +152,29 @@ void IndexSelect::Choose(const IndexSelectCall& call, const Batch& batch, uint32
                          uint32_t worker) {
   const ChosenCall& chosen = call.chosen;
   const uint32_t position = batch.sequence->first_position + batch.first + row;
-  const uint32_t own = position / chosen.block;
+  const bool whole = chosen.whole;
+  // Blocks that take part, and how many of them are chosen.
+  const uint32_t blocks = whole ? call.KeysOf(position) : position / chosen.block + 1;
+  const uint32_t best = whole ? chosen.top - 1 : chosen.top;
   const float* const scores = ScoresOf(call, row, list);
   uint64_t* const keys = workers_[worker].keys;
-  for (uint32_t b = 0; b <= own; ++b) {
+  for (uint32_t b = 0; b < blocks; ++b) {
     const uint32_t first = b * chosen.block;
-    const uint32_t key = own - b < call.local
-                             ? kAlways
+    const uint32_t key = blocks - 1 - b < call.local ? kAlways
+                         : whole
+                             ? Ordered(scores[b])
                              : Ordered(Largest(scores + first, std::min(chosen.block, position - first + 1)));
     keys[b] = uint64_t{key} << 32 | static_cast<uint32_t>(~b);
   }
-  std::nth_element(keys, keys + chosen.top - 1, keys + own + 1, std::greater<>());
+  std::nth_element(keys, keys + best - 1, keys + blocks, std::greater<>());
   int32_t* const out = chosen.ListOf(batch.sequence->first_row + batch.first + row, list, position);
-  for (uint32_t i = 0; i < chosen.top; ++i) {
+  for (uint32_t i = 0; i < best; ++i) {
     out[i] = static_cast<int32_t>(~static_cast<uint32_t>(keys[i]));
   }
-  std::sort(out, out + chosen.top);
+  std::sort(out, out + best);
+  if (whole) {
+    out[best] = static_cast<int32_t>(blocks);
+  }
 }
 
 }  // namespace sluice::cpu

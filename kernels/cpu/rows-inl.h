@@ -234,6 +234,13 @@ struct ClampedSiluOf {
   N limit;
   N operator()(N x) const { return NMin(limit, NTimesSigmoid(x, x)); }
 };
+struct LimitedSiluOf {
+  N limit;
+  N operator()(N x) const {
+    const N limited = NMin(limit, x);
+    return NTimesSigmoid(limited, limited);
+  }
+};
 struct ClampOf {
   N limit;
   N operator()(N x) const { return NClamp(x, limit); }
@@ -257,6 +264,8 @@ inline void GateFactor(const FactorCall& call) {
       return MapFactors(call, ClampedGateOf{NSet1(call.activation.alpha), NSet1(call.activation.limit)});
     case Activation::kRelu2:
       return MapFactors(call, ReluOf{});
+    case Activation::kLimitedSilu:
+      return MapFactors(call, LimitedSiluOf{NSet1(call.activation.limit)});
     case Activation::kClampedSilu:
       return MapFactors(call, ClampedSiluOf{NSet1(call.activation.limit)});
   }
@@ -266,7 +275,7 @@ inline void UpFactor(const FactorCall& call) {
   if (call.activation.kind == Activation::kClampedSwiglu) {
     return MapFactors(call, ClampedUpOf{NSet1(call.activation.limit)});
   }
-  if (call.activation.kind == Activation::kClampedSilu) {
+  if (call.activation.kind == Activation::kClampedSilu || call.activation.kind == Activation::kLimitedSilu) {
     return MapFactors(call, ClampOf{NSet1(call.activation.limit)});
   }
   if (call.bias != nullptr || call.y != call.x) {

@@ -65,6 +65,11 @@ DeviceTemperature TemperatureOf(const Call& call) {
 }  // namespace
 
 absl::Status Run(Device& device, const RopeKvWriteCall& call) {
+  if (call.rope_offset != 0 || call.qk_norm == QkNorm::kWeightedKey) {
+    return absl::UnimplementedError(
+        absl::StrCat("RopeKvWrite that rotates from value ", call.rope_offset,
+                     " on, or with norms with weights on k alone, on device cuda"));
+  }
   ASSIGN_OR_RETURN(const Places places, PutPlaces(device, call.sequences, [](uint32_t p) { return p; }));
   KvWriteLaunch launch;
   launch.places = places.device;
@@ -93,6 +98,9 @@ absl::Status Run(Device& device, const RopeKvWriteCall& call) {
 }
 
 absl::Status Run(Device& device, const LatentKvWriteCall& call) {
+  if (call.rope_dims == 0) {
+    return absl::UnimplementedError("LatentKvWrite without rotated values on device cuda");
+  }
   ASSIGN_OR_RETURN(const Places places, PutPlaces(device, call.sequences, [](uint32_t p) { return p; }));
   LatentKvWriteLaunch launch;
   launch.places = places.device;
@@ -120,6 +128,28 @@ absl::Status Run(Device& device, const LatentKvWriteCall& call) {
 
 absl::Status Run(Device& /*device*/, const IndexSelectCall& call) {
   return absl::UnimplementedError(absl::StrCat("IndexSelect of ", call.heads, " heads on device cuda"));
+}
+
+absl::Status Run(Device& /*device*/, const RopeHeadsCall& call) {
+  return absl::UnimplementedError(absl::StrCat("RopeHeads of ", call.heads, " heads on device cuda"));
+}
+
+absl::Status Run(Device& /*device*/, const StreamMixCall& call) {
+  return absl::UnimplementedError(absl::StrCat("StreamMix of ", call.streams, " streams on device cuda"));
+}
+
+absl::Status Run(Device& /*device*/, const StreamWriteCall& call) {
+  return absl::UnimplementedError(absl::StrCat("StreamWrite of ", call.streams, " streams on device cuda"));
+}
+
+absl::Status Run(Device& /*device*/, const CompressCall& call) {
+  return absl::UnimplementedError(
+      absl::StrCat("Compress of ", call.entries.rate, " positions to an entry on device cuda"));
+}
+
+absl::Status Run(Device& /*device*/, const CompressedAttentionCall& call) {
+  return absl::UnimplementedError(
+      absl::StrCat("CompressedAttention of ", call.heads, " heads on device cuda"));
 }
 
 absl::Status Run(Device& device, const AttentionCall& call) {

@@ -51,6 +51,10 @@ absl::Status Run(Device& device, const CombineCall& call) {
 }
 
 absl::Status Run(Device& device, const RouterCall& call) {
+  if (call.kind == RouterKind::kSqrtSoftplusTopK || call.fixed.base != nullptr) {
+    return absl::UnimplementedError(
+        "Router by square roots of softplus, or with a fixed choice, on device cuda");
+  }
   RouterLaunch launch;
   launch.logits = call.logits.base;
   launch.stride = call.logits.stride;

@@ -14,47 +14,13 @@
 namespace sluice::reference {
 namespace {
 
-void RopeHead(const float* cos_sin, uint32_t dims, bool interleaved, float* head) {
-  const uint32_t half = dims / 2;
-  for (uint32_t i = 0; i < half; ++i) {
-    const float c = cos_sin[i];
-    const float s = cos_sin[half + i];
-    float& a = head[interleaved ? 2 * i : i];
-    float& b = head[interleaved ? 2 * i + 1 : i + half];
-    const float rotated_a = std::fma(a, c, -(b * s));
-    b = std::fma(b, c, a * s);
-    a = rotated_a;
-  }
-}
-
 // Writes one head's `dim` values at (page, token) of a cache side.
 void StoreKv(const CallKv& kv, uint32_t dim, uint8_t* page, uint32_t kv_head, uint32_t token,
              const float* values) {
-  uint8_t* row = page + KvRowOffset(kv.type, dim, kv_head, token);
-  if (kv.type == KvType::kF32) {
-    std::memcpy(row, values, dim * sizeof(float));
-    return;
+  const float scale = StoreKvRow(kv.type, values, dim, page + KvRowOffset(kv.type, dim, kv_head, token));
+  if (kv.type == KvType::kQ8) {
+    std::memcpy(page + KvScaleOffset(kv.kv_heads, dim, kv_head, token), &scale, sizeof scale);
   }
-  if (kv.type == KvType::kF16) {
-    for (uint32_t d = 0; d < dim; ++d) {
-      const uint16_t bits = FloatToF16(values[d]);
-      std::memcpy(row + 2 * d, &bits, sizeof bits);
-    }
-    return;
-  }
-  float largest = 0;
-  for (uint32_t d = 0; d < dim; ++d) {
-    largest = std::max(largest, std::fabs(values[d]));
-  }
-  const bool zero = largest < 1e-30f;
-  const float inverse = zero ? 0.0f : 127.0f / largest;
-  const float scale = zero ? 0.0f : largest / 127.0f;
-  for (uint32_t d = 0; d < dim; ++d) {
-    const float code = std::nearbyint(values[d] * inverse);
-    row[d] = static_cast<uint8_t>(
-        static_cast<int8_t>(std::isnan(code) ? 0.0f : std::clamp(code, -128.0f, 127.0f)));
-  }
-  std::memcpy(page + KvScaleOffset(kv.kv_heads, dim, kv_head, token), &scale, sizeof scale);
 }
 
 // Applies everything but the temperature to one row of `heads` heads.
@@ -66,13 +32,13 @@ void TransformHeads(const RopeKvWriteCall& call, const CallNorm& norm, uint32_t 
   }
   for (uint32_t h = 0; h < heads; ++h) {
     float* head = row + uint64_t{h} * head_dim;
-    if (call.qk_norm == QkNorm::kPerHead) {
+    if (call.qk_norm == QkNorm::kPerHead || call.qk_norm == QkNorm::kWeightedKey) {
       NormRow(norm, head, head_dim, head);
     }
     for (uint32_t d = 0; d < head_dim && call.clip > 0; ++d) {
       head[d] = std::clamp(head[d], -call.clip, call.clip);
     }
-    RopeHead(cos_sin, call.rope_dims, call.rope_interleaved, head);
+    RopeHead(cos_sin, call.rope_dims, call.rope_interleaved, head + call.rope_offset);
     if (call.qk_norm == QkNorm::kPerHeadAfterRope || call.qk_norm == QkNorm::kWeightedAfterRope) {
       NormRow(norm, head, head_dim, head);
     }
@@ -177,13 +143,8 @@ struct KvRow {
 // The first `count` values of a row of `dim`.
 void LoadKv(const CallKv& kv, uint32_t dim, const uint8_t* page, uint32_t kv_head, uint32_t token,
             uint32_t count, KvRow* out) {
-  const uint8_t* row = page + KvRowOffset(kv.type, dim, kv_head, token);
   out->values.resize(count);
-  for (uint32_t d = 0; d < count; ++d) {
-    out->values[d] = kv.type == KvType::kF32   ? LoadF32(row + 4 * d)
-                     : kv.type == KvType::kF16 ? F16ToFloat(LoadU16(row + 2 * d))
-                                               : static_cast<float>(static_cast<int8_t>(row[d]));
-  }
+  LoadKvRow(kv.type, page + KvRowOffset(kv.type, dim, kv_head, token), count, out->values.data());
   if (kv.type == KvType::kQ8) {
     out->scale = LoadF32(page + KvScaleOffset(kv.kv_heads, dim, kv_head, token));
   }
@@ -268,7 +229,7 @@ void Run(Device&, const AttentionCall& call) {
         const ChosenCall& chosen = call.chosen;
         const int32_t* list = chosen.ListOf(sequence.first_row + i, h * chosen.lists / call.heads, position);
         const uint32_t last =
-            list == nullptr ? position : SeenPositions(position, chosen.top, chosen.block) - 1;
+            list == nullptr ? position : SeenPositions(position, chosen.top, chosen.block, chosen.whole) - 1;
         Span sum;
         for (uint32_t s = first / kSpanTokens; s <= last / kSpanTokens; ++s) {
           Span span = ComputeSpan(call, sequence, h / group, q, list, std::max(first, s * kSpanTokens),
@@ -295,12 +256,23 @@ void Run(Device&, const AttentionCall& call) {
 
 namespace {
 
-// Score of a position for list `list` of a row.
+// q . k of key `i` of an indexer, unscaled.
+float KeyDot(const IndexSelectCall& call, const SequenceRows& sequence, const float* q, uint32_t i) {
+  std::vector<float> key(call.KeyDim());
+  float scale = 1;
+  LoadKvRow(call.KeyType(), call.KeyAt(sequence, i, &scale), call.KeyDim(), key.data());
+  LaneSum dot;
+  for (uint32_t d = 0; d < call.KeyDim(); ++d) {
+    dot.AddProduct(d, q[d], key[d]);
+  }
+  return call.KeyType() == KvType::kQ8 ? dot.Total() * scale : dot.Total();
+}
+
+// Score of a key for list `list` of a row.
 float IndexScore(const IndexSelectCall& call, const SequenceRows& sequence, uint32_t t, uint32_t list,
                  uint32_t p) {
   const auto dot = [&](uint32_t head) {
-    const float* q = call.q.Row(t) + uint64_t{head} * call.keys.head_dim;
-    return DotAt(call.keys, sequence, 0, q, p) * call.scale;
+    return KeyDot(call, sequence, call.q.Row(t) + uint64_t{head} * call.KeyDim(), p) * call.scale;
   };
   if (call.weights.base == nullptr) {
     return dot(list);
@@ -342,20 +314,28 @@ void Run(Device&, const IndexSelectCall& call) {
       if (out == nullptr) {
         continue;
       }
-      const uint32_t own = position / size;
+      const bool whole = call.chosen.whole;
+      const uint32_t count = whole ? call.KeysOf(position) : position / size + 1;
+      const uint32_t best = whole ? call.chosen.top - 1 : call.chosen.top;
       std::vector<ScoredBlock> blocks;
-      for (uint32_t b = 0; b <= own; ++b) {
-        ScoredBlock scored = {own - b < call.local, std::nanf(""), b};
-        for (uint32_t p = b * size; p < b * size + size && p <= position; ++p) {
+      for (uint32_t b = 0; b < count; ++b) {
+        ScoredBlock scored = {count - 1 - b < call.local, std::nanf(""), b};
+        if (whole) {
+          scored.score = IndexScore(call, sequence, sequence.first_row + i, list, b);
+        }
+        for (uint32_t p = b * size; p < b * size + size && p <= position && !whole; ++p) {
           // fmax ignores a NaN beside a number.
           scored.score = std::fmax(scored.score, IndexScore(call, sequence, sequence.first_row + i, list, p));
         }
         blocks.push_back(scored);
       }
       std::sort(blocks.begin(), blocks.end(), Precedes);
-      std::transform(blocks.begin(), blocks.begin() + call.chosen.top, out,
+      std::transform(blocks.begin(), blocks.begin() + best, out,
                      [](const ScoredBlock& scored) { return static_cast<int32_t>(scored.block); });
-      std::sort(out, out + call.chosen.top);
+      std::sort(out, out + best);
+      if (whole) {
+        out[best] = static_cast<int32_t>(count);
+      }
     }
   }
 }

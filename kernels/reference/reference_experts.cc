@@ -75,12 +75,14 @@ struct Routed {
   std::vector<float> weights;
 };
 
-// softmax_topk and sigmoid_topk.
-Routed RouteByScore(const RouterCall& call, const std::vector<float>& logits) {
-  const bool sigmoid = call.kind == RouterKind::kSigmoidTopK;
+// softmax_topk, sigmoid_topk and sqrt_softplus_topk.
+Routed RouteByScore(const RouterCall& call, uint32_t row, const std::vector<float>& logits) {
   std::vector<float> scores = logits;
-  if (sigmoid) {
+  if (call.kind == RouterKind::kSigmoidTopK) {
     std::transform(logits.begin(), logits.end(), scores.begin(), Sigmoid);
+  } else if (call.kind == RouterKind::kSqrtSoftplusTopK) {
+    std::transform(logits.begin(), logits.end(), scores.begin(),
+                   [](float x) { return std::sqrt(SoftplusOf(x, Exp(x))); });
   } else {
     scores = Softmax(logits);
   }
@@ -90,11 +92,14 @@ Routed RouteByScore(const RouterCall& call, const std::vector<float>& logits) {
   }
   Routed routed;
   routed.experts = BestOf(choice, InBestGroups(call, choice), call.top_k);
+  for (uint32_t k = 0; k < call.top_k && call.fixed.base != nullptr; ++k) {
+    routed.experts[k] = static_cast<uint32_t>(call.FixedExpert(row, k));
+  }
   float chosen = 0;
   for (const uint32_t expert : routed.experts) {
     chosen = chosen + scores[expert];
   }
-  if (sigmoid) {
+  if (call.HasOwnScores()) {
     chosen = chosen + call.norm_epsilon;
   }
   for (const uint32_t expert : routed.experts) {
@@ -146,7 +151,7 @@ void Run(Device&, const RouterCall& call) {
     const bool by_logit = call.kind == RouterKind::kTopKSoftmax || call.kind == RouterKind::kSigmoidInput;
     const Routed routed = call.kind == RouterKind::kSparseMixer ? SparseMixer(call, logits)
                           : by_logit                            ? RouteByLogit(call, logits)
-                                                                : RouteByScore(call, logits);
+                                                                : RouteByScore(call, t, logits);
     int32_t* ids = call.ids + uint64_t{t} * call.Ranks();
     float* weights = call.weights + uint64_t{t} * call.Ranks();
     for (uint32_t k = 0; k < call.top_k; ++k) {

@@ -172,6 +172,10 @@ float GateFactor(const ActivationSpec& activation, float g) {
     }
     case Activation::kRelu2:
       return 0.0f > g ? 0.0f : g;
+    case Activation::kLimitedSilu: {
+      const float limited = activation.limit < g ? activation.limit : g;
+      return limited / (1.0f + Exp(-limited));
+    }
     case Activation::kClampedSilu: {
       const float silu = g / (1.0f + Exp(-g));
       return activation.limit < silu ? activation.limit : silu;
@@ -181,7 +185,8 @@ float GateFactor(const ActivationSpec& activation, float g) {
 }
 
 float UpFactor(const ActivationSpec& activation, float u) {
-  if (activation.kind != Activation::kClampedSwiglu && activation.kind != Activation::kClampedSilu) {
+  if (activation.kind != Activation::kClampedSwiglu && activation.kind != Activation::kClampedSilu &&
+      activation.kind != Activation::kLimitedSilu) {
     return u;
   }
   const float low = -activation.limit > u ? -activation.limit : u;
@@ -279,6 +284,53 @@ float RoundToInt8(const float* values, uint64_t count, int8_t* codes) {
 
 float Dot(const EncodingDescriptor& d, const uint8_t* row, const float* x, uint64_t cols) {
   return IsQuantized(d.encoding) ? QuantizedDot(d, row, x, cols) : PlainDot(d.encoding, row, x, cols);
+}
+
+void RopeHead(const float* cos_sin, uint32_t dims, bool interleaved, float* head) {
+  const uint32_t half = dims / 2;
+  for (uint32_t i = 0; i < half; ++i) {
+    const float c = cos_sin[i];
+    const float s = cos_sin[half + i];
+    float& a = head[interleaved ? 2 * i : i];
+    float& b = head[interleaved ? 2 * i + 1 : i + half];
+    const float rotated_a = std::fma(a, c, -(b * s));
+    b = std::fma(b, c, a * s);
+    a = rotated_a;
+  }
+}
+
+float StoreKvRow(KvType type, const float* values, uint32_t dim, uint8_t* row) {
+  if (type == KvType::kF32) {
+    std::memcpy(row, values, dim * sizeof(float));
+    return 1;
+  }
+  if (type == KvType::kF16) {
+    for (uint32_t d = 0; d < dim; ++d) {
+      const uint16_t bits = FloatToF16(values[d]);
+      std::memcpy(row + 2 * d, &bits, sizeof bits);
+    }
+    return 1;
+  }
+  float largest = 0;
+  for (uint32_t d = 0; d < dim; ++d) {
+    largest = std::max(largest, std::fabs(values[d]));
+  }
+  const bool zero = largest < 1e-30f;
+  const float inverse = zero ? 0.0f : 127.0f / largest;
+  for (uint32_t d = 0; d < dim; ++d) {
+    const float code = std::nearbyint(values[d] * inverse);
+    row[d] = static_cast<uint8_t>(
+        static_cast<int8_t>(std::isnan(code) ? 0.0f : std::clamp(code, -128.0f, 127.0f)));
+  }
+  return zero ? 0.0f : largest / 127.0f;
+}
+
+void LoadKvRow(KvType type, const uint8_t* row, uint32_t count, float* values) {
+  for (uint32_t d = 0; d < count; ++d) {
+    values[d] = type == KvType::kF32   ? LoadF32(row + 4 * d)
+                : type == KvType::kF16 ? F16ToFloat(LoadU16(row + 2 * d))
+                                       : static_cast<float>(static_cast<int8_t>(row[d]));
+  }
 }
 
 void NormRow(const CallNorm& norm, const float* x, uint64_t cols, float* y) {

@@ -52,6 +52,13 @@ float RoundToInt8(const float* values, uint64_t count, int8_t* codes);
 // x . row by section 2, (a) or (b) by the encoding; cols values.
 float Dot(const EncodingDescriptor& d, const uint8_t* row, const float* x, uint64_t cols);
 
+// Section 6: rotates the first `dims` values of a head.
+void RopeHead(const float* cos_sin, uint32_t dims, bool interleaved, float* head);
+// Section 6: writes a row of the cache, and returns its scale (q8; else 1); reads its first `count` values
+// (q8: the codes).
+float StoreKvRow(KvType type, const float* values, uint32_t dim, uint8_t* row);
+void LoadKvRow(KvType type, const uint8_t* row, uint32_t count, float* values);
+
 // Section 5, by the norm's kind; missing weights count as 1. y may be x.
 void NormRow(const CallNorm& norm, const float* x, uint64_t cols, float* y);
 

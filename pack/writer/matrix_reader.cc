@@ -4,6 +4,7 @@
 #include <bit>
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <memory>
 #include <string>
 
@@ -16,13 +17,26 @@
 namespace sluice {
 namespace {
 
-// Widens `count` elements at `raw`; exact for all three types.
+// Converts whole numbers; those that are not below 2^24 become Inf, which the reader refuses.
+template <typename Int>
+void FloatsOf(const std::byte* raw, size_t count, float* out) {
+  for (size_t i = 0; i < count; ++i) {
+    Int value = 0;
+    std::memcpy(&value, raw + sizeof(Int) * i, sizeof(Int));
+    const bool exact = value > -(Int{1} << 24) && value < (Int{1} << 24);
+    out[i] = exact ? static_cast<float>(value) : std::numeric_limits<float>::infinity();
+  }
+}
+
+// Widens `count` elements at `raw`; exact for all three types of values.
 SLUICE_VECTOR_CLONES
 void Widen(ElementType type, const std::byte* raw, size_t count, float* out) {
   if (type == ElementType::kF32) {
     std::memcpy(out, raw, count * sizeof(float));
     return;
   }
+  if (type == ElementType::kI64) return FloatsOf<int64_t>(raw, count, out);
+  if (type == ElementType::kI32) return FloatsOf<int32_t>(raw, count, out);
   const bool bf16 = type == ElementType::kBf16;
   for (size_t i = 0; i < count; ++i) {
     uint16_t bits = 0;

@@ -169,6 +169,8 @@ class FamilyOps {
     const uint64_t page_bytes = KvPairBytes(KvType::kF16, 1, kHeadDim, 24);
     const BufferRef pages = bench_.NewWords(4 * page_bytes / 4);
     kv_ = {KvType::kF16, pages, pages, page_bytes, 4, 1, kHeadDim, 24};
+    const uint64_t entry_bytes = EntryPageBytes(KvType::kF16, kHeadDim, 4);
+    entries_ = {KvType::kF16, bench_.NewWords(4 * entry_bytes / 4), entry_bytes, 4, kHeadDim, 4};
     state_.slot_stride = 64 * 64;
     state_.slots = 2;
     state_.base = bench_.PutWritable(std::vector<float>(2 * 64 * 16));
@@ -302,7 +304,65 @@ class FamilyOps {
                                        .state = state_,
                                        .out = more_}));
     status.Update(queue.SoftCap({more_, tokens, kCols, 30.0f}));
+    status.Update(Compressed(sequence, from, to));
     bench_.backend().EndStep();
+    return status;
+  }
+
+  // Residual streams and compressed entries.
+  absl::Status Compressed(const SequenceRows& sequence, const uint32_t& from, const uint32_t& to) {
+    Queue& queue = bench_.queue();
+    const uint32_t tokens = sequence.rows;
+    absl::Status status = queue.StreamMix({.x = rows_,
+                                           .raw = latent_,
+                                           .scale = floats_,
+                                           .base = floats_,
+                                           .tokens = tokens,
+                                           .streams = 4,
+                                           .hidden = kCols / 4,
+                                           .iterations = 3,
+                                           .y = more_,
+                                           .factors = out_});
+    status.Update(queue.StreamWrite({latent_, rows_, out_, tokens, 4, kCols / 4, more_}));
+    status.Update(queue.RopeHeads({.x = more_,
+                                   .tokens = tokens,
+                                   .heads = kHeads,
+                                   .head_dim = kHeadDim,
+                                   .rope_table = floats_,
+                                   .rope_positions = 64,
+                                   .rope_dims = 8,
+                                   .back = true,
+                                   .sequences = {&sequence, 1}}));
+    status.Update(queue.Compress({.values = rows_,
+                                  .gates = latent_,
+                                  .bias = {floats_, kHeadDim},
+                                  .tokens = tokens,
+                                  .sequences = {&sequence, 1},
+                                  .from = {&from, 1},
+                                  .to = {&to, 1},
+                                  .state = state_,
+                                  .entries = entries_}));
+    const ChosenBlocks chosen = {ids_, 1, 3, 4, true};
+    status.Update(queue.IndexSelect({.q = rows_,
+                                     .weights = latent_,
+                                     .tokens = tokens,
+                                     .heads = 2,
+                                     .sequences = {&sequence, 1},
+                                     .entries = entries_,
+                                     .chosen = chosen}));
+    KvView keys = kv_;
+    keys.value_dim = 0;
+    status.Update(queue.CompressedAttention({.q = rows_,
+                                             .tokens = tokens,
+                                             .heads = kHeads,
+                                             .scale = 0.2f,
+                                             .sliding_window = 9,
+                                             .sinks = floats_,
+                                             .chosen = chosen,
+                                             .sequences = {&sequence, 1},
+                                             .kv = keys,
+                                             .entries = entries_,
+                                             .out = more_}));
     return status;
   }
 
@@ -313,6 +373,7 @@ class FamilyOps {
   BufferRef floats_, ids_, weights_;
   WeightView heads_;
   KvView kv_;
+  EntryView entries_;
   DeltaStateView state_;
   const uint32_t pages_[4] = {3, 1, 2, 0};
 };

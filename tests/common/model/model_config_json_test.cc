@@ -166,6 +166,56 @@ TEST(ModelConfigJson, EveryFieldComesBack) {
   EXPECT_EQ(ModelConfigToJson(*read), text);
 }
 
+// Residual streams, and layers whose keys are compressed.
+ModelConfig Streams() {
+  ModelConfig config;
+  config.family = "streams";
+  config.vocab = 512;
+  config.hidden = 64;
+  config.max_position = 4096;
+  config.streams = {.count = 4, .iterations = 20, .epsilon = 1e-5f, .mean_output = true};
+  LayerConfig layer;
+  AttentionConfig& a = layer.attention;
+  a.kind = AttentionKind::kCompressed;
+  a.heads = 4;
+  a.kv_heads = 1;
+  a.head_dim = 32;
+  a.scale = 0.2f;
+  a.sliding_window = 16;
+  a.qk_norm = QkNorm::kWeightedKey;
+  a.rope.dimensions = 8;
+  a.compress = {.rate = 4, .overlap = true, .q_rank = 24, .groups = 2, .o_rank = 16};
+  a.index = {.heads = 8, .head_dim = 16, .top = 4, .block = 4, .weighted = true, .pooled = true};
+  layer.moe.experts = 8;
+  layer.moe.top_k = 2;
+  layer.moe.expert_width = 32;
+  layer.moe.router = RouterKind::kSqrtSoftplusTopK;
+  layer.moe.token_experts = true;
+  layer.moe.activation = Activation::kLimitedSilu;
+  config.layers = {layer};
+  return config;
+}
+
+TEST(ModelConfigJson, StreamsAndEntriesComeBack) {
+  const auto read = Read(ModelConfigToJson(Streams()));
+  ASSERT_TRUE(read.ok()) << read.status();
+  EXPECT_EQ(*read, Streams());
+  const auto refused = [](const char* path, const json& value, const char* word) {
+    json text = ModelConfigToJson(Streams());
+    text[json::json_pointer(path)] = value;
+    EXPECT_THAT(std::string(Read(text).status().message()), HasSubstr(word)) << path;
+  };
+  refused("/streams/count", 17, "residual streams");
+  refused("/streams/iterations", 0, "iterations");
+  refused("/layers/0/attention/compress/rate", 5, "divisor");
+  refused("/layers/0/attention/compress/groups", 3, "in 3 groups");
+  refused("/layers/0/attention/sliding_window", 0, "window");
+  refused("/layers/0/attention/index/block", 8, "entries are of 4");
+  refused("/layers/0/attention/index/top", 1, "chosen blocks");
+  refused("/layers/0/attention/kind", "grouped", "entries");
+  refused("/layers/0/moe/router", "sigmoid_topk", "tokens name");
+}
+
 TEST(ModelConfigJson, LaterFieldsWithDefaultValueAreOmitted) {
   const json text = ModelConfigToJson(Everything());
   EXPECT_TRUE(text["layers"][0]["attention"].contains("sinks"));
