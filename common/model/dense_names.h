@@ -163,7 +163,7 @@ inline constexpr std::string_view kLatentUp = "latent_up";  // [hidden, latent_w
 
 inline constexpr std::string_view kTokenExperts = "token_experts";  // [vocab, top_k], f32: numbers of
                                                                     // experts; token_experts only
-inline constexpr std::string_view kExpertScale = "expert_scale";  // [1, experts]; expert_scale only
+inline constexpr std::string_view kExpertScale = "expert_scale";    // [1, experts]; expert_scale only
 
 // Parallel dense FFN; dense_ffn_width only. The post norms apply to the outputs.
 inline constexpr std::string_view kParallelUp = "beside_up";      // [dense_ffn_width, hidden]

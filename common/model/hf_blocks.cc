@@ -612,7 +612,18 @@ AttentionConfig ReadLatent(const LatentDefaults& defaults, const ModelConfig& mo
   latent.kv_rank = fields->Number("kv_lora_rank", 1, kMaxRank, defaults.kv_rank);
   latent.nope_dim = fields->Number("qk_nope_head_dim", 1, kMaxHeadDim, defaults.nope_dim);
   latent.value_dim = fields->Number("v_head_dim", 1, kMaxHeadDim, defaults.value_dim);
-  latent.norm_epsilon = kLatentEpsilon;
+  latent.norm_epsilon =
+      defaults.norm_epsilon > 0 ? static_cast<float>(defaults.norm_epsilon) : kLatentEpsilon;
+  if (defaults.no_rope) {
+    fields->RequireNumber("qk_rope_head_dim", 0);
+    fields->RequireOff("attention_bias");
+    fields->Skip("head_dim");
+    attention.head_dim = fields->Number("qk_head_dim", 1, kMaxHeadDim, latent.nope_dim);
+    if (attention.head_dim != latent.nope_dim) fields->Refuse("qk_head_dim");
+    attention.scale = 1.0f / std::sqrt(static_cast<float>(attention.head_dim));
+    attention.rope = RopeConfig{.kind = RopeKind::kNone};
+    return attention;
+  }
   const uint32_t rotated = fields->Number("qk_rope_head_dim", 2, kMaxHeadDim, 64);
   attention.head_dim = latent.nope_dim + rotated;
   // Newer files repeat the dimensions above: head_dim is the rotated part, or the whole head with

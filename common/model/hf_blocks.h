@@ -147,6 +147,8 @@ class LayerMapper {
   const AttentionConfig& attention() const { return config_.layers[layer_].attention; }
   const MoeConfig& moe() const { return config_.layers[layer_].moe; }
   uint32_t hidden() const { return config_.hidden; }
+  uint32_t vocab() const { return config_.vocab; }
+  const StreamConfig& streams() const { return config_.streams; }
   uint32_t latent_width() const { return config_.latent_width; }
   bool Has(const std::string& name) const { return mapper_->Has(base_ + name); }
   bool IsMxfp4(const std::string& name) const { return mapper_->IsMxfp4(base_ + name); }
@@ -158,6 +160,10 @@ class LayerMapper {
 
   SourceMatrix Matrix(const std::string& name, uint64_t rows, uint64_t cols) {
     return mapper_->Tensor(base_ + name, {rows, cols});
+  }
+  // Whole numbers, or values.
+  SourceMatrix Numbers(const std::string& name, uint64_t rows, uint64_t cols) {
+    return mapper_->Numbers(base_ + name, {rows, cols});
   }
   SourceMatrix Vector(const std::string& name, uint64_t length) {
     return mapper_->Tensor(base_ + name, {length});
@@ -245,6 +251,8 @@ void MapLayers(const ModelConfig& config, const std::string& prefix, TensorMappe
 // Reads q_lora_rank (null: none), kv_lora_rank, qk_nope_head_dim, qk_rope_head_dim, v_head_dim, rope; also
 // llama_4_scaling_beta if the family has `temperature`.
 struct LatentDefaults {
+  double norm_epsilon = 0;  // of the compressed norms; 0: the usual
+  bool no_rope = false;     // nothing rotates, and qk_rope_head_dim is 0
   uint32_t q_rank = 1536;
   uint32_t kv_rank = 512;
   uint32_t nope_dim = 128;
@@ -265,5 +273,17 @@ struct LatentNames {
   float kv_scale = 1;
 };
 void MapLatent(LayerMapper* layer, const LatentNames& names = {});
+
+// True for the layers that take the choice of an indexer before them: indexer_types, or the letters of
+// index_topk_pattern, or all but every index_topk_freq-th one.
+std::vector<bool> ReadSharedIndexers(size_t layers, HfFields* fields);
+
+// Maps the indexer of latent attention under self_attn.indexer, pooled or not.
+void MapIndexer(LayerMapper* layer);
+
+// Kimi Delta Attention of `heads` heads, whose gates have no rank and no floor.
+AttentionConfig ChannelDelta(uint32_t heads, uint32_t dim, uint32_t kernel);
+// Maps it under `base`; gates of a rank have two matrices each.
+void MapChannelDelta(const std::string& base, const std::string& o, LayerMapper* layer);
 
 }  // namespace sluice

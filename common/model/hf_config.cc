@@ -83,6 +83,8 @@ constexpr Family kFamilies[] = {
     {"jamba", "JambaForCausalLM", &ReadJamba},
     {"kimi_linear", "KimiLinearForCausalLM", &ReadKimiLinear},
     {"bailing_hybrid", "BailingMoeV3ForCausalLM", &ReadBailingHybrid},
+    {"glm5_next", "Glm5NextForConditionalGeneration", &ReadGlm5Next, "glm5_next_text"},
+    {"deepseek_v4", "DeepseekV4ForCausalLM", &ReadDeepseekV4},
 };
 
 absl::Status UnknownArchitecture(const std::string& subject, const std::string& name) {
@@ -393,6 +395,8 @@ constexpr FamilyTensors kMaps[] = {
     {"jamba", &MapJamba},
     {"kimi_linear", &MapKimiLinear},
     {"bailing_hybrid", &MapBailingHybrid},
+    {"glm5_next_text", &MapGlm5Next},
+    {"deepseek_v4", &MapDeepseekV4},
 };
 
 }  // namespace

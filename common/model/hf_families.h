@@ -126,4 +126,10 @@ void MapBailingHybrid(const ModelConfig& config, TensorMapper* mapper);
 ModelConfig ReadXverse(HfFields* fields);
 void MapXverse(const ModelConfig& config, TensorMapper* mapper);
 
+// hf_families_streams.cc
+ModelConfig ReadGlm5Next(HfFields* fields);
+void MapGlm5Next(const ModelConfig& config, TensorMapper* mapper);
+ModelConfig ReadDeepseekV4(HfFields* fields);
+void MapDeepseekV4(const ModelConfig& config, TensorMapper* mapper);
+
 }  // namespace sluice

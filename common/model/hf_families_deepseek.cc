@@ -51,8 +51,8 @@ ModelConfig ReadIndexed(const std::string& family, const BaseDefaults& defaults,
   return model;
 }
 
-// True for the layers that take the choice of an indexer before them: indexer_types, or the letters of
-// index_topk_pattern, or all but every index_topk_freq-th one.
+}  // namespace
+
 std::vector<bool> ReadSharedIndexers(size_t layers, HfFields* fields) {
   const std::vector<std::string> types = ReadLayerTypes({"full", "shared"}, layers, fields, "indexer_types");
   const std::string pattern = fields->Word("index_topk_pattern", "");
@@ -73,8 +73,6 @@ std::vector<bool> ReadSharedIndexers(size_t layers, HfFields* fields) {
   if (shared.front()) fields->Fail("indexer_types", "has no full layer before the first shared one");
   return shared;
 }
-
-}  // namespace
 
 ModelConfig ReadDeepseek(HfFields* fields) {
   ModelConfig model = ReadBaseConfig("deepseek", {.max_position = 2048}, fields);
@@ -141,8 +139,6 @@ ModelConfig ReadMistral4(HfFields* fields) {
   return model;
 }
 
-namespace {
-
 // A layer that takes another's choice has no indexer, though a file may hold one.
 void MapIndexer(LayerMapper* layer) {
   const AttentionConfig& a = layer->attention();
@@ -157,9 +153,12 @@ void MapIndexer(LayerMapper* layer) {
   layer->Dense(dense::kIndexKNormBias, layer->Vector(base + "k_norm.bias", index.head_dim));
   layer->Dense(dense::kIndexWeights,
                layer->Matrix(base + "weights_proj.weight", index.heads, layer->hidden()));
+  if (!index.pooled) return;
+  layer->Dense(dense::kIndexGates,
+               layer->Matrix(base + "index_kpool_compress_gate", index.head_dim, layer->hidden()));
+  layer->Dense(dense::kIndexBias,
+               layer->Matrix(base + "index_kpool_compress_ape", index.block, index.head_dim));
 }
-
-}  // namespace
 
 // Maps text checkpoints, and the language model of multimodal ones (Kimi-K2.5).
 void MapDeepseek(const ModelConfig& config, TensorMapper* mapper) {

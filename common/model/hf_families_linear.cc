@@ -113,8 +113,6 @@ void MapJamba(const ModelConfig& config, TensorMapper* mapper) {
 // Kimi-Linear (moonshotai/Kimi-Linear-48B-A3B) and Ling-3 (inclusionAI): Kimi Delta Attention between latent
 // attention, DeepSeek-V3's router and shared expert, dense first layers.
 
-namespace {
-
 AttentionConfig ChannelDelta(uint32_t heads, uint32_t dim, uint32_t kernel) {
   AttentionConfig attention;
   attention.kind = AttentionKind::kGatedDelta;
@@ -129,6 +127,8 @@ AttentionConfig ChannelDelta(uint32_t heads, uint32_t dim, uint32_t kernel) {
   return attention;
 }
 
+namespace {
+
 // Sets the router and the dense first layers; `groups` of the experts, of which `top_groups` take part.
 void SetCorrectedFfns(MoeConfig moe, ModelConfig* model, HfFields* fields) {
   moe.router = RouterKind::kSigmoidTopK;
@@ -140,7 +140,8 @@ void SetCorrectedFfns(MoeConfig moe, ModelConfig* model, HfFields* fields) {
   fields->Skip("num_nextn_predict_layers");
 }
 
-// Maps Kimi Delta Attention under `base`; gates of a rank have two matrices each.
+}  // namespace
+
 void MapChannelDelta(const std::string& base, const std::string& o, LayerMapper* layer) {
   const DeltaConfig& d = layer->attention().delta;
   const uint32_t values = d.value_heads * d.value_dim;
@@ -170,8 +171,6 @@ void MapChannelDelta(const std::string& base, const std::string& o, LayerMapper*
   layer->Dense(dense::kDeltaNorm, layer->Vector(base + "o_norm.weight", d.value_dim));
   layer->Dense(dense::kO, layer->Matrix(base + o + ".weight", hidden, values));
 }
-
-}  // namespace
 
 ModelConfig ReadKimiLinear(HfFields* fields) {
   ModelConfig model = ReadBaseConfig("kimi_linear", {.max_position = 1048576, .epsilon = 1e-5}, fields);

@@ -96,7 +96,8 @@ bool IsShape(const CheckpointTensor& tensor, const std::vector<uint64_t>& shape)
 
 // Errors are collected, so that one run names all missing or misshapen tensors together, up to kMaxErrors of
 // them.
-const CheckpointTensor* TensorMapper::Use(const std::string& name, const std::vector<uint64_t>& shape) {
+const CheckpointTensor* TensorMapper::Use(const std::string& name, const std::vector<uint64_t>& shape,
+                                          bool numbers) {
   const CheckpointTensor* tensor = checkpoint_.Find(name);
   if (tensor == nullptr) {
     Append(&missing_, name);
@@ -110,8 +111,9 @@ const CheckpointTensor* TensorMapper::Use(const std::string& name, const std::ve
     ++errors_;
     return nullptr;
   }
+  const bool whole = numbers && (tensor->type == ElementType::kI64 || tensor->type == ElementType::kI32);
   if (tensor->type != ElementType::kBf16 && tensor->type != ElementType::kF16 &&
-      tensor->type != ElementType::kF32) {
+      tensor->type != ElementType::kF32 && !whole) {
     Append(&unsupported_, absl::StrCat(name, " (", ElementTypeName(tensor->type), ")"));
     ++errors_;
     return nullptr;
@@ -120,8 +122,16 @@ const CheckpointTensor* TensorMapper::Use(const std::string& name, const std::ve
 }
 
 SourceMatrix TensorMapper::Tensor(const std::string& name, const std::vector<uint64_t>& shape) {
+  return MatrixOf(Use(name, shape, /*numbers=*/false), shape);
+}
+
+SourceMatrix TensorMapper::Numbers(const std::string& name, const std::vector<uint64_t>& shape) {
+  return MatrixOf(Use(name, shape, /*numbers=*/true), shape);
+}
+
+SourceMatrix TensorMapper::MatrixOf(const CheckpointTensor* tensor, const std::vector<uint64_t>& shape) {
   SourceMatrix matrix;
-  matrix.tensor = Use(name, shape);
+  matrix.tensor = tensor;
   matrix.length = static_cast<uint32_t>(shape.back());
   matrix.lines = 1;
   for (size_t i = 0; i + 1 < shape.size(); ++i) matrix.lines *= static_cast<uint32_t>(shape[i]);

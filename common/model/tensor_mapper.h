@@ -94,6 +94,10 @@ class TensorMapper {
   // Returns the tensor `name`, which must have this shape: its last dimension makes the columns.
   SourceMatrix Tensor(const std::string& name, const std::vector<uint64_t>& shape);
 
+  // The same for a tensor that may hold whole numbers of 32 or 64 bits. Those that float32 cannot hold are
+  // refused when they are read.
+  SourceMatrix Numbers(const std::string& name, const std::vector<uint64_t>& shape);
+
   // Adds `matrix` as dense tensor `canonical`.
   void Dense(const std::string& canonical, const SourceMatrix& matrix);
   void AddExpert(uint32_t layer, const ExpertSource& expert);
@@ -111,7 +115,8 @@ class TensorMapper {
  private:
   static constexpr int kMaxErrors = 8;
 
-  const CheckpointTensor* Use(const std::string& name, const std::vector<uint64_t>& shape);
+  const CheckpointTensor* Use(const std::string& name, const std::vector<uint64_t>& shape, bool numbers);
+  SourceMatrix MatrixOf(const CheckpointTensor* tensor, const std::vector<uint64_t>& shape);
 
   const Checkpoint& checkpoint_;
   SourceMap map_;

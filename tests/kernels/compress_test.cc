@@ -29,6 +29,13 @@ const Shape kShapes[] = {
     {64, false, 3, 16, 300, 0, 0, 0, KvType::kQ8}, {1, true, 2, 24, 1, 3, 20, 270, KvType::kQ8},
     {4, true, 4, 16, 8, 0, 0, 0, KvType::kF16},    {0, false, 5, 32, 9, 0, 0, 0, KvType::kF32}};
 
+BackendLimits WholeText() {
+  BackendLimits limits = TestLimits();
+  limits.max_tokens = kPositions;
+  limits.heads = 18;
+  return limits;
+}
+
 struct Inputs {
   std::vector<float> q, k, values, gates, bias, norm;
   std::vector<float> index_q, index_values, index_gates, index_bias, weights, sinks;
@@ -63,7 +70,10 @@ struct Results {
 class CompressedSequence {
  public:
   CompressedSequence(const BackendCase& which, const Shape& shape, const Inputs& inputs)
-      : bench_(which), s_(shape), inputs_(inputs), pages_((kPositions + kPageTokens - 1) / kPageTokens) {
+      : bench_(which, WholeText()),
+        s_(shape),
+        inputs_(inputs),
+        pages_((kPositions + kPageTokens - 1) / kPageTokens) {
     std::iota(pages_.rbegin(), pages_.rend(), 1u);
     kv_.type = s_.type;
     kv_.page_stride = KvPageBytes(s_.type, 1, s_.head_dim);

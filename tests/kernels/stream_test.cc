@@ -42,7 +42,7 @@ struct Results {
   std::vector<float> y, factors, streams;
 };
 
-Results Run(const BackendCase& which, const Shape& s, const Inputs& inputs, bool in_place) {
+Results MixAndWrite(const BackendCase& which, const Shape& s, const Inputs& inputs, bool in_place) {
   OpBench bench(which, StreamLimits());
   const uint64_t cols = uint64_t{s.streams} * s.hidden;
   const uint64_t factors = uint64_t{1 + s.streams} * s.streams;
@@ -86,9 +86,9 @@ TEST_P(StreamTest, EqualsTheReferenceBitForBit) {
   for (size_t i = 0; i < std::size(kShapes); ++i) {
     SCOPED_TRACE(testing::Message() << "shape " << i);
     const Inputs inputs = MakeInputs(kShapes[i]);
-    const Results expected = Run(kReference, kShapes[i], inputs, false);
+    const Results expected = MixAndWrite(kReference, kShapes[i], inputs, false);
     for (const bool in_place : {false, true}) {
-      const Results got = Run(GetParam(), kShapes[i], inputs, in_place);
+      const Results got = MixAndWrite(GetParam(), kShapes[i], inputs, in_place);
       EXPECT_EQ(got.y, expected.y);
       EXPECT_EQ(got.factors, expected.factors);
       EXPECT_EQ(got.streams, expected.streams);
@@ -121,7 +121,7 @@ std::vector<double> Sinkhorn(std::vector<double> matrix, uint32_t m, uint32_t it
 TEST(StreamReferenceTest, AgreesWithTheFormula) {
   const Shape& s = kShapes[0];
   const Inputs inputs = MakeInputs(s);
-  const Results results = Run(kReference, s, inputs, false);
+  const Results results = MixAndWrite(kReference, s, inputs, false);
   const uint32_t m = s.streams;
   for (uint32_t t = 0; t < kTokens; ++t) {
     const float* x = inputs.x.data() + uint64_t{t} * m * s.hidden;
