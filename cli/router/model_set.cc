@@ -136,17 +136,13 @@ absl::Status PlanInferd(const SetRequest& request, const CommonOptions& options,
   const RuntimePaths paths(dir);
   model->http_socket = absl::StrCat(dir, "/http.sock");
   RETURN_IF_ERROR(ParseListenAddress(absl::StrCat("unix:", paths.inferd_admin_socket)).status());
-  std::vector<std::string> argv = {absl::StrCat(request.binary_dir, "/inferd"),
-                                   "--pack",
-                                   request.packs[number],
-                                   "--weightd",
-                                   RuntimePaths(request.runtime_dir).weightd_socket,
-                                   "--listen",
-                                   absl::StrCat("unix:", paths.inferd_socket),
-                                   "--admin",
-                                   absl::StrCat("unix:", paths.inferd_admin_socket),
-                                   "--http",
-                                   absl::StrCat("unix:", model->http_socket)};
+  std::vector<std::string> argv = {
+      absl::StrCat(request.binary_dir, "/inferd"), "--pack", request.packs[number], "--weightd",
+      RuntimePaths(request.runtime_dir).weightd_socket, "--listen",
+      absl::StrCat("unix:", paths.inferd_socket), "--admin", absl::StrCat("unix:", paths.inferd_admin_socket),
+      "--http", absl::StrCat("unix:", model->http_socket),
+      // A model is loaded for a request that waits: that request is the test.
+      "--self-test", "off"};
   for (OptionText setting : options.InferdSettings()) {
     if (IsOfServer(setting.name)) continue;
     if (setting.name == "prefix-file") {
