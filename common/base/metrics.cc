@@ -154,15 +154,6 @@ Counter* MetricRegistry::AddCounter(const std::string& name, const std::string& 
   return counter;
 }
 
-Gauge* MetricRegistry::AddGauge(const std::string& name, const std::string& help, MetricLabels labels) {
-  MutexLock lock(&mutex_);
-  Gauge* gauge = &gauges_.emplace_back();
-  Add(name, help, MetricType::kGauge, {std::move(labels), [gauge](MetricText* text, const MetricLabels& own) {
-                                         text->Sample(own, gauge->value());
-                                       }});
-  return gauge;
-}
-
 Histogram* MetricRegistry::AddHistogram(const std::string& name, const std::string& help,
                                         std::span<const double> bounds, MetricLabels labels) {
   MutexLock lock(&mutex_);
@@ -173,27 +164,14 @@ Histogram* MetricRegistry::AddHistogram(const std::string& name, const std::stri
   return histogram;
 }
 
-void MetricRegistry::AddCollector(std::function<void(MetricText*)> collector) {
-  MutexLock lock(&mutex_);
-  collectors_.push_back(std::move(collector));
-}
-
 std::string MetricRegistry::Text() const {
   MetricText text;
-  std::vector<std::function<void(MetricText*)>> collectors;
-  {
-    MutexLock lock(&mutex_);
-    for (const Family& family : families_) {
-      text.Family(family.name, family.type, family.help);
-      for (const Series& series : family.series) {
-        series.write(&text, series.labels);
-      }
+  MutexLock lock(&mutex_);
+  for (const Family& family : families_) {
+    text.Family(family.name, family.type, family.help);
+    for (const Series& series : family.series) {
+      series.write(&text, series.labels);
     }
-    // Collectors run without the lock: they take locks of their own and may add metrics.
-    collectors = collectors_;
-  }
-  for (const auto& collector : collectors) {
-    collector(&text);
   }
   return text.Take();
 }

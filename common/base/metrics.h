@@ -1,5 +1,5 @@
-// Metrics: counters, gauges and histograms that hot paths write without locks, their registry, and
-// Prometheus' text format.
+// Metrics: counters and histograms that hot paths write without locks, their registry, and Prometheus' text
+// format. Values that are counted elsewhere, gauges among them, are written as text by their owners.
 //
 // Thread safety: stated at each class.
 #pragma once
@@ -71,7 +71,7 @@ class MetricText {
   std::string text_;
 };
 
-// Counters, gauges and histograms that a hot path writes and a scrape reads, and the registry of their names.
+// Counters and histograms that a hot path writes and a scrape reads, and the registry of their names.
 //
 // Writing an instrument is a few relaxed atomic operations: no lock, no allocation. A histogram that is read
 // during a write may have an observation in its buckets but not yet in its sum; its count is always the sum
@@ -86,15 +86,6 @@ class Counter {
 
  private:
   std::atomic<uint64_t> value_{0};
-};
-
-class Gauge {
- public:
-  void Set(double value) { value_.store(value, std::memory_order_relaxed); }
-  double value() const { return value_.load(std::memory_order_relaxed); }
-
- private:
-  std::atomic<double> value_{0};
 };
 
 class Histogram {
@@ -125,11 +116,8 @@ class MetricRegistry {
   // Registering a further instrument of a family adds a series to it; `labels` tell them apart. The pointers
   // live as long as the registry.
   Counter* AddCounter(const std::string& name, const std::string& help, MetricLabels labels = {});
-  Gauge* AddGauge(const std::string& name, const std::string& help, MetricLabels labels = {});
   Histogram* AddHistogram(const std::string& name, const std::string& help, std::span<const double> bounds,
                           MetricLabels labels = {});
-  // Runs at every Text(), after the instruments: for values that are counted elsewhere.
-  void AddCollector(std::function<void(MetricText*)> collector);
 
   // All metrics in Prometheus' text format, version 0.0.4.
   std::string Text() const ABSL_LOCKS_EXCLUDED(mutex_);
@@ -150,10 +138,8 @@ class MetricRegistry {
 
   mutable Mutex mutex_;
   std::deque<Counter> counters_ ABSL_GUARDED_BY(mutex_);  // deques: addresses stay
-  std::deque<Gauge> gauges_ ABSL_GUARDED_BY(mutex_);
   std::deque<Histogram> histograms_ ABSL_GUARDED_BY(mutex_);
   std::vector<Family> families_ ABSL_GUARDED_BY(mutex_);
-  std::vector<std::function<void(MetricText*)>> collectors_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace sluice

@@ -25,7 +25,6 @@ std::map<std::string, ParsedFamily> Parse(const std::string& text) {
 TEST(MetricsTest, TextFollowsTheFormatExactly) {
   MetricRegistry registry;
   registry.AddCounter("x_requests_total", "Requests.", {{"class", "demand"}})->Add(3);
-  registry.AddGauge("x_depth", "Depth.")->Set(1.5);
   Histogram* seconds = registry.AddHistogram("x_seconds", "Time.", kBounds);
   seconds->Observe(0.25);
   seconds->Observe(0.5);
@@ -33,7 +32,6 @@ TEST(MetricsTest, TextFollowsTheFormatExactly) {
   EXPECT_EQ(registry.Text(),
             "# HELP x_requests_total Requests.\n# TYPE x_requests_total counter\n"
             "x_requests_total{class=\"demand\"} 3\n"
-            "# HELP x_depth Depth.\n# TYPE x_depth gauge\nx_depth 1.5\n"
             "# HELP x_seconds Time.\n# TYPE x_seconds histogram\n"
             "x_seconds_bucket{le=\"0.1\"} 0\nx_seconds_bucket{le=\"1\"} 2\nx_seconds_bucket{le=\"10\"} 2\n"
             "x_seconds_bucket{le=\"+Inf\"} 3\nx_seconds_sum 50.75\nx_seconds_count 3\n");
@@ -51,26 +49,24 @@ TEST(MetricsTest, SeriesOfAFamilyAreWrittenTogether) {
 
 TEST(MetricsTest, LabelsAndHelpAreEscaped) {
   MetricRegistry registry;
-  registry.AddGauge("x_info", "One\nline \\ \"quoted\".", {{"path", "/a\"b\\c\nd"}})->Set(1);
+  registry.AddCounter("x_total", "One\nline \\ \"quoted\".", {{"path", "/a\"b\\c\nd"}})->Add(1);
   const std::string text = registry.Text();
-  EXPECT_THAT(text, testing::HasSubstr("# HELP x_info One\\nline \\\\ \"quoted\".\n"));
-  EXPECT_THAT(text, testing::HasSubstr("x_info{path=\"/a\\\"b\\\\c\\nd\"} 1\n"));
+  EXPECT_THAT(text, testing::HasSubstr("# HELP x_total One\\nline \\\\ \"quoted\".\n"));
+  EXPECT_THAT(text, testing::HasSubstr("x_total{path=\"/a\\\"b\\\\c\\nd\"} 1\n"));
   Parse(text);
 }
 
-TEST(MetricsTest, CollectorsWriteAfterTheInstruments) {
-  MetricRegistry registry;
-  registry.AddCollector([](MetricText* text) {
-    text->One("y", MetricType::kGauge, "Y.", 18446744073709551615ull);
-    text->Family("z", MetricType::kGauge, "Z.");
-    text->Sample({{"a", "b"}}, std::nan(""));
-    text->Sample({{"a", "c"}}, -INFINITY);
-  });
-  registry.AddCounter("x_total", "X.");
-  const std::string text = registry.Text();
-  EXPECT_LT(text.find("x_total"), text.find("# HELP y"));
-  EXPECT_THAT(text, testing::HasSubstr("y 18446744073709551615\n"));
-  EXPECT_THAT(text, testing::HasSubstr("z{a=\"b\"} NaN\nz{a=\"c\"} -Inf\n"));
+TEST(MetricsTest, TextWritesEveryNumber) {
+  MetricText builder;
+  builder.One("y", MetricType::kGauge, "Y.", 18446744073709551615ull);
+  builder.Family("z", MetricType::kGauge, "Z.");
+  builder.Sample({{"a", "b"}}, std::nan(""));
+  builder.Sample({{"a", "c"}}, -INFINITY);
+  builder.Sample({{"a", "d"}}, 1.5);
+  const std::string text = builder.Take();
+  EXPECT_EQ(text,
+            "# HELP y Y.\n# TYPE y gauge\ny 18446744073709551615\n"
+            "# HELP z Z.\n# TYPE z gauge\nz{a=\"b\"} NaN\nz{a=\"c\"} -Inf\nz{a=\"d\"} 1.5\n");
   Parse(text);
 }
 
