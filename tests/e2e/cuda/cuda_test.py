@@ -263,6 +263,7 @@ class KillTest(CudaTestCase):
         inferd = self.start_inferd("--transport", "push")
         self.wait_for(lambda: self.device_memory(weightd.pid) > 0, "what is lent for the trial")
         weightd.kill()
+        weightd.wait()  # its lock of the socket is free
         self.start_weightd()
         self.wait_for(lambda: "info serving" in self.log_of("inferd") or inferd.poll() is not None, "inferd to serve")
         self.assertIsNone(inferd.poll(), self.log_of("inferd"))
