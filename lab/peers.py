@@ -4,6 +4,7 @@
 usage: peers.py --peer PATH [--bin build/release] [--work DIR] [--shape qwen3-30b-a3b] [--layers 12] [--vocab 22144]
                 [--bits q4] [--threads N] [--rounds N] [--parts decode,prompts,batches,touched,capped]
                 [--routing uniform,zipf:1] [--limits MIB,MIB] [--presets exact] [--variant "-rtr 1 -fa 1"]...
+                [--model FILE.gguf]
 
 PATH is llama-bench of a built ik_llama.cpp or llama.cpp, or its folder; nothing is fetched. `sluice synth` makes a pack in DIR,
 and gguf_reference its GGUF reference: the same values in Q4_0 (q8: Q8_0), drawn with mean zero so that both route alike. Each
@@ -17,6 +18,10 @@ batches   4 and 16 tokens a step: Sluice decodes as many sequences, each with lo
 touched   the share of the model's bytes that each program reads while it decodes some 160 tokens, by the pages' accessed
           bits: even routing then leaves no expert out, and a generator that prefers experts would be noticed.
 capped    decoding in a memory cgroup, for each routing and limit (the first turn of a cold start does not count).
+start     only with --model: seconds from a new process to one token after a prompt of 16, with the file outside the page
+          cache (cold) and in it (warm), the most memory that the processes held meanwhile, and what Sluice keeps on disk.
+
+With --model both read this file, Sluice in place, and nothing is made. Sluice then keeps its index in DIR.
 
 Prints Markdown tables. Exit status 1 if a command failed.
 """
@@ -24,6 +29,7 @@ import argparse
 import json
 import os
 import shlex
+import shutil
 import signal
 import statistics
 import subprocess
@@ -37,7 +43,8 @@ TOKENS = 64  # decoded tokens
 TOUCHING = 160  # tokens generated while pages are watched
 PROMPTS = (128, 512, 2048)
 BATCHES = (4, 16)
-PARTS = ("decode", "prompts", "batches", "touched", "capped")
+PARTS = ("decode", "prompts", "batches", "touched", "capped", "start")
+START_PROMPT = 16  # tokens of the prompt before a first token
 # Memory of daemons and client in a capped run besides the budget: code, heaps, KV cache, activations, buffers.
 BESIDE = 320 << 20
 
@@ -65,12 +72,16 @@ def rate(values):
     return f"{statistics.median(values):.1f}"
 
 
+def model_option(path):
+    return ["--model" if path.endswith(".gguf") else "--pack", path]
+
+
 class Ours:
     """Daemons that keep running between the turns, and `sluice bench` against them."""
 
     def __init__(self, options, pack, preset="exact", budget=None, cgroup=None):
         self.sluice = os.path.join(options.bin, "bin/sluice")
-        self.server = ["--pack", pack, "--threads", str(options.threads), "--context", "4096", "--parallel",
+        self.server = [*model_option(pack), "--threads", str(options.threads), "--context", "4096", "--parallel",
                        str(max(BATCHES) if budget is None else 1), "--preset", preset, "--quiet"]
         self.server += [] if budget is None else ["--dram-budget", str(budget)]
         run_json([self.sluice, "run", *self.server, "--keep", "30m", "--token-ids", "1", "-n", "1", "--json"], cgroup)
@@ -128,7 +139,9 @@ def variants_of(options):
 
 
 def make_models(options, routing):
-    """Makes the pack and the GGUF file of a routing if missing."""
+    """Makes the pack and the GGUF file of a routing if missing; a given file is both."""
+    if options.model:
+        return options.model, options.model
     name = f"{options.shape}-{options.layers}-{options.vocab}-{options.bits}-{routing.replace(':', '')}"
     pack, reference = (os.path.join(options.work, name + end) for end in (".pack", ".gguf"))
     if not os.path.exists(os.path.join(pack, "manifest.json")):
@@ -282,6 +295,69 @@ def capped(options):
     return table.text()
 
 
+def proportional_bytes(pids):
+    """Returns the memory of processes; what several of them map counts once."""
+    total = 0
+    for pid in pids:
+        try:
+            with open(f"/proc/{pid}/smaps_rollup") as file:
+                total += next(int(line.split()[1]) << 10 for line in file if line.startswith("Pss:"))
+        except (OSError, StopIteration):
+            continue
+    return total
+
+
+def timed(command, pids):
+    """Runs a command; returns its seconds and the most memory that `pids(child)` held, asked ten times a second."""
+    begin = time.monotonic()
+    child = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    most = 0
+    while child.poll() is None:
+        most = max(most, proportional_bytes(pids(child)))
+        time.sleep(0.1)
+    seconds = time.monotonic() - begin
+    if child.returncode != 0:
+        sys.exit(f"{' '.join(command)}: exit status {child.returncode}\n{child.stderr.read().decode()[-2000:]}")
+    return seconds, most
+
+
+def folder_bytes(folder):
+    return sum(os.path.getsize(os.path.join(path, name)) for path, _, names in os.walk(folder) for name in names)
+
+
+def start(options):
+    """Measures the time from a new process to a first token."""
+    cache = os.path.join(options.work, "cache")
+    os.environ["SLUICE_CACHE_DIR"] = cache
+    prompt = ",".join(str(token) for token in range(1, START_PROMPT + 1))
+    ours = [os.path.join(options.bin, "bin/sluice"), "run", *model_option(options.model), "--threads", str(options.threads),
+            "--context", "4096", "--token-ids", prompt, "-n", "1", "--ignore-eos", "--quiet", "--json"]
+    peer = [*Peer(options, options.model).command, *shlex.split(variants_of(options)[0]), "-p", str(START_PROMPT), "-n", "0",
+            "-w", "0"]  # fmt: skip
+    table = Table("page cache", "ours, s", "peer, s", "ours / peer", "ours, MiB", "peer, MiB", "index, share of the file")
+    for is_cold in (True, False):
+        seconds, memory = [], []
+        for number in range(options.rounds):
+            turn = []
+            if number == 0:
+                shutil.rmtree(cache, ignore_errors=True)  # the index is made within the time, too
+            for command, pids in ((ours, lambda child: [child.pid, *Ours.processes("inferd", "weightd", "sluice")]),
+                                  (peer, lambda child: [child.pid])):
+                if is_cold:
+                    drop_from_page_cache(options.model)
+                elif number == 0:
+                    subprocess.run(["cat", options.model], stdout=subprocess.DEVNULL, check=True)
+                turn.append(timed(command, pids))
+            seconds.append([turn[0][0], turn[1][0]])
+            memory.append([turn[0][1], turn[1][1]])
+        ours_seconds, peer_seconds = zip(*seconds)
+        ours_memory, peer_memory = (max(values) for values in zip(*memory))
+        table.add("cold" if is_cold else "warm", f"{statistics.median(ours_seconds):.1f}", f"{statistics.median(peer_seconds):.1f}",
+                  spread([a / b for a, b in seconds]), ours_memory >> 20, peer_memory >> 20,
+                  f"{folder_bytes(cache) / os.path.getsize(options.model):.4%}")
+    return table.text()
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--peer", required=True)
@@ -293,15 +369,21 @@ def main():
     parser.add_argument("--bits", default="q4", choices=["q4", "q8"])
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--parts", default=",".join(PARTS))
+    parser.add_argument("--parts")
     parser.add_argument("--routing", default="uniform,zipf:1")
     parser.add_argument("--limits", default="3000,2000")
     parser.add_argument("--presets", default="exact")
     parser.add_argument("--variant", action="append")
+    parser.add_argument("--model")
     options = parser.parse_args()
-    parts = options.parts.split(",")
+    parts = options.parts.split(",") if options.parts else [part for part in PARTS if part != "start" or options.model]
     if not set(parts) <= set(PARTS):
         parser.error(f"--parts {options.parts}: of {','.join(PARTS)}")
+    if "start" in parts and not options.model:
+        parser.error("the part start needs --model FILE.gguf")
+    if options.model:
+        options.model = os.path.realpath(options.model)
+        options.routing = "as in the file"
     if os.path.isdir(options.peer):
         options.peer = os.path.join(options.peer, "llama-bench")
     if not os.access(options.peer, os.X_OK):
@@ -310,7 +392,8 @@ def main():
     os.makedirs(os.path.join(options.work, "run"), mode=0o700, exist_ok=True)
     os.environ["SLUICE_RUNTIME_DIR"] = os.path.join(options.work, "run")  # keeps other users' daemons out of the run
     remove_leftovers()
-    print(f"{options.shape}, {options.layers} layers, {options.bits}, {options.threads} threads, {options.rounds} rounds; "
+    model = options.model or f"{options.shape}, {options.layers} layers, {options.bits}"
+    print(f"{model}, {options.threads} threads, {options.rounds} rounds; "
           f"median (least to most)\n")
     if {"decode", "prompts", "batches"} & set(parts):
         print(in_memory(options, parts))
@@ -318,6 +401,8 @@ def main():
         print(touched(options))
     if "capped" in parts:
         print(capped(options))
+    if "start" in parts:
+        print(start(options))
 
 
 if __name__ == "__main__":

@@ -1,14 +1,14 @@
 #!/usr/bin/python3
-"""Measures the perplexity of a Mixtral folder from GGUF files made of it: rows as `sluice pack` keeps them, and the exact values.
+"""Measures the perplexity of a Mixtral folder from GGUF files made of it: the file in place, packs of it, and its exact values.
 
 usage: gguf_quality.py --model deploy/sample --text FILE [--types Q4_0,..] [--max-tokens 12800] [--work DIR] [--bin DIR]
 
-For each type a GGUF file is written, packed three times and measured over the same tokens with `--kv f32`: `--bits source`
-(the file's values exactly); the default (up and gate rows unchanged, multiplied with int8 activations, down rows as q8);
-and `--down-bits q4`. Prints a Markdown table. Exit status 1 if a command failed.
+For each type a GGUF file is written and measured over the same tokens with `--kv f32`: as a pack of `--bits source` (the file's
+values exactly); in place (the file's blocks, multiplied with int8 activations); and as packs by neurons, whose down rows are
+encoded anew, `--down-bits q8` and `q4`. Prints a Markdown table. Exit status 1 if a command failed.
 
 Needs numpy and two packages, `pip install gguf xllamacpp`: the first writes the files, the second contains ggml's own
-quantizer. Every matrix has the type; norms and routers stay in f32.
+quantizer, which gets an importance of 1 for every column. Every matrix has the type; norms and routers stay in f32.
 
 Blocks of 256 values need rows of at least that many, which a small model lacks. Such a model is written twice as wide (or
 more): the hidden state is repeated, matrices that read it have half their weights in each copy, and zero neurons fill up the
@@ -28,8 +28,11 @@ import tempfile
 
 import numpy as np
 
-TYPES = "BF16,Q8_0,Q6_K,Q5_K,Q5_0,Q4_K,Q4_0,IQ4_NL"
-FALLBACKS = {"Q2_K": "Q4_0", "Q3_K": "Q4_0", "Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0", "IQ4_XS": "IQ4_NL"}
+TYPES = ("BF16,Q8_0,Q6_K,Q5_K,Q5_0,Q4_K,Q4_0,Q3_K,Q2_K,IQ4_NL,IQ4_XS,IQ3_S,IQ3_XXS,IQ2_S,IQ2_XS,IQ2_XXS,IQ1_M,IQ1_S,TQ2_0,TQ1_0,"
+         "MXFP4,NVFP4")  # fmt: skip
+SMALL = ("IQ4_XS", "IQ3_S", "IQ3_XXS", "IQ2_S", "IQ2_XS", "IQ2_XXS", "IQ1_M", "IQ1_S")
+FALLBACKS = {**dict.fromkeys(SMALL, "IQ4_NL"), "TQ1_0": "Q4_0", "TQ2_0": "Q4_0",
+             "Q2_K": "Q4_0", "Q3_K": "Q4_0", "Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}
 SUPERBLOCK = 256
 
 
@@ -60,7 +63,8 @@ class Quantizer:
         values = np.ascontiguousarray(values, np.float32)
         columns, count = values.shape[-1], values.size // values.shape[-1]
         out = np.zeros((*values.shape[:-1], row_bytes), np.uint8)
-        written = self.chunk(kind, values.ctypes.data, out.ctypes.data, 0, count, columns, None)
+        importance = np.ones(columns, np.float32)
+        written = self.chunk(kind, values.ctypes.data, out.ctypes.data, 0, count, columns, importance.ctypes.data)
         if written != out.nbytes:
             sys.exit(f"gguf_quality: type {kind} took {written} bytes for {out.nbytes}")
         return out
@@ -230,7 +234,8 @@ class Sluice:
         self.program = os.path.join(o.bin, "sluice")
         self.text = ["--text", o.text, "--max-tokens", str(o.max_tokens), "--kv", "f32"]
         self.pack = os.path.join(work, "pack")
-        self.env = {**os.environ, "SLUICE_RUNTIME_DIR": work}  # keeps other users' daemons out of the run
+        # Keeps other users' daemons out of the run, and indexes of files in place out of their caches.
+        self.env = {**os.environ, "SLUICE_RUNTIME_DIR": work, "SLUICE_CACHE_DIR": os.path.join(work, "cache")}
 
     def call(self, *arguments):
         result = subprocess.run([self.program, *arguments], stdout=subprocess.PIPE, env=self.env, text=True)
@@ -238,9 +243,12 @@ class Sluice:
             sys.exit(f"gguf_quality: {' '.join(arguments)} ended with {result.returncode}")
         return json.loads(result.stdout)
 
-    def measure(self, model, *options, comparison=()):
+    def perplexity(self, *model_and_more):
+        return self.call("perplexity", "--quiet", "--json", *self.text, *model_and_more)
+
+    def packed(self, model, *options, comparison=()):
         self.call("pack", str(model), "--out", self.pack, "--force", "--quiet", "--json", *options)
-        return self.call("perplexity", "--pack", self.pack, "--quiet", "--json", *self.text, *comparison)
+        return self.perplexity("--pack", self.pack, *comparison)
 
 
 def main():
@@ -258,21 +266,21 @@ def main():
     with tempfile.TemporaryDirectory() as work:
         sluice = Sluice(o, work)
         logits = os.path.join(work, "exact")
-        base = sluice.measure(folder, "--bits", "source")["ppl"]
+        base = sluice.packed(folder, "--bits", "source")["ppl"]
         print(f"The folder itself: {base:.4f}.\n")
-        print("| file | its exact values | against the folder % | rows kept, down in q8 | against the exact values % "
-              "| KL divergence | same top % | down in q4 % |\n|---|---|---|---|---|---|---|---|", flush=True)  # fmt: skip
+        print("| file | its exact values | against the folder % | in place | against the exact values % | KL divergence "
+              "| same top % | down in q8 % | down in q4 % |\n|---|---|---|---|---|---|---|---|---|", flush=True)  # fmt: skip
         for kind in o.types.split(","):
             path = pathlib.Path(o.work or work) / f"{folder.name}-{kind}.gguf"
             write_gguf(model, folder, path, kind, quantizer)
-            exact = sluice.measure(path, "--bits", "source", comparison=("--save-base", logits))["ppl"]
-            kept = sluice.measure(path, comparison=("--kl-base", logits))
-            small = sluice.measure(path, "--down-bits", "q4")
+            exact = sluice.packed(path, "--bits", "source", comparison=("--save-base", logits))["ppl"]
+            kept = sluice.perplexity("--model", str(path), "--kl-base", logits)
+            by_neurons = [sluice.packed(path, "--down-bits", bits) for bits in ("q8", "q4")]
             if not o.work:
                 path.unlink()
-            loss, small_loss = (100 * (each["ppl"] / exact - 1) for each in (kept, small))
-            print(f"| {kind} | {exact:.4f} | {100 * (exact / base - 1):+.2f} | {kept['ppl']:.4f} | {loss:+.2f} "
-                  f"| {kept['kld_mean']:.5f} | {100 * kept['same_top']:.2f} | {small_loss:+.2f} |",
+            losses = [100 * (each["ppl"] / exact - 1) for each in (kept, *by_neurons)]
+            print(f"| {kind} | {exact:.4f} | {100 * (exact / base - 1):+.2f} | {kept['ppl']:.4f} | {losses[0]:+.3f} "
+                  f"| {kept['kld_mean']:.5f} | {100 * kept['same_top']:.2f} | {losses[1]:+.2f} | {losses[2]:+.2f} |",
                   flush=True)  # fmt: skip
     return 0
 
