@@ -194,6 +194,8 @@ void AddQuantizedBlock(const CallWeights& down, uint32_t first, const std::vecto
   const EncodingDescriptor& e = down.encoding;
   std::vector<float> d(c.size());
   std::vector<int8_t> q(c.size());
+  std::vector<int32_t> codes(e.group);
+  std::vector<int32_t> s(e.group);  // of a group's columns
   for (uint32_t h0 = 0, g = 0; h0 < down.cols; h0 += e.group, ++g) {
     for (size_t j = 0; j < c.size(); ++j) {
       const uint8_t* row = down.Row(first + static_cast<uint32_t>(j));
@@ -207,15 +209,19 @@ void AddQuantizedBlock(const CallWeights& down, uint32_t first, const std::vecto
         z = std::fma(static_cast<float>(q[j]), ZeroAt(e, row, down.cols, g), z);
       }
     }
-    for (uint32_t h = h0; h < std::min(h0 + e.group, down.cols); ++h) {
-      int32_t s = 0;
-      for (size_t j = 0; j < c.size(); ++j) {
-        const uint8_t* row = down.Row(first + static_cast<uint32_t>(j));
-        if (row != nullptr) {
-          s += CodeAt(e, row, down.cols, h) * q[j];
+    const uint32_t count = std::min<uint32_t>(e.group, down.cols - h0);
+    std::fill(s.begin(), s.end(), 0);
+    for (size_t j = 0; j < c.size(); ++j) {
+      const uint8_t* row = down.Row(first + static_cast<uint32_t>(j));
+      if (row != nullptr) {
+        ReadCodes(e, row, down.cols, h0, count, codes.data());
+        for (uint32_t h = 0; h < count; ++h) {
+          s[h] += codes[h] * q[j];
         }
       }
-      y[h] = y[h] + (sd * (static_cast<float>(s) - (z + 0.0f)) + 0.0f);
+    }
+    for (uint32_t h = 0; h < count; ++h) {
+      y[h0 + h] = y[h0 + h] + (sd * (static_cast<float>(s[h]) - (z + 0.0f)) + 0.0f);
     }
   }
 }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 
+#include "absl/types/span.h"
 #include "common/base/file_blocks.h"
 #include "kernels/scalar_math.h"
 #include "pack/row_layout.h"
@@ -19,10 +20,37 @@ int8_t RoundCode(float value) {
   return rounded < 127.0f ? static_cast<int8_t>(rounded) : int8_t{127};
 }
 
-// Code k of a plane of `bits` bits.
-uint32_t PlaneCode(uint32_t bits, const uint8_t* plane, uint64_t k) {
-  const CodeLocation place = LocateCode(bits, k);
-  return (LoadU16(plane + place.byte_offset) >> place.shift) & ((1u << bits) - 1);
+// Codes [first, first + count) of a plane. The width is a constant, so that places need no division: tests
+// spend much of their time here.
+template <uint32_t kBits>
+void PlaneCodes(const uint8_t* plane, uint64_t first, uint64_t count, int32_t* codes) {
+  for (uint64_t i = 0; i < count; ++i) {
+    const CodeLocation place = LocateCode(kBits, first + i);
+    codes[i] = (LoadU16(plane + place.byte_offset) >> place.shift) & ((1 << kBits) - 1);
+  }
+}
+void PlaneCodes(uint32_t bits, const uint8_t* plane, uint64_t first, uint64_t count, int32_t* codes) {
+  switch (bits) {
+    case 1:
+      return PlaneCodes<1>(plane, first, count, codes);
+    case 2:
+      return PlaneCodes<2>(plane, first, count, codes);
+    case 4:
+      return PlaneCodes<4>(plane, first, count, codes);
+    default:
+      return PlaneCodes<8>(plane, first, count, codes);
+  }
+}
+
+// Adds the upper bits of codes [first, first + count) from the second plane.
+void AddHighCodes(const RowTraits& traits, const uint8_t* plane, uint64_t first, uint64_t count,
+                  int32_t* codes) {
+  for (uint64_t i = 0; i < count; ++i) {
+    const CodeLocation place = traits.low_bits == 4 ? LocateHighCode(traits.high_bits, first + i)
+                                                    : LocateCode(traits.high_bits, first + i);
+    const int32_t high = LoadU16(plane + place.byte_offset) >> place.shift & ((1 << traits.high_bits) - 1);
+    codes[i] |= high << traits.low_bits;
+  }
 }
 
 // The value of a group's 8-bit scale (first = 0) or zero (first = 2).
@@ -72,17 +100,15 @@ float PlainDot(Encoding encoding, const uint8_t* row, const float* x, uint64_t c
 float QuantizedDot(const EncodingDescriptor& d, const uint8_t* row, const float* x, uint64_t cols) {
   float lanes[8] = {};
   std::vector<int8_t> q(d.group);
-  const bool in_file = IsFileBlock(d.encoding);  // a block is unpacked once a group, not once a code
+  std::vector<int32_t> codes(d.group);
   for (uint64_t first = 0, g = 0; first < cols; first += d.group, ++g) {
     const uint64_t count = std::min<uint64_t>(d.group, cols - first);
     const float sx = RoundToInt8(x + first, count, q.data());
     int32_t sum = 0;
     int32_t x_sum = 0;
-    const FileBlock block = in_file ? FileBlockAt(d, row, cols, first) : FileBlock();
+    ReadCodes(d, row, cols, first, count, codes.data());
     for (uint64_t i = 0; i < count; ++i) {
-      const int32_t code =
-          in_file ? block.codes[PlaceInBlock(d, first + i)] : CodeAt(d, row, cols, first + i);
-      sum += code * q[i];
+      sum += codes[i] * q[i];
       x_sum += q[i];
     }
     const float scale = ScaleAt(d, row, cols, g);
@@ -205,23 +231,28 @@ float PlainValue(Encoding encoding, const uint8_t* row, uint64_t k) {
   }
 }
 
-int32_t CodeAt(const EncodingDescriptor& d, const uint8_t* row, uint64_t cols, uint64_t k) {
+void ReadCodes(const EncodingDescriptor& d, const uint8_t* row, uint64_t cols, uint64_t first, uint64_t count,
+               int32_t* codes) {
   const RowTraits traits = TraitsOf(d.encoding);
   if (traits.meta == RowMeta::kFileBlock) {
-    return FileBlockAt(d, row, cols, k).codes[PlaceInBlock(d, k)];
+    const FileBlock block = FileBlockAt(d, row, cols, first);
+    std::copy_n(block.codes + PlaceInBlock(d, first), count, codes);
+    return;
   }
-  uint32_t code = PlaneCode(traits.low_bits, row, k);
+  PlaneCodes(traits.low_bits, row, first, count, codes);
   if (traits.high_bits != 0) {
-    const CodeLocation place =
-        traits.low_bits == 4 ? LocateHighCode(traits.high_bits, k) : LocateCode(traits.high_bits, k);
-    const uint32_t word = LoadU16(row + HighPlaneOffset(d, cols) + place.byte_offset);
-    code |= (word >> place.shift & ((1u << traits.high_bits) - 1)) << traits.low_bits;
+    AddHighCodes(traits, row + HighPlaneOffset(d, cols), first, count, codes);
   }
   if (d.encoding == Encoding::kMxfp4) {
     constexpr int32_t kTwiceE2m1[8] = {0, 1, 2, 3, 4, 6, 8, 12};
-    return code < 8 ? kTwiceE2m1[code] : -kTwiceE2m1[code - 8];
+    for (int32_t& code : absl::MakeSpan(codes, count)) {
+      code = code < 8 ? kTwiceE2m1[code] : -kTwiceE2m1[code - 8];
+    }
+  } else if (IsIq4(d.encoding)) {
+    for (int32_t& code : absl::MakeSpan(codes, count)) {
+      code = kIq4Codes[code];
+    }
   }
-  return IsIq4(d.encoding) ? kIq4Codes[code] : static_cast<int32_t>(code);
 }
 
 float ScaleAt(const EncodingDescriptor& d, const uint8_t* row, uint64_t cols, uint64_t group) {
@@ -260,7 +291,9 @@ float MinAt(const EncodingDescriptor& d, const uint8_t* row, uint64_t cols, uint
 }
 
 float QuantizedValue(const EncodingDescriptor& d, const uint8_t* row, uint64_t cols, uint64_t k) {
-  const float code = static_cast<float>(CodeAt(d, row, cols, k));
+  int32_t integer = 0;
+  ReadCodes(d, row, cols, k, 1, &integer);
+  const float code = static_cast<float>(integer);
   const float scale = ScaleAt(d, row, cols, k / d.group);
   return HasMins(TraitsOf(d.encoding).meta) ? scale * code - MinAt(d, row, cols, k / d.group)
                                             : (code - ZeroAt(d, row, cols, k / d.group)) * scale;

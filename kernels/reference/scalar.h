@@ -35,9 +35,10 @@ float UpFactor(const ActivationSpec& activation, float u);
 // Value k of a row in an unquantized encoding.
 float PlainValue(Encoding encoding, const uint8_t* row, uint64_t k);
 
-// The code of value k of a quantized row of `cols` values (mxfp4: twice the E2M1 value; IQ4: its table's),
-// and the scale and zero of a group, or its min if the encoding has mins.
-int32_t CodeAt(const EncodingDescriptor& d, const uint8_t* row, uint64_t cols, uint64_t k);
+// Codes [first, first + count) of a quantized row of `cols` values, all in one group (mxfp4: twice the E2M1
+// value; IQ4: its table's), and the scale and zero of a group, or its min if the encoding has mins.
+void ReadCodes(const EncodingDescriptor& d, const uint8_t* row, uint64_t cols, uint64_t first, uint64_t count,
+               int32_t* codes);
 float ScaleAt(const EncodingDescriptor& d, const uint8_t* row, uint64_t cols, uint64_t group);
 float ZeroAt(const EncodingDescriptor& d, const uint8_t* row, uint64_t cols, uint64_t group);
 
