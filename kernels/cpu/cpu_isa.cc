@@ -16,6 +16,23 @@ namespace {
 
 constexpr uint32_t kMaxThreads = 1024;
 
+// Sanitized builds lack the instruction sets that the building machine lacks (kernels/CMakeLists.txt).
+#ifdef SLUICE_WITHOUT_AVX2VNNI
+constexpr bool kBuiltAvx2Vnni = false;
+#else
+constexpr bool kBuiltAvx2Vnni = true;
+#endif
+#ifdef SLUICE_WITHOUT_AVX512
+constexpr bool kBuiltAvx512 = false;
+#else
+constexpr bool kBuiltAvx512 = true;
+#endif
+#ifdef SLUICE_WITHOUT_AMX
+constexpr bool kBuiltAmx = false;
+#else
+constexpr bool kBuiltAmx = true;
+#endif
+
 bool CpuHasF16c() {
   uint32_t a = 0;
   uint32_t b = 0;
@@ -39,7 +56,7 @@ std::string MissingForAvx2() {
 }
 
 bool HasAvx512() {
-  return MissingForAvx2().empty() && __builtin_cpu_supports("avx512f") != 0 &&
+  return kBuiltAvx512 && MissingForAvx2().empty() && __builtin_cpu_supports("avx512f") != 0 &&
          __builtin_cpu_supports("avx512bw") != 0 && __builtin_cpu_supports("avx512dq") != 0 &&
          __builtin_cpu_supports("avx512vl") != 0 && __builtin_cpu_supports("avx512vnni") != 0;
 }
@@ -50,7 +67,8 @@ bool HasAvx2Vnni() {
   uint32_t b = 0;
   uint32_t c = 0;
   uint32_t d = 0;
-  return MissingForAvx2().empty() && __get_cpuid_count(7, 1, &a, &b, &c, &d) != 0 && (a & kAvxVnni) != 0;
+  return kBuiltAvx2Vnni && MissingForAvx2().empty() && __get_cpuid_count(7, 1, &a, &b, &c, &d) != 0 &&
+         (a & kAvxVnni) != 0;
 }
 
 // True if the CPU has the tiles and their byte products, and the system permits them: it grants the state of
@@ -75,16 +93,38 @@ bool RequestAmx() {
 
 // Asks once per process: later threads inherit the permission.
 bool HasAmx() {
-  static const bool has = RequestAmx();
+  static const bool has = kBuiltAmx && RequestAmx();
   return has;
 }
 
-// The best kernels for this CPU, which has AVX2.
-const cpu::KernelTable& BestKernels() {
-  if (HasAmx()) {
-    return cpu::AmxKernels();
+// Tables beside AVX2's; nullptr: this CPU or this build lacks the instruction set.
+const cpu::KernelTable* Avx2VnniTable() {
+  if constexpr (kBuiltAvx2Vnni) {
+    return HasAvx2Vnni() ? &cpu::Avx2VnniKernels() : nullptr;
   }
-  return HasAvx512() ? cpu::Avx512Kernels() : HasAvx2Vnni() ? cpu::Avx2VnniKernels() : cpu::Avx2Kernels();
+  return nullptr;
+}
+const cpu::KernelTable* Avx512Table() {
+  if constexpr (kBuiltAvx512) {
+    return HasAvx512() ? &cpu::Avx512Kernels() : nullptr;
+  }
+  return nullptr;
+}
+const cpu::KernelTable* AmxTable() {
+  if constexpr (kBuiltAmx) {
+    return HasAmx() ? &cpu::AmxKernels() : nullptr;
+  }
+  return nullptr;
+}
+
+// The best kernels for this CPU, which has AVX2.
+const cpu::KernelTable* BestTable() {
+  for (const auto table : {AmxTable, Avx512Table, Avx2VnniTable}) {
+    if (const cpu::KernelTable* const found = table(); found != nullptr) {
+      return found;
+    }
+  }
+  return &cpu::Avx2Kernels();
 }
 
 uint32_t AffinityCpus() {
@@ -105,23 +145,25 @@ absl::StatusOr<const KernelTable*> ChooseKernels(CpuIsa isa) {
     return absl::FailedPreconditionError(
         absl::StrCat("device host needs an x86-64 CPU with AVX2, FMA and F16C; this one lacks ", missing));
   }
-  if (isa == CpuIsa::kAvx512 && !HasAvx512()) {
-    return absl::FailedPreconditionError("this CPU or system has no AVX-512 (F, BW, DQ, VL, VNNI)");
-  }
-  if (isa == CpuIsa::kAvx2Vnni && !HasAvx2Vnni()) {
-    return absl::FailedPreconditionError("this CPU has no AVX-VNNI");
-  }
+  const KernelTable* table = nullptr;
   switch (isa) {
     case CpuIsa::kAvx2:
       return &Avx2Kernels();
     case CpuIsa::kAvx2Vnni:
-      return &Avx2VnniKernels();
-    case CpuIsa::kAvx512:
-      return &Avx512Kernels();
-    case CpuIsa::kBest:
+      table = Avx2VnniTable();
       break;
+    case CpuIsa::kAvx512:
+      table = Avx512Table();
+      break;
+    case CpuIsa::kBest:
+      return BestTable();
   }
-  return &BestKernels();
+  if (table == nullptr) {
+    return absl::FailedPreconditionError(isa == CpuIsa::kAvx512
+                                             ? "this CPU or system has no AVX-512 (F, BW, DQ, VL, VNNI)"
+                                             : "this CPU has no AVX-VNNI");
+  }
+  return table;
 }
 
 absl::StatusOr<uint32_t> ChooseThreads(uint32_t threads) {
