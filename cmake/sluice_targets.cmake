@@ -56,6 +56,8 @@ target_compile_options(sluice_test_pch PRIVATE ${SLUICE_TEST_OPTIONS})
 
 # Programs of the sanitizer presets: sluice_test(... ASAN TSAN) adds its program to them.
 add_custom_target(sanitized_tests)
+add_custom_target(all_sanitized_tests)
+add_dependencies(all_sanitized_tests sanitized_tests)
 add_custom_target(threaded_tests)
 
 # Headers that nearly every source includes, parsed once; a second set for the modules that read or write JSON and a
@@ -206,13 +208,15 @@ function(sluice_compile_tests name)
 endfunction()
 
 # sluice_test(NAME SRCS ... [DEPS ...] [LABELS unit|e2e|stress|gpu ...] [TIMEOUT seconds] [ENV K=V ...] [SERIAL] [SLOW]
-#             [ASAN] [TSAN] [SEPARATE])
+#             [ASAN] [LONG_ASAN] [TSAN] [SEPARATE])
 # One ctest entry per program; runs in the source tree's root, so data is named tests/.../data. Unit tests that take less
 # than a second are labelled quick; SLOW marks the others.
 # SEPARATE: its sources are compiled one by one, because they define the same names.
 # ASAN, TSAN: also run by CI under these sanitizers; TSAN only for programs without gRPC (Debian's is uninstrumented).
+# LONG_ASAN: under the address sanitizer with SLUICE_STRESS=full only; for programs with all of the engine or of the command,
+# whose instrumented builds take long.
 function(sluice_test name)
-  cmake_parse_arguments(arg "SERIAL;SLOW;ASAN;TSAN;SEPARATE" "TIMEOUT" "SRCS;DEPS;LABELS;ENV;ARGS" ${ARGN})
+  cmake_parse_arguments(arg "SERIAL;SLOW;ASAN;LONG_ASAN;TSAN;SEPARATE" "TIMEOUT" "SRCS;DEPS;LABELS;ENV;ARGS" ${ARGN})
   add_executable(${name} ${arg_SRCS})
   target_link_libraries(${name} PRIVATE sluice_options ${arg_DEPS} GTest::gtest GTest::gmock GTest::gtest_main Threads::Threads)
   sluice_compile_tests(${name})
@@ -232,6 +236,10 @@ function(sluice_test name)
   if(arg_ASAN)
     add_dependencies(sanitized_tests ${name})
     list(APPEND arg_LABELS asan)
+  endif()
+  if(arg_LONG_ASAN)
+    add_dependencies(all_sanitized_tests ${name})
+    list(APPEND arg_LABELS long_asan)
   endif()
   if(arg_TSAN)
     add_dependencies(threaded_tests ${name})

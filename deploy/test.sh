@@ -42,7 +42,7 @@ run_tests() {
   end_stage "tests of preset $preset"
 }
 
-# sanitize PRESET TARGET: builds the target and runs the tests of the sanitizer, if the time allows.
+# sanitize PRESET TARGET LABELS: builds the target and runs the tests that have a label matching LABELS, if the time allows.
 sanitize() {
   local preset=$1 seconds=0
   if [ "${SLUICE_SECONDS:-0}" -gt 0 ]; then
@@ -51,7 +51,7 @@ sanitize() {
   fi
   SLUICE_BUILD_SECONDS=$seconds build_preset "$preset" "$2" || { not_run+=("$preset") && return; }
   end_stage "build of preset $preset"
-  run_tests "$preset" -j "$SLUICE_JOBS" -L "$preset"
+  run_tests "$preset" -j "$SLUICE_JOBS" -L "$3"
 }
 
 say "checking the format of the tree"
@@ -67,8 +67,12 @@ say "checking lock annotations and changed sources with Clang"
 "$SLUICE_ROOT/deploy/lib/check_tidy.sh" || failed=$((failed + 1))
 end_stage "lock annotations and clang-tidy"
 
-sanitize asan sanitized_tests
-sanitize tsan threaded_tests
+if [ "$SLUICE_STRESS" = full ]; then
+  sanitize asan all_sanitized_tests asan
+else
+  sanitize asan sanitized_tests '^asan$'
+fi
+sanitize tsan threaded_tests '^tsan$'
 
 say "the ten slowest tests"
 /usr/bin/python3 "$SLUICE_ROOT/deploy/lib/count_tests.py" --slowest "${reports[@]}"
