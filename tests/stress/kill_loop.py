@@ -160,9 +160,9 @@ def make_packs(folder):
 def main():
     full = os.environ.get("SLUICE_STRESS") == "full"
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kills", type=int, default=200 if full else 6, help="of either daemon")
+    parser.add_argument("--kills", type=int, default=200 if full else 4, help="of either daemon")
     parser.add_argument("--sim-kills", type=int, default=200 if full else 0, help="of either daemon, on sim alone")
-    cuda = 200 if full else 4
+    cuda = 200 if full else 2
     parser.add_argument(
         "--cuda-kills", type=int, default=cuda if os.path.exists(FAKE_CUDA) else 0, help="of either daemon, on cuda"
     )

@@ -26,7 +26,7 @@ constexpr char kByOutputs[] = "up|gate|outputs";
 
 uint32_t Draws(uint32_t in_ci) {
   const char* stress = std::getenv("SLUICE_STRESS");
-  return stress != nullptr && std::string(stress) == "full" ? 20 * in_ci : in_ci;
+  return stress != nullptr && std::string(stress) == "full" ? 40 * in_ci : in_ci;
 }
 
 std::vector<int32_t> RandomIds(std::mt19937* random, size_t count) {
@@ -48,7 +48,7 @@ struct Case {
   const char* bits;
   std::string family = "";  // not empty: tests/data/tiny has the model
   std::string change = "";  // members of its config.json to set, as JSON
-  uint32_t draws = 12;
+  uint32_t draws = 6;
   std::string layout = "";  // empty: by neurons
 };
 
@@ -388,7 +388,7 @@ TEST_P(ExactTest, SimulatedDeviceLogitsEqualTheHosts) {
 
 INSTANTIATE_TEST_SUITE_P(Models, ExactTest,
                          testing::Values(Case{"Mixtral", Model(8, 2, 0), "bf16"},
-                                         Case{"ByOutputs", Model(8, 2, 0), "q8", "", "", 12, kByOutputs},
+                                         Case{"ByOutputs", Model(8, 2, 0), "q8", "", "", 6, kByOutputs},
                                          Case{"FiveExpertsTop3", Model(5, 3, 0), "q8"},
                                          Case{"SlidingWindow", Model(4, 1, 40), "f16"},
                                          Case{"ManyExperts", Model(32, 4, 0), "bf16"}),
