@@ -18,6 +18,7 @@
 #include "kernels/cpu/float_down-inl.h"
 #include "kernels/cpu/quant_codes-inl.h"
 #include "kernels/cpu/quant_dot-inl.h"
+#include "kernels/cpu/quant_super-inl.h"
 #include "kernels/cpu/quant_gemm-inl.h"
 #include "kernels/cpu/grid_dot-inl.h"
 #include "kernels/cpu/quant_down-inl.h"

@@ -141,6 +141,44 @@ TEST_P(MatMulTest, ExtremeCodesAndActivationsEqualTheReference) {
   }
 }
 
+// Rows of whole blocks of 256 values, which have kernels of their own for one token: fewer numbers of
+// super-groups than are converted at once, exactly as many, more, and rows too long for it. Codes are any,
+// then the largest and the smallest, with activations that are all large.
+TEST_P(MatMulTest, WholeSuperGroupsEqualTheReference) {
+  CaseCounter cases(GetParam());
+  BackendLimits limits = TestLimits();
+  limits.max_cols = 16640;
+  Random random(12);
+  std::vector<Encoding> encodings = {blocks::kQ4_K, blocks::kQ5_K, blocks::kQ6_K};
+  if (GetParam().capability == 0) {  // device cuda refuses the others
+    const std::vector<Encoding> file_blocks = FileBlockEncodings();
+    encodings.insert(encodings.end(), file_blocks.begin(), file_blocks.end());
+  }
+  for (const Encoding encoding : encodings) {
+    const EncodingDescriptor d = MakeDescriptor(encoding);
+    for (const uint32_t cols : {256u, 768u, 2048u, 2304u, 16640u}) {
+      if (cases.LeavesOut()) {
+        continue;
+      }
+      SCOPED_TRACE(testing::Message() << EncodingLabel(d) << " cols " << cols);
+      EncodedMatrix w = random.Matrix(d, 6, cols, 2 * random.Below(20));
+      for (uint32_t r = 2; r < 4 && !IsFileBlock(encoding); ++r) {
+        std::fill_n(w.bytes.begin() + static_cast<int64_t>(r * w.stride), CodeBytes(d, cols),
+                    r == 2 ? uint8_t{0xff} : uint8_t{0});
+      }
+      for (const float least : {-1.0f, 0.99f}) {
+        std::vector<float> x(cols);
+        for (float& value : x) {
+          value = random.Uniform(least, 1.0f);
+        }
+        OpBench bench(GetParam(), limits);
+        OpBench oracle(kReference, limits);
+        ASSERT_TRUE(BitEqual(RunMatMul(bench, x, w, 1), RunMatMul(oracle, x, w, 1)));
+      }
+    }
+  }
+}
+
 TEST_P(MatMulTest, RowAloneEqualsTheRowInAnyBatch) {
   CaseCounter cases(GetParam());
   Random random(2);
