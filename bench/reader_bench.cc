@@ -145,6 +145,7 @@ class ReaderLoop {
       job.length = piece.length;
       job.dest = buffers_->at(job.tag);
       job.check = [](uint64_t, std::span<const std::byte> bytes) { return Hash(bytes); };
+      job.past_cache = true;
       reader_->Submit(std::move(job));
     }
     const MutexLock lock(&mutex_);

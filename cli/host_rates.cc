@@ -412,6 +412,7 @@ class RandomReads {
       return ChunkChecksum(0, at, bytes) == 0 ? absl::DataLossError("a checksum of zero") : absl::OkStatus();
     };
     job.sole = true;
+    job.past_cache = true;
     reader_->Submit(std::move(job));
   }
 

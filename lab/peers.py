@@ -37,7 +37,7 @@ import sys
 import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "programs"))
-from capped_decode import MemoryCgroup, remove_leftovers, run_json  # noqa: E402
+from capped_decode import MemoryCgroup, drop_from_page_cache, remove_leftovers, run_json  # noqa: E402
 
 TOKENS = 64  # decoded tokens
 TOUCHING = 160  # tokens generated while pages are watched
@@ -250,12 +250,6 @@ def touched(options):
     return table.text()
 
 
-def drop_from_page_cache(path):
-    with open(path, "rb") as file:
-        os.fsync(file.fileno())
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-
-
 def with_cgroup(limit, function):
     cgroup = MemoryCgroup(limit)
     if cgroup.error is not None:
@@ -275,6 +269,7 @@ def capped(options):
             ours, peer, hits = [], [], []
 
             def turn_of_ours(cgroup):
+                drop_from_page_cache(pack)
                 server = Ours(options, pack, budget=limit - BESIDE, cgroup=cgroup)
                 server.bench("-b", "1", "-n", str(TOKENS), "-p", "0", "--no-warmup", "--seed", "1000")
                 for number in range(options.rounds):

@@ -123,6 +123,14 @@ class Watch(threading.Thread):
             self.page_cache = max(self.page_cache, self.cgroup.page_cache())
 
 
+def drop_from_page_cache(path):
+    """Drops a file, or a folder's files: weightd copies from the page cache what it holds."""
+    for name in [path] if os.path.isfile(path) else [entry.path for entry in os.scandir(path) if entry.is_file()]:
+        with open(name, "rb") as file:
+            os.fsync(file.fileno())
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
 def run_json(command, cgroup=None):
     done = subprocess.run(command, stdout=subprocess.PIPE, check=True,
                           preexec_fn=cgroup.enter if cgroup is not None else None)
@@ -209,6 +217,7 @@ def run_all(options, pack, budget, cgroup):
 def measure(options, pack, size, share):
     """Measures one row of the table."""
     budget = int(size * share)
+    drop_from_page_cache(pack)
     cgroup = MemoryCgroup(budget + BESIDE)
     if cgroup.error is not None:
         print(f"not run: no memory cgroup can be made ({cgroup.error})")

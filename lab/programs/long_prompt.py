@@ -22,6 +22,8 @@ import sys
 import tempfile
 import time
 
+from capped_decode import drop_from_page_cache
+
 READ = 1 << 20
 READERS = 8
 DISK_SECONDS = 2.0
@@ -80,6 +82,7 @@ def main():
     pack = options.pack or os.path.join(options.work, f"{options.shape}-{options.layers}-{options.bits}.pack")
     if not os.path.exists(pack):
         sluice_json(options, "synth", "--shape", options.shape, "--layers", str(options.layers), "--bits", options.bits, "--out", pack)
+    drop_from_page_cache(pack)
     experts = os.path.getsize(os.path.join(pack, "experts.bin"))
     dense = os.path.getsize(os.path.join(pack, "dense.bin"))
     whole = int((experts + dense) * 1.05)

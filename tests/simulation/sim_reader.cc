@@ -119,7 +119,8 @@ void SimReader::DoChunk(const weightd::ReadChunk& chunk) {
   if (outcome != weightd::ReadOutcome::kOk) {
     jobs_.at(read.job.tag).over = true;
   }
-  const std::shared_ptr<weightd::QueuedRead> over = queue_.Finish(chunk, outcome, std::move(status), length);
+  const std::shared_ptr<weightd::QueuedRead> over =
+      queue_.Finish(chunk, outcome, std::move(status), length, 0);
   const uint64_t fill = jobs_.at(read.job.tag).fill;
   if (over != nullptr) {
     Report(*over);

@@ -31,9 +31,10 @@ struct ReadJob {
   std::byte* dest = nullptr;  // page-aligned; `length` bytes that belong to the job until it is reported
   uint64_t length = 0;        // a multiple of 4096, not 0
   RequestClass request_class = RequestClass::kDemand;
-  ChunkCheck check;     // may be empty
-  bool sole = false;    // from the only session: no demand of another can wait for it
-  bool urgent = false;  // a hedged read of a stuck one: starts at once, outside all limits
+  ChunkCheck check;         // may be empty
+  bool sole = false;        // from the only session: no demand of another can wait for it
+  bool urgent = false;      // a hedged read of a stuck one: starts at once, outside all limits
+  bool past_cache = false;  // from the disk alone: the page cache may hold the bytes that a check refused
 };
 
 class ReadFile;
@@ -51,6 +52,7 @@ struct ReadResult {
   ReadOutcome outcome = ReadOutcome::kOk;
   absl::Status status;        // OK with kOk and kCancelled; else names file and offset
   uint64_t bytes_read = 0;    // from the file, also for a failed job
+  uint64_t cached_bytes = 0;  // those of bytes_read that came from the page cache
   int64_t started_nanos = 0;  // when the first read started, 0 if none did
   int64_t ended_nanos = 0;
 };

@@ -284,7 +284,9 @@ void Fetcher::SubmitRead(ExtentId extent_id, Fill* fill) {
   if (!fill->slow) {  // for a slow read the waiters' timeout goes on
     SetDeadline(extent_id, fill, slow_read_nanos_);
   }
-  reader_->Submit(JobFor(extent_id, fill->tag, fill->dest, fill->started_as));
+  ReadJob job = JobFor(extent_id, fill->tag, fill->dest, fill->started_as);
+  job.past_cache = fill->reread;
+  reader_->Submit(std::move(job));
 }
 
 void Fetcher::OnRetired() {
@@ -310,6 +312,7 @@ void Fetcher::EndFill(ExtentId extent_id, Fill* fill) {
 
 void Fetcher::OnRead(const ReadResult& result) {
   stats_.bytes_read += result.bytes_read;
+  stats_.cached_bytes += result.cached_bytes;
   if (auto abandoned = abandoned_.find(result.tag); abandoned != abandoned_.end()) {
     tier_->FreeSlot(abandoned->second);
     abandoned_.erase(abandoned);

@@ -69,6 +69,7 @@ void Fetcher::StartHedgedRead(ExtentId extent_id, Fill* fill) {
   second.tag = ++read_serial_ << 32 | extent_id;
   ReadJob job = JobFor(extent_id, second.tag, second.slot.data, fill->started_as);
   job.urgent = true;
+  job.past_cache = fill->reread;
   fill->second = second;
   ++hedged_reads_;
   ++stats_.hedged_reads;

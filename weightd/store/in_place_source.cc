@@ -5,6 +5,7 @@
 #include <bit>
 #include <cerrno>
 #include <cstdlib>
+#include <functional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -16,6 +17,8 @@ namespace sluice::weightd {
 namespace {
 
 constexpr uint64_t kBlock = kSegmentAlignment;
+// Bytes that are copied from the page cache and arranged at once: both copies stay in a core's second cache.
+constexpr uint64_t kCachedPiece = 128 << 10;
 
 uint64_t AlignBlock(uint64_t bytes) { return (bytes + kBlock - 1) / kBlock * kBlock; }
 
@@ -47,9 +50,16 @@ struct InPlaceSource::Model {
   std::function<void(const std::string&)> report;
   mutable std::atomic<uint64_t> failures = 0;
 
+  // The thread's buffer.
+  static absl::StatusOr<std::byte*> BufferOf(uint64_t bytes) {
+    thread_local ReadBuffer buffer;
+    std::byte* const memory = buffer.Of(AlignBlock(bytes));
+    if (memory != nullptr) return memory;
+    return absl::ResourceExhaustedError(absl::StrCat("no memory for a read of ", bytes, " bytes"));
+  }
+
   // Reads whole blocks around the bytes, into the thread's buffer.
   absl::StatusOr<absl::Span<const std::byte>> Read(uint32_t file, uint64_t offset, uint64_t bytes) const {
-    thread_local ReadBuffer buffer;
     RETURN_IF_ERROR(payload->CheckUnchanged(file));
     const uint64_t first = offset / kBlock * kBlock;
     // The last block of a file may be cut short.
@@ -58,10 +68,7 @@ struct InPlaceSource::Model {
       return absl::DataLossError(
           absl::StrCat(payload->files()[file], ": ends at ", end, ", before ", offset + bytes));
     }
-    std::byte* const to = buffer.Of(AlignBlock(end - first));
-    if (to == nullptr) {
-      return absl::ResourceExhaustedError(absl::StrCat("no memory for a read of ", end - first, " bytes"));
-    }
+    ASSIGN_OR_RETURN(std::byte* const to, BufferOf(end - first));
     RangeProgress progress(end - first);
     for (bool more = true; more;) {
       const uint64_t good = progress.range().good;
@@ -71,6 +78,15 @@ struct InPlaceSource::Model {
     }
     RETURN_IF_ERROR(StatusOfRange(progress.range(), payload->files()[file], end - first, first));
     return absl::MakeConstSpan(to + (offset - first), bytes);
+  }
+
+  // The same from the page cache; Unavailable where it does not hold all of them.
+  absl::StatusOr<absl::Span<const std::byte>> CopyCached(uint32_t file, uint64_t offset,
+                                                         uint64_t bytes) const {
+    RETURN_IF_ERROR(payload->CheckUnchanged(file));
+    ASSIGN_OR_RETURN(std::byte* const to, BufferOf(bytes));
+    if (files[file]->CopyCached(to, bytes, offset) == bytes) return absl::MakeConstSpan(to, bytes);
+    return absl::UnavailableError("not in the page cache");
   }
 };
 
@@ -83,18 +99,35 @@ class InPlaceFile final : public ReadFile {
   InPlaceFile(std::shared_ptr<const Model> model, PackFile file) : model_(std::move(model)), file_(file) {}
 
   int64_t ReadAt(std::byte* dest, uint64_t length, uint64_t offset) override {
-    const absl::Status status = model_->payload->Read(
-        file_, offset, absl::MakeSpan(dest, length),
-        [this](uint32_t file, uint64_t at, uint64_t bytes) { return model_->Read(file, at, bytes); });
+    const absl::Status status = Fill(&Model::Read, dest, length, offset);
     if (status.ok()) return static_cast<int64_t>(length);
     // A lasting fault meets every request: the reason is logged ever more rarely.
     if (std::has_single_bit(model_->failures.fetch_add(1) + 1)) model_->report(std::string(status.message()));
     return absl::IsFailedPrecondition(status) ? -ESTALE : -EIO;
   }
 
+  // An error is met again, and reported, by the ReadAt() that follows.
+  uint64_t CopyCached(std::byte* dest, uint64_t length, uint64_t offset) override {
+    uint64_t done = 0;
+    while (done < length) {
+      const uint64_t piece = std::min(kCachedPiece, length - done);
+      if (!Fill(&Model::CopyCached, dest + done, piece, offset + done).ok()) break;
+      done += piece;
+    }
+    return done;
+  }
+
   std::string how() const override { return model_->files.front()->how(); }
 
  private:
+  template <typename Method>
+  absl::Status Fill(Method method, std::byte* dest, uint64_t length, uint64_t offset) const {
+    return model_->payload->Read(file_, offset, absl::MakeSpan(dest, length),
+                                 [this, method](uint32_t file, uint64_t at, uint64_t bytes) {
+                                   return std::invoke(method, *model_, file, at, bytes);
+                                 });
+  }
+
   const std::shared_ptr<const Model> model_;
   const PackFile file_;
 };

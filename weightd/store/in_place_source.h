@@ -1,6 +1,6 @@
-// A pack in place (pack/in_place) as weightd's ExtentSource: its payload comes from the model's own file by
-// reads past the page cache, and the checksum of a chunk is taken when it is first read and kept in the
-// pack's folder for later starts.
+// A pack in place (pack/in_place) as weightd's ExtentSource: its payload comes from the model's own file,
+// from the page cache or by reads past it, and the checksum of a chunk is taken when it is first read and
+// kept in the pack's folder for later starts.
 //
 // Thread safety: every method may be called from any thread.
 #pragma once

@@ -134,7 +134,8 @@ bool PreadReader::Take(std::optional<ReadChunk>* chunk, ReadFile** file, std::op
 std::optional<LandedChunk> PreadReader::Read(const ReadChunk& chunk, ReadFile* file) {
   const ReadJob& job = chunk.read->job;
   LandedChunk landed{chunk, {}, ""};
-  landed.range = ReadRange(*file, job.dest + chunk.offset, chunk.length, job.offset + chunk.offset);
+  landed.range =
+      ReadRange(*file, job.dest + chunk.offset, chunk.length, job.offset + chunk.offset, job.past_cache);
   MutexLock lock(&mutex_);
   queue_.Landed(chunk);
   if (landed.range.outcome != ReadOutcome::kOk) {
@@ -158,7 +159,8 @@ void PreadReader::Check(const LandedChunk& landed) {
   {
     MutexLock lock(&mutex_);
     --checking_;
-    over = queue_.Finish(landed.chunk, outcome, std::move(status), landed.range.bytes_read);
+    over = queue_.Finish(landed.chunk, outcome, std::move(status), landed.range.bytes_read,
+                         landed.range.cached_bytes);
   }
   if (over != nullptr) {
     sink_(ResultOf(*over, options_.clock->NowNanos()));

@@ -2,12 +2,15 @@
 
 #include <fcntl.h>
 #include <linux/stat.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/uio.h>
 #include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
@@ -35,12 +38,82 @@ struct StatxDio {
 };
 static_assert(offsetof(StatxDio, mem_align) == 152 && sizeof(StatxDio) == 256);
 
+// Copies of what the page cache holds of a file. mincore(2) is asked first, over a mapping that nobody
+// touches: reads by RWF_NOWAIT alone start a read-ahead of absent pages into the page cache.
+class PageCache {
+ public:
+  // Null if this process cannot learn which pages are cached.
+  static std::unique_ptr<PageCache> Open(const std::string& path) {
+    UniqueFd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC));
+    struct stat info {};
+    if (!fd.valid() || fstat(fd.get(), &info) != 0 || info.st_size == 0 || !TellsPages(path, info)) {
+      return nullptr;
+    }
+    const auto bytes = static_cast<uint64_t>(info.st_size);
+    void* const map = mmap(nullptr, bytes, PROT_NONE, MAP_SHARED, fd.get(), 0);
+    if (map == MAP_FAILED) return nullptr;
+    std::unique_ptr<PageCache> cache(new PageCache(std::move(fd), static_cast<std::byte*>(map), bytes));
+    unsigned char first = 0;
+    return mincore(map, 1, &first) == 0 ? std::move(cache) : nullptr;  // a sandbox may refuse it
+  }
+  ~PageCache() { munmap(map_, bytes_); }
+  PageCache(const PageCache&) = delete;
+  PageCache& operator=(const PageCache&) = delete;
+
+  uint64_t Copy(std::byte* dest, uint64_t length, uint64_t offset) const {
+    const uint64_t cached = Prefix(length, offset);
+    uint64_t done = 0;
+    while (done < cached) {
+      const iovec to{dest + done, cached - done};
+      // Without RWF_NOWAIT a page that was evicted since would be waited for.
+      const ssize_t got = preadv2(fd_.get(), &to, 1, static_cast<off_t>(offset + done), RWF_NOWAIT);
+      if (got <= 0) break;
+      done += static_cast<uint64_t>(got);
+    }
+    return done == length ? done : done / kBlock * kBlock;
+  }
+
+ private:
+  PageCache(UniqueFd fd, std::byte* map, uint64_t bytes) : fd_(std::move(fd)), map_(map), bytes_(bytes) {}
+
+  // To others mincore(2) reports every page as cached.
+  static bool TellsPages(const std::string& path, const struct stat& info) {
+    return info.st_uid == geteuid() || faccessat(AT_FDCWD, path.c_str(), W_OK, AT_EACCESS) == 0;
+  }
+
+  // Number of leading bytes of the range whose pages are cached, as a multiple of pages but for the range's
+  // end. The first page is looked up alone: absent ranges cost no more.
+  uint64_t Prefix(uint64_t length, uint64_t offset) const {
+    const uint64_t end = std::min(offset + length, bytes_);
+    std::array<unsigned char, 256> pages;
+    uint64_t at = offset / kBlock * kBlock;
+    for (uint64_t most = 1; at < end; most = pages.size()) {
+      const uint64_t count = std::min(most, (end - at + kBlock - 1) / kBlock);
+      if (mincore(map_ + at, count * kBlock, pages.data()) != 0) break;
+      uint64_t cached = 0;
+      while (cached < count && (pages[cached] & 1) != 0) ++cached;
+      at += cached * kBlock;
+      if (cached < count) break;
+    }
+    return std::min(at, end) - std::min({offset, at, end});
+  }
+
+  const UniqueFd fd_;
+  std::byte* const map_;  // PROT_NONE
+  const uint64_t bytes_;
+};
+
 class OsReadFile final : public ReadFile {
  public:
-  OsReadFile(UniqueFd fd, std::string how) : fd_(std::move(fd)), how_(std::move(how)) {}
+  // `cache` may be null.
+  OsReadFile(UniqueFd fd, std::string how, std::unique_ptr<const PageCache> cache)
+      : fd_(std::move(fd)), how_(std::move(how)), cache_(std::move(cache)) {}
   int64_t ReadAt(std::byte* dest, uint64_t length, uint64_t offset) override {
     const ssize_t got = pread(fd_.get(), dest, length, static_cast<off_t>(offset));
     return got < 0 ? -errno : got;
+  }
+  uint64_t CopyCached(std::byte* dest, uint64_t length, uint64_t offset) override {
+    return cache_ == nullptr ? 0 : cache_->Copy(dest, length, offset);
   }
   std::string how() const override { return how_; }
   int fd() const override { return fd_.get(); }
@@ -48,6 +121,7 @@ class OsReadFile final : public ReadFile {
  private:
   const UniqueFd fd_;
   const std::string how_;
+  const std::unique_ptr<const PageCache> cache_;
 };
 
 // The reason why this descriptor cannot be read in 4096-byte units past the page cache; empty if it can.
@@ -79,7 +153,7 @@ absl::StatusOr<std::unique_ptr<ReadFile>> OpenReadFile(const std::string& path, 
     if (fd.valid()) {
       const std::string refusal = DirectRefusal(fd.get());
       if (refusal.empty()) {
-        return std::make_unique<OsReadFile>(std::move(fd), "O_DIRECT");
+        return std::make_unique<OsReadFile>(std::move(fd), "O_DIRECT", PageCache::Open(path));
       }
       how = absl::StrCat("buffered (", refusal, ")");
     } else if (errno == EINVAL) {
@@ -92,7 +166,7 @@ absl::StatusOr<std::unique_ptr<ReadFile>> OpenReadFile(const std::string& path, 
   if (!fd.valid()) {
     return ErrnoToStatus(errno, path);
   }
-  return std::make_unique<OsReadFile>(std::move(fd), how);
+  return std::make_unique<OsReadFile>(std::move(fd), how, nullptr);
 }
 
 bool RangeProgress::End(ReadOutcome outcome, int error_number) {
@@ -126,6 +200,11 @@ bool RangeProgress::Take(int64_t got) {
   return range_.good < length_;
 }
 
+bool RangeProgress::TakeCached(uint64_t got) {
+  range_.cached_bytes += got;
+  return Take(static_cast<int64_t>(got));
+}
+
 absl::Status StatusOfRange(const RangeRead& range, const std::string& path, uint64_t length,
                            uint64_t offset) {
   switch (range.outcome) {
@@ -145,12 +224,14 @@ void BackOff(int attempt) {
   nanosleep(&pause, nullptr);
 }
 
-RangeRead ReadRange(ReadFile& file, std::byte* dest, uint64_t length, uint64_t offset) {
+RangeRead ReadRange(ReadFile& file, std::byte* dest, uint64_t length, uint64_t offset, bool past_cache) {
   RangeProgress progress(length);
   bool more = length > 0;
   while (more) {
     const uint64_t good = progress.range().good;
-    more = progress.Take(file.ReadAt(dest + good, progress.left(), offset + good));
+    const uint64_t cached = past_cache ? 0 : file.CopyCached(dest + good, progress.left(), offset + good);
+    more = cached > 0 ? progress.TakeCached(cached)
+                      : progress.Take(file.ReadAt(dest + good, progress.left(), offset + good));
     if (progress.again() > 0) {
       BackOff(progress.again());
     }

@@ -1,6 +1,9 @@
 // One file opened for positioned reads, past the page cache where that works, and the loop that reads a whole
 // range. It is the engines' only contact with the operating system; tests put a faulty file in its place.
 //
+// Bytes that the page cache holds already are copied from it: the file was just written or downloaded, or the
+// server is started again. Nothing is added to the page cache.
+//
 // Thread safety: thread-safe; ReadAt may be called from any thread at once.
 #pragma once
 
@@ -20,6 +23,9 @@ class ReadFile {
   virtual ~ReadFile() = default;
   // Like pread(2): bytes read (0 at the end of the file), or -errno.
   virtual int64_t ReadAt(std::byte* dest, uint64_t length, uint64_t offset) = 0;
+  // Copies the leading bytes of the range that the page cache holds, without waiting for the disk. Returns
+  // their number, `length` or a multiple of 4096; 0: none, or this file is always read by ReadAt.
+  virtual uint64_t CopyCached(std::byte* /*dest*/, uint64_t /*length*/, uint64_t /*offset*/) { return 0; }
   // "O_DIRECT", or "buffered (reason)".
   virtual std::string how() const = 0;
   // The file descriptor, for a ring; -1 if there is none.
@@ -29,7 +35,8 @@ class ReadFile {
 using FileOpener = std::function<absl::StatusOr<std::unique_ptr<ReadFile>>(const std::string& path)>;
 
 // Opens `path`; with `direct` by O_DIRECT if the file allows 4096-aligned reads (STATX_DIOALIGN, then one
-// real read), else through the page cache, with the reason in how().
+// real read), else through the page cache, with the reason in how(). A direct file has CopyCached() if the
+// kernel says which pages it caches, which it tells only users who own the file or may write it (mincore(2)).
 absl::StatusOr<std::unique_ptr<ReadFile>> OpenReadFile(const std::string& path, bool direct);
 
 // Maximum number of failed system calls per range: EINTR and EAGAIN are retried this often, and so are reads
@@ -38,9 +45,10 @@ inline constexpr int kMaxReadRetries = 16;
 
 struct RangeRead {
   ReadOutcome outcome = ReadOutcome::kOk;
-  int error_number = 0;     // with kIoError
-  uint64_t good = 0;        // leading bytes that are in place
-  uint64_t bytes_read = 0;  // by all calls, repeated bytes counted
+  int error_number = 0;       // with kIoError
+  uint64_t good = 0;          // leading bytes that are in place
+  uint64_t bytes_read = 0;    // by all calls, repeated bytes counted
+  uint64_t cached_bytes = 0;  // those of bytes_read that came from the page cache
 };
 
 // State of a range that is read call by call; every engine handles results of read(2) with it. A short read
@@ -52,6 +60,8 @@ class RangeProgress {
 
   // The next read covers [range().good, length). False once the range is over, complete or not.
   bool Take(int64_t got);
+  // The same for what CopyCached returned. REQUIRES: it is not 0.
+  bool TakeCached(uint64_t got);
   const RangeRead& range() const { return range_; }
   uint64_t left() const { return length_ - range_.good; }
   // The attempt to pass to BackOff() before the next call; 0: none.
@@ -73,7 +83,7 @@ absl::Status StatusOfRange(const RangeRead& range, const std::string& path, uint
 // `attempt` counts from 1.
 void BackOff(int attempt);
 
-// Reads all of [offset, offset + length).
-RangeRead ReadRange(ReadFile& file, std::byte* dest, uint64_t length, uint64_t offset);
+// Reads all of [offset, offset + length), from the page cache what it holds unless `past_cache`.
+RangeRead ReadRange(ReadFile& file, std::byte* dest, uint64_t length, uint64_t offset, bool past_cache);
 
 }  // namespace sluice::weightd

@@ -161,10 +161,12 @@ void ReadQueue::Landed(const ReadChunk& chunk) {
 }
 
 std::shared_ptr<QueuedRead> ReadQueue::Finish(const ReadChunk& chunk, ReadOutcome outcome,
-                                              absl::Status status, uint64_t bytes_read) {
+                                              absl::Status status, uint64_t bytes_read,
+                                              uint64_t cached_bytes) {
   const std::shared_ptr<QueuedRead>& read = chunk.read;
   --read->running;
   read->bytes_read += bytes_read;
+  read->cached_bytes += cached_bytes;
   if (outcome != ReadOutcome::kOk &&
       (read->outcome == ReadOutcome::kOk || read->outcome == ReadOutcome::kCancelled)) {
     read->outcome = outcome;
@@ -191,6 +193,7 @@ ReadResult ResultOf(const QueuedRead& read, int64_t ended_nanos) {
   result.outcome = read.outcome;
   result.status = read.status;
   result.bytes_read = read.bytes_read;
+  result.cached_bytes = read.cached_bytes;
   result.started_nanos = read.started_nanos;
   result.ended_nanos = ended_nanos;
   return result;

@@ -45,6 +45,7 @@ struct QueuedRead {
   uint64_t prefetch_in_flight = 0;
   uint64_t abandoned_bytes = 0;  // leading bytes in abandoned chunks
   uint64_t bytes_read = 0;
+  uint64_t cached_bytes = 0;
   int64_t started_nanos = 0;
   bool cancelled = false;
   ReadOutcome outcome = ReadOutcome::kOk;
@@ -102,7 +103,7 @@ class ReadQueue {
   // Ends a landed chunk, verified or not; the first failure of a job is kept and stops its further chunks.
   // Returns the job if this was its last chunk: it must be reported.
   std::shared_ptr<QueuedRead> Finish(const ReadChunk& chunk, ReadOutcome outcome, absl::Status status,
-                                     uint64_t bytes_read);
+                                     uint64_t bytes_read, uint64_t cached_bytes);
 
   uint64_t in_flight_bytes() const { return in_flight_; }
   bool idle() const { return by_tag_.empty(); }

@@ -61,7 +61,8 @@ struct FetcherStats {
   uint64_t resident_requests = 0;  // found every extent in memory
   uint64_t fills = 0;              // extents read and verified
   uint64_t bytes_read = 0;
-  uint64_t coalesced = 0;  // extents coalesced with another request's read
+  uint64_t cached_bytes = 0;  // those of bytes_read that came from the page cache
+  uint64_t coalesced = 0;     // extents coalesced with another request's read
   uint64_t cancelled = 0;
   uint64_t no_room = 0;
   uint64_t checksum_failures = 0;

@@ -296,6 +296,9 @@ void UringReader::Run() {
   std::vector<RingCompletion> completions;
   wants_wake_.store(true);
   while (StartReads()) {
+    if (!landed_.empty()) {
+      ring_->Wake();  // from the page cache: the ring is looked at, not waited for
+    }
     // Obstacles to a submission (memory, limits) pass; the pause keeps a kernel that refuses for good from
     // using up a CPU.
     if (!ring_->Wait(&completions).ok()) {
@@ -331,14 +334,24 @@ std::optional<uint32_t> UringReader::TakeNext() {
   const uint32_t slot = free_slots_.back();
   free_slots_.pop_back();
   slots_[slot].progress.emplace(chunk->length);
+  slots_[slot].file = files_[static_cast<size_t>(chunk->read->job.file)].file.get();
   slots_[slot].chunk = std::move(chunk);
   return slot;
 }
 
 bool UringReader::StartReads() {
   bool idle = free_slots_.size() == slots_.size();
-  while (const std::optional<uint32_t> slot = TakeNext()) {
-    StartRead(*slot);
+  uint64_t copied = 0;
+  while (copied < kReportBytes) {
+    const std::optional<uint32_t> slot = TakeNext();
+    if (!slot.has_value()) {
+      break;
+    }
+    const uint64_t length = slots_[*slot].chunk->length;
+    if (!StartRead(*slot)) {
+      copied += length;
+      continue;
+    }
     if (idle) {  // the disk gets work while the rest is prepared
       static_cast<void>(ring_->Start());
       idle = false;
@@ -348,12 +361,19 @@ bool UringReader::StartReads() {
   return !stop_ || free_slots_.size() < slots_.size();
 }
 
-void UringReader::StartRead(uint32_t slot) {
+bool UringReader::StartRead(uint32_t slot) {
   const ReadChunk& chunk = *slots_[slot].chunk;
   const ReadJob& job = chunk.read->job;
-  const uint64_t at = chunk.offset + slots_[slot].progress->range().good;
-  ring_->Read(slot, job.file, job.dest + at, static_cast<uint32_t>(slots_[slot].progress->left()),
-              job.offset + at);
+  RangeProgress& progress = *slots_[slot].progress;
+  const auto at = [&] { return chunk.offset + progress.range().good; };
+  const uint64_t cached =
+      job.past_cache ? 0 : slots_[slot].file->CopyCached(job.dest + at(), progress.left(), job.offset + at());
+  if (cached > 0 && !progress.TakeCached(cached)) {
+    Land(slot);
+    return false;
+  }
+  ring_->Read(slot, job.file, job.dest + at(), static_cast<uint32_t>(progress.left()), job.offset + at());
+  return true;
 }
 
 void UringReader::Take(const RingCompletion& completion) {
@@ -426,7 +446,8 @@ std::optional<ReadResult> UringReader::FinishChunk(const LandedChunk& landed) {
   std::shared_ptr<QueuedRead> over;
   {
     MutexLock lock(&mutex_);
-    over = queue_.Finish(landed.chunk, outcome, std::move(status), landed.range.bytes_read);
+    over = queue_.Finish(landed.chunk, outcome, std::move(status), landed.range.bytes_read,
+                         landed.range.cached_bytes);
   }
   return over == nullptr ? std::nullopt : std::optional(ResultOf(*over, options_.clock->NowNanos()));
 }

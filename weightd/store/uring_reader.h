@@ -96,14 +96,17 @@ class UringReader final : public BlockReader {
   struct Slot {
     std::optional<ReadChunk> chunk;  // none: free
     std::optional<RangeProgress> progress;
+    ReadFile* file = nullptr;
   };
 
   void Run();
-  // Starts the reads that the limits allow; false once the reader stops and nothing runs.
+  // Starts the reads that the limits allow. Ends early when enough for a report has landed from the page
+  // cache. False once the reader stops and nothing runs.
   bool StartReads();
   // Assigns a slot to the next chunk; none: nothing may start.
   std::optional<uint32_t> TakeNext();
-  void StartRead(uint32_t slot);
+  // Copies what the page cache holds, and starts the read of the rest. False: that was all, it has landed.
+  bool StartRead(uint32_t slot);
   void Take(const RingCompletion& completion);
   // Restarts reads that the kernel refused with EAGAIN.
   void TryAgain();

@@ -50,6 +50,11 @@ class FakeBlockReader final : public weightd::BlockReader {
     const auto found = jobs_.find(tag);
     return found == jobs_.end() ? nullptr : found->second.dest;
   }
+  // ReadJob::past_cache of a waiting read.
+  bool PastCacheOf(uint64_t tag) const {
+    MutexLock lock(&mutex_);
+    return jobs_.at(tag).past_cache;
+  }
   std::string Describe() const override { return "fake"; }
 
   // Writes the right bytes, has them checked, and reports.

@@ -97,7 +97,7 @@ class SteppedReader final : public BlockReader {
     FakeExtentSource::FillBytes(chunk.read->job.offset + chunk.offset,
                                 {chunk.read->job.dest + chunk.offset, chunk.length});
     queue_.Landed(chunk);
-    Report(queue_.Finish(chunk, ReadOutcome::kOk, absl::OkStatus(), chunk.length));
+    Report(queue_.Finish(chunk, ReadOutcome::kOk, absl::OkStatus(), chunk.length, 0));
     return true;
   }
 

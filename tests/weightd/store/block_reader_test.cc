@@ -6,11 +6,14 @@
 #include <gtest/gtest.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstddef>
 #include <cstdlib>
@@ -22,6 +25,7 @@
 #include <string>
 #include <vector>
 
+#include "common/base/unique_fd.h"
 #include "tests/support/fakes/fake_clock.h"
 #include "tests/support/fakes/faulty_read_file.h"
 #include "tests/support/fakes/scripted_ring.h"
@@ -82,7 +86,7 @@ TEST(ReadRangeTest, EveryOutcomeOfARead) {
   for (const Case& c : Cases()) {
     FaultyReadFile file(c.file_bytes, c.script);
     Buffer buffer = Allocate(length);
-    const RangeRead range = ReadRange(file, buffer.get(), length, 0);
+    const RangeRead range = ReadRange(file, buffer.get(), length, 0, /*past_cache=*/false);
     EXPECT_EQ(range.outcome, c.outcome) << c.name;
     EXPECT_EQ(range.error_number, c.error_number) << c.name;
     EXPECT_TRUE(file.aligned()) << c.name;
@@ -99,10 +103,10 @@ TEST(ReadRangeTest, EveryOutcomeOfARead) {
 // An engine over one faulty file; collects reports.
 class BlockReaderTest : public ::testing::TestWithParam<std::string> {
  protected:
-  void Start(uint64_t file_bytes, FaultyReadFile::Script script, int threads = 4) {
-    const FileOpener opener = [this, file_bytes,
-                               script](const std::string&) -> absl::StatusOr<std::unique_ptr<ReadFile>> {
-      auto file = std::make_unique<FaultyReadFile>(file_bytes, script);
+  void Start(uint64_t file_bytes, FaultyReadFile::Script script, int threads = 4, uint64_t cached = 0) {
+    const FileOpener opener = [this, file_bytes, script,
+                               cached](const std::string&) -> absl::StatusOr<std::unique_ptr<ReadFile>> {
+      auto file = std::make_unique<FaultyReadFile>(file_bytes, script, cached);
       file_ = file.get();
       return file;
     };
@@ -193,6 +197,46 @@ TEST_P(BlockReaderTest, LargeJobsArriveWholeFromSeveralThreads) {
   for (const auto& [tag, results] : results_) {
     EXPECT_EQ(results.size(), 1u) << "job " << tag;
   }
+}
+
+TEST_P(BlockReaderTest, CachedJobsNeedNoReadOfTheFile) {
+  constexpr uint64_t kBytes = 1024 * 1024 + kBlock;
+  Start(64 * 1024 * 1024, {}, /*threads=*/4, /*cached=*/64 * 1024 * 1024);
+  std::vector<Buffer> buffers;
+  for (uint64_t i = 0; i < 32; ++i) {
+    buffers.push_back(Allocate(kBytes));
+    reader_->Submit(Job(i, i * kBytes / kBlock * kBlock, buffers[i].get(), kBytes));
+  }
+  for (uint64_t i = 0; i < 32; ++i) {
+    const ReadResult result = Await(i);
+    EXPECT_EQ(result.outcome, ReadOutcome::kOk) << result.status;
+    EXPECT_EQ(result.bytes_read, kBytes);
+    EXPECT_EQ(result.cached_bytes, kBytes);
+  }
+  EXPECT_EQ(file_->calls(), 0);
+}
+
+TEST_P(BlockReaderTest, RestOfAPartlyCachedJobIsRead) {
+  Start(64 * kBlock, {}, /*threads=*/1, /*cached=*/3 * kBlock);
+  Buffer buffer = Allocate(8 * kBlock);
+  reader_->Submit(Job(1, kBlock, buffer.get(), 8 * kBlock));
+  const ReadResult result = Await(1);
+  EXPECT_EQ(result.outcome, ReadOutcome::kOk) << result.status;
+  EXPECT_EQ(result.bytes_read, 8 * kBlock);
+  EXPECT_EQ(result.cached_bytes, 2 * kBlock);
+  EXPECT_EQ(file_->calls(), 1);
+}
+
+TEST_P(BlockReaderTest, JobPastTheCacheReadsTheFile) {
+  Start(64 * kBlock, {}, /*threads=*/1, /*cached=*/64 * kBlock);
+  Buffer buffer = Allocate(8 * kBlock);
+  ReadJob job = Job(1, 0, buffer.get(), 8 * kBlock);
+  job.past_cache = true;
+  reader_->Submit(std::move(job));
+  const ReadResult result = Await(1);
+  EXPECT_EQ(result.outcome, ReadOutcome::kOk) << result.status;
+  EXPECT_EQ(result.cached_bytes, 0u);
+  EXPECT_EQ(file_->calls(), 1);
 }
 
 TEST_P(BlockReaderTest, BytesThatTheCheckRefusesAreCorruptAndSaySo) {
@@ -457,9 +501,13 @@ TEST(OpenReadFileTest, ReadsARealFileBothWaysAndNamesAMissingOne) {
     auto file = OpenReadFile(dir.File("f"), direct);
     ASSERT_TRUE(file.ok()) << file.status();
     Buffer buffer = Allocate(4 * kBlock);
-    EXPECT_EQ(ReadRange(**file, buffer.get(), 4 * kBlock, kBlock).outcome, ReadOutcome::kOk);
-    EXPECT_TRUE(Right(buffer.get(), kBlock, 4 * kBlock));
-    EXPECT_EQ(ReadRange(**file, buffer.get(), 4 * kBlock, 2 * kBlock).outcome, ReadOutcome::kEndOfFile);
+    for (const bool past_cache : {false, true}) {
+      std::memset(buffer.get(), 0, 4 * kBlock);
+      EXPECT_EQ(ReadRange(**file, buffer.get(), 4 * kBlock, kBlock, past_cache).outcome, ReadOutcome::kOk);
+      EXPECT_TRUE(Right(buffer.get(), kBlock, 4 * kBlock));
+      EXPECT_EQ(ReadRange(**file, buffer.get(), 4 * kBlock, 2 * kBlock, past_cache).outcome,
+                ReadOutcome::kEndOfFile);
+    }
     if (!direct) {
       EXPECT_EQ((*file)->how(), "buffered (asked for)");
     }
@@ -467,6 +515,132 @@ TEST(OpenReadFileTest, ReadsARealFileBothWaysAndNamesAMissingOne) {
   auto missing = OpenReadFile(dir.File("g"), true);
   EXPECT_EQ(missing.status().code(), absl::StatusCode::kNotFound);
   EXPECT_NE(missing.status().message().find("/g"), absl::string_view::npos);
+}
+
+// A file of 300 blocks, which the page cache holds once it is written.
+class CachedFileTest : public ::testing::Test {
+ protected:
+  static constexpr uint64_t kBytes = 300 * kBlock;
+
+  void SetUp() override {
+    std::vector<std::byte> bytes(kBytes);
+    FakeExtentSource::FillBytes(0, bytes);
+    std::ofstream(path_, std::ios::binary)
+        .write(reinterpret_cast<const char*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
+    fd_.reset(open(path_.c_str(), O_RDWR | O_CLOEXEC));
+    ASSERT_EQ(fsync(fd_.get()), 0);
+    map_ = mmap(nullptr, kBytes, PROT_NONE, MAP_SHARED, fd_.get(), 0);
+    ASSERT_NE(map_, MAP_FAILED);
+    auto file = OpenReadFile(path_, true);
+    ASSERT_TRUE(file.ok()) << file.status();
+    file_ = *std::move(file);
+    if (file_->how() != "O_DIRECT") GTEST_SKIP() << "not run: " << file_->how();
+  }
+  void TearDown() override { munmap(map_, kBytes); }
+
+  uint64_t CachedBlocks() const {
+    std::vector<unsigned char> pages(kBytes / kBlock);
+    EXPECT_EQ(mincore(map_, kBytes, pages.data()), 0);
+    return static_cast<uint64_t>(
+        std::count_if(pages.begin(), pages.end(), [](unsigned char page) { return (page & 1) != 0; }));
+  }
+  // Drops all of the file from the page cache; false: the file system keeps it in memory.
+  bool Drop() const {
+    EXPECT_EQ(posix_fadvise(fd_.get(), 0, 0, POSIX_FADV_DONTNEED), 0);
+    return CachedBlocks() == 0;
+  }
+  // Bytes that the process has had read from disks.
+  static uint64_t DiskBytes() {
+    std::ifstream io("/proc/self/io");
+    std::string word;
+    uint64_t value = 0;
+    while (io >> word >> value && word != "read_bytes:") {
+    }
+    return value;
+  }
+
+  TempDir dir_;
+  const std::string path_ = dir_.File("f");
+  UniqueFd fd_;
+  void* map_ = MAP_FAILED;
+  std::unique_ptr<ReadFile> file_;
+  Buffer buffer_ = Allocate(kBytes);
+};
+
+TEST_F(CachedFileTest, CachedBytesComeWithoutADiskRead) {
+  const uint64_t before = DiskBytes();
+  const RangeRead range = ReadRange(*file_, buffer_.get(), kBytes, 0, /*past_cache=*/false);
+  EXPECT_EQ(range.outcome, ReadOutcome::kOk);
+  EXPECT_EQ(range.cached_bytes, kBytes);
+  EXPECT_EQ(DiskBytes(), before);
+  EXPECT_TRUE(Right(buffer_.get(), 0, kBytes));
+  std::memset(buffer_.get(), 0, kBytes);
+  EXPECT_EQ(file_->CopyCached(buffer_.get(), 5000, 704), 5000u) << "whatever the alignment";
+  EXPECT_TRUE(Right(buffer_.get(), 704, 5000));
+  EXPECT_EQ(file_->CopyCached(buffer_.get(), 2 * kBlock, kBytes), 0u) << "behind the end";
+}
+
+TEST_F(CachedFileTest, ColdFileStaysOutOfThePageCache) {
+  if (!Drop()) GTEST_SKIP() << "not run: " << path_ << " stays in memory";
+  EXPECT_EQ(file_->CopyCached(buffer_.get(), kBytes, 0), 0u);
+  const RangeRead range = ReadRange(*file_, buffer_.get(), kBytes, 0, /*past_cache=*/false);
+  EXPECT_EQ(range.outcome, ReadOutcome::kOk);
+  EXPECT_EQ(range.cached_bytes, 0u);
+  EXPECT_TRUE(Right(buffer_.get(), 0, kBytes));
+  EXPECT_EQ(CachedBlocks(), 0u);
+}
+
+TEST_F(CachedFileTest, PartlyCachedRangeIsReadFromBoth) {
+  if (!Drop()) GTEST_SKIP() << "not run: " << path_ << " stays in memory";
+  // Blocks 0 to 2 and 280; random access reads nothing ahead.
+  EXPECT_EQ(posix_fadvise(fd_.get(), 0, 0, POSIX_FADV_RANDOM), 0);
+  ASSERT_EQ(pread(fd_.get(), buffer_.get(), 3 * kBlock, 0), static_cast<ssize_t>(3 * kBlock));
+  ASSERT_EQ(pread(fd_.get(), buffer_.get(), kBlock, 280 * kBlock), static_cast<ssize_t>(kBlock));
+  ASSERT_EQ(CachedBlocks(), 4u);
+  EXPECT_EQ(file_->CopyCached(buffer_.get(), kBytes, kBlock), 2 * kBlock);
+  EXPECT_EQ(file_->CopyCached(buffer_.get(), kBytes, 3 * kBlock), 0u);
+  const RangeRead range = ReadRange(*file_, buffer_.get(), kBytes, 0, /*past_cache=*/false);
+  EXPECT_EQ(range.outcome, ReadOutcome::kOk);
+  EXPECT_EQ(range.cached_bytes, 3 * kBlock);
+  EXPECT_EQ(range.bytes_read, kBytes);
+  EXPECT_TRUE(Right(buffer_.get(), 0, kBytes));
+  EXPECT_EQ(CachedBlocks(), 4u);
+}
+
+TEST_F(CachedFileTest, ChangedBytesAreSeenWhereverTheyAre) {
+  const std::byte other{0x5a};
+  ASSERT_EQ(pwrite(fd_.get(), &other, 1, 77), 1);
+  for (const bool past_cache : {false, true}) {  // not written back before the direct read
+    const RangeRead range = ReadRange(*file_, buffer_.get(), kBlock, 0, past_cache);
+    EXPECT_EQ(range.outcome, ReadOutcome::kOk);
+    EXPECT_EQ(buffer_.get()[77], other);
+  }
+}
+
+// Opens the file and reads it; 0: all bytes are right, and none came from the page cache.
+int ReadUncached(const std::string& path, uint64_t bytes) {
+  auto file = OpenReadFile(path, true);
+  Buffer buffer = Allocate(bytes);
+  if (!file.ok()) return 1;
+  const RangeRead range = ReadRange(**file, buffer.get(), bytes, 0, /*past_cache=*/false);
+  return range.outcome != ReadOutcome::kOk || !Right(buffer.get(), 0, bytes) ? 2
+         : range.cached_bytes != 0                                           ? 3
+                                                                             : 0;
+}
+
+TEST_F(CachedFileTest, RefusingSystemIsReadPastTheCache) {
+  const auto read = [this] { return ReadUncached(path_, kBytes); };
+  EXPECT_EQ(InSandbox(SYS_mincore, EPERM, read), 0);
+  EXPECT_EQ(InSandbox(SYS_preadv2, EOPNOTSUPP, read), 0) << "a file system without RWF_NOWAIT";
+}
+
+// To others mincore(2) says that all is cached.
+TEST_F(CachedFileTest, FileOfAnotherUserIsReadPastTheCache) {
+  if (geteuid() != 0) GTEST_SKIP() << "not run: takes root";
+  ASSERT_EQ(chmod(dir_.path().c_str(), 0755), 0);
+  ASSERT_EQ(chmod(path_.c_str(), 0644), 0);
+  const auto read = [this] { return seteuid(65534) != 0 ? 4 : ReadUncached(path_, kBytes); };
+  EXPECT_EQ(InSandbox(SYS_io_uring_setup, EPERM, read), 0);
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <cstring>
@@ -33,6 +34,9 @@ class FaultyFile final : public ReadFile {
   int64_t ReadAt(std::byte* dest, uint64_t length, uint64_t offset) override {
     EXPECT_EQ(reinterpret_cast<uintptr_t>(dest) % 4096 + length % 4096 + offset % 4096, 0u);
     return *fault_ != 0 ? *fault_ : file_->ReadAt(dest, length, offset);
+  }
+  uint64_t CopyCached(std::byte* dest, uint64_t length, uint64_t offset) override {
+    return file_->CopyCached(dest, length, offset);
   }
   std::string how() const override { return file_->how(); }
 
@@ -88,6 +92,33 @@ TEST_F(InPlaceSourceTest, BytesAreThoseOfThePayload) {
     EXPECT_TRUE(bytes == want) << source_->ExtentName(extent);
   }
   EXPECT_TRUE(reports_.empty());
+}
+
+TEST_F(InPlaceSourceTest, CachedFileNeedsNoReads) {
+  if (source_->OpenFile(0)->how() != "O_DIRECT") GTEST_SKIP() << "not run: no direct reads here";
+  std::vector<std::vector<std::byte>> want;
+  for (uint32_t extent = 0; extent < source_->extent_count(); ++extent) {
+    int64_t got = 0;
+    want.push_back(Extent(extent, &got));
+  }
+  fault_ = -EIO;
+  for (uint32_t extent = 0; extent < source_->extent_count(); ++extent) {
+    const ExtentInfo info = source_->extent(extent);
+    std::vector<std::byte> bytes(info.length);
+    EXPECT_EQ(source_->OpenFile(info.file)->CopyCached(bytes.data(), bytes.size(), info.offset), info.length);
+    EXPECT_TRUE(bytes == want[extent]) << source_->ExtentName(extent);
+  }
+  EXPECT_TRUE(reports_.empty());
+}
+
+TEST_F(InPlaceSourceTest, UncachedExtentIsLeftToReads) {
+  const int fd = open(dir_.File("m.gguf").c_str(), O_RDWR | O_CLOEXEC);
+  ASSERT_EQ(fsync(fd), 0);
+  ASSERT_EQ(posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED), 0);
+  close(fd);
+  const ExtentInfo info = source_->extent(source_->extent_count() - 1);
+  std::vector<std::byte> bytes(info.length);
+  EXPECT_EQ(source_->OpenFile(info.file)->CopyCached(bytes.data(), bytes.size(), info.offset), 0u);
 }
 
 TEST_F(InPlaceSourceTest, FaultsAreReportedWithTheirReason) {

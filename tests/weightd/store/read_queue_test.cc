@@ -23,7 +23,7 @@ ReadJob Job(uint64_t tag, uint64_t length, RequestClass request_class = RequestC
 std::shared_ptr<QueuedRead> End(ReadQueue& queue, const ReadChunk& chunk, ReadOutcome outcome,
                                 absl::Status status, uint64_t bytes) {
   queue.Landed(chunk);
-  return queue.Finish(chunk, outcome, std::move(status), bytes);
+  return queue.Finish(chunk, outcome, std::move(status), bytes, 0);
 }
 
 TEST(ReadQueueTest, SplitsJobsIntoChunksAndReportsTheLast) {
@@ -110,7 +110,7 @@ TEST(ReadQueueTest, LandedChunkMakesRoomBeforeItsCheck) {
   auto second = queue.Next();
   ASSERT_TRUE(second);
   EXPECT_EQ(End(queue, *second, ReadOutcome::kOk, absl::OkStatus(), kChunk), nullptr);
-  EXPECT_NE(queue.Finish(*first, ReadOutcome::kOk, absl::OkStatus(), kChunk), nullptr);
+  EXPECT_NE(queue.Finish(*first, ReadOutcome::kOk, absl::OkStatus(), kChunk, 0), nullptr);
 }
 
 TEST(ReadQueueTest, UrgentAndAbandonedReadsIgnoreTheLimits) {
