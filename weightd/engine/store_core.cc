@@ -81,6 +81,7 @@ Fetcher::Hooks StoreCore::FetcherHooks() {
   hooks.starved = [this](uint64_t session, int64_t since) {
     stalled_.OnStarved(session, since, environment_.clock->NowNanos());
   };
+  hooks.prepare = environment_.prepare;
   hooks.metrics = environment_.metrics;
   return hooks;
 }

@@ -78,6 +78,8 @@ class StoreCore {
     StoreMetrics* metrics = nullptr;
     // Populates the pages of a new segment. May be empty.
     std::function<void(std::shared_ptr<const SharedMemory>)> prefault;
+    // Populates memory of a segment now, on the thread that is about to write to it. May be empty.
+    PrepareMemory prepare;
   };
 
   StoreCore(const Options& options, const Environment& environment);

@@ -141,6 +141,7 @@ StoreCore::Environment WeightStore::CoreEnvironment() {
   environment.prefault = [this](std::shared_ptr<const SharedMemory> memory) {
     prefaulter_.Add(std::move(memory));
   };
+  environment.prepare = [this](std::byte* dest, uint64_t bytes) { prefaulter_.Ensure(dest, bytes); };
   return environment;
 }
 

@@ -21,6 +21,9 @@
 
 namespace sluice::weightd {
 
+// Prepares memory that is about to be written; called on a reader's thread.
+using PrepareMemory = std::function<void(std::byte* dest, uint64_t bytes)>;
+
 // Verifies bytes that arrived at `offset` of the job; called on a reader's thread, for whole checksum chunks.
 using ChunkCheck = std::function<absl::Status(uint64_t offset, std::span<const std::byte> bytes)>;
 
@@ -31,6 +34,7 @@ struct ReadJob {
   std::byte* dest = nullptr;  // page-aligned; `length` bytes that belong to the job until it is reported
   uint64_t length = 0;        // a multiple of 4096, not 0
   RequestClass request_class = RequestClass::kDemand;
+  PrepareMemory prepare;    // called for a chunk's place before its read; may be empty
   ChunkCheck check;         // may be empty
   bool sole = false;        // from the only session: no demand of another can wait for it
   bool urgent = false;      // a hedged read of a stuck one: starts at once, outside all limits

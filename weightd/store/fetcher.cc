@@ -272,6 +272,7 @@ ReadJob Fetcher::JobFor(ExtentId extent_id, uint64_t tag, std::byte* dest, Reque
   job.length = info.length;
   job.request_class = request_class;
   job.sole = sole_;
+  job.prepare = hooks_.prepare;
   job.check = [source = pack.source, extent = ref.extent](uint64_t offset, std::span<const std::byte> bytes) {
     return source->Verify(extent, offset, bytes);
   };

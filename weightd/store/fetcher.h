@@ -75,6 +75,8 @@ class Fetcher {
     std::function<uint64_t()> prefetch_headroom;
     // A demand, accepted at that time, ended for lack of room. May be empty.
     std::function<void(uint64_t session, int64_t accepted_nanos)> starved;
+    // Prepares the memory of a read, on the reader's thread. May be empty.
+    PrepareMemory prepare;
     // Hot-path counters. May be null.
     StoreMetrics* metrics = nullptr;
   };

@@ -134,6 +134,9 @@ bool PreadReader::Take(std::optional<ReadChunk>* chunk, ReadFile** file, std::op
 std::optional<LandedChunk> PreadReader::Read(const ReadChunk& chunk, ReadFile* file) {
   const ReadJob& job = chunk.read->job;
   LandedChunk landed{chunk, {}, ""};
+  if (job.prepare) {
+    job.prepare(job.dest + chunk.offset, chunk.length);
+  }
   landed.range =
       ReadRange(*file, job.dest + chunk.offset, chunk.length, job.offset + chunk.offset, job.past_cache);
   MutexLock lock(&mutex_);

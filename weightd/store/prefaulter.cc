@@ -84,6 +84,7 @@ void Prefaulter::Add(std::shared_ptr<const SharedMemory> memory) {
   for (uint64_t offset = 0; offset < bytes;) {
     const uint64_t length = RangeAt(base + offset, bytes - offset);
     ranges_.push_back(Range{memory, offset, length});
+    unpopulated_.fetch_add(1, std::memory_order_relaxed);
     offset += length;
   }
   work_.SignalAll();
@@ -91,8 +92,28 @@ void Prefaulter::Add(std::shared_ptr<const SharedMemory> memory) {
 
 void Prefaulter::WaitIdle() {
   MutexLock lock(&mutex_);
-  while (!ranges_.empty() || running_ != 0) {
+  while (!ranges_.empty() || !running_.empty()) {
     work_.Wait(&mutex_);
+  }
+}
+
+void Prefaulter::Ensure(const std::byte* start, uint64_t bytes) {
+  if (unpopulated_.load(std::memory_order_relaxed) == 0) return;
+  const auto is_missing = [&](const Range& range) {
+    return range.tries == 0 && range.Overlaps(start, bytes);
+  };
+  MutexLock lock(&mutex_);
+  while (!stop_) {
+    const auto waiting = std::find_if(ranges_.begin(), ranges_.end(), is_missing);
+    if (waiting != ranges_.end()) {
+      Range range = std::move(*waiting);
+      ranges_.erase(waiting);
+      Process(std::move(range));
+    } else if (std::any_of(running_.begin(), running_.end(), is_missing)) {
+      work_.Wait(&mutex_);
+    } else {
+      return;
+    }
   }
 }
 
@@ -121,20 +142,28 @@ void Prefaulter::Run() {
   while (AwaitWork()) {
     Range range = std::move(ranges_.front());
     ranges_.pop_front();
-    ++running_;
-    mutex_.Unlock();
-    std::byte* const start = range.memory->map.data() + range.offset;
-    const bool done = range.tries == 0 ? PopulateRange(start, range.bytes) : Collapse(start, range.bytes);
-    const std::weak_ptr<const SharedMemory> memory = range.memory;
-    range.memory.reset();
-    mutex_.Lock();
-    if (!done && range.tries + 1 < kMaxTries) {
-      again_.push_back(Retry{memory, range.offset, range.bytes, range.tries + 1,
-                             std::chrono::steady_clock::now() + kTryAgainAfter});
-    }
-    --running_;
-    work_.SignalAll();
+    Process(std::move(range));
   }
+}
+
+void Prefaulter::Process(Range range) {
+  const auto running = running_.insert(running_.end(), std::move(range));
+  mutex_.Unlock();
+  std::byte* const start = running->memory->map.data() + running->offset;
+  const bool is_new = running->tries == 0;
+  const bool done = is_new ? PopulateRange(start, running->bytes) : Collapse(start, running->bytes);
+  mutex_.Lock();
+  if (!done && running->tries + 1 < kMaxTries) {
+    again_.push_back(Retry{running->memory, running->offset, running->bytes, running->tries + 1,
+                           std::chrono::steady_clock::now() + kTryAgainAfter});
+  }
+  if (is_new) unpopulated_.fetch_sub(1, std::memory_order_relaxed);
+  std::shared_ptr<const SharedMemory> memory = std::move(running->memory);
+  running_.erase(running);
+  work_.SignalAll();
+  mutex_.Unlock();  // the last owner of a dropped segment unmaps it
+  memory.reset();
+  mutex_.Lock();
 }
 
 }  // namespace sluice::weightd

@@ -347,7 +347,11 @@ bool UringReader::StartReads() {
     if (!slot.has_value()) {
       break;
     }
+    const ReadJob& job = slots_[*slot].chunk->read->job;
     const uint64_t length = slots_[*slot].chunk->length;
+    if (job.prepare) {
+      job.prepare(job.dest + slots_[*slot].chunk->offset, length);
+    }
     if (!StartRead(*slot)) {
       copied += length;
       continue;
