@@ -73,6 +73,11 @@ class StuckDiskTest(unittest.TestCase):
         self.client = inference_pb2_grpc.InferenceServiceStub(grpc.insecure_channel(self.daemons.unix_target()))
         self.weights = weights_pb2_grpc.WeightServiceStub(grpc.insecure_channel("unix:" + self.daemons.path("w.sock")))
         self.throttle.take(self.daemons.weightd.process.pid)
+        # weightd copies from the page cache what it holds of the pack, which has just been written.
+        for name in ("dense.bin", "experts.bin"):
+            with open(os.path.join(self.daemons.pack, name), "rb") as file:
+                os.fsync(file.fileno())
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
     def answer(self):
         response = self.client.Generate(
