@@ -256,7 +256,7 @@ absl::StatusOr<GgufModel> ReadGgufMetadata(const std::string& path) {
   return model;
 }
 
-absl::StatusOr<GgufModel> OpenGguf(const std::string& path) {
+absl::StatusOr<GgufModel> OpenGguf(const std::string& path, bool mtp_layers) {
   ASSIGN_OR_RETURN(std::unique_ptr<GgufFiles> files, GgufFiles::Open(path));
   ASSIGN_OR_RETURN(const GgufConfig config, ReadGgufConfig(*files));
   GgufModel model;
@@ -264,7 +264,9 @@ absl::StatusOr<GgufModel> OpenGguf(const std::string& path) {
   model.generation_json = config.generation_json;
   model.chat_template = config.chat_template;
   ASSIGN_OR_RETURN(model.tokenizer_files, GgufTokenizerFiles(files->keys()));
-  std::vector<GgufView> views = GgufViews(*files, *config.architecture, config.shape);
+  model.mtp_layers =
+      mtp_layers && config.shape.blocks > config.shape.layers && !config.architecture->mtp_modules.empty();
+  std::vector<GgufView> views = GgufViews(*files, *config.architecture, config.shape, mtp_layers);
   ASSIGN_OR_RETURN(model.checkpoint, GgufCheckpoint::Make(std::move(files), std::move(views)));
   return model;
 }

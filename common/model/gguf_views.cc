@@ -72,6 +72,20 @@ constexpr GgufModule kGemma4Modules[] = {{"post_attention_norm", "post_attention
                                          {"ffn_down_exps.scale", "router.per_expert_scale"},
                                          {"layer_output_scale.weight", "layer_scalar"}};
 
+// The names are those of llama.cpp's converter, which keeps the projection in one piece.
+constexpr GgufModule kMtpModules[] = {{"nextn.eh_proj", "eh_proj"},
+                                      {"nextn.enorm", "enorm"},
+                                      {"nextn.hnorm", "hnorm"},
+                                      {"nextn.embed_tokens", "embed_tokens"},
+                                      {"nextn.shared_head_head", "shared_head.head"},
+                                      {"nextn.shared_head_norm", "shared_head.norm"}};
+constexpr GgufModule kQwenMtpModules[] = {{"nextn.eh_proj", "fc"},
+                                          {"nextn.enorm", "pre_fc_norm_embedding"},
+                                          {"nextn.hnorm", "pre_fc_norm_hidden"},
+                                          {"nextn.embed_tokens", "embed_tokens"},
+                                          {"nextn.shared_head_head", "shared_head.head"},
+                                          {"nextn.shared_head_norm", "norm"}};
+
 constexpr GgufArchitecture kArchitectures[] = {
     {.name = "llama",
      .router = kMixtralGate,
@@ -94,9 +108,13 @@ constexpr GgufArchitecture kArchitectures[] = {
     {.name = "glm4moe",
      .correction = "mlp.gate.e_score_correction_bias",
      .shared = "mlp.shared_experts.",
+     .mtp_modules = kMtpModules,
      .norm_after_attention = true},
     {.name = "deepseek", .shared = "mlp.shared_experts.", .permuted = true},
-    {.name = "deepseek2", .correction = "mlp.gate.e_score_correction_bias", .shared = "mlp.shared_experts."},
+    {.name = "deepseek2",
+     .correction = "mlp.gate.e_score_correction_bias",
+     .shared = "mlp.shared_experts.",
+     .mtp_modules = kMtpModules},
     {.name = "gpt-oss", .router = "mlp.router", .norm_after_attention = true},
     {.name = "llama4",
      .mlp = "feed_forward.",
@@ -133,9 +151,18 @@ constexpr GgufArchitecture kArchitectures[] = {
      .modules = kLfm2Modules,
      .final_norm = "model.embedding_norm",
      .dense_as_experts = true},
-    {.name = "qwen3next", .modules = kQwenLinearModules, .plus_one = true, .norm_after_attention = true},
+    {.name = "qwen3next",
+     .modules = kQwenLinearModules,
+     .mtp_modules = kQwenMtpModules,
+     .mtp_layers = "mtp.layers.",
+     .mtp_parts = "mtp.",
+     .plus_one = true,
+     .norm_after_attention = true},
     {.name = "qwen35moe",
      .modules = kQwenLinearModules,
+     .mtp_modules = kQwenMtpModules,
+     .mtp_layers = "mtp.layers.",
+     .mtp_parts = "mtp.",
      .plus_one = true,
      .tiled_values = true,
      .norm_after_attention = true},
@@ -214,8 +241,12 @@ uint64_t LinesOf(const GgufTensorInfo& tensor) {
 
 class ViewMaker {
  public:
-  ViewMaker(const GgufFiles& files, const GgufArchitecture& architecture, const GgufShape& shape)
-      : files_(files), architecture_(architecture), shape_(shape) {}
+  ViewMaker(const GgufFiles& files, const GgufArchitecture& architecture, const GgufShape& shape,
+            bool mtp_layers)
+      : files_(files),
+        architecture_(architecture),
+        shape_(shape),
+        mtp_layers_(mtp_layers && !architecture.mtp_modules.empty()) {}
 
   std::vector<GgufView> Make() {
     for (const GgufTensorInfo& tensor : files_.tensors()) {
@@ -297,9 +328,14 @@ class ViewMaker {
     const size_t dot = rest.find('.');
     uint32_t layer = 0;
     if (dot == rest.npos || !absl::SimpleAtoi(rest.substr(0, dot), &layer)) return false;
-    if (layer >= shape_.layers) return layer < shape_.blocks;
+    if (layer >= shape_.blocks) return false;
+    if (layer >= shape_.layers && !mtp_layers_) return true;
     rest.remove_prefix(dot + 1);
-    const std::string base = absl::StrCat(architecture_.layers, layer, ".");
+    const std::string base = BaseOf(layer);
+    if (layer >= shape_.layers && absl::StartsWith(rest, "nextn.")) {
+      AddMtp(tensor, rest, layer, base);
+      return true;
+    }
     for (const GgufModule& name : architecture_.modules) {
       if (rest != name.gguf) continue;
       Change(name, tensor, base + name.hub);
@@ -311,6 +347,30 @@ class ViewMaker {
     const std::string suffix = is_bias ? ".bias" : ".weight";
     return AddModule(tensor, module, base, suffix) || AddAttention(tensor, module, base, suffix) ||
            AddExperts(tensor, module, base, is_bias) || AddMixture(tensor, module, base, suffix);
+  }
+
+  // Returns the start of the hub's names of a layer.
+  std::string BaseOf(uint32_t layer) const {
+    if (layer < shape_.layers || architecture_.mtp_layers == nullptr) {
+      return absl::StrCat(architecture_.layers, layer, ".");
+    }
+    return absl::StrCat(architecture_.mtp_layers, layer - shape_.layers, ".");
+  }
+
+  // Adds what an MTP layer has beside its decoder layer; `rest`: the name behind the layer's number. Parts of
+  // all layers are those of the first. An unknown tensor is refused later, with the layer.
+  void AddMtp(const GgufTensorInfo& tensor, absl::string_view rest, uint32_t layer, const std::string& base) {
+    const std::string whole(rest);
+    absl::ConsumeSuffix(&rest, ".weight");
+    const bool shares = architecture_.mtp_parts != nullptr;
+    if (shares && layer > shape_.layers) return;
+    for (const GgufModule& name : architecture_.mtp_modules) {
+      if (rest != name.gguf) continue;
+      Add(absl::StrCat(shares ? architecture_.mtp_parts : base, name.hub, ".weight"), tensor).minus_one =
+          architecture_.plus_one && absl::StrContains(rest, "norm");
+      return;
+    }
+    Add(base + whole, tensor);
   }
 
   bool AddModule(const GgufTensorInfo& tensor, const std::string& module, const std::string& base,
@@ -494,14 +554,15 @@ class ViewMaker {
   const GgufFiles& files_;
   const GgufArchitecture& architecture_;
   const GgufShape& shape_;
+  const bool mtp_layers_;
   std::vector<GgufView> views_;
 };
 
 }  // namespace
 
 std::vector<GgufView> GgufViews(const GgufFiles& files, const GgufArchitecture& architecture,
-                                const GgufShape& shape) {
-  return ViewMaker(files, architecture, shape).Make();
+                                const GgufShape& shape, bool mtp_layers) {
+  return ViewMaker(files, architecture, shape, mtp_layers).Make();
 }
 
 }  // namespace sluice

@@ -45,6 +45,10 @@ struct GgufArchitecture {
   const char* down = "down_proj";
   const char* shared = "mlp.shared_expert.";
   absl::Span<const GgufModule> modules = {};  // modules whose names differ from most families'
+  // Parts of an MTP layer (`nextn`) beside its decoder layer; empty: such layers are left out.
+  absl::Span<const GgufModule> mtp_modules = {};
+  const char* mtp_layers = nullptr;  // before the number of an MTP layer; null: numbered behind the others
+  const char* mtp_parts = nullptr;   // before the names of mtp_modules; null: the layer's
   const char* final_norm = "model.norm";
   bool correction_is_row = false;  // a matrix of one row
   bool dense_as_experts = false;   // parts of a dense FFN have the names of an expert's
@@ -63,7 +67,7 @@ std::string GgufArchitectureNames();
 
 // GgufViews: a GGUF model's tensors under the hub's names, each as a range of lines of a file tensor. Inverts
 // the converter: experts one by one, gate and up apart, q, k and v apart, rows of q and k in the hub's order,
-// layers that predict further tokens left out.
+// layers that predict further tokens left out or named as MTP layers (common/model/mtp_layers.h).
 //
 // Private to common/model. Thread safety: plain values and a free function.
 
@@ -107,9 +111,9 @@ struct GgufShape {
   uint32_t linear_values = 0;   // dimension of a value head
 };
 
-// Returns a view of every weight tensor of `files`; unknown tensors keep their own names and are refused by
-// the family's map.
+// Returns a view of every weight tensor of `files`, but of those of MTP layers only if `mtp_layers` and the
+// architecture's are known; unknown tensors keep their own names and are refused by the family's map.
 std::vector<GgufView> GgufViews(const GgufFiles& files, const GgufArchitecture& architecture,
-                                const GgufShape& shape);
+                                const GgufShape& shape, bool mtp_layers);
 
 }  // namespace sluice

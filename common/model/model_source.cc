@@ -166,14 +166,32 @@ absl::StatusOr<ModelSource> OpenFolder(const std::string& dir) {
   return source;
 }
 
-absl::StatusOr<ModelSource> OpenGgufFile(const std::string& path) {
-  ASSIGN_OR_RETURN(GgufModel gguf, OpenGguf(path));
+// `*had_mtp`: true if the file's MTP layers were looked at.
+absl::StatusOr<ModelSource> OpenGgufWith(const std::string& path, bool mtp_layers, bool* had_mtp) {
+  ASSIGN_OR_RETURN(GgufModel gguf, OpenGguf(path, mtp_layers));
+  *had_mtp = gguf.mtp_layers;
   ModelSource source;
   // Messages about converted keys name the file and the hub's member.
   ASSIGN_OR_RETURN(source.hf, ParseHfConfig(gguf.config_json, gguf.generation_json, path));
   source.hf.chat_template = std::move(gguf.chat_template);
   source.checkpoint = std::move(gguf.checkpoint);
   source.tokenizer_files = std::move(gguf.tokenizer_files);
+  if (gguf.mtp_layers) {
+    RETURN_IF_ERROR(AddMtpLayers(*source.checkpoint, &source.hf.config, &source.no_mtp));
+  }
+  return source;
+}
+
+// Whatever is wrong with a file's MTP layers, the model does without them.
+absl::StatusOr<ModelSource> OpenGgufFile(const std::string& path) {
+  bool had_mtp = false;
+  absl::StatusOr<ModelSource> source = OpenGgufWith(path, /*mtp_layers=*/true, &had_mtp);
+  if (source.ok() && (!had_mtp || source->hf.config.mtp_layers > 0)) return source;
+  std::string why = !source.ok() ? std::string(source.status().message()) : source->no_mtp;
+  source = OpenGgufWith(path, /*mtp_layers=*/false, &had_mtp);
+  if (source.ok()) {
+    source->no_mtp = why.empty() ? "MTP layers are left out: of no known family" : std::move(why);
+  }
   return source;
 }
 

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <string>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "common/base/file_io.h"
 #include "common/model/dense_names.h"
@@ -13,8 +14,10 @@
 #include "pack/row_layout.h"
 #include "pack/writer/pack_writer.h"
 #include "tests/pack/gguf_of_encodings.h"
+#include "tests/support/gguf_of_folder.h"
 #include "tests/support/pack_values.h"
 #include "tests/support/temp_dir.h"
+#include "tests/support/tensor_file.h"
 
 namespace sluice {
 namespace {
@@ -175,6 +178,39 @@ TEST(PackGguf, FileBlocksStayAsTheyAre) {
   const PackValues anew = Packed(dir.File("m.gguf"), dir.File("anew"), {.bits = "q4"});
   EXPECT_EQ(anew.pack().manifest().incompatible_features & kFeatureFileBlocks, 0u);
 }
+
+class MtpOfGguf : public testing::TestWithParam<const char*> {};
+
+// Every value of the MTP layer is the same as of the folder, and so are its drafts.
+TEST_P(MtpOfGguf, LayersAreThoseOfTheFolder) {
+  TempDir dir;
+  const std::string folder = dir.File("model");
+  ASSERT_TRUE(AddEchoingMtpLayer(absl::StrCat("tests/data/tiny/", GetParam()), folder).ok());
+  const absl::Status written = WriteGgufOfFolder(folder, dir.File("m.gguf"));
+  ASSERT_TRUE(written.ok()) << written;
+  PackValues want = Packed(folder, dir.File("folder"), {.bits = "source", .layout = "up|gate|down"});
+  PackValues got = Packed(dir.File("m.gguf"), dir.File("gguf"), {.bits = "source", .layout = "up|gate|down"});
+  const ModelConfig& config = want.pack().config();
+  ASSERT_EQ(config.mtp_layers, 1u);
+  ASSERT_EQ(got.pack().config().mtp_layers, 1u);
+  ASSERT_EQ(got.pack().config().layers.back(), config.layers.back());
+  const uint32_t layer = ModelLayers(config);
+  int tensors = 0;
+  for (const DenseTensor& tensor : want.pack().manifest().dense_tensors) {
+    if (!absl::StrContains(tensor.name, dense::LayerName(layer, ""))) continue;
+    EXPECT_EQ(got.Dense(tensor.name), want.Dense(tensor.name)) << tensor.name;
+    ++tensors;
+  }
+  EXPECT_GE(tensors, 10);
+  for (uint32_t e = 0; e < want.pack().expert_count(layer); ++e) {
+    for (const Part part : {Part::kUp, Part::kGate, Part::kDown}) {
+      EXPECT_EQ(got.Expert(layer, e, part), want.Expert(layer, e, part)) << e;
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Families, MtpOfGguf, testing::Values("deepseek_v3", "glm4_moe", "qwen3_next"),
+                         [](const auto& info) { return std::string(info.param); });
 
 }  // namespace
 }  // namespace sluice

@@ -4,6 +4,7 @@
 #include "common/model/model_source.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tests/support/gguf_of_folder.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/tensor_file.h"
 
@@ -92,6 +93,22 @@ TEST_F(MtpLayersTest, FoldersWithoutSuchLayersSayNothing) {
   ASSERT_TRUE(source.ok()) << source.status();
   EXPECT_EQ(source->hf.config.mtp_layers, 0u);
   EXPECT_EQ(source->no_mtp, "");
+}
+
+// Files of converters that keep a part of the layer only.
+TEST_F(MtpLayersTest, GgufFilesWithAPartLeaveTheLayerOut) {
+  Make("deepseek_v3");
+  const uint32_t layer = ModelLayers(Open().hf.config);
+  Edit([&](TensorFile* file) {
+    file->Add("model.layers." + std::to_string(layer) + ".hnorm.weight", "BF16", {1}, "ab");
+  });
+  const std::string path = dir_.File("m.gguf");
+  ASSERT_TRUE(WriteGgufOfFolder(dir_.File("model"), path).ok());
+  const absl::StatusOr<ModelSource> source = OpenModelSource(path);
+  ASSERT_TRUE(source.ok()) << source.status();
+  EXPECT_EQ(source->hf.config.mtp_layers, 0u);
+  EXPECT_THAT(source->no_mtp, HasSubstr("hnorm.weight"));
+  EXPECT_TRUE(MapTensors(source->hf.config, *source->checkpoint).ok());
 }
 
 }  // namespace

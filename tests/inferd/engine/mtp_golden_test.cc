@@ -11,6 +11,7 @@
 #include "kernels/backend.h"
 #include "tests/support/delayed/delayed_backend.h"
 #include "tests/support/engine_testing.h"
+#include "tests/support/gguf_of_folder.h"
 #include "tests/support/tensor_file.h"
 
 namespace sluice::inferd {
@@ -30,6 +31,7 @@ struct Case {
   uint32_t threads;         // 0: the reference backend
   bool whole = true;        // the file holds the model too
   uint64_t delay_seed = 0;  // not 0: an asynchronous device
+  bool gguf = false;        // the folder is converted to a GGUF file first
 };
 
 class MtpGoldenTest : public testing::TestWithParam<Case> {
@@ -40,7 +42,13 @@ class MtpGoldenTest : public testing::TestWithParam<Case> {
     if (!GetParam().whole) {
       AddModelLayer(source, dir_.File("model"));
     }
-    const absl::Status packed = PackFolder(GetParam().whole ? source : dir_.File("model"), dir_.File("pack"));
+    std::string model = GetParam().whole ? source : dir_.File("model");
+    if (GetParam().gguf) {
+      const absl::Status written = WriteGgufOfFolder(model, dir_.File("model.gguf"));
+      ASSERT_TRUE(written.ok()) << written;
+      model = dir_.File("model.gguf");
+    }
+    const absl::Status packed = PackFolder(model, dir_.File("pack"));
     ASSERT_TRUE(packed.ok()) << packed;
     EngineOptions options;
     options.kv = KvType::kF32;
@@ -240,12 +248,14 @@ std::vector<Case> CasesOf(const char* name, bool whole) {
 
 std::string NameOf(const testing::TestParamInfo<Case>& info) {
   return absl::StrCat(info.param.name, "_", info.param.threads, "_threads",
-                      info.param.delay_seed > 0 ? "_later" : "");
+                      info.param.delay_seed > 0 ? "_later" : "", info.param.gguf ? "_gguf" : "");
 }
 
 INSTANTIATE_TEST_SUITE_P(Step, MtpGoldenTest, testing::ValuesIn(CasesOf("step3p5", /*whole=*/true)), NameOf);
 INSTANTIATE_TEST_SUITE_P(DeepSeek, MtpGoldenTest, testing::ValuesIn(CasesOf("deepseek_v3", /*whole=*/false)),
                          NameOf);
+INSTANTIATE_TEST_SUITE_P(Gguf, MtpGoldenTest,
+                         testing::Values(Case{"deepseek_v3", 2, /*whole=*/false, 0, /*gguf=*/true}), NameOf);
 INSTANTIATE_TEST_SUITE_P(Step, MtpModelGoldenTest, testing::ValuesIn(CasesOf("step3p5", /*whole=*/true)),
                          NameOf);
 
