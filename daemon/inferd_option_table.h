@@ -170,15 +170,17 @@ void ForEachOption(InferdOptions* o, Visit visit) {
           .PassedOn(OptionAudience::kServe),
       &o->prefix_file);
   visit(OptionSpec("prefix-limit", "Maximum size of the prefix file"), &o->prefix_limit);
-  visit(OptionSpec(
-            "speculate",
-            "Verify drafts of the next tokens in a step, which never changes a token (mtp: made by the "
-            "pack's MTP "
-            "layers; ngram: what followed an earlier place of the text; both also under presets whose tokens "
-            "depend on the batch; auto: under the others mtp if the pack has such layers, else ngram)")
-            .Choices("auto|off|ngram|mtp")
-            .PassedOn(),
-        &o->speculate);
+  visit(
+      OptionSpec(
+          "speculate",
+          "Verify drafts of the next tokens in a step, which never changes a token (mtp: made by the "
+          "pack's MTP "
+          "layers; ngram: what followed an earlier place of the text; both also under presets whose tokens "
+          "depend on the batch; auto: under the others mtp if the pack has such layers, else ngram; stated: "
+          "known answers of requests, for `sluice bench --accept`)")
+          .Choices("auto|off|ngram|mtp|stated")
+          .PassedOn(),
+      &o->speculate);
   visit(OptionSpec("drafts", "Drafts verified in each step, whatever they cost; 0: as many as are worth it")
             .Range(0, 8)
             .PassedOn(),

@@ -5,9 +5,11 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "cli/command_line.h"
 #include "cli/host_rates.h"
 #include "cli/launcher.h"
+#include "cli/measure/accept_run.h"
 #include "cli/measure/bench_report.h"
 #include "cli/measure/bench_run.h"
 #include "cli/model_facts.h"
@@ -24,6 +26,8 @@ namespace {
 constexpr int64_t kMaxTokens = 1 << 24;
 constexpr int64_t kMaxSequences = 1024;
 constexpr uint64_t kMaxSeed = 1'000'000'000;
+// Numbers of drafts measured unless one is given.
+constexpr uint32_t kMaxListedDrafts = 4;
 // inferd's default; the launcher requests more only for a test that needs it.
 constexpr uint64_t kDefaultParallel = 4;
 constexpr uint64_t kDefaultContext = 8192;
@@ -37,6 +41,8 @@ struct Options {
   std::optional<uint64_t> repetitions;
   std::optional<uint64_t> seed;
   std::optional<std::string> format;
+  std::vector<double> acceptances;
+  bool all_drafts = false;
   bool no_warmup = false;
   bool explain = false;
   bool json = false;
@@ -50,8 +56,22 @@ absl::Status ReadList(const std::optional<std::string>& text, const char* what, 
   return absl::OkStatus();
 }
 
+absl::Status ParseAcceptances(const std::string& text, std::vector<double>* acceptances) {
+  for (const std::string& word : SplitList(text)) {
+    double value = -1;
+    if (!absl::SimpleAtod(word, &value) || !(value >= 0 && value <= 1)) {
+      return absl::InvalidArgumentError(absl::StrCat("'", word, "' is no number from 0 to 1"));
+    }
+    acceptances->push_back(value);
+  }
+  return acceptances->empty() ? absl::InvalidArgumentError("names no probability") : absl::OkStatus();
+}
+
 absl::StatusOr<std::vector<BenchTest>> TestsOf(const Options& o) {
   BenchLists lists;
+  if (!o.acceptances.empty()) {
+    lists.prompts = {0};
+  }
   RETURN_IF_ERROR(ReadList(o.prompts, "-p", 0, kMaxTokens, &lists.prompts));
   RETURN_IF_ERROR(ReadList(o.generates, "-n", 0, kMaxTokens, &lists.generates));
   RETURN_IF_ERROR(ReadList(o.batches, "-b", 1, kMaxSequences, &lists.batches));
@@ -65,6 +85,11 @@ absl::StatusOr<std::vector<BenchTest>> TestsOf(const Options& o) {
   std::vector<BenchTest> tests = PlanTests(lists);
   if (tests.empty()) {
     return absl::InvalidArgumentError("nothing to measure: -p, -n and -pg are all empty or 0");
+  }
+  const bool drafts =
+      std::all_of(tests.begin(), tests.end(), [](const BenchTest& t) { return t.generate >= 2; });
+  if (!o.acceptances.empty() && !drafts) {
+    return absl::InvalidArgumentError("--accept measures answers of at least 2 tokens (-n, -pg)");
   }
   return tests;
 }
@@ -90,7 +115,10 @@ CommonOptions ServerOptions(const Options& o, const std::vector<BenchTest>& test
   }
   // Answers to random prompts loop more than texts do, which drafts would make look fast. A server of another
   // program is measured as it is.
-  if (!options.address.has_value() && !options.Has("speculate") && !options.Has("drafts")) {
+  if (!o.acceptances.empty()) {
+    options.SetAll("drafts", {});  // each request states its own
+    options.Set("speculate", "stated");
+  } else if (!options.address.has_value() && !options.Has("speculate") && !options.Has("drafts")) {
     options.Set("speculate", "off");
   }
   return options;
@@ -114,6 +142,37 @@ absl::StatusOr<BenchResult> Measure(const Options& o, Launcher* launcher, const 
     }
     progress.Update(i, repetitions);
   }
+  return result;
+}
+
+// Returns the tests of each acceptance and number of drafts.
+std::vector<AcceptTest> AcceptTestsOf(const Options& o, const std::vector<BenchTest>& tests) {
+  uint32_t first = 1;
+  uint32_t last = kMaxListedDrafts;
+  if (uint32_t given = 0; absl::SimpleAtoi(o.common.ValueOr("drafts", "0"), &given) && given > 0) {
+    first = last = given;
+  }
+  std::vector<AcceptTest> all;
+  for (const BenchTest& test : tests) {
+    for (const double acceptance : o.acceptances) {
+      for (uint32_t drafts = first; drafts <= last; ++drafts) {
+        all.push_back({test, acceptance, drafts, o.all_drafts});
+      }
+    }
+  }
+  return all;
+}
+
+absl::StatusOr<AcceptResult> MeasureAcceptance(const Options& o, Launcher* launcher, const AcceptTest& test,
+                                               const std::string& preset) {
+  const uint64_t repetitions = o.repetitions.value_or(5);
+  Progress progress(absl::StrFormat("%s %s x%d accept %g drafts %d", preset, test.test.name(),
+                                    test.test.batch, test.acceptance, test.drafts),
+                    ProgressUnit::kItems, o.common.quiet);
+  ASSIGN_OR_RETURN(AcceptResult result,
+                   RunAccept(&launcher->client(), test, launcher->model().vocab_size(), repetitions,
+                             o.seed.value_or(1), [&](uint64_t done) { progress.Update(done, repetitions); }));
+  result.preset = preset;
   return result;
 }
 
@@ -163,23 +222,47 @@ class Explainer {
   double read_ = 0;
 };
 
+// Presets that cannot run are reported before the others take their time.
+absl::StatusOr<std::vector<std::string>> PresetsOf(const Options& o) {
+  const std::vector<std::string> presets = SplitList(o.common.ValueOr("preset", "exact"));
+  if (presets.empty()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--preset '", o.common.ValueOr("preset", ""), "' names none"));
+  }
+  ASSIGN_OR_RETURN(const inferd::DeviceKind device,
+                   inferd::DeviceFromName(o.common.ValueOr("device", "host")));
+  for (const std::string& preset : presets) {
+    RETURN_IF_ERROR(inferd::PoliciesOf(preset, {.policy = o.common.All("policy")}, device).status());
+  }
+  return presets;
+}
+
+absl::StatusOr<int> BenchAcceptance(const CommandContext& context, const Options& o,
+                                    const std::vector<BenchTest>& tests, BenchFormat format) {
+  std::vector<AcceptResult> results;
+  BenchSetting setting;
+  ASSIGN_OR_RETURN(const std::vector<std::string> presets, PresetsOf(o));
+  for (const std::string& preset : presets) {
+    const CommonOptions options = ServerOptions(o, tests, preset);
+    ASSIGN_OR_RETURN(const std::unique_ptr<Launcher> launcher,
+                     Launcher::Launch(context, options, format == BenchFormat::kJson));
+    setting = SettingOf(*launcher);
+    for (const AcceptTest& test : AcceptTestsOf(o, tests)) {
+      ASSIGN_OR_RETURN(AcceptResult result, MeasureAcceptance(o, launcher.get(), test, preset));
+      results.push_back(std::move(result));
+    }
+  }
+  RETURN_IF_ERROR(WriteStdout(FormatAccept(results, setting, format)));
+  return kExitOk;
+}
+
 absl::StatusOr<int> Bench(const CommandContext& context, const Options& o,
                           const std::vector<BenchTest>& tests, BenchFormat format) {
   std::vector<BenchResult> results;
   BenchSetting setting;
   std::string pack;
   uint32_t chunk = 1;
-  const std::vector<std::string> presets = SplitList(o.common.ValueOr("preset", "exact"));
-  if (presets.empty()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("--preset '", o.common.ValueOr("preset", ""), "' names none"));
-  }
-  // Presets that cannot run are reported before the others take their time.
-  ASSIGN_OR_RETURN(const inferd::DeviceKind device,
-                   inferd::DeviceFromName(o.common.ValueOr("device", "host")));
-  for (const std::string& preset : presets) {
-    RETURN_IF_ERROR(inferd::PoliciesOf(preset, {.policy = o.common.All("policy")}, device).status());
-  }
+  ASSIGN_OR_RETURN(const std::vector<std::string> presets, PresetsOf(o));
   for (const std::string& preset : presets) {
     const CommonOptions options = ServerOptions(o, tests, preset);
     ASSIGN_OR_RETURN(const std::unique_ptr<Launcher> launcher,
@@ -237,6 +320,17 @@ int RunBench(const CommandContext& context, const std::vector<std::string>& args
       .Number("-r,--repetitions", &options.repetitions, "of each test [5]", 1, 10000)
       .Number("--seed", &options.seed,
               "of the first repetition's random ids; those after it take the next ones [1]", 0, kMaxSeed)
+      .Values(
+          "--accept", /*repeats=*/false,
+          [&options](const std::vector<std::string>& texts) {
+            return ParseAcceptances(texts.front(), &options.acceptances);
+          },
+          "P,..: speculation whose drafts are right with this probability (0.6,0.75,0.9), with at most 1, 2, "
+          "3 "
+          "and 4 drafts a step, or --drafts N, beside plain decoding of the same answers; takes no trained "
+          "drafter")
+      .Flag("--all-drafts", &options.all_drafts,
+            "with --accept: verifies all drafts, whatever they cost [as many as are worth it]")
       .Flag("--explain", &options.explain,
             "says which part of the model the time went to, and what bounds each (device host)")
       .Flag("--no-warmup", &options.no_warmup, "leaves out the repetition that does not count")
@@ -261,7 +355,13 @@ int RunBench(const CommandContext& context, const std::vector<std::string>& args
   if (!tests.ok()) {
     return parser.UsageError(std::string(tests.status().message()));
   }
-  const absl::StatusOr<int> code = Bench(context, options, *tests, *format);
+  if (options.acceptances.empty() ? options.all_drafts : options.explain || options.common.Has("speculate")) {
+    return parser.UsageError(options.acceptances.empty() ? "--all-drafts is about --accept"
+                                                         : "--accept excludes --explain and --speculate");
+  }
+  const absl::StatusOr<int> code = options.acceptances.empty()
+                                       ? Bench(context, options, *tests, *format)
+                                       : BenchAcceptance(context, options, *tests, *format);
   return code.ok() ? *code : Fail("sluice bench", code.status(), *format == BenchFormat::kJson);
 }
 

@@ -98,6 +98,10 @@ struct BenchSample {
   double kernel_seconds = 0;  // time in backend operations, parallel or not
   double stall_seconds = 0;
   double decode_seconds = 0;  // duration of steps with decode rows only
+  uint64_t decode_steps = 0;
+  // Drafts of speculation by their position behind the last token, and those of them that became tokens.
+  std::vector<uint64_t> drafts_verified;
+  std::vector<uint64_t> drafts_accepted;
   std::vector<DepthSample> depths;
   std::vector<PartSample> parts;  // attention, router, experts, head, other; empty: not reported
 };

@@ -222,6 +222,7 @@ struct SequenceTimes {
   absl::Time first;  // arrival of the first token
   absl::Time last;
   uint64_t tokens = 0;
+  std::vector<uint32_t> ids;
   api::Timings timings;  // inferd's own
 };
 
@@ -240,6 +241,9 @@ api::GenerateStreamRequest RequestOf(const BenchTest& test, const BenchInput& in
   spec->mutable_output()->set_return_text(false);
   spec->mutable_cache()->set_bypass_prefix_cache(
       true);  // otherwise later repetitions would find the prompt in the cache
+  if (!input.drafts.empty()) {
+    *spec->mutable_stated_drafts() = input.drafts[sequence];
+  }
   return request;
 }
 
@@ -252,6 +256,7 @@ void RunSequence(Client* client, const api::GenerateStreamRequest& request, Sequ
         times->first = times->last;
       }
       times->tokens += static_cast<uint64_t>(event.delta().token_ids_size());
+      times->ids.insert(times->ids.end(), event.delta().token_ids().begin(), event.delta().token_ids().end());
     }
     if (event.has_finished()) {
       times->timings = event.finished().timings();
@@ -284,6 +289,16 @@ void AddCounters(const api::Counters& before, const api::Counters& after, BenchS
   sample->kernel_seconds = after.kernel_seconds() - before.kernel_seconds();
   sample->stall_seconds = after.stall_seconds() - before.stall_seconds();
   sample->decode_seconds = after.decode_seconds() - before.decode_seconds();
+  sample->decode_steps = after.decode_steps() - before.decode_steps();
+  const auto increase = [](const auto& to, const auto& from) {
+    std::vector<uint64_t> counts(to.begin(), to.end());
+    for (size_t i = 0; i < counts.size() && i < static_cast<size_t>(from.size()); ++i) {
+      counts[i] -= from[static_cast<int>(i)];
+    }
+    return counts;
+  };
+  sample->drafts_verified = increase(after.drafts_verified(), before.drafts_verified());
+  sample->drafts_accepted = increase(after.drafts_accepted(), before.drafts_accepted());
 }
 
 // Sums the counters of all layers since the start.
@@ -390,7 +405,7 @@ BenchInput RandomInput(const BenchTest& test, uint64_t vocab, uint64_t seed) {
 }
 
 absl::StatusOr<BenchSample> RunOnce(Client* client, const BenchTest& test, const BenchInput& input,
-                                    bool server_times) {
+                                    bool server_times, BenchAnswers* answers) {
   std::vector<api::GenerateStreamRequest> requests;
   for (uint64_t i = 0; i < test.batch; ++i) {
     requests.push_back(RequestOf(test, input, i));
@@ -411,6 +426,12 @@ absl::StatusOr<BenchSample> RunOnce(Client* client, const BenchTest& test, const
   AddParts(before, after, &sample);
   if (server_times) {
     UseServerTimes(test, times, &sample);
+  }
+  if (answers != nullptr) {
+    answers->clear();
+    for (SequenceTimes& sequence : times) {
+      answers->push_back(std::move(sequence.ids));
+    }
   }
   return sample;
 }

@@ -99,15 +99,19 @@ namespace sluice::cli {
 struct BenchInput {
   std::vector<std::vector<int32_t>> prompts;  // by sequence
   double temperature = 0;
-  uint64_t seed = 0;  // sampling seed; each sequence derives its own
+  uint64_t seed = 0;                      // sampling seed; each sequence derives its own
+  std::vector<api::StatedDrafts> drafts;  // by sequence; empty: plain decoding
 };
 
 // Draws random token ids below `vocab` from `seed`; a test without a prompt starts from one token.
 BenchInput RandomInput(const BenchTest& test, uint64_t vocab, uint64_t seed);
 
+using BenchAnswers = std::vector<std::vector<uint32_t>>;
+
 // Answers run to their full length past any end token. `server_times`: uses inferd's own times instead of the
-// client's, since only inferd knows a virtual clock. REQUIRES: one prompt for each sequence of the test.
+// client's, since only inferd knows a virtual clock. `answers`: receives the token ids of each sequence;
+// null: not wanted. REQUIRES: one prompt for each sequence of the test.
 absl::StatusOr<BenchSample> RunOnce(Client* client, const BenchTest& test, const BenchInput& input,
-                                    bool server_times);
+                                    bool server_times, BenchAnswers* answers = nullptr);
 
 }  // namespace sluice::cli

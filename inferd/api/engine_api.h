@@ -110,6 +110,19 @@ struct StoppingParams {
   bool include_stop_in_output = false;
 };
 
+// Maximum number of drafts that a step verifies for one sequence.
+inline constexpr uint32_t kMaxDrafts = 8;
+
+// Drafts of stated acceptance, which measure the price of verification: tokens of the known answer, wrong on
+// purpose at places that `seed` decides.
+struct StatedDrafts {
+  std::vector<int32_t> answer;  // of plain decoding; none is drafted beyond it
+  double acceptance = 1;        // probability that a draft is right
+  uint32_t drafts = 1;          // most of a step, at most kMaxDrafts
+  uint64_t seed = 0;
+  bool all = false;  // verifies that many, whatever they cost
+};
+
 struct GenerateSpec {
   std::string request_id;       // unique among live requests
   std::string client;           // fairness key (peer uid, token name); never logged with text
@@ -129,6 +142,9 @@ struct GenerateSpec {
   std::string cache_salt;
   // True to compute the whole prompt and to keep nothing of it in the prefix cache.
   bool bypass_prefix_cache = false;
+  // Drafts in the place of a drafter's. FAILED_PRECONDITION unless the engine speculates so
+  // (SpeculateMode::kStated).
+  std::optional<StatedDrafts> stated_drafts;
 };
 
 enum class FinishReason : uint8_t { kStop, kLength, kStopSequence };
@@ -221,9 +237,6 @@ struct StepTimes {
   // Load time hidden behind computation.
   double overlap_seconds() const { return load_seconds > stall_seconds ? load_seconds - stall_seconds : 0; }
 };
-
-// Maximum number of drafts that a step verifies for one sequence.
-inline constexpr uint32_t kMaxDrafts = 8;
 
 // Engine statistics. Gauges return to zero when nothing runs; counters only grow.
 struct EngineStats {

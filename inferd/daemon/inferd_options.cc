@@ -65,10 +65,11 @@ KvType KvTypeOf(const std::string& name) {
 }
 
 SpeculateMode SpeculateModeOf(const std::string& name) {
-  return name == "off"     ? SpeculateMode::kOff
-         : name == "ngram" ? SpeculateMode::kNgram
-         : name == "mtp"   ? SpeculateMode::kMtp
-                           : SpeculateMode::kAuto;
+  return name == "off"      ? SpeculateMode::kOff
+         : name == "ngram"  ? SpeculateMode::kNgram
+         : name == "mtp"    ? SpeculateMode::kMtp
+         : name == "stated" ? SpeculateMode::kStated
+                            : SpeculateMode::kAuto;
 }
 
 SharedHandle SharedHandleOf(const std::string& name) {

@@ -444,6 +444,10 @@ absl::StatusOr<std::unique_ptr<GrammarConstraint>> Engine::StartConstraint(const
 }
 
 absl::Status Engine::Generate(GenerateSpec spec, std::shared_ptr<RequestSink> sink) {
+  if (spec.stated_drafts.has_value() && plan_.options.speculate != SpeculateMode::kStated) {
+    return Rejected(
+        absl::FailedPreconditionError("stated drafts are for measurements: they need --speculate stated"));
+  }
   absl::StatusOr<std::unique_ptr<GrammarConstraint>> constraint = StartConstraint(spec);
   RETURN_IF_ERROR(Rejected(constraint.status()));
   const uint64_t tokens = spec.prompt.size() + spec.stopping.max_tokens;

@@ -120,6 +120,9 @@ absl::Status EngineCore::MakeSpeculation(const Policies& policies) {
   if (rule.on) {
     speculation_ = std::make_unique<Speculation>(plan_.options.drafts, recurrent_, rows_.short_rope_limit(),
                                                  [this](SequenceId id) { return sequences_.at(id).get(); });
+    if (rule.stated) {
+      speculation_->SetStated();
+    }
   }
   return absl::OkStatus();
 }

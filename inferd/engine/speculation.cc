@@ -35,13 +35,16 @@ std::string NoMtp(DeviceKind device, const Policies& policies, const ModelConfig
   return ShortRopeLimit(config) > 0 ? "the model has another rope table for long texts" : "";
 }
 
-const char* NameOf(SpeculateMode mode) { return mode == SpeculateMode::kMtp ? "mtp" : "ngram"; }
+const char* NameOf(SpeculateMode mode) {
+  return mode == SpeculateMode::kMtp ? "mtp" : mode == SpeculateMode::kNgram ? "ngram" : "stated";
+}
 
 }  // namespace
 
 absl::StatusOr<SpeculationRule> SpeculationRuleOf(const EngineOptions& options, const Policies& policies,
                                                   const ModelConfig& config) {
-  const bool wanted = options.speculate == SpeculateMode::kNgram || options.speculate == SpeculateMode::kMtp;
+  const bool wanted = options.speculate != SpeculateMode::kAuto;
+  const bool stated = options.speculate == SpeculateMode::kStated;
   if (options.speculate == SpeculateMode::kOff) {
     return SpeculationRule{};
   }
@@ -57,14 +60,15 @@ absl::StatusOr<SpeculationRule> SpeculationRuleOf(const EngineOptions& options, 
   if (options.speculate == SpeculateMode::kMtp && !no_mtp.empty()) {
     return absl::FailedPreconditionError(absl::StrCat("--speculate mtp: ", no_mtp));
   }
-  const bool mtp = options.speculate != SpeculateMode::kNgram && no_mtp.empty();
+  const bool mtp = options.speculate != SpeculateMode::kNgram && !stated && no_mtp.empty();
   if (PromisesBatches(policies)) {
     // Packs without MTP layers are common, and no news.
     const bool unused = options.speculate == SpeculateMode::kAuto && config.mtp_layers > 0 && !mtp;
-    return SpeculationRule{true, mtp, unused ? absl::StrCat("MTP layers do not draft: ", no_mtp) : ""};
+    return SpeculationRule{true, mtp, stated,
+                           unused ? absl::StrCat("MTP layers do not draft: ", no_mtp) : ""};
   }
   if (wanted) {
-    return SpeculationRule{true, mtp,
+    return SpeculationRule{true, mtp, stated,
                            absl::StrCat("speculation may change tokens: under preset ", policies.preset,
                                         " they depend on the batch")};
   }
@@ -153,7 +157,7 @@ Speculation::State* Speculation::StateOf(SequenceId id, const Sequence& sequence
     state->want = 1;
     state->confidence = Draft::kConfidences - 2;
     state->since_draft = 0;
-    if (mtp_ == nullptr) {
+    if (mtp_ == nullptr && !stated_) {
       state->drafter.Begin(static_cast<uint32_t>(sequence.tokens().size()) + sequence.draft_limit() + 1);
     }
   }
@@ -167,6 +171,20 @@ uint32_t Speculation::LimitOf(const Sequence& sequence) const {
                                                               : std::min(limit, short_rope_limit_ - length);
 }
 
+Draft Speculation::ProposeFor(const Sequence& sequence, State* state) const {
+  if (!stated_) {
+    return state->drafter.Propose(sequence.tokens());
+  }
+  const StatedDrafts* stated = sequence.stated_drafts();
+  return stated == nullptr ? Draft() : DraftStated(*stated, sequence.generated());
+}
+
+// Returns the number of drafts of every step; 0: the governor decides.
+uint32_t Speculation::FixedDraftsOf(const Sequence& sequence) const {
+  const StatedDrafts* stated = sequence.stated_drafts();
+  return stated != nullptr && stated->all ? stated->drafts : fixed_drafts_;
+}
+
 absl::Span<const int32_t> Speculation::DraftsFor(SequenceId id, uint32_t most) {
   step_.push_back(id);
   const Sequence& sequence = *find_(id);
@@ -176,11 +194,11 @@ absl::Span<const int32_t> Speculation::DraftsFor(SequenceId id, uint32_t most) {
   State* state = StateOf(id, sequence);
   if (mtp_ == nullptr) {
     // Made even if none is verified: comparing it with the next token measures the drafter at no cost.
-    state->draft = state->drafter.Propose(sequence.tokens());
+    state->draft = ProposeFor(sequence, state);
   }
   most = state->forgone ? 0 : std::min({most, state->draft.count, LimitOf(sequence)});
-  state->planned =
-      fixed_drafts_ > 0 ? std::min(most, fixed_drafts_) : governor_.Choose(state->draft, most, state->record);
+  const uint32_t fixed = FixedDraftsOf(sequence);
+  state->planned = fixed > 0 ? std::min(most, fixed) : governor_.Choose(state->draft, most, state->record);
   return state->draft.first(state->planned);
 }
 

@@ -35,14 +35,15 @@ namespace sluice::inferd {
 // Decision of an engine's start: `why` says for the log why it does not speculate, or what that may change.
 struct SpeculationRule {
   bool on = false;
-  bool mtp = false;  // drafts of MTP layers, else of n-grams
+  bool mtp = false;     // drafts of MTP layers, else of n-grams
+  bool stated = false;  // drafts that requests state alone
   std::string why;
 };
 
 // `auto` speculates where the policies promise that a token does not depend on the batch, and says otherwise
 // why not; it drafts with MTP layers where `config`, the pack's, has usable ones. `ngram` and `mtp` also
-// speculate without that promise; FAILED_PRECONDITION if rows are recorded or replayed, and for `mtp` without
-// usable MTP layers.
+// speculate without that promise, and so does `stated`; FAILED_PRECONDITION if rows are recorded or replayed,
+// and for `mtp` without usable MTP layers.
 absl::StatusOr<SpeculationRule> SpeculationRuleOf(const EngineOptions& options, const Policies& policies,
                                                   const ModelConfig& config);
 
@@ -67,6 +68,9 @@ class Speculation final : public DraftSource {
     most_mtp_ = most;
     mtp_ = std::move(source);
   }
+
+  // Drafts only what requests state from here on.
+  void SetStated() { stated_ = true; }
 
   void BeginStep(absl::Span<const ScheduledRows> sequences) override;
   absl::Span<const int32_t> DraftsFor(SequenceId id, uint32_t most) override;
@@ -107,13 +111,16 @@ class Speculation final : public DraftSource {
   void ProposeMtp(absl::Span<const ScheduledRows> sequences);
   uint32_t WantOf(const State& state, const Sequence& sequence, SpeculationGovernor* trial) const;
   uint32_t LimitOf(const Sequence& sequence) const;
+  Draft ProposeFor(const Sequence& sequence, State* state) const;
+  uint32_t FixedDraftsOf(const Sequence& sequence) const;
 
   const uint32_t fixed_drafts_;
   const uint32_t short_rope_limit_;
   const std::function<const Sequence*(SequenceId)> find_;
   SpeculationGovernor governor_;
   absl::flat_hash_map<SequenceId, std::unique_ptr<State>> states_;
-  MtpSource mtp_;  // null: n-grams
+  bool stated_ = false;
+  MtpSource mtp_;  // null: n-grams, unless drafts are stated
   uint32_t most_mtp_ = 0;
   std::vector<MtpDrafter::Request> requests_;
   std::vector<State*> requesting_;

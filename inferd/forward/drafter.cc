@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <bit>
 
+#include "inferd/forward/sampler.h"
+
 namespace sluice::inferd {
 namespace {
 
@@ -21,7 +23,23 @@ uint32_t CommonLength(absl::Span<const int32_t> text, uint32_t end, uint32_t oth
 // Short matches are chance more often than long ones.
 uint32_t ConfidenceOf(uint32_t length) { return length <= 2 ? 0 : length <= 4 ? 1 : length <= 8 ? 2 : 3; }
 
+// Class of confidence of all stated drafts: their acceptance is measured.
+constexpr uint32_t kStatedConfidence = Draft::kConfidences - 2;
+
 }  // namespace
+
+Draft DraftStated(const StatedDrafts& stated, uint32_t generated) {
+  Draft draft;
+  draft.confidence = kStatedConfidence;
+  const uint32_t most = std::min(stated.drafts, Draft::kMaxTokens);
+  for (size_t place = generated; place < stated.answer.size() && draft.count < most; ++place) {
+    const bool right = UniformAt(stated.seed, place) < stated.acceptance;
+    // Another id of the vocabulary: only the first has none below it.
+    const int32_t wrong = stated.answer[place] == 0 ? 1 : stated.answer[place] - 1;
+    draft.tokens[draft.count++] = right ? stated.answer[place] : wrong;
+  }
+  return draft;
+}
 
 void NgramDrafter::Begin(uint32_t most) {
   latest_.assign(std::bit_ceil(std::max(most, kFewestBuckets)), 0);

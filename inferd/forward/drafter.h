@@ -6,6 +6,9 @@
 // github.com/apoorvumang/prompt-lookup-decoding; the longest of several matches as in llama.cpp's
 // ngram lookup). Texts that repeat themselves profit: edits of a file, quotations, tables, loops.
 //
+// DraftStated needs no model either: it knows the answer, and errs on purpose, which measures the price of
+// verification at a stated acceptance.
+//
 // Thread safety: thread-compatible; a drafter belongs to one sequence and the engine thread.
 #pragma once
 
@@ -30,6 +33,10 @@ struct Draft {
 
   absl::Span<const int32_t> first(uint32_t n) const { return absl::MakeConstSpan(tokens.data(), n); }
 };
+
+// Drafts what follows the first `generated` tokens of a known answer. A draft is right with the stated
+// probability, by its place in the answer alone: how a text is cut into steps changes no draft.
+Draft DraftStated(const StatedDrafts& stated, uint32_t generated);
 
 class Drafter {
  public:

@@ -33,8 +33,8 @@ struct SlabOptions {
 
 // Speculation (inferd/engine/speculation.h): none; drafts of the pack's MTP layers, or of n-grams without
 // such layers, where tokens stay those of plain decoding; n-gram drafts under every preset; drafts of MTP
-// layers under every preset that computes whole experts.
-enum class SpeculateMode : uint8_t { kOff, kAuto, kNgram, kMtp };
+// layers under every preset that computes whole experts; those that requests state, for measurements.
+enum class SpeculateMode : uint8_t { kOff, kAuto, kNgram, kMtp, kStated };
 
 struct EngineOptions {
   // Maximum positions of one sequence. 0: the smaller of the model's and 8192.

@@ -153,6 +153,7 @@ GenerateSequence::GenerateSequence(SequenceId id, GenerateSpec spec, std::shared
       tokenizer_(tokenizer),
       seed_(spec.sampling.seed.value_or(seed)),
       prefix_salt_(spec.bypass_prefix_cache ? std::nullopt : std::optional(std::move(spec.cache_salt))),
+      stated_drafts_(std::move(spec.stated_drafts)),
       sink_(std::move(sink)),
       constraint_after_(spec.constraint.has_value() ? spec.constraint->after_token : std::nullopt),
       constrained_(constraint != nullptr && !constraint_after_.has_value()),

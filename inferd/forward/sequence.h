@@ -74,6 +74,8 @@ class Sequence {
   // Number of drafts that the next step may verify: so many that each right one and the token after the last
   // are still needed. 0: a sequence that does not generate.
   virtual uint32_t draft_limit() const { return 0; }
+  // Drafts that its request states; null: none.
+  virtual const StatedDrafts* stated_drafts() const { return nullptr; }
   // Notes that a step verified `drafted` drafts, and that `accepted` of them were right.
   void NoteDrafts(uint32_t drafted, uint32_t accepted) {
     drafted_tokens_ += drafted;
@@ -195,6 +197,9 @@ class GenerateSequence final : public Sequence {
     return rows.reaches_end ? 1 + static_cast<uint32_t>(rows.drafts.size()) : 0;
   }
   uint32_t draft_limit() const override;
+  const StatedDrafts* stated_drafts() const override {
+    return stated_drafts_.has_value() ? &*stated_drafts_ : nullptr;
+  }
   uint32_t candidates() const override { return 1 + logprobs_; }
   const std::string* prefix_salt() const override {
     return prefix_salt_.has_value() ? &*prefix_salt_ : nullptr;
@@ -224,6 +229,7 @@ class GenerateSequence final : public Sequence {
   const Tokenizer* const tokenizer_;
   const uint64_t seed_;
   const std::optional<std::string> prefix_salt_;
+  const std::optional<StatedDrafts> stated_drafts_;
   const std::shared_ptr<RequestSink> sink_;
   const std::optional<int32_t> constraint_after_;  // the grammar starts after this token; empty: at once
   bool constrained_ = false;                       // the grammar is active

@@ -310,6 +310,29 @@ absl::StatusOr<std::optional<GrammarSpec>> Guided(const v1::GenerationSpec& spec
   return Invalid("spec.guided.guide", "must be set");
 }
 
+absl::StatusOr<std::optional<StatedDrafts>> Stated(const ServingContext& context,
+                                                   const v1::GenerationSpec& spec) {
+  if (!spec.has_stated_drafts()) {
+    return std::nullopt;
+  }
+  const v1::StatedDrafts& stated = spec.stated_drafts();
+  if (stated.token_ids().empty()) {
+    return Invalid("spec.stated_drafts.token_ids", "is empty: the answer must have at least one token");
+  }
+  if (!(stated.acceptance() >= 0 && stated.acceptance() <= 1)) {
+    return Invalid("spec.stated_drafts.acceptance",
+                   absl::StrCat("is ", stated.acceptance(), ", must be 0 to 1"));
+  }
+  if (stated.drafts() < 1 || stated.drafts() > kMaxDrafts) {
+    return Invalid("spec.stated_drafts.drafts",
+                   absl::StrCat("is ", stated.drafts(), ", must be 1 to ", kMaxDrafts));
+  }
+  StatedDrafts drafts{{}, stated.acceptance(), stated.drafts(), stated.seed(), stated.all()};
+  ASSIGN_OR_RETURN(drafts.answer,
+                   TokenIdsOf(stated.token_ids(), context.model.vocab, "spec.stated_drafts.token_ids"));
+  return drafts;
+}
+
 // A request without its prompt and everything that depends on it.
 struct Draft {
   RequestFields fields;
@@ -322,6 +345,7 @@ absl::StatusOr<Draft> PlanWithoutPrompt(const ServingContext& context, const Cal
   RETURN_IF_ERROR(CheckUnsupported(spec));
   ASSIGN_OR_RETURN(RequestFields fields, FieldsOf(context, spec));
   ASSIGN_OR_RETURN(fields.spec.constraint, Guided(spec));
+  ASSIGN_OR_RETURN(fields.spec.stated_drafts, Stated(context, spec));
   ASSIGN_OR_RETURN(fields.spec.max_queue_wait, MaxQueueWait(spec.scheduling()));
   Draft draft{std::move(fields), {}};
   ASSIGN_OR_RETURN(draft.plan.spec, PlanRequest(context, call, draft.fields, kNames));

@@ -177,6 +177,9 @@ void FillStats(const EngineStats& stats, v1::GetStatsResponse* out) {
   counters->set_device_graph_changes(stats.device_graph_changes);
   counters->set_fork_joins(stats.fork_joins);
   counters->set_fork_join_seconds(stats.fork_join_seconds);
+  counters->mutable_drafts_verified()->Add(stats.drafts_verified.begin(), stats.drafts_verified.end());
+  counters->mutable_drafts_accepted()->Add(stats.drafts_accepted.begin(), stats.drafts_accepted.end());
+  counters->set_speculation_saved_seconds(stats.speculation_saved_seconds);
   counters->set_kernel_seconds(stats.kernel_seconds);
   counters->set_stall_seconds(stats.stall_seconds);
   counters->set_prompt_seconds(stats.prompt_seconds);

@@ -8,6 +8,7 @@
 #include <sstream>
 
 #include "absl/strings/str_cat.h"
+#include "cli/measure/accept_run.h"
 #include "cli/measure/bench_report.h"
 #include "cli/measure/bench_run.h"
 
@@ -179,6 +180,44 @@ TEST(ReadBaseTest, ItTakesHalfOfWhatIsFreeAtMostAndSaysSo) {
 TEST(BenchFormatTest, UnknownNameIsRefused) {
   EXPECT_EQ(*BenchFormatFromName("csv"), BenchFormat::kCsv);
   EXPECT_FALSE(BenchFormatFromName("sql").ok());
+}
+
+// Two pairs of two sequences of 11 tokens: 20 tokens behind the first ones, 5 of them drafts.
+AcceptResult Accepted() {
+  AcceptResult result{{{0, 11, 2}, 0.75, 2, false}, "exact", {}, {}};
+  for (const double tpot : {10.0, 20.0}) {
+    BenchSample sample;
+    sample.tpot_ms = tpot;
+    result.plain.push_back(sample);
+    sample.tpot_ms = tpot / 2;
+    sample.drafts_verified = {6, 2, 0};
+    sample.drafts_accepted = {4, 1, 0};
+    result.speculative.push_back(sample);
+  }
+  return result;
+}
+
+TEST(AcceptFiguresTest, StepsAndSharesFollowFromTheDrafts) {
+  const AcceptFigures figures = FiguresOf(Accepted());
+  EXPECT_DOUBLE_EQ(figures.plain, 150);  // 200 and 100
+  EXPECT_DOUBLE_EQ(figures.speculative, 300);
+  EXPECT_DOUBLE_EQ(figures.ratio, 2);
+  EXPECT_DOUBLE_EQ(figures.tokens_a_step, 20.0 / 15);
+  EXPECT_THAT(figures.verified, ElementsAre(6.0 / 15, 2.0 / 15));
+  EXPECT_THAT(figures.accepted, ElementsAre(4.0 / 6, 0.5));
+}
+
+TEST(AcceptFiguresTest, EveryFormatHasTheFigures) {
+  AcceptResult result = Accepted();
+  for (BenchSample& sample : result.speculative) sample.drafts_verified[1] = sample.drafts_accepted[1] = 0;
+  const auto json = nlohmann::json::parse(FormatAccept({result}, Setting(), BenchFormat::kJson))[0];
+  EXPECT_EQ(json["accept"], 0.75);
+  EXPECT_EQ(json["drafts"], 2);
+  EXPECT_EQ(json["ratio"], 2);
+  EXPECT_EQ(json["same_tokens"], true);
+  EXPECT_TRUE(json["accepted"][1].is_null()) << "none was verified";
+  EXPECT_THAT(FormatAccept({result}, Setting(), BenchFormat::kMarkdown), HasSubstr("| 67 - | yes |"));
+  EXPECT_THAT(FormatAccept({result}, Setting(), BenchFormat::kCsv), HasSubstr("speculative_ts"));
 }
 
 }  // namespace

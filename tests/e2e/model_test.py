@@ -190,6 +190,20 @@ class RunTest(harness.TestCase):
         self.assertEqual([(r["preset"], r["test"], r["batch"]) for r in results],
                          [(p, "tg4", b) for p in ("exact", "resident") for b in (1, 2)])
 
+    def test_bench_measures_stated_acceptance(self):
+        results = self.ok_json("bench", "--pack", self.pack, "--accept", "0.5,1", "-n", 24, "-r", 1, "-b", "1,2",
+                               "--drafts", 2, "--all-drafts")
+        self.assertEqual([(r["batch"], r["accept"], r["drafts"]) for r in results],
+                         [(b, p, 2) for b in (1, 2) for p in (0.5, 1)])
+        for result in results:
+            self.assertTrue(result["same_tokens"])
+            self.assertGreater(result["plain_ts"], 0)
+            self.assertAlmostEqual(result["ratio"], result["speculative_ts"] / result["plain_ts"])
+        self.assertGreater(results[1]["tokens_per_step"], 2.5)
+        self.assertLess(results[0]["tokens_per_step"], 2.5)
+        code, _, err = self.sluice("bench", "--pack", self.pack, "--accept", "1.5")
+        self.assertEqual(code, 2, err)
+
     def test_the_lab_compares_presets_in_virtual_time(self):
         out = os.path.join(self.work, "compared")
         result = self.lab_json(

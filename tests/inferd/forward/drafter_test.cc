@@ -93,5 +93,37 @@ TEST(NgramDrafterTest, GrowingTextEqualsASearchOfAllPlaces) {
   }
 }
 
+StatedDrafts StatedOf(double acceptance) {
+  StatedDrafts stated;
+  for (int32_t i = 0; i < 4000; ++i) stated.answer.push_back(i % 7);
+  stated.acceptance = acceptance;
+  stated.drafts = 4;
+  stated.seed = 3;
+  return stated;
+}
+
+TEST(DraftStatedTest, ShareOfRightDraftsIsTheStatedOne) {
+  for (const double acceptance : {0.0, 0.6, 0.9, 1.0}) {
+    const StatedDrafts stated = StatedOf(acceptance);
+    uint32_t right = 0;
+    for (uint32_t place = 0; place < stated.answer.size(); place += 4) {
+      const Draft draft = DraftStated(stated, place);
+      ASSERT_EQ(draft.count, 4u);
+      for (uint32_t i = 0; i < draft.count; ++i) {
+        right += draft.tokens[i] == stated.answer[place + i] ? 1 : 0;
+        EXPECT_GE(draft.tokens[i], 0);
+      }
+    }
+    EXPECT_NEAR(right / 4000.0, acceptance, 0.03);
+  }
+}
+
+TEST(DraftStatedTest, DraftsOfAPlaceAreTheSameInEveryStep) {
+  const StatedDrafts stated = StatedOf(0.5);
+  EXPECT_EQ(DraftStated(stated, 10).tokens[3], DraftStated(stated, 12).tokens[1]);
+  EXPECT_EQ(DraftStated(stated, 3998).count, 2u) << "none behind the answer";
+  EXPECT_EQ(DraftStated(stated, 4000).count, 0u);
+}
+
 }  // namespace
 }  // namespace sluice::inferd

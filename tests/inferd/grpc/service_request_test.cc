@@ -340,5 +340,32 @@ TEST_F(ServiceRequestTest, ScoreAcceptsAFullContext) {
   EXPECT_EQ("targets", FieldOf(PlanScore(context_, call_, request).status()));
 }
 
+TEST_F(ServiceRequestTest, StatedDraftsAreChecked) {
+  GenerationSpec spec = Spec();
+  EXPECT_FALSE(Good(spec).spec.stated_drafts.has_value());
+  inference::v1::StatedDrafts* stated = spec.mutable_stated_drafts();
+  EXPECT_TRUE(absl::IsInvalidArgument(Plan(spec).status())) << "without an answer";
+  stated->add_token_ids(99);
+  stated->set_acceptance(0.75);
+  stated->set_drafts(3);
+  stated->set_seed(7);
+  const GenerationPlan plan = Good(spec);
+  ASSERT_TRUE(plan.spec.stated_drafts.has_value());
+  EXPECT_EQ(plan.spec.stated_drafts->answer, std::vector<int32_t>{99});
+  EXPECT_EQ(plan.spec.stated_drafts->acceptance, 0.75);
+  EXPECT_EQ(plan.spec.stated_drafts->drafts, 3u);
+  EXPECT_EQ(plan.spec.stated_drafts->seed, 7u);
+  const auto expect_refused = [&](auto change) {
+    GenerationSpec wrong = spec;
+    change(wrong.mutable_stated_drafts());
+    EXPECT_TRUE(absl::IsInvalidArgument(Plan(wrong).status())) << Plan(wrong).status();
+  };
+  expect_refused([](auto* s) { s->add_token_ids(100); });
+  expect_refused([](auto* s) { s->set_acceptance(std::numeric_limits<double>::quiet_NaN()); });
+  expect_refused([](auto* s) { s->set_acceptance(1.5); });
+  expect_refused([](auto* s) { s->set_drafts(0); });
+  expect_refused([](auto* s) { s->set_drafts(9); });
+}
+
 }  // namespace
 }  // namespace sluice::inferd
