@@ -15,7 +15,8 @@ constexpr double kCommonWeight = 4;
 constexpr double kFade = 0.9;
 constexpr double kCommonFade = 0.995;
 
-// Cost of a row before it was measured: between resident experts (0.1 to 0.2) and missing ones (0.8).
+// Cost of a row beside one sequence before it was measured: between resident experts (0.1 to 0.2) and missing
+// ones (0.8). Beside several it is a smaller share of their step.
 constexpr double kFirstRowCost = 0.5;
 constexpr double kMinRowCost = 0.01;
 constexpr double kMaxRowCost = 4;
@@ -57,8 +58,8 @@ void Add(uint32_t confidence, uint32_t tried, uint32_t right, double fade,
 }  // namespace
 
 SpeculationGovernor::SpeculationGovernor(bool redoes) : redoes_(redoes) {
-  for (Costs& costs : costs_) {
-    costs.row = kFirstRowCost;
+  for (uint32_t sequences = 0; sequences <= kMaxSequences; ++sequences) {
+    costs_[sequences].row = kFirstRowCost / std::max(sequences, 1u);
   }
 }
 
@@ -85,6 +86,13 @@ uint32_t SpeculationGovernor::Choose(const Draft& draft, uint32_t most, const Re
     return 0;
   }
   const double chance = Chance(draft.confidence, record);
+  // The first step with drafts measures likely ones, the next have few, one more every other time: a row may
+  // cost more than expected.
+  if (costs.measured == 0 && chance < kWorthTrial) {
+    return 0;
+  }
+  const double room = 1 + static_cast<double>(costs.measured / 2) - rows_;
+  most = room < most ? static_cast<uint32_t>(std::max(room, 0.0)) : most;
   // Tokens a plain step's time, for each number of drafts.
   const auto rate = [&](double rows, double right) {
     return (sequences_ + expected_ + right) / (1 + (rows_ + rows) * costs.row);
@@ -163,7 +171,11 @@ double SpeculationGovernor::NoteStep(uint32_t sequences, uint32_t further, uint3
   costs.measured++;
   const double weight = trial ? kLatestTrial : std::max(kLatest, 1.0 / (costs.measured + 1));
   const double cost = (seconds / costs.plain - 1) / further;
-  Slide(std::clamp(cost, kMinRowCost, kMaxRowCost), weight, &costs.row);
+  if (costs.measured == 1) {
+    costs.row = std::clamp(cost, costs.row, kMaxRowCost);  // no later mean may start too low
+  } else {
+    Slide(std::clamp(cost, kMinRowCost, kMaxRowCost), weight, &costs.row);
+  }
   const double usual = costs.plain * (1 + further * costs.row);
   const double counted = std::clamp(seconds, usual / kMaxJump, usual * kMaxJump);
   const double gain = tokens * costs.plain / (sequences * counted);

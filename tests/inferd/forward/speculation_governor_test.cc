@@ -153,6 +153,11 @@ TEST_F(SpeculationGovernorTest, ManySequencesDraftLess) {
   EXPECT_EQ(Run({.row_cost = 0.01, .right = 1, .sequences = 9}, 500).drafts, 0);
 }
 
+// A row's cost beside several sequences is a smaller share of their step, so the first drafts are soon tried.
+TEST_F(SpeculationGovernorTest, SeveralSequencesDraftSoon) {
+  EXPECT_GT(Run({.row_cost = 0.1, .right = 0.75, .sequences = 4}, 40).drafts, 2);
+}
+
 TEST_F(SpeculationGovernorTest, TextThatBeginsToRepeatIsFound) {
   EXPECT_LT(Run({.row_cost = 0.2, .right = 0.05, .confidence = 2}, 1000).drafts, 0.1);
   Run({.row_cost = 0.2, .right = 0.97, .confidence = 2}, 50);
