@@ -182,7 +182,7 @@ absl::StatusOr<ModelSource> OpenGgufWith(const std::string& path, bool mtp_layer
   return source;
 }
 
-// Whatever is wrong with a file's MTP layers, the model does without them.
+// Opens the file without its MTP layers if something is wrong with them: the model does without.
 absl::StatusOr<ModelSource> OpenGgufFile(const std::string& path) {
   bool had_mtp = false;
   absl::StatusOr<ModelSource> source = OpenGgufWith(path, /*mtp_layers=*/true, &had_mtp);
