@@ -274,7 +274,8 @@ inline absl::Status ResolveEntries(const Resolver& r, const EntryView& view, Cal
 
 struct IndexSelectCall {
   InRows q;
-  InRows weights;  // base nullptr: a list for each head
+  InRows weights;  // base nullptr: a list for each head, or with `summed` weights of 1
+  bool summed = false;
   uint32_t tokens = 0;
   uint32_t heads = 0;
   float scale = 1;
@@ -326,7 +327,11 @@ inline absl::StatusOr<IndexSelectCall> Resolve(const Resolver& r, const IndexSel
     RETURN_IF_ERROR(r.In(args.weights, args.tokens, args.heads, "weights", &call.weights));
   }
   RETURN_IF_ERROR(internal::ResolveChosen(r, args.chosen, args.tokens, &call.chosen));
-  const uint32_t lists = args.weights.base ? 1 : args.heads;
+  if (args.summed && args.weights.base) {
+    return r.Invalid("weights of heads that count once each");
+  }
+  call.summed = args.summed;
+  const uint32_t lists = args.weights.base || args.summed ? 1 : args.heads;
   if (entries != args.chosen.whole || (entries && args.chosen.block != args.entries.rate)) {
     return r.Invalid(absl::StrCat("blocks of ", args.chosen.block, " positions, whole ones alone: ",
                                   args.chosen.whole, ", with entries of ", args.entries.rate));

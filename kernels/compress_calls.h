@@ -72,7 +72,7 @@ inline absl::StatusOr<RopeHeadsCall> Resolve(const Resolver& r, const RopeHeadsA
 
 struct CompressCall {
   InRows values;
-  InRows gates;
+  InRows gates;  // base nullptr: entries are means
   InRows bias;
   uint32_t tokens = 0;
   bool overlap = false;
@@ -81,21 +81,22 @@ struct CompressCall {
   CallStates states;
   CallEntries entries;
   uint32_t Width() const { return entries.head_dim * (overlap ? 2 : 1); }
-  // Rows that a state holds.
+  // Rows that a state holds, and floats of one.
   uint32_t Kept() const { return entries.rate * (overlap ? 2 : 1); }
+  uint64_t KeptFloats() const { return uint64_t{Width()} * (gates.base == nullptr ? 1 : 2); }
   // Values, then gates of a position: a row of the call, or of the state before it.
   struct Source {
     const float* values = nullptr;
-    const float* gates = nullptr;
+    const float* gates = nullptr;  // none: nullptr
   };
   Source SourceOf(size_t sequence, uint32_t position) const {
     const SequenceRows& rows = states.sequences[sequence];
     if (position >= rows.first_position) {
       const uint32_t t = rows.first_row + (position - rows.first_position);
-      return {values.Row(t), gates.Row(t)};
+      return {values.Row(t), gates.base == nullptr ? nullptr : gates.Row(t)};
     }
-    const float* kept = states.From(sequence) + uint64_t{position % Kept()} * 2 * Width();
-    return {kept, kept + Width()};
+    const float* kept = states.From(sequence) + (position % Kept()) * KeptFloats();
+    return {kept, gates.base == nullptr ? nullptr : kept + Width()};
   }
 };
 
@@ -106,17 +107,34 @@ inline absl::StatusOr<CompressCall> Resolve(const Resolver& r, const CompressArg
   call.overlap = args.overlap;
   const uint32_t width = call.Width();
   RETURN_IF_ERROR(r.In(args.values, args.tokens, width, "values", &call.values));
-  RETURN_IF_ERROR(r.In(args.gates, args.tokens, width, "gates", &call.gates));
-  RETURN_IF_ERROR(r.In(args.bias, args.entries.rate, width, "bias", &call.bias));
+  if (bool{args.gates.base} != bool{args.bias.base} || (!args.gates.base && args.overlap)) {
+    return r.Invalid("gates without a bias, a bias without gates, or means that overlap");
+  }
+  if (args.gates.base) {
+    RETURN_IF_ERROR(r.In(args.gates, args.tokens, width, "gates", &call.gates));
+    RETURN_IF_ERROR(r.In(args.bias, args.entries.rate, width, "bias", &call.bias));
+  }
   if (args.norm.kind != NormKind::kRms) {
     return r.Unimplemented("layer norm of entries");
   }
   RETURN_IF_ERROR(r.Norm(args.norm, args.entries.head_dim, "norm weight", &call.norm));
-  RETURN_IF_ERROR(internal::ResolveStates(r, args, uint64_t{call.Kept()} * 2 * width, &call.states));
+  RETURN_IF_ERROR(internal::ResolveStates(r, args, call.Kept() * call.KeptFloats(), &call.states));
   RETURN_IF_ERROR(r.Pages(args.sequences, internal::kOwnPosition, 0, args.entries.pages));
   RETURN_IF_ERROR(internal::ResolveRope(r, args, call.entries.head_dim, &call.rope));
   call.tokens = args.tokens;
   return call;
+}
+
+// Makes the mean of the positions of entry `e` in `out`: their sum, ascending, divided by their number.
+inline void MeanEntry(const CompressCall& call, size_t sequence, uint32_t e, float* out) {
+  const uint32_t dim = call.entries.head_dim;
+  const uint32_t rate = call.entries.rate;
+  std::memset(out, 0, dim * sizeof(float));
+  for (uint32_t i = 0; i < rate; ++i) {
+    const float* const values = call.SourceOf(sequence, e * rate + i).values;
+    for (uint32_t c = 0; c < dim; ++c) out[c] = out[c] + values[c];
+  }
+  for (uint32_t c = 0; c < dim; ++c) out[c] = out[c] / static_cast<float>(rate);
 }
 
 // Makes entry `e` of a sequence in `out` [head_dim], before norm and rope. `scratch`: 4 * head_dim floats.
@@ -124,6 +142,9 @@ inline absl::StatusOr<CompressCall> Resolve(const Resolver& r, const CompressArg
 template <class ExpAll>
 void CompressEntry(const CompressCall& call, size_t sequence, uint32_t e, const ExpAll& exp, float* scratch,
                    float* out) {
+  if (call.gates.base == nullptr) {
+    return MeanEntry(call, sequence, e, out);
+  }
   const uint32_t dim = call.entries.head_dim;
   const uint32_t rate = call.entries.rate;
   const uint32_t width = call.Width();
@@ -175,14 +196,16 @@ inline void KeepSources(const CompressCall& call, size_t sequence) {
   float* const to = call.states.To(sequence);
   for (uint32_t i = 0; i < kept; ++i) {
     const uint32_t back = (end - 1 + kept - i) % kept;  // position i mod kept that is nearest to the end
-    float* const place = to + uint64_t{i} * 2 * width;
+    float* const place = to + i * call.KeptFloats();
     if (back >= end) {
-      std::memset(place, 0, 2 * uint64_t{width} * sizeof(float));
+      std::memset(place, 0, call.KeptFloats() * sizeof(float));
       continue;
     }
     const CompressCall::Source from = call.SourceOf(sequence, end - 1 - back);
     std::memcpy(place, from.values, width * sizeof(float));
-    std::memcpy(place + width, from.gates, width * sizeof(float));
+    if (from.gates != nullptr) {
+      std::memcpy(place + width, from.gates, width * sizeof(float));
+    }
   }
 }
 

@@ -136,6 +136,9 @@ struct ShortConvOperands {
   InRows bcx;
   uint32_t tokens = 0;
   ShortConvConfig shape;
+  uint32_t dilation = 1;
+  // Rows before a token's own that its convolution reaches.
+  constexpr uint32_t Reach() const { return (shape.kernel - 1) * dilation; }
   bool gated = true;            // out = c * convolution(b * x), else silu(convolution(x))
   InRows conv;                  // [kernel] rows
   const float* bias = nullptr;  // [width], nullptr: none

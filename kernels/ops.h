@@ -157,10 +157,44 @@ struct HeadMatMulArgs {
   uint64_t y_head_stride = 0;
 };
 
+// The input of a block from several streams with gates of their own (Qwen3.8): y[t, c] = mean over the
+// streams of x_i[t, c] * sigmoid(gate_i[t, c]).
+struct StreamMeanArgs {
+  Rows x;     // [T, streams * hidden]
+  Rows gate;  // [T, streams * hidden]
+  uint32_t tokens = 0;
+  uint32_t streams = 0;  // 1..kMaxStreams
+  uint32_t hidden = 0;
+  Rows y;  // [T, hidden]
+};
+
+// out_i = x_i + scale * sigmoid(gate_i) * y, for each stream i: adds a block's output to every stream.
+struct StreamAddArgs {
+  Rows x;     // [T, streams * hidden], or none: zeros
+  Rows y;     // [T, hidden]
+  Rows gate;  // [T, streams]
+  float scale = 1.0f;
+  uint32_t tokens = 0;
+  uint32_t streams = 0;
+  uint32_t hidden = 0;
+  Rows out;  // [T, streams * hidden]; may be x
+};
+
+// out[t, i] = s(a), a = x_i . y_i / sqrt(hidden), s(a) the square root of |a| (at least 1e-6) with a's sign:
+// how well the streams match keys, before a sigmoid.
+struct StreamMatchArgs {
+  Rows x;  // [T, streams * hidden]
+  Rows y;  // [T, streams * hidden]
+  uint32_t tokens = 0;
+  uint32_t streams = 0;
+  uint32_t hidden = 0;
+  Rows out;  // [T, streams]
+};
+
 // x[t, c] *= f(gate[t, c / width]), f sigmoid or softplus.
 struct OutputGateArgs {
   Rows x;     // [T, cols], in and out
-  Rows gate;  // [T, cols / width]
+  Rows gate;  // [T, cols / width]; none: x itself, that is SiLU, with width 1 and sigmoid
   uint32_t tokens = 0;
   uint32_t cols = 0;
   uint32_t width = 1;  // neighbouring values that share a gate: 1, or those of a head; a divisor of cols
@@ -272,8 +306,9 @@ struct LatentKvWriteArgs {
 // p mod their number is that of position p. Sequences, from and to as in GatedDelta.
 struct CompressArgs {
   Rows values;  // [T, width], width = head_dim, with overlap twice that
-  Rows gates;   // [T, width]
-  Rows bias;    // float32 [rate, width]
+  // [T, width], and float32 [rate, width]; none: the mean of the positions, and states have values alone.
+  Rows gates;
+  Rows bias;
   uint32_t tokens = 0;
   bool overlap = false;
   NormSpec norm;  // RMS, float32 [head_dim]; or none
@@ -322,6 +357,7 @@ inline constexpr uint32_t SeenPositions(uint32_t position, uint32_t top, uint32_
 struct IndexSelectArgs {
   Rows q;        // [T, heads * head_dim], rotated
   Rows weights;  // [T, heads]: one list, by the weighted sum over the heads; none: a list for each head
+  bool summed = false;  // without weights: one list, each head weighted by 1
   uint32_t tokens = 0;
   uint32_t heads = 0;
   float scale = 1;     // of q . k
@@ -415,12 +451,14 @@ struct MambaArgs {
 };
 
 // A gated short convolution (LFM2): u = b * x, causal convolution over u without activation, c * that. Not
-// gated: silu of the convolution of the rows themselves (Mamba-1). The state is float32 [kernel - 1][width],
-// the last rows of u, oldest first; sequences, from and to as in GatedDelta.
+// gated: silu of the convolution of the rows themselves (Mamba-1). With a dilation it reads every that
+// many-th row. The state is float32 [(kernel - 1) * dilation][width], the last rows of u, oldest first;
+// sequences, from and to as in GatedDelta.
 struct ShortConvArgs {
   Rows bcx;  // [T, 3 * width]: b, c, x; not gated: [T, width]
   uint32_t tokens = 0;
   ShortConvConfig shape;
+  uint32_t dilation = 1;  // (kernel - 1) * dilation is at most 15
   bool gated = true;
   Rows conv;       // float32 [kernel, width]
   BufferRef bias;  // float32 [width], or none
@@ -634,6 +672,9 @@ struct TopLogitsArgs {
   OP(RopeHeads)               \
   OP(StreamMix)               \
   OP(StreamWrite)             \
+  OP(StreamMean)              \
+  OP(StreamAdd)               \
+  OP(StreamMatch)             \
   OP(Compress)                \
   OP(CompressedAttention)     \
   OP(GatedDelta)              \

@@ -67,14 +67,22 @@ inline absl::StatusOr<OutputGateCall> Resolve(const Resolver& r, const OutputGat
   if (args.width == 0 || args.cols % args.width != 0) {
     return r.Invalid(absl::StrCat(args.cols, " values with a gate for ", args.width, " each"));
   }
-  const uint32_t gates = args.cols / args.width;
+  const bool own = !args.gate.base;  // SiLU
+  if (own && (args.width != 1 || args.activation != GateActivation::kSigmoid)) {
+    return r.Invalid("a gate of the values themselves for more than one value, or not a sigmoid");
+  }
+  const uint32_t gates = own ? 1 : args.cols / args.width;
   RETURN_IF_ERROR(r.Within(gates, uint64_t{r.limits().heads} * r.limits().head_dim, "gates"));
   if (args.activation != GateActivation::kSigmoid && args.activation != GateActivation::kSoftplus) {
     return r.Unimplemented(absl::StrCat("gate function ", static_cast<int>(args.activation)));
   }
-  RETURN_IF_ERROR(r.In(args.gate, args.tokens, gates, "gate", &call.gate));
-  if (Overlap(call.gate, gates, call.x, args.cols, args.tokens, args.tokens)) {
-    return r.Invalid("x overlaps gate");
+  if (own) {
+    call.gate = {call.x.base, call.x.stride};
+  } else {
+    RETURN_IF_ERROR(r.In(args.gate, args.tokens, gates, "gate", &call.gate));
+    if (Overlap(call.gate, gates, call.x, args.cols, args.tokens, args.tokens)) {
+      return r.Invalid("x overlaps gate");
+    }
   }
   call.tokens = args.tokens;
   call.cols = args.cols;

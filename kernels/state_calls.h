@@ -156,15 +156,18 @@ inline absl::StatusOr<ShortConvCall> Resolve(const Resolver& r, const ShortConvA
   if (args.shape.kernel < 2) {
     return r.Invalid("a convolution over one row has no state");
   }
+  RETURN_IF_ERROR(r.Within(args.dilation, kMaxConvKernel, "dilation"));
+  call.shape = args.shape;
+  call.dilation = args.dilation;
+  RETURN_IF_ERROR(r.Within(call.Reach(), kMaxConvKernel - 1, "rows before a convolution's last"));
   if (Overlap(call.bcx, in_cols, call.out, width, args.tokens, args.tokens)) {
     return r.Invalid("out overlaps bcx");
   }
   if (args.bias) {
     RETURN_IF_ERROR(r.InFloats(args.bias, width, "bias", &call.bias));
   }
-  RETURN_IF_ERROR(internal::ResolveStates(r, args, uint64_t{args.shape.kernel - 1} * width, &call.states));
+  RETURN_IF_ERROR(internal::ResolveStates(r, args, uint64_t{call.Reach()} * width, &call.states));
   call.tokens = args.tokens;
-  call.shape = args.shape;
   call.gated = args.gated;
   return call;
 }

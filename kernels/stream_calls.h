@@ -1,4 +1,5 @@
-// The operations on residual streams, checked and resolved: StreamMix, StreamWrite; and their scalar part,
+// The operations on residual streams, checked and resolved: StreamMix, StreamWrite, StreamMean, StreamAdd,
+// StreamMatch; and their scalar part,
 // which host and reference share to the bit (ARITHMETIC.md 11).
 //
 // Thread safety: free functions; a call may be read, and disjoint rows of its outputs written, by several
@@ -97,6 +98,104 @@ inline absl::StatusOr<StreamWriteCall> Resolve(const Resolver& r, const StreamWr
   call.streams = m;
   call.hidden = args.hidden;
   return call;
+}
+
+struct StreamMeanCall {
+  InRows x;
+  InRows gate;
+  uint32_t tokens = 0;
+  uint32_t streams = 0;
+  uint32_t hidden = 0;
+  OutRows y;
+};
+
+inline absl::StatusOr<StreamMeanCall> Resolve(const Resolver& r, const StreamMeanArgs& args) {
+  StreamMeanCall call;
+  const uint64_t cols = uint64_t{args.streams} * args.hidden;
+  RETURN_IF_ERROR(internal::CheckStreams(r, args.tokens, args.streams, args.hidden));
+  RETURN_IF_ERROR(r.In(args.x, args.tokens, cols, "x", &call.x));
+  RETURN_IF_ERROR(r.In(args.gate, args.tokens, cols, "gate", &call.gate));
+  RETURN_IF_ERROR(r.Out(args.y, args.tokens, args.hidden, "y", &call.y));
+  for (const InRows& in : {call.x, call.gate}) {
+    if (Overlap(in.base, in.stride, cols, call.y.base, call.y.stride, args.hidden, args.tokens,
+                args.tokens)) {
+      return r.Invalid("y overlaps an input");
+    }
+  }
+  call.tokens = args.tokens;
+  call.streams = args.streams;
+  call.hidden = args.hidden;
+  return call;
+}
+
+struct StreamAddCall {
+  InRows x;  // base nullptr: zeros
+  InRows y;
+  InRows gate;
+  float scale = 1;
+  uint32_t tokens = 0;
+  uint32_t streams = 0;
+  uint32_t hidden = 0;
+  OutRows out;
+};
+
+inline absl::StatusOr<StreamAddCall> Resolve(const Resolver& r, const StreamAddArgs& args) {
+  StreamAddCall call;
+  const uint64_t cols = uint64_t{args.streams} * args.hidden;
+  RETURN_IF_ERROR(internal::CheckStreams(r, args.tokens, args.streams, args.hidden));
+  if (args.x.base) {
+    RETURN_IF_ERROR(r.In(args.x, args.tokens, cols, "x", &call.x));
+  }
+  RETURN_IF_ERROR(r.In(args.y, args.tokens, args.hidden, "y", &call.y));
+  RETURN_IF_ERROR(r.In(args.gate, args.tokens, args.streams, "gate", &call.gate));
+  RETURN_IF_ERROR(r.Out(args.out, args.tokens, cols, "out", &call.out));
+  if (Overlap(call.y.base, call.y.stride, args.hidden, call.out.base, call.out.stride, cols, args.tokens,
+              args.tokens) ||
+      Overlap(call.gate.base, call.gate.stride, args.streams, call.out.base, call.out.stride, cols,
+              args.tokens, args.tokens)) {
+    return r.Invalid("out overlaps y or gate");
+  }
+  call.scale = args.scale;
+  call.tokens = args.tokens;
+  call.streams = args.streams;
+  call.hidden = args.hidden;
+  return call;
+}
+
+struct StreamMatchCall {
+  InRows x;
+  InRows y;
+  float scale = 0;  // of the dot products
+  uint32_t tokens = 0;
+  uint32_t streams = 0;
+  uint32_t hidden = 0;
+  OutRows out;
+};
+
+inline absl::StatusOr<StreamMatchCall> Resolve(const Resolver& r, const StreamMatchArgs& args) {
+  StreamMatchCall call;
+  const uint64_t cols = uint64_t{args.streams} * args.hidden;
+  RETURN_IF_ERROR(internal::CheckStreams(r, args.tokens, args.streams, args.hidden));
+  RETURN_IF_ERROR(r.In(args.x, args.tokens, cols, "x", &call.x));
+  RETURN_IF_ERROR(r.In(args.y, args.tokens, cols, "y", &call.y));
+  RETURN_IF_ERROR(r.Out(args.out, args.tokens, args.streams, "out", &call.out));
+  for (const InRows& in : {call.x, call.y}) {
+    if (Overlap(in.base, in.stride, cols, call.out.base, call.out.stride, args.streams, args.tokens,
+                args.tokens)) {
+      return r.Invalid("out overlaps an input");
+    }
+  }
+  call.scale = 1.0f / std::sqrt(static_cast<float>(args.hidden));
+  call.tokens = args.tokens;
+  call.streams = args.streams;
+  call.hidden = args.hidden;
+  return call;
+}
+
+// The square root of a scaled dot product, with its sign; 0 of 0.
+inline float SignedRoot(float a) {
+  const float root = std::sqrt(std::max(std::fabs(a), 1e-6f));
+  return a > 0 ? root : a < 0 ? -root : a;
 }
 
 // Divides the columns of a matrix by their sums, or with `rows` its rows.

@@ -109,7 +109,9 @@ void IndexSelect::ScoreSpan(const IndexSelectCall& call, const Batch& batch, uin
   float* scores[kSpanQueries];
   std::fill_n(low, kSpanQueries, base);
   std::fill_n(high, kSpanQueries, base + count - 1);
-  const bool weighted = call.weights.base != nullptr;
+  float ones[kSpanQueries];
+  std::fill_n(ones, kSpanQueries, 1.0f);
+  const bool weighted = call.weights.base != nullptr || call.summed;
   IndexScoresCall c;
   c.keys.k = k;
   c.keys.k_scales = call.KeyType() == KvType::kQ8 ? scales : nullptr;
@@ -139,7 +141,8 @@ void IndexSelect::ScoreSpan(const IndexSelectCall& call, const Batch& batch, uin
       }
     }
     for (uint32_t row = 0; row < rows && weighted; ++row) {
-      weights[row] = call.weights.Row(sequence.first_row + batch.first + first_row + row) + h;
+      weights[row] =
+          call.summed ? ones : call.weights.Row(sequence.first_row + batch.first + first_row + row) + h;
       scores[row] = ScoresOf(call, first_row + row, 0) + base;
     }
     kernels_.index_scores(c);

@@ -284,11 +284,11 @@ void ConvolveColumns(Device& d, const ShortConvCall& call, uint32_t sequence, ui
                      float* memory) {
   const uint32_t width = call.shape.width;
   const uint32_t kernel_size = call.shape.kernel;
+  const uint32_t reach = call.Reach();
   const SequenceRows& rows = call.states.sequences[sequence];
   const float* old_slot = call.states.From(sequence);
-  // The last `kernel_size` rows of u in a ring: row i of the sequence is at (i + kernel_size - 1) %
-  // kernel_size.
-  for (uint32_t j = 0; j + 1 < kernel_size; ++j) {
+  // The last reach + 1 rows of u in a ring: row i of the sequence is at (i + reach) % (reach + 1).
+  for (uint32_t j = 0; j < reach; ++j) {
     float* place = memory + uint64_t{j} * kConvColumns;
     if (old_slot == nullptr) {
       std::memset(place, 0, count * sizeof(float));
@@ -301,9 +301,9 @@ void ConvolveColumns(Device& d, const ShortConvCall& call, uint32_t sequence, ui
     const float* bcx = call.bcx.Row(t) + first;
     const float* inputs[kMaxConvKernel];
     for (uint32_t j = 0; j < kernel_size; ++j) {
-      inputs[j] = memory + uint64_t{(row + j) % kernel_size} * kConvColumns;
+      inputs[j] = memory + uint64_t{(row + j * call.dilation) % (reach + 1)} * kConvColumns;
     }
-    float* newest = memory + uint64_t{(row + kernel_size - 1) % kernel_size} * kConvColumns;
+    float* newest = memory + uint64_t{(row + reach) % (reach + 1)} * kConvColumns;
     ConvolveCall convolve;
     convolve.rows = inputs;
     convolve.weights = call.conv.base + first;
@@ -321,9 +321,9 @@ void ConvolveColumns(Device& d, const ShortConvCall& call, uint32_t sequence, ui
     d.kernels.convolve(convolve);
     d.kernels.multiply(bcx + width, convolve.y, count, convolve.y);
   }
-  for (uint32_t j = 0; j + 1 < kernel_size; ++j) {
+  for (uint32_t j = 0; j < reach; ++j) {
     std::memcpy(call.states.To(sequence) + uint64_t{j} * width + first,
-                memory + uint64_t{(rows.rows + j) % kernel_size} * kConvColumns, count * sizeof(float));
+                memory + uint64_t{(rows.rows + j) % (reach + 1)} * kConvColumns, count * sizeof(float));
   }
 }
 

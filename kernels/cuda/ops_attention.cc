@@ -142,6 +142,18 @@ absl::Status Run(Device& /*device*/, const StreamWriteCall& call) {
   return absl::UnimplementedError(absl::StrCat("StreamWrite of ", call.streams, " streams on device cuda"));
 }
 
+absl::Status Run(Device& /*device*/, const StreamMeanCall& call) {
+  return absl::UnimplementedError(absl::StrCat("StreamMean of ", call.streams, " streams on device cuda"));
+}
+
+absl::Status Run(Device& /*device*/, const StreamAddCall& call) {
+  return absl::UnimplementedError(absl::StrCat("StreamAdd to ", call.streams, " streams on device cuda"));
+}
+
+absl::Status Run(Device& /*device*/, const StreamMatchCall& call) {
+  return absl::UnimplementedError(absl::StrCat("StreamMatch of ", call.streams, " streams on device cuda"));
+}
+
 absl::Status Run(Device& /*device*/, const CompressCall& call) {
   return absl::UnimplementedError(
       absl::StrCat("Compress of ", call.entries.rate, " positions to an entry on device cuda"));

@@ -274,12 +274,12 @@ float IndexScore(const IndexSelectCall& call, const SequenceRows& sequence, uint
   const auto dot = [&](uint32_t head) {
     return KeyDot(call, sequence, call.q.Row(t) + uint64_t{head} * call.KeyDim(), p) * call.scale;
   };
-  if (call.weights.base == nullptr) {
+  if (call.weights.base == nullptr && !call.summed) {
     return dot(list);
   }
   float sum = 0;
   for (uint32_t h = 0; h < call.heads; ++h) {
-    sum = std::fma(call.weights.Row(t)[h], std::max(dot(h), 0.0f), sum);
+    sum = std::fma(call.summed ? 1.0f : call.weights.Row(t)[h], std::max(dot(h), 0.0f), sum);
   }
   return sum;
 }

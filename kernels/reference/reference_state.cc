@@ -131,11 +131,13 @@ void Run(Device&, const GatedDeltaCall& call) {
 
 namespace {
 
-// `kernel_size` rows of `cols` values, oldest first, of which the last is this token's: the sum for column c.
-float Convolve(const std::vector<std::vector<float>>& rows, const InRows& weights, float bias, uint32_t c) {
+// Rows of `cols` values, oldest first, of which the last is this token's: the sum for column c over every
+// `dilation`-th of them.
+float Convolve(const std::vector<std::vector<float>>& rows, const InRows& weights, float bias, uint32_t c,
+               uint32_t dilation = 1) {
   float sum = bias;
-  for (size_t j = 0; j < rows.size(); ++j) {
-    sum = std::fma(rows[j][c], weights.Row(j)[c], sum);
+  for (size_t j = 0; j * dilation < rows.size(); ++j) {
+    sum = std::fma(rows[j * dilation][c], weights.Row(j)[c], sum);
   }
   return sum + 0.0f;
 }
@@ -225,7 +227,7 @@ void Run(Device&, const ShortConvCall& call) {
   const uint32_t width = call.shape.width;
   for (size_t i = 0; i < call.states.sequences.size(); ++i) {
     const SequenceRows& sequence = call.states.sequences[i];
-    std::vector<std::vector<float>> rows = RowsBefore(call.states.From(i), call.shape.kernel - 1, width);
+    std::vector<std::vector<float>> rows = RowsBefore(call.states.From(i), call.Reach(), width);
     for (uint32_t row = 0; row < sequence.rows; ++row) {
       const uint32_t t = sequence.first_row + row;
       const float* bcx = call.bcx.Row(t);
@@ -234,7 +236,8 @@ void Run(Device&, const ShortConvCall& call) {
         rows.back()[c] = call.gated ? bcx[c] * bcx[2 * uint64_t{width} + c] : bcx[c];
       }
       for (uint32_t c = 0; c < width; ++c) {
-        const float sum = Convolve(rows, call.conv, call.bias == nullptr ? 0.0f : call.bias[c], c);
+        const float sum =
+            Convolve(rows, call.conv, call.bias == nullptr ? 0.0f : call.bias[c], c, call.dilation);
         call.out.Row(t)[c] = call.gated ? bcx[uint64_t{width} + c] * sum : Silu(sum);
       }
       rows.erase(rows.begin());

@@ -49,4 +49,44 @@ void Run(Device&, const StreamWriteCall& call) {
   }
 }
 
+void Run(Device&, const StreamMeanCall& call) {
+  const float share = 1.0f / static_cast<float>(call.streams);
+  for (uint32_t t = 0; t < call.tokens; ++t) {
+    for (uint32_t c = 0; c < call.hidden; ++c) {
+      float sum = 0;
+      for (uint32_t i = 0; i < call.streams; ++i) {
+        const uint64_t k = uint64_t{i} * call.hidden + c;
+        sum = sum + call.x.Row(t)[k] * Sigmoid(call.gate.Row(t)[k]);
+      }
+      call.y.Row(t)[c] = share * sum;
+    }
+  }
+}
+
+void Run(Device&, const StreamAddCall& call) {
+  for (uint32_t t = 0; t < call.tokens; ++t) {
+    for (uint32_t i = 0; i < call.streams; ++i) {
+      const float factor = call.scale * Sigmoid(call.gate.Row(t)[i]);
+      for (uint32_t c = 0; c < call.hidden; ++c) {
+        const uint64_t k = uint64_t{i} * call.hidden + c;
+        call.out.Row(t)[k] =
+            std::fma(call.y.Row(t)[c], factor, call.x.base == nullptr ? 0.0f : call.x.Row(t)[k]);
+      }
+    }
+  }
+}
+
+void Run(Device&, const StreamMatchCall& call) {
+  for (uint32_t t = 0; t < call.tokens; ++t) {
+    for (uint32_t i = 0; i < call.streams; ++i) {
+      LaneSum dot;
+      for (uint32_t c = 0; c < call.hidden; ++c) {
+        const uint64_t k = uint64_t{i} * call.hidden + c;
+        dot.AddProduct(c, call.x.Row(t)[k], call.y.Row(t)[k]);
+      }
+      call.out.Row(t)[i] = SignedRoot(dot.Total() * call.scale);
+    }
+  }
+}
+
 }  // namespace sluice::reference

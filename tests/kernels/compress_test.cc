@@ -23,11 +23,13 @@ struct Shape {
   uint32_t heads, head_dim, window;
   uint32_t index_heads, index_dim, best;  // index_heads 0: all entries are seen
   KvType type;
+  bool mean = false;  // no gates, and index heads without weights
 };
 const Shape kShapes[] = {
-    {4, true, 18, 32, 8, 5, 16, 7, KvType::kF32},  {8, false, 4, 40, 20, 0, 0, 0, KvType::kF16},
-    {64, false, 3, 16, 300, 0, 0, 0, KvType::kQ8}, {1, true, 2, 24, 1, 3, 20, 270, KvType::kQ8},
-    {4, true, 4, 16, 8, 0, 0, 0, KvType::kF16},    {0, false, 5, 32, 9, 0, 0, 0, KvType::kF32}};
+    {4, true, 18, 32, 8, 5, 16, 7, KvType::kF32},      {8, false, 4, 40, 20, 0, 0, 0, KvType::kF16},
+    {64, false, 3, 16, 300, 0, 0, 0, KvType::kQ8},     {1, true, 2, 24, 1, 3, 20, 270, KvType::kQ8},
+    {4, true, 4, 16, 8, 0, 0, 0, KvType::kF16},        {0, false, 5, 32, 9, 0, 0, 0, KvType::kF32},
+    {4, false, 4, 16, 8, 6, 16, 5, KvType::kF32, true}};
 
 BackendLimits WholeText() {
   BackendLimits limits = TestLimits();
@@ -120,7 +122,7 @@ class CompressedSequence {
     return view;
   }
   DeltaStateView State(uint32_t dim) {
-    const uint64_t floats = uint64_t{s_.rate} * (s_.overlap ? 2 : 1) * 2 * WidthOf(s_, dim);
+    const uint64_t floats = uint64_t{s_.rate} * (s_.overlap ? 2 : 1) * (s_.mean ? 1 : 2) * WidthOf(s_, dim);
     const uint64_t stride = (floats * 4 + 63) / 64 * 64;
     return floats == 0 ? DeltaStateView{} : DeltaStateView{Memory(2 * stride), stride, 2};
   }
@@ -138,8 +140,10 @@ class CompressedSequence {
     const uint32_t to = 1 - from;
     CompressArgs args;
     args.values = Put(values, width, sequence.first_position, sequence.rows);
-    args.gates = Put(gates, width, sequence.first_position, sequence.rows);
-    args.bias = bench_.PutRows(bias, width);
+    if (!s_.mean) {
+      args.gates = Put(gates, width, sequence.first_position, sequence.rows);
+      args.bias = bench_.PutRows(bias, width);
+    }
     args.tokens = sequence.rows;
     args.overlap = s_.overlap;
     args.norm = norm;
@@ -187,7 +191,10 @@ class CompressedSequence {
     select.q =
         Put(inputs_.index_q, uint64_t{s_.index_heads} * s_.index_dim, sequence.first_position, sequence.rows);
     EXPECT_TRUE(bench_.queue().RopeHeads(Turn(select.q, sequence, s_.index_heads, s_.index_dim, false)).ok());
-    select.weights = Put(inputs_.weights, s_.index_heads, sequence.first_position, sequence.rows);
+    if (!s_.mean) {
+      select.weights = Put(inputs_.weights, s_.index_heads, sequence.first_position, sequence.rows);
+    }
+    select.summed = s_.mean;
     select.tokens = sequence.rows;
     select.heads = s_.index_heads;
     select.scale = 0.3f;
@@ -304,8 +311,8 @@ std::vector<double> EntryOf(const Shape& s, const Inputs& inputs, uint32_t e) {
       for (uint32_t r = 0; r < s.rate; ++r) {
         const uint64_t p = uint64_t{e - before} * s.rate + r;
         const uint32_t column = before > 0 ? c : width - s.head_dim + c;
-        const double weight =
-            std::exp(double{inputs.gates[p * width + column]} + inputs.bias[r * width + column]);
+        const double gate = double{inputs.gates[p * width + column]} + inputs.bias[r * width + column];
+        const double weight = s.mean ? 1 : std::exp(gate);
         weights += weight;
         sum += weight * inputs.values[p * width + column];
       }
@@ -319,7 +326,7 @@ std::vector<double> EntryOf(const Shape& s, const Inputs& inputs, uint32_t e) {
 }
 
 TEST(CompressReferenceTest, AgreesWithTheFormula) {
-  for (const Shape& s : {kShapes[0], kShapes[4]}) {
+  for (const Shape& s : {kShapes[0], kShapes[4], kShapes[6]}) {
     const Inputs inputs = MakeInputs(s);
     const Results results = CompressedSequence(kReference, s, inputs).Run({kPositions});
     for (uint32_t position = 0; position < kPositions; position += 29) {
@@ -385,6 +392,43 @@ TEST_P(CompressTest, ContradictionsAreRefused) {
   EXPECT_EQ(bench.queue().Compress(args).code(), absl::StatusCode::kInvalidArgument) << "state";
   args.state.slot_stride = 8 * 32 * 4;
   EXPECT_TRUE(bench.queue().Compress(args).ok());
+  args.bias = {};
+  EXPECT_EQ(bench.queue().Compress(args).code(), absl::StatusCode::kInvalidArgument) << "bias";
+  args.gates = {};
+  EXPECT_TRUE(bench.queue().Compress(args).ok());
+}
+
+// Scores of the heads, none below 0, summed: the choice of the rows behind the first ones.
+TEST(CompressReferenceTest, SummedHeadsCountOnceEach) {
+  const Shape& s = kShapes[6];
+  const Inputs inputs = MakeInputs(s);
+  const Results results = CompressedSequence(kReference, s, inputs).Run({kPositions});
+  std::vector<std::vector<double>> keys(kPositions / s.rate, std::vector<double>(s.index_dim));
+  for (uint32_t e = 0; e < keys.size(); ++e) {
+    for (uint32_t i = 0; i < s.rate * s.index_dim; ++i) {
+      keys[e][i % s.index_dim] += double{inputs.index_values[e * s.rate * s.index_dim + i]} / s.rate;
+    }
+    TurnLast(e * s.rate, &keys[e]);
+  }
+  for (uint32_t position = s.rate * (s.best + 1); position < kPositions; position += 13) {
+    std::vector<std::pair<double, int32_t>> scores;
+    for (uint32_t e = 0; e < (position + 1) / s.rate; ++e) {
+      double score = 0;
+      for (uint32_t h = 0; h < s.index_heads; ++h) {
+        const float* of_head = inputs.index_q.data() + (uint64_t{position} * s.index_heads + h) * s.index_dim;
+        std::vector<double> q(of_head, of_head + s.index_dim);
+        TurnLast(position, &q);
+        score += std::max(0.0, std::inner_product(q.begin(), q.end(), keys[e].begin(), 0.0));
+      }
+      scores.push_back({-score, static_cast<int32_t>(e)});
+    }
+    std::sort(scores.begin(), scores.end());
+    std::vector<int32_t> best;
+    for (uint32_t i = 0; i < s.best; ++i) best.push_back(scores[i].second);
+    std::sort(best.begin(), best.end());
+    const auto list = results.lists.begin() + int64_t{position} * (s.best + 1);
+    EXPECT_EQ(std::vector<int32_t>(list, list + s.best), best) << position;
+  }
 }
 
 }  // namespace

@@ -131,17 +131,18 @@ struct MambaLayer {
 struct ConvLayer {
   ShortConvConfig shape;
   bool gated = true;
+  uint32_t dilation = 1;
   std::vector<float> conv, bias;
   std::vector<std::vector<float>> bcx;  // by sequence
 
   uint32_t InCols() const { return (gated ? 3 : 1) * shape.width; }
 
   uint32_t OutCols() const { return shape.width; }
-  uint64_t StateFloats() const { return uint64_t{shape.kernel - 1} * shape.width; }
+  uint64_t StateFloats() const { return uint64_t{shape.kernel - 1} * dilation * shape.width; }
 
   static ConvLayer Random(const ShortConvConfig& shape, const std::vector<uint32_t>& positions,
-                          bool gated = true) {
-    ConvLayer layer{.shape = shape, .gated = gated};
+                          bool gated = true, uint32_t dilation = 1) {
+    ConvLayer layer{.shape = shape, .gated = gated, .dilation = dilation};
     class Random random(81);
     layer.conv = random.Normals(shape.kernel * shape.width);
     if (shape.bias) layer.bias = random.Normals(shape.width);
@@ -157,6 +158,7 @@ struct ConvLayer {
     args.tokens = tokens;
     args.shape = shape;
     args.gated = gated;
+    args.dilation = dilation;
     args.conv = bench->PutRows(conv, shape.width);
     if (!bias.empty()) args.bias = bench->PutFloats(bias);
     args.sequences = batch;
@@ -313,6 +315,36 @@ TEST_P(StateTest, ConvolutionsWithBiasEqualTheReference) {
   }
 }
 
+double Silu(double x) { return x / (1 + std::exp(-x)); }
+
+TEST_P(StateTest, DilatedConvolutionsEqualTheReference) {
+  if (GetParam().capability != 0) {
+    GTEST_SKIP() << "device cuda refuses a dilation";
+  }
+  for (const auto& [kernel, dilation] : {std::pair{4u, 3u}, std::pair{2u, 15u}, std::pair{3u, 2u}}) {
+    SCOPED_TRACE(kernel);
+    for (const bool gated : {true, false}) {
+      ExpectAnyChunking(GetParam(), ConvLayer::Random({150, kernel}, {kLong, kShort}, gated, dilation));
+    }
+  }
+}
+
+TEST_P(StateTest, DilationReadsEveryOtherRow) {
+  if (GetParam().capability != 0) {
+    GTEST_SKIP() << "device cuda refuses a dilation";
+  }
+  const ConvLayer layer = ConvLayer::Random({20, 3}, {kLong}, false, 4);
+  Runner<ConvLayer> runner(GetParam(), layer, 1);
+  runner.RunAlone(0, kLong, 4);
+  for (uint32_t i = 0; i < kLong * 20; ++i) {
+    double sum = 0;
+    for (uint32_t j = 0; j < 3 && 4 * j <= i / 20; ++j) {
+      sum += double{layer.bcx[0][i - 80 * j]} * layer.conv[(2 - j) * 20 + i % 20];
+    }
+    ASSERT_NEAR(runner.Output(0)[i], Silu(sum), 1e-5) << i;
+  }
+}
+
 TEST_P(StateTest, ScanOfAnyChunkingEqualsTheReference) {
   for (const auto& [channels, state_size] :
        {std::pair{1u, 1u}, std::pair{150u, 16u}, std::pair{64u, 7u}, std::pair{301u, 33u}}) {
@@ -320,8 +352,6 @@ TEST_P(StateTest, ScanOfAnyChunkingEqualsTheReference) {
     ExpectAnyChunking(GetParam(), ScanLayer::Random(channels, state_size, {kLong, kShort}));
   }
 }
-
-double Silu(double x) { return x / (1 + std::exp(-x)); }
 
 // The convolved inputs of every position in double, [positions][cols].
 std::vector<std::vector<double>> Convolved(const std::vector<float>& rows, const std::vector<float>& weights,

@@ -1,4 +1,5 @@
-// Residual streams on every backend: StreamMix and StreamWrite.
+// Residual streams on every backend: StreamMix and StreamWrite; gated ones: StreamMean, StreamAdd,
+// StreamMatch and the SiLU of their gates.
 #include <algorithm>
 #include <cmath>
 #include <iterator>
@@ -145,6 +146,101 @@ TEST(StreamReferenceTest, AgreesWithTheFormula) {
       }
     }
   }
+}
+
+// Gated streams: the input of a block, its output added to all, and the match of streams with keys.
+
+struct GatedInputs {
+  std::vector<float> x, gates, y, factors;
+};
+
+GatedInputs MakeGatedInputs(const Shape& s) {
+  Random random(51);
+  const uint64_t all = uint64_t{kTokens} * s.streams * s.hidden;
+  return {random.Normals(all, 2.0f), random.Normals(all, 3.0f), random.Normals(uint64_t{kTokens} * s.hidden),
+          random.Normals(uint64_t{kTokens} * s.streams, 2.0f)};
+}
+
+struct GatedResults {
+  std::vector<float> mean, added, alone, match, silu;
+  bool operator==(const GatedResults&) const = default;
+};
+
+GatedResults RunGated(const BackendCase& which, const Shape& s, const GatedInputs& inputs) {
+  OpBench bench(which, StreamLimits());
+  const uint64_t cols = uint64_t{s.streams} * s.hidden;
+  const Rows x = {bench.PutWritable(inputs.x), cols};
+  const Rows gates = bench.PutRows(inputs.gates, cols);
+  const Rows y = bench.PutRows(inputs.y, s.hidden);
+  const Rows factors = bench.PutRows(inputs.factors, s.streams);
+  const Rows mean = bench.NewRows(kTokens, s.hidden);
+  const Rows alone = bench.NewRows(kTokens, cols);
+  const Rows match = bench.NewRows(kTokens, s.streams);
+  const auto expect_ok = [](const absl::Status& status) { EXPECT_TRUE(status.ok()) << status; };
+  Queue& queue = bench.queue();
+  expect_ok(queue.StreamMean({x, gates, kTokens, s.streams, s.hidden, mean}));
+  expect_ok(queue.StreamMatch({x, gates, kTokens, s.streams, s.hidden, match}));
+  expect_ok(queue.StreamAdd({{}, y, factors, 0.5f, kTokens, s.streams, s.hidden, alone}));
+  expect_ok(queue.StreamAdd({x, y, factors, 2.0f, kTokens, s.streams, s.hidden, x}));
+  const Rows silu = {bench.PutWritable(inputs.y), s.hidden};
+  expect_ok(queue.OutputGate({.x = silu, .tokens = kTokens, .cols = s.hidden}));
+  return {bench.GetRows(mean, kTokens, s.hidden), bench.GetRows(x, kTokens, cols),
+          bench.GetRows(alone, kTokens, cols), bench.GetRows(match, kTokens, s.streams),
+          bench.GetRows(silu, kTokens, s.hidden)};
+}
+
+TEST_P(StreamTest, GatedStreamsEqualTheReference) {
+  for (size_t i = 0; i < std::size(kShapes); ++i) {
+    SCOPED_TRACE(testing::Message() << "shape " << i);
+    const GatedInputs inputs = MakeGatedInputs(kShapes[i]);
+    EXPECT_EQ(RunGated(GetParam(), kShapes[i], inputs), RunGated(kReference, kShapes[i], inputs));
+  }
+}
+
+TEST(StreamReferenceTest, GatedStreamsAgreeWithTheFormula) {
+  const Shape& s = kShapes[0];
+  const GatedInputs inputs = MakeGatedInputs(s);
+  const GatedResults results = RunGated(kReference, s, inputs);
+  for (uint32_t row = 0; row < kTokens * s.streams; ++row) {
+    const float* x = inputs.x.data() + uint64_t{row} * s.hidden;
+    const float* gates = inputs.gates.data() + uint64_t{row} * s.hidden;
+    const double factor = SigmoidOf(inputs.factors[row]);
+    double dot = 0;
+    for (uint32_t c = 0; c < s.hidden; ++c) {
+      const uint64_t k = uint64_t{row} * s.hidden + c;
+      const float y = inputs.y[uint64_t{row / s.streams} * s.hidden + c];
+      EXPECT_NEAR(results.added[k], x[c] + 2 * factor * y, 1e-5);
+      EXPECT_NEAR(results.alone[k], 0.5 * factor * y, 1e-5);
+      dot += double{x[c]} * gates[c];
+    }
+    const double a = dot / std::sqrt(1.0 * s.hidden);
+    EXPECT_NEAR(results.match[row], std::copysign(std::sqrt(std::max(std::abs(a), 1e-6)), a), 1e-5);
+  }
+  for (uint32_t i = 0; i < kTokens * s.hidden; ++i) {
+    const uint32_t t = i / s.hidden;
+    double mean = 0;
+    for (uint32_t j = 0; j < s.streams; ++j) {
+      const uint64_t k = (uint64_t{t} * s.streams + j) * s.hidden + i % s.hidden;
+      mean += inputs.x[k] * SigmoidOf(inputs.gates[k]) / s.streams;
+    }
+    EXPECT_NEAR(results.mean[i], mean, 1e-5);
+    EXPECT_NEAR(results.silu[i], inputs.y[i] * SigmoidOf(inputs.y[i]), 1e-5);
+  }
+}
+
+TEST_P(StreamTest, GatedContradictionsAreRefused) {
+  OpBench bench(GetParam(), StreamLimits());
+  const Rows x = bench.NewRows(1, 64);
+  const Rows y = bench.NewRows(1, 16);
+  const Rows gates = bench.NewRows(1, 4);
+  Queue& queue = bench.queue();
+  constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
+  EXPECT_EQ(queue.StreamMean({x, x, 1, 17, 16, y}).code(), kInvalid) << "streams";
+  EXPECT_EQ(queue.StreamMean({x, x, 1, 4, 16, x}).code(), kInvalid) << "overlap";
+  EXPECT_EQ(queue.StreamAdd({x, x, gates, 1, 1, 4, 16, x}).code(), kInvalid) << "overlap of y";
+  EXPECT_EQ(queue.StreamAdd({x, y, x, 1, 1, 4, 16, x}).code(), kInvalid) << "overlap of gates";
+  EXPECT_EQ(queue.StreamMatch({x, x, 1, 4, 16, x}).code(), kInvalid) << "overlap of a match";
+  EXPECT_EQ(queue.OutputGate({.x = x, .tokens = 1, .cols = 64, .width = 4}).code(), kInvalid) << "own gates";
 }
 
 TEST_P(StreamTest, ContradictionsAreRefused) {
