@@ -28,6 +28,7 @@ void PutDenseReads(const std::vector<DenseTensor>& tensors, StoredSizes* sizes) 
   const bool tied = std::none_of(tensors.begin(), tensors.end(),
                                  [](const DenseTensor& tensor) { return tensor.name == dense::kHead; });
   for (const DenseTensor& tensor : tensors) {
+    if (dense::IsRowTable(tensor.name)) continue;
     const uint64_t bytes = uint64_t{tensor.rows} * tensor.stride;
     if (tied || tensor.name != dense::kEmbed) sizes->dense_read += bytes;
     if (tensor.name == (tied ? dense::kEmbed : dense::kHead)) sizes->head_read = bytes;
@@ -36,9 +37,11 @@ void PutDenseReads(const std::vector<DenseTensor>& tensors, StoredSizes* sizes) 
 
 // Returns the encoding of the largest tensor.
 EncodingDescriptor DenseEncoding(const std::vector<DenseTensor>& tensors) {
-  const auto largest = std::max_element(tensors.begin(), tensors.end(), [](const auto& a, const auto& b) {
-    return uint64_t{a.rows} * a.stride < uint64_t{b.rows} * b.stride;
-  });
+  const auto bytes = [](const DenseTensor& tensor) {
+    return dense::IsRowTable(tensor.name) ? 0 : uint64_t{tensor.rows} * tensor.stride;
+  };
+  const auto largest = std::max_element(tensors.begin(), tensors.end(),
+                                        [&](const auto& a, const auto& b) { return bytes(a) < bytes(b); });
   return largest == tensors.end() ? EncodingDescriptor{} : largest->encoding;
 }
 
@@ -100,7 +103,7 @@ absl::StatusOr<ModelFacts> FactsOfPack(const std::string& path) {
   facts.is_pack = true;
   StoredSizes sizes;
   PutDense(pack->manifest().dense_tensors, pack->dense_bytes(), &sizes);
-  sizes.weights.all = pack->dense_bytes() + pack->total_expert_bytes();
+  sizes.weights.all = pack->dense_bytes() + pack->total_expert_bytes() + pack->row_bytes();
   ExpertSums experts(facts.config);
   for (uint32_t layer = 0; layer < facts.config.layers.size(); ++layer) {
     for (uint32_t e = 0; e < pack->expert_count(layer); ++e) {
@@ -161,14 +164,16 @@ absl::StatusOr<StoredSizes> SizesOf(const ModelConfig& config, const std::string
   const std::vector<DenseSpec> specs = DenseSpecs(config, IsByOutputs(recipe.layout));
   std::vector<EncodingDescriptor> encodings;
   for (const DenseSpec& spec : specs) {
-    encodings.push_back(spec.kind == DenseKind::kVector   ? EncodingDescriptor{.encoding = Encoding::kF32}
-                        : spec.kind == DenseKind::kRouter ? EncodingDescriptor{.encoding = Encoding::kBf16}
-                                                          : DescriptorOf(recipe.Dense(), spec.cols));
+    encodings.push_back(spec.kind == DenseKind::kVector ? EncodingDescriptor{.encoding = Encoding::kF32}
+                        : spec.kind == DenseKind::kRouter || spec.kind == DenseKind::kRows
+                            ? EncodingDescriptor{.encoding = Encoding::kBf16}
+                            : DescriptorOf(recipe.Dense(), spec.cols));
   }
   const std::vector<DenseTensor> dense = PlaceDense(specs, encodings, PackOptions{}.dense_extent_bytes);
   ASSIGN_OR_RETURN(const ExpertFormats formats, ResolveFormats(recipe, config, {}));
   ExtentPlanner planner;
   RETURN_IF_ERROR(planner.AddDense(specs, dense));
+  RETURN_IF_ERROR(planner.AddRows(specs, dense));
   StoredSizes sizes;
   sizes.bits = bits;
   ExpertSums experts(config);
@@ -186,7 +191,8 @@ absl::StatusOr<StoredSizes> SizesOf(const ModelConfig& config, const std::string
   }
   experts.Put(&sizes);
   PutDense(dense, planner.file_bytes(PackFile::kDense), &sizes);
-  sizes.weights.all = sizes.weights.dense + planner.file_bytes(PackFile::kExperts);
+  sizes.weights.all =
+      sizes.weights.dense + planner.file_bytes(PackFile::kExperts) + planner.file_bytes(PackFile::kRows);
   return sizes;
 }
 

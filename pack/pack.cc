@@ -77,6 +77,7 @@ absl::StatusOr<std::unique_ptr<Pack>> Pack::Open(const std::string& dir) {
   ASSIGN_OR_RETURN(const std::string table_bytes, ReadStored(absl::StrCat(dir, "/", kExtentTableName),
                                                              manifest->extent_table, kMaxTableBytes));
   for (int f = 0; f < kPackFileCount && !manifest->in_place.has_value(); ++f) {
+    if (!HasFile(*manifest, static_cast<PackFile>(f))) continue;
     RETURN_IF_ERROR(CheckFile(absl::StrCat(dir, "/", kPackFileNames[f]), manifest->payload[f]));
   }
   absl::StatusOr<ExtentTable> table = ParseExtentTable(
@@ -139,6 +140,8 @@ absl::Status Pack::Index() {
   ExtentPlanner planner;
   RETURN_IF_ERROR(planner.AddDense(specs, manifest_.dense_tensors));
   dense_extent_count_ = static_cast<uint32_t>(planner.extents().size());
+  RETURN_IF_ERROR(planner.AddRows(specs, manifest_.dense_tensors));
+  row_extent_count_ = static_cast<uint32_t>(planner.extents().size()) - dense_extent_count_;
   RETURN_IF_ERROR(IndexExperts(&planner));
   const std::vector<ExtentEntry>& expected = planner.extents();
   if (expected.size() != table_.entries.size() || planner.checksum_count() != table_.checksums.size()) {
@@ -185,6 +188,10 @@ std::string Pack::ExtentName(uint32_t extent) const {
                               : extent == 0                     ? "embeddings"
                                                                 : "embeddings or head";
     return absl::StrCat("extent ", extent, " (dense, ", group, ")");
+  }
+  if (extent < first_expert_extent()) {
+    return absl::StrCat("extent ", extent, " (rows ", entry.expert, " of the table of layer ", entry.layer,
+                        ")");
   }
   std::string parts;
   if (entry.format < manifest_.expert_formats.size() && entry.layer < config().layers.size()) {

@@ -3,6 +3,7 @@
 // Thread safety: immutable after Open(); safe to use from any thread.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -25,8 +26,8 @@ namespace sluice {
 // finds tensors and experts by it. pack/FORMAT.md specifies the files.
 //
 // Extent ids are indices into extents(): dense extents first (0 .. dense_extent_count() - 1), then those of
-// the experts ordered by (layer, expert, stream); an expert's extents are consecutive ids and one contiguous
-// run of experts.bin.
+// tables of rows, then those of the experts ordered by (layer, expert, stream); an expert's extents are
+// consecutive ids and one contiguous run of experts.bin.
 //
 // Thread safety: immutable after Open; all const methods may be called from any thread at once.
 
@@ -70,6 +71,8 @@ class Pack {
   absl::Span<const ExtentEntry> extents() const { return table_.entries; }
   uint32_t extent_count() const { return static_cast<uint32_t>(table_.entries.size()); }
   uint32_t dense_extent_count() const { return dense_extent_count_; }
+  uint32_t row_extent_count() const { return row_extent_count_; }
+  uint32_t first_expert_extent() const { return dense_extent_count_ + row_extent_count_; }
   // Chunk checksums of an extent, ChecksumChunkCount(length) of them. REQUIRES: extent < extent_count().
   absl::Span<const uint64_t> checksums(uint32_t extent) const;
   // "dense extent 3 (layer 1)", "extent 17 (layer 2, expert 5, stream 1 up)": for errors and logs.
@@ -100,7 +103,14 @@ class Pack {
   // Stored bytes of all dense extents, of all experts and of the largest expert.
   uint64_t dense_bytes() const { return file_bytes(PackFile::kDense); }
   uint64_t total_expert_bytes() const { return file_bytes(PackFile::kExperts); }
+  uint64_t row_bytes() const { return file_bytes(PackFile::kRows); }  // of tables of rows
+  uint32_t file_count() const { return row_bytes() > 0 ? kPackFileCount : kPackFileCount - 1; }
   uint64_t largest_expert_bytes() const { return largest_expert_bytes_; }
+  // Bytes of the largest expert or extent of rows: what a reader wants at once.
+  uint64_t largest_demand_bytes() const {
+    return row_extent_count_ == 0 ? largest_expert_bytes_
+                                  : std::max(largest_expert_bytes_, extents()[dense_extent_count_].length);
+  }
   uint64_t expert_total() const { return expert_total_; }  // experts of all layers
 
   // Reads the tokenizer's files by base name, checked against their digests. DataLoss naming the file. Empty
@@ -119,6 +129,7 @@ class Pack {
   Manifest manifest_;
   ExtentTable table_;
   uint32_t dense_extent_count_ = 0;
+  uint32_t row_extent_count_ = 0;
   uint64_t expert_total_ = 0;
   uint64_t largest_expert_bytes_ = 0;
   std::vector<uint64_t> layer_first_expert_;   // by layer: running number of its first expert

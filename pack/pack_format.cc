@@ -1,5 +1,7 @@
 #include "pack/pack_format.h"
 
+#include <algorithm>
+
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_replace.h"
 #include "pack/row_layout.h"
@@ -148,6 +150,11 @@ PartSet StoredParts(const ExpertFormat& format) {
   return format.gates ? kAllParts : PartSet{static_cast<PartSet>(PartBit(Part::kUp) | PartBit(Part::kDown))};
 }
 
+bool HasFile(const Manifest& manifest, PackFile file) {
+  return file != PackFile::kRows || std::any_of(manifest.config.layers.begin(), manifest.config.layers.end(),
+                                                [](const LayerConfig& layer) { return HasNgrams(layer); });
+}
+
 uint64_t FeaturesOf(const Manifest& manifest) {
   uint64_t features = 0;
   if (manifest.expert_formats.size() > 1) features |= kFeatureMixedFormats;
@@ -161,6 +168,7 @@ uint64_t FeaturesOf(const Manifest& manifest) {
     for (const EncodingDescriptor& part : format.parts) AddFeatures(part, &features);
   }
   for (const DenseTensor& tensor : manifest.dense_tensors) AddFeatures(tensor.encoding, &features);
+  if (HasFile(manifest, PackFile::kRows)) features |= kFeatureRows;
   if (manifest.in_place.has_value()) features |= kFeatureInPlace;
   return features;
 }

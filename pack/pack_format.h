@@ -37,17 +37,26 @@ enum IncompatibleFeature : uint64_t {
   kFeatureGateless = 1u << 5,  // experts without gates
   kFeatureOutputs = 1u << 7,   // down matrices are stored by outputs (bits 6 and 8: row_layout.h)
   kFeatureInPlace = 1u << 9,   // the payload lies in the model's own file
+  kFeatureRows = 1u << 10,     // there are tables whose rows are read one by one
 };
-inline constexpr uint64_t kKnownIncompatibleFeatures = kFeatureInterleaved | kFeatureMixedFormats |
-                                                       kFeatureSuperGroups | kFeatureMxfp4 | kFeatureLowBits |
-                                                       kFeatureGateless | kFeatureOutputs | kFeatureInPlace;
+inline constexpr uint64_t kKnownIncompatibleFeatures =
+    kFeatureInterleaved | kFeatureMixedFormats | kFeatureSuperGroups | kFeatureMxfp4 | kFeatureLowBits |
+    kFeatureGateless | kFeatureOutputs | kFeatureInPlace | kFeatureRows;
 
 // Payload files by number.
-enum class PackFile : uint8_t { kDense = 0, kExperts = 1 };
-inline constexpr int kPackFileCount = 2;
-inline constexpr const char* kPackFileNames[kPackFileCount] = {"dense.bin", "experts.bin"};
+enum class PackFile : uint8_t { kDense = 0, kExperts = 1, kRows = 2 };
+inline constexpr int kPackFileCount = 3;  // packs without tables of rows have no file of them
+inline constexpr const char* kPackFileNames[kPackFileCount] = {"dense.bin", "experts.bin", "rows.bin"};
 
-enum class ExtentKind : uint8_t { kDense = 0, kExpert = 1 };
+enum class ExtentKind : uint8_t { kDense = 0, kExpert = 1, kRows = 2 };
+
+// Bytes of an extent of rows, if a row is not longer: few, since a reader wants one row, and many enough that
+// the extent table stays small beside a table of 10^11 bytes.
+inline constexpr uint32_t kRowExtentBytes = 64u << 10;
+// Rows of such an extent.
+inline constexpr uint32_t RowsPerExtent(uint32_t stride) {
+  return stride < kRowExtentBytes ? kRowExtentBytes / stride : 1;
+}
 
 // One aligned byte range with its own checksums, as in extents.bin.
 struct ExtentEntry {
@@ -56,7 +65,7 @@ struct ExtentEntry {
   uint8_t file = 0;         // PackFile
   uint16_t stream = 0;      // of the expert; for dense extents their number within the group
   uint32_t layer = kNone;   // kNone for embeddings (first) and head (last)
-  uint32_t expert = kNone;  // kNone for dense extents
+  uint32_t expert = kNone;  // kNone for dense extents; of rows: number within the table
   uint32_t format = 0;      // index into Manifest::expert_formats; 0 for dense extents
   uint64_t offset = 0;      // in the file, a multiple of kExtentAlignment
   uint64_t length = 0;      // stored bytes with padding: a multiple of kExtentAlignment
@@ -122,7 +131,8 @@ class ExpertPlans {
 // Set of the stored parts.
 PartSet StoredParts(const ExpertFormat& format);
 
-// One dense tensor: rows [rows][stride] from `offset` of dense extent `extent`.
+// One dense tensor: rows [rows][stride] from `offset` of dense extent `extent`. A table of rows fills the
+// extents of rows from `extent` on, RowsPerExtent(stride) in each.
 struct DenseTensor {
   std::string name;
   uint32_t rows = 0;
@@ -182,6 +192,9 @@ struct Manifest {
   std::optional<InPlaceSource> in_place;  // none: the folder has the payload's files
   std::string model_id;
 };
+
+// True if the pack has this payload file: that of rows only where the model has tables of them.
+bool HasFile(const Manifest& manifest, PackFile file);
 
 // The incompatible feature bits that `manifest` needs for its formats.
 uint64_t FeaturesOf(const Manifest& manifest);

@@ -1,5 +1,6 @@
 #include "pack/pack_plan.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "common/base/status.h"
@@ -30,6 +31,9 @@ class SpecList {
   }
   void Router(std::string_view name, uint32_t rows, uint32_t cols) {
     Add(name, rows, cols, DenseKind::kRouter);
+  }
+  void Rows(std::string_view name, uint64_t rows, uint32_t cols) {
+    Add(name, static_cast<uint32_t>(rows), cols, DenseKind::kRows);
   }
 
  private:
@@ -182,7 +186,9 @@ void AddIndexSpecs(const AttentionConfig& attention, uint32_t hidden, SpecList* 
   const IndexConfig& index = attention.index;
   if (!HasIndexKeys(attention)) return;
   list->Matrix(dense::kIndexQ, index.heads * index.head_dim, IndexQueryWidth(attention, hidden));
-  if (index.pooled) {
+  if (index.summed) {
+    list->Router(dense::kIndexK, index.head_dim, hidden);
+  } else if (index.pooled) {
     list->Router(dense::kIndexK, PooledWidth(attention), hidden);
     list->Router(dense::kIndexGates, PooledWidth(attention), hidden);
     list->Table(dense::kIndexBias, index.block, PooledWidth(attention));
@@ -223,10 +229,31 @@ void AddAttentionSpecs(const AttentionConfig& attention, uint32_t hidden, SpecLi
 // The mix of streams by `rows` values of a projection.
 void AddStreamSpecs(const ModelConfig& config, uint32_t rows, uint32_t scales, std::string_view matrix,
                     std::string_view base, std::string_view scale, SpecList* list) {
-  if (!HasStreams(config)) return;
+  if (!HasStreams(config) || config.streams.rank > 0) return;
   list->Router(matrix, rows, config.streams.count * config.hidden);
   list->Vector(base, rows);
   list->Vector(scale, scales);
+}
+
+// The gates of a mix of streams; `add` is empty at the end.
+void AddGatedStreamSpecs(const ModelConfig& config, std::string_view norm, std::string_view down,
+                         std::string_view up, std::string_view add, SpecList* list) {
+  const uint32_t all = config.streams.count * config.hidden;
+  if (config.streams.rank == 0) return;
+  list->Vector(norm, all);
+  list->Matrix(down, config.streams.rank, all);
+  list->Matrix(up, all, config.streams.rank);
+  if (!add.empty()) list->Router(add, config.streams.count, all);
+}
+
+void AddNgramSpecs(const ModelConfig& config, const NgramConfig& ngrams, SpecList* list) {
+  const uint32_t all = config.streams.count * config.hidden;
+  list->Matrix(dense::kNgramKey, all, NgramWidth(ngrams));
+  list->Matrix(dense::kNgramValue, config.hidden, NgramWidth(ngrams));
+  list->Vector(dense::kNgramKeyNorm, all);
+  list->Vector(dense::kNgramQueryNorm, all);
+  list->Vector(dense::kNgramConvNorm, all);
+  list->Table(dense::kNgramConv, ngrams.kernel, all);
 }
 
 void AddNormSpecs(const ModelConfig& config, std::string_view weight, std::string_view bias, SpecList* list) {
@@ -306,7 +333,10 @@ void AddMtpSpecs(uint32_t hidden, SpecList* list) {
 
 void AddLayerSpecs(const ModelConfig& config, const LayerConfig& layer, SpecList* list) {
   const uint32_t hidden = config.hidden;
+  if (HasNgrams(layer)) AddNgramSpecs(config, layer.ngrams, list);
   if (HasAttention(layer)) {
+    AddGatedStreamSpecs(config, dense::kAttnStreamsNorm, dense::kAttnStreamsDown, dense::kAttnStreamsUp,
+                        dense::kAttnStreamsAdd, list);
     AddStreamSpecs(config, StreamRaws(config.streams), 3, dense::kAttnStreams, dense::kAttnStreamsBase,
                    dense::kAttnStreamsScale, list);
     if (layer.pre_norms) AddNormSpecs(config, dense::kAttnNorm, dense::kAttnNormBias, list);
@@ -314,6 +344,8 @@ void AddLayerSpecs(const ModelConfig& config, const LayerConfig& layer, SpecList
     if (layer.post_norms) list->Vector(dense::kAttnPostNorm, hidden);
   }
   if (HasFfn(layer)) {
+    AddGatedStreamSpecs(config, dense::kFfnStreamsNorm, dense::kFfnStreamsDown, dense::kFfnStreamsUp,
+                        dense::kFfnStreamsAdd, list);
     AddStreamSpecs(config, StreamRaws(config.streams), 3, dense::kFfnStreams, dense::kFfnStreamsBase,
                    dense::kFfnStreamsScale, list);
     if (HasFfnNorm(layer)) AddNormSpecs(config, dense::kFfnNorm, dense::kFfnNormBias, list);
@@ -342,9 +374,16 @@ std::vector<DenseSpec> DenseSpecs(const ModelConfig& config, bool by_outputs) {
     AddStreamSpecs(config, config.streams.count, 1, dense::kHeadStreams, dense::kHeadStreamsBase,
                    dense::kHeadStreamsScale, &last);
   }
-  AddNormSpecs(config, dense::kFinalNorm, dense::kFinalNormBias, &last);
+  AddGatedStreamSpecs(config, dense::kHeadStreamsNorm, dense::kHeadStreamsDown, dense::kHeadStreamsUp, {},
+                      &last);
+  if (HasFinalNorm(config)) AddNormSpecs(config, dense::kFinalNorm, dense::kFinalNormBias, &last);
   if (!config.tied_embeddings) last.Matrix(dense::kHead, config.vocab, hidden);
   if (config.head_bias) last.Vector(dense::kHeadBias, config.vocab);
+  for (uint32_t layer = 0; layer < config.layers.size(); ++layer) {
+    const NgramConfig& ngrams = config.layers[layer].ngrams;
+    if (!HasNgrams(config.layers[layer])) continue;
+    SpecList(layer, ++group, by_outputs, &specs).Rows(dense::kNgramRows, ngrams.rows, ngrams.width);
+  }
   return specs;
 }
 
@@ -356,6 +395,8 @@ bool DenseEncodingAllowed(DenseKind kind, const EncodingDescriptor& encoding) {
       return encoding.encoding == Encoding::kBf16 || encoding.encoding == Encoding::kF32;
     case DenseKind::kMatrix:
       return true;
+    case DenseKind::kRows:
+      return !IsQuantized(encoding.encoding) && !IsBlockEncoding(encoding.encoding);
     case DenseKind::kSummed:
       return !IsBlockEncoding(encoding.encoding);
   }
@@ -370,6 +411,12 @@ std::vector<DenseTensor> PlaceDense(const std::vector<DenseSpec>& specs,
   for (size_t i = 0; i < specs.size(); ++i) {
     DenseTensor tensor{specs[i].name, specs[i].rows, specs[i].cols, encodings[i], 0, 0, 0};
     tensor.stride = static_cast<uint32_t>(RoundStride(RowBytes(encodings[i], tensor.cols)));
+    if (specs[i].kind == DenseKind::kRows) {
+      tensor.extent = ++extent;
+      extent += (tensor.rows - 1) / RowsPerExtent(tensor.stride);
+      tensors.push_back(std::move(tensor));
+      continue;
+    }
     const uint64_t bytes = static_cast<uint64_t>(tensor.rows) * tensor.stride;
     const uint64_t offset = AlignUp(end, kDenseTensorAlignment);
     // An extent holds tensors of one layer at most, so that a layer can be leased by itself; a tensor that
@@ -413,11 +460,12 @@ absl::Status ExtentPlanner::AddDense(const std::vector<DenseSpec>& specs,
         absl::StrCat(tensors.size(), " dense tensors, but the model has ", specs.size()));
   }
   uint16_t number = 0;  // of the extent within its group
-  for (size_t i = 0; i < specs.size();) {
+  for (size_t i = 0; i < specs.size() && specs[i].kind != DenseKind::kRows;) {
     const uint32_t extent = tensors[i].extent;
     uint64_t end = 0;
     size_t last = i;
-    for (; last < specs.size() && tensors[last].extent == extent; ++last) {
+    for (; last < specs.size() && specs[last].kind != DenseKind::kRows && tensors[last].extent == extent;
+         ++last) {
       const DenseTensor& tensor = tensors[last];
       if (specs[last].group != specs[i].group || tensor.offset < end ||
           tensor.offset % kDenseTensorAlignment != 0 || tensor.offset > kMaxFileBytes) {
@@ -438,6 +486,29 @@ absl::Status ExtentPlanner::AddDense(const std::vector<DenseSpec>& specs,
     entry.layer = specs[i].layer;
     RETURN_IF_ERROR(Add(entry, end));
     i = last;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ExtentPlanner::AddRows(const std::vector<DenseSpec>& specs,
+                                    const std::vector<DenseTensor>& tensors) {
+  for (size_t i = 0; i < specs.size(); ++i) {
+    if (specs[i].kind != DenseKind::kRows) continue;
+    const DenseTensor& tensor = tensors[i];
+    if (tensor.extent != extents_.size() || tensor.offset != 0) {
+      return absl::DataLossError(absl::StrCat("rows ", tensor.name, " are at offset ", tensor.offset,
+                                              " of extent ", tensor.extent, ", expected ", extents_.size()));
+    }
+    const uint32_t each = RowsPerExtent(tensor.stride);
+    for (uint32_t first = 0, number = 0; first < tensor.rows; first += each, ++number) {
+      ExtentEntry entry;
+      entry.kind = ExtentKind::kRows;
+      entry.file = static_cast<uint8_t>(PackFile::kRows);
+      entry.layer = specs[i].layer;
+      entry.expert = number;
+      RETURN_IF_ERROR(Add(entry, uint64_t{std::min(each, tensor.rows - first)} * tensor.stride));
+      if (tensor.rows - first <= each) break;  // the sum could wrap around
+    }
   }
   return absl::OkStatus();
 }

@@ -20,6 +20,7 @@ enum class DenseKind : uint8_t {
   kSummed,  // the same, but its rows are summed with weights (transposed down): no block encoding
   kVector,  // f32: one row, or a small table of them
   kRouter,  // bf16 or f32: matrices with few rows and a large effect
+  kRows,    // not quantized: a table in a file of its own, of which a token reads a few rows
 };
 
 // A dense tensor of a model, before its placement.
@@ -32,8 +33,8 @@ struct DenseSpec {
   DenseKind kind = DenseKind::kMatrix;
 };
 
-// Every dense tensor of a model in storage order; `by_outputs`: down tensors are [hidden, width], not
-// transposed. REQUIRES: ValidateModelConfig accepts `config`.
+// Every dense tensor of a model in storage order, the tables of rows last; `by_outputs`: down tensors are
+// [hidden, width], not transposed. REQUIRES: ValidateModelConfig accepts `config`.
 std::vector<DenseSpec> DenseSpecs(const ModelConfig& config, bool by_outputs = false);
 
 // True if `encoding` may store a tensor of `kind`.
@@ -47,9 +48,11 @@ std::vector<DenseTensor> PlaceDense(const std::vector<DenseSpec>& specs,
 // Appends extents in id order and keeps files and checksum indices contiguous.
 class ExtentPlanner {
  public:
-  // Appends dense extents of `tensors` (as PlaceDense makes them). DataLoss if they are not in the order of
-  // `specs`, overlap, or mix groups in an extent.
+  // Appends dense extents of `tensors` (as PlaceDense makes them), without tables of rows. DataLoss if they
+  // are not in the order of `specs`, overlap, or mix groups in an extent.
   absl::Status AddDense(const std::vector<DenseSpec>& specs, const std::vector<DenseTensor>& tensors);
+  // Appends the extents of tables of rows, the last of `tensors`. DataLoss if they are out of place.
+  absl::Status AddRows(const std::vector<DenseSpec>& specs, const std::vector<DenseTensor>& tensors);
   // Appends one expert. ResourceExhausted if the pack exceeds the format's address range.
   absl::Status AddExpert(uint32_t layer, uint32_t expert, uint32_t format, const ExpertPlan& plan);
 

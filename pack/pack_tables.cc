@@ -63,7 +63,9 @@ json BodyJson(const Manifest& m) {
   json tensors = json::array();
   for (const DenseTensor& tensor : m.dense_tensors) tensors.push_back(TensorJson(tensor));
   json files = {{kExtentTableName, FileJson(m.extent_table)}};
-  for (int f = 0; f < kPackFileCount; ++f) files[kPackFileNames[f]] = FileJson(m.payload[f]);
+  for (int f = 0; f < kPackFileCount; ++f) {
+    if (HasFile(m, static_cast<PackFile>(f))) files[kPackFileNames[f]] = FileJson(m.payload[f]);
+  }
   json tokenizer = json::object();
   for (const auto& [name, file] : m.tokenizer_files) tokenizer[name] = FileJson(file);
   json body = {
@@ -174,6 +176,7 @@ absl::Status ReadFiles(const JsonObject& body, Manifest* m) {
   ASSIGN_OR_RETURN(const JsonObject table, files.Object(kExtentTableName));
   ASSIGN_OR_RETURN(m->extent_table, ReadStoredFile(table));
   for (int f = 0; f < kPackFileCount; ++f) {
+    if (!HasFile(*m, static_cast<PackFile>(f))) continue;
     ASSIGN_OR_RETURN(const JsonObject file, files.Object(kPackFileNames[f]));
     ASSIGN_OR_RETURN(m->payload[f], ReadStoredFile(file));
   }
@@ -369,7 +372,7 @@ absl::StatusOr<ExtentTable> ParseExtentTable(absl::Span<const std::byte> bytes) 
   for (uint64_t i = 0; i < entries; ++i) {
     const ExtentEntry entry = LoadEntry(bytes, kExtentTableHeaderBytes + i * kExtentEntryBytes);
     const auto bad = [i](const char* what) { return DamagedTable(absl::StrCat("entry ", i, ": ", what)); };
-    if (entry.kind > ExtentKind::kExpert) return bad("unknown kind");
+    if (entry.kind > ExtentKind::kRows) return bad("unknown kind");
     if (entry.file >= kPackFileCount) return bad("unknown file");
     if (entry.length == 0 || entry.length % kExtentAlignment != 0)
       return bad("length is not a multiple of 4096");

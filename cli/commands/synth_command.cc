@@ -20,6 +20,7 @@ struct Options {
   std::string out;
   std::optional<uint64_t> layers;
   std::optional<uint64_t> vocab;
+  std::optional<uint64_t> ngram_base;
   RowOptions rows;
   std::optional<uint64_t> seed;
   std::optional<double> reuse;
@@ -38,6 +39,8 @@ void Declare(ArgParser* parser, Options* o) {
       .Required()
       .Number("--layers", &o->layers, "fewer or more than the shape's", 1, 4096)
       .Number("--vocab", &o->vocab, "other than the shape's", 16, 1 << 20)
+      .Number("--ngram-base", &o->ngram_base, "of a shape with n-grams: a table has 16 times as many rows", 2,
+              1u << 31)
       .Text("--routing", &o->routing, "uniform or zipf:S: how evenly experts are chosen [uniform]")
       .Real("--reuse", &o->reuse, "chance that a token takes an expert of the one before [0]", 0, 0.999)
       .Real("--similarity", &o->similarity, "of the routing of neighbouring layers [0]", 0, 0.999)
@@ -53,6 +56,7 @@ absl::StatusOr<int> Synth(const CommandContext& context, const Options& o) {
   options.shape = *o.shape;
   options.layers = static_cast<uint32_t>(o.layers.value_or(0));
   options.vocab = static_cast<uint32_t>(o.vocab.value_or(0));
+  options.ngram_base = o.ngram_base.value_or(0);
   options.rows = o.rows.Words();
   options.routing = o.routing;
   options.reuse = o.reuse.value_or(0);

@@ -114,6 +114,7 @@ double ExpertBytes(const Pack& pack, uint32_t layer, uint32_t expert, const std:
 double BytesPerToken(const Pack& pack, const std::string& order, const std::vector<double>& left_out) {
   double bytes = 0;
   for (const DenseTensor& tensor : pack.dense_tensors()) {
+    if (dense::IsRowTable(tensor.name)) continue;
     const bool one_row = tensor.name == dense::kEmbed && !pack.config().tied_embeddings;
     bytes += static_cast<double>(RowBytes(tensor.encoding, tensor.cols)) * (one_row ? 1 : tensor.rows);
   }

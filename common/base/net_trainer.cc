@@ -258,7 +258,7 @@ double LossAndGradient(const TrainedNet& net, TrainingLoss loss, uint32_t rows, 
   return Backward(net, loss, rows, x, target, &batch, gradient);
 }
 
-absl::StatusOr<TrainedNet> TrainNet(const RowSource& source, uint32_t inputs, uint32_t outputs,
+absl::StatusOr<TrainedNet> TrainNet(const TrainingRows& source, uint32_t inputs, uint32_t outputs,
                                     const TrainOptions& options, const std::atomic<bool>* cancel) {
   const uint64_t rows = source.rows();
   if (rows == 0 || inputs == 0 || outputs == 0 || options.batch == 0) {

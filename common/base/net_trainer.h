@@ -26,7 +26,7 @@ void AddProduct(uint32_t rows, uint32_t cols, uint32_t depth, const float* a, ui
 // The result depends on data, shape, options and seed alone: one thread trains one network, and sums have a
 // fixed order. Train several networks on several threads.
 //
-// Thread safety: TrainNet and Loss may be called from any thread; a RowSource is used by one thread at a
+// Thread safety: TrainNet and Loss may be called from any thread; a TrainingRows is used by one thread at a
 // time.
 
 // out = W2 relu(W1 x + b1) + b2, or W2 x + b2 with units == 0. Stored for the kernels: transposed.
@@ -41,9 +41,9 @@ struct TrainedNet {
 };
 
 // Rows to train on.
-class RowSource {
+class TrainingRows {
  public:
-  virtual ~RowSource() = default;
+  virtual ~TrainingRows() = default;
   virtual uint64_t rows() const = 0;
   // Row `row`: x[0 .. inputs), target[0 .. outputs).
   virtual void Fill(uint64_t row, float* x, float* target) const = 0;
@@ -65,7 +65,7 @@ struct TrainOptions {
 };
 
 // CANCELLED once `*cancel` is true (may be null). INVALID_ARGUMENT without rows, inputs or outputs.
-absl::StatusOr<TrainedNet> TrainNet(const RowSource& source, uint32_t inputs, uint32_t outputs,
+absl::StatusOr<TrainedNet> TrainNet(const TrainingRows& source, uint32_t inputs, uint32_t outputs,
                                     const TrainOptions& options, const std::atomic<bool>* cancel);
 
 // Outputs of `rows` rows x [rows, inputs]; `hidden` has room for [rows, units].

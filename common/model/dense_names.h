@@ -25,6 +25,11 @@ inline constexpr std::string_view kHeadStreams = "head_streams";             // 
 inline constexpr std::string_view kHeadStreamsBase = "head_streams_base";    // [1, s]
 inline constexpr std::string_view kHeadStreamsScale = "head_streams_scale";  // [1, 1]
 
+// Gated streams (StreamConfig::rank) have these instead; r: the rank.
+inline constexpr std::string_view kHeadStreamsNorm = "head_streams_norm";  // [1, s * hidden]
+inline constexpr std::string_view kHeadStreamsDown = "head_streams_down";  // [r, s * hidden]
+inline constexpr std::string_view kHeadStreamsUp = "head_streams_up";      // [s * hidden, r]
+
 // Tensors of a layer: LayerName(3, kQ) is "layers.3.q". Norms before attention and before the MoE block.
 inline constexpr std::string_view kAttnNorm = "attn_norm";           // [1, hidden]
 inline constexpr std::string_view kAttnNormBias = "attn_norm_bias";  // [1, hidden]; layer norm only
@@ -38,6 +43,25 @@ inline constexpr std::string_view kAttnStreamsScale = "attn_streams_scale";  // 
 inline constexpr std::string_view kFfnStreams = "ffn_streams";
 inline constexpr std::string_view kFfnStreamsBase = "ffn_streams_base";
 inline constexpr std::string_view kFfnStreamsScale = "ffn_streams_scale";
+// Gated streams have these instead; the projection by which the output is added is [s, s * hidden], as the
+// router.
+inline constexpr std::string_view kAttnStreamsNorm = "attn_streams_norm";  // [1, s * hidden]
+inline constexpr std::string_view kAttnStreamsDown = "attn_streams_down";  // [r, s * hidden]
+inline constexpr std::string_view kAttnStreamsUp = "attn_streams_up";      // [s * hidden, r]
+inline constexpr std::string_view kAttnStreamsAdd = "attn_streams_add";
+inline constexpr std::string_view kFfnStreamsNorm = "ffn_streams_norm";
+inline constexpr std::string_view kFfnStreamsDown = "ffn_streams_down";
+inline constexpr std::string_view kFfnStreamsUp = "ffn_streams_up";
+inline constexpr std::string_view kFfnStreamsAdd = "ffn_streams_add";
+
+// Hashed n-grams (HasNgrams); e = NgramWidth. The norms are apart for each stream.
+inline constexpr std::string_view kNgramRows = "ngram_rows";             // [rows, width], a table of rows
+inline constexpr std::string_view kNgramKey = "ngram_key";               // [s * hidden, e]
+inline constexpr std::string_view kNgramValue = "ngram_value";           // [hidden, e]
+inline constexpr std::string_view kNgramKeyNorm = "ngram_key_norm";      // [1, s * hidden]
+inline constexpr std::string_view kNgramQueryNorm = "ngram_query_norm";  // [1, s * hidden]
+inline constexpr std::string_view kNgramConvNorm = "ngram_conv_norm";    // [1, s * hidden]
+inline constexpr std::string_view kNgramConv = "ngram_conv";             // [kernel, s * hidden], f32
 
 // post_norms only: norms on the outputs of attention and of the MoE block.
 inline constexpr std::string_view kAttnPostNorm = "attn_post_norm";  // [1, hidden]
@@ -189,6 +213,9 @@ inline constexpr std::string_view kMtpHidden = "mtp_hidden";           // [hidde
 inline constexpr std::string_view kMtpEmbedNorm = "mtp_embed_norm";    // [1, hidden]
 inline constexpr std::string_view kMtpHiddenNorm = "mtp_hidden_norm";  // [1, hidden]
 inline constexpr std::string_view kMtpNorm = "mtp_norm";               // [1, hidden]
+
+// True for a tensor of which a token reads a few rows alone, and which lies in a file of its own.
+inline bool IsRowTable(std::string_view name) { return name.ends_with(kNgramRows); }
 
 inline std::string LayerName(uint32_t layer, std::string_view tensor) {
   return "layers." + std::to_string(layer) + "." + std::string(tensor);

@@ -576,8 +576,10 @@ void IgnorePredictionLayers(const ModelConfig& config, TensorMapper* mapper, con
 void MapEmbeddingAndHead(const ModelConfig& config, const EmbeddingAndHeadNames& names,
                          TensorMapper* mapper) {
   mapper->Dense(std::string(dense::kEmbed), mapper->Tensor(names.embed, {config.vocab, config.hidden}));
-  const SourceMatrix norm = mapper->Tensor(names.norm + ".weight", {config.hidden});
-  mapper->Dense(std::string(dense::kFinalNorm), names.plus_one ? PlusOne(norm) : norm);
+  if (HasFinalNorm(config)) {
+    const SourceMatrix norm = mapper->Tensor(names.norm + ".weight", {config.hidden});
+    mapper->Dense(std::string(dense::kFinalNorm), names.plus_one ? PlusOne(norm) : norm);
+  }
   if (HasNormBias(config)) {
     mapper->Dense(std::string(dense::kFinalNormBias), mapper->Tensor(names.norm + ".bias", {config.hidden}));
   }

@@ -148,6 +148,7 @@ class LayerMapper {
   const MoeConfig& moe() const { return config_.layers[layer_].moe; }
   uint32_t hidden() const { return config_.hidden; }
   uint32_t vocab() const { return config_.vocab; }
+  const NgramConfig& ngrams() const { return config_.layers[layer_].ngrams; }
   const StreamConfig& streams() const { return config_.streams; }
   uint32_t latent_width() const { return config_.latent_width; }
   bool Has(const std::string& name) const { return mapper_->Has(base_ + name); }
@@ -280,6 +281,15 @@ std::vector<bool> ReadSharedIndexers(size_t layers, HfFields* fields);
 
 // Maps the indexer of latent attention under self_attn.indexer, pooled or not.
 void MapIndexer(LayerMapper* layer);
+
+// Gated DeltaNet, attention with an output gate, and experts beside a shared one with a gate (Qwen3-Next and
+// later).
+AttentionConfig ReadGatedDelta(HfFields* fields);
+AttentionConfig ReadGatedAttention(const ModelConfig& model, HfFields* fields);
+MoeConfig ReadGatedMixture(HfFields* fields);
+void MapGatedDelta(LayerMapper* layer);
+void MapGatedAttention(LayerMapper* layer);
+void MapGatedMixture(LayerMapper* layer);
 
 // Kimi Delta Attention of `heads` heads, whose gates have no rank and no floor.
 AttentionConfig ChannelDelta(uint32_t heads, uint32_t dim, uint32_t kernel);

@@ -85,6 +85,8 @@ constexpr Family kFamilies[] = {
     {"bailing_hybrid", "BailingMoeV3ForCausalLM", &ReadBailingHybrid},
     {"glm5_next", "Glm5NextForConditionalGeneration", &ReadGlm5Next, "glm5_next_text"},
     {"deepseek_v4", "DeepseekV4ForCausalLM", &ReadDeepseekV4},
+    {"qwen4_exp_text", "Qwen4ExpForCausalLM", &ReadQwen4Exp},
+    {"qwen4_exp", "Qwen4ExpForConditionalGeneration", &ReadQwen4Exp, "qwen4_exp_text"},
 };
 
 absl::Status UnknownArchitecture(const std::string& subject, const std::string& name) {
@@ -397,6 +399,7 @@ constexpr FamilyTensors kMaps[] = {
     {"bailing_hybrid", &MapBailingHybrid},
     {"glm5_next_text", &MapGlm5Next},
     {"deepseek_v4", &MapDeepseekV4},
+    {"qwen4_exp_text", &MapQwen4Exp},
 };
 
 }  // namespace

@@ -132,4 +132,8 @@ void MapGlm5Next(const ModelConfig& config, TensorMapper* mapper);
 ModelConfig ReadDeepseekV4(HfFields* fields);
 void MapDeepseekV4(const ModelConfig& config, TensorMapper* mapper);
 
+// hf_families_ngrams.cc
+ModelConfig ReadQwen4Exp(HfFields* fields);
+void MapQwen4Exp(const ModelConfig& config, TensorMapper* mapper);
+
 }  // namespace sluice

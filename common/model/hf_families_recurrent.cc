@@ -385,9 +385,7 @@ void MapNemotronH(const ModelConfig& config, TensorMapper* mapper) {
 // DeltaNet layers between full attention with an output gate; norms that add 1 to their weights; shared
 // expert with a gate.
 
-namespace {
-
-AttentionConfig ReadDelta(HfFields* fields) {
+AttentionConfig ReadGatedDelta(HfFields* fields) {
   AttentionConfig attention;
   attention.kind = AttentionKind::kGatedDelta;
   attention.rope = RopeConfig{.kind = RopeKind::kNone};
@@ -403,6 +401,8 @@ AttentionConfig ReadDelta(HfFields* fields) {
   }
   return attention;
 }
+
+namespace {
 
 // Qwen3-Next's two projections: each key head has its rows of q, k, v and z, and of beta and decay.
 void MapGroupedDelta(LayerMapper* layer) {
@@ -423,7 +423,9 @@ void MapGroupedDelta(LayerMapper* layer) {
   layer->Dense(dense::kDeltaDecay, RowsOfBlocks(gates, heads, sharers, sharers));
 }
 
-void MapDelta(LayerMapper* layer) {
+}  // namespace
+
+void MapGatedDelta(LayerMapper* layer) {
   const DeltaConfig& delta = layer->attention().delta;
   const uint32_t values = delta.value_heads * delta.value_dim;
   const uint32_t conv_cols = 2 * delta.key_heads * delta.key_dim + values;
@@ -460,7 +462,7 @@ void MapGatedAttention(LayerMapper* layer) {
   layer->Dense(dense::kKNorm, PlusOne(layer->Vector("self_attn.k_norm.weight", a.head_dim)));
 }
 
-MoeConfig ReadMixture(HfFields* fields) {
+MoeConfig ReadGatedMixture(HfFields* fields) {
   MoeConfig moe;
   ReadExperts({"num_experts", "num_local_experts"}, &moe, fields);
   moe.expert_width = fields->Number("moe_intermediate_size", 1, kMaxWidth);
@@ -470,14 +472,21 @@ MoeConfig ReadMixture(HfFields* fields) {
   return moe;
 }
 
-// Reads the attention kinds: full attention in every full_attention_interval-th layer, or by layer_types.
-void ReadAttention(ModelConfig* model, HfFields* fields) {
+AttentionConfig ReadGatedAttention(const ModelConfig& model, HfFields* fields) {
   AttentionConfig full = ReadGrouped(
-      {.kv_heads = 2, .head_dim = 256, .rope = {.partial = 0.25, .may_be_partial = true}}, *model, fields);
+      {.kv_heads = 2, .head_dim = 256, .rope = {.partial = 0.25, .may_be_partial = true}}, model, fields);
   full.qk_norm = QkNorm::kPerHead;
   full.output_gate = true;
   fields->RequireOff("attention_bias");
-  const AttentionConfig delta = ReadDelta(fields);
+  return full;
+}
+
+namespace {
+
+// Reads the attention kinds: full attention in every full_attention_interval-th layer, or by layer_types.
+void ReadAttention(ModelConfig* model, HfFields* fields) {
+  const AttentionConfig full = ReadGatedAttention(*model, fields);
+  const AttentionConfig delta = ReadGatedDelta(fields);
   const uint32_t interval = fields->Number("full_attention_interval", 1, kMaxLayers, 4);
   const std::vector<std::string> types =
       ReadLayerTypes({"linear_attention", "full_attention"}, model->layers.size(), fields);
@@ -491,7 +500,7 @@ void ReadAttention(ModelConfig* model, HfFields* fields) {
 
 ModelConfig ReadQwen35Moe(HfFields* fields) {
   ModelConfig model = ReadBaseConfig("qwen3_5_moe_text", {.max_position = 32768}, fields);
-  const MoeConfig moe = ReadMixture(fields);
+  const MoeConfig moe = ReadGatedMixture(fields);
   ReadAttention(&model, fields);
   for (LayerConfig& layer : model.layers) layer.moe = moe;
   fields->Skip("intermediate_size");  // of dense layers; the family has none
@@ -507,11 +516,18 @@ ModelConfig ReadQwen35Moe(HfFields* fields) {
 
 ModelConfig ReadQwen3Next(HfFields* fields) {
   ModelConfig model = ReadBaseConfig("qwen3_next", {.max_position = 32768}, fields);
-  MoeConfig moe = ReadMixture(fields);
+  MoeConfig moe = ReadGatedMixture(fields);
   moe.norm_topk_prob = fields->Flag("norm_topk_prob", true);
   ReadAttention(&model, fields);
   SetQwenFfns(moe, &model, fields);
   return model;
+}
+
+void MapGatedMixture(LayerMapper* layer) {
+  layer->Dense(dense::kRouter, layer->Matrix("mlp.gate.weight", layer->moe().experts, layer->hidden()));
+  layer->Experts("mlp.experts.", {});
+  layer->SharedExpert("mlp.shared_expert.");
+  layer->Dense(dense::kSharedRouter, layer->Matrix("mlp.shared_expert_gate.weight", 1, layer->hidden()));
 }
 
 // Maps text checkpoints, and the language model of multimodal ones.
@@ -524,18 +540,13 @@ void MapQwen35Moe(const ModelConfig& config, TensorMapper* mapper) {
       config, {.embed = inner + "embed_tokens.weight", .norm = inner + "norm", .plus_one = true}, mapper);
   MapLayers(config, inner + "layers.", mapper,
             [](LayerMapper* layer) {
-              const MoeConfig& moe = layer->moe();
               if (layer->attention().kind == AttentionKind::kGatedDelta) {
-                MapDelta(layer);
+                MapGatedDelta(layer);
               } else {
                 MapGatedAttention(layer);
               }
-              if (moe.experts == 0) return layer->DenseFfn("mlp.");
-              layer->Dense(dense::kRouter, layer->Matrix("mlp.gate.weight", moe.experts, layer->hidden()));
-              layer->Experts("mlp.experts.", {});
-              layer->SharedExpert("mlp.shared_expert.");
-              layer->Dense(dense::kSharedRouter,
-                           layer->Matrix("mlp.shared_expert_gate.weight", 1, layer->hidden()));
+              if (layer->moe().experts == 0) return layer->DenseFfn("mlp.");
+              MapGatedMixture(layer);
             },
             {.plus_one = true});
 }

@@ -180,6 +180,9 @@ struct IndexConfig {
   // end at or before a query take part in its choice of `top` - 1 of them, and the positions behind the last
   // one are always seen. `block` divides 32 or is a multiple of it.
   bool pooled = false;
+  // One choice as with `weighted`, but each index head counts once, and the key of a block is the mean of its
+  // positions' keys, normed and rotated behind that (Qwen3.8). Implies `pooled`.
+  bool summed = false;
   float norm_epsilon = 1e-6f;  // of the norms on q and k
   bool operator==(const IndexConfig&) const = default;
 };
@@ -268,6 +271,21 @@ struct MoeConfig {
   bool operator==(const MoeConfig&) const = default;
 };
 
+// Hashed n-grams: rows of a table, named by a hash of a token and those before it, whose values are gated and
+// added to the residual streams before a layer (ngram_hash.h).
+struct NgramConfig {
+  uint32_t size = 0;    // tokens of the longest n-gram; 0: none
+  uint32_t heads = 0;   // rows that each of the lengths 2..size names
+  uint32_t width = 0;   // values of a row
+  uint64_t rows = 0;    // of the table, those that no hash names included
+  uint64_t base = 0;    // hashes are taken modulo the primes from here on
+  uint32_t layer = 0;   // number among the layers with n-grams: these use up the primes in turn
+  uint64_t seed = 0;    // of the factors of a hash
+  uint32_t end = 0;     // token of which n-grams see nothing behind it
+  uint32_t kernel = 0;  // of a convolution of the values, over every `size`-th token
+  bool operator==(const NgramConfig&) const = default;
+};
+
 struct LayerConfig {
   AttentionConfig attention;
   MoeConfig moe;
@@ -277,6 +295,7 @@ struct LayerConfig {
   bool parallel = false;     // the MoE block takes the input of attention, normalized by the same norm
   // The routed experts' sum is added behind the next layer, which has none; the shared expert's here.
   bool late_experts = false;
+  NgramConfig ngrams;
   bool operator==(const LayerConfig&) const = default;
 };
 
@@ -292,6 +311,9 @@ struct StreamConfig {
   uint32_t iterations = 0;  // of Sinkhorn, for the matrix that mixes the streams
   float epsilon = 1e-6f;
   bool mean_output = false;  // the final norm takes the mean of the streams, else a learned mix
+  // > 0: blocks take the mean of the normed streams, each value gated by a projection of this rank, and their
+  // output is added to each stream by a factor (Qwen3.8). No norm follows, at the end neither.
+  uint32_t rank = 0;
   bool operator==(const StreamConfig&) const = default;
 };
 
@@ -354,7 +376,9 @@ inline bool HasIndexKeys(const AttentionConfig& attention) {
   return attention.index.heads > 0 && !attention.index.shared;
 }
 // Lists of chosen blocks that a row has.
-inline uint32_t IndexLists(const IndexConfig& index) { return index.weighted ? 1 : index.heads; }
+inline uint32_t IndexLists(const IndexConfig& index) {
+  return index.weighted || index.summed ? 1 : index.heads;
+}
 // Positions up to which the indexer's choice is all of them.
 inline uint64_t DensePositions(const IndexConfig& index) {
   return uint64_t{index.top} * index.block - (index.pooled ? 1 : 0);
@@ -362,8 +386,25 @@ inline uint64_t DensePositions(const IndexConfig& index) {
 
 inline bool HasStreams(const ModelConfig& config) { return config.streams.count > 1; }
 // Values of the projection that a layer's streams are mixed by, and of the factors made of it.
-inline uint32_t StreamRaws(const StreamConfig& streams) { return (2 + streams.count) * streams.count; }
-inline uint32_t StreamFactors(const StreamConfig& streams) { return (1 + streams.count) * streams.count; }
+inline uint32_t StreamRaws(const StreamConfig& streams) {
+  return streams.rank > 0 ? streams.rank : (2 + streams.count) * streams.count;
+}
+inline uint32_t StreamFactors(const StreamConfig& streams) {
+  return streams.rank > 0 ? streams.count : (1 + streams.count) * streams.count;
+}
+// True if the head takes the normed residual.
+inline bool HasFinalNorm(const ModelConfig& config) { return config.streams.rank == 0; }
+
+inline bool HasNgrams(const LayerConfig& layer) { return layer.ngrams.size > 0; }
+// Rows that a token names, and their values one behind the other.
+inline uint32_t NgramHeads(const NgramConfig& ngrams) {
+  return ngrams.size > 0 ? (ngrams.size - 1) * ngrams.heads : 0;
+}
+inline uint32_t NgramWidth(const NgramConfig& ngrams) { return NgramHeads(ngrams) * ngrams.width; }
+// Earlier rows that the convolution of a token reads.
+inline uint32_t NgramReach(const NgramConfig& ngrams) {
+  return ngrams.size > 0 ? (ngrams.kernel - 1) * ngrams.size : 0;
+}
 
 // Values of a row that entries, or the keys of a pooled indexer, are compressed of.
 inline uint32_t CompressedWidth(const AttentionConfig& attention) {

@@ -128,6 +128,7 @@ void Members(const IndexConfig&, On* on) {
   on->Now("shared", &IndexConfig::shared);
   on->Now("norm_epsilon", &IndexConfig::norm_epsilon);
   on->Later("pooled", &IndexConfig::pooled);
+  on->Later("summed", &IndexConfig::summed);
 }
 
 template <typename On>
@@ -145,6 +146,20 @@ void Members(const StreamConfig&, On* on) {
   on->Now("iterations", &StreamConfig::iterations);
   on->Now("epsilon", &StreamConfig::epsilon);
   on->Now("mean_output", &StreamConfig::mean_output);
+  on->Later("rank", &StreamConfig::rank);
+}
+
+template <typename On>
+void Members(const NgramConfig&, On* on) {
+  on->Now("size", &NgramConfig::size);
+  on->Now("heads", &NgramConfig::heads);
+  on->Now("width", &NgramConfig::width);
+  on->Now("rows", &NgramConfig::rows);
+  on->Now("base", &NgramConfig::base);
+  on->Now("layer", &NgramConfig::layer);
+  on->Now("seed", &NgramConfig::seed);
+  on->Now("end", &NgramConfig::end);
+  on->Now("kernel", &NgramConfig::kernel);
 }
 
 template <typename On>
@@ -223,6 +238,7 @@ void Members(const LayerConfig&, On* on) {
   on->Later("pre_norms", &LayerConfig::pre_norms);
   on->Later("parallel", &LayerConfig::parallel);
   on->Later("late_experts", &LayerConfig::late_experts);
+  on->Later("ngrams", &LayerConfig::ngrams);
 }
 
 template <typename On>
@@ -308,6 +324,11 @@ constexpr size_t kMaxRopeFactors = kMaxHeadDim / 2;
 absl::Status FromJson(const JsonObject& object, const char* key, uint32_t* out) {
   ASSIGN_OR_RETURN(const uint64_t value, object.Uint(key, 0, kMaxU32));
   *out = static_cast<uint32_t>(value);
+  return absl::OkStatus();
+}
+
+absl::Status FromJson(const JsonObject& object, const char* key, uint64_t* out) {
+  ASSIGN_OR_RETURN(*out, object.Uint(key, 0, std::numeric_limits<uint64_t>::max()));
   return absl::OkStatus();
 }
 

@@ -136,7 +136,10 @@ absl::Status CheckIndex(const AttentionConfig& attention, const std::string& sub
   const bool latent = attention.kind == AttentionKind::kLatent;
   const bool compressed = attention.kind == AttentionKind::kCompressed;
   if (compressed ? !index.pooled || !index.weighted || index.block != attention.compress.rate || index.shared
-                 : index.pooled && (!latent || !index.weighted || attention.rope.kind != RopeKind::kNone)) {
+      : index.summed
+          ? attention.kind != AttentionKind::kGrouped || !index.pooled || index.weighted ||
+                index.interleaved || index.shared || attention.rope.kind == RopeKind::kLongRope
+          : index.pooled && (!latent || !index.weighted || attention.rope.kind != RopeKind::kNone)) {
     return InvalidConfig(subject, absl::StrCat("an indexer of keys for ", index.block,
                                                " positions in attention whose entries are of ",
                                                attention.compress.rate, ", or that rotates"));
@@ -326,6 +329,27 @@ absl::Status CheckIds(const std::vector<int32_t>& ids, const char* field, size_t
   return absl::OkStatus();
 }
 
+// Hashed n-grams are added to several streams, before a layer whose state has room for those of the
+// convolution.
+absl::Status CheckNgrams(const ModelConfig& config, const LayerConfig& layer, const std::string& subject) {
+  const NgramConfig& ngrams = layer.ngrams;
+  if (!HasNgrams(layer)) {
+    return ngrams == NgramConfig() ? absl::OkStatus() : InvalidConfig(subject, "n-grams of no tokens");
+  }
+  RETURN_IF_ERROR(CheckRange(subject, "tokens of an n-gram", ngrams.size, 2, kMaxNgram));
+  RETURN_IF_ERROR(CheckRange(subject, "rows of an n-gram", ngrams.heads, 1, kMaxNgramHeads / ngrams.size));
+  RETURN_IF_ERROR(CheckRange(subject, "values of an n-gram's row", ngrams.width, 1, kMaxHeadDim));
+  RETURN_IF_ERROR(CheckRange(subject, "rows of n-grams", ngrams.rows, 1, kMaxNgramRows));
+  RETURN_IF_ERROR(CheckRange(subject, "base of the n-grams' hash", ngrams.base, 2, kMaxNgramBase));
+  RETURN_IF_ERROR(CheckRange(subject, "number of a layer with n-grams", ngrams.layer, 0, kMaxLayers));
+  RETURN_IF_ERROR(CheckRange(subject, "token that ends n-grams", ngrams.end, 0, config.vocab - 1));
+  RETURN_IF_ERROR(CheckRange(subject, "convolution kernel of n-grams", ngrams.kernel, 2, kMaxConvKernel));
+  RETURN_IF_ERROR(CheckRange(subject, "rows of a token in all layers up to this one",
+                             (uint64_t{ngrams.layer} + 1) * NgramHeads(ngrams), 1, kMaxNgramHeads));
+  if (config.streams.rank == 0) return InvalidConfig(subject, "n-grams without gated residual streams");
+  return absl::OkStatus();
+}
+
 // True if a dense layer's output is not only added.
 bool NeedsSums(const LayerConfig& layer) {
   return !HasFfn(layer) || layer.post_norms || layer.layer_scale || layer.late_experts;
@@ -335,6 +359,10 @@ bool NeedsSums(const LayerConfig& layer) {
 absl::Status CheckStructure(const ModelConfig& config, size_t i, const std::string& subject) {
   const LayerConfig& layer = config.layers[i];
   const MoeConfig& moe = layer.moe;
+  RETURN_IF_ERROR(CheckNgrams(config, layer, subject));
+  if (config.streams.rank > 0 && (layer.pre_norms || config.mtp_layers > 0)) {
+    return InvalidConfig(subject, "norms behind gated residual streams, or MTP layers");
+  }
   if (layer.attention.index.shared) {
     const IndexConfig* made = nullptr;
     for (size_t j = 0; j < i; ++j) {
@@ -383,8 +411,11 @@ absl::Status ValidateModelConfig(const ModelConfig& config, const std::string& s
   RETURN_IF_ERROR(CheckRange(subject, "width of routed experts' inputs", config.latent_width, 0, kMaxHidden));
   const StreamConfig& streams = config.streams;
   RETURN_IF_ERROR(CheckRange(subject, "residual streams", streams.count, 1, kMaxStreamCount));
+  RETURN_IF_ERROR(
+      CheckRange(subject, "rank of the streams' gates", streams.rank, 0, streams.count > 1 ? kMaxHidden : 0));
   RETURN_IF_ERROR(CheckRange(subject, "iterations of the streams' mix", streams.iterations,
-                             streams.count > 1 ? 1 : 0, kMaxIterations));
+                             streams.count > 1 && streams.rank == 0 ? 1 : 0,
+                             streams.rank == 0 ? kMaxIterations : 0));
   RETURN_IF_ERROR(CheckFinite(subject, "epsilon of the streams' mix", streams.epsilon, 0));
   RETURN_IF_ERROR(
       CheckRange(subject, "values of all streams", uint64_t{streams.count} * config.hidden, 1, kMaxHidden));

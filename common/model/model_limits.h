@@ -30,6 +30,10 @@ inline constexpr uint32_t kMaxEndIds = 64;
 inline constexpr uint32_t kMaxRate = 1u << 12;  // positions compressed to one
 inline constexpr uint32_t kMaxStreamCount = 16;
 inline constexpr uint32_t kMaxIterations = 1u << 10;
+inline constexpr uint32_t kMaxNgram = 8;               // tokens
+inline constexpr uint32_t kMaxNgramHeads = 256;        // rows of a token, of all layers together
+inline constexpr uint64_t kMaxNgramRows = 0xffffffff;  // of a table
+inline constexpr uint64_t kMaxNgramBase = 1ull << 32;
 
 // Checks that the numbers of `config` are in range and consistent: kv_heads divide heads, top_k is at most
 // the number of experts in the groups used, ids are below the vocabulary. InvalidArgument naming `subject`,

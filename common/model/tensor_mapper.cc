@@ -79,6 +79,24 @@ SourceMatrix Stacked(SourceMatrix first, std::vector<SourceMatrix> others) {
   return first;
 }
 
+SourceMatrix RowRange(const SourceMatrix& stacked, uint32_t first, uint32_t count) {
+  SourceMatrix whole = stacked;
+  whole.more_rows.clear();
+  std::vector<SourceMatrix> parts;
+  const auto take = [&](const SourceMatrix& part) {
+    const uint32_t skipped = std::min(first, part.lines);
+    const uint32_t taken = std::min(count, part.lines - skipped);
+    if (taken > 0) parts.push_back(SliceRows(part, skipped, taken));
+    first -= skipped;
+    count -= taken;
+  };
+  take(whole);
+  for (const SourceMatrix& part : stacked.more_rows) take(part);
+  const SourceMatrix head = parts.empty() ? SliceRows(whole, 0, 0) : parts.front();
+  if (!parts.empty()) parts.erase(parts.begin());
+  return Stacked(head, std::move(parts));
+}
+
 namespace {
 
 // Files in blocks do not tell [1, n] from [n].

@@ -50,6 +50,9 @@ SourceMatrix RowsOfBlocks(SourceMatrix m, uint32_t blocks, uint32_t first, uint3
 SourceMatrix Transposed(SourceMatrix m);
 SourceMatrix PlusOne(SourceMatrix m);
 SourceMatrix Scaled(SourceMatrix m, float scale);
+// Returns rows [first, first + count) of matrices of one block each that are stacked. REQUIRES: not
+// transposed.
+SourceMatrix RowRange(const SourceMatrix& stacked, uint32_t first, uint32_t count);
 // Returns the rows of `first` followed by those of the others; each matrix has one or more blocks.
 SourceMatrix Stacked(SourceMatrix first, std::vector<SourceMatrix> others);
 

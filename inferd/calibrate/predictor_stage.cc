@@ -22,15 +22,15 @@
 namespace sluice::inferd {
 
 // Rows [first, first + rows()) of another source: training and held-out parts.
-class RowRange final : public RowSource {
+class RowRange final : public TrainingRows {
  public:
-  RowRange(const RowSource& rows, uint64_t first, uint64_t count)
+  RowRange(const TrainingRows& rows, uint64_t first, uint64_t count)
       : source_(rows), first_(first), count_(count) {}
   uint64_t rows() const override { return count_; }
   void Fill(uint64_t row, float* x, float* target) const override { source_.Fill(first_ + row, x, target); }
 
  private:
-  const RowSource& source_;
+  const TrainingRows& source_;
   const uint64_t first_;
   const uint64_t count_;
 };
@@ -43,7 +43,7 @@ struct ChosenExperts {
 };
 
 // Inputs and targets of a learned predictor (inputs: predictor_weights.h).
-class LearnedRows final : public RowSource {
+class LearnedRows final : public TrainingRows {
  public:
   // `inputs`: float16 [positions, hidden]. `before` may have no ids if there is no previous layer.
   LearnedRows(uint32_t hidden, std::vector<uint16_t> inputs, ChosenExperts own, ChosenExperts before,
@@ -59,7 +59,7 @@ class LearnedRows final : public RowSource {
 };
 
 // Inputs a(p) * scale and the distribution softmax(logits(p + 1)) for the positions p of `followed`.
-class FirstLayerRows final : public RowSource {
+class FirstLayerRows final : public TrainingRows {
  public:
   // `outputs`: [positions, hidden]; `logits`: [positions, experts].
   FirstLayerRows(uint32_t hidden, uint32_t experts, std::vector<float> outputs, std::vector<float> logits,
@@ -82,7 +82,7 @@ struct HeldOutResult {
   double precision = 0;   // mean of |predicted top-K and true top-K| / K
   double divergence = 0;  // mean KL(target || softmax(out)), if targets are distributions
 };
-HeldOutResult Evaluate(const TrainedNet& net, const RowSource& rows, uint32_t top_k);
+HeldOutResult Evaluate(const TrainedNet& net, const TrainingRows& rows, uint32_t top_k);
 
 // Converts a network to its stored form. The input factor `scale` is folded into the weights.
 PredictorNet Stored(const TrainedNet& net, float scale, double precision);
@@ -157,7 +157,7 @@ void FirstLayerRows::Fill(uint64_t row, float* x, float* target) const {
   Softmax(experts_, logits_.data() + (position + 1) * experts_, target);
 }
 
-HeldOutResult Evaluate(const TrainedNet& net, const RowSource& rows, uint32_t top_k) {
+HeldOutResult Evaluate(const TrainedNet& net, const TrainingRows& rows, uint32_t top_k) {
   std::vector<float> x(net.inputs), hidden(net.units), out(net.outputs), target(net.outputs);
   std::vector<float> chance(net.outputs);
   std::vector<uint32_t> order;
@@ -206,7 +206,7 @@ constexpr size_t kGroup = 16;           // networks per unit
 constexpr auto kAskEvery = std::chrono::milliseconds(50);
 
 struct Split {
-  Split(const RowSource& rows)
+  Split(const TrainingRows& rows)
       : held_out_rows(rows.rows() / kHeldOutShare),
         training(rows, 0, rows.rows() - held_out_rows),
         held_out(rows, rows.rows() - held_out_rows, held_out_rows) {}

@@ -103,11 +103,14 @@ absl::Status EngineCore::Setup() {
     ASSIGN_OR_RETURN(
         trace_, TraceRecorder::Create(options.trace, config, &backend_->queue(), plan_.forward.max_tokens));
   }
+  ASSIGN_OR_RETURN(row_source_,
+                   RowSource::Create(config_, plan_.forward.max_tokens, options.stall_limit,
+                                     {client_, &fetches_, backend_.get(), [this] { residency_->Poll(); }}));
   hooks_ = std::make_unique<StepHooks>(client_, prefetcher_.get(), trace_.get(), [this] { Beat(); });
   ASSIGN_OR_RETURN(forward_, Forward::Create(config_, plan_.forward,
                                              {backend_.get(), weights_.get(), kv_.get(), states_.get(),
                                               residency_.get(), residency_.get(), routing_.get(),
-                                              sparsity_.get(), hooks_.get(), cpu_.get()}));
+                                              sparsity_.get(), hooks_.get(), cpu_.get(), row_source_.get()}));
   RETURN_IF_ERROR(MakeMtp());
   return AcquireWeights();
 }

@@ -36,6 +36,7 @@
 #include "inferd/model/fetch_queue.h"
 #include "inferd/model/kv_cache.h"
 #include "inferd/model/recurrent_states.h"
+#include "inferd/model/row_source.h"
 #include "inferd/model/weight_buffers.h"
 #include "inferd/model/weight_client.h"
 #include "inferd/policy/prefetcher.h"
@@ -192,6 +193,7 @@ class EngineCore final {
   std::unique_ptr<KvCache> kv_;
   std::unique_ptr<RecurrentStates> states_;
   std::unique_ptr<Residency> residency_;
+  std::unique_ptr<RowSource> row_source_;  // null: no layer has n-grams
   std::unique_ptr<RoutingPolicy> routing_;
   std::unique_ptr<SparsityPolicy> sparsity_;
   std::unique_ptr<Prefetcher> prefetcher_;  // null: no prefetch

@@ -48,7 +48,8 @@ void StepRows::Add(const ScheduledRows& rows, Sequence* sequence, KvCache* kv,
   }
   const uint32_t index =
       batch_.Add(tokens, {rows.first_position, kv->pages().table(rows.slot), states.slots(rows.slot),
-                          IsLongText(*sequence), sequence->decode_from(), sequence->header().id});
+                          IsLongText(*sequence), sequence->decode_from(), sequence->header().id,
+                          sequence->tokens().first(rows.first_position)});
   running_.push_back({sequence, rows});
   const uint32_t logit_rows = sequence->LogitRowsOf(rows);
   for (uint32_t row = rows.rows - logit_rows; row < rows.rows; ++row) {

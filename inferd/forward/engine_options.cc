@@ -171,12 +171,14 @@ BackendLimits LimitsOf(const ModelConfig& config, const EnginePlan& plan) {
   limits.max_context = plan.options.context;
   limits.vocab = config.vocab;
   limits.experts = MaxRouted(config);
-  limits.top_k = LargestTopK(config);
+  // Rows of residual streams are copied and added as an expert's are.
+  limits.top_k = std::max(LargestTopK(config), config.streams.count);
   limits.expert_width = WidestExpert(config);
   limits.layers = static_cast<uint32_t>(config.layers.size());
   limits.shared_handle = plan.options.slab.handle;
   for (const LayerConfig& layer : config.layers) {
     AddAttentionLimits(layer.attention, &limits);
+    limits.max_cols = std::max(limits.max_cols, NgramWidth(layer.ngrams));
   }
   return limits;
 }

@@ -10,7 +10,7 @@
 namespace sluice::inferd {
 
 absl::Status Forward::Run(StepBatch* batch) {
-  BeginBatch(batch);
+  RETURN_IF_ERROR(BeginBatch(batch));
   const bool drafted = draft_.Take(*batch);
   if (drafted) {
     std::swap(x_, ahead_);
@@ -21,65 +21,20 @@ absl::Status Forward::Run(StepBatch* batch) {
   return RunLayers(0, /*attended=*/drafted, batch);
 }
 
-// Every stream begins as the embedding.
-absl::Status Forward::EmbedRows(const StepBatch& batch, const Rows& x) {
-  if (!HasStreams(config_)) {
-    return queue_->Embed({batch.ids(), weights_.embed(), config_.embedding_scale, x});
-  }
-  RETURN_IF_ERROR(queue_->Embed({batch.ids(), weights_.embed(), config_.embedding_scale, block_in_}));
-  return queue_->ScaleRows(
-      {block_in_, {}, batch.tokens(), config_.streams.count, config_.hidden, {x.base, config_.hidden}});
-}
-
-// Computes block_in_ = the mix of the streams x that a block takes, and the factors for its output; the final
-// mix has no factors.
-absl::Status Forward::MixStreams(const StreamWeights& weights, const Rows& x, uint32_t tokens,
-                                 const Rows& factors) {
-  const StreamConfig& streams = config_.streams;
-  const MatMulPart projection[] = {{weights.projection, stream_raws_, {}}};
-  RETURN_IF_ERROR(queue_->MatMul({x, tokens, streams.count * config_.hidden, {}, {}, projection, {}}));
-  return queue_->StreamMix({.x = x,
-                            .raw = stream_raws_,
-                            .scale = weights.scale,
-                            .base = weights.base,
-                            .tokens = tokens,
-                            .streams = streams.count,
-                            .hidden = config_.hidden,
-                            .norm_epsilon = config_.norm_epsilon,
-                            .epsilon = streams.epsilon,
-                            .iterations = factors.base ? streams.iterations : 0,
-                            .y = block_in_,
-                            .factors = factors});
-}
-
-// Adds a block's output, in sums_, to the streams x.
-absl::Status Forward::WriteStreams(const Rows& x, uint32_t tokens, const Rows& factors, const Rows& to) {
-  return queue_->StreamWrite({x, sums_, factors, tokens, config_.streams.count, config_.hidden, to});
-}
-
-// Computes block_in_ = what the final norm takes.
-absl::Status Forward::JoinStreams(const Rows& x, uint32_t tokens) {
-  const StreamConfig& streams = config_.streams;
-  if (!streams.mean_output) {
-    return MixStreams(weights_.head_streams(), x, tokens, {});
-  }
-  const float share = 1.0f / static_cast<float>(streams.count);
-  return queue_->Combine(
-      {{x.base, config_.hidden}, {}, tokens, streams.count, config_.hidden, {}, block_in_, share});
-}
-
 absl::Status Forward::RunFrom(uint32_t first_layer, StepBatch* batch) {
-  BeginBatch(batch);
+  RETURN_IF_ERROR(BeginBatch(batch));
   draft_.Forget();
   return RunLayers(first_layer, /*attended=*/false, batch);
 }
 
-// Drops the state left by a step that ended with an error.
-void Forward::BeginBatch(StepBatch* batch) {
+// Drops the state left by a step that ended with an error, and asks for the rows that the tokens name: the
+// first layers need them soon.
+absl::Status Forward::BeginBatch(StepBatch* batch) {
   uncounted_.reset();
   deferred_.clear();
   early_lead_ids_.clear();
   batch_ = batch;
+  return row_source_ == nullptr ? absl::OkStatus() : row_source_->Begin(batch);
 }
 
 absl::Status Forward::Await() {

@@ -25,6 +25,7 @@
 #include "inferd/model/expert_source.h"
 #include "inferd/model/kv_cache.h"
 #include "inferd/model/recurrent_states.h"
+#include "inferd/model/row_source.h"
 #include "inferd/model/step_batch.h"
 #include "inferd/policy/expert_predictor.h"
 #include "inferd/policy/routing.h"
@@ -76,7 +77,8 @@ class Forward {
     RoutingPolicy* routing = nullptr;
     SparsityPolicy* sparsity = nullptr;
     LayerObserver* observer = nullptr;
-    Backend* cpu = nullptr;  // computes the CPU's share of `experts` beside `backend`
+    Backend* cpu = nullptr;     // computes the CPU's share of `experts` beside `backend`
+    RowSource* rows = nullptr;  // of the same config; null: no layer has n-grams
   };
   static absl::StatusOr<std::unique_ptr<Forward>> Create(const ModelConfig& config,
                                                          const ForwardOptions& options, const Parts& parts);
@@ -139,7 +141,7 @@ class Forward {
   absl::Status AddRope(const RopeConfig& rope);
   absl::Status ReachPositions(const StepBatch& batch);
 
-  void BeginBatch(StepBatch* batch);
+  absl::Status BeginBatch(StepBatch* batch);
   absl::Status RunLayers(uint32_t first_layer, bool attended, StepBatch* batch);
   absl::Status Attend(uint32_t layer, const Rows& x, const StepBatch& batch);
   absl::Status AttendRows(uint32_t layer, const Rows& x, const StepBatch& batch);
@@ -147,6 +149,11 @@ class Forward {
   absl::Status MixStreams(const StreamWeights& weights, const Rows& x, uint32_t tokens, const Rows& factors);
   absl::Status WriteStreams(const Rows& x, uint32_t tokens, const Rows& factors, const Rows& to);
   absl::Status JoinStreams(const Rows& x, uint32_t tokens);
+  absl::Status NormStreams(BufferRef weight, const Rows& x, uint32_t tokens, const Rows& to);
+  absl::Status MixGatedStreams(const StreamWeights& weights, const Rows& x, uint32_t tokens,
+                               const Rows& factors);
+  absl::Status GatherNgrams(uint32_t layer, const StepBatch& batch);
+  absl::Status AddNgrams(uint32_t layer, const Rows& x, const StepBatch& batch);
   absl::Status AttendGrouped(uint32_t layer, const Rows& x, const StepBatch& batch);
   absl::Status AttendLatent(uint32_t layer, const Rows& x, const StepBatch& batch);
   absl::Status ProjectLatent(uint32_t layer, const Rows& x, const StepBatch& batch);
@@ -155,6 +162,8 @@ class Forward {
   absl::Status ChooseBlocks(uint32_t layer, const StepBatch& batch);
   absl::Status WriteIndexKeys(uint32_t layer, bool chooses, const StepBatch& batch);
   absl::Status PoolIndexKeys(uint32_t layer, bool chooses, const StepBatch& batch);
+  uint32_t TurnedFrom(uint32_t layer, uint32_t head_dim) const;
+  absl::Status NormIndexQueries(uint32_t layer, uint32_t tokens);
   absl::Status TurnHeads(uint32_t layer, const StepBatch& batch, const Rows& x, uint32_t heads,
                          uint32_t head_dim, bool back);
   absl::Status AttendCompressed(uint32_t layer, const Rows& x, const StepBatch& batch);
@@ -224,6 +233,7 @@ class Forward {
   const KvCache& kv_;
   const RecurrentStates& states_;
   ExpertSource* const experts_;
+  RowSource* const row_source_;
   const ResidencyView* const residency_;
   RoutingPolicy* const routing_;
   SparsityPolicy* const sparsity_;
@@ -231,8 +241,9 @@ class Forward {
   TopKRouting mtp_routing_;
   bool in_mtp_ = false;  // RunMtp() is running
 
-  std::vector<Rope> ropes_;        // distinct tables
-  std::vector<uint32_t> rope_of_;  // by layer
+  std::vector<Rope> ropes_;         // distinct tables
+  std::vector<uint32_t> rope_of_;   // by layer
+  std::vector<int32_t> ngram_ids_;  // [T]: 0, 1, 2, ..; empty without n-grams
   WorkPlan plan_;
   LayerWork work_;
   std::unique_ptr<CpuWork> cpu_;                 // null: the device computes everything
@@ -276,6 +287,10 @@ class Forward {
   Rows stream_raws_;   // [T, StreamRaws]
   Rows attn_factors_;  // [T, StreamFactors], these two
   Rows ffn_factors_;
+  Rows streams_normed_;  // [T, streams * hidden], these two: of gated streams
+  Rows stream_gates_;
+  Rows ngram_values_;  // [T, NgramWidth]: rows of a table
+  Rows ngram_terms_;   // [T * 2, streams * hidden]: what n-grams add to the streams
   // MoE layer.
   Rows fixed_;                // [T, top_k]: experts that the tokens name
   Rows scores_;               // [T, experts]

@@ -9,8 +9,9 @@
 namespace sluice::inferd {
 
 // Computes x += o(attention(norm(x))), x the rows' residual; of several streams attention takes their mix,
-// and its output is added to all.
+// and its output is added to all. A layer's n-grams are added before.
 absl::Status Forward::Attend(uint32_t layer, const Rows& x, const StepBatch& batch) {
+  RETURN_IF_ERROR(AddNgrams(layer, x, batch));
   if (!HasStreams(config_) || !HasAttention(config_.layers[layer])) {
     return AttendRows(layer, x, batch);
   }
@@ -153,6 +154,23 @@ ChosenBlocks Forward::ChosenOf(uint32_t layer, const StepBatch& batch) const {
              : ChosenBlocks{};
 }
 
+// The first value of a head that rotates: compressed attention rotates the last ones.
+uint32_t Forward::TurnedFrom(uint32_t layer, uint32_t head_dim) const {
+  const AttentionConfig& a = config_.layers[layer].attention;
+  return a.kind == AttentionKind::kCompressed ? head_dim - a.rope.dimensions : 0;
+}
+
+// Norms each head of a summed indexer's queries.
+absl::Status Forward::NormIndexQueries(uint32_t layer, uint32_t tokens) {
+  const IndexConfig& index = config_.layers[layer].attention.index;
+  for (uint32_t head = 0; head < index.heads; ++head) {
+    const Rows rows = {index_q_.base + uint64_t{head} * index.head_dim * sizeof(float),
+                       uint64_t{index.heads} * index.head_dim};
+    RETURN_IF_ERROR(queue_->Norm({rows, tokens, index.head_dim, weights_.layer(layer).index_q_norm, rows}));
+  }
+  return absl::OkStatus();
+}
+
 // Rotates heads of this layer in place, or back.
 absl::Status Forward::TurnHeads(uint32_t layer, const StepBatch& batch, const Rows& x, uint32_t heads,
                                 uint32_t head_dim, bool back) {
@@ -168,7 +186,7 @@ absl::Status Forward::TurnHeads(uint32_t layer, const StepBatch& batch, const Ro
                                        .rope_table = group.table,
                                        .rope_positions = options_.context,
                                        .rope_dims = rope.dimensions,
-                                       .rope_offset = head_dim - rope.dimensions,
+                                       .rope_offset = TurnedFrom(layer, head_dim),
                                        .rope_interleaved = rope.interleaved,
                                        .back = back,
                                        .sequences = group.sequences}));
@@ -177,7 +195,7 @@ absl::Status Forward::TurnHeads(uint32_t layer, const StepBatch& batch, const Ro
 }
 
 // Compresses the keys of a pooled indexer, and rotates its queries. In attention with compressed entries its
-// keys are made as those entries are; elsewhere nothing rotates, and each key is normed before.
+// keys are made as those entries are, or they are means; else nothing rotates, and each key is normed before.
 absl::Status Forward::PoolIndexKeys(uint32_t layer, bool chooses, const StepBatch& batch) {
   const LayerWeights& w = weights_.layer(layer);
   const AttentionConfig& a = config_.layers[layer].attention;
@@ -190,22 +208,26 @@ absl::Status Forward::PoolIndexKeys(uint32_t layer, bool chooses, const StepBatc
   const uint32_t turned = table ? a.rope.dimensions : 0;
   DeltaStateView state = states_.view(layer);
   state.base = state.base + EntryStateFloats(a) * sizeof(float);
+  const Rows bias = {w.index_bias.base, w.index_bias.stride / sizeof(float)};
   RETURN_IF_ERROR(queue_->Compress({.values = index_k_,
-                                    .gates = index_gates_,
-                                    .bias = {w.index_bias.base, w.index_bias.stride / sizeof(float)},
+                                    .gates = index.summed ? Rows{} : index_gates_,
+                                    .bias = index.summed ? Rows{} : bias,
                                     .tokens = batch.tokens(),
                                     .overlap = a.compress.overlap,
                                     .norm = late_norm ? w.index_k_norm : NormSpec{},
                                     .rope_table = table,
                                     .rope_positions = options_.context,
                                     .rope_dims = turned,
-                                    .rope_offset = index.head_dim - turned,
+                                    .rope_offset = TurnedFrom(layer, index.head_dim),
                                     .rope_interleaved = a.rope.interleaved,
                                     .sequences = batch.sequences(),
                                     .from = batch.state_from(),
                                     .to = batch.state_to(),
                                     .state = state,
                                     .entries = kv_.index_entries(layer)}));
+  if (chooses && index.summed) {
+    RETURN_IF_ERROR(NormIndexQueries(layer, batch.tokens()));
+  }
   return chooses ? TurnHeads(layer, batch, index_q_, index.heads, index.head_dim, /*back=*/false)
                  : absl::OkStatus();
 }
@@ -226,9 +248,10 @@ absl::Status Forward::ChooseBlocks(uint32_t layer, const StepBatch& batch) {
   return queue_->IndexSelect(
       {.q = index_q_,
        .weights = index.weighted ? index_weights_ : Rows{},
+       .summed = index.summed,
        .tokens = batch.tokens(),
        .heads = index.heads,
-       .scale = index.weighted ? 1 / std::sqrt(static_cast<float>(index.head_dim)) : 1.0f,
+       .scale = index.weighted || index.summed ? 1 / std::sqrt(static_cast<float>(index.head_dim)) : 1.0f,
        .local = index.local,
        .sequences = batch.sequences(),
        .keys = kv_.index_view(layer),

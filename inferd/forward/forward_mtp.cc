@@ -20,7 +20,7 @@ absl::Status Forward::RunMtp(uint32_t index, const Rows& hidden, absl::Span<cons
   const uint32_t layer = ModelLayers(config_) + index;
   const LayerWeights& w = weights_.layer(layer);
   const uint32_t tokens = batch->tokens();
-  BeginBatch(batch);
+  RETURN_IF_ERROR(BeginBatch(batch));
   RETURN_IF_ERROR(ReachPositions(*batch));
   RETURN_IF_ERROR(queue_->Embed({batch->ids(), weights_.embed(), config_.embedding_scale, mtp_embed_}));
   const MatMulPart embed[] = {{w.mtp_embed, mtp_x_, {}}};

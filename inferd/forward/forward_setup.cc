@@ -1,12 +1,14 @@
 // Setup of the forward pass: the check for unsupported features, and its memory.
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
 
 #include "common/base/status.h"
 #include "inferd/forward/forward.h"
 #include "inferd/forward/mtp_drafter.h"
 #include "inferd/model/model_shapes.h"
+#include "kernels/state_calls.h"
 
 namespace sluice::inferd {
 namespace {
@@ -127,6 +129,25 @@ absl::Status CheckAttention(uint32_t layer, const AttentionConfig& a) {
   return a.kind == AttentionKind::kLatent ? CheckLatent(layer, a) : CheckGrouped(layer, a);
 }
 
+// The layers with n-grams are numbered in their order.
+absl::Status CheckNgrams(const ModelConfig& config, uint32_t layer, uint32_t* number) {
+  const NgramConfig& ngrams = config.layers[layer].ngrams;
+  if (ngrams.size == 0) {
+    return absl::OkStatus();
+  }
+  const uint64_t named = NgramHash(ngrams, config.vocab).rows();
+  if (ngrams.layer != (*number)++ || ngrams.rows < named) {
+    return Contradiction(
+        layer, absl::StrCat("n-grams of layer ", ngrams.layer, " among them, whose hashes name ", named,
+                            " rows of a table of ", ngrams.rows));
+  }
+  if (ngrams.size > StepBatch::kTokensBefore + 1 || NgramReach(ngrams) >= kMaxConvKernel) {
+    return Refuse(layer, absl::StrCat("n-grams of ", ngrams.size, " tokens, convolved over ",
+                                      NgramReach(ngrams) + 1, " tokens"));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status CheckMoeLayer(uint32_t layer, const MoeConfig& moe) {
   if (moe.experts == 0) {
     return absl::OkStatus();
@@ -160,11 +181,13 @@ absl::Status CheckSupported(const ModelConfig& config) {
                                                  " experts; the limits are ", FetchQueue::kMaxLayers, " and ",
                                                  FetchQueue::kMaxExperts));
   }
+  uint32_t ngram_layers = 0;
   for (uint32_t layer = 0; layer < config.layers.size(); ++layer) {
     const LayerConfig& parts = config.layers[layer];
     if (HasStreams(config) && (NormsOutputs(config, parts) || parts.parallel)) {
       return Refuse(layer, "residual streams with norms or factors of outputs, or an FFN beside attention");
     }
+    RETURN_IF_ERROR(CheckNgrams(config, layer, &ngram_layers));
     RETURN_IF_ERROR(CheckAttention(layer, config.layers[layer].attention));
     RETURN_IF_ERROR(CheckMoeLayer(layer, config.layers[layer].moe));
     if (!HasFfn(config.layers[layer]) &&
@@ -197,6 +220,17 @@ uint64_t StreamWidth(const ModelConfig& config) {
   return HasStreams(config)
              ? uint64_t{config.hidden} + StreamRaws(config.streams) + 2 * StreamFactors(config.streams)
              : 0;
+}
+
+// Values of a row of the normed streams and of their gates, each; 0 without gates.
+uint64_t GatesWidth(const ModelConfig& config) { return config.streams.rank > 0 ? ResidualWidth(config) : 0; }
+
+uint64_t WidestNgrams(const ModelConfig& config) {
+  uint64_t widest = 0;
+  for (const LayerConfig& layer : config.layers) {
+    widest = std::max<uint64_t>(widest, NgramWidth(layer.ngrams));
+  }
+  return widest;
 }
 
 // Experts that a row's token names.
@@ -257,12 +291,14 @@ uint64_t ActivationBytes(const ModelConfig& config, const ForwardOptions& option
   const uint64_t residual = ResidualWidth(config);
   const uint64_t ahead = options.look_ahead || options.draft_tokens ? residual + ranks : 0;
   const uint64_t drafts = config.mtp_layers > 0 ? 2 * uint64_t{config.hidden} : 0;
-  const uint64_t per_token = residual + config.hidden + drafts + StreamWidth(config) + FixedWidth(config) +
-                             attention + mixture + sums + ahead;
+  const uint64_t ngrams = WidestNgrams(config) > 0 ? WidestNgrams(config) + 2 * residual : 0;
+  const uint64_t per_token = residual + config.hidden + drafts + StreamWidth(config) +
+                             2 * GatesWidth(config) + ngrams + FixedWidth(config) + attention + mixture +
+                             sums + ahead;
   const uint64_t per_logit_row = uint64_t{config.vocab} + 2 * options.max_candidates + 1;
   return sizeof(float) * (options.max_tokens * per_token + options.logit_rows * per_logit_row +
                           options.context * RopeValuesPerPosition(config)) +
-         MtpDrafter::Bytes(config, options);
+         MtpDrafter::Bytes(config, options) + RowSource::DeviceBytes(config, options.max_tokens);
 }
 
 Forward::Forward(const ModelConfig& config, const ForwardOptions& options, const Parts& parts)
@@ -275,6 +311,7 @@ Forward::Forward(const ModelConfig& config, const ForwardOptions& options, const
       kv_(*parts.kv),
       states_(*parts.states),
       experts_(parts.experts),
+      row_source_(parts.rows),
       residency_(parts.residency),
       routing_(parts.routing),
       sparsity_(parts.sparsity),
@@ -306,6 +343,8 @@ absl::Status Forward::Allocate() {
   for (const LayerConfig& layer : config_.layers) {
     RETURN_IF_ERROR(AddRope(RopeOf(layer)));
   }
+  ngram_ids_.resize(WidestNgrams(config_) > 0 ? options_.max_tokens : 0);
+  std::iota(ngram_ids_.begin(), ngram_ids_.end(), 0);
   return absl::OkStatus();
 }
 
@@ -328,6 +367,10 @@ absl::Status Forward::AllocateRows() {
       {&stream_raws_, HasStreams(config_) ? tokens : 0, StreamRaws(config_.streams)},
       {&attn_factors_, HasStreams(config_) ? tokens : 0, StreamFactors(config_.streams)},
       {&ffn_factors_, HasStreams(config_) ? tokens : 0, StreamFactors(config_.streams)},
+      {&streams_normed_, tokens, GatesWidth(config_)},
+      {&stream_gates_, tokens, GatesWidth(config_)},
+      {&ngram_values_, tokens, WidestNgrams(config_)},
+      {&ngram_terms_, WidestNgrams(config_) > 0 ? tokens : 0, 2 * ResidualWidth(config_)},
       {&fixed_, tokens, FixedWidth(config_)},
       {&normed_, tokens, config_.hidden},
       {&q_, tokens, w.q},

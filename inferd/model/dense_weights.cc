@@ -36,6 +36,9 @@ class Finder {
   absl::Status Compressed(const AttentionConfig& a, LayerWeights* w);
   absl::Status Streams(uint32_t rows, uint32_t scales, std::string_view matrix, std::string_view base,
                        std::string_view scale, StreamWeights* streams);
+  absl::Status GatedStreams(std::string_view norm, std::string_view down, std::string_view up,
+                            std::string_view add, StreamWeights* streams);
+  absl::Status Ngrams(const NgramConfig& ngrams, NgramWeights* w);
   absl::Status Indexer(const AttentionConfig& a, LayerWeights* w);
   absl::Status Delta(const DeltaConfig& d, LayerWeights* w);
   absl::Status Mamba(const MambaConfig& m, LayerWeights* w);
@@ -120,11 +123,16 @@ absl::Status Finder::FindAll() {
   if (config_.head_bias) {
     RETURN_IF_ERROR(Vector(dense::kHeadBias, config_.vocab, &tensors_->head_bias));
   }
-  if (!config_.streams.mean_output) {
+  if (config_.streams.rank > 0) {
+    RETURN_IF_ERROR(GatedStreams(dense::kHeadStreamsNorm, dense::kHeadStreamsDown, dense::kHeadStreamsUp, {},
+                                 &tensors_->head_streams));
+  } else if (!config_.streams.mean_output) {
     RETURN_IF_ERROR(Streams(config_.streams.count, 1, dense::kHeadStreams, dense::kHeadStreamsBase,
                             dense::kHeadStreamsScale, &tensors_->head_streams));
   }
-  RETURN_IF_ERROR(Norm(dense::kFinalNorm, dense::kFinalNormBias, &tensors_->final_norm));
+  if (HasFinalNorm(config_)) {
+    RETURN_IF_ERROR(Norm(dense::kFinalNorm, dense::kFinalNormBias, &tensors_->final_norm));
+  }
   tensors_->layers.resize(config_.layers.size());
   uint64_t bytes = 0;
   for (uint32_t layer = 0; layer < config_.layers.size(); ++layer) {
@@ -151,9 +159,14 @@ absl::Status Finder::Layer(const LayerConfig& layer, LayerWeights* w) {
   if (layer.layer_scale) {
     RETURN_IF_ERROR(Vector(dense::kLayerScale, 1, &w->layer_scale));
   }
+  if (HasNgrams(layer)) {
+    RETURN_IF_ERROR(Ngrams(layer.ngrams, &w->ngrams));
+  }
   if (HasAttention(layer)) {
     RETURN_IF_ERROR(Streams(StreamRaws(config_.streams), 3, dense::kAttnStreams, dense::kAttnStreamsBase,
                             dense::kAttnStreamsScale, &w->attn_streams));
+    RETURN_IF_ERROR(GatedStreams(dense::kAttnStreamsNorm, dense::kAttnStreamsDown, dense::kAttnStreamsUp,
+                                 dense::kAttnStreamsAdd, &w->attn_streams));
     if (layer.pre_norms) {
       RETURN_IF_ERROR(Norm(dense::kAttnNorm, dense::kAttnNormBias, &w->attn_norm));
     }
@@ -167,6 +180,8 @@ absl::Status Finder::Layer(const LayerConfig& layer, LayerWeights* w) {
   }
   RETURN_IF_ERROR(Streams(StreamRaws(config_.streams), 3, dense::kFfnStreams, dense::kFfnStreamsBase,
                           dense::kFfnStreamsScale, &w->ffn_streams));
+  RETURN_IF_ERROR(GatedStreams(dense::kFfnStreamsNorm, dense::kFfnStreamsDown, dense::kFfnStreamsUp,
+                               dense::kFfnStreamsAdd, &w->ffn_streams));
   if (HasFfnNorm(layer)) {
     RETURN_IF_ERROR(Norm(dense::kFfnNorm, dense::kFfnNormBias, &w->ffn_norm));
   } else if (layer.pre_norms) {
@@ -180,12 +195,36 @@ absl::Status Finder::Layer(const LayerConfig& layer, LayerWeights* w) {
 
 absl::Status Finder::Streams(uint32_t rows, uint32_t scales, std::string_view matrix, std::string_view base,
                              std::string_view scale, StreamWeights* streams) {
-  if (!HasStreams(config_)) {
+  if (!HasStreams(config_) || config_.streams.rank > 0) {
     return absl::OkStatus();
   }
   RETURN_IF_ERROR(Matrix(matrix, rows, config_.streams.count * hidden_, &streams->projection));
   RETURN_IF_ERROR(Vector(base, rows, &streams->base));
   return Vector(scale, scales, &streams->scale);
+}
+
+// The gates of a mix of streams; `add` is empty at the end.
+absl::Status Finder::GatedStreams(std::string_view norm, std::string_view down, std::string_view up,
+                                  std::string_view add, StreamWeights* streams) {
+  const uint32_t rank = config_.streams.rank;
+  const uint32_t all = config_.streams.count * hidden_;
+  if (rank == 0) {
+    return absl::OkStatus();
+  }
+  RETURN_IF_ERROR(Vector(norm, all, &streams->norm));
+  RETURN_IF_ERROR(Matrix(down, rank, all, &streams->down));
+  RETURN_IF_ERROR(Matrix(up, all, rank, &streams->up));
+  return add.empty() ? absl::OkStatus() : Matrix(add, config_.streams.count, all, &streams->add);
+}
+
+absl::Status Finder::Ngrams(const NgramConfig& ngrams, NgramWeights* w) {
+  const uint32_t all = config_.streams.count * hidden_;
+  RETURN_IF_ERROR(Matrix(dense::kNgramKey, all, NgramWidth(ngrams), &w->key));
+  RETURN_IF_ERROR(Matrix(dense::kNgramValue, hidden_, NgramWidth(ngrams), &w->value));
+  RETURN_IF_ERROR(Vector(dense::kNgramKeyNorm, all, &w->key_norm));
+  RETURN_IF_ERROR(Vector(dense::kNgramQueryNorm, all, &w->query_norm));
+  RETURN_IF_ERROR(Vector(dense::kNgramConvNorm, all, &w->conv_norm));
+  return Table(dense::kNgramConv, ngrams.kernel, all, &w->conv);
 }
 
 absl::Status Finder::Attention(const AttentionConfig& a, LayerWeights* w) {
@@ -274,7 +313,7 @@ absl::Status Finder::Indexer(const AttentionConfig& a, LayerWeights* w) {
       Matrix(dense::kIndexQ, index.heads * index.head_dim, IndexQueryWidth(a, hidden_), &w->index_q));
   RETURN_IF_ERROR(
       Matrix(dense::kIndexK, index.pooled ? PooledWidth(a) : index.head_dim, hidden_, &w->index_k));
-  if (index.pooled) {
+  if (index.pooled && !index.summed) {
     RETURN_IF_ERROR(Matrix(dense::kIndexGates, PooledWidth(a), hidden_, &w->index_gates));
     RETURN_IF_ERROR(Table(dense::kIndexBias, index.block, PooledWidth(a), &w->index_bias));
   }

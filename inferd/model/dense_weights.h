@@ -34,6 +34,22 @@ struct StreamWeights {
   WeightView projection;
   BufferRef base;
   BufferRef scale;
+  // Gated streams have these instead.
+  BufferRef norm;  // f32 [streams * hidden]
+  WeightView down;
+  WeightView up;
+  WeightView add;  // none at the end
+};
+
+// Hashed n-grams before a layer, but for the table of their rows (row_source.h); norms: f32 [streams *
+// hidden].
+struct NgramWeights {
+  WeightView key;
+  WeightView value;
+  BufferRef key_norm;
+  BufferRef query_norm;
+  BufferRef conv_norm;
+  WeightView conv;  // f32 [kernel, streams * hidden]
 };
 
 // The dense tensors of one layer; a view or reference is empty if the layer has no such tensor (shapes:
@@ -41,6 +57,7 @@ struct StreamWeights {
 struct LayerWeights {
   StreamWeights attn_streams;
   StreamWeights ffn_streams;
+  NgramWeights ngrams;
 
   NormSpec attn_norm;
   WeightView q;  // latent attention: from the compressed q, if there is one

@@ -87,6 +87,10 @@ size_t FetchQueue::Poll(absl::FunctionRef<void(const FetchKey&, const FetchCompl
       bytes_link_ += completion.link_bytes;
       copy_us_ += completion.copy_us;
     }
+    if (key.dense() && listener_ != nullptr && key.extent >= client_->pack().dense_extent_count()) {
+      listener_->OnExtent(key.extent, completion);
+      return;
+    }
     handle(key, completion);
   });
 }
@@ -102,6 +106,11 @@ absl::Status FetchQueue::Wait(absl::Time deadline) {
   return status;
 }
 
-void FetchQueue::Forget() { outstanding_dense_ = outstanding_experts_ = 0; }
+void FetchQueue::Forget() {
+  outstanding_dense_ = outstanding_experts_ = 0;
+  if (listener_ != nullptr) {
+    listener_->OnLost();
+  }
+}
 
 }  // namespace sluice::inferd

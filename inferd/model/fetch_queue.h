@@ -31,6 +31,15 @@ struct FetchKey {
 // disk did not answer, else the completion's own code.
 absl::Status FetchError(const FetchKey& key, absl::StatusCode code);
 
+// Receives the completions of extents that are not weights of every step (rows of tables), whoever polls.
+class ExtentListener {
+ public:
+  virtual ~ExtentListener() = default;
+  virtual void OnExtent(uint32_t extent, const FetchCompletion& completion) = 0;
+  // The connection is lost with all outstanding requests.
+  virtual void OnLost() = 0;
+};
+
 class FetchQueue {
  public:
   // Limits of a request's name.
@@ -47,7 +56,10 @@ class FetchQueue {
   absl::StatusOr<uint64_t> FetchExpert(RequestClass request_class, uint64_t step, uint32_t layer,
                                        uint32_t expert, PartSet parts = kAllParts,
                                        const TransferTarget* target = nullptr);
-  // Fetches a dense extent; with a target also into a slab.
+  // Sets the listener; null: none. It outlives the queue, or is replaced before it is destroyed.
+  void SetListener(ExtentListener* listener) { listener_ = listener; }
+
+  // Fetches an extent of dense weights or of rows; with a target also into a slab.
   absl::Status FetchDense(uint32_t extent, const TransferTarget* target = nullptr);
 
   // Handles every completion that has arrived; its extents stay resident until `handle` returns.
@@ -87,6 +99,7 @@ class FetchQueue {
   Backend* const backend_;
   const Clock* const clock_;
   const MonotonicClock real_clock_;
+  ExtentListener* listener_ = nullptr;
   uint32_t outstanding_dense_ = 0;
   uint32_t outstanding_experts_ = 0;
   uint32_t serial_ = 0;

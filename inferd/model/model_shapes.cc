@@ -124,7 +124,7 @@ uint64_t EntryStateFloats(const AttentionConfig& a) {
 }
 
 uint64_t PooledStateFloats(const AttentionConfig& a) {
-  return uint64_t{2} * PooledWidth(a) * a.index.block * (a.compress.overlap ? 2 : 1);
+  return uint64_t{a.index.summed ? 1u : 2u} * PooledWidth(a) * a.index.block * (a.compress.overlap ? 2 : 1);
 }
 
 // A draft needs experts to wait for in the last layer and experts to request in the first. A recurrent layer
@@ -199,7 +199,8 @@ AttentionWidths WidestAttention(const ModelConfig& config) {
     if (HasIndexKeys(layer.attention)) {
       widest.index_q = std::max(widest.index_q, uint64_t{index.heads} * index.head_dim);
       widest.index_k = std::max<uint64_t>({widest.index_k, index.head_dim, PooledWidth(layer.attention)});
-      widest.index_gates = std::max<uint64_t>(widest.index_gates, PooledWidth(layer.attention));
+      widest.index_gates =
+          std::max<uint64_t>(widest.index_gates, index.summed ? 0 : PooledWidth(layer.attention));
       widest.index_weights = std::max<uint64_t>(widest.index_weights, index.weighted ? index.heads : 0);
     }
     widest.state_heads = std::max(widest.state_heads, widths.state_heads);

@@ -8,8 +8,10 @@ namespace {
 
 constexpr uint64_t kSlotAlignment = 64;
 
-// Floats of a slot: the convolution's last inputs and each head's state matrix, if any.
-uint64_t SlotFloats(const AttentionConfig& attention) {
+}  // namespace
+
+// The convolution's last inputs and each head's state matrix, if any.
+uint64_t AttentionStateFloats(const AttentionConfig& attention) {
   switch (attention.kind) {
     case AttentionKind::kGatedDelta: {
       const DeltaConfig& d = attention.delta;
@@ -35,10 +37,14 @@ uint64_t SlotFloats(const AttentionConfig& attention) {
   return 0;
 }
 
+namespace {
+
 // Bytes of one slot of one layer, in float32, because the recurrence accumulates rounding errors over the
 // whole sequence.
-uint64_t SlotBytes(const AttentionConfig& attention) {
-  return (SlotFloats(attention) * sizeof(float) + kSlotAlignment - 1) / kSlotAlignment * kSlotAlignment;
+uint64_t SlotBytes(const ModelConfig& config, const LayerConfig& layer) {
+  const uint64_t floats = AttentionStateFloats(layer.attention) +
+                          uint64_t{NgramReach(layer.ngrams)} * config.streams.count * config.hidden;
+  return (floats * sizeof(float) + kSlotAlignment - 1) / kSlotAlignment * kSlotAlignment;
 }
 
 }  // namespace
@@ -46,7 +52,7 @@ uint64_t SlotBytes(const AttentionConfig& attention) {
 uint64_t StateBytes(const ModelConfig& config) {
   uint64_t bytes = 0;
   for (const LayerConfig& layer : config.layers) {
-    bytes += SlotBytes(layer.attention);
+    bytes += SlotBytes(config, layer);
   }
   return bytes;
 }
@@ -65,7 +71,7 @@ absl::StatusOr<std::unique_ptr<RecurrentStates>> RecurrentStates::Create(const M
   }
   uint64_t offset = 0;
   for (const LayerConfig& layer : config.layers) {
-    const uint64_t stride = SlotBytes(layer.attention);
+    const uint64_t stride = SlotBytes(config, layer);
     const BufferRef base = stride > 0 ? BufferRef{buffer, offset} : BufferRef{};
     states->views_.push_back({base, stride, stride > 0 ? slots : 0});
     offset += slots * stride;

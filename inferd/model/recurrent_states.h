@@ -1,8 +1,9 @@
-// The recurrent states of gated delta attention, Mamba-2 and short convolutions, and the rows of positions
-// that are not compressed to an entry yet: slots of every layer's state, two per running sequence and some
-// for kept states. One slot of a sequence holds the state after the last committed step, and the running step
-// writes the other: a repeated step starts from the same state, and a sequence at position 0 starts from zero
-// whatever its slots hold, so nothing is cleared when a sequence ends or is preempted.
+// The recurrent states of gated delta attention, Mamba-2 and short convolutions, also that of n-grams, and
+// the rows of positions that are not compressed to an entry yet: slots of every layer's state, two per
+// running sequence and some for kept states. One slot of a sequence holds the state after the last committed
+// step, and the running step writes the other: a repeated step starts from the same state, and a sequence at
+// position 0 starts from zero whatever its slots hold, so nothing is cleared when a sequence ends or is
+// preempted.
 //
 // A state is kept by keeping its slot: it is not written until dropped, and any number of sequences may
 // continue from it. Nothing is copied.
@@ -26,6 +27,9 @@ struct StateSlots {
   uint32_t from = 0;  // before the step
   uint32_t to = 0;    // after it
 };
+
+// Floats of the state of a layer's attention; that of its n-grams' convolution follows.
+uint64_t AttentionStateFloats(const AttentionConfig& attention);
 
 // Bytes of the states of one sequence over all layers, both slots; 0 for models without recurrent layers.
 uint64_t StateBytesPerSequence(const ModelConfig& config);

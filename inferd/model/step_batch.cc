@@ -16,6 +16,7 @@ StepBatch::StepBatch(uint32_t max_tokens, uint32_t max_sequences) {
   state_to_.reserve(max_sequences);
   failed_extent_.reserve(max_sequences);
   numbers_.reserve(max_sequences);
+  before_.reserve(uint64_t{max_sequences} * kTokensBefore);
 }
 
 void StepBatch::Clear(uint64_t step) {
@@ -30,6 +31,7 @@ void StepBatch::Clear(uint64_t step) {
   state_to_.clear();
   failed_extent_.clear();
   numbers_.clear();
+  before_.clear();
   lost_sequences_ = 0;
 }
 
@@ -44,11 +46,27 @@ uint32_t StepBatch::Add(absl::Span<const int32_t> tokens, const SequenceInput& p
   sequence_of_row_.insert(sequence_of_row_.end(), tokens.size(), index);
   failed_extent_.push_back(kNoExtent);
   numbers_.push_back(place.number);
+  for (uint32_t i = 1; i <= kTokensBefore; ++i) {
+    before_.push_back(i <= place.before.size() ? place.before[place.before.size() - i] : -1);
+  }
   for (uint32_t row = 0; row < tokens.size(); ++row) {
     decodes_.push_back(place.first_position + row >= place.decode_from ? 1 : 0);
     decode_rows_ += decodes_.back();
   }
   return index;
+}
+
+absl::Span<const int32_t> StepBatch::TokensBack(uint32_t row, absl::Span<int32_t> to) const {
+  const uint32_t sequence = sequence_of_row_[row];
+  const uint32_t own = row - sequences_[sequence].first_row;
+  size_t count = 0;
+  for (; count < to.size(); ++count) {
+    const int32_t token =
+        count <= own ? ids_[row - count] : before_[sequence * kTokensBefore + (count - own - 1)];
+    if (token < 0) break;
+    to[count] = token;
+  }
+  return to.first(count);
 }
 
 void StepBatch::Fail(uint32_t sequence, uint32_t extent) {

@@ -24,11 +24,16 @@ struct SequenceInput {
   // scoring request count as generated.
   uint32_t decode_from = 0xffffffffu;
   uint64_t number = 0;  // sequence number, ascending in order of arrival; 0: none
+  // The tokens before the first position, the nearest last, as many as there are or are needed.
+  absl::Span<const int32_t> before;
 };
 
 class StepBatch {
  public:
   static constexpr uint32_t kNoExtent = 0xffffffffu;
+
+  // Tokens before a sequence's first row that the batch keeps.
+  static constexpr uint32_t kTokensBefore = 7;
 
   StepBatch(uint32_t max_tokens, uint32_t max_sequences);
 
@@ -52,6 +57,9 @@ class StepBatch {
   absl::Span<const uint32_t> state_to() const { return state_to_; }
   uint32_t sequence_of(uint32_t row) const { return sequence_of_row_[row]; }
   uint64_t number(uint32_t sequence) const { return numbers_[sequence]; }
+  // Writes the row's token and those before it, the nearest first; fewer than `to` holds where the text
+  // begins, or where none were given. Returns those written. REQUIRES: room for at most kTokensBefore + 1.
+  absl::Span<const int32_t> TokensBack(uint32_t row, absl::Span<int32_t> to) const;
   bool decodes(uint32_t row) const { return decodes_[row] != 0; }
   uint32_t decode_rows() const { return decode_rows_; }
   bool lost(uint32_t row) const { return failed_extent_[sequence_of_row_[row]] != kNoExtent; }
@@ -72,6 +80,7 @@ class StepBatch {
   std::vector<uint32_t> state_to_;       // by sequence
   std::vector<uint32_t> failed_extent_;  // by sequence
   std::vector<uint64_t> numbers_;        // by sequence
+  std::vector<int32_t> before_;          // kTokensBefore by sequence, the nearest first; -1: none
   uint32_t lost_sequences_ = 0;
 };
 

@@ -178,13 +178,15 @@ absl::StatusOr<PackInspection> InspectPack(const std::string& dir) {
   PackInspection result;
   result.manifest = pack->manifest();
   result.dense_extents = pack->dense_extent_count();
-  result.expert_extents = pack->extent_count() - pack->dense_extent_count();
+  result.expert_extents = pack->extent_count() - pack->first_expert_extent();
   for (const ExtentEntry& entry : pack->extents()) result.checksums += ChecksumChunkCount(entry.length);
   result.dense_bytes = pack->dense_bytes();
   result.expert_bytes = pack->total_expert_bytes();
   result.experts = pack->expert_total();
   result.largest_expert_bytes = pack->largest_expert_bytes();
-  result.total_bytes = result.dense_bytes + result.expert_bytes + result.manifest.extent_table.bytes;
+  result.row_bytes = pack->row_bytes();
+  result.total_bytes =
+      result.dense_bytes + result.row_bytes + result.expert_bytes + result.manifest.extent_table.bytes;
   for (const auto& [name, file] : result.manifest.tokenizer_files) result.total_bytes += file.bytes;
   ASSIGN_OR_RETURN(const File manifest_file, File::OpenForRead(absl::StrCat(dir, "/", kManifestName)));
   ASSIGN_OR_RETURN(const uint64_t manifest_bytes, manifest_file.Size());
@@ -193,8 +195,12 @@ absl::StatusOr<PackInspection> InspectPack(const std::string& dir) {
     result.parameters += static_cast<uint64_t>(tensor.rows) * tensor.cols;
   }
   CountRows(*pack, &result);
-  // Every token uses all dense parameters and top_k experts of each layer.
+  // Every token uses all dense parameters, a few of the tables' rows and top_k experts of each layer.
   result.active_parameters = result.parameters;
+  for (const LayerConfig& layer : pack->config().layers) {
+    const NgramConfig& ngrams = layer.ngrams;
+    result.active_parameters -= ngrams.rows * ngrams.width - NgramWidth(ngrams);
+  }
   for (uint32_t layer = 0; layer < pack->config().layers.size(); ++layer) {
     result.parameters += pack->expert_count(layer) * PartParameters(*pack, layer);
     if (IsMtpLayer(pack->config(), layer)) continue;
@@ -230,6 +236,7 @@ std::string PackInspection::ToJson() const {
       {"bytes", total_bytes},
       {"dense_bytes", dense_bytes},
       {"expert_bytes", expert_bytes},
+      {"row_bytes", row_bytes},
       {"experts", experts},
       {"largest_expert_bytes", largest_expert_bytes},
       {"dense_extents", dense_extents},

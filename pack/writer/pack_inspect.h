@@ -39,6 +39,7 @@ struct PackInspection {
   uint64_t checksums = 0;
   uint64_t dense_bytes = 0;
   uint64_t expert_bytes = 0;
+  uint64_t row_bytes = 0;  // of tables of which a token reads a few rows
   uint64_t experts = 0;
   uint64_t largest_expert_bytes = 0;
   uint64_t total_bytes = 0;        // of all the pack's files

@@ -1,6 +1,7 @@
 #include "pack/writer/pack_job.h"
 
 #include <algorithm>
+#include <numeric>
 #include <optional>
 #include <utility>
 
@@ -59,6 +60,8 @@ EncodingDescriptor DenseDescriptor(const DenseSpec& spec, const SourceMatrix& so
       return MakeDescriptor(Encoding::kF32);
     case DenseKind::kRouter:
       return MakeDescriptor(source.tensor->type == ElementType::kBf16 ? Encoding::kBf16 : Encoding::kF32);
+    case DenseKind::kRows:
+      return MakeDescriptor(EncodingOfValues(source));
     case DenseKind::kMatrix:
     case DenseKind::kSummed:
       break;
@@ -229,11 +232,29 @@ absl::StatusOr<ExpertFormats> ChooseFormats(const SourceMap& sources, PackJob* j
   return formats;
 }
 
+// Extents of a unit of rows: enough to make a journal's record small beside them.
+constexpr uint32_t kRowUnitExtents = 256;
+
+void AddRowUnits(const std::vector<DenseSpec>& specs, PackJob* job) {
+  for (size_t i = 0; i < specs.size(); ++i) {
+    if (specs[i].kind != DenseKind::kRows) continue;
+    const DenseTensor& tensor = job->manifest.dense_tensors[i];
+    const uint32_t each = RowsPerExtent(tensor.stride);
+    const uint32_t extents = (tensor.rows - 1) / each + 1;
+    for (uint32_t first = 0; first < extents; first += kRowUnitExtents) {
+      job->row_units.push_back(
+          {i, tensor.extent + first, std::min(kRowUnitExtents, extents - first), first * each});
+    }
+  }
+}
+
 absl::Status PlanExtents(const std::vector<DenseSpec>& specs, const ExpertFormats& formats, PackJob* job) {
   const ModelConfig& config = job->manifest.config;
   ExtentPlanner planner;
   RETURN_IF_ERROR(planner.AddDense(specs, job->manifest.dense_tensors));
   job->dense_extents = static_cast<uint32_t>(planner.extents().size());
+  RETURN_IF_ERROR(planner.AddRows(specs, job->manifest.dense_tensors));
+  AddRowUnits(specs, job);
   job->plans = ExpertPlans(config, job->manifest.expert_formats);
   for (uint32_t layer = 0; layer < config.layers.size(); ++layer) {
     const MoeConfig& moe = config.layers[layer].moe;
@@ -267,7 +288,11 @@ Digest128 FingerprintOf(const PackJob& job) {
 absl::Span<const ExtentEntry> PackJob::unit_extents(uint32_t unit) const {
   const absl::Span<const ExtentEntry> all = absl::MakeConstSpan(extents);
   if (unit < dense_extents) return all.subspan(unit, 1);
-  const ExpertUnit& expert = expert_units[unit - dense_extents];
+  if (unit < first_expert_unit()) {
+    const RowUnit& rows = row_units[unit - dense_extents];
+    return all.subspan(rows.first_extent, rows.extents);
+  }
+  const ExpertUnit& expert = expert_units[unit - first_expert_unit()];
   return all.subspan(expert.first_extent, plans.Of(expert.layer, expert.format).streams);
 }
 
@@ -277,6 +302,10 @@ std::pair<size_t, size_t> PackJob::dense_range(uint32_t unit) const {
   const auto first = std::lower_bound(tensors.begin(), tensors.end(), unit, by_extent);
   const auto last = std::lower_bound(first, tensors.end(), unit + 1, by_extent);
   return {first - tensors.begin(), last - tensors.begin()};
+}
+
+uint64_t PackJob::total_bytes() const {
+  return std::accumulate(payload_bytes.begin(), payload_bytes.end(), uint64_t{0});
 }
 
 uint64_t PackJob::unit_bytes(uint32_t unit) const {
@@ -340,16 +369,22 @@ std::string SourceDigest(const PackJob& job, absl::Span<const Digest128> digests
   Hasher128 hasher;
   hasher.UpdateSized(ModelConfigToJson(job.manifest.config).dump());
   size_t next = 0;
-  const auto add = [&](const std::string& name, const SourceMatrix& matrix) {
+  const auto add = [&](const std::string& name, const SourceMatrix& matrix, size_t count = 1) {
     hasher.UpdateSized(name);
     hasher.UpdateSized(SourceTypeName(matrix));
     hasher.UpdateU64(matrix.more_rows.empty() ? uint64_t{matrix.blocks} * matrix.lines : matrix.rows());
     hasher.UpdateU64(matrix.length);
-    hasher.UpdateU64(digests[next].high);
-    hasher.UpdateU64(digests[next].low);
-    ++next;
+    for (const size_t end = next + count; next < end; ++next) {
+      hasher.UpdateU64(digests[next].high);
+      hasher.UpdateU64(digests[next].low);
+    }
   };
-  for (size_t i = 0; i < job.dense.size(); ++i) add(job.manifest.dense_tensors[i].name, job.dense[i]);
+  for (size_t i = 0; i < job.dense.size(); ++i) {
+    // A table of rows has a digest for each of its units.
+    const auto units = std::count_if(job.row_units.begin(), job.row_units.end(),
+                                     [i](const RowUnit& unit) { return unit.tensor == i; });
+    add(job.manifest.dense_tensors[i].name, job.dense[i], std::max<size_t>(1, units));
+  }
   for (const ExpertUnit& unit : job.expert_units) {
     const ExpertSource& source = job.experts[unit.layer][unit.expert];
     const std::string base = dense::LayerName(unit.layer, absl::StrCat("experts.", unit.expert, "."));

@@ -28,7 +28,15 @@ struct ExpertUnit {
   uint32_t format = 0;
 };
 
-// Units are numbered: dense extents first, then experts.
+// Neighbouring extents of a table of rows as a unit of work.
+struct RowUnit {
+  size_t tensor = 0;  // index of the table among the dense tensors
+  uint32_t first_extent = 0;
+  uint32_t extents = 0;
+  uint32_t first_row = 0;
+};
+
+// Units are numbered: dense extents first, then tables of rows, then experts.
 struct PackJob {
   PackOptions options;
   std::unique_ptr<Checkpoint> checkpoint;
@@ -39,6 +47,7 @@ struct PackJob {
   uint64_t checksum_count = 0;
   std::array<uint64_t, kPackFileCount> payload_bytes = {};
   uint32_t dense_extents = 0;
+  std::vector<RowUnit> row_units;
   std::vector<ExpertUnit> expert_units;
   ExpertPlans plans;
   std::map<std::string, std::string> tokenizer_files;
@@ -46,7 +55,9 @@ struct PackJob {
   std::string rows_note;       // formats chosen for a GGUF file's rows, and what is left out, for people
   Digest128 fingerprint;       // of the source's files and of the options: a resumed run must have the same
 
-  uint32_t units() const { return dense_extents + static_cast<uint32_t>(expert_units.size()); }
+  uint32_t first_expert_unit() const { return dense_extents + static_cast<uint32_t>(row_units.size()); }
+  uint32_t units() const { return first_expert_unit() + static_cast<uint32_t>(expert_units.size()); }
+  uint64_t total_bytes() const;  // of all payload files
   // Extents of a unit.
   absl::Span<const ExtentEntry> unit_extents(uint32_t unit) const;
   // Dense tensors of dense extent `unit`: [first, last).

@@ -85,6 +85,7 @@ bool Fits(const PackJob& job, const JournalRecord& record) {
   uint64_t chunks = 0;
   for (const ExtentEntry& entry : job.unit_extents(record.unit)) chunks += ChecksumChunkCount(entry.length);
   size_t digests = kPartCount;
+  if (record.unit >= job.dense_extents && record.unit < job.first_expert_unit()) digests = 1;
   if (record.unit < job.dense_extents) {
     const auto [first, last] = job.dense_range(record.unit);
     digests = last - first;
@@ -122,7 +123,7 @@ absl::StatusOr<PackEstimate> EstimatePack(const std::string& model_dir, const st
   PackEstimate estimate;
   estimate.tokenizer_files = std::move(job.tokenizer_files);
   estimate.chat_template = std::move(job.manifest.chat_template);
-  estimate.payload_bytes = job.payload_bytes[0] + job.payload_bytes[1];
+  estimate.payload_bytes = job.total_bytes();
   ASSIGN_OR_RETURN(estimate.free_bytes, FreeBytes(TargetFolder(out_dir)));
   estimate.resumable_bytes = AllocatedBytes(PartialFolder(out_dir));
   estimate.memory_bytes = job.worker_bytes() * WorkerCount(options.threads, job.units());
@@ -132,7 +133,7 @@ absl::StatusOr<PackEstimate> EstimatePack(const std::string& model_dir, const st
   for (uint32_t i = 0; i < job.expert_units.size(); ++i) {
     const ExpertUnit& unit = job.expert_units[i];
     estimate.experts.push_back(
-        {unit.layer, job.unit_bytes(job.dense_extents + i), job.manifest.expert_formats[unit.format]});
+        {unit.layer, job.unit_bytes(job.first_expert_unit() + i), job.manifest.expert_formats[unit.format]});
   }
   return estimate;
 }
@@ -148,8 +149,7 @@ absl::StatusOr<PackSummary> PackModel(const std::string& model_dir, const std::s
   for (const JournalRecord& record : staging->journal().found()) {
     if (Fits(job, record)) found.push_back(record);
   }
-  ProgressMeter meter(progress, cancel, found.empty() ? "packing" : "resuming",
-                      job.payload_bytes[0] + job.payload_bytes[1]);
+  ProgressMeter meter(progress, cancel, found.empty() ? "packing" : "resuming", job.total_bytes());
   Conversion conversion(job, staging.get(), &meter);
   conversion.UseFound(found);
   RETURN_IF_ERROR(conversion.Run(WorkerCount(options.threads, job.units())));
@@ -207,9 +207,14 @@ absl::Status VerifyPack(const std::string& dir, const PackingProgressFn& progres
                         const std::atomic<bool>* cancel) {
   ASSIGN_OR_RETURN(const std::unique_ptr<Pack> pack, Pack::Open(dir));
   RETURN_IF_ERROR(pack->ReadTokenizerFiles().status());
-  ProgressMeter meter(progress, cancel, "verifying", pack->dense_bytes() + pack->total_expert_bytes());
+  ProgressMeter meter(progress, cancel, "verifying",
+                      pack->dense_bytes() + pack->row_bytes() + pack->total_expert_bytes());
+  const uint32_t experts = pack->first_expert_extent();
   RETURN_IF_ERROR(VerifyPayload(*pack, 0, pack->dense_extent_count(), PackFile::kDense, &meter));
-  return VerifyPayload(*pack, pack->dense_extent_count(), pack->extent_count(), PackFile::kExperts, &meter);
+  if (pack->row_bytes() > 0) {
+    RETURN_IF_ERROR(VerifyPayload(*pack, pack->dense_extent_count(), experts, PackFile::kRows, &meter));
+  }
+  return VerifyPayload(*pack, experts, pack->extent_count(), PackFile::kExperts, &meter);
 }
 
 }  // namespace sluice

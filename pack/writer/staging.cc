@@ -11,6 +11,7 @@
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
+#include <numeric>
 #include <system_error>
 #include <utility>
 
@@ -315,7 +316,7 @@ absl::StatusOr<std::unique_ptr<Staging>> Staging::Open(
   staging->out_dir_ = TargetFolder(out_dir);
   staging->partial_ = PartialFolder(out_dir);
   staging->force_ = force;
-  const uint64_t payload = payload_bytes[0] + payload_bytes[1];
+  const uint64_t payload = std::accumulate(payload_bytes.begin(), payload_bytes.end(), uint64_t{0});
   const uint64_t needed = payload + payload / kOverheadShare + kOverheadFloor;
   // Space that an interrupted run has allocated counts as free for this one.
   const uint64_t there = AllocatedBytes(staging->partial_);
@@ -327,6 +328,8 @@ absl::StatusOr<std::unique_ptr<Staging>> Staging::Open(
   RETURN_IF_ERROR(MakeFolder(staging->partial_));
   ASSIGN_OR_RETURN(staging->journal_, Journal::Open(staging->partial_, fingerprint));
   for (int f = 0; f < kPackFileCount; ++f) {
+    if (payload_bytes[f] == 0 && static_cast<PackFile>(f) == PackFile::kRows) continue;
+    staging->used_[f] = true;
     ASSIGN_OR_RETURN(staging->files_[f],
                      File::OpenForWrite(absl::StrCat(staging->partial_, "/", kPackFileNames[f])));
     RETURN_IF_ERROR(staging->files_[f].Reserve(payload_bytes[f]));
@@ -352,6 +355,7 @@ absl::Status Staging::WriteTables(Manifest* manifest, const ExtentTable& table,
   const std::string table_bytes = SerializeExtentTable(table);
   manifest->extent_table = {table_bytes.size(), DigestOf(std::string_view(table_bytes))};
   for (int f = 0; f < kPackFileCount; ++f) {
+    if (!used_[f]) continue;
     ASSIGN_OR_RETURN(const uint64_t size, files_[f].Size());
     manifest->payload[f] = {size, PayloadDigest(table, static_cast<uint8_t>(f))};
     *bytes += size;
@@ -402,7 +406,9 @@ absl::Status Staging::Rename(const std::string& source_digest) {
 // synced.
 absl::StatusOr<uint64_t> Staging::Commit(Manifest* manifest, const ExtentTable& table,
                                          const std::map<std::string, std::string>& tokenizer_files) {
-  for (const File& file : files_) RETURN_IF_ERROR(file.Sync());
+  for (int f = 0; f < kPackFileCount; ++f) {
+    if (used_[f]) RETURN_IF_ERROR(files_[f].Sync());
+  }
   uint64_t bytes = 0;
   RETURN_IF_ERROR(WriteTables(manifest, table, tokenizer_files, &bytes));
   RETURN_IF_ERROR(Rename(manifest->provenance.source_digest));

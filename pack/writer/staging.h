@@ -154,6 +154,7 @@ class Staging {
   OldProfile old_profile_ = OldProfile::kNone;
   std::unique_ptr<Journal> journal_;
   std::array<File, kPackFileCount> files_;
+  std::array<bool, kPackFileCount> used_ = {};  // a pack without tables of rows has no file of them
 };
 
 }  // namespace sluice

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 #include <memory>
+#include <numeric>
 #include <utility>
 
 #include "common/base/json_reader.h"
@@ -11,6 +12,7 @@
 #include "common/model/dense_names.h"
 #include "common/model/model_config_json.h"
 #include "common/model/model_limits.h"
+#include "common/model/ngram_hash.h"
 #include "pack/pack_plan.h"
 #include "pack/row_codec.h"
 #include "pack/row_layout.h"
@@ -37,9 +39,43 @@ struct Shape {
   uint32_t vocab;
   uint32_t max_position;
   double theta;
+  // Changes the model further; nullptr: nothing.
+  void (*extend)(const SynthOptions& options, ModelConfig* config) = nullptr;
 };
 
-// Sizes of the models' own config.json; attention extras (biases, q/k norms, gated delta) are left out.
+// Makes three of four layers gated delta ones, the others choose blocks by an indexer; adds gated residual
+// streams, and hashed n-grams to the first layer.
+void AddStreamsAndNgrams(const SynthOptions& options, ModelConfig* config) {
+  constexpr uint64_t kNgramBase = 20'000'000;
+  config->streams = {.count = 4, .rank = config->hidden / 8};
+  for (size_t i = 0; i < config->layers.size(); ++i) {
+    LayerConfig& layer = config->layers[i];
+    layer.pre_norms = false;
+    if (i % 4 == 3) {
+      layer.attention.index = {
+          .heads = 8, .head_dim = 128, .top = 129, .block = 16, .pooled = true, .summed = true};
+      layer.attention.qk_norm = QkNorm::kPerHead;
+      layer.attention.output_gate = true;
+      layer.attention.rope.dimensions = 64;
+      continue;
+    }
+    layer.attention = {};
+    layer.attention.kind = AttentionKind::kGatedDelta;
+    layer.attention.rope = RopeConfig{.kind = RopeKind::kNone};
+    layer.attention.delta = {
+        .key_heads = 16, .value_heads = 32, .key_dim = 128, .value_dim = 128, .conv_kernel = 4};
+  }
+  NgramConfig& ngrams = config->layers[0].ngrams;
+  ngrams = {.size = 3, .heads = 8, .width = config->hidden / 16};
+  ngrams.base = options.ngram_base != 0 ? options.ngram_base : kNgramBase;
+  ngrams.seed = 1234;
+  ngrams.end = static_cast<uint32_t>(kSynthEosId);
+  ngrams.kernel = 4;
+  ngrams.rows = NgramHash(ngrams, config->vocab).rows();
+}
+
+// Sizes of the models' own config.json; attention extras (biases, q/k norms, gated delta) are left out, but
+// for the last ones.
 constexpr Shape kShapes[] = {
     {"mixtral-8x7b", 4096, 14336, 32, 8, 2, 0, false, 0, 32, 8, 128, 32000, 32768, 1e6},
     {"mixtral-8x22b", 6144, 16384, 56, 8, 2, 0, false, 0, 48, 8, 128, 32000, 65536, 1e6},
@@ -52,6 +88,9 @@ constexpr Shape kShapes[] = {
     // The sample model's sizes with a few more layers: policies at the papers' localities within seconds.
     {"tiny-mixtral", 128, 448, 8, 8, 2, 0, false, 0, 4, 2, 32, 2048, 4096, 1e4},
     {"qwen3.5-35b-a3b", 2048, 512, 40, 256, 8, 512, true, 0, 16, 2, 256, 248320, 262144, 1e7},
+    // As far as reports tell its sizes.
+    {"qwen3.8-flash-next", 2560, 640, 48, 512, 10, 640, true, 0, 16, 2, 256, 248320, 262144, 1e7,
+     &AddStreamsAndNgrams},
 };
 
 constexpr float kEpsilon = 1e-5f;
@@ -111,6 +150,16 @@ absl::StatusOr<ModelConfig> SynthModel(const SynthOptions& options) {
     config.layers[0].moe = {};
     config.layers[0].moe.dense_width = shape->first_dense;
   }
+  if (shape->extend != nullptr) {
+    if (options.ngram_base >= kMaxNgramBase || options.ngram_base == 1) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("ngram_base is ", options.ngram_base, "; 2 to below ", kMaxNgramBase, " is expected"));
+    }
+    shape->extend(options, &config);
+  } else if (options.ngram_base != 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("ngram_base, but shape ", options.shape, " has no n-grams"));
+  }
   config.bos_ids = {kSynthBosId};
   config.eos_ids = {kSynthEosId};
   RETURN_IF_ERROR(ValidateModelConfig(config, options.shape));
@@ -127,7 +176,7 @@ constexpr uint64_t kPoolValues = 16ull << 20;
 constexpr uint64_t kDenseExtentBytes = 64ull << 20;
 constexpr uint64_t kSynthBlockValues = 256 * 1024;
 
-enum Use : uint64_t { kDenseTensor = 1, kPoolRows = 2, kPoolStart = 3 };
+enum Use : uint64_t { kDenseTensor = 1, kPoolRows = 2, kPoolStart = 3, kRowTable = 16 };
 
 // Records of one stream, at their stride.
 struct RecordPool {
@@ -199,9 +248,10 @@ absl::Status PlanJob(const Recipe& recipe, SynthJob* job) {
   job->specs = DenseSpecs(config, IsByOutputs(recipe.layout));
   std::vector<EncodingDescriptor> encodings;
   for (const DenseSpec& spec : job->specs) {
-    encodings.push_back(spec.kind == DenseKind::kVector   ? MakeDescriptor(Encoding::kF32)
-                        : spec.kind == DenseKind::kRouter ? MakeDescriptor(Encoding::kBf16)
-                                                          : DescriptorOf(recipe.Dense(), spec.cols));
+    encodings.push_back(spec.kind == DenseKind::kVector ? MakeDescriptor(Encoding::kF32)
+                        : spec.kind == DenseKind::kRouter || spec.kind == DenseKind::kRows
+                            ? MakeDescriptor(Encoding::kBf16)
+                            : DescriptorOf(recipe.Dense(), spec.cols));
   }
   job->manifest.dense_tensors = PlaceDense(job->specs, encodings, kDenseExtentBytes);
   std::vector<std::vector<uint64_t>> even_usage;
@@ -212,6 +262,7 @@ absl::Status PlanJob(const Recipe& recipe, SynthJob* job) {
   ExtentPlanner planner;
   RETURN_IF_ERROR(planner.AddDense(job->specs, job->manifest.dense_tensors));
   job->dense_extents = static_cast<uint32_t>(planner.extents().size());
+  RETURN_IF_ERROR(planner.AddRows(job->specs, job->manifest.dense_tensors));
   for (uint32_t layer = 0; layer < config.layers.size(); ++layer) {
     for (uint32_t expert = 0; expert < config.layers[layer].moe.experts; ++expert) {
       const uint32_t format = formats.of_expert[layer][expert];
@@ -332,12 +383,34 @@ absl::Status WriteExpertStream(const SynthJob& job, const ExtentEntry& entry, Ex
   return absl::OkStatus();
 }
 
+// Writes an extent of a table of random rows.
+absl::Status WriteRowExtent(const SynthJob& job, const ExtentEntry& entry, ExtentWriter* writer,
+                            ProgressMeter* meter) {
+  const std::string name = dense::LayerName(entry.layer, dense::kNgramRows);
+  const std::vector<DenseTensor>& tensors = job.manifest.dense_tensors;
+  const auto table =
+      std::find_if(tensors.begin(), tensors.end(), [&name](const auto& t) { return t.name == name; });
+  const uint32_t each = RowsPerExtent(table->stride);
+  const uint32_t rows = std::min(each, table->rows - entry.expert * each);
+  std::vector<std::byte> records(uint64_t{rows} * table->stride, std::byte{0});
+  std::vector<float> row(table->cols);
+  NormalStream random(SynthSeed(job.options.seed, kRowTable, entry.layer, entry.expert));
+  for (uint32_t r = 0; r < rows; ++r) {
+    random.Fill(1.0f, absl::MakeSpan(row));
+    EncodeRow(table->encoding, row, records.data() + uint64_t{r} * table->stride);
+  }
+  RETURN_IF_ERROR(writer->Append(records));
+  return meter->Add(records.size());
+}
+
 absl::Status WriteExtent(const SynthJob& job, uint32_t extent, const Staging& staging, ProgressMeter* meter,
                          std::vector<uint64_t>* checksums) {
   const ExtentEntry& entry = job.extents[extent];
   ExtentWriter writer(staging.file(entry.file), entry);
   if (entry.kind == ExtentKind::kExpert) {
     RETURN_IF_ERROR(WriteExpertStream(job, entry, &writer, meter));
+  } else if (entry.kind == ExtentKind::kRows) {
+    RETURN_IF_ERROR(WriteRowExtent(job, entry, &writer, meter));
   } else {
     const std::vector<DenseTensor>& tensors = job.manifest.dense_tensors;
     for (size_t i = 0; i < tensors.size(); ++i) {
@@ -388,7 +461,8 @@ absl::StatusOr<PackSummary> SynthesizePack(const SynthOptions& options, const st
   Digest128::FromHex(job.manifest.provenance.source_digest, &fingerprint);
   ASSIGN_OR_RETURN(const std::unique_ptr<Staging> staging,
                    Staging::Open(out_dir, options.force, fingerprint, job.payload_bytes));
-  ProgressMeter meter(progress, cancel, "writing", job.payload_bytes[0] + job.payload_bytes[1]);
+  const uint64_t bytes = std::accumulate(job.payload_bytes.begin(), job.payload_bytes.end(), uint64_t{0});
+  ProgressMeter meter(progress, cancel, "writing", bytes);
   const uint32_t units = static_cast<uint32_t>(job.extents.size());
   std::vector<std::vector<uint64_t>> checksums(units);
   RETURN_IF_ERROR(RunUnits(WorkerCount(options.threads, units), units, [&](uint32_t, uint32_t unit) {

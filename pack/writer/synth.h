@@ -19,7 +19,10 @@ namespace sluice {
 struct SynthOptions {
   std::string shape;    // one of SynthShapeNames()
   uint32_t layers = 0;  // 0: the shape's
-  uint32_t vocab = 0;   // 0: the shape's; at least 258 (the embedded tokenizer's bytes, BOS and EOS)
+  // First prime of the hashes of a shape with n-grams, of which a table has 16 times as many rows; 0: the
+  // shape's.
+  uint64_t ngram_base = 0;
+  uint32_t vocab = 0;  // 0: the shape's; at least 258 (the embedded tokenizer's bytes, BOS and EOS)
   // As the options of `sluice pack`. Recipes that use usage counts take the experts of each layer by
   // ascending id.
   RecipeOptions rows;

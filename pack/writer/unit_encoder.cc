@@ -84,8 +84,32 @@ absl::Status UnitEncoder::EncodeDense(uint32_t unit, JournalRecord* record) {
   return meter_->Add(entry.length - written);
 }
 
+absl::Status UnitEncoder::EncodeRows(uint32_t unit, JournalRecord* record) {
+  const RowUnit& rows = job_.row_units[unit - job_.dense_extents];
+  const DenseTensor& tensor = job_.manifest.dense_tensors[rows.tensor];
+  const uint32_t each = RowsPerExtent(tensor.stride);
+  const uint32_t end =
+      static_cast<uint32_t>(std::min<uint64_t>(tensor.rows, rows.first_row + uint64_t{rows.extents} * each));
+  const SourceMatrix source = RowRange(job_.dense[rows.tensor], rows.first_row, end - rows.first_row);
+  const std::unique_ptr<RowReader> reader = MakeRowReader(*job_.checkpoint, source);
+  const Column column{reader.get(), tensor.encoding, 0, source.tensor->name};
+  uint32_t row = rows.first_row;
+  for (uint32_t i = 0; i < rows.extents; ++i) {
+    const ExtentEntry& entry = job_.extents[rows.first_extent + i];
+    const uint32_t count = std::min(each, end - row);
+    ExtentWriter writer(staging_.file(entry.file), entry);
+    RETURN_IF_ERROR(WriteRecords({&column, 1}, count, tensor.cols, tensor.stride, &writer));
+    RETURN_IF_ERROR(writer.Finish());
+    record->checksums.insert(record->checksums.end(), writer.checksums().begin(), writer.checksums().end());
+    RETURN_IF_ERROR(meter_->Add(entry.length - static_cast<uint64_t>(count) * tensor.stride));
+    row += count;
+  }
+  record->digests.push_back(reader->digest());
+  return absl::OkStatus();
+}
+
 absl::Status UnitEncoder::EncodeExpert(uint32_t unit, JournalRecord* record) {
-  const ExpertUnit& location = job_.expert_units[unit - job_.dense_extents];
+  const ExpertUnit& location = job_.expert_units[unit - job_.first_expert_unit()];
   const ExpertSource& source = job_.experts[location.layer][location.expert];
   const ExpertFormat& format = job_.manifest.expert_formats[location.format];
   const std::array<std::unique_ptr<RowReader>, kPartCount> readers = {
@@ -121,7 +145,9 @@ absl::Status UnitEncoder::EncodeExpert(uint32_t unit, JournalRecord* record) {
 
 absl::Status UnitEncoder::Encode(uint32_t unit, JournalRecord* record) {
   record->unit = unit;
-  return unit < job_.dense_extents ? EncodeDense(unit, record) : EncodeExpert(unit, record);
+  return unit < job_.dense_extents         ? EncodeDense(unit, record)
+         : unit < job_.first_expert_unit() ? EncodeRows(unit, record)
+                                           : EncodeExpert(unit, record);
 }
 
 absl::StatusOr<bool> UnitEncoder::IsWritten(const JournalRecord& record) {

@@ -39,6 +39,7 @@ class UnitEncoder {
   };
 
   absl::Status EncodeDense(uint32_t unit, JournalRecord* record);
+  absl::Status EncodeRows(uint32_t unit, JournalRecord* record);
   absl::Status EncodeExpert(uint32_t unit, JournalRecord* record);
   // Writes `rows` records of `stride` bytes, each holding a row of `cols` values of every column.
   absl::Status WriteRecords(absl::Span<const Column> columns, uint32_t rows, uint32_t cols, uint32_t stride,

@@ -152,9 +152,9 @@ TEST(ExtentTableTest, FieldsOutOfPlaceAreNamed) {
     EXPECT_EQ(result.status().code(), absl::StatusCode::kDataLoss);
     return std::string(result.status().message());
   };
-  EXPECT_THAT(error([](ExtentEntry* e) { e->kind = static_cast<ExtentKind>(2); }),
+  EXPECT_THAT(error([](ExtentEntry* e) { e->kind = static_cast<ExtentKind>(3); }),
               HasSubstr("entry 7: unknown kind"));
-  EXPECT_THAT(error([](ExtentEntry* e) { e->file = 2; }), HasSubstr("unknown file"));
+  EXPECT_THAT(error([](ExtentEntry* e) { e->file = 3; }), HasSubstr("unknown file"));
   EXPECT_THAT(error([](ExtentEntry* e) { e->length += 1; }), HasSubstr("4096"));
   EXPECT_THAT(error([](ExtentEntry* e) { e->length = 0; }), HasSubstr("4096"));
   EXPECT_THAT(error([](ExtentEntry* e) { e->offset += 4096; }), HasSubstr("follow"));

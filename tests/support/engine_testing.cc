@@ -210,7 +210,7 @@ absl::StatusOr<TestEngine> StartEngine(const std::string& pack_dir, const TestEn
 
 uint64_t SmallestBudget(const std::string& pack_dir, uint32_t threads) {
   const absl::StatusOr<std::unique_ptr<Pack>> pack = Pack::Open(pack_dir);
-  return pack.ok() ? (*pack)->dense_bytes() + 2 * threads * (*pack)->largest_expert_bytes() : 0;
+  return pack.ok() ? (*pack)->dense_bytes() + 2 * threads * (*pack)->largest_demand_bytes() : 0;
 }
 
 inferd::GenerateSpec GreedySpec(const std::string& id, std::vector<int32_t> prompt, uint32_t max_tokens) {

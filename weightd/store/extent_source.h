@@ -69,8 +69,9 @@ class ExtentSource {
   // REQUIRES: layer and expert as above. All rows lie within the extent.
   virtual PartRows ExpertPart(uint32_t layer, uint32_t expert, Part part) const = 0;
 
-  virtual uint64_t dense_bytes() const = 0;           // bytes of all dense extents
-  virtual uint64_t largest_expert_bytes() const = 0;  // stored bytes of the largest expert
+  virtual uint64_t dense_bytes() const = 0;  // bytes of all dense extents
+  virtual uint64_t largest_expert_bytes()
+      const = 0;  // of the largest expert, or of an extent of rows if that is larger
 
   // Checks bytes read from `offset` of the extent; `offset` is a multiple of the checksum's chunk, and the
   // bytes end at a chunk's end or the extent's. DATA_LOSS naming the failed chunk.

@@ -57,9 +57,9 @@ uint64_t DefaultDramBudget(const std::vector<const Pack*>& packs, uint32_t threa
   std::set<std::string> counted;
   for (const Pack* pack : packs) {
     if (!counted.insert(pack->model_id()).second) continue;  // the store also holds it only once
-    sizes.all += pack->dense_bytes() + pack->total_expert_bytes();
+    sizes.all += pack->dense_bytes() + pack->total_expert_bytes() + pack->row_bytes();
     sizes.dense += pack->dense_bytes();
-    sizes.largest_expert = std::max(sizes.largest_expert, pack->largest_expert_bytes());
+    sizes.largest_expert = std::max(sizes.largest_expert, pack->largest_demand_bytes());
   }
   return DefaultDramBudget(sizes, threads, usable);
 }

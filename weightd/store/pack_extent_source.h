@@ -17,7 +17,7 @@ class PackExtentSource : public ExtentSource {
 
   const std::string& model_id() const override { return pack_->model_id(); }
   const Pack* pack() const override { return pack_.get(); }
-  uint32_t file_count() const override { return kPackFileCount; }
+  uint32_t file_count() const override { return pack_->file_count(); }
   std::string file_path(uint32_t file) const override {
     return pack_->file_path(static_cast<PackFile>(file));
   }
@@ -29,7 +29,7 @@ class PackExtentSource : public ExtentSource {
   ExtentList ExpertExtents(uint32_t layer, uint32_t expert, PartSet parts) const override;
   PartRows ExpertPart(uint32_t layer, uint32_t expert, Part part) const override;
   uint64_t dense_bytes() const override { return pack_->dense_bytes(); }
-  uint64_t largest_expert_bytes() const override { return pack_->largest_expert_bytes(); }
+  uint64_t largest_expert_bytes() const override { return pack_->largest_demand_bytes(); }
   absl::Status Verify(uint32_t extent, uint64_t offset, std::span<const std::byte> bytes) const override;
 
  private:

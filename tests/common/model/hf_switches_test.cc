@@ -200,6 +200,8 @@ TEST(HfSwitches, EveryFamilyIsListed) {
                                                 "qwen3_moe",
                                                 "qwen3_next",
                                                 "qwen3_vl_moe",
+                                                "qwen4_exp",
+                                                "qwen4_exp_text",
                                                 "solar_open",
                                                 "step3p5",
                                                 "step3p7",

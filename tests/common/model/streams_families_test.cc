@@ -125,5 +125,51 @@ TEST(StreamsFamilies, DeepseekV4TakesRatiosAndTypes) {
   EXPECT_EQ(Error(Deepseek({{"compress_ratios", {0, 4, 5, 4}}})).code(), absl::StatusCode::kInvalidArgument);
 }
 
+// A multimodal family's config with other members of its text model.
+json WithText(const std::string& family, const json& changes) {
+  json config = Tiny(family);
+  for (const auto& [key, value] : changes.items()) config["text_config"][key] = value;
+  return config;
+}
+
+TEST(StreamsFamilies, Qwen4ExpReadsStreamsBlocksAndNgrams) {
+  const ModelConfig model = Read(Tiny("qwen4_exp"));
+  EXPECT_EQ(model.family, "qwen4_exp_text");
+  EXPECT_EQ(model.streams, (StreamConfig{.count = 2, .rank = 8}));
+  EXPECT_FALSE(HasFinalNorm(model));
+  EXPECT_FALSE(model.layers[1].pre_norms);
+  const AttentionConfig& full = model.layers[1].attention;
+  EXPECT_TRUE(full.output_gate);
+  EXPECT_TRUE(full.index.summed && full.index.pooled && !full.index.weighted);
+  EXPECT_EQ(full.index.top, 3u);
+  EXPECT_EQ(full.index.block, 4u);
+  EXPECT_TRUE(model.layers[0].attention.delta.sigmoid_gate);
+  const NgramConfig& first = model.layers[0].ngrams;
+  EXPECT_EQ(first, (NgramConfig{.size = 3,
+                                .heads = 1,
+                                .width = 4,
+                                .rows = first.rows,
+                                .base = 2050,
+                                .seed = 77,
+                                .end = 2,
+                                .kernel = 4}));
+  EXPECT_EQ(first.rows, 4128u);  // 2053 + 2063, a multiple of 16
+  EXPECT_FALSE(HasNgrams(model.layers[1]));
+  EXPECT_EQ(model.layers[2].ngrams.layer, 1u);
+  EXPECT_FALSE(HasNgrams(Read(WithText("qwen4_exp", {{"ple_layer_ids", json::array()}})).layers[0]));
+}
+
+TEST(StreamsFamilies, Qwen4ExpRefusesWhatItCannotCompute) {
+  ExpectRefused(WithText("qwen4_exp", {{"output_gate_type", "tanh"}}), "output_gate_type");
+  ExpectRefused(WithText("qwen4_exp", {{"indexer_kv_heads", 2}}), "indexer_kv_heads");
+  ExpectRefused(WithText("qwen4_exp", {{"eos_token_id", {1, 2}}}), "eos_token_id");
+  const auto error = [](const json& changes) {
+    return ParseHfConfig(WithText("qwen4_exp", changes).dump(), "", "model").status().ToString();
+  };
+  EXPECT_THAT(error({{"ple_layer_ids", {3, 1}}}), testing::HasSubstr("not ascending"));
+  EXPECT_THAT(error({{"ple_embed_dim", 9}}), testing::HasSubstr("ple_embed_dim"));
+  EXPECT_THAT(error({{"indexer_budget", 3}}), testing::HasSubstr("indexer_budget"));
+}
+
 }  // namespace
 }  // namespace sluice

@@ -91,7 +91,7 @@ TEST(NetTrainerTest, GradientsMatchNumericDifferences) {
 }
 
 // Points of a plane, labelled by a function.
-class LabelledPoints final : public RowSource {
+class LabelledPoints final : public TrainingRows {
  public:
   LabelledPoints(bool separable, uint64_t rows) : separable_(separable), x_(RandomValues(2 * rows, 8)) {}
   uint64_t rows() const override { return x_.size() / 2; }

@@ -435,7 +435,8 @@ INSTANTIATE_TEST_SUITE_P(
         Family("FlexOlmo", "flex_olmo", "bf16"), Family("NemotronLatent", "nemotron_h_latent", "q8"),
         Family("Longcat", "longcat_flash", "bf16"), Family("Jamba", "jamba", "q8"),
         Family("KimiLinear", "kimi_linear", "q4"), Family("Ling3", "bailing_hybrid", "bf16"),
-        Family("Indexers", "deepseek_v3", "q8", kIndexers), Family("MinimaxM3", "minimax_m3", "bf16")),
+        Family("Indexers", "deepseek_v3", "q8", kIndexers), Family("MinimaxM3", "minimax_m3", "bf16"),
+        Family("Qwen4Exp", "qwen4_exp", "bf16")),
     [](const testing::TestParamInfo<Case>& info) { return info.param.name; });
 
 }  // namespace

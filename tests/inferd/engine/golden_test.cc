@@ -139,7 +139,8 @@ std::vector<Case> Cases() {
                              "longcat_flash",
                              "jamba",
                              "kimi_linear",
-                             "bailing_hybrid"}) {
+                             "bailing_hybrid",
+                             "qwen4_exp"}) {
     for (const uint32_t threads : {0u, 2u}) {
       cases.push_back({family, threads});
     }

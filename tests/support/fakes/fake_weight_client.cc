@@ -22,7 +22,7 @@ absl::StatusOr<std::unique_ptr<FakeWeightClient>> FakeWeightClient::Open(const s
                                                                          const FakeWeightOptions& options) {
   ASSIGN_OR_RETURN(std::unique_ptr<Pack> pack, Pack::Open(pack_dir));
   std::unique_ptr<FakeWeightClient> client(new FakeWeightClient(std::move(pack), options));
-  for (int file = 0; file < kPackFileCount; ++file) {
+  for (uint32_t file = 0; file < client->pack_->file_count(); ++file) {
     ASSIGN_OR_RETURN(File opened, File::OpenForRead(client->pack_->file_path(static_cast<PackFile>(file))));
     client->files_.push_back(std::move(opened));
   }
