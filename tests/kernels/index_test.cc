@@ -266,9 +266,6 @@ TEST(IndexReferenceTest, ChosenBlocksHaveTheLargestScores) {
 
 // One list for positions with the same key: the first ones win, whatever the scores' sign.
 TEST_P(IndexTest, EqualScoresGoToTheLowerPosition) {
-  if (GetParam().every > 1) {
-    GTEST_SKIP() << "interpreted";
-  }
   const Shape shape = {2, 16, true, 8, 1, 1, 2, 1, 16, KvType::kF32};
   Inputs inputs = MakeInputs(shape, 22);
   std::fill(inputs.index_k.begin(), inputs.index_k.end(), 0.0f);
