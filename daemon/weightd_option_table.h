@@ -20,7 +20,8 @@ struct WeightdOptions {
   FileMode socket_mode;
   std::string metrics;  // host:port; empty: off
 
-  ByteSize dram_budget;      // 0: DefaultDramBudget()
+  ByteSize dram_budget;  // 0: DefaultDramBudget()
+  bool preload = true;
   std::string io = "uring";  // or "pread"
   bool direct = true;
   int reader_threads = 64;  // of the pread engine
@@ -63,6 +64,11 @@ void ForEachOption(WeightdOptions* o, Visit visit) {
             .Default("the packs, at most 70 % of what is available")
             .PassedOn(),
         &o->dram_budget);
+  visit(
+      OptionSpec("preload",
+                 "Read all weights from the start on, while nothing else is read, if dram-budget holds them")
+          .PassedOn(),
+      &o->preload);
   visit(OptionSpec("io", "Engine that reads packs; pread is the fallback where io_uring is refused")
             .Choices("uring|pread")
             .PassedOn(),

@@ -89,6 +89,12 @@ class Ours:
     def bench(self, *args):
         return run_json([self.sluice, "bench", *self.server, "-r", "1", *args, "--json"])
 
+    def await_weights(self):
+        """Returns when weightd has preloaded the model; the peer reads its file before it begins."""
+        while any(session["name"] == "preload" for session in
+                  run_json([self.sluice, "top", "--json"])["weightd"]["sessions"]):  # fmt: skip
+            time.sleep(0.2)
+
     def end(self):
         for pid in self.processes("inferd", "weightd", "sluice"):
             try:
@@ -168,7 +174,8 @@ def in_memory(options, parts):
         for number in range(options.rounds):
             print(f"{preset}: round {number + 1} of {options.rounds}", file=sys.stderr)
             server = Ours(options, pack, preset)
-            server.bench("-b", "1", "-n", "0", "-p", "512")  # brings the weights into memory, as the peer's are cached
+            server.await_weights()
+            server.bench("-b", "1", "-n", "0", "-p", "512")  # touches the pages, as the peer's are
             results = []
             if "decode" in parts or prompts:
                 results += server.bench("-b", "1", "-n", str(TOKENS if "decode" in parts else 0), "-p",

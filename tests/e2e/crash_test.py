@@ -46,7 +46,7 @@ class CrashTest(harness.TestCase):
         self.assertTrue(whole.startswith(out.rstrip("\n")), "a wrong token")
 
     def test_next_inferd_finds_the_weights_in_memory(self):
-        cold = self.ok_json(*self.greedy_run(self.greedy[0], "--kv", "f32", "--keep", "10m"))
+        cold = self.ok_json(*self.greedy_run(self.greedy[0], "--kv", "f32", "--keep", "10m", "--preload", "off"))
         self.assertGreater(cold["experts"]["bytes_ssd"], 0)
         first = self.kill_daemon("inferd")
         self.wait_for(lambda: self.processes("inferd") not in ([], [first]), "the next inferd")

@@ -220,7 +220,7 @@ class ServiceTest(unittest.TestCase):
         shown = daemons.json.loads(out)
         self.assertIn("tokens_per_second", shown["inferd"])
         self.assertGreater(shown["weightd"]["dram_budget_bytes"], 0)
-        self.assertTrue(shown["weightd"]["sessions"][0]["held_bytes"] > 0, out)
+        self.assertTrue(any(session["held_bytes"] > 0 for session in shown["weightd"]["sessions"]), out)
 
     def test_top_survives_weightd_restart(self):
         self.daemons.start_weightd()

@@ -18,7 +18,8 @@ class SharingTest(unittest.TestCase):
              "--json"],
             check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         )  # fmt: skip
-        self.daemons.start_weightd("--pack", self.other_pack, "--dram-budget", "256MiB")
+        self.daemons.start_weightd("--pack", self.other_pack, "--dram-budget", "256MiB", "--preload",
+                                   "off")  # fmt: skip
         self.weights = weights_pb2_grpc.WeightServiceStub(grpc.insecure_channel("unix:" + self.daemons.path("w.sock")))
 
     def stats(self):

@@ -87,7 +87,7 @@ class Service:
     def start_weightd(self, budget):
         self.generation += 1
         self.budget = budget
-        arguments = ["--socket", self.path("w.sock"), "--dram-budget", str(budget)]
+        arguments = ["--socket", self.path("w.sock"), "--dram-budget", str(budget), "--preload", "off"]
         for pack in self.packs:
             arguments += ["--pack", pack]
         self.weightd = daemons.Daemon(

@@ -27,6 +27,7 @@ absl::StatusOr<std::unique_ptr<PrefetchSession>> PrefetchSession::Open(WeightSto
   SessionParams params;
   params.packs = {pack};
   params.client_name = name;
+  params.compute_threads = 0;
   ASSIGN_OR_RETURN(const SessionHandle handle, store->Control(&StoreCore::OpenSession, params));
   std::unique_ptr<PrefetchSession> session(new PrefetchSession(store, handle.session));
   session->server_bell_ = handle.fds[WelcomeFds::kServerBell];
@@ -117,6 +118,25 @@ namespace {
 
 // Maximum number of outstanding prefetches: enough to keep the reader busy, few enough to end soon.
 constexpr uint32_t kWindow = 16;
+// The same for a preload, so that a request finds few reads before its own.
+constexpr uint32_t kIdleWindow = 2;
+// Time without a read of others before a preload reads: a model that starts, or a prompt, reads with gaps,
+// and is not to share the disk and the CPUs.
+constexpr absl::Duration kQuiet = absl::Seconds(1);
+// Pause between two looks whether reads are in flight.
+constexpr int kIdleLookMs = 2;
+
+// All of a pack's dense weights and experts, without its tables of rows.
+WarmSet WholePack(const Pack& pack) {
+  WarmSet set;
+  set.dense = true;
+  for (uint32_t layer = 0; layer < pack.config().layers.size(); ++layer) {
+    for (uint32_t expert = 0; expert < pack.expert_count(layer); ++expert) {
+      set.experts.push_back({layer, expert});
+    }
+  }
+  return set;
+}
 
 absl::Status CheckExperts(const Pack& pack, const WarmSet& set) {
   if (set.experts.size() > pack.expert_total()) {
@@ -176,17 +196,36 @@ absl::StatusOr<uint32_t> WarmSets::Set(uint32_t number, WarmSet set) {
     return absl::UnavailableError("weightd is draining");
   }
   const auto extents = static_cast<uint32_t>(ExtentsOf(pack, set).size());
-  {
-    const MutexLock lock(&mutex_);
-    sets_[number] = std::move(set);
-    progress_[number] = WarmProgress{number, extents, 0, true};
-    due_.insert(number);
-    if (thread_ == nullptr) {
-      thread_ = std::make_unique<std::thread>([this] { Run(); });
-    }
+  const MutexLock lock(&mutex_);
+  sets_[number] = std::move(set);
+  Begin(number, extents);
+  return extents;
+}
+
+void WarmSets::Preload() {
+  std::vector<const Pack*> packs(store_->Look(&StoreCore::pack_count));
+  uint64_t bytes = 0;
+  for (uint32_t i = 0; i < packs.size(); ++i) {
+    packs[i] = store_->Look(&StoreCore::pack, i);
+    bytes += packs[i]->dense_bytes() + packs[i]->row_bytes() + packs[i]->total_expert_bytes();
+  }
+  if (bytes > store_->Look(&StoreCore::Stats).dram_budget) {
+    return;
+  }
+  const MutexLock lock(&mutex_);
+  for (uint32_t i = 0; i < packs.size(); ++i) {
+    if (!progress_.contains(i))
+      Begin(i, static_cast<uint32_t>(ExtentsOf(*packs[i], WholePack(*packs[i])).size()));
+  }
+}
+
+void WarmSets::Begin(uint32_t number, uint32_t extents) {
+  progress_[number] = WarmProgress{number, extents, 0, true};
+  due_.insert(number);
+  if (thread_ == nullptr) {
+    thread_ = std::make_unique<std::thread>([this] { Run(); });
   }
   eventfd_write(event_.get(), 1);
-  return extents;
 }
 
 WarmSet WarmSets::Get(uint32_t pack) const {
@@ -212,14 +251,19 @@ void WarmSets::NoteDone(uint32_t pack) {
 }
 
 bool WarmSets::Superseded(uint32_t pack) const {
+  if (store_->Look(&StoreCore::draining)) {
+    return true;  // weightd waits for open sessions to end
+  }
   const MutexLock lock(&mutex_);
   return stopping_ || due_.contains(pack);
 }
 
+const char* WarmSets::NameOf(Pace pace) { return pace == Pace::kIdle ? "preload" : "warm set"; }
+
 void WarmSets::Run() {
   while (true) {
     std::optional<uint32_t> next;
-    WarmSet set;
+    std::optional<WarmSet> set;  // none: the pack is preloaded
     {
       const MutexLock lock(&mutex_);
       if (stopping_) {
@@ -228,11 +272,12 @@ void WarmSets::Run() {
       if (!due_.empty()) {
         next = *due_.begin();
         due_.erase(*next);
-        set = sets_[*next];
+        if (const auto found = sets_.find(*next); found != sets_.end()) set = found->second;
       }
     }
     if (next.has_value()) {
-      Warm(*next, set);
+      const Pace pace = set.has_value() ? Pace::kFull : Pace::kIdle;
+      Warm(*next, set.has_value() ? *set : WholePack(*store_->Look(&StoreCore::pack, *next)), pace);
       continue;
     }
     pollfd polled{event_.get(), POLLIN, 0};
@@ -242,32 +287,54 @@ void WarmSets::Run() {
   }
 }
 
-void WarmSets::Warm(uint32_t number, const WarmSet& set) {
+void WarmSets::Warm(uint32_t number, const WarmSet& set, Pace pace) {
   const std::vector<uint32_t> extents = ExtentsOf(*store_->Look(&StoreCore::pack, number), set);
-  const size_t asked = Read(number, extents);
+  const size_t asked = Read(number, extents, pace);
   {
     const MutexLock lock(&mutex_);
     progress_[number].reading = due_.contains(number);
   }
-  log_(LogSeverity::kInfo,
-       absl::StrCat("warm set of pack ", number, ": asked for ", asked, " of ", extents.size(), " extents"));
+  log_(LogSeverity::kInfo, absl::StrCat(NameOf(pace), " of pack ", number, ": asked for ", asked, " of ",
+                                        extents.size(), " extents"));
 }
 
-size_t WarmSets::Read(uint32_t number, const std::vector<uint32_t>& extents) {
+void WarmSets::AwaitIdle(uint32_t number, uint64_t own_bytes, absl::Time* last_read) {
+  bool was_busy = false;
+  while (!Superseded(number)) {
+    const absl::Time now = absl::Now();
+    const bool is_busy = store_->Progress().in_flight_bytes > own_bytes;
+    if (is_busy && was_busy) {
+      *last_read = now;  // seen once it may be an own read, whose end is not counted yet
+    } else if (!is_busy && now - *last_read >= kQuiet) {
+      return;
+    }
+    was_busy = is_busy;
+    pollfd polled{event_.get(), POLLIN, 0};
+    poll(&polled, 1, kIdleLookMs);
+  }
+}
+
+size_t WarmSets::Read(uint32_t number, const std::vector<uint32_t>& extents, Pace pace) {
   const Pack& pack = *store_->Look(&StoreCore::pack, number);
-  auto session = PrefetchSession::Open(store_, number, "warm set");
+  auto session = PrefetchSession::Open(store_, number, NameOf(pace));
   if (!session.ok()) {
-    log_(LogSeverity::kWarning, absl::StrCat("warm set of pack ", number, ": ", session.status().message()));
+    log_(LogSeverity::kWarning,
+         absl::StrCat(NameOf(pace), " of pack ", number, ": ", session.status().message()));
     return 0;
   }
   const uint64_t budget = store_->Look(&StoreCore::Stats).dram_budget;
-  uint64_t bytes = 0;
+  const uint32_t window = pace == Pace::kIdle ? kIdleWindow : kWindow;
+  uint64_t bytes = 0;                  // of all requests
+  uint64_t own_bytes = 0;              // of those without completion
+  absl::Time last_read = absl::Now();  // of others
   size_t next = 0;
   bool stop = false;
   while (!stop || (*session)->outstanding() > 0) {
-    while (!stop && (*session)->outstanding() < kWindow) {
+    while (!stop && (*session)->outstanding() < window) {
+      if (pace == Pace::kIdle) AwaitIdle(number, own_bytes, &last_read);
       stop = next == extents.size() || (bytes += pack.extents()[extents[next]].length) > budget ||
-             Superseded(number) || !(*session)->Prefetch(extents[next++]);
+             Superseded(number) || !(*session)->Prefetch(extents[next]);
+      if (!stop) own_bytes += pack.extents()[extents[next++]].length;
     }
     if ((*session)->outstanding() == 0) {
       break;  // nothing to wait for: an empty set
@@ -275,7 +342,7 @@ size_t WarmSets::Read(uint32_t number, const std::vector<uint32_t>& extents) {
     const auto completion = (*session)->Take();
     if (!completion.ok()) {
       log_(LogSeverity::kWarning,
-           absl::StrCat("warm set of pack ", number, ": ", completion.status().message()));
+           absl::StrCat(NameOf(pace), " of pack ", number, ": ", completion.status().message()));
       return next;
     }
     if (!completion->has_value()) {
@@ -285,6 +352,8 @@ size_t WarmSets::Read(uint32_t number, const std::vector<uint32_t>& extents) {
       (*session)->Sleep(event_.get());
       continue;
     }
+    // A session numbers its requests from 1.
+    own_bytes -= pack.extents()[extents[(*completion)->id - 1]].length;
     if ((*completion)->code == 0) {
       NoteDone(number);
     } else {

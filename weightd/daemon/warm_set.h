@@ -87,30 +87,44 @@ struct WarmProgress {
 // The extents of `set`, in its order. REQUIRES: its experts are the pack's.
 std::vector<uint32_t> ExtentsOf(const Pack& pack, const WarmSet& set);
 
-// Keeps one set per pack and reads it by prefetches of a session of its own, on a thread of its own.
+// Keeps one set per pack and reads it by prefetches of a session of its own, on a thread of its own. A pack
+// without a set may be preloaded: read whole, while nothing else is read.
 class WarmSets {
  public:
   // `store` is borrowed and outlives this object.
   static absl::StatusOr<std::unique_ptr<WarmSets>> Create(WeightStore* store, LogFn log);
   ~WarmSets();
 
+  // Begins to preload every pack that has neither a set nor been preloaded, if the memory budget holds all
+  // packs: a preload never evicts. Otherwise nothing happens.
+  void Preload();
+
   // Replaces the pack's set and begins to read it; returns the number of its extents. INVALID_ARGUMENT naming
   // an expert that does not exist; UNAVAILABLE: draining. REQUIRES: the store has the pack.
   absl::StatusOr<uint32_t> Set(uint32_t pack, WarmSet set);
   // The current set; empty before the first.
   WarmSet Get(uint32_t pack) const;
-  // Progress of every pack that has a set.
+  // Progress of every pack that has a set or is preloaded.
   std::vector<WarmProgress> Progress() const;
 
  private:
   WarmSets(WeightStore* store, LogFn log, UniqueFd event)
       : store_(store), log_(std::move(log)), event_(std::move(event)) {}
+  enum class Pace : uint8_t {
+    kFull,  // as many requests at once as keep the reader busy
+    kIdle   // two at a time, while nothing else has been read for a while
+  };
+  static const char* NameOf(Pace pace);
+  void Begin(uint32_t pack, uint32_t extents) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Run();
-  void Warm(uint32_t pack, const WarmSet& set);
-  // Reads the set's extents, as far as they fit; returns the number of requests.
-  size_t Read(uint32_t pack, const std::vector<uint32_t>& extents);
+  void Warm(uint32_t pack, const WarmSet& set, Pace pace);
+  // Reads the extents, as far as they fit; returns the number of requests.
+  size_t Read(uint32_t pack, const std::vector<uint32_t>& extents, Pace pace);
+  // Sleeps until for a while no reads but `own_bytes` were in flight, or the pack's reading is pointless.
+  // `last_read`: when others were last seen to read.
+  void AwaitIdle(uint32_t pack, uint64_t own_bytes, absl::Time* last_read);
   void NoteDone(uint32_t pack);
-  // True if a newer set of the pack, or the end, makes it pointless to go on.
+  // True if a newer set of the pack, draining, or the end makes it pointless to go on.
   bool Superseded(uint32_t pack) const;
 
   WeightStore* const store_;
@@ -119,7 +133,8 @@ class WarmSets {
   mutable Mutex mutex_;
   std::map<uint32_t, WarmSet> sets_ ABSL_GUARDED_BY(mutex_);
   std::map<uint32_t, WarmProgress> progress_ ABSL_GUARDED_BY(mutex_);
-  std::set<uint32_t> due_ ABSL_GUARDED_BY(mutex_);  // packs whose set is not being read yet
+  // Packs whose set, or without one whose preload, has not begun.
+  std::set<uint32_t> due_ ABSL_GUARDED_BY(mutex_);
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   std::unique_ptr<std::thread> thread_ ABSL_GUARDED_BY(mutex_);
 };

@@ -232,6 +232,7 @@ absl::StatusOr<std::unique_ptr<WeightdServer>> WeightdServer::Start(const Weight
   RETURN_IF_ERROR(impl.StartMetrics(options.metrics));
   RETURN_IF_ERROR(impl.TestFetches());
   RETURN_IF_ERROR(impl.StartRpc());
+  if (options.preload) impl.warm_sets->Preload();
   impl.extras = Extras();
   return server;
 }

@@ -40,7 +40,8 @@ namespace sluice::weightd {
 struct SessionParams {
   AbiSignature abi;
   std::vector<uint32_t> packs;  // weightd's pack numbers; their order is the session's pack index
-  // Compute threads: the session's reserved minimum is 2 x the largest expert of its packs x this.
+  // Compute threads: the session's reserved minimum is 2 x the largest expert of its packs x this. 0: the
+  // session leases nothing (PrefetchSession).
   uint32_t compute_threads = 1;
   // Maximum number of bytes that the session may fill: beyond it, its own coldest extents are evicted first.
   // 0: the store's session_quota. Extents filled by other sessions are not charged.

@@ -96,8 +96,7 @@ absl::Status SessionManager::CheckParams(const SessionParams& params) const {
         "impossible ring layout: ", params.layout.ring_entries, " ring entries, ", params.layout.list_entries,
         " list entries, ", params.layout.progress_words, " progress words"));
   }
-  if (params.packs.empty() || params.packs.size() > kMaxSessionPacks || params.compute_threads == 0 ||
-      params.compute_threads > 4096) {
+  if (params.packs.empty() || params.packs.size() > kMaxSessionPacks || params.compute_threads > 4096) {
     return absl::InvalidArgumentError(absl::StrCat("a session of ", params.packs.size(), " packs and ",
                                                    params.compute_threads, " compute threads"));
   }

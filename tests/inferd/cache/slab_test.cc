@@ -36,6 +36,7 @@ class SlabTest : public testing::TestWithParam<Client> {
   void SetUp() override {
     if (GetParam().session) {
       weightd::WeightdOptions options;
+      options.preload = false;  // the tests count reads
       options.socket = folder_.File("weightd.sock");
       options.packs = {pack_.dir()};
       options.dram_budget = 64 << 20;

@@ -23,6 +23,7 @@ class SessionWeightClientTest : public testing::Test {
  protected:
   void StartServer(uint64_t budget, std::vector<std::string> packs = {}) {
     weightd::WeightdOptions options;
+    options.preload = false;  // the tests count reads
     options.socket = folder_.File("weightd.sock");
     options.packs = packs.empty() ? std::vector<std::string>{pack_.dir()} : packs;
     options.dram_budget = budget;

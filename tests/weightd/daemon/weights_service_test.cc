@@ -152,6 +152,30 @@ TEST_F(WeightsServiceTest, WarmSetIsReadAheadAndReported) {
   AwaitSessions(0);
 }
 
+TEST_F(WeightsServiceTest, PreloadReadsThePackWithoutEvicting) {
+  Serve(/*preload=*/true, 32 << 20);
+  v1::GetStatsResponse stats;
+  const absl::Time deadline = Soon();
+  do {
+    ASSERT_TRUE(Call(&v1::WeightService::Stub::GetStats, v1::GetStatsRequest(), &stats).ok());
+    ASSERT_EQ(stats.warm_sets_size(), 1);
+  } while (stats.warm_sets(0).reading() && absl::Now() < deadline);
+  const uint32_t extents = pack_.pack().extent_count();
+  EXPECT_EQ(stats.warm_sets(0).extents(), extents);
+  EXPECT_EQ(stats.warm_sets(0).done(), extents);
+  EXPECT_EQ(stats.resident_extents(), extents);
+  EXPECT_EQ(stats.evictions(), 0u);
+  AwaitSessions(0);
+}
+
+TEST_F(WeightsServiceTest, PreloadNeedsRoomForAllWeights) {
+  Serve(/*preload=*/true, pack_.pack().dense_bytes() + pack_.pack().total_expert_bytes() - 1);
+  v1::GetStatsResponse stats;
+  ASSERT_TRUE(Call(&v1::WeightService::Stub::GetStats, v1::GetStatsRequest(), &stats).ok());
+  EXPECT_EQ(stats.warm_sets_size(), 0);
+  EXPECT_EQ(stats.prefetch_requests(), 0u);
+}
+
 TEST_F(WeightsServiceTest, StatsShowWarmSetProgressAndEmptySetCancels) {
   v1::SetWarmSetRequest set;
   set.mutable_pack()->set_path(pack_.dir());

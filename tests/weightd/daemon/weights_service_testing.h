@@ -31,11 +31,16 @@ inline absl::Time Soon() { return absl::Now() + absl::Seconds(20); }
 
 class WeightsServiceTest : public testing::Test {
  protected:
-  void SetUp() override {
+  void SetUp() override { Serve(/*preload=*/false, 32 << 20); }
+
+  // Replaces the server, if there is one.
+  void Serve(bool preload, uint64_t dram_budget) {
+    server_.reset();
     WeightdOptions options;
+    options.preload = preload;
     options.socket = folder_.File("weightd.sock");
     options.packs = {pack_.dir()};
-    options.dram_budget = 32 << 20;
+    options.dram_budget = ByteSize{dram_budget};
     options.reader_threads = 1;
     auto server = WeightdServer::Start(options, {});
     ASSERT_TRUE(server.ok()) << server.status();

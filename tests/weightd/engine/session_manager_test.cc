@@ -77,6 +77,9 @@ TEST_F(SessionManagerTest, MinimaOfAllSessionsStayWithinTheBudget) {
   EXPECT_EQ(refused.status().code(), absl::StatusCode::kResourceExhausted);
   EXPECT_TRUE(session_manager_.Open(Params(/*threads=*/2)).ok());
   EXPECT_EQ(shares_.FairShare(), 5 * kExpert) << "of two";
+  const auto leases_nothing = session_manager_.Open(Params(/*threads=*/0));
+  ASSERT_TRUE(leases_nothing.ok()) << leases_nothing.status();
+  EXPECT_EQ(leases_nothing->reserved_bytes, 0u);
 }
 
 TEST_F(SessionManagerTest, AQuotaHoldsDenseWeightsAndMinimum) {
@@ -95,7 +98,7 @@ TEST_F(SessionManagerTest, InvalidParametersAreRefusedByName) {
   EXPECT_THAT(std::string(session_manager_.Open(params).status().message()), HasSubstr("twice"));
   params.packs = {1};
   EXPECT_THAT(std::string(session_manager_.Open(params).status().message()), HasSubstr("does not exist"));
-  params = Params(/*threads=*/0);
+  params = Params(/*threads=*/4097);
   EXPECT_EQ(session_manager_.Open(params).status().code(), absl::StatusCode::kInvalidArgument);
   session_manager_.Close();
   EXPECT_EQ(session_manager_.Open(Params()).status().code(), absl::StatusCode::kUnavailable);
