@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdio>
 
+#include "absl/functional/function_ref.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -237,9 +238,10 @@ absl::StatusOr<std::vector<std::string>> PresetsOf(const Options& o) {
   return presets;
 }
 
-absl::StatusOr<int> BenchAcceptance(const CommandContext& context, const Options& o,
-                                    const std::vector<BenchTest>& tests, BenchFormat format) {
-  std::vector<AcceptResult> results;
+// Calls `measure` with each preset and daemons that run it, in turn. Returns the setting of the last.
+absl::StatusOr<BenchSetting> ForEachPreset(
+    const CommandContext& context, const Options& o, const std::vector<BenchTest>& tests, BenchFormat format,
+    absl::FunctionRef<absl::Status(Launcher*, const std::string& preset)> measure) {
   BenchSetting setting;
   ASSIGN_OR_RETURN(const std::vector<std::string> presets, PresetsOf(o));
   for (const std::string& preset : presets) {
@@ -247,11 +249,22 @@ absl::StatusOr<int> BenchAcceptance(const CommandContext& context, const Options
     ASSIGN_OR_RETURN(const std::unique_ptr<Launcher> launcher,
                      Launcher::Launch(context, options, format == BenchFormat::kJson));
     setting = SettingOf(*launcher);
+    RETURN_IF_ERROR(measure(launcher.get(), preset));
+  }
+  return setting;
+}
+
+absl::StatusOr<int> BenchAcceptance(const CommandContext& context, const Options& o,
+                                    const std::vector<BenchTest>& tests, BenchFormat format) {
+  std::vector<AcceptResult> results;
+  const auto measure = [&](Launcher* launcher, const std::string& preset) -> absl::Status {
     for (const AcceptTest& test : AcceptTestsOf(o, tests)) {
-      ASSIGN_OR_RETURN(AcceptResult result, MeasureAcceptance(o, launcher.get(), test, preset));
+      ASSIGN_OR_RETURN(AcceptResult result, MeasureAcceptance(o, launcher, test, preset));
       results.push_back(std::move(result));
     }
-  }
+    return absl::OkStatus();
+  };
+  ASSIGN_OR_RETURN(const BenchSetting setting, ForEachPreset(context, o, tests, format, measure));
   RETURN_IF_ERROR(WriteStdout(FormatAccept(results, setting, format)));
   return kExitOk;
 }
@@ -259,22 +272,18 @@ absl::StatusOr<int> BenchAcceptance(const CommandContext& context, const Options
 absl::StatusOr<int> Bench(const CommandContext& context, const Options& o,
                           const std::vector<BenchTest>& tests, BenchFormat format) {
   std::vector<BenchResult> results;
-  BenchSetting setting;
   std::string pack;
   uint32_t chunk = 1;
-  ASSIGN_OR_RETURN(const std::vector<std::string> presets, PresetsOf(o));
-  for (const std::string& preset : presets) {
-    const CommonOptions options = ServerOptions(o, tests, preset);
-    ASSIGN_OR_RETURN(const std::unique_ptr<Launcher> launcher,
-                     Launcher::Launch(context, options, format == BenchFormat::kJson));
-    setting = SettingOf(*launcher);
+  const auto measure = [&](Launcher* launcher, const std::string& preset) -> absl::Status {
     pack = launcher->pack().dir();
     if (!absl::SimpleAtoi(launcher->server_option("prefill-chunk"), &chunk)) chunk = 1;
     for (const BenchTest& test : tests) {
-      ASSIGN_OR_RETURN(BenchResult result, Measure(o, launcher.get(), test, preset));
+      ASSIGN_OR_RETURN(BenchResult result, Measure(o, launcher, test, preset));
       results.push_back(std::move(result));
     }
-  }
+    return absl::OkStatus();
+  };
+  ASSIGN_OR_RETURN(BenchSetting setting, ForEachPreset(context, o, tests, format, measure));
   const bool decodes =
       std::any_of(tests.begin(), tests.end(), [](const BenchTest& test) { return test.generate >= 2; });
   uint32_t threads = 0;

@@ -65,22 +65,6 @@ std::string AcceptMarkdown(const std::vector<AcceptResult>& results, const Bench
   return text;
 }
 
-// The members that are single values, under the same names.
-std::string AcceptCsv(const std::vector<AcceptResult>& results, const BenchSetting& setting) {
-  std::string text;
-  for (const AcceptResult& result : results) {
-    std::vector<std::string> titles;
-    std::vector<std::string> cells;
-    AcceptJson(result, setting).ForEachScalar([&](const std::string& key, const std::string& value) {
-      titles.push_back(key);
-      cells.push_back(value);
-    });
-    absl::StrAppend(&text, text.empty() ? absl::StrCat(absl::StrJoin(titles, ","), "\n") : "",
-                    absl::StrJoin(cells, ","), "\n");
-  }
-  return text;
-}
-
 }  // namespace
 
 absl::StatusOr<AcceptResult> RunAccept(Client* client, const AcceptTest& test, uint64_t vocab,
@@ -179,17 +163,11 @@ std::string FormatAccept(const std::vector<AcceptResult>& results, const BenchSe
   if (format == BenchFormat::kMarkdown) {
     return AcceptMarkdown(results, setting);
   }
-  if (format == BenchFormat::kCsv) {
-    return AcceptCsv(results, setting);
-  }
-  Json all = Json::Array();
-  std::string lines;
+  std::vector<Json> objects;
   for (const AcceptResult& result : results) {
-    Json object = AcceptJson(result, setting);
-    absl::StrAppend(&lines, object.Dump(), "\n");
-    all.Append(std::move(object));
+    objects.push_back(AcceptJson(result, setting));
   }
-  return format == BenchFormat::kJson ? absl::StrCat(all.Dump(2), "\n") : lines;
+  return FormatObjects(objects, format);
 }
 
 }  // namespace sluice::cli

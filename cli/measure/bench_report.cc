@@ -165,11 +165,10 @@ std::string CsvField(const std::string& text) {
   return quoted + "\"";
 }
 
-// Columns: the members of the JSON objects that are single values, under the same names.
-std::string Csv(const std::vector<BenchResult>& results, const BenchSetting& setting) {
+// Columns: the members of the objects that are single values, under the same names.
+std::string Csv(const std::vector<Json>& objects) {
   std::string text;
-  for (const BenchResult& result : results) {
-    const Json object = ResultJson(result, setting);
+  for (const Json& object : objects) {
     std::vector<std::string> titles;
     std::vector<std::string> cells;
     object.ForEachScalar([&](const std::string& key, const std::string& value) {
@@ -305,22 +304,29 @@ absl::StatusOr<BenchFormat> BenchFormatFromName(const std::string& name) {
   return absl::InvalidArgumentError(absl::StrCat("'", name, "' is none of md|json|csv|jsonl"));
 }
 
+std::string FormatObjects(const std::vector<Json>& objects, BenchFormat format) {
+  if (format == BenchFormat::kCsv) {
+    return Csv(objects);
+  }
+  Json all = Json::Array();
+  std::string lines;
+  for (const Json& object : objects) {
+    absl::StrAppend(&lines, object.Dump(), "\n");
+    all.Append(object);
+  }
+  return format == BenchFormat::kJson ? absl::StrCat(all.Dump(2), "\n") : lines;
+}
+
 std::string FormatResults(const std::vector<BenchResult>& results, const BenchSetting& setting,
                           BenchFormat format) {
   if (format == BenchFormat::kMarkdown) {
     return Markdown(results, setting);
   }
-  if (format == BenchFormat::kCsv) {
-    return Csv(results, setting);
-  }
-  Json all = Json::Array();
-  std::string lines;
+  std::vector<Json> objects;
   for (const BenchResult& result : results) {
-    Json object = ResultJson(result, setting);
-    absl::StrAppend(&lines, object.Dump(), "\n");
-    all.Append(std::move(object));
+    objects.push_back(ResultJson(result, setting));
   }
-  return format == BenchFormat::kJson ? absl::StrCat(all.Dump(2), "\n") : lines;
+  return FormatObjects(objects, format);
 }
 
 }  // namespace sluice::cli

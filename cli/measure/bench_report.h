@@ -153,6 +153,8 @@ enum class BenchFormat { kMarkdown, kJson, kCsv, kJsonLines };
 // Accepts "md", "json", "csv", "jsonl".
 absl::StatusOr<BenchFormat> BenchFormatFromName(const std::string& name);
 
+// Formats one object a result. REQUIRES: format != BenchFormat::kMarkdown.
+std::string FormatObjects(const std::vector<Json>& objects, BenchFormat format);
 std::string FormatResults(const std::vector<BenchResult>& results, const BenchSetting& setting,
                           BenchFormat format);
 
