@@ -1,6 +1,6 @@
 // The operations on residual streams, checked and resolved: StreamMix, StreamWrite, StreamMean, StreamAdd,
-// StreamMatch; and their scalar part,
-// which host and reference share to the bit (ARITHMETIC.md 11).
+// StreamMatch (stream_operands.h); and their scalar part, which host and reference share to the bit
+// (ARITHMETIC.md 11).
 //
 // Thread safety: free functions; a call may be read, and disjoint rows of its outputs written, by several
 // threads.
@@ -14,23 +14,9 @@
 #include "common/base/status.h"
 #include "kernels/ops.h"
 #include "kernels/resolver.h"
+#include "kernels/stream_operands.h"
 
 namespace sluice {
-
-struct StreamMixCall {
-  InRows x;
-  InRows raw;
-  const float* scale = nullptr;
-  const float* base = nullptr;
-  uint32_t tokens = 0;
-  uint32_t streams = 0;
-  uint32_t hidden = 0;
-  float norm_epsilon = 0;
-  float epsilon = 0;
-  uint32_t iterations = 0;
-  OutRows y;
-  OutRows factors;  // base nullptr: none
-};
 
 namespace internal {
 
@@ -71,16 +57,6 @@ inline absl::StatusOr<StreamMixCall> Resolve(const Resolver& r, const StreamMixA
   return call;
 }
 
-struct StreamWriteCall {
-  InRows x;
-  InRows y;
-  InRows factors;
-  uint32_t tokens = 0;
-  uint32_t streams = 0;
-  uint32_t hidden = 0;
-  OutRows out;
-};
-
 inline absl::StatusOr<StreamWriteCall> Resolve(const Resolver& r, const StreamWriteArgs& args) {
   StreamWriteCall call;
   const uint32_t m = args.streams;
@@ -100,15 +76,6 @@ inline absl::StatusOr<StreamWriteCall> Resolve(const Resolver& r, const StreamWr
   return call;
 }
 
-struct StreamMeanCall {
-  InRows x;
-  InRows gate;
-  uint32_t tokens = 0;
-  uint32_t streams = 0;
-  uint32_t hidden = 0;
-  OutRows y;
-};
-
 inline absl::StatusOr<StreamMeanCall> Resolve(const Resolver& r, const StreamMeanArgs& args) {
   StreamMeanCall call;
   const uint64_t cols = uint64_t{args.streams} * args.hidden;
@@ -127,17 +94,6 @@ inline absl::StatusOr<StreamMeanCall> Resolve(const Resolver& r, const StreamMea
   call.hidden = args.hidden;
   return call;
 }
-
-struct StreamAddCall {
-  InRows x;  // base nullptr: zeros
-  InRows y;
-  InRows gate;
-  float scale = 1;
-  uint32_t tokens = 0;
-  uint32_t streams = 0;
-  uint32_t hidden = 0;
-  OutRows out;
-};
 
 inline absl::StatusOr<StreamAddCall> Resolve(const Resolver& r, const StreamAddArgs& args) {
   StreamAddCall call;
@@ -161,16 +117,6 @@ inline absl::StatusOr<StreamAddCall> Resolve(const Resolver& r, const StreamAddA
   call.hidden = args.hidden;
   return call;
 }
-
-struct StreamMatchCall {
-  InRows x;
-  InRows y;
-  float scale = 0;  // of the dot products
-  uint32_t tokens = 0;
-  uint32_t streams = 0;
-  uint32_t hidden = 0;
-  OutRows out;
-};
 
 inline absl::StatusOr<StreamMatchCall> Resolve(const Resolver& r, const StreamMatchArgs& args) {
   StreamMatchCall call;

@@ -5,6 +5,7 @@
 #include "common/base/status.h"
 #include "kernels/cuda/cuda_status.h"
 #include "kernels/cuda/device/attention.h"
+#include "kernels/cuda/device/compress.h"
 #include "kernels/cuda/device/experts.h"
 #include "pack/row_layout.h"
 
@@ -18,6 +19,7 @@ uint64_t Up(uint64_t bytes, uint64_t alignment) { return (bytes + alignment - 1)
 
 constexpr uint32_t kTokensOfExperts = 8;     // whose experts are computed by one launch
 constexpr uint64_t kOutputBytes = 32 << 20;  // of the workspace for coefficients of down by outputs
+constexpr uint64_t kScoreBytes = 64 << 20;   // of the workspace for scores of an indexer, or those of a row
 
 // A row prepared in every way that a call may want: its values, and rounded for two groups of 16 to 128.
 uint64_t PreparedRowBytes(uint64_t cols) {
@@ -46,7 +48,11 @@ uint64_t WorkspaceBytes(const BackendLimits& l) {
   const uint64_t spans = uint64_t{l.max_context} / kSpanPositions + 2;
   const uint64_t attention =
       std::min(l.max_tokens, l.max_sequences) * uint64_t{l.heads} * spans * (uint64_t{l.head_dim} + 2) * 4;
-  return std::max({matmul, heads, experts, delta, attention}) + 16 * kWorkspaceAlignment;
+  // Scores of keys and, at most half as many, of blocks: 6 bytes a key.
+  const uint64_t scores =
+      l.index_heads == 0 ? 0 : uint64_t{l.chosen_lists} * 6 * (uint64_t{l.max_context} + kSpanPositions);
+  const uint64_t index = std::max(scores, std::min(tokens * scores, kScoreBytes));
+  return std::max({matmul, heads, experts, delta, attention, index}) + 16 * kWorkspaceAlignment;
 }
 
 // Pages of a call's sequences.
@@ -63,10 +69,15 @@ Tables::Sizes TableSizes(const BackendLimits& l) {
   const uint64_t experts =
       (uint64_t{l.experts} + 8) * (sizeof(DeviceExpert) + 5 * 16 + 3 * 4 * uint64_t{l.expert_width}) +
       (sizeof(ExpertPair) + sizeof(ExpertTile)) * slots;
-  const uint64_t pages = PageBytes(l) + uint64_t{l.max_tokens} * sizeof(RowPlace);
+  const uint64_t pages = PageBytes(l) + std::max(uint64_t{l.max_tokens} * sizeof(RowPlace),
+                                                 uint64_t{l.max_sequences} * sizeof(CompressSequence));
   // With a dense expert's table and its pairs, and lists of rows.
   const uint64_t row = 2 * sizeof(RowPlace) + sizeof(ExpertPair) + sizeof(ExpertTile) + 4 * sizeof(uint64_t);
-  const uint64_t layer = 2 * PageBytes(l) + l.max_sequences * row + sizeof(DeviceExpert) + 256;
+  // Beside an indexer there are its keys, its choice and the entries, and heads that are rotated.
+  const uint64_t operations = l.index_heads == 0 ? 2 : 8;
+  const uint64_t layer = operations * PageBytes(l) +
+                         l.max_sequences * (row + (operations - 2) * sizeof(CompressSequence)) +
+                         sizeof(DeviceExpert) + 256;
   return {.call = std::max(experts, pages) + 1024,
           .kept = {std::min(l.layers * layer, kMaxPages),
                    uint64_t{l.layers} * (uint64_t{l.experts} + 8) * sizeof(DeviceExpert)}};

@@ -51,10 +51,6 @@ absl::Status Run(Device& device, const CombineCall& call) {
 }
 
 absl::Status Run(Device& device, const RouterCall& call) {
-  if (call.kind == RouterKind::kSqrtSoftplusTopK || call.fixed.base != nullptr) {
-    return absl::UnimplementedError(
-        "Router by square roots of softplus, or with a fixed choice, on device cuda");
-  }
   RouterLaunch launch;
   launch.logits = call.logits.base;
   launch.stride = call.logits.stride;
@@ -67,6 +63,7 @@ absl::Status Run(Device& device, const RouterCall& call) {
   launch.routed_scale = call.routed_scale;
   launch.expert_scale = call.expert_scale;
   launch.correction = call.correction;
+  launch.fixed = call.fixed;
   launch.jitter = call.jitter;
   launch.groups = call.groups;
   launch.top_groups = call.top_groups;

@@ -58,10 +58,6 @@ absl::Status Run(Device& device, const MambaCall& call) {
 }
 
 absl::Status Run(Device& device, const ShortConvCall& call) {
-  if (call.dilation != 1) {
-    return absl::UnimplementedError(
-        absl::StrCat("ShortConv with a dilation of ", call.dilation, " on device cuda"));
-  }
   ASSIGN_OR_RETURN(const StateSequences sequences, PutSequences(device, call.states));
   const ShortConvLaunch launch{sequences, call};
   return launch.max_rows == 0 ? absl::OkStatus()

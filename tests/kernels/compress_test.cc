@@ -267,10 +267,17 @@ class CompressTest : public testing::TestWithParam<BackendCase> {};
 INSTANTIATE_TEST_SUITE_P(Backends, CompressTest, testing::ValuesIn(AllBackends()), CaseName);
 
 TEST_P(CompressTest, AnyChunkingEqualsTheReferenceBitForBit) {
+  CaseCounter cases(GetParam());
   for (size_t i = 0; i < std::size(kShapes); ++i) {
     const Inputs inputs = MakeInputs(kShapes[i]);
-    const Results expected = CompressedSequence(kReference, kShapes[i], inputs).Run({kPositions});
+    Results expected;
     for (const std::vector<uint32_t>& chunks : {std::vector<uint32_t>{1}, {3, 70, 1, 5}, {kPositions}}) {
+      if (cases.LeavesOut()) {
+        continue;
+      }
+      if (expected.out.empty()) {
+        expected = CompressedSequence(kReference, kShapes[i], inputs).Run({kPositions});
+      }
       SCOPED_TRACE(testing::Message() << "shape " << i << " in chunks of " << chunks[0] << ", ..");
       const Results got = CompressedSequence(GetParam(), kShapes[i], inputs).Run(chunks);
       EXPECT_EQ(got.lists, expected.lists);

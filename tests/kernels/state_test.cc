@@ -318,9 +318,6 @@ TEST_P(StateTest, ConvolutionsWithBiasEqualTheReference) {
 double Silu(double x) { return x / (1 + std::exp(-x)); }
 
 TEST_P(StateTest, DilatedConvolutionsEqualTheReference) {
-  if (GetParam().capability != 0) {
-    GTEST_SKIP() << "device cuda refuses a dilation";
-  }
   for (const auto& [kernel, dilation] : {std::pair{4u, 3u}, std::pair{2u, 15u}, std::pair{3u, 2u}}) {
     SCOPED_TRACE(kernel);
     for (const bool gated : {true, false}) {
@@ -330,9 +327,6 @@ TEST_P(StateTest, DilatedConvolutionsEqualTheReference) {
 }
 
 TEST_P(StateTest, DilationReadsEveryOtherRow) {
-  if (GetParam().capability != 0) {
-    GTEST_SKIP() << "device cuda refuses a dilation";
-  }
   const ConvLayer layer = ConvLayer::Random({20, 3}, {kLong}, false, 4);
   Runner<ConvLayer> runner(GetParam(), layer, 1);
   runner.RunAlone(0, kLong, 4);

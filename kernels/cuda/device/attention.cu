@@ -8,44 +8,6 @@ namespace {
 
 using namespace attention;
 
-// The result of a head, or its partial sums, by the threads that have its columns.
-template <typename S>
-__device__ inline void WriteHead(const AttentionLaunch& launch, const Tile& tile, int h, Sums<S>* sums) {
-  const unsigned cols = launch.kv.value_dim;
-  const unsigned head = tile.first_head + threadIdx.x / S::kPairThreads * S::kPartHeads + h;
-  const unsigned pair = threadIdx.x % S::kPairThreads;
-  Softmax& sum = sums->softmax[h];
-  const bool whole = launch.splits == 1;
-  const bool sinks = whole && launch.sinks != nullptr;
-  Factors sink = {1, 0};
-  float* to = launch.out + tile.place.row * launch.out_stride + head * cols;
-  if (sinks) {
-    sink = Combine(&sum, {launch.sinks[head], 1.0f});
-  }
-  if (!whole) {
-    float* const partial =
-        launch.partial +
-        ((uint64_t{blockIdx.x} * launch.heads + head) * launch.splits + blockIdx.z) * (cols + 2);
-    if (pair == 0) {
-      partial[0] = sum.m;
-      partial[1] = sum.l;
-    }
-    to = partial + 2;
-  }
-#pragma unroll
-  for (unsigned c = 0; c < S::kPairs; ++c) {
-    const unsigned at = c * S::kPairThreads + pair;
-    if (at < cols / 2) {
-      float2 o = sums->out[c][h];
-      if (sinks) {
-        o = make_float2(fmaf(0.0f, sink.b, o.x * sink.a), fmaf(0.0f, sink.b, o.y * sink.a));
-      }
-      to[2 * at] = whole ? o.x / sum.l : o.x;
-      to[2 * at + 1] = whole ? o.y / sum.l : o.y;
-    }
-  }
-}
-
 // A block: kHeads query heads of one KV head for one row, over one span (splits above 1) or all of the row's
 // spans in turn. V's first tiles are on their way to shared memory while K is read: four lanes a position,
 // 16-byte loads, 64 neighbouring bytes a position, eight positions of a page a warp, times q in registers.
@@ -65,12 +27,7 @@ __global__ void __launch_bounds__(kThreads, 2) AttentionKernel(AttentionLaunch l
   tile.kv_head = blockIdx.y / tiles;
   tile.first_head = tile.kv_head * group + blockIdx.y % tiles * S::kHeads;
   tile.heads = min(static_cast<unsigned>(S::kHeads), (tile.kv_head + 1) * group - tile.first_head);
-  tile.padded = (launch.kv.head_dim + kLanes - 1) / kLanes * kLanes;
-  tile.values = reinterpret_cast<uint8_t*>(shared4);
-  tile.scores = reinterpret_cast<float*>(tile.values + kStages * S::kTileBytes);
-  tile.v_scales = tile.scores + S::kHeads * kScoreStride;
-  tile.q = tile.v_scales + kSpanPositions;
-  tile.spans = spans;
+  PlaceTile<S>(launch, reinterpret_cast<uint8_t*>(shared4), spans, &tile);
   const unsigned first_span = tile.place.first_visible / kSpanPositions;
   const unsigned last_span = tile.place.position / kSpanPositions;
   const unsigned begin = launch.splits == 1 ? first_span : first_span + blockIdx.z;
@@ -85,13 +42,14 @@ __global__ void __launch_bounds__(kThreads, 2) AttentionKernel(AttentionLaunch l
     tile.first = max(tile.place.first_visible, s * kSpanPositions);
     tile.last = min(tile.place.position, s * kSpanPositions + kSpanPositions - 1);
     __syncthreads();
+    const auto fetch = [&](unsigned n) { FetchValues<S>(launch, tile, widths.v_aligned, n); };
     for (unsigned n = 0; n + 1 < kStages; ++n) {
-      FetchValues<S>(launch, tile, widths.v_aligned, n);
+      fetch(n);
     }
     ScoreSpan<S>(launch, tile, q, widths.k_aligned);
     __syncthreads();
     SoftmaxSpan<S>(tile);
-    AddSpan<S>(launch, tile, widths.v_aligned, s == begin, &sums);
+    AddSpan<S>(launch, tile, fetch, s == begin, &sums);
   }
   __pipeline_wait_prior(0);
   const unsigned part = threadIdx.x / S::kPairThreads * S::kPartHeads;
@@ -114,7 +72,7 @@ __global__ void __launch_bounds__(kThreads) CombineSpansKernel(AttentionLaunch l
   const RowPlace place = launch.places[blockIdx.x];
   const unsigned head = blockIdx.y;
   const unsigned cols = launch.kv.value_dim;
-  const unsigned spans = place.position / kSpanPositions - place.first_visible / kSpanPositions + 1;
+  const unsigned spans = place.last_visible / kSpanPositions - place.first_visible / kSpanPositions + 1;
   const float* const partial =
       launch.partial + (uint64_t{blockIdx.x} * launch.heads + head) * launch.splits * (cols + 2);
   Softmax sum = {partial[0], partial[1]};
@@ -170,21 +128,20 @@ __global__ void __launch_bounds__(kThreads) CombineSpansKernel(AttentionLaunch l
   }
 }
 
-unsigned AlignmentOf(const uint8_t* base, uint64_t page_stride, uint64_t row_bytes) {
-  const uint64_t all = reinterpret_cast<uintptr_t>(base) | page_stride | row_bytes;
-  return all % 16 == 0 ? 16 : all % 4 == 0 ? 4 : 2;
-}
-
 template <typename S>
 cudaError_t Enqueue(const AttentionLaunch& launch, const Widths& widths, Launcher& launcher) {
   const DeviceKv& kv = launch.kv;
   const unsigned group = launch.heads / kv.kv_heads;
   const unsigned tiles = (group + S::kHeads - 1) / S::kHeads;
-  const uint64_t padded = S::kDim > 0 ? 0 : (kv.head_dim + kLanes - 1) / kLanes * kLanes;
-  const uint64_t shared =
-      uint64_t{kStages} * S::kTileBytes + 4 * (S::kHeads * (padded + kScoreStride) + kSpanPositions);
   return launcher.Launch(AttentionKernel<S>, dim3(launch.rows, kv.kv_heads * tiles, launch.splits), kThreads,
-                         shared, launch, widths);
+                         SharedBytes<S>(kv.head_dim), launch, widths);
+}
+
+cudaError_t Combine(const AttentionLaunch& launch, Launcher& launcher) {
+  const dim3 grid(launch.rows, launch.heads);
+  return launch.kv.value_dim <= kThreads
+             ? launcher.Launch(CombineSpansKernel<1>, grid, kThreads, 0, launch)
+             : launcher.Launch(CombineSpansKernel<kMaxValues / kThreads>, grid, kThreads, 0, launch);
 }
 
 template <KvKind kKind>
@@ -217,13 +174,11 @@ cudaError_t EnqueueAttention(const AttentionLaunch& launch, Launcher& launcher) 
   const cudaError_t error = launch.kv.kind == KvKind::kF32   ? EnqueueOf<KvKind::kF32>(launch, launcher)
                             : launch.kv.kind == KvKind::kF16 ? EnqueueOf<KvKind::kF16>(launch, launcher)
                                                              : EnqueueOf<KvKind::kQ8>(launch, launcher);
-  if (error != cudaSuccess || launch.splits == 1) {
-    return error;
-  }
-  const dim3 grid(launch.rows, launch.heads);
-  return launch.kv.value_dim <= kThreads
-             ? launcher.Launch(CombineSpansKernel<1>, grid, kThreads, 0, launch)
-             : launcher.Launch(CombineSpansKernel<kMaxValues / kThreads>, grid, kThreads, 0, launch);
+  return error != cudaSuccess || launch.splits == 1 ? error : Combine(launch, launcher);
+}
+
+cudaError_t EnqueueCombineSpans(const AttentionLaunch& launch, Launcher& launcher) {
+  return Combine(launch, launcher);
 }
 
 }  // namespace sluice::cuda

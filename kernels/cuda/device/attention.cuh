@@ -19,10 +19,6 @@ constexpr unsigned kMaxValues = 512;
 // From head to head of a span's scores: four neighbouring heads of eight positions meet no bank twice.
 constexpr unsigned kScoreStride = kSpanPositions + 8;
 
-__device__ inline unsigned ValueBytes(KvKind kind) {
-  return kind == KvKind::kF32 ? 4 : kind == KvKind::kF16 ? 2 : 1;
-}
-
 // The scale of a row of `dim` values.
 __device__ inline float ScaleAt(const DeviceKv& kv, unsigned dim, const uint8_t* page, unsigned kv_head,
                                 unsigned token) {
@@ -358,6 +354,17 @@ __device__ inline void CopyRows(const uint8_t* from, unsigned count, uint8_t* to
   }
 }
 
+// Copies `aligned` bytes to shared memory.
+__device__ inline void CopyPiece(const uint8_t* from, unsigned aligned, uint8_t* to) {
+  if (aligned == 16) {
+    __pipeline_memcpy_async(to, from, 16);
+  } else if (aligned == 4) {
+    __pipeline_memcpy_async(to, from, 4);
+  } else {
+    *reinterpret_cast<uint16_t*>(to) = *reinterpret_cast<const uint16_t*>(from);
+  }
+}
+
 // The same of rows of any length and alignment: as many bytes a thread as the alignment allows.
 template <typename S>
 __device__ inline void CopyRows(const uint8_t* from, unsigned from_row, unsigned bytes, unsigned aligned,
@@ -366,15 +373,7 @@ __device__ inline void CopyRows(const uint8_t* from, unsigned from_row, unsigned
   for (unsigned i = threadIdx.x; i < count * pieces; i += kThreads) {
     const unsigned row = i / pieces;
     const unsigned at = i % pieces * aligned;
-    uint8_t* const place = to + row * S::kRowBytes + at;
-    const uint8_t* const source = from + row * from_row + at;
-    if (aligned == 16) {
-      __pipeline_memcpy_async(place, source, 16);
-    } else if (aligned == 4) {
-      __pipeline_memcpy_async(place, source, 4);
-    } else {
-      *reinterpret_cast<uint16_t*>(place) = *reinterpret_cast<const uint16_t*>(source);
-    }
+    CopyPiece(from + row * from_row + at, aligned, to + row * S::kRowBytes + at);
   }
 }
 
@@ -457,9 +456,10 @@ __device__ inline void AddTile(const uint8_t* rows, const float* weights, unsign
   }
 }
 
-// A span's weighted values, positions ascending, tile by tile as they come.
-template <typename S>
-__device__ inline void SumValues(const AttentionLaunch& launch, const Tile& tile, unsigned v_aligned,
+// A span's weighted values, positions ascending, tile by tile as they come; fetch(n) starts the copies of
+// tile n.
+template <typename S, typename Fetch>
+__device__ inline void SumValues(const AttentionLaunch& launch, const Tile& tile, Fetch fetch,
                                  Outputs<S>& o) {
   const unsigned part = threadIdx.x / S::kPairThreads * S::kPartHeads;
   const unsigned tiles = tile.last / S::kTile - tile.first / S::kTile + 1;
@@ -468,7 +468,7 @@ __device__ inline void SumValues(const AttentionLaunch& launch, const Tile& tile
     __pipeline_wait_prior(kStages - 2);
     __syncthreads();
     // Where tile n - 1 was, which all have behind them.
-    FetchValues<S>(launch, tile, v_aligned, n + kStages - 1);
+    fetch(n + kStages - 1);
     const unsigned begin = tile.first / S::kTile * S::kTile + n * S::kTile;
     const unsigned first = max(begin, tile.first) - begin;
     const unsigned end = min(begin + S::kTile, tile.last + 1) - begin;
@@ -491,12 +491,12 @@ struct Sums {
   Outputs<S> out;
 };
 
-template <typename S>
-__device__ inline void AddSpan(const AttentionLaunch& launch, const Tile& tile, unsigned v_aligned,
-                               bool is_first, Sums<S>* sums) {
+template <typename S, typename Fetch>
+__device__ inline void AddSpan(const AttentionLaunch& launch, const Tile& tile, Fetch fetch, bool is_first,
+                               Sums<S>* sums) {
   const unsigned part = threadIdx.x / S::kPairThreads * S::kPartHeads;
   Outputs<S> o = {};
-  SumValues<S>(launch, tile, v_aligned, o);
+  SumValues<S>(launch, tile, fetch, o);
 #pragma unroll
   for (int h = 0; h < S::kPartHeads; ++h) {
     Factors factors = {1, 1};
@@ -515,6 +515,67 @@ __device__ inline void AddSpan(const AttentionLaunch& launch, const Tile& tile, 
                 : make_float2(fmaf(x, factors.b, out.x * factors.a), fmaf(y, factors.b, out.y * factors.a));
     }
   }
+}
+
+// Writes the result of a head, or its partial sums, by the threads that have its columns.
+template <typename S>
+__device__ inline void WriteHead(const AttentionLaunch& launch, const Tile& tile, int h, Sums<S>* sums) {
+  const unsigned cols = launch.kv.value_dim;
+  const unsigned head = tile.first_head + threadIdx.x / S::kPairThreads * S::kPartHeads + h;
+  const unsigned pair = threadIdx.x % S::kPairThreads;
+  Softmax& sum = sums->softmax[h];
+  const bool whole = launch.splits == 1;
+  const bool sinks = whole && launch.sinks != nullptr;
+  Factors sink = {1, 0};
+  float* to = launch.out + tile.place.row * launch.out_stride + head * cols;
+  if (sinks) {
+    sink = Combine(&sum, {launch.sinks[head], 1.0f});
+  }
+  if (!whole) {
+    float* const partial =
+        launch.partial +
+        ((uint64_t{blockIdx.x} * launch.heads + head) * launch.splits + blockIdx.z) * (cols + 2);
+    if (pair == 0) {
+      partial[0] = sum.m;
+      partial[1] = sum.l;
+    }
+    to = partial + 2;
+  }
+#pragma unroll
+  for (unsigned c = 0; c < S::kPairs; ++c) {
+    const unsigned at = c * S::kPairThreads + pair;
+    if (at < cols / 2) {
+      float2 o = sums->out[c][h];
+      if (sinks) {
+        o = make_float2(fmaf(0.0f, sink.b, o.x * sink.a), fmaf(0.0f, sink.b, o.y * sink.a));
+      }
+      to[2 * at] = whole ? o.x / sum.l : o.x;
+      to[2 * at + 1] = whole ? o.y / sum.l : o.y;
+    }
+  }
+}
+
+// Places a tile's arrays in a block's shared memory.
+template <typename S>
+__device__ inline void PlaceTile(const AttentionLaunch& launch, uint8_t* shared, Softmax* spans, Tile* tile) {
+  tile->padded = (launch.kv.head_dim + kLanes - 1) / kLanes * kLanes;
+  tile->values = shared;
+  tile->scores = reinterpret_cast<float*>(shared + kStages * S::kTileBytes);
+  tile->v_scales = tile->scores + S::kHeads * kScoreStride;
+  tile->q = tile->v_scales + kSpanPositions;
+  tile->spans = spans;
+}
+
+// Shared memory of a block whose heads have `head_dim` values.
+template <typename S>
+uint64_t SharedBytes(unsigned head_dim) {
+  const uint64_t padded = S::kDim > 0 ? 0 : (head_dim + kLanes - 1) / kLanes * kLanes;
+  return uint64_t{kStages} * S::kTileBytes + 4 * (S::kHeads * (padded + kScoreStride) + kSpanPositions);
+}
+
+inline unsigned AlignmentOf(const uint8_t* base, uint64_t page_stride, uint64_t row_bytes) {
+  const uint64_t all = reinterpret_cast<uintptr_t>(base) | page_stride | row_bytes;
+  return all % 16 == 0 ? 16 : all % 4 == 0 ? 4 : 2;
 }
 
 }  // namespace sluice::cuda::attention

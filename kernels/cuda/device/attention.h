@@ -14,6 +14,9 @@
 namespace sluice::cuda {
 
 enum class KvKind : uint8_t { kF32 = 0, kF16 = 1, kQ8 = 2 };
+inline constexpr uint32_t ValueBytes(KvKind kind) {
+  return kind == KvKind::kF32 ? 4 : kind == KvKind::kF16 ? 2 : 1;
+}
 inline constexpr uint32_t kPagePositions = 32;
 inline constexpr uint32_t kSpanPositions = 256;
 
@@ -22,7 +25,9 @@ struct RowPlace {
   const uint32_t* pages = nullptr;  // device
   uint32_t row = 0;                 // of q, k, v and out
   uint32_t position = 0;
-  uint32_t first_visible = 0;  // attention only
+  // Attention only, by positions or by the keys of a list (sparse.h).
+  uint32_t first_visible = 0;
+  uint32_t last_visible = 0;
   bool operator==(const RowPlace& other) const = default;
 };
 
@@ -58,7 +63,7 @@ struct KvWriteLaunch {
   uint64_t v_stride = 0;
   uint32_t heads = 0;
   QkNorm qk_norm = QkNorm::kNone;
-  const float* q_weight = nullptr;
+  const float* q_weight = nullptr;  // nullptr: 1
   const float* k_weight = nullptr;
   float q_epsilon = 0;
   float k_epsilon = 0;
@@ -67,6 +72,7 @@ struct KvWriteLaunch {
   DeviceTemperature temperature;
   const float* rope_table = nullptr;
   uint32_t rope_dims = 0;
+  uint32_t rope_offset = 0;  // first rotated value of a head
   bool rope_interleaved = false;
   DeviceKv kv;
   bool operator==(const KvWriteLaunch& other) const = default;
@@ -118,5 +124,7 @@ struct AttentionLaunch {
 // One launch with splits 1, two above. cudaErrorInvalidValue for values of an odd number
 // or above 512.
 cudaError_t EnqueueAttention(const AttentionLaunch& launch, Launcher& launcher);
+// Combines the partial sums of launch.splits spans.
+cudaError_t EnqueueCombineSpans(const AttentionLaunch& launch, Launcher& launcher);
 
 }  // namespace sluice::cuda

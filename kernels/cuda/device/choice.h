@@ -22,10 +22,11 @@ struct RouterLaunch {
   RouterKind kind = RouterKind::kSoftmaxTopK;
   uint32_t top_k = 0;
   bool normed = true;      // weights divided by their sum
-  float norm_epsilon = 0;  // added to that sum, of sigmoids
+  float norm_epsilon = 0;  // added to that sum, of scores that are functions of their logits
   float routed_scale = 1;
   const float* expert_scale = nullptr;  // [experts], or none
   const float* correction = nullptr;
+  InRows fixed;  // [tokens, top_k]: the ranks' experts as numbers, or none
   float jitter = 0;
   uint32_t groups = 0;
   uint32_t top_groups = 0;

@@ -1,5 +1,4 @@
-#include "kernels/cuda/device/attention.h"
-#include "kernels/cuda/device/scalar.cuh"
+#include "kernels/cuda/device/heads.cuh"
 
 namespace sluice::cuda {
 namespace {
@@ -7,64 +6,12 @@ namespace {
 constexpr unsigned kThreads = 128;
 constexpr unsigned kWarps = kThreads / kLanes;
 
-// 1 / sqrt(mean of squares + epsilon) of a row, by one warp (section 5).
-__device__ inline float NormFactor(const float* x, unsigned cols, float epsilon) {
-  float sum = 0;
-  for (unsigned k = threadIdx.x % kLanes; k < cols; k += kLanes) {
-    sum = fmaf(x[k], x[k], sum);
-  }
-  return 1.0f / sqrtf(WarpTreeSum(sum) / static_cast<float>(cols) + epsilon);
-}
-
-// Rotates a head in shared memory, a lane a pair.
-__device__ inline void RopeHead(const float* cos_sin, unsigned dims, bool interleaved, float* head) {
-  const unsigned half = dims / 2;
-  for (unsigned i = threadIdx.x % kLanes; i < half; i += kLanes) {
-    const float c = cos_sin[i];
-    const float s = cos_sin[half + i];
-    float* const a = head + (interleaved ? 2 * i : i);
-    float* const b = head + (interleaved ? 2 * i + 1 : i + half);
-    const float x = *a;
-    const float y = *b;
-    *a = fmaf(x, c, -(y * s));
-    *b = fmaf(y, c, x * s);
-  }
-}
-
 // Writes a head's `dim` values, which lie in shared memory, into one side of the cache.
 __device__ inline void StoreHead(const DeviceKv& kv, unsigned dim, uint8_t* page, unsigned kv_head,
                                  unsigned token, const float* values) {
-  const unsigned lane = threadIdx.x % kLanes;
   const uint64_t index = uint64_t{kv_head} * kPagePositions + token;
-  if (kv.kind == KvKind::kF32) {
-    float* const row = reinterpret_cast<float*>(page) + index * dim;
-    for (unsigned d = lane; d < dim; d += kLanes) {
-      row[d] = values[d];
-    }
-    return;
-  }
-  if (kv.kind == KvKind::kF16) {
-    __half2* const row = reinterpret_cast<__half2*>(page) + index * (dim / 2);
-    for (unsigned d = lane; d < dim / 2; d += kLanes) {
-      row[d] = __halves2half2(__float2half_rn(values[2 * d]), __float2half_rn(values[2 * d + 1]));
-    }
-    return;
-  }
-  float largest = 0;
-  for (unsigned d = lane; d < dim; d += kLanes) {
-    largest = fmaxf(largest, fabsf(values[d]));
-  }
-  largest = WarpMax(largest);
-  const bool tiny = largest < 1e-30f;
-  const float inverse = tiny ? 0.0f : 127.0f / largest;
-  signed char* const row = reinterpret_cast<signed char*>(page) + index * dim;
-  for (unsigned d = lane; d < dim; d += kLanes) {
-    row[d] = static_cast<signed char>(min(max(__float2int_rn(values[d] * inverse), -128), 127));
-  }
-  if (lane == 0) {
-    float* const scales = reinterpret_cast<float*>(page + uint64_t{kv.kv_heads} * kPagePositions * dim);
-    scales[index] = tiny ? 0.0f : largest / 127.0f;
-  }
+  float* const scales = reinterpret_cast<float*>(page + uint64_t{kv.kv_heads} * kPagePositions * dim);
+  StoreRow(kv.kind, dim, values, page + index * dim * ValueBytes(kv.kind), scales + index);
 }
 
 // A head into shared memory, normed, clipped and rotated; `factor`: of the norm across heads.
@@ -73,12 +20,13 @@ __device__ inline void TurnHead(const KvWriteLaunch& launch, const float* from, 
                                 float* head) {
   const unsigned dim = launch.kv.head_dim;
   const unsigned lane = threadIdx.x % kLanes;
-  const float r = launch.qk_norm == QkNorm::kPerHead ? NormFactor(from, dim, epsilon) : factor;
-  const bool normed = launch.qk_norm == QkNorm::kPerHead || launch.qk_norm == QkNorm::kAcrossHeads;
+  const bool by_head = launch.qk_norm == QkNorm::kPerHead || launch.qk_norm == QkNorm::kWeightedKey;
+  const float r = by_head ? NormFactor(from, dim, epsilon) : factor;
+  const bool normed = by_head || launch.qk_norm == QkNorm::kAcrossHeads;
   for (unsigned d = lane; d < dim; d += kLanes) {
     float x = from[d];
     if (normed) {
-      x = x * r * weight[weight_first + d];
+      x = weight == nullptr ? x * r : x * r * weight[weight_first + d];
     }
     if (launch.clip > 0) {
       x = x < -launch.clip ? -launch.clip : launch.clip < x ? launch.clip : x;
@@ -86,7 +34,7 @@ __device__ inline void TurnHead(const KvWriteLaunch& launch, const float* from, 
     head[d] = x;
   }
   __syncwarp();
-  RopeHead(cos_sin, launch.rope_dims, launch.rope_interleaved, head);
+  RopeHead(cos_sin, launch.rope_dims, launch.rope_interleaved, head + launch.rope_offset);
   __syncwarp();
   const bool weighted = launch.qk_norm == QkNorm::kWeightedAfterRope;
   if (weighted || launch.qk_norm == QkNorm::kPerHeadAfterRope) {

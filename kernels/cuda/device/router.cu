@@ -103,16 +103,24 @@ __device__ inline float Scaled(const RouterLaunch& launch, float weight, unsigne
   return launch.expert_scale == nullptr ? scaled : scaled * launch.expert_scale[expert];
 }
 
-// softmax_topk and sigmoid_topk.
+// The expert that a fixed choice has at a rank; one beyond the last counts as the last.
+__device__ inline unsigned FixedExpert(const RouterLaunch& launch, unsigned rank) {
+  const float number = launch.fixed.base[blockIdx.x * launch.fixed.stride + rank];
+  const float most = static_cast<float>(launch.experts - 1);
+  return number > 0 ? static_cast<unsigned>(number < most ? number : most) : 0;
+}
+
+// softmax_topk, sigmoid_topk and sqrt_softplus_topk.
 __device__ inline void RouteByScore(const RouterLaunch& launch, const float* logits, float* scores,
                                     float* choice, uint8_t* taken, uint8_t* group_taken, float* group_scores,
                                     float* chosen, const Place& place) {
-  const bool sigmoid = launch.kind == RouterKind::kSigmoidTopK;
+  const bool roots = launch.kind == RouterKind::kSqrtSoftplusTopK;
+  const bool own_scores = roots || launch.kind == RouterKind::kSigmoidTopK;
   const unsigned lane = threadIdx.x;
   float total = 0;
-  if (sigmoid) {
+  if (own_scores) {
     for (unsigned i = lane; i < launch.experts; i += kLanes) {
-      scores[i] = Sigmoid(logits[i]);
+      scores[i] = roots ? sqrtf(Softplus(logits[i])) : Sigmoid(logits[i]);
     }
   } else {
     const float m = MaxOf(logits, launch.experts);
@@ -135,18 +143,21 @@ __device__ inline void RouteByScore(const RouterLaunch& launch, const float* log
   }
   float sum = 0;
   for (unsigned r = 0; r < launch.top_k; ++r) {
-    const Best best = BestOf(0, launch.experts, taken, [=](unsigned i) { return choice[i]; });
-    const float score = scores[best.index];
+    const unsigned expert =
+        launch.fixed.base != nullptr
+            ? FixedExpert(launch, r)
+            : BestOf(0, launch.experts, taken, [=](unsigned i) { return choice[i]; }).index;
+    const float score = scores[expert];
     sum = sum + score;
     __syncwarp();
     if (lane == 0) {
-      taken[best.index] = 1;
-      place.ids[r] = static_cast<int>(best.index);
+      taken[expert] = 1;
+      place.ids[r] = static_cast<int>(expert);
       chosen[r] = score;
     }
     __syncwarp();
   }
-  if (sigmoid) {
+  if (own_scores) {
     sum = sum + launch.norm_epsilon;
   }
   for (unsigned r = lane; r < launch.top_k; r += kLanes) {

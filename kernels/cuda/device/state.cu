@@ -8,37 +8,40 @@ namespace sluice::cuda {
 
 // Causal convolutions over the rows of a sequence and those that its state keeps.
 
-// Input of column c of a convolution of `kernel_size` rows and `cols` columns: input(t) for a row of the
-// batch, the kept rows before the sequence's first one, zeros before those.
+// Input of column c of a convolution that reaches `reach` rows back, of `cols` columns: input(t) for a row of
+// the batch, the kept rows before the sequence's first one, zeros before those.
 template <typename Input>
-__device__ inline float ConvInput(const StateSequence& sequence, int row, unsigned kernel_size, unsigned cols,
+__device__ inline float ConvInput(const StateSequence& sequence, int row, unsigned reach, unsigned cols,
                                   unsigned c, Input input) {
   if (row >= 0) {
     return input(sequence.first_row + static_cast<unsigned>(row));
   }
-  const unsigned kept = static_cast<unsigned>(row + static_cast<int>(kernel_size) - 1);
+  const unsigned kept = static_cast<unsigned>(row + static_cast<int>(reach));
   return sequence.from == nullptr ? 0.0f : sequence.from[kept * cols + c];
 }
 
-// The sum of row `row` for column c, oldest row first, from `bias`; weight(j): of its j-th row.
+// The sum of row `row` for column c over every dilation-th row, oldest row first, from `bias`; weight(j): of
+// its j-th row.
 template <typename Input, typename Weight>
 __device__ inline float Convolve(const StateSequence& sequence, unsigned row, unsigned kernel_size,
-                                 unsigned cols, unsigned c, float bias, Input input, Weight weight) {
+                                 unsigned dilation, unsigned cols, unsigned c, float bias, Input input,
+                                 Weight weight) {
+  const unsigned reach = (kernel_size - 1) * dilation;
   float sum = bias;
   for (unsigned j = 0; j < kernel_size; ++j) {
-    const int at = static_cast<int>(row + j) - static_cast<int>(kernel_size) + 1;
-    sum = fmaf(ConvInput(sequence, at, kernel_size, cols, c, input), weight(j), sum);
+    const int at = static_cast<int>(row + j * dilation) - static_cast<int>(reach);
+    sum = fmaf(ConvInput(sequence, at, reach, cols, c, input), weight(j), sum);
   }
   return sum + 0.0f;
 }
 
-// Keeps the last kernel_size - 1 rows of the sequence for the next step.
+// Keeps the last `reach` rows of the sequence for the next step.
 template <typename Input>
-__device__ inline void KeepInputs(const StateSequence& sequence, unsigned kernel_size, unsigned cols,
-                                  unsigned c, Input input) {
-  for (unsigned j = 0; j + 1 < kernel_size; ++j) {
-    const int at = static_cast<int>(sequence.rows + j) - static_cast<int>(kernel_size) + 1;
-    sequence.to[j * cols + c] = ConvInput(sequence, at, kernel_size, cols, c, input);
+__device__ inline void KeepInputs(const StateSequence& sequence, unsigned reach, unsigned cols, unsigned c,
+                                  Input input) {
+  for (unsigned j = 0; j < reach; ++j) {
+    const int at = static_cast<int>(sequence.rows + j) - static_cast<int>(reach);
+    sequence.to[j * cols + c] = ConvInput(sequence, at, reach, cols, c, input);
   }
 }
 
@@ -60,10 +63,10 @@ __global__ void __launch_bounds__(kConvThreads) DeltaConvKernel(DeltaLaunch laun
   }
   const auto input = [&](unsigned t) { return launch.qkv.base[t * launch.qkv.stride + c]; };
   if (row == sequence.rows) {
-    KeepInputs(sequence, launch.shape.conv_kernel, cols, c, input);
+    KeepInputs(sequence, launch.shape.conv_kernel - 1, cols, c, input);
     return;
   }
-  const float sum = Convolve(sequence, row, launch.shape.conv_kernel, cols, c, 0.0f, input,
+  const float sum = Convolve(sequence, row, launch.shape.conv_kernel, 1, cols, c, 0.0f, input,
                              [&](unsigned j) { return launch.conv.base[c * launch.conv.stride + j]; });
   launch.convolved[uint64_t{sequence.first_row + row} * cols + c] = Silu(sum);
 }
@@ -209,10 +212,10 @@ __global__ void __launch_bounds__(kThreads) MambaConvKernel(MambaLaunch launch) 
   }
   const auto input = [&](unsigned t) { return launch.xbc.base[t * launch.xbc.stride + c]; };
   if (row == sequence.rows) {
-    KeepInputs(sequence, launch.shape.conv_kernel, cols, c, input);
+    KeepInputs(sequence, launch.shape.conv_kernel - 1, cols, c, input);
     return;
   }
-  const float sum = Convolve(sequence, row, launch.shape.conv_kernel, cols, c, launch.conv_bias[c], input,
+  const float sum = Convolve(sequence, row, launch.shape.conv_kernel, 1, cols, c, launch.conv_bias[c], input,
                              [&](unsigned j) { return launch.conv.base[j * launch.conv.stride + c]; });
   launch.convolved[uint64_t{sequence.first_row + row} * cols + c] = Silu(sum);
 }
@@ -321,12 +324,12 @@ __global__ void __launch_bounds__(kThreads) ShortConvKernel(ShortConvLaunch laun
     return launch.gated ? from[0] * from[2 * uint64_t{width}] : from[0];
   };
   if (row == sequence.rows) {
-    KeepInputs(sequence, launch.shape.kernel, width, c, input);
+    KeepInputs(sequence, launch.Reach(), width, c, input);
     return;
   }
   const unsigned t = sequence.first_row + row;
   const float bias = launch.bias == nullptr ? 0.0f : launch.bias[c];
-  const float sum = Convolve(sequence, row, launch.shape.kernel, width, c, bias, input,
+  const float sum = Convolve(sequence, row, launch.shape.kernel, launch.dilation, width, c, bias, input,
                              [&](unsigned j) { return launch.conv.base[j * launch.conv.stride + c]; });
   launch.out.base[t * launch.out.stride + c] =
       launch.gated ? launch.bcx.base[t * launch.bcx.stride + width + c] * sum : Silu(sum);

@@ -46,7 +46,7 @@ struct MambaLaunch : StateSequences, MambaOperands {
 // Three launches. cudaErrorInvalidValue for a head_dim above 1024.
 cudaError_t EnqueueMamba(const MambaLaunch& launch, Launcher& launcher);
 
-// States: [kernel - 1][width].
+// States: [Reach()][width].
 struct ShortConvLaunch : StateSequences, ShortConvOperands {
   bool operator==(const ShortConvLaunch& other) const = default;
 };

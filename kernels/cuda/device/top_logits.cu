@@ -1,3 +1,4 @@
+#include "kernels/cuda/device/choice.cuh"
 #include "kernels/cuda/device/choice.h"
 #include "kernels/cuda/device/scalar.cuh"
 
@@ -8,15 +9,9 @@ constexpr unsigned kThreads = 512;
 constexpr unsigned kBins = 256;
 constexpr unsigned kExpChunk = 4096;  // exponentials made at once, 16 KiB
 
-// A logit's bits in an order that is the logits'; both zeros are one.
-__device__ inline unsigned KeyOf(float logit) {
-  const unsigned bits = __float_as_uint(logit + 0.0f);
-  return (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;
-}
-
 // The order of section 8 as one number: larger is better, a lower index better among equals.
 __device__ inline unsigned long long OrderOf(float logit, unsigned index) {
-  return static_cast<unsigned long long>(KeyOf(logit)) << 32 | (0xffffffffu - index);
+  return static_cast<unsigned long long>(OrderedBits(logit)) << 32 | (0xffffffffu - index);
 }
 
 // The k-th best order of a row, found byte by byte from the highest: of the values that agree so far, how

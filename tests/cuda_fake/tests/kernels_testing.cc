@@ -158,7 +158,7 @@ std::vector<float> RunAttentionF16(const KernelEntries& entries, uint32_t positi
   std::iota(order.begin(), order.end(), 0);
   cuda::RowPlace place;
   place.pages = ToDevice(order);
-  place.position = positions - 1;
+  place.position = place.last_visible = positions - 1;
   cuda::AttentionLaunch launch;
   launch.places = ToDevice(std::vector<cuda::RowPlace>{place});
   launch.rows = 1;
