@@ -10,12 +10,6 @@
 namespace sluice::cuda {
 namespace {
 
-absl::Status CheckActivation(const ActivationSpec& activation) {
-  return activation.kind == Activation::kLimitedSilu
-             ? absl::UnimplementedError("experts with a limit before their SiLU on device cuda")
-             : absl::OkStatus();
-}
-
 constexpr uint64_t kTableAlignment = 16;
 
 ActivationLaunch ActivationOf(const ActivationSpec& a) { return {a.kind, a.alpha, a.limit}; }
@@ -236,7 +230,6 @@ absl::Status Run(Device& device, const MoeExpertsCall& call) {
     first += count;
   }
   RETURN_IF_ERROR(device.tables->Send());
-  RETURN_IF_ERROR(CheckActivation(call.activation));
   launch.activation = ActivationOf(call.activation);
   launch.y = call.y.base;
   launch.y_stride = call.y.stride;
@@ -264,7 +257,6 @@ absl::Status Run(Device& device, const RoutedExpertsCall& call) {
   PutExperts(device, call.experts, prepared, &launch);
   RETURN_IF_ERROR(device.tables->Send());
   launch.routed = {call.ids, call.weights, call.tokens, call.ranks, call.ranks, call.by_slot};
-  RETURN_IF_ERROR(CheckActivation(call.activation));
   launch.activation = ActivationOf(call.activation);
   launch.y = call.y.base;
   launch.y_stride = call.y.stride;
@@ -338,7 +330,6 @@ absl::Status Run(Device& device, const ExpertLeadsCall& call) {
   launch.up = call.up;
   launch.x = prepared.x;
   launch.x_stride = prepared.stride;
-  RETURN_IF_ERROR(CheckActivation(call.activation));
   launch.activation = ActivationOf(call.activation);
   return StatusOf(EnqueueLeads(launch, device.launcher), "leads of experts");
 }
@@ -376,7 +367,6 @@ absl::Status Run(Device& device, const RoutedLeadsCall& call) {
   launch.up = call.up;
   launch.x = prepared.x;
   launch.x_stride = prepared.stride;
-  RETURN_IF_ERROR(CheckActivation(call.activation));
   launch.activation = ActivationOf(call.activation);
   return StatusOf(EnqueueLeads(launch, device.launcher), "leads of experts");
 }

@@ -66,6 +66,8 @@ __device__ inline float GateFactor(const DeviceActivation& activation, float g) 
       return Gelu(g);
     case Activation::kRelu2:
       return 0.0f > g ? 0.0f : g;
+    case Activation::kLimitedSilu:
+      return Silu(activation.limit < g ? activation.limit : g);
     case Activation::kClampedSilu: {
       const float silu = Silu(g);
       return activation.limit < silu ? activation.limit : silu;
@@ -78,7 +80,8 @@ __device__ inline float GateFactor(const DeviceActivation& activation, float g) 
 }
 
 __device__ inline float UpFactor(const DeviceActivation& activation, float u) {
-  if (activation.kind != Activation::kClampedSwiglu && activation.kind != Activation::kClampedSilu) {
+  if (activation.kind != Activation::kClampedSwiglu && activation.kind != Activation::kClampedSilu &&
+      activation.kind != Activation::kLimitedSilu) {
     return u;
   }
   const float low = -activation.limit > u ? -activation.limit : u;
