@@ -32,41 +32,7 @@ absl::Status CheckRange(const char* option, uint64_t value, uint64_t low, uint64
   return absl::OkStatus();
 }
 
-// Returns the positions of a sequence on the device: device cuda has no kernels for sparse attention, so a
-// context ends there where an indexer would leave positions out.
-uint32_t MostPositions(const ModelConfig& config, DeviceKind device) {
-  uint64_t most = config.max_position;
-  for (const LayerConfig& layer : config.layers) {
-    if (device == DeviceKind::kCuda && layer.attention.index.heads > 0) {
-      most = std::min(most, DensePositions(layer.attention.index));
-    }
-  }
-  return static_cast<uint32_t>(most);
-}
-
-// Names what device cuda has no kernels for.
-absl::Status CheckDevice(const ModelConfig& config, DeviceKind device) {
-  const bool compressed =
-      std::any_of(config.layers.begin(), config.layers.end(), [](const LayerConfig& layer) {
-        return layer.attention.kind == AttentionKind::kCompressed || layer.attention.index.pooled;
-      });
-  if (device == DeviceKind::kCuda && (HasStreams(config) || compressed)) {
-    return absl::UnimplementedError(
-        absl::StrCat("device cuda cannot compute ", config.family, ": it has no ",
-                     HasStreams(config) ? "residual of several streams" : "attention over compressed keys",
-                     "; device host has"));
-  }
-  return absl::OkStatus();
-}
-
 absl::Status CheckContext(const ModelConfig& config, const EngineOptions& o) {
-  const uint32_t most = MostPositions(config, o.device);
-  if (most < config.max_position && o.context > most) {
-    return absl::UnimplementedError(absl::StrCat(
-        "context is ", o.context, ", but device cuda has no sparse attention, by which layers of ",
-        config.family, " choose among more than ", most, " positions: at most ", most,
-        " there, device host has no such limit"));
-  }
   const absl::Status status = CheckRange("context", o.context, 1, config.max_position);
   const std::string lacks(LacksPart(config));
   return status.ok() || lacks.empty()
@@ -203,9 +169,8 @@ absl::StatusOr<EnginePlan> PlanEngine(const EngineOptions& options, const ModelC
   plan.options = options;
   EngineOptions& o = plan.options;
   if (o.context == 0) {
-    o.context = std::min(MostPositions(config, o.device), kDefaultContext);
+    o.context = std::min(config.max_position, kDefaultContext);
   }
-  RETURN_IF_ERROR(CheckDevice(config, o.device));
   RETURN_IF_ERROR(CheckContext(config, o));
   RETURN_IF_ERROR(CheckRange("parallel", o.parallel, 1, kMaxParallel));
   RETURN_IF_ERROR(CheckRange("prefill_chunk", o.prefill_chunk, 1, kMaxChunk));

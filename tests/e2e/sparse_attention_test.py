@@ -160,17 +160,23 @@ def forward(config, weights, ids, cos_sin):
     return norm(x, weights["model.norm.weight"]) @ weights["lm_head.weight"].T
 
 
+def write_model(folder, config):
+    """Writes a folder with random weights; returns these and the tokens of a text."""
+    random = np.random.default_rng(5)
+    tensors = make_tensors(config, random)
+    ids = random.integers(0, config["vocab_size"], TOKENS)
+    os.makedirs(folder)
+    with open(os.path.join(folder, "config.json"), "w") as out:
+        json.dump(config, out)
+    write_safetensors(os.path.join(folder, "model.safetensors"), tensors)
+    return tensors, ids
+
+
 class SparseAttentionTest(harness.TestCase):
     def check(self, **changes):
         config = {**CONFIG, **changes}
-        random = np.random.default_rng(5)
-        tensors = make_tensors(config, random)
-        ids = random.integers(0, config["vocab_size"], TOKENS)
         folder = os.path.join(self.work, self.id())
-        os.makedirs(folder)
-        with open(os.path.join(folder, "config.json"), "w") as out:
-            json.dump(config, out)
-        write_safetensors(os.path.join(folder, "model.safetensors"), tensors)
+        tensors, ids = write_model(folder, config)
         self.ok("pack", folder, "--out", folder + ".pack", "--bits", "bf16")
         with open(folder + ".json", "w") as out:
             json.dump(ids.tolist(), out)

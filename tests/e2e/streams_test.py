@@ -413,20 +413,27 @@ def write(path, tensors):
             out.write(np.ascontiguousarray(stored).tobytes())
 
 
+def write_model(folder, config, shapes):
+    """Writes a folder with random weights; returns these and the tokens of a text."""
+    text = config.get("text_config", config)
+    random = np.random.default_rng(6)
+    tensors = {name: draw(name, shape, text, random) for name, shape in shapes(text).items()}
+    ids = random.integers(0, text["vocab_size"], TOKENS)
+    os.makedirs(folder)
+    with open(os.path.join(folder, "config.json"), "w") as out:
+        json.dump(config, out)
+    write(os.path.join(folder, "model.safetensors"), tensors)
+    return {name: values for name, (_, _, values) in tensors.items()}, ids
+
+
 class StreamsTest(harness.TestCase):
     def check(self, config, text, shapes, family):
-        random = np.random.default_rng(6)
-        tensors = {name: draw(name, shape, text, random) for name, shape in shapes(text).items()}
-        ids = random.integers(0, text["vocab_size"], TOKENS)
         folder = os.path.join(self.work, self.id())
-        os.makedirs(folder)
-        with open(os.path.join(folder, "config.json"), "w") as out:
-            json.dump(config, out)
-        write(os.path.join(folder, "model.safetensors"), tensors)
+        weights, ids = write_model(folder, config, shapes)
         self.ok("pack", folder, "--out", folder + ".pack", "--bits", "bf16")
         with open(folder + ".json", "w") as out:
             json.dump(ids.tolist(), out)
-        expected = family(text, {name: values for name, (_, _, values) in tensors.items()}, ids).run()
+        expected = family(text, weights, ids).run()
         # Chunks that end within windows and entries, and the whole text at once.
         logits = []
         for chunk in (17, 1, 128):
