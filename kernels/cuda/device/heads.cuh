@@ -30,8 +30,9 @@ __device__ inline void RopePair(const float* cos_sin, unsigned dims, bool interl
   *b = fmaf(y, c, x * s);
 }
 
-// Rotates a head in shared memory, a lane a pair.
+// Rotates a head in shared memory, a lane a pair. (Unrolled, it takes a third more registers.)
 __device__ inline void RopeHead(const float* cos_sin, unsigned dims, bool interleaved, float* head) {
+#pragma unroll 1
   for (unsigned i = threadIdx.x % kLanes; i < dims / 2; i += kLanes) {
     RopePair(cos_sin, dims, interleaved, false, i, head);
   }
