@@ -158,9 +158,17 @@ absl::Status Client::CheckServing(absl::Duration patience) {
 absl::StatusOr<api::Model> Client::GetModel() {
   ASSIGN_OR_RETURN(api::GetModelResponse response,
                    (Question<api::GetModelResponse>(interrupt_, [this](auto* context, auto* response) {
-                     return model_->GetModel(context, {}, response);
+                     api::GetModelRequest request;
+                     request.set_model(named_);
+                     return model_->GetModel(context, request, response);
                    })));
   return std::move(*response.mutable_model());
+}
+
+absl::StatusOr<api::ListModelsResponse> Client::ListModels() {
+  return Question<api::ListModelsResponse>(interrupt_, [this](auto* context, auto* response) {
+    return model_->ListModels(context, {}, response);
+  });
 }
 
 absl::StatusOr<api::GetServerInfoResponse> Client::GetServerInfo() {
@@ -184,15 +192,17 @@ absl::StatusOr<api::GetStatsResponse> Client::GetStats() {
 }
 
 absl::Status Client::GenerateStream(
-    const api::GenerateStreamRequest& request,
+    api::GenerateStreamRequest request,
     absl::FunctionRef<absl::Status(const api::GenerateStreamResponse&)> handle) {
+  request.mutable_spec()->set_model(named_);
   Call call(interrupt_);
   return ReadAll<api::GenerateStreamResponse>(&call, inference_->GenerateStream(call.context(), request),
                                               handle);
 }
 
-absl::Status Client::ChatStream(const api::ChatStreamRequest& request, CallStopper* stopper,
+absl::Status Client::ChatStream(api::ChatStreamRequest request, CallStopper* stopper,
                                 absl::FunctionRef<absl::Status(const api::ChatStreamResponse&)> handle) {
+  request.mutable_spec()->set_model(named_);
   Call call(interrupt_);
   stopper->Began([&call] { call.context()->TryCancel(); });
   const absl::Status status =
@@ -201,8 +211,9 @@ absl::Status Client::ChatStream(const api::ChatStreamRequest& request, CallStopp
   return status;
 }
 
-absl::Status Client::Score(const api::ScoreRequest& request,
+absl::Status Client::Score(api::ScoreRequest request,
                            absl::FunctionRef<absl::Status(const api::ScoreResponse&)> handle) {
+  request.set_model(named_);
   Call call(interrupt_);
   return ReadAll<api::ScoreResponse>(&call, evaluation_->Score(call.context(), request), handle);
 }

@@ -46,6 +46,9 @@ class Client {
   Client(const std::string& address, const std::string& admin_address, Interrupt* interrupt);
   ~Client();
 
+  // Names the model of every request, for a server of several; its id or name. REQUIRES: no call is running.
+  void UseModel(const std::string& model) { named_ = model; }
+
   const std::string& address() const { return address_; }
   bool has_admin() const { return admin_ != nullptr; }
 
@@ -54,17 +57,18 @@ class Client {
   absl::Status CheckServing(absl::Duration patience);
 
   absl::StatusOr<api::Model> GetModel();
+  absl::StatusOr<api::ListModelsResponse> ListModels();
   absl::StatusOr<api::GetServerInfoResponse> GetServerInfo();
   absl::StatusOr<api::GetStatsResponse> GetStats();
 
   // Calls `handle` with each event, on this thread, until the stream ends. An error from `handle` cancels the
   // call and is returned.
-  absl::Status GenerateStream(const api::GenerateStreamRequest& request,
+  absl::Status GenerateStream(api::GenerateStreamRequest request,
                               absl::FunctionRef<absl::Status(const api::GenerateStreamResponse&)> handle);
   // CANCELLED if `stopper` ends the call.
-  absl::Status ChatStream(const api::ChatStreamRequest& request, CallStopper* stopper,
+  absl::Status ChatStream(api::ChatStreamRequest request, CallStopper* stopper,
                           absl::FunctionRef<absl::Status(const api::ChatStreamResponse&)> handle);
-  absl::Status Score(const api::ScoreRequest& request,
+  absl::Status Score(api::ScoreRequest request,
                      absl::FunctionRef<absl::Status(const api::ScoreResponse&)> handle);
   // FAILED_PRECONDITION without an admin address.
   absl::Status Calibrate(const api::CalibrateRequest& request,
@@ -76,6 +80,7 @@ class Client {
   struct Health;
   const std::string address_;
   Interrupt* const interrupt_;
+  std::string named_;  // model of the requests; empty: the only one
   std::unique_ptr<api::InferenceService::Stub> inference_;
   std::unique_ptr<api::ModelService::Stub> model_;
   std::unique_ptr<api::EvaluationService::Stub> evaluation_;

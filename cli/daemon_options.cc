@@ -19,6 +19,7 @@ constexpr char kModelHelp[] =
     "M: a model's folder, a GGUF file, or a pack; a GGUF file is served in place, a folder packed once, into "
     "a "
     "cache (`sluice packs`)";
+constexpr char kServedNameHelp[] = "; or a name at a running server of several models";
 constexpr std::initializer_list<const char*> kModelBits = {"bf16", "f16", "q8",   "q4",
                                                            "q3",   "q2",  "file", "file-q4"};
 constexpr char kBitsHelp[] =
@@ -101,7 +102,7 @@ void CommonOptions::DeclareFor(OptionAudience audience, ArgParser* parser) {
 
 void CommonOptions::Declare(ArgParser* parser, bool needs_pack) {
   if (needs_pack) {
-    parser->Text("--model", &model, kModelHelp)
+    parser->Text("--model", &model, absl::StrCat(kModelHelp, takes_served_name ? kServedNameHelp : ""))
         .Choice("--bits", {kModelBits.begin(), kModelBits.end()}, &bits, kBitsHelp)
         .RequireOneOf({"--model", "--pack"});
   }
@@ -146,7 +147,7 @@ void CommonOptions::DeclareCosts(ArgParser* parser) {
 }
 
 void CommonOptions::DeclareServe(ArgParser* parser) {
-  parser->Group("HTTP and cached prefixes");
+  parser->Group("HTTP, gRPC and cached prefixes");
   DeclareFor(OptionAudience::kServe, parser);
 }
 

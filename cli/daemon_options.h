@@ -30,6 +30,8 @@ struct CommonOptions {
   // A model to be packed by PackOf() (cli/pack_cache.h) instead of a pack, and the encoding of its rows.
   std::string model;
   std::optional<std::string> bits;
+  // True of commands that need no pack: `model` may be a name at a running server of several models.
+  bool takes_served_name = false;
   // Instead of these two, of a command that serves several models.
   SeveralModels several;
 

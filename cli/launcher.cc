@@ -130,12 +130,8 @@ absl::Status Launcher::Run() {
   if (options_.model.empty() && options_.bits.has_value()) {
     return absl::InvalidArgumentError("--bits is for a --model that is packed, not for a --pack");
   }
-  if (!options_.model.empty()) {
-    ASSIGN_OR_RETURN(options_.pack,
-                     PackOf(context_, {options_.model, options_.bits, options_.quiet || json_}));
-  }
-  ASSIGN_OR_RETURN(pack_, Pack::Open(options_.pack));
-  std::string address = options_.address.value_or(Environment("SLUICE_HOST"));
+  RETURN_IF_ERROR(FindPack());
+  const std::string address = options_.address.value_or(Environment("SLUICE_HOST"));
   if (address.empty() && options_.admin.has_value()) {
     return absl::InvalidArgumentError(
         "--admin is for an inferd of --address or SLUICE_HOST, and neither is set");
@@ -143,6 +139,20 @@ absl::Status Launcher::Run() {
   RETURN_IF_ERROR(address.empty() ? UseRuntimeDir() : UseAddress(address));
   progress_.Finish();
   ShowOptions();
+  return absl::OkStatus();
+}
+
+absl::Status Launcher::FindPack() {
+  std::error_code error;
+  if (options_.takes_served_name && !options_.model.empty() && !absl::StrContains(options_.model, '/') &&
+      !std::filesystem::exists(options_.model, error)) {
+    return absl::OkStatus();
+  }
+  if (!options_.model.empty()) {
+    ASSIGN_OR_RETURN(options_.pack,
+                     PackOf(context_, {options_.model, options_.bits, options_.quiet || json_}));
+  }
+  ASSIGN_OR_RETURN(pack_, Pack::Open(options_.pack));
   return absl::OkStatus();
 }
 
@@ -159,12 +169,46 @@ absl::Status Launcher::UseAddress(const std::string& address) {
   if (options_.admin.has_value()) {
     RETURN_IF_ERROR(reached);
   }
-  // A user of inferd may lack operator rights; then options are not compared.
-  if (absl::IsPermissionDenied(reached)) {
+  // A user of inferd may lack operator rights, and a server of several models has no such socket; then
+  // options are not compared.
+  if (!reached.ok()) {
     admin.clear();
   }
   client_ = std::make_unique<Client>(address, admin, context_.interrupt);
   RETURN_IF_ERROR(client_->CheckServing(kUnavailablePatience));
+  RETURN_IF_ERROR(NameModel());
+  std::vector<std::string> differences;
+  RETURN_IF_ERROR(Compare(&differences));
+  return Mismatch(differences, kOfSomebodyElse);
+}
+
+absl::Status Launcher::NameModel() {
+  ASSIGN_OR_RETURN(const api::ListModelsResponse served, client_->ListModels());
+  if (pack_ != nullptr && served.models_size() == 1) {
+    return absl::OkStatus();  // Compare() tells another model
+  }
+  std::vector<std::string> names;
+  for (const api::Model& model : served.models()) {
+    if (pack_ != nullptr ? model.id() == pack_->model_id() : model.name() == options_.model) {
+      client_->UseModel(model.id());
+      return absl::OkStatus();
+    }
+    names.push_back(model.name());
+  }
+  return absl::NotFoundError(absl::StrCat("the server at ", client_->address(), " does not have ",
+                                          pack_ != nullptr ? options_.pack : options_.model,
+                                          "; its models are ", absl::StrJoin(names, ", ")));
+}
+
+absl::Status Launcher::UseModelServer() {
+  if (options_.keep.has_value()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--keep is for daemons that this command starts, and a server of several models runs in ",
+        paths_.dir));
+  }
+  client_ = std::make_unique<Client>(absl::StrCat("unix:", paths_.inferd_socket), "", context_.interrupt);
+  RETURN_IF_ERROR(client_->CheckServing(kUnavailablePatience));
+  RETURN_IF_ERROR(NameModel());
   std::vector<std::string> differences;
   RETURN_IF_ERROR(Compare(&differences));
   return Mismatch(differences, kOfSomebodyElse);
@@ -173,6 +217,15 @@ absl::Status Launcher::UseAddress(const std::string& address) {
 absl::Status Launcher::UseRuntimeDir() {
   ASSIGN_OR_RETURN(const std::string dir, EnsureRuntimeDir());
   paths_ = RuntimePaths(dir);
+  if (HasModelServer()) {
+    return UseModelServer();
+  }
+  if (pack_ == nullptr) {
+    return absl::NotFoundError(absl::StrCat("--model ", options_.model,
+                                            ": there is no such file or folder, and no server of several "
+                                            "models runs in ",
+                                            dir));
+  }
   for (int attempt = 1;; ++attempt) {
     RETURN_IF_ERROR(JoinOrStart());
     const std::string admin = absl::StrCat("unix:", paths_.inferd_admin_socket);
@@ -223,7 +276,6 @@ absl::Status Launcher::JoinOrStart() {
     Say(absl::StrCat("found inferd at ", paths_.inferd_socket));
     return absl::OkStatus();
   } else {
-    RETURN_IF_ERROR(CheckNoModelServer());
     RETURN_IF_ERROR(AwaitLastDaemons());
     RETURN_IF_ERROR(StartSupervisor());
     started_ = true;
@@ -234,16 +286,11 @@ absl::Status Launcher::JoinOrStart() {
   return absl::OkStatus();
 }
 
-absl::Status Launcher::CheckNoModelServer() const {
+bool Launcher::HasModelServer() const {
   std::error_code error;
-  if (!std::filesystem::exists(paths_.models_lock, error) ||
-      !absl::IsDeadlineExceeded(
-          LockFile(paths_.models_lock, absl::ZeroDuration(), context_.interrupt->flag()).status())) {
-    return absl::OkStatus();
-  }
-  return absl::FailedPreconditionError(absl::StrCat(
-      "a server of several models runs in ", paths_.dir, ": reach a loaded model by --address unix:",
-      paths_.dir, "/models/N/inferd.sock, or take another SLUICE_RUNTIME_DIR"));
+  return std::filesystem::exists(paths_.models_lock, error) &&
+         absl::IsDeadlineExceeded(
+             LockFile(paths_.models_lock, absl::ZeroDuration(), context_.interrupt->flag()).status());
 }
 
 absl::Status Launcher::AwaitLastDaemons() {
@@ -348,7 +395,7 @@ absl::Status Launcher::AskState(absl::Time* unavailable_since) {
 
 absl::Status Launcher::Compare(std::vector<std::string>* differences) {
   ASSIGN_OR_RETURN(model_, client_->GetModel());
-  if (model_.id() != pack_->model_id()) {
+  if (pack_ != nullptr && model_.id() != pack_->model_id()) {
     differences->push_back(absl::StrCat("it serves model ", model_.id(), " (", model_.name(), "), and ",
                                         options_.pack, " is model ", pack_->model_id()));
   }

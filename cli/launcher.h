@@ -41,6 +41,7 @@ class Launcher {
   ~Launcher();
 
   Client& client() { return *client_; }
+  // REQUIRES: the options do not take a served name.
   const Pack& pack() const { return *pack_; }
   const api::Model& model() const { return model_; }
   // Returns the value in effect of a daemon's option, "" if it is not known (without the admin socket).
@@ -51,11 +52,16 @@ class Launcher {
   Launcher(const CommandContext& context, const CommonOptions& options, bool json);
 
   absl::Status Run();
+  // Opens the pack, or takes the model's name at a server of several.
+  absl::Status FindPack();
   absl::Status UseAddress(const std::string& address);
   absl::Status UseRuntimeDir();
   absl::Status JoinOrStart();
-  // FAILED_PRECONDITION if a server of several models has the daemons of this directory.
-  absl::Status CheckNoModelServer() const;
+  // True if a server of several models has the daemons of this directory.
+  bool HasModelServer() const;
+  absl::Status UseModelServer();
+  // NOT_FOUND with the models that there are, if the server does not have the model.
+  absl::Status NameModel();
   // Waits for ending daemons without a supervisor: a new start would find their sockets in use.
   absl::Status AwaitLastDaemons();
   absl::Status StartSupervisor();
@@ -85,10 +91,10 @@ class Launcher {
   const CommandContext& context_;
   CommonOptions options_;
   const bool json_;
-  std::unique_ptr<Pack> pack_;
-  RuntimePaths paths_;    // empty with an address
-  UniqueFd supervisor_;   // connection that keeps the daemons running
-  bool started_ = false;  // this process started the daemons
+  std::unique_ptr<Pack> pack_;  // null: the model is named
+  RuntimePaths paths_;          // empty with an address
+  UniqueFd supervisor_;         // connection that keeps the daemons running
+  bool started_ = false;        // this process started the daemons
   std::unique_ptr<Client> client_;
   api::Model model_;
   std::vector<OptionText> server_options_;   // inferd's, in effect

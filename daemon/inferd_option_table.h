@@ -86,19 +86,23 @@ void ForEachOption(InferdOptions* o, Visit visit) {
   visit(OptionSpec("pack", "Folder of the pack to serve"), &o->pack);
   visit(OptionSpec("weightd", "Unix socket of weightd").Default("weightd.sock in the runtime directory"),
         &o->weightd);
-  visit(OptionSpec("listen", "Where clients connect: unix:/path or 127.0.0.1:port; repeat for more")
-            .Default("inferd.sock in the runtime directory"),
+  visit(OptionSpec("listen", "Where gRPC clients connect: unix:/path or 127.0.0.1:port; repeat for more")
+            .Default("inferd.sock in the runtime directory; of `sluice serve` that one always")
+            .PassedOn(OptionAudience::kServe),
         &o->listen);
   visit(OptionSpec("admin", "Where operators connect: unix:/path")
             .Default("inferd-admin.sock in the runtime directory"),
         &o->admin);
   visit(OptionSpec("tls-certificate", "PEM file of the certificate chain of gRPC's TCP ports")
-            .Default("no TLS, and loopback only"),
+            .Default("no TLS, and loopback only")
+            .PassedOn(OptionAudience::kServe),
         &o->tls_certificate);
-  visit(OptionSpec("tls-key", "PEM file of that certificate's key"), &o->tls_key);
+  visit(OptionSpec("tls-key", "PEM file of that certificate's key").PassedOn(OptionAudience::kServe),
+        &o->tls_key);
   visit(OptionSpec(
             "tls-client-ca",
-            "PEM file of the authority that signs the certificates which gRPC clients must have over TLS"),
+            "PEM file of the authority that signs the certificates which gRPC clients must have over TLS")
+            .PassedOn(OptionAudience::kServe),
         &o->tls_client_ca);
   visit(OptionSpec("allow-uid",
                    "User who may connect to the unix sockets, by name or number, beside this one and root; "

@@ -294,6 +294,7 @@ int RunChat(const CommandContext& context, const std::vector<std::string>& args)
              "NAME=VALUE: a variable of the template, VALUE in JSON or a text; may be repeated");
   options.sampling.Declare(&parser, "what the context has room for");
   parser.Flag("--json", &options.json, "prints one JSON object at the end: the last answer and all messages");
+  options.common.takes_served_name = true;
   options.common.Declare(&parser);
   if (const auto exit_code = parser.Parse(args)) {
     return *exit_code;

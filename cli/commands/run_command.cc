@@ -67,6 +67,7 @@ int RunRun(const CommandContext& context, const std::vector<std::string>& args) 
   options.generation.Declare(&parser);
   options.grammar.Declare(&parser);
   parser.Flag("--json", &options.json, "prints one JSON object instead of the text");
+  options.common.takes_served_name = true;
   options.common.Declare(&parser);
   if (const auto exit_code = parser.Parse(args)) {
     return *exit_code;

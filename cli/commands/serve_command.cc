@@ -1,5 +1,5 @@
 // `sluice serve`: runs both daemons, with inferd's HTTP server open, until Ctrl-C. With several models:
-// weightd, and an inferd for each model that is in use, behind one HTTP server (cli/router).
+// weightd, and an inferd for each model that is in use, behind one HTTP and one gRPC server (cli/router).
 
 #include <poll.h>
 
@@ -135,8 +135,8 @@ void ShowModels(const RouterOptions& router) {
   std::fprintf(stderr, "sluice: serving %zu models, each from its first request on; Ctrl-C ends it\n",
                router.models.size());
   for (const RoutedModel& model : router.models) {
-    std::fprintf(stderr, "  model   %s (%s, %s of weights; %s beside them)\n", model.name.c_str(),
-                 model.family.c_str(), FormatSize(model.bytes).c_str(),
+    std::fprintf(stderr, "  model   %s (%s, %s of weights; %s beside them)\n", model.served.name.c_str(),
+                 model.served.family.c_str(), FormatSize(model.bytes).c_str(),
                  FormatSize(model.need.memory).c_str());
   }
   std::fprintf(stderr, "  memory  weights in DRAM up to %s, loaded models up to %s beside them\n",
@@ -170,6 +170,9 @@ absl::StatusOr<int> ServeSeveral(const CommandContext& context, const CommonOpti
     addresses.push_back(address.ToString());
   }
   ShowAddresses(addresses, common);
+  for (const ListenAddress& address : router->grpc_addresses()) {
+    std::fprintf(stderr, "  gRPC    %s\n", address.ToString().c_str());
+  }
   while (!context.interrupt->requested()) {
     RETURN_IF_ERROR(router->status());
     poll(nullptr, 0, kLookEveryMs);
@@ -184,7 +187,8 @@ absl::StatusOr<int> Serve(const CommandContext& context, Options options) {
     common.Set("http", kDefaultAddress);
   }
   // The daemons run in another working directory, so relative paths are made absolute.
-  for (const char* file : {"http-keys", "http-tls-certificate", "http-tls-key", "prefix-file"}) {
+  for (const char* file : {"http-keys", "http-tls-certificate", "http-tls-key", "tls-certificate", "tls-key",
+                           "tls-client-ca", "prefix-file"}) {
     if (common.Has(file)) {
       common.Set(file, std::filesystem::absolute(common.ValueOr(file, "")).string());
     }

@@ -19,15 +19,22 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/strip.h"
+#include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
 #include "cli/json.h"
+#include "cli/router/grpc_services.h"
 #include "cli/router/model_process.h"
 #include "cli/router/routed_call.h"
+#include "cli/router/routed_http_call.h"
 #include "cli/runtime_paths.h"
 #include "common/base/metrics.h"
 #include "common/base/mutex.h"
 #include "common/base/status.h"
 #include "common/base/unique_fd.h"
+#include "daemon/grpc_server.h"
+#include "grpcpp/create_channel.h"
+#include "grpcpp/security/credentials.h"
+#include "inferd/grpc/service_response.h"
 #include "inferd/http/openai_endpoint.h"
 #include "inferd/http/page.h"
 
@@ -46,12 +53,41 @@ constexpr int kLogLines = 10;
 // A request is passed on again once if its inferd is lost before the response begins.
 constexpr int kMaxAttempts = 2;
 constexpr absl::Duration kRetryDelay = absl::Seconds(1);
+// Time for gRPC's clients to read the ends of their calls, when the daemons have ended.
+constexpr absl::Duration kGrpcLinger = absl::Seconds(1);
+
+// A channel to an inferd that serves. It has connections of its own: of shared ones gRPC would remember that
+// the inferd before was lost, and wait before the next attempt.
+std::shared_ptr<grpc::Channel> ConnectInferd(const std::string& socket) {
+  grpc::ChannelArguments arguments;
+  arguments.SetMaxReceiveMessageSize(-1);  // the client has a limit
+  arguments.SetString(GRPC_ARG_DEFAULT_AUTHORITY, "localhost");
+  arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+  arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
+  return grpc::CreateCustomChannel(absl::StrCat("unix:", socket), grpc::InsecureChannelCredentials(),
+                                   arguments);
+}
+
+inference::v1::ModelState ProtoOf(ModelState state) {
+  switch (state) {
+    case ModelState::kUnloaded:
+      return inference::v1::MODEL_STATE_UNLOADED;
+    case ModelState::kLoading:
+      return inference::v1::MODEL_STATE_LOADING;
+    case ModelState::kLoaded:
+      return inference::v1::MODEL_STATE_LOADED;
+    case ModelState::kUnloading:
+      break;
+  }
+  return inference::v1::MODEL_STATE_UNLOADING;
+}
 
 }  // namespace
 
 // A model's process, its waiting requests, and its counts.
 struct ModelLane {
   std::unique_ptr<ModelProcess> process;
+  ModelServers servers;  // its channel: null unless loaded
   std::deque<std::shared_ptr<RoutedCall>> waiting;
   absl::Time load_began = absl::InfinitePast();  // of the load under way; infinite past: none
   absl::Duration load_time;                      // of the last load
@@ -66,6 +102,7 @@ struct ModelRouter::Impl final : public HttpHandler {
       : options(std::move(given)), table(options.budget, options.idle), due(io), created(absl::Now()) {}
 
   absl::Status Prepare();
+  absl::Status ServeGrpc();
   void StartLane(size_t model);
   absl::StatusOr<size_t> ModelNamed(const std::string& name) const;
 
@@ -96,11 +133,13 @@ struct ModelRouter::Impl final : public HttpHandler {
   void OnGone(size_t model, const absl::Status& why);
   void OnWeightdExit(const DaemonProcess::Exit& exit);
   void FailWaiting(size_t model, const absl::Status& status);
-  // Ends the daemons, inferds first, and then the loop.
+  // Ends the daemons, inferds first.
   void End();
   void EndIfGone();
+  void NotifyEnd();
 
   size_t WaitingCount() const;
+  void Describe(size_t model, inference::v1::Model* out) const;
   Json ModelJson(size_t model) const;
   HttpResponse ModelsAnswer() const;
   HttpResponse ModelAnswer(const std::string& path) const;
@@ -128,7 +167,10 @@ struct ModelRouter::Impl final : public HttpHandler {
   absl::Status failure ABSL_GUARDED_BY(mutex);
 
   std::thread thread;
+  absl::Notification daemons_ended;  // after End()
   std::unique_ptr<HttpServer> server;
+  std::unique_ptr<GrpcServices> services;
+  std::unique_ptr<GrpcServer> grpc_server;
   bool stopped = false;
 };
 
@@ -141,7 +183,7 @@ absl::Status ModelRouter::Impl::Prepare() {
   lifeline_end.reset(ends[1]);
   lanes.resize(options.models.size());
   for (size_t i = 0; i < options.models.size(); ++i) {
-    RETURN_IF_ERROR(table.Add(options.models[i].name, options.models[i].need));
+    RETURN_IF_ERROR(table.Add(options.models[i].served.name, options.models[i].need));
     StartLane(i);
   }
   weightd = std::make_unique<WatchedDaemon>(io, options.weightd, lifeline.get(),
@@ -151,6 +193,7 @@ absl::Status ModelRouter::Impl::Prepare() {
 
 void ModelRouter::Impl::StartLane(size_t model) {
   const RoutedModel& facts = options.models[model];
+  lanes[model].servers.http_socket = facts.http_socket;
   ModelProcess::Events events;
   events.on_loaded = [this, model] { OnLoaded(model); };
   events.on_gone = [this, model](const absl::Status& why) { OnGone(model, why); };
@@ -158,13 +201,27 @@ void ModelRouter::Impl::StartLane(size_t model) {
                                                         options.load_patience, std::move(events));
 }
 
+absl::Status ModelRouter::Impl::ServeGrpc() {
+  GrpcHooks hooks;
+  hooks.find = [this](const std::string& name) { return ModelNamed(name); };
+  hooks.admit = [this](const std::shared_ptr<RoutedCall>& call) { Admit(call); };
+  hooks.describe = [this](size_t model, inference::v1::Model* out) { Describe(model, out); };
+  services = std::make_unique<GrpcServices>(io, options.models.size(), std::move(hooks));
+  ASSIGN_OR_RETURN(grpc_server, GrpcServer::Start(options.grpc, services->services()));
+  grpc_server->SetServing(true);
+  return absl::OkStatus();
+}
+
 absl::StatusOr<size_t> ModelRouter::Impl::ModelNamed(const std::string& name) const {
   std::vector<std::string> names;
   for (size_t i = 0; i < options.models.size(); ++i) {
-    if (name == options.models[i].name || name == options.models[i].id) {
+    if (name == options.models[i].served.name || name == options.models[i].served.id) {
       return i;
     }
-    names.push_back(options.models[i].name);
+    names.push_back(options.models[i].served.name);
+  }
+  if (name.empty() && options.models.size() == 1) {
+    return 0;
   }
   const std::string all = absl::StrJoin(names, ", ");
   if (name.empty()) {
@@ -216,7 +273,7 @@ void ModelRouter::Impl::PassMetrics(const std::string& path, const std::shared_p
   const bool is_loaded = model.ok() && table.state(*model) == ModelState::kLoaded;
   if (!is_loaded) {
     const absl::Status status =
-        model.ok() ? absl::UnavailableError(absl::StrCat("model ", options.models[*model].name, " is ",
+        model.ok() ? absl::UnavailableError(absl::StrCat("model ", options.models[*model].served.name, " is ",
                                                          NameOf(table.state(*model))))
                    : model.status();
     exchange->Answer(inferd::ErrorAnswer(status, inferd::ErrorStyle::kOpenAi));
@@ -225,9 +282,10 @@ void ModelRouter::Impl::PassMetrics(const std::string& path, const std::shared_p
   HttpRequest request;
   request.method = "GET";
   request.path = "/metrics";
-  const auto call = std::make_shared<RoutedCall>(io, *model, /*streams=*/false, std::move(request), exchange);
+  const auto call =
+      std::make_shared<RoutedHttpCall>(io, *model, /*streams=*/false, std::move(request), exchange);
   call->Begin([] {});
-  call->Forward(lanes[*model].process->http_socket(),
+  call->Forward(lanes[*model].servers,
                 [weak = std::weak_ptr<RoutedCall>(call)](bool lost, const std::string& why) {
                   if (const auto ended = weak.lock(); lost && ended != nullptr) {
                     ended->Fail(absl::UnavailableError(absl::StrCat("the model was lost: ", why)));
@@ -239,7 +297,7 @@ absl::Status ModelRouter::Impl::Route(const HttpRequest& request,
                                       const std::shared_ptr<HttpExchange>& exchange) {
   ASSIGN_OR_RETURN(const OpenAiEndpoint::RoutedFields fields, OpenAiEndpoint::ReadRoutedFields(request.body));
   ASSIGN_OR_RETURN(const size_t model, ModelNamed(fields.model));
-  auto call = std::make_shared<RoutedCall>(io, model, fields.stream, request, exchange);
+  auto call = std::make_shared<RoutedHttpCall>(io, model, fields.stream, request, exchange);
   asio::post(io, [this, call = std::move(call)] { Admit(call); });
   return absl::OkStatus();
 }
@@ -297,11 +355,11 @@ void ModelRouter::Impl::Advance() {
     }
     ModelLane& lane = lanes[step->model];
     if (step->load) {
-      Log(absl::StrCat("loading ", options.models[step->model].name));
+      Log(absl::StrCat("loading ", options.models[step->model].served.name));
       lane.load_began = absl::Now();
       lane.process->Load();
     } else {
-      Log(absl::StrCat("unloading ", options.models[step->model].name));
+      Log(absl::StrCat("unloading ", options.models[step->model].served.name));
       lane.process->Unload();
     }
   }
@@ -329,7 +387,7 @@ void ModelRouter::Impl::Run(std::shared_ptr<RoutedCall> call) {
   const size_t model = call->model();
   Unqueue(call);
   table.Began(model, absl::Now());
-  call->Forward(lanes[model].process->http_socket(),
+  call->Forward(lanes[model].servers,
                 [this, weak = std::weak_ptr<RoutedCall>(call)](bool lost, const std::string& why) {
                   if (const auto ended = weak.lock(); ended != nullptr) {
                     OnCallEnd(ended, lost, why);
@@ -343,7 +401,7 @@ void ModelRouter::Impl::OnCallEnd(const std::shared_ptr<RoutedCall>& call, bool 
   table.Ended(model, absl::Now());
   if (lost && (call->attempts() >= kMaxAttempts || ending)) {
     call->Fail(absl::UnavailableError(
-        absl::StrCat("model ", options.models[model].name, " was lost before it answered: ", why)));
+        absl::StrCat("model ", options.models[model].served.name, " was lost before it answered: ", why)));
   } else if (lost) {
     Queue(call);
   }
@@ -360,10 +418,11 @@ void ModelRouter::Impl::OnLoaded(size_t model) {
     return;
   }
   lane.failure.clear();
+  lane.servers.grpc = ConnectInferd(options.models[model].grpc_socket);
   if (lane.load_began != absl::InfinitePast()) {
     lane.load_time = absl::Now() - std::exchange(lane.load_began, absl::InfinitePast());
     ++lane.loads;
-    Log(absl::StrFormat("loaded %s in %.2f s", options.models[model].name,
+    Log(absl::StrFormat("loaded %s in %.2f s", options.models[model].served.name,
                         absl::ToDoubleSeconds(lane.load_time)));
   }
   table.Loaded(model, absl::Now());
@@ -371,12 +430,13 @@ void ModelRouter::Impl::OnLoaded(size_t model) {
 }
 
 void ModelRouter::Impl::OnGone(size_t model, const absl::Status& why) {
-  const std::string& name = options.models[model].name;
+  const std::string& name = options.models[model].served.name;
   const bool expected = table.state(model) == ModelState::kUnloading || ending;
   if (!expected) {
     ++lanes[model].losses;
   }
   lanes[model].load_began = absl::InfinitePast();
+  lanes[model].servers.grpc.reset();
   table.Gone(model);
   if (!why.ok() && !expected) {
     Log(absl::StrCat("lost ", name, ": ", why.message()));
@@ -403,7 +463,7 @@ void ModelRouter::Impl::FailWaiting(size_t model, const absl::Status& status) {
 
 void ModelRouter::Impl::OnWeightdExit(const DaemonProcess::Exit& exit) {
   if (ending) {
-    guard.reset();
+    NotifyEnd();
     return;
   }
   absl::Status started = absl::UnavailableError(
@@ -439,19 +499,31 @@ void ModelRouter::Impl::EndIfGone() {
   if (weightd->running()) {
     weightd->Stop(kWeightdPatience);
   } else {
-    guard.reset();
+    NotifyEnd();
   }
 }
 
+void ModelRouter::Impl::NotifyEnd() {
+  if (!daemons_ended.HasBeenNotified()) {
+    daemons_ended.Notify();
+  }
+}
+
+void ModelRouter::Impl::Describe(size_t model, inference::v1::Model* out) const {
+  inferd::FillModel(options.models[model].served, options.models[model].has_tokenizer, out);
+  out->set_state(ProtoOf(table.state(model)));
+  out->set_failure(lanes[model].failure);
+}
+
 Json ModelRouter::Impl::ModelJson(size_t model) const {
-  const RoutedModel& facts = options.models[model];
+  const inferd::ServedModel& facts = options.models[model].served;
   Json meta = Json::Object();
   meta.Set("model_id", facts.id)
       .Set("family", facts.family)
       .Set("n_ctx", facts.context)
       .Set("n_ctx_train", facts.max_position)
       .Set("n_vocab", facts.vocab)
-      .Set("size", facts.bytes);
+      .Set("size", options.models[model].bytes);
   Json json = Json::Object();
   json.Set("id", facts.name)
       .Set("object", "model")
@@ -478,8 +550,8 @@ HttpResponse ModelRouter::Impl::ModelsAnswer() const {
                     .Set("object", "list")
                     .Set("data", std::move(data))
                     .Set("has_more", false)
-                    .Set("first_id", options.models.front().name)
-                    .Set("last_id", options.models.back().name)
+                    .Set("first_id", options.models.front().served.name)
+                    .Set("last_id", options.models.back().served.name)
                     .Dump();
   return answer;
 }
@@ -510,14 +582,14 @@ HttpResponse ModelRouter::Impl::MetricsAnswer() const {
   const auto each = [&](const char* name, MetricType type, const char* help, auto value) {
     text.Family(name, type, help);
     for (size_t i = 0; i < lanes.size(); ++i) {
-      text.Sample({{"model", options.models[i].name}}, value(i));
+      text.Sample({{"model", options.models[i].served.name}}, value(i));
     }
   };
   text.Family("sluice_model_state", MetricType::kGauge, "1 for the state that the model is in.");
   for (size_t i = 0; i < lanes.size(); ++i) {
     for (const ModelState state :
          {ModelState::kUnloaded, ModelState::kLoading, ModelState::kLoaded, ModelState::kUnloading}) {
-      text.Sample({{"model", options.models[i].name}, {"state", NameOf(state)}},
+      text.Sample({{"model", options.models[i].served.name}, {"state", NameOf(state)}},
                   table.state(i) == state ? 1 : 0);
     }
   }
@@ -535,7 +607,7 @@ HttpResponse ModelRouter::Impl::MetricsAnswer() const {
               "Memory that the model takes beside its weights in DRAM; 0 while it is unloaded.");
   for (size_t i = 0; i < lanes.size(); ++i) {
     const bool is_unloaded = table.state(i) == ModelState::kUnloaded;
-    text.Sample({{"model", options.models[i].name}}, is_unloaded ? 0 : table.need(i).memory);
+    text.Sample({{"model", options.models[i].served.name}}, is_unloaded ? 0 : table.need(i).memory);
   }
   text.One("sluice_models_budget_bytes", MetricType::kGauge, "Bound of the models' memory together.",
            table.budget().memory);
@@ -556,6 +628,7 @@ absl::StatusOr<std::unique_ptr<ModelRouter>> ModelRouter::Start(RouterOptions op
     return prepared;
   }
   impl.thread = std::thread([&impl] { impl.io.run(); });
+  RETURN_IF_ERROR(impl.ServeGrpc());
   ASSIGN_OR_RETURN(impl.server, HttpServer::Start(impl.options.http, &impl));
   return router;
 }
@@ -574,7 +647,15 @@ void ModelRouter::Shutdown() {
   if (impl_->server != nullptr) {
     impl_->server->StartDrain();
   }
+  if (impl_->grpc_server != nullptr) {
+    impl_->grpc_server->SetServing(false);
+  }
   asio::post(impl_->io, [impl = impl_.get()] { impl->End(); });
+  impl_->daemons_ended.WaitForNotification();
+  if (impl_->grpc_server != nullptr) {
+    impl_->grpc_server->Shutdown(kGrpcLinger);  // its last calls end in the loop
+  }
+  asio::post(impl_->io, [impl = impl_.get()] { impl->guard.reset(); });
   impl_->thread.join();
   if (impl_->server != nullptr) {
     impl_->server->Shutdown();
@@ -584,5 +665,9 @@ void ModelRouter::Shutdown() {
 }
 
 const std::vector<ListenAddress>& ModelRouter::addresses() const { return impl_->server->addresses(); }
+
+const std::vector<ListenAddress>& ModelRouter::grpc_addresses() const {
+  return impl_->grpc_server->addresses();
+}
 
 }  // namespace sluice::cli

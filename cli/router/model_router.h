@@ -1,10 +1,10 @@
-// ModelRouter: serves several models over one HTTP port. weightd holds the experts of all of them within one
-// budget; an inferd for each model runs from its first request until the model is idle or another one needs
-// the memory.
+// ModelRouter: serves several models over one HTTP port and one gRPC socket. weightd holds the experts of all
+// of them within one budget; an inferd for each model runs from its first request until the model is idle or
+// another one needs the memory.
 //
-// It passes requests on by the model that they name (routed_call.h), and answers lists of models, health,
-// metrics and the page itself. A daemon that was killed is started again: weightd at once, an inferd for its
-// next request.
+// It passes requests of both protocols on by the model that they name (routed_call.h), and answers lists of
+// models, health, metrics and the page itself. A daemon that was killed is started again: weightd at once, an
+// inferd for its next request.
 //
 // Thread safety: thread-safe after Start(), but Shutdown() and destruction belong to one thread.
 #pragma once
@@ -22,26 +22,26 @@
 #include "cli/router/model_table.h"
 #include "cli/supervisor.h"
 #include "common/base/listen_address.h"
+#include "daemon/grpc_server.h"
 #include "daemon/http/http_server.h"
+#include "inferd/serving/serving_context.h"
 
 namespace sluice::cli {
 
 // A model as it is served.
 struct RoutedModel {
-  std::string name;  // unique among the models, as are the ids
-  std::string id;
-  std::string family;
-  uint32_t context = 0;  // tokens of prompt and answer together
-  uint32_t max_position = 0;
-  uint32_t vocab = 0;
+  inferd::ServedModel served;  // names are unique among the models, as are ids
+  bool has_tokenizer = false;
   uint64_t bytes = 0;  // of its weights
   ModelNeed need;
   DaemonCommand inferd;
-  std::string http_socket;  // path of inferd's HTTP server
+  std::string http_socket;  // paths of inferd's servers
+  std::string grpc_socket;
 };
 
 struct RouterOptions {
   HttpServerOptions http;
+  GrpcServerOptions grpc;
   DaemonCommand weightd;
   std::vector<RoutedModel> models;  // at least one
   ModelNeed budget;                 // of all loaded models
@@ -54,8 +54,8 @@ struct RouterOptions {
 
 class ModelRouter {
  public:
-  // Starts weightd and serves. Errors: RESOURCE_EXHAUSTED naming a model that exceeds a budget alone; of the
-  // HTTP server; of starting weightd.
+  // Starts weightd and serves. Errors: RESOURCE_EXHAUSTED naming a model that exceeds a budget alone; of both
+  // servers; of starting weightd.
   static absl::StatusOr<std::unique_ptr<ModelRouter>> Start(RouterOptions options);
   // Same as Shutdown().
   ~ModelRouter();
@@ -65,8 +65,9 @@ class ModelRouter {
   // Accepts no more requests, waits for the running ones as long as inferd does, and ends the daemons.
   void Shutdown();
 
-  // Addresses with their actual ports.
+  // Addresses of HTTP and gRPC with their actual ports.
   const std::vector<ListenAddress>& addresses() const;
+  const std::vector<ListenAddress>& grpc_addresses() const;
 
  private:
   struct Impl;

@@ -31,8 +31,10 @@ namespace fs = std::filesystem;
 constexpr uint64_t kInferdReserve = 64ull << 20;
 constexpr absl::Duration kDefaultIdle = absl::Minutes(10);
 
-// Options of the one HTTP server, which no inferd gets.
-bool IsOfServer(const std::string& name) { return absl::StartsWith(name, "http"); }
+// Options of the one HTTP server and the one gRPC server, which no inferd gets.
+bool IsOfServer(const std::string& name) {
+  return absl::StartsWith(name, "http") || absl::StartsWith(name, "tls-") || name == "listen";
+}
 
 absl::Status CheckOptions(const CommonOptions& options) {
   for (const char* name : {"trace", "replay-trace"}) {
@@ -98,12 +100,9 @@ absl::StatusOr<RoutedModel> DescribeModel(const std::string& dir, const inferd::
   const MemoryPlan& plan = *planned;
   const uint64_t caches = plan.kv + plan.activations;
   RoutedModel model;
-  model.name = facts.name;
-  model.id = pack->model_id();
-  model.family = facts.config.family;
-  model.context = plan.context;
-  model.max_position = facts.config.max_position;
-  model.vocab = facts.config.vocab;
+  model.served = inferd::DescribeModel(*pack, dir, plan.context);
+  ASSIGN_OR_RETURN(const TokenizerFiles tokenizer, pack->ReadTokenizerFiles());
+  model.has_tokenizer = !tokenizer.empty();
   model.bytes = facts.stored.front().weights.all;
   model.need.memory = caches + DeviceWeights(given, facts.stored.front(), caches) + kInferdReserve;
   model.need.reserved = plan.least_budget;
@@ -114,10 +113,11 @@ absl::StatusOr<RoutedModel> DescribeModel(const std::string& dir, const inferd::
 absl::Status CheckDistinct(const std::vector<RoutedModel>& models, const std::vector<std::string>& packs) {
   for (size_t i = 0; i < models.size(); ++i) {
     for (size_t j = 0; j < i; ++j) {
-      if (models[i].name == models[j].name || models[i].id == models[j].id) {
-        return absl::InvalidArgumentError(absl::StrCat(
-            packs[j], " and ", packs[i], " have the same ",
-            models[i].name == models[j].name ? "name: rename a folder" : "weights: serve one of them"));
+      if (models[i].served.name == models[j].served.name || models[i].served.id == models[j].served.id) {
+        return absl::InvalidArgumentError(absl::StrCat(packs[j], " and ", packs[i], " have the same ",
+                                                       models[i].served.name == models[j].served.name
+                                                           ? "name: rename a folder"
+                                                           : "weights: serve one of them"));
       }
     }
   }
@@ -135,6 +135,7 @@ absl::Status PlanInferd(const SetRequest& request, const CommonOptions& options,
   }
   const RuntimePaths paths(dir);
   model->http_socket = absl::StrCat(dir, "/http.sock");
+  model->grpc_socket = paths.inferd_socket;
   RETURN_IF_ERROR(ParseListenAddress(absl::StrCat("unix:", paths.inferd_admin_socket)).status());
   std::vector<std::string> argv = {
       absl::StrCat(request.binary_dir, "/inferd"), "--pack", request.packs[number], "--weightd",
@@ -146,11 +147,11 @@ absl::Status PlanInferd(const SetRequest& request, const CommonOptions& options,
   for (OptionText setting : options.InferdSettings()) {
     if (IsOfServer(setting.name)) continue;
     if (setting.name == "prefix-file") {
-      absl::StrAppend(&setting.value, ".", model->id.substr(0, 12));  // one file of each model
+      absl::StrAppend(&setting.value, ".", model->served.id.substr(0, 12));  // one file of each model
     }
     argv.insert(argv.end(), {absl::StrCat("--", setting.name), setting.value});
   }
-  model->inferd = {absl::StrCat("inferd of ", model->name), std::move(argv), paths.inferd_log,
+  model->inferd = {absl::StrCat("inferd of ", model->served.name), std::move(argv), paths.inferd_log,
                    /*new_session=*/true};
   return absl::OkStatus();
 }
@@ -220,6 +221,19 @@ absl::StatusOr<HttpServerOptions> HttpOptions(const CommonOptions& options) {
   return http;
 }
 
+absl::StatusOr<GrpcServerOptions> GrpcOptions(const RuntimePaths& paths, const CommonOptions& options) {
+  GrpcServerOptions grpc;
+  std::vector<std::string> addresses = options.All("listen");
+  addresses.insert(addresses.begin(), absl::StrCat("unix:", paths.inferd_socket));
+  for (const std::string& address : addresses) {
+    ASSIGN_OR_RETURN(grpc.addresses.emplace_back(), ParseListenAddress(address));
+  }
+  grpc.tls = {options.ValueOr("tls-certificate", ""), options.ValueOr("tls-key", ""),
+              options.ValueOr("tls-client-ca", "")};
+  RETURN_IF_ERROR(CheckGrpcTls(grpc.tls));
+  return grpc;
+}
+
 }  // namespace
 
 absl::StatusOr<std::vector<std::string>> PacksIn(const std::string& folder) {
@@ -274,6 +288,7 @@ absl::StatusOr<RouterOptions> PlanRouter(const SetRequest& request, const Common
       given.threads > 0 ? given.threads : std::max<uint32_t>(1, static_cast<uint32_t>(AllowedCpus().size()));
   RouterOptions router;
   ASSIGN_OR_RETURN(router.http, HttpOptions(options));
+  ASSIGN_OR_RETURN(router.grpc, GrpcOptions(RuntimePaths(request.runtime_dir), options));
   for (const std::string& pack : request.packs) {
     ASSIGN_OR_RETURN(router.models.emplace_back(), DescribeModel(pack, given, threads));
   }

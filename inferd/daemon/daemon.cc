@@ -50,9 +50,6 @@ namespace sluice::inferd {
 // Resolves symbolic links; returns the path itself if that fails.
 std::string AbsolutePath(const std::string& path);
 
-// `path`: the pack's folder, whose name is the model's name. `context`: maximum positions of one sequence.
-ServedModel DescribeModel(const Pack& pack, const std::string& path, uint32_t context);
-
 // Names and versions, such as "gRPC 1.51.1".
 std::vector<std::string> LinkedLibraries();
 
@@ -63,32 +60,6 @@ std::string AbsolutePath(const std::string& path) {
   std::error_code error;
   const std::filesystem::path canonical = std::filesystem::canonical(path, error);
   return error ? path : canonical.string();
-}
-
-ServedModel DescribeModel(const Pack& pack, const std::string& path, uint32_t context) {
-  const ModelConfig& config = pack.config();
-  ServedModel model;
-  model.id = pack.model_id();
-  model.name = std::filesystem::path(AbsolutePath(path)).filename().string();
-  model.family = config.family;
-  model.vocab = config.vocab;
-  model.hidden = config.hidden;
-  model.layers = ModelLayers(config);
-  for (const LayerConfig& layer : config.layers) {
-    model.experts_per_layer = std::max(model.experts_per_layer, layer.moe.experts);
-    model.experts_per_token = std::max(model.experts_per_token, layer.moe.top_k);
-  }
-  model.context = context;
-  model.max_position = config.max_position;
-  if (!config.bos_ids.empty()) {
-    model.bos = config.bos_ids.front();
-  }
-  model.eos = config.eos_ids;
-  model.generation = pack.generation();
-  model.has_chat_template = !pack.chat_template().empty();
-  model.expert_bytes = pack.total_expert_bytes();
-  model.dense_bytes = pack.dense_bytes();
-  return model;
 }
 
 std::vector<std::string> LinkedLibraries() {

@@ -22,7 +22,7 @@ grpc::ServerUnaryReactor* ModelServiceImpl::ListModels(grpc::CallbackServerConte
                                                        v1::ListModelsResponse* response) {
   absl::Status status = CheckNoUnknownFields(*request);
   if (status.ok()) {
-    FillModel(context_.model, context_.tokenizer != nullptr, response->add_models());
+    Fill(response->add_models());
   }
   return Reply(call, status);
 }
@@ -33,9 +33,15 @@ grpc::ServerUnaryReactor* ModelServiceImpl::GetModel(grpc::CallbackServerContext
   absl::Status status = CheckNoUnknownFields(*request);
   status.Update(CheckModel(context_, request->model()));
   if (status.ok()) {
-    FillModel(context_.model, context_.tokenizer != nullptr, response->mutable_model());
+    Fill(response->mutable_model());
   }
   return Reply(call, status);
+}
+
+void ModelServiceImpl::Fill(v1::Model* model) const {
+  FillModel(context_.model, context_.tokenizer != nullptr, model);
+  const bool serves = context_.state->Look().phase == ServerState::Phase::kServing;
+  model->set_state(serves ? v1::MODEL_STATE_LOADED : v1::MODEL_STATE_LOADING);
 }
 
 namespace {

@@ -22,6 +22,8 @@ class ModelServiceImpl final : public inference::v1::ModelService::CallbackServi
                                      inference::v1::GetModelResponse* response) override;
 
  private:
+  void Fill(inference::v1::Model* model) const;
+
   const ServingContext& context_;
 };
 

@@ -1,7 +1,13 @@
 #include "inferd/serving/serving_context.h"
 
+#include <algorithm>
+#include <filesystem>
+#include <system_error>
+
 #include "absl/strings/cord.h"
 #include "common/base/status.h"
+#include "common/model/model_config.h"
+#include "pack/pack.h"
 
 namespace sluice::inferd {
 namespace {
@@ -37,6 +43,34 @@ const char* DefaultReason(absl::StatusCode code) {
 }
 
 }  // namespace
+
+ServedModel DescribeModel(const Pack& pack, const std::string& dir, uint32_t context) {
+  const ModelConfig& config = pack.config();
+  ServedModel model;
+  model.id = pack.model_id();
+  std::error_code error;
+  const std::filesystem::path canonical = std::filesystem::canonical(dir, error);
+  model.name = (error ? std::filesystem::path(dir) : canonical).filename().string();
+  model.family = config.family;
+  model.vocab = config.vocab;
+  model.hidden = config.hidden;
+  model.layers = ModelLayers(config);
+  for (const LayerConfig& layer : config.layers) {
+    model.experts_per_layer = std::max(model.experts_per_layer, layer.moe.experts);
+    model.experts_per_token = std::max(model.experts_per_token, layer.moe.top_k);
+  }
+  model.context = context;
+  model.max_position = config.max_position;
+  if (!config.bos_ids.empty()) {
+    model.bos = config.bos_ids.front();
+  }
+  model.eos = config.eos_ids;
+  model.generation = pack.generation();
+  model.has_chat_template = !pack.chat_template().empty();
+  model.expert_bytes = pack.total_expert_bytes();
+  model.dense_bytes = pack.dense_bytes();
+  return model;
+}
 
 absl::Status Explain(absl::Status status) {
   if (status.ok()) {

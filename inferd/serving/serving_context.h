@@ -22,6 +22,10 @@
 #include "pack/pack_format.h"
 #include "spdlog/logger.h"
 
+namespace sluice {
+class Pack;
+}  // namespace sluice
+
 namespace sluice::inferd {
 
 // The served model, as described to clients.
@@ -43,6 +47,9 @@ struct ServedModel {
   uint64_t expert_bytes = 0;
   uint64_t dense_bytes = 0;
 };
+
+// `dir`: the pack's folder, whose name is the model's name. `context`: maximum positions of one sequence.
+ServedModel DescribeModel(const Pack& pack, const std::string& dir, uint32_t context);
 
 // Limits may change while calls run; each call uses the current value when it reads it.
 struct ServingLimits {

@@ -1,4 +1,4 @@
-#include "cli/router/routed_call.h"
+#include "cli/router/routed_http_call.h"
 
 #include <boost/asio/post.hpp>
 #include <utility>
@@ -21,23 +21,22 @@ constexpr size_t kMaxUnsent = 256 << 10;
 
 }  // namespace
 
-RoutedCall::RoutedCall(boost::asio::io_context& io, size_t model, bool streams, HttpRequest request,
-                       std::shared_ptr<HttpExchange> exchange)
-    : io_(io),
-      model_(model),
+RoutedHttpCall::RoutedHttpCall(boost::asio::io_context& io, size_t model, bool streams, HttpRequest request,
+                               std::shared_ptr<HttpExchange> exchange)
+    : RoutedCall(model),
+      io_(io),
       streams_(streams),
       request_(std::move(request)),
       exchange_(std::move(exchange)),
       arrived_(absl::Now()),
       pinged_(arrived_) {}
 
-void RoutedCall::Begin(std::function<void()> on_left) {
+void RoutedHttpCall::Begin(std::function<void()> on_left) {
   on_left_ = std::move(on_left);
   exchange_->SetObserver(shared_from_this());
 }
 
-void RoutedCall::Forward(const std::string& http_socket,
-                         std::function<void(bool, const std::string&)> on_end) {
+void RoutedHttpCall::Forward(const ModelServers& servers, OnEnd on_end) {
   waits_ = false;
   ++attempts_;
   on_end_ = std::move(on_end);
@@ -49,10 +48,10 @@ void RoutedCall::Forward(const std::string& http_socket,
   events.on_end = [self = shared_from_this()](bool whole, const std::string& why) {
     self->OnUpstreamEnd(whole, why);
   };
-  upstream_ = UpstreamCall::Start(io_, http_socket, request_, std::move(events));
+  upstream_ = UpstreamCall::Start(io_, servers.http_socket, request_, std::move(events));
 }
 
-void RoutedCall::Fail(const absl::Status& status) {
+void RoutedHttpCall::Fail(const absl::Status& status) {
   over_ = true;
   waits_ = false;
   if (!begun_) {
@@ -63,14 +62,14 @@ void RoutedCall::Fail(const absl::Status& status) {
   on_left_ = nullptr;
 }
 
-void RoutedCall::WriteErrorEvent(const std::string& object) {
+void RoutedHttpCall::WriteErrorEvent(const std::string& object) {
   const bool named =
       request_.path == "/v1/responses" || inferd::ErrorStyleOf(request_.path) == ErrorStyle::kAnthropic;
   exchange_->Write(absl::StrCat(named ? "event: error\n" : "", "data: ", object, "\n\n"));
   exchange_->End(/*whole=*/false);
 }
 
-void RoutedCall::OnHead(HttpResponse head, std::optional<uint64_t> length) {
+void RoutedHttpCall::OnHead(HttpResponse head, std::optional<uint64_t> length) {
   responded_ = true;
   request_.body = {};
   if (!request_.request_id.empty()) {  // the connection adds it
@@ -88,7 +87,7 @@ void RoutedCall::OnHead(HttpResponse head, std::optional<uint64_t> length) {
   exchange_->Begin(std::move(head));
 }
 
-bool RoutedCall::OnBody(std::string part) {
+bool RoutedHttpCall::OnBody(std::string part) {
   if (whole_.has_value()) {
     whole_->body += part;
     return true;
@@ -98,7 +97,7 @@ bool RoutedCall::OnBody(std::string part) {
   return unsent_ <= kMaxUnsent;
 }
 
-void RoutedCall::OnUpstreamEnd(bool whole, const std::string& why) {
+void RoutedHttpCall::OnUpstreamEnd(bool whole, const std::string& why) {
   upstream_.reset();
   if (!responded_) {
     waits_ = true;
@@ -118,7 +117,7 @@ void RoutedCall::OnUpstreamEnd(bool whole, const std::string& why) {
   Finish();
 }
 
-void RoutedCall::Finish() {
+void RoutedHttpCall::Finish() {
   over_ = true;
   on_left_ = nullptr;
   if (const auto on_end = std::exchange(on_end_, nullptr); on_end != nullptr) {
@@ -126,14 +125,14 @@ void RoutedCall::Finish() {
   }
 }
 
-void RoutedCall::OnTick(absl::Time now) {
+void RoutedHttpCall::OnTick(absl::Time now) {
   if (streams_ && waits_ && now >= pinged_ + kPingInterval) {
     pinged_ = now;
     boost::asio::post(io_, [self = shared_from_this()] { self->Ping(); });
   }
 }
 
-void RoutedCall::Ping() {
+void RoutedHttpCall::Ping() {
   if (over_ || upstream_ != nullptr) {
     return;
   }
@@ -146,7 +145,7 @@ void RoutedCall::Ping() {
   exchange_->Write(kPing);
 }
 
-void RoutedCall::OnWritten() {
+void RoutedHttpCall::OnWritten() {
   boost::asio::post(io_, [self = shared_from_this()] {
     self->unsent_ = 0;
     if (self->upstream_ != nullptr) {
@@ -155,11 +154,11 @@ void RoutedCall::OnWritten() {
   });
 }
 
-void RoutedCall::OnEnded(bool) {
+void RoutedHttpCall::OnEnded(bool) {
   boost::asio::post(io_, [self = shared_from_this()] { self->OnClientEnd(); });
 }
 
-void RoutedCall::OnClientEnd() {
+void RoutedHttpCall::OnClientEnd() {
   if (over_) {
     return;
   }
