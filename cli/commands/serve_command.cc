@@ -232,6 +232,10 @@ int RunServe(const CommandContext& context, const std::vector<std::string>& args
     return parser.UsageError("one of --model, --pack and --models is required");
   }
   const absl::StatusOr<int> code = Serve(context, std::move(options));
+  // Clients are answered a moment before the start is complete, and a signal then ends a server as later.
+  if (absl::IsCancelled(code.status()) && context.interrupt->requested()) {
+    return kExitOk;
+  }
   return code.ok() ? *code : Fail("sluice serve", code.status(), /*json=*/false);
 }
 
