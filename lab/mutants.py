@@ -1,66 +1,218 @@
 #!/usr/bin/python3
 """Tries the tests: changes one operator, constant or call of a source at a time, and lists the changes that no test notices.
 
-usage: mutants.py --work DIR [--count N] [--seed N] [--jobs N] [--test-seconds S] [--report FILE.json] [--list]
-                  SOURCE_OR_FOLDER...
+usage: mutants.py --work DIR [--count N] [--seed N] [--jobs N] [--tests FOLDER,...] [--test-seconds S] [--report FILE.json]
+                  [--list] SOURCE_OR_FOLDER...
 
 DIR becomes a worktree of the commit that is checked out, with a build of its own; the tree that you work in is not touched.
-`--count` mutants are drawn by `--seed` from all that the named sources allow, each source with the same chance. For each, the
-tests of the source's module (the tests that the CMakeLists.txt of tests/MODULE declares) are built and run, short ones first,
-until one fails. Tests that take longer than `--test-seconds` on the unchanged tree do not run; they are named.
+`--count` mutants are drawn by `--seed` from all that the named sources allow, each source with the same chance. All are built
+at once: each stands in its source beside the original code, and the environment of a test says by number which one applies.
+One run of each test without a mutant measures its time and which mutants it reaches; then each mutant is tried with the tests
+that reach it, short ones first, until one fails. The tests are those that the CMakeLists.txt of the nearest tests/MODULE and
+below declare, or those of `--tests`. Tests that take longer than `--test-seconds` unchanged do not run; they are named.
 
-A mutant is caught by a test that fails, by a test that does not end in ten times its usual time, or it does not compile and
-counts for nothing. The report keeps each result as it is found: the same command again goes on behind the last one. The last
-line says how many were caught. A survivor is a missing test, or a change that means the same (a human decides).
+A mutant is caught by a test that fails, or twice does not end in ten times its usual time. Mutants that do not compile, alone or
+because they stand where code cannot choose between two (template arguments, labels of cases), count for nothing. The report
+keeps each result as it is found: the same command again goes on behind the last one. The last line says how many were caught.
+A survivor is a missing test, or a change that means the same (a human decides).
 """
 import argparse
+import collections
 import json
 import os
 import random
 import re
+import signal
 import subprocess
 import sys
+import tempfile
 import time
 
 OPERATORS = [(" < ", " <= "), (" <= ", " < "), (" > ", " >= "), (" >= ", " > "), (" == ", " != "), (" != ", " == "),
              (" && ", " || "), (" || ", " && "), (" + ", " - "), (" - ", " + "), (" * ", " / "), (" += ", " -= "),
              (" -= ", " += "), ("true", "false"), ("false", "true")]  # fmt: skip
 CALL = re.compile(r"^\s*[\w:.\->]+(\[[^\]]*\])?(\.|->)?\w*\([^{}]*\);$")
+INCREMENT = re.compile(r"^\s*(\+\+|--)[\w:.\->()\[\]]+;$")
 NUMBER = re.compile(r"(?<![\w.'\"])(\d+)(?![\w.'])")
 CONDITION = re.compile(r"^(\s*(?:\} else )?if \()(.*)(\) \{)$")
 # Lines whose change no test should notice: what a log or an error says, declarations, checks of the compiler.
-IGNORED = re.compile(r"^\s*(#|//|using |namespace |static_assert|constexpr char|return absl::\w+Error)|log_?->|Annotate\(|StrCat\(|"
-                     r"\.reserve\(|->reserve\(|Log\(")  # fmt: skip
+IGNORED = re.compile(r"^\s*(#|//|using |namespace |template|static_assert|constexpr char|return absl::\w+Error)|log_?->|Annotate\(|"
+                     r"StrCat\(|\.reserve\(|->reserve\(|Log\(|log_error\(")  # fmt: skip
+LABEL = re.compile(r"(case [^;{}]*?[^:]:(?!:)|default:|public:|private:|protected:)\s*")
+ASSIGNMENT = re.compile(r"(?<![=!<>])(=| [-+*/%|&^]=)(?!=)\s*")
 SLACK = 10  # times the usual seconds of a test, after which it hangs
 LEAST_LIMIT_S = 20
 
+# Warnings that a choice between two expressions can cause.
+QUIET = ("array-bounds bool-compare bool-operation dangling-else div-by-zero duplicated-branches float-conversion "
+         "implicit-fallthrough int-in-bool-context logical-op maybe-uninitialized misleading-indentation narrowing "
+         "overflow parentheses return-type sign-compare stringop-overflow tautological-compare type-limits "
+         "unused-but-set-variable unused-value").split()  # fmt: skip
 
-def code_of(line):
-    """Returns the line with strings and comments blanked, so that positions stay."""
-    blank = lambda match: " " * len(match.group())  # noqa: E731
-    line = re.sub(r'"(?:\\.|[^"\\])*"|\'(?:\\.|[^\'\\])\'', blank, line)
-    return re.sub(r"//.*", blank, line)
+# The switch of a source with mutants; sources may be compiled together, so it may stand twice in one file to compile.
+SWITCH = r"""#ifndef SLUICE_MUTANTS
+#define SLUICE_MUTANTS
+#include <fcntl.h>
+#include <unistd.h>
+#include <atomic>
+#include <cstdio>
+#include <cstdlib>
+%(pragmas)s
+namespace sluice_mutants {
+inline bool Applies(int number) {
+  static const int chosen = std::getenv("SLUICE_MUTANT") == nullptr ? 0 : std::atoi(std::getenv("SLUICE_MUTANT"));
+  static const char* const path = std::getenv("SLUICE_MUTANTS_REACHED");
+  static const int reached = path == nullptr ? -1 : open(path, O_WRONLY | O_APPEND | O_CLOEXEC);
+  static std::atomic<bool> seen[%(count)d];
+  if (reached >= 0 && !seen[number].load(std::memory_order_relaxed) && !seen[number].exchange(true)) {
+    char line[16];
+    const int size = std::snprintf(line, sizeof(line), "%%d\n", number);
+    (void)!write(reached, line, size);
+  }
+  return number == chosen;
+}
+}  // namespace sluice_mutants
+#endif
+#line 1
+"""
+
+# A change of text[begin:end] to `new` on line `line` (from 1); text[first:last] is the expression or statement that holds it.
+Mutant = collections.namedtuple("Mutant", "line begin end new kind first last")
+
+
+def code_of(text):
+    """Returns the text with strings and comments blanked, so that positions stay."""
+    blank = lambda match: re.sub(r"[^\n]", " ", match.group())  # noqa: E731
+    return re.sub(r"//.*|/\*[^*]*\*/|\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])'", blank, text)
+
+
+def changes_of(line, code):
+    """Returns (begin, end, new text, kind) of each possible change of a line."""
+    found = []
+    for old, new in OPERATORS:
+        pattern = rf"\b{old}\b" if old.isalpha() else re.escape(old)
+        for match in re.finditer(pattern, code):
+            found.append((*match.span(), new, f"{old.strip()} to {new.strip()}"))
+    for match in NUMBER.finditer(code):
+        changed = str(int(match.group()) + 1)
+        found.append((*match.span(), changed, f"{match.group()} to {changed}"))
+    if condition := CONDITION.match(line):
+        found.append((*condition.span(2), f"!({condition[2]})", "condition turned round"))
+    indent = len(line) - len(line.lstrip())
+    if (CALL.match(code) and not code.lstrip().startswith("return")) or INCREMENT.match(code):
+        found.append((indent, len(code.rstrip()), ";", "call left out"))
+    return found
+
+
+def expression_around(code, begin, end):
+    """Returns the span of the expression that holds a change and can stand between brackets, or None."""
+    depth = 0
+    first = begin
+    while first > 0:
+        char = code[first - 1]
+        if depth == 0 and char in "([{,;":
+            break
+        if depth == 0 and char == "}" and not code[first : code.find("\n", first)].strip():
+            break  # the end of a block
+        depth += (char in ")]}") - (char in "([{")
+        first -= 1
+    depth = 0
+    last = end
+    while last < len(code) and not (depth == 0 and code[last] in ")]},;"):
+        depth += (code[last] in "([{") - (code[last] in ")]}")
+        last += 1
+    first = _after_keywords(code, first, begin)
+    return None if first is None else (first, last)
+
+
+def _after_keywords(code, first, begin):
+    """Returns where the expression begins behind labels, conditions without braces, `return` and the left side of `=`."""
+    while True:
+        first += re.match(r"\s*", code[first:begin]).end()
+        rest = code[first:begin]
+        if match := LABEL.match(rest):
+            first += match.end()
+        elif rest.startswith("case "):
+            return None
+        elif match := re.match(r"(return|co_return|else|throw)\b", rest):
+            first += match.end()
+        elif match := re.match(r"(if|for|while) (?=\()", rest):
+            depth, place = 0, first + match.end()
+            while place < begin:
+                depth += {"(": 1, ")": -1}.get(code[place], 0)
+                place += 1
+                if depth == 0:
+                    break
+            first = place
+        else:
+            break
+    depth = 0
+    for place in range(first, begin):
+        depth += {"(": 1, "[": 1, "{": 1, ")": -1, "]": -1, "}": -1}.get(code[place], 0)
+        if depth == 0 and (match := ASSIGNMENT.match(code, place)) and match.end() <= begin:
+            return match.end()
+    return first
+
+
+def span_of(code, begin, end, kind):
+    """Returns the span of what holds a change; None if code cannot choose between it and the change."""
+    if kind == "call left out":
+        before = code[:begin].rstrip()[-1:]
+        return (begin, end) if before in ";{}:)" and "ASSIGN" not in code[begin:end] else None
+    if kind == "condition turned round":
+        declares = ";" not in code[begin:end] and ASSIGNMENT.search(code, begin, end)  # if (auto* x = ..)
+        return None if declares else (begin, end)
+    span = expression_around(code, begin, end)
+    return span if span and span[0] <= begin else None
 
 
 def mutants_of(text):
-    """Returns (line number from 1, new line, kind) of each possible change."""
+    """Returns each possible change."""
     found = []
+    code = code_of(text)
+    at = 0
     for number, line in enumerate(text.split("\n"), 1):
-        if IGNORED.search(line):
-            continue
-        code = code_of(line)
-        for old, new in OPERATORS:
-            pattern = rf"\b{old}\b" if old.isalpha() else re.escape(old)
-            for match in re.finditer(pattern, code):
-                found.append((number, line[: match.start()] + new + line[match.end() :], f"{old.strip()} to {new.strip()}"))
-        for match in NUMBER.finditer(code):
-            changed = str(int(match.group()) + 1)
-            found.append((number, line[: match.start()] + changed + line[match.end() :], f"{match.group()} to {changed}"))
-        if condition := CONDITION.match(line):
-            found.append((number, f"{condition[1]}!({condition[2]}){condition[3]}", "condition turned round"))
-        if CALL.match(code) and not code.lstrip().startswith("return"):
-            found.append((number, re.match(r"\s*", line).group() + ";", "call left out"))
+        if not IGNORED.search(line):
+            for begin, end, new, kind in changes_of(line, code[at : at + len(line)]):
+                if span := span_of(code, at + begin, at + end, kind):
+                    found.append(Mutant(number, at + begin, at + end, new, kind, *span))
+        at += len(line) + 1
     return found
+
+
+def changed_line(text, mutant):
+    """Returns the line of a change as it was and as it becomes."""
+    start = text.rfind("\n", 0, mutant.begin) + 1
+    stop = text.find("\n", mutant.end)
+    return text[start:stop].strip(), (text[start : mutant.begin] + mutant.new + text[mutant.end : stop]).strip()
+
+
+def overlap(mutant, others):
+    return any(mutant.first < other.last and other.first < mutant.last for other in others)
+
+
+def choice(text, number, mutant):
+    """Returns code that does what text[mutant.first:mutant.last] does, or what the mutant does; as many lines."""
+    applies = f"::sluice_mutants::Applies({number})"
+    old = text[mutant.first : mutant.last]
+    if mutant.kind == "call left out":
+        return f"if (!{applies}) {old}"
+    if mutant.kind == "condition turned round":
+        head, separator, tail = old.rpartition(";")  # if (auto x = ..; condition)
+        return f"{head}{separator} {applies} != static_cast<bool>({tail})"
+    new = text[mutant.first : mutant.begin] + mutant.new + text[mutant.end : mutant.last]
+    new = " ".join(re.sub(r"\s//.*", "", line) for line in new.split("\n"))
+    return f"({applies} ? ({new}) : ({old}))"
+
+
+def switched(text, numbered):
+    """Returns the source with each of {number: mutant} beside what it changes; lines keep their numbers."""
+    for number, mutant in sorted(numbered.items(), key=lambda item: -item[1].first):
+        start = text.rfind("\n", 0, mutant.first) + 1
+        # A constant that may be another is none that the compiler knows.
+        before = re.sub(r"^(\s*(?:inline )?)constexpr ", r"\1const ", text[start : mutant.first])
+        text = text[:start] + before + choice(text, number, mutant) + text[mutant.last :]
+    return text
 
 
 class Tree:
@@ -72,10 +224,10 @@ class Tree:
         self.jobs = jobs
         if not os.path.exists(os.path.join(self.root, ".git")):
             subprocess.run(["git", "worktree", "add", "--detach", self.root], check=True)
-        # One source at a time is compiled anew, so sources are not compiled together; -O1 for the time of a compile.
-        subprocess.run(["cmake", "-S", self.root, "-B", self.build, "-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release",
-                        "-DCMAKE_CXX_FLAGS_RELEASE=-O1 -DNDEBUG", "-DSLUICE_UNITY=OFF"], check=True,
+        # As the preset `release`, so that ccache has the sources without mutants.
+        subprocess.run(["cmake", "-S", self.root, "-B", self.build, "-G", "Ninja", "-DCMAKE_BUILD_TYPE=Release"], check=True,
                        stdout=subprocess.DEVNULL)  # fmt: skip
+        self.commands = {}  # of a test that is built: its arguments, folder and environment
         self.tests = self._tests()
 
     def _tests(self):
@@ -93,28 +245,48 @@ class Tree:
                 node = graph["nodes"][node["parent"]]
             folder = os.path.relpath(os.path.dirname(graph["files"][node["file"]]), self.root)
             if "unit" in properties.get("LABELS", []):
+                if "command" in test:
+                    environment = dict(entry.split("=", 1) for entry in properties.get("ENVIRONMENT", []) if "=" in entry)
+                    self.commands[test["name"]] = (test["command"], properties["WORKING_DIRECTORY"], environment)
                 folders.setdefault(folder, []).append(test["name"])
         return folders
 
+    def tests_below(self, folder):
+        return [test for name, tests in self.tests.items() if f"{name}/".startswith(f"{folder}/") for test in tests]
+
     def tests_of(self, source):
-        """Returns the tests of the nearest folder of tests/ that mirrors the source's."""
+        """Returns the tests of the nearest folder of tests/ that mirrors the source's, and of the folders in it."""
         folder = os.path.dirname(source)
-        while folder and f"tests/{folder}" not in self.tests:
+        while folder and not self.tests_below(f"tests/{folder}"):
             folder = os.path.dirname(folder)
         if not folder:
             sys.exit(f"{source}: no folder of tests/ mirrors its module")
-        return self.tests[f"tests/{folder}"]
+        return self.tests_below(f"tests/{folder}")
 
     def compile(self, tests):
-        return subprocess.run(["cmake", "--build", self.build, "-j", str(self.jobs), "--target", *tests],
-                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT).returncode == 0  # fmt: skip
+        """Returns whether they compile, and what the compiler said."""
+        done = subprocess.run(["cmake", "--build", self.build, "-j", str(self.jobs), "--target", *tests, "--", "-k", "0"],
+                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")  # fmt: skip
+        self._tests()
+        return done.returncode == 0, done.stdout
 
-    def run(self, test, limit):
-        """Returns (passed, seconds)."""
+    def run(self, test, limit, environment):
+        """Returns (result, seconds) of a test: passed, failed or hung."""
+        command, folder, own = self.commands[test]
         begin = time.monotonic()
-        done = subprocess.run(["ctest", "--test-dir", self.build, "-R", f"^{test}$", "--timeout", str(int(limit))],
-                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT)  # fmt: skip
-        return done.returncode == 0, time.monotonic() - begin
+        process = subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
+                                   env={**os.environ, "GTEST_FAIL_FAST": "1", **own, **environment})  # fmt: skip
+        try:
+            result = "passed" if process.wait(limit) == 0 else "failed"
+        except subprocess.TimeoutExpired:
+            result = "hung"
+        finally:
+            try:
+                os.killpg(process.pid, signal.SIGKILL)  # what it left running, too
+            except ProcessLookupError:
+                pass
+            process.wait()
+        return result, time.monotonic() - begin
 
 
 class Trial:
@@ -123,11 +295,13 @@ class Trial:
     def __init__(self, options):
         self.options = options
         self.tree = Tree(options.work, options.jobs)
-        self.usual = {}  # seconds of a test on the unchanged tree; None: too long, or it fails there
-        self.results = []
+        self.usual = {}  # seconds of a test without a mutant; None: too long, or it fails there
+        self.reached = {}  # numbers of the mutants that a test reaches
+        self.texts = {}
+        self.results = {}  # by number of the mutant, from 1
         if options.report and os.path.exists(options.report):
             with open(options.report) as file:
-                self.results = json.load(file)["mutants"]
+                self.results = {result["number"]: result for result in json.load(file)["mutants"]}
 
     def sources(self):
         named = []
@@ -136,74 +310,133 @@ class Trial:
             named += [name for name in listed.stdout.split() if name.endswith(".cc")]
         return sorted(set(named))
 
-    def draw(self):
-        source = random.Random(self.options.seed)
-        choices = {}
-        for name in self.sources():
+    def read(self, name):
+        if name not in self.texts:
             with open(os.path.join(self.tree.root, name)) as file:
-                choices[name] = mutants_of(file.read())
-        choices = {name: found for name, found in choices.items() if found}
+                self.texts[name] = file.read()
+        return self.texts[name]
+
+    def write(self, name, text):
+        with open(os.path.join(self.tree.root, name), "w") as file:
+            file.write(text)
+
+    def draw(self):
+        """Returns [(source, mutant)]; no two of them overlap, since they are built together."""
+        source = random.Random(self.options.seed)
+        choices = {name: mutants_of(self.read(name)) for name in self.sources()}
         drawn = []
+        taken = collections.defaultdict(list)
         while len(drawn) < self.options.count and any(choices.values()):
             name = source.choice([name for name, found in choices.items() if found])
-            drawn.append((name, *choices[name].pop(source.randrange(len(choices[name])))))
+            mutant = choices[name].pop(source.randrange(len(choices[name])))
+            if not overlap(mutant, taken[name]):
+                taken[name].append(mutant)
+                drawn.append((name, mutant))
         return drawn
 
-    def learn(self, tests):
-        """Builds tests on the unchanged tree and measures them."""
-        unknown = [test for test in tests if test not in self.usual]
-        if unknown and not self.tree.compile(unknown):
-            sys.exit(f"the unchanged tree does not compile: {' '.join(unknown)}")
-        for test in unknown:
-            passed, seconds = self.tree.run(test, self.options.test_seconds)
-            self.usual[test] = seconds if passed else None
+    @staticmethod
+    def switch(count):
+        pragmas = "\n".join(f'#pragma GCC diagnostic ignored "-W{name}"' for name in QUIET)
+        return SWITCH % {"count": count + 1, "pragmas": pragmas}
 
-    def try_one(self, name, number, line, kind):
-        tests = self.tree.tests_of(name)
-        self.learn(tests)
-        tests = sorted((test for test in tests if self.usual[test] is not None), key=self.usual.get)
-        path = os.path.join(self.tree.root, name)
-        with open(path) as file:
-            original = file.read()
-        lines = original.split("\n")
-        result = {"source": name, "line": number, "kind": kind, "before": lines[number - 1].strip(), "after": line.strip()}
-        lines[number - 1] = line
-        try:
-            with open(path, "w") as file:
-                file.write("\n".join(lines))
-            if not self.tree.compile(tests):
-                return {**result, "result": "does not compile"}
-            for test in tests:
-                passed, _ = self.tree.run(test, max(LEAST_LIMIT_S, SLACK * self.usual[test]))
-                if not passed:
-                    return {**result, "result": "caught", "by": test}
-            return {**result, "result": "survived"}
-        finally:
-            with open(path, "w") as file:
-                file.write(original)
+    def build(self, drawn, tests):
+        """Builds tests with all mutants; returns the numbers of those that do not compile."""
+        numbered = dict(enumerate(drawn, 1))
+        broken = set()
+        for _ in range(len(drawn) + 1):
+            for name in {name for name, _ in drawn}:
+                own = {number: mutant for number, (source, mutant) in numbered.items() if source == name and number not in broken}
+                self.write(name, self.switch(len(drawn)) + switched(self.read(name), own) if own else self.read(name))
+            compiled, said = self.tree.compile(tests)
+            if compiled:
+                return broken
+            found = self.blamed(numbered, said) - broken
+            if not found:
+                sys.exit(f"the tree does not compile:\n{said[-4000:]}")
+            broken |= found
+        return broken
+
+    def blamed(self, numbered, said):
+        """Returns the numbers of mutants on the lines where the compiler found errors, else all of the sources named."""
+        errors = {(path, int(line)) for path, line in re.findall(r"^([^\s:]+\.cc):(\d+):\d+: error", said, re.MULTILINE)}
+        exact, near = set(), set()
+        for number, (name, mutant) in numbered.items():
+            text = self.read(name)
+            begin, end = (text.count("\n", 0, place) + 1 for place in (mutant.first, mutant.last))
+            lines = [line for path, line in errors if path.endswith("/" + name) or path == name]
+            if any(begin <= line <= end for line in lines):
+                exact.add(number)
+            elif lines:
+                near.add(number)
+        return exact or near
+
+    def learn(self, tests):
+        """Measures tests without a mutant, and what they reach."""
+        for test in tests:
+            with tempfile.NamedTemporaryFile("r") as file:
+                result, seconds = self.tree.run(test, self.options.test_seconds, {"SLUICE_MUTANTS_REACHED": file.name})
+                self.reached[test] = {int(number) for number in file.read().split()}
+            self.usual[test] = seconds if result == "passed" else None
+
+    def try_one(self, number, name, mutant):
+        before, after = changed_line(self.read(name), mutant)
+        result = {"number": number, "source": name, "line": mutant.line, "kind": mutant.kind, "before": before, "after": after}
+        tests = [test for test in self.tests_for(name) if self.usual[test] is not None and number in self.reached[test]]
+        for test in sorted(tests, key=self.usual.get):
+            limit = max(LEAST_LIMIT_S, SLACK * self.usual[test])
+            outcome, _ = self.tree.run(test, limit, {"SLUICE_MUTANT": str(number)})
+            if outcome == "hung":  # a busy machine, or it hangs
+                outcome, _ = self.tree.run(test, limit, {"SLUICE_MUTANT": str(number)})
+            if outcome != "passed":
+                return {**result, "result": "caught", "by": test}
+        return {**result, "result": "survived" if tests else "survived, reached by no test"}
+
+    def tests_for(self, name):
+        if self.options.tests:
+            return [test for folder in self.options.tests.split(",") for test in self.tree.tests_below(folder)]
+        return self.tree.tests_of(name)
 
     def save(self):
         if self.options.report:
             with open(self.options.report + ".part", "w") as file:
-                json.dump({"seed": self.options.seed, "mutants": self.results}, file, indent=1)
+                json.dump({"seed": self.options.seed, "mutants": list(self.results.values())}, file, indent=1)
             os.rename(self.options.report + ".part", self.options.report)
 
     def run(self):
         drawn = self.draw()
-        for index, mutant in enumerate(drawn):
-            if index >= len(self.results):
-                self.results.append(self.try_one(*mutant))
-                self.save()
-            result = self.results[index]
-            print(f"{index + 1}/{len(drawn)} {result['source']}:{result['line']} {result['kind']}: {result['result']} "
-                  f"{result.get('by', '')}", flush=True)  # fmt: skip
+        if len(self.results) < len(drawn):
+            try:
+                self.try_all(drawn)
+            finally:
+                for name in self.texts:
+                    self.write(name, self.texts[name])
+        self.summarize()
+
+    def try_all(self, drawn):
+        tests = sorted({test for name, _ in drawn for test in self.tests_for(name)})
+        broken = self.build(drawn, tests)
+        self.learn(tests)
+        for number, (name, mutant) in enumerate(drawn, 1):
+            if number in self.results:
+                continue
+            if number in broken:
+                self.results[number] = {"number": number, "source": name, "line": mutant.line, "kind": mutant.kind,
+                                        "result": "does not compile"}  # fmt: skip
+            else:
+                self.results[number] = self.try_one(number, name, mutant)
+            self.save()
+            result = self.results[number]
+            print(f"{number}/{len(drawn)} {name}:{mutant.line} {mutant.kind}: {result['result']} {result.get('by', '')}", flush=True)
+
+    def summarize(self):
         skipped = sorted(test for test, seconds in self.usual.items() if seconds is None)
         if skipped:
             print(f"not run, since they take over {self.options.test_seconds} s or fail unchanged: {' '.join(skipped)}")
-        tried = [result for result in self.results if result["result"] != "does not compile"]
+        tried = [result for result in self.results.values() if result["result"] != "does not compile"]
         for result in tried:
-            if result["result"] == "survived":
-                print(f"survivor {result['source']}:{result['line']}: {result['kind']}\n  {result['before']}\n  {result['after']}")
+            if result["result"].startswith("survived"):
+                print(f"{result['result']} {result['source']}:{result['line']}: {result['kind']}\n  {result['before']}\n"
+                      f"  {result['after']}")  # fmt: skip
         caught = sum(result["result"] == "caught" for result in tried)
         print(f"{caught} of {len(tried)} caught ({caught / max(1, len(tried)):.1%}); "
               f"{len(self.results) - len(tried)} did not compile")  # fmt: skip
@@ -216,14 +449,15 @@ def main():
     parser.add_argument("--count", type=int, default=20)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--tests", help="folders of the tests to run, with commas")
     parser.add_argument("--test-seconds", type=float, default=30)
     parser.add_argument("--report")
     parser.add_argument("--list", action="store_true", help="prints the drawn mutants and tries none")
     options = parser.parse_args()
     trial = Trial(options)
     if options.list:
-        for name, number, line, kind in trial.draw():
-            print(f"{name}:{number} {kind}: {line.strip()}")
+        for name, mutant in trial.draw():
+            print(f"{name}:{mutant.line} {mutant.kind}: {changed_line(trial.read(name), mutant)[1]}")
         return
     trial.run()
 
