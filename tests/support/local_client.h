@@ -26,8 +26,10 @@ class LocalClient {
     return TryLease(session_.packs[pack].residency[extent], session_.packs[pack].pins[extent], place,
                     &generation);
   }
-  void Release(uint32_t extent, uint64_t stamp, size_t pack = 0) {
-    ReleaseLease(session_.packs[pack].pins[extent], session_.control.cursors->last_stamp.value, stamp);
+  // `counts`: false for a use in a scan.
+  void Release(uint32_t extent, uint64_t stamp, size_t pack = 0, bool counts = true) {
+    ReleaseLease(session_.packs[pack].pins[extent], session_.control.cursors->last_stamp.value, stamp,
+                 counts);
   }
   bool Resident(uint32_t extent, size_t pack = 0) const {
     return IsResident(session_.packs[pack].residency[extent]);

@@ -76,7 +76,7 @@ void RequestRouter::Fill(Session* session, const SubmissionEntry& entry) {
   request.layer = entry.layer;
   request.pack = plan.pack;
   request.progress = entry.progress;
-  request.scan = (entry.flags & kScanFlag) != 0 && entry.opcode == Opcode::kFillExpert;
+  request.scan = (entry.flags & kScanFlag) != 0;
   if (entry.opcode == Opcode::kFillExpert) {
     request.extents = plan.source->ExpertExtents(entry.layer, entry.expert, entry.parts);
   } else {

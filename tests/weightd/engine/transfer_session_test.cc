@@ -386,5 +386,44 @@ TEST_F(TransferSessionTest, EveryRequestEndsOnceUnderRandomTraffic) {
   }
 }
 
+// Passes over twice as many experts as fit, as a long prompt makes them, and how many the last one finds in
+// memory.
+class ScanFlagTest : public TransferSessionTest, public ::testing::WithParamInterface<Opcode> {
+ protected:
+  uint64_t HitsOfTheLastPass(uint32_t flags) {
+    Start(16 * kExpert, {.layers = 4, .experts = 8, .part_bytes = kPart});
+    const Peer peer = Join();
+    uint64_t id = 0;
+    uint64_t before = 0;
+    for (uint64_t step = 1; step <= 4; ++step) {
+      before = core_->Stats().resident_requests;
+      for (uint32_t expert = 0; expert < 32; ++expert) {
+        SubmissionEntry entry = GetParam() == Opcode::kTransfer
+                                    ? Transfer(++id, expert / 8, expert % 8)
+                                    : LocalClient::FillExpert(++id, expert / 8, expert % 8);
+        entry.step = step;
+        entry.flags = flags;
+        peer.client->Submit(entry);
+        Settle();
+        Read();
+        Arrivals();
+        uint64_t place = 0;
+        for (uint32_t part = 0; GetParam() == Opcode::kFillExpert && part < kPartCount; ++part) {
+          EXPECT_TRUE(peer.client->Lease(ExpertExtentId(0, expert) + part, &place));
+          peer.client->Release(ExpertExtentId(0, expert) + part, StepStamp(step, expert / 8), 0, flags == 0);
+        }
+        EXPECT_EQ(CodeOf(Next(peer.client.get())), absl::StatusCode::kOk);
+      }
+    }
+    return core_->Stats().resident_requests - before;
+  }
+};
+
+TEST_P(ScanFlagTest, ScanKeepsPartOfWhatItUsesAgain) { EXPECT_GE(HitsOfTheLastPass(kScanFlag), 8u); }
+
+TEST_P(ScanFlagTest, WithoutTheFlagTheOldestIsEvicted) { EXPECT_EQ(HitsOfTheLastPass(0), 0u); }
+
+INSTANTIATE_TEST_SUITE_P(Opcodes, ScanFlagTest, ::testing::Values(Opcode::kFillExpert, Opcode::kTransfer));
+
 }  // namespace
 }  // namespace sluice::weightd
