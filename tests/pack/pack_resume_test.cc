@@ -1,6 +1,7 @@
 // Interrupted conversions, and the state of the target folder meanwhile.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -144,6 +145,25 @@ TEST_F(PackResume, CancelLeavesNoTargetAndTheNextRunFinishes) {
   EXPECT_EQ(result.status().code(), absl::StatusCode::kCancelled);
   EXPECT_FALSE(fs::exists(out_));
   EXPECT_TRUE(fs::exists(out_ + ".partial"));
+  PackAndCompare();
+}
+
+// As on a full disk: a file may not grow beyond a limit, and with more room the next run finishes.
+TEST_F(PackResume, FullDiskLeavesNoTargetAndTheNextRunFinishes) {
+  rlimit before{};
+  ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &before), 0);
+  const auto signal_before = signal(SIGXFSZ, SIG_IGN);
+  const uint64_t payload = fs::file_size(snapshot_ + "/experts.bin");
+  for (const uint64_t room : {uint64_t{1}, payload / 2, payload - 1}) {
+    const rlimit full{room, before.rlim_max};
+    ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &full), 0);
+    const auto result = PackModel(model_, out_, {}, nullptr, nullptr);
+    ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &before), 0);
+    EXPECT_EQ(result.status().code(), absl::StatusCode::kResourceExhausted) << result.status();
+    EXPECT_THAT(std::string(result.status().message()), HasSubstr(out_)) << "no file is named";
+    EXPECT_FALSE(fs::exists(out_));
+  }
+  signal(SIGXFSZ, signal_before);
   PackAndCompare();
 }
 

@@ -3,7 +3,7 @@
 // Thread safety: thread-safe.
 #pragma once
 
-#include <array>
+#include <algorithm>
 #include <deque>
 #include <memory>
 #include <random>
@@ -24,11 +24,10 @@ enum class ReadFault : uint8_t {
   kEagain,       // the kernel returns EAGAIN until the engine fails
   kBitFlip,      // one bit of a chunk is wrong
   kMisdirected,  // right bytes of another position
+  kStale,        // bytes that were there before a write that the disk lost
+  kGone,         // the device was removed
   kStuck         // no answer until ReleaseStuck()
 };
-inline constexpr std::array<ReadFault, 6> kReadFaults = {ReadFault::kShort,       ReadFault::kEio,
-                                                         ReadFault::kEagain,      ReadFault::kBitFlip,
-                                                         ReadFault::kMisdirected, ReadFault::kStuck};
 
 class FaultyBlockReader final : public weightd::BlockReader {
  public:
@@ -82,6 +81,13 @@ class FaultyBlockReader final : public weightd::BlockReader {
             return check ? check(offset, bytes) : absl::OkStatus();
           };
           break;
+        case ReadFault::kStale:
+          job.check = [check = std::move(job.check), dest = job.dest](uint64_t offset,
+                                                                      std::span<const std::byte> bytes) {
+            std::fill_n(dest + offset, bytes.size(), std::byte{0});
+            return check ? check(offset, bytes) : absl::OkStatus();
+          };
+          break;
         case ReadFault::kMisdirected:
           job.offset = job.offset >= 4096 ? job.offset - 4096 : job.offset + 4096;
           break;
@@ -126,6 +132,8 @@ class FaultyBlockReader final : public weightd::BlockReader {
                     absl::DataLossError("injected: the file ends early"));
       case ReadFault::kEio:
         return Fail(job, weightd::ReadOutcome::kIoError, absl::DataLossError("injected: EIO"));
+      case ReadFault::kGone:
+        return Fail(job, weightd::ReadOutcome::kIoError, absl::UnavailableError("injected: ENODEV"));
       case ReadFault::kEagain:
         return Fail(job, weightd::ReadOutcome::kIoError, absl::UnavailableError("injected: EAGAIN"));
       default:

@@ -17,7 +17,7 @@ struct Row {
   ReadFault fault;
   const char* name;
   absl::StatusCode once;   // the fault strikes one read
-  absl::StatusCode twice;  // and the fresh read after it
+  absl::StatusCode twice;  // and the fresh read after it, or all that follow
   bool bad;                // the extent is marked bad after two
 };
 
@@ -27,6 +27,8 @@ constexpr Row kTable[] = {
     {ReadFault::kEagain, "EAGAIN to the end", absl::StatusCode::kOk, absl::StatusCode::kDataLoss, false},
     {ReadFault::kBitFlip, "flipped bit", absl::StatusCode::kOk, absl::StatusCode::kDataLoss, true},
     {ReadFault::kMisdirected, "misdirected block", absl::StatusCode::kOk, absl::StatusCode::kDataLoss, true},
+    {ReadFault::kStale, "stale data", absl::StatusCode::kOk, absl::StatusCode::kDataLoss, true},
+    {ReadFault::kGone, "device removed", absl::StatusCode::kOk, absl::StatusCode::kDataLoss, false},
     {ReadFault::kStuck, "stuck read", absl::StatusCode::kOk, absl::StatusCode::kDeadlineExceeded, false},
 };
 
@@ -103,11 +105,39 @@ TEST_F(FaultTableTest, OneRereadHealsAFaultOrOnlyThatExtentIsLost) {
     extent += 2;
   }
   const StoreStats stats = store_->Look(&StoreCore::Stats);
-  EXPECT_EQ(stats.bad_extents, 2u);
+  EXPECT_EQ(stats.bad_extents, 3u);
   EXPECT_EQ(stats.slow_reads, 2u);
   EXPECT_EQ(stats.hedged_reads, 2u);
   EXPECT_EQ(stats.hedged_reads_won, 1u);
   EXPECT_EQ(stats.timed_out, 1u);
+}
+
+// A disk that fails every read from now on: requests end, and say which extent; what is in memory is served;
+// and nothing is lost for good once the disk answers again, but extents whose bytes were wrong twice.
+TEST_F(FaultTableTest, LastingFaultEndsRequestsUntilTheDiskHeals) {
+  uint32_t extent = 0;
+  for (const Row& row : kTable) {
+    if (row.fault == ReadFault::kStuck) {
+      continue;  // SilentDiskEndsRequestsAndServesAgainLater
+    }
+    const uint32_t in_memory = extent++;
+    ASSERT_EQ(Fetch(in_memory), absl::StatusCode::kOk);
+    disk_->FailNext(row.fault, 1000);
+    for (uint32_t i = 0; i < 3; ++i) {
+      uint32_t named = 0;
+      EXPECT_EQ(Fetch(extent + i, &named), row.twice) << row.name;
+      EXPECT_EQ(named, extent + i) << row.name;
+      EXPECT_EQ(Fetch(in_memory), absl::StatusCode::kOk) << row.name << " hurt what is in memory";
+    }
+    disk_->FailNext(ReadFault::kNone, 0);
+    for (uint32_t i = 0; i < 3; ++i) {
+      EXPECT_EQ(Fetch(extent + i), row.bad ? absl::StatusCode::kDataLoss : absl::StatusCode::kOk) << row.name;
+    }
+    extent += 3;
+  }
+  EXPECT_EQ(store_->Look(&StoreCore::Stats).bad_extents, 9u)
+      << "three kinds of wrong bytes, three extents each";
+  EXPECT_EQ(store_->Look(&StoreCore::Stats).in_flight_bytes, 0u);
 }
 
 TEST_F(FaultTableTest, SeveralFaultsOfOneReadHealToo) {
@@ -152,7 +182,7 @@ TEST_F(FaultTableTest, ThousandsOfRandomFaultsLetNoWrongByteOut) {
            std::make_unique<FakeBlockReader>(FakeBlockReader::Mode::kImmediate),
            /*seed=*/42, /*rate=*/0.3,
            std::vector<ReadFault>{ReadFault::kShort, ReadFault::kEio, ReadFault::kEagain, ReadFault::kBitFlip,
-                                  ReadFault::kMisdirected}),
+                                  ReadFault::kMisdirected, ReadFault::kStale, ReadFault::kGone}),
        /*budget=*/10 * 4096);
   std::map<absl::StatusCode, int> seen;
   for (int i = 0; i < 5000; ++i) {

@@ -151,6 +151,60 @@ TEST_F(SlowReadTest, AFailureOfOneOfTheTwoIsNoFailure) {
   EXPECT_EQ(core_->Stats().rereads, 0u);
 }
 
+// A disk whose reads take a second and one whose reads take a minute, on one clock: with a timeout of 1 s and
+// four of these at most, the first serves everybody late, the second ends requests by their deadline, and
+// serves later ones.
+TEST_F(SlowReadTest, ReadsOfOneSecondServeAndOfAMinuteTimeOut) {
+  Start(4 * kExpert);
+  LocalClient client = Client(OpenSession());
+  for (const int64_t seconds : {1, 60}) {
+    const ExtentId extent_id = seconds == 1 ? 0 : 1;
+    client.Submit(LocalClient::FillExtent(10, extent_id));
+    Pump();
+    for (int64_t second = 1; second <= seconds; ++second) {
+      Advance(kSlow);
+      const bool ends = seconds == 60 && second == 4;
+      const auto done = Next(&client);
+      ASSERT_EQ(done.has_value(), ends) << second;
+      if (ends) {
+        EXPECT_EQ(CodeOf(done), absl::StatusCode::kDeadlineExceeded);
+        EXPECT_EQ(done->extent, extent_id);
+      }
+    }
+    reader_.CompleteAll();
+    Pump();
+    EXPECT_EQ(Next(&client).has_value(), seconds == 1);
+    client.Submit(LocalClient::FillExtent(11, extent_id));
+    Pump();
+    EXPECT_EQ(CodeOf(Next(&client)), absl::StatusCode::kOk) << "its bytes came in the end";
+    EXPECT_TRUE(LeasedBytesAreRight(&client, extent_id));
+    EXPECT_EQ(core_->Stats().in_flight_bytes, 0u);
+    EXPECT_EQ(core_->NextDeadline(), 0);
+  }
+}
+
+TEST_F(SlowReadTest, OnlyAReadThatIsWaitedForIsHedged) {
+  Start(4 * kExpert);
+  LocalClient client = Client(OpenSession());
+  client.Submit(LocalClient::FillExtent(1, 0));
+  Pump();
+  SubmissionEntry cancel = LocalClient::Plain(2, Opcode::kCancel);
+  cancel.target = 1;
+  client.Submit(cancel);
+  Pump();
+  Advance(kSlow);
+  EXPECT_EQ(core_->Stats().slow_reads, 1u);
+  EXPECT_THAT(reader_.waiting(), SizeIs(1));
+  client.Submit(LocalClient::FillExtent(3, 0));
+  Pump();
+  ASSERT_THAT(reader_.waiting(), SizeIs(2)) << "the read that it joins is slow already";
+  reader_.Complete(reader_.waiting().back());
+  Pump();
+  EXPECT_EQ(Next(&client)->id, 1u);
+  EXPECT_EQ(Next(&client)->id, 2u);
+  EXPECT_EQ(CodeOf(Next(&client)), absl::StatusCode::kOk);
+}
+
 TEST_F(SlowReadTest, BothStuckTimeOutAndLaterRequestsRetry) {
   Start(4 * kExpert);
   LocalClient client = Client(OpenSession());
@@ -177,6 +231,7 @@ TEST_F(SlowReadTest, BothStuckTimeOutAndLaterRequestsRetry) {
   EXPECT_EQ(CodeOf(Next(&client)), absl::StatusCode::kOk);
   EXPECT_TRUE(LeasedBytesAreRight(&client, 0));
   EXPECT_EQ(core_->Stats().timed_out, 2u);
+  EXPECT_EQ(core_->Stats().hedged_reads, 1u) << "whoever joins a hedged read needs no other one";
   EXPECT_EQ(core_->Stats().in_flight_bytes, 0u);
 }
 
