@@ -43,8 +43,8 @@ absl::Status Poller::WatchBell(int fd, PollEvent event) {
   return Control(EPOLL_CTL_ADD, fd, EPOLLIN | EPOLLET, event);
 }
 
-absl::Status Poller::WatchReadable(int fd, PollEvent event, bool also_writable) {
-  return Control(EPOLL_CTL_ADD, fd, EPOLLIN | EPOLLRDHUP | (also_writable ? EPOLLOUT : 0u), event);
+absl::Status Poller::WatchReadable(int fd, PollEvent event) {
+  return Control(EPOLL_CTL_ADD, fd, EPOLLIN | EPOLLRDHUP, event);
 }
 
 absl::Status Poller::RewatchReadable(int fd, PollEvent event, bool also_writable) {
@@ -68,10 +68,9 @@ absl::Status SideSockets::Join(Session* session, UniqueFd socket) {
   session->pidfd = ProcessFdOfClient(socket.get());
   session->side_socket = std::move(socket);
   session->state = SessionState::kActive;
-  RETURN_IF_ERROR(
-      poller_->WatchReadable(session->side_socket.get(), {session->id(), PollKind::kSideSocket}, false));
+  RETURN_IF_ERROR(poller_->WatchReadable(session->side_socket.get(), {session->id(), PollKind::kSideSocket}));
   if (session->pidfd.valid()) {
-    RETURN_IF_ERROR(poller_->WatchReadable(session->pidfd.get(), {session->id(), PollKind::kProcess}, false));
+    RETURN_IF_ERROR(poller_->WatchReadable(session->pidfd.get(), {session->id(), PollKind::kProcess}));
   }
   return absl::OkStatus();
 }

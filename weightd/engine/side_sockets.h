@@ -36,7 +36,7 @@ class Poller {
 
   // Watches a bell edge-triggered: each write to it is reported, and nobody ever reads it.
   absl::Status WatchBell(int fd, PollEvent event);
-  absl::Status WatchReadable(int fd, PollEvent event, bool also_writable);
+  absl::Status WatchReadable(int fd, PollEvent event);
   absl::Status RewatchReadable(int fd, PollEvent event, bool also_writable);
   void Unwatch(int fd);
 

@@ -163,8 +163,6 @@ void Arena::Free(uint32_t id, uint64_t offset) {
   size_class.partial.erase(id);
   size_class.slots -= segment.owners.size();
   segment.slot_bytes = 0;
-  segment.owners.clear();
-  segment.free.clear();
   const uint32_t last = active_.back();
   active_[segment.active_index] = last;
   segments_.at(last)->active_index = segment.active_index;

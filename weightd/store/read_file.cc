@@ -46,12 +46,12 @@ class PageCache {
   static std::unique_ptr<PageCache> Open(const std::string& path) {
     UniqueFd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC));
     struct stat info {};
-    if (!fd.valid() || fstat(fd.get(), &info) != 0 || info.st_size == 0 || !TellsPages(path, info)) {
+    if (!fd.valid() || fstat(fd.get(), &info) != 0 || !TellsPages(path, info)) {
       return nullptr;
     }
     const auto bytes = static_cast<uint64_t>(info.st_size);
     void* const map = mmap(nullptr, bytes, PROT_NONE, MAP_SHARED, fd.get(), 0);
-    if (map == MAP_FAILED) return nullptr;
+    if (map == MAP_FAILED) return nullptr;  // of an empty file, too
     std::unique_ptr<PageCache> cache(new PageCache(std::move(fd), static_cast<std::byte*>(map), bytes));
     unsigned char first = 0;
     return mincore(map, 1, &first) == 0 ? std::move(cache) : nullptr;  // a sandbox may refuse it

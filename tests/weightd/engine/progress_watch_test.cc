@@ -44,6 +44,12 @@ TEST(ProgressWatchTest, ReaderIsGivenItsWholePatienceFromItsFirstRead) {
   EXPECT_NE(watch.Look({4, 5, 8192}, 101 * kReaderTimeout + 1), "");
 }
 
+TEST(ProgressWatchTest, ReaderThatHasNothingLeftIsNotSilent) {
+  ProgressWatch watch;
+  EXPECT_EQ(watch.Look({1, 5, 4096}, 0), "");
+  EXPECT_EQ(watch.Look({2, 5, 0}, kReaderTimeout + 1), "") << "what was under way was abandoned";
+}
+
 TEST(StopGuardTest, CallsWhenThePatienceIsOver) {
   std::promise<void> late;
   const StopGuard guard(absl::ZeroDuration(), [&] { late.set_value(); });

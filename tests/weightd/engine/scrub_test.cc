@@ -58,6 +58,20 @@ TEST_F(ScrubTest, VerifiesRepeatedlyAtTheSetRate) {
   EXPECT_EQ(core_->tier().store().Held(0), false) << "nothing stays pinned";
 }
 
+TEST_F(ScrubTest, StoreOfOneExtentIsScrubbed) {
+  scrub_rate_ = kMiB;
+  Start(8 * kExpert, {.dense = {kPart}, .layers = 0});
+  LocalClient client = Client(OpenSession());
+  client.Submit(LocalClient::FillExtent(1, 0));
+  Pump();
+  reader_.CompleteAll();
+  Pump();
+  client.Reap();
+  Scrub(1000);
+  EXPECT_GE(core_->Stats().scrub_bytes, 2 * kPart);
+  EXPECT_GE(core_->Stats().scrub_passes, 1u);
+}
+
 TEST_F(ScrubTest, APauseIsNotCaughtUpByABurst) {
   StartFilled(kMiB, 8);
   Scrub(10);

@@ -101,6 +101,33 @@ TEST_F(StalledSessionTest, StaysWhenWhoStarvedNoLongerAsks) {
   EXPECT_THAT(core_->Stats().sessions, SizeIs(2));
 }
 
+TEST_F(SessionEndTest, LeasesOfAKilledClientCountAsAUseNow) {
+  Start(4 * kExpert);
+  const uint64_t killed = OpenSession();
+  LocalClient a = Client(killed);
+  LocalClient b = Client(OpenSession());
+  uint64_t place;
+  for (uint32_t expert = 0; expert < 4; ++expert) {
+    a.Submit(LocalClient::FillExpert(expert, 0, expert));
+    Pump();
+    reader_.CompleteAll();
+    Pump();
+    ASSERT_TRUE(Next(&a));
+    for (uint32_t part = 0; part < 3; ++part) {
+      ASSERT_TRUE(a.Lease(ExpertExtentId(0, expert) + part, &place));
+      if (expert != 0) {
+        a.Release(ExpertExtentId(0, expert) + part, StepStamp(1 + expert, 0));
+      }
+    }
+  }
+  core_->OnProcessExit(killed);
+  Pump();
+  EXPECT_EQ(Ask(&b, 100), absl::StatusCode::kOk);
+  EXPECT_TRUE(b.Resident(ExpertExtentId(0, 0))) << "the oldest, but in use when its client was killed";
+  EXPECT_FALSE(b.Resident(ExpertExtentId(0, 1)));
+  EXPECT_TRUE(b.Resident(ExpertExtentId(0, 2)));
+}
+
 TEST_F(SessionEndTest, OpenRefusesWithNumbersBeyondTheBudget) {
   Start(6 * kExpert + 4096, {.dense = {4096, 4096}, .layers = 4, .experts = 8, .part_bytes = kPart});
   EXPECT_EQ(core_->OpenSession(Params(3)).status().code(), absl::StatusCode::kResourceExhausted);

@@ -6,9 +6,12 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <chrono>
 #include <fstream>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "tests/support/fakes/fake_block_reader.h"
@@ -217,6 +220,31 @@ TEST(WeightStoreTest, ResidentExpertNeedsNoMessageAndNoRead) {
   EXPECT_EQ(done.code, 0);
   EXPECT_EQ(done.bytes, 0u);
   EXPECT_EQ(done.extents, 3u);
+}
+
+// The pages of a segment come before the reads that need them, also those of slots that nothing reads into.
+TEST(WeightStoreTest, NewSegmentsArePopulatedAhead) {
+  const Opened opened = Open({.layers = 4, .experts = 16, .part_bytes = 64 * kKiB}, 32 * 1024 * kKiB,
+                             std::make_unique<FakeBlockReader>(FakeBlockReader::Mode::kImmediate));
+  opened.client->Submit(LocalClient::FillExtent(1, 0));
+  CompletionEntry done;
+  ASSERT_TRUE(opened.client->Await(&done));
+  uint64_t place = 0;
+  ASSERT_TRUE(opened.client->Lease(0, &place));
+  const StoreStats stats = opened.store->Look(&StoreCore::Stats);
+  ASSERT_EQ(stats.segments, 1u);
+  ASSERT_GT(stats.segment_bytes, 64 * kKiB);
+  const std::byte* const start = opened.store->Look(&StoreCore::SegmentData, PlaceSegment(place));
+  std::vector<unsigned char> present(stats.segment_bytes / 4096);
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+  size_t pages = 0;
+  while (pages < present.size() && std::chrono::steady_clock::now() < deadline) {
+    ASSERT_EQ(mincore(const_cast<std::byte*>(start), stats.segment_bytes, present.data()), 0);
+    pages = static_cast<size_t>(std::count(present.begin(), present.end(), 1));
+    std::this_thread::yield();
+  }
+  EXPECT_EQ(pages, present.size());
+  opened.client->Release(0, StepStamp(1, 0));
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cstdio>
 #include <memory>
@@ -250,6 +251,25 @@ TEST(AdmissionTest, RefillSoonAfterEvictionIsTrustedAtOnce) {
   policy.Add(1, ExtentUse{UseKey{2, 0}, true, 0, 0.3});
   EXPECT_EQ(policy.trusted(), 1u) << "0.3 turnovers are more than kMemory";
   EXPECT_EQ(policy.Coldest(0.3, look)->extent, 1u) << "extent 0 is older, but trusted";
+}
+
+TEST(AdmissionTest, SecondUseSinceTheFillMakesTrusted) {
+  ProbationPolicy policy(EvictionKind::kLru);
+  std::array<uint64_t, 8> uses = {};
+  const auto look = [&uses](uint32_t extent) {
+    return ExtentUse{UseKey{extent + 1u, 0}, true, uses[extent], 0};
+  };
+  for (uint32_t e = 0; e < 8; ++e) {
+    uses[e] = 10;  // of earlier stays
+    policy.Add(e, look(e));
+  }
+  uses[0] = 11;
+  EXPECT_EQ(policy.Coldest(0, look)->extent, 0u) << "the use it was filled for";
+  EXPECT_EQ(policy.trusted(), 0u);
+  uses[0] = 12;
+  EXPECT_EQ(policy.Coldest(0, look)->extent, 1u);
+  EXPECT_EQ(policy.trusted(), 1u);
+  EXPECT_EQ(policy.promotions(), 1u);
 }
 
 // A decode of few large experts: a token uses two of eight experts in each of three layers, three extents

@@ -104,6 +104,7 @@ TEST_F(ArenaTest, RetiredMemoryCountsUntilItIsDropped) {
   ASSERT_EQ(slots.size(), 2u);
   arena_->Free(slots[0].segment, slots[0].offset);
   EXPECT_FALSE(arena_->Allocate(300 * kKiB, 1)) << "212 of 512 KiB would be lost";
+  EXPECT_FALSE(arena_->AllowWaste(512 * kKiB + 1));
   EXPECT_TRUE(arena_->RetirePooled());
   EXPECT_EQ(retired_, std::vector<uint32_t>{slots[0].segment});
   EXPECT_EQ(arena_->retired_bytes(), 512 * kKiB);
@@ -116,6 +117,17 @@ TEST_F(ArenaTest, RetiredMemoryCountsUntilItIsDropped) {
   EXPECT_EQ(arena_->total_bytes(), 512 * kKiB);
   EXPECT_TRUE(arena_->Allocate(300 * kKiB, 1));
   EXPECT_FALSE(arena_->RetirePooled());
+}
+
+TEST_F(ArenaTest, PooledSegmentOfJustTheSizeMayServeAClass) {
+  Make(1 * kMiB);
+  arena_->Declare(512 * kKiB, 2);
+  const std::vector<Slot> slots = TakeAll(512 * kKiB);
+  ASSERT_EQ(slots.size(), 2u);
+  EXPECT_FALSE(arena_->AllowWaste(512 * kKiB)) << "none is empty";
+  arena_->Free(slots[0].segment, slots[0].offset);
+  EXPECT_TRUE(arena_->AllowWaste(512 * kKiB));
+  EXPECT_EQ(arena_->Allocate(512 * kKiB, 1)->segment, slots[0].segment);
 }
 
 TEST_F(ArenaTest, RandomTrafficOfFourClassesKeepsTheBooks) {

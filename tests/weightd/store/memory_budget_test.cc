@@ -34,5 +34,13 @@ TEST(MemoryBudgetTest, WaitsForADyingPredecessorUntilTheTimeout) {
   EXPECT_EQ(waited, 10'000);
 }
 
+TEST(MemoryBudgetTest, DefaultHoldsAllButLeavesTheMachineAShare) {
+  const WeightSizes sizes{.all = 9 * kGiB, .dense = kGiB, .largest_expert = kGiB / 4};
+  EXPECT_EQ(MinDramBudget(sizes, 4), 3 * kGiB) << "two experts a thread";
+  EXPECT_EQ(DefaultDramBudget(sizes, 4, 100 * kGiB), 9 * kGiB);
+  EXPECT_EQ(DefaultDramBudget(sizes, 4, 10 * kGiB), 7 * kGiB) << "70 %";
+  EXPECT_EQ(DefaultDramBudget(sizes, 32, 100 * kGiB), 17 * kGiB) << "the minimum is more than all weights";
+}
+
 }  // namespace
 }  // namespace sluice::weightd
