@@ -149,6 +149,33 @@ TEST(SlotTableTest, LostSlotsStayUnusedUntilFreed) {
   EXPECT_EQ(table.TakeSlot(0, 2, For::kDemand, First), lost);
 }
 
+TEST(SlotTableTest, FreedSlotKeepsNothingOfItsExpert) {
+  SlotTable table(Plan(2, 1, {1, 0}));
+  for (const For purpose : {For::kPrefetch, For::kStream}) {
+    for (const bool lost : {false, true}) {
+      const uint32_t slot = table.TakeSlot(0, 1, purpose, First);
+      ASSERT_NE(slot, kNoSlot);
+      EXPECT_EQ(table.slot(slot).fresh, purpose == For::kPrefetch);
+      EXPECT_EQ(table.slot(slot).passing, purpose == For::kStream);
+      table.slot(slot).request = 7;
+      table.slot(slot).joined = 5;
+      table.slot(slot).pinned = true;
+      if (lost) {
+        table.LoseFilling();
+        table.FreeLost();
+      } else {
+        table.SetFree(slot);
+      }
+      const Slot& freed = table.slot(slot);
+      EXPECT_EQ(freed.state, SlotState::kFree);
+      EXPECT_EQ(freed.request, 0u);
+      EXPECT_EQ(freed.joined, 0u);
+      EXPECT_FALSE(freed.pinned || freed.fresh || freed.prefetched || freed.passing);
+      EXPECT_EQ(table.Find(0, 1), kNoSlot);
+    }
+  }
+}
+
 // Invariants: no expert is in two slots, and the counts match the slots.
 TEST(SlotTableTest, CountsAgreeWithTheSlotsThroughRandomUse) {
   std::mt19937 random(3);
