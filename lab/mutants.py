@@ -1,8 +1,9 @@
 #!/usr/bin/python3
 """Tries the tests: changes one operator, constant or call of a source at a time, and lists the changes that no test notices.
 
-usage: mutants.py --work DIR [--count N] [--seed N] [--jobs N] [--tests FOLDER,...] [--test-seconds S] [--report FILE.json]
+usage: mutants.py --work DIR [--count N] [--seed N] [--jobs N] [--tests FOLDER_OR_TEST,...] [--test-seconds S] [--report FILE.json]
                   [--list] SOURCE_OR_FOLDER...
+       mutants.py ... --again FILE.json
 
 DIR becomes a worktree of the commit that is checked out, with a build of its own; the tree that you work in is not touched.
 `--count` mutants are drawn by `--seed` from all that the named sources allow, each source with the same chance. All are built
@@ -14,7 +15,8 @@ below declare, or those of `--tests`. Tests that take longer than `--test-second
 A mutant is caught by a test that fails, or twice does not end in ten times its usual time. Mutants that do not compile, alone or
 because they stand where code cannot choose between two (template arguments, labels of cases), count for nothing. The report
 keeps each result as it is found: the same command again goes on behind the last one. The last line says how many were caught.
-A survivor is a missing test, or a change that means the same (a human decides).
+A survivor is a missing test, or a change that means the same (a human decides). `--again` tries the survivors of a report, as
+far as their lines are still there, in place of drawn mutants: are they caught by now?
 """
 import argparse
 import collections
@@ -320,6 +322,20 @@ class Trial:
         with open(os.path.join(self.tree.root, name), "w") as file:
             file.write(text)
 
+    def survivors(self):
+        """Returns [(source, mutant)] of the report named by --again."""
+        with open(self.options.again) as file:
+            reported = [result for result in json.load(file)["mutants"] if result["result"].startswith("survived")]
+        found = []
+        for result in reported:
+            same = [mutant for mutant in mutants_of(self.read(result["source"])) if mutant.kind == result["kind"]
+                    and changed_line(self.read(result["source"]), mutant) == (result["before"], result["after"])]  # fmt: skip
+            if not same:
+                print(f"no longer there: {result['source']}:{result['line']} {result['before']}")
+            elif not overlap(same[0], [mutant for name, mutant in found if name == result["source"]]):
+                found.append((result["source"], same[0]))
+        return found
+
     def draw(self):
         """Returns [(source, mutant)]; no two of them overlap, since they are built together."""
         source = random.Random(self.options.seed)
@@ -377,6 +393,7 @@ class Trial:
                 result, seconds = self.tree.run(test, self.options.test_seconds, {"SLUICE_MUTANTS_REACHED": file.name})
                 self.reached[test] = {int(number) for number in file.read().split()}
             self.usual[test] = seconds if result == "passed" else None
+            print(f"{test}: {result} in {seconds:.1f} s, reaches {len(self.reached[test])}", flush=True)
 
     def try_one(self, number, name, mutant):
         before, after = changed_line(self.read(name), mutant)
@@ -393,7 +410,7 @@ class Trial:
 
     def tests_for(self, name):
         if self.options.tests:
-            return [test for folder in self.options.tests.split(",") for test in self.tree.tests_below(folder)]
+            return [test for entry in self.options.tests.split(",") for test in self.tree.tests_below(entry) or [entry]]
         return self.tree.tests_of(name)
 
     def save(self):
@@ -403,7 +420,7 @@ class Trial:
             os.rename(self.options.report + ".part", self.options.report)
 
     def run(self):
-        drawn = self.draw()
+        drawn = self.survivors() if self.options.again else self.draw()
         if len(self.results) < len(drawn):
             try:
                 self.try_all(drawn)
@@ -444,14 +461,15 @@ class Trial:
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("paths", nargs="+")
+    parser.add_argument("paths", nargs="*")
     parser.add_argument("--work", required=True)
     parser.add_argument("--count", type=int, default=20)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--tests", help="folders of the tests to run, with commas")
+    parser.add_argument("--tests", help="tests to run, or their folders, with commas")
     parser.add_argument("--test-seconds", type=float, default=30)
     parser.add_argument("--report")
+    parser.add_argument("--again", metavar="REPORT", help="tries the survivors of this report")
     parser.add_argument("--list", action="store_true", help="prints the drawn mutants and tries none")
     options = parser.parse_args()
     trial = Trial(options)

@@ -134,6 +134,14 @@ class TrialTest(unittest.TestCase):
             self.assertIsNone(trial.usual["slow"], "a test that is too slow without a mutant does not count")
             self.assertNotIn("far", trial.tree.runs, "it reaches no mutant")
 
+    def test_survivors_of_a_report_are_tried_again(self):
+        with tempfile.TemporaryDirectory() as folder:
+            trial, _ = self.try_all(folder, ["< to <=", "call left out", "7 to 8"])
+            trial.options.again = trial.options.report
+            self.assertEqual(["< to <=", "call left out"], [mutant.kind for _, mutant in trial.survivors()])
+            trial.texts["sum.cc"] = SOURCE.replace("    Count(a);\n", "")
+            self.assertEqual(["< to <="], [mutant.kind for _, mutant in trial.survivors()])
+
     def test_what_does_not_compile_is_left_out(self):
         with tempfile.TemporaryDirectory() as folder:
             trial, results = self.try_all(folder, ["< to <=", "+ to -"])
