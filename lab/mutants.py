@@ -12,7 +12,7 @@ One run of each test without a mutant measures its time and which mutants it rea
 that reach it, short ones first, until one fails. The tests are those that the CMakeLists.txt of the nearest tests/MODULE and
 below declare, or those of `--tests`. Tests that take longer than `--test-seconds` unchanged do not run; they are named.
 
-A mutant is caught by a test that fails, or twice does not end in ten times its usual time. Mutants that do not compile, alone or
+A mutant is caught by a test that fails, or twice does not end in five times its usual time. Mutants that do not compile, alone or
 because they stand where code cannot choose between two (template arguments, labels of cases), count for nothing. The report
 keeps each result as it is found: the same command again goes on behind the last one. The last line says how many were caught.
 A survivor is a missing test, or a change that means the same (a human decides). `--again` tries the survivors of a report, as
@@ -42,7 +42,7 @@ IGNORED = re.compile(r"^\s*(#|//|using |namespace |template|static_assert|conste
                      r"StrCat\(|\.reserve\(|->reserve\(|Log\(|log_error\(")  # fmt: skip
 LABEL = re.compile(r"(case [^;{}]*?[^:]:(?!:)|default:|public:|private:|protected:)\s*")
 ASSIGNMENT = re.compile(r"(?<![=!<>])(=| [-+*/%|&^]=)(?!=)\s*")
-SLACK = 10  # times the usual seconds of a test, after which it hangs
+SLACK = 5  # times the usual seconds of a test, after which it hangs
 LEAST_LIMIT_S = 20
 
 # Warnings that a choice between two expressions can cause.
