@@ -7,6 +7,8 @@
 #include <sys/socket.h>
 
 #include <cstring>
+#include <fstream>
+#include <vector>
 
 #include "common/protocol/session_abi.h"
 #include "common/protocol/shared_memory.h"
@@ -141,6 +143,28 @@ TEST(SharedMemoryTest, SmallOrShrinkableFilesAreRefused) {
   EXPECT_FALSE(MapSharedMemory(ends[0], 4096, false, false).ok());
   close(ends[0]);
   close(ends[1]);
+}
+
+uint64_t AddressSpaceBytes() {
+  uint64_t pages = 0;
+  std::ifstream("/proc/self/statm") >> pages;
+  return pages * 4096;
+}
+
+TEST(SharedMemoryTest, MappingStartsOnAHugePageAndTakesNoMore) {
+  constexpr uint64_t kMiB = 1024 * 1024;
+  constexpr uint64_t kBytes = 3 * kMiB;
+  std::vector<SharedMemory> held;
+  held.reserve(32);
+  const uint64_t before = AddressSpaceBytes();
+  for (int i = 0; i < 32; ++i) {
+    auto memory = CreateSharedMemory("aligned", kBytes, PeerAccess::kReadOnly);
+    ASSERT_TRUE(memory.ok()) << memory.status();
+    EXPECT_EQ(reinterpret_cast<uintptr_t>(memory->map.data()) % (2 * kMiB), 0u);
+    held.push_back(*std::move(memory));
+  }
+  EXPECT_LE(AddressSpaceBytes() - before, 32 * kBytes + 4 * kMiB)
+      << "what was reserved for the boundary stays";
 }
 
 }  // namespace

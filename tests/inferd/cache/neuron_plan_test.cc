@@ -9,6 +9,7 @@
 #include "inferd/cache/neuron_layout.h"
 #include "inferd/engine/cache_setup.h"
 #include "inferd/policy/cache_allocation.h"
+#include "pack/row_layout.h"
 #include "tests/support/engine_testing.h"
 
 namespace sluice::inferd {
@@ -54,6 +55,16 @@ TEST_F(NeuronPlanTest, PredictedExpertsDoubleThePassingSlots) {
   const SlabPlan few = plan(3, true, AllocateLayers);
   EXPECT_EQ(few.classes[0].passing, 1u);
   EXPECT_FALSE(few.room_ahead) << "one slot passes, and a token's two experts are being computed";
+}
+
+TEST_F(NeuronPlanTest, LeadsOfEveryExpertOfEveryLayerCount) {
+  const std::unique_ptr<Pack> pack = *Pack::Open(dir_.File("pack"));
+  for (const Part lead : {Part::kUp, Part::kGate}) {
+    const uint64_t one = NeuronLayoutOf(*pack, 1, 5, lead, true).lead_bytes;
+    const PartView part = pack->part(1, 5, lead);
+    EXPECT_GE(one, part.rows * RowBytes(part.encoding, part.cols));
+    EXPECT_EQ(LeadBytes(*pack, lead), 2 * 6 * one);
+  }
 }
 
 TEST_F(NeuronPlanTest, LeadsStayIfATokensExpertsStillFit) {
