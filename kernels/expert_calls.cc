@@ -32,6 +32,39 @@ absl::Status CheckShape(const Resolver& r, uint32_t tokens, uint32_t hidden, uin
   return r.Within(experts, most_experts, "the number of experts");
 }
 
+// Resolves all experts of a call, or finds a numbered list as it was resolved before.
+absl::StatusOr<absl::Span<const ExpertCall>> ResolveRouted(const Resolver& r, const RoutedExpertsArgs& args) {
+  CallScratch& scratch = r.scratch();
+  const bool keeps = scratch.keeps_numbered && args.experts_number != 0;
+  if (const auto found = scratch.numbered.find(args.experts_number);
+      keeps && found != scratch.numbered.end()) {
+    return absl::MakeConstSpan(found->second);
+  }
+  scratch.experts.clear();
+  for (const ExpertWork& work : args.experts) {
+    ExpertCall& expert = scratch.experts.emplace_back();
+    RETURN_IF_ERROR(
+        internal::ResolveParts(r, work, args.hidden, args.down_by_outputs, r.limits().expert_width, &expert));
+    if (work.lead_values.base || work.neuron_begin != 0 ||
+        (work.neuron_end != 0 && work.neuron_end != work.up.rows)) {
+      return r.Invalid("a part of an expert, or one whose lead was made: only whole ones have a row each");
+    }
+    RETURN_IF_ERROR(internal::ResolveSparsity(r, work, &expert));
+    expert.neuron_end = expert.up.rows;
+    if (keeps && expert.HasLists()) {
+      return r.Invalid("a numbered list of experts with an index list");
+    }
+  }
+  if (!keeps) {
+    return absl::MakeConstSpan(scratch.experts);
+  }
+  // Lists that changed leave their numbers behind.
+  if (scratch.numbered.size() > 2 * uint64_t{r.limits().layers}) {
+    scratch.numbered.clear();
+  }
+  return absl::MakeConstSpan(scratch.numbered.emplace(args.experts_number, scratch.experts).first->second);
+}
+
 }  // namespace
 
 absl::StatusOr<RoutedExpertsCall> Resolve(const Resolver& r, const RoutedExpertsArgs& args) {
@@ -54,24 +87,13 @@ absl::StatusOr<RoutedExpertsCall> Resolve(const Resolver& r, const RoutedExperts
     RETURN_IF_ERROR(r.OutInts(args.active, pairs, "active", &active));
     call.active = reinterpret_cast<uint32_t*>(active);
   }
-  scratch.experts.clear();
-  for (const ExpertWork& work : args.experts) {
-    ExpertCall& expert = scratch.experts.emplace_back();
-    RETURN_IF_ERROR(
-        internal::ResolveParts(r, work, args.hidden, args.down_by_outputs, r.limits().expert_width, &expert));
-    if (work.lead_values.base || work.neuron_begin != 0 ||
-        (work.neuron_end != 0 && work.neuron_end != work.up.rows)) {
-      return r.Invalid("a part of an expert, or one whose lead was made: only whole ones have a row each");
-    }
-    RETURN_IF_ERROR(internal::ResolveSparsity(r, work, &expert));
-    expert.neuron_end = expert.up.rows;
-  }
+  ASSIGN_OR_RETURN(call.experts, ResolveRouted(r, args));
+  call.experts_number = scratch.keeps_numbered ? args.experts_number : 0;
   call.tokens = args.tokens;
   call.hidden = args.hidden;
   call.by_slot = args.by_slot;
   call.activation = args.activation;
   call.ranks = args.ranks;
-  call.experts = scratch.experts;
   call.down_by_outputs = args.down_by_outputs;
   call.scratch = &scratch;
   return call;

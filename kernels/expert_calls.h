@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "absl/container/flat_hash_map.h"
 #include "absl/status/statusor.h"
 #include "common/base/status.h"
 #include "kernels/ops.h"
@@ -95,6 +96,10 @@ struct CallScratch {
   std::vector<uint32_t> slots;  // the same
   std::vector<uint32_t> begin;  // by expert
   std::vector<LeadCallPart> routed_leads;
+  // Numbered lists of RoutedExperts (ops.h), resolved; kept where `keeps_numbered` is set, by devices that
+  // clear them when a buffer is freed.
+  absl::flat_hash_map<uint64_t, std::vector<ExpertCall>> numbered;
+  bool keeps_numbered = false;
 };
 
 namespace internal {
@@ -344,6 +349,7 @@ struct RoutedExpertsCall {
   const float* weights = nullptr;  // nullptr: no rank is left out
   uint32_t ranks = 0;
   absl::Span<const ExpertCall> experts;  // by id
+  uint64_t experts_number = 0;           // 0: not kept
   OutRows y;
   uint32_t* active = nullptr;  // [tokens * ranks], nullptr: not wanted
   bool down_by_outputs = false;

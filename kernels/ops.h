@@ -607,9 +607,12 @@ struct RoutedExpertsArgs {
   BufferRef weights;  // float32 [tokens, ranks]: a rank of weight 0 is left out; none: no rank is
   uint32_t ranks = 0;
   absl::Span<const ExpertWork> experts;  // by id, whole experts; their rows and slots are ignored
-  Rows y;                                // [tokens * ranks, hidden]
-  BufferRef active;                      // uint32 [tokens * ranks], host-visible, or none: as in MoeExperts
-  bool down_by_outputs = false;          // as in MoeExperts
+  // Calls of a queue with the same number have equal lists of experts, without index lists, so that a device
+  // need not look at them again; 0: any list. A buffer of the list that is freed ends its number.
+  uint64_t experts_number = 0;
+  Rows y;                        // [tokens * ranks, hidden]
+  BufferRef active;              // uint32 [tokens * ranks], host-visible, or none: as in MoeExperts
+  bool down_by_outputs = false;  // as in MoeExperts
 };
 
 // ExpertLeads for a router's choice, for the first `top_k` of the ranks: row t * ranks + r of values and of

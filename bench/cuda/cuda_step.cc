@@ -9,11 +9,9 @@
 #include <map>
 #include <string>
 
-#include "inferd/engine/engine_core.h"
-#include "inferd/forward/sequence.h"
-#include "kernels/cuda/cuda_backend.h"
+#include "absl/strings/str_cat.h"
+#include "bench/cuda/step_engine.h"
 #include "tests/cuda_fake/fake_cuda.h"
-#include "tests/support/engine_testing.h"
 
 namespace sluice::bench {
 namespace {
@@ -24,40 +22,14 @@ double CpuSeconds() {
   return static_cast<double>(now.tv_sec) + static_cast<double>(now.tv_nsec) * 1e-9;
 }
 
-template <typename T>
-T Value(absl::StatusOr<T> value) {
-  if (!value.ok()) {
-    std::fprintf(stderr, "cuda_step: %s\n", value.status().ToString().c_str());
-    std::exit(1);
-  }
-  return *std::move(value);
-}
-
 // Runs the steps after the prompt.
 void Run(const std::string& pack, uint32_t tokens, bool counts) {
   cuda_fake::ResetFake({.seed = 2, .counts = counts});
-  std::unique_ptr<FakeWeightClient> client = Value(FakeWeightClient::Open(pack, {}));
-  inferd::EngineOptions options;
-  options.parallel = 1;
-  const inferd::EnginePlan plan = Value(inferd::PlanEngine(options, client->pack().config()));
-  inferd::RequestRegistry registry(options.queue);
-  std::unique_ptr<inferd::EngineCore> core = Value(inferd::EngineCore::Create(
-      plan, Value(inferd::ChoosePoliciesFor(options, client->pack())), client.get(),
-      inferd::ComputeDevices{Value(CreateCudaBackend(plan.backend)), nullptr}, &registry));
-  const inferd::GenerateSpec spec = GreedySpec("r", {4, 5, 6}, tokens + 1);
-  auto sink = std::make_shared<CollectingSink>();
-  core->Add(std::make_unique<inferd::GenerateSequence>(Value(registry.Enter(spec.request_id, 1, 1)), spec,
-                                                       sink, absl::Now(), 5, client->pack().config().eos_ids,
-                                                       nullptr));
-  while (sink->ids().empty()) {
-    core->Step(absl::Now());
-  }
+  StepEngine engine(pack, tokens);
   cuda_fake::TakeKernelCounts();
   const cuda_fake::FakeCounters before = cuda_fake::CountersOfFake();
   const double begin = CpuSeconds();
-  while (!sink->ended()) {
-    core->Step(absl::Now());
-  }
+  engine.Run();
   const double seconds = CpuSeconds() - begin;
   const cuda_fake::FakeCounters after = cuda_fake::CountersOfFake();
   if (!counts) {

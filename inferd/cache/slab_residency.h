@@ -82,6 +82,7 @@ class SlabResidency final : public LayerResidency {
     return AllResident(layer) && !(clock_ != nullptr && BalancesLayers());
   }
   ReadyTile Whole(uint32_t layer, uint32_t expert) const override;
+  uint64_t WholeNumber(uint32_t layer) const override { return table().filled(layer); }
   void LayerRead(uint32_t layer, Event used) override { table().SetUsed(layer, used); }
   void CountDeferred(uint32_t layer, absl::Span<const ExpertDemand> demands) override;
   bool LinkIdle() override;

@@ -1,6 +1,7 @@
 #include "inferd/cache/slot_table.h"
 
 #include <algorithm>
+#include <atomic>
 #include <bit>
 
 namespace sluice::inferd {
@@ -8,6 +9,12 @@ namespace {
 
 // Slots of a stream: one being computed and one in flight.
 constexpr uint32_t kStreamWidth = 2;
+
+// Unique among all tables of the process.
+uint64_t NextNumber() {
+  static std::atomic<uint64_t> last{0};
+  return ++last;
+}
 
 }  // namespace
 
@@ -28,6 +35,7 @@ SlotTable::SlotTable(const SlabPlan& plan, Queue* queue)
   slot_of_.assign(class_of_.size(), kNoSlot);
   held_.assign(layers * classes_.size(), 0);
   ready_.assign(layers, 0);
+  filled_.assign(layers, 0);
   uint32_t most = 0;
   for (uint32_t layer = 0; layer < layers; ++layer) {
     most = std::max(most, Experts(layer));
@@ -198,6 +206,7 @@ uint32_t SlotTable::TakeSlot(uint32_t layer, uint32_t expert, For purpose, Victi
 void SlotTable::SetReady(uint32_t index) {
   SetState(index, SlotState::kReady);
   ++ready_[slots_[index].layer];
+  filled_[slots_[index].layer] = NextNumber();
   --filling_;
 }
 

@@ -69,6 +69,8 @@ class SlotTable {
   const Slot& slot(uint32_t index) const { return slots_[index]; }
   uint32_t size() const { return static_cast<uint32_t>(slots_.size()); }
   uint32_t ready(uint32_t layer) const { return ready_[layer]; }
+  // A number that no table had for the state of the layer's ready slots before: of its last SetReady().
+  uint64_t filled(uint32_t layer) const { return filled_[layer]; }
   uint32_t filling() const { return filling_; }
   uint64_t evictions() const { return evictions_; }
 
@@ -124,6 +126,7 @@ class SlotTable {
   std::vector<uint32_t> slot_of_;     // by layer and expert
   std::vector<uint32_t> held_;        // by layer and class
   std::vector<uint32_t> ready_;       // by layer
+  std::vector<uint64_t> filled_;      // by layer
   std::vector<uint32_t> candidates_;  // experts
   uint32_t filling_ = 0;
   uint64_t evictions_ = 0;

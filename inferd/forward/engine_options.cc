@@ -188,6 +188,7 @@ absl::StatusOr<EnginePlan> PlanEngine(const EngineOptions& options, const ModelC
                                                  policies.preset == "auto");
   plan.forward.draft_tokens = options.prefetch && policies.token_draft && CanDraftTokens(config);
   plan.activation_bytes = ActivationBytes(config, plan.forward);
+  if (o.device != DeviceKind::kHost) plan.activation_bytes += DeferredBytes(config, plan.forward);
   plan.backend = LimitsOf(config, plan);
   return plan;
 }

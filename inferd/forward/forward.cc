@@ -39,6 +39,7 @@ absl::Status Forward::BeginBatch(StepBatch* batch) {
 
 absl::Status Forward::Await() {
   RETURN_IF_ERROR(queue_->EndGraph());
+  RETURN_IF_ERROR(CopyDeferred());
   RETURN_IF_ERROR(queue_->Wait(queue_->Record()));
   RETURN_IF_ERROR(CountActive());
   return CollectDeferred();
@@ -577,14 +578,16 @@ absl::Status Forward::RunLayerOnDevice(uint32_t layer, const StepBatch& batch) {
   const uint32_t tokens = batch.tokens();
   const uint32_t ranks = RanksOf(moe);
   const bool scaled = ScalesInputs(moe);
-  const uint64_t offset = uint64_t{layer} * options_.max_tokens * MaxRanks(config_) * sizeof(float);
-  const BufferRef weights = deferred_weights_ + offset;
+  const uint64_t offset = DeferredOffset(layer, tokens);
+  const BufferRef ids = deferred_choices_ + offset;
+  const BufferRef weights = ids + DeferredOffset(config_.layers.size(), tokens);
   RouterArgs args;
-  RETURN_IF_ERROR(QueueRouter(layer, batch, deferred_ids_ + offset, weights, &args));
+  RETURN_IF_ERROR(QueueRouter(layer, batch, ids, weights, &args));
   RETURN_IF_ERROR(routing()->Choose({layer, args, residency_, &batch}, queue_));
   if (scaled) {
     RETURN_IF_ERROR(queue_->ScaleRows({normed_, weights, tokens, ranks, config_.hidden, scaled_}));
   }
+  const LayerWork::WholeLayer whole = work_.ByExpert(layer, *experts_);
   RETURN_IF_ERROR(
       queue_->RoutedExperts({.x = scaled ? scaled_ : ExpertInputs(moe),
                              .tokens = tokens,
@@ -594,7 +597,8 @@ absl::Status Forward::RunLayerOnDevice(uint32_t layer, const StepBatch& batch) {
                              .ids = args.ids,
                              .weights = scaled ? BufferRef{} : weights,
                              .ranks = ranks,
-                             .experts = work_.ByExpert(layer, *experts_),
+                             .experts = whole.experts,
+                             .experts_number = whole.number,
                              .y = ExpertOutputs(moe),
                              .active = sparsity_->enabled() ? deferred_active_ + offset : BufferRef{},
                              .down_by_outputs = weights_.down_by_outputs()}));
@@ -604,15 +608,35 @@ absl::Status Forward::RunLayerOnDevice(uint32_t layer, const StepBatch& batch) {
   return absl::OkStatus();
 }
 
+// The place of a deferred layer's choices among those of a step of so many tokens, in bytes.
+uint64_t Forward::DeferredOffset(uint64_t layer, uint32_t tokens) const {
+  return layer * tokens * MaxRanks(config_) * sizeof(float);
+}
+
+// Queues the copy of all choices of the step for CollectDeferred().
+absl::Status Forward::CopyDeferred() {
+  if (deferred_.empty()) {
+    return absl::OkStatus();
+  }
+  const uint64_t bytes = 2 * DeferredOffset(config_.layers.size(), batch_->tokens());
+  std::byte* const staging = backend_->HostWrite(deferred_staging_, bytes);
+  if (staging == nullptr) {
+    return absl::InternalError("the staging memory of the routers' choices cannot be written");
+  }
+  return queue_->Download(deferred_choices_, bytes, staging);
+}
+
 // Counts the chosen experts of the deferred layers, which are known to have run.
 absl::Status Forward::CollectDeferred() {
   for (const uint32_t layer : deferred_) {
     const MoeConfig& moe = config_.layers[layer].moe;
     const uint32_t ranks = RanksOf(moe);
-    const uint64_t offset = uint64_t{layer} * options_.max_tokens * MaxRanks(config_) * sizeof(float);
-    const uint64_t bytes = uint64_t{batch_->tokens()} * ranks * sizeof(float);
-    const std::byte* ids = backend_->HostRead(deferred_ids_ + offset, bytes);
-    const std::byte* weights = backend_->HostRead(deferred_weights_ + offset, bytes);
+    const uint32_t tokens = batch_->tokens();
+    const BufferRef choices = deferred_staging_ + DeferredOffset(layer, tokens);
+    const uint64_t bytes = uint64_t{tokens} * ranks * sizeof(float);
+    const std::byte* ids = backend_->HostRead(choices, bytes);
+    const std::byte* weights =
+        backend_->HostRead(choices + DeferredOffset(config_.layers.size(), tokens), bytes);
     if (ids == nullptr || weights == nullptr) {
       return absl::InternalError("the router's staging memory cannot be read");
     }
@@ -622,7 +646,7 @@ absl::Status Forward::CollectDeferred() {
     experts_->CountDeferred(layer, deferred_plan_.demands());
     this->routing()->CountResident(layer, routing, *batch_);
     if (sparsity_->enabled()) {
-      RETURN_IF_ERROR(CountSlots(layer, deferred_plan_, deferred_active_ + offset));
+      RETURN_IF_ERROR(CountSlots(layer, deferred_plan_, deferred_active_ + DeferredOffset(layer, tokens)));
     }
   }
   deferred_.clear();

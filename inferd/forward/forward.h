@@ -64,6 +64,8 @@ uint32_t LogitRowsFor(uint32_t vocab, uint32_t max_tokens);
 
 // Device bytes allocated by Forward::Create, without the KV cache.
 uint64_t ActivationBytes(const ModelConfig& config, const ForwardOptions& options);
+// Bytes of the choices of deferred layers, which an asynchronous device has besides.
+uint64_t DeferredBytes(const ModelConfig& config, const ForwardOptions& options);
 
 class Forward {
  public:
@@ -189,6 +191,8 @@ class Forward {
   bool CanDeferRouting(uint32_t layer, const StepBatch& batch) const;
   absl::Status Gather(uint32_t layer, const StepBatch& batch);
   absl::Status RunLayerOnDevice(uint32_t layer, const StepBatch& batch);
+  uint64_t DeferredOffset(uint64_t layer, uint32_t tokens) const;
+  absl::Status CopyDeferred();
   absl::Status CollectDeferred();
   absl::Status QueueEarlyLeads(uint32_t layer, uint32_t tokens);
   absl::Span<const uint32_t> EarlyLeadRows();
@@ -306,13 +310,14 @@ class Forward {
   BufferRef expert_ids_;      // int32 [T, K], host-visible
   BufferRef expert_weights_;  // float32 [T, K], host-visible
   BufferRef active_;          // uint32 [T * ranks], host-visible; none without sparsity
-  // The same three buffers by layer, for deferred layers; empty on a synchronous device.
-  BufferRef deferred_ids_;
-  BufferRef deferred_weights_;
-  BufferRef deferred_active_;
-  BufferRef top_ids_;     // int32 [R, max_candidates], host-visible
-  BufferRef top_values_;  // float32 [R, max_candidates], host-visible
-  BufferRef log_sums_;    // float32 [R], host-visible
+  // The choices of a step's deferred layers: ids and then weights, both [layers][T][K]. Experts read the
+  // device's, and the host has a copy at the end of the step. Empty on a synchronous device, as the next.
+  BufferRef deferred_choices_;
+  BufferRef deferred_staging_;  // host-visible
+  BufferRef deferred_active_;   // active_ by layer
+  BufferRef top_ids_;           // int32 [R, max_candidates], host-visible
+  BufferRef top_values_;        // float32 [R, max_candidates], host-visible
+  BufferRef log_sums_;          // float32 [R], host-visible
   // Buffers for look-ahead and draft tokens; empty if both are off.
   Rows ahead_;               // as x_: partial residual, or the draft tokens' residual after attention
   BufferRef ahead_weights_;  // float32 [T, K], host-visible: 0 where the expert is missing

@@ -301,6 +301,10 @@ uint64_t ActivationBytes(const ModelConfig& config, const ForwardOptions& option
          MtpDrafter::Bytes(config, options) + RowSource::DeviceBytes(config, options.max_tokens);
 }
 
+uint64_t DeferredBytes(const ModelConfig& config, const ForwardOptions& options) {
+  return 2 * config.layers.size() * options.max_tokens * MaxRanks(config) * sizeof(float);
+}
+
 Forward::Forward(const ModelConfig& config, const ForwardOptions& options, const Parts& parts)
     : config_(config),
       options_(options),
@@ -419,8 +423,9 @@ absl::Status Forward::AllocateRows() {
   };
   if (!queue_->RunsAtCall()) {
     const uint64_t of_all = config_.layers.size() * pairs;
-    RETURN_IF_ERROR(staging(of_all, &deferred_ids_));
-    RETURN_IF_ERROR(staging(of_all, &deferred_weights_));
+    ASSIGN_OR_RETURN(deferred_choices_.buffer,
+                     backend_->Allocate(DeferredBytes(config_, options_), BufferKind::kActivations));
+    RETURN_IF_ERROR(staging(2 * of_all, &deferred_staging_));
     RETURN_IF_ERROR(staging(of_all, &deferred_active_));
     deferred_.reserve(config_.layers.size());
     early_lead_ids_.reserve(LargestTopK(config_));

@@ -1,6 +1,7 @@
 #include "inferd/forward/moe_work.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstddef>
 #include <cstring>
 
@@ -9,6 +10,15 @@
 #include "inferd/model/model_shapes.h"
 
 namespace sluice::inferd {
+namespace {
+
+// Unique among all lists of the process.
+uint64_t NextNumber() {
+  static std::atomic<uint64_t> last{0};
+  return ++last;
+}
+
+}  // namespace
 
 ExpertWork WorkOfDense(const DenseExpert& expert) {
   return {.up = expert.up,
@@ -21,11 +31,18 @@ ExpertWork WorkOfDense(const DenseExpert& expert) {
 
 LayerWork::LayerWork(const ModelConfig& config, const std::vector<LayerWeights>& weights,
                      const SparsityPolicy& sparsity, const WorkPlan& plan)
-    : config_(config), weights_(weights), sparsity_(sparsity), plan_(plan), whole_(MaxExperts(config)) {
+    : config_(config),
+      weights_(weights),
+      sparsity_(sparsity),
+      plan_(plan),
+      known_(config.layers.size()),
+      whole_(MaxExperts(config)) {
   ready_.reserve(whole_.size() + 1);
   on_cpu_.reserve(whole_.size());
   leads_.reserve(whole_.size());
-  whole_layer_.reserve(whole_.size() + 1);
+  for (uint32_t layer = 0; layer < config.layers.size(); ++layer) {
+    known_[layer].experts.reserve(config.layers[layer].moe.experts + 1);
+  }
 }
 
 void LayerWork::Begin(uint32_t layer) {
@@ -75,16 +92,38 @@ absl::Span<const LeadWork> LayerWork::LeadsOf(absl::Span<const ReadyTile> tiles)
   return leads_;
 }
 
-absl::Span<const ExpertWork> LayerWork::ByExpert(uint32_t layer, const ExpertSource& experts) {
+// True if what a list has of the dense weights lies where they are now: they are leased anew after weightd
+// was lost.
+bool LayerWork::HasDenseParts(uint32_t layer, absl::Span<const ExpertWork> experts) const {
+  const auto same = [](const ExpertWork& a, const ExpertWork& b) {
+    return a.up_bias == b.up_bias && a.gate_bias == b.gate_bias && a.down_bias == b.down_bias;
+  };
   const MoeConfig& moe = config_.layers[layer].moe;
-  whole_layer_.clear();
-  for (uint32_t expert = 0; expert < moe.experts; ++expert) {
-    whole_layer_.push_back(WorkOf(layer, expert, experts.Whole(layer, expert)));
+  if (experts.empty() || !same(experts.front(), WorkOf(layer, 0, {}))) {
+    return false;
   }
-  if (HasCommonExpert(moe)) {
-    whole_layer_.push_back(WorkOfDense(weights_[layer].common));
+  const ExpertWork common = WorkOfDense(weights_[layer].common);
+  const ExpertWork& last = experts.back();
+  return !HasCommonExpert(moe) || (same(last, common) && last.up.base == common.up.base &&
+                                   last.gate.base == common.gate.base && last.down.base == common.down.base);
+}
+
+LayerWork::WholeLayer LayerWork::ByExpert(uint32_t layer, const ExpertSource& experts) {
+  const MoeConfig& moe = config_.layers[layer].moe;
+  KnownLayer& known = known_[layer];
+  const uint64_t source = experts.WholeNumber(layer);
+  if (source == 0 || source != known.source || !HasDenseParts(layer, known.experts)) {
+    known.experts.clear();
+    for (uint32_t expert = 0; expert < moe.experts; ++expert) {
+      known.experts.push_back(WorkOf(layer, expert, experts.Whole(layer, expert)));
+    }
+    if (HasCommonExpert(moe)) {
+      known.experts.push_back(WorkOfDense(weights_[layer].common));
+    }
+    known.source = source;
+    known.number = source == 0 ? 0 : NextNumber();
   }
-  return whole_layer_;
+  return {known.experts, known.number};
 }
 
 absl::Span<const LeadWork> LayerWork::LeadsByExpert(uint32_t layer, absl::Span<const WeightView> leads) {

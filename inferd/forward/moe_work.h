@@ -45,9 +45,15 @@ class LayerWork {
   // call.
   absl::Span<const LeadWork> LeadsOf(absl::Span<const ReadyTile> tiles);
 
-  // Returns all experts of a layer by router id, the common expert last, without rows. All must be resident
-  // whole. The second function returns their leads. Valid until the next call.
-  absl::Span<const ExpertWork> ByExpert(uint32_t layer, const ExpertSource& experts);
+  // All experts of a layer by router id, the common expert last, without rows, and the number of the list for
+  // RoutedExpertsArgs.
+  struct WholeLayer {
+    absl::Span<const ExpertWork> experts;
+    uint64_t number = 0;
+  };
+  // Returns the whole experts of a layer, all of which must be resident. The second function returns their
+  // leads. Valid until the next call for the layer.
+  WholeLayer ByExpert(uint32_t layer, const ExpertSource& experts);
   absl::Span<const LeadWork> LeadsByExpert(uint32_t layer, absl::Span<const WeightView> leads);
 
   // True if the whole demand became ready for the device.
@@ -56,6 +62,7 @@ class LayerWork {
   uint32_t missing() const;
 
  private:
+  bool HasDenseParts(uint32_t layer, absl::Span<const ExpertWork> experts) const;
   ExpertWork CommonWork() const;
   ExpertWork RoutedWork(const ReadyTile& tile) const;
   ExpertWork WorkOf(uint32_t layer, uint32_t expert, const ReadyTile& tile) const;
@@ -65,11 +72,16 @@ class LayerWork {
   const SparsityPolicy& sparsity_;
   const WorkPlan& plan_;
   uint32_t layer_ = 0;
-  std::vector<ExpertWork> ready_;        // [maximum experts + 1], of one MoeExperts call
-  std::vector<ExpertWork> on_cpu_;       // [maximum experts], of the CPU's call
-  std::vector<LeadWork> leads_;          // [maximum experts], of one ExpertLeads call
-  std::vector<ExpertWork> whole_layer_;  // [maximum experts + 1], of one RoutedExperts call
-  std::vector<uint8_t> whole_;           // [maximum experts], by demand
+  std::vector<ExpertWork> ready_;   // [maximum experts + 1], of one MoeExperts call
+  std::vector<ExpertWork> on_cpu_;  // [maximum experts], of the CPU's call
+  std::vector<LeadWork> leads_;     // [maximum experts], of one ExpertLeads call
+  struct KnownLayer {
+    std::vector<ExpertWork> experts;  // [its experts + 1], of its RoutedExperts calls
+    uint64_t source = 0;              // ExpertSource::WholeNumber(); 0: made anew at each call
+    uint64_t number = 0;
+  };
+  std::vector<KnownLayer> known_;  // by layer
+  std::vector<uint8_t> whole_;     // [maximum experts], by demand
 };
 
 // The part of a layer's experts that the CPU computes beside the device: copies the input rows to the CPU,

@@ -140,6 +140,9 @@ class ExpertSource {
   virtual bool CanDeferLayer(uint32_t /*layer*/) const { return false; }
   // Returns one of these experts, whole. REQUIRES: CanDeferLayer().
   virtual ReadyTile Whole(uint32_t /*layer*/, uint32_t /*expert*/) const { return {}; }
+  // A number that no other state of the layer's experts has: it changes before Whole() returns anything else
+  // for one of them. 0: not known. REQUIRES: CanDeferLayer().
+  virtual uint64_t WholeNumber(uint32_t /*layer*/) const { return 0; }
   // Notes that work queued before `used` may read any expert of that layer.
   virtual void LayerRead(uint32_t /*layer*/, Event /*used*/) {}
   // Counts the demands of a deferred layer that has run.

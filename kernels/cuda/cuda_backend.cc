@@ -22,7 +22,9 @@ constexpr int kOldestMinor = 5;
 class CudaBackend final : public Backend, public Queue {
  public:
   CudaBackend(std::unique_ptr<cuda::Device> device, std::string name, HandleKind shared)
-      : device_(std::move(device)), name_(std::move(name)), memory_(shared), scratch_(device_->limits) {}
+      : device_(std::move(device)), name_(std::move(name)), memory_(shared), scratch_(device_->limits) {
+    scratch_.keeps_numbered = true;
+  }
   ~CudaBackend() override;
 
   absl::StatusOr<BufferId> Allocate(uint64_t bytes, BufferKind kind) override {
@@ -137,6 +139,9 @@ BackendCounters CudaBackend::Counters() const {
 
 absl::Status CudaBackend::Free(BufferId buffer) {
   RETURN_IF_ERROR(Synchronize());
+  scratch_.numbered.clear();
+  device_->numbered.clear();
+  device_->tables->Forget();
   return memory_.Free(buffer);
 }
 

@@ -1,6 +1,7 @@
 // MoeExperts, RoutedExperts, ExpertLeads, RoutedLeads.
 
 #include <algorithm>
+#include <iterator>
 
 #include "common/base/status.h"
 #include "kernels/cuda/cuda_device.h"
@@ -112,6 +113,12 @@ absl::Status EnqueueSums(Device& device, const ExpertsLaunch& launch) {
       "sums of experts");
 }
 
+void SetRows(size_t experts, const PreparedRows& prepared, ExpertsLaunch* launch) {
+  launch->expert_count = static_cast<uint32_t>(experts);
+  launch->x = prepared.x;
+  launch->x_stride = prepared.stride;
+}
+
 // Experts of a call in the tables, by their order, with their rows of x as prepared.
 void PutExperts(Device& device, absl::Span<const ExpertCall> experts, const PreparedRows& prepared,
                 ExpertsLaunch* launch) {
@@ -123,9 +130,7 @@ void PutExperts(Device& device, absl::Span<const ExpertCall> experts, const Prep
     e.gate_rounded = prepared.Rounded(e.gate);
     table[i] = e;
   }
-  launch->expert_count = static_cast<uint32_t>(experts.size());
-  launch->x = prepared.x;
-  launch->x_stride = prepared.stride;
+  SetRows(experts.size(), prepared, launch);
 }
 
 // All pairs, as many at once as the workspace has room for the blocks of.
@@ -239,23 +244,61 @@ absl::Status Run(Device& device, const MoeExpertsCall& call) {
                : EnqueuePairs(device, launch, first, &workspace);
 }
 
-absl::Status Run(Device& device, const RoutedExpertsCall& call) {
-  const uint32_t pairs = call.tokens * call.ranks;
-  RowsToPrepare rows = RowsOf(call.x, call.by_slot ? pairs : call.tokens, call.hidden);
-  ExpertsLaunch launch;
-  launch.by_outputs = call.down_by_outputs;
-  RETURN_IF_ERROR(Widen(device, call.experts, "RoutedExperts", &launch, &rows));
+namespace {
+
+// Widen() for routed experts, once for a numbered list.
+absl::Status WidenRouted(Device& device, const RoutedExpertsCall& call, ExpertsLaunch* launch,
+                         RowsToPrepare* rows) {
+  launch->by_outputs = call.down_by_outputs;
+  const auto found = device.numbered.find(call.experts_number);
+  if (call.experts_number != 0 && found != device.numbered.end()) {
+    rows->plain = found->second.rows.plain;
+    std::copy(std::begin(found->second.rows.rounds), std::end(found->second.rows.rounds), rows->rounds);
+    if (RoundedByBlocks(*rows) == found->second.rounded_by_blocks) {
+      *launch = found->second.launch;
+      return absl::OkStatus();
+    }
+  }
+  RETURN_IF_ERROR(Widen(device, call.experts, "RoutedExperts", launch, rows));
+  if (call.experts_number != 0) {
+    if (device.numbered.size() > 2 * uint64_t{device.limits.layers}) device.numbered.clear();
+    device.numbered[call.experts_number] = {RoundedByBlocks(*rows), *rows, *launch};
+  }
+  return absl::OkStatus();
+}
+
+// PutExperts() for routed experts: the table of a numbered list stays where it is while its calls are kept.
+absl::Status PutRouted(Device& device, const RoutedExpertsCall& call, const PreparedRows& prepared,
+                       ExpertsLaunch* launch) {
+  Tables::Key key;
+  key.number = call.experts_number;
+  std::copy(std::begin(prepared.rounded), std::end(prepared.rounded), key.places.begin());
+  if (const uint8_t* const kept = device.tables->Reuse(key, Tables::Change::kByWeights)) {
+    launch->experts = reinterpret_cast<const DeviceExpert*>(kept);
+    SetRows(call.experts.size(), prepared, launch);
+    return absl::OkStatus();
+  }
   uint64_t list_values = 0;
   for (const ExpertCall& expert : call.experts) {
     list_values += ListValues(expert);
   }
-  Workspace workspace(device);
-  ASSIGN_OR_RETURN(const PreparedRows prepared, Prepare(device, rows, &workspace));
   RETURN_IF_ERROR(device.tables->Begin(
       TableBytes(call.experts.size(), sizeof(DeviceExpert), 3 * call.experts.size(), list_values),
       Tables::Change::kByWeights));
-  PutExperts(device, call.experts, prepared, &launch);
-  RETURN_IF_ERROR(device.tables->Send());
+  PutExperts(device, call.experts, prepared, launch);
+  return device.tables->Send(key);
+}
+
+}  // namespace
+
+absl::Status Run(Device& device, const RoutedExpertsCall& call) {
+  const uint32_t pairs = call.tokens * call.ranks;
+  RowsToPrepare rows = RowsOf(call.x, call.by_slot ? pairs : call.tokens, call.hidden);
+  ExpertsLaunch launch;
+  RETURN_IF_ERROR(WidenRouted(device, call, &launch, &rows));
+  Workspace workspace(device);
+  ASSIGN_OR_RETURN(const PreparedRows prepared, Prepare(device, rows, &workspace));
+  RETURN_IF_ERROR(PutRouted(device, call, prepared, &launch));
   launch.routed = {call.ids, call.weights, call.tokens, call.ranks, call.ranks, call.by_slot};
   launch.activation = ActivationOf(call.activation);
   launch.y = call.y.base;

@@ -1,6 +1,7 @@
 #include "kernels/cuda/tables.h"
 
 #include <algorithm>
+#include <iterator>
 
 #include "common/base/status.h"
 #include "kernels/cuda/cuda_status.h"
@@ -107,7 +108,39 @@ uint64_t Tables::Take(uint64_t bytes) {
   return at;
 }
 
-absl::Status Tables::Send() {
+const uint8_t* Tables::Reuse(const Key& key, Change change) {
+  Region& region = regions_[static_cast<size_t>(change)];
+  const auto found = region.keyed.find(region.next);
+  if (!keeps_ || key.number == 0 || found == region.keyed.end() || found->second.key != key) {
+    return nullptr;
+  }
+  const uint8_t* const place = region.device + region.next;
+  region.next += found->second.bytes;
+  return place;
+}
+
+void Tables::Forget() {
+  for (Region& region : regions_) {
+    region.keyed.clear();
+  }
+}
+
+// Notes the key of the running call's tables; those that had a part of their place have theirs no more.
+void Tables::NoteKey(const Key& key, Region* region) {
+  const uint64_t end = region->next + used_;
+  auto at = region->keyed.upper_bound(region->next);
+  if (at != region->keyed.begin() && std::prev(at)->first + std::prev(at)->second.bytes > region->next) {
+    --at;
+  }
+  while (at != region->keyed.end() && at->first < end) {
+    at = region->keyed.erase(at);
+  }
+  if (key.number != 0) {
+    region->keyed[region->next] = {key, used_};
+  }
+}
+
+absl::Status Tables::Send(const Key& key) {
   if (used_ == 0) {
     return absl::OkStatus();
   }
@@ -115,6 +148,7 @@ absl::Status Tables::Send() {
     for (const Taken& taken : taken_) {
       Keep(taken, region_);
     }
+    NoteKey(key, region_);
     region_->next += used_;
     return absl::OkStatus();
   }

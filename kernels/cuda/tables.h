@@ -14,6 +14,7 @@
 #include <array>
 #include <cstdint>
 #include <cstring>
+#include <map>
 #include <memory>
 #include <vector>
 
@@ -28,6 +29,12 @@ class Tables {
   // The event that changes the tables of a call: every step (positions, pages), or weights that come or go.
   // Each kind has a region, so that what stays does not lie between what is sent.
   enum class Change : uint8_t { kByStep = 0, kByWeights = 1 };
+  // The origin of a call's tables: equal keys, equal tables. A number of 0 is no key.
+  struct Key {
+    uint64_t number = 0;
+    std::array<const uint8_t*, 8> places = {};
+    bool operator==(const Key& other) const = default;
+  };
   struct Sizes {
     uint64_t call = 0;                  // the most of one call
     std::array<uint64_t, 2> kept = {};  // by Change: of the calls of a graph; more are handed over in pieces
@@ -70,16 +77,28 @@ class Tables {
     return device;
   }
 
-  // Enqueues the copy of what was taken since Begin(); what is kept is noted where it is different.
-  absl::Status Send();
+  // Enqueues the copy of what was taken since Begin(); what is kept is noted where it is different, and that
+  // it was made of `key`, if there is one.
+  absl::Status Send(const Key& key);
+  absl::Status Send() { return Send(Key()); }
+  // Takes the tables of a call as they were kept at this place, if they were made of the same key: nothing is
+  // compared or sent. Null if they were not, or calls are not kept; the call then begins as usual.
+  const uint8_t* Reuse(const Key& key, Change change);
+  // Forgets all keys.
+  void Forget();
   // Enqueues the copies of what is different since the last time. The next call that is kept is a graph's
   // first.
   absl::Status SendKept();
 
  private:
   static constexpr int kSegments = 4;
+  struct Keyed {
+    Key key;
+    uint64_t bytes = 0;
+  };
   struct Region {
-    std::vector<uint8_t> host;  // what the device has, or will have by SendKept()
+    std::vector<uint8_t> host;        // what the device has, or will have by SendKept()
+    std::map<uint64_t, Keyed> keyed;  // calls' tables by their place
     uint8_t* device = nullptr;
     uint64_t next = 0;     // where the next call's tables go
     uint64_t changed = 0;  // [changed, changed_end): to be sent
@@ -100,6 +119,7 @@ class Tables {
   // Makes room in the current segment, or makes the next one current.
   absl::Status Reserve(uint64_t bytes);
   void Keep(const Taken& taken, Region* region);
+  void NoteKey(const Key& key, Region* region);
   absl::Status SendChanges(Region* region);
 
   const uint64_t segment_bytes_;

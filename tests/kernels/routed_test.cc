@@ -92,6 +92,32 @@ TEST_P(RoutedTest, ExpertsAreThoseThatTheIdsName) {
   EXPECT_EQ(bench_.Ints(routed.active, kTokens * kRanks), bench_.Ints(named.active, kTokens * kRanks));
 }
 
+// A device may keep what it made of a numbered list: it must tell apart numbers, and calls whose rows are
+// prepared in another way.
+TEST_P(RoutedTest, NumberedListsComputeTheSame) {
+  const std::vector<ExpertWork> turned(work_.rbegin(), work_.rend());
+  const auto run = [&](const std::vector<ExpertWork>& experts, uint64_t number, uint32_t tokens) {
+    RoutedExpertsArgs args = Args();
+    args.tokens = tokens;
+    args.experts = experts;
+    args.experts_number = number;
+    EXPECT_TRUE(bench_.queue().BeginGraph().ok());
+    const absl::Status status = bench_.queue().RoutedExperts(args);
+    EXPECT_TRUE(status.ok()) << status;
+    EXPECT_TRUE(bench_.queue().EndGraph().ok());
+    return bench_.GetRows(args.y, tokens * kRanks, kHidden);
+  };
+  for (const uint32_t tokens : {kTokens, 1u}) {
+    EXPECT_FALSE(BitEqual(run(work_, 0, tokens), run(turned, 0, tokens)));
+  }
+  for (const uint32_t tokens : {kTokens, kTokens, 1u, 1u, kTokens}) {
+    EXPECT_TRUE(BitEqual(run(work_, 1, tokens), run(work_, 0, tokens))) << tokens;
+    EXPECT_TRUE(BitEqual(run(work_, 1, tokens), run(work_, 0, tokens))) << tokens;
+    EXPECT_TRUE(BitEqual(run(turned, 2, tokens), run(turned, 0, tokens))) << tokens;
+    EXPECT_TRUE(BitEqual(run(work_, 1, tokens), run(work_, 0, tokens))) << tokens;
+  }
+}
+
 TEST_P(RoutedTest, LeadsAreThoseThatTheIdsName) {
   std::vector<LeadWork> leads;
   for (const ExpertWork& work : work_) {
