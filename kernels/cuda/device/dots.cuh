@@ -186,43 +186,73 @@ __device__ inline float TreeOfEight(const float (&sums)[8]) {
   return ((s[0] + s[4]) + (s[2] + s[6])) + ((s[1] + s[5]) + (s[3] + s[7])) + 0.0f;
 }
 
-// The dots of the row that the lane's four share with the x of kTokens tokens, aligned to 16 bytes; nullptr:
-// no row.
+// Adds the products of eight columns to the running sums; `x` are the columns of a token.
+__device__ inline void AddEight(const float* x, const float (&w)[8], float (&sums)[8]) {
+  const float4 a = reinterpret_cast<const float4*>(x)[0];
+  const float4 b = reinterpret_cast<const float4*>(x)[1];
+  sums[0] = fmaf(a.x, w[0], sums[0]);
+  sums[1] = fmaf(a.y, w[1], sums[1]);
+  sums[2] = fmaf(a.z, w[2], sums[2]);
+  sums[3] = fmaf(a.w, w[3], sums[3]);
+  sums[4] = fmaf(b.x, w[4], sums[4]);
+  sums[5] = fmaf(b.y, w[5], sums[5]);
+  sums[6] = fmaf(b.z, w[6], sums[6]);
+  sums[7] = fmaf(b.w, w[7], sums[7]);
+}
+
+// Adds the products of the last columns of a row, fewer than eight.
 template <Encoding kEncoding, int kTokens>
+__device__ inline void AddLast(const uint8_t* row, unsigned aligned, const float* const (&x)[kTokens],
+                               unsigned first, unsigned cols, float (&sums)[kTokens][8]) {
+#pragma unroll
+  for (int i = 0; i < 7; ++i) {
+    if (first + i < cols) {
+      const float w = LoadOne<kEncoding>(row, aligned, first + i);
+#pragma unroll
+      for (int t = 0; t < kTokens; ++t) {
+        sums[t][i] = fmaf(x[t][first + i], w, sums[t][i]);
+      }
+    }
+  }
+}
+
+// The dots of the row that the lane's four share with the x of kTokens tokens, aligned to 16 bytes; nullptr:
+// no row. A lane has kLoads loads of 16 bytes in flight: the matrix comes from memory, and one load at a time
+// would wait for each.
+template <Encoding kEncoding, int kTokens, int kLoads>
 __device__ inline void PlainDotsOf(const uint8_t* row, unsigned aligned, const float* const (&x)[kTokens],
                                    unsigned cols, float (&out)[kTokens]) {
+  constexpr unsigned kSteps = kEncoding == Encoding::kF32 ? (kLoads + 1) / 2 : kLoads;
   float sums[kTokens][8] = {};
   if (row != nullptr) {
-    for (unsigned first = threadIdx.x % 4 * 8; first < cols; first += kLanes) {
-      if (first + 8 <= cols) {
-        float w[8];
-        LoadEight<kEncoding>(row, aligned, first, w);
+    unsigned first = threadIdx.x % 4 * 8;
+    if (aligned >= 16) {
+      for (; first + (kSteps - 1) * kLanes + 8 <= cols; first += kSteps * kLanes) {
+        float w[kSteps][8];
 #pragma unroll
-        for (int t = 0; t < kTokens; ++t) {
-          const float4* const from = reinterpret_cast<const float4*>(x[t] + first);
-          const float4 a = from[0];
-          const float4 b = from[1];
-          sums[t][0] = fmaf(a.x, w[0], sums[t][0]);
-          sums[t][1] = fmaf(a.y, w[1], sums[t][1]);
-          sums[t][2] = fmaf(a.z, w[2], sums[t][2]);
-          sums[t][3] = fmaf(a.w, w[3], sums[t][3]);
-          sums[t][4] = fmaf(b.x, w[4], sums[t][4]);
-          sums[t][5] = fmaf(b.y, w[5], sums[t][5]);
-          sums[t][6] = fmaf(b.z, w[6], sums[t][6]);
-          sums[t][7] = fmaf(b.w, w[7], sums[t][7]);
+        for (unsigned step = 0; step < kSteps; ++step) {
+          LoadEight<kEncoding>(row, 16, first + step * kLanes, w[step]);
         }
-      } else {
 #pragma unroll
-        for (int i = 0; i < 7; ++i) {
-          if (first + i < cols) {
-            const float w = LoadOne<kEncoding>(row, aligned, first + i);
+        for (unsigned step = 0; step < kSteps; ++step) {
 #pragma unroll
-            for (int t = 0; t < kTokens; ++t) {
-              sums[t][i] = fmaf(x[t][first + i], w, sums[t][i]);
-            }
+          for (int t = 0; t < kTokens; ++t) {
+            AddEight(x[t] + first + step * kLanes, w[step], sums[t]);
           }
         }
       }
+    }
+#pragma unroll 1
+    for (; first + 8 <= cols; first += kLanes) {
+      float w[8];
+      LoadEight<kEncoding>(row, aligned, first, w);
+#pragma unroll
+      for (int t = 0; t < kTokens; ++t) {
+        AddEight(x[t] + first, w, sums[t]);
+      }
+    }
+    if (first < cols) {
+      AddLast<kEncoding>(row, aligned, x, first, cols, sums);
     }
   }
   __syncwarp();
@@ -232,18 +262,18 @@ __device__ inline void PlainDotsOf(const uint8_t* row, unsigned aligned, const f
   }
 }
 
-template <int kTokens>
+template <int kTokens, int kLoads = 4>
 __device__ inline void PlainDots(const DeviceMatrix& m, const uint8_t* row, const float* const (&x)[kTokens],
                                  float (&out)[kTokens]) {
   switch (m.encoding) {
     case Encoding::kBf16:
-      PlainDotsOf<Encoding::kBf16, kTokens>(row, m.aligned, x, m.cols, out);
+      PlainDotsOf<Encoding::kBf16, kTokens, kLoads>(row, m.aligned, x, m.cols, out);
       break;
     case Encoding::kF16:
-      PlainDotsOf<Encoding::kF16, kTokens>(row, m.aligned, x, m.cols, out);
+      PlainDotsOf<Encoding::kF16, kTokens, kLoads>(row, m.aligned, x, m.cols, out);
       break;
     default:
-      PlainDotsOf<Encoding::kF32, kTokens>(row, m.aligned, x, m.cols, out);
+      PlainDotsOf<Encoding::kF32, kTokens, kLoads>(row, m.aligned, x, m.cols, out);
       break;
   }
 }

@@ -9,14 +9,6 @@ namespace {
 constexpr unsigned kThreads = 256;
 constexpr unsigned kWarps = kThreads / kLanes;
 
-// Blocks of LeadsKernel whose registers a multiprocessor has at once. For three, ptxas would spill some on
-// those of 48 warps.
-#if defined(__CUDA_ARCH__) && (__CUDA_ARCH__ == 860 || __CUDA_ARCH__ == 890 || __CUDA_ARCH__ == 1200)
-constexpr unsigned kBlocksOfLeads = 2;
-#else
-constexpr unsigned kBlocksOfLeads = 3;
-#endif
-
 __device__ inline DeviceActivation Of(const ActivationLaunch& a) { return {a.kind, a.alpha, a.limit}; }
 
 // One part of an expert for one row of x: the row rounded in shared memory, if the part is quantized.
@@ -223,7 +215,7 @@ __device__ inline LeadRow LeadOfBlock(const LeadsLaunch& launch) {
 }
 
 // The lead part alone: a block has 64 neurons of one expert for one of its rows. As above.
-__global__ void __launch_bounds__(kThreads, kBlocksOfLeads) LeadsKernel(LeadsLaunch launch) {
+__global__ void __launch_bounds__(kThreads, 2) LeadsKernel(LeadsLaunch launch) {
   extern __shared__ int4 shared[];
   __shared__ float dots[kNeurons];
   __shared__ NeuronList list;

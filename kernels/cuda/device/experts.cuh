@@ -90,42 +90,90 @@ __device__ inline void CompactByWarp(bool low_in, bool high_in, NeuronList* list
   }
 }
 
-// Rounds the kept coefficients times the down rows' scales over the block, a thread a group of columns
-// (section 3): 64 neighbouring bytes of a row's scales a warp, and of its zeros. scale(row, g) and zero(row,
-// g) are those of a group.
+// The sum of codes times zeros over neighbouring lanes in the order of their neurons: each lane adds its own
+// `own` to what the lanes below it have. `lanes` of kWidth have any; all kWidth get the sum.
+template <unsigned kWidth, unsigned kCount>
+__device__ inline float OrderedSum(const int (&codes)[kCount], const float (&zeros)[kCount], unsigned own,
+                                   unsigned lanes) {
+  float sum = 0;
+  for (unsigned from = 0; from < lanes; ++from) {
+    if (threadIdx.x % kWidth == from) {
+#pragma unroll
+      for (unsigned i = 0; i < kCount; ++i) {
+        if (i < own) {
+          sum = fmaf(static_cast<float>(codes[i]), zeros[i], sum);
+        }
+      }
+    }
+    sum = __shfl_sync(kAllLanes, sum, static_cast<int>(from), kWidth);
+  }
+  return sum;
+}
+
+// Rounds the kept coefficients times the down rows' scales over the block (section 3): eight lanes a group of
+// columns, eight neighbouring neurons each, whose scales and zeros are loaded at once. scale(row, g) and
+// zero(row, g) are those of a group.
 template <typename Party, typename Scale, typename Zero>
 __device__ inline void RoundKept(const DeviceMatrix& down, unsigned first, const NeuronList& list,
                                  const float* kept, uint8_t* place, Scale scale, Zero zero) {
+  constexpr unsigned kRoundLanes = 8;
+  constexpr unsigned kRoundNeurons = kNeurons / kRoundLanes;
   const unsigned groups = GroupsOf(down.cols, down.group);
-  for (unsigned g = Party::Index(); g < groups; g += Party::Size()) {
+  const unsigned lane = Party::Index() % kRoundLanes;
+  const unsigned begin = lane * kRoundNeurons;
+  const unsigned own = begin < list.count ? min(kRoundNeurons, list.count - begin) : 0;
+  const unsigned lanes = (list.count + kRoundNeurons - 1) / kRoundNeurons;  // that have neurons
+  // All lanes of a warp take part in each round, with or without a group.
+  for (unsigned round = 0; round < groups; round += Party::Size() / kRoundLanes) {
+    const unsigned g = round + Party::Index() / kRoundLanes;
+    const bool inside = g < groups;
+    float values[kRoundNeurons] = {};
+    float zeros[kRoundNeurons] = {};
     float largest = 0;
-    for (unsigned four = 0; four < list.count; four += 4) {
-      const uint8_t* rows[4];
-      RowsOfFour(down, first, list.Four(four), rows);
 #pragma unroll
-      for (unsigned i = 0; i < 4; ++i) {
-        largest = fmaxf(largest, fabsf(kept[four + i] * scale(rows[i], g)));
-      }
-    }
-    const bool tiny = largest < 1e-30f;
-    const float inverse = 127.0f / largest;
-    float zeros = 0;
-    for (unsigned four = 0; four < list.count; four += 4) {
-      const uint8_t* rows[4];
-      RowsOfFour(down, first, list.Four(four), rows);
-      unsigned codes = 0;
+    for (unsigned four = 0; four < kRoundNeurons; four += 4) {
+      if (inside && four < own) {
+        const uint8_t* rows[4];
+        RowsOfFour(down, first, list.Four(begin + four), rows);
 #pragma unroll
-      for (unsigned i = 0; i < 4; ++i) {
-        if (four + i < list.count) {
-          const int code = tiny ? 0 : RoundCode(kept[four + i] * scale(rows[i], g) * inverse);
-          zeros = fmaf(static_cast<float>(code), zero(rows[i], g), zeros);
-          codes |= (static_cast<unsigned>(code) & 0xffu) << (8 * i);
+        for (unsigned i = 0; i < 4; ++i) {
+          values[four + i] = kept[begin + four + i] * scale(rows[i], g);
+          zeros[four + i] = zero(rows[i], g);
         }
       }
-      reinterpret_cast<unsigned*>(place + BlockCodes(groups))[four / 4 * groups + g] = codes;
     }
-    reinterpret_cast<float*>(place + BlockScales())[g] = tiny ? 0.0f : largest / 127.0f;
-    reinterpret_cast<float*>(place + BlockZeros(groups))[g] = zeros + 0.0f;
+#pragma unroll
+    for (unsigned i = 0; i < kRoundNeurons; ++i) {
+      largest = fmaxf(largest, fabsf(values[i]));
+    }
+    largest = MaxWithin<kRoundLanes / 2>(largest);
+    const bool tiny = largest < 1e-30f;
+    const float inverse = 127.0f / largest;
+    int codes[kRoundNeurons];
+#pragma unroll
+    for (unsigned i = 0; i < kRoundNeurons; ++i) {
+      codes[i] = tiny || i >= own ? 0 : RoundCode(values[i] * inverse);
+    }
+    const float sum = OrderedSum<kRoundLanes>(codes, zeros, own, lanes);
+    if (!inside) {
+      continue;
+    }
+    unsigned* const words = reinterpret_cast<unsigned*>(place + BlockCodes(groups));
+#pragma unroll
+    for (unsigned four = 0; four < kRoundNeurons; four += 4) {
+      if (four < own) {
+        unsigned word = 0;
+#pragma unroll
+        for (unsigned i = 0; i < 4; ++i) {
+          word |= (static_cast<unsigned>(codes[four + i]) & 0xffu) << (8 * i);
+        }
+        words[(begin + four) / 4 * groups + g] = word;
+      }
+    }
+    if (lane == 0) {
+      reinterpret_cast<float*>(place + BlockScales())[g] = tiny ? 0.0f : largest / 127.0f;
+      reinterpret_cast<float*>(place + BlockZeros(groups))[g] = sum + 0.0f;
+    }
   }
 }
 

@@ -55,8 +55,9 @@ __device__ inline float TemperatureAt(const DeviceTemperature& t, unsigned posit
   return static_cast<float>(1 + static_cast<double>(t.scale) * LogOf(1 + static_cast<double>(steps)));
 }
 
-// A block a row, its warps take the heads of q, k and v in turn: a warp a head in shared memory, 128
-// neighbouring bytes a load; f16 is written by 4 bytes a lane. Bytes: q read and written, k and v read and
+// A warp a head of q, k or v of a row, in shared memory, 128 neighbouring bytes a load; f16 is written by 4
+// bytes a lane. With a norm across heads one block has the whole row, and its warps take the heads in turn:
+// all of q has to be read before a head of it is written. Bytes: q read and written, k and v read and
 // written in the cache's type. Bound: latency for a decode step, memory for a prompt. (Asked for one block a
 // multiprocessor at least, ptxas keeps in registers what lives across divisions; else it spills on
 // sm_80, 90.)
@@ -90,7 +91,8 @@ __global__ void __launch_bounds__(kThreads, 1) KvWriteKernel(KvWriteLaunch launc
   const float temperature = TemperatureAt(launch.temperature, place.position);
   float* const head = heads_of_warps + warp * dim;
   const unsigned sides = launch.v == nullptr ? 1 : 2;  // keys alone, or values too
-  for (unsigned h = warp; h < launch.heads + sides * kv.kv_heads; h += kWarps) {
+  const unsigned heads = launch.heads + sides * kv.kv_heads;
+  for (unsigned h = blockIdx.y * kWarps + warp; h < heads; h += gridDim.y * kWarps) {
     __syncwarp();
     if (h < launch.heads) {
       TurnHead(launch, q + h * dim, launch.q_weight, is_across ? h * dim : 0, launch.q_epsilon, across[0],
@@ -119,18 +121,19 @@ __global__ void __launch_bounds__(kThreads, 1) KvWriteKernel(KvWriteLaunch launc
   }
 }
 
-// A block a row; warp 0 makes the cache's row, the others rotate q's heads and, with a temperature, multiply
-// their absorbed part too. Widths and bounds as above.
+// The first warp of a row's blocks makes the cache's row, each other one rotates a head of q and, with a
+// temperature, multiplies its absorbed part too. Widths and bounds as above.
 __global__ void __launch_bounds__(kThreads) LatentKvWriteKernel(LatentKvWriteLaunch launch) {
   extern __shared__ float rows_of_warps[];  // [kWarps][kv_rank + rope_dims]
   const RowPlace place = launch.places[blockIdx.x];
   const unsigned warp = threadIdx.x / kLanes;
+  const unsigned item = blockIdx.y * kWarps + warp;
   const unsigned lane = threadIdx.x % kLanes;
   const unsigned rank = launch.kv_rank;
   const unsigned row = rank + launch.rope_dims;
   const float* const cos_sin = launch.rope_table + uint64_t{place.position} * launch.rope_dims;
   float* const turned = rows_of_warps + warp * row;
-  if (warp == 0) {
+  if (item == 0) {
     const float* const latent = launch.latent + place.row * launch.latent_stride;
     const float r = launch.normed ? NormFactor(latent, rank, launch.epsilon) : 1.0f;
     for (unsigned d = lane; d < row; d += kLanes) {
@@ -144,26 +147,27 @@ __global__ void __launch_bounds__(kThreads) LatentKvWriteKernel(LatentKvWriteLau
               place.position % kPagePositions, turned);
     return;
   }
+  if (item > launch.heads) {
+    return;
+  }
+  const unsigned h = item - 1;
+  const float* const q =
+      launch.q + place.row * launch.q_stride + h * (launch.nope_dim + launch.rope_dims) + launch.nope_dim;
+  float* const out = launch.q_out + place.row * launch.q_out_stride + h * row + rank;
+  for (unsigned d = lane; d < launch.rope_dims; d += kLanes) {
+    turned[d] = q[d];
+  }
+  __syncwarp();
+  RopeHead(cos_sin, launch.rope_dims, launch.rope_interleaved, turned);
+  __syncwarp();
   const float temperature = TemperatureAt(launch.temperature, place.position);
-  for (unsigned h = warp - 1; h < launch.heads; h += kWarps - 1) {
-    const float* const q =
-        launch.q + place.row * launch.q_stride + h * (launch.nope_dim + launch.rope_dims) + launch.nope_dim;
-    float* const out = launch.q_out + place.row * launch.q_out_stride + h * row + rank;
-    __syncwarp();
-    for (unsigned d = lane; d < launch.rope_dims; d += kLanes) {
-      turned[d] = q[d];
-    }
-    __syncwarp();
-    RopeHead(cos_sin, launch.rope_dims, launch.rope_interleaved, turned);
-    __syncwarp();
-    for (unsigned d = lane; d < launch.rope_dims; d += kLanes) {
-      out[d] = turned[d] * temperature;
-    }
-    if (launch.temperature.scale != 0) {
-      float* const absorbed = out - rank;
-      for (unsigned d = lane; d < rank; d += kLanes) {
-        absorbed[d] = absorbed[d] * temperature;
-      }
+  for (unsigned d = lane; d < launch.rope_dims; d += kLanes) {
+    out[d] = turned[d] * temperature;
+  }
+  if (launch.temperature.scale != 0) {
+    float* const absorbed = out - rank;
+    for (unsigned d = lane; d < rank; d += kLanes) {
+      absorbed[d] = absorbed[d] * temperature;
     }
   }
 }
@@ -172,12 +176,16 @@ __global__ void __launch_bounds__(kThreads) LatentKvWriteKernel(LatentKvWriteLau
 
 cudaError_t EnqueueKvWrite(const KvWriteLaunch& launch, Launcher& launcher) {
   const uint64_t shared = uint64_t{4} * kWarps * launch.kv.head_dim;
-  return launcher.Launch(KvWriteKernel, launch.rows, kThreads, shared, launch);
+  const uint32_t heads = launch.heads + (launch.v == nullptr ? 1 : 2) * launch.kv.kv_heads;
+  const bool whole = launch.qk_norm == QkNorm::kAcrossHeads;
+  const dim3 grid(launch.rows, whole ? 1 : (heads + kWarps - 1) / kWarps);
+  return launcher.Launch(KvWriteKernel, grid, kThreads, shared, launch);
 }
 
 cudaError_t EnqueueLatentKvWrite(const LatentKvWriteLaunch& launch, Launcher& launcher) {
   const uint64_t shared = uint64_t{4} * kWarps * (launch.kv_rank + launch.rope_dims);
-  return launcher.Launch(LatentKvWriteKernel, launch.rows, kThreads, shared, launch);
+  const dim3 grid(launch.rows, launch.heads / kWarps + 1);  // a warp a head, and one for the cache's row
+  return launcher.Launch(LatentKvWriteKernel, grid, kThreads, shared, launch);
 }
 
 }  // namespace sluice::cuda

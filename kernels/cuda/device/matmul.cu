@@ -86,7 +86,8 @@ __device__ void PlainPart(const MatMulLaunch& launch, const MatMulLaunchPart& pa
            blockIdx.z * launch.x_head_stride;
   }
   float dots[kTokens];
-  PlainDots<kTokens>(m, row, x, dots);
+  // More loads for four tokens would take the registers of a second block on a multiprocessor.
+  PlainDots<kTokens, kTokens == 1 ? 8 : 1>(m, row, x, dots);
   if (inside && threadIdx.x % 4 == 0) {
 #pragma unroll
     for (int t = 0; t < kTokens; ++t) {

@@ -9,6 +9,28 @@ constexpr unsigned kThreads = 512;
 constexpr unsigned kBins = 256;
 constexpr unsigned kExpChunk = 4096;  // exponentials made at once, 16 KiB
 
+// Calls visit(i, logits[i]) for all of a row; a thread has eight loads in flight.
+template <typename Visit>
+__device__ inline void ForEachLogit(const float* logits, unsigned vocab, Visit visit) {
+  constexpr unsigned kLoads = 8;
+  unsigned first = threadIdx.x;
+  for (; first + (kLoads - 1) * kThreads < vocab; first += kLoads * kThreads) {
+    float values[kLoads];
+#pragma unroll
+    for (unsigned i = 0; i < kLoads; ++i) {
+      values[i] = logits[first + i * kThreads];
+    }
+#pragma unroll
+    for (unsigned i = 0; i < kLoads; ++i) {
+      visit(first + i * kThreads, values[i]);
+    }
+  }
+#pragma unroll 1
+  for (; first < vocab; first += kThreads) {
+    visit(first, logits[first]);
+  }
+}
+
 // The order of section 8 as one number: larger is better, a lower index better among equals.
 __device__ inline unsigned long long OrderOf(float logit, unsigned index) {
   return static_cast<unsigned long long>(OrderedBits(logit)) << 32 | (0xffffffffu - index);
@@ -25,12 +47,12 @@ __device__ inline unsigned long long KthBest(const float* logits, unsigned vocab
       bins[i] = 0;
     }
     __syncthreads();
-    for (unsigned i = threadIdx.x; i < vocab; i += kThreads) {
-      const unsigned long long order = OrderOf(logits[i], i);
+    ForEachLogit(logits, vocab, [&](unsigned i, float logit) {
+      const unsigned long long order = OrderOf(logit, i);
       if (shift == 56 || order >> (shift + 8) == prefix >> (shift + 8)) {
         atomicAdd(&bins[order >> shift & 0xff], 1u);
       }
-    }
+    });
     __syncthreads();
     if (threadIdx.x == 0) {
       unsigned left = wanted;
@@ -111,12 +133,12 @@ __global__ void __launch_bounds__(kThreads) TopLogitsKernel(TopLogitsCall call) 
     gathered = 0;
   }
   __syncthreads();
-  for (unsigned i = threadIdx.x; i < call.vocab; i += kThreads) {
-    const unsigned long long order = OrderOf(logits[i], i);
+  ForEachLogit(logits, call.vocab, [&](unsigned i, float logit) {
+    const unsigned long long order = OrderOf(logit, i);
     if (order >= last) {
       orders[atomicAdd(&gathered, 1u)] = order;
     }
-  }
+  });
   __syncthreads();
   Sort(orders, count);
   for (unsigned i = threadIdx.x; i < call.k; i += kThreads) {
