@@ -72,6 +72,8 @@ class Service:
         self.inferds = [None] * len(packs)
         self.generation = 0
         self.budget = 0
+        self.weightd_options = []  # of the next starts, beside those drawn
+        self.inferd_options = []
 
     def path(self, name):
         return os.path.join(self.folder, name)
@@ -90,18 +92,24 @@ class Service:
         arguments = ["--socket", self.path("w.sock"), "--dram-budget", str(budget), "--preload", "off"]
         for pack in self.packs:
             arguments += ["--pack", pack]
+        arguments += self.weightd_options
         self.weightd = daemons.Daemon(
             "weightd", arguments, self.path(f"w{self.generation}.log"), env=self.environment()
         )
 
+    def draw_device(self):
+        """The flags of the next inferd's device, and its name."""
+        return random_device(self.random, self.only)
+
     def start_inferd(self, index):
         self.generation += 1
-        flags, device = random_device(self.random, self.only)
+        flags, device = self.draw_device()
         self.findings.count("starts on " + device)
         self.inferds[index] = daemons.Daemon(
             "inferd",
             ["--pack", self.packs[index], "--weightd", self.path("w.sock"), "--listen", self.target(index),
-             "--admin", "unix:" + self.path(f"a{index}.sock"), "--threads", "2", "--context", "512", *flags],
+             "--admin", "unix:" + self.path(f"a{index}.sock"), "--threads", "2", "--context", "512", *flags,
+             *self.inferd_options],
             self.path(f"i{self.generation}.log"), env=self.environment(),
         )  # fmt: skip
 
