@@ -436,9 +436,8 @@ class Soak:
         self.where = "reference"
         self.began = OWN_TIME.seconds
         shared = soak_fit.shared_names()
+        full = mounted(os.path.join(self.folder, "full"))
         try:
-            self.full = mounted(os.path.join(self.folder, "full"))
-            full, self.full = self.full, None
             self.make_packs()
             self.full = full
             length = max(5, min(900, self.options.seconds / 8))
@@ -449,8 +448,8 @@ class Soak:
             self.report("hangs", str(error))
         finally:
             self.service.kill_all()
-            if self.full is not None:
-                daemons.subprocess.run(["umount", "-l", self.full], check=False)
+            if full is not None:
+                daemons.subprocess.run(["umount", "-l", full], check=False)
             shutil.rmtree(self.folder, ignore_errors=True)
         if soak_fit.shared_names() - shared:
             self.report("leaks", f"/dev/shm has {soak_fit.shared_names() - shared}")
