@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "bench/round_trips.h"
+#include "common/base/clock.h"
 #include "common/base/status.h"
 #include "grpcpp/create_channel.h"
 #include "inferd/session/session_weight_client.h"
@@ -44,7 +45,7 @@ absl::StatusOr<std::unique_ptr<inferd::SessionWeightClient>> Start(const TempDir
   inferd::SessionWeightClientOptions options;
   options.socket = weightd->socket();
   options.pack_dir = folder.File("pack");
-  ASSIGN_OR_RETURN(auto client, inferd::SessionWeightClient::Connect(options, absl::Now() + kPatience));
+  ASSIGN_OR_RETURN(auto client, inferd::SessionWeightClient::Connect(options, SteadyNow() + kPatience));
   for (uint32_t extent = 0; extent < client->pack().extent_count(); ++extent) {
     inferd::ExtentLease lease;
     RETURN_IF_ERROR(FetchAndLease(client.get(), extent + 1, extent, &lease));

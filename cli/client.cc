@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "common/base/clock.h"
 #include "common/base/status.h"
 #include "daemon/grpc_status.h"
 #include "grpc/health/v1/health.grpc.pb.h"
@@ -42,7 +43,7 @@ class Call {
 
   grpc::ClientContext* context() { return &context_; }
   void SetDeadline(absl::Duration patience) {
-    context_.set_deadline(absl::ToChronoTime(absl::Now() + patience));
+    context_.set_deadline(absl::ToChronoTime(ToWallClock(SteadyNow() + patience)));
   }
   // Returns the call's final status; CANCELLED after an interrupt.
   absl::Status Result(const grpc::Status& status) const {
@@ -129,10 +130,10 @@ void CallStopper::Ended() {
 }
 
 absl::Status Client::CheckServing(absl::Duration patience) {
-  const absl::Time deadline = absl::Now() + patience;
+  const absl::Time deadline = SteadyNow() + patience;
   while (true) {
     Call call(interrupt_);
-    call.SetDeadline(std::max(deadline - absl::Now(), absl::Milliseconds(1)));
+    call.SetDeadline(std::max(deadline - SteadyNow(), absl::Milliseconds(1)));
     grpc::health::v1::HealthCheckResponse response;
     const absl::Status status = call.Result(health_->stub->Check(call.context(), {}, &response));
     if (absl::IsCancelled(status)) {
@@ -146,7 +147,7 @@ absl::Status Client::CheckServing(absl::Duration patience) {
       return absl::OkStatus();
     }
     // The server may be starting, or waiting for weightd's restart.
-    if (absl::Now() + kAskAgain >= deadline) {
+    if (SteadyNow() + kAskAgain >= deadline) {
       return absl::UnavailableError(
           absl::StrCat(address_, " is not serving after ", absl::FormatDuration(patience)));
     }

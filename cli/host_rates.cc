@@ -20,7 +20,6 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "common/base/checksum.h"
 #include "common/base/clock.h"
 #include "common/base/machine_facts.h"
@@ -89,8 +88,8 @@ class Kernels {
     RETURN_IF_ERROR(Open(threads));
     RETURN_IF_ERROR(Step());  // wakes the threads
     dense_ = experts_ = small_ = {};
-    const absl::Time end = absl::Now() + absl::Seconds(kStepsSeconds);
-    while (absl::Now() < end) RETURN_IF_ERROR(Step());
+    const absl::Time end = SteadyNow() + absl::Seconds(kStepsSeconds);
+    while (SteadyNow() < end) RETURN_IF_ERROR(Step());
     KernelRates rates;
     rates.dense = static_cast<double>(dense_.bytes) / dense_.seconds;
     rates.experts = experts_.bytes > 0 ? static_cast<double>(experts_.bytes) / experts_.seconds : rates.dense;
@@ -144,12 +143,12 @@ class Kernels {
       uint64_t bytes = 0;
       backend_->BeginStep();
       const absl::Cleanup end = [this] { backend_->EndStep(); };
-      const absl::Time start = absl::Now();
+      const absl::Time start = SteadyNow();
       double seconds = 0;
       while (seconds < kCachedSeconds / kRounds) {
         ASSIGN_OR_RETURN(const uint64_t read, call());
         bytes += read;
-        seconds = absl::ToDoubleSeconds(absl::Now() - start);
+        seconds = absl::ToDoubleSeconds(SteadyNow() - start);
       }
       best = std::max(best, static_cast<double>(bytes) / seconds);
     }
@@ -164,9 +163,9 @@ class Kernels {
   };
 
   absl::Status Time(Spent* part, const std::function<absl::StatusOr<uint64_t>()>& call) {
-    const absl::Time start = absl::Now();
+    const absl::Time start = SteadyNow();
     ASSIGN_OR_RETURN(const uint64_t bytes, call());
-    part->seconds += absl::ToDoubleSeconds(absl::Now() - start);
+    part->seconds += absl::ToDoubleSeconds(SteadyNow() - start);
     part->bytes += bytes;
     ++part->calls;
     return absl::OkStatus();
@@ -388,15 +387,15 @@ class RandomReads {
       ended_.Signal();
     });
     ASSIGN_OR_RETURN(file_, reader_->Register(path));
-    const absl::Time start = absl::Now();
+    const absl::Time start = SteadyNow();
     for (uint64_t tag = 0; tag < count_; ++tag) Submit(tag);
-    while (absl::Now() < start + kMeasure) {
+    while (SteadyNow() < start + kMeasure) {
       ASSIGN_OR_RETURN(const uint64_t tag, Ended());
       Submit(tag);
     }
     for (uint64_t left = count_; left > 0; --left) RETURN_IF_ERROR(Ended().status());
     const MutexLock lock(&mutex_);
-    return static_cast<double>(bytes_) / absl::ToDoubleSeconds(absl::Now() - start);
+    return static_cast<double>(bytes_) / absl::ToDoubleSeconds(SteadyNow() - start);
   }
 
  private:

@@ -9,6 +9,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "common/base/clock.h"
 #include "common/base/size.h"
 #include "common/base/status.h"
 #include "common/base/version.h"
@@ -207,9 +208,9 @@ absl::Status Retries::Wait(const absl::Status& failure, std::optional<absl::Dura
     return Annotate(failure, absl::StrCat("the hub asks to come again in ", FormatTimeSpan(wait)));
   }
   note_(absl::StrCat(failure.message(), "; again in ", FormatTimeSpan(wait)));
-  for (const absl::Time end = absl::Now() + wait; absl::Now() < end;) {
+  for (const absl::Time end = SteadyNow() + wait; SteadyNow() < end;) {
     if (cancel_ != nullptr && cancel_->load()) return absl::CancelledError("interrupted");
-    absl::SleepFor(std::min(kLook, end - absl::Now()));
+    absl::SleepFor(std::min(kLook, end - SteadyNow()));
   }
   return absl::OkStatus();
 }

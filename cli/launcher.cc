@@ -19,11 +19,11 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/strip.h"
-#include "absl/time/clock.h"
 #include "cli/output_files.h"
 #include "cli/pack_cache.h"
 #include "cli/supervisor.h"
 #include "cli/terminal.h"
+#include "common/base/clock.h"
 #include "common/base/json_reader.h"
 #include "common/base/runtime_dir.h"
 #include "common/base/size.h"
@@ -46,7 +46,7 @@ absl::StatusOr<std::vector<OptionText>> AskWeightd(const std::string& socket) {
   grpc::ClientContext context;
   context.set_authority("localhost");
   context.set_wait_for_ready(true);  // weightd may be restarting
-  context.set_deadline(absl::ToChronoTime(absl::Now() + kPatience));
+  context.set_deadline(absl::ToChronoTime(ToWallClock(SteadyNow() + kPatience)));
   sluice::weights::v1::GetStatsResponse stats;
   RETURN_IF_ERROR(Annotate(FromGrpcStatus(stub->GetStats(&context, {}, &stats)),
                            absl::StrCat("cannot ask weightd at ", socket)));
@@ -347,7 +347,7 @@ absl::Status Launcher::StartSupervisor() {
 }
 
 absl::Status Launcher::WaitUntilServing() {
-  const absl::Time deadline = absl::Now() + kStartPatience;
+  const absl::Time deadline = SteadyNow() + kStartPatience;
   absl::Time unavailable_since = absl::InfiniteFuture();
   while (true) {
     RETURN_IF_ERROR(context_.interrupt->Check());
@@ -362,7 +362,7 @@ absl::Status Launcher::WaitUntilServing() {
     } else if (!supervisor_.valid()) {
       return absl::AbortedError(absl::StrCat("inferd at ", paths_.inferd_socket, " has gone"));
     }
-    if (absl::Now() > deadline) {
+    if (SteadyNow() > deadline) {
       return absl::DeadlineExceededError(
           absl::StrCat("inferd is not serving after ", FormatTimeSpan(kStartPatience),
                        "; its log ends with:", LogTail(paths_.inferd_log, kLogLines)));
@@ -381,8 +381,8 @@ absl::Status Launcher::AskState(absl::Time* unavailable_since) {
     case api::SERVER_STATE_SERVING:
       return absl::OkStatus();
     case api::SERVER_STATE_UNAVAILABLE:
-      *unavailable_since = std::min(*unavailable_since, absl::Now());
-      if (absl::Now() - *unavailable_since > kUnavailablePatience) {
+      *unavailable_since = std::min(*unavailable_since, SteadyNow());
+      if (SteadyNow() - *unavailable_since > kUnavailablePatience) {
         return CodeFromText(info->state_detail(), absl::StatusCode::kFailedPrecondition,
                             absl::StrCat("inferd cannot serve: ", info->state_detail()));
       }
@@ -430,10 +430,10 @@ absl::Status Launcher::CompareFound(std::vector<std::string>* differences) {
   if (!compared.ok()) {
     return absl::IsUnavailable(compared) ? gone : compared;
   }
-  const absl::Time deadline = absl::Now() + absl::Milliseconds(kLeavePatienceMs);
+  const absl::Time deadline = SteadyNow() + absl::Milliseconds(kLeavePatienceMs);
   const bool abandoned =
       ValueOf(server_options_, "parent-lifeline") != "-1" && ValueOf(server_options_, "keep") == "0ms";
-  while (abandoned && absl::Now() < deadline) {
+  while (abandoned && SteadyNow() < deadline) {
     RETURN_IF_ERROR(context_.interrupt->Check());
     if (!ConnectUnix(paths_.inferd_socket, UnixSocketType::kStream).ok()) {
       return gone;

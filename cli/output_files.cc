@@ -13,8 +13,8 @@
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "cli/json.h"
+#include "common/base/clock.h"
 #include "common/base/size.h"
 #include "common/base/status.h"
 
@@ -43,7 +43,7 @@ absl::StatusOr<UniqueFd> LockFile(const std::string& path, absl::Duration patien
   if (!fd.valid()) {
     return ErrnoToStatus(errno, absl::StrCat("cannot open the lock ", path));
   }
-  const absl::Time start = absl::Now();
+  const absl::Time start = SteadyNow();
   const absl::Time deadline = start + patience;
   bool told = !on_wait;
   while (flock(fd.get(), LOCK_EX | LOCK_NB) != 0) {
@@ -53,11 +53,11 @@ absl::StatusOr<UniqueFd> LockFile(const std::string& path, absl::Duration patien
     if (cancel != nullptr && cancel->load()) {
       return absl::CancelledError("interrupted");
     }
-    if (absl::Now() > deadline) {
+    if (SteadyNow() > deadline) {
       return absl::DeadlineExceededError(
           absl::StrCat(path, " is still locked by another process after ", FormatTimeSpan(patience)));
     }
-    if (!told && absl::Now() - start >= kNoticeAfter) {
+    if (!told && SteadyNow() - start >= kNoticeAfter) {
       told = true;
       on_wait(LockHolder(fd.get()));
     }

@@ -24,6 +24,7 @@
 #include "absl/strings/strip.h"
 #include "absl/time/clock.h"
 #include "cli/output_files.h"
+#include "common/base/clock.h"
 #include "common/base/status.h"
 #include "common/base/unix_listener.h"
 
@@ -158,7 +159,7 @@ DaemonProcess::Exit DaemonProcess::Reap() {
 }
 
 bool DaemonProcess::MayRestart() {
-  const absl::Time now = absl::Now();
+  const absl::Time now = SteadyNow();
   deaths_.push_back(now);
   while (now - deaths_.front() > kDeathWindow) {
     deaths_.pop_front();
@@ -217,9 +218,9 @@ class Supervisor {
 
   // Serves until the last user has left and the grace time has passed.
   void Serve() {
-    empty_since_ = absl::Now();
+    empty_since_ = SteadyNow();
     grace_ = kFirstUserPatience;
-    while (!cancelled_ && !(users_.empty() && absl::Now() >= empty_since_ + grace_)) {
+    while (!cancelled_ && !(users_.empty() && SteadyNow() >= empty_since_ + grace_)) {
       PollOnce();
     }
   }
@@ -261,7 +262,7 @@ class Supervisor {
     if (!users_.empty()) {
       return -1;
     }
-    const int64_t left = absl::ToInt64Milliseconds(empty_since_ + grace_ - absl::Now());
+    const int64_t left = absl::ToInt64Milliseconds(empty_since_ + grace_ - SteadyNow());
     return static_cast<int>(std::clamp<int64_t>(left + 1, 0, 1 << 30));
   }
 
@@ -294,7 +295,7 @@ class Supervisor {
     }
     if (had_user_ && users_.empty() && !idle_) {
       idle_ = true;
-      empty_since_ = absl::Now();
+      empty_since_ = SteadyNow();
       // After a daemon's failure the others are useless and are not kept.
       grace_ = failures_.empty() ? keep_ : absl::ZeroDuration();
     }

@@ -13,7 +13,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "absl/time/clock.h"
+#include "common/base/clock.h"
 #include "common/base/size.h"
 #include "common/base/status.h"
 
@@ -94,10 +94,10 @@ std::string ProgressLine(const std::string& label, ProgressUnit unit, uint64_t d
 }
 
 Progress::Progress(std::string label, ProgressUnit unit, bool quiet)
-    : label_(std::move(label)), unit_(unit), shown_(!quiet && StderrIsTerminal()), start_(absl::Now()) {}
+    : label_(std::move(label)), unit_(unit), shown_(!quiet && StderrIsTerminal()), start_(SteadyNow()) {}
 
 void Progress::Update(uint64_t done, uint64_t total) {
-  const absl::Time now = absl::Now();
+  const absl::Time now = SteadyNow();
   if (shown_ && (now - last_ >= kRefresh || (total != 0 && done >= total))) {
     last_ = now;
     const std::string line = ProgressLine(label_, unit_, done, total, now - start_);

@@ -18,7 +18,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "common/base/clock.h"
 #include "common/base/status.h"
 
@@ -116,7 +115,7 @@ SignalKind ProcessSignals::Take() {
 }
 
 bool ProcessSignals::AwaitEnd(absl::Duration timeout) {
-  const absl::Time deadline = absl::Now() + timeout;
+  const absl::Time deadline = SteadyNow() + timeout;
   while (true) {
     // A reload request is ignored here: the process is ending.
     for (SignalKind kind = Take(); kind != SignalKind::kNone; kind = Take()) {
@@ -124,7 +123,7 @@ bool ProcessSignals::AwaitEnd(absl::Duration timeout) {
         return true;
       }
     }
-    const absl::Duration left = deadline - absl::Now();
+    const absl::Duration left = deadline - SteadyNow();
     if (left <= absl::ZeroDuration()) {
       return false;
     }
@@ -183,7 +182,7 @@ void DaemonLoop::Ready() {
 // Rounds up, so that a watchdog beat is never awaited in a loop of waits of 0 ms, and limits to an hour, so
 // that an infinite deadline fits poll's milliseconds.
 int DaemonLoop::PollMs() const {
-  const absl::Duration left = std::min(next_heartbeat_, end_at_) - absl::Now();
+  const absl::Duration left = std::min(next_heartbeat_, end_at_) - SteadyNow();
   return left > absl::Hours(1)
              ? 3'600'000
              : static_cast<int>(absl::ToInt64Milliseconds(std::max(left, absl::ZeroDuration()))) + 1;
@@ -203,11 +202,11 @@ DaemonLoop::Turn DaemonLoop::Next(int event) {
   // Deadlines come before events: a flood of events must not delay the watchdog's beat, nor the end of a
   // daemon whose parent has gone.
   while (true) {
-    if (absl::Now() >= end_at_) {
+    if (SteadyNow() >= end_at_) {
       return End("the parent has gone");
     }
-    if (absl::Now() >= next_heartbeat_) {
-      next_heartbeat_ = absl::Now() + heartbeat_interval_;
+    if (SteadyNow() >= next_heartbeat_) {
+      next_heartbeat_ = SteadyNow() + heartbeat_interval_;
       return Turn::kHeartbeat;
     }
     pollfd polled[3] = {
@@ -227,7 +226,7 @@ DaemonLoop::Turn DaemonLoop::Next(int event) {
     if (polled[1].revents != 0 && LifelineEnded()) {
       options_.lifeline.reset();
       const absl::Duration keep = options_.keep();
-      end_at_ = absl::Now() + keep;
+      end_at_ = SteadyNow() + keep;
       log_->info("the parent has gone; ending in {}", absl::FormatDuration(keep));
     }
     if (polled[2].revents != 0) {

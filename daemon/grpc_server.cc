@@ -15,6 +15,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
+#include "common/base/clock.h"
 #include "common/base/status.h"
 #include "common/base/unix_listener.h"
 #include "grpc/grpc.h"
@@ -339,7 +340,7 @@ void GrpcServer::Shutdown(absl::Duration timeout) {
       endpoint->loop->Stop();  // before the server: gRPC would not close a socket that it gets later
     }
   }
-  impl_->server->Shutdown(absl::ToChronoTime(absl::Now() + timeout));
+  impl_->server->Shutdown(absl::ToChronoTime(ToWallClock(SteadyNow() + timeout)));
   impl_->server->Wait();
 }
 

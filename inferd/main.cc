@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
+#include "common/base/clock.h"
 #include "common/base/status.h"
 #include "common/base/unique_fd.h"
 #include "common/base/unix_listener.h"
@@ -89,8 +89,8 @@ void NotifyPhase(const ServiceNotifier& notifier, spdlog::logger* log, const Ser
 // Lets answers finish; a second signal cancels them.
 void DrainAnswers(InferdDaemon* daemon, absl::Duration timeout, ProcessSignals* signals,
                   spdlog::logger* log) {
-  const absl::Time end = absl::Now() + timeout;
-  while (!daemon->Drain(kSignalCheck) && absl::Now() < end) {
+  const absl::Time end = SteadyNow() + timeout;
+  while (!daemon->Drain(kSignalCheck) && SteadyNow() < end) {
     if (signals->Take() == SignalKind::kEnd) {
       log->info("told again: answers are cut");
       return;

@@ -9,7 +9,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "common/base/clock.h"
 #include "common/base/unique_fd.h"
 #include "common/base/unix_listener.h"
@@ -96,8 +95,8 @@ void AwaitEnd(DaemonLoop* loop, Process* process) {
 void DrainSessions(WeightdServer* server, absl::Duration timeout, ProcessSignals* signals,
                    spdlog::logger* logger) {
   server->Drain();
-  const absl::Time end = absl::Now() + timeout;
-  while (server->open_sessions() > 0 && absl::Now() < end && !signals->AwaitEnd(kSessionCheck)) {
+  const absl::Time end = SteadyNow() + timeout;
+  while (server->open_sessions() > 0 && SteadyNow() < end && !signals->AwaitEnd(kSessionCheck)) {
   }
   if (const size_t left = server->open_sessions(); left > 0) {
     logger->warn("{} sessions are still open", left);

@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "common/base/clock.h"
 #include "inferd/engine/engine_core.h"
 #include "inferd/forward/sequence.h"
 #include "inferd/model/pull_client.h"
@@ -42,10 +43,10 @@ class StepEngine {
         inferd::ComputeDevices{Value(CreateCudaBackend(plan.backend)), nullptr}, &registry_));
     const inferd::GenerateSpec spec = GreedySpec("r", {4, 5, 6}, tokens + 1);
     core_->Add(std::make_unique<inferd::GenerateSequence>(Value(registry_.Enter(spec.request_id, 1, 1)), spec,
-                                                          sink_, absl::Now(), 5,
+                                                          sink_, SteadyNow(), 5,
                                                           client_->pack().config().eos_ids, nullptr));
     while (sink_->ids().empty()) {
-      core_->Step(absl::Now());
+      core_->Step(SteadyNow());
     }
   }
 
@@ -53,7 +54,7 @@ class StepEngine {
   size_t Run() {
     const size_t before = sink_->ids().size();
     while (!sink_->ended()) {
-      core_->Step(absl::Now());
+      core_->Step(SteadyNow());
     }
     return sink_->ids().size() - before;
   }

@@ -4,12 +4,12 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "absl/time/clock.h"
 #include "cli/answer.h"
 #include "cli/command_line.h"
 #include "cli/launcher.h"
 #include "cli/output_files.h"
 #include "cli/terminal.h"
+#include "common/base/clock.h"
 #include "common/base/status.h"
 
 namespace sluice::cli {
@@ -33,7 +33,7 @@ absl::StatusOr<int> Logits(const CommandContext& context, const Options& o) {
   const uint64_t vocab = launcher->model().vocab_size();
   ASSIGN_OR_RETURN(const std::unique_ptr<SafetensorsWriter> writer,
                    SafetensorsWriter::Create(o.out, "logits", ids->size(), vocab));
-  const absl::Time start = absl::Now();
+  const absl::Time start = SteadyNow();
   Progress progress("logits", ProgressUnit::kTokens, o.common.quiet);
   ScoreTask task;
   task.input = *ids;
@@ -49,7 +49,7 @@ absl::StatusOr<int> Logits(const CommandContext& context, const Options& o) {
     return PrintJson(Json::Object().Set("tokens", ids->size()));
   }
   RETURN_IF_ERROR(WriteStdout(absl::StrFormat("%s: logits f32 [%d, %d], %.1f s\n", o.out, ids->size(), vocab,
-                                              absl::ToDoubleSeconds(absl::Now() - start))));
+                                              absl::ToDoubleSeconds(SteadyNow() - start))));
   return kExitOk;
 }
 

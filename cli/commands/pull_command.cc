@@ -10,6 +10,7 @@
 #include "cli/command_line.h"
 #include "cli/hub_pull.h"
 #include "cli/pack_cache.h"
+#include "common/base/clock.h"
 #include "common/base/size.h"
 #include "common/base/status.h"
 
@@ -53,13 +54,13 @@ absl::StatusOr<PullRequest> RequestOf(const Options& o) {
 
 absl::StatusOr<int> Run(const CommandContext& context, const Options& o) {
   ASSIGN_OR_RETURN(const PullRequest request, RequestOf(o));
-  const absl::Time start = absl::Now();
+  const absl::Time start = SteadyNow();
   const absl::StatusOr<PullSummary> pulled = Pull(request, context.interrupt->flag());
   if (absl::IsCancelled(pulled.status())) {
     return absl::CancelledError("interrupted; what came stays, and the same command goes on with it");
   }
   RETURN_IF_ERROR(pulled.status());
-  const double seconds = absl::ToDoubleSeconds(absl::Now() - start);
+  const double seconds = absl::ToDoubleSeconds(SteadyNow() - start);
   if (o.json) {
     return PrintJson(Json::Object()
                          .Set("folder", request.folder)

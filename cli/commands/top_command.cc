@@ -12,11 +12,11 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/notification.h"
-#include "absl/time/clock.h"
 #include "cli/command_line.h"
 #include "cli/commands/top_report.h"
 #include "cli/runtime_paths.h"
 #include "cli/terminal.h"
+#include "common/base/clock.h"
 #include "common/base/runtime_dir.h"
 #include "common/base/size.h"
 #include "daemon/grpc_status.h"
@@ -109,7 +109,7 @@ class Watcher {
     sample.inferd = Ask<InferdFacts, inference::GetStatsResponse>(
         [this](auto* context, auto* response) { return inferd_->GetStats(context, {}, response); },
         &sample.inferd_why);
-    sample.at = absl::Now();
+    sample.at = SteadyNow();
     return sample;
   }
 
@@ -117,7 +117,7 @@ class Watcher {
   template <typename Facts, typename Response, typename Question>
   static std::optional<Facts> Ask(const Question& question, std::string* why) {
     grpc::ClientContext context;
-    context.set_deadline(absl::ToChronoTime(absl::Now() + kAnswerPatience));
+    context.set_deadline(absl::ToChronoTime(ToWallClock(SteadyNow() + kAnswerPatience)));
     Response response;
     const absl::Status status = FromGrpcStatus(question(&context, &response));
     if (!status.ok()) {

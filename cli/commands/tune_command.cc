@@ -5,9 +5,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "absl/time/clock.h"
 #include "cli/command_line.h"
 #include "cli/runtime_paths.h"
+#include "common/base/clock.h"
 #include "common/base/runtime_dir.h"
 #include "common/base/size.h"
 #include "common/base/status.h"
@@ -40,7 +40,7 @@ absl::StatusOr<v1::TuneResponse> Ask(const Options& o) {
   if (o.context.has_value()) request.set_context(static_cast<uint32_t>(*o.context));
   grpc::ClientContext context;
   context.set_authority("localhost");
-  context.set_deadline(absl::ToChronoTime(absl::Now() + kPatience));
+  context.set_deadline(absl::ToChronoTime(ToWallClock(SteadyNow() + kPatience)));
   v1::TuneResponse response;
   RETURN_IF_ERROR(Annotate(FromGrpcStatus(stub->Tune(&context, request, &response)),
                            absl::StrCat("inferd at ", o.admin)));

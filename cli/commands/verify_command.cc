@@ -1,9 +1,9 @@
 // `sluice verify`: checks every digest and checksum of a pack.
 
 #include "absl/strings/str_format.h"
-#include "absl/time/clock.h"
 #include "cli/command_line.h"
 #include "cli/pack_progress.h"
+#include "common/base/clock.h"
 #include "common/base/size.h"
 #include "common/base/status.h"
 #include "pack/in_place/in_place_checksums.h"
@@ -15,13 +15,13 @@ namespace sluice::cli {
 namespace {
 
 absl::StatusOr<int> Verify(const CommandContext& context, const std::string& pack, bool json, bool quiet) {
-  const absl::Time start = absl::Now();
+  const absl::Time start = SteadyNow();
   PackProgressBar bar(quiet);
   ASSIGN_OR_RETURN(const std::unique_ptr<Pack> opened, Pack::Open(pack));
   RETURN_IF_ERROR(opened->in_place() ? VerifyInPlace(pack, bar.callback(), context.interrupt->flag())
                                      : VerifyPack(pack, bar.callback(), context.interrupt->flag()));
   bar.Finish();
-  const double seconds = absl::ToDoubleSeconds(absl::Now() - start);
+  const double seconds = absl::ToDoubleSeconds(SteadyNow() - start);
   ASSIGN_OR_RETURN(const PackInspection inspection, InspectPack(pack));
   if (json) {
     return PrintJson(Json::Object()

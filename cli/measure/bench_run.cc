@@ -13,7 +13,7 @@
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "absl/time/clock.h"
+#include "common/base/clock.h"
 #include "common/base/size.h"
 #include "common/base/status.h"
 #include "kernels/cpu/read_bandwidth.h"
@@ -248,10 +248,10 @@ api::GenerateStreamRequest RequestOf(const BenchTest& test, const BenchInput& in
 }
 
 void RunSequence(Client* client, const api::GenerateStreamRequest& request, SequenceTimes* times) {
-  times->start = absl::Now();
+  times->start = SteadyNow();
   times->status = client->GenerateStream(request, [times](const api::GenerateStreamResponse& event) {
     if (event.has_delta() && event.delta().token_ids_size() > 0) {
-      times->last = absl::Now();
+      times->last = SteadyNow();
       if (times->tokens == 0) {
         times->first = times->last;
       }

@@ -6,8 +6,8 @@
 #include <csignal>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "cli/runtime_paths.h"
+#include "common/base/clock.h"
 #include "common/base/size.h"
 
 namespace sluice::cli {
@@ -84,7 +84,7 @@ void ModelProcess::Load() {
 }
 
 void ModelProcess::Probe() {
-  deadline_ = absl::Now() + patience_;
+  deadline_ = SteadyNow() + patience_;
   Ask();
 }
 
@@ -92,7 +92,7 @@ void ModelProcess::Ask() {
   if (asking_ != nullptr || !daemon_.running() || stopping_) {
     return;
   }
-  if (absl::Now() > deadline_) {
+  if (SteadyNow() > deadline_) {
     overdue_ = absl::StrCat("it does not serve after ", FormatTimeSpan(patience_));
     daemon_.Stop(kUnloadPatience);
     return;

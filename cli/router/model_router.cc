@@ -27,6 +27,7 @@
 #include "cli/router/routed_call.h"
 #include "cli/router/routed_http_call.h"
 #include "cli/runtime_paths.h"
+#include "common/base/clock.h"
 #include "common/base/metrics.h"
 #include "common/base/mutex.h"
 #include "common/base/status.h"
@@ -348,7 +349,7 @@ void ModelRouter::Impl::Advance() {
   }
   for (;;) {
     RunWaiting();
-    const std::optional<ModelTable::Step> step = table.Next(absl::Now());
+    const std::optional<ModelTable::Step> step = table.Next(SteadyNow());
     RunWaiting();  // a model may no longer have to make room
     if (!step.has_value()) {
       break;
@@ -356,7 +357,7 @@ void ModelRouter::Impl::Advance() {
     ModelLane& lane = lanes[step->model];
     if (step->load) {
       Log(absl::StrCat("loading ", options.models[step->model].served.name));
-      lane.load_began = absl::Now();
+      lane.load_began = SteadyNow();
       lane.process->Load();
     } else {
       Log(absl::StrCat("unloading ", options.models[step->model].served.name));
@@ -365,7 +366,7 @@ void ModelRouter::Impl::Advance() {
   }
   due.cancel();
   if (const absl::Time at = table.NextDue(); at != absl::InfiniteFuture()) {
-    due.expires_after(absl::ToChronoMilliseconds(std::max(at - absl::Now(), absl::ZeroDuration())) +
+    due.expires_after(absl::ToChronoMilliseconds(std::max(at - SteadyNow(), absl::ZeroDuration())) +
                       std::chrono::milliseconds(1));
     due.async_wait([this](boost::system::error_code error) {
       if (!error) {
@@ -386,7 +387,7 @@ void ModelRouter::Impl::RunWaiting() {
 void ModelRouter::Impl::Run(std::shared_ptr<RoutedCall> call) {
   const size_t model = call->model();
   Unqueue(call);
-  table.Began(model, absl::Now());
+  table.Began(model, SteadyNow());
   call->Forward(lanes[model].servers,
                 [this, weak = std::weak_ptr<RoutedCall>(call)](bool lost, const std::string& why) {
                   if (const auto ended = weak.lock(); ended != nullptr) {
@@ -398,7 +399,7 @@ void ModelRouter::Impl::Run(std::shared_ptr<RoutedCall> call) {
 void ModelRouter::Impl::OnCallEnd(const std::shared_ptr<RoutedCall>& call, bool lost,
                                   const std::string& why) {
   const size_t model = call->model();
-  table.Ended(model, absl::Now());
+  table.Ended(model, SteadyNow());
   if (lost && (call->attempts() >= kMaxAttempts || ending)) {
     call->Fail(absl::UnavailableError(
         absl::StrCat("model ", options.models[model].served.name, " was lost before it answered: ", why)));
@@ -420,12 +421,12 @@ void ModelRouter::Impl::OnLoaded(size_t model) {
   lane.failure.clear();
   lane.servers.grpc = ConnectInferd(options.models[model].grpc_socket);
   if (lane.load_began != absl::InfinitePast()) {
-    lane.load_time = absl::Now() - std::exchange(lane.load_began, absl::InfinitePast());
+    lane.load_time = SteadyNow() - std::exchange(lane.load_began, absl::InfinitePast());
     ++lane.loads;
     Log(absl::StrFormat("loaded %s in %.2f s", options.models[model].served.name,
                         absl::ToDoubleSeconds(lane.load_time)));
   }
-  table.Loaded(model, absl::Now());
+  table.Loaded(model, SteadyNow());
   Advance();
 }
 

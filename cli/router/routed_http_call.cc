@@ -5,7 +5,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
+#include "common/base/clock.h"
 #include "inferd/http/answer_format.h"
 
 namespace sluice::cli {
@@ -28,7 +28,7 @@ RoutedHttpCall::RoutedHttpCall(boost::asio::io_context& io, size_t model, bool s
       streams_(streams),
       request_(std::move(request)),
       exchange_(std::move(exchange)),
-      arrived_(absl::Now()),
+      arrived_(SteadyNow()),
       pinged_(arrived_) {}
 
 void RoutedHttpCall::Begin(std::function<void()> on_left) {

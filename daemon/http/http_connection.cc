@@ -12,7 +12,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
+#include "common/base/clock.h"
 #include "daemon/http/http_core.h"
 #include "daemon/http/http_message.h"
 
@@ -87,7 +87,7 @@ HttpConnection::HttpConnection(std::shared_ptr<HttpCore> core, std::shared_ptr<H
     : core_(std::move(core)),
       transport_(std::move(transport)),
       origin_(std::move(origin)),
-      since_(absl::Now()),
+      since_(SteadyNow()),
       progress_(since_) {}
 
 void HttpConnection::Start() {
@@ -97,7 +97,7 @@ void HttpConnection::Start() {
       return;
     }
     self->state_ = State::kReading;
-    self->since_ = absl::Now();
+    self->since_ = SteadyNow();
     self->StartRead();
   });
 }
@@ -200,7 +200,7 @@ void HttpConnection::Advance() {
     const bool head = !reader_.head_done();
     const RequestReader::Step step = head ? reader_.ReadHead(origin_->policy, &fresh) : reader_.ReadBody();
     if (fresh) {
-      since_ = absl::Now();
+      since_ = SteadyNow();
     }
     if (step == RequestReader::Step::kMore) {
       return;
@@ -263,7 +263,7 @@ std::optional<HttpProblem> HttpConnection::CheckKey() {
   if (!core_->handler->IsRateLimited(reader_.head().request.path)) {
     return std::nullopt;
   }
-  if (const std::optional<absl::Duration> wait = use->Enter(absl::Now()); wait.has_value()) {
+  if (const std::optional<absl::Duration> wait = use->Enter(SteadyNow()); wait.has_value()) {
     return HttpProblem{
         429, "rate_limit_exceeded", "this key's limit of requests is reached",
         std::max(1, static_cast<int>(absl::ToInt64Seconds(absl::Ceil(*wait, absl::Seconds(1)))))};
@@ -281,7 +281,7 @@ void HttpConnection::Dispatch() {
   const size_t reserved = std::exchange(reserved_bytes_, 0);
   reader_.End();
   state_ = State::kAnswering;
-  since_ = absl::Now();
+  since_ = SteadyNow();
   keep_alive_ = reader_.head().keep_alive && !core_->draining;
   const auto exchange = std::make_shared<ConnectionExchange>(core_, weak_from_this(), number_);
   boost::asio::post(core_->workers,
@@ -405,7 +405,7 @@ void HttpConnection::End(uint64_t request, bool whole) {
 
 void HttpConnection::Send(std::string bytes) {
   if (out_.empty() && writing_.empty()) {
-    progress_ = absl::Now();
+    progress_ = SteadyNow();
   }
   out_ += bytes;
   if (writing_.empty()) {
@@ -433,7 +433,7 @@ void HttpConnection::OnWrite(boost::system::error_code error, size_t size) {
     return;
   }
   written_ += size;
-  progress_ = absl::Now();
+  progress_ = SteadyNow();
   if (written_ < writing_.size() || !out_.empty()) {
     StartWrite();
     return;
@@ -461,7 +461,7 @@ void HttpConnection::AnswerIsOver() {
     return;
   }
   state_ = State::kReading;
-  since_ = absl::Now();
+  since_ = SteadyNow();
   Advance();  // the next request may have arrived already
 }
 
@@ -479,7 +479,7 @@ void HttpConnection::ForgetRequest() {
 
 void HttpConnection::Linger() {
   state_ = State::kLingering;
-  since_ = absl::Now();
+  since_ = SteadyNow();
   reader_.DropWaiting();
   transport_->ShutDownSending();
 }

@@ -16,7 +16,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
+#include "common/base/clock.h"
 #include "common/base/status.h"
 #include "common/base/unique_fd.h"
 #include "common/base/unix_listener.h"
@@ -244,7 +244,7 @@ void HttpServer::Impl::Tick() {
     if (error) {
       return;
     }
-    const absl::Time now = absl::Now();
+    const absl::Time now = SteadyNow();
     const std::vector<std::shared_ptr<HttpConnection>> all(core->connections.begin(),
                                                            core->connections.end());
     for (const auto& connection : all) {

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "absl/time/clock.h"
+#include "common/base/clock.h"
 #include "common/base/status.h"
 #include "inferd/model/weight_client.h"
 
@@ -151,7 +151,7 @@ void HostResidency::Handle(const FetchKey& key, const FetchCompletion& completio
   if (key.request_class ==
       RequestClass::kPrefetch) {  // a failed prefetch costs nothing: the demand reports the error
     if (entry.state == State::kWaiting && completion.code == absl::StatusCode::kOk && LeaseExpert(index)) {
-      stall_.Restart(absl::Now());
+      stall_.Restart(SteadyNow());
     }
     return;
   }
@@ -161,7 +161,7 @@ void HostResidency::Handle(const FetchKey& key, const FetchCompletion& completio
   --in_flight_;
   if (completion.code == absl::StatusCode::kOk && LeaseExpert(index)) {
     window_.OnCompleted();
-    stall_.Restart(absl::Now());
+    stall_.Restart(SteadyNow());
     return;
   }
   switch (completion.code) {
@@ -185,7 +185,7 @@ void HostResidency::Handle(const FetchKey& key, const FetchCompletion& completio
 // Sends requests for waiting demands as far as the window, the ring and weightd's room allow. After a refusal
 // one request goes out alone.
 absl::Status HostResidency::RequestWaiting() {
-  const absl::Time now = absl::Now();
+  const absl::Time now = SteadyNow();
   const BatchSubmit batch_submit(client_);
   for (uint32_t i = 0; i < demands() && waiting_ > 0; ++i) {
     if (window_.IsFull(in_flight_) || !window_.CanRequest(in_flight_, now)) {

@@ -5,7 +5,7 @@
 #include <cstring>
 #include <limits>
 
-#include "absl/time/clock.h"
+#include "common/base/clock.h"
 #include "common/base/status.h"
 #include "inferd/cache/neuron_residency.h"
 
@@ -68,7 +68,7 @@ void NeuronResidency::CountDemand(uint32_t expert, const Entry& entry) {
 
 // Sends waiting requests as far as the window, the ring and the slots allow.
 absl::Status NeuronResidency::RequestWaiting() {
-  if (!window_.CanRequest(slots_->demands_in_flight(), absl::Now())) {
+  if (!window_.CanRequest(slots_->demands_in_flight(), SteadyNow())) {
     return absl::OkStatus();
   }
   const BatchSubmit batch_submit(client_);
@@ -287,7 +287,7 @@ void NeuronResidency::Handle(const FetchKey& key, const FetchCompletion& complet
 }
 
 void NeuronResidency::CountArrival() {
-  stall_.Restart(absl::Now());
+  stall_.Restart(SteadyNow());
   window_.OnCompleted();
   window_.OnRoomMade();
 }

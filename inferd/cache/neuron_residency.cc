@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "absl/time/clock.h"
+#include "common/base/clock.h"
 #include "common/base/status.h"
 
 namespace sluice::inferd {
@@ -186,15 +186,15 @@ absl::Status NeuronResidency::Arrived() {
 
 absl::Time NeuronResidency::WaitUntil() const {
   if (!leads_out_.empty()) {
-    return absl::Now() + kDevicePace;
+    return SteadyNow() + kDevicePace;
   }
   if (window_.no_room() && slots_->demands_in_flight() == 0) {
     return window_.retry_at();
   }
   if (slots_->demands_in_flight() == 0) {  // waits for a slot that is still read, or that a prefetch holds
-    return absl::Now() + FetchWindow::kRetryPace;
+    return SteadyNow() + FetchWindow::kRetryPace;
   }
-  return slots_->TileOf(width_) < width_ ? absl::Now() + kNeuronTilePace : absl::InfiniteFuture();
+  return slots_->TileOf(width_) < width_ ? SteadyNow() + kNeuronTilePace : absl::InfiniteFuture();
 }
 
 bool NeuronResidency::NextWaits() const {
@@ -386,7 +386,7 @@ absl::Status NeuronResidency::FillLeads() {
     return absl::OkStatus();
   }
   uint64_t missing = pack_.expert_total();
-  absl::Time limit = absl::Now() + options_.slots.stall_limit;
+  absl::Time limit = SteadyNow() + options_.slots.stall_limit;
   for (;;) {
     ASSIGN_OR_RETURN(const uint64_t asked, RequestLeads());
     RETURN_IF_ERROR(fill_.Drain(0));
@@ -395,8 +395,8 @@ absl::Status NeuronResidency::FillLeads() {
       return absl::OkStatus();
     }
     if (asked < missing) {
-      limit = absl::Now() + options_.slots.stall_limit;
-    } else if (absl::Now() >= limit) {
+      limit = SteadyNow() + options_.slots.stall_limit;
+    } else if (SteadyNow() >= limit) {
       return absl::ResourceExhaustedError(absl::StrCat(asked, " of ", pack_.expert_total(),
                                                        " experts' leads did not come for ",
                                                        absl::FormatDuration(options_.slots.stall_limit)));

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
+#include "common/base/clock.h"
 #include "common/base/status.h"
 
 namespace sluice::inferd {
@@ -69,7 +69,7 @@ void LayerResidency::CloseLayer() {
 }
 
 void LayerResidency::CountRefusal() {
-  window_.OnRefused(in_flight(), absl::Now());
+  window_.OnRefused(in_flight(), SteadyNow());
   counters_.Add(layer_, &ResidencyCounters::no_room);
 }
 
@@ -80,7 +80,7 @@ absl::StatusOr<absl::Span<const ReadyTile>> LayerResidency::Next() {
     RETURN_IF_ERROR(ReturnTiles(queue_->Record()));
     ready_.clear();
   }
-  stall_.Restart(absl::Now());  // computing is not waiting
+  stall_.Restart(SteadyNow());  // computing is not waiting
   poller_.Restart(clock_.NowNanos());
   const auto tiles = AwaitTiles();
   fetches_->CountPolled(poller_.Take(clock_.NowNanos()));
@@ -105,7 +105,7 @@ absl::StatusOr<absl::Span<const ReadyTile>> LayerResidency::AwaitTiles() {
     if (open_ == 0) {
       break;
     }
-    if (stall_.Exceeded(absl::Now())) {
+    if (stall_.Exceeded(SteadyNow())) {
       return StallError();
     }
     RETURN_IF_ERROR(WaitForMore());
@@ -119,7 +119,7 @@ absl::Status LayerResidency::WaitForMore() {
     return absl::OkStatus();
   }
   fetches_->CountPolled(poller_.Take(nanos));
-  const absl::Time now = absl::Now();
+  const absl::Time now = SteadyNow();
   const absl::Time listener = ListenerWaits() ? now + kDevicePace : absl::InfiniteFuture();
   return fetches_->Wait(stall_.EndOfWait(now, std::min(WaitUntil(), listener)));
 }

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "absl/time/clock.h"
+#include "common/base/clock.h"
 #include "common/base/status.h"
 
 namespace sluice::inferd {
@@ -209,7 +209,7 @@ void SlabResidency::EndLayer() {
 }
 
 absl::Status SlabResidency::RequestWaiting() {
-  if (!window_.CanRequest(in_flight_, absl::Now())) {
+  if (!window_.CanRequest(in_flight_, SteadyNow())) {
     return absl::OkStatus();
   }
   const BatchSubmit batch_submit(client_);
@@ -275,7 +275,7 @@ void SlabResidency::HandleForDemand(uint32_t index, const FetchKey& key, const F
       entry.state = State::kReady;
       window_.OnCompleted();
       window_.OnRoomMade();
-      stall_.Restart(absl::Now());
+      stall_.Restart(SteadyNow());
       return;
     case absl::StatusCode::kDataLoss:
       entry.state = State::kFailed;
@@ -312,9 +312,9 @@ absl::Status SlabResidency::WaitForMore() {
 
 absl::Time SlabResidency::WaitUntil() const {
   if (in_flight_ == 0) {  // waits for a retry of a fill, or for a slot that a prefetch holds
-    return window_.no_room() ? window_.retry_at() : absl::Now() + FetchWindow::kRetryPace;
+    return window_.no_room() ? window_.retry_at() : SteadyNow() + FetchWindow::kRetryPace;
   }
-  return slots_->TileOf(layer_) < width_ ? absl::Now() + kTilePace : absl::InfiniteFuture();
+  return slots_->TileOf(layer_) < width_ ? SteadyNow() + kTilePace : absl::InfiniteFuture();
 }
 
 std::optional<WeightView> SlabResidency::Lead(uint32_t layer, uint32_t expert) const {

@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
+#include "common/base/clock.h"
 #include "common/base/status.h"
 
 namespace sluice::inferd {
@@ -51,7 +51,7 @@ void StreamOrder::Queued(Event used) {
 SlotFill::SlotFill(absl::Duration stall_limit, FetchQueue* fetches, Cache cache)
     : stall_limit_(stall_limit), fetches_(fetches), cache_(std::move(cache)), stall_(stall_limit) {}
 
-void SlotFill::Restart() { stall_.Restart(absl::Now()); }
+void SlotFill::Restart() { stall_.Restart(SteadyNow()); }
 
 absl::Status SlotFill::Fill(const Pack& pack, const SlotTable& table,
                             const std::vector<std::vector<uint32_t>>& order,
@@ -91,16 +91,16 @@ absl::Status SlotFill::Drain(uint32_t most) {
   while (cache_.in_flight() > most) {
     cache_.poll();
     if (cache_.in_flight() < before) {
-      stall_.Restart(absl::Now());
+      stall_.Restart(SteadyNow());
       before = cache_.in_flight();
       continue;
     }
-    if (stall_.Exceeded(absl::Now())) {
+    if (stall_.Exceeded(SteadyNow())) {
       return absl::ResourceExhaustedError(absl::StrCat("filling the device's memory: ", cache_.in_flight(),
                                                        " transfers did not end for ",
                                                        absl::FormatDuration(stall_limit_)));
     }
-    RETURN_IF_ERROR(fetches_->Wait(stall_.EndOfWait(absl::Now())));
+    RETURN_IF_ERROR(fetches_->Wait(stall_.EndOfWait(SteadyNow())));
   }
   return absl::OkStatus();
 }

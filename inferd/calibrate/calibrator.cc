@@ -22,8 +22,8 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "absl/time/clock.h"
 #include "common/base/checksum.h"
+#include "common/base/clock.h"
 #include "common/base/file_io.h"
 #include "common/base/status.h"
 #include "common/profile/profile.h"
@@ -280,21 +280,21 @@ class StageDriver {
     const double unit_work = work_[number_ - 1] / static_cast<double>(std::max<uint64_t>(stage->units(), 1));
     time_left_.Skip(unit_work * static_cast<double>(unit));
     uint64_t saved = unit;
-    absl::Time next_save = absl::Now() + options_.save_interval;
+    absl::Time next_save = SteadyNow() + options_.save_interval;
     for (Report(*stage, unit); unit < stage->units(); Report(*stage, unit)) {
       if (sink_->Cancelled()) {
         if (unit > saved) RETURN_IF_ERROR(journal_.Save(number_, unit, *stage));
         return absl::CancelledError("calibration was interrupted; the same call goes on where it stopped");
       }
-      const absl::Time begin = absl::Now();
+      const absl::Time begin = SteadyNow();
       RETURN_IF_ERROR(stage->RunUnit(unit++));
-      time_left_.Add(unit_work, absl::Now() - begin);
-      if (unit == stage->units() || absl::Now() >= next_save) {
-        const absl::Time start = absl::Now();
+      time_left_.Add(unit_work, SteadyNow() - begin);
+      if (unit == stage->units() || SteadyNow() >= next_save) {
+        const absl::Time start = SteadyNow();
         RETURN_IF_ERROR(journal_.Save(number_, unit, *stage));
         saved = unit;
         // Saving uses at most a twentieth of the time, whatever the size of the state.
-        next_save = absl::Now() + std::max(options_.save_interval, 20 * (absl::Now() - start));
+        next_save = SteadyNow() + std::max(options_.save_interval, 20 * (SteadyNow() - start));
       }
     }
     return absl::OkStatus();
@@ -438,7 +438,7 @@ absl::StatusOr<std::vector<std::string>> WriteFiles(const std::string& folder, c
 absl::StatusOr<CalibrationSummary> Calibrate(const CalibrationSpec& spec, const CalibratorOptions& options,
                                              const Pack& pack, const OnEngine& on_engine,
                                              CalibrationSink* sink) {
-  const absl::Time start = absl::Now();
+  const absl::Time start = SteadyNow();
   RETURN_IF_ERROR(CheckSpec(spec, pack.config()));
   const ProfileKeys keys{pack.manifest().provenance.source_digest, pack.model_id()};
   CalibrationSummary summary;
@@ -462,7 +462,7 @@ absl::StatusOr<CalibrationSummary> Calibrate(const CalibrationSpec& spec, const 
   ASSIGN_OR_RETURN(summary.files, WriteFiles(summary.folder, set));
   RETURN_IF_ERROR(journal->Remove());
   summary.resumed = driver.resumed();
-  summary.seconds = absl::ToDoubleSeconds(absl::Now() - start);
+  summary.seconds = absl::ToDoubleSeconds(SteadyNow() - start);
   return summary;
 }
 

@@ -20,6 +20,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "common/base/clock.h"
 #include "common/base/listen_address.h"
 #include "common/base/machine_facts.h"
 #include "common/base/metrics.h"
@@ -320,9 +321,9 @@ absl::Status InferdDaemon::Reload(const InferdOptions& options) {
 void InferdDaemon::Begin() {
   starter_ = std::thread([this] {
     // weightd may die during this start, as at any other time: reconnect and start again.
-    const absl::Time until = absl::Now() + options_.weightd_wait;
+    const absl::Time until = SteadyNow() + options_.weightd_wait;
     absl::Status status = StartEngine(until);
-    while (absl::IsUnavailable(status) && engine_ == nullptr && absl::Now() + kStartPause < until) {
+    while (absl::IsUnavailable(status) && engine_ == nullptr && SteadyNow() + kStartPause < until) {
       log_->warn("starting anew: {}", std::string(status.message()));
       absl::SleepFor(kStartPause);
       status = StartEngine(until);
@@ -394,7 +395,7 @@ absl::Status InferdDaemon::StartEngine(absl::Time until) {
     // weightd keeps the trial's lease as long as that session lasts. The trial created two contexts, and a
     // cold GPU takes seconds for each: the second session has a time limit of its own.
     client.reset();
-    until = std::max(until, absl::Now() + options_.weightd_wait);
+    until = std::max(until, SteadyNow() + options_.weightd_wait);
     ASSIGN_OR_RETURN(client, SessionWeightClient::Connect(session, until));
   }
   const std::string transport = client->Describe();
@@ -445,7 +446,7 @@ void InferdDaemon::OpenPrefixes() {
     return;
   }
   state_->SetProgress(absl::StrCat("reading prefixes from ", path));
-  const absl::Time begin = absl::Now();
+  const absl::Time begin = SteadyNow();
   absl::Status rejected;
   const auto on_failure = [log = log_](const absl::Status& why) {
     log->error("cached prefixes are saved no more: {}", std::string(why.message()));
@@ -459,7 +460,7 @@ void InferdDaemon::OpenPrefixes() {
   } else {
     log_->info(
         "loaded {} pages and {} states of cached prefixes from {} in {:.2f} s; {} records were damaged",
-        loaded->pages, loaded->states, path, absl::ToDoubleSeconds(absl::Now() - begin), loaded->damaged);
+        loaded->pages, loaded->states, path, absl::ToDoubleSeconds(SteadyNow() - begin), loaded->damaged);
   }
 }
 
@@ -467,11 +468,11 @@ void InferdDaemon::ClosePrefixes() {
   if (options_.prefix_file.empty() || engine_ == nullptr || !StartStatus().ok()) {
     return;
   }
-  const absl::Time begin = absl::Now();
+  const absl::Time begin = SteadyNow();
   const absl::StatusOr<PrefixCache::Saved> saved = engine_->ClosePrefixes();
   if (saved.ok()) {
     log_->info("{} pages and {} states of cached prefixes are in {}, after {:.2f} s", saved->pages,
-               saved->states, options_.prefix_file, absl::ToDoubleSeconds(absl::Now() - begin));
+               saved->states, options_.prefix_file, absl::ToDoubleSeconds(SteadyNow() - begin));
   } else if (!absl::IsNotFound(saved.status())) {  // that was logged before
     log_->error("cached prefixes could not be saved: {}", std::string(saved.status().message()));
   }

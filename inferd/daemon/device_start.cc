@@ -8,7 +8,7 @@
 
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
+#include "common/base/clock.h"
 #include "common/base/status.h"
 #include "inferd/model/weight_buffers.h"
 #include "pack/pack.h"
@@ -25,7 +25,7 @@ absl::Status Await(WeightClient* client, uint64_t id, absl::Time deadline,
                    absl::FunctionRef<absl::Status()> at_end) {
   std::optional<absl::Status> outcome;
   while (!outcome.has_value()) {
-    if (absl::Now() >= deadline) {
+    if (SteadyNow() >= deadline) {
       return absl::DeadlineExceededError("weightd did not answer in time");
     }
     RETURN_IF_ERROR(client->Wait(deadline));
@@ -113,7 +113,7 @@ absl::StatusOr<Trial> TryHandles(const CudaModuleApi& cuda, BackendLimits limits
   Trial trial;
   while (true) {
     HandleKind kind = HandleKind::kCudaFd;
-    trial.outcome = TryPush(start->backend.get(), client, absl::Now() + timeout, &kind, &trial.lost);
+    trial.outcome = TryPush(start->backend.get(), client, SteadyNow() + timeout, &kind, &trial.lost);
     absl::StrAppend(&trial.words, trial.words.empty() ? "" : "; ", "by ", NameOf(kind), ": ",
                     trial.outcome.ok() ? "its trial succeeded" : trial.outcome.message());
     const bool choice = limits.shared_handle == SharedHandle::kBest && kind != HandleKind::kCudaIpc;
@@ -121,7 +121,7 @@ absl::StatusOr<Trial> TryHandles(const CudaModuleApi& cuda, BackendLimits limits
       return trial;
     }
     if (!client->connected()) {
-      RETURN_IF_ERROR(client->Reconnect(absl::Now() + timeout));
+      RETURN_IF_ERROR(client->Reconnect(SteadyNow() + timeout));
     }
     limits.shared_handle = SharedHandle::kIpc;
     RETURN_IF_ERROR(StartBackend(cuda, limits, start));

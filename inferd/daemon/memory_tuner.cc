@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "common/base/clock.h"
 #include "common/base/size.h"
 #include "common/base/status.h"
 #include "inferd/session/weights_rpc_client.h"
@@ -24,12 +25,12 @@ absl::Status Closed() {
 // Sets the budget and waits until weightd's usage is within it.
 absl::StatusOr<WeightsRpcClient::DramBudget> SetBudget(WeightsRpcClient* weightd, uint64_t bytes) {
   ASSIGN_OR_RETURN(WeightsRpcClient::DramBudget budget,
-                   weightd->SetDramBudget(bytes, absl::Now() + kWeightdTimeout));
-  const absl::Time end = absl::Now() + kUnmapTimeout;
-  while (budget.segment_bytes > bytes && absl::Now() < end) {
+                   weightd->SetDramBudget(bytes, SteadyNow() + kWeightdTimeout));
+  const absl::Time end = SteadyNow() + kUnmapTimeout;
+  while (budget.segment_bytes > bytes && SteadyNow() < end) {
     absl::SleepFor(kLook);
     ASSIGN_OR_RETURN(const WeightsRpcClient::DramBudget now,
-                     weightd->SetDramBudget(bytes, absl::Now() + kWeightdTimeout));
+                     weightd->SetDramBudget(bytes, SteadyNow() + kWeightdTimeout));
     budget.segment_bytes = now.segment_bytes;
   }
   return budget;

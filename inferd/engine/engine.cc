@@ -6,7 +6,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "absl/time/clock.h"
 #include "common/base/clock.h"
 #include "common/base/machine_facts.h"
 #include "common/base/status.h"
@@ -148,7 +147,7 @@ std::string Engine::Describe() const {
 void Engine::Loop() {
   while (!stopping_) {
     TakeQueued();
-    core_->EndExpired(absl::Now());
+    core_->EndExpired(SteadyNow());
     if (!core_->has_weights()) {
       tasks_.FailSteps(Lost("the connection to weightd is lost"));
       RunNextTask();  // the remaining tasks need no weights
@@ -156,7 +155,7 @@ void Engine::Loop() {
       continue;
     }
     const bool ran_task = RunNextTask();
-    const EngineCore::Outcome outcome = core_->Step(absl::Now());
+    const EngineCore::Outcome outcome = core_->Step(SteadyNow());
     Publish();
     if (!core_->broken().ok()) {
       SetHealth(core_->broken(), core_->broken());
@@ -285,9 +284,9 @@ void Engine::TakeQueued() {
 void Engine::Idle(EngineCore::Outcome outcome) {
   absl::Time until = core_->NextDeadline();
   if (outcome == EngineCore::Outcome::kCongested) {
-    until = std::min(until, absl::Now() + kCongestedPause);
+    until = std::min(until, SteadyNow() + kCongestedPause);
   } else if (core_->live() > 0) {
-    until = std::min(until, absl::Now() + kMaxSleep);
+    until = std::min(until, SteadyNow() + kMaxSleep);
   }
   const absl::Status status = client_->Wait(until);
   core_->Poll();
@@ -301,13 +300,13 @@ void Engine::Idle(EngineCore::Outcome outcome) {
 void Engine::HandleLoss() {
   const absl::Duration grace = plan_.options.weightd_grace;
   if (lost_since_ == absl::InfiniteFuture()) {
-    lost_since_ = absl::Now();
+    lost_since_ = SteadyNow();
     SetHealth(Lost("the connection to weightd is lost"), absl::OkStatus());
   }
   const absl::Time give_up = lost_since_ + grace;
-  const bool waiting = absl::Now() < give_up;
+  const bool waiting = SteadyNow() < give_up;
   const absl::Status status =
-      core_->Recover(waiting ? std::min(give_up, absl::Now() + kAttempt) : absl::Now() + kAttempt);
+      core_->Recover(waiting ? std::min(give_up, SteadyNow() + kAttempt) : SteadyNow() + kAttempt);
   if (status.ok()) {
     lost_since_ = absl::InfiniteFuture();
     SetHealth(absl::OkStatus(), absl::OkStatus());
@@ -316,12 +315,12 @@ void Engine::HandleLoss() {
   }
   if (client_->connected() && !absl::IsUnavailable(status)) {
     FailRequests(status);  // weightd is back but cannot give the dense weights
-  } else if (absl::Now() >= give_up) {
+  } else if (SteadyNow() >= give_up) {
     FailRequests(Lost(
         absl::StrCat("weightd is not back after ", absl::FormatDuration(grace), ": ", status.message())));
   }
   const absl::Duration pause =
-      waiting ? std::min(kAttemptPause, std::max(give_up - absl::Now(), absl::ZeroDuration()))
+      waiting ? std::min(kAttemptPause, std::max(give_up - SteadyNow(), absl::ZeroDuration()))
               : kBackgroundPause;
   MutexLock lock(&mutex_);
   if (!stopping_ && incoming_.empty() && cancelled_.empty()) {
@@ -397,7 +396,7 @@ absl::StatusOr<SequenceId> Engine::Enter(const std::string& request_id, const st
     MutexLock lock(&mutex_);
     RETURN_IF_ERROR(refusal_);
   }
-  if (deadline <= absl::Now()) {
+  if (deadline <= SteadyNow()) {
     return ReasonError(absl::StatusCode::kDeadlineExceeded, "DEADLINE_EXCEEDED",
                        "the deadline passed before the request came");
   }
@@ -458,7 +457,7 @@ absl::Status Engine::Generate(GenerateSpec spec, std::shared_ptr<RequestSink> si
   RETURN_IF_ERROR(Rejected(id.status()));
   RETURN_IF_ERROR(Rejected(StillFits(spec.request_id, tokens)));
   const uint64_t seed = seed_base_ + ++seeds_drawn_;
-  Hand(std::make_unique<GenerateSequence>(*id, std::move(spec), std::move(sink), absl::Now(), seed,
+  Hand(std::make_unique<GenerateSequence>(*id, std::move(spec), std::move(sink), SteadyNow(), seed,
                                           config_.eos_ids, tokenizer_, *std::move(constraint)));
   return absl::OkStatus();
 }
@@ -469,7 +468,7 @@ absl::Status Engine::Score(ScoreSpec spec, std::shared_ptr<ScoreSink> sink) {
             (spec.input.size() + spec.targets.size()) * sizeof(int32_t) + kRequestBytes);
   RETURN_IF_ERROR(Rejected(id.status()));
   RETURN_IF_ERROR(Rejected(StillFits(spec.request_id, spec.input.size())));
-  Hand(std::make_unique<ScoreSequence>(*id, std::move(spec), std::move(sink), absl::Now(), config_.vocab));
+  Hand(std::make_unique<ScoreSequence>(*id, std::move(spec), std::move(sink), SteadyNow(), config_.vocab));
   return absl::OkStatus();
 }
 

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "common/base/clock.h"
 #include "common/base/status.h"
 #include "inferd/engine/cache_setup.h"
 #include "inferd/engine/policy_choice.h"
@@ -267,12 +268,12 @@ absl::StatusOr<PrefixCache::Saved> EngineCore::ClosePrefixes() {
 }
 
 bool EngineCore::SavePrefix(bool idle) {
-  const absl::Time begin = absl::Now();
+  const absl::Time begin = SteadyNow();
   if (prefixes_ == nullptr || (!idle && begin < next_save_)) {
     return false;
   }
   const absl::StatusOr<bool> saved = prefixes_->SaveNext();
-  const absl::Time end = absl::Now();
+  const absl::Time end = SteadyNow();
   next_save_ = end + kSavePause * (end - begin);
   if (!saved.ok()) {
     on_save_failure_(saved.status());
@@ -351,7 +352,7 @@ EngineCore::Outcome EngineCore::Step(absl::Time now) {
 
 // Returns the time of the clock that times answers. A virtual clock begins at the epoch.
 absl::Time EngineCore::Now() const {
-  return virtual_clock_ == nullptr ? absl::Now() : absl::FromUnixNanos(virtual_clock_->NowNanos());
+  return virtual_clock_ == nullptr ? SteadyNow() : absl::FromUnixNanos(virtual_clock_->NowNanos());
 }
 
 void EngineCore::ReportScan(const StepPlan& plan) {

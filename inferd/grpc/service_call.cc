@@ -4,6 +4,7 @@
 #include <string>
 
 #include "absl/time/time.h"
+#include "common/base/clock.h"
 #include "daemon/grpc_server.h"
 
 namespace sluice::inferd {
@@ -17,7 +18,7 @@ CallFacts FactsOf(const grpc::CallbackServerContext& call) {
   }
   const std::chrono::system_clock::time_point deadline = call.deadline();
   if (deadline != std::chrono::system_clock::time_point::max()) {
-    facts.deadline = absl::FromChrono(deadline);
+    facts.deadline = FromWallClock(absl::FromChrono(deadline));
   }
   return facts;
 }

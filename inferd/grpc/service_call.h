@@ -13,8 +13,8 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
-#include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "common/base/clock.h"
 #include "common/base/status.h"
 #include "daemon/grpc_status.h"
 #include "grpcpp/server_context.h"
@@ -196,7 +196,7 @@ class ServiceStream : public grpc::ServerWriteReactor<Response>,
     } else if (const auto bytes = Take(end_.has_value(), &message_); bytes.has_value()) {
       in_flight_bytes_ = *bytes;
       writing_ = true;
-      write_began_ = absl::Now();
+      write_began_ = SteadyNow();
       this->StartWrite(&message_);
       return;
     }

@@ -2,7 +2,7 @@
 
 #include <utility>
 
-#include "absl/time/clock.h"
+#include "common/base/clock.h"
 
 namespace sluice::inferd {
 
@@ -67,7 +67,7 @@ bool StreamPump::Await(absl::Time next_tick, std::vector<std::shared_ptr<PumpedC
     if (live_.empty()) {
       wake_.Wait(&mutex_);
     } else {
-      woken = wake_.WaitFor(&mutex_, absl::ToChronoNanoseconds(next_tick - absl::Now()));
+      woken = wake_.WaitFor(&mutex_, absl::ToChronoNanoseconds(next_tick - SteadyNow()));
     }
     waiting_ = false;
     if (!woken) {
@@ -96,14 +96,14 @@ void StreamPump::CheckStalls(absl::Time now) {
 
 void StreamPump::Run() {
   std::vector<std::shared_ptr<PumpedCall>> ready;
-  absl::Time next_tick = absl::Now() + tick_;
+  absl::Time next_tick = SteadyNow() + tick_;
   while (Await(next_tick, &ready)) {
     for (const auto& call : ready) {
       call->scheduled_.store(false);
       call->Pump();
     }
     ready.clear();
-    const absl::Time now = absl::Now();
+    const absl::Time now = SteadyNow();
     if (now >= next_tick) {
       CheckStalls(now);
       next_tick = now + tick_;

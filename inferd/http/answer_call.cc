@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
+#include "common/base/clock.h"
 #include "common/base/status.h"
 #include "inferd/http/request_fields.h"
 
@@ -48,7 +48,7 @@ AnswerCall::AnswerCall(const ServingContext& context, AnswerPlan plan, std::uniq
       plan_(std::move(plan)),
       exchange_(std::move(exchange)),
       writer_(std::move(writer)),
-      wrote_(absl::Now()) {
+      wrote_(SteadyNow()) {
   const MutexLock lock(&mutex_);
   choices_.resize(plan_.specs.size());
   for (const GenerateSpec& spec : plan_.ungenerated) {
@@ -219,7 +219,7 @@ void AnswerCall::WriteRound(Round round) {
     {
       const MutexLock lock(&mutex_);
       writing_ = true;
-      wrote_ = absl::Now();
+      wrote_ = SteadyNow();
     }
     Begin();
     exchange_->Write(std::move(out));

@@ -4,7 +4,7 @@
 #include <string>
 #include <string_view>
 
-#include "absl/time/clock.h"
+#include "common/base/clock.h"
 #include "common/base/status.h"
 #include "common/model/dense_names.h"
 #include "inferd/model/fetch_queue.h"
@@ -600,7 +600,7 @@ absl::Status DenseWeights::HoldAll(absl::Duration stall_limit) {
     RETURN_IF_ERROR(slab_->Offer(/*link_gbps=*/0, /*link_latency_us=*/0, client_));
   }
   StallLimit stall(stall_limit);
-  stall.Restart(absl::Now());
+  stall.Restart(SteadyNow());
   absl::Time retry_at = absl::InfinitePast();
   uint64_t refusals = 0;
   absl::Status trouble;
@@ -615,14 +615,14 @@ absl::Status DenseWeights::HoldAll(absl::Duration stall_limit) {
       trouble = ReasonError(absl::StatusCode::kDataLoss, "WEIGHT_CORRUPT",
                             absl::StrCat(pack_.ExtentName(key.extent), " is damaged"));
     } else if (completion.code == absl::StatusCode::kOk && OnFetched(key.extent)) {
-      stall.Restart(absl::Now());
+      stall.Restart(SteadyNow());
     } else if (completion.code == absl::StatusCode::kResourceExhausted) {
       ++refusals;
-      retry_at = absl::Now() + kRetryPace;
+      retry_at = SteadyNow() + kRetryPace;
     }
   };
   for (;;) {
-    for (uint32_t extent = 0; extent < extents_.size() && absl::Now() >= retry_at; ++extent) {
+    for (uint32_t extent = 0; extent < extents_.size() && SteadyNow() >= retry_at; ++extent) {
       if (extents_[extent] != Extent::kAbsent || TryLease(extent)) {
         continue;
       }
@@ -636,13 +636,13 @@ absl::Status DenseWeights::HoldAll(absl::Duration stall_limit) {
     if (held_ == extents_.size()) {
       return absl::OkStatus();
     }
-    if (stall.Exceeded(absl::Now())) {
+    if (stall.Exceeded(SteadyNow())) {
       // The two causes have different remedies: a budget that is too small, or a disk or weightd that does
       // not respond.
       return refusals > 0 ? NoRoomError() : StallError(stall_limit);
     }
     RETURN_IF_ERROR(client_->Wait(
-        stall.EndOfWait(absl::Now(), absl::Now() < retry_at ? retry_at : absl::InfiniteFuture())));
+        stall.EndOfWait(SteadyNow(), SteadyNow() < retry_at ? retry_at : absl::InfiniteFuture())));
     fetches_->Poll(handle);
     RETURN_IF_ERROR(trouble);
   }

@@ -5,7 +5,7 @@
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
+#include "common/base/clock.h"
 #include "common/base/status.h"
 #include "common/model/dense_names.h"
 #include "pack/row_layout.h"
@@ -190,7 +190,7 @@ void RowSource::OnExtent(uint32_t extent, const FetchCompletion& completion) {
       Damage(group, extent);
       break;
     case absl::StatusCode::kResourceExhausted:
-      retry_at_ = absl::Now() + kRetryPace;
+      retry_at_ = SteadyNow() + kRetryPace;
       return;
     case absl::StatusCode::kDeadlineExceeded:
       error_ = ReasonError(
@@ -202,12 +202,12 @@ void RowSource::OnExtent(uint32_t extent, const FetchCompletion& completion) {
                                                           parts_.client->pack().ExtentName(extent)));
       return;
   }
-  stall_.Restart(absl::Now());
+  stall_.Restart(SteadyNow());
 }
 
 // Requests the absent extents of a table, as many as the ring has room for.
 absl::Status RowSource::Request(uint32_t table) {
-  if (tables_[table].open == 0 || absl::Now() < retry_at_) {
+  if (tables_[table].open == 0 || SteadyNow() < retry_at_) {
     return absl::OkStatus();
   }
   const BatchSubmit batch_submit(parts_.client);
@@ -232,7 +232,7 @@ absl::StatusOr<WeightView> RowSource::Await(uint32_t layer) {
     return absl::InternalError(absl::StrCat("layer ", layer, " has no table of rows"));
   }
   const uint32_t number = static_cast<uint32_t>(table - tables_.begin());
-  stall_.Restart(absl::Now());
+  stall_.Restart(SteadyNow());
   while (table->open > 0) {
     parts_.poll();
     RETURN_IF_ERROR(error_);
@@ -240,7 +240,7 @@ absl::StatusOr<WeightView> RowSource::Await(uint32_t layer) {
     if (table->open == 0) {
       break;
     }
-    const absl::Time now = absl::Now();
+    const absl::Time now = SteadyNow();
     if (stall_.Exceeded(now)) {
       return absl::ResourceExhaustedError(absl::StrCat("layer ", layer, ": ", table->open,
                                                        " extents of rows did not come for ",

@@ -1,6 +1,6 @@
 #include "inferd/model/weight_buffers.h"
 
-#include "absl/time/clock.h"
+#include "common/base/clock.h"
 #include "common/base/status.h"
 
 namespace sluice::inferd {
@@ -45,7 +45,7 @@ absl::StatusOr<std::unique_ptr<DeviceSlab>> DeviceSlab::Create(uint64_t bytes, B
 // with it.
 DeviceSlab::~DeviceSlab() {
   if (client_ != nullptr) {
-    client_->RevokeSlabs(absl::Now() + kUnmapTimeout).IgnoreError();
+    client_->RevokeSlabs(SteadyNow() + kUnmapTimeout).IgnoreError();
   }
   backend_->Free(memory_.buffer).IgnoreError();  // the id is valid
 }

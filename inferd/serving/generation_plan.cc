@@ -8,7 +8,7 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "absl/time/clock.h"
+#include "common/base/clock.h"
 #include "common/base/status.h"
 #include "common/text/chat_template.h"
 
@@ -38,7 +38,7 @@ absl::StatusOr<GenerateSpec> PlanRequest(const ServingContext& context, const Ca
   RETURN_IF_ERROR(spec.constraint.has_value() ? CheckTokenizer(context) : absl::OkStatus());
   RETURN_IF_ERROR(CheckFields(spec, LimitsOf(context), names));
   spec.client = call.client;
-  spec.deadline = std::min(DeadlineOf(context, call), absl::Now() + fields.timeout);
+  spec.deadline = std::min(DeadlineOf(context, call), SteadyNow() + fields.timeout);
   return spec;
 }
 
@@ -83,7 +83,7 @@ absl::StatusOr<std::string> RequestIdOf(const CallFacts& call, const std::string
 }
 
 absl::Time DeadlineOf(const ServingContext& context, const CallFacts& call) {
-  return std::min(call.deadline, absl::Now() + context.limits.max_request_time.Get());
+  return std::min(call.deadline, SteadyNow() + context.limits.max_request_time.Get());
 }
 
 SamplingParams DefaultSampling(const GenerationDefaults& defaults) {

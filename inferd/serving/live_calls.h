@@ -8,8 +8,8 @@
 #include <cstdint>
 
 #include "absl/base/thread_annotations.h"
-#include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "common/base/clock.h"
 #include "common/base/mutex.h"
 
 namespace sluice::inferd {
@@ -32,10 +32,10 @@ class LiveCalls {
   }
   // Waits up to `timeout` until there is no call; true if there is none.
   bool AwaitIdle(absl::Duration timeout) const ABSL_LOCKS_EXCLUDED(mutex_) {
-    const absl::Time deadline = absl::Now() + timeout;
+    const absl::Time deadline = SteadyNow() + timeout;
     const MutexLock lock(&mutex_);
     while (live_ > 0) {
-      const absl::Duration left = deadline - absl::Now();
+      const absl::Duration left = deadline - SteadyNow();
       if (left <= absl::ZeroDuration()) {
         return false;
       }

@@ -5,7 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/notification.h"
-#include "absl/time/clock.h"
+#include "common/base/clock.h"
 #include "common/base/status.h"
 
 namespace sluice::inferd {
@@ -127,7 +127,7 @@ absl::Status SelfTest(EngineApi* engine, int32_t token, absl::Duration limit) {
   spec.prompt = {token};
   spec.stopping.max_tokens = 1;
   spec.stopping.ignore_eos = true;
-  spec.deadline = absl::Now() + limit;
+  spec.deadline = SteadyNow() + limit;
   auto sink = std::make_shared<TestSink>();
   RETURN_IF_ERROR(Annotate(engine->Generate(std::move(spec), sink), "self-test"));
   // The engine itself enforces the deadline; the margin is for an engine that does not.

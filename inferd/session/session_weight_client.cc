@@ -99,7 +99,7 @@ std::vector<uint64_t> ExtentBytes(const Pack& pack) {
 
 int MillisLeft(absl::Time deadline) {
   return static_cast<int>(std::clamp<int64_t>(
-      absl::ToInt64Milliseconds(absl::Ceil(deadline - absl::Now(), absl::Milliseconds(1))), 0, 3'600'000));
+      absl::ToInt64Milliseconds(absl::Ceil(deadline - SteadyNow(), absl::Milliseconds(1))), 0, 3'600'000));
 }
 
 }  // namespace
@@ -119,7 +119,7 @@ absl::StatusOr<std::unique_ptr<SessionWeightClient>> SessionWeightClient::Connec
       new SessionWeightClient(std::move(options), std::move(pack), std::move(wake)));
   absl::Status status = client->OpenSession(deadline);
   // UNAVAILABLE means that weightd is not up yet; every other error would repeat.
-  while (absl::IsUnavailable(status) && absl::Now() + kConnectPause < deadline) {
+  while (absl::IsUnavailable(status) && SteadyNow() + kConnectPause < deadline) {
     absl::SleepFor(kConnectPause);
     status = client->OpenSession(deadline);
   }
@@ -139,7 +139,7 @@ SessionWeightClient::~SessionWeightClient() {
   if (session_ != nullptr && connected()) {
     // Without this call weightd would hold the session's pins until this process has exited.
     WeightsRpcClient(options_.socket)
-        .CloseSession(session_->opened().session, session_->opened().boot_epoch, absl::Now() + kCloseTimeout)
+        .CloseSession(session_->opened().session, session_->opened().boot_epoch, SteadyNow() + kCloseTimeout)
         .IgnoreError();
   }
 }
@@ -264,7 +264,7 @@ absl::StatusOr<uint32_t> SessionWeightClient::OfferSlab(const SlabOffer& offer) 
     return lost();
   }
   const uint32_t number = next_slab_++;
-  RETURN_IF_ERROR(session_->OfferSlab(number, offer, absl::Now() + kSlabTimeout));
+  RETURN_IF_ERROR(session_->OfferSlab(number, offer, SteadyNow() + kSlabTimeout));
   return number;
 }
 
@@ -284,7 +284,7 @@ absl::Status SessionWeightClient::Close(const OpenedSession& opened, int side, i
                                         absl::Time deadline) const {
   const absl::Status closed =
       WeightsRpcClient(options_.socket)
-          .CloseSession(opened.session, opened.boot_epoch, std::min(deadline, absl::Now() + kCloseTimeout));
+          .CloseSession(opened.session, opened.boot_epoch, std::min(deadline, SteadyNow() + kCloseTimeout));
   // weightd's sockets are closed in the middle of a process' death: a peer that closes one and does not
   // answer is dying, and its other resources are gone at its end.
   const bool answers = closed.ok() || absl::IsNotFound(closed);
@@ -296,7 +296,7 @@ absl::Status SessionWeightClient::Close(const OpenedSession& opened, int side, i
     if (exited || (unmapped && (answers || process < 0))) {
       return absl::OkStatus();
     }
-    if (absl::Now() >= deadline) {
+    if (SteadyNow() >= deadline) {
       return absl::DeadlineExceededError(absl::StrCat("weightd has not unmapped the slabs of session ",
                                                       opened.session,
                                                       " in time (closing it: ", closed.ToString(), ")"));
@@ -423,7 +423,7 @@ absl::Status SessionWeightClient::Wait(absl::Time deadline) {
     }
     const bool woken = session_->Sleep(deadline);
     // Other ends of the sleep, such as a new segment, are not the event that the caller waits for.
-    if (session_->lost().ok() && (woken || (deadline != absl::InfiniteFuture() && absl::Now() >= deadline))) {
+    if (session_->lost().ok() && (woken || (deadline != absl::InfiniteFuture() && SteadyNow() >= deadline))) {
       return absl::OkStatus();
     }
   }
@@ -481,12 +481,12 @@ void SessionWeightClient::DropSession(absl::Time deadline) {
   bool exited = false;
   if (ends.process.valid() && !same_process) {
     pollfd polled{ends.process.get(), POLLIN, 0};
-    exited = poll(&polled, 1, MillisLeft(std::min(deadline, absl::Now() + kPeerExitTimeout))) > 0;
+    exited = poll(&polled, 1, MillisLeft(std::min(deadline, SteadyNow() + kPeerExitTimeout))) > 0;
   }
   if (!exited) {
     // A live weightd keeps the pins and the reserve of a lost session until this process exits or reports
     // that it reads nothing any more.
-    Close(opened, ends.side.get(), ends.process.get(), absl::Now() + kCloseTimeout).IgnoreError();
+    Close(opened, ends.side.get(), ends.process.get(), SteadyNow() + kCloseTimeout).IgnoreError();
   }
 }
 

@@ -13,7 +13,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
+#include "common/base/clock.h"
 #include "common/base/status.h"
 #include "common/base/unix_listener.h"
 #include "common/protocol/lease.h"
@@ -62,7 +62,7 @@ absl::Status WeightSession::TakeWelcome(absl::Time deadline) {
   absl::StatusOr<SidePacket> packet = absl::UnavailableError("");
   while (absl::IsUnavailable((packet = ReceiveSideMessage(side_.get())).status())) {
     pollfd polled{side_.get(), POLLIN, 0};
-    if (absl::Now() >= deadline) {
+    if (SteadyNow() >= deadline) {
       return absl::DeadlineExceededError("weightd has not answered HELLO in time");
     }
     ProtocolPoll(&polled, 1, PollTimeoutMs(deadline));
@@ -102,7 +102,7 @@ absl::Status WeightSession::AwaitReady(absl::Time deadline) {
     if (ready_) {
       return absl::OkStatus();
     }
-    if (absl::Now() >= deadline) {
+    if (SteadyNow() >= deadline) {
       return absl::DeadlineExceededError("weightd has not announced its segments in time");
     }
     pollfd polled{side_.get(), POLLIN, 0};
@@ -222,7 +222,7 @@ absl::Status WeightSession::OfferSlab(uint32_t number, const SlabOffer& offer, a
   // The socket is non-blocking, and its buffer may be full of acknowledgements that weightd has not read yet.
   while (absl::IsUnavailable(
              sent = SendSideMessage(side_.get(), message, {&offer.fd, DescriptorsOf(offer.kind)})) &&
-         absl::Now() < deadline) {
+         SteadyNow() < deadline) {
     pollfd polled{side_.get(), POLLOUT, 0};
     ProtocolPoll(&polled, 1, PollTimeoutMs(deadline));
   }
@@ -235,7 +235,7 @@ absl::Status WeightSession::OfferSlab(uint32_t number, const SlabOffer& offer, a
     if (slab_answer_.has_value() && slab_answer_->slab == number) {
       break;
     }
-    if (absl::Now() >= deadline) {
+    if (SteadyNow() >= deadline) {
       return absl::DeadlineExceededError("weightd has not mapped the slab in time");
     }
     pollfd polled{side_.get(), POLLIN, 0};
@@ -306,7 +306,7 @@ enum SleepSource : uint32_t { kBell, kSide, kWake, kPeerExit, kSleepSources };
 }  // namespace
 
 int WeightSession::PollTimeoutMs(absl::Time deadline) {
-  const absl::Duration left = deadline - absl::Now();
+  const absl::Duration left = deadline - SteadyNow();
   if (left >= absl::Hours(1)) {
     return 3'600'000;
   }

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "common/base/clock.h"
 #include "common/base/status.h"
 #include "common/base/unix_listener.h"
 #include "daemon/grpc_status.h"
@@ -90,7 +91,7 @@ absl::StatusOr<OpenedSession> WeightsRpcClient::OpenSession(const OpenSessionPar
     return absl::UnavailableError(absl::StrCat("weightd: ", probe.status().message()));
   }
   grpc::ClientContext context;
-  context.set_deadline(absl::ToChronoTime(deadline));
+  context.set_deadline(absl::ToChronoTime(ToWallClock(deadline)));
   v1::OpenSessionResponse response;
   const grpc::Status status = impl_->stub->OpenSession(&context, RequestOf(params), &response);
   if (!status.ok()) {
@@ -102,7 +103,7 @@ absl::StatusOr<OpenedSession> WeightsRpcClient::OpenSession(const OpenSessionPar
 
 absl::Status WeightsRpcClient::CloseSession(uint64_t session, uint64_t boot_epoch, absl::Time deadline) {
   grpc::ClientContext context;
-  context.set_deadline(absl::ToChronoTime(deadline));
+  context.set_deadline(absl::ToChronoTime(ToWallClock(deadline)));
   v1::CloseSessionRequest request;
   request.set_session(session);
   request.set_boot_epoch(boot_epoch);
@@ -113,7 +114,7 @@ absl::Status WeightsRpcClient::CloseSession(uint64_t session, uint64_t boot_epoc
 absl::StatusOr<WeightsRpcClient::DramBudget> WeightsRpcClient::SetDramBudget(uint64_t bytes,
                                                                              absl::Time deadline) {
   grpc::ClientContext context;
-  context.set_deadline(absl::ToChronoTime(deadline));
+  context.set_deadline(absl::ToChronoTime(ToWallClock(deadline)));
   v1::SetDramBudgetRequest request;
   request.set_dram_budget_bytes(bytes);
   v1::SetDramBudgetResponse response;

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "absl/time/clock.h"
+#include "common/base/clock.h"
 #include "common/base/status.h"
 #include "pack/row_layout.h"
 
@@ -235,13 +235,13 @@ bool VirtualWeightClient::LeaseAll(const ExtentRange& range, std::vector<ExtentL
 absl::Status VirtualWeightClient::CopyNow(const FetchRequest& request, FetchCompletion* completion) {
   const ExtentRange range = ExtentsOf(request);
   std::vector<ExtentLease> leases;
-  const absl::Time limit = absl::Now() + fill_limit_;
+  const absl::Time limit = SteadyNow() + fill_limit_;
   while (!LeaseAll(range, &leases)) {
     RETURN_IF_ERROR(FillNow(request, completion));
     if (completion->code != absl::StatusCode::kOk) {
       return absl::OkStatus();
     }
-    if (absl::Now() > limit) {
+    if (SteadyNow() > limit) {
       completion->code = absl::StatusCode::kResourceExhausted;  // others keep evicting it
       return absl::OkStatus();
     }
@@ -276,7 +276,7 @@ absl::Status VirtualWeightClient::FillNow(const FetchRequest& request, FetchComp
       done = true;
     });
     if (!done) {
-      RETURN_IF_ERROR(behind_->Wait(absl::Now() + fill_limit_));
+      RETURN_IF_ERROR(behind_->Wait(SteadyNow() + fill_limit_));
     }
     if (!done && !behind_->connected()) {
       return absl::UnavailableError("the connection to weightd is lost");

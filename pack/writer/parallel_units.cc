@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
-#include "absl/time/clock.h"
+#include "common/base/clock.h"
 #include "common/base/mutex.h"
 
 namespace sluice {
@@ -79,12 +79,12 @@ ProgressMeter::ProgressMeter(const PackingProgressFn& progress, const std::atomi
                              const char* stage, uint64_t total)
     : progress_(progress),
       cancel_(cancel),
-      start_(absl::Now()),
+      start_(SteadyNow()),
       total_(total),
       stage_(stage),
       next_report_(start_) {}
 
-double ProgressMeter::seconds() const { return absl::ToDoubleSeconds(absl::Now() - start_); }
+double ProgressMeter::seconds() const { return absl::ToDoubleSeconds(SteadyNow() - start_); }
 
 absl::Status ProgressMeter::Add(uint64_t bytes, bool found) {
   MutexLock lock(&mutex_);
@@ -92,7 +92,7 @@ absl::Status ProgressMeter::Add(uint64_t bytes, bool found) {
   // Units of an earlier run are found in almost no time; counting them would make the rate far too high and
   // the time left far too short.
   if (!found) worked_ += bytes;
-  if (done_ >= total_ || absl::Now() >= next_report_) Report();
+  if (done_ >= total_ || SteadyNow() >= next_report_) Report();
   if (cancel_ != nullptr && cancel_->load(std::memory_order_relaxed)) {
     return absl::CancelledError("cancelled; running the same command again goes on from here");
   }
@@ -117,7 +117,7 @@ void ProgressMeter::Report() {
     report.seconds_left = static_cast<double>(total_ - report.bytes_done) / report.bytes_per_second;
   }
   progress_(report);
-  next_report_ = absl::Now() + kReportEvery;
+  next_report_ = SteadyNow() + kReportEvery;
 }
 
 }  // namespace sluice

@@ -105,6 +105,21 @@ class Daemon:
         return code
 
 
+class WallClock:
+    """The wall clock of daemons that start with `environment`, which may be set while they run."""
+
+    def __init__(self, path):
+        self.path = path
+        self.seconds = open(path, "wb", buffering=0)
+        self.set(0)
+        library = os.path.abspath(os.path.join(BIN, "..", "tests", "libsluice_clock_jump.so"))
+        self.environment = {"LD_PRELOAD": library, "SLUICE_CLOCK_JUMP": path}
+
+    def set(self, seconds):
+        """Sets the clock so many seconds ahead of the machine's, or back."""
+        os.pwrite(self.seconds.fileno(), seconds.to_bytes(8, "little", signed=True), 0)
+
+
 class Daemons:
     """weightd and inferd over a pack of the sample model in a folder of their own."""
 
@@ -123,9 +138,9 @@ class Daemons:
     def path(self, name):
         return os.path.join(self.dir, name)
 
-    def start_weightd(self, *arguments):
+    def start_weightd(self, *arguments, **popen):
         self.weightd = Daemon(
-            "weightd", ["--pack", self.pack, "--socket", self.path("w.sock")] + list(arguments), self.path("w.log")
+            "weightd", ["--pack", self.pack, "--socket", self.path("w.sock")] + list(arguments), self.path("w.log"), **popen
         )
         self.weightd.wait_for("weightd serves")
 

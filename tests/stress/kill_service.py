@@ -74,15 +74,17 @@ class Service:
         self.budget = 0
         self.weightd_options = []  # of the next starts, beside those drawn
         self.inferd_options = []
+        self.clock = None  # a daemons.WallClock that later starts follow
 
     def path(self, name):
         return os.path.join(self.folder, name)
 
     def environment(self):
-        """A starting daemon's environment: its own seed of the fake's scheduler."""
+        """A starting daemon's environment: its own seed of the fake's scheduler, and the wall clock to follow."""
         seed = self.random.randrange(0, 100)
         return {
             "SLUICE_CUDA_MODULE": FAKE_CUDA, **os.environ,
+            **(self.clock.environment if self.clock else {}),
             "SLUICE_FAKE_CUDA": f"seed={seed} reports={self.path('reports')}",
         }  # fmt: skip
 

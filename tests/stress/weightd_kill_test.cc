@@ -14,6 +14,7 @@
 #include <thread>
 #include <vector>
 
+#include "common/base/clock.h"
 #include "daemon/grpc_status.h"
 #include "grpcpp/create_channel.h"
 #include "inferd/session/session_weight_client.h"
@@ -35,7 +36,7 @@ absl::StatusOr<std::unique_ptr<inferd::SessionWeightClient>> ConnectTo(const std
   inferd::SessionWeightClientOptions options;
   options.socket = socket;
   options.pack_dir = pack;
-  return inferd::SessionWeightClient::Connect(options, absl::Now() + kPatience);
+  return inferd::SessionWeightClient::Connect(options, SteadyNow() + kPatience);
 }
 
 // Makes random accesses with a few leases held at a time, like an engine.
@@ -117,7 +118,7 @@ class KillTest : public testing::Test {
     const auto stub = v1::WeightService::NewStub(
         grpc::CreateChannel("unix:" + weightd_.socket(), grpc::InsecureChannelCredentials()));
     grpc::ClientContext context;
-    context.set_deadline(absl::ToChronoTime(absl::Now() + kPatience));
+    context.set_deadline(absl::ToChronoTime(SteadyNow() + kPatience));
     v1::GetStatsResponse stats;
     const grpc::Status status = stub->GetStats(&context, v1::GetStatsRequest(), &stats);
     EXPECT_TRUE(status.ok()) << status.error_message();
@@ -167,10 +168,10 @@ TEST_F(KillTest, SuccessorOfKilledWeightdServesTheSameBytes) {
     EXPECT_TRUE(absl::IsUnavailable((*client)->Submit(ExtentRequest(1, 0))));
     weightd_.Kill();
     weightd_.Start();
-    const absl::Time deadline = absl::Now() + kPatience;
+    const absl::Time deadline = SteadyNow() + kPatience;
     do {
       status = (*client)->Reconnect(deadline);
-    } while (absl::IsUnavailable(status) && absl::Now() < deadline);
+    } while (absl::IsUnavailable(status) && SteadyNow() < deadline);
     ASSERT_TRUE(status.ok()) << status << "\n" << weightd_.log();
   }
   EXPECT_EQ((*client)->counters().reconnects, 50u);
@@ -201,8 +202,8 @@ TEST_F(KillTest, KilledClientsGiveBackTheirPinsAndTheirReserve) {
       }
       worker.ReleaseAll();
     }  // killed
-    const absl::Time deadline = absl::Now() + kPatience;
-    while (Stats().sessions_size() > 1 && absl::Now() < deadline) {
+    const absl::Time deadline = SteadyNow() + kPatience;
+    while (Stats().sessions_size() > 1 && SteadyNow() < deadline) {
       (*client)->Poll([](const inferd::FetchCompletion&) {});
     }
     const v1::GetStatsResponse stats = Stats();

@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "absl/time/clock.h"
+#include "common/base/clock.h"
 #include "gtest/gtest.h"
 #include "inferd/engine/engine_core.h"
 #include "inferd/forward/sequence.h"
@@ -46,10 +46,10 @@ inline std::vector<inferd::TokenOut> AnswerOf(const inferd::EngineOptions& optio
   const absl::StatusOr<inferd::SequenceId> id = registry.Enter(spec.request_id, 1, 1);
   EXPECT_TRUE(id.ok()) << id.status();
   auto sink = std::make_shared<CollectingSink>();
-  (*core)->Add(std::make_unique<inferd::GenerateSequence>(*id, spec, sink, absl::Now(), 5,
+  (*core)->Add(std::make_unique<inferd::GenerateSequence>(*id, spec, sink, SteadyNow(), 5,
                                                           client->pack().config().eos_ids, nullptr));
   while (!sink->ended()) {
-    (*core)->Step(absl::Now());
+    (*core)->Step(SteadyNow());
   }
   *status = sink->Await();
   if (counters != nullptr) {

@@ -6,8 +6,8 @@
 #include <cstdint>
 #include <optional>
 
-#include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "common/base/clock.h"
 #include "inferd/model/weight_client.h"
 
 namespace sluice {
@@ -39,7 +39,7 @@ inline absl::StatusOr<inferd::FetchCompletion> Await(
     absl::FunctionRef<void(const inferd::FetchCompletion&)> on_completion =
         [](const inferd::FetchCompletion&) {},
     absl::FunctionRef<void()> meanwhile = [] {}) {
-  const absl::Time deadline = absl::Now() + absl::Seconds(20);
+  const absl::Time deadline = SteadyNow() + absl::Seconds(20);
   std::optional<inferd::FetchCompletion> found;
   while (true) {
     client->Poll([&](const inferd::FetchCompletion& completion) {
@@ -51,11 +51,11 @@ inline absl::StatusOr<inferd::FetchCompletion> Await(
     if (found.has_value()) {
       return *found;
     }
-    if (absl::Now() >= deadline) {
+    if (SteadyNow() >= deadline) {
       return absl::DeadlineExceededError("no completion");
     }
     meanwhile();
-    if (absl::Status status = client->Wait(absl::Now() + absl::Milliseconds(5)); !status.ok()) {
+    if (absl::Status status = client->Wait(SteadyNow() + absl::Milliseconds(5)); !status.ok()) {
       return status;
     }
   }

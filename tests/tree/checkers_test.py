@@ -163,6 +163,13 @@ class CheckersTest(unittest.TestCase):
         changes = {"tests/a_test.cc": f"TEST(S, {name}) {{}}\nTEST(S, {name[1:]}) {{}}\n"}
         self.assertEqual([f"tests/a_test.cc: {name} has 46 characters"], words.check_test_names(self.tree(changes)))
 
+    def test_durations_by_the_wall_clock_are_found(self):
+        changes = {"common/size.h": "const absl::Time end = absl::Now();"}
+        self.assertEqual(
+            ["common/size.h:1: absl::Now() may jump: use SteadyNow() of common/base/clock.h"],
+            words.check_clocks(self.tree(changes)),
+        )
+
     def test_a_header_without_a_guard_is_found(self):
         tree = self.tree({"common/size.h": "#include <string>\n", "common/size-inl.h": "int size;\n"})
         self.assertEqual(["common/size.h has 0 lines of #pragma once, not one"], checks.check_guards(tree))

@@ -97,6 +97,9 @@ class WordsTest(unittest.TestCase):
     def test_test_names_are_short(self):
         self.nothing_wrong(words.check_test_names(self.tree))
 
+    def test_deadlines_are_on_the_steady_clock(self):
+        self.nothing_wrong(words.check_clocks(self.tree))
+
 
 if __name__ == "__main__":
     sys.exit(unittest.main())

@@ -7,6 +7,10 @@ ENDINGS = (".h", ".cc", ".cu", ".cuh", ".py", ".sh", ".md", ".cmake", ".proto", 
 # The files that list replaced terms on purpose: the list itself, its tests, and the history.
 LISTING = (WORDS_FILE, "tests/tree/checkers_test.py", "CHANGELOG.md", "common/base/renamed_names.h")
 MAX_TEST_NAME = 45
+# The files that show the wall clock to people. Any other deadline or duration is SteadyNow()'s.
+WALL_CLOCK = ("cli/router/model_router.cc", "cli/supervisor.cc", "common/base/clock.cc", "common/base/clock.h",
+              "inferd/daemon/daemon.cc", "inferd/grpc/service_request.cc", "inferd/http/chat_request.cc",
+              "inferd/http/openai_endpoint.cc")  # fmt: skip
 COMMENT_STARTS = re.compile(r"(Of|What|Whatever|Whether|Who|Whom|Whose|Whoever|Which)\b")
 TEST_NAME = re.compile(r"\b(?:TEST|TEST_F|TEST_P|TYPED_TEST|TYPED_TEST_P)\(\s*(\w+),\s*(\w+)\)")
 PYTHON_TEST = re.compile(r"\bdef (test_\w+)\(")
@@ -86,3 +90,12 @@ def check_test_names(tree):
         names += PYTHON_TEST.findall(text) if path.endswith(".py") else []
         wrong += [f"{path}: {name} has {len(name)} characters" for name in names if len(name) > MAX_TEST_NAME]
     return wrong
+
+
+def check_clocks(tree):
+    """No deadline or duration is counted by the wall clock, which may be set at any time."""
+    return [
+        f"{path}:{number}: absl::Now() may jump: use SteadyNow() of common/base/clock.h"
+        for path in tree.files if path.endswith((".cc", ".h")) and path not in WALL_CLOCK
+        for number, line in enumerate(tree.lines(path), 1) if "absl::Now" in line
+    ]  # fmt: skip

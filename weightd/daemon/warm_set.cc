@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
+#include "common/base/clock.h"
 #include "common/base/status.h"
 #include "common/base/unique_fd.h"
 #include "common/protocol/side_channel.h"
@@ -301,7 +301,7 @@ void WarmSets::Warm(uint32_t number, const WarmSet& set, Pace pace) {
 void WarmSets::AwaitIdle(uint32_t number, uint64_t own_bytes, absl::Time* last_read) {
   bool was_busy = false;
   while (!Superseded(number)) {
-    const absl::Time now = absl::Now();
+    const absl::Time now = SteadyNow();
     const bool is_busy = store_->Progress().in_flight_bytes > own_bytes;
     if (is_busy && was_busy) {
       *last_read = now;  // seen once it may be an own read, whose end is not counted yet
@@ -326,7 +326,7 @@ size_t WarmSets::Read(uint32_t number, const std::vector<uint32_t>& extents, Pac
   const uint32_t window = pace == Pace::kIdle ? kIdleWindow : kWindow;
   uint64_t bytes = 0;                  // of all requests
   uint64_t own_bytes = 0;              // of those without completion
-  absl::Time last_read = absl::Now();  // of others
+  absl::Time last_read = SteadyNow();  // of others
   size_t next = 0;
   bool stop = false;
   while (!stop || (*session)->outstanding() > 0) {
@@ -384,10 +384,11 @@ std::vector<uint32_t> Candidates(const Pack& pack) {
 }
 
 absl::StatusOr<UniqueFd> Alarm(absl::Time deadline) {
-  UniqueFd timer(timerfd_create(CLOCK_REALTIME, TFD_CLOEXEC | TFD_NONBLOCK));
+  UniqueFd timer(timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK));
   itimerspec when{};
-  when.it_value = absl::ToTimespec(deadline);
-  if (!timer.valid() || timerfd_settime(timer.get(), TFD_TIMER_ABSTIME, &when, nullptr) != 0) {
+  // A time of zero would disarm the timer.
+  when.it_value = absl::ToTimespec(std::max(deadline - SteadyNow(), absl::Nanoseconds(1)));
+  if (!timer.valid() || timerfd_settime(timer.get(), 0, &when, nullptr) != 0) {
     return ErrnoToStatus(errno, "timer");
   }
   return timer;
@@ -407,7 +408,7 @@ absl::Status FetchOne(PrefetchSession* session, const Pack& pack, uint32_t exten
                                     : absl::StrCat("pack ", pack.dir(), ": a test fetch of extent ", extent,
                                                    " (", pack.extents()[extent].length, " bytes) failed"));
     }
-    if (absl::Now() >= deadline) {
+    if (SteadyNow() >= deadline) {
       return absl::DeadlineExceededError(
           absl::StrCat("pack ", pack.dir(), ": a test fetch of extent ", extent, " has not ended in time"));
     }
@@ -424,7 +425,7 @@ absl::Status FetchForTest(WeightStore* store, uint32_t number, absl::Duration ti
   }
   ASSIGN_OR_RETURN(const std::unique_ptr<PrefetchSession> session,
                    PrefetchSession::Open(store, number, "self-test"));
-  const absl::Time deadline = absl::Now() + timeout;
+  const absl::Time deadline = SteadyNow() + timeout;
   absl::Status status = absl::OkStatus();
   for (const uint32_t extent : Candidates(*pack)) {
     status = FetchOne(session.get(), *pack, extent, deadline);

@@ -11,7 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
-#include "absl/time/clock.h"
+#include "common/base/clock.h"
 #include "common/base/machine_facts.h"
 #include "common/base/size.h"
 #include "common/base/status.h"
@@ -187,7 +187,7 @@ absl::Status WeightdServer::Impl::TestFetches() {
 absl::Status WeightdServer::Impl::StartRpc() {
   WeightsService::Options service_options;
   service_options.side_socket = side_socket->path();
-  service_options.started = absl::Now();
+  service_options.started = SteadyNow();
   service_options.on_drain = [this] { server->SetServing(false); };
   service = std::make_unique<WeightsService>(store.get(), nonces.get(), warm_sets.get(),
                                              std::move(service_options));

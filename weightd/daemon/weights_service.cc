@@ -9,7 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "absl/time/clock.h"
+#include "common/base/clock.h"
 #include "common/base/metrics.h"
 #include "common/base/status.h"
 #include "common/protocol/lease.h"
@@ -341,7 +341,7 @@ grpc::ServerUnaryReactor* WeightsService::GetStats(grpc::CallbackServerContext* 
                                                    v1::GetStatsResponse* response) {
   const StoreStats stats = store_->Look(&StoreCore::Stats);
   response->set_boot_epoch(store_->Look(&StoreCore::boot_epoch));
-  *response->mutable_uptime() = DurationOf(absl::Now() - options_.started);
+  *response->mutable_uptime() = DurationOf(SteadyNow() - options_.started);
   response->set_io_engine(stats.io_engine);
   response->set_draining(store_->Look(&StoreCore::draining));
   FillCounters(stats, response);

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
+#include "common/base/clock.h"
 #include "common/base/status.h"
 
 namespace sluice::weightd {
@@ -144,7 +144,7 @@ void SideListener::TakeNewcomer() {
     Refuse(oldest, oldest.socket.get(), absl::ResourceExhaustedError("too many connections without HELLO"));
     pending_.pop_front();
   }
-  pending_.push_back({*std::move(peer), absl::Now() + options_.hello_timeout});
+  pending_.push_back({*std::move(peer), SteadyNow() + options_.hello_timeout});
 }
 
 bool SideListener::OnReadable(Pending* pending) {
@@ -182,7 +182,7 @@ void SideListener::Join(Pending* pending, const SessionNonce& nonce) {
 }
 
 void SideListener::DropLate() {
-  const absl::Time now = absl::Now();
+  const absl::Time now = SteadyNow();
   while (!pending_.empty() && pending_.front().deadline <= now) {
     const AcceptedPeer& late = pending_.front().peer;
     Refuse(late, late.socket.get(), absl::DeadlineExceededError("no HELLO in time"));
@@ -194,7 +194,7 @@ int SideListener::TimeoutMs() const {
   if (pending_.empty()) {
     return -1;
   }
-  const int64_t left = absl::ToInt64Milliseconds(pending_.front().deadline - absl::Now());
+  const int64_t left = absl::ToInt64Milliseconds(pending_.front().deadline - SteadyNow());
   return static_cast<int>(std::clamp<int64_t>(left + 1, 0, 60'000));
 }
 

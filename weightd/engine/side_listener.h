@@ -15,6 +15,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "common/base/clock.h"
 #include "common/base/connection_acceptor.h"
 #include "common/base/mutex.h"
 #include "common/base/unique_fd.h"
@@ -34,7 +35,7 @@ struct SessionNoncesOptions {
   absl::Duration lifetime = absl::Seconds(10);
   // Maximum number of waiting nonces; each costs 60 bytes, and its session a pin array.
   size_t limit = 256;
-  std::function<absl::Time()> now = absl::Now;
+  std::function<absl::Time()> now = SteadyNow;
 };
 
 class SessionNonces {

@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
+#include "common/base/clock.h"
 
 namespace sluice::weightd {
 
@@ -29,11 +29,11 @@ std::string ProgressWatch::Look(const StoreProgress& now, int64_t now_nanos) {
 }
 
 StopGuard::StopGuard(absl::Duration timeout, std::function<void()> late) {
-  thread_ = std::thread([this, end = absl::Now() + timeout, late = std::move(late)] {
+  thread_ = std::thread([this, end = SteadyNow() + timeout, late = std::move(late)] {
     MutexLock lock(&mutex_);
-    while (!done_ && absl::Now() < end) {
+    while (!done_ && SteadyNow() < end) {
       // The condition variable adds the duration to its own clock: forever would overflow.
-      ended_.WaitFor(&mutex_, absl::ToChronoNanoseconds(std::min(end - absl::Now(), absl::Hours(1))));
+      ended_.WaitFor(&mutex_, absl::ToChronoNanoseconds(std::min(end - SteadyNow(), absl::Hours(1))));
     }
     if (!done_) {
       late();

@@ -17,6 +17,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "common/base/clock.h"
 #include "inferd/session/session_weight_client.h"
 #include "kernels/cuda/cuda_backend.h"
 #include "tests/cuda_fake/fake_cuda.h"
@@ -112,7 +113,7 @@ class TwoProcessesTest : public testing::TestWithParam<Haste> {
     inferd::SessionWeightClientOptions options;
     options.socket = socket;
     options.pack_dir = PackDir();
-    auto session = inferd::SessionWeightClient::Connect(options, absl::Now() + absl::Seconds(30));
+    auto session = inferd::SessionWeightClient::Connect(options, SteadyNow() + absl::Seconds(30));
     if (!session.ok()) {
       return 2;
     }

@@ -20,6 +20,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "common/base/clock.h"
 #include "inferd/session/session_weight_client.h"
 #include "kernels/cuda/cuda_memory.h"
 #include "tests/cuda_fake/fake_cuda.h"
@@ -47,7 +48,7 @@ class WeightdSlabsTest : public testing::TestWithParam<HandleKind> {
     inferd::SessionWeightClientOptions options;
     options.socket = weightd_.socket();
     options.pack_dir = pack_.dir();
-    auto client = inferd::SessionWeightClient::Connect(options, absl::Now() + absl::Seconds(30));
+    auto client = inferd::SessionWeightClient::Connect(options, SteadyNow() + absl::Seconds(30));
     EXPECT_TRUE(client.ok()) << client.status() << "\n" << weightd_.log();
     return client.ok() ? *std::move(client) : nullptr;
   }
@@ -102,8 +103,8 @@ class WeightdSlabsTest : public testing::TestWithParam<HandleKind> {
   }
   void ExpectLogged(const std::string& words) {
     // The line is written behind the answer.
-    const absl::Time deadline = absl::Now() + absl::Seconds(20);
-    while (!absl::StrContains(weightd_.log(), words) && absl::Now() < deadline) {
+    const absl::Time deadline = SteadyNow() + absl::Seconds(20);
+    while (!absl::StrContains(weightd_.log(), words) && SteadyNow() < deadline) {
       std::this_thread::yield();
     }
     EXPECT_TRUE(absl::StrContains(weightd_.log(), words)) << words << "\nin\n" << weightd_.log();
@@ -112,9 +113,9 @@ class WeightdSlabsTest : public testing::TestWithParam<HandleKind> {
   void Stop() {
     weightd_.process().Signal(SIGSTOP);
     const std::string tasks = "/proc/" + std::to_string(weightd_.process().pid()) + "/task";
-    const absl::Time deadline = absl::Now() + absl::Seconds(20);
+    const absl::Time deadline = SteadyNow() + absl::Seconds(20);
     bool stopped = false;
-    while (!stopped && absl::Now() < deadline) {
+    while (!stopped && SteadyNow() < deadline) {
       stopped = true;
       for (const auto& task : std::filesystem::directory_iterator(tasks)) {
         std::ifstream file(task.path() / "stat");
@@ -126,8 +127,8 @@ class WeightdSlabsTest : public testing::TestWithParam<HandleKind> {
     EXPECT_TRUE(stopped);
   }
   void AwaitMapped(size_t count) {
-    const absl::Time deadline = absl::Now() + absl::Seconds(20);
-    while (MappedByWeightd() != count && absl::Now() < deadline) {
+    const absl::Time deadline = SteadyNow() + absl::Seconds(20);
+    while (MappedByWeightd() != count && SteadyNow() < deadline) {
       absl::SleepFor(absl::Milliseconds(2));
     }
     EXPECT_EQ(MappedByWeightd(), count);
@@ -250,7 +251,7 @@ TEST_P(WeightdSlabsTest, MemoryIsFreedBehindTheLastCopyIntoIt) {
   const absl::StatusOr<inferd::FetchCompletion> first = Await(client.get(), 1);
   ASSERT_TRUE(first.ok()) << first.status();
   EXPECT_EQ(MappedByWeightd(), 1u);
-  const absl::Status taken = client->RevokeSlabs(absl::Now() + absl::Seconds(20));
+  const absl::Status taken = client->RevokeSlabs(SteadyNow() + absl::Seconds(20));
   EXPECT_TRUE(taken.ok()) << taken;
   EXPECT_EQ(MappedByWeightd(), 0u);
   EXPECT_TRUE(memory_.Free(buffers_[0]).ok());
@@ -258,7 +259,7 @@ TEST_P(WeightdSlabsTest, MemoryIsFreedBehindTheLastCopyIntoIt) {
     ADD_FAILURE() << report.text;
   }
   EXPECT_FALSE(client->connected());
-  ASSERT_TRUE(client->Reconnect(absl::Now() + absl::Seconds(20)).ok());
+  ASSERT_TRUE(client->Reconnect(SteadyNow() + absl::Seconds(20)).ok());
   const absl::StatusOr<uint32_t> again = client->OfferSlab(NewSlab());
   ASSERT_TRUE(again.ok()) << again.status();
   ExpectArrives(client.get(), *again, 1);
@@ -277,7 +278,7 @@ TEST_P(WeightdSlabsTest, AWeightdThatDiesOrHangsIsNotWaitedForForEver) {
     }
     const bool hangs = signal == SIGSTOP;
     const absl::Status taken =
-        client->RevokeSlabs(hangs ? absl::Now() + absl::Seconds(2) : absl::InfiniteFuture());
+        client->RevokeSlabs(hangs ? SteadyNow() + absl::Seconds(2) : absl::InfiniteFuture());
     EXPECT_EQ(taken.code(), hangs ? absl::StatusCode::kDeadlineExceeded : absl::StatusCode::kOk) << taken;
     // Another slab waits no more: this would never end.
     EXPECT_EQ(client->RevokeSlabs(absl::InfiniteFuture()), taken);

@@ -267,7 +267,7 @@ TEST_F(NeuronCacheTest, LandedNeuronsSurviveWeightdsDeath) {
     cache_->Abandon();
     fetches_->Forget();
     client_->AllowReconnect(true);
-    ASSERT_TRUE(client_->Reconnect(absl::Now() + absl::Seconds(60)).ok());
+    ASSERT_TRUE(client_->Reconnect(SteadyNow() + absl::Seconds(60)).ok());
     ASSERT_TRUE(cache_->Attach().ok());
     EXPECT_EQ(Present(4), present) << "leads stay " << resident;
     cache_->BeginStep({.number = ++step_});

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "common/base/clock.h"
 #include "inferd/model/pull_client.h"
 #include "inferd/session/session_weight_client.h"
 #include "tests/support/fakes/fake_weight_client.h"
@@ -63,7 +64,7 @@ class SlabTest : public testing::TestWithParam<Client> {
     SessionWeightClientOptions options;
     options.socket = folder_.File("weightd.sock");
     options.pack_dir = pack_.dir();
-    auto client = SessionWeightClient::Connect(options, absl::Now() + absl::Seconds(20));
+    auto client = SessionWeightClient::Connect(options, SteadyNow() + absl::Seconds(20));
     EXPECT_TRUE(client.ok()) << client.status();
     return client.ok() ? *std::move(client) : nullptr;
   }
@@ -157,7 +158,7 @@ TEST_P(SlabTest, TilesThatLandedMayBeReadBeforeTheCompletion) {
       done = true;
       EXPECT_EQ(completion.code, absl::StatusCode::kOk);
     });
-    ASSERT_TRUE(done || client_->Wait(absl::Now() + absl::Milliseconds(1)).ok());
+    ASSERT_TRUE(done || client_->Wait(SteadyNow() + absl::Milliseconds(1)).ok());
   }
   EXPECT_EQ(client_->LandedTiles(9), 0u) << "it is over";
   EXPECT_EQ(client_->LandedTiles(8), 0u) << "there is none";
@@ -178,7 +179,7 @@ TEST_P(SlabTest, CancelledRequestsStillComplete) {
   client_->Cancel(1);
   while (client_->counters().outstanding != 0) {
     client_->Poll([&](const FetchCompletion& done) { EXPECT_THAT(done.code, either); });
-    ASSERT_TRUE(client_->Wait(absl::Now() + absl::Milliseconds(1)).ok());
+    ASSERT_TRUE(client_->Wait(SteadyNow() + absl::Milliseconds(1)).ok());
   }
 }
 
@@ -195,7 +196,7 @@ TEST_P(SlabTest, StalePrefetchesIntoSlabsAreCancelledByStep) {
     ended += client_->Poll([&](const FetchCompletion& done) {
       EXPECT_THAT(done.code, testing::AnyOf(absl::StatusCode::kCancelled, absl::StatusCode::kOk));
     });
-    ASSERT_TRUE(client_->Wait(absl::Now() + absl::Milliseconds(1)).ok());
+    ASSERT_TRUE(client_->Wait(SteadyNow() + absl::Milliseconds(1)).ok());
   }
 }
 
@@ -211,7 +212,7 @@ TEST_P(SlabTest, DemandIsCoalescedWithItsPrefetch) {
       EXPECT_EQ(done.code, absl::StatusCode::kOk);
       EXPECT_TRUE(slab.Holds(pack_, 3, 3, kAllParts, target));
     });
-    ASSERT_TRUE(client_->Wait(absl::Now() + absl::Milliseconds(1)).ok());
+    ASSERT_TRUE(client_->Wait(SteadyNow() + absl::Milliseconds(1)).ok());
   }
 }
 

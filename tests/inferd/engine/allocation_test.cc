@@ -3,6 +3,7 @@
 #include <cstdlib>
 #include <new>
 
+#include "common/base/clock.h"
 #include "common/base/status.h"
 #include "gtest/gtest.h"
 #include "inferd/engine/engine_core.h"
@@ -146,7 +147,7 @@ TEST_P(AllocationTest, SteadyDecodeAllocatesNothing) {
     spec.sampling.repetition_penalty = i == 3 ? 1.1f : 1.0f;
     const absl::StatusOr<SequenceId> id = registry.Enter(spec.request_id, 1, 1);
     ASSERT_TRUE(id.ok());
-    (*core)->Add(std::make_unique<GenerateSequence>(*id, spec, sink, absl::Now(), 5,
+    (*core)->Add(std::make_unique<GenerateSequence>(*id, spec, sink, SteadyNow(), 5,
                                                     (*client)->pack().config().eos_ids, nullptr));
   }
   const Pack& pack = (*client)->pack();
@@ -154,7 +155,7 @@ TEST_P(AllocationTest, SteadyDecodeAllocatesNothing) {
     (*client)->SetBudget(pack.dense_bytes() + pack.total_expert_bytes() / 2);
   }
   for (int step = 0; step < 100; ++step) {  // prefill, first touches, full tables
-    ASSERT_EQ((*core)->Step(absl::Now()), EngineCore::Outcome::kRan);
+    ASSERT_EQ((*core)->Step(SteadyNow()), EngineCore::Outcome::kRan);
   }
   EXPECT_GT(allocations.load(), 100u) << "the count does not work";
   const size_t tokens_before = sink->tokens();
@@ -162,7 +163,7 @@ TEST_P(AllocationTest, SteadyDecodeAllocatesNothing) {
   uint64_t worst = 0;
   for (int step = 0; step < 50; ++step) {
     const uint64_t before = allocations.load();
-    const EngineCore::Outcome outcome = (*core)->Step(absl::Now());
+    const EngineCore::Outcome outcome = (*core)->Step(SteadyNow());
     worst = std::max(worst, allocations.load() - before);
     ASSERT_EQ(outcome, EngineCore::Outcome::kRan);
   }

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <random>
 
+#include "common/base/clock.h"
 #include "common/base/status.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -106,14 +107,14 @@ TEST_F(EngineTest, DeadlinesEndRunningAndWaitingRequests) {
   GenerateSpec spec = GreedySpec("a", {7, 8}, 250);
   auto running = std::make_shared<CollectingSink>();
   auto waiting = std::make_shared<CollectingSink>();
-  spec.deadline = absl::Now() + absl::Milliseconds(30);
+  spec.deadline = SteadyNow() + absl::Milliseconds(30);
   ASSERT_TRUE(engine().Generate(spec, running).ok());
   spec.request_id = "b";
   ASSERT_TRUE(engine().Generate(spec, waiting).ok());
   spec.request_id = "c";
-  spec.deadline = absl::Now() - absl::Milliseconds(1);
+  spec.deadline = SteadyNow() - absl::Milliseconds(1);
   EXPECT_TRUE(absl::IsDeadlineExceeded(engine().Generate(spec, waiting)));
-  while (absl::Now() < spec.deadline + absl::Milliseconds(32)) {
+  while (SteadyNow() < spec.deadline + absl::Milliseconds(32)) {
   }
   test_.client->Freeze(false);
   EXPECT_TRUE(absl::IsDeadlineExceeded(running->Await()));

@@ -15,6 +15,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "common/base/clock.h"
 #include "common/base/file_io.h"
 #include "inferd/engine/engine_core.h"
 #include "inferd/forward/sequence.h"
@@ -140,9 +141,9 @@ class SkippedWaitsTest : public testing::TestWithParam<Case> {
     const GenerateSpec spec = GreedySpec("r", {4, 5, 6, 7, 8, 9}, kTokens);
     auto sink = std::make_shared<CollectingSink>();
     (*core)->Add(std::make_unique<GenerateSequence>(*registry.Enter(spec.request_id, 1, 1), spec, sink,
-                                                    absl::Now(), 5, std::vector<int32_t>(), nullptr));
+                                                    SteadyNow(), 5, std::vector<int32_t>(), nullptr));
     while (!sink->ended()) {
-      (*core)->Step(absl::Now());
+      (*core)->Step(SteadyNow());
     }
     *status = sink->Await();
     return sink->ids();

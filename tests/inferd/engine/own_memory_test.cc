@@ -3,6 +3,7 @@
 #include <thread>
 
 #include "absl/strings/str_cat.h"
+#include "common/base/clock.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "inferd/engine/device_setup.h"
@@ -255,9 +256,9 @@ TEST_F(OwnMemoryTest, TopLogitsReadDeviceMemory) {
   const GenerateSpec spec = GreedySpec("r", {4, 5, 6}, 5);
   const auto sink = std::make_shared<CollectingSink>();
   (*core)->Add(std::make_unique<GenerateSequence>(*registry.Enter(spec.request_id, 1, 1), spec, sink,
-                                                  absl::Now(), 5, std::vector<int32_t>(), nullptr));
+                                                  SteadyNow(), 5, std::vector<int32_t>(), nullptr));
   while (!sink->ended()) {
-    (*core)->Step(absl::Now());
+    (*core)->Step(SteadyNow());
   }
   ASSERT_TRUE(sink->Await().ok());
   EXPECT_EQ(watched.in_staging(), 0);

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
+#include "common/base/clock.h"
 #include "common/base/mutex.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -152,8 +152,8 @@ class Meeting {
     (device ? device_ : cpu_) = layer;
     const uint64_t& other = device ? cpu_ : device_;
     changed_.SignalAll();
-    const absl::Time end = absl::Now() + absl::Seconds(10);
-    while (other < layer && absl::Now() < end) {
+    const absl::Time end = SteadyNow() + absl::Seconds(10);
+    while (other < layer && SteadyNow() < end) {
       changed_.WaitFor(&mutex_, std::chrono::seconds(1));
     }
     calls_.insert({layer, device, other < layer});

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "common/base/clock.h"
 #include "inferd/session/session_weight_client.h"
 #include "tests/support/temp_dir.h"
 #include "tests/support/test_pack.h"
@@ -17,7 +18,7 @@
 
 namespace sluice::inferd {
 
-inline absl::Time Soon() { return absl::Now() + absl::Seconds(20); }
+inline absl::Time Soon() { return SteadyNow() + absl::Seconds(20); }
 
 class SessionWeightClientTest : public testing::Test {
  protected:

@@ -1,6 +1,7 @@
 // SessionWeightClient at a session's end: closed, lost, reconnected.
 #include <gtest/gtest.h>
 
+#include "common/base/clock.h"
 #include "tests/inferd/session/session_client_testing.h"
 #include "tests/support/fd_count.h"
 
@@ -19,7 +20,7 @@ TEST_F(SessionWeightClientTest, ClosedClientLeavesNoSessionAndNoDescriptors) {
   // The server's ends of the last connections are closed by gRPC's threads shortly after.
   const absl::Time deadline = Soon();
   while ((OpenFdCount() > before || !server_->store().Look(&weightd::StoreCore::Stats).sessions.empty()) &&
-         absl::Now() < deadline) {
+         SteadyNow() < deadline) {
     std::this_thread::yield();
   }
   EXPECT_LE(OpenFdCount(), before);
@@ -112,7 +113,7 @@ TEST_F(SessionWeightClientTest, NextSessionFindsTheWeightsWarm) {
 }
 
 TEST_F(SessionWeightClientTest, NobodyListeningIsUnavailableAtTheDeadline) {
-  const auto client = SessionWeightClient::Connect(Options(), absl::Now() + absl::Milliseconds(50));
+  const auto client = SessionWeightClient::Connect(Options(), SteadyNow() + absl::Milliseconds(50));
   EXPECT_TRUE(absl::IsUnavailable(client.status())) << client.status();
 }
 

@@ -7,6 +7,7 @@
 #include <thread>
 #include <vector>
 
+#include "common/base/clock.h"
 #include "tests/inferd/session/session_client_testing.h"
 
 namespace sluice::inferd {
@@ -114,7 +115,7 @@ TEST_F(SessionWeightClientTest, BatchRingsTheDoorbellOnce) {
     }
     EXPECT_LE(client->wakeups(), woken + 1);
     EXPECT_TRUE(Await(client.get(), id).ok());
-  } while (client->wakeups() == woken && absl::Now() < end);
+  } while (client->wakeups() == woken && SteadyNow() < end);
   EXPECT_EQ(client->wakeups(), woken + 1);
 }
 
@@ -148,7 +149,7 @@ TEST_F(SessionWeightClientTest, FullRingRefusesAndRecovers) {
       EXPECT_EQ(c.code, absl::StatusCode::kOk);
       ended.insert(c.id);
     });
-    ASSERT_TRUE(client->Wait(ended.size() < submitted ? Soon() : absl::Now()).ok());
+    ASSERT_TRUE(client->Wait(ended.size() < submitted ? Soon() : SteadyNow()).ok());
   }
   EXPECT_EQ(client->counters().outstanding, 0u);
   EXPECT_TRUE(client->Submit(ExpertRequest(99, 1, 1)).ok());
@@ -168,7 +169,7 @@ TEST_F(SessionWeightClientTest, PrefetchesEndAfterTheirLayerIsPast) {
   client->CancelPrefetches(5, 3);
   while (ended.size() < id) {
     client->Poll([&](const FetchCompletion& c) { ended[c.id] = c.code; });
-    ASSERT_TRUE(client->Wait(ended.size() < id ? Soon() : absl::Now()).ok());
+    ASSERT_TRUE(client->Wait(ended.size() < id ? Soon() : SteadyNow()).ok());
   }
   size_t cancelled = 0;
   for (const auto& [ignored, code] : ended) {
@@ -203,7 +204,7 @@ TEST_F(SessionWeightClientTest, WakeEndsAWaitBeforeOrDuringIt) {
   std::thread waker([&client] { client->Wake(); });
   EXPECT_TRUE(client->Wait(absl::InfiniteFuture()).ok());
   waker.join();
-  EXPECT_TRUE(client->Wait(absl::Now()).ok());
+  EXPECT_TRUE(client->Wait(SteadyNow()).ok());
 }
 
 TEST_F(SessionWeightClientTest, SpinningWaitSeesCompletionsToo) {

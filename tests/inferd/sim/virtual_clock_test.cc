@@ -4,6 +4,7 @@
 #include <set>
 #include <vector>
 
+#include "common/base/clock.h"
 #include "gtest/gtest.h"
 #include "inferd/cache/slab_plan.h"
 #include "inferd/policy/cache_allocation.h"
@@ -164,8 +165,8 @@ TEST_F(VirtualClockTest, LinkLandsAfterAWaitForTheCpu) {
   ASSERT_TRUE(test.ok()) << test.status();
   for (int i = 0; i < 20; ++i) {
     ASSERT_TRUE(GenerateIds(test->engine.get(), GreedySpec(absl::StrCat(i), {7 + i}, 2 + i)).ok());
-    const absl::Time patience = absl::Now() + absl::Seconds(60);
-    while (test->engine->Stats().fetches_outstanding > 0 && absl::Now() < patience) {
+    const absl::Time patience = SteadyNow() + absl::Seconds(60);
+    while (test->engine->Stats().fetches_outstanding > 0 && SteadyNow() < patience) {
       absl::SleepFor(absl::Milliseconds(1));
     }
     ASSERT_EQ(test->engine->Stats().fetches_outstanding, 0u) << "after request " << i;

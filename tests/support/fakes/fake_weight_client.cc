@@ -4,7 +4,7 @@
 #include <cstring>
 #include <utility>
 
-#include "absl/time/clock.h"
+#include "common/base/clock.h"
 #include "common/base/status.h"
 #include "pack/pack.h"
 
@@ -328,9 +328,9 @@ void FakeWeightClient::EvictAtRandom() {
 absl::Status FakeWeightClient::Wait(absl::Time deadline) {
   MutexLock lock(&mutex_);
   ++waits_;
-  while (!woken_ && connected_ && (pending_.empty() || frozen_) && absl::Now() < deadline) {
+  while (!woken_ && connected_ && (pending_.empty() || frozen_) && SteadyNow() < deadline) {
     // Bounded, because an infinite duration overflows std::chrono.
-    changed_.WaitFor(&mutex_, absl::ToChronoNanoseconds(std::min(deadline - absl::Now(), absl::Hours(1))));
+    changed_.WaitFor(&mutex_, absl::ToChronoNanoseconds(std::min(deadline - SteadyNow(), absl::Hours(1))));
   }
   woken_ = false;
   return connected_ ? absl::OkStatus() : absl::Status(death_, "the fake weightd is dead");

@@ -10,6 +10,7 @@
 #include <fstream>
 #include <tuple>
 
+#include "common/base/clock.h"
 #include "common/base/size.h"
 #include "common/base/status.h"
 #include "common/base/unix_listener.h"
@@ -31,7 +32,7 @@ class WeightdProcessTest : public testing::Test {
     inferd::SessionWeightClientOptions options;
     options.socket = weightd_.socket();
     options.pack_dir = pack_.dir();
-    auto client = inferd::SessionWeightClient::Connect(options, absl::Now() + kPatience);
+    auto client = inferd::SessionWeightClient::Connect(options, SteadyNow() + kPatience);
     EXPECT_TRUE(client.ok()) << client.status() << "\n" << weightd_.log();
     return client.ok() ? *std::move(client) : nullptr;
   }
@@ -133,10 +134,10 @@ TEST_F(WeightdProcessTest, SigtermWaitsForSessionsToEnd) {
   inferd::OpenSessionParams params;
   params.model_id = pack_.pack().model_id();
   inferd::WeightsRpcClient rpc(weightd_.socket());
-  auto other = rpc.OpenSession(params, absl::Now() + kPatience);
+  auto other = rpc.OpenSession(params, SteadyNow() + kPatience);
   while (other.ok()) {  // draining begins a moment after the signal
-    ASSERT_TRUE(rpc.CloseSession(other->session, other->boot_epoch, absl::Now() + kPatience).ok());
-    other = rpc.OpenSession(params, absl::Now() + kPatience);
+    ASSERT_TRUE(rpc.CloseSession(other->session, other->boot_epoch, SteadyNow() + kPatience).ok());
+    other = rpc.OpenSession(params, SteadyNow() + kPatience);
   }
   EXPECT_TRUE(absl::IsUnavailable(other.status())) << other.status();
   EXPECT_EQ(ReasonOf(other.status()), "DRAINING");

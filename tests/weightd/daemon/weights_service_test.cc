@@ -4,6 +4,7 @@
 #include <set>
 #include <string>
 
+#include "common/base/clock.h"
 #include "google/protobuf/descriptor.h"
 #include "tests/support/fakes/test_slab.h"
 #include "tests/weightd/daemon/weights_service_testing.h"
@@ -144,7 +145,7 @@ TEST_F(WeightsServiceTest, WarmSetIsReadAheadAndReported) {
   const absl::Time deadline = Soon();
   do {
     ASSERT_TRUE(Call(&v1::WeightService::Stub::GetWarmSet, get, &got).ok());
-  } while (got.resident_extents() < got.extents() && absl::Now() < deadline);
+  } while (got.resident_extents() < got.extents() && SteadyNow() < deadline);
   EXPECT_EQ(got.resident_extents(), taken.extents());
   EXPECT_EQ(got.extents(), taken.extents());
   EXPECT_TRUE(got.dense());
@@ -159,7 +160,7 @@ TEST_F(WeightsServiceTest, PreloadReadsThePackWithoutEvicting) {
   do {
     ASSERT_TRUE(Call(&v1::WeightService::Stub::GetStats, v1::GetStatsRequest(), &stats).ok());
     ASSERT_EQ(stats.warm_sets_size(), 1);
-  } while (stats.warm_sets(0).reading() && absl::Now() < deadline);
+  } while (stats.warm_sets(0).reading() && SteadyNow() < deadline);
   const uint32_t extents = pack_.pack().extent_count();
   EXPECT_EQ(stats.warm_sets(0).extents(), extents);
   EXPECT_EQ(stats.warm_sets(0).done(), extents);
@@ -192,7 +193,7 @@ TEST_F(WeightsServiceTest, StatsShowWarmSetProgressAndEmptySetCancels) {
     ASSERT_TRUE(Call(&v1::WeightService::Stub::GetStats, v1::GetStatsRequest(), &stats).ok());
     ASSERT_EQ(stats.warm_sets_size(), 1);
     EXPECT_LE(stats.warm_sets(0).done(), stats.warm_sets(0).extents());
-  } while (stats.warm_sets(0).reading() && absl::Now() < deadline);
+  } while (stats.warm_sets(0).reading() && SteadyNow() < deadline);
   EXPECT_EQ(stats.warm_sets(0).model_id(), pack_.pack().model_id());
   EXPECT_EQ(stats.warm_sets(0).extents(), 96u);
   EXPECT_EQ(stats.warm_sets(0).done(), 96u);
@@ -202,7 +203,7 @@ TEST_F(WeightsServiceTest, StatsShowWarmSetProgressAndEmptySetCancels) {
   deadline = Soon();
   do {
     ASSERT_TRUE(Call(&v1::WeightService::Stub::GetStats, v1::GetStatsRequest(), &stats).ok());
-  } while (stats.warm_sets(0).reading() && absl::Now() < deadline);
+  } while (stats.warm_sets(0).reading() && SteadyNow() < deadline);
   EXPECT_EQ(stats.warm_sets(0).extents(), 0u);
   EXPECT_FALSE(stats.warm_sets(0).reading());
   AwaitSessions(0);

@@ -10,6 +10,7 @@
 #include <string>
 #include <thread>
 
+#include "common/base/clock.h"
 #include "common/base/status.h"
 #include "common/base/unix_listener.h"
 #include "common/protocol/rings.h"
@@ -27,7 +28,7 @@
 namespace sluice::weightd {
 namespace v1 = ::sluice::weights::v1;
 
-inline absl::Time Soon() { return absl::Now() + absl::Seconds(20); }
+inline absl::Time Soon() { return SteadyNow() + absl::Seconds(20); }
 
 class WeightsServiceTest : public testing::Test {
  protected:
@@ -115,7 +116,7 @@ class WeightsServiceTest : public testing::Test {
   // Waits until weightd has `count` sessions.
   void AwaitSessions(size_t count) {
     const absl::Time deadline = Soon();
-    while (server_->store().Look(&StoreCore::Stats).sessions.size() != count && absl::Now() < deadline) {
+    while (server_->store().Look(&StoreCore::Stats).sessions.size() != count && SteadyNow() < deadline) {
       std::this_thread::yield();
     }
     EXPECT_EQ(server_->store().Look(&StoreCore::Stats).sessions.size(), count);
