@@ -74,7 +74,8 @@ void ForEachOption(WeightdOptions* o, Visit visit) {
             .PassedOn(),
         &o->io);
   visit(OptionSpec("read-timeout",
-                   "A slower read is hedged by another one; after four times as long its requests time out")
+                   "A read that brings no bytes for so long is hedged by another one; after four times as "
+                   "long its requests time out")
             .Reloadable(),
         &o->read_timeout);
   visit(OptionSpec("eviction", "Which weights leave memory first").Choices("lru|lfru|score"), &o->eviction);

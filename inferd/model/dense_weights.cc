@@ -599,7 +599,8 @@ absl::Status DenseWeights::HoldAll(absl::Duration stall_limit) {
     // No modelled link: it models only the cost of experts that are fetched while tokens wait.
     RETURN_IF_ERROR(slab_->Offer(/*link_gbps=*/0, /*link_latency_us=*/0, client_));
   }
-  StallLimit stall(stall_limit);
+  const absl::Duration silence_limit = stall_limit + SlowestRead();
+  StallLimit stall(silence_limit);
   stall.Restart(SteadyNow());
   absl::Time retry_at = absl::InfinitePast();
   uint64_t refusals = 0;
@@ -616,9 +617,13 @@ absl::Status DenseWeights::HoldAll(absl::Duration stall_limit) {
                             absl::StrCat(pack_.ExtentName(key.extent), " is damaged"));
     } else if (completion.code == absl::StatusCode::kOk && OnFetched(key.extent)) {
       stall.Restart(SteadyNow());
+      stall.set_limit(silence_limit);
     } else if (completion.code == absl::StatusCode::kResourceExhausted) {
       ++refusals;
       retry_at = SteadyNow() + kRetryPace;
+      stall.set_limit(stall_limit);
+    } else if (completion.code == absl::StatusCode::kDeadlineExceeded) {
+      stall.set_limit(stall_limit);
     }
   };
   for (;;) {
@@ -639,13 +644,24 @@ absl::Status DenseWeights::HoldAll(absl::Duration stall_limit) {
     if (stall.Exceeded(SteadyNow())) {
       // The two causes have different remedies: a budget that is too small, or a disk or weightd that does
       // not respond.
-      return refusals > 0 ? NoRoomError() : StallError(stall_limit);
+      return refusals > 0 ? NoRoomError() : StallError(stall.limit());
     }
     RETURN_IF_ERROR(client_->Wait(
         stall.EndOfWait(SteadyNow(), SteadyNow() < retry_at ? retry_at : absl::InfiniteFuture())));
     fetches_->Poll(handle);
     RETURN_IF_ERROR(trouble);
   }
+}
+
+// Returns the time that the largest extent takes from the slowest disk that is worth waiting for. Meanwhile
+// weightd is silent; it says itself when the disk is.
+absl::Duration DenseWeights::SlowestRead() const {
+  constexpr double kSlowestDisk = 8 << 20;  // bytes a second
+  uint64_t largest = 0;
+  for (uint32_t extent = 0; extent < extents_.size(); ++extent) {
+    largest = std::max<uint64_t>(largest, pack_.extents()[extent].length);
+  }
+  return absl::Seconds(static_cast<double>(largest) / kSlowestDisk);
 }
 
 absl::Status DenseWeights::NoRoomError() const {

@@ -210,7 +210,8 @@ class DenseWeights {
   // Leases every dense extent, fetching missing ones, or copies the missing ones to the device. Releases
   // everything on an error: UNAVAILABLE (weightd is gone), DATA_LOSS naming the extent (reason
   // WEIGHT_CORRUPT), RESOURCE_EXHAUSTED with the bytes when weightd has no room for them (reason
-  // DRAM_TOO_SMALL) or nothing arrived for `stall_limit` (StallLimit).
+  // DRAM_TOO_SMALL) or nothing arrived for `stall_limit` and as long as the largest extent takes a disk of
+  // 8 MiB/s (StallLimit).
   absl::Status Acquire(absl::Duration stall_limit);
 
   // Releases every lease; the views must not be used until the next Acquire(). Weights copied to a device
@@ -239,6 +240,7 @@ class DenseWeights {
  private:
   DenseWeights(WeightClient* client, FetchQueue* fetches, const SegmentBuffers* segments);
   absl::Status HoldAll(absl::Duration stall_limit);
+  absl::Duration SlowestRead() const;
   // True if the extent is held: leased, or on the device.
   bool TryLease(uint32_t extent);
   bool OnFetched(uint32_t extent);

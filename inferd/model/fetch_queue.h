@@ -119,6 +119,9 @@ class StallLimit {
  public:
   explicit StallLimit(absl::Duration limit) : limit_(limit) {}
 
+  absl::Duration limit() const { return limit_; }
+  void set_limit(absl::Duration limit) { limit_ = limit; }
+
   // Restarts the timeout: something arrived, or a wait begins at `now`.
   void Restart(absl::Time now) {
     since_ = now;

@@ -107,7 +107,7 @@ void SimReader::DoChunk(const weightd::ReadChunk& chunk) {
   const bool misdirected = hit(disk_.misdirected);
   const uint64_t offset = read.job.offset + chunk.offset;
   Arrive(chunk, misdirected ? offset + kPage : offset, std::min(length, chunk.length), hit(disk_.bit_flip));
-  queue_.Landed(chunk);
+  queue_.Landed(chunk, 0);
   if (chunk.started_as == RequestClass::kPrefetch) {
     prefetch_in_flight_ -= chunk.length;
   }

@@ -86,6 +86,10 @@ class BlockReader {
   // Marks the job's running reads as stuck: they count against no limit, so others may start in their stead.
   virtual void Abandon(uint64_t) {}
 
+  // When the job's first read started or bytes of it last arrived, on the engine's clock; while none of its
+  // reads runs, as it waits for others, when bytes of any job did. 0: never, or the job is unknown.
+  virtual int64_t ProgressNanos(uint64_t) const { return 0; }
+
   // E.g. "uring, O_DIRECT", "pread, buffered (...)": for logs, metrics and doctor.
   virtual std::string Describe() const = 0;
 };

@@ -57,9 +57,10 @@ class Fetcher {
     uint64_t prefetch_bytes = 2ull * 1024 * 1024;
     // Maximum time that a request waits for sessions to unmap retired segments.
     int64_t retire_timeout_nanos = 2'000'000'000;
-    // A read that takes longer is slow: it is hedged by another read into another slot. 0: never.
+    // A read that brings no bytes for longer is slow: it is hedged by another read into another slot. 0:
+    // never.
     int64_t slow_read_nanos = 1'000'000'000;
-    // Requests for an extent time out after this multiple of slow_read_nanos.
+    // Requests for an extent time out after this multiple of slow_read_nanos without bytes.
     int64_t timeout_multiple = 4;
     // Maximum number of hedged reads at a time. They count against no limit of the reader.
     uint32_t hedged_reads = 8;
@@ -185,6 +186,8 @@ class Fetcher {
   void SetDeadline(ExtentId extent_id, Fill* fill, int64_t nanos);
   void ClearDeadline(Fill* fill);
   void PassDeadlines(int64_t now);
+  // When bytes for the extent last arrived, by any of its reads.
+  int64_t ProgressOf(const Fill& fill) const;
   void OnSlow(ExtentId extent_id, Fill* fill);
   void GiveUp(ExtentId extent_id, Fill* fill);
   // Starts a hedged read if there is room for it, and starts nothing more of the first.

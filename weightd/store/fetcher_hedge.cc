@@ -3,6 +3,7 @@
 // A slow read may still write to its slot, so a hedged read uses a slot of its own; the first read with good
 // bytes makes its slot the extent's, and the other slot stays allocated until that read has ended.
 
+#include <algorithm>
 #include <bit>
 
 #include "absl/strings/str_cat.h"
@@ -35,12 +36,21 @@ void Fetcher::PassDeadlines(int64_t now) {
     const ExtentId extent_id = deadlines_.begin()->second;
     Fill& fill = fills_.at(extent_id);
     ClearDeadline(&fill);
-    if (fill.slow) {
+    // The timeout is one of silence: a large extent may take long on a slow disk that answers.
+    const int64_t timeout = (fill.slow ? options_.timeout_multiple - 1 : 1) * slow_read_nanos_;
+    if (const int64_t progress = ProgressOf(fill); progress + timeout > now) {
+      fill.deadline = deadlines_.emplace(progress + timeout, extent_id);
+    } else if (fill.slow) {
       GiveUp(extent_id, &fill);
     } else {
       OnSlow(extent_id, &fill);
     }
   }
+}
+
+int64_t Fetcher::ProgressOf(const Fill& fill) const {
+  const int64_t first = reader_->ProgressNanos(fill.tag);
+  return fill.second.has_value() ? std::max(first, reader_->ProgressNanos(fill.second->tag)) : first;
 }
 
 void Fetcher::OnSlow(ExtentId extent_id, Fill* fill) {

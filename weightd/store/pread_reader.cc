@@ -73,6 +73,11 @@ void PreadReader::Abandon(uint64_t tag) {
   WakeOne();
 }
 
+int64_t PreadReader::ProgressNanos(uint64_t tag) const {
+  MutexLock lock(&mutex_);
+  return queue_.ProgressNanos(tag);
+}
+
 std::string PreadReader::Describe() const {
   MutexLock lock(&mutex_);
   return DescribeReads("pread", files_);
@@ -140,7 +145,7 @@ std::optional<LandedChunk> PreadReader::Read(const ReadChunk& chunk, ReadFile* f
   landed.range =
       ReadRange(*file, job.dest + chunk.offset, chunk.length, job.offset + chunk.offset, job.past_cache);
   MutexLock lock(&mutex_);
-  queue_.Landed(chunk);
+  queue_.Landed(chunk, options_.clock->NowNanos());
   if (landed.range.outcome != ReadOutcome::kOk) {
     landed.path = files_[static_cast<size_t>(job.file)].path;
   }

@@ -45,6 +45,7 @@ class PreadReader final : public BlockReader {
   void Promote(uint64_t tag) override;
   void Cancel(uint64_t tag) override;
   void Abandon(uint64_t tag) override;
+  int64_t ProgressNanos(uint64_t tag) const override;
   std::string Describe() const override;
 
  private:

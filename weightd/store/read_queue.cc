@@ -146,8 +146,18 @@ std::optional<ReadChunk> ReadQueue::Next() {
   return TakeFrom(prefetch_, RequestClass::kPrefetch);
 }
 
-void ReadQueue::Landed(const ReadChunk& chunk) {
+int64_t ReadQueue::ProgressNanos(uint64_t tag) const {
+  const auto found = by_tag_.find(tag);
+  if (found == by_tag_.end()) {
+    return 0;
+  }
+  const QueuedRead& read = *found->second;
+  return read.running == 0 ? landed_nanos_ : std::max(read.started_nanos, read.landed_nanos);
+}
+
+void ReadQueue::Landed(const ReadChunk& chunk, int64_t now) {
   QueuedRead& read = *chunk.read;
+  read.landed_nanos = landed_nanos_ = now;
   if (read.job.urgent || chunk.offset < read.abandoned_bytes) {
     return;
   }

@@ -47,6 +47,7 @@ struct QueuedRead {
   uint64_t bytes_read = 0;
   uint64_t cached_bytes = 0;
   int64_t started_nanos = 0;
+  int64_t landed_nanos = 0;  // when its latest chunk landed
   bool cancelled = false;
   ReadOutcome outcome = ReadOutcome::kOk;
   absl::Status status;
@@ -97,8 +98,11 @@ class ReadQueue {
   // The next chunk to start, urgent ones first; none if nothing waits or the limits forbid it.
   std::optional<ReadChunk> Next();
 
-  // Notes that a chunk's read has ended and another may start; the chunk still belongs to its job.
-  void Landed(const ReadChunk& chunk);
+  // Notes that a chunk's read has ended at `now` and another may start; the chunk still belongs to its job.
+  void Landed(const ReadChunk& chunk, int64_t now);
+
+  // BlockReader::ProgressNanos().
+  int64_t ProgressNanos(uint64_t tag) const;
 
   // Ends a landed chunk, verified or not; the first failure of a job is kept and stops its further chunks.
   // Returns the job if this was its last chunk: it must be reported.
@@ -134,6 +138,7 @@ class ReadQueue {
   absl::flat_hash_map<uint64_t, std::shared_ptr<QueuedRead>> by_tag_;
   uint64_t in_flight_ = 0;
   uint64_t prefetch_in_flight_ = 0;
+  int64_t landed_nanos_ = 0;  // when the latest chunk of any job landed
 };
 
 }  // namespace sluice::weightd

@@ -287,6 +287,11 @@ void UringReader::Abandon(uint64_t tag) {
   ring_->Wake();  // others may start now
 }
 
+int64_t UringReader::ProgressNanos(uint64_t tag) const {
+  MutexLock lock(&mutex_);
+  return queue_.ProgressNanos(tag);
+}
+
 std::string UringReader::Describe() const {
   MutexLock lock(&mutex_);
   return DescribeReads("uring", files_);
@@ -412,7 +417,7 @@ void UringReader::Land(uint32_t slot) {
   free_slots_.push_back(slot);
   {
     MutexLock lock(&mutex_);
-    queue_.Landed(landed.chunk);
+    queue_.Landed(landed.chunk, options_.clock->NowNanos());
     if (landed.range.outcome != ReadOutcome::kOk) {
       landed.path = files_[static_cast<size_t>(landed.chunk.read->job.file)].path;
     }

@@ -55,6 +55,16 @@ class FakeBlockReader final : public weightd::BlockReader {
     MutexLock lock(&mutex_);
     return jobs_.at(tag).past_cache;
   }
+  int64_t ProgressNanos(uint64_t tag) const override {
+    MutexLock lock(&mutex_);
+    const auto found = progress_.find(tag);
+    return found == progress_.end() ? 0 : found->second;
+  }
+  // Lets a waiting read look as if bytes of it had arrived at `now`.
+  void Progress(uint64_t tag, int64_t now) {
+    MutexLock lock(&mutex_);
+    progress_[tag] = now;
+  }
   std::string Describe() const override { return "fake"; }
 
   // Writes the right bytes, has them checked, and reports.
@@ -129,6 +139,7 @@ class FakeBlockReader final : public weightd::BlockReader {
   std::map<uint64_t, weightd::ReadJob> jobs_ ABSL_GUARDED_BY(mutex_);
   std::vector<uint64_t> order_ ABSL_GUARDED_BY(mutex_);
   std::vector<uint64_t> promoted_ ABSL_GUARDED_BY(mutex_);
+  std::map<uint64_t, int64_t> progress_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace sluice

@@ -67,6 +67,7 @@ class FaultyBlockReader final : public weightd::BlockReader {
   void Promote(uint64_t tag) override { inner_->Promote(tag); }
   void Cancel(uint64_t tag) override { inner_->Cancel(tag); }
   void Abandon(uint64_t tag) override { inner_->Abandon(tag); }
+  int64_t ProgressNanos(uint64_t tag) const override { return inner_->ProgressNanos(tag); }
   std::string Describe() const override { return absl::StrCat("faulty ", inner_->Describe()); }
 
   void Submit(weightd::ReadJob job) override {

@@ -96,7 +96,7 @@ class SteppedReader final : public BlockReader {
     *bytes = chunk.length;
     FakeExtentSource::FillBytes(chunk.read->job.offset + chunk.offset,
                                 {chunk.read->job.dest + chunk.offset, chunk.length});
-    queue_.Landed(chunk);
+    queue_.Landed(chunk, 0);
     Report(queue_.Finish(chunk, ReadOutcome::kOk, absl::OkStatus(), chunk.length, 0));
     return true;
   }

@@ -61,6 +61,31 @@ TEST_F(SlowReadTest, ReadTimeoutCanChangeForLaterReads) {
   EXPECT_EQ(core_->Stats().hedged_reads, 1u);
 }
 
+TEST_F(SlowReadTest, ReadsWhoseBytesArriveAreNotSlow) {
+  Start(4 * kExpert);
+  LocalClient client = Client(OpenSession());
+  client.Submit(LocalClient::FillExtent(1, 0));
+  Pump();
+  for (int i = 0; i < 30; ++i) {  // a quarter of a minute of a slow disk
+    reader_.Progress(0, clock_.NowNanos());
+    Advance(kSlow / 2);
+    EXPECT_NE(core_->NextDeadline(), 0);
+  }
+  EXPECT_EQ(core_->Stats().slow_reads, 0u);
+  Advance(kSlow / 2);
+  EXPECT_EQ(core_->Stats().slow_reads, 1u);
+  // Bytes of the hedged read count as those of the first.
+  const uint64_t second = reader_.waiting().back();
+  for (int i = 0; i < 30; ++i) {
+    reader_.Progress(second, clock_.NowNanos());
+    Advance(2 * kSlow);
+  }
+  EXPECT_EQ(core_->Stats().timed_out, 0u);
+  Advance(kSlow);
+  EXPECT_EQ(core_->Stats().timed_out, 1u);
+  EXPECT_EQ(CodeOf(Next(&client)), absl::StatusCode::kDeadlineExceeded);
+}
+
 TEST_F(SlowReadTest, HedgedReadWinsAndFirstSlotWaitsForItsEnd) {
   Start(4 * kExpert);
   LocalClient client = Client(OpenSession());

@@ -22,7 +22,7 @@ ReadJob Job(uint64_t tag, uint64_t length, RequestClass request_class = RequestC
 
 std::shared_ptr<QueuedRead> End(ReadQueue& queue, const ReadChunk& chunk, ReadOutcome outcome,
                                 absl::Status status, uint64_t bytes) {
-  queue.Landed(chunk);
+  queue.Landed(chunk, 0);
   return queue.Finish(chunk, outcome, std::move(status), bytes, 0);
 }
 
@@ -70,8 +70,23 @@ TEST(ReadQueueTest, DemandOvertakesPrefetchBetweenItsChunks) {
   ASSERT_TRUE(demand);
   EXPECT_EQ(demand->read->job.tag, 2u);
   EXPECT_FALSE(queue.Next()) << "no prefetch takes the disk from it";
-  queue.Landed(*demand);
+  queue.Landed(*demand, 0);
   EXPECT_EQ(queue.Next()->read->job.tag, 1u);
+}
+
+TEST(ReadQueueTest, ProgressIsOwnOrThatOfReadsAhead) {
+  ReadQueue queue(ReadLimits{.chunk_bytes = kChunk, .in_flight_bytes = kChunk});
+  queue.Add(Job(1, 2 * kChunk));
+  queue.Add(Job(2, kChunk));
+  const auto first = queue.Next();
+  first->read->started_nanos = 10;
+  EXPECT_EQ(queue.ProgressNanos(1), 10);
+  EXPECT_EQ(queue.ProgressNanos(2), 0);
+  queue.Landed(*first, 20);
+  ASSERT_EQ(queue.Next()->read->job.tag, 1u);
+  EXPECT_EQ(queue.ProgressNanos(1), 20);
+  EXPECT_EQ(queue.ProgressNanos(2), 20) << "it waits for the first";
+  EXPECT_EQ(queue.ProgressNanos(3), 0) << "unknown";
 }
 
 TEST(ReadQueueTest, AbandonedDemandHoldsNoPrefetchBack) {
@@ -105,7 +120,7 @@ TEST(ReadQueueTest, LandedChunkMakesRoomBeforeItsCheck) {
   auto first = queue.Next();
   ASSERT_TRUE(first);
   EXPECT_TRUE(queue.full());
-  queue.Landed(*first);
+  queue.Landed(*first, 0);
   EXPECT_FALSE(queue.full());
   auto second = queue.Next();
   ASSERT_TRUE(second);
