@@ -1,9 +1,8 @@
 #include "tests/fuzz/pack_targets.h"
 
 #include <algorithm>
-#include <cstdio>
-#include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -19,29 +18,23 @@
 #include "pack/pack.h"
 #include "pack/pack_tables.h"
 #include "pack/row_layout.h"
+#include "pack/writer/pack_writer.h"
 #include "pack/writer/recipe.h"
 #include "pack/writer/staging.h"
+#include "tests/support/temp_dir.h"
+#include "tests/support/tiny_model.h"
 
 namespace sluice {
 namespace {
 
+using fuzz::Bytes;
+using fuzz::ReadSeed;
+using fuzz::Require;
+using fuzz::Text;
+
 // Returns a file whose digest is valid for any body.
 std::string Sealed(std::string_view body) {
   return "{\"manifest\":" + std::string(body) + ",\n\"digest\":\"" + DigestOf(body).ToHex() + "\"}\n";
-}
-
-void Require(bool condition, const char* what) {
-  if (condition) return;
-  std::fprintf(stderr, "fuzz target: a parser broke its promise: %s\n", what);
-  std::abort();
-}
-
-std::string_view Text(const uint8_t* data, size_t size) {
-  return {reinterpret_cast<const char*>(data), size};
-}
-
-absl::Span<const std::byte> Bytes(const uint8_t* data, size_t size) {
-  return {reinterpret_cast<const std::byte*>(data), size};
 }
 
 // Checks that every location the pack returns lies inside its extent, and every extent inside its file.
@@ -68,6 +61,96 @@ void CheckPack(const Pack& pack) {
       }
     }
   }
+}
+
+std::string MakePack(const TempDir& dir, const TinyModelSpec& spec, const PackOptions& options) {
+  Require(WriteTinyModel(spec, dir.File("model")).ok(), "a model is written");
+  Require(PackModel(dir.File("model"), dir.File("pack"), options, nullptr, nullptr).ok(),
+          "a model is packed");
+  return dir.File("pack");
+}
+
+std::vector<std::string> TableSeeds() {
+  std::vector<std::string> seeds;
+  for (const ExpertLayout layout : {ExpertLayout::kUpGateDown, ExpertLayout::kGateUpdown}) {
+    TempDir dir;
+    PackOptions options;
+    options.recipe.layout = layout;
+    options.recipe.parts[0].encoding = Encoding::kQ8;
+    options.recipe.parts[1] = {Encoding::kQ2, 16, 8};
+    const std::string pack = MakePack(dir, {.layers = 1, .experts = 2, .top_k = 1, .width = 8}, options);
+    seeds.push_back(
+        JoinTables(ManifestBody(ReadSeed(pack + "/manifest.json")), ReadSeed(pack + "/extents.bin")));
+  }
+  return seeds;
+}
+
+std::vector<std::string> BodySeeds() {
+  std::vector<std::string> seeds = TableSeeds();
+  for (std::string& seed : seeds) seed.resize(seed.find('\0'));
+  return seeds;
+}
+
+std::vector<std::string> ExtentSeeds() {
+  std::vector<std::string> seeds = TableSeeds();
+  for (std::string& seed : seeds) seed.erase(0, seed.find('\0') + 1);
+  return seeds;
+}
+
+std::vector<std::string> SafetensorsSeeds() {
+  const TinyTensors tensors = {{"a", {{2, 3}, {1, 2, 3, 4, 5, 6}}}, {"b", {{0}, {}}}, {"c", {{1}, {1}}}};
+  return {SafetensorsBytes(tensors, ElementType::kBf16), SafetensorsBytes(tensors, ElementType::kF32),
+          ReadSeed("tests/data/tiny/mixtral/golden.safetensors")};
+}
+
+std::vector<std::string> ConfigSeeds() {
+  std::vector<std::string> seeds;
+  for (const auto& entry : std::filesystem::directory_iterator("tests/data/tiny")) {
+    seeds.push_back(ReadSeed(entry.path().string() + "/config.json"));
+  }
+  std::sort(seeds.begin(), seeds.end());
+  seeds.push_back(TinyConfigJson({}));
+  seeds.push_back(TinyConfigJson({.head_dim = 8, .sliding_window = 4, .eos = {2, 3}, .new_config = true}));
+  return seeds;
+}
+
+std::vector<std::string> GenerationSeeds() {
+  return {R"({"eos_token_id":[5,7],"temperature":0.7,"top_k":20,"top_p":0.8,"do_sample":true})"};
+}
+
+std::vector<std::string> ShardIndexSeeds() {
+  return {
+      R"({"metadata":{"total_size":4},"weight_map":{"a":"model-00001-of-00002.safetensors","b":"m.safetensors"}})"};
+}
+
+std::vector<std::string> RecipeSeeds() {
+  return {
+      "bits = \"q4\"\ngroup = 32\ngate = { bits = \"q2\", meta_bits = 8 }\n",
+      "name = \"x\"\nlayout = \"gate|up+down\"\nup = \"q3\"\ngate = \"q4\"\ndown = \"f16\"\ndense = \"q8\"\n"
+      "[[rule]]\nlayers = [0, 3]\nusage = [0.0, 0.5]\nbits = \"q8\"\n"};
+}
+
+// Keys and tensor infos of a published file, rounded up; no multiple of 3: the target makes such files
+// larger.
+std::vector<std::string> GgufSeeds() {
+  return {ReadSeed("tests/data/gguf/granitemoe-q5_k_m/model.gguf").substr(0, 13'400)};
+}
+
+std::vector<std::string> ManifestSeeds() {
+  TempDir dir;
+  return {ReadSeed(MakePack(dir, {.layers = 1}, {}) + "/manifest.json")};
+}
+
+std::vector<std::string> JournalSeeds() {
+  TempDir dir;
+  {
+    auto journal = Journal::Open(dir.path(), {3, 4});
+    Require(journal.ok(), "a journal opens");
+    for (uint32_t unit = 0; unit < 3; ++unit) {
+      Require((*journal)->Append({unit, {1, 2, unit}, {{unit, 6}}}).ok(), "a record is written");
+    }
+  }
+  return {ReadSeed(dir.File("journal"))};
 }
 
 }  // namespace
@@ -211,6 +294,22 @@ bool FuzzPackTables(const uint8_t* data, size_t size) {
   if (!pack.ok()) return false;
   CheckPack(**pack);
   return true;
+}
+
+std::vector<FuzzTarget> PackTargets() {
+  return {
+      {"safetensors", FuzzSafetensors, SafetensorsSeeds, 10'000},
+      {"shard_index", FuzzShardIndex, ShardIndexSeeds, 10'000},
+      {"hf_config", FuzzHfConfig, ConfigSeeds, 45'000},
+      {"generation", FuzzGeneration, GenerationSeeds, 5000},
+      {"gguf", FuzzGgufHeader, GgufSeeds, 100'000},
+      {"extent_table", FuzzExtentTable, ExtentSeeds, 15'000},
+      {"manifest", FuzzManifest, ManifestSeeds, 2000},
+      {"manifest_body", FuzzManifestBody, BodySeeds, 10'000},
+      {"journal", FuzzJournal, JournalSeeds, 10'000},
+      {"recipe", FuzzRecipe, RecipeSeeds, 5000},
+      {"pack_tables", FuzzPackTables, TableSeeds, 15'000},
+  };
 }
 
 }  // namespace sluice

@@ -1,17 +1,15 @@
-// Fuzz targets for all readers of model folders and packs. Each accepts any bytes, must not crash, and checks
-// the promises of a successful parse (it ends the program if one is broken). Used by the seeded test in CI
-// and by libFuzzer (fuzz_main.cc).
+// Fuzz targets of all readers of model folders and packs.
 //
 // Thread safety: pure functions.
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
 #include <string>
+#include <vector>
+
+#include "tests/fuzz/fuzz_target.h"
 
 namespace sluice {
 
-// Each target returns true if the parser accepted the bytes.
 bool FuzzSafetensors(const uint8_t* data, size_t size);  // a whole file: length, header, (no) data
 bool FuzzShardIndex(const uint8_t* data, size_t size);
 bool FuzzHfConfig(const uint8_t* data, size_t size);      // config.json
@@ -29,5 +27,7 @@ bool FuzzPackTables(const uint8_t* data, size_t size);
 std::string JoinTables(const std::string& manifest_body, const std::string& table);
 // Returns the BODY of a manifest.json.
 std::string ManifestBody(const std::string& manifest);
+
+std::vector<FuzzTarget> PackTargets();
 
 }  // namespace sluice

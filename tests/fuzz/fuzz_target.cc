@@ -1,0 +1,42 @@
+#include "tests/fuzz/fuzz_target.h"
+
+#include <algorithm>
+#include <cstring>
+#include <fstream>
+#include <iterator>
+
+#include "tests/fuzz/client_targets.h"
+#include "tests/fuzz/pack_targets.h"
+#include "tests/fuzz/session_targets.h"
+#include "tests/fuzz/text_targets.h"
+
+namespace sluice {
+
+std::vector<FuzzTarget> AllTargets() {
+  std::vector<FuzzTarget> all;
+  for (const auto& targets : {ClientTargets(), SessionTargets(), TextTargets(), PackTargets()}) {
+    all.insert(all.end(), targets.begin(), targets.end());
+  }
+  return all;
+}
+
+namespace fuzz {
+
+std::string ReadSeed(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  if (!file) {
+    std::fprintf(stderr, "fuzz target: cannot read %s: run it in the source root\n", path.c_str());
+    std::exit(1);
+  }
+  return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+}
+
+void InputReader::Copy(void* to, size_t size) {
+  const size_t bytes = std::min(size, left_);
+  if (bytes > 0) std::memcpy(to, data_, bytes);
+  data_ += bytes;
+  left_ -= bytes;
+}
+
+}  // namespace fuzz
+}  // namespace sluice
