@@ -17,17 +17,18 @@ constexpr uint64_t kLeast = 256;
 
 using LinesFn = void (*)(std::byte* dest, const std::byte* source, uint64_t body, const std::byte* next);
 
-// Whole cache lines, rounded down to a line's beginning.
-template <_mm_hint kHint>
+// Whole cache lines, rounded down to a line's beginning. `kLocality` as of __builtin_prefetch, which every
+// compiler has in the same form: 0 is prefetchnta, 2 prefetcht1.
+template <int kLocality>
 __attribute__((target("avx2"))) void CopyLines(std::byte* dest, const std::byte* source, uint64_t body,
                                                const std::byte* next) {
   // Bytes behind a row are not fetched: they mostly belong to a neuron that was not requested.
   const uint64_t ahead = std::min(kPrefetchDistance, body);
   for (uint64_t i = 0; i < body; i += kLine) {
     if (i + ahead < body) {
-      _mm_prefetch(reinterpret_cast<const char*>(source + i + ahead), kHint);
+      __builtin_prefetch(source + i + ahead, 0, kLocality);
     } else if (next != nullptr) {
-      _mm_prefetch(reinterpret_cast<const char*>(next + (i + ahead - body)), kHint);
+      __builtin_prefetch(next + (i + ahead - body), 0, kLocality);
     }
     const __m256i low = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(source + i));
     const __m256i high = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(source + i + 32));
@@ -41,7 +42,7 @@ __attribute__((target("avx2"))) void CopyLines(std::byte* dest, const std::byte*
 // Rapids, which reaches 1.6 through its second level.
 LinesFn PickLines() {
   __builtin_cpu_init();
-  return __builtin_cpu_is("amd") ? CopyLines<_MM_HINT_NTA> : CopyLines<_MM_HINT_T1>;
+  return __builtin_cpu_is("amd") ? CopyLines<0> : CopyLines<2>;
 }
 
 }  // namespace

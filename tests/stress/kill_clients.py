@@ -62,22 +62,15 @@ class Findings:
                 self.hangs.append(f"{text}: {seconds:.1f} s")
 
 
-class Client(threading.Thread):
-    """Streams one response after the other until stopped; can be paused."""
+class Repeater(threading.Thread):
+    """Calls once() over and over until stopped; can be paused."""
 
-    def __init__(self, target, answers, seed, findings, must_answer=False):
+    def __init__(self):
         super().__init__(daemon=True)
-        self.target = target
-        self.answers = answers
-        self.random = random.Random(seed)
-        self.findings = findings
-        self.must_answer = must_answer  # its inferd is never killed: any error is a failure
         self.stopping = threading.Event()
         self.go = threading.Event()
         self.go.set()
         self.idle = threading.Event()
-        self.tokens = 0
-        self.last_event = OWN_TIME.seconds
 
     def run(self):
         while not self.stopping.is_set():
@@ -86,8 +79,36 @@ class Client(threading.Thread):
                 self.go.wait(1)
                 continue
             self.idle.clear()
-            self.stream(self.random.choice(self.answers))
+            self.once()
         self.idle.set()
+
+    def pause(self):
+        """`idle` is set once the last call of once() has ended."""
+        self.go.clear()
+
+    def resume(self):
+        self.go.set()
+
+    def stop(self):
+        self.stopping.set()
+        self.go.set()
+
+
+class Client(Repeater):
+    """Streams one response after the other."""
+
+    def __init__(self, target, answers, seed, findings, must_answer=False):
+        super().__init__()
+        self.target = target
+        self.answers = answers
+        self.random = random.Random(seed)
+        self.findings = findings
+        self.must_answer = must_answer  # its inferd is never killed: any error is a failure
+        self.tokens = 0
+        self.last_event = OWN_TIME.seconds
+
+    def once(self):
+        self.stream(self.random.choice(self.answers))
 
     def stream(self, answer):
         prompt, expected = answer
@@ -123,17 +144,16 @@ class Client(threading.Thread):
         self.last_event = now
 
     def pause(self):
-        self.go.clear()
+        super().pause()
         if not self.idle.wait(daemons.PATIENCE):
             self.findings.add("hangs", "a stream did not end when asked to pause")
 
     def resume(self):
         self.last_event = OWN_TIME.seconds
-        self.go.set()
+        super().resume()
 
     def stop(self):
-        self.stopping.set()
-        self.go.set()
+        super().stop()
         self.join(daemons.PATIENCE)
 
 

@@ -75,6 +75,7 @@ class Service:
         self.weightd_options = []  # of the next starts, beside those drawn
         self.inferd_options = []
         self.clock = None  # a daemons.WallClock that later starts follow
+        self.threads = 2  # of inferd
 
     def path(self, name):
         return os.path.join(self.folder, name)
@@ -110,7 +111,7 @@ class Service:
         self.inferds[index] = daemons.Daemon(
             "inferd",
             ["--pack", self.packs[index], "--weightd", self.path("w.sock"), "--listen", self.target(index),
-             "--admin", "unix:" + self.path(f"a{index}.sock"), "--threads", "2", "--context", "512", *flags,
+             "--admin", "unix:" + self.path(f"a{index}.sock"), "--threads", str(self.threads), "--context", "512", *flags,
              *self.inferd_options],
             self.path(f"i{self.generation}.log"), env=self.environment(),
         )  # fmt: skip

@@ -3,10 +3,9 @@ import dataclasses
 import http.client
 import json
 import random
-import threading
 import time
 
-from kill_clients import OWN_TIME
+from kill_clients import OWN_TIME, Repeater
 import daemons
 from daemons import evaluation_pb2, evaluation_pb2_grpc, grpc, inference_pb2, inference_pb2_grpc
 from model_switches import UnixConnection
@@ -183,30 +182,16 @@ class Endpoint:
             connection.close()
 
 
-class Asker(threading.Thread):
-    """Asks until stopped; `judge` gets each end. Can be paused, as kill_clients.Client."""
+class Asker(Repeater):
+    """Asks; `judge` gets each end."""
 
     def __init__(self, endpoint, asks, seed, judge, manners=MANNERS):
-        super().__init__(daemon=True)
+        super().__init__()
         self.endpoint = endpoint
         self.asks = asks
         self.random = random.Random(seed)
         self.judge = judge
         self.manners = manners
-        self.stopping = threading.Event()
-        self.go = threading.Event()
-        self.go.set()
-        self.idle = threading.Event()
-
-    def run(self):
-        while not self.stopping.is_set():
-            if not self.go.is_set():
-                self.idle.set()
-                self.go.wait(1)
-                continue
-            self.idle.clear()
-            self.once()
-        self.idle.set()
 
     def once(self):
         ask, manner = self.random.choice(self.asks), self.random.choice(self.manners)
@@ -219,13 +204,3 @@ class Asker(threading.Thread):
         self.judge(ask, manner, got, whole, error, OWN_TIME.seconds - began, wall)
         if error is not None:
             self.stopping.wait(0.05)
-
-    def pause(self):
-        self.go.clear()
-
-    def resume(self):
-        self.go.set()
-
-    def stop(self):
-        self.stopping.set()
-        self.go.set()
