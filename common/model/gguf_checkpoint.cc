@@ -46,7 +46,7 @@ class GgufCheckpoint final : public Checkpoint {
       tensor.decoded = true;
       tensor.mxfp4 = view.source->format->id == kGgufMxfp4;
       if (!view.tiles.columns) tensor.blocks = view.source->format->rows;
-      if ((view.minus_one || view.is_decay) && view.source->format->id != kGgufF32) {
+      if (view.undo != GgufUndo::kNone && view.source->format->id != kGgufF32) {
         return absl::UnimplementedError(absl::StrCat(checkpoint->files_->PathOf(*view.source), ": tensor ",
                                                      view.source->name, " is ", tensor.format,
                                                      "; only F32 is supported for it"));
@@ -73,7 +73,7 @@ class GgufCheckpoint final : public Checkpoint {
     RETURN_IF_ERROR(ReadLines(tensor, rect, [&](uint64_t line, const std::byte* raw, uint64_t skip) {
       Decode(format, factors_[tensor.source_index], raw, skip, rect.columns, out.data() + line * line_bytes);
     }));
-    if (view.minus_one || view.is_decay) Undo(view, out);
+    if (view.undo != GgufUndo::kNone) Undo(view, out);
     return absl::OkStatus();
   }
 
@@ -93,7 +93,7 @@ class GgufCheckpoint final : public Checkpoint {
     const GgufView& view = views_[tensor.source_index];
     const GgufTensorInfo& source = *view.source;
     const bool whole_lines = view.first_column == 0 && tensor.line_length() == source.dims[0];
-    if (!whole_lines || !IsInOrder(view) || view.minus_one || view.is_decay) return std::nullopt;
+    if (!whole_lines || !IsInOrder(view) || view.undo != GgufUndo::kNone) return std::nullopt;
     return StoredLines{.path = files_->PathOf(source),
                        .offset = source.offset + view.first_line * source.row_bytes(),
                        .line_bytes = source.row_bytes(),
@@ -143,7 +143,7 @@ class GgufCheckpoint final : public Checkpoint {
         std::memcpy(to + i * width, line_bytes.data() + InTiles(view.tiles, rect.column + i) * width, width);
       }
     }));
-    if (view.minus_one || view.is_decay) Undo(view, out);
+    if (view.undo != GgufUndo::kNone) Undo(view, out);
     return absl::OkStatus();
   }
 
@@ -152,8 +152,10 @@ class GgufCheckpoint final : public Checkpoint {
     for (size_t at = 0; at < values.size(); at += sizeof(float)) {
       float value = 0;
       std::memcpy(&value, values.data() + at, sizeof(value));
-      // A non-negative decay becomes NaN or Inf, which readers refuse.
-      value = view.is_decay ? std::log(-value) : value - 1;
+      // The logarithm of a value of the wrong sign is NaN or Inf, which readers refuse.
+      value = view.undo == GgufUndo::kMinusOne        ? value - 1
+              : view.undo == GgufUndo::kLogOfNegative ? std::log(-value)
+                                                      : std::log(value);
       std::memcpy(values.data() + at, &value, sizeof(value));
     }
   }

@@ -172,6 +172,78 @@ uint64_t GgufLeadingDenseLayers(const GgufBaseConfig& base, GgufKeyReader* q) {
   return dense.size();
 }
 
+void AddGgufMlpTypes(const GgufBaseConfig& base, const GgufKeyReader& q, json* config) {
+  json types = json::array();
+  for (uint64_t i = 0; i < base.layers; ++i) {
+    types.push_back(q.LayerHas(i, "ffn_gate_inp.weight") ? "sparse" : "dense");
+  }
+  (*config)["mlp_layer_types"] = types;
+}
+
+std::vector<bool> GgufSlidingLayers(const GgufBaseConfig& base, uint64_t period, bool full_first,
+                                    GgufKeyReader* q) {
+  std::vector<bool> slides(base.layers);
+  if (q->IntOr("attention.sliding_window", 0) == 0) return slides;
+  if (!q->IsList("attention.sliding_window_pattern")) {
+    period = q->IntOr("attention.sliding_window_pattern", period, 1);
+    for (uint64_t i = 0; i < base.layers; ++i) slides[i] = (full_first ? i : i + 1) % period != 0;
+    return slides;
+  }
+  const std::vector<int64_t> listed = q->IntList("attention.sliding_window_pattern");
+  if (listed.size() < base.layers) {
+    q->Refuse("attention.sliding_window_pattern",
+              absl::StrCat("of ", listed.size(), " entries for ", base.layers, " layers"));
+    return slides;
+  }
+  for (uint64_t i = 0; i < base.layers; ++i) slides[i] = listed[i] != 0;
+  return slides;
+}
+
+json GgufWindowTypes(const std::vector<bool>& slides) {
+  json types = json::array();
+  for (const bool slide : slides) types.push_back(slide ? "sliding_attention" : "full_attention");
+  return types;
+}
+
+void AddGgufWindows(const std::vector<bool>& slides, GgufKeyReader* q, json* config) {
+  const uint64_t window = q->IntOr("attention.sliding_window", 0);
+  (*config)["layer_types"] = GgufWindowTypes(slides);
+  (*config)["sliding_window"] = nullptr;
+  if (window != 0) (*config)["sliding_window"] = window;
+}
+
+void AddGgufRouter(bool norm, GgufKeyReader* q, json* config) {
+  (*config)["norm_topk_prob"] = q->IntOr("expert_weights_norm", norm ? 1 : 0) != 0;
+  (*config)["routed_scaling_factor"] = q->Real("expert_weights_scale", 1);
+  (*config)["n_group"] = q->IntOr("expert_group_count", 1, 1);
+  (*config)["topk_group"] = q->IntOr("expert_group_used_count", 1, 1);
+}
+
+void AddGgufDeepseekMixture(const GgufBaseConfig& base, GgufKeyReader* q, json* config) {
+  AddGgufExperts("n_routed_experts", "moe_intermediate_size", base, q, config);
+  (*config)["n_shared_experts"] = q->IntOr("expert_shared_count", 0);
+  (*config)["intermediate_size"] = q->IntOr("feed_forward_length", 1, 1);
+  (*config)["first_k_dense_replace"] = GgufLeadingDenseLayers(base, q);
+}
+
+void AddGgufLatent(const GgufBaseConfig& base, GgufKeyReader* q, json* config) {
+  const uint64_t rotated = q->RequiredInt("rope.dimension_count");
+  const uint64_t key = q->IntOr("attention.key_length_mla", q->IntOr("attention.key_length", 0));
+  if (key <= rotated)
+    q->Refuse("attention.key_length", absl::StrCat(key, " beside rope.dimension_count ", rotated));
+  (*config)["num_key_value_heads"] = base.heads;
+  (*config)["kv_lora_rank"] = q->RequiredInt("attention.kv_lora_rank");
+  (*config)["qk_rope_head_dim"] = rotated;
+  (*config)["qk_nope_head_dim"] = key > rotated ? key - rotated : 1;
+  (*config)["v_head_dim"] =
+      q->IntOr("attention.value_length_mla", q->IntOr("attention.value_length", 1, 1), 1);
+  (*config)["q_lora_rank"] = nullptr;
+  if (q->Has("attention.q_lora_rank")) (*config)["q_lora_rank"] = q->RequiredInt("attention.q_lora_rank");
+  const double mscale_all_dim = 10 * q->Real("rope.scaling.yarn_log_multiplier", 0);
+  const json rope = GgufRopeScaling(base, mscale_all_dim, false, q);
+  if (!rope.is_null()) (*config)["rope_scaling"] = rope;
+}
+
 namespace {
 
 using nlohmann::json;
@@ -205,6 +277,19 @@ constexpr NamedReader kReaders[] = {
     {"granitehybrid", &ReadGgufGraniteHybrid},
     {"nemotron_h_moe", &ReadGgufNemotronHMoe},
     {"gemma4", &ReadGgufGemma4},
+    {"hy_v3", &ReadGgufHyV3},
+    {"exaone-moe", &ReadGgufExaoneMoe},
+    {"mellum", &ReadGgufMellum},
+    {"laguna", &ReadGgufLaguna},
+    {"cohere2moe", &ReadGgufCohere2Moe},
+    {"step35", &ReadGgufStep35},
+    {"mimo2", &ReadGgufMimo2},
+    {"minimax-m3", &ReadGgufMinimaxM3},
+    {"deepseek32", &ReadGgufDeepseek32},
+    {"glm-dsa", &ReadGgufGlmDsa},
+    {"kimi-linear", &ReadGgufKimiLinear},
+    {"bailingmoe3", &ReadGgufBailingMoe3},
+    {"jamba", &ReadGgufJamba},
 };
 
 absl::StatusOr<const GgufArchitecture*> ArchitectureOf(const GgufKeys& keys) {
@@ -248,7 +333,7 @@ uint64_t CountPredicting(uint64_t blocks, GgufKeyReader* q) {
   return predicting;
 }
 
-GgufBaseConfig ReadGgufBase(GgufKeyReader* q) {
+GgufBaseConfig ReadGgufBase(bool heads_by_layer, GgufKeyReader* q) {
   GgufBaseConfig base;
   const uint64_t blocks = q->RequiredInt("block_count");
   const uint64_t predicting = CountPredicting(blocks, q);
@@ -257,7 +342,18 @@ GgufBaseConfig ReadGgufBase(GgufKeyReader* q) {
   base.blocks = blocks;
   base.hidden = q->RequiredInt("embedding_length");
   base.context = q->RequiredInt("context_length");
-  base.heads = q->UniformInt("attention.head_count", 0);
+  if (heads_by_layer && q->IsList("attention.head_count")) {
+    const std::vector<int64_t> heads = q->IntList("attention.head_count");
+    const bool valid = heads.size() >= base.layers && *std::min_element(heads.begin(), heads.end()) > 0 &&
+                       *std::max_element(heads.begin(), heads.end()) <= kMaxGgufInt;
+    if (!valid) {
+      q->Refuse("attention.head_count",
+                absl::StrCat("of ", heads.size(), " numbers for ", base.layers, " layers, or of wrong ones"));
+    }
+    base.heads = valid ? static_cast<uint64_t>(heads.front()) : 1;
+  } else {
+    base.heads = q->UniformInt("attention.head_count", 0);
+  }
   base.head_dim = q->IntOr("attention.key_length", base.hidden / std::max<uint64_t>(base.heads, 1), 1);
   return base;
 }
@@ -296,7 +392,7 @@ absl::StatusOr<GgufConfig> ReadGgufConfig(const GgufFiles& files) {
   GgufConfig result;
   ASSIGN_OR_RETURN(result.architecture, ArchitectureOf(files.keys()));
   GgufKeyReader questions(files, result.architecture->name);
-  const GgufBaseConfig base = ReadGgufBase(&questions);
+  const GgufBaseConfig base = ReadGgufBase(result.architecture->heads_by_layer, &questions);
   const auto reader = std::find_if(std::begin(kReaders), std::end(kReaders), [&](const NamedReader& row) {
     return row.architecture == result.architecture->name;
   });

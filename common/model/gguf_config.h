@@ -112,6 +112,17 @@ class GgufKeyReader {
     if (!list.ok()) Keep(list.status());
     return list.ok() && *list != nullptr ? **list : std::vector<int64_t>();
   }
+  // True if the key is there and is a list.
+  bool IsList(const std::string& name) const {
+    const auto list = keys_.Ints(Key(name));
+    return list.ok() && *list != nullptr;
+  }
+  // Reads a list of numbers; empty if absent.
+  std::vector<double> RealList(const std::string& name) {
+    const auto list = keys_.Reals(Key(name));
+    if (!list.ok()) Keep(list.status());
+    return list.ok() && *list != nullptr ? **list : std::vector<double>();
+  }
   // Reads the values of a small tensor; empty if absent.
   std::vector<double> Values(const std::string& name) {
     const GgufTensorInfo* tensor = files_.Find(name);
@@ -176,6 +187,27 @@ nlohmann::json GgufDenseLayers(const GgufBaseConfig& base, const GgufKeyReader& 
 // Returns the number of those layers, which must be the first ones.
 uint64_t GgufLeadingDenseLayers(const GgufBaseConfig& base, GgufKeyReader* q);
 
+// Adds mlp_layer_types by the layers' tensors.
+void AddGgufMlpTypes(const GgufBaseConfig& base, const GgufKeyReader& q, nlohmann::json* config);
+
+// Returns the layers with a window: attention.sliding_window_pattern is a list with an entry for each block,
+// or the distance of the full layers, of which the first or the last of each run is one; absent: `period`.
+// None without attention.sliding_window.
+std::vector<bool> GgufSlidingLayers(const GgufBaseConfig& base, uint64_t period, bool full_first,
+                                    GgufKeyReader* q);
+// Returns layer_types of them.
+nlohmann::json GgufWindowTypes(const std::vector<bool>& slides);
+// Adds sliding_window and layer_types; without a window the former is null.
+void AddGgufWindows(const std::vector<bool>& slides, GgufKeyReader* q, nlohmann::json* config);
+
+// Adds DeepSeek's router: norm_topk_prob, routed_scaling_factor and the groups. `norm`: what the absence of
+// expert_weights_norm means.
+void AddGgufRouter(bool norm, GgufKeyReader* q, nlohmann::json* config);
+// Adds the members of DeepSeek's experts, shared expert and dense first layers.
+void AddGgufDeepseekMixture(const GgufBaseConfig& base, GgufKeyReader* q, nlohmann::json* config);
+// Adds the sizes of latent attention. Since 2025 the lengths without _mla are those of the absorbed form.
+void AddGgufLatent(const GgufBaseConfig& base, GgufKeyReader* q, nlohmann::json* config);
+
 // --- Families ---
 
 using GgufConfigReader = nlohmann::json (*)(const GgufBaseConfig& base, GgufKeyReader* q);
@@ -202,6 +234,25 @@ nlohmann::json ReadGgufErnie45Moe(const GgufBaseConfig& base, GgufKeyReader* q);
 nlohmann::json ReadGgufAfmoe(const GgufBaseConfig& base, GgufKeyReader* q);
 nlohmann::json ReadGgufLfm2Moe(const GgufBaseConfig& base, GgufKeyReader* q);
 nlohmann::json ReadGgufGemma4(const GgufBaseConfig& base, GgufKeyReader* q);
+
+// gguf_families_grouped.cc
+nlohmann::json ReadGgufHyV3(const GgufBaseConfig& base, GgufKeyReader* q);
+nlohmann::json ReadGgufExaoneMoe(const GgufBaseConfig& base, GgufKeyReader* q);
+nlohmann::json ReadGgufMellum(const GgufBaseConfig& base, GgufKeyReader* q);
+nlohmann::json ReadGgufLaguna(const GgufBaseConfig& base, GgufKeyReader* q);
+nlohmann::json ReadGgufCohere2Moe(const GgufBaseConfig& base, GgufKeyReader* q);
+nlohmann::json ReadGgufStep35(const GgufBaseConfig& base, GgufKeyReader* q);
+nlohmann::json ReadGgufMimo2(const GgufBaseConfig& base, GgufKeyReader* q);
+
+// gguf_families_indexed.cc
+nlohmann::json ReadGgufMinimaxM3(const GgufBaseConfig& base, GgufKeyReader* q);
+nlohmann::json ReadGgufDeepseek32(const GgufBaseConfig& base, GgufKeyReader* q);
+nlohmann::json ReadGgufGlmDsa(const GgufBaseConfig& base, GgufKeyReader* q);
+
+// gguf_families_linear.cc
+nlohmann::json ReadGgufKimiLinear(const GgufBaseConfig& base, GgufKeyReader* q);
+nlohmann::json ReadGgufBailingMoe3(const GgufBaseConfig& base, GgufKeyReader* q);
+nlohmann::json ReadGgufJamba(const GgufBaseConfig& base, GgufKeyReader* q);
 
 nlohmann::json ReadGgufQwen3Next(const GgufBaseConfig& base, GgufKeyReader* q);
 nlohmann::json ReadGgufQwen35Moe(const GgufBaseConfig& base, GgufKeyReader* q);

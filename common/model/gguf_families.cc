@@ -149,43 +149,9 @@ namespace {
 
 using nlohmann::json;
 
-// Adds DeepSeek's MoE members, which GLM-4 shares.
-void AddDeepseekMixture(const GgufBaseConfig& base, GgufKeyReader* q, json* config) {
-  AddGgufExperts("n_routed_experts", "moe_intermediate_size", base, q, config);
-  (*config)["n_shared_experts"] = q->IntOr("expert_shared_count", 0);
-  (*config)["intermediate_size"] = q->IntOr("feed_forward_length", 1, 1);
-  (*config)["first_k_dense_replace"] = GgufLeadingDenseLayers(base, q);
-}
-
-void AddDeepseekRouter(GgufKeyReader* q, json* config) {
-  (*config)["norm_topk_prob"] = q->Flag("expert_weights_norm");
-  (*config)["routed_scaling_factor"] = q->Real("expert_weights_scale", 1);
-  (*config)["n_group"] = q->IntOr("expert_group_count", 1, 1);
-  (*config)["topk_group"] = q->IntOr("expert_group_used_count", 1, 1);
-}
-
 // A sigmoid router without a correction chooses by its scores alone.
 void AddCorrection(const GgufBaseConfig& base, GgufKeyReader* q, json* config) {
   (*config)["use_expert_bias"] = q->AnyLayerHas("exp_probs_b.bias", base.layers);
-}
-
-// Adds the sizes of latent attention. Since 2025 the lengths without _mla are those of the absorbed form.
-void AddLatent(const GgufBaseConfig& base, GgufKeyReader* q, json* config) {
-  const uint64_t rotated = q->RequiredInt("rope.dimension_count");
-  const uint64_t key = q->IntOr("attention.key_length_mla", q->IntOr("attention.key_length", 0));
-  if (key <= rotated)
-    q->Refuse("attention.key_length", absl::StrCat(key, " beside rope.dimension_count ", rotated));
-  (*config)["num_key_value_heads"] = base.heads;
-  (*config)["kv_lora_rank"] = q->RequiredInt("attention.kv_lora_rank");
-  (*config)["qk_rope_head_dim"] = rotated;
-  (*config)["qk_nope_head_dim"] = key > rotated ? key - rotated : 1;
-  (*config)["v_head_dim"] =
-      q->IntOr("attention.value_length_mla", q->IntOr("attention.value_length", 1, 1), 1);
-  (*config)["q_lora_rank"] = nullptr;
-  if (q->Has("attention.q_lora_rank")) (*config)["q_lora_rank"] = q->RequiredInt("attention.q_lora_rank");
-  const double mscale_all_dim = 10 * q->Real("rope.scaling.yarn_log_multiplier", 0);
-  const json rope = GgufRopeScaling(base, mscale_all_dim, false, q);
-  if (!rope.is_null()) (*config)["rope_scaling"] = rope;
 }
 
 }  // namespace
@@ -199,8 +165,8 @@ json ReadGgufGlm4Moe(const GgufBaseConfig& base, GgufKeyReader* q) {
       q->AnyLayerHas("attn_q.bias", base.layers) || q->AnyLayerHas("attn_qkv.bias", base.layers);
   config["use_qk_norm"] = q->AnyLayerHas("attn_q_norm.weight", base.layers);
   RequireGgufGating(2, q);
-  AddDeepseekMixture(base, q, &config);
-  AddDeepseekRouter(q, &config);
+  AddGgufDeepseekMixture(base, q, &config);
+  AddGgufRouter(false, q, &config);
   AddCorrection(base, q, &config);
   return config;
 }
@@ -209,7 +175,7 @@ json ReadGgufDeepseek(const GgufBaseConfig& base, GgufKeyReader* q) {
   json config = GgufBaseJson("deepseek", "DeepseekForCausalLM", base, q);
   AddGgufGrouped(base, false, q, &config);
   RequireWholeHeadRope(base, q);
-  AddDeepseekMixture(base, q, &config);
+  AddGgufDeepseekMixture(base, q, &config);
   RequireGgufGating(1, q);
   config["norm_topk_prob"] = q->Flag("expert_weights_norm");
   if (q->Real("expert_weights_scale", 1) != 1) q->Refuse("expert_weights_scale", "other than 1");
@@ -222,9 +188,9 @@ json ReadGgufDeepseek2(const GgufBaseConfig& base, GgufKeyReader* q) {
   if (!sigmoid) RequireGgufGating(1, q);
   json config = GgufBaseJson(sigmoid ? "deepseek_v3" : "deepseek_v2",
                              sigmoid ? "DeepseekV3ForCausalLM" : "DeepseekV2ForCausalLM", base, q);
-  AddLatent(base, q, &config);
-  AddDeepseekMixture(base, q, &config);
-  AddDeepseekRouter(q, &config);
+  AddGgufLatent(base, q, &config);
+  AddGgufDeepseekMixture(base, q, &config);
+  AddGgufRouter(false, q, &config);
   if (sigmoid) {
     AddCorrection(base, q, &config);
     return config;
@@ -238,9 +204,9 @@ json ReadGgufDeepseek2(const GgufBaseConfig& base, GgufKeyReader* q) {
 // computed without it; sequences up to the original context give the same result.
 json ReadGgufMistral4(const GgufBaseConfig& base, GgufKeyReader* q) {
   json config = GgufBaseJson("mistral4", "Mistral4ForCausalLM", base, q);
-  AddLatent(base, q, &config);
-  AddDeepseekMixture(base, q, &config);
-  AddDeepseekRouter(q, &config);
+  AddGgufLatent(base, q, &config);
+  AddGgufDeepseekMixture(base, q, &config);
+  AddGgufRouter(false, q, &config);
   RequireGgufGating(1, q);
   const double beta = q->Real("attention.temperature_scale", 0);
   if (beta == 0) return config;
@@ -260,8 +226,8 @@ json ReadGgufDots1(const GgufBaseConfig& base, GgufKeyReader* q) {
   AddGgufGrouped(base, false, q, &config);
   RequireWholeHeadRope(base, q);
   RequireGgufGating(2, q);
-  AddDeepseekMixture(base, q, &config);
-  AddDeepseekRouter(q, &config);
+  AddGgufDeepseekMixture(base, q, &config);
+  AddGgufRouter(false, q, &config);
   AddCorrection(base, q, &config);
   return config;
 }
@@ -565,7 +531,8 @@ json ReadGgufNemotronHMoe(const GgufBaseConfig& base, GgufKeyReader* q) {
   config["n_group"] = q->IntOr("expert_group_count", 1, 1);
   config["topk_group"] = q->IntOr("expert_group_used_count", 1, 1);
   RequireGgufGating(2, q);
-  if (q->IntOr("moe_latent_size", 0) != 0) q->Refuse("moe_latent_size", "other than 0");
+  const uint64_t latent = q->IntOr("moe_latent_size", 0);
+  if (latent != 0) config["moe_latent_size"] = latent;
   config["intermediate_size"] = std::max<uint64_t>(q->DimOf("ffn_up.weight", 1, base.layers), 1);
   return config;
 }

@@ -13,199 +13,6 @@
 namespace sluice {
 namespace {
 
-constexpr char kMixtralExperts[] = "block_sparse_moe.experts.";
-constexpr char kMixtralGate[] = "block_sparse_moe.gate";
-
-constexpr GgufModule kHunyuanModules[] = {{"attn_q_norm", "self_attn.query_layernorm"},
-                                          {"attn_k_norm", "self_attn.key_layernorm"}};
-constexpr GgufModule kAfmoeModules[] = {{"attn_gate", "self_attn.gate_proj"},
-                                        {"post_attention_norm", "post_attention_layernorm"},
-                                        {"ffn_norm", "pre_mlp_layernorm"},
-                                        {"post_ffw_norm", "post_mlp_layernorm"}};
-constexpr GgufModule kLfm2Modules[] = {{"attn_norm", "operator_norm"},
-                                       {"ffn_norm", "ffn_norm"},
-                                       {"attn_q_norm", "self_attn.q_layernorm"},
-                                       {"attn_k_norm", "self_attn.k_layernorm"},
-                                       {"attn_output", "self_attn.out_proj"},
-                                       {"shortconv.in_proj", "conv.in_proj"},
-                                       {"shortconv.conv", "conv.conv", GgufTransform::kSqueezed},
-                                       {"shortconv.out_proj", "conv.out_proj"}};
-
-// Tensors of linear attention. Qwen3.5 stores its value heads and both of its gates separately; Qwen3-Next's
-// files have either the hub's fused projection, as the first ones did, or separate q, k and v and z.
-constexpr GgufModule kQwenLinearModules[] = {{"ssm_in", "linear_attn.in_proj_qkvz"},
-                                             {"attn_qkv", "linear_attn.in_proj_qkv"},
-                                             {"attn_gate", "linear_attn.in_proj_z"},
-                                             {"ssm_beta", "linear_attn.in_proj_b"},
-                                             {"ssm_alpha", "linear_attn.in_proj_a"},
-                                             {"ssm_conv1d", "linear_attn.conv1d", GgufTransform::kSqueezed},
-                                             {"ssm_norm", "linear_attn.norm"},
-                                             {"ssm_out", "linear_attn.out_proj"},
-                                             {"ssm_a", "linear_attn.A_log", GgufTransform::kDecay},
-                                             {"ssm_dt.bias", "linear_attn.dt_bias"}};
-constexpr GgufModule kGraniteHybridModules[] = {{"ssm_in", "mamba.in_proj"},
-                                                {"ssm_conv1d", "mamba.conv1d", GgufTransform::kSqueezed},
-                                                {"ssm_norm", "mamba.norm", GgufTransform::kUnsqueezed},
-                                                {"ssm_out", "mamba.out_proj"},
-                                                {"ssm_a", "mamba.A_log", GgufTransform::kDecay},
-                                                {"ssm_d", "mamba.D", GgufTransform::kUnsqueezed},
-                                                {"ssm_dt.bias", "mamba.dt_bias"}};
-constexpr GgufModule kNemotronModules[] = {{"attn_norm", "norm"},
-                                           {"attn_q", "mixer.q_proj"},
-                                           {"attn_k", "mixer.k_proj"},
-                                           {"attn_v", "mixer.v_proj"},
-                                           {"attn_output", "mixer.o_proj"},
-                                           {"ssm_in", "mixer.in_proj"},
-                                           {"ssm_conv1d", "mixer.conv1d", GgufTransform::kSqueezed},
-                                           {"ssm_norm", "mixer.norm", GgufTransform::kUnsqueezed},
-                                           {"ssm_out", "mixer.out_proj"},
-                                           {"ssm_a", "mixer.A_log", GgufTransform::kDecay},
-                                           {"ssm_d", "mixer.D", GgufTransform::kUnsqueezed},
-                                           {"ssm_dt.bias", "mixer.dt_bias"}};
-constexpr GgufModule kGemma4Modules[] = {{"post_attention_norm", "post_attention_layernorm"},
-                                         {"ffn_norm", "pre_feedforward_layernorm"},
-                                         {"post_ffw_norm", "post_feedforward_layernorm"},
-                                         {"post_ffw_norm_1", "post_feedforward_layernorm_1"},
-                                         {"pre_ffw_norm_2", "pre_feedforward_layernorm_2"},
-                                         {"post_ffw_norm_2", "post_feedforward_layernorm_2"},
-                                         {"ffn_gate_inp.scale", "router.scale"},
-                                         {"ffn_down_exps.scale", "router.per_expert_scale"},
-                                         {"layer_output_scale.weight", "layer_scalar"}};
-
-// The names are those of llama.cpp's converter, which keeps the projection in one piece.
-constexpr GgufModule kMtpModules[] = {{"nextn.eh_proj", "eh_proj"},
-                                      {"nextn.enorm", "enorm"},
-                                      {"nextn.hnorm", "hnorm"},
-                                      {"nextn.embed_tokens", "embed_tokens"},
-                                      {"nextn.shared_head_head", "shared_head.head"},
-                                      {"nextn.shared_head_norm", "shared_head.norm"}};
-constexpr GgufModule kQwenMtpModules[] = {{"nextn.eh_proj", "fc"},
-                                          {"nextn.enorm", "pre_fc_norm_embedding"},
-                                          {"nextn.hnorm", "pre_fc_norm_hidden"},
-                                          {"nextn.embed_tokens", "embed_tokens"},
-                                          {"nextn.shared_head_head", "shared_head.head"},
-                                          {"nextn.shared_head_norm", "norm"}};
-
-constexpr GgufArchitecture kArchitectures[] = {
-    {.name = "llama",
-     .router = kMixtralGate,
-     .experts = kMixtralExperts,
-     .gate = "w1",
-     .up = "w3",
-     .down = "w2",
-     .permuted = true},
-    {.name = "qwen2moe"},
-    {.name = "qwen3moe"},
-    {.name = "qwen3vlmoe"},
-    {.name = "olmoe"},
-    {.name = "granitemoe", .router = "block_sparse_moe.router", .experts = kMixtralExperts, .permuted = true},
-    {.name = "phimoe",
-     .router = kMixtralGate,
-     .experts = kMixtralExperts,
-     .gate = "w1",
-     .up = "w3",
-     .down = "w2"},
-    {.name = "glm4moe",
-     .correction = "mlp.gate.e_score_correction_bias",
-     .shared = "mlp.shared_experts.",
-     .mtp_modules = kMtpModules,
-     .norm_after_attention = true},
-    {.name = "deepseek", .shared = "mlp.shared_experts.", .permuted = true},
-    {.name = "deepseek2",
-     .correction = "mlp.gate.e_score_correction_bias",
-     .shared = "mlp.shared_experts.",
-     .mtp_modules = kMtpModules},
-    {.name = "gpt-oss", .router = "mlp.router", .norm_after_attention = true},
-    {.name = "llama4",
-     .mlp = "feed_forward.",
-     .router = "feed_forward.router",
-     .experts = "feed_forward.experts.",
-     .shared = "feed_forward.shared_expert."},
-    {.name = "minimax-m2",
-     .router = kMixtralGate,
-     .correction = "block_sparse_moe.e_score_correction_bias",
-     .experts = kMixtralExperts,
-     .gate = "w1",
-     .up = "w3",
-     .down = "w2"},
-    {.name = "dots1", .correction = "mlp.gate.e_score_correction_bias", .shared = "mlp.shared_experts."},
-    {.name = "ernie4_5-moe",
-     .correction = "mlp.moe_statics.e_score_correction_bias",
-     .shared = "mlp.shared_experts.",
-     .correction_is_row = true},
-    {.name = "hunyuan-moe", .router = "mlp.gate.wg", .shared = "mlp.shared_mlp.", .modules = kHunyuanModules},
-    {.name = "afmoe",
-     .router = "mlp.router.gate",
-     .correction = "mlp.expert_bias",
-     .shared = "mlp.shared_experts.",
-     .modules = kAfmoeModules},
-    {.name = "mistral4", .shared = "mlp.shared_experts."},
-    {.name = "lfm2moe",
-     .mlp = "feed_forward.",
-     .router = "feed_forward.gate",
-     .correction = "feed_forward.expert_bias",
-     .experts = "feed_forward.experts.",
-     .gate = "w1",
-     .up = "w3",
-     .down = "w2",
-     .modules = kLfm2Modules,
-     .final_norm = "model.embedding_norm",
-     .dense_as_experts = true},
-    {.name = "qwen3next",
-     .modules = kQwenLinearModules,
-     .mtp_modules = kQwenMtpModules,
-     .mtp_layers = "mtp.layers.",
-     .mtp_parts = "mtp.",
-     .plus_one = true,
-     .norm_after_attention = true},
-    {.name = "qwen35moe",
-     .modules = kQwenLinearModules,
-     .mtp_modules = kQwenMtpModules,
-     .mtp_layers = "mtp.layers.",
-     .mtp_parts = "mtp.",
-     .plus_one = true,
-     .tiled_values = true,
-     .norm_after_attention = true},
-    {.name = "granitehybrid",
-     .mlp = "shared_mlp.",
-     .router = "block_sparse_moe.router",
-     .experts = kMixtralExperts,
-     .shared = "shared_mlp.",
-     .modules = kGraniteHybridModules,
-     .permuted = true},
-    // The converter permuted q and k alike, and without rope the scores are the same.
-    {.name = "nemotron_h_moe",
-     .layers = "backbone.layers.",
-     .embed = "backbone.embeddings.weight",
-     .mlp = "mixer.",
-     .router = "mixer.gate",
-     .correction = "mixer.gate.e_score_correction_bias",
-     .experts = "mixer.experts.",
-     .shared = "mixer.shared_experts.",
-     .modules = kNemotronModules,
-     .final_norm = "backbone.norm_f"},
-    {.name = "gemma4", .router = "router.proj", .experts = "experts.", .modules = kGemma4Modules},
-};
-
-}  // namespace
-
-const GgufArchitecture* FindGgufArchitecture(std::string_view name) {
-  for (const GgufArchitecture& architecture : kArchitectures) {
-    if (name == architecture.name) return &architecture;
-  }
-  return nullptr;
-}
-
-std::string GgufArchitectureNames() {
-  std::string names;
-  for (const GgufArchitecture& architecture : kArchitectures) {
-    absl::StrAppend(&names, names.empty() ? "" : ", ", architecture.name);
-  }
-  return names;
-}
-
-namespace {
-
 // Tensors of the whole model.
 constexpr GgufModule kModelNames[] = {
     {"output.weight", "lm_head.weight"},
@@ -301,13 +108,18 @@ class ViewMaker {
   }
 
   bool AddOfModel(const GgufTensorInfo& tensor) {
+    for (const GgufModule& name : architecture_.model_modules) {
+      if (tensor.name != name.gguf) continue;
+      Change(name, tensor, name.hub);
+      return true;
+    }
     // In the first files of one family the last norm was stored beside the embedding, and it kept that name.
     for (const char* suffix : {".weight", ".bias"}) {
       if (tensor.name != absl::StrCat("output_norm", suffix) &&
           tensor.name != absl::StrCat("token_embd_norm", suffix)) {
         continue;
       }
-      Add(absl::StrCat(architecture_.final_norm, suffix), tensor).minus_one = architecture_.plus_one;
+      Add(absl::StrCat(architecture_.final_norm, suffix), tensor).undo = UndoOfNorm();
       return true;
     }
     if (tensor.name == "token_embd.weight") {
@@ -342,7 +154,8 @@ class ViewMaker {
       return true;
     }
     const bool is_bias = absl::ConsumeSuffix(&rest, ".bias");
-    if (!is_bias && !absl::ConsumeSuffix(&rest, ".weight")) return false;
+    // One family's correction of its router has no suffix.
+    if (!is_bias && !absl::ConsumeSuffix(&rest, ".weight") && rest != "exp_probs_b") return false;
     const std::string module(rest);
     const std::string suffix = is_bias ? ".bias" : ".weight";
     return AddModule(tensor, module, base, suffix) || AddAttention(tensor, module, base, suffix) ||
@@ -366,8 +179,8 @@ class ViewMaker {
     if (shares && layer > shape_.layers) return;
     for (const GgufModule& name : architecture_.mtp_modules) {
       if (rest != name.gguf) continue;
-      Add(absl::StrCat(shares ? architecture_.mtp_parts : base, name.hub, ".weight"), tensor).minus_one =
-          architecture_.plus_one && absl::StrContains(rest, "norm");
+      Add(absl::StrCat(shares ? architecture_.mtp_parts : base, name.hub, ".weight"), tensor).undo =
+          UndoOfNorm(absl::StrContains(rest, "norm"));
       return;
     }
     Add(base + whole, tensor);
@@ -381,7 +194,7 @@ class ViewMaker {
       return true;
     }
     if (module == (architecture_.norm_after_attention ? "post_attention_norm" : "ffn_norm")) {
-      Add(absl::StrCat(base, "post_attention_layernorm", suffix), tensor).minus_one = architecture_.plus_one;
+      Add(absl::StrCat(base, "post_attention_layernorm", suffix), tensor).undo = UndoOfNorm();
       return true;
     }
     if (module == "ssm_ba") return AddGates(tensor, base);
@@ -391,7 +204,7 @@ class ViewMaker {
       // Paired values of a bias lie along its line; no family with such rows has a bias.
       if (paired && tensor.dims.size() != 2) return false;
       GgufView& view = Add(absl::StrCat(base, name.hub, suffix), tensor);
-      view.minus_one = architecture_.plus_one && absl::EndsWith(module, "_norm");
+      view.undo = UndoOfNorm(absl::EndsWith(module, "_norm"));
       if (paired && has_pairs() && LinesOf(tensor) % shape_.head_dim == 0) view.paired_head = shape_.head_dim;
       // Stacked heads are one matrix.
       if (view.shape.size() == 3) view.shape = {view.shape[0] * view.shape[1], view.shape[2]};
@@ -400,16 +213,38 @@ class ViewMaker {
     return false;
   }
 
+  static GgufUndo UndoOf(GgufTransform change) {
+    switch (change) {
+      case GgufTransform::kDecay:
+      case GgufTransform::kDecayMatrix:
+        return GgufUndo::kLogOfNegative;
+      case GgufTransform::kExp:
+        return GgufUndo::kLog;
+      case GgufTransform::kPlusOne:
+        return GgufUndo::kMinusOne;
+      default:
+        return GgufUndo::kNone;
+    }
+  }
+
+  GgufUndo UndoOfNorm(bool is_norm = true) const {
+    return architecture_.plus_one && is_norm ? GgufUndo::kMinusOne : GgufUndo::kNone;
+  }
+
   // Adds the tensor under its hub name, with the converter's change to be undone.
   void Change(const GgufModule& module, const GgufTensorInfo& tensor, const std::string& name) {
     GgufView& view = Add(name, tensor);
     if (module.change == GgufTransform::kSqueezed && view.shape.size() == 2) {
       view.shape.insert(view.shape.begin() + 1, 1);
     }
-    if (module.change >= GgufTransform::kUnsqueezed && view.shape.size() == 2) {
-      view.shape = {view.shape[0] * view.shape[1]};
+    const bool flattened = module.change == GgufTransform::kUnsqueezed ||
+                           module.change == GgufTransform::kDecay || module.change == GgufTransform::kExp;
+    if (flattened && view.shape.size() == 2) view.shape = {view.shape[0] * view.shape[1]};
+    // Stacked heads are one matrix.
+    if (module.change == GgufTransform::kNone && view.shape.size() == 3) {
+      view.shape = {view.shape[0] * view.shape[1], view.shape[2]};
     }
-    view.is_decay = module.change == GgufTransform::kDecay;
+    view.undo = UndoOf(module.change);
     if (architecture_.tiled_values) view.tiles = TilesOf(module.gguf, view.shape);
   }
 
@@ -538,7 +373,9 @@ class ViewMaker {
     } else if (module == "ffn_gate_inp_shexp" && tensor.dims.size() == 1) {
       Add(absl::StrCat(base, "mlp.shared_expert_gate.weight"), tensor).shape = {1, tensor.dims[0]};
     } else if (module == "ffn_gate_shexp" || module == "ffn_up_shexp" || module == "ffn_down_shexp") {
-      Add(absl::StrCat(base, architecture_.shared, module.substr(4, module.size() - 10), "_proj", suffix),
+      const std::string part = module.substr(4, module.size() - 10);
+      Add(absl::StrCat(base, architecture_.shared,
+                       architecture_.shared_as_experts ? PartName(part) : part + "_proj", suffix),
           tensor);
     } else if (module == "ffn_gate" || module == "ffn_up" || module == "ffn_down") {
       const std::string part = module.substr(4);

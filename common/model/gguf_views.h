@@ -19,9 +19,12 @@ namespace sluice {
 // Change that the converter made to a module's weight and that is undone here.
 enum class GgufTransform : uint8_t {
   kNone,
-  kSqueezed,    // a depthwise convolution's [channels, 1, kernel] lost its 1
-  kUnsqueezed,  // a vector is a matrix
-  kDecay,       // kUnsqueezed, and values were replaced by -exp(value)
+  kSqueezed,     // a depthwise convolution's [channels, 1, kernel] lost its 1
+  kUnsqueezed,   // a vector is a matrix
+  kDecay,        // kUnsqueezed, and values were replaced by -exp(value)
+  kDecayMatrix,  // values of a matrix were replaced by -exp(value)
+  kExp,          // kUnsqueezed, and values were replaced by exp(value)
+  kPlusOne,      // 1 was added to values
 };
 
 // A module of a layer, without ".weight" or ".bias"; or one tensor by its whole name, in which case the hub's
@@ -45,6 +48,8 @@ struct GgufArchitecture {
   const char* down = "down_proj";
   const char* shared = "mlp.shared_expert.";
   absl::Span<const GgufModule> modules = {};  // modules whose names differ from most families'
+  // Tensors of the whole model, by their whole names, that most families lack or name otherwise.
+  absl::Span<const GgufModule> model_modules = {};
   // Parts of an MTP layer (`nextn`) beside its decoder layer; empty: such layers are left out.
   absl::Span<const GgufModule> mtp_modules = {};
   const char* mtp_layers = nullptr;  // before the number of an MTP layer; null: numbered behind the others
@@ -52,6 +57,8 @@ struct GgufArchitecture {
   const char* final_norm = "model.norm";
   bool correction_is_row = false;  // a matrix of one row
   bool dense_as_experts = false;   // parts of a dense FFN have the names of an expert's
+  bool shared_as_experts = false;  // and so have those of the shared expert
+  bool heads_by_layer = false;     // attention.head_count may differ among layers
   bool permuted = false;           // rows of q and k are stored as pairs for rope on adjacent values
   bool plus_one = false;           // 1 was added to norm weights, except those of linear attention
   bool tiled_values = false;       // value heads of linear attention are stored in tiles (GgufHeadTiles)
@@ -81,6 +88,9 @@ struct GgufHeadTiles {
   bool columns = false;
 };
 
+// How a view's values are computed from those of the file, which are F32 then.
+enum class GgufUndo : uint8_t { kNone, kMinusOne, kLogOfNegative, kLog };
+
 struct GgufView {
   std::string name;             // the hub's name
   std::vector<uint64_t> shape;  // slowest dimension first; the last one is a line
@@ -94,9 +104,8 @@ struct GgufView {
   uint32_t run = 0;
   // NVFP4: the tensor with one factor for all values, or one for each expert; null: 1.
   const GgufTensorInfo* factors = nullptr;
-  uint32_t expert = 0;     // whose factor it is, if there are several
-  bool minus_one = false;  // 1 is subtracted from every value
-  bool is_decay = false;   // every value becomes log(-value)
+  uint32_t expert = 0;  // whose factor it is, if there are several
+  GgufUndo undo = GgufUndo::kNone;
 };
 
 // Dimensions of the model that the views need besides its architecture.

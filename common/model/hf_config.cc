@@ -67,6 +67,7 @@ constexpr Family kFamilies[] = {
     {"deepseek_v32", "DeepseekV32ForCausalLM", &ReadDeepseekV32},
     {"glm_moe_dsa", "GlmMoeDsaForCausalLM", &ReadGlmMoeDsa},
     {"kimi_k25", "KimiK25ForConditionalGeneration", &ReadDeepseekV3, "kimi_k2"},
+    {"minimax_m3_vl_text", "MiniMaxM3SparseForCausalLM", &ReadMinimaxM3},
     {"minimax_m3_vl", "MiniMaxM3SparseForConditionalGeneration", &ReadMinimaxM3, "minimax_m3_vl_text"},
     {"hy_v3", "HYV3ForCausalLM", &ReadHyV3},
     {"exaone_moe", "ExaoneMoeForCausalLM", &ReadExaoneMoe},

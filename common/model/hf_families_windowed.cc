@@ -423,7 +423,11 @@ void MapStep3p5(const ModelConfig& config, TensorMapper* mapper) {
               if (moe.router_correction) {
                 layer->Dense(dense::kRouterCorrection, layer->Vector("moe.router_bias", moe.experts));
               }
-              MapSeparateStacks("moe.", layer);
+              if (layer->Has("moe.experts.0.up_proj.weight")) {
+                layer->Experts("moe.experts.", {});  // of GGUF files
+              } else {
+                MapSeparateStacks("moe.", layer);
+              }
               if (moe.shared_width != 0) layer->SharedExpert("share_expert.");
             },
             {.plus_one = true});

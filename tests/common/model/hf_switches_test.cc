@@ -189,6 +189,7 @@ TEST(HfSwitches, EveryFamilyIsListed) {
                                                 "mimo_v2_flash",
                                                 "minimax_m2",
                                                 "minimax_m3_vl",
+                                                "minimax_m3_vl_text",
                                                 "mistral4",
                                                 "mixtral",
                                                 "nemotron_h",

@@ -2,13 +2,16 @@
 would: their logits and greedy tokens are the golden ones of the checkpoints."""
 import json
 import os
+import shutil
 import sys
 
 import numpy as np
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
+import gguf_newer
 import gguf_writer
 import harness
+import sparse_attention_test as sparse
 
 TINY = os.path.join(harness.ROOT, "tests/data/tiny")
 
@@ -27,6 +30,44 @@ CASES = {
     "granitemoehybrid": gguf_writer.granite_hybrid,
     "nemotron_h": gguf_writer.nemotron,
     "gemma4": gguf_writer.gemma4,
+    "nemotron_h_latent": gguf_writer.nemotron,
+    "hy_v3": gguf_newer.hy_v3,
+    "exaone_moe": gguf_newer.exaone_moe,
+    "mellum": gguf_newer.mellum,
+    "laguna": gguf_newer.laguna,
+    "cohere2_moe": gguf_newer.cohere2_moe,
+    "step3p5": gguf_newer.step3p5,
+    "mimo_v2_flash": gguf_newer.mimo_v2_flash,
+    "minimax_m3": gguf_newer.minimax_m3,
+    "kimi_linear": gguf_newer.kimi_linear,
+    "bailing_hybrid": gguf_newer.bailing_hybrid,
+    "jamba": gguf_newer.jamba,
+    "deepseek_v32": lambda c, t: gguf_newer.indexed(c, t, "deepseek32"),
+    "glm_moe_dsa": lambda c, t: gguf_newer.indexed(c, t, "glm-dsa"),
+    "glm_moe_dsa_shared": lambda c, t: gguf_newer.indexed(c, t, "glm-dsa"),
+}
+
+
+def step(config):
+    """A ramp that ends between frequencies of a head."""
+    return config | {"rope_scaling": config["rope_scaling"] | {"original_max_position_embeddings": 4096}}
+
+
+def minimax(config):
+    """The limit that files do not state."""
+    return config | {"text_config": config["text_config"] | {"swiglu_limit": 7.0}}
+
+
+# Changes of a checkpoint's configuration, whose own logits are the expected ones then.
+CHANGES = {"step3p5": step, "minimax_m3": minimax}
+# Checkpoints with random weights, likewise: name -> a function that writes the folder.
+WIDER = {"vocab_size": 320, "hidden_size": 64}
+MADE = {
+    "deepseek_v32": lambda f: sparse.write_model(f, {**sparse.CONFIG, **sparse.DEEPSEEK, **WIDER, "n_group": 3, "topk_group": 2}),
+    "glm_moe_dsa": lambda f: sparse.write_model(f, {**sparse.CONFIG, **sparse.GLM, **WIDER}),
+    "glm_moe_dsa_shared": lambda f: sparse.write_model(f, {
+        **sparse.CONFIG, **sparse.GLM, **WIDER, "num_hidden_layers": 4,
+        "indexer_types": ["full", "shared", "full", "shared"]}),
 }
 
 
@@ -37,21 +78,47 @@ class GgufFamiliesTest(harness.TestCase):
         self.ok("logits", "--pack", path, "--kv", "f32", "--token-ids-file", path + ".json", "--out", path + ".out")
         return harness.read_safetensors(path + ".out")["logits"]
 
-    def check(self, name):
+    def generate(self, ids, count, *model):
+        ids = ",".join(map(str, ids))
+        return self.ok_json("run", *model, "--kv", "f32", "--token-ids", ids, "-n", count, "--temperature", 0,
+                            "--ignore-eos")["token_ids"]
+
+    def answers(self, name, folder, ids, prompt, count):
+        """What the folder itself answers, in the form of a golden file."""
+        self.ok("pack", folder, "--out", folder + ".pack", "--bits", "source")
+        golden = {"input_ids": np.array(ids), "prompt_ids": np.array(prompt)}
+        greedy = self.generate(prompt, count, "--pack", folder + ".pack")
+        return golden | {"logits": self.logits(name, golden, folder + ".pack"), "greedy_ids": np.array(greedy)}
+
+    def case(self, name):
+        """The folder of a case, and its golden answers."""
+        made = os.path.join(self.work, name + ".folder")
+        if name in MADE:
+            MADE[name](made)
+            ids = np.random.default_rng(7).integers(0, 300, 60).tolist()
+            return made, self.answers(name, made, ids, ids[:20], 16)
         folder = os.path.join(TINY, name.replace("_fused", ""))
         golden = harness.read_safetensors(os.path.join(folder, "golden.safetensors"))
-        keys, tensors = CASES[name](*read(folder))
+        if name not in CHANGES:
+            return folder, golden
+        shutil.copytree(folder, made)
+        with open(os.path.join(made, "config.json"), "w") as out:
+            json.dump(CHANGES[name](read(folder)[0]), out)
+        prompt, count = golden["prompt_ids"].tolist(), len(golden["greedy_ids"])
+        return made, self.answers(name, made, golden["input_ids"].tolist(), prompt, count)
+
+    def check(self, name):
         path = os.path.join(self.work, name)
+        folder, golden = self.case(name)
+        keys, tensors = CASES[name](*read(folder))
         gguf_writer.write(path + ".gguf", keys, tensors)
         self.ok("pack", path + ".gguf", "--out", path + ".pack", "--bits", "source")
         difference = float(np.abs(self.logits(name, golden, path + ".pack") - golden["logits"]).max())
         print(f"{name}: largest difference {difference:.1e}")
         self.assertLessEqual(difference, 2e-3)
-        ids = ",".join(map(str, golden["prompt_ids"].tolist()))
-        greedy = golden["greedy_ids"].tolist()
-        answer = self.ok_json("run", "--pack", path + ".pack", "--kv", "f32", "--token-ids", ids, "-n", len(greedy),
-                              "--temperature", 0, "--ignore-eos")
-        self.assertEqual(answer["token_ids"], greedy)
+        prompt, greedy = golden["prompt_ids"].tolist(), golden["greedy_ids"].tolist()
+        self.assertEqual(self.generate(prompt, len(greedy), "--pack", path + ".pack"), greedy)
+        self.assertEqual(self.generate(prompt, len(greedy), "--model", path + ".gguf"), greedy)
         self.check_kept_rows(name, golden, path, keys, tensors)
 
     def check_kept_rows(self, name, golden, path, keys, tensors):

@@ -47,7 +47,7 @@ def write(path, keys, tensors, matrix_type=BF16):
     infos, data = [], b""
     for name, values in tensors.items():
         values = np.asarray(values, np.float32)
-        kept = ("norm", "ssm_a", "ssm_d", "ssm_conv", "ffn_gate_inp", "scale", "exp_probs", ".bias", "rope_freqs")
+        kept = ("norm", "ssm_a", "ssm_d", "ssm_conv", "ffn_gate_inp", "scale", "exp_probs", ".bias", "rope_freqs", "sinks")
         kind = F32 if values.ndim == 1 or any(word in name for word in kept) else matrix_type
         if kind == Q8_0 and values.shape[-1] % 32:
             kind = BF16
@@ -253,6 +253,8 @@ def nemotron(config, t):
         "ssm.conv_kernel": config["conv_kernel"], "ssm.state_size": config["ssm_state_size"],
         "ssm.group_count": config["n_groups"], "ssm.time_step_rank": config["mamba_num_heads"],
         "ssm.inner_size": config["mamba_num_heads"] * config["mamba_head_dim"]}.items()})
+    if config.get("moe_latent_size"):
+        keys[f"{arch}.moe_latent_size"] = config["moe_latent_size"]
     out = {"token_embd.weight": t["backbone.embeddings.weight"], "output.weight": t["lm_head.weight"],
            "output_norm.weight": t["backbone.norm_f.weight"]}
     for i, block in enumerate(blocks):
@@ -269,6 +271,9 @@ def nemotron(config, t):
         else:
             out[g + "ffn_gate_inp.weight"] = t[m + "gate.weight"]
             out[g + "exp_probs_b.bias"] = t[m + "gate.e_score_correction_bias"]
+            for part, latent in (("down", "fc1"), ("up", "fc2")):
+                if m + f"{latent}_latent_proj.weight" in t:
+                    out[g + f"ffn_latent_{part}.weight"] = t[m + f"{latent}_latent_proj.weight"]
             for part in ("up", "down"):
                 out[g + f"ffn_{part}_exps.weight"] = stacked(t, m + "experts.{}." + part + "_proj.weight")
                 out[g + f"ffn_{part}_shexp.weight"] = t[m + f"shared_experts.{part}_proj.weight"]
