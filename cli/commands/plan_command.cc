@@ -14,6 +14,7 @@
 #include "common/base/size.h"
 #include "common/base/status.h"
 #include "inferd/policy/policies.h"
+#include "pack/writer/synth.h"
 
 namespace sluice::cli {
 namespace {
@@ -22,12 +23,13 @@ namespace {
 const std::vector<std::string> kBits = {"bf16", "q8", "q4", "q3"};
 const std::vector<std::string> kBitsOfGguf = {kAsInFile, kAsInFileSmaller, "q8", "q4", "q3"};
 const std::vector<std::string> kPresets = {"exact", "intra", "floe"};
-constexpr uint32_t kContexts[] = {4096, 8192, 32768, 131072};
+constexpr uint32_t kContexts[] = {4096, 8192, 32768, 65536, 131072, 262144};
 constexpr uint32_t kParallels[] = {1, 4, 16};
 
 struct Options {
   std::string model;
   std::string pack;
+  std::string shape;
   std::optional<std::string> bits;
   std::optional<uint64_t> memory;
   std::optional<uint64_t> dram_budget;
@@ -51,7 +53,8 @@ void Declare(ArgParser* parser, Options* o) {
       ->Text("--model", &o->model,
              "M: a model's folder, a GGUF file or a pack; a config.json or a GGUF file's head is enough")
       .Text("--pack", &o->pack, "PACK: the pack's folder")
-      .RequireOneOf({"--model", "--pack"})
+      .Text("--shape", &o->shape, "NAME of `sluice synth`: a published model's sizes, without any file")
+      .RequireOneOf({"--model", "--pack", "--shape"})
       .Choice("--bits", {"bf16", "f16", "q8", "q4", "q3", "q2", "file", "file-q4"}, &o->bits,
               "looks at these alone [bf16, q8, q4, q3; of a GGUF file its own, q8, q4, q3]")
       .Size("--memory", &o->memory, "of a machine that is planned for [what is free here]")
@@ -105,6 +108,7 @@ struct Report {
   struct Context {
     uint32_t tokens = 0;
     uint32_t parallel = 0;
+    uint64_t kv = 0;     // KV cache, with the states of recurrent layers and indexers' keys
     uint64_t bytes = 0;  // KV cache and activations
     bool fits = false;   // fits beside the chosen weights
   };
@@ -168,13 +172,31 @@ absl::Status AddContexts(Report* report) {
       request.engine.parallel = parallel;
       request.engine.kv_budget = 0;
       ASSIGN_OR_RETURN(const MemoryPlan plan, PlanMemory(report->facts.config, chosen->sizes, request));
-      report->contexts.push_back({context, parallel, plan.kv + plan.activations, plan.refusal.empty()});
+      report->contexts.push_back(
+          {context, parallel, plan.kv, plan.kv + plan.activations, plan.refusal.empty()});
     }
   }
   return absl::OkStatus();
 }
 
+absl::StatusOr<ModelFacts> FactsOfShape(const Options& o) {
+  SynthOptions options;
+  options.shape = o.shape;
+  ModelFacts facts;
+  facts.name = o.shape;
+  ASSIGN_OR_RETURN(facts.config, SynthModel(options));
+  for (const std::string& bits : o.bits.has_value() ? std::vector<std::string>{*o.bits} : kBits) {
+    ASSIGN_OR_RETURN(StoredSizes sizes, SizesOf(facts.config, bits));
+    facts.stored.push_back(std::move(sizes));
+  }
+  return facts;
+}
+
 absl::Status ReadFacts(const Options& o, Report* report) {
+  if (!o.shape.empty()) {
+    ASSIGN_OR_RETURN(report->facts, FactsOfShape(o));
+    return absl::OkStatus();
+  }
   const std::string& model = o.pack.empty() ? o.model : o.pack;
   if (o.bits.has_value()) {
     ASSIGN_OR_RETURN(report->facts, ReadModelFacts(model, {*o.bits}));
@@ -248,6 +270,7 @@ Json ReportJson(const Report& report) {
     contexts.Append(Json::Object()
                         .Set("context", context.tokens)
                         .Set("parallel", context.parallel)
+                        .Set("kv_bytes", context.kv)
                         .Set("bytes", context.bytes)
                         .Set("fits", context.fits));
   }
@@ -307,11 +330,13 @@ std::string RowText(const PlanRow& row) {
 }
 
 std::string ContextText(const Report& report) {
-  std::string text = absl::StrFormat("\n%10s", "context");
+  std::string text = absl::StrFormat("\n%10s  %-12s", "context", "KV of one");
   for (const uint32_t parallel : kParallels) absl::StrAppendFormat(&text, "  parallel %-6d", parallel);
   uint32_t tokens = 0;
   for (const Report::Context& context : report.contexts) {
-    if (context.tokens != tokens) absl::StrAppendFormat(&text, "\n%10d", context.tokens);
+    if (context.tokens != tokens) {
+      absl::StrAppendFormat(&text, "\n%10d  %-12s", context.tokens, FormatSize(context.kv));
+    }
     tokens = context.tokens;
     absl::StrAppendFormat(&text, "  %-15s",
                           absl::StrCat(FormatSize(context.bytes), context.fits ? "" : " no"));
@@ -356,7 +381,10 @@ std::string ReportText(const Report& report, const Options& o) {
   }
   absl::StrAppend(&text, "\n");
   if (!chosen->memory.refusal.empty()) absl::StrAppend(&text, SmallerText(report));
-  if (!o.memory.has_value() && chosen->memory.refusal.empty()) {
+  if (!o.shape.empty()) {
+    absl::StrAppend(&text, "sluice synth --shape ", o.shape, " --bits ", report.choice.bits,
+                    " --out PACK, for random weights\n");
+  } else if (!o.memory.has_value() && chosen->memory.refusal.empty()) {
     absl::StrAppend(&text, "sluice run ",
                     report.facts.is_pack ? absl::StrCat("--pack ", o.pack.empty() ? o.model : o.pack)
                                          : absl::StrCat("--model ", o.model, " --bits ", report.choice.bits),

@@ -7,6 +7,8 @@
 #include <numeric>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "common/base/json_reader.h"
 #include "common/base/status.h"
 #include "common/model/dense_names.h"
@@ -18,6 +20,7 @@
 #include "pack/row_layout.h"
 #include "pack/writer/parallel_units.h"
 #include "pack/writer/staging.h"
+#include "pack/writer/synth_flagships.h"
 #include "pack/writer/synth_weights.h"
 
 namespace sluice {
@@ -44,7 +47,7 @@ struct Shape {
 };
 
 // Makes three of four layers gated delta ones, the others choose blocks by an indexer; adds gated residual
-// streams, and hashed n-grams to the first layer.
+// streams, and hashed n-grams to the second layer.
 void AddStreamsAndNgrams(const SynthOptions& options, ModelConfig* config) {
   constexpr uint64_t kNgramBase = 20'000'000;
   config->streams = {.count = 4, .rank = config->hidden / 8};
@@ -53,7 +56,7 @@ void AddStreamsAndNgrams(const SynthOptions& options, ModelConfig* config) {
     layer.pre_norms = false;
     if (i % 4 == 3) {
       layer.attention.index = {
-          .heads = 8, .head_dim = 128, .top = 129, .block = 16, .pooled = true, .summed = true};
+          .heads = 4, .head_dim = 128, .top = 513, .block = 4, .pooled = true, .summed = true};
       layer.attention.qk_norm = QkNorm::kPerHead;
       layer.attention.output_gate = true;
       layer.attention.rope.dimensions = 64;
@@ -63,9 +66,9 @@ void AddStreamsAndNgrams(const SynthOptions& options, ModelConfig* config) {
     layer.attention.kind = AttentionKind::kGatedDelta;
     layer.attention.rope = RopeConfig{.kind = RopeKind::kNone};
     layer.attention.delta = {
-        .key_heads = 16, .value_heads = 32, .key_dim = 128, .value_dim = 128, .conv_kernel = 4};
+        .key_heads = 16, .value_heads = 48, .key_dim = 128, .value_dim = 128, .conv_kernel = 4};
   }
-  NgramConfig& ngrams = config->layers[0].ngrams;
+  NgramConfig& ngrams = config->layers[std::min<size_t>(1, config->layers.size() - 1)].ngrams;
   ngrams = {.size = 3, .heads = 8, .width = config->hidden / 16};
   ngrams.base = options.ngram_base != 0 ? options.ngram_base : kNgramBase;
   ngrams.seed = 1234;
@@ -88,21 +91,18 @@ constexpr Shape kShapes[] = {
     // The sample model's sizes with a few more layers: policies at the papers' localities within seconds.
     {"tiny-mixtral", 128, 448, 8, 8, 2, 0, false, 0, 4, 2, 32, 2048, 4096, 1e4},
     {"qwen3.5-35b-a3b", 2048, 512, 40, 256, 8, 512, true, 0, 16, 2, 256, 248320, 262144, 1e7},
-    // As far as reports tell its sizes.
-    {"qwen3.8-flash-next", 2560, 640, 48, 512, 10, 640, true, 0, 16, 2, 256, 248320, 262144, 1e7,
+    {"qwen3.8-flash-next", 2560, 640, 48, 512, 10, 640, true, 0, 24, 2, 256, 248320, 262144, 1e7,
      &AddStreamsAndNgrams},
 };
 
 constexpr float kEpsilon = 1e-5f;
 
 absl::StatusOr<const Shape*> FindShape(const std::string& name) {
-  std::string known;
   for (const Shape& shape : kShapes) {
     if (name == shape.name) return &shape;
-    absl::StrAppend(&known, known.empty() ? "" : ", ", shape.name);
   }
-  return absl::InvalidArgumentError(
-      absl::StrCat("unknown shape \"", name.substr(0, 60), "\" (known: ", known, ")"));
+  return absl::InvalidArgumentError(absl::StrCat("unknown shape \"", name.substr(0, 60),
+                                                 "\" (known: ", absl::StrJoin(SynthShapeNames(), ", "), ")"));
 }
 
 LayerConfig LayerOf(const Shape& shape) {
@@ -126,22 +126,21 @@ LayerConfig LayerOf(const Shape& shape) {
 std::vector<std::string> SynthShapeNames() {
   std::vector<std::string> names;
   for (const Shape& shape : kShapes) names.push_back(shape.name);
+  for (std::string& name : FlagshipNames()) names.push_back(std::move(name));
   return names;
 }
 
-absl::StatusOr<ModelConfig> SynthModel(const SynthOptions& options) {
+namespace {
+
+// The model of a row of kShapes; its family and special tokens are left to the caller.
+absl::StatusOr<ModelConfig> PlainModel(const SynthOptions& options) {
   ASSIGN_OR_RETURN(const Shape* shape, FindShape(options.shape));
   if (options.layers > kMaxLayers) {
     return absl::InvalidArgumentError(
         absl::StrCat("layers is ", options.layers, "; at most ", kMaxLayers, " are possible"));
   }
   ModelConfig config;
-  config.family = "synthetic";
   config.vocab = options.vocab != 0 ? options.vocab : shape->vocab;
-  if (config.vocab < kSynthTokenizerIds || config.vocab > kMaxVocab) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("vocab is ", config.vocab, "; ", kSynthTokenizerIds, " to ", kMaxVocab, " is expected"));
-  }
   config.hidden = shape->hidden;
   config.max_position = shape->max_position;
   config.norm_epsilon = kEpsilon;
@@ -156,7 +155,30 @@ absl::StatusOr<ModelConfig> SynthModel(const SynthOptions& options) {
           absl::StrCat("ngram_base is ", options.ngram_base, "; 2 to below ", kMaxNgramBase, " is expected"));
     }
     shape->extend(options, &config);
-  } else if (options.ngram_base != 0) {
+  }
+  return config;
+}
+
+}  // namespace
+
+absl::StatusOr<ModelConfig> SynthModel(const SynthOptions& options) {
+  absl::StatusOr<ModelConfig> flagship = FlagshipModel(options.shape, options.layers);
+  if (!flagship.ok() && !absl::IsNotFound(flagship.status())) return flagship.status();
+  ModelConfig config;
+  if (flagship.ok()) {
+    config = *std::move(flagship);
+    if (options.vocab != 0) config.vocab = options.vocab;
+  } else {
+    ASSIGN_OR_RETURN(config, PlainModel(options));
+  }
+  config.family = "synthetic";
+  if (config.vocab < kSynthTokenizerIds || config.vocab > kMaxVocab) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("vocab is ", config.vocab, "; ", kSynthTokenizerIds, " to ", kMaxVocab, " is expected"));
+  }
+  const bool ngrams = std::any_of(config.layers.begin(), config.layers.end(),
+                                  [](const LayerConfig& layer) { return HasNgrams(layer); });
+  if (options.ngram_base != 0 && !ngrams) {
     return absl::InvalidArgumentError(
         absl::StrCat("ngram_base, but shape ", options.shape, " has no n-grams"));
   }
@@ -304,7 +326,9 @@ class DenseRows {
 
   // The next out.size() / cols rows.
   void Next(absl::Span<float> out) {
-    if (spec_.kind == DenseKind::kVector) {
+    if (spec_.name.ends_with(dense::kTokenExperts)) {
+      NextTokenExperts(out);
+    } else if (spec_.kind == DenseKind::kVector) {
       std::fill(out.begin(), out.end(), spec_.name.ends_with("norm") ? 1.0f : 0.0f);
     } else if (spec_.name.ends_with(".router")) {
       const std::vector<float>& rows = job_.routers[spec_.layer];
@@ -318,6 +342,14 @@ class DenseRows {
   }
 
  private:
+  // Distinct experts of each token, another set for its neighbour.
+  void NextTokenExperts(absl::Span<float> out) const {
+    const uint32_t experts = job_.manifest.config.layers[spec_.layer].moe.experts;
+    for (size_t i = 0; i < out.size(); ++i) {
+      out[i] = static_cast<float>((uint64_t{row_} * spec_.cols + i) % experts);
+    }
+  }
+
   void NextTokens(absl::Span<float> out) {
     for (size_t at = 0; at < out.size(); at += spec_.cols) {
       const absl::Span<float> row = out.subspan(at, spec_.cols);

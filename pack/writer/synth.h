@@ -18,7 +18,7 @@ namespace sluice {
 // benchmarks.
 struct SynthOptions {
   std::string shape;    // one of SynthShapeNames()
-  uint32_t layers = 0;  // 0: the shape's
+  uint32_t layers = 0;  // 0: the shape's; a flagship's (synth_flagships.h) may be fewer, not more
   // First prime of the hashes of a shape with n-grams, of which a table has 16 times as many rows; 0: the
   // shape's.
   uint64_t ngram_base = 0;
@@ -46,11 +46,8 @@ absl::StatusOr<PackSummary> SynthesizePack(const SynthOptions& options, const st
                                            const PackingProgressFn& progress,
                                            const std::atomic<bool>* cancel);
 
-// The shapes of `sluice synth`: the sizes of real models, with plain grouped attention.
-//
-// Thread safety: pure functions.
-
-// The model of `options.shape` with its overrides. InvalidArgument naming the option.
+// The model of `options.shape` with its overrides: the sizes of a real model, and, for the models of
+// synth_flagships.h, its attention, router and streams too. InvalidArgument naming the option.
 absl::StatusOr<ModelConfig> SynthModel(const SynthOptions& options);
 
 }  // namespace sluice

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "pack/pack.h"
+#include "pack/pack_plan.h"
 #include "pack/writer/synth_weights.h"
 #include "tests/support/temp_dir.h"
 
@@ -71,6 +72,50 @@ TEST(Synth, EveryShapeDescribesAValidModelOfItsSizes) {
   EXPECT_EQ(config->layers[0].moe.experts, 128u);
   EXPECT_EQ(config->layers[0].moe.expert_width, 768u);
   EXPECT_EQ(config->layers[0].moe.top_k, 8u);
+}
+
+// Weights of a model as stored, routed experts included.
+double Weights(const ModelConfig& config) {
+  double sum = 0;
+  for (const DenseSpec& spec : DenseSpecs(config)) sum += static_cast<double>(spec.rows) * spec.cols;
+  for (const LayerConfig& layer : config.layers) {
+    sum += 3.0 * layer.moe.experts * layer.moe.expert_width * config.hidden;
+  }
+  return sum;
+}
+
+TEST(Synth, FlagshipsHaveAsManyWeightsAsPublished) {
+  const std::pair<const char*, double> published[] = {
+      {"deepseek-v3.2", 671e9}, {"deepseek-v4-flash", 284e9},  {"glm-5", 744e9},
+      {"minimax-m3", 428e9},    {"kimi-linear-48b-a3b", 49e9}, {"step-3.5-flash", 196e9},
+      {"mimo-v2-flash", 309e9},
+  };
+  for (const auto& [name, weights] : published) {
+    SynthOptions options;
+    options.shape = name;
+    const auto config = SynthModel(options);
+    ASSERT_TRUE(config.ok()) << config.status();
+    EXPECT_NEAR(Weights(*config) / weights, 1, 0.025) << name;
+  }
+}
+
+TEST(Synth, FlagshipsAreCutToTheirFirstLayers) {
+  SynthOptions options;
+  options.shape = "kimi-linear-48b-a3b";
+  options.layers = 4;
+  options.vocab = 300;
+  const auto config = SynthModel(options);
+  ASSERT_TRUE(config.ok()) << config.status();
+  ASSERT_EQ(config->layers.size(), 4u);
+  EXPECT_EQ(config->vocab, 300u);
+  EXPECT_EQ(config->layers[0].moe.dense_width, 9216u);
+  EXPECT_EQ(config->layers[2].attention.kind, AttentionKind::kGatedDelta);
+  EXPECT_EQ(config->layers[3].attention.kind, AttentionKind::kLatent);
+  options.layers = 28;
+  EXPECT_THAT(std::string(SynthModel(options).status().message()), HasSubstr("layers is 28"));
+  options.layers = 0;
+  options.ngram_base = 97;
+  EXPECT_THAT(std::string(SynthModel(options).status().message()), HasSubstr("no n-grams"));
 }
 
 TEST(Synth, PackVerifiesWithTokenizerInEveryEncoding) {

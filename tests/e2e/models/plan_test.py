@@ -6,6 +6,7 @@ import sys
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 import harness
+import streams_test
 
 GIB = 1 << 30
 
@@ -36,6 +37,40 @@ class PlanTest(harness.TestCase):
             with open(os.path.join(self.runtime, "inferd.log")) as file:
                 kv, activations = re.findall(r"KV cache (\d+) bytes, activations (\d+) bytes", file.read())[-1]
             self.assertEqual((row["kv_bytes"], row["activation_bytes"]), (int(kv), int(activations)), args)
+
+    def allocated(self, pack, *args):
+        code, _, err = self.sluice("run", "--pack", pack, "--token-ids", "3,4,5", "-n", 2, *args)
+        self.assertEqual(code, 0, err)
+        with open(os.path.join(self.runtime, "inferd.log")) as file:
+            return [int(n) for n in re.findall(r"KV cache (\d+) bytes, activations (\d+) bytes", file.read())[-1]]
+
+    def test_states_and_indexes_are_as_allocated(self):
+        folders = {name: os.path.join(harness.ROOT, "tests/data/tiny", name) for name in (
+            "kimi_linear", "minimax_m3", "mimo_v2_flash", "step3p5", "jamba", "qwen4_exp", "longcat_flash")}  # fmt: skip
+        for name, config, shapes in (
+            ("glm5_next", streams_test.GLM, streams_test.glm_shapes),
+            ("deepseek_v4", streams_test.DEEPSEEK, streams_test.deepseek_shapes),
+        ):  # fmt: skip
+            folders[name] = os.path.join(self.runtime, name)
+            streams_test.write_model(folders[name], config, shapes)
+        for name, folder in folders.items():
+            pack = os.path.join(self.runtime, name + ".pack")
+            self.ok("pack", folder, "--out", pack, "--bits", "q8", "--quiet")
+            for args in (("--context", 64), ("--context", 320, "--parallel", 3, "--kv", "q8")):
+                row = self.row(self.plan("--pack", pack, *args))
+                self.assertEqual([row["kv_bytes"], row["activation_bytes"]], self.allocated(pack, *args), (name, args))
+
+    def test_flagships_are_planned_without_files(self):
+        # Bytes a position and sequence: 2 of f16 for each value of the layers' keys and values.
+        for shape, values in (
+            ("deepseek-v3.2", 61 * (512 + 64 + 128)), ("glm-5", 78 * (512 + 64 + 128)), ("kimi-linear-48b-a3b", 7 * (512 + 64)),
+            ("minimax-m3", 60 * 2 * 4 * 128 + 57 * 128),
+        ):  # fmt: skip
+            plan = self.plan("--shape", shape, "--bits", "q4", "--memory", "2048GiB")
+            kv = {c["context"]: c["kv_bytes"] for c in plan["contexts"] if c["parallel"] == 1}
+            self.assertEqual((kv[65536] - kv[8192]) / (65536 - 8192), 2 * values, shape)
+        self.assertIn("sluice synth --shape glm-5 ", self.ok("plan", "--no-measure", "--shape", "glm-5", "--bits", "q4"))
+        self.assertIn("unknown shape", self.sluice("plan", "--shape", "gpt-9")[2])
 
     def test_pack_size_is_known_in_advance(self):
         plan = self.plan("--model", os.path.join(harness.SAMPLE, "config.json"), "--bits", "q4")
