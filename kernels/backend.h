@@ -15,10 +15,12 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "common/base/encoding.h"
 #include "common/protocol/memory_handle.h"
 #include "kernels/buffer.h"
 #include "kernels/ops.h"
@@ -28,6 +30,20 @@ namespace sluice {
 // The kind of handle by which another process maps a device's memory: the best that device and driver
 // support, a descriptor of CUDA's virtual memory management, or a handle of legacy IPC.
 enum class SharedHandle : uint8_t { kBest = 0, kVmm = 1, kIpc = 2 };
+
+// Arithmetic of dense products of many rows, as prompts have. kExact: the device's own kernels, whose bits
+// are those of `host`. kFast: a library's product in 16-bit floats (device cuda: cuBLASLt), equal to kExact's
+// within a tolerance (kernels/cuda/fast_products.h). kAuto: kFast where the library is there and passes its
+// self-test, otherwise kExact; Describe() says which and why.
+enum class PrefillMath : uint8_t { kExact = 0, kFast = 1, kAuto = 2 };
+
+// A dense matrix that PrefillMath may apply to.
+struct DenseShape {
+  EncodingDescriptor encoding;
+  uint32_t rows = 0;
+  uint32_t cols = 0;
+  bool operator==(const DenseShape&) const = default;
+};
 
 // Maximum shapes; scratch memory is sized by them once, so that no operation allocates. A call beyond them is
 // INVALID_ARGUMENT naming the limit. 0 where a model lacks the feature.
@@ -49,6 +65,11 @@ struct BackendLimits {
 
   // The kind of handle for memory of AllocateShared(), on a device with a choice.
   SharedHandle shared_handle = SharedHandle::kBest;
+
+  // Arithmetic of products with weights of `dense_shapes`; others are always exact. A device without a choice
+  // ignores both.
+  PrefillMath prefill_math = PrefillMath::kExact;
+  std::vector<DenseShape> dense_shapes;
 };
 
 // Device memory that another process can map and write. Lives until Free(buffer).
@@ -127,6 +148,7 @@ struct BackendCounters {
   uint64_t graph_launches = 0;
   uint64_t graphs_made = 0;
   uint64_t graphs_updated = 0;
+  uint64_t library_products = 0;  // calls of a library's product (PrefillMath::kFast)
 };
 
 class Backend {

@@ -24,6 +24,7 @@ class CudaBackend final : public Backend, public Queue {
   CudaBackend(std::unique_ptr<cuda::Device> device, std::string name, HandleKind shared)
       : device_(std::move(device)), name_(std::move(name)), memory_(shared), scratch_(device_->limits) {
     scratch_.keeps_numbered = true;
+    CountProducts();
   }
   ~CudaBackend() override;
 
@@ -90,6 +91,11 @@ class CudaBackend final : public Backend, public Queue {
   }
   // Everything up to this point has run: counts the time of its operations.
   void LearnDone(uint64_t value);
+  void CountProducts() {
+    if (device_->fast != nullptr) {
+      library_products_.store(device_->fast->calls(), std::memory_order_relaxed);
+    }
+  }
   absl::Status Synchronize() {
     RETURN_IF_ERROR(HandOver());
     return StatusOf(cudaStreamSynchronize(device_->stream), "waiting for the GPU");
@@ -106,6 +112,7 @@ class CudaBackend final : public Backend, public Queue {
   std::atomic<uint64_t> graph_launches_{0};
   std::atomic<uint64_t> graphs_made_{0};
   std::atomic<uint64_t> graphs_updated_{0};
+  std::atomic<uint64_t> library_products_{0};
   std::array<Point, kPoints> points_;
   uint64_t recorded_ = 0;
   uint64_t handed_over_ = 0;  // points; those behind it are kept
@@ -134,6 +141,7 @@ BackendCounters CudaBackend::Counters() const {
   counters.graph_launches = graph_launches_.load(std::memory_order_relaxed);
   counters.graphs_made = graphs_made_.load(std::memory_order_relaxed);
   counters.graphs_updated = graphs_updated_.load(std::memory_order_relaxed);
+  counters.library_products = library_products_.load(std::memory_order_relaxed);
   return counters;
 }
 
@@ -194,6 +202,7 @@ absl::Status CudaBackend::Enqueue(const Operation& operation) {
         }
         const absl::Status status = cuda::Run(*device_, *call);
         kernels_.store(device_->launcher.launched(), std::memory_order_relaxed);
+        CountProducts();
         return status;
       },
       operation);
@@ -327,6 +336,22 @@ absl::StatusOr<double> CudaBackend::Seconds(Event from, Event to) {
   return double{milliseconds} * 1e-3;
 }
 
+// Sets up the products of `limits.prefill_math`. Returns what Describe() says of them.
+absl::StatusOr<std::string> SetUpProducts(const BackendLimits& limits, cuda::Device* device) {
+  if (limits.prefill_math == PrefillMath::kExact) {
+    return std::string("prefill math exact");
+  }
+  auto fast = cuda::FastProducts::Create(limits.dense_shapes, limits.max_tokens, device->stream);
+  if (fast.ok()) {
+    device->fast = *std::move(fast);
+    return absl::StrCat("prefill math fast (", device->fast->Describe(), ")");
+  }
+  if (limits.prefill_math == PrefillMath::kFast) {
+    return Annotate(fast.status(), "prefill math fast");
+  }
+  return absl::StrCat("prefill math exact (auto: ", fast.status().message(), ")");
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Backend>> CreateCudaBackend(const BackendLimits& limits) {
@@ -353,11 +378,15 @@ absl::StatusOr<std::unique_ptr<Backend>> CreateCudaBackend(const BackendLimits& 
   if (!shared.ok()) {
     return Annotate(shared.status(), "device cuda");
   }
+  const absl::StatusOr<std::string> products = SetUpProducts(limits, device->get());
+  if (!products.ok()) {
+    return Annotate(products.status(), "device cuda");
+  }
   return std::make_unique<CudaBackend>(
       *std::move(device),
       absl::StrCat("device cuda, ", properties.name, ", compute capability ", properties.major, ".",
                    properties.minor, ", ", properties.totalGlobalMem >> 20, " MiB, slabs shared by ",
-                   NameOf(*shared)),
+                   NameOf(*shared), ", ", *products),
       *shared);
 }
 

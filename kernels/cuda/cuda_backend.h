@@ -15,8 +15,8 @@
 
 namespace sluice {
 
-// The first GPU of compute capability 7.5 and up. FAILED_PRECONDITION naming what there is instead;
-// RESOURCE_EXHAUSTED naming the workspace that the limits want.
+// The first GPU of compute capability 7.5 and up. FAILED_PRECONDITION naming what there is instead, or why
+// products cannot be PrefillMath::kFast; RESOURCE_EXHAUSTED naming the workspace that the limits want.
 absl::StatusOr<std::unique_ptr<Backend>> CreateCudaBackend(const BackendLimits& limits);
 
 }  // namespace sluice

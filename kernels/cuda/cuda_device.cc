@@ -89,6 +89,7 @@ Device::~Device() {
   if (stream != nullptr) {
     cudaStreamSynchronize(stream);
   }
+  fast.reset();
   graph.reset();
   tables.reset();
   cudaFree(workspace);
@@ -119,6 +120,7 @@ absl::StatusOr<std::unique_ptr<Device>> CreateDevice(const BackendLimits& limits
 }
 
 void Device::KeepLaunches(bool keep) {
+  keeps_launches = keep;
   launcher.KeepIn(keep ? &graph->kept() : nullptr);
   tables->KeepCalls(keep);
 }

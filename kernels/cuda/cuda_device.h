@@ -16,6 +16,7 @@
 #include "kernels/cuda/device/launch.h"
 #include "kernels/cuda/device/matrix.h"
 #include "kernels/cuda/device/row_kernels.h"
+#include "kernels/cuda/fast_products.h"
 #include "kernels/cuda/step_graph.h"
 #include "kernels/cuda/tables.h"
 
@@ -68,6 +69,8 @@ struct Device {
   uint64_t workspace_bytes = 0;
   std::unique_ptr<Tables> tables;
   std::unique_ptr<StepGraph> graph;
+  std::unique_ptr<FastProducts> fast;                       // null: every product is exact
+  bool keeps_launches = false;                              // a library's products cannot be kept
   absl::flat_hash_map<uint64_t, NumberedExperts> numbered;  // cleared when a buffer is freed
 
   ~Device();

@@ -89,8 +89,49 @@ absl::Status Run(Device& device, const TopLogitsCall& call) {
 
 namespace {
 
+// The parts of a product: those for the device's own kernels, and those for the library.
+struct Products {
+  MatMulLaunch own;
+  MatMulLaunch fast;
+};
+
+// Enqueues the library's products of rows that are prepared.
+absl::Status MultiplyFast(Device& device, const PreparedRows& prepared, const MatMulLaunch& launch) {
+  device.fast->Begin({prepared.x, prepared.stride, launch.tokens});
+  for (uint32_t i = 0; i < launch.part_count; ++i) {
+    const MatMulLaunchPart& part = launch.parts[i];
+    FinishLaunch finish;
+    finish.bias = part.bias;
+    finish.residual = launch.residual;
+    finish.residual_stride = launch.residual_stride;
+    finish.scale = part.scale;
+    finish.y = part.y;
+    finish.y_stride = part.y_stride;
+    RETURN_IF_ERROR(device.fast->Multiply(part.weights, part.rounded, finish, device.launcher));
+  }
+  return absl::OkStatus();
+}
+
+// The launch of `tokens` rows from `first` on, of rows that are prepared.
+MatMulLaunch LaunchOf(const MatMulLaunch& all, const PreparedRows& prepared, const DeviceNorm& norm,
+                      uint32_t first, uint32_t tokens) {
+  MatMulLaunch launch = all;
+  launch.x = prepared.x;
+  launch.x_stride = prepared.stride;
+  launch.x_head_stride = prepared.head_stride;
+  launch.tokens = tokens;
+  launch.norm = norm;
+  launch.residual += launch.residual == nullptr ? 0 : first * launch.residual_stride;
+  for (uint32_t i = 0; i < launch.part_count; ++i) {
+    MatMulLaunchPart& part = launch.parts[i];
+    part.rounded = prepared.Rounded(part.weights);
+    part.y += first * part.y_stride;
+  }
+  return launch;
+}
+
 // Enqueues the products of all tokens, as many at once as the workspace holds.
-absl::Status Multiply(Device& device, RowsToPrepare rows, const MatMulLaunch& all, const char* what) {
+absl::Status Multiply(Device& device, RowsToPrepare rows, const Products& products, const char* what) {
   const uint64_t bytes = PreparedBytes(rows);
   const uint32_t tokens = rows.tokens;
   uint64_t at_once = tokens;
@@ -107,20 +148,16 @@ absl::Status Multiply(Device& device, RowsToPrepare rows, const MatMulLaunch& al
     rows.x = ids == nullptr ? x + first * rows.stride : x;
     rows.ids = ids == nullptr ? nullptr : ids + first;
     ASSIGN_OR_RETURN(const PreparedRows prepared, Prepare(device, rows, &workspace));
-    MatMulLaunch launch = all;
-    launch.x = prepared.x;
-    launch.x_stride = prepared.stride;
-    launch.x_head_stride = prepared.head_stride;
-    launch.tokens = rows.tokens;
-    launch.norm = rows.norm;
-    launch.residual += launch.residual == nullptr ? 0 : first * launch.residual_stride;
-    for (uint32_t i = 0; i < launch.part_count; ++i) {
-      MatMulLaunchPart& part = launch.parts[i];
-      part.rounded = prepared.Rounded(part.weights);
-      part.y += first * part.y_stride;
+    const auto launch_of = [&](const MatMulLaunch& all) {
+      return LaunchOf(all, prepared, rows.norm, first, rows.tokens);
+    };
+    if (products.own.part_count > 0) {
+      RETURN_IF_ERROR(StatusOf(EnqueueMatMul(launch_of(products.own), device.shared_bytes, device.launcher),
+                               absl::StrCat(what, " of rows of ", rows.cols, " columns")));
     }
-    RETURN_IF_ERROR(StatusOf(EnqueueMatMul(launch, device.shared_bytes, device.launcher),
-                             absl::StrCat(what, " of rows of ", rows.cols, " columns")));
+    if (products.fast.part_count > 0) {
+      RETURN_IF_ERROR(MultiplyFast(device, prepared, launch_of(products.fast)));
+    }
   }
   return absl::OkStatus();
 }
@@ -138,11 +175,15 @@ absl::Status Run(Device& device, const MatMulCall& call) {
   RETURN_IF_ERROR(device.tables->Begin(4 * call.row_ids.size() + 16));
   rows.ids = device.tables->Put(call.row_ids);
   RETURN_IF_ERROR(device.tables->Send());
-  MatMulLaunch launch;
-  launch.residual = call.residual.base;
-  launch.residual_stride = call.residual.stride;
+  Products products;
+  for (MatMulLaunch* const launch : {&products.own, &products.fast}) {
+    launch->residual = call.residual.base;
+    launch->residual_stride = call.residual.stride;
+  }
+  const bool may_be_fast = device.fast != nullptr && !device.keeps_launches && call.tokens >= kLeastFastRows;
   for (uint32_t i = 0; i < call.part_count; ++i) {
     const MatMulCallPart& from = call.parts[i];
+    MatMulLaunch& launch = may_be_fast && device.fast->Takes(from.weights) ? products.fast : products.own;
     MatMulLaunchPart& part = launch.parts[launch.part_count++];
     part.weights = MatrixOf(from.weights);
     part.y = from.y.base;
@@ -152,7 +193,7 @@ absl::Status Run(Device& device, const MatMulCall& call) {
     part.rows = from.weights.rows;
     rows.Note(part.weights);
   }
-  return Multiply(device, rows, launch, "MatMul");
+  return Multiply(device, rows, products, "MatMul");
 }
 
 absl::Status Run(Device& device, const HeadMatMulCall& call) {
@@ -163,7 +204,8 @@ absl::Status Run(Device& device, const HeadMatMulCall& call) {
   rows.heads = call.heads;
   rows.tokens = call.tokens;
   rows.cols = call.weights.cols;
-  MatMulLaunch launch;
+  Products products;
+  MatMulLaunch& launch = products.own;
   launch.heads = call.heads;
   launch.part_count = 1;
   MatMulLaunchPart& part = launch.parts[0];
@@ -173,7 +215,7 @@ absl::Status Run(Device& device, const HeadMatMulCall& call) {
   part.y_head_stride = call.y_head_stride;
   part.rows = call.weights.rows / call.heads;
   rows.Note(part.weights);
-  return Multiply(device, rows, launch, "HeadMatMul");
+  return Multiply(device, rows, products, "HeadMatMul");
 }
 
 }  // namespace sluice::cuda

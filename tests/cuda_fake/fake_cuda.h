@@ -54,7 +54,8 @@ struct FakeCounters {
   uint64_t copied_bytes = 0;     // of these
   uint64_t pageable_copies = 0;  // asynchronous by name, from or to memory that is not registered
   uint64_t graph_launches = 0;
-  uint64_t allocations = 0;  // device memory that lives
+  uint64_t library_calls = 0;  // of libraries beside the runtime (device/library_calls.h)
+  uint64_t allocations = 0;    // device memory that lives
   // Pieces of work that the host has waited for or asked after by events and streams, and not known to be
   // done before.
   uint64_t waits = 0;

@@ -53,6 +53,7 @@ Machine::Machine(const FakeOptions& options)
       memory(options.memory_bytes),
       operations(options.seed, options.questions),
       modules(options.capability, &memory) {
+  ShowDeviceToLibraries();
   memory.host_watch = &host_uses;
   operations.on_host_knows = [this] {
     host_uses.HostHasLearnt([this](OperationId id) { return operations.IsKnown(id); },

@@ -22,6 +22,7 @@
 
 #include "tests/cuda_fake/device/graphs.h"
 #include "tests/cuda_fake/device/host_uses.h"
+#include "tests/cuda_fake/device/library_calls.h"
 #include "tests/cuda_fake/device/memory.h"
 #include "tests/cuda_fake/device/modules.h"
 #include "tests/cuda_fake/device/operations.h"
@@ -95,6 +96,8 @@ class Machine {
                    bool async);
   cudaError_t Set(void* to, int value, uint64_t bytes, uint32_t stream);
   cudaError_t Launch(const void* stub, Dim grid, Dim block, void** args, uint64_t shared, uint32_t stream);
+  // A call of a library beside the runtime (library_calls.h).
+  cudaError_t CallLibrary(uint32_t stream, LibraryCall call);
   cudaError_t AllowShared(const void* stub, uint64_t bytes);
   // Shared memory that a block may ask for.
   uint64_t SharedLimit() const;
