@@ -63,6 +63,7 @@ struct InferdOptions {
   uint32_t tile_neurons = 0;
   std::string transport = "push";
   std::string slab_handle = "auto";
+  std::string prefill_math = "exact";
   std::string clock = "real";
   std::string virtual_costs;
   std::string measure_costs;
@@ -268,6 +269,13 @@ void ForEachOption(InferdOptions* o, Visit visit) {
             .Choices("auto|vmm|ipc")
             .PassedOn(),
         &o->slab_handle);
+  visit(OptionSpec("prefill-math",
+                   "Arithmetic of a prompt's dense products (device cuda; exact: own kernels, bits of device "
+                   "host; fast: cuBLASLt, within a tolerance; auto: fast where cuBLASLt is there and passes "
+                   "its self-test)")
+            .Choices("exact|fast|auto")
+            .PassedOn(),
+        &o->prefill_math);
   visit(OptionSpec("clock", "Times of link and device, virtual by a table of costs (device sim)")
             .Choices("real|virtual")
             .PassedOn(),

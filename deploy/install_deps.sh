@@ -8,6 +8,9 @@
 #   install_deps.sh --cuda    nvcc and the CUDA runtime, into $CUDA_PREFIX [/usr/local/cuda], from the Python registry,
 #                             which is where NVIDIA publishes them for every distribution; digests are checked. Only
 #                             the CUDA device needs this; what is built without it says so.
+#   install_deps.sh --cublas  cuBLASLt (421 MB to download), into $CUDA_PREFIX/lib64, from the same place; the digest is
+#                             checked. Only `inferd --prefill-math fast` and `auto` use it; no build needs it. Where both
+#                             are wanted, --cuda goes first.
 set -euo pipefail
 
 # The library for structured output (inferd/grammar), Apache 2.0. cmake/xgrammar/CMakeLists.txt names the version too.
@@ -16,7 +19,7 @@ XGRAMMAR_PREFIX=${XGRAMMAR_PREFIX:-/usr/local/src/xgrammar-$XGRAMMAR_VERSION}
 XGRAMMAR_SHA256=8305646fd2b319d6c3003f51a1665e54cbbe9cba1fb636bc41d0b46434ccbb80
 
 CUDA_PREFIX=${CUDA_PREFIX:-/usr/local/cuda}
-# One release of the toolkit, without cuBLAS, which nothing uses yet.
+# One release of the toolkit. cuBLAS is apart: it is large, and no build needs it.
 CUDA_REQUIREMENTS='
 nvidia-cuda-nvcc==13.0.88 --hash=sha256:56fe502eb77625a12f25172caa3cdddb4e4c8ba2c8c17dba44b164761b380f03
 nvidia-cuda-crt==13.0.88 --hash=sha256:2c8043c7c9e02492716426e9919fc78d2c5b3b2a7a768a88e952676b08aa55a4
@@ -24,6 +27,50 @@ nvidia-nvvm==13.0.88 --hash=sha256:c5f41ffeb6466944a026dfa5317d7d85355c119bbec27
 nvidia-cuda-runtime==13.0.96 --hash=sha256:7f82250d7782aa23b6cfe765ecc7db554bd3c2870c43f3d1821f1d18aebf0548
 nvidia-cuda-cccl==13.0.85 --hash=sha256:e0da7ad981f3a8aff08241b5bfc1af868742a63e2762f53a5171c492ef242649
 '
+CUBLAS_REQUIREMENTS='
+nvidia-cublas==13.0.2.14 --hash=sha256:0cf238ffdbe46c00cb9aa98e7bca745c223a5ca5a53e686ac8b3e5a08fe80d6c
+'
+
+# check_cuda_machine OPTION: there are NVIDIA's packages for this machine, and pip to install them.
+check_cuda_machine() {
+  if [ "$(uname -m)" != x86_64 ]; then
+    echo "install_deps: $1 knows the packages for x86_64 only, this is $(uname -m)" >&2
+    exit 1
+  fi
+  if ! python3 -m pip --version >/dev/null 2>&1; then
+    echo "install_deps: $1 needs pip: apt-get install python3-pip" >&2
+    exit 1
+  fi
+}
+
+# fetch_cuda REQUIREMENTS: unpacks these packages below $staging, a new folder beside $CUDA_PREFIX, so that the last step
+# is a rename.
+fetch_cuda() {
+  mkdir -p "$(dirname "$CUDA_PREFIX")"
+  staging=$(mktemp -d "$CUDA_PREFIX.XXXXXX")
+  trap 'rm -rf "$staging"' EXIT
+  echo "$1" >"$staging/requirements.txt"
+  python3 -m pip install --quiet --no-deps --no-compile --only-binary :all: --require-hashes \
+    --root-user-action ignore --target "$staging/packages" -r "$staging/requirements.txt" || {
+    echo "install_deps: pip install of the CUDA packages failed: is the network up? (log above)" >&2
+    exit 1
+  }
+  tree="$staging/packages/nvidia/cu13"
+}
+
+install_cublas() {
+  local name=libcublasLt.so.13
+  if [ -e "$CUDA_PREFIX/lib64/$name" ]; then
+    echo "install_deps: $CUDA_PREFIX/lib64 has $name already"
+    return
+  fi
+  check_cuda_machine --cublas
+  fetch_cuda "$CUBLAS_REQUIREMENTS"
+  mkdir -p "$CUDA_PREFIX/lib64"
+  chmod 755 "$tree/lib/$name"
+  mv "$tree/lib/$name" "$CUDA_PREFIX/lib64/$name"
+  echo "install_deps: installed $CUDA_PREFIX/lib64/$name"
+}
 
 install_cuda() {
   if [ -x "$CUDA_PREFIX/bin/nvcc" ]; then
@@ -34,25 +81,8 @@ install_cuda() {
     echo "install_deps: $CUDA_PREFIX exists and has no bin/nvcc: remove it, or set CUDA_PREFIX" >&2
     exit 1
   fi
-  if [ "$(uname -m)" != x86_64 ]; then
-    echo "install_deps: --cuda knows the packages for x86_64 only, this is $(uname -m)" >&2
-    exit 1
-  fi
-  if ! python3 -m pip --version >/dev/null 2>&1; then
-    echo "install_deps: --cuda needs pip: apt-get install python3-pip" >&2
-    exit 1
-  fi
-  mkdir -p "$(dirname "$CUDA_PREFIX")"
-  # A folder beside the target, so that the last step is a rename.
-  staging=$(mktemp -d "$CUDA_PREFIX.XXXXXX")
-  trap 'rm -rf "$staging"' EXIT
-  echo "$CUDA_REQUIREMENTS" >"$staging/requirements.txt"
-  python3 -m pip install --quiet --no-deps --no-compile --only-binary :all: --require-hashes \
-    --root-user-action ignore --target "$staging/packages" -r "$staging/requirements.txt" || {
-    echo "install_deps: pip install of the CUDA packages failed: is the network up? (log above)" >&2
-    exit 1
-  }
-  tree="$staging/packages/nvidia/cu13"
+  check_cuda_machine --cuda
+  fetch_cuda "$CUDA_REQUIREMENTS"
   ln -s lib "$tree/lib64"
   "$tree/bin/nvcc" --version >/dev/null || {
     echo "install_deps: the installed nvcc does not run" >&2
@@ -69,8 +99,12 @@ case "${1:-}" in
     install_cuda
     exit 0
     ;;
+  --cublas)
+    install_cublas
+    exit 0
+    ;;
   *)
-    echo "install_deps: unknown argument $1; usage: install_deps.sh [--cuda]" >&2
+    echo "install_deps: unknown argument $1; usage: install_deps.sh [--cuda|--cublas]" >&2
     exit 2
     ;;
 esac

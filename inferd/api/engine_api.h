@@ -284,6 +284,8 @@ struct EngineStats {
   uint64_t device_kernels = 0;
   uint64_t device_graph_launches = 0;
   uint64_t device_graph_changes = 0;
+  // Products of cuBLASLt, with those of its self-test: 0 if a prompt's products are exact.
+  uint64_t device_library_products = 0;
   uint64_t fork_joins = 0;
   double fork_join_seconds = 0;
   double kernel_seconds = 0;  // time in backend operations, parallel or not

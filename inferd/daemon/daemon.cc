@@ -31,6 +31,7 @@
 #include "inferd/engine/cache_setup.h"
 #include "inferd/engine/device_setup.h"
 #include "inferd/grammar/grammar_manager.h"
+#include "inferd/model/dense_shapes.h"
 #include "inferd/policy/policies.h"
 #include "inferd/policy/sparsity.h"
 #include "inferd/serving/dialect.h"
@@ -162,10 +163,14 @@ absl::Status InferdDaemon::Open(const SetOptions& set) {
     transport_set_ = set.count("transport") > 0;
     ASSIGN_OR_RETURN(cuda_, LoadCudaModule());
   }
+  if (engine.prefill_math == PrefillMath::kAuto && engine.device != DeviceKind::kCuda) {
+    log_->info("prefill math exact (auto: device {} has no other)", options_.device);
+  }
   ASSIGN_OR_RETURN(pack_, Pack::Open(options_.pack));
   RETURN_IF_ERROR(OpenTokenizer());
   OpenChat();
   ASSIGN_OR_RETURN(plan_, PlanEngine(engine, pack_->config()));
+  plan_.backend.dense_shapes = DenseShapesOf(*pack_);
   if (engine.device != DeviceKind::kHost) {
     ASSIGN_OR_RETURN(const Policies policies, PoliciesOf(engine.preset, engine.policies, engine.device));
     const DeviceBudget budget{options_.device_budget.bytes, options_.device_budget.percent};

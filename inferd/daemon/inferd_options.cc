@@ -76,6 +76,10 @@ SharedHandle SharedHandleOf(const std::string& name) {
   return name == "vmm" ? SharedHandle::kVmm : name == "ipc" ? SharedHandle::kIpc : SharedHandle::kBest;
 }
 
+PrefillMath PrefillMathOf(const std::string& name) {
+  return name == "fast" ? PrefillMath::kFast : name == "auto" ? PrefillMath::kAuto : PrefillMath::kExact;
+}
+
 }  // namespace
 
 InferdCommand ParseInferdCommand(int argc, const char* const* argv) {
@@ -132,6 +136,11 @@ absl::Status CheckInferdOptions(const InferdOptions& options, const SetOptions& 
   if (options.device != "cuda" && set.count("slab-handle") > 0) {
     return absl::InvalidArgumentError("--slab-handle is about memory of a GPU; give --device cuda with it");
   }
+  if (options.device != "cuda" && options.prefill_math == "fast") {
+    return absl::InvalidArgumentError(absl::StrCat("--prefill-math fast is about products on a GPU; device ",
+                                                   options.device,
+                                                   " has exact ones alone: give --device cuda with it"));
+  }
   if (options.tile_neurons % 64 != 0) {
     return absl::InvalidArgumentError(
         absl::StrCat("--tile-neurons is ", options.tile_neurons, ", not a multiple of 64"));
@@ -176,6 +185,7 @@ EngineOptions EngineOptionsOf(const InferdOptions& options) {
                  options.tile_neurons,
                  options.transport == "pull" ? Transport::kPull : Transport::kPush,
                  SharedHandleOf(options.slab_handle)};
+  engine.prefill_math = PrefillMathOf(options.prefill_math);
   engine.virtual_clock = options.clock == "virtual";
   engine.costs = ParseVirtualCosts(options.virtual_costs).value_or(VirtualCosts());  // checked when parsed
   engine.measure_costs = options.measure_costs;

@@ -14,6 +14,7 @@
 #include "inferd/engine/device_setup.h"
 #include "inferd/forward/engine_options.h"
 #include "inferd/forward/sequence.h"
+#include "inferd/model/dense_shapes.h"
 
 namespace sluice::inferd {
 namespace {
@@ -73,7 +74,8 @@ absl::StatusOr<std::unique_ptr<Engine>> Engine::Create(const EngineOptions& opti
                                                        DeviceFactory device_factory,
                                                        const Tokenizer* tokenizer,
                                                        std::vector<std::shared_ptr<Copier>> copiers) {
-  ASSIGN_OR_RETURN(const EnginePlan plan, PlanEngine(options, client->pack().config()));
+  ASSIGN_OR_RETURN(EnginePlan plan, PlanEngine(options, client->pack().config()));
+  plan.backend.dense_shapes = DenseShapesOf(client->pack());
   std::unique_ptr<Engine> engine(new Engine(plan, std::move(client), tokenizer, std::move(copiers)));
   Engine* const raw = engine.get();
   engine->thread_ = std::thread([raw, factory = std::move(device_factory)] { raw->Main(factory); });

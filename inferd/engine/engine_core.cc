@@ -766,6 +766,7 @@ void EngineCore::FillStats(EngineStats* stats) const {
   stats->device_kernels = backend.kernels;
   stats->device_graph_launches = backend.graph_launches;
   stats->device_graph_changes = backend.graphs_made + backend.graphs_updated;
+  stats->device_library_products = backend.library_products;
   stats->fork_joins = backend.fork_joins;
   stats->fork_join_seconds = backend.region_seconds;
   stats->kernel_seconds = backend.kernel_seconds;

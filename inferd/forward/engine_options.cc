@@ -24,6 +24,10 @@ constexpr uint64_t kKeptStatesShare = 4;
 // takes.
 constexpr uint32_t kReadingChunk = 2048;
 
+// Logit rows computed at once where a library may multiply: fewer than 64 are not worth it, and a head of
+// 151,936 words is read for these rows once, into 156 MB of logits.
+constexpr uint32_t kFastLogitRows = 256;
+
 absl::Status CheckRange(const char* option, uint64_t value, uint64_t low, uint64_t high) {
   if (value < low || value > high) {
     return absl::InvalidArgumentError(
@@ -142,6 +146,7 @@ BackendLimits LimitsOf(const ModelConfig& config, const EnginePlan& plan) {
   limits.expert_width = WidestExpert(config);
   limits.layers = static_cast<uint32_t>(config.layers.size());
   limits.shared_handle = plan.options.slab.handle;
+  limits.prefill_math = plan.options.prefill_math;
   for (const LayerConfig& layer : config.layers) {
     AddAttentionLimits(layer.attention, &limits);
     limits.max_cols = std::max(limits.max_cols, NgramWidth(layer.ngrams));
@@ -182,6 +187,10 @@ absl::StatusOr<EnginePlan> PlanEngine(const EngineOptions& options, const ModelC
   plan.forward.max_sequences = o.parallel;
   plan.forward.max_tokens = o.parallel + o.max_prefill_chunk;
   plan.forward.logit_rows = LogitRowsFor(config.vocab, plan.forward.max_tokens);
+  if (o.device == DeviceKind::kCuda && o.prefill_math != PrefillMath::kExact) {
+    plan.forward.logit_rows =
+        std::max(plan.forward.logit_rows, std::min(kFastLogitRows, plan.forward.max_tokens));
+  }
   plan.forward.max_candidates = std::min(config.vocab, 1 + o.max_logprobs);
   // The choice of `auto` is not known yet.
   plan.forward.look_ahead = options.prefetch && (policies.predictor == ExpertPredictorKind::kLookahead ||

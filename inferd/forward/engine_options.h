@@ -63,6 +63,8 @@ struct EngineOptions {
   // Device that computes.
   DeviceKind device = DeviceKind::kHost;
   SlabOptions slab;
+  // Arithmetic of a prompt's dense products (device cuda).
+  PrefillMath prefill_math = PrefillMath::kExact;
   // True: times come from a modelled link and device (device sim).
   bool virtual_clock = false;
   VirtualCosts costs;

@@ -63,6 +63,9 @@ void Work(const EngineStats& stats, const LiveCalls& calls, MetricText* text) {
             stats.device_graph_launches);
   text->One("inferd_device_graph_changes_total", kCounter, "Kernel graphs created or updated.",
             stats.device_graph_changes);
+  text->One("inferd_device_library_products_total", kCounter,
+            "Products of cuBLASLt, with those of its self-test; 0 if a prompt's products are exact.",
+            stats.device_library_products);
   text->One("inferd_prompt_seconds_total", kCounter, "Time of steps with prompt tokens.",
             stats.prompt_seconds);
   text->One("inferd_decode_seconds_total", kCounter, "Time of steps with generated tokens only.",

@@ -262,6 +262,17 @@ TEST(InferdOptionsTest, ARealDeviceHasNoModelledLink) {
   }
   EXPECT_EQ(2, Parse({"--pack", "/p", "--device", "cuda", "--slab-handle", "fd"}).exit_code.value_or(0));
   EXPECT_EQ(2, Parse({"--pack", "/p", "--device", "sim", "--slab-handle", "ipc"}).exit_code.value_or(0));
+  EXPECT_EQ(EngineOptionsOf(cuda.options).prefill_math, PrefillMath::kExact);
+  for (const auto& [word, math] : std::map<std::string, PrefillMath>{
+           {"exact", PrefillMath::kExact}, {"fast", PrefillMath::kFast}, {"auto", PrefillMath::kAuto}}) {
+    const InferdCommand with = Parse({"--pack", "/p", "--device", "cuda", "--prefill-math", word});
+    ASSERT_FALSE(with.exit_code.has_value()) << word;
+    EXPECT_EQ(EngineOptionsOf(with.options).prefill_math, math) << word;
+  }
+  for (const char* const device : {"host", "sim"}) {
+    EXPECT_EQ(2, Parse({"--pack", "/p", "--device", device, "--prefill-math", "fast"}).exit_code.value_or(0));
+    EXPECT_FALSE(Parse({"--pack", "/p", "--device", device, "--prefill-math", "auto"}).exit_code.has_value());
+  }
   for (const auto& [flag, value] : std::map<std::string, std::string>{
            {"--link-gbps", "16"}, {"--link-latency-us", "1"}, {"--clock", "virtual"}}) {
     EXPECT_EQ(2, Parse({"--pack", "/p", "--device", "cuda", flag, value}).exit_code.value_or(0)) << flag;

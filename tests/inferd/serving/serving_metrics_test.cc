@@ -36,6 +36,7 @@ TEST(ServingMetricsTest, CountersOfTheEngineAreWrittenUnderTheirNames) {
   stats.device_kernels = 96;
   stats.device_graph_launches = 8;
   stats.device_graph_changes = 2;
+  stats.device_library_products = 24;
   stats.speculation_steps = 3;
   stats.drafts_verified = {3, 2};
   stats.drafts_accepted = {2, 1};
@@ -54,6 +55,7 @@ TEST(ServingMetricsTest, CountersOfTheEngineAreWrittenUnderTheirNames) {
   EXPECT_EQ(value("inferd_device_kernels_total"), 96);
   EXPECT_EQ(value("inferd_device_graph_launches_total"), 8);
   EXPECT_EQ(value("inferd_device_graph_changes_total"), 2);
+  EXPECT_EQ(value("inferd_device_library_products_total"), 24);
   EXPECT_EQ(value("inferd_speculation_steps_total"), 3);
   EXPECT_EQ(
       SampleOf(families, "inferd_drafts_verified_total", "inferd_drafts_verified_total{position=\"2\"}"), 2);
