@@ -1,6 +1,6 @@
-// The libFuzzer program of all targets: SLUICE_FUZZ_TARGET names the one that runs. With SLUICE_FUZZ_SEEDS it
-// writes the target's seeds into that folder and ends; with SLUICE_FUZZ_LIST it prints the names.
-// tests/fuzz/run.py runs it.
+// The libFuzzer program of a group of targets: SLUICE_FUZZ_TARGET names the one that runs. With
+// SLUICE_FUZZ_SEEDS it writes the target's seeds into that folder and ends; with SLUICE_FUZZ_LIST it prints
+// the names. tests/fuzz/run.py runs it.
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
@@ -9,6 +9,10 @@
 #include <vector>
 
 #include "tests/fuzz/fuzz_target.h"
+
+namespace sluice {
+std::vector<FuzzTarget> SLUICE_FUZZ_TARGETS();  // of the group's header
+}  // namespace sluice
 
 namespace {
 
@@ -25,7 +29,7 @@ void WriteSeeds(const std::string& folder) {
 
 extern "C" int LLVMFuzzerInitialize(int*, char***) {
   const char* wanted = std::getenv("SLUICE_FUZZ_TARGET");
-  for (const sluice::FuzzTarget& target : sluice::AllTargets()) {
+  for (const sluice::FuzzTarget& target : sluice::SLUICE_FUZZ_TARGETS()) {
     if (std::getenv("SLUICE_FUZZ_LIST") != nullptr) std::puts(target.name);
     if (wanted != nullptr && std::string_view(wanted) == target.name) chosen = target;
   }

@@ -1,5 +1,6 @@
 // One entry point for fuzzing, with its seeds: used by the seeded mutations of CI (target_mutation_test.cc)
-// and by libFuzzer (fuzz_main.cc). All of them: AllTargets().
+// and by libFuzzer (fuzz_main.cc). Each of client_targets.h, session_targets.h, text_targets.h and
+// pack_targets.h lists its own.
 //
 // Thread safety: pure functions and plain values; a target keeps no state that changes what it does.
 #pragma once
@@ -25,9 +26,6 @@ struct FuzzTarget {
   std::vector<std::string> (*seeds)();
   int mutations;  // of a run in CI
 };
-
-// Every target, in the order of the sources.
-std::vector<FuzzTarget> AllTargets();
 
 namespace fuzz {
 

@@ -6,8 +6,12 @@
 
 #include <string>
 
+#include "tests/fuzz/client_targets.h"
 #include "tests/fuzz/fuzz_target.h"
 #include "tests/fuzz/mutate.h"
+#include "tests/fuzz/pack_targets.h"
+#include "tests/fuzz/session_targets.h"
+#include "tests/fuzz/text_targets.h"
 
 namespace sluice {
 namespace {
@@ -30,8 +34,12 @@ TEST_P(TargetMutation, EndsInAcceptanceOrRefusal) {
   Mutate(target.run, target.seeds(), MutationsOr(target.mutations), 31);
 }
 
-INSTANTIATE_TEST_SUITE_P(Every, TargetMutation, ::testing::ValuesIn(AllTargets()),
-                         [](const auto& info) { return std::string(info.param.name); });
+std::string NameOf(const ::testing::TestParamInfo<FuzzTarget>& info) { return info.param.name; }
+
+INSTANTIATE_TEST_SUITE_P(Client, TargetMutation, ::testing::ValuesIn(ClientTargets()), NameOf);
+INSTANTIATE_TEST_SUITE_P(Session, TargetMutation, ::testing::ValuesIn(SessionTargets()), NameOf);
+INSTANTIATE_TEST_SUITE_P(Text, TargetMutation, ::testing::ValuesIn(TextTargets()), NameOf);
+INSTANTIATE_TEST_SUITE_P(Pack, TargetMutation, ::testing::ValuesIn(PackTargets()), NameOf);
 
 }  // namespace
 }  // namespace sluice

@@ -1,26 +1,11 @@
-#include "tests/fuzz/fuzz_target.h"
-
 #include <algorithm>
 #include <cstring>
 #include <fstream>
 #include <iterator>
 
-#include "tests/fuzz/client_targets.h"
-#include "tests/fuzz/pack_targets.h"
-#include "tests/fuzz/session_targets.h"
-#include "tests/fuzz/text_targets.h"
+#include "tests/fuzz/fuzz_target.h"
 
-namespace sluice {
-
-std::vector<FuzzTarget> AllTargets() {
-  std::vector<FuzzTarget> all;
-  for (const auto& targets : {ClientTargets(), SessionTargets(), TextTargets(), PackTargets()}) {
-    all.insert(all.end(), targets.begin(), targets.end());
-  }
-  return all;
-}
-
-namespace fuzz {
+namespace sluice::fuzz {
 
 std::string ReadSeed(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
@@ -38,5 +23,4 @@ void InputReader::Copy(void* to, size_t size) {
   left_ -= bytes;
 }
 
-}  // namespace fuzz
-}  // namespace sluice
+}  // namespace sluice::fuzz
