@@ -12,7 +12,8 @@ target_compile_options(sluice_options INTERFACE -Wall -Wextra -Werror -Wno-missi
 # Only some libraries ask for -pthread, and g++ refuses a precompiled header that was made without it.
 target_compile_options(sluice_options INTERFACE -pthread)
 if(CMAKE_CXX_COMPILER_ID STREQUAL "Clang")
-  target_compile_options(sluice_options INTERFACE -Wthread-safety)
+  # Loops join booleans by & so that they become vectors.
+  target_compile_options(sluice_options INTERFACE -Wthread-safety -Wno-bitwise-instead-of-logical)
 endif()
 if(SLUICE_SANITIZE)
   target_compile_options(sluice_options INTERFACE -fsanitize=${SLUICE_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all)
