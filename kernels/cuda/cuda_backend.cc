@@ -1,5 +1,6 @@
 #include "kernels/cuda/cuda_backend.h"
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <string>
@@ -91,6 +92,16 @@ class CudaBackend final : public Backend, public Queue {
   }
   // Everything up to this point has run: counts the time of its operations.
   void LearnDone(uint64_t value);
+  // True if a library computes a part of the call: its work cannot be kept.
+  bool WantsLibrary(const MatMulCall& call) const {
+    return device_->fast != nullptr && call.tokens >= cuda::kLeastFastRows &&
+           std::any_of(call.parts, call.parts + call.part_count,
+                       [&](const MatMulCallPart& part) { return device_->fast->Takes(part.weights); });
+  }
+  template <typename Call>
+  bool WantsLibrary(const Call&) const {
+    return false;
+  }
   void CountProducts() {
     if (device_->fast != nullptr) {
       library_products_.store(device_->fast->calls(), std::memory_order_relaxed);
@@ -195,6 +206,9 @@ absl::Status CudaBackend::Enqueue(const Operation& operation) {
           return call.status();
         }
         FreeNext();
+        if (keeps_ && WantsLibrary(*call)) {
+          RETURN_IF_ERROR(EndGraph());  // the rest of the step is launched as it comes
+        }
         if (!keeps_) {
           Begin(recorded_ + 1);
         } else if (!device_->tables->HasRoom()) {

@@ -120,7 +120,6 @@ absl::StatusOr<std::unique_ptr<Device>> CreateDevice(const BackendLimits& limits
 }
 
 void Device::KeepLaunches(bool keep) {
-  keeps_launches = keep;
   launcher.KeepIn(keep ? &graph->kept() : nullptr);
   tables->KeepCalls(keep);
 }

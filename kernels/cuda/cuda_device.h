@@ -70,7 +70,6 @@ struct Device {
   std::unique_ptr<Tables> tables;
   std::unique_ptr<StepGraph> graph;
   std::unique_ptr<FastProducts> fast;                       // null: every product is exact
-  bool keeps_launches = false;                              // a library's products cannot be kept
   absl::flat_hash_map<uint64_t, NumberedExperts> numbered;  // cleared when a buffer is freed
 
   ~Device();

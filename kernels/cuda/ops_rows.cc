@@ -180,7 +180,7 @@ absl::Status Run(Device& device, const MatMulCall& call) {
     launch->residual = call.residual.base;
     launch->residual_stride = call.residual.stride;
   }
-  const bool may_be_fast = device.fast != nullptr && !device.keeps_launches && call.tokens >= kLeastFastRows;
+  const bool may_be_fast = device.fast != nullptr && call.tokens >= kLeastFastRows;
   for (uint32_t i = 0; i < call.part_count; ++i) {
     const MatMulCallPart& from = call.parts[i];
     MatMulLaunch& launch = may_be_fast && device.fast->Takes(from.weights) ? products.fast : products.own;

@@ -18,13 +18,13 @@ namespace sluice {
 
 using BackendMaker = std::function<absl::StatusOr<std::unique_ptr<Backend>>(const BackendLimits&)>;
 
-// Returns up to `count` tokens after a prompt of several chunks: those before the first error, which is
-// `status`. `counters`: the device's final ones, if not null. `words`: the answer consists of so many tokens,
-// so that it repeats itself; 0: of any.
-inline std::vector<inferd::TokenOut> AnswerOf(const inferd::EngineOptions& options, uint32_t count,
-                                              inferd::WeightClient* client, const BackendMaker& make,
-                                              absl::Status* status, BackendCounters* counters = nullptr,
-                                              int32_t words = 0) {
+// Returns up to `count` tokens after a prompt, of several chunks where they are small: those before the first
+// error, which is `status`. `counters`: the device's final ones, if not null. `words`: the answer consists of
+// so many tokens, so that it repeats itself; 0: of any.
+inline std::vector<inferd::TokenOut> AnswerOf(
+    const inferd::EngineOptions& options, uint32_t count, inferd::WeightClient* client,
+    const BackendMaker& make, absl::Status* status, BackendCounters* counters = nullptr, int32_t words = 0,
+    std::vector<int32_t> prompt = {4, 5, 6, 7, 8, 9, 10, 11, 12, 13}) {
   const absl::StatusOr<inferd::EnginePlan> plan = inferd::PlanEngine(options, client->pack().config());
   EXPECT_TRUE(plan.ok()) << plan.status();
   absl::StatusOr<std::unique_ptr<Backend>> backend = make(plan->backend);
@@ -39,7 +39,7 @@ inline std::vector<inferd::TokenOut> AnswerOf(const inferd::EngineOptions& optio
   if (!core.ok()) {
     return {};
   }
-  inferd::GenerateSpec spec = GreedySpec("r", {4, 5, 6, 7, 8, 9, 10, 11, 12, 13}, count);
+  inferd::GenerateSpec spec = GreedySpec("r", std::move(prompt), count);
   for (int32_t word = 4; word < 4 + words; ++word) {
     spec.sampling.logit_bias.emplace_back(word, 50.0f);
   }
