@@ -13,6 +13,8 @@
 #include "absl/status/statusor.h"
 #include "common/base/half.h"
 #include "kernels/cuda/cuda_backend.h"
+#include "kernels/cuda/cuda_device.h"
+#include "kernels/cuda/device/half_rows.h"
 #include "kernels/ops.h"
 #include "pack/row_layout.h"
 
@@ -148,6 +150,32 @@ Counted CountProduct(const Model& model, Encoding encoding, int capability) {
   Check(bench.queue().MatMul({.x = x, .tokens = 1, .cols = model.hidden, .parts = {&part, 1}}));
   return {double{1} * rows * static_cast<double>(RowBytes(weights.encoding, model.hidden)),
           bench.TakeLaunches()};
+}
+
+Counted CountExpand(const Model& model, Encoding encoding, int capability) {
+  cuda_fake::ResetFake({.memory_bytes = uint64_t{1} << 30, .capability = capability, .counts = true});
+  const EncodingDescriptor d = MakeDescriptor(encoding);
+  const uint64_t stride = RoundStride(RowBytes(d, model.hidden));
+  const uint64_t expanded = 2 * uint64_t{model.hidden};
+  // Rows of zeros, their copies, and the copies' scales: the work does not depend on values.
+  uint8_t* memory = nullptr;
+  const uint64_t bytes = model.rows * (stride + expanded + 4);
+  if (cudaMalloc(reinterpret_cast<void**>(&memory), bytes) != cudaSuccess ||
+      cudaMemset(memory, 0, bytes) != cudaSuccess) {
+    Check(absl::InternalError("no memory on the fake device"));
+  }
+  cuda::ExpandLaunch launch;
+  launch.weights = cuda::MatrixOf({d, memory, stride, model.rows, model.hidden});
+  launch.rows = model.rows;
+  launch.padded_cols = model.hidden;
+  launch.y = reinterpret_cast<uint16_t*>(memory + model.rows * stride);
+  launch.scales = reinterpret_cast<float*>(memory + model.rows * (stride + expanded));
+  cuda::Launcher launcher;
+  if (cuda::EnqueueExpand(launch, launcher) != cudaSuccess || cudaDeviceSynchronize() != cudaSuccess) {
+    Check(absl::InternalError("the expansion failed"));
+  }
+  return {static_cast<double>(model.rows) * static_cast<double>(RowBytes(d, model.hidden) + expanded),
+          cuda_fake::TakeKernelCounts()};
 }
 
 Counted CountSparseExperts(const Model& model, Encoding encoding, int capability) {

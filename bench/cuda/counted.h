@@ -35,6 +35,8 @@ struct Counted {
 Counted CountProduct(const Model& model, Encoding encoding, int capability);
 Counted CountSparseExperts(const Model& model, Encoding encoding, int capability);
 Counted CountAttention(const Model& model, int capability);
+// Counts the expansion of model.rows rows to f16, for a library's product; bytes: those of both.
+Counted CountExpand(const Model& model, Encoding encoding, int capability);
 
 // Counts the kernels of a layer for one token, in the order of the forward pass, with all experts resident
 // and no neuron left out.

@@ -161,6 +161,9 @@ void Main(const std::string& wanted, Results* results) {
                              model.hidden),
              wanted, results, [&](int capability) { return CountProduct(model, encoding, capability); });
     }
+    Report(
+        absl::StrFormat("%s, q4 [%u, %u] expanded to f16 for cuBLASLt", model.name, model.rows, model.hidden),
+        wanted, results, [&](int capability) { return CountExpand(model, Encoding::kQ4, capability); });
     Report(absl::StrFormat("%s, attention of one token over %u positions, f16", model.name, model.positions),
            wanted, results, [&](int capability) { return CountAttention(model, capability); });
     for (const auto& [encoding, word] : kCoded) {
@@ -202,6 +205,7 @@ std::map<std::string, double> SmallCounts() {
         add(absl::StrCat(of, "product with ", word), CountProduct(model, encoding, capability));
         add(absl::StrCat(of, "sparse experts of ", word), CountSparseExperts(model, encoding, capability));
       }
+      add(absl::StrCat(of, "q4 expanded to f16"), CountExpand(model, Encoding::kQ4, capability));
       add(absl::StrCat(of, "attention"), CountAttention(model, capability));
       counts[absl::StrCat(of, "kernels of a layer")] =
           static_cast<double>(CountLayerKernels(model, capability));
