@@ -29,6 +29,12 @@ void UnpackHalves(const uint8_t* qs, uint8_t* codes) {
 }
 
 void DecodeF32(const uint8_t* block, float* out) { std::memcpy(out, block, sizeof(float)); }
+// Numbers of experts and the like, far below 2^24.
+void DecodeI32(const uint8_t* block, float* out) {
+  int32_t number = 0;
+  std::memcpy(&number, block, sizeof(number));
+  *out = static_cast<float>(number);
+}
 void DecodeF16(const uint8_t* block, float* out) { *out = Half(block); }
 void DecodeBf16(const uint8_t* block, float* out) {
   uint16_t bits = 0;
@@ -235,6 +241,7 @@ constexpr GgufBlockFormat kFormats[] = {
     {kGgufF32, "F32", 1, 4, &DecodeF32},
     {kGgufF16, "F16", 1, 2, &DecodeF16},
     {kGgufBf16, "BF16", 1, 2, &DecodeBf16},
+    {kGgufI32, "I32", 1, 4, &DecodeI32},
     {kGgufMxfp4, "MXFP4", kSmall, 17, &DecodeMxfp4, Encoding::kMxfp4},
     InCodes<blocks::kQ4_0, &UnpackQ4_0>(2, "Q4_0", 18),
     InCodes<blocks::kQ4_1, &UnpackQ4_1>(3, "Q4_1", 20),
@@ -267,7 +274,7 @@ struct OtherFormat {
   const char* name;
 };
 constexpr OtherFormat kOthers[] = {
-    {9, "Q8_1"}, {15, "Q8_K"}, {24, "I8"}, {25, "I16"}, {26, "I32"}, {27, "I64"}, {28, "F64"},
+    {9, "Q8_1"}, {15, "Q8_K"}, {24, "I8"}, {25, "I16"}, {27, "I64"}, {28, "F64"},
 };
 
 // Types of ik_llama.cpp. Rows of many of them begin with numbers of their own, so that nothing behind their

@@ -19,9 +19,9 @@ struct GgufBlockFormat {
   uint32_t bytes = 0;     // per block
   // Decodes the block at `block` into `out`, including NaN and Inf values that the format's arithmetic gives.
   void (*decode)(const uint8_t* block, float* out) = nullptr;
-  // Encoding of rows that hold the block's values exactly; kInvalid: F32, F16, BF16.
+  // Encoding of rows that hold the block's values exactly; kInvalid: F32, F16, BF16, I32.
   Encoding rows = Encoding::kInvalid;
-  // Unpacks codes and numbers in the form of such rows; null for F32, F16, BF16 and MXFP4.
+  // Unpacks codes and numbers in the form of such rows; null for F32, F16, BF16, I32 and MXFP4.
   void (*unpack)(const uint8_t* block, CodeBlock* out) = nullptr;
 };
 
@@ -34,6 +34,7 @@ std::string DescribeGgufFormat(uint32_t id);
 
 inline constexpr uint32_t kGgufF32 = 0;
 inline constexpr uint32_t kGgufF16 = 1;
+inline constexpr uint32_t kGgufI32 = 26;
 inline constexpr uint32_t kGgufBf16 = 30;
 inline constexpr uint32_t kGgufMxfp4 = 39;
 inline constexpr uint32_t kGgufNvfp4 = 40;

@@ -25,6 +25,8 @@ ElementType TypeOf(const GgufBlockFormat& format) {
     case kGgufBf16:
     case kGgufMxfp4:  // products of a power of two and an E2M1 value fit
       return ElementType::kBf16;
+    case kGgufI32:
+      return ElementType::kI32;
     default:
       return ElementType::kF32;
   }

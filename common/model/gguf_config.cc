@@ -287,6 +287,7 @@ constexpr NamedReader kReaders[] = {
     {"minimax-m3", &ReadGgufMinimaxM3},
     {"deepseek32", &ReadGgufDeepseek32},
     {"glm-dsa", &ReadGgufGlmDsa},
+    {"deepseek4", &ReadGgufDeepseek4},
     {"kimi-linear", &ReadGgufKimiLinear},
     {"bailingmoe3", &ReadGgufBailingMoe3},
     {"jamba", &ReadGgufJamba},

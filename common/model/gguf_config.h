@@ -248,6 +248,7 @@ nlohmann::json ReadGgufMimo2(const GgufBaseConfig& base, GgufKeyReader* q);
 nlohmann::json ReadGgufMinimaxM3(const GgufBaseConfig& base, GgufKeyReader* q);
 nlohmann::json ReadGgufDeepseek32(const GgufBaseConfig& base, GgufKeyReader* q);
 nlohmann::json ReadGgufGlmDsa(const GgufBaseConfig& base, GgufKeyReader* q);
+nlohmann::json ReadGgufDeepseek4(const GgufBaseConfig& base, GgufKeyReader* q);
 
 // gguf_families_linear.cc
 nlohmann::json ReadGgufKimiLinear(const GgufBaseConfig& base, GgufKeyReader* q);

@@ -1,4 +1,4 @@
-// GGUF families whose attention is sparse by an indexer: MiniMax-M3, DeepSeek-V3.2, GLM-5.
+// GGUF families whose attention is sparse by an indexer: MiniMax-M3, DeepSeek-V3.2, GLM-5, DeepSeek-V4.
 
 #include <algorithm>
 
@@ -76,6 +76,56 @@ json ReadGgufGlmDsa(const GgufBaseConfig& base, GgufKeyReader* q) {
   json types = json::array();
   for (uint64_t i = 0; i < base.layers; ++i) types.push_back(full[i] != 0 ? "full" : "shared");
   config["indexer_types"] = types;
+  return config;
+}
+
+namespace {
+
+// The limit of experts' activations, which is one for all layers; 0: none.
+double OneLimit(const char* key, const GgufBaseConfig& base, GgufKeyReader* q) {
+  const std::vector<double> limits = q->RealList(key);
+  if (limits.empty()) return q->Real(key, 0);
+  for (size_t i = 1; i < std::min<size_t>(limits.size(), base.layers); ++i) {
+    if (limits[i] != limits[0]) q->Refuse(key, "with another number in each layer");
+  }
+  return limits[0];
+}
+
+}  // namespace
+
+json ReadGgufDeepseek4(const GgufBaseConfig& base, GgufKeyReader* q) {
+  json config = GgufBaseJson("deepseek_v4", "DeepseekV4ForCausalLM", base, q);
+  AddGgufHeads(base, q->UniformInt("attention.head_count_kv", 1), false, q, &config);
+  config["qk_rope_head_dim"] = q->RequiredInt("rope.dimension_count");
+  config["q_lora_rank"] = q->RequiredInt("attention.q_lora_rank");
+  config["o_lora_rank"] = q->RequiredInt("attention.output_lora_rank");
+  config["o_groups"] = q->RequiredInt("attention.output_group_count");
+  config["sliding_window"] = q->RequiredInt("attention.sliding_window");
+  config["compress_rope_theta"] = q->Real("attention.compress_rope_freq_base", 160000);
+  const std::vector<int64_t> rates = q->IntList("attention.compress_ratios");
+  if (rates.size() < base.layers) {
+    q->Refuse("attention.compress_ratios",
+              absl::StrCat("of ", rates.size(), " entries for ", base.layers, " layers"));
+  }
+  config["compress_ratios"] = rates;
+  config["index_n_heads"] = q->RequiredInt("attention.indexer.head_count");
+  config["index_head_dim"] = q->RequiredInt("attention.indexer.key_length");
+  config["index_topk"] = q->RequiredInt("attention.indexer.top_k");
+  config["hc_mult"] = q->RequiredInt("hyper_connection.count");
+  config["hc_sinkhorn_iters"] = q->RequiredInt("hyper_connection.sinkhorn_iterations");
+  config["hc_eps"] = q->Real("hyper_connection.epsilon", 1e-6);
+  AddGgufExperts("n_routed_experts", "moe_intermediate_size", base, q, &config);
+  config["n_shared_experts"] = q->IntOr("expert_shared_count", 1);
+  config["num_hash_layers"] = q->IntOr("hash_layer_count", 0);
+  config["routed_scaling_factor"] = q->Real("expert_weights_scale", 1);
+  constexpr uint64_t kRootOfSoftplus = 4;
+  RequireGgufGating(kRootOfSoftplus, q);
+  if (q->IntOr("expert_weights_norm", 1) == 0) q->Refuse("expert_weights_norm", "false");
+  const double limit = OneLimit("swiglu_clamp_exp", base, q);
+  if (q->Has("swiglu_clamp_shexp") && OneLimit("swiglu_clamp_shexp", base, q) != limit) {
+    q->Refuse("swiglu_clamp_shexp", "other than swiglu_clamp_exp");
+  }
+  config["swiglu_limit"] = limit;
   return config;
 }
 

@@ -12,6 +12,7 @@ import gguf_newer
 import gguf_writer
 import harness
 import sparse_attention_test as sparse
+import streams_test as streams
 
 TINY = os.path.join(harness.ROOT, "tests/data/tiny")
 
@@ -45,6 +46,7 @@ CASES = {
     "deepseek_v32": lambda c, t: gguf_newer.indexed(c, t, "deepseek32"),
     "glm_moe_dsa": lambda c, t: gguf_newer.indexed(c, t, "glm-dsa"),
     "glm_moe_dsa_shared": lambda c, t: gguf_newer.indexed(c, t, "glm-dsa"),
+    "deepseek_v4": gguf_newer.deepseek_v4,
 }
 
 
@@ -68,6 +70,8 @@ MADE = {
     "glm_moe_dsa_shared": lambda f: sparse.write_model(f, {
         **sparse.CONFIG, **sparse.GLM, **WIDER, "num_hidden_layers": 4,
         "indexer_types": ["full", "shared", "full", "shared"]}),
+    "deepseek_v4": lambda f: streams.write_model(
+        f, {**streams.DEEPSEEK, **WIDER, "compress_ratios": [0, 4, 16, 4]}, streams.deepseek_shapes),
 }
 
 

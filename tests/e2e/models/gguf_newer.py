@@ -298,6 +298,56 @@ def indexed(config, t, arch):
     return keys, out
 
 
+COMPRESSOR = {"kv": "wkv", "gate": "wgate", "norm": "norm"}
+DEEPSEEK4 = {
+    "attn_norm": "attn_norm", "ffn_norm": "ffn_norm", "attn_q_a": "attn.wq_a", "attn_q_a_norm": "attn.q_norm",
+    "attn_q_b": "attn.wq_b", "attn_kv": "attn.wkv", "attn_kv_a_norm": "attn.kv_norm", "attn_output_a": "attn.wo_a",
+    "attn_output_b": "attn.wo_b", "indexer.attn_q_b": "attn.indexer.wq_b",
+    "indexer.proj": "attn.indexer.weights_proj",
+    **{f"attn_compressor_{ours}": f"attn.compressor.{theirs}" for ours, theirs in COMPRESSOR.items()},
+    **{f"indexer_compressor_{ours}": f"attn.indexer.compressor.{theirs}" for ours, theirs in COMPRESSOR.items()},
+    **{f"ffn_{ours}_shexp": f"ffn.shared_experts.{theirs}" for ours, theirs in zip(("gate", "up", "down"), ("w1", "w3", "w2"))},
+}  # fmt: skip
+# Tensors whose names at the hub have no suffix.
+DEEPSEEK4_BARE = {
+    "attn_sinks": "attn.attn_sink", "attn_compressor_ape": "attn.compressor.ape",
+    "indexer_compressor_ape": "attn.indexer.compressor.ape", "ffn_gate_tid2eid": "ffn.gate.tid2eid",
+    **{f"hc_{block}_{part}": f"hc_{block}_{part}" for block in ("attn", "ffn") for part in ("fn", "base", "scale")},
+}  # fmt: skip
+
+
+def deepseek_v4(config, t):
+    """Experts named by tokens are whole numbers."""
+    layers = config["num_hidden_layers"]
+    keys = frame("deepseek4", config, layers)
+    own = {
+        **rope(config), "attention.head_count_kv": 1, "attention.key_length": config["head_dim"],
+        "attention.value_length": config["head_dim"], "rope.dimension_count": config["qk_rope_head_dim"],
+        "attention.q_lora_rank": config["q_lora_rank"], "attention.output_lora_rank": config["o_lora_rank"],
+        "attention.output_group_count": config["o_groups"], "attention.sliding_window": config["sliding_window"],
+        "attention.compress_ratios": config["compress_ratios"][:layers],
+        "attention.compress_rope_freq_base": float(config["compress_rope_theta"]),
+        "attention.indexer.head_count": config["index_n_heads"], "attention.indexer.key_length": config["index_head_dim"],
+        "attention.indexer.top_k": config["index_topk"], "hyper_connection.count": config["hc_mult"],
+        "hyper_connection.sinkhorn_iterations": config["hc_sinkhorn_iters"], "hyper_connection.epsilon": config["hc_eps"],
+        "expert_count": config["n_routed_experts"], "expert_used_count": config["num_experts_per_tok"],
+        "expert_feed_forward_length": config["moe_intermediate_size"], "expert_shared_count": config["n_shared_experts"],
+        "expert_weights_scale": float(config["routed_scaling_factor"]), "expert_weights_norm": True, "expert_gating_func": 4,
+        "hash_layer_count": config["num_hash_layers"], "swiglu_clamp_exp": [float(config["swiglu_limit"])] * layers}  # fmt: skip
+    keys.update({"deepseek4." + key: value for key, value in own.items()})
+    out = {"token_embd.weight": t["embed.weight"], "output_norm.weight": t["norm.weight"], "output.weight": t["head.weight"]}
+    out.update({f"output_hc_{part}.weight": t[f"hc_head_{part}"] for part in ("fn", "base", "scale")})
+    for i in range(layers):
+        h = f"layers.{i}."
+        modules(out, t, i, h, DEEPSEEK4)
+        out[f"blk.{i}.ffn_gate_inp.weight"] = t[h + "ffn.gate.weight"]
+        out.update({f"blk.{i}.{ours}.weight": t[h + theirs] for ours, theirs in DEEPSEEK4_BARE.items() if h + theirs in t})
+        experts(out, t, i, h + "ffn.experts.", ("w1", "w3", "w2"))
+        if h + "ffn.gate.bias" in t:
+            out[f"blk.{i}.exp_probs_b.bias"] = t[h + "ffn.gate.bias"]
+    return keys, out
+
+
 def delta(out, t, layer, base, low_rank):
     """Kimi Delta Attention; convolutions have four dimensions."""
     g = f"blk.{layer}."

@@ -4,7 +4,7 @@ import struct
 
 import numpy as np
 
-F32, Q8_0, BF16 = 0, 8, 30
+F32, Q8_0, NUMBERS, BF16 = 0, 8, 26, 30
 U32, I32, FLOAT, BOOL, TEXT, LIST = 4, 5, 6, 7, 8, 9
 ALIGNMENT = 32
 
@@ -47,11 +47,13 @@ def write(path, keys, tensors, matrix_type=BF16):
     infos, data = [], b""
     for name, values in tensors.items():
         values = np.asarray(values, np.float32)
-        kept = ("norm", "ssm_a", "ssm_d", "ssm_conv", "ffn_gate_inp", "scale", "exp_probs", ".bias", "rope_freqs", "sinks")
+        kept = ("norm", "ssm_a", "ssm_d", "ssm_conv", "ffn_gate_inp", "scale", "exp_probs", ".bias", "rope_freqs", "sinks", "hc_",
+                "_ape")
         kind = F32 if values.ndim == 1 or any(word in name for word in kept) else matrix_type
         if kind == Q8_0 and values.shape[-1] % 32:
             kind = BF16
-        raw = {F32: lambda v: v.tobytes(), BF16: bf16, Q8_0: q8_0}[kind](np.ascontiguousarray(values))
+        kind = NUMBERS if "tid2eid" in name else kind
+        raw = {F32: lambda v: v.tobytes(), NUMBERS: lambda v: v.astype(np.int32).tobytes(), BF16: bf16, Q8_0: q8_0}[kind](np.ascontiguousarray(values))
         data += b"\0" * (-len(data) % ALIGNMENT)
         infos.append(text(name) + struct.pack("<I", values.ndim)
                      + struct.pack(f"<{values.ndim}Q", *reversed(values.shape)) + struct.pack("<IQ", kind, len(data)))
