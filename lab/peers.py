@@ -81,10 +81,12 @@ class Ours:
 
     def __init__(self, options, pack, preset="exact", budget=None, cgroup=None):
         self.sluice = os.path.join(options.bin, "bin/sluice")
+        # All commands name the same options, since one with others would start daemons of its own.
         self.server = [*model_option(pack), "--threads", str(options.threads), "--context", "4096", "--parallel",
-                       str(max(BATCHES) if budget is None else 1), "--preset", preset, "--quiet"]
+                       str(max(BATCHES) if budget is None else 1), "--preset", preset, "--speculate", "off", "--keep", "30m",
+                       "--quiet"]  # fmt: skip
         self.server += [] if budget is None else ["--dram-budget", str(budget)]
-        run_json([self.sluice, "run", *self.server, "--keep", "30m", "--token-ids", "1", "-n", "1", "--json"], cgroup)
+        run_json([self.sluice, "run", *self.server, "--token-ids", "1", "-n", "1", "--json"], cgroup)
 
     def bench(self, *args):
         return run_json([self.sluice, "bench", *self.server, "-r", "1", *args, "--json"])
